@@ -1,0 +1,1 @@
+"""ckptfix: fix PyTorch checkpoints without loading them."""

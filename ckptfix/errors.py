@@ -1,0 +1,150 @@
+"""The errors of ckptfix: one tree, every error with its place as fields.
+
+::
+
+    CkptfixError(message, path, where, offset, hint)
+    ├── UnknownFormat        not a checkpoint that we read; the message says what it is instead
+    ├── DamagedFile
+    │   ├── Truncated        the file ends before what it promises
+    │   ├── BadDirectory     a zip directory or safetensors header that contradicts itself
+    │   ├── BadPickle        a pickle stream that no unpickler would accept
+    │   └── BadIndex         an index that does not match its shards
+    ├── Unsupported          valid, but not ours to do
+    ├── Refused              we could, and will not
+    │   ├── WouldOverwrite   the output exists, or is the input
+    │   ├── WouldLoseData    the output could not hold everything
+    │   └── PartialPrefix    only some keys of a mapping carry the prefix
+    ├── KeyConflict          two keys would become one
+    ├── LoadMismatch         model and file disagree: missing, unexpected, shapes
+    ├── NoSuchTensor         a name or an address that the file does not have
+    └── WriteFailed          the machine's fault: disk full, an I/O error, a read-only folder
+
+Nothing here is parsed from text: a caller who needs the offset reads ``error.offset``.
+"""
+
+from __future__ import annotations
+
+import os
+
+
+def printable(text: object) -> str:
+    """`text` with control characters, lone surrogates and escapes made visible.
+
+    Names come from untrusted files: an ANSI sequence in a key must not reach a terminal.
+    """
+    string = str(text)
+    if string.isascii() and string.isprintable():
+        return string
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in string
+    )
+
+
+class CkptfixError(Exception):
+    """Base of every error that ckptfix raises on purpose.
+
+    Args:
+        message: what is wrong, in one sentence, without the place.
+        path: the file.
+        where: the record, tensor or key inside it.
+        offset: byte offset in the file, or in the record when `where` names one.
+        hint: what to do: a command to paste, or a plain instruction.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        path: str | os.PathLike[str] | None = None,
+        where: str | None = None,
+        offset: int | None = None,
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.path = None if path is None else os.fspath(path)
+        self.where = where
+        self.offset = offset
+        self.hint = hint
+
+    def __str__(self) -> str:
+        """``model.pth: archive/data/17 @ 0x4f0000: 4096 bytes promised, 1200 left``, hint aside."""
+        place = "" if self.where is None else self.where
+        if self.offset is not None:
+            place = f"{place} @ {self.offset:#x}".strip()
+        parts = [str(part) for part in (self.path, place) if part]
+        return printable(": ".join([*parts, self.message]))
+
+
+class UnknownFormat(CkptfixError):
+    """The content is none of the formats that ckptfix reads."""
+
+
+class DamagedFile(CkptfixError):
+    """The file contradicts itself."""
+
+
+class Truncated(DamagedFile):
+    """The file ends before what it promises."""
+
+
+class BadDirectory(DamagedFile):
+    """A zip directory or a safetensors header that contradicts itself."""
+
+
+class BadPickle(DamagedFile):
+    """A pickle stream that no unpickler would accept."""
+
+
+class BadIndex(DamagedFile):
+    """An index that does not match its shards."""
+
+
+class Unsupported(CkptfixError):
+    """Valid, but not something that ckptfix does."""
+
+
+class Refused(CkptfixError):
+    """Possible, and not done without being told to."""
+
+
+class WouldOverwrite(Refused):
+    """The output exists, or is the input."""
+
+
+class WouldLoseData(Refused):
+    """The output could not hold everything that the input has."""
+
+
+class PartialPrefix(Refused):
+    """Only some keys of a mapping carry the prefix; `others` are those that do not."""
+
+    def __init__(self, message: str, *, others: tuple[str, ...] = (), **place: object) -> None:
+        super().__init__(message, **place)  # type: ignore[arg-type]
+        self.others = others
+
+
+class KeyConflict(CkptfixError):
+    """Two keys would become one; `pairs` are (new name, old names)."""
+
+    def __init__(
+        self, message: str, *, pairs: tuple[tuple[str, tuple[str, ...]], ...] = (), **place: object
+    ) -> None:
+        super().__init__(message, **place)  # type: ignore[arg-type]
+        self.pairs = pairs
+
+
+class LoadMismatch(CkptfixError):
+    """Model and file disagree."""
+
+
+class NoSuchTensor(CkptfixError):
+    """A name or an address that the file does not have; `near` are close ones that it has."""
+
+    def __init__(self, message: str, *, near: tuple[str, ...] = (), **place: object) -> None:
+        super().__init__(message, **place)  # type: ignore[arg-type]
+        self.near = near
+
+
+class WriteFailed(CkptfixError):
+    """The machine could not write or read: disk full, I/O error, read-only folder."""
