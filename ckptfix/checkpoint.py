@@ -44,7 +44,7 @@ class ByteRange:
 
 @dataclass(frozen=True, slots=True)
 class Derived:
-    """`length` bytes that `chunks()` yields in order, each chunk small; `sources` are what they are read from."""
+    """`length` bytes that `chunks()` yields in small pieces; `sources` are what they are read from."""
 
     length: int
     chunks: Callable[[], Iterable[bytes]] = field(compare=False, repr=False)
@@ -195,7 +195,7 @@ class NameSite:
     Attributes:
         at: its address. The ``_metadata`` of a state dict has the address of that state dict.
         kind: ``"state_dict"`` (names are keys of tensors), ``"metadata"`` (names are module paths, the root
-            being ``""``), ``"param_names"`` (a list of names), ``"optimizer_state"`` (a mapping from name to state).
+            being ``""``), ``"param_names"`` (a list of names), ``"optimizer_state"`` (name -> its state).
         names: in order. A state dict's non-tensor keys are here too.
     """
 
@@ -219,7 +219,7 @@ class StateDict:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that `check` or an operation noticed. `id` is stable; `fix` is a command or an instruction."""
+    """Something that `check` or an operation noticed; `id` is stable, `fix` is a command or an instruction."""
 
     id: str
     severity: Literal["info", "warning", "error"]

@@ -117,7 +117,7 @@ def by_safetensors(code: str) -> Dtype | None:
 
 
 def numpy_dtype(name: str) -> numpy.dtype[numpy.generic] | None:
-    """The numpy dtype to view bytes of torch dtype `name` with, or None. Imports numpy (and ml_dtypes if needed)."""
+    """The numpy dtype to view bytes of torch dtype `name` with, or None; imports numpy, ml_dtypes if needed."""
     import numpy
 
     view = by_name(name).numpy
@@ -126,5 +126,6 @@ def numpy_dtype(name: str) -> numpy.dtype[numpy.generic] | None:
     if view == "bfloat16" or view.startswith("float8"):
         import ml_dtypes
 
-        return numpy.dtype(getattr(ml_dtypes, view))
+        extended: numpy.dtype[numpy.generic] = numpy.dtype(getattr(ml_dtypes, view))
+        return extended
     return numpy.dtype(view)
