@@ -219,7 +219,7 @@ class StateDict:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that `check` or an operation noticed; `id` is stable, `fix` is a command or an instruction."""
+    """Something that `check` or an operation noticed; `fix` is a command or an instruction."""
 
     id: str
     severity: Literal["info", "warning", "error"]

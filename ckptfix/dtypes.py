@@ -117,7 +117,7 @@ def by_safetensors(code: str) -> Dtype | None:
 
 
 def numpy_dtype(name: str) -> numpy.dtype[numpy.generic] | None:
-    """The numpy dtype to view bytes of torch dtype `name` with, or None; imports numpy, ml_dtypes if needed."""
+    """The numpy dtype to view bytes of torch dtype `name` with, or None; imports numpy."""
     import numpy
 
     view = by_name(name).numpy
