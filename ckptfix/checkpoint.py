@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from ckptfix import dtypes
-from ckptfix.errors import Unsupported
+from ckptfix.errors import DamagedFile, Unsupported
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +151,7 @@ class TensorEntry:
 
         Raises:
             Unsupported: they do not lie so in the file (a strided view, a deflated record, a sparse tensor).
+            DamagedFile: they would lie outside the storage.
         """
         storage = self.storage
         if storage is None or self.kind not in ("dense", "quantized"):
@@ -161,7 +162,10 @@ class TensorEntry:
             raise Unsupported("its record is not stored as plain bytes", where=self.name)
         if self.numel == 0:
             return storage.data.sub(0, 0)
-        return storage.data.sub(self.offset * self.itemsize, self.nbytes)
+        try:
+            return storage.data.sub(self.offset * self.itemsize, self.nbytes)
+        except ValueError as error:
+            raise DamagedFile(f"it reaches outside its storage: {error}", where=self.name) from None
 
 
 def is_contiguous(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
@@ -208,13 +212,19 @@ class NameSite:
 class StateDict:
     """A mapping with string keys and a tensor among its values, and where it is.
 
-    `optimizer` is true inside an optimizer's state; `extra` counts the values that are not tensors.
+    Attributes:
+        at: its address.
+        tensors, extra: how many of its values are tensors, and how many are not.
+        optimizer: it is a part of an optimizer's state.
+        weights: it looks like what ``Module.state_dict()`` gives, rather than RNG state or statistics that
+            happen to be tensors. Only such mappings get a prefix added or become a safetensors file.
     """
 
     at: str
     tensors: int
     extra: int
     optimizer: bool = False
+    weights: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@
     │   ├── Truncated        the file ends before what it promises
     │   ├── BadDirectory     a zip directory or safetensors header that contradicts itself
     │   ├── BadPickle        a pickle stream that no unpickler would accept
+    │   │   └── TruncatedPickle  one that ends before its STOP; also a Truncated
     │   └── BadIndex         an index that does not match its shards
     ├── Unsupported          valid, but not ours to do
     ├── Refused              we could, and will not
@@ -94,6 +95,10 @@ class BadDirectory(DamagedFile):
 
 class BadPickle(DamagedFile):
     """A pickle stream that no unpickler would accept."""
+
+
+class TruncatedPickle(BadPickle, Truncated):
+    """A pickle stream that ends before its STOP."""
 
 
 class BadIndex(DamagedFile):

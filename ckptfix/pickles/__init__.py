@@ -1,1 +1,11 @@
-""""""
+"""Reading and editing pickles as text: nothing is imported, nothing is called.
+
+`parse` turns a stream into inert nodes that know the bytes which pushed them, `splice` puts new strings
+over the ones it is told, `emit` writes a fresh stream.
+"""
+
+from ckptfix.pickles.graph import Call, Dict, Global, Graph, PersId, Set, Text
+from ckptfix.pickles.machine import Limits, parse
+from ckptfix.pickles.patch import Patch, splice
+
+__all__ = ["Call", "Dict", "Global", "Graph", "Limits", "Patch", "PersId", "Set", "Text", "parse", "splice"]

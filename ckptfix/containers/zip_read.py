@@ -1,0 +1,298 @@
+"""The central directory of a zip archive, read from its end, as torch writes and reads it.
+
+Layout (APPNOTE.TXT of the zip format, sections 4.3.6 to 4.3.16)::
+
+    local header (30 bytes, name, extra)  data  [data descriptor]      once a record
+    central directory: 46 bytes, name, extra, comment                  once a record
+    [zip64 end record (56 bytes) and its locator (20)]                 torch always writes them
+    end record (22 bytes, comment)
+
+The standard zipfile opens 100,000 records too, but hides the spans that an edit needs, trusts local
+headers it never compared, and reads names of any size.
+"""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ckptfix.checkpoint import ByteRange, Data
+from ckptfix.errors import BadDirectory, Truncated, Unsupported
+from ckptfix.fileio import Reader
+from ckptfix.streams import inflated
+
+END = struct.Struct("<4s4H2LH")
+END64 = struct.Struct("<4sQ2H2L4Q")
+LOCATOR = struct.Struct("<4sLQL")
+CENTRAL = struct.Struct("<4s6H3L5H2L")
+LOCAL = struct.Struct("<4s5H3L2H")
+MAX16, MAX32 = 0xFFFF, 0xFFFFFFFF
+STORED, DEFLATED = 0, 8
+ENCRYPTED = 0x1 | 0x40
+MAX_RECORDS = 5_000_000
+MAX_DIRECTORY = 1 << 30
+
+
+class Record(NamedTuple):
+    """A row of the central directory.
+
+    Attributes:
+        name: decoded as UTF-8, undecodable bytes as surrogates.
+        header: offset of the local header in the file.
+        stored: bytes that the data takes in the file.
+        size: bytes of the data once decompressed.
+        crc32: as stated; torch never checks it, and may have been told not to compute it (0).
+        method, flags: as stated.
+        position: offset of this row in the directory.
+    """
+
+    name: str
+    header: int
+    stored: int
+    size: int
+    crc32: int
+    method: int
+    flags: int
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class Directory:
+    """The records of an archive in directory order, and where the directory stands.
+
+    Attributes:
+        raw: the directory's bytes; `offset` is where they begin in the file.
+        comment: the archive comment.
+        trailing: bytes of the file after the end record.
+    """
+
+    path: str
+    records: tuple[Record, ...]
+    raw: bytes = field(repr=False)
+    offset: int
+    comment: bytes
+    trailing: int
+
+
+def read_directory(reader: Reader, path: str) -> Directory:
+    """Find and read the central directory.
+
+    Raises:
+        Truncated: there is no end record, as in a file whose writing was cut short.
+        BadDirectory: the end record and the directory contradict each other, or records overlap.
+        Unsupported: a multi-disk or encrypted archive.
+    """
+    end = _find_end(reader, path)
+    raw = reader.read(end.offset, end.size)
+    records = tuple(_rows(raw, path, end))
+    _refuse_overlaps(records, path, end.offset)
+    return Directory(path, records, raw, end.offset, end.comment, end.trailing)
+
+
+class _End(NamedTuple):
+    count: int
+    offset: int
+    size: int
+    comment: bytes
+    trailing: int
+
+
+def _find_end(reader: Reader, path: str) -> _End:
+    """The last end record whose directory lies right before it."""
+    tail_start = max(0, reader.size - END.size - MAX16)
+    tail = reader.read(tail_start, reader.size - tail_start)
+    position = len(tail)
+    wrong = ""
+    while (position := tail.rfind(b"PK\x05\x06", 0, position)) >= 0:
+        if position + END.size > len(tail):
+            continue
+        try:
+            return _parse_end(reader, tail, position, tail_start, path)
+        except BadDirectory as error:
+            wrong = wrong or error.message
+    if wrong:
+        raise BadDirectory(wrong, path=path, hint=f"ckptfix repair {path} OUT rebuilds it")
+    raise Truncated(
+        "no zip directory at the end: the file was cut short while it was written or copied",
+        path=path,
+        offset=reader.size,
+        hint="copy or download it again; compare its size with the source",
+    )
+
+
+def _parse_end(reader: Reader, tail: bytes, position: int, base: int, path: str) -> _End:
+    _, disk, start_disk, here, count, size, offset, comment_length = END.unpack_from(tail, position)
+    at = base + position
+    comment = tail[position + END.size : position + END.size + comment_length]
+    if len(comment) < comment_length:
+        raise BadDirectory(f"the archive comment at {at:#x} runs past the end of the file")
+    first = at
+    if at >= LOCATOR.size:
+        signature, _, at64, _ = LOCATOR.unpack(reader.read(at - LOCATOR.size, LOCATOR.size))
+        if signature == b"PK\x06\x07":
+            if at64 + END64.size > at:
+                raise BadDirectory(f"the zip64 locator points at {at64:#x}, beyond itself")
+            fields = END64.unpack(reader.read(at64, END64.size))
+            if fields[0] != b"PK\x06\x06":
+                raise BadDirectory(f"no zip64 end record at {at64:#x}, where the locator points")
+            _, _, _, _, disk, start_disk, here, count, size, offset = fields
+            first = at64
+    if disk or start_disk or here != count:
+        raise Unsupported("a zip archive split over several files", path=path)
+    if offset + size != first:
+        raise BadDirectory(
+            f"the end record at {at:#x} promises a directory of {size} bytes at {offset:#x}, "
+            f"which would end at {offset + size:#x} and not at {first:#x}"
+        )
+    if count > MAX_RECORDS or size > MAX_DIRECTORY or count * CENTRAL.size > size:
+        raise BadDirectory(f"a directory of {count} records in {size} bytes")
+    return _End(count, offset, size, comment, reader.size - at - END.size - comment_length)
+
+
+def _rows(raw: bytes, path: str, end: _End) -> list[Record]:
+    rows = []
+    position = 0
+    limit = len(raw)
+    unpack = CENTRAL.unpack_from
+    for _ in range(end.count):
+        if position + CENTRAL.size > limit:
+            raise BadDirectory(
+                f"the directory ends after {len(rows)} of {end.count} records", path=path, offset=end.offset + position
+            )
+        # fmt: off
+        (signature, _, _, flags, method, _, _, crc32, stored, size,
+         name_length, extra_length, comment_length, _, _, _, header) = unpack(raw, position)
+        # fmt: on
+        if signature != b"PK\x01\x02":
+            raise BadDirectory("no directory record here", path=path, offset=end.offset + position)
+        first = position + CENTRAL.size
+        name = raw[first : first + name_length].decode("utf-8", "surrogateescape")
+        if stored == MAX32 or size == MAX32 or header == MAX32:
+            extra = raw[first + name_length : first + name_length + extra_length]
+            try:
+                size, stored, header = zip64_fields(extra, size, stored, header)
+            except ValueError as error:
+                raise BadDirectory(str(error), path=path, where=name, offset=end.offset + position) from None
+        rows.append(Record(name, header, stored, size, crc32, method, flags, position))
+        position = first + name_length + extra_length + comment_length
+    if position != limit:
+        raise BadDirectory(
+            f"the directory holds {limit - position} bytes more than its {end.count} records",
+            path=path,
+            offset=end.offset + position,
+        )
+    return rows
+
+
+def extra_fields(extra: bytes) -> list[tuple[int, bytes]]:
+    """The (id, payload) pairs of an extra field; a malformed rest comes as id -1."""
+    fields = []
+    position = 0
+    while position < len(extra):
+        if position + 4 > len(extra):
+            fields.append((-1, extra[position:]))
+            break
+        kind, length = struct.unpack_from("<2H", extra, position)
+        if position + 4 + length > len(extra):
+            fields.append((-1, extra[position:]))
+            break
+        fields.append((kind, extra[position + 4 : position + 4 + length]))
+        position += 4 + length
+    return fields
+
+
+def zip64_fields(extra: bytes, size: int, stored: int, header: int) -> tuple[int, int, int]:
+    """`size`, `stored` and `header` with those that are 0xFFFFFFFF read from the zip64 extra field.
+
+    Raises:
+        ValueError: the field is absent, short or there twice.
+    """
+    found = [payload for kind, payload in extra_fields(extra) if kind == 1]
+    wanted = [value == MAX32 for value in (size, stored, header)]
+    if len(found) != 1 or len(found[0]) < 8 * sum(wanted):
+        raise ValueError("a zip64 record without one whole zip64 field")
+    values = iter(struct.unpack_from(f"<{sum(wanted)}Q", found[0]))
+    size, stored, header = (
+        next(values) if large else value for large, value in zip(wanted, (size, stored, header), strict=True)
+    )
+    return size, stored, header
+
+
+def _refuse_overlaps(records: Sequence[Record], path: str, directory: int) -> None:
+    """Records that share bytes are a bomb or an attack on readers that disagree; nothing is read from them."""
+    ordered = sorted((record.header, record.stored, len(record.name), record.name) for record in records)
+    ordered.append((directory, 0, 0, ""))
+    for (header, stored, name_length, name), (following, *_) in itertools.pairwise(ordered):
+        # The name's length in characters is at most that in bytes, so this never refuses a sound file.
+        if header + LOCAL.size + name_length + stored > following:
+            raise BadDirectory(
+                f"the record of {stored} bytes runs into what begins at {following:#x}",
+                path=path,
+                where=name,
+                offset=header,
+            )
+
+
+class Local(NamedTuple):
+    """A local header: its bytes, its extra field, and where the data begins in the file."""
+
+    raw: bytes
+    extra: bytes
+    data: int
+
+
+def read_local(reader: Reader, path: str, record: Record) -> Local:
+    """Read the local header of `record` and compare it with the directory.
+
+    Raises:
+        BadDirectory: there is none, it carries another name, or it is encrypted.
+    """
+    # One read fetches nearly every header whole: names are short and padding is at most 64 bytes.
+    chunk = reader.read(record.header, min(320, reader.size - record.header))
+    if len(chunk) < LOCAL.size or chunk[:4] != b"PK\x03\x04":
+        raise BadDirectory(
+            "no local header where the directory points", path=path, where=record.name, offset=record.header
+        )
+    name_length, extra_length = struct.unpack_from("<2H", chunk, 26)
+    length = LOCAL.size + name_length + extra_length
+    if length > len(chunk):
+        chunk = reader.read(record.header, length)
+    name = chunk[LOCAL.size : LOCAL.size + name_length]
+    if name != record.name.encode("utf-8", "surrogateescape"):
+        raise BadDirectory(
+            f"the local header calls this record {name.decode('utf-8', 'replace')!r}",
+            path=path,
+            where=record.name,
+            offset=record.header,
+        )
+    if record.flags & ENCRYPTED:
+        raise Unsupported("an encrypted record", path=path, where=record.name)
+    if record.header + length + record.stored > reader.size:
+        raise Truncated(
+            f"{record.stored} bytes promised, {max(reader.size - record.header - length, 0)} left",
+            path=path,
+            where=record.name,
+            offset=record.header + length,
+        )
+    return Local(chunk[:length], chunk[LOCAL.size + name_length : length], record.header + length)
+
+
+def record_data(reader: Reader, path: str, record: Record) -> Data:
+    """Where the bytes of `record` are: a range, or a stream that inflates them.
+
+    Raises:
+        Unsupported: compressed by another method than deflate.
+    """
+    start = read_local(reader, path, record).data
+    if record.method == STORED:
+        if record.stored != record.size:
+            raise BadDirectory(
+                f"stored as {record.stored} bytes and said to be {record.size}", path=path, where=record.name
+            )
+        return ByteRange(path, start, record.size)
+    if record.method == DEFLATED:
+        return inflated(ByteRange(path, start, record.stored), record.size)
+    raise Unsupported(f"compression method {record.method}", path=path, where=record.name, offset=record.header)

@@ -1,0 +1,217 @@
+"""Inert nodes: what a pickle would build, without building it.
+
+None, bool, int, float, bytes, tuple and list stand for themselves; everything that Python would hash,
+import or call is a node. Nodes may be shared and may form cycles, as in the pickle: walk them with a
+stack and a set of ids, never by recursion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+
+class Text(str):
+    """A string at one of its uses.
+
+    Each use is an object of its own, so that one use can be edited while others of the same memo entry
+    stay. ``data[start:end]`` are the bytes that push it (without the PUT that may follow).
+
+    Attributes:
+        origin: the use that defined the memo entry this one was fetched from; None if written out here.
+    """
+
+    __slots__ = ("end", "origin", "start")
+    start: int
+    end: int
+    origin: Text | None
+
+
+class Global:
+    """A name that an unpickler would import: `module`, `name`, pushed from `start` on. Never resolved."""
+
+    __slots__ = ("module", "name", "start")
+
+    def __init__(self, module: str, name: str, start: int) -> None:
+        self.module = module
+        self.name = name
+        self.start = start
+
+    @property
+    def full(self) -> str:
+        return f"{self.module}.{self.name}"
+
+    def __repr__(self) -> str:
+        return f"Global({self.full})"
+
+
+class Call:
+    """What an unpickler would call: ``func(*args)``, then the items, elements and state set on the result.
+
+    Attributes:
+        func: usually a Global.
+        args: a tuple, in a well-formed pickle.
+        kwargs: for NEWOBJ_EX.
+        how: the opcode's name: REDUCE, NEWOBJ, NEWOBJ_EX, OBJ or INST.
+        items: (key, value) pairs set on it, as on an OrderedDict; None if there were none.
+        elements: values appended or added to it; None if there were none.
+        state: what BUILD gave; None if it gave nothing.
+        position: offset of the opcode.
+    """
+
+    __slots__ = ("args", "elements", "func", "how", "items", "kwargs", "position", "state")
+
+    def __init__(self, func: Any, args: Any, how: str, position: int, kwargs: Any = None) -> None:
+        self.func = func
+        self.args = args
+        self.how = how
+        self.position = position
+        self.kwargs = kwargs
+        self.items: list[tuple[Any, Any]] | None = None
+        self.elements: list[Any] | None = None
+        self.state: Any = None
+
+    def is_call_of(self, module: str, name: str) -> bool:
+        func = self.func
+        return type(func) is Global and func.name == name and func.module == module
+
+    def __repr__(self) -> str:
+        return f"Call({self.func!r} @ {self.position})"
+
+
+class PersId:
+    """A persistent id: torch's reference to a storage.
+
+    Attributes:
+        pid: what stands for the object; in torch a tuple ``('storage', class, key, location, numel)``.
+        position: offset of the opcode.
+        tuple_end: offset of the TUPLE opcode that made `pid` right here; -1 if it came from elsewhere.
+    """
+
+    __slots__ = ("pid", "position", "tuple_end")
+
+    def __init__(self, pid: Any, position: int, tuple_end: int) -> None:
+        self.pid = pid
+        self.position = position
+        self.tuple_end = tuple_end
+
+
+class Dict:
+    """A plain dict as ordered pairs: keys may repeat or be unhashable in a hostile pickle; the last one wins."""
+
+    __slots__ = ("items",)
+
+    def __init__(self) -> None:
+        self.items: list[tuple[Any, Any]] = []
+
+
+class Set:
+    """A set or frozenset as a list."""
+
+    __slots__ = ("elements", "kind")
+
+    def __init__(self, kind: Literal["set", "frozenset"], elements: list[Any]) -> None:
+        self.kind = kind
+        self.elements = elements
+
+
+class Graph:
+    """A parsed pickle.
+
+    Attributes:
+        data: the stream that was read; spans index it.
+        start, end: where in `data` the pickle began, and the byte after its STOP.
+        root: the node that STOP leaves.
+        protocol: what PROTO says; 0 without one.
+        persids: every persistent id, in order.
+        globals: every global, in order of first use of each opcode.
+        gets: every use of a string that was fetched from the memo.
+        frames: (offset of the FRAME opcode, length) of each frame.
+        rare: opcode -> offset of its first use, for those outside torch's everyday set.
+    """
+
+    __slots__ = ("data", "end", "frames", "gets", "globals", "persids", "protocol", "rare", "root", "start")
+
+    def __init__(self, data: bytes, start: int) -> None:
+        self.data = data
+        self.start = start
+        self.end = start
+        self.root: Any = None
+        self.protocol = 0
+        self.persids: list[PersId] = []
+        self.globals: list[Global] = []
+        self.gets: list[Text] = []
+        self.frames: list[tuple[int, int]] = []
+        self.rare: dict[int, int] = {}
+
+
+def pairs(node: Any) -> list[tuple[Any, Any]] | None:
+    """The (key, value) pairs of a mapping node, a repeated key at its first place with its last value.
+
+    A mapping is a `Dict`, or a `Call` on which items were set (OrderedDict, defaultdict, Counter). None
+    for what is not a mapping.
+    """
+    kind = type(node)
+    if kind is Dict:
+        found = node.items
+    elif kind is Call and (node.items is not None or _is_empty_mapping(node)):
+        found = node.items or []
+        if not found and node.args and type(node.args[0]) is list:
+            # Python 2 pickled an OrderedDict as OrderedDict([[key, value], ...]).
+            found = [tuple(pair) for pair in node.args[0] if type(pair) in (list, tuple) and len(pair) == 2]
+    else:
+        return None
+    last: dict[Any, int] = {}
+    out: list[tuple[Any, Any]] = []
+    for key, value in found:
+        if isinstance(key, (str, int, float, bytes)) or key is None:
+            place = last.setdefault(key, len(out))
+            if place < len(out):
+                out[place] = (out[place][0], value)
+                continue
+        out.append((key, value))
+    return out
+
+
+_MAPPINGS = {
+    ("collections", "OrderedDict"),
+    ("collections", "defaultdict"),
+    ("collections", "Counter"),
+    ("torch.nn.modules.container", "ParameterDict"),
+}
+
+
+def _is_empty_mapping(node: Call) -> bool:
+    func = node.func
+    return type(func) is Global and (func.module, func.name) in _MAPPINGS
+
+
+def children(node: Any) -> Iterator[tuple[str, Any]]:
+    """(label, child) of a container node; labels are address parts. Nothing for a leaf."""
+    kind = type(node)
+    if kind is tuple or kind is list:
+        for index, value in enumerate(node):
+            yield str(index), value
+    elif kind is Dict:
+        for key, value in pairs(node) or ():
+            yield label(key), value
+    elif kind is Call:
+        mapping = pairs(node)
+        if mapping is not None:
+            for key, value in mapping:
+                yield label(key), value
+        elif node.args:
+            yield "()", node.args
+        if node.elements is not None:
+            for index, value in enumerate(node.elements):
+                yield str(index), value
+        if node.state is not None:
+            yield from children(node.state) if type(node.state) is Dict else (("()state", node.state),)
+    elif kind is Set:
+        for index, value in enumerate(node.elements):
+            yield str(index), value
+
+
+def label(key: Any) -> str:
+    """A mapping key as an address part."""
+    return str(key) if isinstance(key, (str, int, float, bytes)) or key is None else f"<{type(key).__name__}>"

@@ -1,0 +1,247 @@
+"""The machine that reads a pickle into inert nodes.
+
+One loop over the bytes, most frequent opcodes first: a checkpoint of 100,000 tensors is some four million
+opcodes. It resolves no global, calls nothing, and keeps the byte span of every string. What no unpickler
+would accept is BadPickle with its offset.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+from ckptfix.errors import BadPickle, TruncatedPickle
+from ckptfix.pickles import opcodes as op
+from ckptfix.pickles.graph import Call, Graph, PersId, Text
+from ckptfix.pickles.rare import RareOpcodes, extend, set_items
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a stream may cost. `nbytes`: its size; each opcode costs at most some 200 bytes of memory."""
+
+    nbytes: int = 1 << 30
+
+
+DEFAULT = Limits()
+
+
+def parse(
+    data: bytes,
+    *,
+    start: int = 0,
+    limits: Limits = DEFAULT,
+    path: str | os.PathLike[str] | None = None,
+    where: str | None = None,
+    base: int = 0,
+) -> Graph:
+    """Read the pickle that begins at ``data[start]``, up to its STOP.
+
+    Args:
+        data: the stream; bytes after STOP are left alone (`Graph.end` tells where it stopped).
+        path, where, base: for errors: the file, the record, and the offset of ``data[0]`` in it.
+
+    Raises:
+        TruncatedPickle: the data ends before STOP, or inside an opcode.
+        BadPickle: an unknown opcode, a stack underflow, an unusable argument, ...
+    """
+    if len(data) - start > limits.nbytes:
+        message = f"a pickle of {len(data) - start} bytes is beyond the limit of {limits.nbytes}"
+        raise BadPickle(message, path=path, where=where)
+    graph = Graph(data, start)
+    machine = _Machine(graph)
+    collecting = gc.isenabled()
+    # Millions of small objects are made and none is garbage: a collection would only walk them.
+    gc.disable()
+    try:
+        machine.run()
+        _check_frames(graph)
+    except (IndexError, KeyError, ValueError, TypeError, OverflowError, struct.error, BadPickle) as error:
+        kind = TruncatedPickle if _starved(machine) else BadPickle
+        raise kind(
+            _reason(error, machine, len(data)), path=path, where=where, offset=base + min(machine.at, len(data))
+        ) from None
+    finally:
+        if collecting:
+            gc.enable()
+    return graph
+
+
+def _starved(machine: _Machine) -> bool:
+    """Whether the opcode in hand would have needed bytes beyond the end."""
+    data = machine.graph.data
+    if machine.at >= len(data):
+        return True
+    try:
+        next(op.walk(data, machine.at, len(data)))
+    except ValueError:
+        return data[machine.at] in op.CODES
+    return False
+
+
+def _reason(error: Exception, machine: _Machine, size: int) -> str:
+    if isinstance(error, BadPickle):
+        return error.message
+    if machine.at >= size:
+        return "the pickle ends without STOP"
+    code = machine.graph.data[machine.at]
+    name = op.NAMES.get(code)
+    if name is None:
+        return f"unknown opcode {code:#x} in a pickle"
+    if isinstance(error, KeyError):
+        return f"{name} fetches a memo entry that was never stored"
+    if isinstance(error, IndexError):
+        return f"{name} takes more from the stack than is on it, or runs past the end"
+    return f"{name} with an unusable argument ({error})"
+
+
+def _check_frames(graph: Graph) -> None:
+    """Frames must hold whole opcodes: an editor that changes their lengths relies on it."""
+    if not graph.frames:
+        return
+    ends = {start + 9 + length for start, length in graph.frames}
+    boundaries = {opcode.end for opcode in op.walk(graph.data, graph.start, graph.end)}
+    if not ends <= boundaries:
+        raise BadPickle("a FRAME ends inside an opcode")
+
+
+class _Machine(RareOpcodes):
+    """`graph` is filled by `run`; `at` is the offset of the opcode in hand, for errors."""
+
+    def run(self) -> None:
+        graph = self.graph
+        data = graph.data
+        size = len(data)
+        memo = self.memo
+        stack = self.stack
+        marks = self.marks
+        gets = graph.gets
+        persids = graph.persids
+        pos = graph.start
+        last_tuple: Any = None
+        last_tuple_at = -1
+        new_text = Text
+        try:
+            while True:
+                code = data[pos]
+                if code == 0x71:  # BINPUT
+                    memo[data[pos + 1]] = stack[-1]
+                    pos += 2
+                elif code == 0x72:  # LONG_BINPUT
+                    memo[data[pos + 1] | data[pos + 2] << 8 | data[pos + 3] << 16 | data[pos + 4] << 24] = stack[-1]
+                    pos += 5
+                elif code == 0x4B:  # BININT1
+                    stack.append(data[pos + 1])
+                    pos += 2
+                elif code == 0x68 or code == 0x6A:  # BINGET, LONG_BINGET
+                    if code == 0x68:
+                        end = pos + 2
+                        value = memo[data[pos + 1]]
+                    else:
+                        end = pos + 5
+                        value = memo[data[pos + 1] | data[pos + 2] << 8 | data[pos + 3] << 16 | data[pos + 4] << 24]
+                    if type(value) is new_text:
+                        use = new_text(value)
+                        use.start = pos
+                        use.end = end
+                        use.origin = value
+                        gets.append(use)
+                        stack.append(use)
+                    else:
+                        stack.append(value)
+                    pos = end
+                elif code == 0x58:  # BINUNICODE
+                    end = pos + 5 + (data[pos + 1] | data[pos + 2] << 8 | data[pos + 3] << 16 | data[pos + 4] << 24)
+                    if end > size:
+                        raise BadPickle(f"a string of {end - pos - 5} bytes where {size - pos - 5} are left")
+                    use = new_text(data[pos + 5 : end], "utf-8", "surrogatepass")
+                    use.start = pos
+                    use.end = end
+                    use.origin = None
+                    stack.append(use)
+                    pos = end
+                elif code == 0x28:  # MARK
+                    marks.append(stack)
+                    stack = []
+                    pos += 1
+                elif code == 0x74:  # TUPLE
+                    last_tuple = tuple(stack)
+                    last_tuple_at = pos
+                    stack = marks.pop()
+                    stack.append(last_tuple)
+                    pos += 1
+                elif code == 0x52:  # REDUCE
+                    args = stack.pop()
+                    stack[-1] = Call(stack[-1], args, "REDUCE", pos)
+                    pos += 1
+                elif code == 0x85:  # TUPLE1
+                    stack[-1] = (stack[-1],)
+                    pos += 1
+                elif code == 0x86:  # TUPLE2
+                    value = stack.pop()
+                    stack[-1] = (stack[-1], value)
+                    pos += 1
+                elif code == 0x87:  # TUPLE3
+                    value = stack.pop()
+                    middle = stack.pop()
+                    stack[-1] = (stack[-1], middle, value)
+                    pos += 1
+                elif code == 0x51:  # BINPERSID
+                    pid = stack[-1]
+                    persid = PersId(pid, pos, last_tuple_at if pid is last_tuple else -1)
+                    persids.append(persid)
+                    stack[-1] = persid
+                    pos += 1
+                elif code == 0x4D:  # BININT2
+                    stack.append(data[pos + 1] | data[pos + 2] << 8)
+                    pos += 3
+                elif code == 0x89:  # NEWFALSE
+                    stack.append(False)
+                    pos += 1
+                elif code == 0x29:  # EMPTY_TUPLE
+                    stack.append(())
+                    pos += 1
+                elif code == 0x4A:  # BININT
+                    stack.append(int.from_bytes(data[pos + 1 : pos + 5], "little", signed=True))
+                    pos += 5
+                elif code == 0x88:  # NEWTRUE
+                    stack.append(True)
+                    pos += 1
+                elif code == 0x94:  # MEMOIZE
+                    memo[len(memo)] = stack[-1]
+                    pos += 1
+                elif code == 0x8C:  # SHORT_BINUNICODE
+                    end = pos + 2 + data[pos + 1]
+                    if end > size:
+                        raise BadPickle(f"a string of {end - pos - 2} bytes where {size - pos - 2} are left")
+                    use = new_text(data[pos + 2 : end], "utf-8", "surrogatepass")
+                    use.start = pos
+                    use.end = end
+                    use.origin = None
+                    stack.append(use)
+                    pos = end
+                elif code == 0x75:  # SETITEMS
+                    items = stack
+                    stack = marks.pop()
+                    if len(items) % 2:
+                        raise BadPickle("SETITEMS with a key and no value")
+                    set_items(stack[-1], zip(items[::2], items[1::2], strict=True))
+                    pos += 1
+                elif code == 0x65:  # APPENDS
+                    items = stack
+                    stack = marks.pop()
+                    extend(stack[-1], items)
+                    pos += 1
+                elif code == 0x2E:  # STOP
+                    graph.root = stack.pop()
+                    graph.end = pos + 1
+                    return
+                else:
+                    self.stack = stack
+                    pos = self.rare(code, pos)
+                    stack = self.stack
+        finally:
+            self.at = pos

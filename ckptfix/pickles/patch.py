@@ -1,0 +1,106 @@
+"""Splicing: new strings over the spans that pushed the old ones, and nothing else changes.
+
+A string that the memo shares among many uses is edited use by use. Where a use and the memo entry it is
+fetched from no longer agree, the use is written out in place of the fetch; that costs some bytes and
+needs no new memo entry, so implicit numbering (MEMOIZE) stays valid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from ckptfix.errors import Unsupported
+from ckptfix.pickles import opcodes as op
+from ckptfix.pickles.graph import Graph, Text
+
+
+@dataclass(frozen=True, slots=True)
+class Patch:
+    """Put `new` in place of ``data[start:end]``."""
+
+    start: int
+    end: int
+    new: bytes
+
+
+def string_opcode(value: str, protocol: int, like: int = op.BINUNICODE) -> bytes:
+    """The opcode and argument that push `value` under `protocol`.
+
+    `like` is the opcode it replaces: a Python 2 str stays one, so that what reads it decodes it alike.
+    """
+    if like in (op.SHORT_BINSTRING, op.BINSTRING, op.STRING):
+        raw = value.encode("utf-8")
+        if len(raw) < 256 and like != op.STRING:
+            return bytes((op.SHORT_BINSTRING, len(raw))) + raw
+        return bytes((op.BINSTRING,)) + len(raw).to_bytes(4, "little") + raw
+    raw = value.encode("utf-8", "surrogatepass")
+    if like == op.UNICODE and protocol == 0:
+        escaped = value.encode("raw-unicode-escape").replace(b"\\", b"\\u005c").replace(b"\n", b"\\u000a")
+        return bytes((op.UNICODE,)) + escaped + b"\n"
+    if protocol >= 4 and len(raw) < 256:
+        return bytes((op.SHORT_BINUNICODE, len(raw))) + raw
+    return bytes((op.BINUNICODE,)) + len(raw).to_bytes(4, "little") + raw
+
+
+def string_patches(graph: Graph, edits: Mapping[Text, str] | Iterable[tuple[Text, str]]) -> list[Patch]:
+    """The patches that give each use in `edits` its new value and leave every other use as it was.
+
+    Keys are compared by identity: an edit belongs to a use, not to a value.
+    """
+    wanted: dict[int, str] = {}
+    edited: list[Text] = []
+    for use, value in edits.items() if isinstance(edits, Mapping) else edits:
+        wanted[id(use)] = value
+        edited.append(use)
+    patches = []
+    data = graph.data
+    for use in edited:
+        if use.origin is None and wanted[id(use)] != use:
+            new = string_opcode(wanted[id(use)], graph.protocol, data[use.start])
+            patches.append(Patch(use.start, use.end, new))
+    for use in graph.gets:
+        origin = use.origin
+        assert origin is not None
+        value = wanted.get(id(use), use)
+        if value != wanted.get(id(origin), origin):
+            new = string_opcode(value, graph.protocol, data[origin.start])
+            patches.append(Patch(use.start, use.end, new))
+    return patches
+
+
+def splice(graph: Graph, patches: Iterable[Patch]) -> bytes:
+    """The stream ``data[start:end]`` of `graph` with `patches` applied and frame lengths corrected.
+
+    Raises:
+        Unsupported: two patches overlap.
+    """
+    data = graph.data
+    ordered = sorted(patches, key=lambda patch: (patch.start, patch.end))
+    if graph.frames:
+        ordered = sorted(ordered + _frame_patches(graph, ordered), key=lambda patch: (patch.start, patch.end))
+    pieces = []
+    position = graph.start
+    for patch in ordered:
+        if patch.start < position:
+            raise Unsupported("two edits of the pickle overlap", offset=patch.start)
+        pieces.append(data[position : patch.start])
+        pieces.append(patch.new)
+        position = patch.end
+    pieces.append(data[position : graph.end])
+    return b"".join(pieces)
+
+
+def _frame_patches(graph: Graph, ordered: list[Patch]) -> list[Patch]:
+    """New lengths for the frames in which patches lie. A frame's length counts what follows its opcode."""
+    out = []
+    for start, length in graph.frames:
+        first, last = start + 9, start + 9 + length
+        delta = sum(
+            len(patch.new) - (patch.end - patch.start)
+            for patch in ordered
+            if first <= patch.start and patch.end <= last
+        )
+        if delta:
+            out.append(Patch(start + 1, start + 9, (length + delta).to_bytes(8, "little")))
+    return out

@@ -1,0 +1,264 @@
+"""The opcodes that are not in the hot loop: the rest of protocol 2, and all of 0, 1, 3, 4 and 5."""
+
+from __future__ import annotations
+
+import codecs
+import struct
+from typing import Any
+
+from ckptfix.errors import BadPickle
+from ckptfix.pickles import opcodes as op
+from ckptfix.pickles.graph import Call, Dict, Global, Graph, PersId, Set, Text
+
+UNRESOLVABLE = "<unresolvable>"
+
+
+def _text(value: str, start: int, end: int) -> Text:
+    node = Text(value)
+    node.start = start
+    node.end = end
+    node.origin = None
+    return node
+
+
+def _py2_text(raw: bytes, start: int, end: int) -> Text | bytes:
+    """A Python 2 str: text when it is UTF-8 (as torch decodes it), else bytes."""
+    try:
+        return _text(raw.decode("utf-8"), start, end)
+    except UnicodeDecodeError:
+        return raw
+
+
+class RareOpcodes:
+    """State of the machine, and every opcode that is not in its loop.
+
+    `memo` maps an index to a node; `stack` is the part above the last mark, `marks` are the parts below.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.at = graph.start
+        self.memo: dict[int, Any] = {}
+        self.stack: list[Any] = []
+        self.marks: list[list[Any]] = []
+
+    def rare(self, code: int, pos: int) -> int:
+        """Execute an opcode outside the everyday set at `pos`; return the offset of the next one."""
+        graph = self.graph
+        data = graph.data
+        size = len(data)
+        stack = self.stack
+        self.at = pos
+        if code == op.PROTO:
+            graph.protocol = data[pos + 1]
+            if graph.protocol > 5:
+                raise BadPickle(f"pickle protocol {graph.protocol} does not exist")
+            return pos + 2
+        if code == op.NONE:
+            stack.append(None)
+        elif code == op.EMPTY_DICT:
+            stack.append(Dict())
+        elif code == op.EMPTY_LIST:
+            stack.append([])
+        elif code == op.SETITEM:
+            value = stack.pop()
+            key = stack.pop()
+            set_items(stack[-1], [(key, value)])
+        elif code == op.APPEND:
+            value = stack.pop()
+            extend(stack[-1], [value])
+        elif code == op.BUILD:
+            state = stack.pop()
+            _build(stack[-1], state)
+        elif code == op.NEWOBJ:
+            args = stack.pop()
+            stack[-1] = Call(stack[-1], args, "NEWOBJ", pos)
+        elif code == op.GLOBAL:
+            end = data.index(b"\n", data.index(b"\n", pos) + 1) + 1
+            module, name, _ = data[pos + 1 : end].split(b"\n")
+            self.add_global(module.decode("utf-8"), name.decode("utf-8"), pos)
+            return end
+        elif code == op.BINFLOAT:
+            stack.append(struct.unpack_from(">d", data, pos + 1)[0])
+            return pos + 9
+        elif code in (op.LONG1, op.LONG4):
+            width = 1 if code == op.LONG1 else 4
+            count = int.from_bytes(data[pos + 1 : pos + 1 + width], "little", signed=code == op.LONG4)
+            end = pos + 1 + width + count
+            if count < 0 or end > size:
+                raise BadPickle(f"an integer of {count} bytes where {size - pos - 1 - width} are left")
+            stack.append(int.from_bytes(data[pos + 1 + width : end], "little", signed=True))
+            return end
+        else:
+            graph.rare.setdefault(code, pos)
+            return self.rarer(code, pos)
+        return pos + 1
+
+    def rarer(self, code: int, pos: int) -> int:
+        graph = self.graph
+        data = graph.data
+        stack = self.stack
+        if code in (op.SHORT_BINSTRING, op.BINSTRING):
+            end, raw = self.counted(pos, 1 if code == op.SHORT_BINSTRING else 4)
+            stack.append(_py2_text(raw, pos, end))
+            return end
+        if code in (op.SHORT_BINBYTES, op.BINBYTES, op.BINBYTES8, op.BYTEARRAY8):
+            end, raw = self.counted(pos, {op.SHORT_BINBYTES: 1, op.BINBYTES: 4}.get(code, 8))
+            stack.append(bytearray(raw) if code == op.BYTEARRAY8 else raw)
+            return end
+        if code == op.BINUNICODE8:
+            end, raw = self.counted(pos, 8)
+            stack.append(_text(raw.decode("utf-8", "surrogatepass"), pos, end))
+            return end
+        if code in (op.FLOAT, op.INT, op.LONG, op.STRING, op.UNICODE, op.PERSID, op.GET, op.PUT):
+            return self.line(code, pos)
+        if code == op.FRAME:
+            length = int.from_bytes(data[pos + 1 : pos + 9], "little")
+            if pos + 9 + length > len(data):
+                raise BadPickle(f"a frame of {length} bytes where {len(data) - pos - 9} are left")
+            graph.frames.append((pos, length))
+            return pos + 9
+        if code == op.EMPTY_SET:
+            stack.append(Set("set", []))
+        elif code == op.ADDITEMS:
+            items = self.pop_mark()
+            extend(self.stack[-1], items)
+        elif code == op.FROZENSET:
+            items = self.pop_mark()
+            self.stack.append(Set("frozenset", items))
+        elif code == op.STACK_GLOBAL:
+            name, module = stack.pop(), stack.pop()
+            if isinstance(module, str) and isinstance(name, str):
+                self.add_global(module, name, pos)
+            else:
+                self.add_global(UNRESOLVABLE, UNRESOLVABLE, pos)
+        elif code == op.NEWOBJ_EX:
+            kwargs, args = stack.pop(), stack.pop()
+            stack[-1] = Call(stack[-1], args, "NEWOBJ_EX", pos, kwargs)
+        elif code == op.LIST:
+            items = self.pop_mark()
+            self.stack.append(items)
+        elif code == op.DICT:
+            items = self.pop_mark()
+            if len(items) % 2:
+                raise BadPickle("DICT with a key and no value")
+            node = Dict()
+            node.items.extend(zip(items[::2], items[1::2], strict=True))
+            self.stack.append(node)
+        elif code == op.OBJ:
+            items = self.pop_mark()
+            self.stack.append(Call(items[0], tuple(items[1:]), "OBJ", pos))
+        elif code == op.INST:
+            end = data.index(b"\n", data.index(b"\n", pos) + 1) + 1
+            module_line, name_line, _ = data[pos + 1 : end].split(b"\n")
+            args = tuple(self.pop_mark())
+            self.add_global(module_line.decode("utf-8"), name_line.decode("utf-8"), pos)
+            self.stack[-1] = Call(self.stack[-1], args, "INST", pos)
+            return end
+        elif code == op.POP:
+            if stack:
+                stack.pop()
+            else:
+                self.stack = self.marks.pop()
+        elif code == op.POP_MARK:
+            self.pop_mark()
+        elif code == op.DUP:
+            stack.append(stack[-1])
+        elif code in (op.EXT1, op.EXT2, op.EXT4):
+            raise BadPickle("an extension code (EXT), which only the registry of its writer could resolve")
+        elif code in (op.NEXT_BUFFER, op.READONLY_BUFFER):
+            raise BadPickle("an out-of-band buffer, whose bytes are not in the stream")
+        else:
+            raise BadPickle(f"unknown opcode {code:#x} in a pickle")
+        return pos + 1
+
+    def line(self, code: int, pos: int) -> int:
+        """Execute an opcode of protocol 0, whose argument is a line of text."""
+        data = self.graph.data
+        end = data.index(b"\n", pos) + 1
+        raw = data[pos + 1 : end - 1]
+        value: Any
+        if code == op.GET or code == op.PUT:
+            if code == op.PUT:
+                self.memo[int(raw)] = self.stack[-1]
+                return end
+            value = self.memo[int(raw)]
+            if type(value) is Text:
+                use = _text(value, pos, end)
+                use.origin = value
+                self.graph.gets.append(use)
+                value = use
+        elif code == op.INT:
+            value = {b"00": False, b"01": True}.get(raw)
+            value = int(raw) if value is None else value
+        elif code == op.LONG:
+            value = int(raw.removesuffix(b"L"))
+        elif code == op.FLOAT:
+            value = float(raw)
+        elif code == op.UNICODE:
+            value = _text(raw.decode("raw-unicode-escape"), pos, end)
+        elif code == op.PERSID:
+            value = PersId(raw.decode("ascii"), pos, -1)
+            self.graph.persids.append(value)
+        else:
+            if len(raw) < 2 or raw[0] != raw[-1] or raw[0] not in b"'\"":
+                raise BadPickle("STRING without quotes")
+            value = _py2_text(codecs.escape_decode(raw[1:-1])[0], pos, end)
+        self.stack.append(value)
+        return end
+
+    def counted(self, pos: int, width: int) -> tuple[int, bytes]:
+        """The end of the opcode at `pos` and its bytes, whose count stands in `width` bytes."""
+        data = self.graph.data
+        first = pos + 1 + width
+        count = int.from_bytes(data[pos + 1 : first], "little")
+        if first + count > len(data):
+            raise BadPickle(f"{count} bytes promised where {max(len(data) - first, 0)} are left")
+        return first + count, data[first : first + count]
+
+    def pop_mark(self) -> list[Any]:
+        items = self.stack
+        self.stack = self.marks.pop()
+        return items
+
+    def add_global(self, module: str, name: str, pos: int) -> None:
+        node = Global(str(module), str(name), pos)
+        self.graph.globals.append(node)
+        self.stack.append(node)
+
+
+def set_items(target: Any, items: Any) -> None:
+    if type(target) is Dict:
+        target.items.extend(items)
+    elif type(target) is Call:
+        if target.items is None:
+            target.items = []
+        target.items.extend(items)
+    else:
+        raise BadPickle(f"items set on a {_kind(target)}")
+
+
+def extend(target: Any, items: list[Any]) -> None:
+    if type(target) is list:
+        target.extend(items)
+    elif type(target) is Set:
+        target.elements.extend(items)
+    elif type(target) is Call:
+        if target.elements is None:
+            target.elements = []
+        target.elements.extend(items)
+    else:
+        raise BadPickle(f"values appended to a {_kind(target)}")
+
+
+def _build(target: Any, state: Any) -> None:
+    if type(target) is not Call:
+        raise BadPickle(f"state set on a {_kind(target)}")
+    # A second BUILD on one object is legal and adds to the first; both stay reachable.
+    target.state = state if target.state is None else (target.state, state)
+
+
+def _kind(node: Any) -> str:
+    return {Text: "string", Dict: "dict", PersId: "persistent id", Global: "global"}.get(
+        type(node), type(node).__name__
+    )
