@@ -1,1 +1,54 @@
-"""ckptfix: fix PyTorch checkpoints without loading them."""
+"""ckptfix: fix PyTorch checkpoints without loading them.
+
+    import ckptfix
+
+    ckptfix.strip_module("multi_gpu.pth", "single_gpu.pth")
+    ckptfix.map_location("cuda.pth", "cpu.pth", "cpu")
+    model.load_state_dict(ckptfix.load_state_dict("multi_gpu.pth", map_location="cpu"))
+
+Names are imported when they are first used: nothing here loads torch, and only `load_state_dict` ever does.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ckptfix.api import add_module as add_module
+    from ckptfix.api import convert as convert
+    from ckptfix.api import diff as diff
+    from ckptfix.api import inspect as inspect
+    from ckptfix.api import map_location as map_location
+    from ckptfix.api import open_checkpoint as open_checkpoint
+    from ckptfix.api import rename as rename
+    from ckptfix.api import strip_module as strip_module
+    from ckptfix.api import unwrap as unwrap
+    from ckptfix.checkpoint import Checkpoint as Checkpoint
+    from ckptfix.errors import CkptfixError as CkptfixError
+    from ckptfix.loaders import load_state_dict as load_state_dict
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    **dict.fromkeys(("add_module", "convert", "diff", "inspect", "map_location", "open_checkpoint"), "ckptfix.api"),
+    **dict.fromkeys(("rename", "strip_module", "unwrap"), "ckptfix.api"),
+    "Checkpoint": "ckptfix.checkpoint",
+    "CkptfixError": "ckptfix.errors",
+    "load_state_dict": "ckptfix.loaders",
+}
+
+__all__ = ["__version__", *sorted(_HOMES)]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'ckptfix' has no attribute {name!r}")
+    value = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

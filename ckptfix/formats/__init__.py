@@ -1,1 +1,60 @@
-""""""
+"""The formats, found from content and never from the suffix alone.
+
+A new format is a module with the names of `base.Format`, one row here and one line in
+tests/contract/samples.py.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import cast
+
+from ckptfix.checkpoint import Checkpoint
+from ckptfix.errors import CkptfixError, UnknownFormat, Unsupported
+from ckptfix.formats import foreign, safetensors, torch_legacy, torch_zip
+from ckptfix.formats.base import Format
+
+FORMATS: dict[str, Format] = {
+    module.NAME: cast(Format, module) for module in (torch_zip, torch_legacy, safetensors)
+}
+
+HEAD = 4096
+
+
+def detect(path: str | os.PathLike[str]) -> Format:
+    """The format of the file at `path`.
+
+    Raises:
+        UnknownFormat: it is none of ours; the message says what it is instead.
+        CkptfixError: it can not be read.
+    """
+    name = os.fspath(path)
+    try:
+        status = Path(name).stat()
+        if stat.S_ISDIR(status.st_mode):
+            what, hint = foreign.describe(name, b"", 0)
+            raise UnknownFormat(what, path=name, hint=hint)
+        if not stat.S_ISREG(status.st_mode):
+            raise Unsupported("not a regular file", path=name, hint="write the stream to a file first")
+        with open(name, "rb") as file:
+            head = file.read(HEAD)
+    except OSError as error:
+        raise CkptfixError((error.strerror or str(error)).lower(), path=name) from None
+    scored = [(module.score(name, head, status.st_size), index) for index, module in enumerate(FORMATS.values())]
+    best, index = max(scored, key=lambda row: (row[0], -row[1]))
+    if not best:
+        what, hint = foreign.describe(name, head, status.st_size)
+        raise UnknownFormat(what, path=name, hint=hint)
+    return list(FORMATS.values())[index]
+
+
+def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
+    """Read a checkpoint of any format: names, shapes and places, not one tensor byte.
+
+    Raises:
+        UnknownFormat: it is none of ours; the message says what it is instead.
+        DamagedFile: it contradicts itself so far that nothing can be listed.
+    """
+    return detect(path).read(os.fspath(path))

@@ -69,6 +69,74 @@ def string_patches(graph: Graph, edits: Mapping[Text, str] | Iterable[tuple[Text
     return patches
 
 
+@dataclass(frozen=True, slots=True)
+class Item:
+    """The bytes ``data[start:end]`` that push one value, a PUT after it included; `last` is its final opcode."""
+
+    start: int
+    end: int
+    last: int
+
+
+def items_pushed(data: bytes, start: int, stop: int) -> list[Item]:
+    """The values that ``data[start:stop]`` pushes, in order, for a region that builds plain values and tuples.
+
+    Raises:
+        Unsupported: the region does something else, such as setting items or popping what lies before it.
+    """
+    stack: list[Item] = []
+    marks: list[int] = []
+    for opcode in op.walk(data, start, stop):
+        code = opcode.code
+        if code in op.PUTS:
+            if not stack:
+                raise Unsupported("a memo entry of a value outside the region", offset=opcode.start)
+            stack[-1] = Item(stack[-1].start, opcode.end, stack[-1].last)
+            continue
+        if code == op.MARK:
+            marks.append(len(stack))
+            stack.append(Item(opcode.start, opcode.end, opcode.start))
+            continue
+        taken = _TAKES.get(code)
+        if code == op.TUPLE and marks:
+            taken = len(stack) - marks.pop()
+        if taken is None or taken > len(stack) - (marks[-1] + 1 if marks and code != op.TUPLE else 0):
+            raise Unsupported(f"{op.NAMES[code]} in a region of plain values", offset=opcode.start)
+        first = stack[len(stack) - taken].start if taken else opcode.start
+        del stack[len(stack) - taken :]
+        stack.append(Item(first, opcode.end, opcode.start))
+    if marks:
+        raise Unsupported("an open mark in a region of plain values", offset=start)
+    return stack
+
+
+# How many values an opcode takes from the stack before it pushes one; those that push a plain value take none.
+_TAKES = {
+    **dict.fromkeys((op.BININT, op.BININT1, op.BININT2, op.LONG1, op.LONG4, op.INT, op.LONG), 0),
+    **dict.fromkeys((op.BINUNICODE, op.SHORT_BINUNICODE, op.BINUNICODE8, op.UNICODE), 0),
+    **dict.fromkeys((op.SHORT_BINSTRING, op.BINSTRING, op.STRING), 0),
+    **dict.fromkeys((op.NONE, op.NEWTRUE, op.NEWFALSE, op.BINFLOAT, op.FLOAT, op.EMPTY_TUPLE), 0),
+    **dict.fromkeys((op.GET, op.BINGET, op.LONG_BINGET, op.GLOBAL, op.BINBYTES, op.SHORT_BINBYTES), 0),
+    op.TUPLE1: 1,
+    op.TUPLE2: 2,
+    op.TUPLE3: 3,
+    op.STACK_GLOBAL: 2,
+    op.BINPERSID: 1,
+}
+
+
+def int_opcode(value: int) -> bytes:
+    """The opcode and argument that push a non-negative int, as a pickler of protocol 2 chooses them."""
+    if value < 1 << 8:
+        return bytes((op.BININT1, value))
+    if value < 1 << 16:
+        return bytes((op.BININT2,)) + value.to_bytes(2, "little")
+    if value < 1 << 31:
+        return bytes((op.BININT,)) + value.to_bytes(4, "little")
+    raw = value.to_bytes(value.bit_length() // 8 + 1, "little")
+    return bytes((op.LONG1, len(raw))) + raw
+
+
 def splice(graph: Graph, patches: Iterable[Patch]) -> bytes:
     """The stream ``data[start:end]`` of `graph` with `patches` applied and frame lengths corrected.
 

@@ -1,0 +1,390 @@
+"""The verbs: what ``ckptfix.X`` and the commands call. Each opens, plans, writes, and says what it did."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from ckptfix import fileio, formats
+from ckptfix.checkpoint import Checkpoint, Edit, Finding, Plan
+from ckptfix.errors import CkptfixError
+from ckptfix.ops import convert as convert_op
+from ckptfix.ops import relocate as relocate_op
+from ckptfix.ops import rename as rename_op
+from ckptfix.ops.diff import DiffResult
+from ckptfix.ops.diff import diff as diff_op
+from ckptfix.ops.inspect import Inspection
+from ckptfix.ops.inspect import inspect as inspect_op
+from ckptfix.ops.rename import Change
+
+StrPath = str | os.PathLike[str]
+Progress = Callable[[int, int], None]
+
+open_checkpoint = formats.open_checkpoint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What a writing verb did, or would do.
+
+    Attributes:
+        source, dest: the files.
+        format: of `dest`.
+        plan: what was written.
+        written: False after a dry run.
+        lines: one or two sentences for a person.
+        findings: what was noticed on the way.
+        exit_code: 0, or 3 after named losses.
+    """
+
+    source: str
+    dest: str
+    format: str
+    plan: Plan = field(repr=False)
+    written: bool
+    lines: tuple[str, ...]
+    findings: tuple[Finding, ...] = ()
+    exit_code: int = 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same for JSON."""
+        return {
+            "source": self.source,
+            "dest": self.dest,
+            "format": self.format,
+            "written": self.written,
+            "nbytes": self.plan.nbytes,
+            "summary": list(self.lines),
+            "findings": [asdict(finding) for finding in self.findings],
+            **self._details(),
+        }
+
+    def _details(self) -> dict[str, Any]:
+        return {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RenameResult(Result):
+    """`changes` are the keys of state dicts; `references` counts the other names that followed them."""
+
+    changes: tuple[Change, ...] = ()
+    references: int = 0
+
+    def _details(self) -> dict[str, Any]:
+        return {"changes": [asdict(change) for change in self.changes], "references": self.references}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RelocateResult(Result):
+    """`moved`: (from, to) -> how many places; `kept`: location -> how many stay."""
+
+    moved: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    kept: Mapping[str, int] = field(default_factory=dict)
+
+    def _details(self) -> dict[str, Any]:
+        rows = [{"from": old, "to": new, "places": count} for (old, new), count in self.moved.items()]
+        return {"moved": rows, "kept": dict(self.kept)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConvertResult(Result):
+    """`at` is the state dict that was taken, None for the whole object; `left` is what the output lacks."""
+
+    at: str | None = None
+    tensors: int = 0
+    left: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()
+
+    def _details(self) -> dict[str, Any]:
+        return {"at": self.at, "tensors": self.tensors, "left_behind": list(self.left), "lost": list(self.lost)}
+
+
+def strip_module(
+    source: StrPath,
+    dest: StrPath,
+    *,
+    prefix: str = "module",
+    at: str | None = None,
+    all_levels: bool = False,
+    partial: bool = False,
+    force: bool = False,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> RenameResult:
+    """Write `source` to `dest` with `prefix` taken off its names.
+
+    Args:
+        prefix: path components at the front of a name, ``"module"`` for what DataParallel adds.
+        at: address of the one mapping to change; all by default.
+        all_levels: take it off as often as all names carry it.
+        partial: take it off where only some names of a mapping carry it.
+        force: replace an existing `dest`.
+        dry_run: plan, and write nothing.
+        progress: called with bytes done and bytes in all.
+
+    Raises:
+        PartialPrefix, KeyConflict, WouldOverwrite, DamagedFile, UnknownFormat, WriteFailed.
+    """
+    checkpoint = _open(source, dest, force)
+    renames = rename_op.strip(checkpoint, prefix=prefix, at=at, all_levels=all_levels, partial=partial)
+    nothing = f"no key begins with '{prefix.strip('.')}.'"
+    return _renamed(checkpoint, renames, dest, "stripped", nothing, force, dry_run, progress)
+
+
+def add_module(
+    source: StrPath,
+    dest: StrPath,
+    *,
+    prefix: str = "module",
+    at: str | None = None,
+    force: bool = False,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> RenameResult:
+    """Write `source` to `dest` with `prefix` before the names of the model's state dicts. As `strip_module`."""
+    checkpoint = _open(source, dest, force)
+    renames = rename_op.add(checkpoint, prefix=prefix, at=at)
+    return _renamed(checkpoint, renames, dest, "prefixed", "no state dict was found", force, dry_run, progress)
+
+
+def unwrap(
+    source: StrPath,
+    dest: StrPath,
+    *,
+    at: str | None = None,
+    force: bool = False,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> RenameResult:
+    """Write `source` to `dest` without any known wrapper's name in its keys. As `strip_module`."""
+    checkpoint = _open(source, dest, force)
+    renames = rename_op.unwrap(checkpoint, at=at)
+    return _renamed(checkpoint, renames, dest, "unwrapped", "no wrapper's name was found", force, dry_run, progress)
+
+
+def rename(
+    source: StrPath,
+    dest: StrPath,
+    *,
+    subs: Sequence[tuple[str, str]] = (),
+    mapping: Mapping[str, str] | None = None,
+    at: str | None = None,
+    force: bool = False,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> RenameResult:
+    """Write `source` to `dest` with its names changed by regular expressions and by an exact map.
+
+    Args:
+        subs: (pattern, replacement) of `re.sub`, applied in order.
+        mapping: old name -> new name, applied after them.
+
+    The rest as `strip_module`. A rule that matched nothing is a finding.
+    """
+    checkpoint = _open(source, dest, force)
+    renames = rename_op.rename(checkpoint, subs=subs, mapping=mapping, at=at)
+    return _renamed(checkpoint, renames, dest, "renamed", "no rule matched a key", force, dry_run, progress)
+
+
+def map_location(
+    source: StrPath,
+    dest: StrPath,
+    target: str | Mapping[str, str],
+    *,
+    force: bool = False,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> RelocateResult:
+    """Write `source` to `dest` with other devices in it.
+
+    Args:
+        target: a device for everything (``"cpu"``), or from -> to, all at once (``{"cuda:1": "cuda:0"}``).
+
+    The rest as `strip_module`.
+    """
+    checkpoint = _open(source, dest, force)
+    moves = relocate_op.relocate(checkpoint, target)
+    plan = _edit(checkpoint, moves.edits, dest)
+    if moves.moved:
+        rows = ", ".join(f"{old} -> {new} in {_count(count, 'place')}" for (old, new), count in moves.moved.items())
+        kept = ", ".join(f"{count} on {location}" for location, count in moves.kept.items())
+        line = f"moved {rows}" + (f"; left {kept}" if kept else "")
+    else:
+        here = ", ".join(checkpoint.devices) or "no device"
+        line = f"nothing to move (the file names {here})"
+    lines = (f"{line}{_copy_note(plan, not moves.moved)}", *(finding.message for finding in moves.findings))
+    return RelocateResult(
+        **_written(checkpoint, dest, plan, force, dry_run, progress),
+        lines=lines,
+        findings=moves.findings,
+        moved=moves.moved,
+        kept=moves.kept,
+    )
+
+
+def convert(
+    source: StrPath,
+    dest: StrPath,
+    *,
+    to: str | None = None,
+    at: str | None = None,
+    drop_unsupported: bool = False,
+    force: bool = False,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> ConvertResult:
+    """Write `source` to `dest` in another format.
+
+    Args:
+        to: ``"zip"``, ``"legacy"`` or ``"safetensors"``; by the suffix of `dest` by default.
+        at: address of the state dict to take, when there are several.
+        drop_unsupported: leave out tensors that the format cannot hold; they are named, and `exit_code` is 3.
+
+    The rest as `strip_module`.
+    """
+    checkpoint = _open(source, dest, force)
+    done = convert_op.convert(checkpoint, os.fspath(dest), to=to, at=at, drop_unsupported=drop_unsupported)
+    line = f"{_count(done.tensors, 'tensor')} from {checkpoint.format} to {done.format}"
+    if done.at:
+        line += f", those of {done.at}"
+    if done.ties:
+        line += f"; {_count(done.ties, 'name')} tied to another"
+    lines = [line]
+    if done.lost:
+        lines.append(f"LOST, as {done.format} cannot hold them: {_some(done.lost)}")
+    behind = [address for address in done.left if address not in done.lost]
+    if behind:
+        lines.append(f"left behind: {_some(behind)}")
+    return ConvertResult(
+        **_written(checkpoint, dest, done.plan, force, dry_run, progress) | {"format": done.format},
+        lines=tuple(lines),
+        findings=done.plan.findings,
+        exit_code=3 if done.lost else 0,
+        at=done.at,
+        tensors=done.tensors,
+        left=done.left,
+        lost=done.lost,
+    )
+
+
+def diff(
+    a: StrPath,
+    b: StrPath,
+    *,
+    keys_only: bool = False,
+    rtol: float = 0.0,
+    atol: float = 0.0,
+    filter: str | None = None,
+    strip: Sequence[str] = (),
+    quick: bool = False,
+    at: str | tuple[str, str] | None = None,
+    progress: Progress | None = None,
+) -> DiffResult:
+    """Compare two checkpoints of any formats; see `DiffResult`.
+
+    Args:
+        keys_only: names, shapes and dtypes; no tensor byte is read.
+        rtol, atol: values that differ by at most ``atol + rtol * abs(b)`` count as the same.
+        filter: a glob; only tensors whose names match are compared.
+        strip: prefixes to take off on both sides before names are matched.
+        quick: equal CRC-32 and size count as equal bytes.
+        at: address of the state dicts to compare, one for both or one each.
+    """
+    return diff_op(
+        open_checkpoint(a),
+        open_checkpoint(b),
+        keys_only=keys_only,
+        rtol=rtol,
+        atol=atol,
+        filter=filter,
+        strip=strip,
+        quick=quick,
+        at=at,
+        progress=progress,
+    )
+
+
+def inspect(path: StrPath) -> Inspection:
+    """Describe the checkpoint at `path` from its headers."""
+    return inspect_op(open_checkpoint(path))
+
+
+def _open(source: StrPath, dest: StrPath, force: bool) -> Checkpoint:
+    """Open `source` after a look at `dest`: a refusal should not wait for a long read."""
+    fileio.check_destination(dest, [source], overwrite=force)
+    return open_checkpoint(source)
+
+
+def _edit(checkpoint: Checkpoint, edits: Sequence[Edit], dest: StrPath) -> Plan:
+    try:
+        return formats.FORMATS[checkpoint.format].plan_edit(checkpoint, edits, os.fspath(dest))
+    except CkptfixError as error:
+        error.path = error.path or checkpoint.path
+        raise
+
+
+def _written(
+    checkpoint: Checkpoint, dest: StrPath, plan: Plan, force: bool, dry_run: bool, progress: Progress | None
+) -> dict[str, Any]:
+    """Write `plan` unless this is a dry run; the fields that every result has."""
+    if not dry_run:
+        fileio.write_plan(plan, overwrite=force, progress=progress)
+    return {
+        "source": checkpoint.path,
+        "dest": os.fspath(dest),
+        "format": checkpoint.format,
+        "plan": plan,
+        "written": not dry_run,
+    }
+
+
+def _renamed(
+    checkpoint: Checkpoint,
+    renames: rename_op.Renames,
+    dest: StrPath,
+    verb: str,
+    nothing: str,
+    force: bool,
+    dry_run: bool,
+    progress: Progress | None,
+) -> RenameResult:
+    plan = _edit(checkpoint, renames.edits, dest)
+    if renames.changes:
+        first = renames.changes[0]
+        places = len({change.at for change in renames.changes})
+        line = f"{verb} {_count(len(renames.changes), 'key')}, as in {first.old} -> {first.new}"
+        if places > 1 or first.at:
+            line += f" ({_some(list(dict.fromkeys(change.at or 'top level' for change in renames.changes)))})"
+        if renames.references:
+            line += f", and {_count(renames.references, 'name')} that refer to them"
+    elif renames.references:
+        line = f"{verb} {_count(renames.references, 'name')} of an optimizer"
+    else:
+        line = f"nothing to do: {nothing}"
+    unchanged = not renames.edits
+    lines = [line + _copy_note(plan, unchanged)]
+    if renames.findings:
+        notes = [f"{found.where}: {found.message}" if found.where else found.message for found in renames.findings]
+        lines.append("; ".join(notes[:5]) + (f"; and {len(notes) - 5} more" if len(notes) > 5 else ""))
+    return RenameResult(
+        **_written(checkpoint, dest, plan, force, dry_run, progress),
+        lines=tuple(lines),
+        findings=renames.findings,
+        changes=renames.changes,
+        references=renames.references,
+    )
+
+
+def _copy_note(plan: Plan, unchanged: bool) -> str:
+    return "; the output is an identical copy" if unchanged else ""
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _some(names: Sequence[str], most: int = 8) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

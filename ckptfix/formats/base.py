@@ -1,0 +1,46 @@
+"""The contract of a format module, and what torch's two pickled formats share.
+
+A format module has these names, and tests/contract runs the same suite over all of them:
+
+- ``NAME``, ``TITLE``, ``SUFFIXES``: what commands call it, what people call it, what files of it are called.
+- ``score(path, head, size) -> int``: how surely the content is this format; 0 for not at all.
+- ``read(path) -> Checkpoint``: forgiving; builds what it can and notes the rest as findings.
+- ``check(path) -> Iterator[Finding]``: strict; judges, and names all that is wrong.
+- ``plan_edit(checkpoint, edits, dest) -> Plan``: everything else byte for byte.
+- ``plan_write(entries, dest, *, metadata=None) -> Plan``: a fresh file that holds one state dict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+from ckptfix.checkpoint import Checkpoint, Edit, Finding, Plan, TensorEntry
+
+
+class Format(Protocol):
+    """The type of a format module."""
+
+    @property
+    def NAME(self) -> str: ...  # noqa: N802
+
+    @property
+    def TITLE(self) -> str: ...  # noqa: N802
+
+    @property
+    def SUFFIXES(self) -> tuple[str, ...]: ...  # noqa: N802
+
+    def score(self, path: str, head: bytes, size: int) -> int: ...
+
+    def read(self, path: str) -> Checkpoint: ...
+
+    def check(self, path: str) -> Iterator[Finding]: ...
+
+    def plan_edit(self, checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan: ...
+
+    def plan_write(
+        self, entries: Sequence[TensorEntry], dest: str, *, metadata: Mapping[str, str] | None = None
+    ) -> Plan: ...
+
+
+Traits = dict[str, Any]

@@ -1,0 +1,157 @@
+"""What the zip and the legacy format of torch share: a pickled object, and storages beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal
+
+from ckptfix import dtypes
+from ckptfix.checkpoint import Checkpoint, Data, Finding, Storage, TensorEntry
+from ckptfix.errors import BadPickle, CkptfixError
+from ckptfix.formats import trusted
+from ckptfix.formats.torch_edit import find_devices
+from ckptfix.formats.torch_object import TorchObject, walk
+from ckptfix.formats.torch_tensors import BadTensor, storage_dtype
+from ckptfix.pickles import Graph, PersId, Text
+from ckptfix.streams import byteswapped
+
+ByteOrder = Literal["little", "big"]
+
+
+class Parts:
+    """What a torch checkpoint keeps for its own edits: the walked object, its storages, its container."""
+
+    __slots__ = ("container", "found", "storages")
+
+    def __init__(self, found: TorchObject, storages: Storages, container: Any) -> None:
+        self.found = found
+        self.storages = storages
+        self.container = container
+
+    @property
+    def graph(self) -> Graph:
+        return self.found.graph
+
+
+def build(
+    path: str,
+    *,
+    format: str,
+    size: int,
+    graph: Graph,
+    container: Any,
+    storages: Storages,
+    traits: Mapping[str, Any],
+    byteorder: ByteOrder,
+    findings: list[Finding],
+) -> Checkpoint:
+    """The Checkpoint of a parsed object; its entries are built when they are first asked for."""
+    found = walk(graph)
+    devices = find_devices(graph)
+    findings = findings + list(trusted.global_findings(graph))
+
+    def load_entries() -> tuple[TensorEntry, ...]:
+        entries, bad = found.entries(storages)
+        findings.extend(bad)
+        return tuple(entries)
+
+    def load_values() -> Iterator[tuple[str, Any]]:
+        return found.plain_values()
+
+    return Checkpoint(
+        path=path,
+        format=format,
+        size=size,
+        traits={"pickle protocol": graph.protocol, **traits},
+        load_entries=load_entries,
+        load_values=load_values,
+        byteorder=byteorder,
+        sites=tuple(site.noun() for site in found.sites),
+        state_dicts=tuple(found.state_dicts),
+        devices=devices.counts(),
+        fixed_devices=tuple(devices.fixed),
+        graph=Parts(found, storages, container),
+        findings=findings,
+    )
+
+
+def parts_of(checkpoint: Checkpoint) -> Parts:
+    parts = checkpoint.graph
+    assert isinstance(parts, Parts)
+    return parts
+
+
+Place = Callable[[str], tuple[Data | None, int, int | None]]
+"""key -> (where the bytes are, how many, their CRC-32); a negative number for a key that the file lacks."""
+
+
+class Storages:
+    """Storage nouns by key: `place` tells where the bytes of a key are and their CRC-32."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self._made: dict[tuple[str, str, str], Storage] = {}
+
+    def __call__(self, persid: PersId) -> Storage:
+        """The storage that `persid` refers to.
+
+        Raises:
+            BadTensor: it does not refer to a storage that the file has.
+        """
+        key, kind, location, numel = fields(persid)
+        made = self._made.get((key, kind, location))
+        if made is None:
+            expected = numel * dtypes.by_name(kind).itemsize
+            try:
+                data, nbytes, crc32 = self.place(key) if location != "meta" else (None, expected, None)
+            except CkptfixError as error:
+                raise BadTensor(error.message) from None
+            if nbytes < 0:
+                raise BadTensor(f"the file has no storage {key!r}")
+            if expected != nbytes:
+                raise BadTensor(f"storage {key} has {nbytes} bytes where {expected} are promised")
+            made = self._made[key, kind, location] = Storage(key, kind, nbytes, location, data, crc32)
+        return made
+
+
+def fields(persid: PersId) -> tuple[str, str, str, int]:
+    """(key, dtype, location, elements) of a storage reference.
+
+    Raises:
+        BadTensor: it is no reference to a storage as torch writes them.
+    """
+    pid = persid.pid
+    if type(pid) is not tuple or not 5 <= len(pid) <= 6 or pid[0] != "storage":
+        raise BadTensor("a persistent id that is no storage")
+    _, kind, key, location, numel = pid[:5]
+    if type(key) is not Text or type(location) is not Text or type(numel) is not int or numel < 0:
+        raise BadTensor("a storage reference with unusable fields")
+    if "/" in key or "\\" in key or "\0" in key:
+        raise BadTensor(f"a storage key that is a path: {key!r}")
+    return str(key), storage_dtype(kind), str(location), numel
+
+
+def element_sizes(checkpoint: Checkpoint) -> dict[str, int]:
+    """Storage key -> bytes of the unit whose byte order matters; complex numbers are two such units.
+
+    Raises:
+        BadPickle: two tensors read one storage with different units.
+    """
+    sizes: dict[str, int] = {}
+    stack = list(checkpoint.entries)
+    while stack:
+        entry = stack.pop()
+        stack.extend(entry.parts)
+        if entry.storage is None:
+            continue
+        row = dtypes.by_name(entry.dtype)
+        size = row.itemsize // 2 if row.family == "complex" or row.name == "complex32" else row.itemsize
+        if sizes.setdefault(entry.storage.key, size) != size:
+            message = "a big-endian storage is read with two element sizes"
+            raise BadPickle(message, path=checkpoint.path, where=entry.name)
+    return sizes
+
+
+def little_endian(data: Data, byteorder: ByteOrder, itemsize: int) -> Data:
+    """`data` as little-endian elements of `itemsize` bytes."""
+    return data if byteorder == "little" or itemsize == 1 else byteswapped(data, itemsize)

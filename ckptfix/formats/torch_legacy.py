@@ -1,0 +1,218 @@
+"""torch.save from 0.1.10 to 1.5, and later with ``_use_new_zipfile_serialization=False``.
+
+::
+
+    pickle  magic number 0x1950a86a20f9469cfc6c
+    pickle  protocol version 1001
+    pickle  sys_info: {'protocol_version', 'little_endian', 'type_sizes'}
+    pickle  the object; storages are persistent ids ('storage', class, key, location, numel, view or None)
+    pickle  list of storage keys
+    then, for each key in that order: number of elements (8 bytes, little-endian), and the elements
+
+A view is ``(key of the view, first element, elements)``: the storage that the object holds is that part of
+the one stored under `key`. Source: torch/serialization.py (``_legacy_save``, ``_legacy_load``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from ckptfix import dtypes
+from ckptfix.checkpoint import ByteRange, Checkpoint, Data, Edit, Finding, OutputFile, Plan, Segment, TensorEntry
+from ckptfix.errors import BadPickle, Truncated, TruncatedPickle, Unsupported
+from ckptfix.fileio import Reader
+from ckptfix.formats import torch_common, torch_emit
+from ckptfix.formats.torch_edit import patches
+from ckptfix.formats.torch_tensors import BadTensor
+from ckptfix.pickles import Dict, Graph, parse, splice
+from ckptfix.pickles.emit import emit
+from ckptfix.pickles.graph import pairs
+
+NAME = "legacy"
+TITLE = "PyTorch legacy"
+SUFFIXES = (".pt", ".pth", ".ckpt", ".bin")
+MAGIC = 0x1950A86A20F9469CFC6C
+PROTOCOL = 1001
+MAGIC_BYTES = MAGIC.to_bytes(10, "little")
+FIRST_WINDOW = 4 << 20
+MAX_PICKLE = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where the parts of a legacy file are.
+
+    Attributes:
+        object_start: offset of the object's pickle; its end is that of the graph, from there.
+        storages: key -> (range of the elements, number of elements), in file order.
+    """
+
+    object_start: int
+    object_end: int
+    storages: Mapping[str, tuple[ByteRange, int]]
+
+
+def score(path: str, head: bytes, size: int) -> int:
+    """100 for a file that begins with the pickle of torch's magic number."""
+    return 100 if MAGIC_BYTES in head[:24] and head[:1] in b"\x80\x8a\x4c(" else 0
+
+
+def read(path: str) -> Checkpoint:
+    """Read names, shapes and places; see the contract in `base`."""
+    findings: list[Finding] = []
+    with Reader(path) as reader:
+        graphs, base = _pickles(reader, path)
+        magic, protocol, info, graph, key_graph = graphs
+        if magic.root != MAGIC or protocol.root != PROTOCOL:
+            raise BadPickle("the magic number or protocol is computed, not written", path=path, where="header")
+        known = {str(key): value for key, value in pairs(info.root) or () if isinstance(key, str)}
+        keys = [str(key) for key in key_graph.root] if type(key_graph.root) is list else []
+        storages = _storages(reader, path, graph, keys, base + key_graph.end, findings)
+        size = reader.size
+    layout = Layout(base + graph.start, base + graph.end, storages)
+    return torch_common.build(
+        path,
+        format=NAME,
+        size=size,
+        graph=graph,
+        container=layout,
+        storages=torch_common.Storages(_Places(layout)),
+        traits={"storages": len(storages), "written on": f"{'little' if known.get('little_endian') else 'big'}-endian"},
+        byteorder="little",
+        findings=findings,
+    )
+
+
+def _pickles(reader: Reader, path: str) -> tuple[list[Graph], int]:
+    """The five pickles, and the offset in the file to which their spans are relative (0).
+
+    The size of the object's pickle is stated nowhere: a window from the start of the file is parsed, and
+    a larger one if the pickle runs out of it.
+    """
+    window = FIRST_WINDOW
+    while True:
+        data = reader.read(0, min(window, reader.size))
+        graphs: list[Graph] = []
+        position = 0
+        try:
+            for _ in range(5):
+                graphs.append(parse(data, start=position, path=path, where=_PARTS[len(graphs)]))
+                position = graphs[-1].end
+            return graphs, 0
+        except TruncatedPickle:
+            if len(data) == reader.size:
+                raise
+            if window >= MAX_PICKLE:
+                raise Unsupported(f"a pickle of over {MAX_PICKLE} bytes", path=path) from None
+            window *= 4
+
+
+_PARTS = ("magic number", "protocol", "sys_info", "object", "storage keys")
+
+
+def _storages(
+    reader: Reader, path: str, graph: Graph, keys: list[str], position: int, findings: list[Finding]
+) -> dict[str, tuple[ByteRange, int]]:
+    """The place of each storage; those beyond the end of the file keep their promised place."""
+    itemsizes: dict[str, int] = {}
+    for persid in graph.persids:
+        try:
+            key, kind, _, _ = torch_common.fields(persid)
+        except BadTensor:
+            continue
+        itemsizes.setdefault(key, dtypes.by_name(kind).itemsize)
+    found: dict[str, tuple[ByteRange, int]] = {}
+    for key in keys:
+        if position + 8 > reader.size:
+            break
+        count = int.from_bytes(reader.read(position, 8), "little", signed=True)
+        nbytes = count * itemsizes.get(key, 1)
+        if count < 0:
+            findings.append(Finding("bad-storage", "error", key, f"a storage of {count} elements", position))
+            break
+        found[key] = (ByteRange(path, position + 8, nbytes), count)
+        position += 8 + nbytes
+    missing = [key for key in keys if key not in found]
+    if position > reader.size or missing:
+        message = f"the file ends at {reader.size}, {max(position - reader.size, 0)} bytes early"
+        if missing:
+            message += f"; {len(missing)} of {len(keys)} storages are absent"
+        findings.append(Finding("truncated", "error", "", message, reader.size))
+    elif position < reader.size:
+        message = f"{reader.size - position} bytes follow the last storage"
+        findings.append(Finding("trailing-bytes", "warning", "", message, position))
+    return found
+
+
+class _Places:
+    def __init__(self, layout: Layout) -> None:
+        self._storages = layout.storages
+
+    def __call__(self, key: str) -> tuple[Data | None, int, int | None]:
+        found = self._storages.get(key)
+        return (None, -1, None) if found is None else (found[0], found[0].length, None)
+
+
+def check(path: str) -> Iterator[Finding]:
+    """What is wrong with the file as it stands; tensor bytes are not read."""
+    checkpoint = read(path)
+    _ = checkpoint.entries
+    yield from checkpoint.findings
+
+
+def plan_edit(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan:
+    """The checkpoint with `edits` applied to its object pickle; every other byte is copied.
+
+    Raises:
+        Truncated: the file is cut short; an edit would give a copy as broken.
+    """
+    parts = torch_common.parts_of(checkpoint)
+    layout: Layout = parts.container
+    path, size = checkpoint.path, checkpoint.size
+    changes = patches(parts.found, edits)
+    if not changes:
+        return Plan((OutputFile.of(dest, (ByteRange(path, 0, size),)),))
+    refuse_truncated(checkpoint)
+    segments: tuple[Segment, ...] = (
+        ByteRange(path, 0, layout.object_start),
+        splice(parts.graph, changes),
+        ByteRange(path, layout.object_end, size - layout.object_end),
+    )
+    return Plan((OutputFile.of(dest, segments),))
+
+
+def refuse_truncated(checkpoint: Checkpoint) -> None:
+    for finding in checkpoint.findings:
+        if finding.id == "truncated":
+            raise Truncated(finding.message, path=checkpoint.path, offset=finding.offset)
+
+
+def plan_write(entries: Sequence[TensorEntry], dest: str, *, metadata: Mapping[str, str] | None = None) -> Plan:
+    """A fresh file that holds the state dict of `entries` as an OrderedDict."""
+    pickle, storages = torch_emit.state_dict_pickle(entries, legacy=True)
+    itemsizes = {}
+    for entry in entries:
+        row = dtypes.by_name(entry.dtype)
+        assert entry.storage is not None
+        itemsizes.setdefault(entry.storage.key, row.itemsize if row.storage_class else 1)
+    sized = [(key, data, size) for (key, data, _), size in zip(storages, itemsizes.values(), strict=True)]
+    return Plan((OutputFile.of(dest, fresh(pickle, sized)),))
+
+
+def fresh(pickle: bytes, storages: Sequence[tuple[str, Data, int]]) -> list[Segment]:
+    """The segments of a legacy file as torch 2.13 lays it out.
+
+    Args:
+        pickle: the object, with legacy persistent ids.
+        storages: (key, data, bytes of an element) in any order; they are written sorted by key, as torch does.
+    """
+    sizes = Dict()
+    sizes.items += [("short", 2), ("int", 4), ("long", 4)]
+    info = Dict()
+    info.items += [("protocol_version", PROTOCOL), ("little_endian", True), ("type_sizes", sizes)]
+    ordered = sorted(storages, key=lambda storage: storage[0])
+    segments: list[Segment] = [emit(MAGIC), emit(PROTOCOL), emit(info), pickle, emit([key for key, _, _ in ordered])]
+    for _, data, itemsize in ordered:
+        segments += ((data.length // itemsize).to_bytes(8, "little"), data)
+    return segments

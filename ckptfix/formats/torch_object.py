@@ -1,0 +1,225 @@
+"""The object in a torch checkpoint: where its tensors, its names and its plain values are.
+
+One walk over the inert graph, by a stack and a set of visited nodes, in the order in which the mappings
+were saved. Addresses are the keys on the way, joined by slashes: ``optimizer/state/0/exp_avg``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from ckptfix.checkpoint import Finding, NameSite, SiteKind, StateDict, TensorEntry
+from ckptfix.formats.torch_tensors import BadTensor, StorageOf, is_tensor, storage_entry, tensor_entry
+from ckptfix.pickles import Call, Dict, Global, Graph, PersId, Set, Text
+from ckptfix.pickles.graph import children, label, pairs
+
+
+@dataclass(slots=True)
+class Site:
+    """A NameSite and the uses of its strings, in the same order."""
+
+    at: str
+    kind: SiteKind
+    uses: list[Text]
+
+    def noun(self) -> NameSite:
+        return NameSite(self.at, self.kind, tuple(str(use) for use in self.uses))
+
+
+@dataclass(slots=True)
+class TorchObject:
+    """What the walk found.
+
+    Attributes:
+        tensors: (address of the mapping, key, node) of every tensor and free-standing storage, in order.
+        values: (address, node) of every other leaf.
+        metadata: address of a state dict -> the mapping node of its ``_metadata``.
+    """
+
+    graph: Graph
+    tensors: list[tuple[str, str, Any]] = field(default_factory=list)
+    values: list[tuple[str, Any]] = field(default_factory=list)
+    sites: list[Site] = field(default_factory=list)
+    state_dicts: list[StateDict] = field(default_factory=list)
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+    def entries(self, storage_of: StorageOf) -> tuple[list[TensorEntry], list[Finding]]:
+        """The entries of all tensors, and a finding for each call that describes none."""
+        entries = []
+        findings = []
+        for at, key, node in self.tensors:
+            try:
+                read = storage_entry if type(node) is PersId else tensor_entry
+                entries.append(read(node, key, at, storage_of))
+            except BadTensor as error:
+                where = f"{at}/{key}" if at else key
+                findings.append(Finding("bad-tensor", "error", where, str(error)))
+        return entries, findings
+
+    def plain_values(self) -> Iterator[tuple[str, Any]]:
+        """Every leaf that is no tensor, as (address, plain value)."""
+        for at, node in self.values:
+            yield at, plain(node)
+
+
+    def module_metadata(self, at: str) -> dict[str, dict[str, Any]] | None:
+        """The ``_metadata`` of the state dict at `at`: module path -> what the module says of its version."""
+        node = self.metadata.get(at)
+        if node is None:
+            return None
+        rows = [(label(path), pairs(own) or ()) for path, own in pairs(node) or ()]
+        return {path: {label(key): plain(value) for key, value in own} for path, own in rows}
+
+
+def walk(graph: Graph) -> TorchObject:
+    """Find everything in the object that `graph` stands for."""
+    found = TorchObject(graph)
+    visited: set[int] = set()
+    stack: list[tuple[str, str, Any, bool]] = [("", "", graph.root, False)]
+    while stack:
+        at, key, node, optimizer = stack.pop()
+        address = f"{at}/{key}" if at else key
+        kind = type(node)
+        if is_tensor(node) or (kind is PersId and _is_storage(node)):
+            found.tensors.append((at, key, node))
+            continue
+        if not _is_container(node) or (kind in (tuple, list) and not any(map(_is_container, node))):
+            # A tuple of plain values is one value: picklers share equal ones, which means nothing.
+            found.values.append((address, node))
+            continue
+        if id(node) in visited:
+            found.values.append((address, f"<same object as before: {_describe(node)}>"))
+            continue
+        visited.add(id(node))
+        if kind is Call and pairs(node) is None:
+            found.values.append((address, node))
+        mapping = pairs(node)
+        if mapping is not None:
+            optimizer = optimizer or _is_optimizer(mapping)
+            _note_mapping(found, address, node, mapping, optimizer)
+        below = [(address, name, child, optimizer) for name, child in children(node) if not _is_metadata(name, child)]
+        if not below and kind is not Call:
+            found.values.append((address, node))
+        stack.extend(reversed(below))
+    return found
+
+
+def _is_container(node: Any) -> bool:
+    return type(node) in _CONTAINERS
+
+
+_CONTAINERS = frozenset((tuple, list, Dict, Call, Set, PersId))
+
+
+def _is_storage(node: PersId) -> bool:
+    pid = node.pid
+    return type(pid) is tuple and len(pid) >= 5 and pid[0] == "storage"
+
+
+def _is_metadata(name: str, child: Any) -> bool:
+    """Whether this is the ``_metadata`` that a state dict carries as an attribute."""
+    return name == "_metadata" and pairs(child) is not None
+
+
+def _is_optimizer(mapping: list[tuple[Any, Any]]) -> bool:
+    keys = [key for key, _ in mapping if isinstance(key, str)]
+    return "state" in keys and "param_groups" in keys
+
+
+def _note_mapping(
+    found: TorchObject, at: str, node: Any, mapping: list[tuple[Any, Any]], optimizer: bool
+) -> None:
+    """Record what `mapping` says of names: a state dict, its metadata, an optimizer's references."""
+    tensors = sum(1 for _, value in mapping if is_tensor(value))
+    uses = [key for key, _ in mapping if type(key) is Text]
+    if tensors and uses:
+        nested = any(pairs(value) is not None for _, value in mapping)
+        metadata = _metadata_of(node)
+        weights = not optimizer and (metadata is not None or (not nested and _looks_like_weights(mapping, node)))
+        found.state_dicts.append(StateDict(at, tensors, len(mapping) - tensors, optimizer, weights))
+        found.sites.append(Site(at, "state_dict", _key_uses(node)))
+        if metadata is not None:
+            found.metadata[at] = metadata
+            found.sites.append(Site(at, "metadata", _key_uses(metadata)))
+    if optimizer and _is_optimizer(mapping):
+        _note_optimizer(found, at, {key: value for key, value in mapping if isinstance(key, str)})
+
+
+def _key_uses(node: Any) -> list[Text]:
+    """Every use of a string key of a mapping node, repeated ones too."""
+    return [key for key, _ in node.items or pairs(node) or () if type(key) is Text]
+
+
+def _metadata_of(node: Any) -> Any:
+    state = getattr(node, "state", None)
+    for key, value in pairs(state) or ():
+        if key == "_metadata" and pairs(value):
+            return value
+    return None
+
+
+def _looks_like_weights(mapping: list[tuple[Any, Any]], node: Any) -> bool:
+    """Whether these tensors are a model's: dotted names, or what one layer alone would have."""
+    names = [key for key, value in mapping if isinstance(key, str) and is_tensor(value)]
+    dotted = sum("." in name for name in names)
+    leaves = sum(name in ("weight", "bias", "weight_g", "weight_v", "running_mean", "running_var") for name in names)
+    return dotted > 0 or leaves > 0 or (type(node) is Call and len(names) == len(mapping))
+
+
+def _note_optimizer(found: TorchObject, at: str, parts: dict[str, Any]) -> None:
+    """The places where an optimizer's state refers to parameters by name."""
+    prefix = f"{at}/" if at else ""
+    state = parts["state"]
+    named = [key for key, value in pairs(state) or () if type(key) is Text and pairs(value) is not None]
+    if named:
+        found.sites.append(Site(f"{prefix}state", "optimizer_state", _key_uses(state)))
+    groups = parts["param_groups"]
+    for index, group in enumerate(groups if type(groups) in (list, tuple) else ()):
+        for key, value in pairs(group) or ():
+            if key in ("params", "param_names") and type(value) in (list, tuple):
+                uses = [name for name in value if type(name) is Text]
+                if uses:
+                    found.sites.append(Site(f"{prefix}param_groups/{index}/{key}", "param_names", uses))
+
+
+def _describe(node: Any) -> str:
+    if type(node) is Call and type(node.func) is Global:
+        return node.func.full
+    return {Dict: "dict"}.get(type(node), type(node).__name__)
+
+
+def plain(node: Any, depth: int = 0) -> Any:
+    """A leaf as a plain value: a foreign object becomes a string that names its class and arguments."""
+    kind = type(node)
+    if kind is Text:
+        return str(node)
+    if kind is Global:
+        return f"<{node.full}>"
+    if kind is PersId:
+        return "<persistent id>"
+    if kind is Call:
+        arguments = ""
+        if type(node.args) is tuple and depth < 4:
+            arguments = ", ".join(_short(plain(value, depth + 1)) for value in node.args[:8])
+        return f"<{_describe(node)}({arguments})>"
+    if kind in (tuple, list):
+        if depth >= 4:
+            return "..."
+        values = [plain(value, depth + 1) for value in node[:64]]
+        return tuple(values) if kind is tuple else values
+    if kind is Dict:
+        if depth >= 4:
+            return "..."
+        return {label(key): plain(value, depth + 1) for key, value in node.items[:64]}
+    if kind is Set:
+        return f"<{node.kind} of {len(node.elements)}>"
+    return node
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, int) and abs(value) >= 1 << 128:
+        return hex(value)[:32] + "..."
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

@@ -1,0 +1,266 @@
+"""What torch's rebuild calls stand for: one table from call to tensor, none of them ever called.
+
+Sources: torch/_utils.py (``_rebuild_*``), torch/_tensor.py (``_reduce_ex_internal`` and
+``_rebuild_from_type_v2``), torch/storage.py; argument orders checked against torch 2.13.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from ckptfix import dtypes
+from ckptfix.checkpoint import Storage, TensorEntry, contiguous_stride
+from ckptfix.pickles import Call, Global, PersId
+from ckptfix.pickles.graph import pairs
+
+StorageOf = Callable[[PersId], Storage]
+Args = tuple[Any, ...]
+
+
+class BadTensor(ValueError):
+    """A rebuild call whose arguments describe no tensor; the message says why."""
+
+
+def is_tensor(node: Any) -> bool:
+    """Whether `node` is a call that torch would turn into a tensor."""
+    if type(node) is not Call or type(node.func) is not Global:
+        return False
+    func = node.func
+    return (func.module, func.name) in REBUILD or _is_old_tensor(node)
+
+
+def _is_old_tensor(node: Call) -> bool:
+    """A ``torch.FloatTensor`` object with its state set, as torch 0.1 wrote them."""
+    func = node.func
+    return (
+        func.module in ("torch", "torch.cuda", "torch._tensor")
+        and func.name.endswith("Tensor")
+        and type(node.state) is tuple
+        and len(node.state) >= 4
+    )
+
+
+def tensor_entry(node: Call, key: str, at: str, storage_of: StorageOf) -> TensorEntry:
+    """The entry of the tensor that `node` stands for.
+
+    Raises:
+        BadTensor: its arguments describe no tensor.
+    """
+    func = node.func
+    read = REBUILD.get((func.module, func.name), _old_tensor)
+    args = node.state if read is _old_tensor else node.args
+    if type(args) is not tuple:
+        raise BadTensor(f"{func.name} with arguments that are no tuple")
+    try:
+        return read(args, key, at, storage_of)
+    except (IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        if isinstance(error, BadTensor):
+            raise
+        raise BadTensor(f"{func.name} with unusable arguments ({error})") from None
+
+
+def storage_entry(node: PersId, key: str, at: str, storage_of: StorageOf) -> TensorEntry:
+    """A storage that stands by itself in the checkpoint, as the flat tensor over all of it."""
+    storage = storage_of(node)
+    count = storage.nbytes // dtypes.by_name(storage.dtype).itemsize
+    return TensorEntry(key, at, storage, storage.dtype, (count,), (1,), detail="storage")
+
+
+def storage_dtype(node: Any) -> str:
+    """The dtype that a storage class stands for.
+
+    Raises:
+        BadTensor: it is no storage class that torch ever had.
+    """
+    row = dtypes.by_storage_class(node.name) if type(node) is Global else None
+    if row is None:
+        raise BadTensor(f"unknown storage class {node.full if type(node) is Global else node!r}")
+    return row.name
+
+
+def dtype_name(node: Any) -> str:
+    """The dtype of a ``torch.float32`` global."""
+    if type(node) is Global and node.module == "torch":
+        row = dtypes.find(node.name)
+        if row is not None:
+            return row.name
+        return node.name
+    raise BadTensor(f"unknown dtype {node!r}")
+
+
+def sizes(node: Any) -> tuple[int, ...]:
+    """A shape or stride: a tuple of ints, or ``torch.Size`` of one."""
+    if type(node) is Call and node.args:
+        node = node.args[0]
+    if type(node) not in (tuple, list) or not all(type(value) is int and 0 <= value < 1 << 63 for value in node):
+        raise BadTensor("a shape or stride that is no tuple of sizes")
+    return tuple(node)
+
+
+def _dense(
+    args: Args, key: str, at: str, storage_of: StorageOf, dtype: str | None = None, requires_grad: Any = False
+) -> TensorEntry:
+    persid, offset, shape, stride = args[:4]
+    if type(persid) is not PersId:
+        raise BadTensor("a tensor without a storage")
+    storage = storage_of(persid)
+    shape, stride = sizes(shape), sizes(stride)
+    if len(shape) != len(stride) or type(offset) is not int or offset < 0:
+        raise BadTensor(f"shape {shape} with stride {stride} at {offset!r}")
+    entry = TensorEntry(key, at, storage, dtype or storage.dtype, shape, stride, offset, bool(requires_grad))
+    row = dtypes.find(entry.dtype)
+    if row is None:
+        raise BadTensor(f"unknown dtype {entry.dtype}")
+    if 0 not in shape:
+        reach = offset + 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+        if reach * row.itemsize > storage.nbytes:
+            raise BadTensor(
+                f"{reach * row.itemsize} bytes of storage {storage.key} needed, which has {storage.nbytes}"
+            )
+    return entry
+
+
+def _v1(args: Args, key: str, at: str, storage_of: StorageOf) -> TensorEntry:
+    return _dense(args, key, at, storage_of)
+
+
+def _v2(args: Args, key: str, at: str, storage_of: StorageOf) -> TensorEntry:
+    return _dense(args, key, at, storage_of, requires_grad=args[4])
+
+
+def _v3(args: Args, key: str, at: str, storage_of: StorageOf) -> TensorEntry:
+    return _dense(args, key, at, storage_of, dtype=dtype_name(args[6]), requires_grad=args[4])
+
+
+def _parameter(args: Args, key: str, at: str, storage_of: StorageOf) -> TensorEntry:
+    return replace(_inner(args[0], key, at, storage_of), requires_grad=bool(args[1]), parameter=True)
+
+
+def _inner(node: Any, key: str, at: str, storage_of: StorageOf) -> TensorEntry:
+    # A parameter of a wrapper of a parameter ...: hostile depth must not become Python's.
+    depth = 0
+    probe = node
+    while is_tensor(probe) and type(probe.args) is tuple and probe.args:
+        probe = probe.args[0]
+        depth += 1
+        if depth > 16:
+            raise BadTensor("tensors nested too deeply")
+    if not is_tensor(node):
+        raise BadTensor("a part that is no tensor")
+    return tensor_entry(node, key, at, storage_of)
+
+
+def _quantized(args: Args, key: str, at: str, storage_of: StorageOf) -> TensorEntry:
+    entry = _dense(args, key, at, storage_of, requires_grad=args[5])
+    scheme, *rest = args[4]
+    parts = tuple(
+        _inner(part, f"{key}.{name}", at, storage_of)
+        for part, name in zip(rest, ("scale", "zero_point"), strict=False)
+        if is_tensor(part)
+    )
+    plain = [repr(value) for value in rest if not is_tensor(value)]
+    name = scheme.name if type(scheme) is Global else "unknown scheme"
+    return replace(entry, kind="quantized", parts=parts, detail=", ".join([name, *plain]))
+
+
+def _sparse(args: Args, key: str, at: str, storage_of: StorageOf) -> TensorEntry:
+    layout, data = args[:2]
+    name = str(layout.args[0] if type(layout) is Call and layout.args else layout).removeprefix("torch.")
+    parts = tuple(part for part in data if is_tensor(part))
+    names = ("indices", "values") if len(parts) == 2 else ("compressed_indices", "plain_indices", "values")
+    entries = tuple(
+        _inner(part, f"{key}.{label}", at, storage_of) for part, label in zip(parts, names, strict=True)
+    )
+    shape = sizes(next(value for value in data if not is_tensor(value)))
+    flags = [str(value) for value in data if type(value) is bool]
+    detail = name + "".join(f", coalesced={flag}" for flag in flags)
+    dtype = entries[-1].dtype
+    stride = contiguous_stride(shape)
+    return TensorEntry(key, at, None, dtype, shape, stride, kind="sparse", parts=entries, detail=detail)
+
+
+def _meta(args: Args, key: str, at: str, storage_of: StorageOf) -> TensorEntry:
+    dtype, shape, stride, requires_grad = args[:4]
+    return TensorEntry(
+        key, at, None, dtype_name(dtype), sizes(shape), sizes(stride), requires_grad=bool(requires_grad), kind="meta"
+    )
+
+
+def _wrapper(args: Args, key: str, at: str, storage_of: StorageOf) -> TensorEntry:
+    cls, dtype, shape, stride, offset, _, _, requires_grad = args[:8]
+    name = cls.full if type(cls) is Global else "tensor subclass"
+    return TensorEntry(
+        *(key, at, None, dtype_name(dtype), sizes(shape), sizes(stride), int(offset), bool(requires_grad)),
+        kind="wrapper",
+        detail=name,
+    )
+
+
+def _from_type(args: Args, key: str, at: str, storage_of: StorageOf) -> TensorEntry:
+    """``_rebuild_from_type_v2(func, type, args, state)``: a subclass, or a tensor with attributes of its own."""
+    func, cls, inner_args, state = args[:4]
+    entry = _inner(Call(func, inner_args, "REDUCE", 0), key, at, storage_of)
+    if entry.kind == "wrapper":
+        entry = replace(entry, parts=tuple(_parts_of_state(state, key, at, storage_of)))
+    if type(cls) is Global and cls.full not in ("torch.Tensor", "torch._tensor.Tensor", entry.detail):
+        parameter = cls.full == "torch.nn.parameter.Parameter"
+        entry = replace(entry, parameter=entry.parameter or parameter, detail=entry.detail or cls.full)
+    return entry
+
+
+def _parts_of_state(state: Any, key: str, at: str, storage_of: StorageOf) -> list[TensorEntry]:
+    mapping = state[0] if type(state) is tuple and state else state
+    return [
+        _inner(value, f"{key}.{name}", at, storage_of)
+        for name, value in pairs(mapping) or ()
+        if isinstance(name, str) and is_tensor(value)
+    ]
+
+
+def _nested(args: Args, key: str, at: str, storage_of: StorageOf) -> TensorEntry:
+    names = ("values", "sizes", "strides", "offsets")
+    parts = tuple(_inner(part, f"{key}.{name}", at, storage_of) for part, name in zip(args, names, strict=True))
+    shape = parts[0].shape
+    return TensorEntry(
+        key, at, None, parts[0].dtype, shape, contiguous_stride(shape), kind="nested", parts=parts, detail="nested"
+    )
+
+
+def _device_tensor(args: Args, key: str, at: str, storage_of: StorageOf) -> TensorEntry:
+    data, dtype, device, requires_grad = args[:4]
+    if is_tensor(data):
+        part = _inner(data, f"{key}.data", at, storage_of)
+        shape, stride, parts = part.shape, part.stride, (part,)
+    else:
+        # A numpy array inside the pickle: its bytes are there, its shape is not worth interpreting.
+        shape, stride, parts = (), (), ()
+    return TensorEntry(
+        *(key, at, None, dtype_name(dtype), shape, stride, 0, bool(requires_grad)),
+        kind="wrapper",
+        parts=parts,
+        detail=f"device tensor on {device}",
+    )
+
+
+def _old_tensor(args: Args, key: str, at: str, storage_of: StorageOf) -> TensorEntry:
+    return _dense(args, key, at, storage_of)
+
+
+REBUILD: dict[tuple[str, str], Callable[[Args, str, str, StorageOf], TensorEntry]] = {
+    ("torch._utils", "_rebuild_tensor_v2"): _v2,
+    ("torch._utils", "_rebuild_tensor_v3"): _v3,
+    ("torch._utils", "_rebuild_tensor"): _v1,
+    ("torch._utils", "_rebuild_parameter"): _parameter,
+    ("torch._utils", "_rebuild_parameter_with_state"): _parameter,
+    ("torch._utils", "_rebuild_qtensor"): _quantized,
+    ("torch._utils", "_rebuild_sparse_tensor"): _sparse,
+    ("torch._utils", "_rebuild_sparse_csr_tensor"): _sparse,
+    ("torch._utils", "_rebuild_meta_tensor_no_storage"): _meta,
+    ("torch._utils", "_rebuild_wrapper_subclass"): _wrapper,
+    ("torch._utils", "_rebuild_nested_tensor"): _nested,
+    ("torch._utils", "_rebuild_device_tensor_from_numpy"): _device_tensor,
+    ("torch._utils", "_rebuild_device_tensor_from_cpu_tensor"): _device_tensor,
+    ("torch._tensor", "_rebuild_from_type_v2"): _from_type,
+}

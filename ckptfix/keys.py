@@ -1,0 +1,146 @@
+"""Names of parameters: one table of wrapper prefixes, and the rules that change names.
+
+A prefix is whole path components at the front of a dotted name, never a substring: ``submodule.weight``
+does not begin with ``module``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+Rule = Callable[[str], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Wrapper:
+    """A module that holds another one under a fixed name.
+
+    Attributes:
+        component: the path component it adds.
+        anywhere: nobody gives a module this name, so it goes wherever it stands, at any depth. The others
+            are names that a model may really have and count only at the front, on every key.
+        made_by: what adds it, for people.
+        source: where the name is defined.
+    """
+
+    component: str
+    anywhere: bool
+    made_by: str
+    source: str
+
+
+WRAPPERS: tuple[Wrapper, ...] = (
+    Wrapper("module", False, "DataParallel, DistributedDataParallel, AveragedModel", "torch/nn/parallel"),
+    Wrapper("_orig_mod", True, "torch.compile", "torch/_dynamo/eval_frame.py OptimizedModule"),
+    Wrapper("_fsdp_wrapped_module", True, "FullyShardedDataParallel", "torch/distributed/fsdp/_common_utils.py"),
+    Wrapper("_checkpoint_wrapped_module", True, "checkpoint_wrapper", "torch/distributed/algorithms/_checkpoint"),
+    Wrapper("_fpw_module", True, "FlattenParamsWrapper (FairScale, early FSDP)", "fairscale/nn/misc"),
+    Wrapper("_forward_module", True, "Lightning strategies and Fabric", "lightning/fabric/wrappers.py"),
+    Wrapper("_module", False, "Opacus GradSampleModule", "opacus/grad_sample/gsm_base.py"),
+)
+
+ANYWHERE = frozenset(wrapper.component for wrapper in WRAPPERS if wrapper.anywhere)
+LEADING = tuple(wrapper.component for wrapper in WRAPPERS if not wrapper.anywhere)
+
+# Keys that a wrapper adds beside those that carry its prefix (torch/optim/swa_utils.py AveragedModel).
+COMPANIONS = frozenset({"n_averaged"})
+
+
+def has_prefix(name: str, prefix: str) -> bool:
+    """Whether the components of `prefix` are the first ones of `name`, with something left."""
+    return name.startswith(prefix + ".") and len(name) > len(prefix) + 1
+
+
+def strip(name: str, prefix: str) -> str:
+    """`name` without `prefix`, or as it is; ``"module."``, the path of a module itself, becomes ``""``."""
+    return name.removeprefix(prefix + ".")
+
+
+def add(name: str, prefix: str) -> str:
+    return f"{prefix}.{name}"
+
+
+def without_anywhere(name: str) -> str:
+    """`name` without the components that only wrappers have."""
+    if not any(component in name for component in ANYWHERE):
+        return name
+    parts = [part for part in name.split(".") if part not in ANYWHERE]
+    return ".".join(parts) if parts else name
+
+
+def unwrapped(name: str) -> str:
+    """`name` without every wrapper component: anywhere, and leading ones as often as they lead."""
+    name = without_anywhere(name)
+    while True:
+        for component in LEADING:
+            if name.startswith(component + "."):
+                name = strip(name, component)
+                break
+        else:
+            return name
+
+
+def wrappers_in(names: Iterable[str]) -> dict[str, tuple[int, str]]:
+    """component -> (how many names carry it where it counts, the first of them)."""
+    found: dict[str, tuple[int, str]] = {}
+    for name in names:
+        parts = name.split(".")
+        seen = {part for part in parts if part in ANYWHERE}
+        rest = [part for part in parts if part not in ANYWHERE]
+        while len(rest) > 1 and rest[0] in LEADING:
+            seen.add(rest.pop(0))
+        for component in seen:
+            count, first = found.get(component, (0, name))
+            found[component] = (count + 1, first)
+    return {wrapper.component: found[wrapper.component] for wrapper in WRAPPERS if wrapper.component in found}
+
+
+def split_prefix(names: Iterable[str], prefix: str) -> tuple[list[str], list[str]]:
+    """(the names that carry `prefix`, the others without known companions)."""
+    carrying: list[str] = []
+    others: list[str] = []
+    for name in names:
+        if has_prefix(name, prefix):
+            carrying.append(name)
+        elif name not in COMPANIONS:
+            others.append(name)
+    return carrying, others
+
+
+def module_path(rule: Rule, path: str) -> str:
+    """What `rule` makes of a module's path, in which the root is ``""``.
+
+    A rule speaks of parameter names: the path is given to it with a trailing dot, as the common beginning
+    of the names below it.
+    """
+    return rule(path + "." if path else "").removesuffix(".")
+
+
+def substitution(subs: Sequence[tuple[re.Pattern[str], str]]) -> Rule:
+    """The rule that applies regular expressions in order, each to all of its matches."""
+
+    def rule(name: str) -> str:
+        for pattern, replacement in subs:
+            name = pattern.sub(replacement, name)
+        return name
+
+    return rule
+
+
+def renamed_modules(names: Mapping[str, str]) -> dict[str, str]:
+    """The module paths that change with these names.
+
+    ``features.0.weight -> conv.weight`` says that the module ``features.0`` is now ``conv``. A path about
+    which two names disagree is left out.
+    """
+    found: dict[str, str] = {}
+    clash = set()
+    for old, new in names.items():
+        old_parts, new_parts = old.split("."), new.split(".")
+        while old_parts and new_parts and old_parts.pop() == new_parts.pop():
+            before, after = ".".join(old_parts), ".".join(new_parts)
+            if found.setdefault(before, after) != after:
+                clash.add(before)
+    return {before: after for before, after in found.items() if before not in clash and before != after}

@@ -1,0 +1,202 @@
+"""Containers: the same tensors in another format."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ckptfix import dtypes
+from ckptfix.checkpoint import ByteRange, Checkpoint, Finding, OutputFile, Plan, StateDict, TensorEntry
+from ckptfix.errors import Refused, Unsupported, WouldLoseData
+from ckptfix.formats import FORMATS, safetensors, torch_recode
+from ckptfix.formats.torch_common import element_sizes, little_endian
+from ckptfix.ops.rename import chosen_sites
+
+ALIASES = {"torch": "zip", "pt": "zip", "pth": "zip", "pytorch": "zip", "st": "safetensors"}
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """What a conversion will do.
+
+    Attributes:
+        plan: what will be written; its findings name what stays behind.
+        format: of the output.
+        at: address of the state dict that was taken; None for the whole object.
+        tensors: how many names are written.
+        left: addresses of what the output does not hold.
+        lost: names of tensors among them that were dropped on request.
+        ties: names that share their bytes with another one.
+    """
+
+    plan: Plan
+    format: str
+    at: str | None
+    tensors: int
+    left: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()
+    ties: int = 0
+
+
+def target_format(dest: str, to: str | None) -> str:
+    """The format's name for `to`, or for the suffix of `dest`.
+
+    Raises:
+        Unsupported: neither tells.
+    """
+    if to is not None:
+        name = ALIASES.get(to.lower(), to.lower())
+        if name not in FORMATS:
+            raise Unsupported(f"no format called {to!r}", hint=f"formats are {', '.join(FORMATS)}")
+        return name
+    for name in ("safetensors", "zip"):
+        if dest.lower().endswith(FORMATS[name].SUFFIXES):
+            return name
+    suffix = os.path.splitext(dest)[1]  # noqa: PTH122 (dest is text, whatever the system makes of it)
+    what = f"the suffix {suffix!r}" if suffix else "a name without suffix"
+    raise Unsupported(f"{what} names no format", path=dest, hint="say --to zip, --to legacy or --to safetensors")
+
+
+def convert(
+    checkpoint: Checkpoint, dest: str, *, to: str | None = None, at: str | None = None, drop_unsupported: bool = False
+) -> Conversion:
+    """Plan `dest` as another format of `checkpoint`.
+
+    torch to torch keeps the whole object. To safetensors goes one state dict: the one at `at`, or the only
+    one that looks like a model's.
+
+    Raises:
+        WouldLoseData: tensors that the output cannot hold, without `drop_unsupported`.
+        Refused: several state dicts and no `at`.
+    """
+    target = target_format(dest, to)
+    if target == checkpoint.format:
+        return _copied(checkpoint, dest, target)
+    if target == "safetensors":
+        return _to_safetensors(checkpoint, dest, at, drop_unsupported)
+    if at is not None:
+        raise Refused("--at picks a state dict for safetensors; a torch file keeps the whole object")
+    if checkpoint.format == "safetensors":
+        return _from_safetensors(checkpoint, dest, target)
+    plan = (torch_recode.to_zip if target == "zip" else torch_recode.to_legacy)(checkpoint, dest)
+    return Conversion(plan, target, None, len(checkpoint.entries))
+
+
+def _copied(checkpoint: Checkpoint, dest: str, target: str) -> Conversion:
+    plan = Plan((OutputFile.of(dest, (ByteRange(checkpoint.path, 0, checkpoint.size),)),))
+    return Conversion(plan, target, None, len(checkpoint.entries))
+
+
+def _to_safetensors(checkpoint: Checkpoint, dest: str, at: str | None, drop_unsupported: bool) -> Conversion:
+    chosen = chosen_state_dict(checkpoint, at)
+    entries = [entry for entry in checkpoint.entries if entry.at == chosen.at]
+    plain = [replace(entry, at="") for entry in entries]
+    fits = [entry for entry in plain if _fits(entry)]
+    odd = [entry for entry in plain if not _fits(entry)]
+    if odd and not drop_unsupported:
+        shown = ", ".join(f"{entry.key} ({_why(entry)})" for entry in odd[:5])
+        more = f" and {len(odd) - 5} more" if len(odd) > 5 else ""
+        raise WouldLoseData(
+            f"safetensors cannot hold {len(odd)} of {len(plain)} tensors: {shown}{more}",
+            path=checkpoint.path,
+            where=chosen.at or None,
+            hint="--drop-unsupported leaves them out, and names them",
+        )
+    broken = [finding for finding in checkpoint.findings if finding.id in ("bad-tensor", "truncated")]
+    if broken:
+        raise WouldLoseData(
+            f"{len(broken)} tensors can not be read: {broken[0].where}: {broken[0].message}", path=checkpoint.path
+        )
+    kept, metadata, findings = safetensors.share_plan(_little(checkpoint, fits))
+    plan = safetensors.plan_write(kept, dest, metadata={"format": "pt", **metadata})
+    left = _left_behind(checkpoint, chosen)
+    findings = [*findings, *plan.findings]
+    findings += [Finding("left-behind", "info", address, "is not in the output") for address in left]
+    lost = tuple(entry.key for entry in odd)
+    findings += [Finding("lost", "warning", key, "safetensors cannot hold it") for key in lost]
+    ties = len(fits) - len(kept)
+    return Conversion(
+        Plan(plan.files, tuple(findings)), "safetensors", chosen.at, len(fits), (*left, *lost), lost, ties
+    )
+
+
+def _fits(entry: TensorEntry) -> bool:
+    return entry.kind == "dense" and dtypes.by_name(entry.dtype).safetensors is not None
+
+
+def _why(entry: TensorEntry) -> str:
+    return entry.dtype if entry.kind == "dense" else f"{entry.kind} {entry.dtype}"
+
+
+def _little(checkpoint: Checkpoint, entries: Sequence[TensorEntry]) -> list[TensorEntry]:
+    """The same entries with little-endian data."""
+    if checkpoint.byteorder == "little":
+        return list(entries)
+    units = element_sizes(checkpoint)
+    out = []
+    for entry in entries:
+        storage = entry.storage
+        assert storage is not None and storage.data is not None
+        data = little_endian(storage.data, "big", units[storage.key])
+        out.append(replace(entry, storage=replace(storage, data=data, crc32=None)))
+    return out
+
+
+def _left_behind(checkpoint: Checkpoint, chosen: StateDict) -> list[str]:
+    """Addresses at the top of what is outside the chosen state dict, and its values that are no tensors."""
+    inside = f"{chosen.at}/" if chosen.at else ""
+    left: dict[str, None] = {}
+    for name in (entry.name for entry in checkpoint.entries if entry.at != chosen.at):
+        left[_top(name, inside)] = None
+    for address, _ in checkpoint.values():
+        left[_top(address, inside)] = None
+    return [address for address in left if address]
+
+
+def _top(address: str, inside: str) -> str:
+    """The address, cut to its first part when it lies outside the chosen mapping."""
+    return address if inside and address.startswith(inside) else address.partition("/")[0]
+
+
+def chosen_state_dict(checkpoint: Checkpoint, at: str | None) -> StateDict:
+    """The state dict at `at`, or the only one that looks like a model's.
+
+    Raises:
+        NoSuchTensor: there is none at `at`.
+        Refused: there is none, or there are several.
+    """
+    if at is not None:
+        (site,) = chosen_sites(checkpoint, at)[:1]
+        return next(state for state in checkpoint.state_dicts if state.at == site.at)
+    found = [state for state in checkpoint.state_dicts if state.weights]
+    found = found or [state for state in checkpoint.state_dicts if not state.optimizer]
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise Refused("no state dict was found in it", path=checkpoint.path, hint=_without_state_dict(checkpoint))
+    addresses = ", ".join(state.at or "''" for state in found)
+    raise Refused(
+        f"it holds {len(found)} state dicts: {addresses}",
+        path=checkpoint.path,
+        hint=f"choose one with --at {found[0].at or repr('')}",
+    )
+
+
+def _without_state_dict(checkpoint: Checkpoint) -> str:
+    if any(entry.at.endswith("_parameters") for entry in checkpoint.entries):
+        return "it is a whole pickled module; load it where its class is and save model.state_dict()"
+    return "`ckptfix inspect` shows what it holds"
+
+
+def _from_safetensors(checkpoint: Checkpoint, dest: str, target: str) -> Conversion:
+    entries = safetensors.restore_ties(checkpoint.entries, checkpoint.metadata)
+    plan = FORMATS[target].plan_write(entries, dest)
+    names = {entry.key for entry in entries}
+    left = [key for key in checkpoint.metadata if key not in names and key not in ("format", safetensors.VIEWS_KEY)]
+    findings: list[Any] = list(plan.findings)
+    findings += [Finding("left-behind", "info", f"__metadata__/{key}", "is not in the output") for key in left]
+    plan = Plan(plan.files, tuple(findings))
+    ties = len(entries) - len(checkpoint.entries)
+    return Conversion(plan, target, "", len(entries), tuple(f"__metadata__/{key}" for key in left), (), max(ties, 0))

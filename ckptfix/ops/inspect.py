@@ -1,0 +1,130 @@
+"""What a checkpoint is and holds, from its headers alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ckptfix import keys
+from ckptfix.checkpoint import Checkpoint, Finding, StateDict, TensorEntry
+from ckptfix.formats import FORMATS, trusted
+from ckptfix.formats.torch_common import Parts
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """A checkpoint in numbers.
+
+    Attributes:
+        title: what the format is called.
+        size: bytes of the file.
+        traits: what the format says of itself.
+        tensors: names that hold a tensor.
+        parameters: elements of the model's tensors; tied ones and an optimizer's are not counted.
+        nbytes: bytes of all storages, each once.
+        dtypes, devices: how many tensors of a dtype, how many places of a location.
+        wrappers: component -> (how many keys carry it, the first of them).
+        globals: (name, whether weights_only=True accepts it) of every class and function that the pickle names.
+        weights_only: why ``torch.load(weights_only=True)`` would refuse the file; None if nothing speaks against it.
+    """
+
+    path: str
+    format: str
+    title: str
+    size: int
+    traits: Mapping[str, Any]
+    tensors: int
+    parameters: int
+    nbytes: int
+    dtypes: Mapping[str, int]
+    devices: Mapping[str, int]
+    wrappers: Mapping[str, tuple[int, str]]
+    state_dicts: tuple[StateDict, ...]
+    globals: tuple[tuple[str, bool], ...]
+    weights_only: str | None
+    metadata: Mapping[str, str]
+    findings: tuple[Finding, ...]
+    entries: tuple[TensorEntry, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same for JSON, the entries without their places."""
+        return {
+            "path": self.path,
+            "format": self.format,
+            "title": self.title,
+            "size": self.size,
+            "traits": dict(self.traits),
+            "tensors": self.tensors,
+            "parameters": self.parameters,
+            "nbytes": self.nbytes,
+            "dtypes": dict(self.dtypes),
+            "devices": dict(self.devices),
+            "wrappers": {name: {"keys": count, "example": first} for name, (count, first) in self.wrappers.items()},
+            "state_dicts": [asdict(state) for state in self.state_dicts],
+            "globals": [{"name": name, "accepted": accepted} for name, accepted in self.globals],
+            "weights_only": {"accepted": self.weights_only is None, "reason": self.weights_only},
+            "metadata": dict(self.metadata),
+            "findings": [asdict(finding) for finding in self.findings],
+            "entries": [_row(entry) for entry in self.entries],
+        }
+
+
+def _row(entry: TensorEntry) -> dict[str, Any]:
+    return {
+        "name": entry.name,
+        "dtype": entry.dtype,
+        "shape": list(entry.shape),
+        "stride": list(entry.stride),
+        "offset": entry.offset,
+        "nbytes": entry.nbytes,
+        "location": entry.location,
+        "requires_grad": entry.requires_grad,
+        "parameter": entry.parameter,
+        "kind": entry.kind,
+        "detail": entry.detail,
+        "storage": None if entry.storage is None else entry.storage.key,
+    }
+
+
+def inspect(checkpoint: Checkpoint) -> Inspection:
+    """Describe `checkpoint`; no tensor byte is read."""
+    entries = checkpoint.entries
+    optimizers = {state.at for state in checkpoint.state_dicts if state.optimizer}
+    seen: set[tuple[object, ...]] = set()
+    parameters = 0
+    storages: dict[str, int] = {}
+    stack = list(entries)
+    while stack:
+        entry = stack.pop()
+        stack.extend(entry.parts)
+        if entry.storage is not None:
+            storages[entry.storage.key] = entry.storage.nbytes
+    for entry in entries:
+        place = (entry.storage.key if entry.storage else entry.name, entry.offset, entry.shape, entry.stride)
+        if entry.at not in optimizers and place not in seen:
+            seen.add(place)
+            parameters += entry.numel
+    names = [name for site in checkpoint.sites if site.kind == "state_dict" for name in site.names]
+    graph = checkpoint.graph.graph if isinstance(checkpoint.graph, Parts) else None
+    found = dict.fromkeys(trusted.canonical(node) for node in graph.globals) if graph else {}
+    return Inspection(
+        path=checkpoint.path,
+        format=checkpoint.format,
+        title=FORMATS[checkpoint.format].TITLE,
+        size=checkpoint.size,
+        traits=checkpoint.traits,
+        tensors=len(entries),
+        parameters=parameters,
+        nbytes=sum(storages.values()),
+        dtypes=dict(Counter(entry.dtype for entry in entries)),
+        devices=checkpoint.devices,
+        wrappers=keys.wrappers_in(names),
+        state_dicts=checkpoint.state_dicts,
+        globals=tuple((name, trusted.accepted(name)) for name in found),
+        weights_only=trusted.refusal(graph) if graph else None,
+        metadata=checkpoint.metadata,
+        findings=tuple(checkpoint.findings),
+        entries=entries,
+    )

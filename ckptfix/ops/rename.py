@@ -1,0 +1,325 @@
+"""Names: strip, add and unwrap prefixes, and rename by rule.
+
+Every place that holds a name changes with it: the keys of a state dict, its ``_metadata``, and the names in an
+optimizer's groups and state. All or nothing per mapping, and never two keys in one.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ckptfix import keys
+from ckptfix.checkpoint import Checkpoint, Finding, NameSite, Rename
+from ckptfix.errors import KeyConflict, NoSuchTensor, PartialPrefix, Refused
+from ckptfix.keys import Rule
+
+Names = dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One name of the mapping at `at`, before and after."""
+
+    at: str
+    old: str
+    new: str
+
+
+@dataclass(frozen=True, slots=True)
+class Renames:
+    """What a renaming will do.
+
+    Attributes:
+        edits: for `plan_edit`.
+        changes: the keys of state dicts that change.
+        references: how many other names follow them (``_metadata``, optimizer).
+        findings: rules that matched nothing, prefixes left in place.
+    """
+
+    edits: tuple[Rename, ...]
+    changes: tuple[Change, ...]
+    references: int
+    findings: tuple[Finding, ...]
+
+
+# What a site's names become, and the rule that says the same of module paths; None leaves the site alone.
+SiteRule = Callable[[NameSite], tuple[Names, Rule] | None]
+
+
+def strip(
+    checkpoint: Checkpoint,
+    *,
+    prefix: str = "module",
+    at: str | None = None,
+    all_levels: bool = False,
+    partial: bool = False,
+) -> Renames:
+    """Take `prefix` off the names of every state dict whose names carry it.
+
+    Args:
+        prefix: path components, with or without the trailing dot.
+        at: only the mapping at this address.
+        all_levels: as often as all names carry it, instead of once.
+        partial: strip the names that carry it where others do not.
+
+    Raises:
+        PartialPrefix: only some names of a mapping carry it.
+        KeyConflict: two names would become one.
+    """
+    prefix = _components(prefix)
+
+    def site_rule(site: NameSite) -> tuple[Names, Rule] | None:
+        current = list(site.names)
+        levels = 0
+        while True:
+            carrying, others = keys.split_prefix(current, prefix)
+            if not carrying:
+                break
+            if others and not partial:
+                if levels:
+                    break
+                raise _partial(checkpoint, site, prefix, len(carrying), others)
+            current = [keys.strip(name, prefix) for name in current]
+            levels += 1
+            if not all_levels:
+                break
+        if not levels:
+            return None
+
+        def rule(name: str) -> str:
+            for _ in range(levels):
+                name = keys.strip(name, prefix)
+            return name
+
+        return _changed(site.names, current), rule
+
+    return _renames(checkpoint, at, site_rule)
+
+
+def _partial(checkpoint: Checkpoint, site: NameSite, prefix: str, carrying: int, others: list[str]) -> PartialPrefix:
+    shown = ", ".join(others[:5]) + (f" and {len(others) - 5} more" if len(others) > 5 else "")
+    return PartialPrefix(
+        f"{carrying} of {carrying + len(others)} keys begin with '{prefix}.', these do not: {shown}",
+        others=tuple(others),
+        path=checkpoint.path,
+        where=site.at or None,
+        hint="--partial strips those that do; `ckptfix unwrap` removes other wrappers' names",
+    )
+
+
+def add(checkpoint: Checkpoint, *, prefix: str = "module", at: str | None = None) -> Renames:
+    """Put `prefix` before every name of the model's state dicts."""
+    prefix = _components(prefix)
+
+    def rule(name: str) -> str:
+        return keys.add(name, prefix)
+
+    def site_rule(site: NameSite) -> tuple[Names, Rule]:
+        return {name: rule(name) for name in site.names}, rule
+
+    return _renames(checkpoint, at, site_rule, weights_only=True)
+
+
+def unwrap(checkpoint: Checkpoint, *, at: str | None = None) -> Renames:
+    """Take every known wrapper's component off the names, in any order and at any depth.
+
+    Components that only wrappers have go wherever they stand; ``module`` and ``_module``, which a model
+    may have itself, go from the front and only if every name of the mapping begins with them.
+    """
+    findings: list[Finding] = []
+
+    def site_rule(site: NameSite) -> tuple[Names, Rule] | None:
+        current = [keys.without_anywhere(name) for name in site.names]
+        taken: list[str] = []
+        while (component := _leading(current)) is not None:
+            taken.append(component)
+            current = [keys.strip(name, component) for name in current]
+        for component in keys.LEADING:
+            carrying, _ = keys.split_prefix(current, component)
+            if carrying and site.kind == "state_dict":
+                message = f"left '{component}.' on {len(carrying)} of {len(current)} keys, as the others lack it"
+                findings.append(Finding("partial-prefix", "info", site.at, message))
+
+        def rule(name: str) -> str:
+            name = keys.without_anywhere(name)
+            for component in taken:
+                name = keys.strip(name, component)
+            return name
+
+        names = _changed(site.names, current)
+        return (names, rule) if names else None
+
+    return _renames(checkpoint, at, site_rule, findings)
+
+
+def _leading(names: Sequence[str]) -> str | None:
+    """The wrapper component that all `names` begin with."""
+    for component in keys.LEADING:
+        carrying, others = keys.split_prefix(names, component)
+        if carrying and not others:
+            return component
+    return None
+
+
+def rename(
+    checkpoint: Checkpoint,
+    *,
+    subs: Sequence[tuple[str, str]] = (),
+    mapping: Mapping[str, str] | None = None,
+    at: str | None = None,
+) -> Renames:
+    """Rename by regular expressions, in order, and then by an exact map.
+
+    Args:
+        subs: (pattern, replacement) as of `re.sub`; ``\\1`` refers to a group.
+        mapping: old name -> new name.
+
+    Raises:
+        Refused: a pattern or replacement that is no regular expression.
+        KeyConflict: two names would become one.
+    """
+    compiled = [(_pattern(pattern, replacement), replacement) for pattern, replacement in subs]
+    exact = dict(mapping or {})
+    used: set[str] = set()
+
+    def rule(name: str) -> str:
+        for pattern, replacement in compiled:
+            name, count = pattern.subn(replacement, name)
+            if count:
+                used.add(pattern.pattern)
+        if name in exact:
+            used.add(name)
+            name = exact[name]
+        return name
+
+    def site_rule(site: NameSite) -> tuple[Names, Rule] | None:
+        names = _changed(site.names, [rule(name) for name in site.names])
+        return (names, rule) if names else None
+
+    renames = _renames(checkpoint, at, site_rule, weights_only=True)
+    unused = [text for text in (*(pattern.pattern for pattern, _ in compiled), *exact) if text not in used]
+    everything = [name for site in checkpoint.sites if site.kind == "state_dict" for name in site.names]
+    findings = [
+        Finding("unused-rule", "warning", text, f"matched no key{_nearest(text, everything)}") for text in unused[:100]
+    ]
+    return Renames(renames.edits, renames.changes, renames.references, (*renames.findings, *findings))
+
+
+def _pattern(pattern: str, replacement: str) -> re.Pattern[str]:
+    try:
+        compiled = re.compile(pattern)
+        re._parser.parse_template(replacement, compiled)  # type: ignore[attr-defined]
+    except (re.error, IndexError) as error:
+        raise Refused(f"no regular expression: {pattern!r} -> {replacement!r}: {error}") from None
+    return compiled
+
+
+def _components(prefix: str) -> str:
+    cleaned = prefix.strip(".")
+    if not cleaned:
+        raise Refused("an empty prefix", hint="give path components, such as --prefix module")
+    return cleaned
+
+
+def _changed(old: Iterable[str], new: Iterable[str]) -> Names:
+    return {before: after for before, after in zip(old, new, strict=True) if before != after}
+
+
+def _renames(
+    checkpoint: Checkpoint,
+    at: str | None,
+    site_rule: SiteRule,
+    findings: Sequence[Finding] = (),
+    *,
+    weights_only: bool = False,
+) -> Renames:
+    """Apply `site_rule` to the chosen state dicts, and what it did to all that refers to their names."""
+    edits: list[Rename] = []
+    changes: list[Change] = []
+    union: Names = {}
+    metadata = {site.at: site for site in checkpoint.sites if site.kind == "metadata"}
+    references = 0
+    for site in chosen_sites(checkpoint, at, weights_only=weights_only):
+        result = site_rule(site)
+        if not result or not result[0]:
+            continue
+        names, rule = result
+        _refuse_conflict(checkpoint, site, names)
+        edits.append(Rename(site.at, "state_dict", names))
+        changes += [Change(site.at, old, new) for old, new in names.items()]
+        union |= names
+        if site.at in metadata:
+            modules = _module_names(metadata[site.at], names, rule)
+            references += len(modules)
+            edits.append(Rename(site.at, "metadata", modules))
+    for site in checkpoint.sites:
+        if site.kind in ("param_names", "optimizer_state"):
+            names = {name: union[name] for name in site.names if name in union}
+            if not union and at is None and (result := site_rule(site)):
+                names = result[0]
+            _refuse_conflict(checkpoint, site, names)
+            references += len(names)
+            if names:
+                edits.append(Rename(site.at, site.kind, names))
+    return Renames(tuple(edits), tuple(changes), references, tuple(findings))
+
+
+def _module_names(site: NameSite, names: Names, rule: Rule) -> Names:
+    """What becomes of module paths: first what the keys below them say, then the rule itself."""
+    derived = keys.renamed_modules(names)
+    new = {path: derived.get(path) or keys.module_path(rule, path) for path in site.names}
+    return {old: after for old, after in new.items() if old != after}
+
+
+def chosen_sites(checkpoint: Checkpoint, at: str | None, *, weights_only: bool = False) -> list[NameSite]:
+    """The state dicts to work on: the one at `at`, or all, or those that look like a model's.
+
+    Raises:
+        NoSuchTensor: there is none at `at`.
+    """
+    sites = [site for site in checkpoint.sites if site.kind == "state_dict"]
+    if at is not None:
+        found = [site for site in sites if site.at == at.strip("/")]
+        if not found:
+            addresses = [site.at or "''" for site in sites]
+            near = tuple(difflib.get_close_matches(at, addresses, 3, 0.4)) or tuple(addresses[:5])
+            raise NoSuchTensor(
+                f"no state dict at {at!r}",
+                near=near,
+                path=checkpoint.path,
+                hint=f"there is one at {', '.join(near)}" if near else "the file holds no state dict",
+            )
+        return found
+    if weights_only:
+        weights = {state.at for state in checkpoint.state_dicts if state.weights}
+        other = {state.at for state in checkpoint.state_dicts if not state.optimizer}
+        return [site for site in sites if site.at in (weights or other)]
+    return sites
+
+
+def _refuse_conflict(checkpoint: Checkpoint, site: NameSite, names: Names) -> None:
+    """Two names of one place must stay two."""
+    if site.kind == "param_names":
+        return
+    origin: dict[str, list[str]] = {}
+    for name in dict.fromkeys(site.names):
+        origin.setdefault(names.get(name, name), []).append(name)
+    pairs = tuple((new, tuple(old)) for new, old in origin.items() if len(old) > 1)
+    if pairs:
+        new, old = pairs[0]
+        more = f", and {len(pairs) - 1} more" if len(pairs) > 1 else ""
+        raise KeyConflict(
+            f"{' and '.join(repr(name) for name in old)} would both become {new!r}{more}",
+            pairs=pairs,
+            path=checkpoint.path,
+            where=site.at or None,
+            hint="nothing was written; rename one of them first with `ckptfix rename --map`",
+        )
+
+
+def _nearest(name: str, names: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name, names[:20000], 1, 0.6)
+    return f"; nearest is {near[0]!r}" if near else ""
