@@ -1,0 +1,41 @@
+# Everything runs in .venv, which is made on the first use. PYTHON names the interpreter to make it with.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint bench fixtures fuzz clean
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(READY) ## Train small wrapped models, save, mend and compare their checkpoints
+	$(BIN)/python -m ckptfix.trainer.demo
+
+test: $(READY) ## Run the tests
+	$(BIN)/python -m pytest -n 2 $(ARGS)
+
+lint: $(READY) ## Check style and types
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+bench: $(READY) ## Measure against cp, cmp, torch and others; needs several GB of disk
+	$(BIN)/python -m pip install --quiet -c tests/constraints.txt -e '.[bench]'
+	$(BIN)/python tests/benchmarks $(ARGS)
+
+fixtures: $(READY) ## Make the small files of fixtures/ anew
+	$(BIN)/python fixtures/make.py
+
+fuzz: $(READY) ## Run the property tests for longer
+	CKPTFIX_FUZZ=1 $(BIN)/python -m pytest -n 2 tests/property $(ARGS)
+
+clean: ## Remove the environment and everything that was made
+	rm -rf $(VENV) .demo .bench .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist
+	find ckptfix tests fixtures -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(READY): pyproject.toml tests/constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "ckptfix needs Python 3.11 or later: make PYTHON=...")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c tests/constraints.txt -e '.[dev]'
+	touch $@

@@ -1,0 +1,136 @@
+"""The command line: ``ckptfix COMMAND ...``.
+
+A command is a module here that holds a ``command``, and a row in `COMMANDS`. Only the module of the command that
+runs is imported, so ``--help`` costs the same however many there are.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+import click
+
+from ckptfix.cli.console import Console
+from ckptfix.cli.exits import run
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+
+COMPLETE = "_CKPTFIX_COMPLETE"
+"""Environment variable in which a shell's completion script says what it wants."""
+
+
+class Row(NamedTuple):
+    """A command: the section of the overview it stands in, its module here, and one line of help."""
+
+    section: str
+    module: str
+    summary: str
+
+
+COMMANDS: dict[str, Row] = {
+    "inspect": Row("Look", "inspect", "Say what a file is, and list its tensors."),
+    "diff": Row("Look", "diff", "Compare two checkpoints: names, shapes, devices, values."),
+    "strip-module": Row("Names", "strip_module", "Remove the prefix that DataParallel or DDP put on the names."),
+    "add-module": Row("Names", "add_module", "Add that prefix, for a model that is wrapped."),
+    "unwrap": Row("Names", "unwrap", "Remove every known wrapper's prefix: DDP, FSDP, compile."),
+    "rename": Row("Names", "rename", "Rename by regular expressions, or by a file of names."),
+    "to-cpu": Row("Devices", "to_cpu", "Make every tensor load on the CPU."),
+    "map-location": Row("Devices", "map_location", "Move tensors to another device."),
+    "convert": Row("Container", "convert", "Convert between torch zip, torch legacy and safetensors."),
+    "completion": Row("Shell", "completion", "Print the completion script of a shell."),
+}
+
+
+class Commands(click.Group):
+    """The group whose commands are the rows of `COMMANDS`."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        from importlib import import_module
+
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = import_module(f"ckptfix.cli.{COMMANDS[cmd_name].module}").command
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if name not in COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
+            from difflib import get_close_matches
+
+            near = get_close_matches(name.lower().replace("_", "-"), COMMANDS, n=3, cutoff=0.5)
+            advice = f" Did you mean {' or '.join(near)}?" if near else ""
+            raise click.UsageError(f"No such command {name!r}.{advice}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        width = max(map(len, COMMANDS))
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for name, row in COMMANDS.items():
+            sections.setdefault(row.section, []).append((name.ljust(width), row.summary))
+        for section, rows in sections.items():
+            with formatter.section(section):
+                formatter.write_dl(rows)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        from click.shell_completion import CompletionItem
+
+        found = [
+            CompletionItem(name, help=row.summary) for name, row in COMMANDS.items() if name.startswith(incomplete)
+        ]
+        return found + click.Command.shell_complete(self, ctx, incomplete)
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        windows_expand_args: bool = True,
+        **extra: Any,
+    ) -> Any:
+        """Run a command line. Exits with its code, or returns the code when not `standalone_mode`."""
+        arguments = sys.argv[1:] if args is None else list(args)
+        console = Console()
+
+        def invoke() -> object:
+            if instruction := os.environ.get(complete_var or COMPLETE):
+                from click.shell_completion import shell_complete
+
+                return shell_complete(self, {}, "ckptfix", complete_var or COMPLETE, instruction)
+            with self.make_context("ckptfix", arguments, obj=console, **extra) as ctx:
+                return self.invoke(ctx)
+
+        code = run(invoke, console, arguments)
+        if standalone_mode:
+            sys.exit(code)
+        return code
+
+
+@click.group(
+    cls=Commands,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="\b\nExample:\n  ckptfix strip-module ddp.pth plain.pth",
+)
+@click.version_option(package_name="ckptfix", message="%(prog)s %(version)s")
+def commands() -> None:
+    """Fix PyTorch checkpoints without loading them: names, devices, container.
+
+    The input is never changed. Exit codes: 0 done, same or clean; 1 differences or findings; 2 trouble or wrong
+    usage; 3 done with losses, each named; 128+n a signal.
+    """
+
+
+def main() -> NoReturn:
+    """The console script ``ckptfix``."""
+    commands.main()
+    raise AssertionError("commands.main exits")

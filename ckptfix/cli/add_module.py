@@ -1,0 +1,23 @@
+"""ckptfix add-module."""
+
+from __future__ import annotations
+
+import click
+
+from ckptfix.cli.common import How, Written, at_option, writes
+
+
+@writes(
+    "add-module",
+    click.Option(["--prefix"], default="module", show_default=True, metavar="P", help="The path components to add."),
+    at_option(),
+    example="ckptfix add-module plain.pth ddp.pth",
+)
+def command(source: str, dest: str, how: How, *, prefix: str, at: str | None) -> Written:
+    """Write OUT: IN with `module.` put before the names of its model.
+
+    A model wrapped in DataParallel or DistributedDataParallel loads it as it is.
+    """
+    from ckptfix import api
+
+    return api.add_module(source, dest, prefix=prefix, at=at, **how)

@@ -1,0 +1,153 @@
+"""What the commands share: their options, and how a result is shown."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict
+
+import click
+
+from ckptfix.cli.console import Console, pass_console
+from ckptfix.cli.tables import plural, size
+
+if TYPE_CHECKING:
+    from ckptfix.checkpoint import Finding, OutputFile, Plan
+
+
+class Written(Protocol):
+    """What every operation that writes returns."""
+
+    @property
+    def plan(self) -> Plan: ...
+    @property
+    def written(self) -> bool: ...
+    @property
+    def lines(self) -> tuple[str, ...]: ...
+    @property
+    def findings(self) -> tuple[Finding, ...]: ...
+    @property
+    def exit_code(self) -> int: ...
+    def as_dict(self) -> Mapping[str, Any]: ...
+
+
+class How(TypedDict):
+    """The keywords that every operation that writes takes."""
+
+    force: bool
+    dry_run: bool
+    progress: Callable[[int, int], None] | None
+
+
+def at_option() -> click.Option:
+    """--at PATH."""
+    return click.Option(
+        ["--at"], metavar="PATH", help="Only the mapping at this address, such as model_state_dict (see inspect)."
+    )
+
+
+def file_argument(name: str, metavar: str) -> click.Argument:
+    """A file; whether it can be read is for the library to say."""
+    return click.Argument([name], metavar=metavar, type=click.Path(readable=False))
+
+
+def _set(name: str) -> Callable[[click.Context, click.Parameter, bool], None]:
+    def callback(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+        if value:
+            setattr(ctx.ensure_object(Console), name, True)
+
+    return callback
+
+
+def output_options() -> list[click.Parameter]:
+    """--quiet and --json, which the console keeps."""
+    shared: dict[str, Any] = {"is_flag": True, "is_eager": True, "expose_value": False}
+    return [
+        click.Option(["-q", "--quiet"], callback=_set("quiet"), help="Say nothing but warnings and errors.", **shared),
+        click.Option(["--json"], callback=_set("json"), help="Print the result as one JSON object.", **shared),
+    ]
+
+
+def reads(
+    name: str, *params: click.Parameter, example: str, output: bool = True
+) -> Callable[[Callable[..., int]], click.Command]:
+    """Make a command of a function that takes the console and `params`, and returns the exit code.
+
+    Its docstring is the help text, and `example` ends it. `output` says whether it has --quiet and --json.
+    """
+
+    def decorate(function: Callable[..., int]) -> click.Command:
+        return click.Command(
+            name,
+            params=[*params, *(output_options() if output else [])],
+            callback=pass_console(function),
+            help=function.__doc__,
+            epilog=f"\b\nExample:\n  {example}",
+        )
+
+    return decorate
+
+
+def writes(name: str, *params: click.Parameter, example: str) -> Callable[[Callable[..., Written]], click.Command]:
+    """Make a command ``NAME IN OUT`` of a function (source, dest, how, `params`) that writes and returns its result."""
+
+    def decorate(function: Callable[..., Written]) -> click.Command:
+        @functools.wraps(function)
+        def callback(console: Console, /, source: str, dest: str, *, force: bool, dry_run: bool, **options: Any) -> int:
+            with console.progress(at_end="flushing to disk") as progress:
+                how = How(force=force, dry_run=dry_run, progress=progress)
+                result = function(source, dest, how, **options)
+            return show(console, result)
+
+        return reads(
+            name,
+            file_argument("source", "IN"),
+            file_argument("dest", "OUT"),
+            *params,
+            click.Option(["-f", "--force"], is_flag=True, help="Replace OUT if it exists."),
+            click.Option(["-n", "--dry-run"], is_flag=True, help="Show what would be written, and write nothing."),
+            example=example,
+        )(callback)
+
+    return decorate
+
+
+def show(console: Console, result: Written) -> int:
+    """Show what an operation wrote, or would write; its exit code.
+
+    Its `lines` tell a person of findings that are mere notes; warnings and losses are named on stderr, each.
+    """
+    if console.json:
+        console.emit(result.as_dict())
+        return result.exit_code
+    for line in result.lines:
+        console.say(line)
+    if not result.written:
+        for file in result.plan.files:
+            for line in plan_lines(file):
+                console.say(line)
+    console.findings(finding for finding in result.findings if finding.severity != "info")
+    return result.exit_code
+
+
+def plan_lines(file: OutputFile) -> list[str]:
+    """What would be written to `file`, and where its bytes would come from."""
+    from ckptfix.checkpoint import ByteRange
+    from ckptfix.errors import printable
+
+    new = [segment for segment in file.segments if isinstance(segment, bytes)]
+    lines = [f"would write {printable(file.path)}: {size(file.nbytes)}"]
+    if new:
+        lines.append(f"  {size(sum(map(len, new)))} new, in {plural(len(new), 'piece')}")
+    copied: dict[str, list[int]] = {}
+    derived: dict[str, list[int]] = {}
+    for segment in file.segments:
+        if isinstance(segment, ByteRange):
+            copied.setdefault(segment.path, []).append(segment.length)
+        elif not isinstance(segment, bytes):
+            derived.setdefault(segment.what or "computed", []).append(segment.length)
+    for path, lengths in copied.items():
+        lines.append(f"  {size(sum(lengths))} copied from {printable(path)}, in {plural(len(lengths), 'range')}")
+    for what, lengths in derived.items():
+        lines.append(f"  {size(sum(lengths))} {printable(what)}, in {plural(len(lengths), 'piece')}")
+    return lines

@@ -1,0 +1,46 @@
+"""ckptfix map-location."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import click
+
+from ckptfix.cli.common import How, Written, writes
+
+
+@writes(
+    "map-location",
+    click.Argument(["targets"], metavar="DEVICE | FROM=TO...", nargs=-1, required=True),
+    example="ckptfix map-location IN.pth OUT.pth cuda:0=cuda:1 cuda:1=cuda:0",
+)
+def command(source: str, dest: str, how: How, *, targets: tuple[str, ...]) -> Written:
+    """Write OUT: IN with its tensors on another device.
+
+    One DEVICE (cpu, cuda:1, mps ...) takes everything there. Pairs move what is on FROM to TO, all at once, so two
+    devices can be swapped; what stays where it was is listed.
+    """
+    from ckptfix import api
+
+    return api.map_location(source, dest, parse_targets(targets), **how)
+
+
+def parse_targets(targets: Sequence[str]) -> str | dict[str, str]:
+    """The one device, or FROM -> TO.
+
+    Raises:
+        click.BadParameter: both forms mixed, several devices, half a pair, or two targets for one FROM.
+    """
+    if len(targets) == 1 and "=" not in targets[0]:
+        return targets[0]
+    pairs: dict[str, str] = {}
+    for target in targets:
+        before, sign, after = (part.strip() for part in target.partition("="))
+        if not sign:
+            raise click.BadParameter(f"give one DEVICE, or pairs FROM=TO; {target!r} is no pair.")
+        if not before or not after:
+            raise click.BadParameter(f"{target!r} is half a pair; write it as in cuda:1=cuda:0.")
+        if before in pairs:
+            raise click.BadParameter(f"{before} can not go to both {pairs[before]} and {after}.")
+        pairs[before] = after
+    return pairs

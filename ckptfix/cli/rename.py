@@ -1,0 +1,126 @@
+"""ckptfix rename."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import click
+
+from ckptfix.cli.common import How, Written, at_option, writes
+from ckptfix.errors import CkptfixError, printable
+
+
+@writes(
+    "rename",
+    click.Option(
+        ["--sub", "subs"],
+        metavar="REGEX=REPLACEMENT",
+        multiple=True,
+        help="Replace every match of REGEX in a name; \\1 is its first group. Repeatable, applied in order. "
+        "Write \\= for an equals sign in REGEX.",
+    ),
+    click.Option(
+        ["--map", "map_file"],
+        metavar="FILE",
+        type=click.Path(readable=False),
+        help="Names to change, after --sub: a JSON object, or a line `old new` each. # begins a comment.",
+    ),
+    at_option(),
+    example=r"ckptfix rename old.pth new.pth --sub '^backbone\.=' --sub 'gamma$=weight'",
+)
+def command(
+    source: str, dest: str, how: How, *, subs: tuple[str, ...], map_file: str | None, at: str | None
+) -> Written:
+    """Write OUT: IN with its names changed by rule.
+
+    If two names would become one, nothing is written. A rule that matched no name is reported.
+    """
+    from ckptfix import api
+
+    if not subs and not map_file:
+        raise click.UsageError("Nothing to rename by: give --sub or --map.")
+    pairs = [split_substitution(text) for text in subs]
+    mapping = read_map(map_file) if map_file else None
+    return api.rename(source, dest, subs=pairs, mapping=mapping, at=at, **how)
+
+
+def split_substitution(text: str) -> tuple[str, str]:
+    """``REGEX=REPLACEMENT`` at its first ``=`` without a backslash before it.
+
+    Raises:
+        click.BadParameter: there is none, or nothing before it.
+    """
+    match = re.match(r"((?:[^\\=]|\\.)+)=(.*)", text, re.DOTALL)
+    if match is None:
+        raise click.BadParameter(f"{text!r} is not REGEX=REPLACEMENT.", param_hint="--sub")
+    return match[1], match[2]
+
+
+def read_map(path: str) -> dict[str, str]:
+    """The names of a map file: old -> new.
+
+    Raises:
+        CkptfixError: it is neither form; the line is named.
+    """
+    with open(path, encoding="utf-8-sig") as file:
+        try:
+            text = file.read()
+        except UnicodeDecodeError as error:
+            raise CkptfixError("a file of names is UTF-8 text", path=path, offset=error.start) from None
+    try:
+        pairs = _json_pairs(text) if text.lstrip().startswith("{") else list(_line_pairs(text.split("\n")))
+    except _BadLine as bad:
+        hint = "give a JSON object, or a line `old new` for each name"
+        raise CkptfixError(bad.message, path=path, where=bad.where, hint=hint) from None
+    mapping: dict[str, str] = {}
+    for old, new in pairs:
+        if mapping.setdefault(old, new) != new:
+            raise CkptfixError(f"{old!r} would become both {mapping[old]!r} and {new!r}", path=path)
+    return mapping
+
+
+class _BadLine(Exception):
+    def __init__(self, message: str, line: int | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.where = None if line is None else f"line {line}"
+
+
+def _json_pairs(text: str) -> list[tuple[str, str]]:
+    def pairs_of(pairs: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
+        return pairs
+
+    pairs: list[tuple[str, Any]]
+    try:
+        pairs = json.loads(text, object_pairs_hook=pairs_of)
+    except json.JSONDecodeError as error:
+        raise _BadLine(f"not JSON: {error.msg}", error.lineno) from None
+    except ValueError as error:  # a number of too many digits
+        raise _BadLine(f"not JSON that holds names: {error}") from None
+    except RecursionError:
+        raise _BadLine("not JSON that holds names: nested too deeply") from None
+    for old, new in pairs:
+        if not isinstance(new, str):
+            raise _BadLine(f"the new name of {printable(repr(old))} is no string")
+    return pairs
+
+
+def _line_pairs(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
+    for number, line in enumerate(lines, 1):
+        words = _before_comment(line.split())
+        if not words:
+            continue
+        if len(words) != 2:
+            raise _BadLine(f"expected `old new`, found {len(words)} words", number)
+        yield words[0], words[1]
+
+
+def _before_comment(words: list[str]) -> list[str]:
+    """The words before one that begins with ``#``: a name may hold the sign, but not begin with it."""
+    for index, word in enumerate(words):
+        if word.startswith("#"):
+            return words[:index]
+    return words

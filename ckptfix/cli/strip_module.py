@@ -1,0 +1,29 @@
+"""ckptfix strip-module."""
+
+from __future__ import annotations
+
+import click
+
+from ckptfix.cli.common import How, Written, at_option, writes
+
+
+@writes(
+    "strip-module",
+    click.Option(["--prefix"], default="module", show_default=True, metavar="P", help="The path components to remove."),
+    click.Option(["--all-levels"], is_flag=True, help="Remove it as often as every name begins with it."),
+    click.Option(["--partial"], is_flag=True, help="Strip the names that begin with it where others do not."),
+    at_option(),
+    example="ckptfix strip-module ddp.pth plain.pth",
+)
+def command(
+    source: str, dest: str, how: How, *, prefix: str, all_levels: bool, partial: bool, at: str | None
+) -> Written:
+    """Write OUT: IN with `module.` taken off the front of its names.
+
+    DataParallel and DistributedDataParallel put it there. Every state dict in the file is done, at any depth, and
+    with it whatever else holds its names: `_metadata`, the optimizer's `param_names`. A prefix is whole path
+    components, so `submodule.weight` stays. If only some names of a state dict begin with it, nothing is written.
+    """
+    from ckptfix import api
+
+    return api.strip_module(source, dest, prefix=prefix, all_levels=all_levels, partial=partial, at=at, **how)

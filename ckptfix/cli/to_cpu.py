@@ -1,0 +1,16 @@
+"""ckptfix to-cpu."""
+
+from __future__ import annotations
+
+from ckptfix.cli.common import How, Written, writes
+
+
+@writes("to-cpu", example="ckptfix to-cpu gpu.pth cpu.pth")
+def command(source: str, dest: str, how: How) -> Written:
+    """Write OUT: IN with every tensor on the CPU, so that it loads on a machine without a GPU.
+
+    Short for `map-location IN OUT cpu`.
+    """
+    from ckptfix import api
+
+    return api.map_location(source, dest, "cpu", **how)

@@ -1,0 +1,122 @@
+"""Tensors as a tree of modules, layers that are alike folded into one line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from ckptfix.checkpoint import TensorEntry
+from ckptfix.cli.tables import plural, shape, size
+from ckptfix.errors import printable
+
+DEPTH = 100
+"""Levels at most: a longer name keeps its rest in one piece, so no file can make the recursion deep."""
+
+
+@dataclass(slots=True)
+class Node:
+    """A module, or a tensor when it has an `entry`.
+
+    Attributes:
+        tensors, nbytes: all that is below.
+        likeness: equal for nodes whose contents are equal in names, dtypes, shapes and devices.
+        last: name of the last of the siblings that this node stands for, when they were folded.
+        count: how many it stands for.
+    """
+
+    name: str
+    entry: TensorEntry | None = None
+    children: dict[str, Node] = field(default_factory=dict)
+    tensors: int = 0
+    nbytes: int = 0
+    likeness: int = -1
+    last: str = ""
+    count: int = 1
+
+
+def lines(entries: Iterable[TensorEntry]) -> Iterator[str]:
+    """The tree of `entries`, two spaces a level: modules with what they hold, tensors with what they are."""
+    root = _grow(entries)
+    _compare(root, {})
+    rows = list(_walk(root, 0))
+    width = min(max((len(label) for label, _ in rows), default=0), 60)
+    for label, detail in rows:
+        yield f"{label.ljust(width)}  {detail}".rstrip()
+
+
+def _grow(entries: Iterable[TensorEntry]) -> Node:
+    root = Node("")
+    for entry in entries:
+        parts = [f"{part}/" for part in entry.at.split("/") if part] + entry.key.split(".")
+        if len(parts) > DEPTH:
+            parts[DEPTH - 1 :] = [".".join(parts[DEPTH - 1 :])]
+        path = [root]
+        for part in parts[:-1]:
+            path.append(path[-1].children.setdefault(part, Node(part)))
+        # A key may be both a tensor ("a") and a module ("a.b"); the colon keeps the two apart.
+        path.append(path[-1].children.setdefault(f"{parts[-1]}:", Node(parts[-1], entry)))
+        for node in path:
+            node.tensors += 1
+            node.nbytes += entry.nbytes
+    return root
+
+
+def _compare(node: Node, seen: dict[object, int]) -> None:
+    """Give every node its likeness."""
+    for child in node.children.values():
+        _compare(child, seen)
+    entry = node.entry
+    content: object = (
+        tuple((name, child.likeness) for name, child in node.children.items())
+        if entry is None
+        else (entry.dtype, entry.shape, entry.location, entry.kind)
+    )
+    node.likeness = seen.setdefault(content, len(seen))
+
+
+def _folded(children: Iterable[Node]) -> Iterator[Node]:
+    """`children`, runs of numbered ones that are alike as one: layers 0 to 11."""
+    run: Node | None = None
+    for child in children:
+        if run is not None and child.likeness == run.likeness and _follows(run.last or run.name, child.name):
+            run.last = child.name
+            run.count += 1
+            run.tensors += child.tensors
+            run.nbytes += child.nbytes
+            continue
+        if run is not None:
+            yield run
+        run = child
+    if run is not None:
+        yield run
+
+
+def _follows(name: str, after: str) -> bool:
+    """Whether `after` is the number after `name`; longer ones than 9 digits are no layer numbers."""
+    return name.isdecimal() and after.isdecimal() and len(after) < 10 and str(int(name) + 1) == after
+
+
+def _walk(node: Node, level: int) -> Iterator[tuple[str, str]]:
+    for child in _folded(node.children.values()):
+        label, bottom = _label(child), child
+        count = child.count
+        while bottom.entry is None and len(bottom.children) == 1:
+            (only,) = bottom.children.values()
+            label += ("" if label.endswith("/") else ".") + _label(only)
+            bottom = only
+        indent = "  " * level
+        if bottom.entry is not None:
+            times = f"{count} x " if count > 1 else ""
+            yield indent + label, f"{times}{_tensor(bottom.entry)}"
+        else:
+            yield indent + label, f"{plural(child.tensors, 'tensor')}, {size(child.nbytes)}"
+            yield from _walk(bottom, level + 1)
+
+
+def _label(node: Node) -> str:
+    return printable(f"{node.name}-{node.last}" if node.last else node.name)
+
+
+def _tensor(entry: TensorEntry) -> str:
+    device = "" if entry.location == "cpu" else f"  {entry.location}"
+    return printable(f"{entry.dtype} [{shape(entry.shape)}]{device}")

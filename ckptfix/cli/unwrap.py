@@ -1,0 +1,17 @@
+"""ckptfix unwrap."""
+
+from __future__ import annotations
+
+from ckptfix.cli.common import How, Written, at_option, writes
+
+
+@writes("unwrap", at_option(), example="ckptfix unwrap fsdp_compiled.pt plain.pt")
+def command(source: str, dest: str, how: How, *, at: str | None) -> Written:
+    """Write OUT: IN without the prefix of any known wrapper, in any order and at any depth.
+
+    Names that only wrappers give (`_orig_mod`, `_fsdp_wrapped_module`, `_checkpoint_wrapped_module` ...) go wherever
+    they stand; `module`, which a model may have itself, goes from the front and only if every name begins with it.
+    """
+    from ckptfix import api
+
+    return api.unwrap(source, dest, at=at, **how)
