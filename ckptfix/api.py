@@ -9,6 +9,7 @@ from typing import Any
 
 from ckptfix import fileio, formats
 from ckptfix.checkpoint import Checkpoint, Edit, Finding, Plan
+from ckptfix.collector import without_collections
 from ckptfix.errors import CkptfixError
 from ckptfix.ops import convert as convert_op
 from ckptfix.ops import relocate as relocate_op
@@ -22,7 +23,7 @@ from ckptfix.ops.rename import Change
 StrPath = str | os.PathLike[str]
 Progress = Callable[[int, int], None]
 
-open_checkpoint = formats.open_checkpoint
+open_checkpoint = without_collections(formats.open_checkpoint)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +102,7 @@ class ConvertResult(Result):
         return {"at": self.at, "tensors": self.tensors, "left_behind": list(self.left), "lost": list(self.lost)}
 
 
+@without_collections
 def strip_module(
     source: StrPath,
     dest: StrPath,
@@ -133,6 +135,7 @@ def strip_module(
     return _renamed(checkpoint, renames, dest, "stripped", nothing, force, dry_run, progress)
 
 
+@without_collections
 def add_module(
     source: StrPath,
     dest: StrPath,
@@ -149,6 +152,7 @@ def add_module(
     return _renamed(checkpoint, renames, dest, "prefixed", "no state dict was found", force, dry_run, progress)
 
 
+@without_collections
 def unwrap(
     source: StrPath,
     dest: StrPath,
@@ -164,6 +168,7 @@ def unwrap(
     return _renamed(checkpoint, renames, dest, "unwrapped", "no wrapper's name was found", force, dry_run, progress)
 
 
+@without_collections
 def rename(
     source: StrPath,
     dest: StrPath,
@@ -188,6 +193,7 @@ def rename(
     return _renamed(checkpoint, renames, dest, "renamed", "no rule matched a key", force, dry_run, progress)
 
 
+@without_collections
 def map_location(
     source: StrPath,
     dest: StrPath,
@@ -224,6 +230,7 @@ def map_location(
     )
 
 
+@without_collections
 def convert(
     source: StrPath,
     dest: StrPath,
@@ -269,6 +276,7 @@ def convert(
     )
 
 
+@without_collections
 def diff(
     a: StrPath,
     b: StrPath,
@@ -306,6 +314,7 @@ def diff(
     )
 
 
+@without_collections
 def inspect(path: StrPath) -> Inspection:
     """Describe the checkpoint at `path` from its headers."""
     return inspect_op(open_checkpoint(path))

@@ -93,9 +93,9 @@ def walk(graph: Graph) -> TorchObject:
             found.values.append((address, f"<same object as before: {_describe(node)}>"))
             continue
         visited.add(id(node))
-        if kind is Call and pairs(node) is None:
-            found.values.append((address, node))
         mapping = pairs(node)
+        if mapping is None and kind is Call:
+            found.values.append((address, node))
         if mapping is not None:
             optimizer = optimizer or _is_optimizer(mapping)
             _note_mapping(found, address, node, mapping, optimizer)

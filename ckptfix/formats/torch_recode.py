@@ -15,7 +15,7 @@ from ckptfix.errors import DamagedFile, Unsupported
 from ckptfix.formats import torch_legacy, torch_zip
 from ckptfix.formats.torch_common import element_sizes, fields, little_endian, parts_of
 from ckptfix.formats.torch_tensors import BadTensor
-from ckptfix.pickles import Graph, Patch, PersId, Text, splice
+from ckptfix.pickles import Graph, Patch, PersId, Text, parse, splice
 from ckptfix.pickles import opcodes as op
 from ckptfix.pickles.patch import Item, int_opcode, items_pushed, string_opcode
 
@@ -53,6 +53,9 @@ def to_zip(checkpoint: Checkpoint, dest: str) -> Plan:
     parts = parts_of(checkpoint)
     graph = parts.graph
     out = _Recoding()
+    for persid in graph.persids:
+        if _is_source(persid):
+            _drop_source(out, graph, persid, checkpoint.path)
     for persid, key, itemsize, data, crc32 in _references(checkpoint):
         pid = persid.pid
         if len(pid) == 6:
@@ -64,6 +67,9 @@ def to_zip(checkpoint: Checkpoint, dest: str) -> Plan:
                 continue
         out.storages.setdefault(key, (data, crc32, itemsize))
     pickle = splice(graph, out.patches.values())
+    if out.findings:
+        # What went may have defined a memo entry that something else fetches: read the result once more.
+        parse(pickle, path=checkpoint.path, where="recoded pickle")
     storages = [(key, data, crc32) for key, (data, crc32, _) in out.storages.items()]
     return Plan((OutputFile.of(dest, torch_zip.fresh(pickle, storages)),), tuple(out.findings))
 
@@ -73,6 +79,8 @@ def _references(checkpoint: Checkpoint) -> Iterator[tuple[PersId, str, int, Data
     parts = parts_of(checkpoint)
     places = parts.storages.place
     for persid in parts.graph.persids:
+        if _is_source(persid):
+            continue
         try:
             key, kind, _, _ = fields(persid)
         except BadTensor as error:
@@ -81,6 +89,25 @@ def _references(checkpoint: Checkpoint) -> Iterator[tuple[PersId, str, int, Data
         if data is None:
             raise DamagedFile(f"the file has no storage {key!r}", path=checkpoint.path)
         yield persid, key, dtypes.by_name(kind).itemsize, data, crc32
+
+
+def _is_source(persid: PersId) -> bool:
+    """Whether this is a class with its source, ``('module', class, file, text)``, which only legacy files have."""
+    pid = persid.pid
+    return type(pid) is tuple and len(pid) == 4 and pid[0] == "module" and type(pid[0]) is Text
+
+
+def _drop_source(out: _Recoding, graph: Graph, persid: PersId, path: str) -> None:
+    """Leave of a class with its source the class alone, as a zip has it."""
+    _beside(persid, path)
+    items = _fields_pushed(graph, persid)
+    start = items[0].start - 1
+    if graph.data[start] != op.MARK:
+        raise _unmovable("a class whose reference is not written out", path, persid)
+    out.patch(Patch(start, persid.position + 1, graph.data[items[1].start : items[1].end]))
+    name = getattr(persid.pid[1], "full", "a class")
+    message = f"the source text of {name}, which a zip checkpoint has no place for"
+    out.findings.append(Finding("left-behind", "info", name, message))
 
 
 def _unmovable(reason: str, path: str, persid: PersId) -> Unsupported:
@@ -94,7 +121,7 @@ def _beside(persid: PersId, path: str) -> None:
 
 
 def _fields_pushed(graph: Graph, persid: PersId) -> list[Item]:
-    """The spans of the six fields of a legacy reference."""
+    """The spans of the fields of a reference."""
     first = persid.pid[0]
     items = items_pushed(graph.data, first.start, persid.tuple_end)
     if len(items) != len(persid.pid):

@@ -8,6 +8,7 @@ stack and a set of ids, never by recursion.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, Literal
 
 
@@ -97,7 +98,7 @@ class PersId:
 
 
 class Dict:
-    """A plain dict as ordered pairs: keys may repeat or be unhashable in a hostile pickle; the last one wins."""
+    """A plain dict as ordered pairs: keys may repeat (the last one wins) or, in a hostile pickle, be unhashable."""
 
     __slots__ = ("items",)
 
@@ -161,6 +162,9 @@ def pairs(node: Any) -> list[tuple[Any, Any]] | None:
             found = [tuple(pair) for pair in node.args[0] if type(pair) in (list, tuple) and len(pair) == 2]
     else:
         return None
+    with suppress(TypeError):  # an unhashable key
+        if len(dict(found)) == len(found):
+            return found
     last: dict[Any, int] = {}
     out: list[tuple[Any, Any]] = []
     for key, value in found:

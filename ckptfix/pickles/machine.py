@@ -7,12 +7,12 @@ would accept is BadPickle with its offset.
 
 from __future__ import annotations
 
-import gc
 import os
 import struct
 from dataclasses import dataclass
 from typing import Any
 
+from ckptfix.collector import collector_paused
 from ckptfix.errors import BadPickle, TruncatedPickle
 from ckptfix.pickles import opcodes as op
 from ckptfix.pickles.graph import Call, Graph, PersId, Text
@@ -53,20 +53,15 @@ def parse(
         raise BadPickle(message, path=path, where=where)
     graph = Graph(data, start)
     machine = _Machine(graph)
-    collecting = gc.isenabled()
-    # Millions of small objects are made and none is garbage: a collection would only walk them.
-    gc.disable()
     try:
-        machine.run()
+        with collector_paused():
+            machine.run()
         _check_frames(graph)
     except (IndexError, KeyError, ValueError, TypeError, OverflowError, struct.error, BadPickle) as error:
         kind = TruncatedPickle if _starved(machine) else BadPickle
         raise kind(
             _reason(error, machine, len(data)), path=path, where=where, offset=base + min(machine.at, len(data))
         ) from None
-    finally:
-        if collecting:
-            gc.enable()
     return graph
 
 
