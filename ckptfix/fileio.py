@@ -115,6 +115,11 @@ class Reader:
                 raise _truncated(ByteRange(self.path, offset, length), offset + have)
             pieces.append(data)
 
+    def chunks(self, offset: int, length: int, size: int = BATCH) -> Iterator[bytes]:
+        """`length` bytes at `offset`, in pieces of `size`. Raises as `read`."""
+        for place in range(offset, offset + length, size):
+            yield self.read(place, min(size, offset + length - place))
+
     def close(self) -> None:
         if self.fd >= 0:
             os.close(self.fd)
@@ -157,8 +162,7 @@ def read_chunks(data: Data, size: int = BATCH) -> Iterator[bytes]:
     """
     if isinstance(data, ByteRange):
         with Reader(data.path) as source:
-            for offset in range(data.offset, data.end, size):
-                yield source.read(offset, min(size, data.end - offset))
+            yield from source.chunks(data.offset, data.length, size)
         return
     made = 0
     for chunk in data.chunks():
