@@ -1,0 +1,106 @@
+"""What people do today, one function each: ``python baselines.py NAME ARGUMENT...``.
+
+Each is written as well as its libraries allow. They run in processes of their own, some of them under another
+interpreter, so every import stands in the function that needs it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+
+def torch_strip(source: str, dest: str, mmap: str = "") -> None:
+    """Load to CPU, take ``module.`` off every key, save."""
+    import torch
+
+    state = torch.load(source, map_location="cpu", weights_only=True, mmap=bool(mmap))
+    torch.save({key.removeprefix("module."): value for key, value in state.items()}, dest)
+
+
+def torch_to_cpu(source: str, dest: str, mmap: str = "") -> None:
+    import torch
+
+    torch.save(torch.load(source, map_location="cpu", weights_only=True, mmap=bool(mmap)), dest)
+
+
+def torch_strip_nested(source: str, dest: str) -> None:
+    """As `torch_strip`, for a state dict under ``model_state_dict``."""
+    import torch
+
+    checkpoint = torch.load(source, map_location="cpu", weights_only=True)
+    state = checkpoint["model_state_dict"]
+    checkpoint["model_state_dict"] = {key.removeprefix("module."): value for key, value in state.items()}
+    torch.save(checkpoint, dest)
+
+
+def save_file(source: str, dest: str) -> None:
+    """zip to safetensors through a memory map."""
+    import torch
+    from safetensors.torch import save_file
+
+    state = torch.load(source, map_location="cpu", weights_only=True, mmap=True)
+    save_file(state, dest, metadata={"format": "pt"})
+
+
+def pt_safe_loader(source: str, dest: str) -> None:
+    """zip to safetensors by the package pt-safe-loader, its limits raised to what the file needs."""
+    from pt_loader import PtCheckpoint  # type: ignore[import-not-found]
+
+    room = 1 << 40
+    loaded = PtCheckpoint.load(
+        source, max_archive_bytes=room, max_tensor_count=1 << 20, max_tensor_bytes=room, max_pickle_bytes=1 << 30
+    )
+    loaded.export(filename=dest, format="safetensors", overwrite=True)
+
+
+def numpy_diff(left: str, right: str) -> None:
+    """Maximum and mean absolute difference, relative L2 and cosine of every pair of float32 tensors."""
+    import numpy as np
+
+    def tensors(path: str) -> dict[str, Any]:
+        with open(path, "rb") as file:
+            start = 8 + (length := int.from_bytes(file.read(8), "little"))
+            header = json.loads(file.read(length))
+        data = np.memmap(path, np.uint8, "r", offset=start)
+        places = {name: row["data_offsets"] for name, row in header.items() if name != "__metadata__"}
+        return {name: data[begin:end].view(np.float32) for name, (begin, end) in places.items()}
+
+    ours, theirs = tensors(left), tensors(right)
+    for name, a in ours.items():
+        b = theirs[name]
+        first, second = a.astype(np.float64), b.astype(np.float64)
+        difference = first - second
+        absolute = np.abs(difference)
+        norms = np.sqrt(first @ first), np.sqrt(second @ second)
+        print(
+            name,
+            np.isnan(absolute).sum(),
+            absolute.max(),
+            absolute.mean(),
+            np.sqrt(difference @ difference) / norms[0],
+            first @ second / (norms[0] * norms[1]),
+        )
+
+
+def import_torch() -> None:
+    import torch  # noqa: F401
+
+
+BASELINES: dict[str, Callable[..., None]] = {
+    function.__name__: function
+    for function in (
+        torch_strip,
+        torch_to_cpu,
+        torch_strip_nested,
+        save_file,
+        pt_safe_loader,
+        numpy_diff,
+        import_torch,
+    )
+}
+
+if __name__ == "__main__":
+    BASELINES[sys.argv[1]](*sys.argv[2:])

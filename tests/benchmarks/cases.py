@@ -1,0 +1,255 @@
+"""What is measured: each case is ckptfix at one job, and those who do the same or a comparable one."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import inputs
+import packages
+from measure import Contender, Failed, quietly
+
+HERE = Path(__file__).resolve().parent
+MB = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a row is to show: `limit` seconds, times the other's time at most, or times faster at least."""
+
+    kind: Literal["seconds", "ratio", "faster"]
+    limit: float
+
+    def __str__(self) -> str:
+        return {"seconds": "under {:g} s", "ratio": "at most {:g} x", "faster": "{:g} x faster"}[self.kind].format(
+            self.limit
+        )
+
+    def met(self, seconds: float, ratio: float) -> bool:
+        """Whether ckptfix, taking `seconds` and `ratio` times the other's time, reaches it."""
+        if self.kind == "seconds":
+            return seconds < self.limit
+        return ratio <= (self.limit if self.kind == "ratio" else 1 / self.limit)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A job of ckptfix and what it is raced against.
+
+    Attributes:
+        job: what the table calls it.
+        ours: ckptfix.
+        rivals: each with the target for ckptfix against it, None where there is none.
+        memory: most bytes that ckptfix may hold; None where there is no limit.
+        check: name of a function in checks.py, and the file that outputs are checked against.
+        skipped: rivals that are not here, and why.
+    """
+
+    job: str
+    ours: Contender
+    rivals: Sequence[tuple[Contender, Target | None]]
+    memory: int | None = None
+    check: tuple[str, Path] | None = None
+    skipped: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def contenders(self) -> list[Contender]:
+        return [self.ours, *(rival for rival, _ in self.rivals)]
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """Where a session of benchmarks works, and how large its inputs are."""
+
+    folder: Path
+    scale: float
+
+    def input(self, name: str) -> Path:
+        """The input `name` of inputs.py, built at the first call and kept."""
+        home = self.folder / f"scale-{self.scale:g}"
+        path = home / name
+        if not path.exists():
+            home.mkdir(parents=True, exist_ok=True)
+            for source in inputs.INPUTS[name][1]:
+                self.input(source)
+            print(f"building {path}", file=sys.stderr)
+            quietly([sys.executable, HERE / "inputs.py", name, home, str(self.scale)])
+            quietly(["sync", path])
+        return path
+
+    def output(self, name: str) -> Path:
+        return self.folder / f"output-{name}"
+
+    def ckptfix(self, *arguments: str | Path, output: Path | None = None, status: int = 0) -> Contender:
+        """The console script beside this interpreter; it syncs what it writes by itself."""
+        script = Path(sys.executable).with_name("ckptfix")
+        return Contender("ckptfix", (str(script), *map(str, arguments)), output, status=status)
+
+    def copied(self, source: Path) -> Contender:
+        output = self.output(f"cp{source.suffix}")
+        return Contender("cp + sync", ("cp", str(source), str(output)), output, sync=True)
+
+    def baseline(
+        self, name: str, function: str, *arguments: str | Path, output: Path | None = None, python: str | Path = ""
+    ) -> Contender:
+        """`function` of baselines.py, under this interpreter or `python`."""
+        command = (str(python or sys.executable), str(HERE / "baselines.py"), function, *map(str, arguments))
+        return Contender(name, command, output, sync=output is not None)
+
+
+def strip_module(bench: Bench) -> Case:
+    big = bench.input("big.pth")
+    ours, theirs = bench.output("ours.pth"), bench.output("torch.pth")
+    return Case(
+        "strip-module",
+        bench.ckptfix("strip-module", big, ours, output=ours),
+        (
+            (bench.copied(big), Target("ratio", 1.1)),
+            (bench.baseline("torch.load, save", "torch_strip", big, theirs, output=theirs), Target("faster", 8)),
+            (
+                bench.baseline("torch.load(mmap), save", "torch_strip", big, theirs, "mmap", output=theirs),
+                Target("faster", 8),
+            ),
+        ),
+        memory=64 * MB,
+        check=("stripped", big),
+    )
+
+
+def to_cpu(bench: Bench) -> Case:
+    big = bench.input("big.pth")
+    ours, theirs = bench.output("ours.pth"), bench.output("torch.pth")
+    return Case(
+        "to-cpu",
+        bench.ckptfix("to-cpu", big, ours, output=ours),
+        (
+            (bench.copied(big), Target("ratio", 1.1)),
+            (bench.baseline("torch.load, save", "torch_to_cpu", big, theirs, output=theirs), Target("faster", 8)),
+            (
+                bench.baseline("torch.load(mmap), save", "torch_to_cpu", big, theirs, "mmap", output=theirs),
+                Target("faster", 8),
+            ),
+        ),
+        memory=64 * MB,
+        check=("on_cpu", big),
+    )
+
+
+def many_tensors(bench: Bench) -> Case:
+    many = bench.input("many.pth")
+    ours, theirs = bench.output("ours.pth"), bench.output("torch.pth")
+    return Case(
+        "strip-module, 100,000 tensors and an optimizer",
+        bench.ckptfix("strip-module", many, ours, output=ours),
+        (
+            (
+                bench.baseline("torch.load, save", "torch_strip_nested", many, theirs, output=theirs),
+                Target("faster", 5),
+            ),
+        ),
+        check=("optimizer", many),
+    )
+
+
+def to_safetensors(bench: Bench) -> Case:
+    big = bench.input("big.pth")
+    ours, theirs = bench.output("ours.safetensors"), bench.output("theirs.safetensors")
+    rivals = [
+        (bench.copied(big), Target("ratio", 1.2)),
+        (bench.baseline("torch.load(mmap), save_file", "save_file", big, theirs, output=theirs), None),
+    ]
+    skipped = {}
+    try:
+        python = packages.interpreter("sft-cli", ["sft-cli==0.2.2", "torch"])
+        command = (str(python.with_name("sft")), "convert", str(big), "--output", str(theirs))
+        rivals.append((Contender("sft-cli 0.2.2", command, theirs, sync=True), None))
+    except Failed as error:
+        skipped["sft-cli 0.2.2"] = str(error)
+    try:
+        python = packages.interpreter("pt-safe-loader", ["pt-safe-loader==0.1.4"])
+        name = "pt-safe-loader 0.1.4"
+        rivals.append((bench.baseline(name, "pt_safe_loader", big, theirs, output=theirs, python=python), None))
+    except Failed as error:
+        skipped["pt-safe-loader 0.1.4"] = str(error)
+    return Case(
+        "convert zip to safetensors",
+        bench.ckptfix("convert", big, ours, output=ours),
+        rivals,
+        check=("same", big),
+        skipped=skipped,
+    )
+
+
+def from_safetensors(bench: Bench) -> Case:
+    plain = bench.input("plain.safetensors")
+    ours = bench.output("ours.pth")
+    return Case(
+        "convert safetensors to zip",
+        bench.ckptfix("convert", plain, ours, output=ours),
+        ((bench.copied(plain), Target("ratio", 2)),),
+        check=("same", plain),
+    )
+
+
+def diff_equal(bench: Bench) -> Case:
+    big, copy = bench.input("big.pth"), bench.input("copy.pth")
+    return Case(
+        "diff, equal files",
+        bench.ckptfix("diff", big, copy),
+        ((Contender("cmp", ("cmp", str(big), str(copy))), Target("ratio", 1.5)),),
+        memory=100 * MB,
+    )
+
+
+def diff_different(bench: Bench) -> Case:
+    plain, tuned = bench.input("plain.safetensors"), bench.input("tuned.safetensors")
+    return Case(
+        "diff, every value different",
+        bench.ckptfix("diff", plain, tuned, status=1),
+        ((bench.baseline("numpy, same sums", "numpy_diff", plain, tuned), None),),
+    )
+
+
+def inspect(bench: Bench) -> Case:
+    return Case(
+        "inspect, small file",
+        bench.ckptfix("inspect", bench.input("small.pth")),
+        ((bench.baseline("import torch", "import_torch"), Target("seconds", 0.2)),),
+    )
+
+
+def help_page(bench: Bench) -> Case:
+    return Case(
+        "--help",
+        bench.ckptfix("--help"),
+        ((bench.baseline("import torch", "import_torch"), Target("seconds", 0.2)),),
+    )
+
+
+CASES: dict[str, Callable[[Bench], Case]] = {
+    "strip-module": strip_module,
+    "to-cpu": to_cpu,
+    "many-tensors": many_tensors,
+    "to-safetensors": to_safetensors,
+    "from-safetensors": from_safetensors,
+    "diff-equal": diff_equal,
+    "diff-different": diff_different,
+    "inspect": inspect,
+    "help": help_page,
+}
+
+
+def checker(case: Case) -> Callable[[Contender], None]:
+    """What looks at a contender's first output. Raises Failed when it is not what was asked for."""
+
+    def check(contender: Contender) -> None:
+        if case.check is None or contender.output is None or contender.name == "cp + sync":
+            return
+        name, source = case.check
+        quietly([sys.executable, HERE / "checks.py", name, source, contender.output], env=dict(os.environ))
+
+    return check

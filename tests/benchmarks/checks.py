@@ -1,0 +1,74 @@
+"""Whether a contender did its work, asked of its first output: ``python checks.py NAME SOURCE OUTPUT``.
+
+A fast wrong answer is no result. The values of every tenth tensor are compared, and all names and shapes.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+
+def read(path: str) -> dict[str, Any]:
+    """The state dict in `path`, memory-mapped."""
+    import torch
+
+    with open(path, "rb") as file:
+        zipped = file.read(4) == b"PK\x03\x04"
+    if not zipped:
+        from safetensors.torch import load_file
+
+        return load_file(path)
+    found = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+    nested: dict[str, Any] = found.get("model_state_dict", found)
+    return nested
+
+
+def same(source: str, output: str, rename: Callable[[str], str] = str) -> None:
+    """Output holds the tensors of source, keys passed through `rename`."""
+    import torch
+
+    wanted = {rename(key): value for key, value in read(source).items()}
+    found = read(output)
+    assert set(wanted) == set(found), sorted(set(wanted) ^ set(found))[:6]
+    for number, (key, value) in enumerate(wanted.items()):
+        assert (value.shape, value.dtype) == (found[key].shape, found[key].dtype), key
+        assert number % 10 or torch.equal(value, found[key]), key
+
+
+def stripped(source: str, output: str) -> None:
+    same(source, output, lambda key: key.removeprefix("module."))
+
+
+def on_cpu(source: str, output: str) -> None:
+    """No storage is tagged with a GPU any more."""
+    import zipfile
+
+    with zipfile.ZipFile(output) as archive:
+        (pickle,) = (name for name in archive.namelist() if name.endswith("/data.pkl"))
+        assert b"cuda" not in archive.read(pickle)
+    same(source, output)
+
+
+def optimizer(source: str, output: str) -> None:
+    """As `stripped`, and the optimizer is as it was."""
+    import torch
+
+    before, after = (torch.load(path, map_location="cpu", weights_only=True) for path in (source, output))
+    states = [checkpoint["optimizer_state_dict"]["state"] for checkpoint in (before, after)]
+    assert before["epoch"] == after["epoch"]
+    assert list(states[0]) == list(states[1])
+    assert all(torch.equal(states[0][key]["exp_avg"], states[1][key]["exp_avg"]) for key in list(states[0])[::10])
+    stripped(source, output)
+
+
+CHECKS: dict[str, Callable[[str, str], None]] = {
+    "same": same,
+    "stripped": stripped,
+    "on_cpu": on_cpu,
+    "optimizer": optimizer,
+}
+
+if __name__ == "__main__":
+    CHECKS[sys.argv[1]](*sys.argv[2:])

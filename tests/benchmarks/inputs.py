@@ -1,0 +1,107 @@
+"""The checkpoints that the benchmarks read, made by torch alone: ``python inputs.py NAME FOLDER SCALE``.
+
+Each is built in a process of its own and kept in FOLDER; SCALE (1.0 for the real thing) multiplies its size.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+BIG_LAYERS = 128
+BIG_WIDTH = 2048
+"""128 x (2048 x 2048 weight + bias) of float32: 2.15 GB in 256 tensors."""
+
+MANY = 100_000
+MANY_OPTIMIZER = 10_000
+"""Parameters with two tensors of Adam state each."""
+
+
+def big(path: Path, scale: float) -> None:
+    """A bare DataParallel state dict, tagged ``cuda:0`` as one saved on a GPU is."""
+    import torch
+
+    torch.manual_seed(0)
+    layers = max(2, round(BIG_LAYERS * scale))
+    state: dict[str, Any] = {}
+    for number in range(layers):
+        state[f"module.blocks.{number}.fc.weight"] = torch.randn(BIG_WIDTH, BIG_WIDTH)
+        state[f"module.blocks.{number}.fc.bias"] = torch.randn(BIG_WIDTH)
+    # Consulted before the entry for CPU storages, which has priority 10.
+    torch.serialization.register_package(0, lambda storage: "cuda:0", lambda storage, location: None)
+    torch.save(state, path)
+
+
+def many(path: Path, scale: float) -> None:
+    """A training checkpoint of very many small tensors and their optimizer."""
+    import torch
+
+    torch.manual_seed(0)
+    names = [f"module.blocks.{number // 10}.part{number % 10}.weight" for number in range(round(MANY * scale))]
+    trained = len(names) * MANY_OPTIMIZER // MANY
+    state = {
+        number: {"step": 10.0, "exp_avg": torch.randn(8), "exp_avg_sq": torch.rand(8)} for number in range(trained)
+    }
+    checkpoint = {
+        "epoch": 3,
+        "model_state_dict": {name: torch.randn(8) for name in names},
+        "optimizer_state_dict": {"state": state, "param_groups": [{"lr": 1e-3, "params": list(range(trained))}]},
+    }
+    torch.save(checkpoint, path)
+
+
+def small(path: Path, scale: float) -> None:
+    import torch
+
+    torch.save({"module.fc.weight": torch.randn(5, 3), "module.fc.bias": torch.randn(5)}, path)
+
+
+def copy(path: Path, scale: float) -> None:
+    shutil.copyfile(path.with_name("big.pth"), path)
+
+
+def plain(path: Path, scale: float) -> None:
+    """The big one, clean keys, as safetensors."""
+    import torch
+    from safetensors.torch import save_file
+
+    state = torch.load(path.with_name("big.pth"), map_location="cpu", mmap=True, weights_only=True)
+    save_file({key.removeprefix("module."): value for key, value in state.items()}, path, {"format": "pt"})
+
+
+def tuned(path: Path, scale: float) -> None:
+    """As `plain`, every value a little different, as after some steps of training."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    torch.manual_seed(1)
+    state = load_file(path.with_name("plain.safetensors"))
+    for tensor in state.values():
+        tensor.add_(torch.randn(tensor.shape).mul_(1e-3))
+    save_file(state, path, {"format": "pt"})
+
+
+Builder = Callable[[Path, float], None]
+INPUTS: dict[str, tuple[Builder, tuple[str, ...]]] = {
+    "big.pth": (big, ()),
+    "many.pth": (many, ()),
+    "small.pth": (small, ()),
+    "copy.pth": (copy, ("big.pth",)),
+    "plain.safetensors": (plain, ("big.pth",)),
+    "tuned.safetensors": (tuned, ("plain.safetensors",)),
+}
+"""File name -> what builds it, and the inputs that it is built from."""
+
+
+def main(name: str, folder: str, scale: str) -> None:
+    path = Path(folder, name)
+    unfinished = path.with_name(f"unfinished-{name}")
+    INPUTS[name][0](unfinished, float(scale))
+    unfinished.rename(path)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
