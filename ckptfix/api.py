@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ckptfix import fileio, formats
+from ckptfix import formats, output
 from ckptfix.checkpoint import Checkpoint, Edit, Finding, Plan
 from ckptfix.collector import without_collections
 from ckptfix.errors import CkptfixError
@@ -322,7 +322,7 @@ def inspect(path: StrPath) -> Inspection:
 
 def _open(source: StrPath, dest: StrPath, force: bool) -> Checkpoint:
     """Open `source` after a look at `dest`: a refusal should not wait for a long read."""
-    fileio.check_destination(dest, [source], overwrite=force)
+    output.check_destination(dest, [source], overwrite=force)
     return open_checkpoint(source)
 
 
@@ -339,7 +339,7 @@ def _written(
 ) -> dict[str, Any]:
     """Write `plan` unless this is a dry run; the fields that every result has."""
     if not dry_run:
-        fileio.write_plan(plan, overwrite=force, progress=progress)
+        output.write_plan(plan, overwrite=force, progress=progress)
     return {
         "source": checkpoint.path,
         "dest": os.fspath(dest),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -254,7 +254,7 @@ class Checkpoint:
         devices: location -> how often it stands in the file.
         fixed_devices: places whose device can not be edited, as text.
         graph: what the format keeps for its own edits; opaque to everybody else.
-        findings: what reading noticed.
+        findings: what reading noticed; building `entries` may add to it.
     """
 
     path: str
@@ -270,7 +270,7 @@ class Checkpoint:
     devices: Mapping[str, int] = field(default_factory=dict)
     fixed_devices: tuple[str, ...] = ()
     graph: Any = field(default=None, repr=False, compare=False)
-    findings: tuple[Finding, ...] = ()
+    findings: Sequence[Finding] = ()
 
     @cached_property
     def entries(self) -> tuple[TensorEntry, ...]:

@@ -160,8 +160,8 @@ class _TensorMaker:
         parts = [self(part) for part in entry.parts]
         if len(parts) == 2:
             is_coalesced = coalesced == "True" if coalesced else None
-            return torch.sparse_coo_tensor(*parts, entry.shape, is_coalesced=is_coalesced)
-        return torch.sparse_compressed_tensor(*parts, entry.shape, layout=getattr(torch, layout))
+            return torch.sparse_coo_tensor(parts[0], parts[1], entry.shape, is_coalesced=is_coalesced)
+        return torch.sparse_compressed_tensor(parts[0], parts[1], parts[2], entry.shape, layout=getattr(torch, layout))
 
     def storage(self, storage: Storage, itemsize: int) -> Any:
         """The untyped storage on its device; `itemsize` is what its address must be a multiple of."""
@@ -183,7 +183,7 @@ class _TensorMaker:
                 raise Truncated(f"{data.length} bytes promised, {left} left", path=data.path, offset=data.offset)
             return self.whole[data.offset : data.end]
         storage = torch.UntypedStorage(data.length)
-        view = torch.empty((0,), dtype=torch.uint8).set_(storage)  # type: ignore[call-overload]
+        view = torch.empty((0,), dtype=torch.uint8).set_(storage)
         position = 0
         for chunk in read_chunks(data):
             view[position : position + len(chunk)] = torch.frombuffer(bytearray(chunk), dtype=torch.uint8)

@@ -67,7 +67,8 @@ class Commands(click.Group):
         if name not in COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
             from difflib import get_close_matches
 
-            near = get_close_matches(name.lower().replace("_", "-"), COMMANDS, n=3, cutoff=0.5)
+            meant = name.lower().replace("_", "-")
+            near = [meant] if meant in COMMANDS else get_close_matches(meant, COMMANDS, n=3, cutoff=0.5)
             advice = f" Did you mean {' or '.join(near)}?" if near else ""
             raise click.UsageError(f"No such command {name!r}.{advice}", ctx)
         return super().resolve_command(ctx, args)
@@ -80,6 +81,9 @@ class Commands(click.Group):
         for section, rows in sections.items():
             with formatter.section(section):
                 formatter.write_dl(rows)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        formatter.write("\nExample:\n  ckptfix strip-module ddp.pth plain.pth\n")
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         from click.shell_completion import CompletionItem
@@ -119,7 +123,6 @@ class Commands(click.Group):
 @click.group(
     cls=Commands,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="\b\nExample:\n  ckptfix strip-module ddp.pth plain.pth",
 )
 @click.version_option(package_name="ckptfix", message="%(prog)s %(version)s")
 def commands() -> None:

@@ -46,6 +46,17 @@ def at_option() -> click.Option:
     )
 
 
+class Verb(click.Command):
+    """A command whose help ends with an example."""
+
+    def __init__(self, name: str, *, example: str, **attributes: Any) -> None:
+        super().__init__(name, **attributes)
+        self.example = example
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        formatter.write(f"\nExample:\n  {self.example}\n")
+
+
 def file_argument(name: str, metavar: str) -> click.Argument:
     """A file; whether it can be read is for the library to say."""
     return click.Argument([name], metavar=metavar, type=click.Path(readable=False))
@@ -70,28 +81,28 @@ def output_options() -> list[click.Parameter]:
 
 def reads(
     name: str, *params: click.Parameter, example: str, output: bool = True
-) -> Callable[[Callable[..., int]], click.Command]:
+) -> Callable[[Callable[..., int]], Verb]:
     """Make a command of a function that takes the console and `params`, and returns the exit code.
 
     Its docstring is the help text, and `example` ends it. `output` says whether it has --quiet and --json.
     """
 
-    def decorate(function: Callable[..., int]) -> click.Command:
-        return click.Command(
+    def decorate(function: Callable[..., int]) -> Verb:
+        return Verb(
             name,
+            example=example,
             params=[*params, *(output_options() if output else [])],
             callback=pass_console(function),
             help=function.__doc__,
-            epilog=f"\b\nExample:\n  {example}",
         )
 
     return decorate
 
 
-def writes(name: str, *params: click.Parameter, example: str) -> Callable[[Callable[..., Written]], click.Command]:
+def writes(name: str, *params: click.Parameter, example: str) -> Callable[[Callable[..., Written]], Verb]:
     """Make a command ``NAME IN OUT`` of a function (source, dest, how, `params`) that writes and returns its result."""
 
-    def decorate(function: Callable[..., Written]) -> click.Command:
+    def decorate(function: Callable[..., Written]) -> Verb:
         @functools.wraps(function)
         def callback(console: Console, /, source: str, dest: str, *, force: bool, dry_run: bool, **options: Any) -> int:
             with console.progress(at_end="flushing to disk") as progress:

@@ -81,7 +81,8 @@ def _show(
         listing = _tree(entries, limit) if tree else _table(entries, limit)
         for line in listing:
             console.say(line)
-    console.findings(inspection.findings)
+    # The summary has named the globals that are refused, a line each.
+    console.findings(finding for finding in inspection.findings if tensors or finding.id != "foreign-global")
 
 
 def chosen(entries: Sequence[TensorEntry], globs: Sequence[str], path: str) -> list[TensorEntry]:
@@ -121,7 +122,7 @@ def summary(inspection: Inspection) -> list[str]:
         ("wrappers", _capped([_wrapper(*item) for item in inspection.wrappers.items()])),
         ("state dicts", _capped(list(_state_dicts(inspection.state_dicts)))),
         ("metadata", _capped([f"{name}: {_short(value)}" for name, value in inspection.metadata.items()])),
-        ("globals", _capped(_globals(inspection.globals))),
+        ("globals", _capped(_globals(inspection.globals), 40)),
         ("weights_only", [_verdict(inspection)]),
     ]
     return tables.facts([(name, [value for value in values if value]) for name, values in rows])
@@ -178,9 +179,9 @@ def _short(text: str, most: int = 80) -> str:
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
-def _capped(values: list[str]) -> list[str]:
-    hidden = len(values) - LINES
-    return values if hidden <= 0 else [*values[:LINES], f"... {hidden:,} more (--json has all)"]
+def _capped(values: list[str], most: int = LINES) -> list[str]:
+    hidden = len(values) - most
+    return values if hidden <= 0 else [*values[:most], f"... {hidden:,} more (--json has all)"]
 
 
 def _table(entries: Sequence[TensorEntry], limit: int) -> Iterator[str]:

@@ -66,8 +66,8 @@ def plural(count: int, noun: str) -> str:
 
 
 def shape(sizes: Sequence[int]) -> str:
-    """``64 x 3 x 7 x 7``; a tensor without dimensions is ``()``."""
-    return " x ".join(map(str, sizes)) if sizes else "()"
+    """``[64, 3, 7, 7]``, as torch writes it."""
+    return f"[{', '.join(map(str, sizes))}]"
 
 
 def natural(name: str) -> list[tuple[int, str]]:

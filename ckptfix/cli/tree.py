@@ -119,4 +119,4 @@ def _label(node: Node) -> str:
 
 def _tensor(entry: TensorEntry) -> str:
     device = "" if entry.location == "cpu" else f"  {entry.location}"
-    return printable(f"{entry.dtype} [{shape(entry.shape)}]{device}")
+    return printable(f"{entry.dtype} {shape(entry.shape)}{device}")

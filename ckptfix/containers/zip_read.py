@@ -93,7 +93,7 @@ def read_directory(reader: Reader, path: str) -> Directory:
 
 
 class _End(NamedTuple):
-    count: int
+    records: int
     offset: int
     size: int
     comment: bytes
@@ -153,14 +153,14 @@ def _parse_end(reader: Reader, tail: bytes, position: int, base: int, path: str)
 
 
 def _rows(raw: bytes, path: str, end: _End) -> list[Record]:
-    rows = []
+    rows: list[Record] = []
     position = 0
     limit = len(raw)
     unpack = CENTRAL.unpack_from
-    for _ in range(end.count):
+    for _ in range(end.records):
         if position + CENTRAL.size > limit:
             raise BadDirectory(
-                f"the directory ends after {len(rows)} of {end.count} records", path=path, offset=end.offset + position
+                f"the directory ends after {len(rows)} of {end.records} records", path=path, offset=end.offset + position
             )
         # fmt: off
         (signature, _, _, flags, method, _, _, crc32, stored, size,
@@ -180,7 +180,7 @@ def _rows(raw: bytes, path: str, end: _End) -> list[Record]:
         position = first + name_length + extra_length + comment_length
     if position != limit:
         raise BadDirectory(
-            f"the directory holds {limit - position} bytes more than its {end.count} records",
+            f"the directory holds {limit - position} bytes more than its {end.records} records",
             path=path,
             offset=end.offset + position,
         )

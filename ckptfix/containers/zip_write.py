@@ -220,7 +220,7 @@ def _patched_directory(
 
 def _widened(raw: bytes, rows: list[tuple[int, int]]) -> bytes:
     """`raw` with 64-bit header offsets in the directory rows at these positions."""
-    pieces = []
+    pieces: list[bytes] = []
     done = 0
     for position, header in sorted(rows):
         fields = list(CENTRAL.unpack_from(raw, position))

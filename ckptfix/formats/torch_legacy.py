@@ -191,7 +191,7 @@ def refuse_truncated(checkpoint: Checkpoint) -> None:
 def plan_write(entries: Sequence[TensorEntry], dest: str, *, metadata: Mapping[str, str] | None = None) -> Plan:
     """A fresh file that holds the state dict of `entries` as an OrderedDict."""
     pickle, storages = torch_emit.state_dict_pickle(entries, legacy=True)
-    itemsizes = {}
+    itemsizes: dict[str, int] = {}
     for entry in entries:
         row = dtypes.by_name(entry.dtype)
         assert entry.storage is not None

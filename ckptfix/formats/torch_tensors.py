@@ -230,12 +230,9 @@ def _nested(args: Args, key: str, at: str, storage_of: StorageOf) -> TensorEntry
 
 def _device_tensor(args: Args, key: str, at: str, storage_of: StorageOf) -> TensorEntry:
     data, dtype, device, requires_grad = args[:4]
-    if is_tensor(data):
-        part = _inner(data, f"{key}.data", at, storage_of)
-        shape, stride, parts = part.shape, part.stride, (part,)
-    else:
-        # A numpy array inside the pickle: its bytes are there, its shape is not worth interpreting.
-        shape, stride, parts = (), (), ()
+    # Otherwise a numpy array inside the pickle: its bytes are there, its shape is not worth interpreting.
+    parts = (_inner(data, f"{key}.data", at, storage_of),) if is_tensor(data) else ()
+    shape, stride = (parts[0].shape, parts[0].stride) if parts else ((), ())
     return TensorEntry(
         *(key, at, None, dtype_name(dtype), shape, stride, 0, bool(requires_grad)),
         kind="wrapper",

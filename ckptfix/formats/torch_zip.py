@@ -61,10 +61,10 @@ def read(path: str) -> Checkpoint:
         findings: list[Finding] = []
         archive, pickle = _open(reader, path, directory, findings)
         traits: dict[str, object] = {"zip root": archive.root, "records": len(directory.records)}
-        byteorder = _small_record(reader, directory, archive.root, "byteorder")
+        byteorder = _small_record(reader, directory, f"{archive.root}/byteorder")
         if byteorder not in ("", "little", "big"):
             raise DamagedFile(f"byte order {byteorder[:20]!r}", path=path, where=f"{archive.root}/byteorder")
-        version = _small_record(reader, directory, archive.root, "version")
+        version = _small_record(reader, directory, f"{archive.root}/version")
         if version.isdigit() and int(version) > MAX_VERSION:
             raise Unsupported(f"archive version {version}, newer than {MAX_VERSION}", path=path)
         traits["version"] = version or "none"
@@ -97,8 +97,8 @@ def _open(reader: Reader, path: str, directory: Directory, findings: list[Findin
     # torch takes the first of several records of one name, and so do we.
     pickles = [record for record in directory.records if record.name.endswith("/data.pkl")]
     roots = {record.name.partition("/")[0] for record in pickles if record.name.count("/") == 1}
-    kinds = {record.name.rpartition("/")[2] for record in directory.records}
-    if len(roots) != 1 or kinds & {"constants.pkl", "archive_format"}:
+    scripted = any(record.name.endswith(("/constants.pkl", "/archive_format")) for record in directory.records)
+    if len(roots) != 1 or scripted:
         what, hint = foreign.describe(path, reader.read(0, min(4096, reader.size)), reader.size)
         raise UnknownFormat(what, path=path, hint=hint)
     (root,) = roots
@@ -113,13 +113,12 @@ def _open(reader: Reader, path: str, directory: Directory, findings: list[Findin
     return Archive(directory, root, record, intact), data
 
 
-def _small_record(reader: Reader, directory: Directory, root: str, name: str) -> str:
+def _small_record(reader: Reader, directory: Directory, name: str) -> str:
     """The text of a short record, empty when there is none."""
-    for record in directory.records:
-        if record.name == f"{root}/{name}" and record.size <= 64:
-            data = b"".join(read_chunks(record_data(reader, directory.path, record)))
-            return data.decode("ascii", "replace").strip()
-    return ""
+    record = next((record for record in directory.records if record.name == name), None)
+    if record is None or record.size > 64:
+        return ""
+    return b"".join(read_chunks(record_data(reader, directory.path, record))).decode("ascii", "replace").strip()
 
 
 class _Places:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from ckptfix import dtypes
 from ckptfix.checkpoint import ByteRange, Checkpoint, Finding, OutputFile, Plan, StateDict, TensorEntry
@@ -112,14 +111,13 @@ def _to_safetensors(checkpoint: Checkpoint, dest: str, at: str | None, drop_unsu
     kept, metadata, findings = safetensors.share_plan(_little(checkpoint, fits))
     plan = safetensors.plan_write(kept, dest, metadata={"format": "pt", **metadata})
     left = _left_behind(checkpoint, chosen)
-    findings = [*findings, *plan.findings]
-    findings += [Finding("left-behind", "info", address, "is not in the output") for address in left]
     lost = tuple(entry.key for entry in odd)
-    findings += [Finding("lost", "warning", key, "safetensors cannot hold it") for key in lost]
+    noticed = [*findings, *plan.findings]
+    noticed += [Finding("left-behind", "info", address, "is not in the output") for address in left]
+    noticed += [Finding("lost", "warning", key, "safetensors cannot hold it") for key in lost]
+    plan = Plan(plan.files, tuple(noticed))
     ties = len(fits) - len(kept)
-    return Conversion(
-        Plan(plan.files, tuple(findings)), "safetensors", chosen.at, len(fits), (*left, *lost), lost, ties
-    )
+    return Conversion(plan, "safetensors", chosen.at, len(fits), (*left, *lost), lost, ties)
 
 
 def _fits(entry: TensorEntry) -> bool:
@@ -194,8 +192,8 @@ def _from_safetensors(checkpoint: Checkpoint, dest: str, target: str) -> Convers
     entries = safetensors.restore_ties(checkpoint.entries, checkpoint.metadata)
     plan = FORMATS[target].plan_write(entries, dest)
     names = {entry.key for entry in entries}
-    left = [key for key in checkpoint.metadata if key not in names and key not in ("format", safetensors.VIEWS_KEY)]
-    findings: list[Any] = list(plan.findings)
+    left = [key for key in checkpoint.metadata if key not in names and key not in {"format", *safetensors.TIE_KEYS}]
+    findings = list(plan.findings)
     findings += [Finding("left-behind", "info", f"__metadata__/{key}", "is not in the output") for key in left]
     plan = Plan(plan.files, tuple(findings))
     ties = len(entries) - len(checkpoint.entries)

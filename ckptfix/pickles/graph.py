@@ -153,6 +153,7 @@ def pairs(node: Any) -> list[tuple[Any, Any]] | None:
     for what is not a mapping.
     """
     kind = type(node)
+    found: list[tuple[Any, Any]]
     if kind is Dict:
         found = node.items
     elif kind is Call and (node.items is not None or _is_empty_mapping(node)):

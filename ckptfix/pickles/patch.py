@@ -7,16 +7,16 @@ needs no new memo entry, so implicit numbering (MEMOIZE) stays valid.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ckptfix.errors import Unsupported
 from ckptfix.pickles import opcodes as op
 from ckptfix.pickles.graph import Graph, Text
 
 
-@dataclass(frozen=True, slots=True)
-class Patch:
+class Patch(NamedTuple):
     """Put `new` in place of ``data[start:end]``."""
 
     start: int
@@ -43,29 +43,27 @@ def string_opcode(value: str, protocol: int, like: int = op.BINUNICODE) -> bytes
     return bytes((op.BINUNICODE,)) + len(raw).to_bytes(4, "little") + raw
 
 
-def string_patches(graph: Graph, edits: Mapping[Text, str] | Iterable[tuple[Text, str]]) -> list[Patch]:
+def string_patches(graph: Graph, edits: Iterable[tuple[Text, str]]) -> list[Patch]:
     """The patches that give each use in `edits` its new value and leave every other use as it was.
 
-    Keys are compared by identity: an edit belongs to a use, not to a value.
+    An edit belongs to a use, not to a value: uses are compared by identity. With several edits of one use
+    the last one counts, which takes them to be equal.
     """
     wanted: dict[int, str] = {}
-    edited: list[Text] = []
-    for use, value in edits.items() if isinstance(edits, Mapping) else edits:
-        wanted[id(use)] = value
-        edited.append(use)
     patches = []
     data = graph.data
-    for use in edited:
-        if use.origin is None and wanted[id(use)] != use:
-            new = string_opcode(wanted[id(use)], graph.protocol, data[use.start])
-            patches.append(Patch(use.start, use.end, new))
+    protocol = graph.protocol
+    for use, value in edits:
+        wanted[id(use)] = value
+        if use.origin is None and value != use:
+            patches.append(Patch(use.start, use.end, string_opcode(value, protocol, data[use.start])))
     for use in graph.gets:
         origin = use.origin
-        assert origin is not None
-        value = wanted.get(id(use), use)
-        if value != wanted.get(id(origin), origin):
-            new = string_opcode(value, graph.protocol, data[origin.start])
-            patches.append(Patch(use.start, use.end, new))
+        if id(use) in wanted or id(origin) in wanted:
+            assert origin is not None
+            value = wanted.get(id(use), use)
+            if value != wanted.get(id(origin), origin):
+                patches.append(Patch(use.start, use.end, string_opcode(value, protocol, data[origin.start])))
     return patches
 
 
@@ -144,9 +142,9 @@ def splice(graph: Graph, patches: Iterable[Patch]) -> bytes:
         Unsupported: two patches overlap.
     """
     data = graph.data
-    ordered = sorted(patches, key=lambda patch: (patch.start, patch.end))
+    ordered = sorted(set(patches))
     if graph.frames:
-        ordered = sorted(ordered + _frame_patches(graph, ordered), key=lambda patch: (patch.start, patch.end))
+        ordered = sorted(ordered + _frame_patches(graph, ordered))
     pieces = []
     position = graph.start
     for patch in ordered:
