@@ -1,0 +1,324 @@
+"""Output that is whole and durable, or not there at all.
+
+A file is written beside its destination under a name that nothing reads, ``.NAME.RANDOM.ckptfix-tmp``, synced,
+given the mode of what it replaces, and renamed over it; then the folder is synced. Whatever stops it on the way,
+the destination is as it was and the temp file is gone; only SIGKILL and a power cut can leave a temp file.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import stat
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+
+from ckptfix.checkpoint import ByteRange, OutputFile, Plan
+from ckptfix.errors import Unsupported, WouldOverwrite, WriteFailed
+from ckptfix.fileio import Progress, Reader, Sink, free_space, kind_of, named, read_chunks, truncated, write_failed
+
+OPEN_SOURCES = 16
+"""Source files that are kept open."""
+
+TEMP_SUFFIX = ".ckptfix-tmp"
+
+_NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
+_NO_FOLDER_SYNC = {errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF, errno.EACCES, errno.EPERM}
+_DEFERRED = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+
+
+class _Sources:
+    """The files that a plan reads: what they were at its start, and the few of them that are open."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._open: dict[str, Reader] = {}
+        self.stamps: dict[str, tuple[int, ...]] = {}
+        for where in _ranges(plan):
+            stamp = self.stamps.get(where.path)
+            if stamp is None:
+                stamp = self.stamps[where.path] = _stamp(where.path)
+            if where.offset < 0 or where.length < 0 or where.end > stamp[0]:
+                raise truncated(where, stamp[0])
+
+    def __getitem__(self, path: str) -> Reader:
+        reader = self._open.pop(path, None)
+        if reader is None:
+            if len(self._open) >= OPEN_SOURCES:
+                self._open.pop(next(iter(self._open))).close()
+            reader = Reader(path)
+        self._open[path] = reader
+        return reader
+
+    def check_unchanged(self) -> None:
+        for path, stamp in self.stamps.items():
+            if _stamp(path) != stamp:
+                raise WriteFailed(
+                    "changed while it was being read", path=path, hint="try again when nothing writes to it"
+                )
+
+    def close(self) -> None:
+        for reader in self._open.values():
+            reader.close()
+
+
+def _ranges(plan: Plan) -> Iterator[ByteRange]:
+    for file in plan.files:
+        for segment in file.segments:
+            if isinstance(segment, ByteRange):
+                yield segment
+            elif not isinstance(segment, bytes):
+                yield from segment.sources
+
+
+def _stamp(path: str) -> tuple[int, ...]:
+    """Size first; then what else tells a file from the same one written to or replaced."""
+    with named(path):
+        status = os.stat(path)
+    return status.st_size, status.st_mtime_ns, status.st_ino, status.st_dev
+
+
+@dataclass(slots=True)
+class _Output:
+    """One file on its way: its temp file, what it replaces, and how to go back."""
+
+    file: OutputFile
+    old: os.stat_result | None
+    dest: str
+    temp: str = field(init=False)
+    backup: str = field(init=False)
+    identity: tuple[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        folder, name = os.path.split(self.dest)
+        # Forty characters of the name keep the whole under NAME_MAX (255 bytes) in any encoding.
+        stem = os.path.join(folder, f".{name[:40]}.{os.urandom(8).hex()}")
+        self.temp = stem + TEMP_SUFFIX
+        self.backup = stem + ".old" + TEMP_SUFFIX
+
+    def write(self, sources: _Sources, advance: Callable[[int], None]) -> None:
+        """Fill the temp file and bring it to the disk. A failed fsync is final: the kernel forgets what it lost."""
+        fd = os.open(self.temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        with open(fd, "wb", buffering=0):
+            status = os.fstat(fd)
+            self.identity = (status.st_dev, status.st_ino)
+            sink = Sink(fd, advance)
+            for segment in self.file.segments:
+                if isinstance(segment, bytes):
+                    sink.add(segment)
+                elif isinstance(segment, ByteRange):
+                    sink.copy(sources[segment.path], segment.offset, segment.length)
+                else:
+                    for chunk in read_chunks(segment):
+                        sink.add(chunk)
+            sink.flush()
+            size = os.fstat(fd).st_size
+            if size != self.file.nbytes:
+                raise WriteFailed(f"{self.file.nbytes} bytes written, {size} arrived", path=self.file.path)
+            self._adopt_mode(fd)
+            os.fsync(fd)
+
+    def _adopt_mode(self, fd: int) -> None:
+        """Owner and mode of the file that is replaced, as far as we may; otherwise what the umask gives."""
+        with suppress(PermissionError):
+            if self.old is None:
+                os.fchmod(fd, 0o666 & ~_umask())
+            else:
+                with suppress(PermissionError):
+                    os.fchown(fd, self.old.st_uid, self.old.st_gid)
+                os.fchmod(fd, stat.S_IMODE(self.old.st_mode) & 0o777)
+
+    def keep_old(self) -> None:
+        """Keep a second name for what is replaced, so that `restore` can bring it back."""
+        if self.old is not None:
+            with suppress(OSError):
+                os.link(self.dest, self.backup)
+
+    def publish(self, overwrite: bool) -> None:
+        """The temp file becomes the destination, in one step."""
+        if overwrite:
+            os.replace(self.temp, self.dest)
+            return
+        try:
+            os.link(self.temp, self.dest)
+        except OSError as error:
+            if error.errno in _NO_LINKS and not os.path.lexists(self.dest):
+                os.replace(self.temp, self.dest)
+                return
+            if error.errno in (errno.EEXIST, *_NO_LINKS):
+                raise WouldOverwrite("appeared while it was being written", path=self.file.path) from error
+            raise
+        os.unlink(self.temp)
+
+    def restore(self) -> None:
+        """Undo `publish`, wherever it stopped."""
+        with suppress(OSError):
+            if os.path.lexists(self.backup):
+                os.replace(self.backup, self.dest)
+            elif self.old is None and _identity(self.dest) == self.identity:
+                os.unlink(self.dest)
+
+    def discard(self) -> None:
+        for path in (self.temp, self.backup):
+            with suppress(OSError):
+                os.unlink(path)
+
+
+def _identity(path: str) -> tuple[int, int]:
+    status = os.stat(path)
+    return status.st_dev, status.st_ino
+
+
+def _umask() -> int:
+    # It can not be asked for without being set: for a moment other threads make private files, never open ones.
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Let a second Ctrl-C wait until the cleaning up after the first is done."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _DEFERRED)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _check_space(outputs: Iterable[_Output]) -> None:
+    needed: dict[int, int] = {}
+    for output in outputs:
+        folder = os.path.dirname(output.dest)
+        device = os.stat(folder).st_dev
+        needed[device] = needed.get(device, 0) + output.file.nbytes
+        free = free_space(folder)
+        if free is not None and needed[device] > free:
+            raise write_failed(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), output.file.path, needed[device])
+
+
+def _sync_folders(outputs: Iterable[_Output]) -> None:
+    for folder in {os.path.dirname(output.dest) for output in outputs}:
+        try:
+            fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            if error.errno not in _NO_FOLDER_SYNC:
+                raise WriteFailed(
+                    f"the output is complete, but may not survive a power cut: {error.strerror}", path=folder
+                ) from error
+
+
+def _publish(outputs: list[_Output], overwrite: bool) -> None:
+    """All of them, or none; the last (an index) when the names of the others are on the disk.
+
+    Replaced files come back through a second hard link: a file system without links can not undo them.
+    """
+    *others, last = outputs
+    try:
+        for output in outputs:
+            if others:
+                output.keep_old()
+            if output is last and others:
+                _sync_folders(others)
+            with named(output.file.path):
+                output.publish(overwrite)
+    except BaseException:
+        with _undisturbed():
+            for output in reversed(outputs):
+                output.restore()
+        raise
+    _sync_folders(outputs)
+
+
+def check_destination(
+    dest: str | os.PathLike[str], sources: Iterable[str | os.PathLike[str]] = (), *, overwrite: bool
+) -> None:
+    """Refuse a destination that `write_plan` could not, or must not, write.
+
+    A symbolic link stands for the file that it points to.
+
+    Raises:
+        WouldOverwrite: it is one of `sources` (by name, symlink or hard link), or exists without `overwrite`.
+        Unsupported: it is a folder, a pipe or a device.
+        WriteFailed: its folder does not exist or can not be written to.
+    """
+    path = os.fspath(dest)
+    status = _status(path)
+    if status is None:
+        if not os.path.basename(path):
+            raise Unsupported("names a folder, not a file", path=path)
+        folder = os.path.dirname(os.path.realpath(path))
+        if not os.path.isdir(folder):
+            raise WriteFailed("its folder does not exist", path=path, hint=f"mkdir -p {folder}")
+    elif not stat.S_ISREG(status.st_mode):
+        raise Unsupported(f"is {kind_of(status.st_mode)}, not a file", path=path)
+    else:
+        for source in sources:
+            there = _status(os.fspath(source))
+            if there is not None and os.path.samestat(status, there):
+                raise WouldOverwrite("the output is the input", path=path, hint="give the output another name")
+        if not overwrite:
+            raise WouldOverwrite("exists", path=path, hint="give another name, or --force to replace it")
+        folder = os.path.dirname(os.path.realpath(path))
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise WriteFailed("its folder can not be written to", path=path)
+
+
+def _status(path: str) -> os.stat_result | None:
+    """Of the file behind `path`; None when there is none."""
+    try:
+        return os.stat(path)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise write_failed(error, path) from error
+
+
+def write_plan(plan: Plan, *, overwrite: bool = False, progress: Progress | None = None) -> None:
+    """Write the files of `plan`, in order: all complete and on the disk, or none.
+
+    Every file is complete and synced before the first takes its name. What is replaced gives its mode and, where
+    allowed, its owner; extended attributes and other hard links are not carried over. `progress` counts the
+    bytes of all files.
+
+    Raises:
+        WouldOverwrite, Unsupported: as `check_destination`; also when a file appears meanwhile, or the plan
+            names one file twice.
+        Truncated, DamagedFile: a source does not have what the plan promises.
+        WriteFailed: no space (asked before the first byte), an I/O error, or a source that changed meanwhile.
+    """
+    if not plan.files:
+        return
+    sources = _Sources(plan)
+    for file in plan.files:
+        check_destination(file.path, sources.stamps, overwrite=overwrite)
+    outputs = [_Output(file, _status(file.path), os.path.realpath(file.path)) for file in plan.files]
+    for number, output in enumerate(outputs):
+        if any(output.dest == other.dest for other in outputs[:number]):
+            raise WouldOverwrite("the plan writes it twice", path=output.file.path)
+    _check_space(outputs)
+    total = plan.nbytes
+    done = 0
+
+    def advance(count: int) -> None:
+        nonlocal done
+        done += count
+        if progress is not None:
+            progress(done, total)
+
+    try:
+        for output in outputs:
+            with named(output.file.path, output.file.nbytes):
+                output.write(sources, advance)
+        sources.check_unchanged()
+        _publish(outputs, overwrite)
+    finally:
+        with _undisturbed():
+            sources.close()
+            for output in outputs:
+                output.discard()
