@@ -1,0 +1,144 @@
+"""What a zip, a tar or a folder is that is no checkpoint: told from the names of its members."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+
+from ckptfix.containers.zip_read import read_directory
+from ckptfix.errors import CkptfixError, printable
+from ckptfix.fileio import Reader
+from ckptfix.formats.foreign_file import Answer, File, quote
+
+_CHECKPOINTS = (".pth", ".pt", ".ckpt", ".bin", ".th", ".safetensors", ".distcp", ".pth.tar")
+_MAX_MEMBERS = 1000
+"""Members of a tar, and entries of a folder, that are looked at."""
+
+_REPACK = "zip it again so that data.pkl lies in one folder: zip -0 -r FIXED.pth FOLDER"
+
+
+def zip_archive(file: File) -> Answer | None:
+    """A zip, also with other bytes before it."""
+    before = not file.head.startswith((b"PK\x03\x04", b"PK\x05\x06"))
+    if before and b"PK\x05\x06" not in file.read(max(0, file.size - 66_000), 66_000):
+        return None
+    try:
+        with Reader(file.path) as reader:
+            names = [record.name for record in read_directory(reader, file.path).records]
+    except CkptfixError as error:
+        if before:
+            return None
+        torch = " that torch.save wrote" if b"/data.pkl" in file.head[:300] else ""
+        return f"a damaged zip archive{torch} ({error.message})", error.hint or "copy or download it again"
+    if before:
+        return "a zip archive with other bytes before it", f"zip -F {quote(file.path)} --out FIXED.pth may mend it"
+    return _zip_of(names, file)
+
+
+def _zip_of(names: Sequence[str], file: File) -> Answer:
+    lasts = [name.rpartition("/")[2] for name in names]
+    files = [name for name, last in zip(names, lasts, strict=True) if last]
+    if not files:
+        return "a zip archive without files", None
+    if "constants.pkl" in lasts:
+        return "a TorchScript program (torch.jit.save)", f"torch.jit.load({file.name!r}) reads it"
+    if "archive_format" in lasts:
+        return "an exported program (.pt2)", f"torch.export.load({file.name!r}) reads it"
+    if "data.pkl" in lasts:
+        mac = ", with the __MACOSX files of the Finder" if any(name.startswith("__MACOSX/") for name in names) else ""
+        return f"a torch checkpoint that was unpacked and zipped again{mac}", f"unzip it, then {_REPACK}"
+    if all(name.endswith(".npy") for name in files):
+        return f"NumPy arrays (.npz): {_listed(files)}", f"numpy.load({file.name!r}) reads it"
+    if "[Content_Types].xml" in files:
+        return "an office document (Word, Excel or PowerPoint)", None
+    if "model.weights.h5" in lasts:
+        return "a Keras model (.keras)", f"keras.saving.load_model({file.name!r}) reads it"
+    if "MAR-INF/MANIFEST.json" in files:
+        return "a TorchServe archive (.mar)", f"unpack it first: unzip {quote(file.path)}"
+    if "META-INF/MANIFEST.MF" in files:
+        return "a Java archive", None
+    return f"a zip archive of {_listed(files)}", f"unpack it first: unzip {quote(file.path)}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    """The first names, checkpoints before others, and how many more there are."""
+    ordered = sorted(names, key=lambda name: not name.endswith(_CHECKPOINTS))
+    shown = ", ".join(printable(name) for name in ordered[:4])
+    return f"{shown} and {len(ordered) - 4} more" if len(ordered) > 4 else shown
+
+
+def tar_archive(file: File) -> Answer | None:
+    """A tar, torch's own from before 0.1.10 among them."""
+    if len(file.head) < 512 or not _is_tar_header(file.head[:512]):
+        return None
+    names = list(islice(_tar_names(file), _MAX_MEMBERS))
+    bare = {name.removeprefix("./") for name in names}
+    if {"sys_info", "pickle", "storages"} <= bare:
+        hint = "if you trust it, torch.load(FILE, weights_only=False) and torch.save write it anew"
+        return "a torch checkpoint from before torch 0.1.10 (a tar archive)", hint
+    return f"a tar archive of {_listed(names)}", f"unpack it first: tar -xf {quote(file.path)}"
+
+
+def _is_tar_header(block: bytes) -> bool:
+    """Whether the checksum of a tar header is right: the sum of its bytes, its own field taken as spaces."""
+    try:
+        stated = int(block[148:156].strip(b" \0") or b"x", 8)
+    except ValueError:
+        return False
+    return stated == sum(block[:148]) + 8 * 32 + sum(block[156:])
+
+
+def _tar_names(file: File) -> Iterator[str]:
+    """Names of the members, until something is no header."""
+    at = 0
+    with Reader(file.path) as reader:
+        while at + 512 <= reader.size:
+            block = reader.read(at, 512)
+            if not _is_tar_header(block):
+                return
+            # Types L, K and x hold a long name or attributes of the next member.
+            if block[156:157] not in b"LKxg":
+                yield block[:100].partition(b"\0")[0].decode("utf-8", "replace")
+            at += 512 + (_tar_size(block[124:136]) + 511) // 512 * 512
+
+
+def _tar_size(field: bytes) -> int:
+    """A size in octal, or in base 256 when its first bit is set."""
+    if field[0] & 0x80:
+        return int.from_bytes(field[1:], "big")
+    try:
+        return int(field.strip(b" \0") or b"0", 8)
+    except ValueError:
+        return 0
+
+
+def folder(path: str) -> Answer:
+    """What a folder holds, and which of its files to name instead."""
+    try:
+        entries = sorted(islice(Path(path).iterdir(), _MAX_MEMBERS))
+        inner = [entry for entry in entries if entry.is_dir()]
+        nested = next((entry for entry in inner if (entry / "data.pkl").is_file()), None)
+    except OSError as error:
+        return f"a folder that can not be read ({(error.strerror or str(error)).lower()})", None
+    names = {entry.name for entry in entries}
+    if "data.pkl" in names or nested is not None:
+        root = nested if nested is not None else Path(path)
+        parent, name = quote(str(root.parent)), quote(root.name)
+        hint = f"(cd {parent} && zip -0 -r {quote(root.name + '.pth')} {name}) makes it one file again"
+        return "a folder: a torch checkpoint that was unzipped", hint
+    if ".metadata" in names or any(name.endswith(".distcp") for name in names):
+        hint = f"python -m torch.distributed.checkpoint.format_utils dcp_to_torch {quote(path)} OUT"
+        return "a folder: a distributed checkpoint (DCP)", hint
+    index = next((name for name in sorted(names) if name.endswith(".index.json")), None)
+    if index is not None:
+        return f"a folder: a sharded checkpoint ({printable(index)})", "name one shard at a time"
+    if "saved_model.pb" in names:
+        return "a folder: a TensorFlow SavedModel", None
+    if "latest" in names and any(name.startswith("global_step") for name in names):
+        hint = f"python zero_to_fp32.py {quote(path)} OUT, the script that DeepSpeed put there"
+        return "a folder: a DeepSpeed checkpoint", hint
+    found = [name for name in sorted(names) if name.endswith(_CHECKPOINTS)]
+    if found:
+        return f"a folder; it holds {_listed(found)}", f"name a file: {quote(str(Path(path) / found[0]))}"
+    return "a folder without checkpoints" if names else "an empty folder", None

@@ -1,0 +1,39 @@
+"""A file that no format of ours claims, as the rows of `foreign` look at it."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+from ckptfix.errors import CkptfixError
+from ckptfix.fileio import Reader
+
+Answer = tuple[str, str | None]
+"""What it is, and what to do about it."""
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A path, its first bytes and its size."""
+
+    path: str
+    head: bytes
+    size: int
+
+    @property
+    def name(self) -> str:
+        return Path(self.path).name
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Up to `length` bytes at `offset`; none where they can not be read."""
+        try:
+            with Reader(self.path) as reader:
+                return reader.read(offset, min(length, max(reader.size - offset, 0)))
+        except CkptfixError:
+            return b""
+
+
+def quote(path: str) -> str:
+    """`path` for a shell."""
+    return shlex.quote(path)
