@@ -18,6 +18,7 @@ from ckptfix.errors import Truncated, Unsupported
 from ckptfix.fileio import read_chunks
 from ckptfix.formats import open_checkpoint, safetensors
 from ckptfix.formats.torch_common import Parts, element_sizes, little_endian
+from ckptfix.formats.torch_tensors import LAZY
 from ckptfix.ops import rename as rename_op
 from ckptfix.ops.convert import chosen_state_dict
 
@@ -137,7 +138,11 @@ class _TensorMaker:
         assert entry.storage is not None
         storage = self.storage(entry.storage, dtypes.by_name(entry.dtype).itemsize)
         empty = torch.empty((0,), dtype=self.dtype(entry), device=storage.device)
-        return empty.set_(storage, entry.offset, entry.shape, entry.stride)
+        tensor = empty.set_(storage, entry.offset, entry.shape, entry.stride)
+        marks = {mark: True for mark in entry.detail.split(", ") if mark in LAZY}
+        if marks:
+            torch._utils.set_tensor_metadata(tensor, marks)
+        return tensor
 
     def quantized(self, entry: TensorEntry) -> Any:
         import torch

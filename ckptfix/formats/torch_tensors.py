@@ -127,11 +127,20 @@ def _v1(args: Args, key: str, at: str, storage_of: StorageOf) -> TensorEntry:
 
 
 def _v2(args: Args, key: str, at: str, storage_of: StorageOf) -> TensorEntry:
-    return _dense(args, key, at, storage_of, requires_grad=args[4])
+    return _marked(_dense(args, key, at, storage_of, requires_grad=args[4]), args[6:])
 
 
 def _v3(args: Args, key: str, at: str, storage_of: StorageOf) -> TensorEntry:
-    return _dense(args, key, at, storage_of, dtype=dtype_name(args[6]), requires_grad=args[4])
+    return _marked(_dense(args, key, at, storage_of, dtype=dtype_name(args[6]), requires_grad=args[4]), args[7:])
+
+
+LAZY = ("conj", "neg")
+"""Marks of a tensor whose bytes stand for their conjugate or negative (``torch._utils.get_tensor_metadata``)."""
+
+
+def _marked(entry: TensorEntry, rest: Args) -> TensorEntry:
+    marks = [key for key, value in pairs(rest[0]) or () if value is True and key in LAZY] if rest else []
+    return replace(entry, detail=", ".join(marks)) if marks else entry
 
 
 def _parameter(args: Args, key: str, at: str, storage_of: StorageOf) -> TensorEntry:

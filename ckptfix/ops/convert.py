@@ -11,6 +11,7 @@ from ckptfix.checkpoint import ByteRange, Checkpoint, Finding, OutputFile, Plan,
 from ckptfix.errors import Refused, Unsupported, WouldLoseData
 from ckptfix.formats import FORMATS, safetensors, torch_recode
 from ckptfix.formats.torch_common import element_sizes, little_endian
+from ckptfix.formats.torch_tensors import LAZY
 from ckptfix.ops.rename import chosen_sites
 
 ALIASES = {"torch": "zip", "pt": "zip", "pth": "zip", "pytorch": "zip", "st": "safetensors"}
@@ -121,11 +122,12 @@ def _to_safetensors(checkpoint: Checkpoint, dest: str, at: str | None, drop_unsu
 
 
 def _fits(entry: TensorEntry) -> bool:
-    return entry.kind == "dense" and dtypes.by_name(entry.dtype).safetensors is not None
+    lazy = set(LAZY) & set(entry.detail.split(", "))
+    return entry.kind == "dense" and not lazy and dtypes.by_name(entry.dtype).safetensors is not None
 
 
 def _why(entry: TensorEntry) -> str:
-    return entry.dtype if entry.kind == "dense" else f"{entry.kind} {entry.dtype}"
+    return f"{entry.detail} {entry.dtype}".strip() if entry.kind == "dense" else f"{entry.kind} {entry.dtype}"
 
 
 def _little(checkpoint: Checkpoint, entries: Sequence[TensorEntry]) -> list[TensorEntry]:

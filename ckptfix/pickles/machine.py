@@ -58,7 +58,7 @@ def parse(
             machine.run()
         _check_frames(graph)
     except (IndexError, KeyError, ValueError, TypeError, OverflowError, struct.error, BadPickle) as error:
-        kind = TruncatedPickle if _starved(machine) else BadPickle
+        kind = TruncatedPickle if isinstance(error, TruncatedPickle) or _starved(machine) else BadPickle
         raise kind(
             _reason(error, machine, len(data)), path=path, where=where, offset=base + min(machine.at, len(data))
         ) from None

@@ -6,7 +6,7 @@ import codecs
 import struct
 from typing import Any
 
-from ckptfix.errors import BadPickle
+from ckptfix.errors import BadPickle, TruncatedPickle
 from ckptfix.pickles import opcodes as op
 from ckptfix.pickles.graph import Call, Dict, Global, Graph, PersId, Set, Text
 
@@ -115,7 +115,7 @@ class RareOpcodes:
         if code == op.FRAME:
             length = int.from_bytes(data[pos + 1 : pos + 9], "little")
             if pos + 9 + length > len(data):
-                raise BadPickle(f"a frame of {length} bytes where {len(data) - pos - 9} are left")
+                raise TruncatedPickle(f"a frame of {length} bytes where {len(data) - pos - 9} are left")
             graph.frames.append((pos, length))
             return pos + 9
         if code == op.EMPTY_SET:

@@ -1,0 +1,78 @@
+"""Rules of names."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from ckptfix import keys
+
+
+@pytest.mark.parametrize(
+    ("name", "stripped"),
+    [
+        ("module.fc.weight", "fc.weight"),
+        ("submodule.fc.weight", "submodule.fc.weight"),
+        ("encoder.module.weight", "encoder.module.weight"),
+        ("module", "module"),
+        ("modules.weight", "modules.weight"),
+        ("module.module.weight", "module.weight"),
+        ("module.", ""),
+    ],
+)
+def test_a_prefix_is_whole_components_at_the_front(name: str, stripped: str) -> None:
+    assert keys.strip(name, "module") == stripped
+
+
+def test_a_prefix_may_have_several_components() -> None:
+    assert keys.strip("net.module.fc", "net.module") == "fc"
+    assert not keys.has_prefix("net.module", "net.module")
+
+
+@pytest.mark.parametrize(
+    ("name", "bare"),
+    [
+        ("module._orig_mod.fc.weight", "fc.weight"),
+        ("_orig_mod.module.fc.weight", "fc.weight"),
+        ("model._orig_mod.layer.weight", "model.layer.weight"),
+        ("layers.0._fsdp_wrapped_module._checkpoint_wrapped_module.fc.bias", "layers.0.fc.bias"),
+        ("_forward_module.module.module.a", "a"),
+        ("_module.fc.weight", "fc.weight"),
+        ("_encoder._module.weight", "_encoder._module.weight"),
+        ("encoder.module.weight", "encoder.module.weight"),
+        ("my_orig_mod.weight", "my_orig_mod.weight"),
+        ("_orig_mod", "_orig_mod"),
+    ],
+)
+def test_unwrapped(name: str, bare: str) -> None:
+    assert keys.unwrapped(name) == bare
+
+
+def test_wrappers_in() -> None:
+    found = keys.wrappers_in(["module.a._orig_mod.b", "module.c", "d.module.e", "module"])
+    assert found == {"module": (2, "module.a._orig_mod.b"), "_orig_mod": (1, "module.a._orig_mod.b")}
+
+
+def test_companions_are_set_aside() -> None:
+    assert keys.split_prefix(["n_averaged", "module.a", "b"], "module") == (["module.a"], ["b"])
+
+
+def test_module_paths_follow_the_rule() -> None:
+    assert keys.module_path(lambda name: keys.strip(name, "module"), "module") == ""
+    assert keys.module_path(lambda name: keys.strip(name, "module"), "module.fc") == "fc"
+    assert keys.module_path(lambda name: keys.strip(name, "module"), "") == ""
+    assert keys.module_path(lambda name: keys.add(name, "module"), "") == "module"
+    assert keys.module_path(lambda name: keys.add(name, "module"), "fc") == "module.fc"
+    assert keys.module_path(keys.substitution([(re.compile(r"^bn(\d)\."), r"norm\1.")]), "bn1") == "norm1"
+
+
+def test_renamed_modules() -> None:
+    found = keys.renamed_modules({"features.0.weight": "conv.weight", "features.0.bias": "conv.bias", "x.a.w": "y.a.w"})
+    assert found == {"features.0": "conv", "x.a": "y.a", "x": "y"}
+    assert keys.renamed_modules({"a.w": "b.w", "a.v": "c.v"}) == {}
+
+
+def test_every_wrapper_row_says_where_it_comes_from() -> None:
+    assert all(row.made_by and row.source for row in keys.WRAPPERS)
+    assert len({row.component for row in keys.WRAPPERS}) == len(keys.WRAPPERS)

@@ -1,0 +1,209 @@
+"""The zip directory and one record replaced, against zipfile and torch's own reader and writer."""
+
+from __future__ import annotations
+
+import io
+import struct
+import zipfile
+from collections import OrderedDict
+from pathlib import Path
+
+import builders
+import pytest
+import torch
+
+from ckptfix.checkpoint import ByteRange, OutputFile, Plan
+from ckptfix.containers.zip_read import read_directory, read_local, record_data
+from ckptfix.containers.zip_write import NewRecord, fresh_archive, replace_record
+from ckptfix.errors import BadDirectory, CkptfixError, Truncated, Unsupported
+from ckptfix.fileio import Reader, read_chunks
+from ckptfix.output import write_plan
+
+
+def saved(path: Path, tensors: int = 5) -> Path:
+    torch.save(OrderedDict((f"t{index}", torch.arange(float(index * 7))) for index in range(tensors)), path)
+    return path
+
+
+def read_all(path: Path) -> dict[str, bytes]:
+    with zipfile.ZipFile(path) as archive:
+        assert archive.testzip() is None
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def test_reads_what_zipfile_reads(tmp_path: Path) -> None:
+    path = saved(tmp_path / "a.pth")
+    with Reader(path) as reader, zipfile.ZipFile(path) as archive:
+        directory = read_directory(reader, str(path))
+        for record, info in zip(directory.records, archive.infolist(), strict=True):
+            assert (record.name, record.header, record.size, record.crc32) == (
+                info.filename,
+                info.header_offset,
+                info.file_size,
+                info.CRC,
+            )
+            data = record_data(reader, str(path), record)
+            assert isinstance(data, ByteRange)
+            assert b"".join(read_chunks(data)) == archive.read(info)
+
+
+@pytest.mark.parametrize("length", [0, 1, 63, 64, 65, 5000])
+def test_a_replaced_record_keeps_all_others_and_their_alignment(tmp_path: Path, length: int) -> None:
+    path = saved(tmp_path / "a.pth")
+    out = tmp_path / "b.pth"
+    with Reader(path) as reader:
+        directory = read_directory(reader, str(path))
+        new = bytes(range(256)) * 20
+        segments = replace_record(reader, directory, directory.records[0], new[:length])
+    write_plan(Plan((OutputFile.of(out, segments),)))
+    before, after = read_all(path), read_all(out)
+    assert list(before) == list(after)
+    assert after.pop("a/data.pkl") == new[:length]
+    before.pop("a/data.pkl")
+    assert before == after
+    with Reader(out) as reader:
+        for record in read_directory(reader, str(out)).records[1:]:
+            assert read_local(reader, str(out), record).data % 64 == 0
+
+
+def test_the_tail_is_one_range(tmp_path: Path) -> None:
+    path = saved(tmp_path / "a.pth", 300)
+    with Reader(path) as reader:
+        directory = read_directory(reader, str(path))
+        plan = OutputFile.of("b", replace_record(reader, directory, directory.records[0], b"x"))
+    ranges = [segment for segment in plan.segments if isinstance(segment, ByteRange)]
+    assert len(ranges) == 1
+    assert ranges[0].length > 0.6 * path.stat().st_size
+
+
+def test_a_fresh_archive_is_what_torch_writes(tmp_path: Path) -> None:
+    """Byte for byte, but for the serialization id, which torch derives from a hash of the C++ library."""
+    path = saved(tmp_path / "archive.pth", 40)
+    contents = read_all(path)
+    out = tmp_path / "fresh.zip"
+    records = [NewRecord(name, data) for name, data in contents.items()]
+    write_plan(Plan((OutputFile.of(out, fresh_archive(records)),)))
+    assert out.read_bytes() == path.read_bytes()
+
+
+def test_sums_that_are_not_known_before_writing(tmp_path: Path) -> None:
+    path = saved(tmp_path / "archive.pth", 40)
+    out = tmp_path / "fresh.zip"
+    with Reader(path) as reader:
+        directory = read_directory(reader, str(path))
+        records = [NewRecord(row.name, record_data(reader, str(path), row)) for row in directory.records]
+    write_plan(Plan((OutputFile.of(out, fresh_archive(records)),)))
+    assert out.read_bytes() == path.read_bytes()
+
+
+def test_records_beyond_four_gigabytes(tmp_path: Path) -> None:
+    """A sparse file of 5 GB: offsets and sizes that need zip64, in a fresh archive and after an edit."""
+    hole = tmp_path / "hole"
+    with open(hole, "wb") as file:
+        file.truncate(5 << 30)
+    out = tmp_path / "big.zip"
+    big = NewRecord("a/data/0", ByteRange(str(hole), 0, 5 << 30), crc32=0x12345678)
+    records = [NewRecord("a/data.pkl", b"pickle"), big, NewRecord("a/data/1", b"after"), NewRecord("a/version", b"3\n")]
+    plan = OutputFile.of(out, fresh_archive(records))
+    # Only what is not the hole is written: the layout is what is tested.
+    with open(out, "wb") as file:
+        for segment in plan.segments:
+            if isinstance(segment, bytes):
+                file.write(segment)
+            else:
+                file.seek(segment.length, io.SEEK_CUR)  # type: ignore[union-attr]
+    assert out.stat().st_size == plan.nbytes
+    with Reader(out) as reader, zipfile.ZipFile(out) as archive:
+        directory = read_directory(reader, str(out))
+        assert [record.size for record in directory.records] == [6, 5 << 30, 5, 2]
+        assert archive.read("a/data/1") == b"after"
+        edited = OutputFile.of("edited", replace_record(reader, directory, directory.records[0], b"x" * 999))
+    assert edited.nbytes > plan.nbytes
+    large = next(segment for segment in edited.segments if isinstance(segment, ByteRange))
+    assert large.length > 5 << 30
+    shifted = tmp_path / "shifted.zip"
+    with open(shifted, "wb") as file:
+        for segment in edited.segments:
+            if isinstance(segment, bytes):
+                file.write(segment)
+            else:
+                start = file.tell()
+                with Reader(out) as reader:
+                    tail = reader.read(segment.offset + segment.length - 200, 200)  # type: ignore[union-attr]
+                file.seek(start + segment.length - 200)  # type: ignore[union-attr]
+                file.write(tail)
+    with zipfile.ZipFile(shifted) as archive:
+        assert archive.read("a/data.pkl") == b"x" * 999
+        assert archive.read("a/data/1") == b"after"
+
+
+def archive(**fields: object) -> bytes:
+    return builders.torch_zip(builders.assemble("EMPTY_DICT", "STOP"), {"0": b"12345678"}, **fields)
+
+
+def opened(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "x.pth"
+    path.write_bytes(data)
+    with Reader(path) as reader:
+        directory = read_directory(reader, str(path))
+        for record in directory.records:
+            record_data(reader, str(path), record)
+
+
+def test_every_cut_is_truncated_or_a_bad_directory(tmp_path: Path) -> None:
+    data = archive()
+    opened(tmp_path, data)
+    for _, cut in builders.cuts(data):
+        with pytest.raises((Truncated, BadDirectory)):
+            opened(tmp_path, cut)
+
+
+def test_lies_of_the_end_record(tmp_path: Path) -> None:
+    data = archive()
+    end = data.rindex(b"PK\x05\x06")
+    locator = end - 20
+    end64 = locator - 56
+    for position, form in ((end64 + 40, "<Q"), (end64 + 48, "<Q"), (end64 + 24, "<Q"), (locator + 8, "<Q")):
+        value = struct.unpack_from(form, data, position)[0]
+        for lie in (value + 1, value - 1, 0, 1 << 62):
+            changed = bytearray(data)
+            struct.pack_into(form, changed, position, lie)
+            with pytest.raises(CkptfixError):
+                opened(tmp_path, bytes(changed))
+
+
+def test_overlapping_records_are_refused(tmp_path: Path) -> None:
+    records = builders.torch_records(b"}.", {"0": b"1" * 64, "1": b"2" * 64})
+    path = tmp_path / "x.pth"
+    data = builders.build_zip(records)
+    first = data.rindex(b"archive/data/1") - 46
+    changed = bytearray(data)
+    header = struct.unpack_from("<L", changed, first + 42)[0]
+    struct.pack_into("<L", changed, first + 42, header - 40)
+    path.write_bytes(changed)
+    with Reader(path) as reader, pytest.raises(BadDirectory, match="runs into"):
+        read_directory(reader, str(path))
+
+
+def test_local_name_that_differs(tmp_path: Path) -> None:
+    data = archive()
+    changed = data.replace(b"archive/data/0", b"archive/data/9", 1)
+    with pytest.raises(BadDirectory, match="calls this record"):
+        opened(tmp_path, changed)
+
+
+def test_unknown_method_and_encryption(tmp_path: Path) -> None:
+    path = tmp_path / "x.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_BZIP2) as archive:
+        archive.writestr("a/data.pkl", b"}." * 100)
+    with pytest.raises(Unsupported, match="method 12"):
+        opened(tmp_path, path.read_bytes())
+
+
+def test_deflated_records_are_streamed(tmp_path: Path) -> None:
+    path = tmp_path / "x.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a/data/0", b"abc" * 1000)
+    with Reader(path) as reader:
+        (record,) = read_directory(reader, str(path)).records
+        assert b"".join(read_chunks(record_data(reader, str(path), record))) == b"abc" * 1000
