@@ -1,0 +1,126 @@
+"""What ``make demo`` shows: wrapped checkpoints of real training, mended and put to use, in ``.demo/``.
+
+Every step is checked; the first that is not as it should be ends the demo with exit status 1.
+"""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ckptfix.trainer.models import TASKS
+from ckptfix.trainer.train import outputs
+
+FOLDER = Path(".demo")
+NO_SUCH_GPU = "cuda:31"
+"""A device of the machine that a checkpoint came from, and not of this one."""
+
+
+class Unexpected(Exception):
+    """A step did not do what the demo is to show."""
+
+
+def title(text: str) -> None:
+    print(f"\n== {text}", flush=True)
+
+
+def shell(command: str, *, status: int = 0) -> None:
+    """Echo and run a command that starts with ``ckptfix`` or ``python``, under this interpreter."""
+    print(f"$ {command}", flush=True)
+    program, *arguments = shlex.split(command)
+    module = ["-m", "ckptfix"] if program == "ckptfix" else []
+    done = subprocess.run([sys.executable, *module, *arguments])
+    if done.returncode != status:
+        raise Unexpected(f"exit status {done.returncode}, not {status}: {command}")
+
+
+def refused(what: str, load: Callable[[], object]) -> None:
+    """Show that plain torch does not take a checkpoint, in its own words."""
+    try:
+        load()
+    except Exception as error:
+        words = " ".join(str(error).split())
+        print(f"{what}\n  {type(error).__name__}: {words[:300]}{' ...' if len(words) > 300 else ''}")
+    else:
+        raise Unexpected(f"{what}: torch took it")
+
+
+def read(path: Path) -> Any:
+    return torch.load(path, weights_only=True)
+
+
+def plain(model: str, state: Mapping[str, Any]) -> Tensor:
+    """What a new, unwrapped model puts out after a strict load of `state`."""
+    task = TASKS[model]
+    made = task.model()
+    made.load_state_dict(state)
+    return outputs(made, task)
+
+
+def works(model: str, state: Mapping[str, Any], trained: Path) -> None:
+    """`state` loads into a plain model, whose outputs are those that the trained one left in `trained`."""
+    torch.testing.assert_close(plain(model, state), read(trained), rtol=1e-6, atol=1e-6)
+    print("a plain model loads it, and its outputs are the trained model's")
+
+
+def data_parallel() -> None:
+    wrapped, mended, trained = FOLDER / "dp.pth", FOLDER / "dp-plain.pth", FOLDER / "dp-outputs.pt"
+    title("A training checkpoint of nn.DataParallel")
+    shell(f"python -m ckptfix.trainer --model mlp --parallel dp --nested --save {wrapped} --outputs {trained}")
+    refused("a plain model refuses it:", lambda: plain("mlp", read(wrapped)["model_state_dict"]))
+    shell(f"ckptfix inspect {wrapped}")
+    shell(f"ckptfix strip-module {wrapped} {mended}")
+    works("mlp", read(mended)["model_state_dict"], trained)
+    shell(f"ckptfix diff {wrapped} {mended}", status=1)
+
+
+def distributed() -> None:
+    wrapped, mended, trained = FOLDER / "ddp.pth", FOLDER / "ddp-plain.pth", FOLDER / "ddp-outputs.pt"
+    title("A state dict of a compiled model in DistributedDataParallel, two processes")
+    shell(f"python -m ckptfix.trainer --model vgg --parallel compile,ddp --save {wrapped} --outputs {trained}")
+    refused("a plain model refuses it:", lambda: plain("vgg", read(wrapped)))
+    shell(f"ckptfix unwrap {wrapped} {mended}")
+    works("vgg", read(mended), trained)
+
+
+def devices() -> None:
+    source, foreign, mended = FOLDER / "ddp-plain.pth", FOLDER / "gpu.pth", FOLDER / "cpu.pth"
+    title("A checkpoint from a GPU that is not here")
+    shell(f"ckptfix map-location {source} {foreign} {NO_SUCH_GPU}")
+    refused("torch.load refuses it:", lambda: read(foreign))
+    shell(f"ckptfix to-cpu {foreign} {mended}")
+    works("vgg", read(mended), FOLDER / "ddp-outputs.pt")
+
+
+def containers() -> None:
+    source, safe, back = FOLDER / "cpu.pth", FOLDER / "vgg.safetensors", FOLDER / "back.pth"
+    title("To safetensors and back")
+    shell(f"ckptfix convert {source} {safe}")
+    shell(f"ckptfix convert {safe} {back}")
+    works("vgg", read(back), FOLDER / "ddp-outputs.pt")
+    shell(f"ckptfix diff {source} {back}")
+
+
+def main() -> int:
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    FOLDER.mkdir()
+    try:
+        for part in (data_parallel, distributed, devices, containers):
+            part()
+    except (Unexpected, AssertionError, RuntimeError) as error:
+        print(f"\nnot as it should be: {error}", file=sys.stderr)
+        return 1
+    print(f"\nall as it should be; the files are in {FOLDER}/")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
