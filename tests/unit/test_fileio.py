@@ -1,0 +1,256 @@
+"""Exact reads and kernel copies: whatever the kernel answers, the bytes arrive or an error says where."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ckptfix import fileio
+from ckptfix.checkpoint import ByteRange, Derived
+from ckptfix.errors import DamagedFile, Truncated, Unsupported, WriteFailed
+
+CONTENT = bytes(range(256)) * 1200  # 300 KiB: above SMALL, so that the kernel copies it
+FALLBACKS = [errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ETXTBSY, errno.EPERM]
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> str:
+    path = tmp_path / "source"
+    path.write_bytes(CONTENT)
+    return str(path)
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Iterator[int]:
+    fd = os.open(tmp_path / "out", os.O_RDWR | os.O_CREAT)
+    yield fd
+    os.close(fd)
+
+
+def written(fd: int) -> bytes:
+    return os.pread(fd, 1 << 24, 0)
+
+
+def without_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fileio, "_kernel_means", list)
+
+
+class TestReading:
+    @pytest.mark.parametrize(("offset", "length"), [(0, 0), (0, 5), (1000, 299_000), (len(CONTENT), 0)])
+    def test_exact(self, source: str, offset: int, length: int) -> None:
+        assert fileio.read_exact(ByteRange(source, offset, length)) == CONTENT[offset : offset + length]
+
+    @pytest.mark.parametrize(
+        ("offset", "length", "left"),
+        [(0, len(CONTENT) + 1, len(CONTENT)), (len(CONTENT) - 3, 1 << 62, 3), (1 << 62, 1, 0), (-1, 2, 0), (5, -1, 0)],
+    )
+    def test_more_than_there_is(self, source: str, offset: int, length: int, left: int) -> None:
+        with pytest.raises(Truncated) as caught:
+            fileio.read_exact(ByteRange(source, offset, length))
+        error = caught.value
+        assert (error.path, error.offset) == (source, offset)
+        assert error.message == f"{length} bytes promised, {max(left, 0)} left"
+
+    def test_short_reads_are_continued(self, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        pread = os.pread
+        monkeypatch.setattr(os, "pread", lambda fd, length, offset: pread(fd, min(length, 7), offset))
+        assert fileio.read_exact(ByteRange(source, 3, 100)) == CONTENT[3:103]
+
+    def test_a_file_that_shrinks_under_its_reader(self, source: str) -> None:
+        with fileio.Reader(source) as reader:
+            os.truncate(source, 10)
+            assert reader.read(0, 10) == CONTENT[:10]
+            with pytest.raises(Truncated, match="20 bytes promised, 6 left"):
+                reader.read(4, 20)
+
+    def test_an_unreadable_sector_has_its_offset(self, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        def pread(fd: int, length: int, offset: int) -> bytes:
+            if offset == 4096:
+                raise OSError(errno.EIO, "Input/output error")
+            return b"x" * min(length, 4096 - offset)
+
+        monkeypatch.setattr(os, "pread", pread)
+        with pytest.raises(WriteFailed, match="Input/output error") as caught:
+            fileio.read_exact(ByteRange(source, 96, 8000))
+        assert (caught.value.path, caught.value.offset) == (source, 4096)
+
+    def test_chunks(self, source: str) -> None:
+        chunks = list(fileio.read_chunks(ByteRange(source, 1, 2500), 1000))
+        assert [len(chunk) for chunk in chunks] == [1000, 1000, 500]
+        assert b"".join(chunks) == CONTENT[1:2501]
+
+    def test_chunks_of_a_derived_stream(self) -> None:
+        assert list(fileio.read_chunks(Derived(5, lambda: (b"ab", b"", b"cde")))) == [b"ab", b"", b"cde"]
+
+    @pytest.mark.parametrize("length", [4, 6])
+    def test_a_derived_stream_must_keep_its_promise(self, length: int) -> None:
+        with pytest.raises(DamagedFile, match=f"{length} bytes promised"):
+            list(fileio.read_chunks(Derived(length, lambda: (b"ab", b"cde"))))
+
+    def test_no_byte_too_many_is_handed_on(self) -> None:
+        chunks = fileio.read_chunks(Derived(4, lambda: (b"ab", b"cde")))
+        assert next(chunks) == b"ab"
+        with pytest.raises(DamagedFile):
+            next(chunks)
+
+    def test_a_missing_file(self, tmp_path: Path) -> None:
+        with pytest.raises(WriteFailed, match="No such file") as caught:
+            fileio.Reader(tmp_path / "none")
+        assert caught.value.path == str(tmp_path / "none")
+
+    def test_a_folder(self, tmp_path: Path) -> None:
+        with pytest.raises(Unsupported, match="is a folder"):
+            fileio.Reader(tmp_path)
+
+    def test_a_pipe_does_not_wait_for_a_writer(self, tmp_path: Path) -> None:
+        os.mkfifo(tmp_path / "fifo")
+        with pytest.raises(Unsupported, match="is a pipe"):
+            fileio.Reader(tmp_path / "fifo")
+
+    def test_a_device(self) -> None:
+        with pytest.raises(Unsupported, match="is a device"):
+            fileio.Reader(os.devnull)
+
+    def test_a_name_that_is_no_valid_text(self, tmp_path: Path) -> None:
+        path = os.fsdecode(bytes(tmp_path) + b"/\xff\xfe\n")
+        try:
+            Path(path).write_bytes(b"abc")
+        except OSError:
+            pytest.skip("the file system takes valid UTF-8 only")
+        assert fileio.read_exact(ByteRange(path, 1, 2)) == b"bc"
+        with pytest.raises(Truncated) as caught:
+            fileio.read_exact(ByteRange(path, 1, 3))
+        assert str(caught.value).isprintable()
+
+    def test_descriptors_are_closed(self, source: str, tmp_path: Path) -> None:
+        descriptors = Path("/proc/self/fd")
+        if not descriptors.is_dir():
+            pytest.skip("no /proc")
+        before = len(list(descriptors.iterdir()))
+        fileio.read_exact(ByteRange(source, 0, 1))
+        list(fileio.read_chunks(ByteRange(source, 0, 10)))
+        with pytest.raises(Unsupported):
+            fileio.Reader(tmp_path)
+        assert len(list(descriptors.iterdir())) == before
+
+
+class TestCopying:
+    def test_appends_at_the_current_position(self, source: str, out: int) -> None:
+        os.write(out, b"head")
+        fileio.copy_range(ByteRange(source, 5, 250_000), out)
+        os.write(out, b"tail")
+        assert written(out) == b"head" + CONTENT[5:250_005] + b"tail"
+
+    def test_progress_counts_to_the_end(self, source: str, out: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(fileio, "KERNEL_CHUNK", 100_000)
+        calls: list[tuple[int, int]] = []
+        fileio.copy_range(ByteRange(source, 0, 300_000), out, lambda done, total: calls.append((done, total)))
+        assert calls == [(100_000, 300_000), (200_000, 300_000), (300_000, 300_000)]
+
+    @pytest.mark.skipif(not hasattr(os, "copy_file_range"), reason="this system has no copy_file_range")
+    @pytest.mark.parametrize("number", FALLBACKS, ids=errno.errorcode.get)
+    @pytest.mark.parametrize("already", [0, 1])
+    def test_goes_on_by_other_means_where_it_stopped(
+        self, source: str, out: int, monkeypatch: pytest.MonkeyPatch, number: int, already: int
+    ) -> None:
+        """Call number `already` fails; those before it copied 70,000 bytes each."""
+        copy_file_range = os.copy_file_range
+        calls = []
+
+        def failing(src: int, dst: int, count: int, offset_src: int) -> int:
+            calls.append(offset_src)
+            if len(calls) > already:
+                raise OSError(number, os.strerror(number))
+            return copy_file_range(src, dst, min(count, 70_000), offset_src)
+
+        monkeypatch.setattr(os, "copy_file_range", failing)
+        fileio.copy_range(ByteRange(source, 7, 290_000), out)
+        assert written(out) == CONTENT[7:290_007]
+        assert calls == [7, 70_007][: already + 1]
+
+    @pytest.mark.parametrize("number", FALLBACKS, ids=errno.errorcode.get)
+    def test_reads_and_writes_where_the_kernel_copies_nothing(
+        self, source: str, out: int, monkeypatch: pytest.MonkeyPatch, number: int
+    ) -> None:
+        def failing(*arguments: object) -> int:
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr(os, "copy_file_range", failing, raising=False)
+        monkeypatch.setattr(os, "sendfile", failing, raising=False)
+        fileio.copy_range(ByteRange(source, 7, 290_000), out)
+        assert written(out) == CONTENT[7:290_007]
+
+    def test_an_answer_of_zero_is_not_taken_for_the_end(
+        self, source: str, out: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(os, "copy_file_range", lambda *arguments: 0, raising=False)
+        monkeypatch.setattr(os, "sendfile", lambda *arguments: 0, raising=False)
+        fileio.copy_range(ByteRange(source, 0, 200_000), out)
+        assert written(out) == CONTENT[:200_000]
+
+    @pytest.mark.parametrize("kernel", [True, False])
+    def test_a_source_that_shrank_is_truncated_and_no_loop(
+        self, source: str, out: int, monkeypatch: pytest.MonkeyPatch, kernel: bool
+    ) -> None:
+        if not kernel:
+            without_kernel(monkeypatch)
+        with fileio.Reader(source) as reader:
+            os.truncate(source, 200_000)
+            sink = fileio.Sink(out, lambda count: None)
+            with pytest.raises(Truncated) as caught:
+                sink.copy(reader, 10_000, 290_000)
+        assert caught.value.path == source
+        assert written(out) in (CONTENT[10_000:200_000], b"")
+
+    def test_short_writes_are_continued(self, source: str, out: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        without_kernel(monkeypatch)
+        write = os.write
+        monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:9999]))
+        fileio.copy_range(ByteRange(source, 0, 250_000), out)
+        assert written(out) == CONTENT[:250_000]
+
+    def test_a_write_that_takes_nothing_is_an_error(
+        self, source: str, out: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(os, "write", lambda fd, data: 0)
+        with pytest.raises(OSError, match="took no bytes"):
+            fileio.copy_range(ByteRange(source, 0, 10), out)
+
+    @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
+    def test_a_full_disk_is_not_tried_again(
+        self, source: str, out: int, monkeypatch: pytest.MonkeyPatch, number: int
+    ) -> None:
+        def full(*arguments: object) -> int:
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr(os, "copy_file_range", full, raising=False)
+        monkeypatch.setattr(os, "sendfile", full, raising=False)
+        monkeypatch.setattr(os, "write", full)
+        with pytest.raises(OSError) as caught:
+            fileio.copy_range(ByteRange(source, 0, 250_000), out)
+        assert caught.value.errno == number
+        assert written(out) == b""
+
+    def test_small_pieces_are_written_together(self, source: str, out: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        sizes = []
+        write = os.write
+
+        def counted(fd: int, data: bytes) -> int:
+            sizes.append(len(data))
+            return write(fd, data)
+
+        monkeypatch.setattr(os, "write", counted)
+        sink = fileio.Sink(out, lambda count: None)
+        expected = b""
+        with fileio.Reader(source) as reader:
+            for number in range(1000):
+                sink.add(b"literal")
+                sink.copy(reader, number, 2000)
+                expected += b"literal" + CONTENT[number : number + 2000]
+            sink.flush()
+        assert written(out) == expected
+        assert len(sizes) == 2
