@@ -60,7 +60,9 @@ def padding(cursor: int, fixed: int) -> bytes:
 def fresh_archive(records: Sequence[NewRecord]) -> list[Segment]:
     """The segments of a new archive with these records, in order."""
     unknown = [
-        index for index, record in enumerate(records) if record.crc32 is None and not isinstance(record.data, bytes)
+        index
+        for index, record in enumerate(records)
+        if record.crc32 is None and record.size and not isinstance(record.data, bytes)
     ]
     sums = Checksums([records[index].data for index in unknown])  # type: ignore[misc]
     place = {index: nth for nth, index in enumerate(unknown)}
@@ -73,25 +75,33 @@ def fresh_archive(records: Sequence[NewRecord]) -> list[Segment]:
         large = record.size >= MAX32 or cursor >= MAX32
         zip64 = _local_zip64(record.size, cursor) if large else b""
         extra = zip64 + padding(cursor, LOCAL.size + len(name) + len(zip64))
-        header = LOCAL.pack(b"PK\x03\x04", 45 if large else 0, FLAGS, 0, 0, 0, 0, 0, 0, len(name), len(extra))
+        # An empty record has no descriptor: its zeros in the header are right.
+        flags = FLAGS if record.size else FLAGS & ~DESCRIPTOR_FOLLOWS
+        descriptor = _descriptor_maker(record.size, large)
+        header = LOCAL.pack(b"PK\x03\x04", 45 if large else 0, flags, 0, 0, 0, 0, 0, 0, len(name), len(extra))
         segments += (header + name + extra, record.data)
-        row = _row_maker(name, record.size, cursor)
+        row = _row_maker(name, record.size, cursor, flags)
         if index in place:
             nth = place[index]
-            segments.append(sums.segment(nth, _descriptor_maker(record.size, large), 24 if large else 16))
+            segments.append(sums.segment(nth, descriptor, len(descriptor(0))))
             rows.append(lambda nth=nth, row=row: row(sums.value(nth)))  # type: ignore[misc]
         else:
-            crc32 = record.crc32 if record.crc32 is not None else zlib.crc32(record.data)  # type: ignore[arg-type]
-            segments.append(_descriptor_maker(record.size, large)(crc32))
+            crc32 = record.crc32 if record.crc32 is not None else _crc32(record.data)
+            segments.append(descriptor(crc32))
             rows.append(lambda crc32=crc32, row=row: row(crc32))  # type: ignore[misc]
         length += len(row(0))
-        cursor += len(header) + len(name) + len(extra) + record.size + (24 if large else 16)
+        cursor += len(header) + len(name) + len(extra) + record.size + len(descriptor(0))
     if unknown:
         segments.append(Derived(length, lambda: (b"".join(row() for row in rows),), "zip directory"))
     else:
         segments.append(b"".join(row() for row in rows))
     segments.append(end_records(len(records), length, cursor))
     return segments
+
+
+def _crc32(data: bytes | Data) -> int:
+    """Of literal bytes; other data that comes here is empty."""
+    return zlib.crc32(data) if isinstance(data, bytes) else 0
 
 
 def _local_zip64(size: int, cursor: int) -> bytes:
@@ -103,18 +113,20 @@ def _local_zip64(size: int, cursor: int) -> bytes:
 
 
 def _descriptor_maker(size: int, large: bool) -> Callable[[int], bytes]:
+    if not size:
+        return lambda crc32: b""
     form = "<4sL2Q" if large else "<4s3L"
     return lambda crc32: struct.pack(form, b"PK\x07\x08", crc32, size, size)
 
 
-def _row_maker(name: bytes, size: int, header: int) -> Callable[[int], bytes]:
+def _row_maker(name: bytes, size: int, header: int, flags: int) -> Callable[[int], bytes]:
     """A directory row that waits for its CRC-32."""
     wide = [value for value in (size, size, header) if value >= MAX32]
     extra = struct.pack(f"<2H{len(wide)}Q", 1, 8 * len(wide), *wide) if wide else b""
     short = min(size, MAX32)
 
     def row(crc32: int) -> bytes:
-        fields = (0, 45 if wide else 0, FLAGS, 0, 0, 0, crc32, short, short, len(name), len(extra))
+        fields = (0, 45 if wide else 0, flags, 0, 0, 0, crc32, short, short, len(name), len(extra))
         return CENTRAL.pack(b"PK\x01\x02", *fields, 0, 0, 0, 0, min(header, MAX32)) + name + extra
 
     return row
