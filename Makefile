@@ -28,7 +28,7 @@ fixtures: $(READY) ## Make the small files of fixtures/ anew
 	$(BIN)/python fixtures/make.py
 
 fuzz: $(READY) ## Run the property tests for longer
-	CKPTFIX_FUZZ=1 $(BIN)/python -m pytest -n 2 tests/property $(ARGS)
+	CKPTFIX_LONG=1 $(BIN)/python -m pytest -n 2 tests/property $(ARGS)
 
 clean: ## Remove the environment and everything that was made
 	rm -rf $(VENV) .demo .bench .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist

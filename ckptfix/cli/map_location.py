@@ -40,7 +40,7 @@ def parse_targets(targets: Sequence[str]) -> str | dict[str, str]:
             raise click.BadParameter(f"give one DEVICE, or pairs FROM=TO; {target!r} is no pair.")
         if not before or not after:
             raise click.BadParameter(f"{target!r} is half a pair; write it as in cuda:1=cuda:0.")
-        if before in pairs:
+        if pairs.get(before, after) != after:
             raise click.BadParameter(f"{before} can not go to both {pairs[before]} and {after}.")
         pairs[before] = after
     return pairs

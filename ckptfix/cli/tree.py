@@ -18,10 +18,11 @@ class Node:
     """A module, or a tensor when it has an `entry`.
 
     Attributes:
+        folded: the children, those that are alike and numbered in a row as one.
         tensors, nbytes: all that is below.
         likeness: equal for nodes whose contents are equal in names, dtypes, shapes and devices.
-        last: name of the last of the siblings that this node stands for, when they were folded.
-        count: how many it stands for.
+        last: name of the last of the siblings that this node stands for, when they were folded into it.
+        count: how many it stands for; `tensors` and `nbytes` are those of all of them.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Node:
     children: dict[str, Node] = field(default_factory=dict)
     tensors: int = 0
     nbytes: int = 0
+    folded: list[Node] = field(default_factory=list)
     likeness: int = -1
     last: str = ""
     count: int = 1
@@ -37,7 +39,7 @@ class Node:
 def lines(entries: Iterable[TensorEntry]) -> Iterator[str]:
     """The tree of `entries`, two spaces a level: modules with what they hold, tensors with what they are."""
     root = _grow(entries)
-    _compare(root, {})
+    _fold(root, {})
     rows = list(_walk(root, 0))
     width = min(max((len(label) for label, _ in rows), default=0), 60)
     for label, detail in rows:
@@ -61,10 +63,10 @@ def _grow(entries: Iterable[TensorEntry]) -> Node:
     return root
 
 
-def _compare(node: Node, seen: dict[object, int]) -> None:
-    """Give every node its likeness."""
+def _fold(node: Node, seen: dict[object, int]) -> None:
+    """Give every node its likeness, and fold the children that are alike."""
     for child in node.children.values():
-        _compare(child, seen)
+        _fold(child, seen)
     entry = node.entry
     content: object = (
         tuple((name, child.likeness) for name, child in node.children.items())
@@ -72,9 +74,10 @@ def _compare(node: Node, seen: dict[object, int]) -> None:
         else (entry.dtype, entry.shape, entry.location, entry.kind)
     )
     node.likeness = seen.setdefault(content, len(seen))
+    node.folded = list(_runs(node.children.values()))
 
 
-def _folded(children: Iterable[Node]) -> Iterator[Node]:
+def _runs(children: Iterable[Node]) -> Iterator[Node]:
     """`children`, runs of numbered ones that are alike as one: layers 0 to 11."""
     run: Node | None = None
     for child in children:
@@ -97,13 +100,12 @@ def _follows(name: str, after: str) -> bool:
 
 
 def _walk(node: Node, level: int) -> Iterator[tuple[str, str]]:
-    for child in _folded(node.children.values()):
-        label, bottom = _label(child), child
-        count = child.count
-        while bottom.entry is None and len(bottom.children) == 1:
-            (only,) = bottom.children.values()
-            label += ("" if label.endswith("/") else ".") + _label(only)
-            bottom = only
+    for child in node.folded:
+        label, count, bottom = _label(child), child.count, child
+        while len(bottom.folded) == 1:
+            (bottom,) = bottom.folded
+            label += ("" if label.endswith("/") else ".") + _label(bottom)
+            count *= bottom.count
         indent = "  " * level
         if bottom.entry is not None:
             times = f"{count} x " if count > 1 else ""

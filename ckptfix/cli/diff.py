@@ -1,0 +1,172 @@
+"""ckptfix diff."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ckptfix.cli import tables
+from ckptfix.cli.common import file_argument, reads
+from ckptfix.cli.console import Console
+from ckptfix.errors import printable
+
+if TYPE_CHECKING:
+    from ckptfix.ops.diff_rows import DiffResult, NamePair, OneSided, TensorChange
+    from ckptfix.ops.values import ValueDiff
+
+ROWS = 20
+"""Rows of each list before it is cut, unless --limit says otherwise."""
+
+
+def _one_or_two(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> str | tuple[str, str] | None:
+    match value:
+        case ():
+            return None
+        case (both,):
+            return both
+        case (first, second):
+            return first, second
+    raise click.BadParameter("give it once for both files, or once for each.")
+
+
+@reads(
+    "diff",
+    file_argument("a", "A"),
+    file_argument("b", "B"),
+    click.Option(["--keys-only"], is_flag=True, help="Compare names, shapes and dtypes; read no tensor."),
+    click.Option(
+        ["--rtol"], type=click.FloatRange(min=0), default=0.0, metavar="X", help="Allow |a - b| up to X times |b|."
+    ),
+    click.Option(
+        ["--atol"], type=click.FloatRange(min=0), default=0.0, metavar="X", help="Allow |a - b| up to X, added to that."
+    ),
+    click.Option(["--filter"], metavar="GLOB", help="Compare only tensors whose names match."),
+    click.Option(["--strip"], metavar="PREFIX", multiple=True, help="Ignore this prefix of names. Repeatable."),
+    click.Option(
+        ["--at"],
+        metavar="PATH",
+        multiple=True,
+        callback=_one_or_two,
+        help="Compare the mappings at this address; given twice, it is A's and B's.",
+    ),
+    click.Option(["--quick"], is_flag=True, help="Take tensors of equal CRC-32 and size for equal, unread."),
+    click.Option(["--limit"], metavar="N", type=click.IntRange(min=0), default=ROWS, help="Rows a list; 0 for all."),
+    example="ckptfix diff before.pth after.safetensors --atol 1e-6",
+)
+def command(console: Console, *, a: str, b: str, limit: int, **options: Any) -> int:
+    """Compare two checkpoints, of any formats and nestings.
+
+    Names, shapes, dtypes, devices, requires_grad, values to the bit, and whatever is no tensor. Names that differ by a
+    wrapper's prefix belong together, and so do equal tensors under other names. Exit code 0 for the same, 1 for
+    differences.
+    """
+    from ckptfix import api
+
+    with console.progress() as progress:
+        result = api.diff(a, b, progress=progress, **options)
+    if console.json:
+        console.emit(result.as_dict())
+    else:
+        for line in report(result, limit):
+            console.say(line)
+        console.findings(result.unread)
+    return result.exit_code
+
+
+def report(result: DiffResult, limit: int) -> Iterator[str]:
+    """The result for a person: its sentences, then a list for each kind of difference."""
+    yield from map(printable, result.lines)
+    yield from _table("Only in A", ["name", "dtype", "shape"], map(_one_sided, result.only_a), limit)
+    yield from _table("Only in B", ["name", "dtype", "shape"], map(_one_sided, result.only_b), limit)
+    yield from _table("Equal names but for a wrapper's prefix", ["A", "B"], map(_pair, result.wrapped), limit)
+    yield from _table("Renamed", ["A", "B"], map(_pair, result.renamed), limit)
+    groups = [(", ".join(row.names_a), ", ".join(row.names_b)) for row in result.ambiguous]
+    yield from _table("Equal to each other, so that no pairs can be told", ["A", "B"], groups, limit)
+    yield from _table("Properties", ["name", "what", "A", "B"], _properties(result.changed, bool(limit)), limit)
+    yield from _values("Values", result.changed, limit)
+    yield from _values("Other bytes, equal values", result.close, limit)
+    shared = [(row.side.upper(), ", ".join(row.names)) for row in result.sharing]
+    yield from _table("Storage shared on one side only", ["in", "names"], shared, limit)
+    others = [
+        (row.name_a or row.name_b or "", _value(row.name_a, row.a), _value(row.name_b, row.b)) for row in result.values
+    ]
+    yield from _table("Other than tensors", ["name", "A", "B"], others, limit)
+
+
+def _table(
+    title: str, headers: Sequence[str], rows: Iterable[Sequence[str]], limit: int, right: Iterable[int] = ()
+) -> Iterator[str]:
+    """A titled table of the first `limit` rows, and how many are not shown; nothing without rows."""
+    everything = list(rows)
+    if not everything:
+        return
+    shown = everything[: limit or None]
+    yield ""
+    yield f"{title}:"
+    yield from tables.table(shown, headers, right=right).splitlines()
+    if hidden := tables.more(len(everything) - len(shown)):
+        yield hidden
+
+
+def _one_sided(row: OneSided) -> tuple[str, ...]:
+    return row.name, row.dtype, tables.shape(row.shape)
+
+
+def _pair(row: NamePair) -> tuple[str, ...]:
+    return row.name_a, row.name_b + (" (one of several with these bytes)" if row.of_several else "")
+
+
+def _name(row: TensorChange) -> str:
+    return row.name_a if row.name_a == row.name_b else f"{row.name_a} -> {row.name_b}"
+
+
+def _properties(changes: Sequence[TensorChange], grouped: bool) -> Iterator[tuple[str, ...]]:
+    """A row for each property that differs; `grouped`, one for all tensors in which it differs alike."""
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for row in changes:
+        for found in row.differences:
+            what = (found.what, _text(found.a), _text(found.b))
+            if grouped:
+                groups.setdefault(what, []).append(_name(row))
+            else:
+                yield _name(row), *what
+    for kind, names in groups.items():
+        yield names[0] + (f" and {len(names) - 1:,} more" if len(names) > 1 else ""), *kind
+
+
+def _values(title: str, changes: Sequence[TensorChange], limit: int) -> Iterator[str]:
+    headers = ["name", "differing", "max |a-b|", "mean |a-b|", "rel. L2", "cosine", "note"]
+    rows = [(_name(row), *_statistics(row.values)) for row in changes if row.values is not None]
+    yield from _table(title, headers, rows, limit, right=range(1, 6))
+
+
+def _statistics(values: ValueDiff) -> tuple[str, ...]:
+    if values.reason is not None:
+        return "", "", "", "", "", values.reason
+    special = [
+        (values.nan_a, "NaN in A only"),
+        (values.nan_b, "NaN in B only"),
+        (values.infinite, "infinite on one side"),
+    ]
+    return (
+        f"{values.differing:,} of {values.elements:,}",
+        *map(_number, (values.max_abs, values.mean_abs, values.rel_l2)),
+        "" if values.cosine is None else f"{values.cosine:.6f}",
+        ", ".join(f"{count:,} {what}" for count, what in special if count),
+    )
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else str(value) if isinstance(value, int) else f"{value:.3g}"
+
+
+def _value(name: str | None, value: object) -> str:
+    return "(absent)" if name is None else _text(value)
+
+
+def _text(value: object) -> str:
+    text = list(value) if isinstance(value, tuple) else value
+    shown = text if isinstance(text, str) else repr(text)
+    return shown if len(shown) <= 60 else f"{shown[:57]}..."

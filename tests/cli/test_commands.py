@@ -1,0 +1,121 @@
+"""The group: what it lists, what it imports, what it says to a mistyped name."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+
+import click
+import pytest
+from cli.conftest import Cli
+
+from ckptfix.cli import COMMANDS, commands
+
+ROOT = Path(__file__).parents[2]
+
+
+def command(name: str) -> click.Command:
+    found = commands.get_command(click.Context(commands), name)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_help_ends_with_an_example_that_parses(cli: Cli, name: str) -> None:
+    result = cli(name, "--help")
+    assert result.exit_code == 0
+    head, _, example = result.stdout.rpartition("\nExample:\n  ")
+    assert head
+    assert "\n" not in example.rstrip("\n")
+    words = shlex.split(example.split(" >>")[0])
+    assert words[:2] == ["ckptfix", name]
+    command(name).make_context(name, words[2:])
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_is_called_as_its_row_says(name: str) -> None:
+    assert command(name).name == name
+    assert command(name).help, "its docstring is its help"
+
+
+def test_every_module_of_a_verb_has_a_row() -> None:
+    rows = {row.module for row in COMMANDS.values()}
+    shared = {"__init__", "common", "console", "exits", "progress", "tables", "tree"}
+    assert {path.stem for path in (ROOT / "ckptfix/cli").glob("*.py")} - shared == rows
+
+
+def test_every_verb_has_a_twin_test() -> None:
+    tested = {path.stem.removeprefix("test_") for path in Path(__file__).parent.glob("test_*.py")}
+    assert {row.module for row in COMMANDS.values()} <= tested
+
+
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+def test_help_lists_every_command(cli: Cli, flag: str) -> None:
+    result = cli(flag)
+    assert result.exit_code == 0
+    for name, row in COMMANDS.items():
+        assert re.search(rf"^  {name} +{re.escape(row.summary)}$", result.stdout, re.MULTILINE)
+
+
+def test_help_imports_nothing_but_the_group() -> None:
+    script = (
+        "import sys; from ckptfix.cli import commands; commands.main(['--help'], standalone_mode=False);"
+        "print(*(name for name in sys.modules), file=sys.stderr)"
+    )
+    loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stderr.split()
+    ours = {name for name in loaded if name.startswith("ckptfix")}
+    assert ours == {"ckptfix", "ckptfix.cli", "ckptfix.cli.console", "ckptfix.cli.exits", "ckptfix.errors"}
+    assert not {"torch", "numpy", "tabulate", "safetensors", "json"} & set(loaded)
+
+
+def test_version(cli: Cli) -> None:
+    assert cli("--version").stdout == f"ckptfix {metadata.version('ckptfix')}\n"
+
+
+def test_python_dash_m_is_the_same_program() -> None:
+    shown = subprocess.run([sys.executable, "-m", "ckptfix", "-h"], capture_output=True, text=True, check=True).stdout
+    assert shown.startswith("Usage: ckptfix ")
+    assert find_spec("ckptfix.__main__")
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [("strip_module", "strip-module"), ("inspekt", "inspect"), ("Diff", "diff"), ("tocpu", "to-cpu")],
+)
+def test_a_mistyped_command_is_answered_with_the_nearest(cli: Cli, typed: str, meant: str) -> None:
+    result = cli(typed, "x")
+    assert result.exit_code == 2
+    assert f"Did you mean {meant}" in result.stderr
+    assert result.stdout == ""
+
+
+def test_no_near_one_no_guess(cli: Cli) -> None:
+    result = cli("qqqqqq")
+    assert result.exit_code == 2
+    assert "Did you mean" not in result.stderr
+
+
+def test_no_command_at_all_is_wrong_usage(cli: Cli) -> None:
+    result = cli()
+    assert result.exit_code == 2
+    assert "strip-module" in result.stderr
+    assert result.stdout == ""
+
+
+def test_the_readme_names_every_command() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    missing = [name for name in COMMANDS if not re.search(rf"(?<![\w-]){name}(?![\w-])", text)]
+    assert not missing
+
+
+def test_a_terminal_of_forty_columns_still_gets_help() -> None:
+    environment = {**os.environ, "COLUMNS": "40"}
+    for name in COMMANDS:
+        run = subprocess.run([sys.executable, "-m", "ckptfix", name, "-h"], env=environment, capture_output=True)
+        assert run.returncode == 0, name

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from ckptfix.checkpoint import Finding
+from ckptfix.cli.console import Console
+
+
+def emitted(document: dict[str, Any]) -> str:
+    with CliRunner().isolation() as (out, _, _):
+        Console().emit(document)
+        return out.getvalue().decode()
+
+
+def test_json_is_ascii_on_one_line_and_takes_any_text() -> None:
+    text = emitted({"name": "モデル\udcff\x1b", "n": [1, 2.5, None, True]})
+    assert text.isascii()
+    assert text.count("\n") == 1
+    assert json.loads(text) == {"name": "モデル\udcff\x1b", "n": [1, 2.5, None, True]}
+
+
+def test_numbers_that_json_lacks_are_strings() -> None:
+    def refuse(constant: str) -> None:
+        raise AssertionError(constant)
+
+    text = emitted({"a": math.nan, "b": [math.inf, (-math.inf, 1.5)], "c": {"d": math.nan}})
+    assert json.loads(text, parse_constant=refuse) == {
+        "a": "NaN",
+        "b": ["Infinity", ["-Infinity", 1.5]],
+        "c": {"d": "NaN"},
+    }
+
+
+@pytest.mark.parametrize(("json_on", "quiet"), [(True, False), (False, True)])
+def test_lines_for_people_only_when_people_read(json_on: bool, quiet: bool) -> None:
+    console = Console()
+    console.json, console.quiet = json_on, quiet
+    with CliRunner().isolation() as (out, _, _):
+        console.say("hello")
+        assert out.getvalue() == b""
+
+
+def test_findings_are_a_line_each_with_their_remedy() -> None:
+    findings = [
+        Finding("a", "info", "", "only so you know"),
+        Finding("b", "warning", "x\x1b", "odd", offset=16, fix="ckptfix doctor"),
+    ]
+    console = Console()
+    with CliRunner().isolation() as (_, err, _):
+        console.findings(findings)
+        loud = err.getvalue().decode()
+        console.quiet = True
+        console.findings(findings)
+        both = err.getvalue().decode()
+    warning = "warning: x\\x1b @ 0x10: odd\n  hint: ckptfix doctor\n"
+    assert loud == f"note: only so you know\n{warning}"
+    assert both == loud + warning

@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from cli.conftest import Cli, names
+
+from ckptfix.formats import detect
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "found"),
+    [
+        ("out.safetensors", [], "safetensors"),
+        ("out.bin", ["--to", "legacy"], "legacy"),
+        ("out.safetensors", ["--to", "torch"], "zip"),
+        ("out", ["--to", "ZIP"], "zip"),
+    ],
+)
+def test_the_suffix_or_the_option_says_the_format(
+    cli: Cli, ddp: Path, tmp_path: Path, name: str, options: list[str], found: str
+) -> None:
+    result = cli("convert", ddp, tmp_path / name, *options)
+    assert result.exit_code == 0, result.output
+    assert found == detect(tmp_path / name).NAME
+
+
+def test_what_stays_behind_is_named(cli: Cli, ddp: Path, tmp_path: Path) -> None:
+    document = json.loads(cli("convert", ddp, tmp_path / "out.safetensors", "--json").stdout)
+    assert document["at"] == "model_state_dict"
+    assert document["left_behind"] == ["epoch"]
+
+
+def test_back_to_torch(cli: Cli, tensors: Path, tmp_path: Path) -> None:
+    assert cli("convert", tensors, tmp_path / "out.pt").exit_code == 0
+    assert names(tmp_path / "out.pt") == {"a": "cpu", "b": "cpu"}
+
+
+@pytest.mark.parametrize("options", [["--to", "safetensor5"], []])
+def test_an_unknown_format(cli: Cli, ddp: Path, tmp_path: Path, options: list[str]) -> None:
+    result = cli("convert", ddp, tmp_path / "out.xyz", *options)
+    assert result.exit_code == 2
+    assert "safetensors" in result.stderr, "the choices are named"

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from builders import Tensor, assemble, safetensors, state_dict_ops, torch_zip, written
+from cli.conftest import Cli, floats, wrapped
+
+from ckptfix.cli import diff
+
+
+def state(path: Path, **tensors: tuple[float, ...]) -> Path:
+    """A torch zip of flat float32 tensors; two underscores in a name are a dot."""
+    items = {
+        name.replace("__", "."): Tensor(str(index), (len(values),), len(values))
+        for index, (name, values) in enumerate(tensors.items())
+    }
+    pickle = assemble(("PROTO", 2), *state_dict_ops(items), "STOP")
+    return written(path, torch_zip(pickle, [floats(*values) for values in tensors.values()]))
+
+
+def test_the_same(cli: Cli, ddp: Path, tmp_path: Path) -> None:
+    result = cli("diff", ddp, written(tmp_path / "b.pth", ddp.read_bytes()))
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith("Same: 2 tensors")
+
+
+def test_across_formats(cli: Cli, tmp_path: Path) -> None:
+    a = state(tmp_path / "a.pth", w=(1, 2))
+    b = written(tmp_path / "b.safetensors", safetensors([("w", "F32", [2], floats(1, 2))]))
+    assert cli("diff", a, b).exit_code == 0
+
+
+def test_every_kind_of_difference_is_listed(cli: Cli, tmp_path: Path) -> None:
+    a = state(tmp_path / "a.pth", same=(1, 2), moved=(3, 4, 5), changed=(1, 2), gone=(9,), short=(1, 2))
+    b = state(tmp_path / "b.pth", same=(1, 2), renamed=(3, 4, 5), changed=(1, 4), new=(8, 8, 8, 8), short=(1, 2, 3))
+    result = cli("diff", a, b)
+    assert result.exit_code == 1
+    sections = dict(part.split(":\n", 1) for part in result.stdout.split("\n\n")[1:])
+    assert sections["Only in A"].splitlines()[2].split() == ["gone", "float32", "[1]"]
+    assert sections["Only in B"].splitlines()[2].split() == ["new", "float32", "[4]"]
+    assert sections["Renamed"].splitlines()[2].split() == ["moved", "renamed"]
+    assert sections["Properties"].splitlines()[2].split() == ["short", "shape", "[2]", "[3]"]
+    assert sections["Values"].splitlines()[2].split()[:6] == ["changed", "1", "of", "2", "2", "1"]
+
+
+def test_a_wrapper_prefix_and_other_values_are_told_apart(cli: Cli, ddp: Path, plain: Path) -> None:
+    result = cli("diff", ddp, plain)
+    assert result.exit_code == 1
+    assert "Equal names but for a wrapper's prefix" in result.stdout
+    assert "Only in A" not in result.stdout
+    assert "cuda:0" in result.stdout
+
+
+def test_json(cli: Cli, ddp: Path, plain: Path) -> None:
+    result = cli("diff", ddp, plain, "--json")
+    document = json.loads(result.stdout)
+    assert result.exit_code == 1
+    assert document["same"] is False
+    assert len(document["wrapped"]) == 2
+
+
+def test_quiet_leaves_the_exit_code(cli: Cli, ddp: Path, plain: Path) -> None:
+    result = cli("diff", ddp, plain, "--quiet")
+    assert (result.exit_code, result.output) == (1, "")
+
+
+def test_tolerances(cli: Cli, tmp_path: Path) -> None:
+    a, b = state(tmp_path / "a.pth", w=(1, 100)), state(tmp_path / "b.pth", w=(1, 101))
+    assert cli("diff", a, b).exit_code == 1
+    assert cli("diff", a, b, "--atol", "0.5").exit_code == 1
+    assert cli("diff", a, b, "--atol", "1").exit_code == 0
+    assert cli("diff", a, b, "--rtol", "0.01").exit_code == 0
+    assert cli("diff", a, b, "--rtol", "-1").exit_code == 2
+    assert cli("diff", a, b, "--keys-only").exit_code == 0
+    assert cli("diff", a, b, "--filter", "nothing*").exit_code in (0, 2)
+
+
+def test_strip_filter_and_at(cli: Cli, tmp_path: Path) -> None:
+    a, b = state(tmp_path / "a.pth", net__w=(1, 2), x=(1,)), state(tmp_path / "b.pth", w=(1, 2), x=(2,))
+    assert cli("diff", a, b, "--strip", "net").exit_code == 1
+    assert cli("diff", a, b, "--strip", "net", "--filter", "*w").exit_code == 0
+    nested = written(tmp_path / "n.pth", wrapped("", "cpu"))
+    flat = state(tmp_path / "f.pth", fc__weight=(1, 2, 3, 4, 5, 6), fc__bias=(7, 8))
+    assert cli("diff", nested, nested, "--at", "model_state_dict").exit_code == 0
+    different = cli("diff", nested, flat, "--at", "model_state_dict", "--at", "")
+    assert "fc.weight" in different.stdout
+    assert "fc.bias" not in different.stdout
+    assert cli("diff", nested, flat, *["--at", "x"] * 3).exit_code == 2
+
+
+def test_long_lists_are_cut(cli: Cli, tmp_path: Path) -> None:
+    a = state(tmp_path / "a.pth", **{f"t{index}": (float(index),) for index in range(30)})
+    b = state(tmp_path / "b.pth", **{f"t{index}": (index + 0.5,) for index in range(30)})
+    assert "... 10 more (--limit 0 shows all)" in cli("diff", a, b).stdout
+    everything = cli("diff", a, b, "--limit", "0").stdout
+    assert "more" not in everything
+    assert everything.count(" 1 of 1 ") == 30
+
+
+def test_values_that_are_no_tensors(cli: Cli, tmp_path: Path) -> None:
+    def with_epoch(name: str, epoch: int) -> Path:
+        pickle = assemble(("PROTO", 2), *state_dict_ops({"w": Tensor("0", (1,), 1), "epoch": epoch}), "STOP")
+        return written(tmp_path / name, torch_zip(pickle, [floats(1)]))
+
+    result = cli("diff", with_epoch("a.pth", 3), with_epoch("b.pth", 4))
+    assert result.exit_code == 1
+    assert result.stdout.splitlines()[-1].split() == ["epoch", "3", "4"]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [("x", "x"), (None, "None"), ((1, 2), "[1, 2]"), (True, "True"), ("y" * 99, "y" * 57 + "...")],
+)
+def test_values_are_shown_short(value: object, text: str) -> None:
+    assert diff._text(value) == text
+
+
+def test_a_missing_file_is_trouble_not_a_difference(cli: Cli, ddp: Path) -> None:
+    assert cli("diff", ddp, "no-such-file.pth").exit_code == 2

@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from builders import Tensor, assemble, state_dict_ops, torch_zip, written
+from cli.conftest import Cli, floats, wrapped
+
+
+def test_the_summary_says_what_the_file_is(cli: Cli, ddp: Path) -> None:
+    result = cli("inspect", ddp)
+    assert result.exit_code == 0, result.output
+    facts = dict(line.split("  ", 1) for line in result.stdout.split("\n\n")[0].splitlines() if line[0] != " ")
+    facts = {name: text.strip() for name, text in facts.items()}
+    assert facts["format"] == "PyTorch zip"
+    assert facts["tensors"] == "2 holding 32 B"
+    assert facts["parameters"] == "8"
+    assert facts["dtypes"] == "float32 x 2"
+    assert facts["devices"] == "cuda:0 x 2"
+    assert facts["wrappers"] == "module on 2 keys, as in module.fc.weight"
+    assert facts["state dicts"] == "model_state_dict: 2 tensors"
+    assert facts["weights_only"] == "torch.load(weights_only=True) accepts it"
+    assert "collections.OrderedDict" in facts["globals"]
+
+
+def test_then_come_the_tensors(cli: Cli, ddp: Path) -> None:
+    rows = cli("inspect", ddp, "--tensors").stdout.splitlines()
+    assert rows[0].split() == ["name", "dtype", "shape", "size", "device"]
+    assert rows[2].split() == ["model_state_dict/module.fc.weight", "float32", "[2,", "3]", "24", "B", "cuda:0"]
+    assert len(rows) == 4
+
+
+def test_json_has_everything(cli: Cli, ddp: Path) -> None:
+    document = json.loads(cli("inspect", ddp, "--json").stdout)
+    assert document["format"] == "zip"
+    assert document["wrappers"] == {"module": {"keys": 2, "example": "module.fc.weight"}}
+    assert [row["name"] for row in document["entries"]] == [
+        "model_state_dict/module.fc.weight",
+        "model_state_dict/module.fc.bias",
+    ]
+
+
+def many(count: int) -> bytes:
+    """A state dict of `count` layers of equal shape, and one odd tensor."""
+    layers = {f"layers.{index}.w": Tensor("0", (2, 2), 4) for index in range(count)}
+    return torch_zip(
+        assemble(("PROTO", 2), *state_dict_ops({**layers, "head": Tensor("0", (4,), 4)}), "STOP"), [b"\0" * 16]
+    )
+
+
+@pytest.mark.parametrize(("limit", "shown"), [([], 40), (["--limit", "3"], 3), (["--limit", "0"], 61)])
+def test_a_long_list_is_cut_and_says_so(cli: Cli, tmp_path: Path, limit: list[str], shown: int) -> None:
+    path = written(tmp_path / "many.pth", many(60))
+    lines = cli("inspect", path, "--tensors", *limit).stdout.splitlines()
+    cut = shown < 61
+    assert len(lines) == 2 + shown + cut
+    assert (lines[-1] == f"... {61 - shown} more (--limit 0 shows all)") is cut
+    document = json.loads(cli("inspect", path, "--json", *limit).stdout)
+    assert len(document["entries"]) == (3 if limit == ["--limit", "3"] else 61), "JSON is cut only on request"
+    assert document["tensors"] == 61
+
+
+def test_a_filter_picks_by_address_or_key(cli: Cli, ddp: Path) -> None:
+    for glob in ("*.weight", "module.fc.w*", "model_state_dict/*.weight"):
+        rows = json.loads(cli("inspect", ddp, "--json", "--filter", glob).stdout)["entries"]
+        assert [row["name"] for row in rows] == ["model_state_dict/module.fc.weight"], glob
+    both = json.loads(cli("inspect", ddp, "--json", "--filter", "*.weight", "--filter", "*.bias").stdout)["entries"]
+    assert len(both) == 2
+
+
+def test_a_filter_that_matches_nothing_is_an_error_with_near_names(cli: Cli, ddp: Path) -> None:
+    result = cli("inspect", ddp, "--filter", "model_state_dict/module.fc.wieght")
+    assert result.exit_code == 2
+    assert "model_state_dict/module.fc.weight" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("order", "first"),
+    [("file", "layers.0.w"), ("name", "head"), ("size", "layers.0.w"), ("dtype", "layers.0.w"), ("device", "head")],
+)
+def test_sorting(cli: Cli, tmp_path: Path, order: str, first: str) -> None:
+    layers = {f"layers.{index}.w": Tensor("0", (2, 2), 4, location="cuda:1") for index in (0, 10, 2)}
+    items = {**layers, "head": Tensor("1", (1,), 4, "LongStorage", "cuda:0")}
+    path = written(
+        tmp_path / "m.pth", torch_zip(assemble(("PROTO", 2), *state_dict_ops(items), "STOP"), [b"\0" * 16, b"\0" * 32])
+    )
+    rows = json.loads(cli("inspect", path, "--json", "--sort", order).stdout)["entries"]
+    assert rows[0]["name"] == first
+    if order == "name":
+        assert [row["name"] for row in rows] == ["head", "layers.0.w", "layers.2.w", "layers.10.w"]
+
+
+def test_the_tree_folds_layers_that_are_alike(cli: Cli, tmp_path: Path) -> None:
+    path = written(tmp_path / "many.pth", many(60))
+    lines = cli("inspect", path, "--tree", "--tensors").stdout.splitlines()
+    assert lines == ["layers.0-59.w  60 x float32 [2, 2]", "head           float32 [4]"]
+
+
+def test_notes_tell_ties_views_and_gradients(cli: Cli, tmp_path: Path) -> None:
+    items = {
+        "a": Tensor("0", (2, 3), 6, requires_grad=True),
+        "b": Tensor("0", (2, 3), 6),
+        "c": Tensor("1", (3, 2), 6, stride=(1, 3)),
+    }
+    pickle = assemble(("PROTO", 2), *state_dict_ops(items), "STOP")
+    path = written(tmp_path / "m.pth", torch_zip(pickle, [floats(*range(6)), floats(*range(6))]))
+    rows = cli("inspect", path, "--tensors").stdout.splitlines()
+    assert rows[2].endswith("  requires grad")
+    assert rows[3].endswith("  shares storage with a")
+    assert rows[4].endswith("  stride [1, 3]")
+
+
+def test_refused_globals_are_named_and_make_the_exit_code_1(cli: Cli, tmp_path: Path) -> None:
+    hostile = [("GLOBAL", "os", "system"), ("BINUNICODE", "true"), "TUPLE1", "REDUCE"]
+    pickle = assemble(("PROTO", 2), *state_dict_ops({"a": Tensor("0", (2,), 2), "x": hostile}), "STOP")
+    result = cli("inspect", written(tmp_path / "m.pth", torch_zip(pickle, [floats(1, 2)])))
+    assert result.exit_code == 1
+    assert "os.system (refused by weights_only=True)" in result.stdout
+    assert "torch.load(weights_only=True) refuses it" in result.stdout
+
+
+def test_names_with_escapes_reach_no_terminal(cli: Cli, tmp_path: Path) -> None:
+    path = written(tmp_path / "m.pth", wrapped("\x1b]0;owned\x07"))
+    for options in ([], ["--tree"], ["--json"]):
+        shown = cli("inspect", path, *options).output
+        assert "\x1b" not in shown
+        assert "\x07" not in shown
+
+
+def test_what_is_no_checkpoint_is_named(cli: Cli, tmp_path: Path) -> None:
+    pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 12345\n"
+    result = cli("inspect", written(tmp_path / "m.pth", pointer))
+    assert result.exit_code == 2
+    assert "git-lfs" in result.stderr.lower().replace("git lfs", "git-lfs")
+
+
+def test_safetensors_metadata_is_shown(cli: Cli, tensors: Path) -> None:
+    assert "metadata" in cli("inspect", tensors).stdout
+    assert "format: pt" in cli("inspect", tensors).stdout

@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import os
+import pty
+import select
+import subprocess
+import sys
+import time
+from io import StringIO
+
+import pytest
+
+from ckptfix.cli.progress import INTERVAL, PATIENCE, Progress
+
+GB = 10**9
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def drawn(stream: StringIO) -> list[str]:
+    return [line.rstrip() for line in stream.getvalue().split("\r") if line.strip()]
+
+
+def test_says_bytes_share_rate_and_time_left() -> None:
+    stream, clock = StringIO(), Clock()
+    progress = Progress(stream, clock=clock, columns=80)
+    for second in range(1, 5):
+        clock.now = 100.0 + second
+        progress(second * GB, 10 * GB)
+    assert drawn(stream)[-1] == "4.00 GB of 10.0 GB   40 %  1.00 GB/s  6 s left"
+
+
+def test_the_rate_is_the_latest() -> None:
+    stream, clock = StringIO(), Clock()
+    progress = Progress(stream, clock=clock, columns=80)
+    clock.now += 1
+    progress(8 * GB, 20 * GB)
+    for _ in range(20):
+        clock.now += 1
+        progress(9 * GB, 20 * GB)
+    assert drawn(stream)[-1] == "9.00 GB of 20.0 GB   45 %"
+
+
+def test_nothing_is_drawn_for_what_is_done_at_once() -> None:
+    stream, clock = StringIO(), Clock()
+    progress = Progress(stream, clock=clock, columns=80, at_end="flushing")
+    clock.now += PATIENCE * 0.9
+    progress(5, 10)
+    progress(10, 10)
+    progress.clear()
+    assert stream.getvalue() == ""
+
+
+def test_at_most_ten_drawings_a_second() -> None:
+    stream, clock = StringIO(), Clock()
+    progress = Progress(stream, clock=clock, columns=80)
+    for step in range(10_000):
+        clock.now = 100.0 + step / 1000
+        progress(step, 10_000)
+    assert 90 <= len(drawn(stream)) <= 10 / INTERVAL
+
+
+def test_the_end_says_what_is_still_done() -> None:
+    stream, clock = StringIO(), Clock()
+    progress = Progress(stream, clock=clock, columns=80, at_end="flushing to disk")
+    clock.now += 1
+    progress(5, 10)
+    progress(10, 10)
+    assert drawn(stream)[-1] == "10 B of 10 B  100 %  flushing to disk"
+
+
+def test_clear_leaves_an_empty_line() -> None:
+    stream, clock = StringIO(), Clock()
+    progress = Progress(stream, clock=clock, columns=30)
+    clock.now += 1
+    progress(5 * GB, 10 * GB)
+    progress.clear()
+    line = stream.getvalue().split("\r")[1]
+    assert len(line) == 29, "cut to the terminal, so that it never wraps"
+    assert stream.getvalue().endswith("\r" + " " * len(line) + "\r")
+    progress.clear()
+    assert stream.getvalue().count("\r") == 3
+
+
+@pytest.mark.parametrize("total", [0, 1])
+def test_odd_totals(total: int) -> None:
+    stream, clock = StringIO(), Clock()
+    progress = Progress(stream, clock=clock, columns=80)
+    for _ in range(3):
+        clock.now += 1
+        progress(0, total)
+    assert drawn(stream)
+
+
+SCRIPT = """
+import time
+from ckptfix import api
+from ckptfix.cli import commands
+
+def slow(source, dest, *, progress, **options):
+    if progress is None:
+        print("no progress")
+    for step in range(8):
+        time.sleep(0.1)
+        if progress:
+            progress((step + 1) * 10**9, 8 * 10**9)
+    raise api.CkptfixError("the end")
+
+api.unwrap = slow
+commands.main(["unwrap", "in", "out", *ARGUMENTS])
+"""
+
+
+def on_terminal(*arguments: str) -> str:
+    """What a terminal gets on stderr from a command that takes 0.8 s."""
+    master, slave = pty.openpty()
+    script = SCRIPT.replace("ARGUMENTS", repr(arguments))
+    with subprocess.Popen([sys.executable, "-c", script], stdout=slave, stderr=slave) as child:
+        os.close(slave)
+        shown = b""
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline and select.select([master], [], [], 20)[0]:
+            try:
+                chunk = os.read(master, 4096)
+            except OSError:  # Linux: the other end is closed
+                break
+            if not chunk:
+                break
+            shown += chunk
+        assert child.wait(20) == 2
+    os.close(master)
+    return shown.decode()
+
+
+def test_a_terminal_sees_it_and_then_sees_it_no_more() -> None:
+    shown = on_terminal()
+    assert " of 8.00 GB" in shown
+    assert "flushing to disk" in shown
+    last = shown.rsplit("flushing to disk", 1)[1]
+    assert last.lstrip(" ").startswith("\r"), "cleared before the error"
+    assert last.strip() == "the end"
+
+
+def test_quiet_and_no_terminal_mean_none() -> None:
+    assert " of 8.00 GB" not in on_terminal("--quiet")
+    script = SCRIPT.replace("ARGUMENTS", "()")
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("no progress\n", "the end\n")

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import pytest
+
+from ckptfix.cli import tables
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1.00 kB"),
+        (9_994, "9.99 kB"),
+        (9_995, "10.0 kB"),
+        (99_949, "99.9 kB"),
+        (99_950, "100 kB"),
+        (999_499, "999 kB"),
+        (999_500, "1.00 MB"),
+        (44_700_000, "44.7 MB"),
+        (2 * 10**12, "2.00 TB"),
+        (2**63, "9.22 EB"),
+        (2**80, "1208926 EB"),
+    ],
+)
+def test_sizes_have_three_digits(nbytes: int, text: str) -> None:
+    assert tables.size(nbytes) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(-1, "0 s"), (0.4, "0 s"), (59.4, "59 s"), (59.6, "1 min 00 s"), (3599, "59 min 59 s"), (7260, "2 h 01 min")],
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert tables.duration(seconds) == text
+
+
+def test_a_table_keeps_numbers_and_text_as_they_are_and_shows_escapes() -> None:
+    text = tables.table([("1e5", "007"), ("a\x1b[31m", "12")], ["name", "n"], right=[1])
+    assert text.splitlines()[2:] == ["1e5        007", "a\\x1b[31m   12"]
+
+
+def test_no_rows_no_table() -> None:
+    assert tables.table([], ["name"]) == ""
+
+
+def test_facts_line_up_and_leave_out_what_is_empty() -> None:
+    assert tables.facts([("a", ["1"]), ("none", []), ("long", ["2", "3\n"])]) == ["a     1", "long  2", "      3\\n"]
+
+
+def test_more_says_how_to_see_the_rest() -> None:
+    assert tables.more(0) == ""
+    assert tables.more(1234, "lines") == "... 1,234 more lines (--limit 0 shows all)"
+
+
+def test_natural_order() -> None:
+    huge = "l." + "9" * 5000
+    ordered = ["l", "l.2.w", "l.02.w", "l.10.w", huge, "l.w"]
+    assert sorted(["l.10.w", huge, "l.2.w", "l.02.w", "l.w", "l"], key=tables.natural) == ordered
+
+
+def test_shapes() -> None:
+    assert tables.shape(()) == "[]"
+    assert tables.shape((64, 3, 7, 7)) == "[64, 3, 7, 7]"
+
+
+def test_plurals() -> None:
+    assert tables.plural(1, "tensor") == "1 tensor"
+    assert tables.plural(2000, "tensor") == "2,000 tensors"
