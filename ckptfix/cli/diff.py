@@ -10,7 +10,7 @@ import click
 from ckptfix.cli import tables
 from ckptfix.cli.common import file_argument, reads
 from ckptfix.cli.console import Console
-from ckptfix.errors import printable
+from ckptfix.errors import NoSuchTensor, printable
 
 if TYPE_CHECKING:
     from ckptfix.ops.diff_rows import DiffResult, NamePair, OneSided, TensorChange
@@ -66,6 +66,10 @@ def command(console: Console, *, a: str, b: str, limit: int, **options: Any) -> 
 
     with console.progress() as progress:
         result = api.diff(a, b, progress=progress, **options)
+    if options["filter"] and not (result.counts.matched or result.only_a or result.only_b):
+        raise NoSuchTensor(
+            f"no tensor on either side is called {options['filter']}", hint="`ckptfix inspect` lists them"
+        )
     if console.json:
         console.emit(result.as_dict())
     else:

@@ -1,0 +1,216 @@
+"""The architecture, held by tests: which room may import which, what only some may use, and how large one is."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from builders import Tensor, assemble, push, safetensors, state_dict_ops, torch_zip, written
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "ckptfix"
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+LAYERS: tuple[frozenset[str], ...] = tuple(
+    map(
+        frozenset,
+        (
+            ("errors",),
+            ("checkpoint", "dtypes"),
+            ("fileio", "streams", "output"),
+            ("pickles", "containers"),
+            ("keys",),
+            ("formats",),
+            ("ops",),
+            ("loaders", "api"),
+            ("trainer",),
+            ("cli",),
+        ),
+    )
+)
+"""From the bottom up. A room imports from layers below its own, and of its own layer only where `BESIDE` says so."""
+
+BESIDE = {("checkpoint", "dtypes"), ("output", "fileio"), ("streams", "fileio"), ("loaders", "api")}
+FRONT = {"__init__", "__main__"}
+"""The package's own name space (which imports lazily) and ``python -m``: above all layers."""
+
+ONLY_IN_CLI = {"click", "tabulate"}
+LAZY = {"torch", "numpy", "safetensors", "ml_dtypes"}
+MOST_LINES = 400
+
+
+def room(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imports(tree: ast.AST, path: Path) -> Iterator[tuple[str, int]]:
+    """(dotted name, line) of everything that is imported, wherever in the file; relative ones made absolute."""
+    package = ("ckptfix", *path.relative_to(PACKAGE).parts[:-1])
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else ()
+            module = ".".join((*base, *((node.module,) if node.module else ())))
+            yield from ((f"{module}.{alias.name}", node.lineno) for alias in node.names)
+
+
+def run_at_import(tree: ast.Module) -> Iterator[ast.stmt]:
+    """Statements that run when the module is imported: not in functions, not for type checkers only."""
+    stack: list[ast.stmt] = list(tree.body)
+    while stack:
+        node = stack.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            stack += node.orelse
+            continue
+        yield node
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.stmt):
+                stack.append(child)
+            elif isinstance(child, ast.ExceptHandler | ast.match_case):
+                stack += child.body
+
+
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), str(path))
+
+
+def level(name: str) -> int:
+    return next(index for index, layer in enumerate(LAYERS) if name in layer)
+
+
+def test_every_room_has_a_layer() -> None:
+    assert {room(path) for path in FILES} - FRONT <= frozenset().union(*LAYERS)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_point_down(path: Path) -> None:
+    here = room(path)
+    if here in FRONT:
+        return
+    for name, line in imports(parsed(path), path):
+        parts = name.split(".")
+        if parts[0] != "ckptfix" or len(parts) < 2:
+            continue
+        there = parts[1]
+        if there == here or (here, there) in BESIDE:
+            continue
+        assert there not in FRONT, f"{path.name}:{line} imports the front of the package"
+        assert level(there) < level(here), f"{path.name}:{line} imports {name}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_what_belongs_to_the_command_line_stays_there(path: Path) -> None:
+    if room(path) in {"cli", "__main__"}:
+        return
+    tree = parsed(path)
+    found = {name.split(".")[0] for name, _ in imports(tree, path)} & ONLY_IN_CLI
+    assert not found
+    if room(path) == "trainer":
+        return
+    for node in ast.walk(tree):
+        printing = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
+        assert not printing, f"{path.name}:{getattr(node, 'lineno', 0)} prints"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_heavy_packages_are_imported_where_they_are_used(path: Path) -> None:
+    if room(path) == "trainer":
+        return
+    for node in run_at_import(parsed(path)):
+        found = {name.split(".")[0] for name, _ in imports(node, path)} if _is_import(node) else set()
+        assert not found & LAZY, f"{path.name}:{node.lineno} imports {found & LAZY} at its top"
+
+
+def _is_import(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Import | ast.ImportFrom)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_rooms_stay_small(path: Path) -> None:
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= MOST_LINES
+
+
+def test_these_tests_can_fail(tmp_path: Path) -> None:
+    source = (
+        "import torch\nif TYPE_CHECKING:\n    import numpy\ntry:\n    from . import x\nexcept E:\n    import click\n"
+    )
+    tree = ast.parse(source + "def f():\n    import safetensors\n")
+    assert {name for name, _ in imports(tree, PACKAGE / "ops/y.py")} == {
+        *("torch", "numpy", "click", "safetensors", "ckptfix.ops.x"),
+    }
+    top = {name for node in run_at_import(tree) if _is_import(node) for name, _ in imports(node, PACKAGE / "ops/y.py")}
+    assert top == {"torch", "click", "ckptfix.ops.x"}
+
+
+def small_files(folder: Path) -> tuple[str, str]:
+    """A torch zip with wrapped names on a GPU, and a safetensors file."""
+    model = state_dict_ops({"module.w": Tensor("0", (2,), 2, location="cuda:0")})
+    pickle = assemble(("PROTO", 2), "EMPTY_DICT", "MARK", *push("model"), *model, "SETITEMS", "STOP")
+    raw = bytes(8)
+    return (
+        str(written(folder / "in.pth", torch_zip(pickle, [raw]))),
+        str(written(folder / "in.safetensors", safetensors([("w", "F32", [2], raw)]))),
+    )
+
+
+COMMANDS = {
+    "strip-module": ["strip-module", "{torch}", "{out}.pth"],
+    "add-module": ["add-module", "{torch}", "{out}.pth"],
+    "unwrap": ["unwrap", "{torch}", "{out}.pth"],
+    "rename": ["rename", "{torch}", "{out}.pth", "--sub", "w=v"],
+    "to-cpu": ["to-cpu", "{torch}", "{out}.pth"],
+    "map-location": ["map-location", "{torch}", "{out}.pth", "cuda:1"],
+    "convert": ["convert", "{torch}", "{out}.safetensors"],
+    "convert back": ["convert", "{safetensors}", "{out}.pth"],
+    "convert to legacy": ["convert", "{torch}", "{out}.pth", "--to", "legacy"],
+    "inspect": ["inspect", "{torch}"],
+    "inspect safetensors": ["inspect", "{safetensors}"],
+    "diff": ["diff", "{torch}", "{safetensors}"],
+    "completion": ["completion", "bash"],
+    "help": ["--help"],
+    "an error": ["inspect", "{out}"],
+}
+
+PROBE = """
+import json, sys
+from ckptfix.cli import commands
+code = commands.main(json.loads(sys.argv[1]), standalone_mode=False)
+heavy = sorted({name.partition('.')[0] for name in sys.modules} & {'torch', 'numpy', 'safetensors', 'ml_dtypes'})
+print(json.dumps([code, heavy]), file=sys.stderr)
+"""
+
+
+def probe(arguments: list[str]) -> tuple[int, list[str]]:
+    """Exit code of a command in a process of its own, and which heavy packages it loaded."""
+    done = subprocess.run([sys.executable, "-c", PROBE, json.dumps(arguments)], capture_output=True, text=True)
+    code, heavy = json.loads(done.stderr.splitlines()[-1])
+    return code, heavy
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_no_command_loads_torch(tmp_path: Path, name: str) -> None:
+    torch_file, safetensors_file = small_files(tmp_path)
+    values = {"torch": torch_file, "safetensors": safetensors_file, "out": str(tmp_path / "out")}
+    code, heavy = probe([argument.format(**values) for argument in COMMANDS[name]])
+    assert code == {"an error": 2, "diff": 1}.get(name, 0)
+    assert not set(heavy) - ({"numpy", "ml_dtypes"} if name == "diff" else set())
+
+
+def test_every_command_is_probed() -> None:
+    from ckptfix.cli import COMMANDS as ROWS
+
+    assert set(ROWS) <= set(COMMANDS)
+
+
+def test_importing_the_package_loads_nothing_heavy() -> None:
+    script = "import sys, ckptfix, ckptfix.api; print(*{name.partition('.')[0] for name in sys.modules})"
+    loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"torch", "numpy", "click", "tabulate", "safetensors"} & set(loaded)
