@@ -24,7 +24,7 @@ from ckptfix.checkpoint import (
 from ckptfix.formats.safetensors_edit import plan_edit
 from ckptfix.formats.safetensors_header import ALIGNMENT, MAX_HEADER, Header, Row, read_header
 from ckptfix.formats.safetensors_ties import ORDER_KEY, TIE_KEYS, VIEWS_KEY, restore_ties, share_plan, ties
-from ckptfix.formats.safetensors_write import plan_write
+from ckptfix.formats.safetensors_write import plan_write, row_major
 
 __all__ = [
     "NAME",
@@ -137,7 +137,7 @@ def _unreadable(header: Header) -> Iterator[Finding]:
         if length < 0:
             yield Finding("bad-tensor", "error", row.key, f"its data ends {-length} bytes before it begins", offset)
             continue
-        if row.stop > available:
+        if length and row.stop > available:
             left = max(available - row.begin, 0)
             yield Finding("truncated", "error", row.key, f"{length} bytes promised, {min(left, length)} left", offset)
         dtype = dtypes.by_safetensors(row.code)

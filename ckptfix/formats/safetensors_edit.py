@@ -8,7 +8,7 @@ anew, so that the data is aligned.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 
 from ckptfix.checkpoint import ByteRange, Checkpoint, Drop, Edit, OutputFile, Plan, Rename, Segment, SetMetadata
@@ -82,21 +82,31 @@ class _Names:
     def rename(self, edit: Rename) -> None:
         if edit.kind != "state_dict":
             raise NoSuchTensor(f"no {edit.kind} names in a safetensors file", path=self.path, where=edit.at)
-        self._found(edit.at, edit.names)
-        taken: dict[str, list[str]] = {}
+        self._check(edit.at, edit.names)
+        taken: dict[str, str] = {}
+        clashes: dict[str, list[str]] = {}
         for name, current in self.new.items():
             if current is not None:
                 after = self.new[name] = edit.names.get(current, current)
-                taken.setdefault(after, []).append(name)
-        conflicts = tuple((after, tuple(olds)) for after, olds in taken.items() if len(olds) > 1 or after == METADATA)
-        if conflicts:
-            after, olds = conflicts[0]
-            message = f"{' and '.join(olds)} would become {after}"
-            raise KeyConflict(message, path=self.path, pairs=conflicts)
+                first = taken.setdefault(after, name)
+                if first is not name:
+                    clashes.setdefault(after, [first]).append(name)
+        if METADATA in taken:
+            clashes.setdefault(METADATA, [taken[METADATA]])
+        if clashes:
+            after, olds = next(iter(clashes.items()))
+            raise KeyConflict(
+                f"{' and '.join(olds)} would become {after}",
+                path=self.path,
+                pairs=tuple((name, tuple(names)) for name, names in clashes.items()),
+            )
 
     def drop(self, edit: Drop) -> None:
-        for name in self._found(edit.at, edit.names):
-            self.new[name] = None
+        self._check(edit.at, edit.names)
+        doomed = set(edit.names)
+        for name, current in self.new.items():
+            if current in doomed:
+                self.new[name] = None
         for name, kept in self.tied.items():
             if self.new[kept] is None and self.new[name] is not None:
                 raise WouldLoseData(
@@ -106,15 +116,13 @@ class _Names:
                     hint="drop both names, or neither",
                 )
 
-    def _found(self, at: str, wanted: Mapping[str, str] | Sequence[str]) -> list[str]:
-        """The names in the file whose present names are `wanted`."""
+    def _check(self, at: str, wanted: Iterable[str]) -> None:
+        """Refuse names that the file, after the edits so far, does not have."""
+        unknown = set(wanted).difference(name for name in self.new.values() if name is not None)
         if at and wanted:
             raise NoSuchTensor("a safetensors file has no mappings inside", path=self.path, where=at)
-        present = {current: name for name, current in self.new.items() if current is not None}
-        unknown = [name for name in wanted if name not in present]
         if unknown:
-            raise NoSuchTensor("no such tensor", path=self.path, where=unknown[0])
-        return [present[name] for name in wanted]
+            raise NoSuchTensor("no such tensor", path=self.path, where=min(unknown))
 
 
 def _cuts(rows: Sequence[Row], dropped: set[str]) -> list[Span]:
@@ -165,12 +173,8 @@ def _row_patches(header: Header, names: _Names, cuts: Sequence[Span]) -> list[Pa
         start, end = cuts[index - 1]
         return position - sums[index - 1] - (min(position, end) - start)
 
-    spans: list[tuple[int, int, bool]] = []
-    if header.metadata is not None:
-        spans.append((header.metadata.start, header.metadata.end, True))
     for row in header.rows:
         new = names.new[row.key]
-        spans.append((row.start, row.end, new is not None))
         if new is None:
             continue
         if new != row.key:
@@ -180,6 +184,11 @@ def _row_patches(header: Header, names: _Names, cuts: Sequence[Span]) -> list[Pa
             value = header.text.index("{", row.key_end)
             place = next(member for member in members(header.text, value) if member.key == "data_offsets")
             patches.append((place.value_start, place.end, f"[{begin},{stop}]"))
+    if not names.dropped:
+        return patches
+    spans = [(row.start, row.end, names.new[row.key] is not None) for row in header.rows]
+    if header.metadata is not None:
+        spans.append((header.metadata.start, header.metadata.end, True))
     return patches + _removals(sorted(spans))
 
 
@@ -198,7 +207,7 @@ def _removals(spans: Sequence[tuple[int, int, bool]]) -> list[Patch]:
 
 def _metadata_patches(header: Header, names: _Names, wanted: Mapping[str, str | None]) -> list[Patch]:
     """What becomes of ``__metadata__``: pairs that name tensors follow them, then come those of the edits."""
-    changes = {name: new for name, new in names.new.items() if new != name}
+    changes = {name: new for name, new in names.new.items() if new != name} if header.pairs else {}
     missing = {key: value for key, value in wanted.items() if value is not None}
     patches: list[Patch] = []
     spans: list[tuple[int, int, bool]] = []
@@ -241,4 +250,5 @@ def _patched(text: str, patches: Sequence[Patch]) -> str:
     for start, end, new in sorted(patches):
         pieces += (text[at:start], new)
         at = end
-    return "".join((*pieces, text[at:]))
+    pieces.append(text[at:])
+    return "".join(pieces)

@@ -119,11 +119,16 @@ def restore_ties(entries: Sequence[TensorEntry], metadata: Mapping[str, str]) ->
         view = _view(found.get(name), record, found)
         if view is not None:
             found[name] = view
-    restored = list(found.values())
     places = _records(metadata.get(ORDER_KEY))
     tied = ties(metadata, found.keys())
-    for name in sorted(tied, key=lambda name: _place(places.get(name))):
-        restored.insert(_place(places.get(name)), replace(found[tied[name]], key=name))
+    waiting = sorted(tied, key=lambda name: _place(places.get(name)), reverse=True)
+    restored: list[TensorEntry] = []
+    for entry in found.values():
+        while waiting and _place(places.get(waiting[-1])) <= len(restored):
+            name = waiting.pop()
+            restored.append(replace(found[tied[name]], key=name))
+        restored.append(entry)
+    restored += (replace(found[tied[name]], key=name) for name in reversed(waiting))
     return tuple(restored)
 
 

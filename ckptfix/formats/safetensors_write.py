@@ -128,10 +128,11 @@ def framed(text: str) -> bytes:
         Unsupported: readers would not take a header so long.
     """
     raw = text.encode()
-    raw += b" " * (-len(raw) % ALIGNMENT)
-    if len(raw) > MAX_HEADER:
-        raise Unsupported(f"a safetensors header of {len(raw):,} bytes; readers take at most {MAX_HEADER:,}")
-    return len(raw).to_bytes(8, "little") + raw
+    padding = b" " * (-len(raw) % ALIGNMENT)
+    length = len(raw) + len(padding)
+    if length > MAX_HEADER:
+        raise Unsupported(f"a safetensors header of {length:,} bytes; readers take at most {MAX_HEADER:,}")
+    return b"".join((length.to_bytes(8, "little"), raw, padding))
 
 
 def metadata_text(pairs: Iterable[tuple[str, str]]) -> str:

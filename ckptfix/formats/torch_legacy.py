@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from ckptfix import dtypes
 from ckptfix.checkpoint import ByteRange, Checkpoint, Data, Edit, Finding, OutputFile, Plan, Segment, TensorEntry
-from ckptfix.errors import BadPickle, Truncated, TruncatedPickle, Unsupported
+from ckptfix.errors import BadPickle, Truncated, TruncatedPickle, Unsupported, WouldLoseData
 from ckptfix.fileio import Reader
 from ckptfix.formats import torch_common, torch_emit
 from ckptfix.formats.torch_edit import patches
@@ -188,8 +188,26 @@ def refuse_truncated(checkpoint: Checkpoint) -> None:
             raise Truncated(finding.message, path=checkpoint.path, offset=finding.offset)
 
 
+def refuse_untyped(entries: Sequence[TensorEntry], path: str) -> None:
+    """Refuse tensors that are saved with an UntypedStorage.
+
+    torch up to 2.13 writes them to a legacy file and then fails to load it: ``_legacy_load`` asks the storage
+    class for a dtype, which UntypedStorage does not have.
+    """
+    untyped = [entry for entry in entries if entry.storage and dtypes.by_name(entry.dtype).storage_class is None]
+    if untyped:
+        kinds = ", ".join(sorted({entry.dtype for entry in untyped}))
+        raise WouldLoseData(
+            f"torch can not load {kinds} from a legacy file ({len(untyped)} tensors)",
+            path=path,
+            where=untyped[0].name,
+            hint="keep the zip format, or convert to safetensors",
+        )
+
+
 def plan_write(entries: Sequence[TensorEntry], dest: str, *, metadata: Mapping[str, str] | None = None) -> Plan:
     """A fresh file that holds the state dict of `entries` as an OrderedDict."""
+    refuse_untyped(entries, dest)
     pickle, storages = torch_emit.state_dict_pickle(entries, legacy=True)
     itemsizes: dict[str, int] = {}
     for entry in entries:

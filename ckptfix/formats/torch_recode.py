@@ -33,8 +33,13 @@ class _Recoding:
 
 
 def to_legacy(checkpoint: Checkpoint, dest: str) -> Plan:
-    """A zip checkpoint as a legacy file, the object unchanged."""
+    """A zip checkpoint as a legacy file, the object unchanged.
+
+    Raises:
+        WouldLoseData: it holds dtypes that torch reads from no legacy file.
+    """
     parts = parts_of(checkpoint)
+    torch_legacy.refuse_untyped(checkpoint.entries, checkpoint.path)
     units = element_sizes(checkpoint) if checkpoint.byteorder == "big" else {}
     out = _Recoding()
     for persid, key, itemsize, data, crc32 in _references(checkpoint):

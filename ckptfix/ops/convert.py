@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ckptfix import dtypes
-from ckptfix.checkpoint import ByteRange, Checkpoint, Finding, OutputFile, Plan, StateDict, TensorEntry
+from ckptfix.checkpoint import ByteRange, Checkpoint, Finding, OutputFile, Plan, StateDict, TensorEntry, contiguous_stride
 from ckptfix.errors import Refused, Unsupported, WouldLoseData
 from ckptfix.formats import FORMATS, safetensors, torch_recode
 from ckptfix.formats.torch_common import element_sizes, little_endian
@@ -109,8 +109,8 @@ def _to_safetensors(checkpoint: Checkpoint, dest: str, at: str | None, drop_unsu
         raise WouldLoseData(
             f"{len(broken)} tensors can not be read: {broken[0].where}: {broken[0].message}", path=checkpoint.path
         )
-    kept, metadata, findings = safetensors.share_plan(_little(checkpoint, fits))
-    plan = safetensors.plan_write(kept, dest, metadata={"format": "pt", **metadata})
+    kept, metadata, findings = safetensors.share_plan(fits)
+    plan = safetensors.plan_write(_little(checkpoint, kept), dest, metadata={"format": "pt", **metadata})
     left = _left_behind(checkpoint, chosen)
     lost = tuple(entry.key for entry in odd)
     noticed = [*findings, *plan.findings]
@@ -131,16 +131,17 @@ def _why(entry: TensorEntry) -> str:
 
 
 def _little(checkpoint: Checkpoint, entries: Sequence[TensorEntry]) -> list[TensorEntry]:
-    """The same entries with little-endian data."""
+    """The same entries with little-endian data, made contiguous first: elements are turned as they stream."""
     if checkpoint.byteorder == "little":
         return list(entries)
     units = element_sizes(checkpoint)
     out = []
     for entry in entries:
         storage = entry.storage
-        assert storage is not None and storage.data is not None
-        data = little_endian(storage.data, "big", units[storage.key])
-        out.append(replace(entry, storage=replace(storage, data=data, crc32=None)))
+        assert storage is not None
+        data = little_endian(safetensors.row_major(entry), "big", units[storage.key])
+        turned = replace(storage, key=entry.key, nbytes=entry.nbytes, data=data, crc32=None)
+        out.append(replace(entry, storage=turned, offset=0, stride=contiguous_stride(entry.shape)))
     return out
 
 

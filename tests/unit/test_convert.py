@@ -1,0 +1,214 @@
+"""Containers: what arrives is what was there, and what does not arrive is named."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import builders
+import pytest
+import safetensors.torch
+import torch
+from compare import assert_same
+
+import ckptfix
+from ckptfix.errors import DamagedFile, Refused, Unsupported, WouldLoseData
+from ckptfix.fileio import read_exact
+from ckptfix.formats import open_checkpoint
+from ckptfix.formats.torch_emit import state_dict_pickle
+
+
+def save(path: Path, value: Any, **how: Any) -> Path:
+    torch.save(value, path, **how)
+    return path
+
+
+def model() -> OrderedDict[str, torch.Tensor]:
+    base = torch.arange(24.0).reshape(4, 6)
+    return OrderedDict(
+        a=base,
+        tied=base,
+        view=base[1:3],
+        transposed=base.t(),
+        half=torch.ones(3, dtype=torch.bfloat16),
+        fp8=torch.ones(5).to(torch.float8_e4m3fn),
+        count=torch.tensor(7),
+        empty=torch.empty(0, 3),
+        flags=torch.tensor([True, False]),
+    )
+
+
+def test_there_and_back_by_safetensors(tmp_path: Path) -> None:
+    source = save(tmp_path / "a.pth", model())
+    there = ckptfix.convert(source, tmp_path / "b.safetensors")
+    assert there.exit_code == 0
+    loaded = safetensors.torch.load_file(tmp_path / "b.safetensors")
+    assert set(loaded) == set(model()) - {"tied"}
+    for name, value in loaded.items():
+        assert torch.equal(value.float(), model()[name].float())
+        assert value.is_contiguous()
+    with safetensors.safe_open(tmp_path / "b.safetensors", "pt") as file:
+        assert file.metadata()["format"] == "pt"
+    ckptfix.convert(tmp_path / "b.safetensors", tmp_path / "back.pth")
+    assert_same(dict(torch.load(tmp_path / "back.pth", weights_only=True)), dict(model()))
+    mapped = torch.load(tmp_path / "back.pth", weights_only=True, mmap=True)
+    assert torch.equal(mapped["a"], model()["a"])
+
+
+def test_safetensors_to_legacy(tmp_path: Path) -> None:
+    value = model()
+    del value["fp8"]
+    source = save(tmp_path / "a.pth", value)
+    ckptfix.convert(source, tmp_path / "b.safetensors")
+    ckptfix.convert(tmp_path / "b.safetensors", tmp_path / "c.pth", to="legacy")
+    assert_same(dict(torch.load(tmp_path / "c.pth", weights_only=True)), dict(value))
+
+
+def test_what_torch_reads_from_no_legacy_file_is_refused(tmp_path: Path) -> None:
+    value = {"a.w": torch.ones(2).to(torch.float8_e5m2)}
+    torch.save(value, tmp_path / "torch.pth", _use_new_zipfile_serialization=False)
+    with pytest.raises(AttributeError):
+        torch.load(tmp_path / "torch.pth", weights_only=True)
+    source = save(tmp_path / "a.pth", value)
+    with pytest.raises(WouldLoseData, match="float8_e5m2"):
+        ckptfix.convert(source, tmp_path / "b.pth", to="legacy")
+
+
+def test_what_stays_behind_is_named(tmp_path: Path) -> None:
+    checkpoint = {
+        "epoch": 3,
+        "state_dict": model(),
+        "optimizer": {"state": {0: {"exp_avg": torch.ones(1)}}, "param_groups": [{"lr": 0.1}]},
+    }
+    source = save(tmp_path / "a.pth", checkpoint)
+    result = ckptfix.convert(source, tmp_path / "b.safetensors")
+    assert result.at == "state_dict"
+    assert set(result.left) == {"epoch", "optimizer"}
+    assert "left behind: " in result.lines[1]
+
+
+def test_several_state_dicts_want_a_choice(tmp_path: Path) -> None:
+    source = save(tmp_path / "a.pth", {"g": {"a.w": torch.ones(1)}, "d": {"a.w": torch.zeros(1)}})
+    with pytest.raises(Refused, match="2 state dicts: g, d"):
+        ckptfix.convert(source, tmp_path / "b.safetensors")
+    ckptfix.convert(source, tmp_path / "b.safetensors", at="d")
+    assert safetensors.torch.load_file(tmp_path / "b.safetensors")["a.w"].item() == 0
+
+
+def test_what_safetensors_cannot_hold_is_refused_or_dropped_by_name(tmp_path: Path) -> None:
+    odd = {
+        "a.w": torch.ones(2),
+        "a.sparse": torch.eye(3).to_sparse(),
+        "a.complex": torch.ones(2, dtype=torch.complex128),
+        "a.conj": torch.ones(2, dtype=torch.complex64).conj(),
+        "a.meta": torch.ones(2, device="meta"),
+    }
+    source = save(tmp_path / "a.pth", odd)
+    with pytest.raises(WouldLoseData, match="4 of 5 tensors") as caught:
+        ckptfix.convert(source, tmp_path / "b.safetensors")
+    assert "--drop-unsupported" in (caught.value.hint or "")
+    result = ckptfix.convert(source, tmp_path / "b.safetensors", drop_unsupported=True)
+    assert result.exit_code == 3
+    assert result.lost == ("a.sparse", "a.complex", "a.conj", "a.meta")
+    assert list(safetensors.torch.load_file(tmp_path / "b.safetensors")) == ["a.w"]
+
+
+def test_big_endian_data_is_turned(tmp_path: Path) -> None:
+    value = torch.arange(6, dtype=torch.float32)
+    turned = value.numpy().byteswap().tobytes()
+    tensors = {
+        "fc.weight": builders.Tensor("0", (6,), 6),
+        "fc.t": builders.Tensor("0", (3, 2), 6, stride=(1, 3)),
+    }
+    pickle = builders.assemble(*builders.state_dict_ops(tensors), "STOP")
+    source = tmp_path / "a.pth"
+    source.write_bytes(builders.torch_zip(pickle, {"0": turned}, byteorder="big"))
+    assert torch.equal(torch.load(source, weights_only=True)["fc.weight"], value)
+    ckptfix.convert(source, tmp_path / "b.safetensors")
+    loaded = safetensors.torch.load_file(tmp_path / "b.safetensors")
+    assert torch.equal(loaded["fc.weight"], value)
+    assert torch.equal(loaded["fc.t"], value.reshape(2, 3).t())
+    ckptfix.convert(source, tmp_path / "c.pth", to="legacy")
+    assert torch.equal(torch.load(tmp_path / "c.pth", weights_only=True)["fc.weight"], value)
+    assert torch.equal(ckptfix.load_state_dict(source)["fc.weight"], value)
+
+
+@pytest.mark.parametrize("protocol", [2, 4])
+def test_zip_and_legacy_carry_the_whole_object(tmp_path: Path, protocol: int) -> None:
+    weights = model()
+    del weights["fp8"]
+    device = torch.device("cuda", 1)
+    value = {"model": weights, "epoch": 3, "none": None, "device": device, "list": [torch.ones(2), (1, 2.5)]}
+    for zipped in (True, False):
+        source = save(
+            tmp_path / f"{zipped}.pth", value, _use_new_zipfile_serialization=zipped, pickle_protocol=protocol
+        )
+        there = tmp_path / f"{zipped}.there"
+        back = tmp_path / f"{zipped}.back"
+        ckptfix.convert(source, there, to="legacy" if zipped else "zip")
+        ckptfix.convert(there, back, to="zip" if zipped else "legacy")
+        for path in (there, back):
+            assert_same(torch.load(path, weights_only=False), torch.load(source, weights_only=False))
+
+
+def test_a_damaged_tensor_is_not_left_out_in_silence(tmp_path: Path) -> None:
+    tensors = {"a.w": builders.Tensor("0", (2,), 2), "b.w": builders.Tensor("1", (2,), 2)}
+    pickle = builders.assemble(*builders.state_dict_ops(tensors), "STOP")
+    source = tmp_path / "a.pth"
+    source.write_bytes(builders.torch_zip(pickle, {"0": b"12345678", "1": b"1234"}))
+    with pytest.raises((WouldLoseData, DamagedFile)):
+        ckptfix.convert(source, tmp_path / "b.safetensors")
+    assert not (tmp_path / "b.safetensors").exists()
+
+
+def test_deflated_archives_convert(tmp_path: Path) -> None:
+    import zipfile
+
+    value = model()
+    del value["transposed"]
+    source = save(tmp_path / "a.pth", value)
+    squeezed = tmp_path / "squeezed.pth"
+    with zipfile.ZipFile(source) as old, zipfile.ZipFile(squeezed, "w", zipfile.ZIP_DEFLATED) as new:
+        for name in old.namelist():
+            new.writestr(name, old.read(name))
+    ckptfix.convert(squeezed, tmp_path / "b.safetensors")
+    assert torch.equal(safetensors.torch.load_file(tmp_path / "b.safetensors")["a"], model()["a"])
+    ckptfix.add_module(squeezed, tmp_path / "c.pth")
+    assert torch.equal(torch.load(tmp_path / "c.pth", weights_only=True)["module.a"], model()["a"])
+
+
+def test_the_target_is_told_by_suffix_or_by_word(tmp_path: Path) -> None:
+    source = save(tmp_path / "a.pth", model())
+    with pytest.raises(Unsupported, match="names no format"):
+        ckptfix.convert(source, tmp_path / "b.xyz")
+    with pytest.raises(Unsupported, match="no format called"):
+        ckptfix.convert(source, tmp_path / "b.pth", to="gguf")
+    assert ckptfix.convert(source, tmp_path / "b.xyz", to="torch").format == "zip"
+    assert (tmp_path / "b.xyz").read_bytes() == source.read_bytes()
+
+
+def test_a_fresh_pickle_is_what_torch_writes(tmp_path: Path) -> None:
+    value = OrderedDict((name, tensor.clone()) for name, tensor in model().items())
+    source = save(tmp_path / "a.pth", value)
+    checkpoint = open_checkpoint(source)
+    pickle, storages = state_dict_pickle(checkpoint.entries)
+    import zipfile
+
+    with zipfile.ZipFile(source) as archive:
+        assert pickle == archive.read("a/data.pkl")
+    assert [key for key, _, _ in storages] == [str(index) for index in range(len(value))]
+
+
+def test_a_file_made_from_safetensors_is_what_torch_would_save(tmp_path: Path) -> None:
+    value = {"a": torch.arange(3.0), "b": torch.ones(2, 2)}
+    safetensors.torch.save_file(value, tmp_path / "a.safetensors")
+    ckptfix.convert(tmp_path / "a.safetensors", tmp_path / "archive.pth")
+    ours = open_checkpoint(tmp_path / "archive.pth")
+    torch.save(OrderedDict(value), tmp_path / "torch.pth")
+    theirs = open_checkpoint(tmp_path / "torch.pth")
+    assert ours.traits["records"] == theirs.traits["records"] - 1
+    for one, other in zip(ours.entries, theirs.entries, strict=True):
+        assert (one.name, one.shape, one.stride, one.dtype) == (other.name, other.shape, other.stride, other.dtype)
+        assert one.data.offset % 64 == 0
+        assert read_exact(one.data) == read_exact(other.data)

@@ -1,0 +1,220 @@
+"""Key surgery on real files: which names change, which follow, and what is refused."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import ckptfix
+from ckptfix.errors import KeyConflict, NoSuchTensor, PartialPrefix, Refused
+
+
+def save(path: Path, value: Any, **how: Any) -> Path:
+    torch.save(value, path, **how)
+    return path
+
+
+def weights(*names: str) -> OrderedDict[str, torch.Tensor]:
+    return OrderedDict((name, torch.full((2,), float(index))) for index, name in enumerate(names))
+
+
+def load(path: Path) -> Any:
+    return torch.load(path, weights_only=True)
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "out.pth"
+
+
+def test_a_name_that_only_contains_the_prefix_is_left(tmp_path: Path, out: Path) -> None:
+    source = save(tmp_path / "a.pth", weights("module.submodule.weight", "module.module_list.0.bias"))
+    result = ckptfix.strip_module(source, out)
+    assert list(load(out)) == ["submodule.weight", "module_list.0.bias"]
+    assert [change.old for change in result.changes] == ["module.submodule.weight", "module.module_list.0.bias"]
+
+
+def test_nothing_to_do_is_an_identical_copy(tmp_path: Path, out: Path) -> None:
+    source = save(tmp_path / "a.pth", weights("submodule.weight"))
+    result = ckptfix.strip_module(source, out)
+    assert out.read_bytes() == source.read_bytes()
+    assert "nothing to do" in result.lines[0]
+    assert "identical copy" in result.lines[0]
+
+
+def test_a_partial_prefix_is_refused_and_named(tmp_path: Path, out: Path) -> None:
+    source = save(tmp_path / "a.pth", {"model": weights("module.fc.weight", "head.weight")})
+    with pytest.raises(PartialPrefix) as caught:
+        ckptfix.strip_module(source, out)
+    assert caught.value.others == ("head.weight",)
+    assert caught.value.where == "model"
+    assert not out.exists()
+    ckptfix.strip_module(source, out, partial=True)
+    assert list(load(out)["model"]) == ["fc.weight", "head.weight"]
+
+
+def test_a_model_with_a_submodule_called_module(tmp_path: Path, out: Path) -> None:
+    """Only some of its keys begin with it: refused plain, left by unwrap, taken once when it is wrapped."""
+    plain = save(tmp_path / "plain.pth", weights("module.weight", "fc.weight"))
+    with pytest.raises(PartialPrefix):
+        ckptfix.strip_module(plain, out)
+    assert "nothing to do" in ckptfix.unwrap(plain, out).lines[0]
+    wrapped = save(tmp_path / "wrapped.pth", weights("module.module.weight", "module.fc.weight"))
+    ckptfix.strip_module(wrapped, out, force=True)
+    assert list(load(out)) == ["module.weight", "fc.weight"]
+    ckptfix.strip_module(wrapped, out, all_levels=True, force=True)
+    assert list(load(out)) == ["module.weight", "fc.weight"]
+
+
+def test_levels(tmp_path: Path, out: Path) -> None:
+    source = save(tmp_path / "a.pth", weights("module.module.a", "module.module.b"))
+    ckptfix.strip_module(source, out)
+    assert list(load(out)) == ["module.a", "module.b"]
+    ckptfix.strip_module(source, out, all_levels=True, force=True)
+    assert list(load(out)) == ["a", "b"]
+
+
+def test_a_conflict_is_refused(tmp_path: Path, out: Path) -> None:
+    source = save(tmp_path / "a.pth", weights("module.a", "a"))
+    with pytest.raises(KeyConflict) as caught:
+        ckptfix.strip_module(source, out, partial=True)
+    assert caught.value.pairs == (("a", ("module.a", "a")),)
+    with pytest.raises(KeyConflict):
+        ckptfix.rename(source, out, subs=[(r".*", "x")])
+    assert not out.exists()
+
+
+def test_averaged_model_keeps_its_counter(tmp_path: Path, out: Path) -> None:
+    averaged = torch.optim.swa_utils.AveragedModel(torch.nn.Linear(2, 2))
+    source = save(tmp_path / "a.pth", averaged.state_dict())
+    ckptfix.strip_module(source, out)
+    assert list(load(out)) == ["n_averaged", "weight", "bias"]
+
+
+def test_metadata_follows_as_torch_itself_would_do(tmp_path: Path, out: Path) -> None:
+    model = torch.nn.DataParallel(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2)))
+    source = save(tmp_path / "a.pth", model.state_dict())
+    ckptfix.strip_module(source, out)
+    expected = model.state_dict()
+    torch.nn.modules.utils.consume_prefix_in_state_dict_if_present(expected, "module.")
+    assert dict(load(out)._metadata) == dict(expected._metadata)
+    torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2)).load_state_dict(load(out))
+
+
+def test_optimizer_names_follow(tmp_path: Path, out: Path) -> None:
+    names = ["module.a", "module.b"]
+    optimizer = {
+        "state": {name: {"exp_avg": torch.ones(2), "step": 1} for name in names},
+        "param_groups": [{"lr": 0.1, "params": names, "param_names": list(names)}],
+    }
+    source = save(tmp_path / "a.pth", {"model": weights(*names), "optimizer": optimizer})
+    result = ckptfix.strip_module(source, out)
+    loaded = load(out)
+    assert list(loaded["optimizer"]["state"]) == ["a", "b"]
+    assert loaded["optimizer"]["param_groups"][0]["params"] == ["a", "b"]
+    assert loaded["optimizer"]["param_groups"][0]["param_names"] == ["a", "b"]
+    assert list(loaded["optimizer"]["state"]["a"]) == ["exp_avg", "step"]
+    assert result.references == 6
+
+
+def test_an_optimizer_alone(tmp_path: Path, out: Path) -> None:
+    source = save(tmp_path / "a.pth", {"state": {"module.a": {"exp_avg": torch.ones(1)}}, "param_groups": []})
+    ckptfix.strip_module(source, out)
+    assert list(load(out)["state"]) == ["a"]
+
+
+def test_at_limits_to_one_mapping(tmp_path: Path, out: Path) -> None:
+    source = save(tmp_path / "a.pth", {"model": weights("module.a.w"), "ema": {"net": weights("module.a.w")}})
+    ckptfix.strip_module(source, out, at="ema/net")
+    loaded = load(out)
+    assert list(loaded["model"]) == ["module.a.w"]
+    assert list(loaded["ema"]["net"]) == ["a.w"]
+    with pytest.raises(NoSuchTensor) as caught:
+        ckptfix.strip_module(source, out, at="emma/net", force=True)
+    assert caught.value.near == ("ema/net",)
+
+
+def test_add_leaves_what_is_not_a_model(tmp_path: Path, out: Path) -> None:
+    checkpoint = {
+        "epoch": 3,
+        "rng": torch.get_rng_state(),
+        "model": weights("fc.weight", "fc.bias"),
+        "optimizer": {"state": {0: {"exp_avg": torch.ones(2)}}, "param_groups": [{"params": [0]}]},
+    }
+    source = save(tmp_path / "a.pth", checkpoint)
+    ckptfix.add_module(source, out)
+    loaded = load(out)
+    assert list(loaded) == list(checkpoint)
+    assert list(loaded["model"]) == ["module.fc.weight", "module.fc.bias"]
+    assert list(loaded["optimizer"]["state"][0]) == ["exp_avg"]
+
+
+@pytest.mark.parametrize("protocol", [2, 4])
+@pytest.mark.parametrize("zipped", [True, False])
+def test_strip_undoes_add_to_the_byte(tmp_path: Path, protocol: int, zipped: bool) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+    how = {"pickle_protocol": protocol, "_use_new_zipfile_serialization": zipped}
+    source = save(tmp_path / "a.pth", {"model": model.state_dict(), "epoch": 1}, **how)
+    ckptfix.add_module(source, tmp_path / "b.pth")
+    ckptfix.strip_module(tmp_path / "b.pth", tmp_path / "c.pth")
+    assert (tmp_path / "c.pth").read_bytes() == source.read_bytes()
+
+
+def test_unwrap_in_any_order_and_depth(tmp_path: Path, out: Path) -> None:
+    names = [
+        "module._orig_mod.layers.0._checkpoint_wrapped_module._fsdp_wrapped_module.w",
+        "module._orig_mod._encoder._module.w",
+    ]
+    source = save(tmp_path / "a.pth", weights(*names))
+    ckptfix.unwrap(source, out)
+    assert list(load(out)) == ["layers.0.w", "_encoder._module.w"]
+
+
+def test_rename_by_rule_in_order_and_by_map(tmp_path: Path, out: Path) -> None:
+    source = save(tmp_path / "a.pth", weights("features.0.weight", "features.1.weight", "fc.bias"))
+    result = ckptfix.rename(
+        source,
+        out,
+        subs=[(r"^features\.(\d)", r"conv\1"), (r"^conv0", "stem"), ("nothing", "x")],
+        mapping={"fc.bias": "head.bias", "fc.bais": "y"},
+    )
+    assert list(load(out)) == ["stem.weight", "conv1.weight", "head.bias"]
+    assert [(finding.id, finding.where) for finding in result.findings] == [
+        ("unused-rule", "nothing"),
+        ("unused-rule", "fc.bais"),
+    ]
+    assert "fc.bias" in result.findings[1].message
+
+
+@pytest.mark.parametrize("sub", [("(", "x"), ("a", r"\2"), ("a", r"\g<b>")])
+def test_rules_that_are_no_regular_expressions(tmp_path: Path, out: Path, sub: tuple[str, str]) -> None:
+    source = save(tmp_path / "a.pth", weights("a"))
+    with pytest.raises(Refused, match="no regular expression"):
+        ckptfix.rename(source, out, subs=[sub])
+
+
+def test_a_swap_is_no_conflict(tmp_path: Path, out: Path) -> None:
+    source = save(tmp_path / "a.pth", weights("a", "b"))
+    ckptfix.rename(source, out, mapping={"a": "b", "b": "a"})
+    loaded = load(out)
+    assert list(loaded) == ["b", "a"]
+    assert loaded["b"].tolist() == [0.0, 0.0]
+
+
+def test_an_empty_prefix_is_refused(tmp_path: Path, out: Path) -> None:
+    source = save(tmp_path / "a.pth", weights("a"))
+    with pytest.raises(Refused, match="empty prefix"):
+        ckptfix.strip_module(source, out, prefix=".")
+
+
+def test_a_dry_run_writes_nothing(tmp_path: Path, out: Path) -> None:
+    source = save(tmp_path / "a.pth", weights("module.a"))
+    result = ckptfix.strip_module(source, out, dry_run=True)
+    assert not out.exists()
+    assert not result.written
+    assert result.plan.nbytes > 0
+    assert list(tmp_path.iterdir()) == [source]
