@@ -42,6 +42,16 @@ def wrapped(prefix: str = "module.", location: str = "cuda:0", *, second: str | 
     return torch_zip(assemble(("PROTO", 2), *top, "STOP"), [floats(1, 2, 3, 4, 5, 6), floats(7, 8)])
 
 
+def state(**tensors: tuple[float, ...]) -> bytes:
+    """A torch zip of flat float32 tensors on the CPU; two underscores in a name are a dot."""
+    items = {
+        name.replace("__", "."): Tensor(str(index), (len(values),), len(values))
+        for index, (name, values) in enumerate(tensors.items())
+    }
+    pickle = assemble(("PROTO", 2), *state_dict_ops(items), "STOP")
+    return torch_zip(pickle, [floats(*values) for values in tensors.values()])
+
+
 @pytest.fixture
 def ddp(tmp_path: Path) -> Path:
     return written(tmp_path / "ddp.pth", wrapped())

@@ -5,19 +5,13 @@ from pathlib import Path
 
 import pytest
 from builders import Tensor, assemble, safetensors, state_dict_ops, torch_zip, written
-from cli.conftest import Cli, floats, wrapped
+from cli.conftest import Cli, floats, state, wrapped
 
 from ckptfix.cli import diff
 
 
-def state(path: Path, **tensors: tuple[float, ...]) -> Path:
-    """A torch zip of flat float32 tensors; two underscores in a name are a dot."""
-    items = {
-        name.replace("__", "."): Tensor(str(index), (len(values),), len(values))
-        for index, (name, values) in enumerate(tensors.items())
-    }
-    pickle = assemble(("PROTO", 2), *state_dict_ops(items), "STOP")
-    return written(path, torch_zip(pickle, [floats(*values) for values in tensors.values()]))
+def saved(path: Path, **tensors: tuple[float, ...]) -> Path:
+    return written(path, state(**tensors))
 
 
 def test_the_same(cli: Cli, ddp: Path, tmp_path: Path) -> None:
@@ -27,14 +21,14 @@ def test_the_same(cli: Cli, ddp: Path, tmp_path: Path) -> None:
 
 
 def test_across_formats(cli: Cli, tmp_path: Path) -> None:
-    a = state(tmp_path / "a.pth", w=(1, 2))
+    a = saved(tmp_path / "a.pth", w=(1, 2))
     b = written(tmp_path / "b.safetensors", safetensors([("w", "F32", [2], floats(1, 2))]))
     assert cli("diff", a, b).exit_code == 0
 
 
 def test_every_kind_of_difference_is_listed(cli: Cli, tmp_path: Path) -> None:
-    a = state(tmp_path / "a.pth", same=(1, 2), moved=(3, 4, 5), changed=(1, 2), gone=(9,), short=(1, 2))
-    b = state(tmp_path / "b.pth", same=(1, 2), renamed=(3, 4, 5), changed=(1, 4), new=(8, 8, 8, 8), short=(1, 2, 3))
+    a = saved(tmp_path / "a.pth", same=(1, 2), moved=(3, 4, 5), changed=(1, 2), gone=(9,), short=(1, 2))
+    b = saved(tmp_path / "b.pth", same=(1, 2), renamed=(3, 4, 5), changed=(1, 4), new=(8, 8, 8, 8), short=(1, 2, 3))
     result = cli("diff", a, b)
     assert result.exit_code == 1
     sections = dict(part.split(":\n", 1) for part in result.stdout.split("\n\n")[1:])
@@ -67,7 +61,7 @@ def test_quiet_leaves_the_exit_code(cli: Cli, ddp: Path, plain: Path) -> None:
 
 
 def test_tolerances(cli: Cli, tmp_path: Path) -> None:
-    a, b = state(tmp_path / "a.pth", w=(1, 100)), state(tmp_path / "b.pth", w=(1, 101))
+    a, b = saved(tmp_path / "a.pth", w=(1, 100)), saved(tmp_path / "b.pth", w=(1, 101))
     assert cli("diff", a, b).exit_code == 1
     assert cli("diff", a, b, "--atol", "0.5").exit_code == 1
     assert cli("diff", a, b, "--atol", "1").exit_code == 0
@@ -83,11 +77,11 @@ def test_a_filter_that_matches_nothing_is_no_proof_of_sameness(cli: Cli, ddp: Pa
 
 
 def test_strip_filter_and_at(cli: Cli, tmp_path: Path) -> None:
-    a, b = state(tmp_path / "a.pth", net__w=(1, 2), x=(1,)), state(tmp_path / "b.pth", w=(1, 2), x=(2,))
+    a, b = saved(tmp_path / "a.pth", net__w=(1, 2), x=(1,)), saved(tmp_path / "b.pth", w=(1, 2), x=(2,))
     assert cli("diff", a, b, "--strip", "net").exit_code == 1
     assert cli("diff", a, b, "--strip", "net", "--filter", "*w").exit_code == 0
     nested = written(tmp_path / "n.pth", wrapped("", "cpu"))
-    flat = state(tmp_path / "f.pth", fc__weight=(1, 2, 3, 4, 5, 6), fc__bias=(7, 8))
+    flat = saved(tmp_path / "f.pth", fc__weight=(1, 2, 3, 4, 5, 6), fc__bias=(7, 8))
     assert cli("diff", nested, nested, "--at", "model_state_dict").exit_code == 0
     different = cli("diff", nested, flat, "--at", "model_state_dict", "--at", "")
     assert "fc.weight" in different.stdout
@@ -96,8 +90,8 @@ def test_strip_filter_and_at(cli: Cli, tmp_path: Path) -> None:
 
 
 def test_long_lists_are_cut(cli: Cli, tmp_path: Path) -> None:
-    a = state(tmp_path / "a.pth", **{f"t{index}": (float(index),) for index in range(30)})
-    b = state(tmp_path / "b.pth", **{f"t{index}": (index + 0.5,) for index in range(30)})
+    a = saved(tmp_path / "a.pth", **{f"t{index}": (float(index),) for index in range(30)})
+    b = saved(tmp_path / "b.pth", **{f"t{index}": (index + 0.5,) for index in range(30)})
     assert "... 10 more (--limit 0 shows all)" in cli("diff", a, b).stdout
     everything = cli("diff", a, b, "--limit", "0").stdout
     assert "more" not in everything
