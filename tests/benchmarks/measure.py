@@ -16,6 +16,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+"""A program in daily use is not compiled anew at every start; the warm-up leaves its .pyc files."""
+
 RSS_UNIT = 1 if sys.platform == "darwin" else 1024
 """Bytes in one unit of ``ru_maxrss`` (getrusage(2): KiB on Linux, bytes on macOS)."""
 
@@ -68,7 +71,7 @@ def run(contender: Contender, log: Path) -> Run:
         contender.output.unlink(missing_ok=True)
     with log.open("wb") as said:
         start = time.perf_counter()
-        child = subprocess.Popen(contender.argv, stdin=subprocess.DEVNULL, stdout=said, stderr=said)
+        child = subprocess.Popen(contender.argv, stdin=subprocess.DEVNULL, stdout=said, stderr=said, env=ENVIRONMENT)
         _, status, usage = os.wait4(child.pid, 0)
         wall = time.perf_counter() - start
     child.returncode = os.waitstatus_to_exitcode(status)
