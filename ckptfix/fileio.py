@@ -11,7 +11,7 @@ import os
 import stat
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import TracebackType
 
 from ckptfix.checkpoint import ByteRange, Data
@@ -119,8 +119,9 @@ class Reader:
 
     def close(self) -> None:
         if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
+            fd, self.fd = self.fd, -1
+            with suppress(OSError):  # nothing was written through it that could be lost
+                os.close(fd)
 
     def __enter__(self) -> Reader:
         return self

@@ -152,11 +152,17 @@ class _TensorMaker:
         parts = [self(part) for part in entry.parts]
         assert entry.storage is not None
         dtype = self.dtype(entry)
-        storage = torch.storage.TypedStorage(
-            wrap_storage=self.storage(entry.storage, entry.itemsize), dtype=dtype, _internal=True
-        )
-        quantizer = (getattr(torch, scheme), *parts, *numbers)
-        return torch._utils._rebuild_qtensor(storage, entry.offset, entry.shape, entry.stride, quantizer, False, None)
+        storage = self.storage(entry.storage, entry.itemsize)
+        shape, place = entry.shape, {"dtype": dtype, "device": storage.device}
+        if scheme.startswith("per_channel"):
+            scales, zero_points, (axis,) = *parts, numbers
+            empty = torch._empty_per_channel_affine_quantized(
+                shape, scales=scales, zero_points=zero_points, axis=axis, **place
+            )
+        else:
+            scale, zero_point = numbers
+            empty = torch._empty_affine_quantized(shape, scale=scale, zero_point=zero_point, **place)
+        return empty.set_(storage, entry.offset, entry.shape, entry.stride)
 
     def sparse(self, entry: TensorEntry) -> Any:
         import torch
@@ -164,9 +170,10 @@ class _TensorMaker:
         layout, _, coalesced = entry.detail.partition(", coalesced=")
         parts = [self(part) for part in entry.parts]
         if len(parts) == 2:
-            is_coalesced = coalesced == "True" if coalesced else None
-            return torch.sparse_coo_tensor(parts[0], parts[1], entry.shape, is_coalesced=is_coalesced)
-        return torch.sparse_compressed_tensor(parts[0], parts[1], parts[2], entry.shape, layout=getattr(torch, layout))
+            how: dict[str, Any] = {"is_coalesced": coalesced == "True"} if coalesced else {}
+            return torch.sparse_coo_tensor(parts[0], parts[1], entry.shape, **how, check_invariants=True)
+        how = {"layout": getattr(torch, layout)}
+        return torch.sparse_compressed_tensor(parts[0], parts[1], parts[2], entry.shape, **how, check_invariants=True)
 
     def storage(self, storage: Storage, itemsize: int) -> Any:
         """The untyped storage on its device; `itemsize` is what its address must be a multiple of."""

@@ -153,7 +153,7 @@ class _Output:
 
     def restore(self) -> None:
         """Undo `publish`, wherever it stopped."""
-        with suppress(OSError):
+        with suppress(OSError, MemoryError):
             if os.path.lexists(self.backup):
                 os.replace(self.backup, self.dest)
             elif self.old is None and _identity(self.dest) == self.identity:
@@ -161,7 +161,7 @@ class _Output:
 
     def discard(self) -> None:
         for path in (self.temp, self.backup):
-            with suppress(OSError):
+            with suppress(OSError, MemoryError):
                 os.unlink(path)
 
 
@@ -191,7 +191,8 @@ def _check_space(outputs: Iterable[_Output]) -> None:
     needed: dict[int, int] = {}
     for output in outputs:
         folder = os.path.dirname(output.dest)
-        device = os.stat(folder).st_dev
+        with named(folder):
+            device = os.stat(folder).st_dev
         needed[device] = needed.get(device, 0) + output.file.nbytes
         free = free_space(folder)
         if free is not None and needed[device] > free:
@@ -208,9 +209,7 @@ def _sync_folders(outputs: Iterable[_Output]) -> None:
                 os.close(fd)
         except OSError as error:
             if error.errno not in _NO_FOLDER_SYNC:
-                raise WriteFailed(
-                    f"the output is complete, but may not survive a power cut: {error.strerror}", path=folder
-                ) from error
+                raise write_failed(error, folder) from error
 
 
 def _publish(outputs: list[_Output], overwrite: bool) -> None:
@@ -232,7 +231,11 @@ def _publish(outputs: list[_Output], overwrite: bool) -> None:
             for output in reversed(outputs):
                 output.restore()
         raise
-    _sync_folders(outputs)
+    try:
+        _sync_folders(outputs)
+    except WriteFailed as error:
+        error.message = f"the output is complete, but may not survive a power cut: {error.message}"
+        raise
 
 
 def check_destination(

@@ -159,9 +159,8 @@ def _rows(raw: bytes, path: str, end: _End) -> list[Record]:
     unpack = CENTRAL.unpack_from
     for _ in range(end.records):
         if position + CENTRAL.size > limit:
-            raise BadDirectory(
-                f"the directory ends after {len(rows)} of {end.records} records", path=path, offset=end.offset + position
-            )
+            message = f"the directory ends after {len(rows)} of {end.records} records"
+            raise BadDirectory(message, path=path, offset=end.offset + position)
         # fmt: off
         (signature, _, _, flags, method, _, _, crc32, stored, size,
          name_length, extra_length, comment_length, _, _, _, header) = unpack(raw, position)

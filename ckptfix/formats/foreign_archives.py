@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
-from ckptfix.containers.zip_read import read_directory
+from ckptfix.containers.zip_read import END, END64, LOCATOR, MAX16, read_directory
 from ckptfix.errors import CkptfixError, printable
 from ckptfix.fileio import Reader
 from ckptfix.formats.foreign_file import Answer, File, quote
@@ -20,20 +20,36 @@ _REPACK = "zip it again so that data.pkl lies in one folder: zip -0 -r FIXED.pth
 
 def zip_archive(file: File) -> Answer | None:
     """A zip, also with other bytes before it."""
-    before = not file.head.startswith((b"PK\x03\x04", b"PK\x05\x06"))
-    if before and b"PK\x05\x06" not in file.read(max(0, file.size - 66_000), 66_000):
-        return None
+    if not file.head.startswith((b"PK\x03\x04", b"PK\x05\x06")):
+        before = _bytes_before_zip(file)
+        if not before:
+            return None
+        cut = f"tail -c +{before + 1} {quote(file.path)} > FIXED.pth"
+        return f"a zip archive with {before} other bytes before it", f"cut them off: {cut}"
     try:
         with Reader(file.path) as reader:
             names = [record.name for record in read_directory(reader, file.path).records]
     except CkptfixError as error:
-        if before:
-            return None
         torch = " that torch.save wrote" if b"/data.pkl" in file.head[:300] else ""
         return f"a damaged zip archive{torch} ({error.message})", error.hint or "copy or download it again"
-    if before:
-        return "a zip archive with other bytes before it", f"zip -F {quote(file.path)} --out FIXED.pth may mend it"
     return _zip_of(names, file)
+
+
+def _bytes_before_zip(file: File) -> int:
+    """How far a zip directory stands behind the place that its end record states; 0 where there is none."""
+    start = max(0, file.size - END.size - MAX16)
+    tail = file.read(start, file.size - start)
+    at = tail.rfind(b"PK\x05\x06")
+    if at < 0 or at + END.size > len(tail):
+        return 0
+    size, offset = END.unpack_from(tail, at)[5:7]
+    # torch always puts a zip64 end record and its locator between the directory and the end record.
+    zip64 = at - END64.size - LOCATOR.size
+    if zip64 >= 0 and tail.startswith(b"PK\x06\x06", zip64):
+        size, offset = END64.unpack_from(tail, zip64)[8:10]
+        at = zip64
+    first = start + at - size
+    return first - offset if first > offset and file.read(first, 4) == b"PK\x01\x02" else 0
 
 
 def _zip_of(names: Sequence[str], file: File) -> Answer:

@@ -24,7 +24,7 @@ from ckptfix.checkpoint import (
 from ckptfix.formats.safetensors_edit import plan_edit
 from ckptfix.formats.safetensors_header import ALIGNMENT, MAX_HEADER, Header, Row, read_header
 from ckptfix.formats.safetensors_ties import ORDER_KEY, TIE_KEYS, VIEWS_KEY, restore_ties, share_plan, ties
-from ckptfix.formats.safetensors_write import plan_write, row_major
+from ckptfix.formats.safetensors_write import plan_write
 
 __all__ = [
     "NAME",

@@ -7,9 +7,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ckptfix import dtypes
-from ckptfix.checkpoint import ByteRange, Checkpoint, Finding, OutputFile, Plan, StateDict, TensorEntry, contiguous_stride
+from ckptfix.checkpoint import (
+    ByteRange,
+    Checkpoint,
+    Finding,
+    OutputFile,
+    Plan,
+    StateDict,
+    TensorEntry,
+    contiguous_stride,
+)
 from ckptfix.errors import Refused, Unsupported, WouldLoseData
 from ckptfix.formats import FORMATS, safetensors, torch_recode
+from ckptfix.formats.safetensors_write import row_major
 from ckptfix.formats.torch_common import element_sizes, little_endian
 from ckptfix.formats.torch_tensors import LAZY
 from ckptfix.ops.rename import chosen_sites
@@ -139,7 +149,7 @@ def _little(checkpoint: Checkpoint, entries: Sequence[TensorEntry]) -> list[Tens
     for entry in entries:
         storage = entry.storage
         assert storage is not None
-        data = little_endian(safetensors.row_major(entry), "big", units[storage.key])
+        data = little_endian(row_major(entry), "big", units[storage.key])
         turned = replace(storage, key=entry.key, nbytes=entry.nbytes, data=data, crc32=None)
         out.append(replace(entry, storage=turned, offset=0, stride=contiguous_stride(entry.shape)))
     return out

@@ -22,7 +22,7 @@ class Inspection:
         size: bytes of the file.
         traits: what the format says of itself.
         tensors: names that hold a tensor.
-        parameters: elements of the model's tensors; tied ones and an optimizer's are not counted.
+        parameters: elements of the model's tensors, buffers too, tied ones once, an optimizer's not.
         nbytes: bytes of all storages, each once.
         dtypes, devices: how many tensors of a dtype, how many places of a location.
         wrappers: component -> (how many keys carry it, the first of them).
@@ -91,7 +91,8 @@ def _row(entry: TensorEntry) -> dict[str, Any]:
 def inspect(checkpoint: Checkpoint) -> Inspection:
     """Describe `checkpoint`; no tensor byte is read."""
     entries = checkpoint.entries
-    optimizers = {state.at for state in checkpoint.state_dicts if state.optimizer}
+    weights = {state.at for state in checkpoint.state_dicts if state.weights}
+    weights = weights or {state.at for state in checkpoint.state_dicts if not state.optimizer}
     seen: set[tuple[object, ...]] = set()
     parameters = 0
     storages: dict[str, int] = {}
@@ -103,7 +104,7 @@ def inspect(checkpoint: Checkpoint) -> Inspection:
             storages[entry.storage.key] = entry.storage.nbytes
     for entry in entries:
         place = (entry.storage.key if entry.storage else entry.name, entry.offset, entry.shape, entry.stride)
-        if entry.at not in optimizers and place not in seen:
+        if entry.at in weights and place not in seen:
             seen.add(place)
             parameters += entry.numel
     names = [name for site in checkpoint.sites if site.kind == "state_dict" for name in site.names]

@@ -49,12 +49,11 @@ def test_single_and_multi_saved_and_loaded(tmp_path: Path, saved_wrapped: bool, 
     trained = net()
     state = (torch.nn.DataParallel(trained) if saved_wrapped else trained).state_dict()
     source = save(tmp_path / "a.pth", {"epoch": 1, "model_state_dict": state})
-    fresh = torch.nn.DataParallel(torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4)))
-    bare = fresh.module if loaded_wrapped else fresh.module
+    bare = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+    model = torch.nn.DataParallel(bare) if loaded_wrapped else bare
     bare.load_state_dict(ckptfix.load_state_dict(source))
     x = torch.randn(5, 3)
-    trained.eval(), fresh.eval()
-    assert torch.equal(fresh(x) if loaded_wrapped else bare(x), trained(x))
+    assert torch.equal(model.eval()(x), trained.eval()(x))
 
 
 def test_the_file_is_mapped_and_not_changed_by_writing(tmp_path: Path) -> None:
