@@ -8,6 +8,7 @@ Nothing is unpickled, unpacked or read whole.
 from __future__ import annotations
 
 import bz2
+import codecs
 import json
 import lzma
 import re
@@ -191,7 +192,7 @@ def _tensorflow(file: File) -> Answer | None:
 def _onnx(file: File) -> Answer | None:
     # onnx.proto, ModelProto: field 1 ir_version (a small varint), then field 2 producer_name or 7 graph or 8 opset.
     head = file.head
-    if len(head) < 8 or head[0] != 0x08 or not 1 <= head[1] <= 0x20 or head[2] not in (0x12, 0x3A, 0x42):
+    if len(head) < 6 or head[0] != 0x08 or not 1 <= head[1] <= 0x20 or head[2] not in (0x12, 0x3A, 0x42):
         return None
     if head[2] == 0x12:
         producer = head[4 : 4 + head[3]]
@@ -253,8 +254,8 @@ def _json(file: File) -> Answer | None:
 
 def _text(file: File) -> Answer | None:
     try:
-        # The last character may be cut.
-        text = file.head[: max(len(file.head) - 3, 1)].decode() if file.size > len(file.head) else file.head.decode()
+        # The last character of the head may be cut.
+        text = codecs.getincrementaldecoder("utf-8")().decode(file.head, final=file.size <= len(file.head))
     except UnicodeDecodeError:
         return None
     if any(not char.isprintable() and char not in "\r\n\t\f" for char in text):

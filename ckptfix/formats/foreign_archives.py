@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
@@ -108,7 +109,7 @@ def _is_tar_header(block: bytes) -> bool:
 def _tar_names(file: File) -> Iterator[str]:
     """Names of the members, until something is no header."""
     at = 0
-    with Reader(file.path) as reader:
+    with suppress(CkptfixError), Reader(file.path) as reader:
         while at + 512 <= reader.size:
             block = reader.read(at, 512)
             if not _is_tar_header(block):
