@@ -35,7 +35,7 @@ class Result:
         format: of `dest`.
         plan: what was written.
         written: False after a dry run.
-        lines: one or two sentences for a person.
+        lines: one or two sentences for a person; warnings and errors among the findings are not repeated there.
         findings: what was noticed on the way.
         exit_code: 0, or 3 after named losses.
     """
@@ -220,7 +220,7 @@ def map_location(
     else:
         here = ", ".join(checkpoint.devices) or "no device"
         line = f"nothing to move (the file names {here})"
-    lines = (f"{line}{_copy_note(plan, not moves.moved)}", *(finding.message for finding in moves.findings))
+    lines = (line + _copy_note(not moves.moved),)
     return RelocateResult(
         **_written(checkpoint, dest, plan, force, dry_run, progress),
         lines=lines,
@@ -372,11 +372,10 @@ def _renamed(
         line = f"{verb} {_count(renames.references, 'name')} of an optimizer"
     else:
         line = f"nothing to do: {nothing}"
-    unchanged = not renames.edits
-    lines = [line + _copy_note(plan, unchanged)]
-    if renames.findings:
-        notes = [f"{found.where}: {found.message}" if found.where else found.message for found in renames.findings]
-        lines.append("; ".join(notes[:5]) + (f"; and {len(notes) - 5} more" if len(notes) > 5 else ""))
+    lines = [line + _copy_note(not renames.edits)]
+    notes = [f"{found.where}: {found.message}" for found in renames.findings if found.severity == "info"]
+    if notes:
+        lines.append("; ".join(notes[:5]).removeprefix(": "))
     return RenameResult(
         **_written(checkpoint, dest, plan, force, dry_run, progress),
         lines=tuple(lines),
@@ -386,7 +385,7 @@ def _renamed(
     )
 
 
-def _copy_note(plan: Plan, unchanged: bool) -> str:
+def _copy_note(unchanged: bool) -> str:
     return "; the output is an identical copy" if unchanged else ""
 
 
