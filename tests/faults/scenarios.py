@@ -1,0 +1,160 @@
+"""What the fault tests write: plans of every kind of segment, and how to tell old, new and torn files apart.
+
+Run as a program, it writes one plan and says how it went: ``scenarios.py FOLDER NAME [step]``. It ends with 0,
+with 2 and the error on stderr, or with 128+n after a signal, as the commands do. With ``step`` it waits for a line on
+stdin before each chunk, so that the test can stop it there.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Literal, NoReturn
+
+from ckptfix import fileio
+from ckptfix.checkpoint import ByteRange, Derived, OutputFile, Plan
+from ckptfix.errors import CkptfixError
+from ckptfix.output import TEMP_SUFFIX, write_plan
+
+LONG = os.environ.get("CKPTFIX_LONG") == "1"
+"""Whether to take all the time that a thorough campaign needs."""
+
+OLD = b"what was there before " * 50
+SOURCE = random.Random(7).randbytes(300_000)
+SMALLER = {"BATCH": 20_000, "SMALL": 10_000, "KERNEL_CHUNK": 60_000}
+"""Values for the constants of `fileio` that make many calls out of few bytes."""
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """Files to write, in order; `replace` says whether they exist."""
+
+    files: tuple[str, ...]
+    replace: bool
+
+
+SCENARIOS = {
+    "new": Scenario(("out",), False),
+    "replace": Scenario(("out",), True),
+    "several": Scenario(("one", "two", "index"), True),
+    "several new": Scenario(("one", "two", "index"), False),
+}
+
+State = Literal["old", "new", "torn"]
+
+
+def expected(name: str) -> bytes:
+    """The content that the plan gives to the file `name`."""
+    return b"".join((name.encode(), SOURCE[:150_000], b"-", SOURCE[7:5000], SOURCE[::-1][:30_000], SOURCE[200_000:]))
+
+
+def prepare(folder: Path, scenario: Scenario) -> None:
+    """Put the source, and what is to be replaced, into `folder`, and nothing else."""
+    for path in folder.iterdir():
+        path.unlink()
+    (folder / "source").write_bytes(SOURCE)
+    if scenario.replace:
+        for name in scenario.files:
+            (folder / name).write_bytes(OLD)
+
+
+def plan(folder: Path, scenario: Scenario) -> Plan:
+    """The plan that gives every file its `expected` content."""
+    source = str(folder / "source")
+
+    def derived() -> Iterator[bytes]:
+        for chunk in fileio.read_chunks(ByteRange(source, 270_000, 30_000), 10_000):
+            pieces.append(chunk)
+        yield from (chunk[::-1] for chunk in reversed(pieces))
+        pieces.clear()
+
+    pieces: list[bytes] = []
+    middle = Derived(30_000, derived, "reversed", (ByteRange(source, 270_000, 30_000),))
+    return Plan(
+        tuple(
+            OutputFile.of(
+                folder / name,
+                [
+                    name.encode(),
+                    ByteRange(source, 0, 150_000),
+                    b"-",
+                    ByteRange(source, 7, 4993),
+                    middle,
+                    ByteRange(source, 200_000, 100_000),
+                ],
+            )
+            for name in scenario.files
+        )
+    )
+
+
+def states(folder: Path, scenario: Scenario) -> list[State]:
+    """Of each file: as before, as planned, or neither."""
+    found: list[State] = []
+    for name in scenario.files:
+        path = folder / name
+        content = path.read_bytes() if path.exists() else None
+        before = OLD if scenario.replace else None
+        found.append("old" if content == before else "new" if content == expected(name) else "torn")
+    return found
+
+
+def leftovers(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.name.endswith(TEMP_SUFFIX))
+
+
+def complaint(folder: Path, scenario: Scenario, code: int, message: str) -> str | None:
+    """What is wrong with the files after a writer that ended with `code`, or None.
+
+    Args:
+        code: 0; 2 after an error, whose text is `message`; 128+n or negative after a signal.
+    """
+    found = states(folder, scenario)
+    if "torn" in found:
+        return f"torn files: {found}"
+    if code == -signal.SIGKILL:
+        return f"an index before its shards: {found}" if found[-1] == "new" and "old" in found else None
+    if left := leftovers(folder):
+        return f"left behind: {left}"
+    if len(set(found)) > 1:
+        return f"some of the files: {found}"
+    if code == 0:
+        return None if found[0] == "new" else "said to be written, and is not"
+    if code == 2:
+        synced = "new" if "the output is complete" in message else "old"
+        return None if found[0] == synced else f"an error, and the files are {found[0]}"
+    return None if code > 128 else f"ended with {code}: {message}"
+
+
+def _stop(number: int, frame: FrameType | None) -> NoReturn:
+    raise SystemExit(128 + number)
+
+
+def main(folder: str, name: str, step: str = "") -> int:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _stop)
+    for constant, value in SMALLER.items():
+        setattr(fileio, constant, value)
+
+    def wait(done: int, total: int) -> None:
+        sys.stdout.write(f"{done}\n")
+        sys.stdout.flush()
+        sys.stdin.readline()
+
+    scenario = SCENARIOS[name]
+    try:
+        write_plan(plan(Path(folder), scenario), overwrite=scenario.replace, progress=wait if step == "step" else None)
+    except CkptfixError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
