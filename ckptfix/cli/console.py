@@ -43,20 +43,23 @@ class Console:
         """The result as one JSON object, ASCII only; a number that JSON lacks is a string (``"NaN"``)."""
         import json
 
-        indent = 2 if _is_terminal(sys.stdout) else None
+        indent = 2 if is_terminal(sys.stdout) else None
         try:
             text = json.dumps(document, indent=indent, allow_nan=False)
         except ValueError:
             text = json.dumps(_finite(document), indent=indent, allow_nan=False)
         click.echo(text)
 
-    def findings(self, findings: Iterable[Finding]) -> None:
-        """What an operation noticed, a line each, and its remedy below. JSON carries them in the result."""
+    def findings(self, findings: Iterable[Finding], *, most: int | None = None) -> None:
+        """What an operation noticed, a line each, and its remedy below. JSON carries them in the result.
+
+        Args:
+            most: how many are shown; a file could be made to have millions. None for all.
+        """
         if self.json:
             return
-        for finding in findings:
-            if self.quiet and finding.severity == "info":
-                continue
+        shown = [finding for finding in findings if not (self.quiet and finding.severity == "info")]
+        for finding in shown[:most]:
             place = printable(finding.where)
             if finding.offset is not None:
                 place = f"{place} @ {finding.offset:#x}".strip()
@@ -64,6 +67,8 @@ class Console:
             self.note(": ".join(part for part in parts if part))
             if finding.fix:
                 self.note(f"  hint: {printable(finding.fix)}")
+        if most is not None and len(shown) > most:
+            self.note(f"... {len(shown) - most:,} more findings (--json has all)")
 
     @contextlib.contextmanager
     def progress(self, at_end: str = "") -> Iterator[Callable[[int, int], None] | None]:
@@ -72,7 +77,7 @@ class Console:
         Args:
             at_end: shown when all bytes are done and the command still works on.
         """
-        if self.quiet or not _is_terminal(sys.stderr):
+        if self.quiet or not is_terminal(sys.stderr):
             yield None
             return
         from ckptfix.cli.progress import Progress
@@ -87,7 +92,8 @@ class Console:
 pass_console = click.make_pass_decorator(Console, ensure=True)
 
 
-def _is_terminal(stream: Any) -> bool:
+def is_terminal(stream: Any) -> bool:
+    """Whether a person watches `stream`."""
     try:
         return bool(stream.isatty())
     except (AttributeError, ValueError):  # no stream at all, or a closed one

@@ -16,7 +16,7 @@ from typing import Any
 
 import click
 
-from ckptfix.cli.console import Console
+from ckptfix.cli.console import Console, is_terminal
 from ckptfix.errors import CkptfixError, printable
 
 TROUBLE = 2
@@ -54,7 +54,8 @@ def run(invoke: Callable[[], object], console: Console, arguments: Sequence[str]
                     traceback.print_exc()
                 return _report(error, console, arguments)
     except Stopped as stopped:
-        console.note(f"stopped by {signal.Signals(stopped.number).name}")
+        over = "\r" if is_terminal(sys.stderr) else ""  # the terminal has echoed ^C
+        console.note(f"{over}stopped by {signal.Signals(stopped.number).name}")
         return 128 + stopped.number
     finally:
         _settle()

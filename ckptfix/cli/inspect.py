@@ -24,6 +24,9 @@ ROWS = 40
 LINES = 8
 """Lines of one fact in the summary before they are cut."""
 
+FINDINGS = 100
+"""Findings shown; --json has all."""
+
 _SORTS: dict[str, Callable[[TensorEntry], Any]] = {
     "name": lambda entry: tables.natural(entry.name),
     "size": lambda entry: -entry.nbytes,
@@ -82,7 +85,8 @@ def _show(
         for line in listing:
             console.say(line)
     # The summary has named the globals that are refused, a line each.
-    console.findings(finding for finding in inspection.findings if tensors or finding.id != "foreign-global")
+    findings = (finding for finding in inspection.findings if tensors or finding.id != "foreign-global")
+    console.findings(findings, most=FINDINGS)
 
 
 def chosen(entries: Sequence[TensorEntry], globs: Sequence[str], path: str) -> list[TensorEntry]:

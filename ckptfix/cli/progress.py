@@ -56,7 +56,9 @@ class Progress:
     def clear(self) -> None:
         """Remove the line; the cursor is where it was before."""
         if self._width:
-            self._stream.write("\r" + " " * self._width + "\r")
+            # Two columns more than were drawn: a terminal echoes ^C behind the line.
+            width = min(self._width + 2, max(self._columns - 1, 1))
+            self._stream.write("\r" + " " * width + "\r")
             self._stream.flush()
             self._width = 0
 

@@ -60,3 +60,11 @@ def test_findings_are_a_line_each_with_their_remedy() -> None:
     warning = "warning: x\\x1b @ 0x10: odd\n  hint: ckptfix doctor\n"
     assert loud == f"note: only so you know\n{warning}"
     assert both == loud + warning
+
+
+def test_a_flood_of_findings_is_cut_on_request() -> None:
+    findings = [Finding("a", "warning", str(index), "odd") for index in range(5)]
+    with CliRunner().isolation() as (_, err, _):
+        Console().findings(findings, most=2)
+        lines = err.getvalue().decode().splitlines()
+    assert lines == ["warning: 0: odd", "warning: 1: odd", "... 3 more findings (--json has all)"]
