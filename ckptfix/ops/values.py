@@ -1,0 +1,102 @@
+"""How far apart the values of two tensors are: the sums while they are taken, and the statistics."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ValueDiff:
+    """How two tensors of one shape differ in value.
+
+    Sums are over the elements that are finite on both sides. A statistic is None where it is not defined (no
+    such element, a zero norm, a dtype without arithmetic) or is beyond the range of float64.
+
+    Attributes:
+        elements: of either tensor.
+        differing: elements further apart than the tolerance, those below included.
+        max_abs: largest ``|a - b|``; an exact int for integer dtypes.
+        mean_abs: mean of ``|a - b|``.
+        rel_l2: ``||a - b|| / ||b||``.
+        cosine: ``a . b / (||a|| ||b||)``; complex elements count as two real ones.
+        nan_a, nan_b: elements that are NaN in A only, in B only.
+        infinite: elements that are infinite on one side only, or on both with opposite signs.
+        reason: why the values could not be compared; everything else is then without meaning.
+    """
+
+    elements: int
+    differing: int
+    max_abs: float | None = None
+    mean_abs: float | None = None
+    rel_l2: float | None = None
+    cosine: float | None = None
+    nan_a: int = 0
+    nan_b: int = 0
+    infinite: int = 0
+    reason: str | None = None
+
+
+@dataclass(slots=True)
+class Sums:
+    """Running totals over pairs of elements; `added` joins those of two parts of a tensor."""
+
+    finite: int = 0
+    differing: int = 0
+    max_abs: float = 0
+    sum_abs: float = 0
+    dd: float = 0.0
+    aa: float = 0.0
+    bb: float = 0.0
+    ab: float = 0.0
+    nan_a: int = 0
+    nan_b: int = 0
+    infinite: int = 0
+
+    def added(self, other: Sums) -> Sums:
+        return Sums(
+            self.finite + other.finite,
+            self.differing + other.differing,
+            max(self.max_abs, other.max_abs),
+            self.sum_abs + other.sum_abs,
+            self.dd + other.dd,
+            self.aa + other.aa,
+            self.bb + other.bb,
+            self.ab + other.ab,
+            self.nan_a + other.nan_a,
+            self.nan_b + other.nan_b,
+            self.infinite + other.infinite,
+        )
+
+    def result(self, elements: int) -> ValueDiff:
+        """The statistics of a tensor of `elements`, all of which have been summed."""
+        if not self.finite:
+            return ValueDiff(elements, self.differing, nan_a=self.nan_a, nan_b=self.nan_b, infinite=self.infinite)
+        return ValueDiff(
+            elements,
+            self.differing,
+            max_abs=self.max_abs if math.isfinite(self.max_abs) else None,
+            mean_abs=_finite(self.sum_abs / self.finite),
+            rel_l2=self._rel_l2(),
+            cosine=self._cosine(),
+            nan_a=self.nan_a,
+            nan_b=self.nan_b,
+            infinite=self.infinite,
+        )
+
+    def _rel_l2(self) -> float | None:
+        if not self.max_abs:
+            return 0.0
+        if not (self.dd and self.bb and math.isfinite(self.dd) and math.isfinite(self.bb)):
+            return None
+        return _finite(math.sqrt(self.dd) / math.sqrt(self.bb))
+
+    def _cosine(self) -> float | None:
+        norms = math.sqrt(self.aa) * math.sqrt(self.bb)
+        if not norms or not math.isfinite(norms) or not math.isfinite(self.ab):
+            return None
+        return max(-1.0, min(1.0, self.ab / norms))
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
