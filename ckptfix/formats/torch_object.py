@@ -207,7 +207,8 @@ def plain(node: Any, depth: int = 0) -> Any:
     if kind in (tuple, list):
         if depth >= 4:
             return "..."
-        values = [plain(value, depth + 1) for value in node[:64]]
+        # A leaf of its own is given whole: whoever compares values must see all of it.
+        values = [plain(value, depth + 1) for value in (node[:64] if depth else node)]
         return tuple(values) if kind is tuple else values
     if kind is Dict:
         if depth >= 4:
