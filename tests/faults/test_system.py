@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,16 @@ class TestSignals:
         assert len(leftovers(tmp_path)) == 1
 
 
+def numbered(log: Path) -> Iterator[tuple[str, int, str]]:
+    """The lines of a log of strace: name of the call, how many of that name came until then, the line."""
+    count: Counter[str] = Counter()
+    for line in log.read_text(errors="replace").splitlines():
+        call = re.match(r"\d+ +(\w+)\(", line)
+        if call:
+            count[call[1]] += 1
+            yield call[1], count[call[1]], line
+
+
 class Traced:
     """The writer of scenario `name` under strace, which makes system calls fail."""
 
@@ -137,15 +148,11 @@ class Traced:
         An interpreter starts the same way every time, so that the same numbers point at the same calls again.
         """
         assert self.run().returncode == 0
-        count: Counter[str] = Counter()
-        found = []
-        for line in self.log.read_text(errors="replace").splitlines():
-            call = re.match(r"\d+ +(\w+)\(", line)
-            if call:
-                count[call[1]] += 1
-                if str(self.folder) in line and call[1] not in ("execve", "read", "getdents64"):
-                    found.append((call[1], count[call[1]]))
-        return found
+        return [
+            (call, number)
+            for call, number, line in numbered(self.log)
+            if str(self.folder) in line and call not in ("execve", "read", "getdents64")
+        ]
 
     def complaint(self, call: str, number: int, fault: str) -> str | None:
         done = self.run("-e", f"trace={call}", "-e", f"inject={call}:{fault}:when={number}")

@@ -1,0 +1,85 @@
+"""The commands under faults: exit codes, and the output absent, as before, or complete."""
+
+from __future__ import annotations
+
+import os
+import signal
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from builders import Tensor, assemble, legacy, safetensors, state_dict_ops, torch_zip, written
+from faults.scenarios import OLD, leftovers
+from faults.test_system import numbered, strace_refuses
+
+from ckptfix.output import TEMP_SUFFIX
+
+DATA = struct.pack("<50000f", *range(50_000))
+
+
+def inputs() -> dict[str, bytes]:
+    """A wrapped checkpoint in each format, large enough that the kernel copies its data."""
+    tensor = Tensor("0", (50_000,), 50_000, location="cuda:0")
+    pickle = assemble(("PROTO", 2), *state_dict_ops({"module.weight": tensor}), "STOP")
+    old = Tensor("0", (50_000,), 50_000, location="cuda:0", legacy=True)
+    legacy_pickle = assemble(("PROTO", 2), *state_dict_ops({"module.weight": old}), "STOP")
+    return {
+        "zip.pth": torch_zip(pickle, [DATA]),
+        "legacy.pth": legacy(legacy_pickle, [("0", 50_000, DATA)]),
+        "model.safetensors": safetensors([("module.weight", "F32", [50_000], DATA)]),
+    }
+
+
+class Command:
+    """``ckptfix strip-module IN OUT --force`` under strace, with OUT being replaced."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.source = written(folder / name, inputs()[name])
+        self.dest = folder / f"out-{name}"
+        self.log = folder / "strace.log"
+        self.line = [sys.executable, "-B", "-m", "ckptfix", "strip-module", str(self.source), str(self.dest), "--force"]
+
+    def run(self, *options: str) -> subprocess.CompletedProcess[str]:
+        self.dest.write_bytes(OLD)
+        return subprocess.run(
+            ["strace", "-f", "-y", "-o", str(self.log), *options, *self.line],
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+
+@pytest.mark.parametrize("name", inputs())
+@pytest.mark.parametrize(
+    ("fault", "code"),
+    [
+        ("fsync:error=EIO", 2),
+        ("copy_file_range:error=ENOSPC", 2),
+        ("write:error=ENOSPC", 2),
+        ("rename:error=EIO", 2),
+        ("fsync:signal=TERM", 128 + signal.SIGTERM),
+        ("fsync:signal=KILL", -signal.SIGKILL),
+    ],
+)
+def test_a_fault_at_the_first_call_for_the_output(tmp_path: Path, name: str, fault: str, code: int) -> None:
+    if reason := strace_refuses():
+        pytest.skip(reason)
+    command = Command(tmp_path, name)
+    done = command.run()
+    assert (done.returncode, done.stderr) == (0, "")
+    new = command.dest.read_bytes()
+    assert b"module.weight" not in new
+    call, _, how = fault.partition(":")
+    count = next(number for name, number, line in numbered(command.log) if name == call and TEMP_SUFFIX in line)
+    done = command.run("-e", f"trace={call}", "-e", f"inject={call}:{how}:when={count}")
+    assert done.returncode == code, done.stderr
+    assert command.dest.read_bytes() == OLD
+    assert "Traceback" not in done.stderr
+    assert bool(leftovers(tmp_path)) == (code == -signal.SIGKILL)
+    if code == 2:
+        assert done.stderr.startswith(f"{command.dest}: ")
+    if "ENOSPC" in fault:
+        assert "bytes are needed" in done.stderr
