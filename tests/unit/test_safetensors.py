@@ -6,6 +6,7 @@ import json
 import os
 import struct
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import builders
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from safetensors import SafetensorError
 from safetensors import torch as library
@@ -359,15 +360,11 @@ def test_every_bit_flip_gives_a_result_or_our_error(tmp_path: Path) -> None:
 
 
 @given(st.binary(max_size=60), st.integers(0, len(SMALL)), st.integers(0, 40))
-def test_spliced_garbage_gives_a_result_or_our_error(garbage: bytes, at: int, gone: int) -> None:
-    path = Path("/dev/shm" if Path("/dev/shm").is_dir() else "/tmp") / f"ckptfix-{os.getpid()}.safetensors"
+def test_spliced_garbage_gives_a_result_or_our_error(tmp_path: Path, garbage: bytes, at: int, gone: int) -> None:
+    path = tmp_path / "m.safetensors"
     path.write_bytes(SMALL[:at] + garbage + SMALL[at + gone :])
-    try:
+    with suppress(CkptfixError):
         use_all(str(path))
-    except CkptfixError:
-        pass
-    finally:
-        path.unlink()
 
 
 # Editing
@@ -497,16 +494,16 @@ def layouts(draw: st.DrawFn) -> tuple[list[tuple[str, int, int]], list[str]]:
     return rows, [name for name, _, _ in rows if draw(st.booleans())]
 
 
+@example(([("a", 0, 5), ("b", 1, 2), ("c", 3, 4)], ["a"]))
 @given(layouts())
-def test_after_any_drop_the_others_have_the_same_bytes(case: tuple[list[tuple[str, int, int]], list[str]]) -> None:
+def test_after_any_drop_the_others_have_the_same_bytes(
+    tmp_path: Path, case: tuple[list[tuple[str, int, int]], list[str]]
+) -> None:
     rows, gone = case
-    path = Path("/dev/shm" if Path("/dev/shm").is_dir() else "/tmp") / f"ckptfix-{os.getpid()}.safetensors"
+    path = tmp_path / "m.safetensors"
     data = bytes(range(50))
     path.write_bytes(builders.safetensors(header={name: row(begin, end) for name, begin, end in rows}, tail=data))
-    try:
-        new = edited(str(path), Drop("", tuple(gone)))
-    finally:
-        path.unlink()
+    new = edited(str(path), Drop("", tuple(gone)))
     (length,) = struct.unpack_from("<Q", new)
     after = header_of(new)
     assert list(after) == [name for name, _, _ in rows if name not in gone]
@@ -593,19 +590,16 @@ def bits(tensor: torch.Tensor) -> tuple[torch.dtype, tuple[int, ...], bytes]:
 
 
 @given(state_dicts())
-def test_library_and_we_read_each_other(tensors: dict[str, torch.Tensor]) -> None:
-    path = Path("/dev/shm" if Path("/dev/shm").is_dir() else "/tmp") / f"ckptfix-{os.getpid()}.safetensors"
+def test_library_and_we_read_each_other(tmp_path: Path, tensors: dict[str, torch.Tensor]) -> None:
+    path = tmp_path / "m.safetensors"
     library.save_file(tensors, path, metadata={"format": "pt"})
     theirs = path.read_bytes()
-    try:
-        found = safetensors.read(str(path))
-        assert list(safetensors.check(str(path))) == []
-        entries = {entry.key: entry for entry in found.entries}
-        ours = content(safetensors.plan_write([entries[name] for name in tensors], "out"))
-        path.write_bytes(ours)
-        loaded = library.load_file(path)
-    finally:
-        path.unlink()
+    found = safetensors.read(str(path))
+    assert list(safetensors.check(str(path))) == []
+    entries = {entry.key: entry for entry in found.entries}
+    ours = content(safetensors.plan_write([entries[name] for name in tensors], "out"))
+    path.write_bytes(ours)
+    loaded = library.load_file(path)
     assert {key: bits(value) for key, value in loaded.items()} == {key: bits(value) for key, value in tensors.items()}
     assert header_of(ours) == header_of(theirs)
     assert list(header_of(ours)) == ["__metadata__", *tensors]
@@ -799,6 +793,23 @@ def test_neighbours_in_one_storage_are_separate(tmp_path: Path) -> None:
     storage = stored(str(tmp_path / "0"), "0", bytes(range(24)), "uint8")
     entries = [view("b", storage, (12,), offset=12), view("a", storage, (12,)), view("none", storage, (0,), offset=12)]
     assert safetensors.share_plan(entries) == (tuple(entries), {}, ())
+
+
+def test_a_base_need_not_begin_its_storage(tmp_path: Path) -> None:
+    storage = stored(str(tmp_path / "0"), "0", bytes(range(24)), "uint8")
+    entries = [view("base", storage, (12,), offset=6), view("part", storage, (3,), (2,), 9)]
+    _, metadata, _ = safetensors.share_plan(entries)
+    assert json.loads(metadata["ckptfix.views"])["part"]["offset"] == 3
+    back = planned(entries, tmp_path / "m.safetensors")
+    assert sharing(back) == sharing(entries) == [("base", "part", 3)]
+
+
+def test_a_name_that_metadata_has_a_use_for_is_no_tie(tmp_path: Path) -> None:
+    storage = stored(str(tmp_path / "0"), "0", bytes(range(24)), "uint8")
+    entries = [view("w", storage, (24,)), view("format", storage, (24,))]
+    kept, metadata, _ = safetensors.share_plan(entries)
+    assert (len(kept), list(metadata)) == (2, ["ckptfix.views"])
+    assert sharing(planned(entries, tmp_path / "m.safetensors")) == [("w", "format", 0)]
 
 
 def test_many_views_of_one_storage_take_no_quadratic_time(tmp_path: Path) -> None:
