@@ -16,6 +16,7 @@ from __future__ import annotations
 import itertools
 import struct
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -102,6 +103,12 @@ class _End(NamedTuple):
 
 def _find_end(reader: Reader, path: str) -> _End:
     """The last end record whose directory lies right before it."""
+    if reader.size >= END.size:
+        # Nearly every archive ends right there; what a longer comment would take may be tensor bytes.
+        last = reader.read(reader.size - END.size, END.size)
+        if last.startswith(b"PK\x05\x06") and last.endswith(b"\0\0"):
+            with suppress(BadDirectory):
+                return _parse_end(reader, last, 0, reader.size - END.size, path)
     tail_start = max(0, reader.size - END.size - MAX16)
     tail = reader.read(tail_start, reader.size - tail_start)
     position = len(tail)
@@ -244,39 +251,47 @@ class Local(NamedTuple):
 
 
 def read_local(reader: Reader, path: str, record: Record) -> Local:
-    """Read the local header of `record` and compare it with the directory.
+    """Read the local header of `record` and compare it with the directory. Raises as `data_start`."""
+    data = data_start(reader, path, record)
+    raw = reader.read(record.header, data - record.header)
+    (name_length,) = struct.unpack_from("<H", raw, 26)
+    return Local(raw, raw[LOCAL.size + name_length :], data)
+
+
+def data_start(reader: Reader, path: str, record: Record) -> int:
+    """Where the data of `record` begins in the file; not a byte of it is read.
 
     Raises:
-        BadDirectory: there is none, it carries another name, or it is encrypted.
+        BadDirectory: there is no local header, or it carries another name.
+        Unsupported: the record is encrypted.
+        Truncated: the file ends inside the data.
     """
-    # One read fetches nearly every header whole: names are short and padding is at most 64 bytes.
-    chunk = reader.read(record.header, min(320, reader.size - record.header))
-    if len(chunk) < LOCAL.size or chunk[:4] != b"PK\x03\x04":
+    name = record.name.encode("utf-8", "surrogateescape")
+    raw = reader.read(record.header, min(LOCAL.size + len(name), max(reader.size - record.header, 0)))
+    if len(raw) < LOCAL.size or raw[:4] != b"PK\x03\x04":
         raise BadDirectory(
             "no local header where the directory points", path=path, where=record.name, offset=record.header
         )
-    name_length, extra_length = struct.unpack_from("<2H", chunk, 26)
-    length = LOCAL.size + name_length + extra_length
-    if length > len(chunk):
-        chunk = reader.read(record.header, length)
-    name = chunk[LOCAL.size : LOCAL.size + name_length]
-    if name != record.name.encode("utf-8", "surrogateescape"):
+    name_length, extra_length = struct.unpack_from("<2H", raw, 26)
+    if name_length != len(name) or raw[LOCAL.size :] != name:
+        found = reader.read(record.header + LOCAL.size, min(name_length, reader.size - record.header - LOCAL.size))
         raise BadDirectory(
-            f"the local header calls this record {name.decode('utf-8', 'replace')!r}",
+            f"the local header calls this record {found.decode('utf-8', 'replace')!r}",
             path=path,
             where=record.name,
             offset=record.header,
         )
     if record.flags & ENCRYPTED:
         raise Unsupported("an encrypted record", path=path, where=record.name)
-    if record.header + length + record.stored > reader.size:
+    start: int = record.header + LOCAL.size + name_length + extra_length
+    if start + record.stored > reader.size:
         raise Truncated(
-            f"{record.stored} bytes promised, {max(reader.size - record.header - length, 0)} left",
+            f"{record.stored} bytes promised, {max(reader.size - start, 0)} left",
             path=path,
             where=record.name,
-            offset=record.header + length,
+            offset=start,
         )
-    return Local(chunk[:length], chunk[LOCAL.size + name_length : length], record.header + length)
+    return start
 
 
 def record_data(reader: Reader, path: str, record: Record) -> Data:
@@ -285,7 +300,7 @@ def record_data(reader: Reader, path: str, record: Record) -> Data:
     Raises:
         Unsupported: compressed by another method than deflate.
     """
-    start = read_local(reader, path, record).data
+    start = data_start(reader, path, record)
     if record.method == STORED:
         if record.stored != record.size:
             raise BadDirectory(

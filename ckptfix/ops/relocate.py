@@ -13,6 +13,9 @@ from ckptfix.errors import Refused
 # Device types of torch.device (c10/core/DeviceType.h); a renamed private backend is given as it is called.
 DEVICES = ("cpu", "cuda", "mps", "xpu", "xla", "hpu", "npu", "mtia", "maia", "ipu", "vulkan", "privateuseone")
 
+ALIASES = {"gpu": "cuda", "nvidia": "cuda", "amd": "cuda", "rocm": "cuda", "metal": "mps"}
+"""What people call them, for hints; torch calls AMD's GPUs cuda too."""
+
 
 @dataclass(frozen=True, slots=True)
 class Relocation:
@@ -40,8 +43,10 @@ def device(text: str) -> str:
     name = text.strip()
     match = re.fullmatch(r"([a-z]+)(?::(\d{1,3}))?", name)
     if not match or match[1] not in DEVICES:
-        near = difflib.get_close_matches(name.partition(":")[0], DEVICES, 1)
-        hint = f"did you mean {near[0]}?" if near else "devices are cpu, cuda:N, mps, xpu:N, ..."
+        kind, index = re.fullmatch(r"([^:\d]*):?(\d*).*", name.lower(), re.DOTALL).groups()  # type: ignore[union-attr]
+        near = [ALIASES[kind]] if kind in ALIASES else difflib.get_close_matches(kind, DEVICES, 1)
+        meant = f"{near[0]}:{index}" if near and index else "".join(near)
+        hint = f"did you mean {meant}?" if near else "devices are cpu, cuda:N, mps, xpu:N, ..."
         raise Refused(f"no such device: {text!r}", hint=hint)
     # torch tags CPU storages 'cpu' and knows no 'cpu:0' (torch/serialization.py, _cpu_deserialize).
     return "cpu" if match[1] == "cpu" else name

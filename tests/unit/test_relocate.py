@@ -101,10 +101,26 @@ def test_sources_that_are_not_there_are_reported(source: Path, tmp_path: Path) -
     assert "cuda:0" in result.findings[0].message
 
 
-@pytest.mark.parametrize("name", ["cud:0", "gpu", "cuda:", "cuda:x", "CPU", "", "cuda:0:1", "cuda:99999"])
-def test_devices_that_do_not_exist(source: Path, tmp_path: Path, name: str) -> None:
-    with pytest.raises(Refused, match="no such device"):
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("cud:0", "cuda:0"),
+        ("gpu", "cuda"),
+        ("GPU:3", "cuda:3"),
+        ("cuda1", "cuda:1"),
+        ("cuda:", "cuda"),
+        ("cuda:x", "cuda"),
+        ("CPU", "cpu"),
+        ("", "devices are"),
+        ("cuda:0:1", "cuda:0"),
+        ("cuda:99999", "cuda"),
+        ("\n", "devices are"),
+    ],
+)
+def test_devices_that_do_not_exist(source: Path, tmp_path: Path, name: str, meant: str) -> None:
+    with pytest.raises(Refused, match="no such device") as caught:
         ckptfix.map_location(source, tmp_path / "b.pth", name)
+    assert meant in (caught.value.hint or "")
 
 
 def test_cpu_has_no_index(source: Path, tmp_path: Path) -> None:
