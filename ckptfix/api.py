@@ -254,6 +254,8 @@ def convert(
     checkpoint = _open(source, dest, force)
     done = convert_op.convert(checkpoint, os.fspath(dest), to=to, at=at, drop_unsupported=drop_unsupported)
     line = f"{_count(done.tensors, 'tensor')} from {checkpoint.format} to {done.format}"
+    if done.format == checkpoint.format:
+        line = f"nothing to do: it is {done.format} already{_copy_note(True)}"
     if done.at:
         line += f", those of {done.at}"
     if done.ties:

@@ -190,11 +190,17 @@ def _describe(node: Any) -> str:
     return {Dict: "dict"}.get(type(node), type(node).__name__)
 
 
+MAX_BITS = 4096
+"""Python turns no int of more than 4,300 digits into text; beyond this, hexadecimal stands for it."""
+
+
 def plain(node: Any, depth: int = 0) -> Any:
     """A leaf as a plain value: a foreign object becomes a string that names its class and arguments."""
     kind = type(node)
     if kind is Text:
         return str(node)
+    if kind is int and node.bit_length() > MAX_BITS:
+        return hex(node)
     if kind is Global:
         return f"<{node.full}>"
     if kind is PersId:
@@ -220,7 +226,5 @@ def plain(node: Any, depth: int = 0) -> Any:
 
 
 def _short(value: Any) -> str:
-    if isinstance(value, int) and abs(value) >= 1 << 128:
-        return hex(value)[:32] + "..."
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."

@@ -114,11 +114,7 @@ def _to_safetensors(checkpoint: Checkpoint, dest: str, at: str | None, drop_unsu
             where=chosen.at or None,
             hint="--drop-unsupported leaves them out, and names them",
         )
-    broken = [finding for finding in checkpoint.findings if finding.id in ("bad-tensor", "truncated")]
-    if broken:
-        raise WouldLoseData(
-            f"{len(broken)} tensors can not be read: {broken[0].where}: {broken[0].message}", path=checkpoint.path
-        )
+    _refuse_damaged(checkpoint)
     kept, metadata, findings = safetensors.share_plan(fits)
     plan = safetensors.plan_write(_little(checkpoint, kept), dest, metadata={"format": "pt", **metadata})
     left = _left_behind(checkpoint, chosen)
@@ -129,6 +125,14 @@ def _to_safetensors(checkpoint: Checkpoint, dest: str, at: str | None, drop_unsu
     plan = Plan(plan.files, tuple(noticed))
     ties = len(fits) - len(kept)
     return Conversion(plan, "safetensors", chosen.at, len(fits), (*left, *lost), lost, ties)
+
+
+def _refuse_damaged(checkpoint: Checkpoint) -> None:
+    """Tensors that were listed as broken would be missing from the output, or stand there as something else."""
+    broken = [row for row in checkpoint.findings if row.id in ("bad-tensor", "truncated", "unknown-dtype")]
+    if broken:
+        message = f"{broken[0].message} ({len(broken)} such)" if len(broken) > 1 else broken[0].message
+        raise WouldLoseData(message, path=checkpoint.path, where=broken[0].where or None, offset=broken[0].offset)
 
 
 def _fits(entry: TensorEntry) -> bool:
@@ -203,6 +207,7 @@ def _without_state_dict(checkpoint: Checkpoint) -> str:
 
 def _from_safetensors(checkpoint: Checkpoint, dest: str, target: str) -> Conversion:
     entries = safetensors.restore_ties(checkpoint.entries, checkpoint.metadata)
+    _refuse_damaged(checkpoint)
     plan = FORMATS[target].plan_write(entries, dest)
     names = {entry.key for entry in entries}
     left = [key for key in checkpoint.metadata if key not in names and key not in {"format", *safetensors.TIE_KEYS}]

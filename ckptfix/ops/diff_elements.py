@@ -134,7 +134,7 @@ def decode(data: bytes, dtype: Dtype, swap: bool) -> NDArray[Any]:
     import numpy
 
     view = dtypes.numpy_dtype(dtype.name)
-    if dtype.family == "bits" or view is None:
+    if view is None or dtype.family == "bits" or dtype.name in PACKED:
         raw: NDArray[Any] = numpy.frombuffer(data, numpy.uint8).reshape(-1, dtype.itemsize)
         return raw[:, ::-1] if swap else raw
     if dtype.family == "bool":

@@ -9,6 +9,7 @@ from operator import attrgetter
 
 from ckptfix.checkpoint import ByteRange, TensorEntry
 from ckptfix.errors import Unsupported
+from ckptfix.formats import torch_tensors
 from ckptfix.ops import diff_bytes, diff_sources
 from ckptfix.ops.diff_bytes import Job
 from ckptfix.ops.diff_content import leaves, whole_crc
@@ -21,6 +22,8 @@ Progress = Callable[[int, int], None]
 
 UNSTATED = {"safetensors": frozenset({"device", "requires_grad", "parameter", "stride", "detail", "sharing"})}
 """What a format says nothing of: it is not compared with what the other file says."""
+
+LAZY = frozenset(torch_tensors.LAZY)
 
 
 @dataclass(slots=True)
@@ -196,10 +199,15 @@ PROPERTIES: dict[str, Callable[[TensorEntry], object]] = {
 def properties(a: TensorEntry, b: TensorEntry, unstated: frozenset[str]) -> Iterator[Difference]:
     """The properties in which two tensors differ, without those that one of the formats does not state."""
     for what, read in PROPERTIES.items():
-        if what not in unstated and read(a) != read(b):
+        if read(a) != read(b) and (what not in unstated or (what == "detail" and _is_lazy(a) != _is_lazy(b))):
             yield Difference(what, read(a), read(b))
     if a.stride != b.stride and a.shape == b.shape and "stride" not in unstated and _steps(a) != _steps(b):
         yield Difference("stride", a.stride, b.stride)
+
+
+def _is_lazy(entry: TensorEntry) -> bool:
+    """Whether the bytes stand for their conjugate or negative, which no format may leave unsaid."""
+    return not LAZY.isdisjoint(entry.detail.split(", "))
 
 
 def sizes(a: TensorEntry, b: TensorEntry) -> Iterator[Difference]:

@@ -8,7 +8,6 @@ stack and a set of ids, never by recursion.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import Any, Literal
 
 
@@ -163,19 +162,31 @@ def pairs(node: Any) -> list[tuple[Any, Any]] | None:
             found = [tuple(pair) for pair in node.args[0] if type(pair) in (list, tuple) and len(pair) == 2]
     else:
         return None
-    with suppress(TypeError):  # an unhashable key
-        if len(dict(found)) == len(found):
-            return found
+    if len({_identity(key) for key, _ in found}) == len(found):
+        return found
     last: dict[Any, int] = {}
     out: list[tuple[Any, Any]] = []
     for key, value in found:
-        if isinstance(key, (str, int, float, bytes)) or key is None:
-            place = last.setdefault(key, len(out))
-            if place < len(out):
-                out[place] = (out[place][0], value)
-                continue
-        out.append((key, value))
+        place = last.setdefault(_identity(key), len(out))
+        if place < len(out):
+            out[place] = (out[place][0], value)
+        else:
+            out.append((key, value))
     return out
+
+
+def _identity(key: Any) -> Any:
+    """What two keys of a dict have in common if they are the same key.
+
+    Numbers become text, whose hash nobody can foresee: the hashes of chosen ints collide by the thousand.
+    """
+    if type(key) is Text:
+        return key
+    if isinstance(key, float) and not key.is_integer():
+        return ("float", key.hex())
+    if isinstance(key, (int, float)):
+        return ("int", hex(int(key)))
+    return key if isinstance(key, bytes) or key is None else id(key)
 
 
 _MAPPINGS = {

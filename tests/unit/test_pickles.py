@@ -272,3 +272,19 @@ def test_emit_and_parse(value: Any) -> None:
 def test_emit_persistent_id() -> None:
     data = emit(PersId(("storage", Global("torch", "FloatStorage", 0), "0", "cpu", 3), 0, -1))
     assert parse(data).persids[0].pid[2:] == ("0", "cpu", 3)
+
+
+def test_numbers_that_are_one_key() -> None:
+    value = builders.assemble(
+        "EMPTY_DICT", "MARK", ("BININT1", 1), "NONE", "NEWTRUE", ("BININT1", 5), ("BINFLOAT", 1.0), ("BININT1", 6),
+        ("BINFLOAT", 0.5), ("BININT1", 7), "SETITEMS", "STOP",
+    )  # fmt: skip
+    assert pickle.loads(value) == {1: 6, 0.5: 7}
+    assert pairs(parse(value).root) == [(1, 6), (0.5, 7)]
+
+
+def test_keys_whose_hashes_collide_take_no_longer() -> None:
+    """Ints that are equal modulo 2**61 - 1 have one hash: a dict of them takes quadratic time."""
+    node = Dict()
+    node.items = [(index * ((1 << 61) - 1), None) for index in range(50_000)]
+    assert len(pairs(node) or ()) == 50_000
