@@ -134,6 +134,18 @@ class TestGathered:
         assert len(reads) < side * math.ceil(side * side * 4 / streams.BLOCK) * 1.1
         assert sum(reads) < 2 * side * side * 4
 
+    def test_a_sparse_column_does_not_bring_the_whole_storage_into_memory(self, tmp_path: Path) -> None:
+        path = tmp_path / "data"
+        with open(path, "wb") as file:
+            file.truncate(60_000_000)
+            file.seek(2000 * 29_999)
+            file.write(b"z")
+        derived = gathered(ByteRange(str(path), 0, 60_000_000), 1, (30_000,), (2000,), 0)
+        tracemalloc.start()
+        assert all_of(derived) == bytes(29_999) + b"z"
+        assert tracemalloc.get_traced_memory()[1] < 4 * streams.BLOCK
+        tracemalloc.stop()
+
     def test_an_expanded_scalar_is_no_memory_bomb(self, tmp_path: Path) -> None:
         data = placed(tmp_path, b"abcd")
         derived = gathered(data, 4, (1 << 40, 3, 1 << 20), (0, 0, 0), 0)
