@@ -17,7 +17,7 @@ from ckptfix.errors import Unsupported
 from ckptfix.formats.torch_object import TorchObject
 from ckptfix.pickles import Call, Dict, Global, Graph, Patch, Set, Text
 from ckptfix.pickles import opcodes as op
-from ckptfix.pickles.graph import pairs
+from ckptfix.pickles.graph import attributes
 from ckptfix.pickles.patch import int_opcode, items_pushed, string_patches
 
 _DEVICE_TENSORS = ("_rebuild_device_tensor_from_numpy", "_rebuild_device_tensor_from_cpu_tensor")
@@ -91,7 +91,7 @@ def _note_call(call: Call, found: Devices) -> None:
     elif func.name in _DEVICE_TENSORS and len(call.args) > 2 and type(call.args[2]) is Text:
         found.tags.append(call.args[2])
     elif func.name == "DeviceMesh":
-        kinds = {value for key, value in pairs(call.state) or () if key in ("device_type", "_device_type")}
+        kinds = {value for key, value in attributes(call.state) if key in ("device_type", "_device_type")}
         found.fixed.append(f"a DeviceMesh of {', '.join(sorted(map(str, kinds))) or 'some device'}")
 
 

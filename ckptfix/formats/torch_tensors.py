@@ -13,7 +13,7 @@ from typing import Any
 from ckptfix import dtypes
 from ckptfix.checkpoint import Storage, TensorEntry, contiguous_stride
 from ckptfix.pickles import Call, Global, PersId
-from ckptfix.pickles.graph import pairs
+from ckptfix.pickles.graph import attributes, pairs
 
 StorageOf = Callable[[PersId], Storage]
 Args = tuple[Any, ...]
@@ -220,10 +220,9 @@ def _from_type(args: Args, key: str, at: str, storage_of: StorageOf) -> TensorEn
 
 
 def _parts_of_state(state: Any, key: str, at: str, storage_of: StorageOf) -> list[TensorEntry]:
-    mapping = state[0] if type(state) is tuple and state else state
     return [
         _inner(value, f"{key}.{name}", at, storage_of)
-        for name, value in pairs(mapping) or ()
+        for name, value in attributes(state)
         if isinstance(name, str) and is_tensor(value)
     ]
 

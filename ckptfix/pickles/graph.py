@@ -189,6 +189,15 @@ def _identity(key: Any) -> Any:
     return key if isinstance(key, bytes) or key is None else id(key)
 
 
+def attributes(state: Any) -> list[tuple[Any, Any]]:
+    """The (name, value) pairs that BUILD with `state` sets on an object.
+
+    A class with ``__slots__``, such as DTensor, has a state of two: its ``__dict__`` or None, and its slots.
+    """
+    mappings = state if type(state) is tuple else (state,)
+    return [pair for mapping in mappings for pair in pairs(mapping) or ()]
+
+
 _MAPPINGS = {
     ("collections", "OrderedDict"),
     ("collections", "defaultdict"),
