@@ -51,7 +51,9 @@ State = Literal["old", "new", "torn"]
 
 def expected(name: str) -> bytes:
     """The content that the plan gives to the file `name`."""
-    return b"".join((name.encode(), SOURCE[:150_000], b"-", SOURCE[7:5000], SOURCE[::-1][:30_000], SOURCE[200_000:]))
+    return b"".join(
+        (name.encode().ljust(4096), SOURCE[:150_000], b"-", SOURCE[7:5000], SOURCE[::-1][:30_000], SOURCE[200_000:])
+    )
 
 
 def prepare(folder: Path, scenario: Scenario) -> None:
@@ -81,7 +83,7 @@ def plan(folder: Path, scenario: Scenario) -> Plan:
             OutputFile.of(
                 folder / name,
                 [
-                    name.encode(),
+                    name.encode().ljust(4096),
                     ByteRange(source, 0, 150_000),
                     b"-",
                     ByteRange(source, 7, 4993),

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from faults.scenarios import SCENARIOS, SMALLER, complaint, plan, prepare
 
-from ckptfix import fileio
+from ckptfix import fileio, output
 from ckptfix.errors import CkptfixError
 from ckptfix.output import write_plan
 
 CALLS = [
-    "copy_file_range", "fchmod", "fchown", "fstat", "fsync", "link", "open", "pread", "replace",
+    "copy_file_range", "fchmod", "fchown", "fdatasync", "fstat", "fsync", "link", "open", "pread", "replace",
     "sendfile", "stat", "statvfs", "unlink", "write",
 ]  # fmt: skip
 
@@ -99,6 +99,7 @@ def outcome(folder: Path, name: str, armed: Armed) -> str | None:
 def smaller(monkeypatch: pytest.MonkeyPatch) -> None:
     for constant, value in SMALLER.items():
         monkeypatch.setattr(fileio, constant, value)
+    monkeypatch.setattr(output, "SYNC_EVERY", 100_000)
 
 
 def no_kernel_copy(monkeypatch: pytest.MonkeyPatch) -> None:

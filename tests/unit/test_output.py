@@ -471,3 +471,32 @@ class TestOrder:
             write_plan(plan_of(tmp_path / "out", b"new"))
         assert len(calls) == 1
         assert names(tmp_path) == []
+
+    def test_syncing_begins_while_the_file_grows(
+        self, tmp_path: Path, source: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(output, "SYNC_EVERY", 50_000)
+        monkeypatch.setattr(fileio, "BATCH", 10_000)
+        sizes = []
+        threads = threading.active_count()
+        monkeypatch.setattr(output, "_sync_data", lambda fd: sizes.append(os.fstat(fd).st_size))
+        write_plan(plan_of(tmp_path / "out", *[bytes(10_000)] * 30))
+        assert sizes
+        assert 50_000 <= sizes[0] <= 300_000
+        assert threading.active_count() == threads
+
+    def test_a_sync_that_fails_in_the_background_is_final(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def failing(fd: int) -> None:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+        monkeypatch.setattr(output, "SYNC_EVERY", 50_000)
+        monkeypatch.setattr(fileio, "BATCH", 10_000)
+        monkeypatch.setattr(output, "_sync_data", failing)
+        monkeypatch.setattr(os, "fsync", lambda fd: pytest.fail("synced again"))
+        for count in (5, 30):  # the failure is seen at the end, or at the next write
+            with pytest.raises(WriteFailed, match="Input/output error") as caught:
+                write_plan(plan_of(tmp_path / "out", *[bytes(10_000)] * count))
+            assert caught.value.path == str(tmp_path / "out")
+            assert names(tmp_path) == []
