@@ -10,7 +10,7 @@ from typing import Any, Literal
 from ckptfix.checkpoint import Finding, TensorEntry
 from ckptfix.ops.values import ValueDiff
 
-How = Literal["same address", "chosen", "main state dict", "optimizer"]
+How = Literal["chosen", "main state dict", "optimizer"]
 Match = Literal["name", "wrapper", "content"]
 
 
@@ -219,12 +219,14 @@ def _sentences(result: DiffResult) -> Iterable[str]:
         else:
             yield f"Same: {tensors} ({counts.nbytes:,} bytes), {plural(counts.values, 'other value')}."
     else:
-        what = "in name, shape and dtype" if result.keys_only else "equal"
-        properties = sum(1 for row in result.changed if row.differences)
-        elements = sum(1 for row in result.changed if row.values is not None)
-        found = _listed(((properties, "with other properties"), (elements, "with other values")))
-        equal = f"{counts.equal:,} {what}" if not result.keys_only else f"{counts.equal:,} the same {what}"
-        yield f"Different: {tensors} in both, {equal}{', ' + found if found else ''}."
+        found = _listed(
+            (
+                (counts.equal, "the same in shape and dtype" if result.keys_only else "equal"),
+                (sum(1 for row in result.changed if row.differences), "with other properties"),
+                (sum(1 for row in result.changed if row.values is not None), "with other values"),
+            )
+        )
+        yield f"Different: {tensors} in both{', ' + found if found else ''}."
         names = _listed(
             (
                 (len(result.only_a), "only in A"),
