@@ -42,7 +42,7 @@ def line(case: Case, name: str, target: Target | None, ours: list[Run], theirs: 
         name,
         f"{walls(theirs).median:.3g} s",
         f"{peak(theirs) / MB:.0f}",
-        words(ratio),
+        words(ratio, target),
         ", ".join(goals),
         ("reached" if good else "missed") if goals else "",
     )
@@ -56,9 +56,9 @@ def lines(case: Case, runs: dict[str, list[Run]]) -> Iterator[Line]:
             yield line(case, contender.name, target, runs[case.ours.name], runs[contender.name])
 
 
-def words(ratio: Spread) -> str:
-    """The median and the extremes of times of ckptfix over times of another."""
-    if ratio.median > 0.5:
+def words(ratio: Spread, target: Target | None) -> str:
+    """The median and the extremes of times of ckptfix over times of another, put as the target is."""
+    if (target is not None and target.kind == "ratio") or ratio.median > 1:
         return f"{ratio.median:.2f} x the time ({ratio.least:.2f} to {ratio.most:.2f})"
     return f"{1 / ratio.median:.1f} x faster ({1 / ratio.most:.1f} to {1 / ratio.least:.1f})"
 
