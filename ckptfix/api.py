@@ -10,7 +10,7 @@ from typing import Any
 from ckptfix import formats, output
 from ckptfix.checkpoint import Checkpoint, Edit, Finding, Plan
 from ckptfix.collector import without_collections
-from ckptfix.errors import CkptfixError
+from ckptfix.errors import CkptfixError, DamagedFile
 from ckptfix.ops import convert as convert_op
 from ckptfix.ops import relocate as relocate_op
 from ckptfix.ops import rename as rename_op
@@ -340,6 +340,8 @@ def _written(
     checkpoint: Checkpoint, dest: StrPath, plan: Plan, force: bool, dry_run: bool, progress: Progress | None
 ) -> dict[str, Any]:
     """Write `plan` unless this is a dry run; the fields that every result has."""
+    if formats.stamp(checkpoint.path) != checkpoint.stamp:
+        raise DamagedFile("it changed while it was read", path=checkpoint.path, hint="wait until its writer is done")
     if not dry_run:
         output.write_plan(plan, overwrite=force, progress=progress)
     return {

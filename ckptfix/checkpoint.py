@@ -127,13 +127,13 @@ class TensorEntry:
 
     @property
     def itemsize(self) -> int:
-        """Bytes of one element (packed sub-byte dtypes count whole bytes)."""
+        """Bytes of one element, or of the smallest item that holds several (quint4x2)."""
         return dtypes.by_name(self.dtype).itemsize
 
     @property
     def nbytes(self) -> int:
         """Bytes of the elements, as if contiguous."""
-        return self.numel * self.itemsize
+        return dtypes.by_name(self.dtype).nbytes(self.numel)
 
     @property
     def location(self) -> str:
@@ -163,7 +163,7 @@ class TensorEntry:
         if self.numel == 0:
             return storage.data.sub(0, 0)
         try:
-            return storage.data.sub(self.offset * self.itemsize, self.nbytes)
+            return storage.data.sub(dtypes.by_name(self.dtype).nbytes(self.offset), self.nbytes)
         except ValueError as error:
             raise DamagedFile(f"it reaches outside its storage: {error}", where=self.name) from None
 
@@ -255,6 +255,7 @@ class Checkpoint:
         fixed_devices: places whose device can not be edited, as text.
         graph: what the format keeps for its own edits; opaque to everybody else.
         findings: what reading noticed; building `entries` may add to it.
+        stamp: size, modification time and inode of the file before it was read, to see that it is still the same.
     """
 
     path: str
@@ -271,6 +272,7 @@ class Checkpoint:
     fixed_devices: tuple[str, ...] = ()
     graph: Any = field(default=None, repr=False, compare=False)
     findings: Sequence[Finding] = ()
+    stamp: tuple[int, int, int] = (0, 0, 0)
 
     @cached_property
     def entries(self) -> tuple[TensorEntry, ...]:

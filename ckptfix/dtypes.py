@@ -28,6 +28,7 @@ class Dtype:
         numpy: dtype name to view the bytes with; None when no package can compute with them.
         family: what arithmetic means for it.
         packed: elements that the format counts where torch counts one (float4 pairs).
+        per_item: elements that torch counts in one item of `itemsize` bytes.
     """
 
     name: str
@@ -37,6 +38,11 @@ class Dtype:
     numpy: str | None
     family: Literal["float", "int", "bool", "complex", "quantized", "bits"]
     packed: int = 1
+    per_item: int = 1
+
+    def nbytes(self, elements: int) -> int:
+        """Bytes that hold this many elements, as torch counts them."""
+        return -(-elements // self.per_item) * self.itemsize
 
 
 TABLE: tuple[Dtype, ...] = (
@@ -55,8 +61,8 @@ TABLE: tuple[Dtype, ...] = (
     Dtype("qint8", 1, "QInt8Storage", None, "int8", "quantized"),
     Dtype("qint32", 4, "QInt32Storage", None, "int32", "quantized"),
     Dtype("quint8", 1, "QUInt8Storage", None, "uint8", "quantized"),
-    Dtype("quint4x2", 1, "QUInt4x2Storage", None, "uint8", "quantized"),
-    Dtype("quint2x4", 1, "QUInt2x4Storage", None, "uint8", "quantized"),
+    Dtype("quint4x2", 1, "QUInt4x2Storage", None, "uint8", "quantized", per_item=2),
+    Dtype("quint2x4", 1, "QUInt2x4Storage", None, "uint8", "quantized", per_item=4),
     Dtype("uint16", 2, None, "U16", "uint16", "int"),
     Dtype("uint32", 4, None, "U32", "uint32", "int"),
     Dtype("uint64", 8, None, "U64", "uint64", "int"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -57,4 +58,15 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         UnknownFormat: it is none of ours; the message says what it is instead.
         DamagedFile: it contradicts itself so far that nothing can be listed.
     """
-    return detect(path).read(os.fspath(path))
+    module = detect(path)
+    before = stamp(path)
+    return replace(module.read(os.fspath(path)), stamp=before)
+
+
+def stamp(path: str | os.PathLike[str]) -> tuple[int, int, int]:
+    """Size, modification time in ns and inode of the file: what changes when somebody writes to it."""
+    try:
+        status = Path(path).stat()
+    except OSError as error:
+        raise CkptfixError((error.strerror or str(error)).lower(), path=path) from None
+    return status.st_size, status.st_mtime_ns, status.st_ino

@@ -6,7 +6,8 @@ were saved. Addresses are the keys on the way, joined by slashes: ``optimizer/st
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -85,6 +86,9 @@ def walk(graph: Graph) -> TorchObject:
         if is_tensor(node) or (kind is PersId and _is_storage(node)):
             found.tensors.append((at, key, node))
             continue
+        if (literal := _encoded(node)) is not None:
+            found.values.append((address, literal))
+            continue
         if not _is_container(node) or (kind in (tuple, list) and not any(map(_is_container, node))):
             # A tuple of plain values is one value: picklers share equal ones, which means nothing.
             found.values.append((address, node))
@@ -104,6 +108,16 @@ def walk(graph: Graph) -> TorchObject:
             found.values.append((address, node))
         stack.extend(reversed(below))
     return found
+
+
+def _encoded(node: Any) -> bytes | None:
+    """The bytes of ``_codecs.encode(text, 'latin1')``, which is how protocols before 3 write bytes."""
+    if type(node) is Call and node.is_call_of("_codecs", "encode") and type(node.args) is tuple and len(node.args) == 2:
+        text, encoding = node.args
+        if type(text) is Text and encoding == "latin1":
+            with suppress(UnicodeEncodeError):
+                return text.encode("latin-1")
+    return None
 
 
 def _is_container(node: Any) -> bool:
@@ -194,37 +208,63 @@ MAX_BITS = 4096
 """Python turns no int of more than 4,300 digits into text; beyond this, hexadecimal stands for it."""
 
 
-def plain(node: Any, depth: int = 0) -> Any:
+MAX_NODES = 1000
+"""How much of a foreign object's arguments is told: nodes may be shared so that they unfold without end."""
+
+
+def plain(node: Any) -> Any:
     """A leaf as a plain value: a foreign object becomes a string that names its class and arguments."""
+    if type(node) in (tuple, list):
+        # A sequence of its own is given whole: whoever compares values must see all of it.
+        return type(node)(_scalar(value) for value in node)
+    return _scalar(node)
+
+
+def _scalar(node: Any) -> Any:
+    """A value that holds no others as itself, everything else as a text."""
     kind = type(node)
     if kind is Text:
         return str(node)
     if kind is int and node.bit_length() > MAX_BITS:
         return hex(node)
-    if kind is Global:
-        return f"<{node.full}>"
-    if kind is PersId:
-        return "<persistent id>"
-    if kind is Call:
-        arguments = ""
-        if type(node.args) is tuple and depth < 4:
-            arguments = ", ".join(_short(plain(value, depth + 1)) for value in node.args[:8])
-        return f"<{_describe(node)}({arguments})>"
-    if kind in (tuple, list):
-        if depth >= 4:
-            return "..."
-        # A leaf of its own is given whole: whoever compares values must see all of it.
-        values = [plain(value, depth + 1) for value in (node[:64] if depth else node)]
-        return tuple(values) if kind is tuple else values
-    if kind is Dict:
-        if depth >= 4:
-            return "..."
-        return {label(key): plain(value, depth + 1) for key, value in node.items[:64]}
-    if kind is Set:
-        return f"<{node.kind} of {len(node.elements)}>"
+    if kind in _CONTAINERS or kind is Global:
+        return "".join(_told(node, [MAX_NODES]))
     return node
 
 
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
+def _told(node: Any, left: list[int], depth: int = 0) -> Iterator[str]:
+    """`node` in words, in pieces; `left` is how many more nodes may be told."""
+    left[0] -= 1
+    kind = type(node)
+    if left[0] < 0 or depth > 4:
+        yield "..."
+    elif kind is Global:
+        yield f"<{node.full}>"
+    elif kind is PersId:
+        yield "<persistent id>"
+    elif kind is Call:
+        yield f"<{_describe(node)}("
+        yield from _listed(node.args if type(node.args) is tuple else (), left, depth)
+        yield ")>"
+    elif kind in (tuple, list):
+        yield "(" if kind is tuple else "["
+        yield from _listed(node, left, depth)
+        yield ")" if kind is tuple else "]"
+    elif kind is Dict:
+        yield "{"
+        yield from _listed([part for pair in node.items[: max(left[0], 0)] for part in pair], left, depth)
+        yield "}"
+    elif kind is Set:
+        yield f"<{node.kind} of {len(node.elements)}>"
+    else:
+        text = repr(_scalar(node))
+        yield text if len(text) <= 80 else text[:77] + "..."
+
+
+def _listed(nodes: Sequence[Any], left: list[int], depth: int) -> Iterator[str]:
+    for index, node in enumerate(nodes):
+        if left[0] < 0:
+            return
+        if index:
+            yield ", "
+        yield from _told(node, left, depth + 1)

@@ -115,10 +115,8 @@ def _dense(
         raise BadTensor(f"unknown dtype {entry.dtype}")
     if 0 not in shape:
         reach = offset + 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
-        if reach * row.itemsize > storage.nbytes:
-            raise BadTensor(
-                f"{reach * row.itemsize} bytes of storage {storage.key} needed, which has {storage.nbytes}"
-            )
+        if row.nbytes(reach) > storage.nbytes:
+            raise BadTensor(f"{row.nbytes(reach)} bytes of storage {storage.key} needed, which has {storage.nbytes}")
     return entry
 
 

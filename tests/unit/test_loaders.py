@@ -179,3 +179,16 @@ def test_what_only_its_own_library_rebuilds(tmp_path: Path) -> None:
     with pytest.raises(Unsupported, match="nested") as caught:
         ckptfix.load_state_dict(source)
     assert caught.value.where == "a.n"
+
+
+@pytest.mark.parametrize("dtype", [torch.quint4x2, torch.quint2x4])
+def test_several_elements_in_a_byte(tmp_path: Path, dtype: torch.dtype) -> None:
+    scales, zeros = torch.ones(4), torch.zeros(4)
+    value = torch.quantize_per_channel(torch.arange(32.0).reshape(4, 8) % 4, scales, zeros, 0, dtype)
+    source = save(tmp_path / "a.pth", {"a.w": value})
+    (entry,) = ckptfix.open_checkpoint(source).entries
+    assert entry.storage is not None
+    assert entry.nbytes == entry.storage.nbytes == entry.data.length
+    loaded = ckptfix.load_state_dict(source)["a.w"]
+    expected = torch.load(source, weights_only=True)["a.w"]
+    assert torch.equal(loaded.dequantize(), expected.dequantize())

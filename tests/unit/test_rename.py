@@ -218,3 +218,23 @@ def test_a_dry_run_writes_nothing(tmp_path: Path, out: Path) -> None:
     assert not result.written
     assert result.plan.nbytes > 0
     assert list(tmp_path.iterdir()) == [source]
+
+
+def test_a_source_that_changes_between_reading_and_writing(
+    tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ckptfix import api
+    from ckptfix.errors import DamagedFile
+
+    source = save(tmp_path / "a.pth", weights("module.a"))
+    plan = api._edit
+
+    def late(*arguments: Any) -> Any:
+        with open(source, "ab") as file:
+            file.write(b"more")
+        return plan(*arguments)
+
+    monkeypatch.setattr(api, "_edit", late)
+    with pytest.raises(DamagedFile, match="changed while it was read"):
+        ckptfix.strip_module(source, out)
+    assert not out.exists()
