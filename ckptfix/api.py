@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ckptfix import formats, output
 from ckptfix.checkpoint import Checkpoint, Edit, Finding, Plan
@@ -14,11 +14,12 @@ from ckptfix.errors import CkptfixError, DamagedFile
 from ckptfix.ops import convert as convert_op
 from ckptfix.ops import relocate as relocate_op
 from ckptfix.ops import rename as rename_op
-from ckptfix.ops.diff import DiffResult
-from ckptfix.ops.diff import diff as diff_op
 from ckptfix.ops.inspect import Inspection
 from ckptfix.ops.inspect import inspect as inspect_op
 from ckptfix.ops.rename import Change
+
+if TYPE_CHECKING:
+    from ckptfix.ops.diff import DiffResult
 
 StrPath = str | os.PathLike[str]
 Progress = Callable[[int, int], None]
@@ -302,6 +303,8 @@ def diff(
         quick: equal CRC-32 and size count as equal bytes.
         at: address of the state dicts to compare, one for both or one each.
     """
+    from ckptfix.ops.diff import diff as diff_op
+
     return diff_op(
         open_checkpoint(a),
         open_checkpoint(b),

@@ -9,7 +9,6 @@ import math
 import zlib
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import lru_cache
 from threading import Lock
@@ -20,6 +19,8 @@ from ckptfix.errors import DamagedFile
 from ckptfix.fileio import Reader, read_chunks
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future, ThreadPoolExecutor
+
     import numpy
 
 BLOCK = 4 << 20
@@ -276,6 +277,8 @@ class Checksums:
             return
         with self._lock:
             if self._pool is None:
+                from concurrent.futures import ThreadPoolExecutor
+
                 self._pool = ThreadPoolExecutor(2, "crc32")
             for task in self._tasks[len(self._sums) : needed + TASKS_AHEAD]:
                 self._sums.append(self._pool.submit(_crc32_of, task))

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import cast
 
 from ckptfix.checkpoint import Checkpoint
-from ckptfix.errors import CkptfixError, UnknownFormat, Unsupported
-from ckptfix.formats import foreign, safetensors, torch_legacy, torch_zip
+from ckptfix.errors import CkptfixError, Unsupported
+from ckptfix.formats import base, safetensors, torch_legacy, torch_zip
 from ckptfix.formats.base import Format
 
 FORMATS: dict[str, Format] = {
@@ -35,8 +35,7 @@ def detect(path: str | os.PathLike[str]) -> Format:
     try:
         status = Path(name).stat()
         if stat.S_ISDIR(status.st_mode):
-            what, hint = foreign.describe(name, b"", 0)
-            raise UnknownFormat(what, path=name, hint=hint)
+            raise base.unknown(name, b"", 0)
         if not stat.S_ISREG(status.st_mode):
             raise Unsupported("not a regular file", path=name, hint="write the stream to a file first")
         with open(name, "rb") as file:
@@ -46,8 +45,7 @@ def detect(path: str | os.PathLike[str]) -> Format:
     scored = [(module.score(name, head, status.st_size), index) for index, module in enumerate(FORMATS.values())]
     best, index = max(scored, key=lambda row: (row[0], -row[1]))
     if not best:
-        what, hint = foreign.describe(name, head, status.st_size)
-        raise UnknownFormat(what, path=name, hint=hint)
+        raise base.unknown(name, head, status.st_size)
     return list(FORMATS.values())[index]
 
 

@@ -13,9 +13,10 @@ A format module has these names, and tests/contract runs the same suite over all
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from ckptfix.checkpoint import Checkpoint, Edit, Finding, Plan, TensorEntry
+from ckptfix.errors import UnknownFormat
 
 
 class Format(Protocol):
@@ -43,4 +44,9 @@ class Format(Protocol):
     ) -> Plan: ...
 
 
-Traits = dict[str, Any]
+def unknown(path: str, head: bytes, size: int) -> UnknownFormat:
+    """The error for a file or folder that is none of our formats: what it is instead, and what to do."""
+    from ckptfix.formats import foreign
+
+    what, hint = foreign.describe(path, head, size)
+    return UnknownFormat(what, path=path, hint=hint)

@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -166,7 +165,9 @@ def _are_counts(value: Any) -> TypeGuard[list[int]]:
 
 
 def _digest(entry: TensorEntry) -> bytes:
-    digest = hashlib.blake2b()
+    from hashlib import blake2b
+
+    digest = blake2b()
     for chunk in read_chunks(row_major(entry)):
         digest.update(chunk)
     return digest.digest()

@@ -23,9 +23,10 @@ from typing import Literal
 from ckptfix.checkpoint import ByteRange, Checkpoint, Data, Edit, Finding, OutputFile, Plan, Segment, TensorEntry
 from ckptfix.containers.zip_read import Directory, Record, read_directory, record_data
 from ckptfix.containers.zip_write import NewRecord, fresh_archive, replace_record
-from ckptfix.errors import BadDirectory, DamagedFile, UnknownFormat, Unsupported
+from ckptfix.errors import BadDirectory, DamagedFile, Unsupported
 from ckptfix.fileio import Reader, read_chunks
-from ckptfix.formats import foreign, torch_common, torch_emit
+from ckptfix.formats import torch_common, torch_emit
+from ckptfix.formats.base import unknown
 from ckptfix.formats.torch_edit import patches
 from ckptfix.pickles import parse, splice
 
@@ -99,8 +100,7 @@ def _open(reader: Reader, path: str, directory: Directory, findings: list[Findin
     roots = {record.name.partition("/")[0] for record in pickles if record.name.count("/") == 1}
     scripted = any(record.name.endswith(("/constants.pkl", "/archive_format")) for record in directory.records)
     if len(roots) != 1 or scripted:
-        what, hint = foreign.describe(path, reader.read(0, min(4096, reader.size)), reader.size)
-        raise UnknownFormat(what, path=path, hint=hint)
+        raise unknown(path, reader.read(0, min(4096, reader.size)), reader.size)
     (root,) = roots
     record = next(record for record in pickles if record.name == f"{root}/data.pkl")
     if record.size > MAX_PICKLE:

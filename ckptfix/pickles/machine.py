@@ -119,14 +119,12 @@ class _Machine(RareOpcodes):
         last_tuple: Any = None
         last_tuple_at = -1
         new_text = Text
+        u32 = struct.Struct("<I").unpack_from
         try:
             while True:
                 code = data[pos]
-                if code == 0x71:  # BINPUT
-                    memo[data[pos + 1]] = stack[-1]
-                    pos += 2
-                elif code == 0x72:  # LONG_BINPUT
-                    memo[data[pos + 1] | data[pos + 2] << 8 | data[pos + 3] << 16 | data[pos + 4] << 24] = stack[-1]
+                if code == 0x72:  # LONG_BINPUT
+                    memo[u32(data, pos + 1)[0]] = stack[-1]
                     pos += 5
                 elif code == 0x4B:  # BININT1
                     stack.append(data[pos + 1])
@@ -137,7 +135,7 @@ class _Machine(RareOpcodes):
                         value = memo[data[pos + 1]]
                     else:
                         end = pos + 5
-                        value = memo[data[pos + 1] | data[pos + 2] << 8 | data[pos + 3] << 16 | data[pos + 4] << 24]
+                        value = memo[u32(data, pos + 1)[0]]
                     if type(value) is new_text:
                         use = new_text(value)
                         use.start = pos
@@ -149,7 +147,7 @@ class _Machine(RareOpcodes):
                         stack.append(value)
                     pos = end
                 elif code == 0x58:  # BINUNICODE
-                    end = pos + 5 + (data[pos + 1] | data[pos + 2] << 8 | data[pos + 3] << 16 | data[pos + 4] << 24)
+                    end = pos + 5 + u32(data, pos + 1)[0]
                     if end > size:
                         raise BadPickle(f"a string of {end - pos - 5} bytes where {size - pos - 5} are left")
                     use = new_text(data[pos + 5 : end], "utf-8", "surrogatepass")
@@ -193,6 +191,9 @@ class _Machine(RareOpcodes):
                 elif code == 0x4D:  # BININT2
                     stack.append(data[pos + 1] | data[pos + 2] << 8)
                     pos += 3
+                elif code == 0x71:  # BINPUT
+                    memo[data[pos + 1]] = stack[-1]
+                    pos += 2
                 elif code == 0x89:  # NEWFALSE
                     stack.append(False)
                     pos += 1
