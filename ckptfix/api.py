@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ckptfix import formats, output
-from ckptfix.checkpoint import Checkpoint, Edit, Finding, Plan
+from ckptfix.checkpoint import Checkpoint, Edit, Plan
 from ckptfix.collector import without_collections
 from ckptfix.errors import CkptfixError, DamagedFile
 from ckptfix.ops import convert as convert_op
@@ -16,7 +15,7 @@ from ckptfix.ops import relocate as relocate_op
 from ckptfix.ops import rename as rename_op
 from ckptfix.ops.inspect import Inspection
 from ckptfix.ops.inspect import inspect as inspect_op
-from ckptfix.ops.rename import Change
+from ckptfix.results import ConvertResult, RelocateResult, RenameResult
 
 if TYPE_CHECKING:
     from ckptfix.ops.diff import DiffResult
@@ -25,82 +24,6 @@ StrPath = str | os.PathLike[str]
 Progress = Callable[[int, int], None]
 
 open_checkpoint = without_collections(formats.open_checkpoint)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
-    """What a writing verb did, or would do.
-
-    Attributes:
-        source, dest: the files.
-        format: of `dest`.
-        plan: what was written.
-        written: False after a dry run.
-        lines: one or two sentences for a person; warnings and errors among the findings are not repeated there.
-        findings: what was noticed on the way.
-        exit_code: 0, or 3 after named losses.
-    """
-
-    source: str
-    dest: str
-    format: str
-    plan: Plan = field(repr=False)
-    written: bool
-    lines: tuple[str, ...]
-    findings: tuple[Finding, ...] = ()
-    exit_code: int = 0
-
-    def as_dict(self) -> dict[str, Any]:
-        """The same for JSON."""
-        return {
-            "source": self.source,
-            "dest": self.dest,
-            "format": self.format,
-            "written": self.written,
-            "nbytes": self.plan.nbytes,
-            "summary": list(self.lines),
-            "findings": [asdict(finding) for finding in self.findings],
-            **self._details(),
-        }
-
-    def _details(self) -> dict[str, Any]:
-        return {}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RenameResult(Result):
-    """`changes` are the keys of state dicts; `references` counts the other names that followed them."""
-
-    changes: tuple[Change, ...] = ()
-    references: int = 0
-
-    def _details(self) -> dict[str, Any]:
-        return {"changes": [asdict(change) for change in self.changes], "references": self.references}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RelocateResult(Result):
-    """`moved`: (from, to) -> how many places; `kept`: location -> how many stay."""
-
-    moved: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    kept: Mapping[str, int] = field(default_factory=dict)
-
-    def _details(self) -> dict[str, Any]:
-        rows = [{"from": old, "to": new, "places": count} for (old, new), count in self.moved.items()]
-        return {"moved": rows, "kept": dict(self.kept)}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConvertResult(Result):
-    """`at` is the state dict that was taken, None for the whole object; `left` is what the output lacks."""
-
-    at: str | None = None
-    tensors: int = 0
-    left: tuple[str, ...] = ()
-    lost: tuple[str, ...] = ()
-
-    def _details(self) -> dict[str, Any]:
-        return {"at": self.at, "tensors": self.tensors, "left_behind": list(self.left), "lost": list(self.lost)}
 
 
 @without_collections

@@ -27,7 +27,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
             ("keys",),
             ("formats",),
             ("ops",),
-            ("loaders", "api"),
+            ("loaders", "api", "results"),
             ("trainer",),
             ("cli",),
         ),
@@ -35,7 +35,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
 )
 """From the bottom up. A room imports from layers below its own, and of its own layer only where `BESIDE` says so."""
 
-BESIDE = {("checkpoint", "dtypes"), ("output", "fileio"), ("streams", "fileio"), ("loaders", "api")}
+BESIDE = {("checkpoint", "dtypes"), ("output", "fileio"), ("streams", "fileio"), ("loaders", "api"), ("api", "results")}
 FRONT = {"__init__", "__main__"}
 """The package's own name space (which imports lazily) and ``python -m``: above all layers."""
 

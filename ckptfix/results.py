@@ -1,0 +1,86 @@
+"""What the writing verbs return: the plan that was written, and what it changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from ckptfix.checkpoint import Finding, Plan
+from ckptfix.ops.rename import Change
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What a writing verb did, or would do.
+
+    Attributes:
+        source, dest: the files.
+        format: of `dest`.
+        plan: what was written.
+        written: False after a dry run.
+        lines: one or two sentences for a person; warnings and errors among the findings are not repeated there.
+        findings: what was noticed on the way.
+        exit_code: 0, or 3 after named losses.
+    """
+
+    source: str
+    dest: str
+    format: str
+    plan: Plan = field(repr=False)
+    written: bool
+    lines: tuple[str, ...]
+    findings: tuple[Finding, ...] = ()
+    exit_code: int = 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same for JSON."""
+        return {
+            "source": self.source,
+            "dest": self.dest,
+            "format": self.format,
+            "written": self.written,
+            "nbytes": self.plan.nbytes,
+            "summary": list(self.lines),
+            "findings": [asdict(finding) for finding in self.findings],
+            **self._details(),
+        }
+
+    def _details(self) -> dict[str, Any]:
+        return {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RenameResult(Result):
+    """`changes` are the keys of state dicts; `references` counts the other names that followed them."""
+
+    changes: tuple[Change, ...] = ()
+    references: int = 0
+
+    def _details(self) -> dict[str, Any]:
+        return {"changes": [asdict(change) for change in self.changes], "references": self.references}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RelocateResult(Result):
+    """`moved`: (from, to) -> how many places; `kept`: location -> how many stay."""
+
+    moved: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    kept: Mapping[str, int] = field(default_factory=dict)
+
+    def _details(self) -> dict[str, Any]:
+        rows = [{"from": old, "to": new, "places": count} for (old, new), count in self.moved.items()]
+        return {"moved": rows, "kept": dict(self.kept)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConvertResult(Result):
+    """`at` is the state dict that was taken, None for the whole object; `left` is what the output lacks."""
+
+    at: str | None = None
+    tensors: int = 0
+    left: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()
+
+    def _details(self) -> dict[str, Any]:
+        return {"at": self.at, "tensors": self.tensors, "left_behind": list(self.left), "lost": list(self.lost)}
