@@ -1,0 +1,62 @@
+"""What all tests share: the corpus of real files, and how much hypothesis does."""
+
+from __future__ import annotations
+
+import csv
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+ROOT = Path(__file__).parents[1]
+CORPUS = ROOT.parent / "shared" / "corpus"
+LONG = os.environ.get("CKPTFIX_LONG") == "1"
+
+settings.register_profile(
+    "ckptfix",
+    deadline=None,
+    max_examples=1000 if LONG else 40,
+    derandomize=not LONG,
+    suppress_health_check=list(HealthCheck),
+)
+settings.load_profile("ckptfix")
+
+
+@dataclass(frozen=True)
+class RealFile:
+    """A row of the corpus manifest."""
+
+    path: Path
+    container: str
+    loads: bool
+
+
+def corpus_files() -> list[RealFile]:
+    """The files of the corpus; empty where it is absent."""
+    manifest = CORPUS / "manifest.tsv"
+    if not manifest.exists():
+        return []
+    with open(manifest, encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file, delimiter="\t"))
+    return [
+        RealFile(
+            CORPUS / row["repo"].replace("/", "+") / row["path"],
+            row["container"],
+            row["notes"].startswith("weights_only=ok"),
+        )
+        for row in rows
+    ]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test with the argument `real_file` runs over the corpus."""
+    if "real_file" in metafunc.fixturenames:
+        files = corpus_files()
+        skip = pytest.mark.skip(reason="the corpus of real files is not here (../shared/corpus)")
+        metafunc.parametrize(
+            "real_file",
+            files or [pytest.param(None, marks=skip)],
+            ids=[file.path.relative_to(CORPUS).parts[0] + "-" + file.path.name for file in files] or ["absent"],
+        )

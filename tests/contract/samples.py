@@ -1,0 +1,44 @@
+"""How to make and read a file of each format without ckptfix: one line a format.
+
+`SAMPLES[name]` is (save(state dict, path), load(path) -> state dict, suffix, whether it keeps views and ties, bytes
+that listing may read of a file with two tensors: the pickle of a legacy file states its size nowhere).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors.torch import load_file, save_file
+
+State = dict[str, torch.Tensor]
+
+
+class Sample(NamedTuple):
+    save: Callable[[State, Path], object]
+    load: Callable[[Path], State]
+    suffix: str
+    views: bool = True
+    ahead: int = 100_000
+
+
+def _load(path: Path) -> State:
+    state: State = torch.load(path, weights_only=True)
+    return state
+
+
+def _legacy(state: State, path: Path) -> None:
+    torch.save(state, path, _use_new_zipfile_serialization=False)
+
+
+def _safetensors(state: Any, path: Path) -> None:
+    save_file({name: value.contiguous() for name, value in state.items()}, path, metadata={"format": "pt", "a": "b"})
+
+
+SAMPLES = {
+    "zip": Sample(torch.save, _load, ".pth"),
+    "legacy": Sample(_legacy, _load, ".pth", ahead=9_000_000),
+    "safetensors": Sample(_safetensors, load_file, ".safetensors", views=False),
+}

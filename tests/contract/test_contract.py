@@ -1,0 +1,244 @@
+"""What every format must do; a format has no tests of its own before it passes these."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from compare import tensor_bytes
+from contract.samples import SAMPLES, Sample
+from kinds import DTYPES, of_dtype, tensor
+
+from ckptfix import errors, fileio, output
+from ckptfix.checkpoint import ByteRange, Drop, Edit, OutputFile, Plan, Rename, SetLocation
+from ckptfix.formats import FORMATS, detect, open_checkpoint
+
+pytestmark = pytest.mark.parametrize("name", SAMPLES)
+
+
+def state_of(sample: Sample) -> dict[str, torch.Tensor]:
+    """A little of everything that all formats can hold."""
+    state = {f"module.{dtype}": of_dtype(dtype) for dtype in DTYPES[:10]}
+    state |= {"module.scalar": torch.tensor(1.5), "module.empty": torch.empty(0, 3), "module.é": tensor(2)}
+    if sample.views:
+        base = tensor(4, 6)
+        state |= {"module.base": base, "module.part": base[1:, ::2], "module.grad": tensor(2).requires_grad_()}
+    return state
+
+
+def made(name: str, folder: Path, state: dict[str, torch.Tensor] | None = None) -> Path:
+    sample = SAMPLES[name]
+    path = folder / f"in{sample.suffix}"
+    sample.save(state_of(sample) if state is None else state, path)
+    return path
+
+
+def write(plan: Plan) -> Path:
+    output.write_plan(plan)
+    return Path(plan.files[-1].path)
+
+
+def edited(name: str, path: Path, *edits: Edit) -> Path:
+    checkpoint = open_checkpoint(path)
+    return write(FORMATS[name].plan_edit(checkpoint, edits, str(path.with_name("out"))))
+
+
+def test_every_format_has_a_sample(name: str) -> None:
+    assert set(FORMATS) == set(SAMPLES)
+    module = FORMATS[name]
+    assert name == module.NAME and module.TITLE and all(suffix[0] == "." for suffix in module.SUFFIXES)
+
+
+@pytest.mark.parametrize("suffix", [".pth", ".safetensors", ".txt", ".zip", ""])
+def test_it_is_found_by_content(name: str, suffix: str, tmp_path: Path) -> None:
+    path = made(name, tmp_path).rename(tmp_path / f"other{suffix}")
+    assert name == detect(path).NAME
+    head = path.read_bytes()[:4096]
+    assert [one for one, module in FORMATS.items() if module.score(str(path), head, path.stat().st_size)] == [name]
+
+
+def test_entries_are_those_of_the_library(name: str, tmp_path: Path) -> None:
+    path = made(name, tmp_path)
+    wanted = SAMPLES[name].load(path)
+    entries = {entry.key: entry for entry in open_checkpoint(path).entries}
+    assert set(entries) == set(wanted)
+    assert not SAMPLES[name].views or list(entries) == list(wanted)
+    for key, value in wanted.items():
+        entry = entries[key]
+        assert (entry.at, entry.dtype, entry.kind) == ("", str(value.dtype).removeprefix("torch."), "dense"), key
+        assert (entry.shape, entry.stride) == (tuple(value.shape), value.stride()), key
+        assert entry.requires_grad == value.requires_grad and entry.location == "cpu"
+        assert entry.offset == value.storage_offset() and entry.storage is not None
+        assert not SAMPLES[name].views or entry.storage.nbytes == value.untyped_storage().nbytes()
+
+
+def test_data_are_the_bytes_of_the_tensor(name: str, tmp_path: Path) -> None:
+    path = made(name, tmp_path)
+    wanted = SAMPLES[name].load(path)
+    for entry in open_checkpoint(path).entries:
+        if entry.is_contiguous:
+            assert fileio.read_exact(entry.data) == tensor_bytes(wanted[entry.key]), entry.key
+        else:
+            with pytest.raises(errors.Unsupported):
+                _ = entry.data
+
+
+def test_ties_are_one_storage(name: str, tmp_path: Path) -> None:
+    if not SAMPLES[name].views:
+        pytest.skip("the format has no shared storages")
+    base = tensor(4)
+    entries = open_checkpoint(made(name, tmp_path, {"a": base, "b": base[1:], "c": tensor(4)})).entries
+    one, two, other = (entry.storage for entry in entries)
+    assert one is not None and two is not None and other is not None
+    assert one.key == two.key != other.key and one.data == two.data
+
+
+def _bytes_read() -> int:
+    with open("/proc/self/io") as file:
+        return int(file.readline().removeprefix("rchar:"))
+
+
+@pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="this system does not count the bytes read")
+def test_listing_reads_no_tensor_bytes(name: str, tmp_path: Path) -> None:
+    """Names, shapes and a plan of a 40 MB file: the process reads next to nothing of it."""
+    small = {"module.w": tensor(2), "module.v": tensor(2)}
+    large = {"module.w": torch.zeros(5_000_000), "module.v": torch.zeros(5_000_000)}
+    for state in (small, large):  # the first run imports what is imported lazily
+        path = made(name, tmp_path, state)
+        before = _bytes_read()
+        checkpoint = open_checkpoint(path)
+        assert len(checkpoint.entries) == 2 and list(checkpoint.values()) == []
+        rename = Rename("", "state_dict", {"module.w": "w"})
+        FORMATS[name].plan_edit(checkpoint, [rename], str(tmp_path / "out"))
+        list(FORMATS[name].check(str(path)))
+        read = _bytes_read() - before
+        path.unlink()
+    assert read < SAMPLES[name].ahead
+
+
+def test_the_plan_refers_to_tensor_bytes(name: str, tmp_path: Path) -> None:
+    path = made(name, tmp_path, {"module.w": torch.zeros(100_000), "module.v": torch.zeros(100_000)})
+    edits = [Rename("", "state_dict", {"module.w": "w"})]
+    (file,) = FORMATS[name].plan_edit(open_checkpoint(path), edits, str(tmp_path / "out")).files
+    literal = sum(len(segment) for segment in file.segments if isinstance(segment, bytes))
+    copied = sum(segment.length for segment in file.segments if isinstance(segment, ByteRange))
+    assert literal < 10_000 and copied >= 800_000 and literal + copied == file.nbytes
+
+
+def test_no_edit_is_the_same_file(name: str, tmp_path: Path) -> None:
+    path = made(name, tmp_path)
+    assert edited(name, path).read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize("new", ["w", "a much longer name.weight", "é\U0001f600\x1b", "x" * 500])
+def test_rename(name: str, new: str, tmp_path: Path) -> None:
+    path = made(name, tmp_path)
+    wanted = SAMPLES[name].load(path)
+    out = edited(name, path, Rename("", "state_dict", {"module.float32": new}))
+    got = SAMPLES[name].load(out)
+    names = {key: new if key == "module.float32" else key for key in wanted}
+    assert set(got) == set(names.values())
+    for old, key in names.items():
+        assert tensor_bytes(got[key]) == tensor_bytes(wanted[old])
+        assert got[key].stride() == wanted[old].stride()
+    assert [entry.key for entry in open_checkpoint(out).entries if entry.key == new] == [new]
+    assert list(FORMATS[name].check(str(out))) == []
+
+
+def test_rename_there_and_back_is_the_same_file(name: str, tmp_path: Path) -> None:
+    path = made(name, tmp_path)
+    there = edited(name, path, Rename("", "state_dict", {"module.float32": "something else"}))
+    there = there.rename(tmp_path / "there")
+    back = edited(name, there, Rename("", "state_dict", {"something else": "module.float32"}))
+    assert back.read_bytes() == path.read_bytes()
+
+
+def test_drop_where_it_is_offered(name: str, tmp_path: Path) -> None:
+    path = made(name, tmp_path)
+    before = path.read_bytes()
+    try:
+        out = edited(name, path, Drop("", ("module.float32", "module.bool")))
+    except errors.Unsupported:
+        assert path.read_bytes() == before and not (tmp_path / "out").exists()
+        pytest.skip("the format does not offer it")
+    wanted, got = SAMPLES[name].load(path), SAMPLES[name].load(out)
+    assert set(wanted) - set(got) == {"module.float32", "module.bool"}
+    assert all(tensor_bytes(got[key]) == tensor_bytes(wanted[key]) for key in got)
+    assert list(FORMATS[name].check(str(out))) == []
+
+
+def test_move(name: str, tmp_path: Path) -> None:
+    path = made(name, tmp_path)
+    out = edited(name, path, SetLocation({"cpu": "cuda:3"}))
+    locations = {entry.location for entry in open_checkpoint(out).entries}
+    if not SAMPLES[name].views:  # a format without devices stays as it is
+        assert locations == {"cpu"} and out.read_bytes() == path.read_bytes()
+    else:
+        assert locations == {"cuda:3"}
+
+
+def test_a_clean_file_has_no_findings(name: str, tmp_path: Path) -> None:
+    assert list(FORMATS[name].check(str(made(name, tmp_path)))) == []
+
+
+def test_a_fresh_file(name: str, tmp_path: Path) -> None:
+    """`plan_write` of the entries of every format, read by the library of this one."""
+    for source in SAMPLES:
+        folder = tmp_path / source
+        folder.mkdir()
+        path = made(source, folder, {f"module.{dtype}": of_dtype(dtype) for dtype in DTYPES[:10]})
+        wanted = SAMPLES[source].load(path)
+        entries = open_checkpoint(path).entries
+        out = write(FORMATS[name].plan_write(entries, str(folder / "out")))
+        got = SAMPLES[name].load(out)
+        assert {key: tensor_bytes(value) for key, value in got.items()} == {
+            key: tensor_bytes(value) for key, value in wanted.items()
+        }
+        assert list(FORMATS[name].check(str(out))) == []
+
+
+def test_sizes_are_promised(name: str, tmp_path: Path) -> None:
+    path = made(name, tmp_path)
+    plan = FORMATS[name].plan_edit(
+        open_checkpoint(path), [Rename("", "state_dict", {"module.bool": "b"})], str(tmp_path / "out")
+    )
+    assert write(plan).stat().st_size == plan.nbytes == sum(file.nbytes for file in plan.files)
+
+
+def test_nouns_are_frozen(name: str, tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(made(name, tmp_path))
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        checkpoint.path = "other"  # type: ignore[misc]
+    assert checkpoint.format == name and checkpoint.size == Path(checkpoint.path).stat().st_size
+
+
+@pytest.mark.parametrize("keep", [0.3, 0.7, 0.95])
+def test_a_truncated_file_says_so(name: str, keep: float, tmp_path: Path) -> None:
+    """It is listed with findings, or it is an error with the path; the tensors that are gone are not readable."""
+    path = made(name, tmp_path, {f"module.{index}": torch.full((1000,), float(index)) for index in range(10)})
+    os.truncate(path, int(path.stat().st_size * keep))
+    try:
+        checkpoint = open_checkpoint(path)
+        entries = checkpoint.entries
+        assert checkpoint.findings or list(FORMATS[name].check(str(path)))
+        lost = 0
+        for entry in entries:
+            try:
+                assert len(fileio.read_exact(entry.data)) == 4000
+            except errors.CkptfixError:
+                lost += 1
+        assert len(entries) < 10 or lost
+    except errors.CkptfixError as error:
+        assert error.path == str(path)
+
+
+def test_a_range_behind_the_end_is_truncated(name: str, tmp_path: Path) -> None:
+    path = made(name, tmp_path)
+    size = path.stat().st_size
+    plan = Plan((OutputFile.of(tmp_path / "out", [ByteRange(str(path), size - 1, 2)]),))
+    with pytest.raises(errors.Truncated):
+        output.write_plan(plan)
+    assert sorted(tmp_path.iterdir()) == [path]

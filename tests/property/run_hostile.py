@@ -1,0 +1,96 @@
+"""Run every operation on the files of a folder in this process, under an audit hook; print what happened as JSON.
+
+    python -m property.run_hostile FOLDER
+
+A line for each file: name, seconds of CPU of the slowest operation, bytes by which the peak of memory exceeds
+what it was before the first file, messages of our errors, any other error, events that the hook saw. The last
+line is a control: an import that the hook must have seen.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import resource
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+from property.small_files import SMALL
+from property.survive import EVERYTHING, survives
+
+WATCHED = (
+    "import", "exec", "compile", "open", "os.", "subprocess.", "socket.", "ctypes.", "shutil.", "marshal.",
+    "pickle.find_class", "builtins.input", "code.__new__", "webbrowser.", "urllib.", "pty.", "tempfile.",
+)  # fmt: skip
+LAZY = (
+    "ckptfix.api",
+    "ckptfix.loaders",
+    "ckptfix.formats.foreign",
+    "encodings.unicode_escape",
+    "encodings.raw_unicode_escape",
+    "encodings.idna",
+)
+ADDRESS_SPACE = 1 << 30
+"""Far above what is allowed, and low enough for a bomb to hit it before it hits the machine."""
+UNIT = 1 if sys.platform == "darwin" else 1024
+
+
+def _peak() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * UNIT
+
+
+def main(folder: Path) -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE))
+    names: list[str] = json.loads((folder / "names.json").read_text())
+    for data in SMALL.values():
+        survives(folder / "warm", data, EVERYTHING)
+    for name in LAZY:
+        importlib.import_module(name)
+    events: list[str] = []
+    allowed: set[str] | None = None
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        if allowed is None or not event.startswith(WATCHED):
+            return
+        if event == "open" and str(arguments[0]) in allowed and not isinstance(arguments[1], str | None):
+            return
+        if event == "open" and str(arguments[0]) in allowed and "w" not in (arguments[1] or ""):
+            return
+        events.append(f"{event} {arguments!r:.200}")
+
+    sys.addaudithook(hook)
+    base = _peak()
+    for index, name in enumerate(names):
+        path = folder / str(index)
+        messages: list[str] = []
+        failure, slowest = "", 0.0
+        for operation in EVERYTHING:
+            start = time.process_time()
+            error: BaseException | None = None
+            allowed = {str(path)}
+            try:
+                operation(path)
+            except Exception as caught:
+                error = caught
+            allowed = None
+            slowest = max(slowest, time.process_time() - start)
+            if error is not None and hasattr(error, "hint"):
+                messages.append(f"{operation.__name__}: {type(error).__name__}: {error}")
+            elif error is not None:
+                failure = failure or f"{operation.__name__}: {''.join(traceback.format_exception(error)[-4:])}"
+        row = {"name": name, "seconds": slowest, "grown": _peak() - base, "messages": messages}
+        print(json.dumps({**row, "failure": failure, "events": events}), flush=True)
+        events.clear()
+    allowed = set()
+    importlib.import_module("colorsys")
+    allowed = None
+    print(json.dumps({"name": "control", "events": events, "torch": "torch" in sys.modules}), flush=True)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
