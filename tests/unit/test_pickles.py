@@ -190,7 +190,7 @@ def test_each_use_of_a_string_changes_alone(protocol: int, words: list[str], dat
     edited = splice(graph, string_patches(graph, [(uses[index], new) for index in chosen]))
     expected = [new if index in chosen else word for index, word in enumerate(words)]
     assert pickle.loads(edited) == expected
-    assert pickletools.dis(edited, out=io.StringIO()) is None
+    pickletools.dis(edited, out=io.StringIO())
 
 
 @given(value=VALUES, protocol=st.integers(0, 5))

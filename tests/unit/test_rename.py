@@ -99,7 +99,7 @@ def test_metadata_follows_as_torch_itself_would_do(tmp_path: Path, out: Path) ->
     model = torch.nn.DataParallel(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2)))
     source = save(tmp_path / "a.pth", model.state_dict())
     ckptfix.strip_module(source, out)
-    expected = model.state_dict()
+    expected: Any = model.state_dict()
     torch.nn.modules.utils.consume_prefix_in_state_dict_if_present(expected, "module.")
     assert dict(load(out)._metadata) == dict(expected._metadata)
     torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2)).load_state_dict(load(out))

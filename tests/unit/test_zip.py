@@ -111,7 +111,7 @@ def test_records_beyond_four_gigabytes(tmp_path: Path) -> None:
             if isinstance(segment, bytes):
                 file.write(segment)
             else:
-                file.seek(segment.length, io.SEEK_CUR)  # type: ignore[union-attr]
+                file.seek(segment.length, io.SEEK_CUR)
     assert out.stat().st_size == plan.nbytes
     with Reader(out) as reader, zipfile.ZipFile(out) as archive:
         directory = read_directory(reader, str(out))
@@ -130,7 +130,7 @@ def test_records_beyond_four_gigabytes(tmp_path: Path) -> None:
                 start = file.tell()
                 with Reader(out) as reader:
                     tail = reader.read(segment.offset + segment.length - 900, 900)  # type: ignore[union-attr]
-                file.seek(start + segment.length - 900)  # type: ignore[union-attr]
+                file.seek(start + segment.length - 900)
                 file.write(tail)
     with zipfile.ZipFile(shifted) as archive:
         assert archive.read("a/data.pkl") == b"x" * 999
