@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ckptfix import formats, output
 from ckptfix.checkpoint import Checkpoint, Edit, Plan
 from ckptfix.collector import without_collections
-from ckptfix.errors import CkptfixError, DamagedFile
+from ckptfix.errors import CkptfixError, DamagedFile, Refused
 from ckptfix.ops import convert as convert_op
 from ckptfix.ops import relocate as relocate_op
 from ckptfix.ops import rename as rename_op
@@ -211,7 +212,7 @@ def diff(
     rtol: float = 0.0,
     atol: float = 0.0,
     filter: str | None = None,
-    strip: Sequence[str] = (),
+    strip: Sequence[str] | str = (),
     quick: bool = False,
     at: str | tuple[str, str] | None = None,
     progress: Progress | None = None,
@@ -228,6 +229,9 @@ def diff(
     """
     from ckptfix.ops.diff import diff as diff_op
 
+    for name, tolerance in (("rtol", rtol), ("atol", atol)):
+        if not 0 <= tolerance < math.inf:
+            raise Refused(f"{name} is {tolerance}, and must be a number from 0 on")
     return diff_op(
         open_checkpoint(a),
         open_checkpoint(b),
@@ -235,7 +239,7 @@ def diff(
         rtol=rtol,
         atol=atol,
         filter=filter,
-        strip=strip,
+        strip=(strip,) if isinstance(strip, str) else strip,
         quick=quick,
         at=at,
         progress=progress,

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from ckptfix import dtypes, keys
 from ckptfix.checkpoint import ByteRange, Checkpoint, Data, Storage, TensorEntry
-from ckptfix.errors import Truncated, Unsupported
+from ckptfix.errors import KeyConflict, Truncated, Unsupported
 from ckptfix.fileio import read_chunks
 from ckptfix.formats import open_checkpoint, safetensors
 from ckptfix.formats.torch_common import Parts, element_sizes, little_endian
 from ckptfix.formats.torch_tensors import LAZY
 from ckptfix.ops import rename as rename_op
-from ckptfix.ops.convert import chosen_state_dict
+from ckptfix.ops.convert import chosen_state_dict, refuse_damaged
 
 if TYPE_CHECKING:
     import torch
@@ -54,19 +54,24 @@ def load_state_dict(
 
     Raises:
         Refused: no state dict was found, or several and no `at`.
+        WouldLoseData: a tensor of the file cannot be read; the message names it.
         PartialPrefix: only some names carry the prefix `strip`.
         Unsupported: a tensor that only its own library can rebuild (DTensor, nested).
     """
     checkpoint = open_checkpoint(path)
     chosen = chosen_state_dict(checkpoint, at)
     entries = [entry for entry in checkpoint.entries if entry.at == chosen.at]
+    refuse_damaged(checkpoint)
     if checkpoint.format == safetensors.NAME:
         entries = list(safetensors.restore_ties(entries, checkpoint.metadata))
     names, module_path = _names(checkpoint, chosen.at, strip)
     make = _TensorMaker(checkpoint, map_location)
     loaded: OrderedDict[str, Any] = OrderedDict()
     for entry in entries:
-        loaded[names.get(entry.key, entry.key)] = make(entry)
+        name = names.get(entry.key, entry.key)
+        if name in loaded:
+            raise KeyConflict(f"two tensors would be called {name!r}", path=checkpoint.path, where=chosen.at or None)
+        loaded[name] = make(entry)
     if isinstance(checkpoint.graph, Parts):
         metadata = checkpoint.graph.found.module_metadata(chosen.at)
         if metadata is not None:

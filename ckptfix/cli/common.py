@@ -132,7 +132,7 @@ def show(console: Console, result: Written) -> int:
         console.emit(result.as_dict())
         return result.exit_code
     for line in result.lines:
-        console.say(line)
+        console.say(printable(line))
     if not result.written:
         for file in result.plan.files:
             for line in plan_lines(file):

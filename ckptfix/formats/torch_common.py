@@ -46,9 +46,13 @@ def build(
     findings: list[Finding],
 ) -> Checkpoint:
     """The Checkpoint of a parsed object; its entries are built when they are first asked for."""
-    found = walk(graph)
+    try:
+        found = walk(graph)
+    except BadPickle as error:
+        error.path = path
+        raise
     devices = find_devices(graph)
-    findings = findings + list(trusted.global_findings(graph))
+    findings = [*findings, *trusted.global_findings(graph), *found.findings]
 
     def load_entries() -> tuple[TensorEntry, ...]:
         entries, bad = found.entries(storages)

@@ -84,6 +84,9 @@ def _note_call(call: Call, found: Devices) -> None:
     if func.full == "torch.device":
         if call.args and type(call.args[0]) is Text:
             index = call.args[1] if len(call.args) > 1 else None
+            if index is not None and not (type(index) is int and 0 <= index < 1 << 16):
+                found.fixed.append("a torch.device whose index is no index")
+                return
             location = call.args[0] if index is None else f"{call.args[0]}:{index}"
             found.calls.append((call, location))
         else:
@@ -91,8 +94,9 @@ def _note_call(call: Call, found: Devices) -> None:
     elif func.name in _DEVICE_TENSORS and len(call.args) > 2 and type(call.args[2]) is Text:
         found.tags.append(call.args[2])
     elif func.name == "DeviceMesh":
-        kinds = {value for key, value in attributes(call.state) if key in ("device_type", "_device_type")}
-        found.fixed.append(f"a DeviceMesh of {', '.join(sorted(map(str, kinds))) or 'some device'}")
+        kinds = [value for key, value in attributes(call.state) if key in ("device_type", "_device_type")]
+        names = sorted({str(kind) for kind in kinds if isinstance(kind, str)})
+        found.fixed.append(f"a DeviceMesh of {', '.join(names) or 'some device'}")
 
 
 def patches(found: TorchObject, edits: Sequence[Edit]) -> list[Patch]:

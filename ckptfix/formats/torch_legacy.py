@@ -55,7 +55,7 @@ class Layout:
 
 def score(path: str, head: bytes, size: int) -> int:
     """100 for a file that begins with the pickle of torch's magic number."""
-    return 100 if MAGIC_BYTES in head[:24] and head[:1] in b"\x80\x8a\x4c(" else 0
+    return 100 if MAGIC_BYTES in head[:24] or head.startswith(f"L{MAGIC}L\n".encode()) else 0
 
 
 def read(path: str) -> Checkpoint:
@@ -197,12 +197,12 @@ def refuse_untyped(entries: Sequence[TensorEntry], path: str) -> None:
     untyped = [entry for entry in entries if entry.storage and dtypes.by_name(entry.dtype).storage_class is None]
     if untyped:
         kinds = ", ".join(sorted({entry.dtype for entry in untyped}))
-        raise WouldLoseData(
-            f"torch can not load {kinds} from a legacy file ({len(untyped)} tensors)",
-            path=path,
-            where=untyped[0].name,
-            hint="keep the zip format, or convert to safetensors",
-        )
+        raise untyped_refusal(path, f"{kinds} ({len(untyped)} tensors)", untyped[0].name)
+
+
+def untyped_refusal(path: str, what: str, where: str | None = None) -> WouldLoseData:
+    message = f"torch can not load {what} from a legacy file"
+    return WouldLoseData(message, path=path, where=where, hint="keep the zip format, or convert to safetensors")
 
 
 def plan_write(entries: Sequence[TensorEntry], dest: str, *, metadata: Mapping[str, str] | None = None) -> Plan:

@@ -6,13 +6,14 @@ were saved. Addresses are the keys on the way, joined by slashes: ``optimizer/st
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from ckptfix.checkpoint import Finding, NameSite, SiteKind, StateDict, TensorEntry
-from ckptfix.formats.torch_tensors import BadTensor, StorageOf, is_tensor, storage_entry, tensor_entry
+from ckptfix.errors import BadPickle
+from ckptfix.formats.torch_tensors import StorageOf, is_tensor, storage_entry, tensor_entry, tensor_state
 from ckptfix.pickles import Call, Dict, Global, Graph, PersId, Set, Text
 from ckptfix.pickles.graph import children, label, pairs
 
@@ -45,6 +46,7 @@ class TorchObject:
     sites: list[Site] = field(default_factory=list)
     state_dicts: list[StateDict] = field(default_factory=list)
     metadata: dict[str, Any] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
 
     def entries(self, storage_of: StorageOf) -> tuple[list[TensorEntry], list[Finding]]:
         """The entries of all tensors, and a finding for each call that describes none."""
@@ -54,7 +56,7 @@ class TorchObject:
             try:
                 read = storage_entry if type(node) is PersId else tensor_entry
                 entries.append(read(node, key, at, storage_of))
-            except BadTensor as error:
+            except (ValueError, OverflowError) as error:
                 where = f"{at}/{key}" if at else key
                 findings.append(Finding("bad-tensor", "error", where, str(error)))
         return entries, findings
@@ -74,17 +76,32 @@ class TorchObject:
         return {path: {label(key): plain(value) for key, value in own} for path, own in rows}
 
 
+MAX_ADDRESS = 1024
+"""Characters of an address: every name below repeats it, and nobody writes longer ones."""
+
+
 def walk(graph: Graph) -> TorchObject:
-    """Find everything in the object that `graph` stands for."""
+    """Find everything in the object that `graph` stands for.
+
+    Raises:
+        BadPickle: an operation that no torch pickle has, such as items set on a tensor.
+    """
     found = TorchObject(graph)
     visited: set[int] = set()
+    addresses: set[str] = set()
     stack: list[tuple[str, str, Any, bool]] = [("", "", graph.root, False)]
     while stack:
         at, key, node, optimizer = stack.pop()
         address = f"{at}/{key}" if at else key
         kind = type(node)
         if is_tensor(node) or (kind is PersId and _is_storage(node)):
+            if kind is Call and (node.items or node.elements):
+                # An unpickler would write into the tensor, or beyond it (CVE-2026-24747).
+                raise BadPickle("items set on a tensor", where="data.pkl", offset=node.position)
             found.tensors.append((at, key, node))
+            if (attributes_of := tensor_state(node)) is not None and id(node) not in visited:
+                visited.add(id(node))
+                stack += [(address, label(name), value, optimizer) for name, value in reversed(attributes_of)]
             continue
         if (literal := _encoded(node)) is not None:
             found.values.append((address, literal))
@@ -97,17 +114,39 @@ def walk(graph: Graph) -> TorchObject:
             found.values.append((address, f"<same object as before: {_describe(node)}>"))
             continue
         visited.add(id(node))
+        if address in addresses:
+            # 'a/b' and 'b' in 'a', or 1 and '1': every mapping needs an address of its own.
+            address = f"{address}#{len(addresses)}"
+        addresses.add(address)
+        if len(address) > MAX_ADDRESS:
+            message = "nested too deeply, or under too long a key: what is below is not listed"
+            found.findings.append(Finding("too-deep", "error", address[:80] + "...", message))
+            continue
         mapping = pairs(node)
         if mapping is None and kind is Call:
             found.values.append((address, node))
         if mapping is not None:
             optimizer = optimizer or _is_optimizer(mapping)
             _note_mapping(found, address, node, mapping, optimizer)
-        below = [(address, name, child, optimizer) for name, child in children(node) if not _is_metadata(name, child)]
+        named = _apart((name, child) for name, child in children(node) if not _is_metadata(name, child))
+        below = [(address, name, child, optimizer) for name, child in named]
         if not below and kind is not Call:
             found.values.append((address, node))
         stack.extend(reversed(below))
     return found
+
+
+def _apart(named: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    """The same with names that are all different: 1 and '1' are two keys, and one text."""
+    rows = list(named)
+    if len({name for name, _ in rows}) == len(rows):
+        return rows
+    seen: dict[str, int] = {}
+    out = []
+    for name, child in rows:
+        seen[name] = seen.get(name, 0) + 1
+        out.append((name if seen[name] == 1 else f"{name}#{seen[name]}", child))
+    return out
 
 
 def _encoded(node: Any) -> bytes | None:
@@ -151,7 +190,7 @@ def _note_mapping(
     if tensors and uses:
         nested = any(pairs(value) is not None for _, value in mapping)
         metadata = _metadata_of(node)
-        weights = not optimizer and (metadata is not None or (not nested and _looks_like_weights(mapping, node)))
+        weights = not optimizer and (metadata is not None or (not nested and _looks_like_weights(mapping)))
         found.state_dicts.append(StateDict(at, tensors, len(mapping) - tensors, optimizer, weights))
         found.sites.append(Site(at, "state_dict", _key_uses(node)))
         if metadata is not None:
@@ -174,12 +213,21 @@ def _metadata_of(node: Any) -> Any:
     return None
 
 
-def _looks_like_weights(mapping: list[tuple[Any, Any]], node: Any) -> bool:
-    """Whether these tensors are a model's: dotted names, or what one layer alone would have."""
+def _looks_like_weights(mapping: list[tuple[Any, Any]]) -> bool:
+    """Whether these tensors are a model's: dotted names, what one layer alone would have, or numbers throughout."""
     names = [key for key, value in mapping if isinstance(key, str) and is_tensor(value)]
     dotted = sum("." in name for name in names)
     leaves = sum(name in ("weight", "bias", "weight_g", "weight_v", "running_mean", "running_var") for name in names)
-    return dotted > 0 or leaves > 0 or (type(node) is Call and len(names) == len(mapping))
+    if dotted or leaves:
+        return True
+    return len(names) == len(mapping) and any(_is_number(value) for _, value in mapping)
+
+
+def _is_number(node: Any) -> bool:
+    """Whether a tensor is of another dtype than uint8, in which states of random generators come."""
+    while type(node) is Call and type(node.args) is tuple and node.args:
+        node = node.args[0]
+    return not (type(node) is PersId and type(node.pid) is tuple and getattr(node.pid[1], "name", "") == "ByteStorage")
 
 
 def _note_optimizer(found: TorchObject, at: str, parts: dict[str, Any]) -> None:

@@ -6,16 +6,17 @@ below it and a larger offset, so they stay tied; a view that stands by itself be
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from ckptfix import dtypes
-from ckptfix.checkpoint import Checkpoint, Data, Finding, OutputFile, Plan
+from ckptfix.checkpoint import ByteRange, Checkpoint, Data, Finding, OutputFile, Plan
 from ckptfix.errors import DamagedFile, Unsupported
 from ckptfix.formats import torch_legacy, torch_zip
 from ckptfix.formats.torch_common import element_sizes, fields, little_endian, parts_of
-from ckptfix.formats.torch_tensors import BadTensor
-from ckptfix.pickles import Graph, Patch, PersId, Text, parse, splice
+from ckptfix.formats.torch_tensors import BadTensor, viewed
+from ckptfix.pickles import Call, Graph, Patch, PersId, Text, parse, splice
 from ckptfix.pickles import opcodes as op
 from ckptfix.pickles.patch import Item, int_opcode, items_pushed, string_opcode
 
@@ -40,6 +41,8 @@ def to_legacy(checkpoint: Checkpoint, dest: str) -> Plan:
     """
     parts = parts_of(checkpoint)
     torch_legacy.refuse_untyped(checkpoint.entries, checkpoint.path)
+    if any(getattr(persid.pid[1], "name", "") == "UntypedStorage" for persid in parts.graph.persids if persid.pid):
+        raise torch_legacy.untyped_refusal(checkpoint.path, "an untyped storage")
     units = element_sizes(checkpoint) if checkpoint.byteorder == "big" else {}
     out = _Recoding()
     for persid, key, itemsize, data, crc32 in _references(checkpoint):
@@ -58,17 +61,16 @@ def to_zip(checkpoint: Checkpoint, dest: str) -> Plan:
     parts = parts_of(checkpoint)
     graph = parts.graph
     out = _Recoding()
-    for persid in graph.persids:
-        if _is_source(persid):
-            _drop_source(out, graph, persid, checkpoint.path)
+    owners = _owners(checkpoint)
+    _drop_sources(out, graph, checkpoint.path)
     for persid, key, itemsize, data, crc32 in _references(checkpoint):
         pid = persid.pid
-        if len(pid) == 6:
+        if len(pid) > 5:
             _beside(persid, checkpoint.path)
             items = _fields_pushed(graph, persid)
             out.patch(Patch(items[5].start, items[5].end, b""))
             if pid[5] is not None:
-                _resolve_view(out, graph, persid, items, itemsize, data)
+                _resolve_view(out, checkpoint, persid, items, owners, itemsize)
                 continue
         out.storages.setdefault(key, (data, crc32, itemsize))
     pickle = splice(graph, out.patches.values())
@@ -102,17 +104,36 @@ def _is_source(persid: PersId) -> bool:
     return type(pid) is tuple and len(pid) == 4 and pid[0] == "module" and type(pid[0]) is Text
 
 
-def _drop_source(out: _Recoding, graph: Graph, persid: PersId, path: str) -> None:
-    """Leave of a class with its source the class alone, as a zip has it."""
-    _beside(persid, path)
-    items = _fields_pushed(graph, persid)
-    start = items[0].start - 1
-    if graph.data[start] != op.MARK:
-        raise _unmovable("a class whose reference is not written out", path, persid)
-    out.patch(Patch(start, persid.position + 1, graph.data[items[1].start : items[1].end]))
-    name = getattr(persid.pid[1], "full", "a class")
-    message = f"the source text of {name}, which a zip checkpoint has no place for"
-    out.findings.append(Finding("left-behind", "info", name, message))
+def _drop_sources(out: _Recoding, graph: Graph, path: str) -> None:
+    """Leave of each class with its source the class alone, as a zip has it.
+
+    Strings that went with it and are fetched elsewhere are written out there.
+    """
+    gone: list[tuple[int, int]] = []
+    for persid in filter(_is_source, graph.persids):
+        if graph.protocol >= 4:
+            raise _unmovable("a class with its source under protocol 4, whose memo is numbered", path, persid)
+        _beside(persid, path)
+        items = _fields_pushed(graph, persid)
+        start, kept = items[0].start - 1, items[1]
+        if graph.data[start] != op.MARK:
+            raise _unmovable("a class whose reference is not written out", path, persid)
+        out.patch(Patch(start, persid.position + 1, graph.data[kept.start : kept.end]))
+        gone += [(start, kept.start), (kept.end, persid.position + 1)]
+        name = getattr(persid.pid[1], "full", "a class")
+        message = f"the source text of {name}, which a zip checkpoint has no place for"
+        out.findings.append(Finding("left-behind", "info", name, message))
+    if not gone:
+        return
+    starts = [start for start, _ in gone]
+
+    def went(position: int) -> bool:
+        index = bisect_right(starts, position) - 1
+        return index >= 0 and position < gone[index][1]
+
+    for use in graph.gets:
+        if use.origin is not None and went(use.origin.start) and not went(use.start):
+            out.patch(Patch(use.start, use.end, string_opcode(use, graph.protocol, graph.data[use.origin.start])))
 
 
 def _unmovable(reason: str, path: str, persid: PersId) -> Unsupported:
@@ -135,35 +156,65 @@ def _fields_pushed(graph: Graph, persid: PersId) -> list[Item]:
 
 
 def _resolve_view(
-    out: _Recoding, graph: Graph, persid: PersId, items: list[Item], itemsize: int, data: Data
+    out: _Recoding, checkpoint: Checkpoint, persid: PersId, items: list[Item], owners: Mapping[int, int], itemsize: int
 ) -> None:
     """Replace a view by the storage below it and a larger tensor offset, or by a storage of its own."""
-    view_key, first, count = persid.pid[5]
-    key = persid.pid[2]
-    after = persid.position + 1
-    owners = _offset_after(graph, after)
-    if owners is not None:
-        # The tensor's own offset is pushed right after the reference.
-        start, end, offset = owners
+    parts = parts_of(checkpoint)
+    graph = parts.graph
+    try:
+        storage = parts.storages(persid)
+        first, count = viewed(persid, storage)
+    except BadTensor as error:
+        raise _unmovable(str(error), checkpoint.path, persid) from None
+    data = storage.data
+    key, view_key = persid.pid[2], str(persid.pid[5][0])
+    assert isinstance(data, ByteRange) and isinstance(key, Text)
+    tensors = owners.get(id(persid), 0)
+    if tensors > 1:
+        raise _unmovable("a storage view that several tensors fetch from the memo", checkpoint.path, persid)
+    if tensors:
+        # In a rebuild call the tensor's own offset is pushed right after the reference.
+        start, end, offset = _int_at(graph, persid.position + 1)
         out.patch(Patch(start, end, int_opcode(offset + first)))
         out.storages.setdefault(str(key), (data, None, itemsize))
         return
-    new_key = f"{view_key}"
-    part = data.sub(first * itemsize, count * itemsize) if hasattr(data, "sub") else data
-    assert isinstance(key, Text)
-    out.patch(Patch(items[2].start, items[2].end, string_opcode(new_key, graph.protocol, graph.data[key.start])))
+    part = data.sub(first * itemsize, count * itemsize)
+    out.patch(Patch(items[2].start, items[2].end, string_opcode(view_key, graph.protocol, graph.data[key.start])))
     out.patch(Patch(items[4].start, items[4].end, int_opcode(count)))
-    out.storages.setdefault(new_key, (part, None, itemsize))
+    out.storages.setdefault(view_key, (part, None, itemsize))
     message = f"the storage view {view_key!r} is stored apart from the storage {str(key)!r} that it viewed"
-    out.findings.append(Finding("tie-lost", "warning", new_key, message))
+    out.findings.append(Finding("tie-lost", "warning", view_key, message))
 
 
-def _offset_after(graph: Graph, position: int) -> tuple[int, int, int] | None:
-    """(start, end, value) of the int pushed at `position`, where a rebuild call has the tensor's offset."""
+def _owners(checkpoint: Checkpoint) -> dict[int, int]:
+    """id of a storage reference -> how many rebuild calls have it as their first argument."""
+    found: dict[int, int] = {}
+    seen: set[int] = set()
+    stack = [node for _, _, node in parts_of(checkpoint).found.tensors]
+    while stack:
+        node = stack.pop()
+        if type(node) not in (Call, tuple) or id(node) in seen:
+            continue
+        seen.add(id(node))
+        if type(node) is tuple:
+            stack += node
+        elif type(node.args) is tuple and node.args:
+            if type(node.args[0]) is PersId:
+                found[id(node.args[0])] = found.get(id(node.args[0]), 0) + 1
+            stack += node.args
+    return found
+
+
+def _int_at(graph: Graph, position: int) -> tuple[int, int, int]:
+    """(start, end, value) of the int that is pushed at `position`.
+
+    Raises:
+        Unsupported: something else is pushed there.
+    """
     opcode = next(op.walk(graph.data, position, graph.end))
     raw = graph.data[opcode.arg : opcode.end]
     if opcode.code in (op.BININT, op.BININT1, op.BININT2):
         return opcode.start, opcode.end, int.from_bytes(raw, "little", signed=opcode.code == op.BININT)
     if opcode.code == op.LONG1:
         return opcode.start, opcode.end, int.from_bytes(raw[1:], "little", signed=True)
-    return None
+    raise Unsupported("a tensor whose offset is not written out", where="pickle", offset=position)

@@ -64,8 +64,25 @@ def tensor_entry(node: Call, key: str, at: str, storage_of: StorageOf) -> Tensor
 def storage_entry(node: PersId, key: str, at: str, storage_of: StorageOf) -> TensorEntry:
     """A storage that stands by itself in the checkpoint, as the flat tensor over all of it."""
     storage = storage_of(node)
-    count = storage.nbytes // dtypes.by_name(storage.dtype).itemsize
-    return TensorEntry(key, at, storage, storage.dtype, (count,), (1,), detail="storage")
+    first, count = viewed(node, storage)
+    return TensorEntry(key, at, storage, storage.dtype, (count,), (1,), first, detail="storage")
+
+
+def viewed(persid: PersId, storage: Storage) -> tuple[int, int]:
+    """(first element, elements) of the part of `storage` that a reference means: all, or a legacy view.
+
+    Raises:
+        BadTensor: a view that does not lie in the storage.
+    """
+    elements = storage.nbytes // dtypes.by_name(storage.dtype).itemsize
+    view = persid.pid[5] if len(persid.pid) > 5 else None
+    if view is None:
+        return 0, elements
+    if type(view) is tuple and len(view) == 3 and isinstance(view[0], str):
+        _, first, count = view
+        if type(first) is int and type(count) is int and 0 <= first <= first + count <= elements:
+            return first, count
+    raise BadTensor("a storage view that does not lie in its storage")
 
 
 def storage_dtype(node: Any) -> str:
@@ -106,9 +123,11 @@ def _dense(
     if type(persid) is not PersId:
         raise BadTensor("a tensor without a storage")
     storage = storage_of(persid)
-    shape, stride = sizes(shape), sizes(stride)
-    if len(shape) != len(stride) or type(offset) is not int or offset < 0:
-        raise BadTensor(f"shape {shape} with stride {stride} at {offset!r}")
+    shape, stride = _matching(shape, stride)
+    if type(offset) is not int or offset < 0:
+        raise BadTensor("an offset that is no count")
+    if len(persid.pid) > 5:
+        offset += viewed(persid, storage)[0]
     entry = TensorEntry(key, at, storage, dtype or storage.dtype, shape, stride, offset, bool(requires_grad))
     row = dtypes.find(entry.dtype)
     if row is None:
@@ -190,16 +209,23 @@ def _sparse(args: Args, key: str, at: str, storage_of: StorageOf) -> TensorEntry
 
 def _meta(args: Args, key: str, at: str, storage_of: StorageOf) -> TensorEntry:
     dtype, shape, stride, requires_grad = args[:4]
-    return TensorEntry(
-        key, at, None, dtype_name(dtype), sizes(shape), sizes(stride), requires_grad=bool(requires_grad), kind="meta"
-    )
+    shape, stride = _matching(shape, stride)
+    return TensorEntry(key, at, None, dtype_name(dtype), shape, stride, 0, bool(requires_grad), kind="meta")
+
+
+def _matching(shape: Any, stride: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    shape, stride = sizes(shape), sizes(stride)
+    if len(shape) != len(stride):
+        raise BadTensor(f"shape {shape} with stride {stride}")
+    return shape, stride
 
 
 def _wrapper(args: Args, key: str, at: str, storage_of: StorageOf) -> TensorEntry:
     cls, dtype, shape, stride, offset, _, _, requires_grad = args[:8]
     name = cls.full if type(cls) is Global else "tensor subclass"
+    shape, stride = _matching(shape, stride)
     return TensorEntry(
-        *(key, at, None, dtype_name(dtype), sizes(shape), sizes(stride), int(offset), bool(requires_grad)),
+        *(key, at, None, dtype_name(dtype), shape, stride, int(offset), bool(requires_grad)),
         kind="wrapper",
         detail=name,
     )
@@ -215,6 +241,26 @@ def _from_type(args: Args, key: str, at: str, storage_of: StorageOf) -> TensorEn
         parameter = cls.full == "torch.nn.parameter.Parameter"
         entry = replace(entry, parameter=entry.parameter or parameter, detail=entry.detail or cls.full)
     return entry
+
+
+_STATE_AT = {
+    ("torch._tensor", "_rebuild_from_type_v2"): 3,
+    ("torch._utils", "_rebuild_parameter_with_state"): 3,
+}
+
+
+def tensor_state(node: Any) -> list[tuple[Any, Any]] | None:
+    """The (name, value) attributes that a tensor carries, without those that are its parts; None if it has none."""
+    if type(node) is not Call or type(node.func) is not Global or type(node.args) is not tuple:
+        return None
+    place = _STATE_AT.get((node.func.module, node.func.name))
+    if place is None or len(node.args) <= place:
+        return None
+    found = attributes(node.args[place])
+    inner = node.args[0]
+    if type(inner) is Global and inner.name == "_rebuild_wrapper_subclass":
+        found = [(name, value) for name, value in found if not is_tensor(value)]
+    return found or None
 
 
 def _parts_of_state(state: Any, key: str, at: str, storage_of: StorageOf) -> list[TensorEntry]:

@@ -16,6 +16,7 @@ caffe2/serialize/inline_container.cc.
 from __future__ import annotations
 
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -35,16 +36,23 @@ TITLE = "PyTorch zip"
 SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".pth.tar")
 MAX_PICKLE = 1 << 30
 MAX_VERSION = 10
+MAX_RATIO = 100
+"""Deflate shrinks the pickle of a large model some 10 to 20 times; a bomb, a thousand times."""
 
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """The container of a zip checkpoint: its directory, its root folder, its pickle record."""
+    """The container of a zip checkpoint: its directory, its root folder, its pickle record.
+
+    `ambiguous` are names that several records have, if only in another case: torch looks names up without
+    regard to case, others do not, and which of two equal ones counts depends on the reader.
+    """
 
     directory: Directory
     root: str
     pickle: Record
     pickle_ok: bool
+    ambiguous: frozenset[str]
 
 
 def score(path: str, head: bytes, size: int) -> int:
@@ -95,7 +103,6 @@ def read(path: str) -> Checkpoint:
 
 def _open(reader: Reader, path: str, directory: Directory, findings: list[Finding]) -> tuple[Archive, bytes]:
     """The archive and the bytes of its pickle."""
-    # torch takes the first of several records of one name, and so do we.
     pickles = [record for record in directory.records if record.name.endswith("/data.pkl")]
     roots = {record.name.partition("/")[0] for record in pickles if record.name.count("/") == 1}
     scripted = any(record.name.endswith(("/constants.pkl", "/archive_format")) for record in directory.records)
@@ -105,12 +112,28 @@ def _open(reader: Reader, path: str, directory: Directory, findings: list[Findin
     record = next(record for record in pickles if record.name == f"{root}/data.pkl")
     if record.size > MAX_PICKLE:
         raise Unsupported(f"a pickle of {record.size} bytes", path=path, where=record.name)
+    if record.size > max(MAX_RATIO * record.stored, 1 << 20):
+        message = f"{record.stored} bytes that are said to unfold to {record.size}, more than any checkpoint's pickle"
+        raise Unsupported(message, path=path, where=record.name, offset=record.header)
     data = b"".join(read_chunks(record_data(reader, path, record)))
     intact = record.crc32 in (0, zlib.crc32(data))
     if not intact:
         message = "the bytes do not match their CRC-32: the file is damaged"
         findings.append(Finding("bad-crc", "error", record.name, message, record.header))
-    return Archive(directory, root, record, intact), data
+    ambiguous = _ambiguous(directory)
+    if record.name in ambiguous:
+        raise BadDirectory("several records have the name of the pickle", path=path, where=record.name)
+    for name in sorted(ambiguous):
+        findings.append(Finding("duplicate-record", "error", name, "several records have this name"))
+    return Archive(directory, root, record, intact, ambiguous), data
+
+
+def _ambiguous(directory: Directory) -> frozenset[str]:
+    names = [record.name for record in directory.records]
+    if len({name.lower() for name in names}) == len(names):
+        return frozenset()
+    counts = Counter(name.lower() for name in names)
+    return frozenset(name for name in names if counts[name.lower()] > 1)
 
 
 def _small_record(reader: Reader, directory: Directory, name: str) -> str:
@@ -128,11 +151,14 @@ class _Places:
         self._path = path
         self._prefix = f"{archive.root}/data/"
         self._records: dict[str, Record] = {}
-        for record in reversed(archive.directory.records):
+        for record in archive.directory.records:
             if record.name.startswith(self._prefix):
-                self._records[record.name[len(self._prefix) :]] = record
+                self._records.setdefault(record.name[len(self._prefix) :], record)
         self._data: dict[str, Data] | None = None
-        self._wrong: dict[str, str] = {}
+        self._wrong = {
+            name[len(self._prefix) :]: "several records have this name, and readers disagree which one counts"
+            for name in archive.ambiguous
+        }
 
     def __call__(self, key: str) -> tuple[Data | None, int, int | None]:
         if self._data is None:

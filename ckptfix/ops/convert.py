@@ -90,6 +90,8 @@ def convert(
         raise Refused("--at picks a state dict for safetensors; a torch file keeps the whole object")
     if checkpoint.format == "safetensors":
         return _from_safetensors(checkpoint, dest, target)
+    _ = checkpoint.entries
+    refuse_damaged(checkpoint)
     plan = (torch_recode.to_zip if target == "zip" else torch_recode.to_legacy)(checkpoint, dest)
     return Conversion(plan, target, None, len(checkpoint.entries))
 
@@ -114,7 +116,7 @@ def _to_safetensors(checkpoint: Checkpoint, dest: str, at: str | None, drop_unsu
             where=chosen.at or None,
             hint="--drop-unsupported leaves them out, and names them",
         )
-    _refuse_damaged(checkpoint)
+    refuse_damaged(checkpoint)
     kept, metadata, findings = safetensors.share_plan(fits)
     plan = safetensors.plan_write(_little(checkpoint, kept), dest, metadata={"format": "pt", **metadata})
     left = _left_behind(checkpoint, chosen)
@@ -127,9 +129,16 @@ def _to_safetensors(checkpoint: Checkpoint, dest: str, at: str | None, drop_unsu
     return Conversion(plan, "safetensors", chosen.at, len(fits), (*left, *lost), lost, ties)
 
 
-def _refuse_damaged(checkpoint: Checkpoint) -> None:
-    """Tensors that were listed as broken would be missing from the output, or stand there as something else."""
-    broken = [row for row in checkpoint.findings if row.id in ("bad-tensor", "truncated", "unknown-dtype")]
+BROKEN = frozenset({"bad-tensor", "truncated", "unknown-dtype", "too-deep", "duplicate-record"})
+
+
+def refuse_damaged(checkpoint: Checkpoint) -> None:
+    """Tensors that were listed as broken would be missing from the output, or stand there as something else.
+
+    Raises:
+        WouldLoseData: a finding says that a tensor cannot be read as its writer meant it.
+    """
+    broken = [row for row in checkpoint.findings if row.id in BROKEN]
     if broken:
         message = f"{broken[0].message} ({len(broken)} such)" if len(broken) > 1 else broken[0].message
         raise WouldLoseData(message, path=checkpoint.path, where=broken[0].where or None, offset=broken[0].offset)
@@ -207,7 +216,7 @@ def _without_state_dict(checkpoint: Checkpoint) -> str:
 
 def _from_safetensors(checkpoint: Checkpoint, dest: str, target: str) -> Conversion:
     entries = safetensors.restore_ties(checkpoint.entries, checkpoint.metadata)
-    _refuse_damaged(checkpoint)
+    refuse_damaged(checkpoint)
     plan = FORMATS[target].plan_write(entries, dest)
     names = {entry.key for entry in entries}
     left = [key for key in checkpoint.metadata if key not in names and key not in {"format", *safetensors.TIE_KEYS}]

@@ -46,7 +46,7 @@ def device(text: str) -> str:
         kind, index = re.fullmatch(r"([^:\d]*):?(\d*).*", name.lower(), re.DOTALL).groups()  # type: ignore[union-attr]
         near = [ALIASES[kind]] if kind in ALIASES else difflib.get_close_matches(kind, DEVICES, 1)
         meant = f"{near[0]}:{index}" if near and index else "".join(near)
-        hint = f"did you mean {meant}?" if near else "devices are cpu, cuda:N, mps, xpu:N, ..."
+        hint = "devices are cpu, cuda:N, mps, xpu:N, ..." if meant in ("", name) else f"did you mean {meant}?"
         raise Refused(f"no such device: {text!r}", hint=hint)
     # torch tags CPU storages 'cpu' and knows no 'cpu:0' (torch/serialization.py, _cpu_deserialize).
     return "cpu" if match[1] == "cpu" else name

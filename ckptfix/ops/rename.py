@@ -256,16 +256,31 @@ def _renames(
             modules = _module_names(metadata[site.at], names, rule)
             references += len(modules)
             edits.append(Rename(site.at, "metadata", modules))
+    others = _names_elsewhere(checkpoint, at)
+    left = 0
     for site in checkpoint.sites:
         if site.kind in ("param_names", "optimizer_state"):
-            names = {name: union[name] for name in site.names if name in union}
+            left += sum(name in union and name in others for name in site.names)
+            names = {name: union[name] for name in site.names if name in union and name not in others}
             if not union and at is None and (result := site_rule(site)):
                 names = result[0]
             _refuse_conflict(checkpoint, site, names)
             references += len(names)
             if names:
                 edits.append(Rename(site.at, site.kind, names))
+    findings = list(findings)
+    if left:
+        message = f"left {left} names of an optimizer, which another state dict has too"
+        findings.append(Finding("optimizer-names-left", "info", "", message))
     return Renames(tuple(edits), tuple(changes), references, tuple(findings))
+
+
+def _names_elsewhere(checkpoint: Checkpoint, at: str | None) -> set[str]:
+    """Names of the state dicts that `at` leaves alone: an optimizer's may be theirs."""
+    if at is None:
+        return set()
+    sites = [site for site in checkpoint.sites if site.kind == "state_dict" and site.at != at.strip("/")]
+    return {name for site in sites for name in site.names}
 
 
 def _module_names(site: NameSite, names: Names, rule: Rule) -> Names:

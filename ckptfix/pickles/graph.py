@@ -160,6 +160,9 @@ def pairs(node: Any) -> list[tuple[Any, Any]] | None:
         if not found and node.args and type(node.args[0]) is list:
             # Python 2 pickled an OrderedDict as OrderedDict([[key, value], ...]).
             found = [tuple(pair) for pair in node.args[0] if type(pair) in (list, tuple) and len(pair) == 2]
+        elif not found and node.args and type(node.args[0]) is Dict:
+            # A Counter is pickled as Counter({...}).
+            found = node.args[0].items
     else:
         return None
     if len({_identity(key) for key, _ in found}) == len(found):
@@ -225,7 +228,10 @@ def children(node: Any) -> Iterator[tuple[str, Any]]:
         if mapping is not None:
             for key, value in mapping:
                 yield label(key), value
-        elif node.args:
+            if any(key != "_metadata" for key, _ in attributes(node.state)):
+                yield "()state", node.state
+            return
+        if node.args:
             yield "()", node.args
         if node.elements is not None:
             for index, value in enumerate(node.elements):
@@ -239,4 +245,12 @@ def children(node: Any) -> Iterator[tuple[str, Any]]:
 
 def label(key: Any) -> str:
     """A mapping key as an address part."""
-    return str(key) if isinstance(key, (str, int, float, bytes)) or key is None else f"<{type(key).__name__}>"
+    if isinstance(key, int) and key.bit_length() > 4096:
+        return hex(key)
+    if type(key) is tuple and len(key) <= 8 and all(_is_plain(part) for part in key):
+        return f"({', '.join(map(label, key))})"
+    return str(key) if _is_plain(key) else f"<{type(key).__name__}>"
+
+
+def _is_plain(key: Any) -> bool:
+    return isinstance(key, (str, int, float, bytes)) or key is None

@@ -28,6 +28,9 @@ class Limits:
 
 DEFAULT = Limits()
 
+MAX_MARKS = 100_000
+"""Open marks; CPython's own pickler stops at a depth of about a thousand."""
+
 
 def parse(
     data: bytes,
@@ -157,6 +160,8 @@ class _Machine(RareOpcodes):
                     stack.append(use)
                     pos = end
                 elif code == 0x28:  # MARK
+                    if len(marks) > MAX_MARKS:
+                        raise BadPickle(f"more than {MAX_MARKS} open marks: nothing is nested so deeply")
                     marks.append(stack)
                     stack = []
                     pos += 1

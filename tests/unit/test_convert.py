@@ -212,3 +212,39 @@ def test_a_file_made_from_safetensors_is_what_torch_would_save(tmp_path: Path) -
         assert (one.name, one.shape, one.stride, one.dtype) == (other.name, other.shape, other.stride, other.dtype)
         assert one.data.offset % 64 == 0
         assert read_exact(one.data) == read_exact(other.data)
+
+
+def view_file(path: Path, *extra: builders.Op) -> Path:
+    """A legacy file as torch 0.4 wrote storage views: 8 floats, a tensor on a view of the last 4, its storage."""
+    tensor = builders.Tensor("7", (2,), 8, legacy=True, view=("9", 4, 4), offset=1)
+    whole = builders.Tensor("7", (8,), 8, legacy=True)
+    ops = builders.state_dict_ops({"a.part": tensor, "a.whole": whole})
+    pickle = builders.assemble(("PROTO", 2), "EMPTY_LIST", "MARK", *ops, *extra, "APPENDS", "STOP")
+    data = torch.arange(8.0).numpy().tobytes()
+    path.write_bytes(builders.legacy(pickle, [("7", 8, data)]))
+    return path
+
+
+def test_storage_views_of_old_files(tmp_path: Path) -> None:
+    source = view_file(tmp_path / "a.pth")
+    expected = torch.load(source, weights_only=True)[0]
+    assert expected["a.part"].tolist() == [5, 6]
+    loaded = ckptfix.load_state_dict(source)
+    assert {name: value.tolist() for name, value in loaded.items()} == {"a.part": [5, 6], "a.whole": list(range(8))}
+    ckptfix.convert(source, tmp_path / "b.pth", to="zip")
+    converted = torch.load(tmp_path / "b.pth", weights_only=True)[0]
+    assert converted["a.part"].tolist() == [5, 6]
+    assert converted["a.part"].untyped_storage().data_ptr() == converted["a.whole"].untyped_storage().data_ptr()
+    ckptfix.convert(source, tmp_path / "c.safetensors")
+    assert safetensors.torch.load_file(tmp_path / "c.safetensors")["a.part"].tolist() == [5, 6]
+
+
+def test_an_int_after_a_storage_view_is_not_taken_for_an_offset(tmp_path: Path) -> None:
+    pid = [*builders.push("storage"), ("GLOBAL", "torch", "FloatStorage"), *builders.push("7"), *builders.push("cpu")]
+    storage = ["MARK", *pid, *builders.push(8), *builders.push(("9", 4, 4)), "TUPLE", "BINPERSID"]
+    source = view_file(tmp_path / "a.pth", *storage, *builders.push(5))
+    result = ckptfix.convert(source, tmp_path / "b.pth", to="zip")
+    loaded = torch.load(tmp_path / "b.pth", weights_only=True)
+    assert loaded[2] == 5
+    assert list(loaded[1]) == [4, 5, 6, 7]
+    assert [finding.id for finding in result.findings] == ["tie-lost"]
