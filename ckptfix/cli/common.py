@@ -10,6 +10,7 @@ import click
 
 from ckptfix.cli.console import Console, pass_console
 from ckptfix.cli.tables import plural, size
+from ckptfix.errors import printable
 
 if TYPE_CHECKING:
     from ckptfix.checkpoint import Finding, OutputFile, Plan
@@ -144,7 +145,6 @@ def show(console: Console, result: Written) -> int:
 def plan_lines(file: OutputFile) -> list[str]:
     """What would be written to `file`, and where its bytes would come from."""
     from ckptfix.checkpoint import ByteRange
-    from ckptfix.errors import printable
 
     new = [segment for segment in file.segments if isinstance(segment, bytes)]
     lines = [f"would write {printable(file.path)}: {size(file.nbytes)}"]

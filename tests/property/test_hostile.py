@@ -25,15 +25,6 @@ TESTS = Path(__file__).parents[1]
 SAMPLES = list(gadgets())
 
 
-KNOWN = {
-    "zip-deep-calls": "the address of each call holds those of all above it: depth squared in memory",
-    "legacy-deep-calls": "the same",
-    "archive-deflate-bomb": "64 KB deflated hold 64 MiB of MARK opcodes, each of which costs 64 bytes",
-    "old-view-negative": "convert of a storage view with a negative offset raises ValueError",
-}
-"""Samples that do not get what they must, and why."""
-
-
 def run(folder: Path, samples: dict[str, bytes]) -> dict[str, dict[str, Any]]:
     """name -> what happened, with the row ``"control"``, in a process of its own."""
     for index, data in enumerate(samples.values()):
@@ -62,15 +53,7 @@ def samples() -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory, samples: dict[str, bytes]) -> dict[str, dict[str, Any]]:
-    return run(tmp_path_factory.mktemp("hostile"), {key: data for key, data in samples.items() if key not in KNOWN})
-
-
-@pytest.mark.parametrize("name", [
-    pytest.param(name, marks=pytest.mark.xfail(strict=True, reason=reason)) for name, reason in KNOWN.items()
-])  # fmt: skip
-def test_known(name: str, samples: dict[str, bytes], tmp_path: Path) -> None:
-    row = run(tmp_path, {name: samples[name]})[name]
-    assert not row["failure"] and not row["events"] and row["seconds"] <= SECONDS and row["grown"] <= MEMORY
+    return run(tmp_path_factory.mktemp("hostile"), samples)
 
 
 def test_the_hook_sees_an_import(outcomes: dict[str, dict[str, Any]]) -> None:
@@ -117,10 +100,7 @@ def test_a_gadget_is_named_and_not_run(name: str, function: str, pickle: bytes, 
     assert [entry.key for entry in ckptfix.open_checkpoint(path).entries] == ["module.w"]
 
 
-BREAKING = (
-    "payload-then-broken", "frame-straddle", "ext1", "next-buffer", "unknown-opcode-ff",
-    pytest.param("setitem-on-tensor", marks=pytest.mark.xfail(strict=True, reason="it is read as if it did nothing")),
-)  # fmt: skip
+BREAKING = ("payload-then-broken", "frame-straddle", "ext1", "next-buffer", "unknown-opcode-ff", "setitem-on-tensor")
 
 
 @pytest.mark.parametrize("name", BREAKING)
