@@ -41,7 +41,8 @@ def to_legacy(checkpoint: Checkpoint, dest: str) -> Plan:
     """
     parts = parts_of(checkpoint)
     torch_legacy.refuse_untyped(checkpoint.entries, checkpoint.path)
-    if any(getattr(persid.pid[1], "name", "") == "UntypedStorage" for persid in parts.graph.persids if persid.pid):
+    pids = (persid.pid for persid in parts.graph.persids)
+    if any(type(pid) is tuple and len(pid) > 1 and getattr(pid[1], "name", "") == "UntypedStorage" for pid in pids):
         raise torch_legacy.untyped_refusal(checkpoint.path, "an untyped storage")
     units = element_sizes(checkpoint) if checkpoint.byteorder == "big" else {}
     out = _Recoding()
