@@ -61,9 +61,6 @@ def test_the_hook_sees_an_import(outcomes: dict[str, dict[str, Any]]) -> None:
     assert any("colorsys" in event for event in control["events"]) and not control["torch"]
 
 
-"""convert to legacy takes the second item of a persistent id that has none."""
-
-
 def test_only_our_errors_come_out(outcomes: dict[str, dict[str, Any]]) -> None:
     failures = {name: row["failure"] for name, row in outcomes.items() if row.get("failure")}
     assert not failures, "\n".join(f"{name}: {text}" for name, text in failures.items())

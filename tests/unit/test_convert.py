@@ -248,3 +248,63 @@ def test_an_int_after_a_storage_view_is_not_taken_for_an_offset(tmp_path: Path) 
     assert loaded[2] == 5
     assert list(loaded[1]) == [4, 5, 6, 7]
     assert [finding.id for finding in result.findings] == ["tie-lost"]
+
+
+class _Block(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = torch.nn.Linear(2, 2)
+        self.conv = torch.nn.Conv1d(1, 1, 1)
+        self.act = torch.nn.ReLU()
+
+
+def test_a_whole_module_of_a_legacy_file(tmp_path: Path) -> None:
+    """Its classes come with their source, whose strings later classes share through the memo."""
+    module = _Block()
+    source = save(tmp_path / "a.pth", module, _use_new_zipfile_serialization=False)
+    result = ckptfix.convert(source, tmp_path / "b.pth", to="zip")
+    loaded = torch.load(tmp_path / "b.pth", weights_only=False)
+    assert_same(dict(loaded.state_dict()), dict(module.state_dict()))
+    assert any(finding.id == "left-behind" and "Linear" in finding.where for finding in result.findings)
+
+
+def test_a_class_with_its_source_under_a_numbered_memo_is_refused(tmp_path: Path) -> None:
+    value = {"model": model(), "cls": _Block, "ema": {"a.w": torch.ones(2)}}
+    del value["model"]["fp8"]
+    source = save(tmp_path / "a.pth", value, _use_new_zipfile_serialization=False, pickle_protocol=4)
+    with pytest.raises(Unsupported, match="protocol 4"):
+        ckptfix.convert(source, tmp_path / "b.pth", to="zip")
+    assert not (tmp_path / "b.pth").exists()
+
+
+@pytest.mark.parametrize("other", ["z/data/0", "z/DATA/0"])
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_records_that_readers_disagree_about(tmp_path: Path, other: str) -> None:
+    import zipfile
+
+    source = save(tmp_path / "z.pth", {"fc.weight": torch.arange(100.0), "fc.bias": torch.ones(2)})
+    double = tmp_path / "double.pth"
+    with zipfile.ZipFile(source) as old, zipfile.ZipFile(double, "w") as new:
+        for name in old.namelist():
+            new.writestr(name, old.read(name))
+        new.writestr(other, b"\1" * 400)
+    assert "duplicate-record" in {finding.id for finding in ckptfix.inspect(double).findings}
+    assert not ckptfix.diff(source, double).same
+    with pytest.raises(WouldLoseData, match="several records"):
+        ckptfix.load_state_dict(double)
+    with pytest.raises(WouldLoseData, match="several records"):
+        ckptfix.convert(double, tmp_path / "b.safetensors")
+
+
+def test_attributes_of_tensors_are_seen(tmp_path: Path) -> None:
+    for name, value in (("a", 1.0), ("b", 2.0)):
+        tensor: Any = torch.zeros(2)
+        tensor.scale = torch.full((2,), value)
+        parameter: Any = torch.nn.Parameter(torch.zeros(3))
+        parameter.quant = {"absmax": torch.full((1,), value), "blocksize": 64}
+        save(tmp_path / f"{name}.pth", OrderedDict({"fc.weight": tensor, "fc.p": parameter}))
+    names = {entry.name for entry in ckptfix.open_checkpoint(tmp_path / "a.pth").entries}
+    assert names == {"fc.weight", "fc.weight/scale", "fc.p", "fc.p/quant/absmax"}
+    assert not ckptfix.diff(tmp_path / "a.pth", tmp_path / "b.pth").same
+    result = ckptfix.convert(tmp_path / "a.pth", tmp_path / "c.safetensors", at="")
+    assert {"fc.weight", "fc.p"} <= {address.partition("/")[0] for address in result.left}

@@ -192,3 +192,8 @@ def test_several_elements_in_a_byte(tmp_path: Path, dtype: torch.dtype) -> None:
     loaded = ckptfix.load_state_dict(source)["a.w"]
     expected = torch.load(source, weights_only=True)["a.w"]
     assert torch.equal(loaded.dequantize(), expected.dequantize())
+
+
+def test_two_keys_of_one_text_stay_two(tmp_path: Path) -> None:
+    source = save(tmp_path / "a.pth", OrderedDict({"1": torch.ones(1), "x.w": torch.ones(1), 1: torch.zeros(1)}))
+    assert len(ckptfix.load_state_dict(source)) == 3

@@ -238,3 +238,25 @@ def test_a_source_that_changes_between_reading_and_writing(
     with pytest.raises(DamagedFile, match="changed while it was read"):
         ckptfix.strip_module(source, out)
     assert not out.exists()
+
+
+def test_mappings_whose_addresses_read_alike_are_kept_apart(tmp_path: Path, out: Path) -> None:
+    nets = {("net", 0): weights("module.fc.w", "module.fc.b"), ("net", 1): weights("module.fc.w", "fc.w")}
+    for value in (nets, {1: nets["net", 0], "1": nets["net", 1]}, {"a/b": nets["net", 0], "a": {"b": nets["net", 1]}}):
+        source = save(tmp_path / "a.pth", value)
+        result = ckptfix.unwrap(source, out, force=True)
+        assert len(result.changes) == 2
+        loaded = load(out)
+        first, second = [*loaded.values()]
+        assert list(first) == ["fc.w", "fc.b"]
+        second = second["b"] if "b" in second else second
+        assert list(second) == ["module.fc.w", "fc.w"]
+
+
+def test_at_leaves_an_optimizer_that_may_be_anothers(tmp_path: Path, out: Path) -> None:
+    optimizer = {"state": {}, "param_groups": [{"params": [0], "param_names": ["module.a.w"]}]}
+    value = {"g": weights("module.a.w"), "d": weights("module.a.w"), "optimizer": optimizer}
+    source = save(tmp_path / "a.pth", value)
+    result = ckptfix.strip_module(source, out, at="g")
+    assert load(out)["optimizer"]["param_groups"][0]["param_names"] == ["module.a.w"]
+    assert [finding.id for finding in result.findings] == ["optimizer-names-left"]
