@@ -269,8 +269,9 @@ def test_a_whole_module_of_a_legacy_file(tmp_path: Path) -> None:
 
 
 def test_a_class_with_its_source_under_a_numbered_memo_is_refused(tmp_path: Path) -> None:
-    value = {"model": model(), "cls": _Block, "ema": {"a.w": torch.ones(2)}}
-    del value["model"]["fp8"]
+    state = model()
+    del state["fp8"]
+    value = {"model": state, "cls": _Block, "ema": {"a.w": torch.ones(2)}}
     source = save(tmp_path / "a.pth", value, _use_new_zipfile_serialization=False, pickle_protocol=4)
     with pytest.raises(Unsupported, match="protocol 4"):
         ckptfix.convert(source, tmp_path / "b.pth", to="zip")

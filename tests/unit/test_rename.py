@@ -241,16 +241,19 @@ def test_a_source_that_changes_between_reading_and_writing(
 
 
 def test_mappings_whose_addresses_read_alike_are_kept_apart(tmp_path: Path, out: Path) -> None:
-    nets = {("net", 0): weights("module.fc.w", "module.fc.b"), ("net", 1): weights("module.fc.w", "fc.w")}
-    for value in (nets, {1: nets["net", 0], "1": nets["net", 1]}, {"a/b": nets["net", 0], "a": {"b": nets["net", 1]}}):
+    one, two = weights("module.fc.w", "module.fc.b"), weights("module.fc.w", "fc.w")
+    values: list[dict[Any, Any]] = [
+        {("net", 0): one, ("net", 1): two},
+        {1: one, "1": two},
+        {"a/b": one, "a": {"b": two}},
+    ]
+    for value in values:
         source = save(tmp_path / "a.pth", value)
         result = ckptfix.unwrap(source, out, force=True)
         assert len(result.changes) == 2
-        loaded = load(out)
-        first, second = [*loaded.values()]
+        first, second = load(out).values()
         assert list(first) == ["fc.w", "fc.b"]
-        second = second["b"] if "b" in second else second
-        assert list(second) == ["module.fc.w", "fc.w"]
+        assert list(second.get("b", second)) == ["module.fc.w", "fc.w"]
 
 
 def test_at_leaves_an_optimizer_that_may_be_anothers(tmp_path: Path, out: Path) -> None:
