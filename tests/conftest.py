@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,11 @@ from hypothesis import HealthCheck, settings
 ROOT = Path(__file__).parents[1]
 CORPUS = ROOT.parent / "shared" / "corpus"
 LONG = os.environ.get("CKPTFIX_LONG") == "1"
+
+# A runner may have been started with signals ignored (nohup, a shell's &), and every child would inherit that.
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    if signal.getsignal(number) == signal.SIG_IGN:
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 settings.register_profile(
     "ckptfix",
