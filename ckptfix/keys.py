@@ -6,8 +6,7 @@ does not begin with ``module``.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 Rule = Callable[[str], str]
@@ -116,17 +115,6 @@ def module_path(rule: Rule, path: str) -> str:
     of the names below it.
     """
     return rule(path + "." if path else "").removesuffix(".")
-
-
-def substitution(subs: Sequence[tuple[re.Pattern[str], str]]) -> Rule:
-    """The rule that applies regular expressions in order, each to all of its matches."""
-
-    def rule(name: str) -> str:
-        for pattern, replacement in subs:
-            name = pattern.sub(replacement, name)
-        return name
-
-    return rule
 
 
 def renamed_modules(names: Mapping[str, str]) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from ckptfix import dtypes
@@ -83,6 +83,12 @@ def parts_of(checkpoint: Checkpoint) -> Parts:
     parts = checkpoint.graph
     assert isinstance(parts, Parts)
     return parts
+
+
+def all_findings(checkpoint: Checkpoint) -> Sequence[Finding]:
+    """What reading noticed, that of building the entries included."""
+    _ = checkpoint.entries
+    return checkpoint.findings
 
 
 Place = Callable[[str], tuple[Data | None, int, int | None]]

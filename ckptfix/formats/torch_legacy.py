@@ -62,15 +62,15 @@ def read(path: str) -> Checkpoint:
     """Read names, shapes and places; see the contract in `base`."""
     findings: list[Finding] = []
     with Reader(path) as reader:
-        graphs, base = _pickles(reader, path)
+        graphs = _pickles(reader, path)
         magic, protocol, info, graph, key_graph = graphs
         if magic.root != MAGIC or protocol.root != PROTOCOL:
             raise BadPickle("the magic number or protocol is computed, not written", path=path, where="header")
         known = {str(key): value for key, value in pairs(info.root) or () if isinstance(key, str)}
         keys = [str(key) for key in key_graph.root] if type(key_graph.root) is list else []
-        storages = _storages(reader, path, graph, keys, base + key_graph.end, findings)
+        storages = _storages(reader, path, graph, keys, key_graph.end, findings)
         size = reader.size
-    layout = Layout(base + graph.start, base + graph.end, storages)
+    layout = Layout(graph.start, graph.end, storages)
     return torch_common.build(
         path,
         format=NAME,
@@ -84,8 +84,8 @@ def read(path: str) -> Checkpoint:
     )
 
 
-def _pickles(reader: Reader, path: str) -> tuple[list[Graph], int]:
-    """The five pickles, and the offset in the file to which their spans are relative (0).
+def _pickles(reader: Reader, path: str) -> list[Graph]:
+    """The five pickles; their spans are offsets in the file.
 
     The size of the object's pickle is stated nowhere: a window from the start of the file is parsed, and
     a larger one if the pickle runs out of it.
@@ -99,7 +99,7 @@ def _pickles(reader: Reader, path: str) -> tuple[list[Graph], int]:
             for _ in range(5):
                 graphs.append(parse(data, start=position, path=path, where=_PARTS[len(graphs)]))
                 position = graphs[-1].end
-            return graphs, 0
+            return graphs
         except TruncatedPickle:
             if len(data) == reader.size:
                 raise
@@ -156,9 +156,7 @@ class _Places:
 
 def check(path: str) -> Iterator[Finding]:
     """What is wrong with the file as it stands; tensor bytes are not read."""
-    checkpoint = read(path)
-    _ = checkpoint.entries
-    yield from checkpoint.findings
+    yield from torch_common.all_findings(read(path))
 
 
 def plan_edit(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan:

@@ -183,9 +183,7 @@ class _Places:
 
 def check(path: str) -> Iterator[Finding]:
     """What is wrong with the file as it stands; tensor bytes are not read."""
-    checkpoint = read(path)
-    _ = checkpoint.entries
-    yield from checkpoint.findings
+    yield from torch_common.all_findings(read(path))
 
 
 def plan_edit(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan:
