@@ -1,0 +1,114 @@
+"""Keys of one model matched to the keys of another that names them differently.
+
+`match` is the one entry: by position, or by structure. Both work on slots (name, shape, dtype), never on values, and
+both say what they could not match; neither guesses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ckptfix.ops.name_rules import NameRule
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A tensor that a model or a state dict has: a name, and what fits there.
+
+    Attributes:
+        name: its key.
+        shape: sizes in elements.
+        dtype: torch dtype name; ``""`` where it is not known.
+        tied: name of the first slot that is the same tensor (tied weights); None if there is none.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str = ""
+    tied: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """`source` goes to `target`.
+
+    Attributes:
+        confidence: 0 to 1; 1 where names are equal, or only one tensor could be meant.
+        why: what it rests on, in a few words.
+        instead: targets that would do as well; empty unless the pair is ambiguous.
+        reshape: shape that the tensor must be given; None if it fits as it is.
+    """
+
+    source: str
+    target: str
+    confidence: float = 1.0
+    why: str = ""
+    instead: tuple[str, ...] = ()
+    reshape: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A name without counterpart that a rule lets pass, such as ``num_batches_tracked``."""
+
+    name: str
+    rule: str
+
+
+@dataclass(frozen=True, slots=True)
+class Matching:
+    """What goes where.
+
+    Attributes:
+        by: ``"position"`` or ``"structure"``.
+        pairs: in the order of the source.
+        rules: renames that give exactly these pairs, in few lines.
+        left, missing: names of the source without a target, and of the target without a source.
+        skipped_source, skipped_target: those of them that a family's rule lets pass.
+        notes: what else a person should know, a sentence each.
+    """
+
+    by: str
+    pairs: tuple[Pair, ...]
+    rules: tuple[NameRule, ...]
+    left: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    skipped_source: tuple[Skipped, ...] = ()
+    skipped_target: tuple[Skipped, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> dict[str, str]:
+        """source -> target, for every pair."""
+        return {pair.source: pair.target for pair in self.pairs}
+
+    @property
+    def ambiguous(self) -> tuple[Pair, ...]:
+        return tuple(pair for pair in self.pairs if pair.instead)
+
+    @property
+    def complete(self) -> bool:
+        """Every name of both sides is paired or skipped by rule, and nothing is ambiguous."""
+        return not (self.left or self.missing or self.ambiguous)
+
+
+Matcher = Callable[..., Matching]
+
+
+def match(
+    source: Sequence[Slot], target: Sequence[Slot], *, by: str = "structure", reshape: bool = False
+) -> Matching:
+    """Match `source` to `target`, both in definition order.
+
+    Args:
+        by: ``"structure"`` (names, shapes, dtypes and neighbours), or ``"position"`` (order, with shapes checked).
+        reshape: also pair tensors of other shapes with equally many elements.
+
+    Raises:
+        Refused: by position, the two orders do not go together; the message shows where they part.
+    """
+    from ckptfix.ops import match_position, match_structure
+
+    matchers: dict[str, Matcher] = {"position": match_position.match, "structure": match_structure.match}
+    return matchers[by](source, target, reshape=reshape)

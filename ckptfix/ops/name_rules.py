@@ -1,0 +1,107 @@
+"""Rules that rename many keys at once, as a person reads and edits them.
+
+``features.{n}.conv.weight -> backbone.{n}.0.weight`` is a rule: a placeholder in braces stands for something in a
+name, and goes where the new name has it.
+
+======================  ======================================================
+``{n}`` (any letter)    a whole number
+``{n+1}``, ``{n-2}``    on the right: that number, moved
+``{*}``                 the rest of the name, at the end of both sides only
+======================  ======================================================
+
+Everything else stands for itself, and a rule speaks of the whole name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from ckptfix.errors import Refused
+
+_PLACEHOLDER = re.compile(r"\{(?:(\*)|([a-z])([+-]\d{1,9})?)\}")
+REST = "{*}"
+
+
+def is_rule(text: str) -> bool:
+    """Whether `text` has a placeholder, so that it stands for more than one name."""
+    return _PLACEHOLDER.search(text) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class NameRule:
+    """One rule: `old` and `new` as a person writes them.
+
+    Raises:
+        Refused: a placeholder stands on the right alone, twice on the left, or is moved on the left.
+    """
+
+    old: str
+    new: str
+    _pattern: re.Pattern[str] = field(init=False, repr=False, compare=False)
+    _parts: tuple[tuple[str, str, int], ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        known: set[str] = set()
+        pattern = []
+        end = 0
+        for match in _PLACEHOLDER.finditer(self.old):
+            name = match[1] or match[2]
+            if name in known or match[3]:
+                raise Refused(f"on the left of a rule each placeholder stands once, as {{n}}: {self.old!r}")
+            if match[1] and match.end() != len(self.old):
+                raise Refused(f"{REST} stands at the end of a name: {self.old!r}")
+            known.add(name)
+            pattern += [re.escape(self.old[end : match.start()]), _group(name)]
+            end = match.end()
+        pattern.append(re.escape(self.old[end:]))
+        parts: list[tuple[str, str, int]] = []
+        end = 0
+        for match in _PLACEHOLDER.finditer(self.new):
+            name = match[1] or match[2]
+            if name not in known:
+                raise Refused(f"{match[0]} of {self.new!r} is not in {self.old!r}")
+            parts.append((self.new[end : match.start()], "rest" if name == "*" else name, int(match[3] or 0)))
+            end = match.end()
+        parts.append((self.new[end:], "", 0))
+        object.__setattr__(self, "_pattern", re.compile("".join(pattern)))
+        object.__setattr__(self, "_parts", tuple(parts))
+
+    def apply(self, name: str) -> str | None:
+        """What the rule makes of `name`; None if it does not speak of it."""
+        match = self._pattern.fullmatch(name)
+        if match is None:
+            return None
+        made = []
+        for text, group, move in self._parts:
+            made.append(text)
+            if not group:
+                continue
+            value = match[group]
+            if move:
+                if int(value) + move < 0:
+                    return None
+                value = str(int(value) + move)
+            made.append(value)
+        return "".join(made)
+
+    def __str__(self) -> str:
+        return f"{self.old} -> {self.new}"
+
+
+def _group(name: str) -> str:
+    return "(?P<rest>.+)" if name == "*" else rf"(?P<{name}>\d{{1,18}})"
+
+
+def renamed(names: Iterable[str], rules: Iterable[NameRule]) -> dict[str, str]:
+    """old -> new for the names that a rule speaks of; the first rule that does counts."""
+    rules = tuple(rules)
+    found: dict[str, str] = {}
+    for name in names:
+        for rule in rules:
+            new = rule.apply(name)
+            if new is not None:
+                found[name] = new
+                break
+    return found
