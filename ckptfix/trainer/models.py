@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Generator, Tensor, nn
+from torch.nn import functional
 
 SAMPLES = 512
 CLASSES = 4
@@ -58,38 +60,142 @@ class MLP(nn.Module):
         return outputs
 
 
-class VGG(nn.Module):
-    """A narrow VGG for 3 x 16 x 16 images; its layers stand where those of the larger ones do.
+class Tutorial(nn.Module):
+    """One linear layer, ``fc``, from 5 features to 2, as in PyTorch's tutorial on DataParallel.
 
-    Args:
-        widths: channels of each convolution, ``"M"`` for a pooling, as in the published configurations.
+    https://docs.pytorch.org/tutorials/beginner/blitz/data_parallel_tutorial.html prints what its model sees from
+    within; here `ckptfix.trainer.replicas` tells that of any model.
     """
 
-    def __init__(self, widths: tuple[int | str, ...] = (8, "M", 16, "M", 32, 32, "M"), hidden: int = 64) -> None:
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(5, 2)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.fc(inputs)
+        return outputs
+
+
+Blocks = tuple[tuple[int, ...], ...]
+"""Channels of each convolution, in blocks that a pooling ends."""
+
+NARROW: Blocks = ((8,), (16,), (32, 32))
+NARROW_DEEPER: Blocks = ((8,), (16,), (32, 32, 32))
+VGG16: Blocks = ((64,) * 2, (128,) * 2, (256,) * 3, (512,) * 3, (512,) * 3)
+"""Configuration D of https://arxiv.org/abs/1409.1556; `VGG19` is its E."""
+VGG19: Blocks = ((64,) * 2, (128,) * 2, (256,) * 4, (512,) * 4, (512,) * 4)
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What follows the convolutions of a VGG: poolings to `side` x `side`, three linear layers, dropout between."""
+
+    side: int
+    hidden: int
+    classes: int
+    dropout: float
+
+
+SMALL_HEAD = Head(side=2, hidden=64, classes=CLASSES, dropout=0.1)
+PUBLISHED_HEAD = Head(side=7, hidden=4096, classes=1000, dropout=0.5)
+"""Of the same paper: 224 x 224 images leave the last pooling as 7 x 7; 1000 classes of ImageNet."""
+
+
+def convolution(channels: int, width: int) -> nn.Conv2d:
+    """3 x 3, and begun so that sixteen of them on top of one another still let a signal through."""
+    made = nn.Conv2d(channels, width, 3, padding=1)
+    nn.init.kaiming_normal_(made.weight, mode="fan_out", nonlinearity="relu")
+    nn.init.zeros_(cast(Tensor, made.bias))
+    return made
+
+
+class VGG(nn.Module):
+    """A VGG with the keys that torchvision gives it: ``features.N`` and ``classifier.N``.
+
+    Images are [N, 3, H, W], with sides of at least 2 for each block: 8 for the narrow ones, 32 for the published.
+    """
+
+    def __init__(self, blocks: Blocks = NARROW, head: Head = SMALL_HEAD) -> None:
         super().__init__()
         layers: list[nn.Module] = []
         channels = 3
-        for width in widths:
-            if isinstance(width, str):
-                layers.append(nn.MaxPool2d(2))
-                continue
-            layers += [nn.Conv2d(channels, width, 3, padding=1), nn.ReLU()]
-            channels = width
+        for block in blocks:
+            for width in block:
+                layers += [convolution(channels, width), nn.ReLU()]
+                channels = width
+            layers.append(nn.MaxPool2d(2))
         self.features = nn.Sequential(*layers)
-        self.avgpool = nn.AdaptiveAvgPool2d(2)
+        self.avgpool = nn.AdaptiveAvgPool2d(head.side)
         self.classifier = nn.Sequential(
-            nn.Linear(channels * 4, hidden),
+            nn.Linear(channels * head.side**2, head.hidden),
             nn.ReLU(),
-            nn.Dropout(0.1),
-            nn.Linear(hidden, hidden),
+            nn.Dropout(head.dropout),
+            nn.Linear(head.hidden, head.hidden),
             nn.ReLU(),
-            nn.Dropout(0.1),
-            nn.Linear(hidden, CLASSES),
+            nn.Dropout(head.dropout),
+            nn.Linear(head.hidden, head.classes),
         )
 
     def forward(self, images: Tensor) -> Tensor:
         outputs: Tensor = self.classifier(self.avgpool(self.features(images)).flatten(1))
         return outputs
+
+
+class NamedVGG(nn.Module):
+    """The same layers in the same order as `VGG`, under the names of the paper's authors: conv1_1 to fc8.
+
+    It computes the same, so that parameters given to it by position must give the same outputs.
+    """
+
+    def __init__(self, blocks: Blocks = NARROW, head: Head = SMALL_HEAD) -> None:
+        super().__init__()
+        self.blocks = blocks
+        self.head = head
+        channels = 3
+        for name, width in self.convolutions():
+            self.add_module(name, convolution(channels, width))
+            channels = width
+        self.fc6 = nn.Linear(channels * head.side**2, head.hidden)
+        self.fc7 = nn.Linear(head.hidden, head.hidden)
+        self.fc8 = nn.Linear(head.hidden, head.classes)
+
+    def convolutions(self) -> Iterator[tuple[str, int]]:
+        """The name and the channels of each: ``conv3_2`` is the second of the third block."""
+        for number, block in enumerate(self.blocks, 1):
+            for place, width in enumerate(block, 1):
+                yield f"conv{number}_{place}", width
+
+    def forward(self, images: Tensor) -> Tensor:
+        features = images
+        for number, block in enumerate(self.blocks, 1):
+            for place in range(1, len(block) + 1):
+                features = functional.relu(self.get_submodule(f"conv{number}_{place}")(features))
+            features = functional.max_pool2d(features, 2)
+        hidden = functional.adaptive_avg_pool2d(features, self.head.side).flatten(1)
+        for layer in (self.fc6, self.fc7):
+            hidden = functional.dropout(functional.relu(layer(hidden)), self.head.dropout, self.training)
+        outputs: Tensor = self.fc8(hidden)
+        return outputs
+
+
+def deeper_vgg() -> VGG:
+    """The narrow `VGG` with one convolution more."""
+    return VGG(NARROW_DEEPER)
+
+
+def vgg16() -> VGG:
+    """The published 16-layer VGG: 138,357,544 parameters, 528 MiB."""
+    return VGG(VGG16, PUBLISHED_HEAD)
+
+
+def vgg19() -> VGG:
+    """The published 19-layer VGG: 143,667,240 parameters, 548 MiB."""
+    return VGG(VGG19, PUBLISHED_HEAD)
+
+
+def named_vgg16() -> NamedVGG:
+    """The shapes of `vgg16` under other names."""
+    return NamedVGG(VGG16, PUBLISHED_HEAD)
 
 
 def linear_data(generator: Generator) -> tuple[Tensor, Tensor]:
