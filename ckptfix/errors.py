@@ -14,7 +14,8 @@
     ├── Refused              we could, and will not
     │   ├── WouldOverwrite   the output exists, or is the input
     │   ├── WouldLoseData    the output could not hold everything
-    │   └── PartialPrefix    only some keys of a mapping carry the prefix
+    │   ├── PartialPrefix    only some keys of a mapping carry the prefix
+    │   └── NoMatch          the names of two models do not go together
     ├── KeyConflict          two keys would become one
     ├── LoadMismatch         model and file disagree: missing, unexpected, shapes
     ├── NoSuchTensor         a name or an address that the file does not have
@@ -127,6 +128,14 @@ class PartialPrefix(Refused):
     def __init__(self, message: str, *, others: tuple[str, ...] = (), **place: object) -> None:
         super().__init__(message, **place)  # type: ignore[arg-type]
         self.others = others
+
+
+class NoMatch(Refused):
+    """The names of two models do not go together; `lines` show where, or what is left over, for a person."""
+
+    def __init__(self, message: str, *, lines: tuple[str, ...] = (), **place: object) -> None:
+        super().__init__(message, **place)  # type: ignore[arg-type]
+        self.lines = lines
 
 
 class KeyConflict(CkptfixError):

@@ -70,6 +70,8 @@ def _report(error: Exception, console: Console, arguments: Sequence[str]) -> int
     else:
         place = "" if isinstance(error, CkptfixError) or not document["path"] else f"{printable(document['path'])}: "
         console.note(place + (str(error) if isinstance(error, CkptfixError) else printable(document["message"])))
+        for line in document.get("lines", ()):
+            console.note(f"  {printable(line)}")
         if document["hint"]:
             console.note(f"hint: {printable(document['hint'])}")
     if console.json or "--json" in arguments:
