@@ -133,7 +133,14 @@ class MaskedWords(nn.Module):
     """
 
     def __init__(
-        self, words: int = 66, positions: int = 16, width: int = 32, layers: int = 2, heads: int = 4, *, tied: bool = True
+        self,
+        words: int = 66,
+        positions: int = 16,
+        width: int = 32,
+        layers: int = 2,
+        heads: int = 4,
+        *,
+        tied: bool = True,
     ) -> None:
         super().__init__()
         self.bert = Bert(words, positions, width, layers, heads)

@@ -1,0 +1,269 @@
+"""nn.DataParallel on as many copies as one asks for, with fewer GPUs than that or none, and a log of what each sees.
+
+DataParallel is four steps around the model. Every call of it
+
+    scatter         cuts the batch along its first dimension as torch.chunk does: 30 over 8 is 4 4 4 4 4 4 4 2,
+                    and 10 over 8 is 2 2 2 2 2, so that three of the eight have nothing to do
+    replicate       makes a copy of the model for each share; the copies lead back to the one set of parameters
+    parallel_apply  calls each copy with its share
+    gather          puts the outputs together again along the first dimension
+
+torch's own steps want a GPU for each copy. `Replicas` does the same steps on the one device where the model is, under
+torch's own DataParallel.forward, which calls them. It is an nn.DataParallel: state dicts have its keys, `module.*`.
+Where there are GPUs enough, the steps are torch's, and only the log is added.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._dynamo import OptimizedModule
+from torch._utils import ExceptionWrapper
+
+from ckptfix.errors import Unsupported
+
+Shares = tuple[tuple[Any, ...], tuple[dict[str, Any], ...]]
+
+SCALARS = (
+    "Was asked to gather along dimension 0, but all input tensors were scalars; "
+    "will instead unsqueeze and return a vector."
+)
+"""The warning in torch's words, which people's filters match."""
+
+
+class Replicas(nn.DataParallel[nn.Module]):
+    """`module` in DataParallel over `replicas` copies.
+
+    On one device the copies share the module's parameters and run one after another, in order, so that equal seeds
+    give equal numbers; on several GPUs they run at once. As in torch, only the first copy has the module's own
+    buffers: BatchNorm's running statistics are those of the first share, and what the others find is dropped.
+
+    Args:
+        module: what each copy is one of; it stays on its device unless GPUs of their own are used.
+        replicas: how many copies. A small batch may leave some without a share.
+        device_ids: GPUs to use, one for each copy; None takes the first `replicas` GPUs where there are as many,
+            and otherwise the device of the module for all of them.
+        output_device: where outputs are gathered; None is the first of `device_ids`.
+        dim: the dimension that is cut.
+        log: told a line for each replica and one for the whole; None is silent. A pickle or a copy has none.
+        steps: log the four steps too.
+
+    Raises:
+        Unsupported: no replicas, not one GPU for each, an output device where copies share one, or a compiled
+            model inside, which torch's DataParallel empties when it copies it: compile the outside.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        replicas: int,
+        *,
+        device_ids: Sequence[int] | None = None,
+        output_device: int | None = None,
+        dim: int = 0,
+        log: Callable[[str], None] | None = None,
+        steps: bool = False,
+    ) -> None:
+        if replicas < 1:
+            raise Unsupported(f"a model has at least one replica, not {replicas}")
+        if replicas > 1 and any(isinstance(part, OptimizedModule) for part in module.modules()):
+            raise Unsupported("DataParallel cannot copy a compiled model", hint="compile it after wrapping: dp,compile")
+        if device_ids is None and torch.cuda.device_count() >= replicas:
+            device_ids = range(replicas)
+        if device_ids is not None:
+            if len(device_ids) != replicas:
+                raise Unsupported(f"{replicas} replicas need as many GPUs, not {len(device_ids)}")
+            super().__init__(module, list(device_ids), output_device, dim)
+        else:
+            if output_device is not None:
+                raise Unsupported(f"{replicas} replicas on one device leave their outputs there")
+            # DataParallel's would forget `replicas` and, where there is one GPU, move the module to it.
+            nn.Module.__init__(self)
+            self.module = module
+            self.dim = dim
+        self.one_device = device_ids is None
+        self.replicas = replicas
+        self.log = log
+        self.steps = steps
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "log": None}
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """What ``module(*inputs, **kwargs)`` returns, from shares of the batch; a scalar becomes a vector."""
+        if self.one_device:
+            # Looked up in each call, as the module may have been moved.
+            tensors_of_module = chain(self.module.parameters(), self.module.buffers())
+            device = next((tensor.device for tensor in tensors_of_module), torch.device("cpu"))
+            devices: Any = [device] * self.replicas
+            self.src_device_obj = device
+            self.device_ids = devices
+            self.output_device = devices[0]
+        outputs = super().forward(*inputs, **kwargs)
+        # torch passes one device its batch as it is, and does the first step only.
+        what = "gathered" if self.replicas > 1 else "replica 1 of 1"
+        self.tell(f"{what}: input {arguments(inputs, kwargs)} -> output {shapes(outputs)}")
+        return outputs
+
+    def scatter(self, inputs: tuple[Any, ...], kwargs: dict[str, Any] | None, device_ids: Sequence[Any]) -> Shares:
+        """The arguments of each copy: tensors cut, containers entered, anything else passed to each."""
+        if self.one_device:
+            placed = scattered(inputs, device_ids, self.dim) if inputs else []
+            named = scattered(kwargs, device_ids, self.dim) if kwargs else []
+            # So does torch: a value that is not a tensor is there for each copy, even for those without a share.
+            placed += [()] * (len(named) - len(placed))
+            if len(named) < len(inputs):
+                named += [{}] * (len(placed) - len(named))
+            shares = tuple(placed), tuple(named)
+        else:
+            shares = super().scatter(inputs, kwargs, device_ids)
+        if self.steps:
+            self.tell(f"scatter: {sizes([(inputs, kwargs)], self.dim)} -> {sizes(zip(*shares, strict=True), self.dim)}")
+        return shares
+
+    def replicate(self, module: nn.Module, device_ids: Sequence[Any]) -> list[nn.Module]:
+        """A copy for each device in use."""
+        if self.one_device:
+            copies = [replica(module, first=number == 0) for number in range(len(device_ids))]
+        else:
+            copies = super().replicate(module, device_ids)
+        if self.steps:
+            self.tell(f"replicate: {len(copies)} copies")
+        return copies
+
+    def parallel_apply(self, replicas: Sequence[nn.Module], inputs: Sequence[Any], kwargs: Any) -> list[Any]:
+        """The outputs of each copy.
+
+        Raises:
+            Exception: of the class of the first that a copy raised, with its replica named in the message.
+        """
+        if self.steps:
+            self.tell("parallel_apply")
+        if self.one_device:
+            calls = enumerate(zip(replicas, inputs, kwargs, strict=True), 1)
+            outputs = [called(*call, f"replica {number} of {len(replicas)}") for number, call in calls]
+        else:
+            outputs = super().parallel_apply(replicas, inputs, kwargs)
+        for number, (placed, named, output) in enumerate(zip(inputs, kwargs, outputs, strict=True), 1):
+            self.tell(
+                f"replica {number} of {len(outputs)}: input {arguments(placed, named)} -> output {shapes(output)}"
+            )
+        return outputs
+
+    def gather(self, outputs: Any, output_device: Any) -> Any:
+        """One output of the copies': tensors joined, containers entered, None left as it is."""
+        if self.steps:
+            self.tell("gather")
+        return gathered(outputs, self.dim) if self.one_device else super().gather(outputs, output_device)
+
+    def tell(self, line: str) -> None:
+        """Log `line`, if anybody listens."""
+        if self.log is not None:
+            self.log(line)
+
+
+def scattered(value: Any, devices: Sequence[torch.device], dim: int) -> list[Any]:
+    """The share of `value` for each device: at most as many as there are, fewer where a tensor does not last."""
+    if isinstance(value, Tensor):
+        return [chunk.to(device) for chunk, device in zip(value.chunk(len(devices), dim), devices, strict=False)]
+    if not isinstance(value, tuple | list | dict) or not value:
+        return [value] * len(devices)
+    parts = value.items() if isinstance(value, dict) else value
+    shares = zip(*(scattered(part, devices, dim) for part in parts), strict=False)
+    return [like(value, share) for share in shares]
+
+
+def called(copy: nn.Module, inputs: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
+    """What `copy` returns; what it raises is raised as torch's parallel_apply does, with `name` before it."""
+    try:
+        return copy(*inputs, **kwargs)
+    except Exception:
+        failure = ExceptionWrapper(where=f"in {name}")
+    return failure.reraise()
+
+
+def gathered(outputs: Sequence[Any], dim: int) -> Any:
+    """The outputs of all copies as one.
+
+    Raises:
+        RuntimeError: tensors differ in another dimension than `dim`.
+        ValueError: containers differ in length.
+        TypeError: an output is neither a tensor, nor None, nor a container of such.
+    """
+    first = outputs[0]
+    if isinstance(first, Tensor):
+        if dim == 0 and all(output.dim() == 0 for output in outputs):
+            warnings.warn(SCALARS, stacklevel=2)
+            return torch.stack(list(outputs))
+        return torch.cat(list(outputs), dim)
+    if first is None:
+        return None
+    if isinstance(first, dict):
+        if any(len(output) != len(first) for output in outputs):
+            raise ValueError("replicas returned dicts of different lengths")
+        return type(first)((key, gathered([output[key] for output in outputs], dim)) for key in first)
+    if not isinstance(first, tuple | list):
+        raise TypeError(f"replicas returned {type(first).__name__}, of which there is no gathering")
+    return like(first, [gathered(parts, dim) for parts in zip(*outputs, strict=True)])
+
+
+def like(value: Any, parts: Sequence[Any]) -> Any:
+    """A container of the class of `value` with these parts."""
+    # The constructor of a named tuple takes them one by one.
+    return value._make(parts) if hasattr(value, "_make") else type(value)(parts)
+
+
+def replica(module: nn.Module, *, first: bool) -> nn.Module:
+    """A copy of `module` and all modules in it, over the same parameters; only the first has the same buffers.
+
+    A copy has attributes where `module` has parameters, and lists none: an optimizer, or a model that asks itself
+    for ``next(self.parameters())``, finds nothing there, on GPUs as here.
+    """
+    copies: dict[nn.Module, Any] = {part: part._replicate_for_data_parallel() for part in module.modules()}
+    for part, copy in copies.items():
+        for name, child in part._modules.items():
+            copy._modules[name] = None if child is None else copies[child]
+        # nn.Module's own setattr would register them.
+        vars(copy).update(part._parameters)
+        if not first:
+            for name, buffer in part._buffers.items():
+                copy._buffers[name] = None if buffer is None else buffer.clone()
+    made: nn.Module = copies[module]
+    return made
+
+
+def tensors(value: Any) -> Iterator[Tensor]:
+    """Those in `value` and in the containers in it, in order."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from tensors(tuple(value.values()))
+    elif isinstance(value, tuple | list):
+        for part in value:
+            yield from tensors(part)
+
+
+def sizes(shares: Any, dim: int) -> str:
+    """The length in `dim` of the first tensor of each of these, which stands for the batch; - for none."""
+    return " ".join(next((str(tensor.shape[dim]) for tensor in tensors(share)), "-") for share in shares)
+
+
+def shapes(value: Any) -> str:
+    """`value` with the shape of each tensor in its place, and the class of anything else."""
+    if isinstance(value, Tensor):
+        return str(list(value.shape))
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key}: {shapes(part)}' for key, part in value.items())}}}"
+    if isinstance(value, tuple | list):
+        return f"({', '.join(map(shapes, value))})"
+    return type(value).__name__
+
+
+def arguments(inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """The shapes of a call's arguments: ``[30, 5], mask=[30]``."""
+    return ", ".join([*map(shapes, inputs), *(f"{name}={shapes(value)}" for name, value in kwargs.items())]) or "none"
