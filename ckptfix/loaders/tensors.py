@@ -1,4 +1,4 @@
-"""Tensors for torch: a state dict from any format, memory-mapped where the format allows, no pickle run.
+"""Tensors of torch from the entries of a checkpoint: mapped where the file's bytes lie as torch wants them.
 
 torch is imported inside the functions, so that everything else of ckptfix starts without it.
 """
@@ -6,21 +6,17 @@ torch is imported inside the functions, so that everything else of ckptfix start
 from __future__ import annotations
 
 import ast
-import os
 import warnings
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ckptfix import dtypes, keys
+from ckptfix import dtypes
 from ckptfix.checkpoint import ByteRange, Checkpoint, Data, Storage, TensorEntry
-from ckptfix.errors import KeyConflict, Truncated, Unsupported
+from ckptfix.errors import Refused, Truncated, Unsupported
 from ckptfix.fileio import read_chunks
-from ckptfix.formats import open_checkpoint, safetensors
-from ckptfix.formats.torch_common import Parts, element_sizes, little_endian
+from ckptfix.formats.torch_common import element_sizes, little_endian
 from ckptfix.formats.torch_tensors import LAZY
-from ckptfix.ops import rename as rename_op
-from ckptfix.ops.convert import chosen_state_dict, refuse_damaged
 
 if TYPE_CHECKING:
     import torch
@@ -29,84 +25,20 @@ if TYPE_CHECKING:
     MapLocation = str | torch.device | Mapping[str, str] | Restore | None
 
 
-def load_state_dict(
-    path: str | os.PathLike[str],
-    *,
-    map_location: MapLocation = None,
-    strip: str | None = "auto",
-    at: str | None = None,
-) -> OrderedDict[str, torch.Tensor]:
-    """The state dict in the checkpoint at `path`, as ``Module.load_state_dict`` takes it.
+class TensorMaker:
+    """Builds tensors of one checkpoint; storages are made once, so ties stay ties.
 
     Args:
-        map_location: as for torch.load: a device for everything, a dict from location to location, or a
-            callable of (storage, location) that returns a storage, or None to leave it. None loads to the
-            device it was saved from if that exists here, and else to the CPU, with a warning.
-        strip: ``"auto"`` removes every wrapper's name (`module.`, `_orig_mod.`, ...), a prefix removes
-            that one, None keeps the names.
-        at: address of the state dict, when there are several.
-
-    Returns:
-        name -> tensor, in file order, with ``_metadata`` where the file has it. Shapes, strides, ties,
-        requires_grad and nn.Parameter are as saved. CPU tensors are a private map of the file: they cost
-        memory as they are touched, writing to them does not change the file, and the file must not be
-        changed while they live. Values that are no tensors are left out.
-
-    Raises:
-        Refused: no state dict was found, or several and no `at`.
-        WouldLoseData: a tensor of the file cannot be read; the message names it.
-        PartialPrefix: only some names carry the prefix `strip`.
-        Unsupported: a tensor that only its own library can rebuild (DTensor, nested).
+        restore: moves a CPU storage to where its location tag says; see `restore_location`.
     """
-    checkpoint = open_checkpoint(path)
-    chosen = chosen_state_dict(checkpoint, at)
-    entries = [entry for entry in checkpoint.entries if entry.at == chosen.at]
-    refuse_damaged(checkpoint)
-    if checkpoint.format == safetensors.NAME:
-        entries = list(safetensors.restore_ties(entries, checkpoint.metadata))
-    names, module_path = _names(checkpoint, chosen.at, strip)
-    make = _TensorMaker(checkpoint, map_location)
-    loaded: OrderedDict[str, Any] = OrderedDict()
-    for entry in entries:
-        name = names.get(entry.key, entry.key)
-        if name in loaded:
-            raise KeyConflict(f"two tensors would be called {name!r}", path=checkpoint.path, where=chosen.at or None)
-        loaded[name] = make(entry)
-    if isinstance(checkpoint.graph, Parts):
-        metadata = checkpoint.graph.found.module_metadata(chosen.at)
-        if metadata is not None:
-            renamed = ((keys.module_path(module_path, name), value) for name, value in metadata.items())
-            loaded._metadata = OrderedDict(renamed)  # type: ignore[attr-defined]
-    return loaded
 
-
-def _names(checkpoint: Checkpoint, at: str, strip: str | None) -> tuple[Mapping[str, str], keys.Rule]:
-    """old -> new for the names at `at`, and the same as a rule for module paths."""
-    if strip is None:
-        return {}, lambda name: name
-    if strip == "auto":
-        renames = rename_op.unwrap(checkpoint, at=at)
-    else:
-        renames = rename_op.strip(checkpoint, prefix=strip, at=at)
-    names: dict[str, str] = {}
-    modules: dict[str, str] = {}
-    for edit in renames.edits:
-        if edit.kind == "state_dict":
-            names.update(edit.names)
-        elif edit.kind == "metadata":
-            modules.update((f"{old}." if old else "", f"{new}." if new else "") for old, new in edit.names.items())
-    return names, lambda name: modules.get(name, name)
-
-
-class _TensorMaker:
-    """Builds tensors of one checkpoint; storages are made once, so ties stay ties."""
-
-    def __init__(self, checkpoint: Checkpoint, map_location: Any) -> None:
+    def __init__(self, checkpoint: Checkpoint, restore: Callable[[Any, str], Any]) -> None:
         self.checkpoint = checkpoint
-        self.restore = _restore_location(map_location)
+        self.restore = restore
         self.units = element_sizes(checkpoint) if checkpoint.byteorder == "big" else {}
         self.storages: dict[str, Any] = {}
-        self.whole: Any = None
+        self.maps: dict[str, tuple[Any, int]] = {}
+        self.copied: set[str] = set()
 
     def __call__(self, entry: TensorEntry) -> Any:
         import torch
@@ -187,18 +119,36 @@ class _TensorMaker:
             assert storage.data is not None
             data = little_endian(storage.data, self.checkpoint.byteorder, self.units.get(storage.key, itemsize))
             made = self.storages[storage.key] = self.restore(self.load(data, itemsize), storage.location)
+            if not _mappable(data, itemsize):
+                self.copied.add(storage.key)
         return made
+
+    def forget(self, entry: TensorEntry) -> None:
+        """Let go of storages that had to be copied from the file, those of `entry` aside."""
+        used = {part.storage.key for part in (entry, *entry.parts) if part.storage is not None}
+        for key in self.copied - used:
+            del self.storages[key]
+        self.copied &= used
+
+    def mapped(self, path: str) -> tuple[Any, int]:
+        """A private map of the whole file at `path`, and its size in bytes."""
+        import torch
+
+        found = self.maps.get(path)
+        if found is None:
+            size = self.checkpoint.size if path == self.checkpoint.path else Path(path).stat().st_size
+            found = self.maps[path] = (torch.UntypedStorage.from_file(path, False, size), size)
+        return found
 
     def load(self, data: Data, itemsize: int) -> Any:
         import torch
 
-        if isinstance(data, ByteRange) and data.length and data.offset % itemsize == 0:
-            if self.whole is None:
-                self.whole = torch.UntypedStorage.from_file(self.checkpoint.path, False, self.checkpoint.size)
-            if data.end > self.checkpoint.size:
-                left = max(self.checkpoint.size - data.offset, 0)
+        if isinstance(data, ByteRange) and _mappable(data, itemsize):
+            whole, size = self.mapped(data.path)
+            if data.end > size:
+                left = max(size - data.offset, 0)
                 raise Truncated(f"{data.length} bytes promised, {left} left", path=data.path, offset=data.offset)
-            return self.whole[data.offset : data.end]
+            return whole[data.offset : data.end]
         storage = torch.UntypedStorage(data.length)
         view = torch.empty((0,), dtype=torch.uint8).set_(storage)
         position = 0
@@ -208,8 +158,22 @@ class _TensorMaker:
         return storage
 
 
-def _restore_location(map_location: Any) -> Callable[[Any, str], Any]:
-    """The function that moves a CPU storage to where its location tag and `map_location` say."""
+def _mappable(data: Data, itemsize: int) -> bool:
+    """Whether the bytes can be used where they lie: torch wants addresses that are multiples of the item's size."""
+    return isinstance(data, ByteRange) and data.length > 0 and data.offset % itemsize == 0
+
+
+def stay(storage: Any, location: str) -> Any:
+    """Leaves a storage on the CPU, mapped, whatever its tag says: for values that are copied elsewhere at once."""
+    return storage
+
+
+def restore_location(map_location: Any) -> Callable[[Any, str], Any]:
+    """The function that moves a CPU storage to where its location tag and `map_location` say.
+
+    Raises:
+        Refused: `map_location` is no device.
+    """
     import torch
     from torch.serialization import default_restore_location
 
@@ -223,7 +187,11 @@ def _restore_location(map_location: Any) -> Callable[[Any, str], Any]:
     if isinstance(map_location, Mapping):
         return lambda storage, location: default_restore_location(storage, map_location.get(location, location))
     if map_location is not None:
-        target = str(torch.device(map_location))
+        try:
+            target = str(torch.device(map_location))
+        except (RuntimeError, TypeError) as error:
+            message = f"map_location is no device: {str(error).splitlines()[0]}"
+            raise Refused(message, hint="give 'cpu', 'cuda:0', a dict of locations or a callable") from None
         return lambda storage, location: default_restore_location(storage, target)
     warned = False
 

@@ -1,0 +1,10 @@
+"""Loaders for torch: from any format, memory-mapped where the format allows, no pickle run.
+
+torch is imported inside the functions, so that everything else of ckptfix starts without it.
+"""
+
+from __future__ import annotations
+
+from ckptfix.loaders.state_dict import load_state_dict
+
+__all__ = ["load_state_dict"]

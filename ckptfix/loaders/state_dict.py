@@ -1,0 +1,91 @@
+"""A state dict of any format, as ``Module.load_state_dict`` takes it."""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from ckptfix import keys
+from ckptfix.checkpoint import Checkpoint
+from ckptfix.errors import KeyConflict
+from ckptfix.formats import open_checkpoint, safetensors
+from ckptfix.formats.torch_common import Parts
+from ckptfix.loaders.tensors import TensorMaker, restore_location
+from ckptfix.ops import rename as rename_op
+from ckptfix.ops.convert import chosen_state_dict, refuse_damaged
+
+if TYPE_CHECKING:
+    import torch
+
+    from ckptfix.loaders.tensors import MapLocation
+
+
+def load_state_dict(
+    path: str | os.PathLike[str],
+    *,
+    map_location: MapLocation = None,
+    strip: str | None = "auto",
+    at: str | None = None,
+) -> OrderedDict[str, torch.Tensor]:
+    """The state dict in the checkpoint at `path`, as ``Module.load_state_dict`` takes it.
+
+    Args:
+        map_location: as for torch.load: a device for everything, a dict from location to location, or a
+            callable of (storage, location) that returns a storage, or None to leave it. None loads to the
+            device it was saved from if that exists here, and else to the CPU, with a warning.
+        strip: ``"auto"`` removes every wrapper's name (`module.`, `_orig_mod.`, ...), a prefix removes
+            that one, None keeps the names.
+        at: address of the state dict, when there are several.
+
+    Returns:
+        name -> tensor, in file order, with ``_metadata`` where the file has it. Shapes, strides, ties,
+        requires_grad and nn.Parameter are as saved. CPU tensors are a private map of the file: they cost
+        memory as they are touched, writing to them does not change the file, and the file must not be
+        changed while they live. Values that are no tensors are left out.
+
+    Raises:
+        Refused: no state dict was found, or several and no `at`.
+        WouldLoseData: a tensor of the file cannot be read; the message names it.
+        PartialPrefix: only some names carry the prefix `strip`.
+        Unsupported: a tensor that only its own library can rebuild (DTensor, nested).
+    """
+    checkpoint = open_checkpoint(path)
+    chosen = chosen_state_dict(checkpoint, at)
+    entries = [entry for entry in checkpoint.entries if entry.at == chosen.at]
+    refuse_damaged(checkpoint)
+    if checkpoint.format == safetensors.NAME:
+        entries = list(safetensors.restore_ties(entries, checkpoint.metadata))
+    names, module_path = _names(checkpoint, chosen.at, strip)
+    make = TensorMaker(checkpoint, restore_location(map_location))
+    loaded: OrderedDict[str, Any] = OrderedDict()
+    for entry in entries:
+        name = names.get(entry.key, entry.key)
+        if name in loaded:
+            raise KeyConflict(f"two tensors would be called {name!r}", path=checkpoint.path, where=chosen.at or None)
+        loaded[name] = make(entry)
+    if isinstance(checkpoint.graph, Parts):
+        metadata = checkpoint.graph.found.module_metadata(chosen.at)
+        if metadata is not None:
+            renamed = ((keys.module_path(module_path, name), value) for name, value in metadata.items())
+            loaded._metadata = OrderedDict(renamed)  # type: ignore[attr-defined]
+    return loaded
+
+
+def _names(checkpoint: Checkpoint, at: str, strip: str | None) -> tuple[Mapping[str, str], keys.Rule]:
+    """old -> new for the names at `at`, and the same as a rule for module paths."""
+    if strip is None:
+        return {}, lambda name: name
+    if strip == "auto":
+        renames = rename_op.unwrap(checkpoint, at=at)
+    else:
+        renames = rename_op.strip(checkpoint, prefix=strip, at=at)
+    names: dict[str, str] = {}
+    modules: dict[str, str] = {}
+    for edit in renames.edits:
+        if edit.kind == "state_dict":
+            names.update(edit.names)
+        elif edit.kind == "metadata":
+            modules.update((f"{old}." if old else "", f"{new}." if new else "") for old, new in edit.names.items())
+    return names, lambda name: modules.get(name, name)
