@@ -1,0 +1,88 @@
+"""What a model expects, from the model itself: the one place where a person lets ckptfix run a module's code."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+from ckptfix.errors import CkptfixError
+
+Row = tuple[str, tuple[int, ...], str, object]
+
+
+def build(text: str) -> list[Row]:
+    """(name, shape, dtype, identity) of the state dict of what ``module:factory`` makes, in definition order.
+
+    The model is built on the meta device, where it takes no memory. A constructor that computes with values, as those
+    that space drop rates evenly, can not run there, and is called again on the CPU. The folder of the call is on the
+    import path, and what the module prints goes to stderr.
+
+    Raises:
+        CkptfixError: the module does not import, has no such factory, or the factory fails or makes no model.
+    """
+    module_name, _, factory_name = text.partition(":")
+    with _own_folder_importable(), redirect_stdout(sys.stderr):
+        try:
+            module = importlib.import_module(module_name)
+            factory = reduce(getattr, factory_name.split("."), module)
+        except (Exception, SystemExit) as error:
+            raise CkptfixError(f"can not import {text!r}: {_told(error)}") from error
+        made = _made(text, factory)
+    import torch
+
+    tensors = _tensors(text, made)
+    return [
+        (name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), id(tensor) if tensor.numel() else None)
+        for name, tensor in tensors.items()
+        if isinstance(tensor, torch.Tensor)
+    ]
+
+
+def _made(text: str, factory: Any) -> Any:
+    import torch
+
+    if isinstance(factory, torch.nn.Module | Mapping):
+        return factory
+    try:
+        with torch.device("meta"):
+            return factory()
+    except (Exception, SystemExit):
+        pass
+    try:
+        return factory()
+    except (Exception, SystemExit) as error:
+        hint = "give a callable without arguments: def build(): return Net(num_classes=10)"
+        raise CkptfixError(f"{text!r} can not be called: {_told(error)}", hint=hint) from error
+
+
+def _tensors(text: str, made: Any) -> Mapping[str, Any]:
+    """The named tensors of a model or a state dict, tied ones as the same object."""
+    import torch
+
+    if isinstance(made, torch.nn.Module):
+        found: Mapping[str, Any] = made.state_dict(keep_vars=True)
+        return found
+    if isinstance(made, Mapping) and all(isinstance(name, str) for name in made):
+        return made
+    raise CkptfixError(f"{text!r} makes a {type(made).__name__}, not a module or a state dict")
+
+
+def _told(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".rstrip(": ")
+
+
+@contextmanager
+def _own_folder_importable() -> Iterator[None]:
+    """The current folder first on the import path, as ``python -m`` has it."""
+    folder = str(Path.cwd())
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        if folder in sys.path:
+            sys.path.remove(folder)
