@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Generator, Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
+from ckptfix.errors import Unsupported
 from ckptfix.trainer import models, text
 
 Data = Callable[[Generator, int], tuple[tuple[Tensor, ...], Tensor]]
@@ -31,6 +32,7 @@ class Task:
         batch: how many of them a step takes, over all processes together.
         full: makes the model with the shapes that were published for it; None where there is none.
         with_targets: the model takes the targets after its inputs and returns the loss before its scores.
+        full_rate: learning rate for `full`, which steps of `rate` would throw far off.
     """
 
     name: str
@@ -43,6 +45,17 @@ class Task:
     batch: int = 32
     full: Callable[[], nn.Module] | None = None
     with_targets: bool = False
+    full_rate: float = 1e-4
+
+    def full_size(self) -> Task:
+        """The same with the model of published shapes, at its rate.
+
+        Raises:
+            Unsupported: there is none.
+        """
+        if self.full is None:
+            raise Unsupported(f"{self.name} has no other size")
+        return replace(self, model=self.full, rate=self.full_rate)
 
 
 def linear_map(features: int, outputs: int) -> Data:
