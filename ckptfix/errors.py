@@ -149,7 +149,11 @@ class KeyConflict(CkptfixError):
 
 
 class LoadMismatch(CkptfixError):
-    """Model and file disagree."""
+    """Model and file disagree; `report` (a loaders.LoadReport) says in what, and that nothing was changed."""
+
+    def __init__(self, message: str, *, report: object = None, **place: object) -> None:
+        super().__init__(message, **place)  # type: ignore[arg-type]
+        self.report = report
 
 
 class NoSuchTensor(CkptfixError):

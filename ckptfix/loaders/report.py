@@ -1,0 +1,171 @@
+"""What a loader did: plain data, and the same in a few lines."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from ckptfix.errors import printable
+from ckptfix.ops.grouping import collapse, shown
+from ckptfix.ops.match import Skipped
+
+MOST_NEAREST = 20
+"""Missing names for which a nearest one is looked up, and ten times as many candidates."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """A name that both sides have, and that could not be loaded.
+
+    Attributes:
+        name: in the model.
+        source: in the file.
+        expected, found: shapes in the model and in the file; None where shapes are not the matter.
+        why: what is wrong, in words.
+    """
+
+    name: str
+    source: str
+    expected: tuple[int, ...] | None
+    found: tuple[int, ...] | None
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.why}"
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """What `load_into` found and did.
+
+    Attributes:
+        path, format: of the file.
+        at: address of the state dict that was taken; ``""`` is the top.
+        rule: how names were matched: ``"exact"``, ``"wrapper module."``, ``"base prefix model."``, ``"position"``, ...
+        done: whether the model was changed; False in the report of a `LoadMismatch`.
+        assigned: tensors were handed over rather than copied.
+        loaded: names of the model that the file has values for, in the model's order.
+        missing: names of the model for which there is nothing.
+        unexpected: names of the file for which the model has no place.
+        mismatched: names on both sides that do not go together.
+        skipped: names that one side lacks and a rule lets pass (``num_batches_tracked``), with the rule.
+        renamed: name in the file -> name in the model, where they differ.
+        tied: name of the model -> the name of the same parameter under which the file has it.
+        casts: name of the model -> (dtype in the file, dtype in the model), where they differ.
+        nearest: missing name -> the unexpected name that is most like it.
+        model_names, file_names: how many names either side has.
+    """
+
+    path: str
+    format: str
+    at: str
+    rule: str
+    done: bool
+    assigned: bool
+    loaded: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    unexpected: tuple[str, ...] = ()
+    mismatched: tuple[Mismatch, ...] = ()
+    skipped: tuple[Skipped, ...] = ()
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    tied: Mapping[str, str] = field(default_factory=dict)
+    casts: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    nearest: Mapping[str, str] = field(default_factory=dict)
+    model_names: tuple[str, ...] = field(default=(), repr=False)
+    file_names: tuple[str, ...] = field(default=(), repr=False)
+
+    @property
+    def complete(self) -> bool:
+        """Nothing is missing, unexpected or mismatched."""
+        return not (self.missing or self.unexpected or self.mismatched)
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The report for people: one line if all went well, else one for each kind of trouble."""
+        return tuple(map(printable, self._lines()))
+
+    def _lines(self) -> Iterator[str]:
+        total = len(self.model_names)
+        place = f" ({self.at})" if self.at else ""
+        head = f"{'loaded' if self.done else 'nothing was loaded;'} {len(self.loaded)} of {total} names"
+        if not self.done:
+            head += " fit"
+        yield f"{head} from {self.path}{place}: {', '.join([f'names {self.rule}', *self._notes()])}"
+        yield from self.trouble()
+
+    def _notes(self) -> Iterator[str]:
+        if self.assigned and self.done:
+            yield "assigned"
+        if self.casts:
+            kinds = dict.fromkeys(self.casts.values())
+            verb = "dtype now that of the file for" if self.assigned else "cast"
+            yield f"{verb} {len(self.casts)} ({', '.join(f'{old} -> {new}' for old, new in kinds)})"
+        if self.tied:
+            yield f"{len(self.tied)} tied to another name"
+        rules: dict[str, int] = {}
+        for skip in self.skipped:
+            rules[skip.rule] = rules.get(skip.rule, 0) + 1
+        yield from (f"{count} skipped as {rule}" for rule, count in rules.items())
+
+    def trouble(self) -> Iterator[str]:
+        """A line for each kind of trouble, names grouped."""
+        if self.missing:
+            yield f"missing {len(self.missing)}: {shown(collapse(self.missing, self.model_names))}"
+        for name, near in list(self.nearest.items())[:3]:
+            yield f"missing {name}: nearest in file is {near}"
+        if self.unexpected:
+            yield f"unexpected {len(self.unexpected)}: {shown(collapse(self.unexpected, self.file_names))}"
+        if self.mismatched:
+            more = f"; and {len(self.mismatched) - 5} more" if len(self.mismatched) > 5 else ""
+            yield f"mismatched {len(self.mismatched)}: {'; '.join(map(str, self.mismatched[:5]))}{more}"
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same for JSON, without the names of either side that are in nothing else."""
+        found = {**asdict(self), "complete": self.complete, "lines": list(self.lines)}
+        found["counts"] = {"model": len(found.pop("model_names")), "file": len(found.pop("file_names"))}
+        return found
+
+
+def nearest_names(
+    missing: Sequence[str], unexpected: Sequence[str], shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, str]:
+    """missing name -> the unexpected one that most likely means it, for those that have one.
+
+    Args:
+        shapes: of the names of both sides.
+    """
+    candidates = unexpected[: 10 * MOST_NEAREST]
+    found = {}
+    for name in missing[:MOST_NEAREST]:
+        leaf = name.rpartition(".")[2]
+        shape = shapes.get(name)
+        scored = [
+            (shapes.get(other) == shape is not None, other.rpartition(".")[2] == leaf, _alike(name, other), other)
+            for other in candidates
+        ]
+        if scored:
+            same_shape, same_leaf, alike, other = max(scored, key=lambda row: (row[0] + row[1] + row[2], row[2]))
+            if (same_shape and same_leaf) or alike > 0.6:
+                found[name] = other
+    return found
+
+
+def _alike(one: str, other: str) -> float:
+    return difflib.SequenceMatcher(None, one, other).ratio()
+
+
+def counted(number: int, noun: str) -> str:
+    """``"1 tensor"``, ``"1,200 tensors"``."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def named(names: Iterable[str], most: int = 5) -> str:
+    """Names in a line, at most so many of them."""
+    rows = list(names)
+    more = f" and {len(rows) - most} more" if len(rows) > most else ""
+    return ", ".join(rows[:most]) + more

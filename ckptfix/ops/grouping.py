@@ -1,0 +1,115 @@
+"""Many parameter names in few lines: ``layers.0-11.attn.*`` instead of forty-eight names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+MAX_PARTS = 64
+"""Components that are looked at; what follows in a longer name counts as one. Nobody nests modules so deep."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Names that one pattern stands for.
+
+    Attributes:
+        pattern: components, of which some are ranges (``0-11``, ``0,2-5``) and the last may be ``*``.
+        names: how many it stands for.
+    """
+
+    pattern: str
+    names: int
+
+    def __str__(self) -> str:
+        return self.pattern if self.names == 1 else f"{self.pattern} ({self.names})"
+
+
+@dataclass(slots=True)
+class _Node:
+    """A component; `here` counts the names that end in it, `given` and `known` those in it and below."""
+
+    children: dict[str, _Node] = field(default_factory=dict)
+    here: int = 0
+    given: int = 0
+    known: int = 0
+
+
+Below = tuple[tuple[str, int], ...]
+
+
+def collapse(names: Iterable[str], among: Iterable[str] = ()) -> tuple[Group, ...]:
+    """`names` as patterns, in the order of their first names.
+
+    A module of which every name is given is ``module.*``. Numbered modules in which the same names are given are
+    one range, so that it reads which layers are meant.
+
+    Args:
+        names: what to tell.
+        among: every name that there is, these included; decides whether a module is given as a whole. Empty: only
+            `names` are known.
+    """
+    wanted = tuple(dict.fromkeys(names))
+    root = _Node()
+    for name in wanted:
+        _add(root, name, given=True)
+    for name in dict.fromkeys(among):
+        _add(root, name, given=False)
+    return tuple(Group(pattern, count) for pattern, count in _children(root))
+
+
+def shown(groups: Iterable[Group], most: int = 8) -> str:
+    """The groups in one line, at most so many of them."""
+    texts = [str(group) for group in groups]
+    more = f" and {len(texts) - most} more" if len(texts) > most else ""
+    return ", ".join(texts[:most]) + more
+
+
+def _add(root: _Node, name: str, *, given: bool) -> None:
+    node = root
+    for part in name.split(".", MAX_PARTS - 1):
+        node = node.children.setdefault(part, _Node())
+        if given:
+            node.given += 1
+        else:
+            node.known += 1
+    node.here += given
+
+
+def _whole(node: _Node) -> bool:
+    """Everything below is given; layers are told by their numbers instead."""
+    complete = node.given >= node.known and node.given > 1 and not node.here
+    return complete and not any(part.isdecimal() for part in node.children)
+
+
+def _children(node: _Node) -> Below:
+    """(pattern, names) of all that is given below `node`, numbered children with equal insides as one."""
+    found: dict[tuple[str, Below], list[tuple[str, int]]] = {}
+    for part, child in node.children.items():
+        if not child.given:
+            continue
+        inside = (("*", child.given),) if _whole(child) else _children(child)
+        if child.here:
+            inside = (("", 1), *inside)
+        kind = "" if part.isdecimal() else part
+        found.setdefault((kind, inside), []).append((part, child.given))
+    rows: list[tuple[str, int]] = []
+    for (_, inside), parts in found.items():
+        label = _ranges([part for part, _ in parts])
+        rows += [(f"{label}.{pattern}" if pattern else label, count * len(parts)) for pattern, count in inside]
+    return tuple(rows)
+
+
+def _ranges(parts: list[str]) -> str:
+    """``0-3,5`` for 0, 1, 2, 3 and 5; a single part as it is."""
+    if len(parts) == 1:
+        return parts[0]
+    # Leading zeros and other scripts' digits are names of their own.
+    plain = [part for part in parts if part == str(int(part))]
+    runs: list[list[int]] = []
+    for number in sorted(map(int, plain)):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1][1:] = [number]
+        else:
+            runs.append([number])
+    return ",".join(["-".join(map(str, run)) for run in runs] + [part for part in parts if part not in set(plain)])
