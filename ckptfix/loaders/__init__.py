@@ -5,6 +5,8 @@ torch is imported inside the functions, so that everything else of ckptfix start
 
 from __future__ import annotations
 
+from ckptfix.loaders.objects import load_checkpoint
 from ckptfix.loaders.state_dict import load_state_dict
+from ckptfix.loaders.values import ForeignObject
 
-__all__ = ["load_state_dict"]
+__all__ = ["ForeignObject", "load_checkpoint", "load_state_dict"]

@@ -1,0 +1,317 @@
+"""The object in a checkpoint as Python values: `load_checkpoint`.
+
+A pickle's nodes become values in three passes without recursion: an empty shell for everything that can be filled
+later, then what must be made from its parts (tuples, tensors, numpy arrays), then the shells are filled. So shared
+objects stay shared, an object may contain itself, and depth is no limit.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ckptfix.checkpoint import Checkpoint
+from ckptfix.collector import collector_paused
+from ckptfix.errors import BadPickle, WouldLoseData
+from ckptfix.formats import open_checkpoint, safetensors
+from ckptfix.formats.torch_common import Parts, fields
+from ckptfix.formats.torch_object import plain
+from ckptfix.formats.torch_tensors import BadTensor, is_tensor, storage_entry, tensor_entry, tensor_state
+from ckptfix.loaders import values
+from ckptfix.loaders.tensors import TensorMaker, restore_location
+from ckptfix.loaders.values import NOTHING, ForeignObject
+from ckptfix.ops.convert import BROKEN, refuse_damaged
+from ckptfix.pickles import Call, Dict, Global, PersId, Set
+from ckptfix.pickles.graph import Text, attributes, children, label, pairs
+
+if TYPE_CHECKING:
+    from ckptfix.loaders.tensors import MapLocation
+
+
+def load_checkpoint(path: str | os.PathLike[str], *, map_location: MapLocation = None) -> Any:
+    """The whole object in the checkpoint at `path`: tensors, and plain values with their Python types.
+
+    Dicts (ordered, default and counting ones too), lists, tuples, sets, numbers, strings and bytes come back as what
+    they were, torch.Size, torch.dtype, torch.device and numpy arrays and scalars as well; an attribute such as
+    ``_metadata`` of a state dict comes with it. Whatever was one object is one object. What only another class could
+    be is a `ForeignObject`: nothing is imported, nothing is called. A tensor of a subclass is a plain tensor with the
+    subclass's attributes; one that only its own library can rebuild (DTensor, nested) is a record of its parts.
+
+    Args:
+        map_location: as for `load_state_dict`.
+
+    Returns:
+        What torch.load would give. Of safetensors, which hold nothing else, an OrderedDict of the tensors with the
+        file's ``__metadata__`` as its attribute ``metadata``. CPU tensors are a private map of the file, which must
+        not be changed while they live.
+
+    Raises:
+        WouldLoseData: a tensor of the file cannot be read; the message names it.
+        BadPickle: the object is none that Python could hold, such as a dict with a list for a key.
+    """
+    checkpoint = open_checkpoint(path)
+    maker = TensorMaker(checkpoint, restore_location(map_location))
+    if isinstance(checkpoint.graph, Parts):
+        with collector_paused():
+            return Builder(checkpoint, maker).build(checkpoint.graph.graph.root)
+    _ = checkpoint.entries
+    refuse_damaged(checkpoint)
+    return _from_entries(checkpoint, maker)
+
+
+def _from_entries(checkpoint: Checkpoint, maker: TensorMaker) -> Any:
+    """The tensors and values of a format that has no object of its own, as mappings by address."""
+    root: OrderedDict[str, Any] = OrderedDict()
+    entries = checkpoint.entries
+    if checkpoint.format == safetensors.NAME:
+        entries = safetensors.restore_ties(entries, checkpoint.metadata)
+    for entry in entries:
+        _mapping(root, entry.at)[entry.key] = maker(entry)
+    for address, value in checkpoint.values():
+        at, _, key = address.rpartition("/")
+        _mapping(root, at).setdefault(key, value)
+    if checkpoint.metadata:
+        root.metadata = dict(checkpoint.metadata)  # type: ignore[attr-defined]
+    return root
+
+
+def _mapping(root: dict[str, Any], at: str) -> dict[str, Any]:
+    for part in at.split("/") if at else ():
+        inner = root.setdefault(part, {})
+        if not isinstance(inner, dict):
+            inner = root[f"{part}/"] = {}
+        root = inner
+    return root
+
+
+@dataclass(slots=True)
+class _Step:
+    """A node on the way down: `after` says that its parts are made."""
+
+    node: Any
+    where: tuple[Any, str]
+    after: bool = False
+
+
+class Builder:
+    """Makes Python values of the nodes of one checkpoint; each node once.
+
+    Raises:
+        WouldLoseData: a record of the file is not what its writer meant.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, maker: TensorMaker) -> None:
+        self.checkpoint = checkpoint
+        self.maker = maker
+        self.parts: Parts = checkpoint.graph
+        self.made: dict[int, Any] = {}
+        self.shells: list[tuple[Any, Any]] = []
+        for row in checkpoint.findings:
+            # Depth is no limit here, and tensors are judged when they are made.
+            if row.id in BROKEN - {"too-deep", "bad-tensor"}:
+                raise WouldLoseData(row.message, path=checkpoint.path, where=row.where or None, offset=row.offset)
+
+    def build(self, root: Any) -> Any:
+        """The value of the node `root`.
+
+        Raises:
+            BadPickle: no such object can be.
+            WouldLoseData: a call that describes no tensor of the file.
+        """
+        if _is_leaf(root):
+            return values.leaf(root)
+        self._make(root)
+        while self.shells:
+            node, shell = self.shells.pop()
+            try:
+                self._fill(node, shell)
+            except (TypeError, AttributeError) as error:
+                raise self._impossible(node, str(error)) from None
+        return self.made[id(root)]
+
+    def _make(self, root: Any) -> None:
+        """Make `root` and everything below it; shells stay empty."""
+        stack = [_Step(root, (None, ""))]
+        open_nodes: set[int] = set()
+        while stack:
+            step = stack.pop()
+            node = step.node
+            if _is_leaf(node) or id(node) in self.made:
+                continue
+            if step.after:
+                open_nodes.discard(id(node))
+                self.made[id(node)] = self._from_parts(node, step.where)
+                continue
+            shell = self._tensor(node, step.where) if _is_plain_tensor(node) else values.shell(node)
+            if shell is not NOTHING:
+                self.made[id(node)] = shell
+                self.shells.append((node, shell))
+            elif id(node) in open_nodes:
+                raise self._impossible(node, "it would have to exist before it is made")
+            else:
+                open_nodes.add(id(node))
+                stack.append(_Step(node, step.where, True))
+            stack += [_Step(child, (step.where, name)) for name, child in self._below(node)]
+
+    def _below(self, node: Any) -> Iterator[tuple[str, Any]]:
+        """(label, node) of all that the value of `node` is made of or filled with."""
+        kind = type(node)
+        if kind in (tuple, list):
+            yield from ((str(index), value) for index, value in enumerate(node))
+        elif kind is Dict:
+            for key, value in pairs(node) or ():
+                yield "key", key
+                yield label(key), value
+        elif kind is Set:
+            yield from (("element", value) for value in node.elements)
+        elif _is_plain_tensor(node):
+            yield from ((label(name), value) for name, value in tensor_state(node) or ())
+        elif kind is Call:
+            yield from (("()", part) for part in (node.args, node.kwargs, node.state))
+            if type(node.func) is not Global:
+                yield "()func", node.func
+            for key, value in pairs(node) or node.items or ():
+                yield "key", key
+                yield label(key), value
+            yield from ((str(index), value) for index, value in enumerate(node.elements or ()))
+
+    def value(self, node: Any) -> Any:
+        """What `node` became."""
+        return values.leaf(node) if _is_leaf(node) else self.made[id(node)]
+
+    def _from_parts(self, node: Any, where: tuple[Any, str]) -> Any:
+        kind = type(node)
+        if kind is tuple:
+            return tuple(map(self.value, node))
+        if kind is Set:
+            try:
+                return frozenset(map(self.value, node.elements))
+            except TypeError as error:
+                raise self._impossible(node, str(error)) from None
+        if kind is PersId:
+            return self._storage(node, where)
+        made = values.called(node, self.value)
+        if made is NOTHING:
+            made = ForeignObject.empty(node)
+            self.shells.append((node, made))
+        return made
+
+    def _tensor(self, node: Call, where: tuple[Any, str]) -> Any:
+        address = _address(where)
+        at, _, key = address.rpartition("/")
+        try:
+            return self.maker(tensor_entry(node, key, at, self.parts.storages))
+        except BadTensor as error:
+            raise WouldLoseData(str(error), path=self.checkpoint.path, where=address) from None
+
+    def _storage(self, node: PersId, where: tuple[Any, str]) -> Any:
+        """A storage that stands by itself, or a persistent id that is none."""
+        if not _is_storage(node):
+            return ForeignObject("", "persistent id", (plain(node.pid),))
+        import torch
+
+        try:
+            kind = fields(node)[1]
+            tensor = self.maker(storage_entry(node, _address(where), "", self.parts.storages))
+        except BadTensor as error:
+            raise WouldLoseData(str(error), path=self.checkpoint.path, where=_address(where)) from None
+        if node.pid[1].name == "UntypedStorage":
+            return tensor.untyped_storage()
+        untyped = tensor.untyped_storage()
+        return torch.TypedStorage(wrap_storage=untyped, dtype=getattr(torch, kind), _internal=True)
+
+    def _fill(self, node: Any, shell: Any) -> None:
+        kind = type(node)
+        value = self.value
+        if _is_plain_tensor(node):
+            for name, attribute in tensor_state(node) or ():
+                if type(name) is Text:
+                    vars(shell)[str(name)] = value(attribute)
+        elif kind is list:
+            shell.extend(map(value, node))
+        elif kind is Set:
+            shell.update(map(value, node.elements))
+        elif isinstance(shell, ForeignObject):
+            shell.args = value(node.args) if isinstance(node.args, tuple) else (value(node.args),)
+            if type(node.func) is not Global:
+                shell.args = (value(node.func), *shell.args)
+            shell.kwargs = value(node.kwargs)
+            shell.state = value(node.state)
+            if node.items is not None:
+                shell.items = [(value(key), value(item)) for key, item in node.items]
+            if node.elements is not None:
+                shell.elements = list(map(value, node.elements))
+        else:
+            for key, item in pairs(node) or ():
+                shell[value(key)] = value(item)
+            if kind is Call:
+                for name, attribute in attributes(node.state):
+                    if type(name) is Text:
+                        vars(shell)[str(name)] = value(attribute)
+                values.add_elements(node, shell, value)
+
+    def _impossible(self, node: Any, why: str) -> BadPickle:
+        message = f"an object that Python could not hold: {why}"
+        return BadPickle(message, path=self.checkpoint.path, offset=getattr(node, "position", None))
+
+
+def _is_leaf(node: Any) -> bool:
+    return type(node) not in _INNER
+
+
+_INNER = frozenset((tuple, list, Dict, Set, Call, PersId))
+
+
+def _is_storage(node: PersId) -> bool:
+    pid = node.pid
+    return type(pid) is tuple and len(pid) >= 5 and pid[0] == "storage"
+
+
+def _is_plain_tensor(node: Any) -> bool:
+    """A tensor that can be made here; others (DTensor, nested) stay records of what would make them."""
+    if not is_tensor(node):
+        return False
+    name = node.func.name
+    inner = node.args[0] if type(node.args) is tuple and node.args else None
+    wrapper = type(inner) is Global and inner.name in _NOT_OURS
+    return name not in _NOT_OURS and not wrapper
+
+
+_NOT_OURS = frozenset((
+    *("_rebuild_wrapper_subclass", "_rebuild_nested_tensor"),
+    *("_rebuild_device_tensor_from_numpy", "_rebuild_device_tensor_from_cpu_tensor"),
+))  # fmt: skip
+
+
+def _address(where: tuple[Any, str]) -> str:
+    parts = []
+    while where[0] is not None:
+        parts.append(where[1])
+        where = where[0]
+    return "/".join(reversed(parts))
+
+
+def node_at(root: Any, at: str) -> Any:
+    """The node at the address `at` below `root`; None if there is none.
+
+    An address is labels joined by slashes, and a label may have slashes itself: every way to read it is tried.
+    """
+    stack = [(root, at)]
+    while stack:
+        node, rest = stack.pop()
+        if not rest:
+            return node
+        for name, child in children(node):
+            if rest == name:
+                return child
+            if rest.startswith(f"{name}/"):
+                stack.append((child, rest[len(name) + 1 :]))
+    return None
+
+
+def mapping_of(node: Any) -> Mapping[str, Any]:
+    """String keys of a mapping node and their nodes; empty for any other node."""
+    return {str(key): value for key, value in pairs(node) or () if type(key) is Text}

@@ -1,0 +1,271 @@
+"""Plain values from a pickle's nodes: one table of the classes that are made here, everything else an inert record.
+
+None of them runs code of the file: what a row makes is made from numbers, texts and bytes that were checked before.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ckptfix.formats.trusted import canonical
+from ckptfix.pickles import Call, Dict, Global, Set
+from ckptfix.pickles.graph import Text
+
+NOTHING: Any = object()
+"""No value can be made here."""
+
+Value = Callable[[Any], Any]
+
+
+@dataclass(slots=True, eq=False)
+class ForeignObject:
+    """What a pickle says of an object whose class only its own library has.
+
+    Two are equal only if they are the same one, and each can be a dict's key.
+
+    Attributes:
+        module, name: of the class or function; of a class that stands as a value itself, with `args` empty.
+        args, kwargs: what it would have been called with.
+        state: what its ``__setstate__`` or ``__dict__`` would have been given.
+        items: pairs set on it, as on a subclass of dict; None if there were none.
+        elements: values appended to it, as to a subclass of list; None if there were none.
+    """
+
+    module: str
+    name: str
+    args: tuple[Any, ...] = ()
+    kwargs: Any = None
+    state: Any = None
+    items: list[tuple[Any, Any]] | None = field(default=None)
+    elements: list[Any] | None = field(default=None)
+
+    @classmethod
+    def empty(cls, node: Call) -> ForeignObject:
+        func = node.func
+        return cls(func.module, func.name) if type(func) is Global else cls("", "call")
+
+
+def leaf(node: Any) -> Any:
+    """The value of a node that has no parts."""
+    if type(node) is Text:
+        return str(node)
+    if type(node) is Global:
+        constant = _constant(node)
+        return ForeignObject(node.module, node.name) if constant is NOTHING else constant
+    return node
+
+
+def _constant(node: Global) -> Any:
+    """``torch.float32``, ``torch.contiguous_format``, ``torch.per_tensor_affine``; NOTHING for other names."""
+    if node.module != "torch":
+        return NOTHING
+    import torch
+
+    value = vars(torch).get(node.name)
+    inert = (torch.dtype, torch.memory_format, torch.qscheme, torch.layout)
+    return value if isinstance(value, inert) else NOTHING
+
+
+BUILTINS: dict[str, Callable[[], Any]] = {
+    **{f"builtins.{made.__name__}": made for made in (list, dict, set, int, float, str, tuple, bool, bytes)},
+    "collections.OrderedDict": OrderedDict,
+}
+"""What a defaultdict may make its values with."""
+
+
+def _plain_args(node: Call) -> bool:
+    return type(node.args) is tuple and node.kwargs is None
+
+
+def _default(node: Call) -> Any:
+    factory = node.args[0] if node.args else None
+    if factory is None:
+        return defaultdict(None)
+    made = BUILTINS.get(canonical(factory)) if type(factory) is Global else None
+    return defaultdict(made) if made is not None and len(node.args) == 1 else NOTHING
+
+
+def _queue(node: Call) -> Any:
+    most = node.args[1] if len(node.args) > 1 else None
+    return deque(maxlen=most) if most is None or (type(most) is int and most >= 0) else NOTHING
+
+
+SHELLS: dict[str, Callable[[Call], Any]] = {
+    "collections.OrderedDict": lambda node: OrderedDict(),
+    "collections.defaultdict": _default,
+    "collections.Counter": lambda node: Counter(),
+    "collections.deque": _queue,
+    "builtins.dict": lambda node: {},
+    "builtins.list": lambda node: [],
+    "builtins.set": lambda node: set(),
+}
+"""Classes whose objects can be made empty and filled later."""
+
+
+def shell(node: Any) -> Any:
+    """An empty object to be filled, or NOTHING if the value must be made from its parts."""
+    kind = type(node)
+    if kind is Dict:
+        return {}
+    if kind is list:
+        return []
+    if kind is Set and node.kind == "set":
+        return set()
+    if kind is not Call:
+        return NOTHING
+    if type(node.func) is Global and _plain_args(node):
+        name = canonical(node.func)
+        if name in MADE:
+            return NOTHING
+        made = SHELLS[name](node) if name in SHELLS else NOTHING
+        if made is not NOTHING:
+            return made
+    return ForeignObject.empty(node)
+
+
+def add_elements(node: Call, shell: Any, value: Value) -> None:
+    """What a call gives beside items: ``set([1, 2])``, and values appended."""
+    first = value(node.args[0]) if node.args else None
+    if isinstance(shell, set | list | deque):
+        if isinstance(first, set | frozenset | list | tuple):
+            add: Any = shell.update if isinstance(shell, set) else shell.extend
+            add(first)
+        for element in node.elements or ():
+            if isinstance(shell, set):
+                shell.add(value(element))
+            else:
+                shell.append(value(element))
+
+
+def _size(args: Any, state: Any) -> Any:
+    import torch
+
+    (sizes,) = args
+    return torch.Size(sizes) if all(type(size) is int for size in sizes) else NOTHING
+
+
+def _device(args: Any, state: Any) -> Any:
+    import torch
+
+    return torch.device(*args) if all(type(part) in (str, int) for part in args) else NOTHING
+
+
+def _layout(args: Any, state: Any) -> Any:
+    import torch
+
+    (name,) = args
+    found = vars(torch).get(name.removeprefix("torch."))
+    return found if isinstance(found, torch.layout) else NOTHING
+
+
+def _number(made: type) -> Callable[[Any, Any], Any]:
+    """A class whose arguments are numbers only, and few."""
+
+    def make(args: Any, state: Any) -> Any:
+        fits = len(args) <= 3 and all(type(part) in (int, float, bool, type(None)) for part in args)
+        return made(*args) if fits else NOTHING
+
+    return make
+
+
+def _encoded(args: Any, state: Any) -> Any:
+    text, encoding = args
+    return text.encode("latin-1") if encoding == "latin1" else NOTHING
+
+
+def _bytearray(args: Any, state: Any) -> Any:
+    if args and type(args[0]) is str and args[1:] == ("latin-1",):
+        return bytearray(args[0].encode("latin-1"))
+    return bytearray(args[0]) if args and type(args[0]) in (bytes, bytearray) else bytearray() if not args else NOTHING
+
+
+def _sequence(made: type) -> Callable[[Any, Any], Any]:
+    def make(args: Any, state: Any) -> Any:
+        inside = args[0] if args else ()
+        return made(inside) if isinstance(inside, list | tuple | set | frozenset | bytes) else NOTHING
+
+    return make
+
+
+def _numpy_dtype(args: Any, state: Any) -> Any:
+    """``dtype('f8', False, True)`` with the state ``(3, '<', None, ...)``: numbers and booleans only."""
+    import numpy as np
+
+    code = args[0]
+    if type(code) is not str or code[:1] not in "biufcSU" or not code[1:].isdecimal():
+        return NOTHING
+    if state is not None and (state[0] != 3 or state[2:5] != (None, None, None)):
+        return NOTHING
+    made = np.dtype(code)
+    return made.newbyteorder(state[1]) if state is not None and state[1] in ("<", ">") else made
+
+
+def _numpy_scalar(args: Any, state: Any) -> Any:
+    import numpy as np
+
+    dtype, data = args
+    if not isinstance(dtype, np.dtype) or len(data) != dtype.itemsize:
+        return NOTHING
+    return np.frombuffer(data, dtype)[0]
+
+
+def _numpy_array(args: Any, state: Any) -> Any:
+    """``_reconstruct(ndarray, (0,), b'b')`` with the state (version, shape, dtype, in Fortran order, bytes)."""
+    import numpy as np
+
+    kind = args[0]
+    if not isinstance(kind, ForeignObject) or (kind.module, kind.name) != ("numpy", "ndarray"):
+        return NOTHING
+    _, shape, dtype, fortran, data = state
+    if not isinstance(dtype, np.dtype) or not isinstance(data, bytes | bytearray):
+        return NOTHING
+    return np.frombuffer(bytearray(data), dtype).reshape(shape, order="F" if fortran else "C")
+
+
+def _numpy_buffer(args: Any, state: Any) -> Any:
+    """``_frombuffer(bytes, dtype, shape, order)``, as protocol 5 writes arrays."""
+    import numpy as np
+
+    data, dtype, shape, order = args
+    if not isinstance(dtype, np.dtype) or order not in ("C", "F"):
+        return NOTHING
+    return np.frombuffer(bytearray(data), dtype).reshape(shape, order=order)
+
+
+MADE: dict[str, Callable[[Any, Any], Any]] = {
+    "torch.Size": _size,
+    "torch.device": _device,
+    "torch.serialization._get_layout": _layout,
+    "_codecs.encode": _encoded,
+    "builtins.bytearray": _bytearray,
+    "builtins.complex": _number(complex),
+    "builtins.slice": _number(slice),
+    "builtins.range": _number(range),
+    "builtins.frozenset": _sequence(frozenset),
+    "builtins.tuple": _sequence(tuple),
+    "builtins.bytes": _sequence(bytes),
+    "numpy.dtype": _numpy_dtype,
+    "numpy.core.multiarray.scalar": _numpy_scalar,
+    "numpy._core.multiarray.scalar": _numpy_scalar,
+    "numpy.core.multiarray._reconstruct": _numpy_array,
+    "numpy._core.multiarray._reconstruct": _numpy_array,
+    "numpy.core.numeric._frombuffer": _numpy_buffer,
+    "numpy._core.numeric._frombuffer": _numpy_buffer,
+}
+"""Calls whose values are made from their arguments and state: (args, state) -> value, or NOTHING."""
+
+
+def called(node: Call, value: Value) -> Any:
+    """The value of a call of the table, or NOTHING."""
+    if type(node.func) is not Global or not _plain_args(node) or node.items or node.elements:
+        return NOTHING
+    make = MADE.get(canonical(node.func))
+    if make is None:
+        return NOTHING
+    try:
+        return make(value(node.args), value(node.state))
+    except (TypeError, ValueError, KeyError, IndexError, AttributeError, OverflowError, RuntimeError):
+        return NOTHING
