@@ -1,0 +1,163 @@
+"""Modules of one signature, in groups that repeat: which group of one side may be which of the other.
+
+A group is what one path with open numbers stands for: ``layers.{}.attn.q`` with an instance in every layer. Where one side
+writes as one group what the other writes as two (``layers.{}.norm{}`` and ``norm1``, ``norm2``), the first is split at a
+number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from ckptfix.ops.match_names import Unit
+
+
+@dataclass(eq=False)
+class Group:
+    """Units whose paths differ in numbers alone, in the order of these numbers.
+
+    Attributes:
+        text: the path; ``{}`` stands where the number is open.
+        open: which of the units' numbers are.
+    """
+
+    text: str
+    open: tuple[int, ...]
+    units: list[Unit]
+
+    def __len__(self) -> int:
+        return len(self.units)
+
+    @cached_property
+    def numbers(self) -> list[tuple[int, ...]]:
+        """The numbers of each unit that are not the same in all."""
+        rows = [tuple(unit.numbers[index] for index in self.open) for unit in self.units]
+        varying = [index for index, column in enumerate(zip(*rows, strict=True)) if len(set(column)) > 1]
+        return [tuple(row[index] for index in varying) for row in rows]
+
+    @cached_property
+    def nesting(self) -> tuple[int, tuple[object, ...]]:
+        """How many numbers vary, and how many instances stand under each value of the first, of the second ..."""
+        numbers = self.numbers
+        return len(numbers[0]), _branches(numbers)
+
+    @property
+    def in_order(self) -> bool:
+        """Whether the units were defined in the order of their numbers."""
+        return all(one.first < other.first for one, other in zip(self.units, self.units[1:], strict=False))
+
+    def splits(self) -> Iterator[list[Group]]:
+        """The ways to fix one of the open numbers, the last number first."""
+        for index in reversed(self.open):
+            parts: dict[int, list[Unit]] = {}
+            for unit in self.units:
+                parts.setdefault(unit.numbers[index], []).append(unit)
+            if len(parts) > 1:
+                rest = tuple(number for number in self.open if number != index)
+                yield [Group(_filled(self.text, self.open.index(index), value), rest, parts[value]) for value in sorted(parts)]
+
+
+def _branches(numbers: Sequence[tuple[int, ...]]) -> tuple[object, ...]:
+    if not numbers or not numbers[0]:
+        return ()
+    below: dict[int, list[tuple[int, ...]]] = {}
+    for row in numbers:
+        below.setdefault(row[0], []).append(row[1:])
+    return tuple(_branches(rows) if rows[0] else len(rows) for rows in below.values())
+
+
+def _filled(text: str, which: int, value: int) -> str:
+    """`text` with `value` in its `which`-th open place."""
+    parts = text.split("{}")
+    return "{}".join(parts[: which + 1]) + str(value) + "{}".join(parts[which + 1 :])
+
+
+def groups(units: Iterable[Unit]) -> list[Group]:
+    """`units` by their templates, in the order of the first units."""
+    found: dict[str, list[Unit]] = {}
+    for unit in units:
+        found.setdefault(unit.template, []).append(unit)
+    made = []
+    for template, members in found.items():
+        members.sort(key=lambda unit: unit.numbers)
+        made.append(Group(template, tuple(range(len(members[0].numbers))), members))
+    return made
+
+
+MOST = 64
+"""Groups of one signature that are looked at; a model that repeats nothing has more, and its numbers say nothing."""
+
+
+def levelled(one: Sequence[Group], other: Sequence[Group]) -> tuple[list[Group], list[Group]]:
+    """Both sides split until each group has one of equal size and nesting, as far as splitting leads there."""
+    left, right = list(one), list(other)
+    while len(left) <= MOST and len(right) <= MOST:
+        now = _lonely_units(left, right)
+        step = _step(left, right, now) if now else None
+        if step is None:
+            break
+        left, right = step
+    return left, right
+
+
+Sides = tuple[list[Group], list[Group]]
+
+
+def _step(left: list[Group], right: list[Group], now: int) -> Sides | None:
+    """The first split, or two of them, that leaves fewer than `now` units in groups without a like."""
+    ways = list(_ways(left, right))
+    for tried in ways:
+        if _lonely_units(*tried) < now:
+            return tried
+    for way in ways[:MOST]:
+        for tried in _ways(*way):
+            if _lonely_units(*tried) < now:
+                return tried
+    return None
+
+
+def _ways(left: list[Group], right: list[Group]) -> Iterator[Sides]:
+    """Both sides with one group split that has no like."""
+    for group in sorted(_lonely(left, right), key=len, reverse=True):
+        for parts in group.splits():
+            yield _with(left, group, parts), right
+    for group in sorted(_lonely(right, left), key=len, reverse=True):
+        for parts in group.splits():
+            yield left, _with(right, group, parts)
+
+
+def _with(groups: list[Group], group: Group, parts: list[Group]) -> list[Group]:
+    place = groups.index(group)
+    return [*groups[:place], *parts, *groups[place + 1 :]]
+
+
+def _lonely_units(left: Sequence[Group], right: Sequence[Group]) -> int:
+    return sum(map(len, _lonely(left, right))) + sum(map(len, _lonely(right, left)))
+
+
+def _lonely(mine: Sequence[Group], others: Sequence[Group]) -> list[Group]:
+    """Those of `mine` that have no like in `others`, each of which serves once."""
+    free = list(others)
+    lonely = []
+    for group in mine:
+        like = next((other for other in free if alike(group, other)), None)
+        if like is None:
+            lonely.append(group)
+        else:
+            free.remove(like)
+    return lonely
+
+
+def alike(one: Group, other: Group) -> bool:
+    """Whether the instances of two groups can go together, one by one in the order of their numbers.
+
+    Numbers of equally many levels must branch alike; where the levels differ, as in ``features.7`` and ``conv2_1``,
+    only the count can be compared.
+    """
+    if len(one) != len(other):
+        return False
+    levels, branches = one.nesting
+    other_levels, other_branches = other.nesting
+    return levels != other_levels or branches == other_branches

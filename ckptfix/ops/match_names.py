@@ -1,0 +1,160 @@
+"""Key names taken apart: modules, the numbers and the words in their paths.
+
+The structural matcher compares modules rather than keys: a convolution's weight and bias go together. The path of a module
+is a template (``layer{}.{}.conv{}``) and the numbers that stand in it, so that a thousand layers are one template.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from ckptfix.ops import families
+from ckptfix.ops.match import Slot
+
+LEAVES = frozenset(
+    "weight bias running_mean running_var num_batches_tracked weight_ih weight_hh bias_ih bias_hh weight_hr "
+    "weight_g weight_v weight_orig weight_u scale zero_point".split()
+)
+"""What modules of torch.nn call the tensors that are their own; any other parameter stands for itself."""
+
+_RECURRENT = re.compile(r"(weight|bias)_(ih|hh|hr)_l(\d+)(_reverse)?")  # torch/nn/modules/rnn.py RNNBase
+_PARAMETRIZED = re.compile(r"(?:(.*)\.)?(parametrizations\.[^.]+\.[^.]+(?:\._[uv])?)")  # torch/nn/utils/parametrize.py
+_TOKEN = re.compile(r"\d+|(?<=\d)[a-h](?![A-Za-z])|[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
+_NUMBER = re.compile(r"\d+|(?<=\d)[a-h](?![A-Za-z])")
+# Caffe's ResNet counts blocks by letters behind a number, as in res2a_branch2b.
+
+
+@dataclass(slots=True, eq=False)
+class Unit:
+    """The tensors that are a module's own, or one parameter that stands for itself.
+
+    Attributes:
+        path: of the module, in canonical spelling (see `ckptfix.ops.families`).
+        slots: leaf -> its slot, as named in the state dict; the leaf of a lone parameter is ``""``.
+        optional: the same for slots that a family lets pass, with its id.
+        first, last: positions of its keys in the state dict.
+        template, numbers: of the path.
+    """
+
+    path: str
+    first: int
+    last: int
+    slots: dict[str, Slot] = field(default_factory=dict)
+    optional: dict[str, tuple[Slot, str]] = field(default_factory=dict)
+    template: str = ""
+    numbers: tuple[int, ...] = ()
+
+    @property
+    def signature(self) -> frozenset[tuple[str, tuple[int, ...], str]]:
+        """What another module must have to take its place: leaves, shapes, and whether they count or measure."""
+        return frozenset((leaf, slot.shape, number_kind(slot.dtype)) for leaf, slot in self.slots.items())
+
+
+def number_kind(dtype: str) -> str:
+    """``"integer"``, or ``"float"``, which an unknown dtype passes for; precision is not a difference."""
+    return "integer" if dtype.startswith(("int", "uint", "bool")) else "float"
+
+
+@dataclass(eq=False)
+class Side:
+    """One of the two state dicts.
+
+    Attributes:
+        units: in the order of their first keys.
+        aliases: slots that are another one's tensor.
+        scattered: the keys of many modules are not together.
+    """
+
+    units: tuple[Unit, ...]
+    aliases: tuple[Slot, ...]
+    scattered: bool
+
+    @cached_property
+    def in_order(self) -> bool:
+        """Whether the order of the keys is that in which modules were defined, as far as one can see.
+
+        It is not if the keys of a module are apart, numbers in a path go down, or all is sorted by name (as
+        safetensors does).
+        """
+        if self.scattered:
+            return False
+        paths = [unit.path for unit in self.units]
+        if len(paths) > 4 and paths == sorted(paths) and paths != sorted(paths, key=natural):
+            return False
+        latest: dict[str, tuple[int, ...]] = {}
+        falls = 0
+        for unit in self.units:
+            falls += latest.get(unit.template, ()) > unit.numbers
+            latest[unit.template] = unit.numbers
+        return falls * 10 <= len(self.units)
+
+
+def natural(path: str) -> list[tuple[int, str]]:
+    """A sort key by which ``10`` comes after ``9``."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", path)]
+
+
+def side(slots: Sequence[Slot]) -> Side:
+    """`slots`, in the order of a state dict, as units."""
+    canonical = families.canonical([slot.name for slot in slots])
+    units: dict[str, Unit] = {}
+    aliases = []
+    scattered = 0
+    position = -1
+    for slot in slots:
+        if slot.tied is not None:
+            aliases.append(slot)
+            continue
+        position += 1
+        path, leaf = _split(canonical.get(slot.name, slot.name))
+        unit = units.get(path)
+        if unit is None or leaf in unit.slots:
+            path = path if unit is None else slot.name
+            unit = units[path] = Unit(path, position, position)
+            unit.template, unit.numbers = template(path)
+        scattered += position > unit.last + 1
+        unit.last = position
+        family = families.optional(slot)
+        if family is None:
+            unit.slots[leaf] = slot
+        else:
+            unit.optional[leaf] = (slot, family.id)
+    return Side(tuple(units.values()), tuple(aliases), scattered * 4 > len(units))
+
+
+def _split(name: str) -> tuple[str, str]:
+    """(path of the unit, leaf) of a canonical name."""
+    match = _PARAMETRIZED.fullmatch(name)
+    if match is not None:
+        return match[1] or "", match[2]
+    path, _, leaf = name.rpartition(".")
+    match = _RECURRENT.fullmatch(leaf)
+    if match is not None:
+        layer = f"l{match[3]}" + (".reverse" if match[4] else "")
+        return f"{path}.{layer}" if path else layer, f"{match[1]}_{match[2]}"
+    return (path, leaf) if leaf in LEAVES else (name, "")
+
+
+def template(path: str) -> tuple[str, tuple[int, ...]]:
+    """``layer1.0.conv2`` as (``layer{}.{}.conv{}``, (1, 0, 2))."""
+    numbers = tuple(number(text) for text in _NUMBER.findall(path))
+    return _NUMBER.sub("{}", path), numbers
+
+
+def number(text: str) -> int:
+    return int(text) if text.isdigit() else ord(text) - ord("a")
+
+
+def words(text: str) -> list[str]:
+    """The words of a path or template, small, in order, without numbers."""
+    return [token.lower() for token in _TOKEN.findall(text) if token.isalpha()]
+
+
+def common_words(texts: Sequence[str]) -> frozenset[str]:
+    """Words that all `texts` have equally often: they tell none from another."""
+    counts = [Counter(words(text)) for text in texts]
+    return frozenset(word for word in counts[0] if len({count[word] for count in counts}) == 1) if counts else frozenset()

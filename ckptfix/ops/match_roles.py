@@ -1,0 +1,140 @@
+"""What the words in a module's path say of its part: one table of synonyms, and a score for two paths.
+
+Where shapes leave a choice (query, key and value are equally large), only words can tell. A word stands for a part of a
+kind; two modules that play different parts of one kind are not each other's counterpart.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ckptfix.ops.match_names import words
+
+ROLES: dict[str, dict[str, str]] = {
+    "attention": {
+        "query": "q query queries wq",
+        "key": "k key keys wk",
+        "value": "v value values wv",
+        "out": "o out output wo dense proj",
+        "fused": "qkv wqkv",
+    },
+    "gated": {"gate": "gate g w1/3", "up": "up x w3/3", "down": "down w2/3"},
+    "feed-forward": {"first": "intermediate wi c_fc", "second": "down contract"},
+    "path": {"shortcut": "shortcut downsample skip identity residual proj projection"},
+    "block": {
+        "attention": "attention attn sa self input before pre",
+        "feed-forward": "ffn mlp feed ff output final post after post_attention post_attn post_self",
+    },
+    "cross": {"self": "self", "cross": "cross encdec multihead src encoder_attn encoder_attention enc_attn src_attn"},
+    "half": {"encoder": "encoder enc", "decoder": "decoder dec"},
+    "embedding": {
+        "token": "word words token tokens tok wte",
+        "position": "position positions pos wpe positional",
+        "type": "type segment seg",
+    },
+    "inverted": {"expand": "expand expansion", "depthwise": "dw depthwise", "project": "pwl project reduce"},
+    "squeeze": {"reduce": "reduce squeeze", "expand": "expand excite excitation"},
+    "modality": {"image": "visual vision image img pixel", "text": "text textual language"},
+    "agent": {"actor": "actor policy", "critic": "critic"},
+    "pair": {"student": "student online", "teacher": "teacher target momentum ema"},
+    "adversary": {"generator": "generator gen", "discriminator": "discriminator disc"},
+    "reverse": {"reverse": "reverse backward bw", "forward": "forward fw"},
+}
+"""Kind -> part -> the terms for it: words, two words in a row, or ``w1/3``: w1 where w3 is one of the choices too
+(LLaMA, llama/model.py FeedForward). A term may play parts of several kinds."""
+
+BEFORE = {"attention": 1, "feed-forward": 9}
+"""Order of the parts of the kind ``block``: norms are numbered so."""
+
+_PARTS: dict[str, list[tuple[str, str]]] = {}
+for _kind, _parts in ROLES.items():
+    for _part, _terms in _parts.items():
+        for _term in _terms.split():
+            _PARTS.setdefault(_term, []).append((_kind, _part))
+
+_LETTER = re.compile(r"(?<![A-Za-z])[a-h](?![A-Za-z])")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What tells one of several modules of the same signature from the others.
+
+    Attributes:
+        terms: words that not all of them have.
+        roles: kind -> parts that the words play.
+        ordinal: (how many are numbered alike, which of them it is), where it is numbered.
+    """
+
+    terms: frozenset[str]
+    roles: dict[str, frozenset[str]]
+    ordinal: tuple[int, int] | None
+
+
+def parts(texts: Sequence[str]) -> list[Part]:
+    """The part of each of `texts`, the paths among which a choice is to be made."""
+    terms = [Counter(_terms(text)) for text in texts]
+    own = [{term for term in counts if any(counts[term] != other[term] for other in terms)} for counts in terms]
+    if len(texts) == 1:
+        own = [set(counts) for counts in terms]
+    gated = any("w3" in counts for counts in own) and any("w1" in counts for counts in own)
+    roles = [_roles(counts, gated) for counts in own]
+    ordinals = _ordinals(texts, roles)
+    return [Part(frozenset(own[i]), roles[i], ordinals[i]) for i in range(len(texts))]
+
+
+def _terms(text: str) -> list[str]:
+    """Words, two that are neighbours in one component, and w1, w2, w3."""
+    found = re.findall(r"\bw[1-3]\b", text)
+    for component in text.split("."):
+        single = words(component)
+        found += [*single, *map("_".join, zip(single, single[1:], strict=False))]
+    return found
+
+
+def _roles(terms: set[str], gated: bool) -> dict[str, frozenset[str]]:
+    """The parts that `terms` play; two words in a row outweigh each of them."""
+    pairs = [term for term in terms if "_" in term and term in _PARTS]
+    hidden = {word for pair in pairs for word in pair.split("_")}
+    found: dict[str, set[str]] = {}
+    for term in terms:
+        key = f"{term}/3" if gated and term in ("w1", "w2", "w3") else term
+        if term in hidden:
+            continue
+        for kind, part in _PARTS.get(key, ()):
+            found.setdefault(kind, set()).add(part)
+    return {kind: frozenset(played) for kind, played in found.items()}
+
+
+def _ordinals(texts: Sequence[str], roles: Sequence[dict[str, frozenset[str]]]) -> list[tuple[int, int] | None]:
+    """Rank among those that differ by numbers (or single letters) alone, or by a part that has an order."""
+    alike: dict[str, list[tuple[tuple[int, ...], int]]] = {}
+    for index, text in enumerate(texts):
+        lettered = _LETTER.sub(lambda match: str(ord(match[0]) - ord("a")), text)
+        numbers = tuple(map(int, re.findall(r"\d+", lettered)))
+        alike.setdefault(re.sub(r"\d+", "#", lettered), []).append((numbers, index))
+    found: list[tuple[int, int] | None] = [None] * len(texts)
+    for rows in alike.values():
+        if len(rows) > 1:
+            for rank, (_, index) in enumerate(sorted(rows)):
+                found[index] = (len(rows), rank)
+    placed = [BEFORE.get(next(iter(played.get("block", ())), ""), 5) if len(played.get("block", ())) < 2 else 0
+              for played in roles]  # fmt: skip
+    if len(texts) == 2 and not any(found) and len(set(placed)) == 2 and 0 not in placed:
+        return [(2, int(place == max(placed))) for place in placed]
+    return found
+
+
+def score(one: Part, other: Part) -> float:
+    """How well two parts go together: 4 for each kind in which they agree, -4 for each in which they differ."""
+    total = 0.0
+    for kind in one.roles.keys() & other.roles.keys():
+        total += 4 if one.roles[kind] & other.roles[kind] else -4
+    either = one.terms | other.terms
+    if either:
+        total += 3 * len(one.terms & other.terms) / len(either)
+    if one.ordinal and other.ordinal and one.ordinal[0] == other.ordinal[0]:
+        total += 1.5 if one.ordinal == other.ordinal else -1.5
+    return total

@@ -1,0 +1,321 @@
+"""Matching by structure: modules of equal shapes, told apart by numbers, words and places.
+
+What is compared are modules (`match_names.Unit`). Those whose tensors have the same names, shapes and kinds on both sides
+form a class. Inside a class, repeating paths are groups (`match_groups`), and the best assignment of groups is sought
+(`assignment.best`) by what their words mean (`match_roles`), by numbers, by order of definition and by place among what is
+certain already. An assignment that another one comes close to is ambiguous, and says so.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from ckptfix import keys
+from ckptfix.ops import assignment, match_roles
+from ckptfix.ops.learn_rules import learn
+from ckptfix.ops.match import Matching, Pair, Skipped, Slot
+from ckptfix.ops.match_groups import MOST, Group, alike, groups, levelled
+from ckptfix.ops.match_names import Side, Unit, side
+
+ENOUGH = 2.5
+"""By how much an assignment must be better than the next best to be certain. Order of definition alone, which tells
+``query, key, value`` from ``q, k, v`` but also from ``k, v, q``, gives 2."""
+
+SAME_NAMES = 0.5
+"""Share of equal paths from which on equal names are believed first."""
+
+
+@dataclass(slots=True)
+class Link:
+    """Two units that go together; `instead` are the other's rivals."""
+
+    one: Unit
+    other: Unit
+    confidence: float
+    why: str
+    instead: tuple[Unit, ...] = ()
+
+
+@dataclass(slots=True)
+class _State:
+    """The two sides, and what is certain: for each side, the places of the linked units in order."""
+
+    a: Side
+    b: Side
+    links: list[Link] = field(default_factory=list)
+    pins: tuple[list[int], list[int]] = ([], [])
+
+    @property
+    def ordered(self) -> bool:
+        return self.a.in_order and self.b.in_order
+
+    def add(self, links: Iterable[Link]) -> None:
+        self.links += links
+
+    def pin(self) -> None:
+        """Take the links that are beyond doubt as landmarks, the longest run of them that is in the same order."""
+        certain = sorted((link.one.first, link.other.first) for link in self.links if not link.instead)
+        kept = _rising([other for _, other in certain])
+        self.pins = ([certain[index][0] for index in kept], [certain[index][1] for index in kept])
+
+    def place(self, group: Group, which: int) -> list[int]:
+        """For each unit, how many landmarks come before it."""
+        return [bisect_left(self.pins[which], unit.first) for unit in group.units]
+
+
+def match(source: Sequence[Slot], target: Sequence[Slot], *, reshape: bool = False) -> Matching:
+    """See `ckptfix.ops.match.match`."""
+    state = _State(side(source), side(target))
+    state.add(_same_names(state.a, state.b))
+    for key in (_whole, _main) + ((_flat,) if reshape else ()):
+        _by_class(state, key)
+    return _matching(state, source, target)
+
+
+def _same_names(a: Side, b: Side) -> list[Link]:
+    """Units of equal paths, wrappers and a common prefix aside, if these are so many that it is no accident."""
+    bare_a, bare_b = _bare(a.units), _bare(b.units)
+    found = [
+        Link(unit, bare_b[path], 1.0, "same name")
+        for path, unit in bare_a.items()
+        if path in bare_b and unit.signature == bare_b[path].signature and unit.slots
+    ]
+    return found if len(found) >= SAME_NAMES * min(len(a.units), len(b.units)) else []
+
+
+def _bare(units: Sequence[Unit]) -> dict[str, Unit]:
+    paths = [keys.unwrapped(unit.path) for unit in units]
+    while len(paths) > 1 and "." in paths[0]:
+        front = paths[0].partition(".")[0] + "."
+        if not all(path.startswith(front) for path in paths):
+            break
+        paths = [path[len(front) :] for path in paths]
+    found = dict(zip(paths, units, strict=True))
+    return found if len(found) == len(units) else {unit.path: unit for unit in units}
+
+
+Class = frozenset[object] | tuple[object, ...]
+
+
+def _whole(unit: Unit) -> Class:
+    return unit.signature
+
+
+def _main(unit: Unit) -> Class:
+    """For what is left: a module with or without a bias, a parameter that one side holds in a module of its own."""
+    slot = unit.slots.get("weight") or unit.slots.get("")
+    if slot is None or (not unit.slots.get("weight") and len(slot.shape) == 2 and slot.shape[0] == slot.shape[1]):
+        return ()  # a square matrix on its own may be the transpose of a Linear's weight
+    return ("weight", slot.shape)
+
+
+def _flat(unit: Unit) -> Class:
+    if len(unit.slots) != 1:
+        return tuple(sorted((leaf, math.prod(slot.shape)) for leaf, slot in unit.slots.items()))
+    return ("one", math.prod(next(iter(unit.slots.values())).shape))
+
+
+def _by_class(state: _State, key: object) -> None:
+    """Link the free units of equal `key`: first where there is no choice, then where there is."""
+    assert callable(key)
+    linked = {id(unit) for link in state.links for unit in (link.one, link.other)}
+    classes: dict[Class, tuple[list[Unit], list[Unit]]] = {}
+    for which, units in enumerate((state.a.units, state.b.units)):
+        for unit in units:
+            if unit.slots and id(unit) not in linked and (name := key(unit)):
+                classes.setdefault(name, ([], []))[which].append(unit)
+    hard = []
+    for ours, theirs in classes.values():
+        if not ours or not theirs:
+            continue
+        left, right = levelled(groups(ours), groups(theirs))
+        if len(left) == len(right) == 1 and alike(left[0], right[0]):
+            state.add(_instances(left[0], right[0], math.inf, (), state))
+        else:
+            hard.append((left, right))
+    state.pin()
+    for left, right in sorted(hard, key=lambda pair: len(pair[0]) * len(pair[1])):
+        state.add(_assigned(state, left, right))
+
+
+def _assigned(state: _State, left: list[Group], right: list[Group]) -> list[Link]:
+    """The best assignment of groups to groups."""
+    if max(len(left), len(right)) > MOST:
+        return _in_definition_order(left, right)
+    swapped = len(left) > len(right)
+    rows, columns = (right, left) if swapped else (left, right)
+    parts = match_roles.parts([group.text for group in rows]), match_roles.parts([group.text for group in columns])
+    places = [
+        [state.place(group, which) for group in side_groups]
+        for which, side_groups in ((int(swapped), rows), (int(not swapped), columns))
+    ]
+    ranks = _ranks(rows), _ranks(columns)
+    scores = []
+    for i, one in enumerate(rows):
+        line = []
+        for j, other in enumerate(columns):
+            score = match_roles.score(parts[0][i], parts[1][j])
+            if state.ordered:
+                score += float(ranks[0][i] == ranks[1][j] and len(rows) == len(columns))
+                score -= _apart(places[0][i], places[1][j])
+            line.append(score if alike(one, other) else score - 100)
+        scores.append(line)
+    chosen = assignment.best(scores)
+    links = []
+    for (i, j), (margin, rival) in zip(enumerate(chosen), assignment.margins(scores, chosen), strict=True):
+        one, other = (columns[j], rows[i]) if swapped else (rows[i], columns[j])
+        rivals = () if margin >= ENOUGH else tuple((rows[i] if swapped else columns[rival]).units)
+        if margin < ENOUGH and swapped:
+            rivals = tuple(unit for k, taken in enumerate(chosen) if taken == rival for unit in rows[k].units)
+        links += _instances(one, other, margin, rivals, state)
+    return links
+
+
+def _ranks(groups: Sequence[Group]) -> list[int]:
+    """Place of each group when they stand in the order of their first units."""
+    order = sorted(range(len(groups)), key=lambda index: groups[index].units[0].first)
+    return [order.index(index) for index in range(len(groups))]
+
+
+def _apart(one: Sequence[int], other: Sequence[int]) -> float:
+    """How far two groups are from each other among the landmarks; at most 3."""
+    if len(one) != len(other):
+        return 0.0
+    return min(3.0, sum(min(abs(i - j), 3) for i, j in zip(one, other, strict=True)) / len(one))
+
+
+def _instances(one: Group, other: Group, margin: float, rivals: Sequence[Unit], state: _State) -> list[Link]:
+    """The units of two groups, one by one."""
+    confidence = 0.99 if margin == math.inf else round(1 - 0.5 * 2 ** (-max(margin, 0.0) / 3), 2)
+    why = "only shape" if margin == math.inf else "name and place"
+    if alike(one, other):
+        doubt = state.ordered and one.in_order != other.in_order
+        links = [
+            Link(unit, twin, confidence, why, tuple(rivals[index : index + 1] or rivals[-1:]))
+            for index, (unit, twin) in enumerate(zip(one.units, other.units, strict=True))
+        ]
+        if doubt:
+            for link, twin in zip(links, sorted(other.units, key=lambda unit: unit.first), strict=True):
+                link.instead = link.instead or (twin,)
+        return links
+    return _numbered(one, other, min(confidence, 0.7), rivals)
+
+
+def _numbered(one: Group, other: Group, confidence: float, rivals: Sequence[Unit]) -> list[Link]:
+    """Units of equal numbers, up to a step that is the same for all; the rest of the longer group stays free."""
+    if len(one.open) == len(other.open):
+        short, long = (one, other) if len(one) <= len(other) else (other, one)
+        step = [after - before for before, after in zip(_open(short)[0], _open(long)[0], strict=True)]
+        place = dict(zip(_open(long), long.units, strict=True))
+        wanted = [tuple(map(sum, zip(row, step, strict=True))) for row in _open(short)]
+        if all(row in place for row in wanted):
+            pairs = [(unit, place[row]) for unit, row in zip(short.units, wanted, strict=True)]
+            ordered = pairs if short is one else [(twin, unit) for unit, twin in pairs]
+            return [Link(unit, twin, confidence, "same numbers", tuple(rivals[:1])) for unit, twin in ordered]
+    pairs = list(zip(one.units, other.units, strict=False))
+    return [Link(unit, twin, 0.3, "order", tuple(rivals[:1]) or (other.units[-1],)) for unit, twin in pairs]
+
+
+def _open(group: Group) -> list[tuple[int, ...]]:
+    return [tuple(unit.numbers[index] for index in group.open) for unit in group.units]
+
+
+def _in_definition_order(left: list[Group], right: list[Group]) -> list[Link]:
+    """Too many paths that have nothing in common: a proposal, and each pair of it ambiguous."""
+    units = [sorted((unit for group in side_groups for unit in group.units), key=lambda unit: unit.first)
+             for side_groups in (left, right)]  # fmt: skip
+    links = []
+    for index, (one, other) in enumerate(zip(*units, strict=False)):
+        rival = units[1][index - 1 if index else min(1, len(units[1]) - 1)]
+        links.append(Link(one, other, 0.2, "order", (rival,)))
+    return links
+
+
+def _rising(values: Sequence[int]) -> list[int]:
+    """Indices of a longest increasing subsequence."""
+    tails: list[int] = []
+    ends: list[int] = []
+    back: list[int] = []
+    for index, value in enumerate(values):
+        at = bisect_left(tails, value)
+        tails[at : at + 1] = [value]
+        ends[at : at + 1] = [index]
+        back.append(ends[at - 1] if at else -1)
+    kept = []
+    index = ends[-1] if ends else -1
+    while index >= 0:
+        kept.append(index)
+        index = back[index]
+    return kept[::-1]
+
+
+def _matching(state: _State, source: Sequence[Slot], target: Sequence[Slot]) -> Matching:
+    pairs: dict[str, Pair] = {}
+    skipped: tuple[dict[str, Skipped], dict[str, Skipped]] = ({}, {})
+    for link in state.links:
+        for leaf, slot in link.one.slots.items():
+            twin = _twin(link.one, leaf, link.other)
+            if twin is None:
+                continue
+            instead = tuple(rival.name for unit in link.instead if (rival := _twin(link.one, leaf, unit)) is not None)
+            shape = None if slot.shape == twin.shape else twin.shape
+            pairs[slot.name] = Pair(slot.name, twin.name, link.confidence, link.why, instead, shape)
+        for leaf, (slot, _) in link.one.optional.items():
+            if leaf in link.other.optional and link.other.optional[leaf][0].shape == slot.shape:
+                twin = link.other.optional[leaf][0]
+                pairs[slot.name] = Pair(slot.name, twin.name, link.confidence, link.why)
+    taken = {pair.target for pair in pairs.values()}
+    _pair_aliases(state, pairs, taken)
+    taken = {pair.target for pair in pairs.values()}
+    for which, units, done in ((0, state.a.units, pairs.keys()), (1, state.b.units, taken)):
+        for unit in units:
+            for slot, rule in unit.optional.values():
+                if slot.name not in done:
+                    skipped[which][slot.name] = Skipped(slot.name, rule)
+    for which, aliases, done in ((0, state.a.aliases, pairs.keys()), (1, state.b.aliases, taken)):
+        for slot in aliases:
+            if slot.name not in done:
+                skipped[which][slot.name] = Skipped(slot.name, "tied")
+    ordered = tuple(pairs[slot.name] for slot in source if slot.name in pairs)
+    return Matching(
+        "structure",
+        ordered,
+        learn({pair.source: pair.target for pair in ordered}, [slot.name for slot in source]),
+        tuple(slot.name for slot in source if slot.name not in pairs and slot.name not in skipped[0]),
+        tuple(slot.name for slot in target if slot.name not in taken and slot.name not in skipped[1]),
+        tuple(skipped[0].values()),
+        tuple(skipped[1].values()),
+    )
+
+
+def _twin(one: Unit, leaf: str, other: Unit) -> Slot | None:
+    """The slot of `other` for `leaf` of `one`; a lone parameter goes with a lone weight."""
+    found = other.slots.get(leaf)
+    if found is None and leaf in ("", "weight"):
+        found = other.slots.get("weight" if leaf == "" else "")
+    if found is None and len(one.slots) == len(other.slots) == 1:
+        found = next(iter(other.slots.values()))
+    return found
+
+
+def _pair_aliases(state: _State, pairs: dict[str, Pair], taken: set[str]) -> None:
+    """Names of tied tensors: to the target's names for the same tie, or to a tensor that it does not tie."""
+    waiting: dict[str | None, list[Slot]] = {}
+    for slot in state.b.aliases:
+        waiting.setdefault(slot.tied, []).append(slot)
+    free = [slot for unit in state.b.units for slot in unit.slots.values() if slot.name not in taken]
+    for slot in state.a.aliases:
+        primary = pairs.get(slot.tied or "")
+        if primary is None:
+            continue
+        if waiting.get(primary.target):
+            twin = waiting[primary.target].pop(0)
+            pairs[slot.name] = Pair(slot.name, twin.name, primary.confidence, "tied", primary.instead)
+            continue
+        fitting = [other for other in free if other.shape == slot.shape]
+        if len(fitting) == 1:
+            free.remove(fitting[0])
+            pairs[slot.name] = Pair(slot.name, fitting[0].name, 0.9, "tied in the source")
