@@ -315,7 +315,19 @@ class SetMetadata:
     pairs: Mapping[str, str | None]
 
 
-Edit = Rename | Drop | SetLocation | SetMetadata
+@dataclass(frozen=True, slots=True)
+class Reshape:
+    """Give tensors of the mapping `at` other shapes with equally many elements; the bytes stay.
+
+    `shapes` maps a name, as it is in the file, to its new shape. A name that is the very same tensor object, or tied
+    to it in the file's metadata, changes with it.
+    """
+
+    at: str
+    shapes: Mapping[str, tuple[int, ...]]
+
+
+Edit = Rename | Drop | SetLocation | SetMetadata | Reshape
 
 
 @dataclass(frozen=True, slots=True)

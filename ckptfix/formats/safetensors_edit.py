@@ -7,14 +7,27 @@ anew, so that the data is aligned.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 
-from ckptfix.checkpoint import ByteRange, Checkpoint, Drop, Edit, OutputFile, Plan, Rename, Segment, SetMetadata
-from ckptfix.errors import KeyConflict, NoSuchTensor, WouldLoseData
+from ckptfix import dtypes
+from ckptfix.checkpoint import (
+    ByteRange,
+    Checkpoint,
+    Drop,
+    Edit,
+    OutputFile,
+    Plan,
+    Rename,
+    Reshape,
+    Segment,
+    SetMetadata,
+)
+from ckptfix.errors import KeyConflict, NoSuchTensor, Unsupported, WouldLoseData
 from ckptfix.formats.safetensors_header import METADATA, Header, Member, Pair, Row, members
-from ckptfix.formats.safetensors_ties import follow, ties
+from ckptfix.formats.safetensors_ties import follow, recorded_views, ties
 from ckptfix.formats.safetensors_write import framed, metadata_text, quoted
 
 Span = tuple[int, int]
@@ -32,7 +45,7 @@ def plan_edit(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan:
         NoSuchTensor: a name or an address that the file does not have.
         KeyConflict: two names would become one.
         WouldLoseData: a tensor would be dropped whose bytes a tied name needs.
-        Unsupported: the header would be longer than readers take.
+        Unsupported: the header would be longer than readers take, or a new shape does not go with the bytes.
     """
     header: Header = checkpoint.graph
     names = _Names(header)
@@ -42,6 +55,8 @@ def plan_edit(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan:
             names.rename(edit)
         elif isinstance(edit, Drop):
             names.drop(edit)
+        elif isinstance(edit, Reshape):
+            names.reshape(edit)
         elif isinstance(edit, SetMetadata):
             pairs.update(edit.pairs)
     cuts = _cuts(header.rows, names.dropped)
@@ -66,11 +81,15 @@ class _Names:
     Attributes:
         new: name in the file -> name afterwards, None for a dropped tensor; all at once.
         tied: names that are only ties -> the tensor that they name.
+        shapes: name in the file -> the shape that its header is to state.
     """
 
     def __init__(self, header: Header) -> None:
         self.path = header.path
-        tensors = {row.key for row in header.rows}
+        self.rows = {row.key: row for row in header.rows}
+        self.views = recorded_views({pair.key: pair.value for pair in header.pairs})
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        tensors = set(self.rows)
         self.tied = ties({pair.key: pair.value for pair in header.pairs}, tensors)
         self.new: dict[str, str | None] = {row.key: row.key for row in header.rows}
         self.new.update((name, name) for name in self.tied)
@@ -116,6 +135,20 @@ class _Names:
                     hint="drop both names, or neither",
                 )
 
+    def reshape(self, edit: Reshape) -> None:
+        self._check(edit.at, edit.shapes)
+        origins = {new: old for old, new in self.new.items() if new is not None}
+        for name, shape in edit.shapes.items():
+            key = origins[name]
+            row = self.rows[self.tied.get(key, key)]
+            stated = _stated_shape(row, shape)
+            if stated is None or row.key in self.views:
+                why = "its bytes are recorded as a view of another tensor" if stated else f"it holds {list(row.shape)}"
+                message = f"it can not become {list(shape)}: {why}"
+                raise Unsupported(message, path=self.path, where=name)
+            if self.shapes.setdefault(row.key, stated) != stated:
+                raise Unsupported("names tied to it would have two shapes", path=self.path, where=row.key)
+
     def _check(self, at: str, wanted: Iterable[str]) -> None:
         """Refuse names that the file, after the edits so far, does not have."""
         unknown = set(wanted).difference(name for name in self.new.values() if name is not None)
@@ -123,6 +156,18 @@ class _Names:
             raise NoSuchTensor("a safetensors file has no mappings inside", path=self.path, where=at)
         if unknown:
             raise NoSuchTensor("no such tensor", path=self.path, where=min(unknown))
+
+
+def _stated_shape(row: Row, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+    """What the header is to state for the torch shape `shape`; None if its elements are not as many as the row's."""
+    dtype = dtypes.by_safetensors(row.code)
+    if dtype is None:
+        return None
+    if dtype.packed > 1:
+        if not shape:
+            return None
+        shape = (*shape[:-1], shape[-1] * dtype.packed)
+    return shape if math.prod(shape) == math.prod(row.shape) else None
 
 
 def _cuts(rows: Sequence[Row], dropped: set[str]) -> list[Span]:
@@ -181,15 +226,23 @@ def _row_patches(header: Header, names: _Names, cuts: Sequence[Span]) -> list[Pa
             patches.append((row.start, row.key_end, quoted(new)))
         begin, stop = (moved(row.begin), moved(row.stop)) if cuts else (row.begin, row.stop)
         if (begin, stop) != (row.begin, row.stop):
-            value = header.text.index("{", row.key_end)
-            place = next(member for member in members(header.text, value) if member.key == "data_offsets")
-            patches.append((place.value_start, place.end, f"[{begin},{stop}]"))
+            patches.append(_field_patch(header, row, "data_offsets", (begin, stop)))
+        shape = names.shapes.get(row.key, row.shape)
+        if shape != row.shape:
+            patches.append(_field_patch(header, row, "shape", shape))
     if not names.dropped:
         return patches
     spans = [(row.start, row.end, names.new[row.key] is not None) for row in header.rows]
     if header.metadata is not None:
         spans.append((header.metadata.start, header.metadata.end, True))
     return patches + _removals(sorted(spans))
+
+
+def _field_patch(header: Header, row: Row, field: str, numbers: Sequence[int]) -> Patch:
+    """The patch that puts `numbers` in a field of the description of a tensor."""
+    value = header.text.index("{", row.key_end)
+    place = next(member for member in members(header.text, value) if member.key == field)
+    return (place.value_start, place.end, f"[{','.join(map(str, numbers))}]")
 
 
 def _removals(spans: Sequence[tuple[int, int, bool]]) -> list[Patch]:

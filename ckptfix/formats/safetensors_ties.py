@@ -182,6 +182,11 @@ def ties(metadata: Mapping[str, str], tensors: Collection[str]) -> dict[str, str
     }
 
 
+def recorded_views(metadata: Mapping[str, str]) -> frozenset[str]:
+    """Names that `metadata` records as views of a part of another tensor."""
+    return frozenset(_records(metadata.get(VIEWS_KEY)))
+
+
 def follow(key: str, value: str, tied: Collection[str], names: Mapping[str, str | None]) -> tuple[str, str] | None:
     """A metadata pair after tensors got new `names` (None: dropped); None if nothing is left of it.
 

@@ -1,4 +1,4 @@
-"""Edits of a torch pickle: names and devices, as patches over the strings that push them.
+"""Edits of a torch pickle: names and devices, as patches over the strings that push them, and shapes.
 
 A device stands in three kinds of places: the location tag of every storage, calls of ``torch.device``,
 and the device argument of ``_rebuild_device_tensor_from_*``. Places that no edit reaches (a DeviceMesh of
@@ -12,9 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ckptfix.checkpoint import Edit, Rename, SetLocation
+from ckptfix.checkpoint import Edit, Rename, Reshape, SetLocation
 from ckptfix.errors import Unsupported
 from ckptfix.formats.torch_object import TorchObject
+from ckptfix.formats.torch_reshape import reshaped
 from ckptfix.pickles import Call, Dict, Global, Graph, Patch, Set, Text
 from ckptfix.pickles import opcodes as op
 from ckptfix.pickles.graph import attributes
@@ -114,6 +115,8 @@ def patches(found: TorchObject, edits: Sequence[Edit]) -> list[Patch]:
             moved, extra = _moved(found.graph, edit.moves)
             strings += moved
             others += extra
+        elif isinstance(edit, Reshape):
+            others += reshaped(found, edit)
         else:
             raise Unsupported(f"{type(edit).__name__} on a torch pickle")
     return string_patches(found.graph, strings) + others
