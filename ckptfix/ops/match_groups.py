@@ -161,3 +161,12 @@ def alike(one: Group, other: Group) -> bool:
     levels, branches = one.nesting
     other_levels, other_branches = other.nesting
     return levels != other_levels or branches == other_branches
+
+
+def buckets(left: Sequence[Group], right: Sequence[Group]) -> Iterator[Sides]:
+    """Groups of one size on both sides, size by size, if every group has a like; else all of them at once."""
+    if _lonely_units(left, right):
+        yield list(left), list(right)
+        return
+    for size in dict.fromkeys(map(len, left)):
+        yield [group for group in left if len(group) == size], [group for group in right if len(group) == size]

@@ -17,7 +17,7 @@ from ckptfix import keys
 from ckptfix.ops import assignment, match_roles
 from ckptfix.ops.learn_rules import learn
 from ckptfix.ops.match import Matching, Pair, Skipped, Slot
-from ckptfix.ops.match_groups import MOST, Group, alike, groups, levelled
+from ckptfix.ops.match_groups import MOST, Group, alike, buckets, groups, levelled
 from ckptfix.ops.match_names import Side, Unit, side
 
 ENOUGH = 2.5
@@ -70,7 +70,7 @@ def match(source: Sequence[Slot], target: Sequence[Slot], *, reshape: bool = Fal
     """See `ckptfix.ops.match.match`."""
     state = _State(side(source), side(target))
     state.add(_same_names(state.a, state.b))
-    for key in (_whole, _main) + ((_flat,) if reshape else ()):
+    for key in (_whole, _main, _vector, *((_flat,) if reshape else ())):
         _by_class(state, key)
     return _matching(state, source, target)
 
@@ -112,6 +112,14 @@ def _main(unit: Unit) -> Class:
     return ("weight", slot.shape)
 
 
+def _vector(unit: Unit) -> Class:
+    """For what is then left: a vector on its own, whatever it is called (a norm's ``scale``, a lone bias)."""
+    if len(unit.slots) != 1:
+        return ()
+    (slot,) = unit.slots.values()
+    return ("vector", slot.shape) if len(slot.shape) == 1 else ()
+
+
 def _flat(unit: Unit) -> Class:
     if len(unit.slots) != 1:
         return tuple(sorted((leaf, math.prod(slot.shape)) for leaf, slot in unit.slots.items()))
@@ -131,11 +139,11 @@ def _by_class(state: _State, key: object) -> None:
     for ours, theirs in classes.values():
         if not ours or not theirs:
             continue
-        left, right = levelled(groups(ours), groups(theirs))
-        if len(left) == len(right) == 1 and alike(left[0], right[0]):
-            state.add(_instances(left[0], right[0], math.inf, (), state))
-        else:
-            hard.append((left, right))
+        for left, right in buckets(*levelled(groups(ours), groups(theirs))):
+            if len(left) == len(right) == 1 and alike(left[0], right[0]):
+                state.add(_instances(left[0], right[0], math.inf, (), state))
+            else:
+                hard.append((left, right))
     state.pin()
     for left, right in sorted(hard, key=lambda pair: len(pair[0]) * len(pair[1])):
         state.add(_assigned(state, left, right))
