@@ -118,7 +118,7 @@ class Replicas(nn.DataParallel[nn.Module]):
             # So does torch: a value that is not a tensor is there for each copy, even for those without a share.
             placed += [()] * (len(named) - len(placed))
             if len(named) < len(inputs):
-                named += [{}] * (len(placed) - len(named))
+                named += [{} for _ in placed[len(named) :]]
             shares = tuple(placed), tuple(named)
         else:
             shares = super().scatter(inputs, kwargs, device_ids)
