@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from architectures import gpt, lstm, mobilenet, resnet, transformer, vgg
+from architectures import clip, convnext, gpt, lstm, mobilenet, normed, resnet, transformer, unet, vgg, vit
 from architectures.family import Family, Pair, pairs
 
 FAMILIES: tuple[Family, ...] = (
@@ -11,12 +11,19 @@ FAMILIES: tuple[Family, ...] = (
     resnet.BASIC,
     resnet.BOTTLENECK,
     mobilenet.MOBILENET,
+    convnext.CONVNEXT,
+    unet.UNET,
+    normed.WEIGHT_NORM,
+    normed.SPECTRAL_NORM,
     lstm.TAGGER,
     lstm.LANGUAGE,
     transformer.ENCODER,
     gpt.GPT,
     gpt.LLAMA,
     gpt.GROUPED,
+    vit.VIT,
+    vit.VIT_WITHOUT_BIAS,
+    clip.CLIP,
 )
 
 PAIRS: list[Pair] = [pair for family in FAMILIES for pair in pairs(family)]

@@ -96,7 +96,12 @@ def learned(name: str, tensor: Tensor) -> bool:
 
 
 def drawn(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """Random values that any tensor of `shape` can have: vectors positive, as variances must be."""
+    """Random values that any tensor of `shape` can have: vectors positive, as variances must be.
+
+    A matrix has the values of its transposed one, so that models which multiply from the other side compute the same.
+    """
+    if len(shape) == 2 and shape[0] > shape[1]:
+        return drawn((shape[1], shape[0]), generator).T
     if len(shape) < 2:
         return 0.5 + torch.rand(shape, generator=generator)
     return torch.randn(shape, generator=generator) / math.sqrt(math.prod(shape[1:]))

@@ -73,7 +73,7 @@ def shared_values(shape: tuple[int, ...], fused: Mapping[int, int], *, other: bo
     """What every tensor of `shape` is filled with; `other` values make a fingerprint."""
     parts = 1 if other or not shape else fused.get(shape[0], 1)
     part = (shape[0] // parts, *shape[1:]) if shape else shape
-    values = drawn(part, torch.Generator().manual_seed(seed_of(part, other)))
+    values = drawn(part, torch.Generator().manual_seed(seed_of(sorted(part) if len(part) == 2 else part, other)))
     return torch.cat([values] * parts) if parts > 1 else values
 
 
