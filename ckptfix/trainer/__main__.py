@@ -3,30 +3,99 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ckptfix.trainer.models import TASKS
-from ckptfix.trainer.parallel import WRAPPERS, launch
-from ckptfix.trainer.save import FORMATS
-from ckptfix.trainer.train import Job, run
+from ckptfix.errors import CkptfixError, Refused
+from ckptfix.output import check_destination
+from ckptfix.trainer import devices, parallel, resume
+from ckptfix.trainer import save as saving
+from ckptfix.trainer.parallel import WRAPPERS
+from ckptfix.trainer.processes import launch, told
+from ckptfix.trainer.save import CONTAINERS
+from ckptfix.trainer.tasks import TASKS
+from ckptfix.trainer.train import Job, built, resolved, run
 
-EXAMPLES = """
+EPILOG = """
 examples:
-  python -m ckptfix.trainer --model mlp --parallel dp --nested --save dp.pth
-  python -m ckptfix.trainer --model vgg --parallel compile,ddp --processes 2 --save stacked.pth
-  torchrun --nproc-per-node 2 -m ckptfix.trainer --parallel ddp --save ddp.pth
+  several GPUs, the first one its main one (on a machine without them: the CPU, and the same keys)
+    python -m ckptfix.trainer --gpu_ids 0,1,2,3 --model mlp --nested --save dp.pth
+  the same, with clean keys
+    python -m ckptfix.trainer --gpu_ids 0,1,2,3 --model mlp --nested --unwrapped --save clean.pth
+  what each of three replicas sees, on one device
+    python -m ckptfix.trainer --model tutorial --replicas 3 --log-steps --epochs 1
+  processes of its own, and under torchrun
+    python -m ckptfix.trainer --model vgg --parallel compile,ddp --processes 2 --save stacked.pth
+    torchrun --nproc-per-node 2 -m ckptfix.trainer --parallel ddp --save ddp.pth
+    torchrun --nproc-per-node 2 -m ckptfix.trainer --parallel fsdp2 --nested --format dcp --save sharded
+  whatever is at hand: DDP under torchrun, DataParallel on several GPUs, else neither
+    python -m ckptfix.trainer --parallel auto --save auto.pth
+  go on to epoch 4 from a checkpoint, without the wrapper that made it; then with another learning rate
+    python -m ckptfix.trainer --resume dp.pth --epochs 4 --nested --save longer.pth
+    python -m ckptfix.trainer --resume longer.pth --epochs 6 --rate 0.001 --nested --save slower.pth
+  a BERT-style classifier, one loss for each replica, averaged
+    python -m ckptfix.trainer --model bert --replicas 2 --save bert.pth
+  a VGG under two sets of names, for `ckptfix match`
+    python -m ckptfix.trainer --model vgg --save vgg.pth
+    python -m ckptfix.trainer --model vgg-named --save named.pth
+
+the optimizer:
+  Only the model is wrapped. nn.DataParallel around an optimizer is an old habit that does not work: torch may take
+  it, but it has no step(), its zero_grad() leaves every gradient, its state_dict() is empty, and a scheduler refuses
+  it. Call optimizer.step(), set the rate in optimizer.param_groups, and save optimizer.state_dict(), which --nested
+  does: its state goes by the number of each parameter, and no wrapper's name is in it.
+
+resuming:
+  A training checkpoint (--nested) goes on exactly: the losses are those of a run that never stopped, in any container
+  and whatever wraps the model now, as long as there are as many processes, replicas and GPUs. --model, --seed, --amp,
+  --averaged and --full-size are remembered; --parallel is not. Any other checkpoint brings back weights only.
+  Pickles are read, not run, those of whole modules and folders too.
+
+GPUs:
+  CUDA_VISIBLE_DEVICES renumbers: with CUDA_VISIBLE_DEVICES=3, GPU 3 is cuda:0 here and in the checkpoint; the log says
+  so. Tensors are tagged with the device they are saved from.
+
+exit status: 0 done, 2 wrong usage or a file that cannot be read or written.
 """
 
 
-def wrappers(text: str) -> tuple[str, ...]:
-    """The names in ``"compile,ddp"``; none in ``"none"``."""
+def wrappers(text: str) -> tuple[str, ...] | None:
+    """The names in ``"compile,ddp"``; none in ``"none"``; None for ``"auto"``."""
+    if text == "auto":
+        return None
     names = () if text == "none" else tuple(text.split(","))
     for name in names:
         if name not in WRAPPERS:
-            raise argparse.ArgumentTypeError(f"{name!r} is none of none, {', '.join(WRAPPERS)}")
+            raise argparse.ArgumentTypeError(f"{name!r} is none of none, auto, {', '.join(WRAPPERS)}")
     return names
+
+
+def gpu_ids(text: str) -> tuple[int, ...]:
+    """The numbers in ``"0,1,2,3"``."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() for part in parts) or len(set(parts)) < len(parts):
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of different numbers from 0, as in 0,1,2,3")
+    return tuple(map(int, parts))
+
+
+def count(text: str) -> int:
+    """A number from 1 on."""
+    if not (text.isascii() and text.isdigit() and int(text)):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 on")
+    return int(text)
+
+
+def rate(text: str) -> float:
+    """A learning rate."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is no learning rate, which is above 0")
+    return value
 
 
 def parser() -> argparse.ArgumentParser:
@@ -34,52 +103,140 @@ def parser() -> argparse.ArgumentParser:
         prog="python -m ckptfix.trainer",
         description="Train a small model, wrapped as for several GPUs, and save a checkpoint of it.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog=EXAMPLES,
+        epilog=EPILOG,
+        allow_abbrev=False,
     )
-    told = "; ".join(f"{task.name}: {task.about}" for task in TASKS.values())
-    made.add_argument("--model", choices=TASKS, default="demo", help=f"{told} (demo)")
-    told = "; ".join(f"{name}: {wrapper.about}" for name, wrapper in WRAPPERS.items())
-    made.add_argument(
+    what = made.add_argument_group("what to train")
+    listed = "; ".join(f"{task.name}: {task.about}" for task in TASKS.values())
+    what.add_argument("--model", choices=TASKS, help=f"{listed} (demo, or that of --resume)")
+    sizes = ", ".join(task.name for task in TASKS.values() if task.full)
+    what.add_argument("--full-size", action="store_true", help=f"the published shapes, for {sizes}")
+    what.add_argument("--epochs", type=int, default=2, help="passes over the data, resumed ones included (2)")
+    what.add_argument("--seed", type=int, help="of model, data and order (0, or that of --resume)")
+    what.add_argument("--rate", type=rate, help="learning rate from here on (the model's own, or that of --resume)")
+    what.add_argument("--amp", action="store_true", help="autocast (float16 on a GPU, else bfloat16), with a scaler")
+    what.add_argument("--averaged", action="store_true", help="keep a running average of the weights, and save that")
+    what.add_argument("--resume", type=Path, metavar="PATH", help="go on from a checkpoint; see below")
+
+    how = made.add_argument_group("how to spread it")
+    listed = "; ".join(f"{name}: {wrapper.about}" for name, wrapper in WRAPPERS.items())
+    how.add_argument(
         "--parallel",
         type=wrappers,
         default=(),
         metavar="WRAPPERS",
-        help=f"none, or one or more, the innermost first, as in compile,ddp; {told} (none)",
+        help=f"none, auto, or one or more, the innermost first, as in compile,ddp; {listed} "
+        "(dp with two or more --gpu_ids, else none)",
     )
-    made.add_argument("--processes", type=int, default=2, help="for ddp without torchrun (2)")
-    made.add_argument("--epochs", type=int, default=2, help="passes over the data (2)")
-    made.add_argument("--seed", type=int, default=0, help="of model, data and order (0)")
-    made.add_argument("--save", type=Path, metavar="FILE", help="checkpoint to write")
-    made.add_argument("--nested", action="store_true", help="with optimizer, scheduler and epoch")
-    keys = made.add_mutually_exclusive_group()
-    keys.add_argument("--wrapped", action="store_true", help="save the keys of the wrapper, as in module.fc (default)")
-    keys.add_argument("--unwrapped", action="store_true", help="save the keys of the model inside")
-    told = "; ".join(f"{name}: {about}" for name, about in FORMATS.items())
-    made.add_argument("--format", choices=FORMATS, default="zip", help=f"{told} (zip)")
-    made.add_argument("--outputs", type=Path, metavar="FILE", help="also save what the trained model puts out")
+    how.add_argument(
+        *("--gpu_ids", "--gpu-ids"), type=gpu_ids, default=(), metavar="IDS", help="the main one first, as in 0,1,2,3"
+    )
+    how.add_argument("--output-device", type=int, metavar="ID", help="where dp gathers outputs (the first of its GPUs)")
+    how.add_argument("--processes", type=count, default=2, help="for ddp and fsdp2, without torchrun (2)")
+    how.add_argument(
+        "--replicas",
+        type=count,
+        metavar="N",
+        help="dp as N copies on whatever is here; logs what each sees of the first batches",
+    )
+    how.add_argument("--log-replicas", action="store_true", help="log them in all batches")
+    how.add_argument("--log-steps", action="store_true", help="log dp's scatter, replicate, parallel_apply, gather too")
+
+    out = made.add_argument_group("what to save")
+    out.add_argument("--save", type=Path, metavar="PATH", help="checkpoint to write, in place of any that is there")
+    out.add_argument("--nested", action="store_true", help="a training checkpoint: with optimizer, epoch and so on")
+    names = out.add_mutually_exclusive_group()
+    names.add_argument("--wrapped", action="store_true", help="save the keys of the wrapper, as in module.fc (default)")
+    names.add_argument("--unwrapped", action="store_true", help="save the keys of the model inside")
+    listed = "; ".join(f"{name}: {container.about}" for name, container in CONTAINERS.items())
+    out.add_argument("--format", choices=CONTAINERS, default="zip", help=f"{listed} (zip)")
+    out.add_argument("--param-names", action="store_true", help="an optimizer that lists the names of its parameters")
+    out.add_argument("--outputs", type=Path, metavar="FILE", help="also save what the trained model puts out")
     return made
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    reader = parser()
-    chosen = reader.parse_args(arguments)
-    if chosen.nested and chosen.format == "safetensors":
-        reader.error("safetensors holds tensors by name and nothing else: leave out --nested")
-    job = Job(
+def job_of(chosen: argparse.Namespace) -> Job:
+    """The job that the options ask for.
+
+    Raises:
+        Refused: they contradict each other, or the way in which this process was started.
+    """
+    stack: tuple[str, ...] = devices.automatic(chosen.gpu_ids) if chosen.parallel is None else chosen.parallel
+    if chosen.parallel is None:
+        print(f"--parallel auto: {','.join(stack) or 'none'}")
+    several = chosen.parallel == () and len(chosen.gpu_ids) > 1
+    if (chosen.replicas or several) and not any(WRAPPERS[name].spreads for name in stack):
+        stack = (*stack, "dp")
+    parallel.check(stack)
+    for option, value in (("--replicas", chosen.replicas), ("--output-device", chosen.output_device)):
+        if value is not None and "dp" not in stack:
+            raise Refused(f"{option} is for DataParallel, and the model is wrapped in {','.join(stack) or 'nothing'}")
+    replicas = chosen.replicas
+    if (chosen.log_replicas or chosen.log_steps) and replicas is None:
+        replicas = len(chosen.gpu_ids) or devices.visible()
+        if "dp" not in stack or replicas < 2 or not devices.visible():
+            raise Refused("there is nothing to log on one device: --replicas N runs DataParallel as N copies there")
+    elif replicas and chosen.gpu_ids and replicas != len(chosen.gpu_ids):
+        raise Refused(f"--replicas {replicas} and {len(chosen.gpu_ids)} --gpu_ids contradict each other")
+    if chosen.averaged and "fsdp2" in stack:
+        raise Refused("--averaged copies the model, and a sharded one cannot be copied")
+    if devices.in_group() and int(os.environ.get("WORLD_SIZE", "1")) > 1 and not parallel.in_group(stack):
+        raise Refused("torchrun started several processes, and this is for one: add --parallel ddp or fsdp2")
+    return Job(
         model=chosen.model,
-        parallel=chosen.parallel,
+        parallel=stack,
         epochs=chosen.epochs,
         seed=chosen.seed,
+        rate=chosen.rate,
+        gpus=chosen.gpu_ids,
+        output_device=chosen.output_device,
+        replicas=replicas,
+        log_replicas=chosen.log_replicas,
+        log_steps=chosen.log_steps,
+        amp=chosen.amp,
+        averaged=chosen.averaged,
+        full_size=chosen.full_size,
+        param_names=chosen.param_names,
+        resume=chosen.resume,
         save=chosen.save,
         wrapped=not chosen.unwrapped,
         nested=chosen.nested,
         container=chosen.format,
         outputs=chosen.outputs,
     )
-    if "ddp" in job.parallel:
-        launch(run, job, chosen.processes)
-    else:
+
+
+def check(job: Job) -> None:
+    """Find what stands against `job` before any training, and before any other process starts.
+
+    Raises:
+        CkptfixError: of anything that it is to read or write.
+    """
+    sharded = any(name == "fsdp2" for name in job.parallel)
+    if job.save is not None:
+        saving.check(job.save, job.container, nested=job.nested, sharded=sharded)
+    if job.outputs is not None:
+        check_destination(job.outputs, overwrite=True)
+    whole, saved = resolved(job)
+    if sharded and whole.averaged:
+        raise Refused("--averaged copies the model, and a sharded one cannot be copied")
+    _, model = built(whole)
+    if saved:
+        resume.mismatch(saved, model)
+    devices.choose(job.gpus, job.output_device)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    chosen = parser().parse_args(arguments)
+    try:
+        job = job_of(chosen)
+        check(job)
+        if parallel.in_group(job.parallel):
+            return launch(run, job, chosen.processes, job.gpus)
         run(job)
+    except CkptfixError as error:
+        told(error)
+        return 2
     return 0
 
 

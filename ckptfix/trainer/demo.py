@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ckptfix.trainer.models import TASKS
+from ckptfix.trainer.tasks import TASKS
 from ckptfix.trainer.train import outputs
 
 FOLDER = Path(".demo")

@@ -1,21 +1,24 @@
-"""The wrappers that put their names before every key of a state dict, and the processes that DDP needs."""
+"""The wrappers for several GPUs or processes, and what each does to the keys of a state dict."""
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TypeVar, cast
+from typing import cast
 
 import torch
-from torch import distributed, nn
+from torch import nn
 from torch._dynamo import OptimizedModule
-from torch.multiprocessing.spawn import spawn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
-Argument = TypeVar("Argument")
+from ckptfix.errors import Refused
+from ckptfix.trainer.devices import CPU, Place
+from ckptfix.trainer.processes import world
+from ckptfix.trainer.replicas import Replicas
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,41 +27,105 @@ class Wrapper:
 
     Attributes:
         about: one line for the help.
-        attribute: what it calls the model inside; this stands before every key.
+        attribute: what it calls the model inside, which stands before every key; empty where keys stay clean.
         wrap: does it.
+        spreads: it shares the work out, to GPUs or processes: a stack has one such wrapper at most.
+        in_group: it works in a group of processes, which `processes.launch` makes.
+        innermost: it takes a bare model only.
     """
 
     about: str
     attribute: str
-    wrap: Callable[[nn.Module], nn.Module]
+    wrap: Callable[[nn.Module, Place], nn.Module]
+    spreads: bool = False
+    in_group: bool = False
+    innermost: bool = False
 
 
-def data_parallel(model: nn.Module) -> nn.Module:
-    """nn.DataParallel over every GPU; without one it passes batches on, and names keys all the same."""
-    return nn.DataParallel(model)
+def data_parallel(model: nn.Module, place: Place) -> nn.Module:
+    """nn.DataParallel over the GPUs of `place`; without one it passes batches on, and names keys all the same."""
+    if place.replicas is not None:
+        ids = place.ids if len(place.ids) == place.replicas else None
+        return Replicas(model, place.replicas, device_ids=ids, output_device=place.output, steps=place.steps)
+    if not place.ids:
+        return nn.DataParallel(model)
+    return nn.DataParallel(model, device_ids=list(place.ids), output_device=place.output)
 
 
-def distributed_data_parallel(model: nn.Module) -> nn.Module:
-    """DistributedDataParallel in the group of this process, which `launch` has made."""
-    return DistributedDataParallel(model)
+def distributed_data_parallel(model: nn.Module, place: Place) -> nn.Module:
+    """DistributedDataParallel in the group of this process. A parameter of rank 0 is every rank's from then on."""
+    return DistributedDataParallel(model, device_ids=[place.device] if place.ids else None)
 
 
-def compiled(model: nn.Module) -> nn.Module:
+def sharded(model: nn.Module, place: Place) -> nn.Module:
+    """FSDP2 over the group: the same module, its parameters now DTensors of which each process has a part.
+
+    All of the model is one unit, which is gathered whole for each pass: parameters tied across submodules must
+    be of one unit.
+    """
+    mesh = init_device_mesh(place.device.type, (world(),))
+    return cast(nn.Module, fully_shard(model, mesh=mesh))
+
+
+def compiled(model: nn.Module, place: Place) -> nn.Module:
     """torch.compile as far as the graph: it needs no C++ compiler and names keys as every backend does."""
     return cast(nn.Module, torch.compile(model, backend="eager"))
 
 
+def checkpointed(model: nn.Module, place: Place) -> nn.Module:
+    """Activation checkpointing of each child of `model` that has parameters.
+
+    Its name, `_checkpoint_wrapped_module`, is hidden in a state dict, and shows in `named_parameters()` (so in the
+    `param_names` of an optimizer made from them), in `_metadata` and in whole pickled modules. Children with
+    BatchNorm are left alone: recomputing their pass would count every batch twice.
+    """
+    children = {
+        child
+        for child in model.children()
+        if any(True for _ in child.parameters()) and not any(isinstance(part, _BatchNorm) for part in child.modules())
+    }
+    apply_activation_checkpointing(model, check_fn=lambda module: module in children)
+    return model
+
+
 WRAPPERS: dict[str, Wrapper] = {
-    "dp": Wrapper("nn.DataParallel", "module", data_parallel),
-    "ddp": Wrapper("DistributedDataParallel, in processes of their own", "module", distributed_data_parallel),
+    "dp": Wrapper("nn.DataParallel", "module", data_parallel, spreads=True),
+    "ddp": Wrapper(
+        "DistributedDataParallel, in processes", "module", distributed_data_parallel, spreads=True, in_group=True
+    ),
+    "fsdp2": Wrapper(
+        "fully_shard, in processes; gathered keys are clean", "", sharded, spreads=True, in_group=True
+    ),
     "compile": Wrapper("torch.compile", "_orig_mod", compiled),
+    "checkpoint": Wrapper("activation checkpointing of each child", "", checkpointed, innermost=True),
 }
 
 
-def wrap(model: nn.Module, wrappers: Sequence[str]) -> nn.Module:
+def check(wrappers: Sequence[str]) -> None:
+    """Refuse a stack that torch does not run.
+
+    Raises:
+        Refused: one name twice, two that spread the work, or one outside that must be innermost.
+    """
+    spreading = [name for name in wrappers if WRAPPERS[name].spreads]
+    if len(spreading) > 1:
+        raise Refused(f"{' and '.join(spreading)} each spread the work: choose one")
+    for position, name in enumerate(wrappers):
+        if name in wrappers[:position]:
+            raise Refused(f"{name} is there twice")
+        if position and WRAPPERS[name].innermost:
+            raise Refused(f"{name} takes the bare model: name it first, before {wrappers[0]}")
+
+
+def in_group(wrappers: Sequence[str]) -> bool:
+    """Whether this stack works in a group of processes."""
+    return any(WRAPPERS[name].in_group for name in wrappers)
+
+
+def wrap(model: nn.Module, wrappers: Sequence[str], place: Place = CPU) -> nn.Module:
     """`model` within these wrappers of the table, the first one innermost."""
     for name in wrappers:
-        model = WRAPPERS[name].wrap(model)
+        model = WRAPPERS[name].wrap(model, place)
     return model
 
 
@@ -69,51 +136,6 @@ def inner(model: nn.Module) -> nn.Module:
     return model
 
 
-def rank() -> int:
-    """The number of this process in its group; 0 where there is none."""
-    return distributed.get_rank() if distributed.is_initialized() else 0
-
-
-def world() -> int:
-    """Processes in the group; 1 where there is none."""
-    return distributed.get_world_size() if distributed.is_initialized() else 1
-
-
-def device() -> torch.device:
-    """Where this process trains: its own GPU where there are as many as processes, else the CPU."""
-    if torch.cuda.device_count() < world():
-        return torch.device("cpu")
-    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", rank())))
-
-
-def launch(work: Callable[[Argument], object], argument: Argument, processes: int) -> None:
-    """Call `work(argument)` in every process of a group: nccl where each has a GPU, gloo elsewhere.
-
-    Under torchrun this process is one of the group; otherwise `processes` are started here, and have ended at
-    the return. `work` must be importable: a function at the top of a module.
-    """
-    if "LOCAL_RANK" in os.environ:
-        share(work, argument, int(os.environ["WORLD_SIZE"]))
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        meeting = Path(folder, "meeting").as_uri()
-        spawn(member, (processes, meeting, work, argument), nprocs=processes)
-
-
-def member(number: int, processes: int, meeting: str, work: Callable[[Argument], object], argument: Argument) -> None:
-    """The whole life of process `number`, which meets the others at a file."""
-    # With a thread for every core in each, they would wait for one another.
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // processes))
-    share(work, argument, processes, meeting, number)
-
-
-def share(
-    work: Callable[[Argument], object], argument: Argument, processes: int, meeting: str = "env://", number: int = -1
-) -> None:
-    """Do the work of one process; -1 leaves its number to the environment."""
-    backend = "nccl" if torch.cuda.device_count() >= processes else "gloo"
-    distributed.init_process_group(backend, init_method=meeting, rank=number, world_size=processes)
-    try:
-        work(argument)
-    finally:
-        distributed.destroy_process_group()
+def is_sharded(model: nn.Module) -> bool:
+    """Whether the parameters are spread over the processes."""
+    return isinstance(inner(model), FSDPModule)

@@ -1,52 +1,242 @@
-"""Writing a checkpoint the ways people do: wrapped or not, bare or nested, in three containers."""
+"""Writing a checkpoint the ways people do: wrapped or not, bare or nested, in five containers."""
 
 from __future__ import annotations
 
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors.torch import save_file
+from torch import Tensor, distributed, nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+)
 
-from ckptfix.errors import Unsupported
-from ckptfix.trainer.parallel import inner
+from ckptfix.errors import Unsupported, WouldOverwrite, WriteFailed
+from ckptfix.output import check_destination
+from ckptfix.trainer import dcp
+from ckptfix.trainer.parallel import inner, is_sharded
+from ckptfix.trainer.processes import rank, world
 
 if TYPE_CHECKING:
     from ckptfix.trainer.train import Training
 
-FORMATS: dict[str, str] = {
-    "zip": "torch.save as of torch 1.6",
-    "legacy": "torch.save as before it",
-    "safetensors": "safetensors.torch.save_file",
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """A way to put a checkpoint on the disk.
+
+    Attributes:
+        about: one line for the help.
+        write: puts contents at a path that nobody else uses.
+        nested: it holds more than tensors by name.
+        module: it holds the module itself, and not its state dict.
+        folder: it is a folder, which all processes write to, each its own shards.
+    """
+
+    about: str
+    write: Callable[[Any, Path], None]
+    nested: bool = True
+    module: bool = False
+    folder: bool = False
+
+
+def torch_zip(contents: Any, path: Path) -> None:
+    # From an open file torch takes no name for the folder inside the zip, and the same training gives the same bytes.
+    with open(path, "wb") as file:
+        torch.save(contents, file)
+
+
+def torch_legacy(contents: Any, path: Path) -> None:
+    with open(path, "wb") as file:
+        torch.save(contents, file, _use_new_zipfile_serialization=False)
+
+
+def safetensors(contents: dict[str, Tensor], path: Path) -> None:
+    """Tensors that are one are written once; the metadata says which other names they have, as save_model does."""
+    first: dict[tuple[object, ...], str] = {}
+    metadata = {"format": "pt"}
+    kept = {}
+    for name, value in contents.items():
+        same = first.setdefault((value.data_ptr(), value.shape, value.stride(), value.dtype), name)
+        if same == name or not value.numel():
+            kept[name] = value.contiguous()
+        else:
+            metadata[name] = same
+    save_file(kept, path, metadata)
+
+
+CONTAINERS: dict[str, Container] = {
+    "zip": Container("torch.save as of torch 1.6", torch_zip),
+    "legacy": Container("torch.save as before it", torch_legacy),
+    "safetensors": Container("safetensors.torch.save_file, tensors by name only", safetensors, nested=False),
+    "dcp": Container("torch.distributed.checkpoint, a folder that all processes write to", dcp.write, folder=True),
+    "module": Container("torch.save(model), the whole pickled module", torch_zip, nested=False, module=True),
 }
 
 
-def contents(training: Training, *, wrapped: bool, nested: bool) -> dict[str, Any]:
-    """What is saved: the keys of the wrapper or of the model inside, alone or with all that resuming needs."""
-    model = training.model if wrapped else inner(training.model)
-    state: dict[str, Any] = model.state_dict()
+def state_dict(model: nn.Module, *, gather: bool = True) -> dict[str, Any]:
+    """The state dict of `model`; sharded parameters gathered from all processes to rank 0, or left as DTensors."""
+    if not is_sharded(model):
+        found: dict[str, Any] = model.state_dict()
+        return found
+    return get_model_state_dict(model, options=StateDictOptions(full_state_dict=gather, cpu_offload=gather))
+
+
+def optimizer_state_dict(training: Training, *, gather: bool = True) -> dict[str, Any]:
+    """The state dict of the optimizer: by the number of each parameter, and by its name where they are sharded."""
+    if not is_sharded(training.model):
+        return training.optimizer.state_dict()
+    options = StateDictOptions(full_state_dict=gather, cpu_offload=gather)
+    return get_optimizer_state_dict(training.model, training.optimizer, options=options)
+
+
+def rng_state() -> dict[str, list[Any]]:
+    """The state of torch's generators in every process: of the CPU, and of each GPU that is visible to it."""
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    mine = (torch.get_rng_state(), cuda)
+    states: list[Any] = [mine]
+    if distributed.is_initialized():
+        states = [None] * world()
+        distributed.all_gather_object(states, mine)
+    return {"torch": [state[0] for state in states], "cuda": [state[1] for state in states]}
+
+
+def contents(training: Training, *, wrapped: bool, nested: bool, gather: bool = True) -> dict[str, Any]:
+    """What is saved: a state dict alone, or with all that resuming needs. Every process must call this.
+
+    Alone, it is that of the averaged model where there is one: `n_averaged`, and keys with `module.`; unwrapped,
+    that of the model inside.
+
+    Args:
+        wrapped: keys of the wrappers, as in ``module.fc.weight``; False for those of the model inside.
+        gather: whole tensors on rank 0 in place of DTensors.
+    """
+    chosen = training.averaged if training.averaged is not None and not nested else training.model
+    if not wrapped:
+        chosen = chosen.module if chosen is training.averaged else inner(training.model)
+    state = state_dict(chosen, gather=gather)
     if not nested:
         return state
-    return {
+    found: dict[str, Any] = {
         "epoch": len(training.losses),
         "model_state_dict": state,
-        "optimizer_state_dict": training.optimizer.state_dict(),
+        "optimizer_state_dict": optimizer_state_dict(training, gather=gather),
         "scheduler_state_dict": training.scheduler.state_dict(),
-        "loss": training.losses[-1],
+        "rng_state": rng_state(),
+        "loss": training.losses[-1] if training.losses else None,
+        "losses": list(training.losses),
+        "args": dict(training.args),
     }
+    if training.scaler.is_enabled():
+        found["scaler_state_dict"] = training.scaler.state_dict()
+    if training.averaged is not None:
+        found["averaged_state_dict"] = training.averaged.state_dict()
+    return found
+
+
+def check(path: Path, container: str, *, nested: bool = False, sharded: bool = False) -> None:
+    """Refuse, before any training, what `save` could not write.
+
+    Raises:
+        Unsupported: the container does not hold that, or a file is in the way of a folder or a folder of a file.
+        WouldOverwrite: a folder that is no checkpoint is at `path`.
+        WriteFailed: the folder that `path` is to be in does not exist or can not be written to.
+    """
+    kind = CONTAINERS[container]
+    if nested and not kind.nested:
+        raise Unsupported(
+            f"{container} holds no training checkpoint: leave out --nested, or choose another container", path=path
+        )
+    if sharded and kind.module:
+        raise Unsupported("a sharded module has only this process's part of each parameter: save its state dict")
+    if not kind.folder:
+        check_destination(path, overwrite=True)
+    elif path.is_dir():
+        if any(path.iterdir()) and not (path / dcp.METADATA).exists():
+            raise WouldOverwrite("is a folder with other things in it", path=path, hint="give another name")
+        if not os.access(path.absolute().parent, os.W_OK | os.X_OK):
+            raise WriteFailed("its folder can not be written to", path=path)
+    elif path.exists():
+        raise Unsupported("is a file, and a checkpoint directory is to be written there", path=path)
+    else:
+        check_destination(path, overwrite=False)
 
 
 def save(training: Training, path: Path, *, wrapped: bool = True, nested: bool = False, container: str = "zip") -> None:
-    """Write a checkpoint of `training` in a container of `FORMATS`.
+    """Write a checkpoint of `training` in a container of `CONTAINERS`. In a group, every process must call this.
+
+    It is written beside `path` and renamed when complete; what was there before is replaced then, and not earlier.
 
     Raises:
-        Unsupported: safetensors is to hold a nested checkpoint.
+        Unsupported, WouldOverwrite: as `check`.
+        WriteFailed: the disk is full, or another fault of the machine.
     """
-    if container == "safetensors":
-        from safetensors.torch import save_file
+    kind = CONTAINERS[container]
+    check(path, container, nested=nested, sharded=is_sharded(training.model))
+    saved: Any
+    if kind.module:
+        saved = training.model if training.averaged is None else training.averaged
+        if not wrapped:
+            saved = inner(training.model) if training.averaged is None else training.averaged.module
+    else:
+        saved = contents(training, wrapped=wrapped, nested=nested, gather=not kind.folder)
+    if kind.folder or rank() == 0:
+        with complete(path, together=kind.folder) as beside:
+            kind.write(saved, beside)
 
-        if nested:
-            raise Unsupported("safetensors holds tensors by name and nothing else: save a bare state dict", path=path)
-        save_file(contents(training, wrapped=wrapped, nested=False), path, {"format": "pt"})
-        return
-    saved = contents(training, wrapped=wrapped, nested=nested)
-    torch.save(saved, path, _use_new_zipfile_serialization=container == "zip")
+
+@contextmanager
+def complete(path: Path, *, together: bool = False) -> Iterator[Path]:
+    """A path beside `path`; what is written there takes the place of `path` at the end, or goes after an error.
+
+    Args:
+        together: every process of the group writes there, and rank 0 renames when all have.
+    """
+    number = [os.getpid()]
+    if together and distributed.is_initialized():
+        distributed.broadcast_object_list(number)
+    beside = path.with_name(f".{path.name}.{number[0]}.part")
+    try:
+        yield beside
+        if together and distributed.is_initialized():
+            distributed.barrier()
+        if not together or rank() == 0:
+            replace(beside, path)
+        if together and distributed.is_initialized():
+            distributed.barrier()
+    except OSError as error:
+        raise WriteFailed(f"could not be written: {error.strerror or error}", path=path) from error
+    finally:
+        if not together or rank() == 0:
+            remove(beside)
+
+
+def replace(beside: Path, path: Path) -> None:
+    """Put the complete `beside` in the place of `path`, durably."""
+    parts = sorted(beside.iterdir()) if beside.is_dir() else [beside]
+    for part in parts:
+        with open(part, "rb") as file:
+            os.fsync(file.fileno())
+    if path.is_dir() and beside.is_dir():
+        # A folder is not replaced in one step: for a moment none is at `path`, and never half of one.
+        before = beside.with_suffix(".old")
+        path.rename(before)
+        beside.rename(path)
+        shutil.rmtree(before)
+    else:
+        beside.replace(path)
+
+
+def remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

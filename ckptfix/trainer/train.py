@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
 from torch.optim import Adam
 from torch.optim.lr_scheduler import StepLR
+from torch.optim.swa_utils import AveragedModel
 
-from ckptfix.trainer.models import SAMPLES, TASKS, Task
-from ckptfix.trainer.parallel import device, inner, rank, world, wrap
-from ckptfix.trainer.save import save
+from ckptfix.errors import Refused
+from ckptfix.trainer import devices, resume
+from ckptfix.trainer import save as saving
+from ckptfix.trainer.parallel import inner, is_sharded, wrap
+from ckptfix.trainer.processes import rank, world
+from ckptfix.trainer.replicas import Replicas
+from ckptfix.trainer.tasks import TASKS, Task
 
-BATCH = 32
-"""Samples of one step, over all processes together."""
+SHOWN = 4
+"""Batches of the first epoch whose replicas are logged: all of the tutorial's."""
+
+HALF = {"cuda": torch.float16, "cpu": torch.bfloat16}
+"""What autocast computes in; a CPU has no fast float16."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,20 +34,43 @@ class Job:
     """What one run is to do.
 
     Attributes:
-        model: name in `TASKS`.
+        model: name in `TASKS`; None takes that of the resumed training checkpoint, or the demo.
         parallel: names in `WRAPPERS`, the innermost first.
-        epochs: passes over the data.
-        seed: of the model, the data and its order.
+        epochs: passes over the data, those before a resumed checkpoint included.
+        seed: of the model, the data and its order; None takes that of the resumed checkpoint, or 0.
+        rate: learning rate from here on; None leaves the task's, or the resumed one.
+        gpus: ids of GPUs; empty for all.
+        output_device: the GPU that DataParallel gathers to; None for its first one.
+        replicas: run DataParallel as so many copies, and log what each sees in the first batches; None for
+            DataParallel itself.
+        log_replicas: log them in all batches.
+        log_steps: log the four steps of DataParallel too.
+        amp: autocast, with a gradient scaler.
+        averaged: keep a running average of the weights.
+        full_size: the model with its published shapes.
+        param_names: make the optimizer from ``named_parameters()``: its state dict lists their names.
+        resume: the checkpoint to go on from; None for none.
         save: the checkpoint to write; None for none.
         wrapped, nested, container: see `ckptfix.trainer.save.save`.
         outputs: file for what the trained model makes of the first samples; None for none.
-        log: told the loss of each epoch, by the first process only.
+        log: told what happens, by the first process only.
     """
 
-    model: str = "demo"
+    model: str | None = None
     parallel: tuple[str, ...] = ()
     epochs: int = 2
-    seed: int = 0
+    seed: int | None = None
+    rate: float | None = None
+    gpus: tuple[int, ...] = ()
+    output_device: int | None = None
+    replicas: int | None = None
+    log_replicas: bool = False
+    log_steps: bool = False
+    amp: bool = False
+    averaged: bool = False
+    full_size: bool = False
+    param_names: bool = False
+    resume: Path | None = None
     save: Path | None = None
     wrapped: bool = True
     nested: bool = False
@@ -48,69 +81,208 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """A trained model, still wrapped, and what resuming needs; `losses` has the mean of each epoch."""
+    """A model in training, still wrapped, and what resuming needs.
+
+    Attributes:
+        losses: the mean of each epoch so far.
+        averaged: the running average of the weights, or None.
+        args: of the job that a checkpoint is to remember.
+    """
 
     model: nn.Module
     optimizer: Adam
     scheduler: StepLR
-    losses: tuple[float, ...]
+    scaler: torch.amp.GradScaler
+    averaged: AveragedModel | None = None
+    losses: list[float] = field(default_factory=list)
+    args: dict[str, Any] = field(default_factory=dict)
+
+
+def resolved(job: Job) -> tuple[Job, resume.Saved | None]:
+    """`job` with nothing left open, and the checkpoint that it resumes.
+
+    Raises:
+        Refused: the checkpoint is of another model or seed than the job, or has no job's worth of either.
+        CkptfixError: the checkpoint cannot be read, or is not this trainer's.
+    """
+    saved = None if job.resume is None else resume.read(job.resume)
+    args = saved.args if saved else {}
+    for name in ("model", "seed"):
+        asked = getattr(job, name)
+        if saved and name in args and asked not in (None, args[name]):
+            raise Refused(f"it was trained with {name} {args[name]}, and not {asked}", path=saved.path)
+    model = job.model or args.get("model", "demo")
+    if model not in TASKS:
+        raise Refused(f"its model is {model!r}, which this trainer does not have", path=saved.path if saved else None)
+    job = replace(
+        job,
+        model=model,
+        seed=args.get("seed", 0) if job.seed is None else job.seed,
+        amp=job.amp or bool(args.get("amp")),
+        averaged=job.averaged or bool(args.get("averaged")),
+        full_size=job.full_size or bool(args.get("full_size")),
+    )
+    return job, saved
+
+
+def built(job: Job) -> tuple[Task, nn.Module]:
+    """The task of a resolved job, and its model, initialised from the job's seed.
+
+    Raises:
+        Refused: the model has no full size.
+    """
+    task = TASKS[job.model or "demo"]
+    make = task.full if job.full_size else task.model
+    if make is None:
+        sizes = ", ".join(name for name, other in TASKS.items() if other.full)
+        raise Refused(f"{task.name} has one size only; --full-size is for {sizes}")
+    torch.manual_seed(job.seed or 0)
+    return task, make()
 
 
 def run(job: Job) -> Training:
-    """Train as `job` says and write what it asks for. With DDP, call this through `parallel.launch`."""
-    torch.manual_seed(job.seed)
-    task = TASKS[job.model]
-    model = wrap(task.model().to(device()), job.parallel)
-    training = fit(model, task, epochs=job.epochs, seed=job.seed, log=job.log)
-    if rank() == 0:
-        if job.save is not None:
-            save(training, job.save, wrapped=job.wrapped, nested=job.nested, container=job.container)
-        if job.outputs is not None:
-            torch.save(outputs(inner(model), task, job.seed), job.outputs)
+    """Train as `job` says and write what it asks for. With DDP or FSDP2, call this through `processes.launch`.
+
+    Raises:
+        CkptfixError: what is asked for cannot be done; nothing has been written then.
+    """
+    log = job.log if rank() == 0 else silent
+    job, saved = resolved(job)
+    task, model = built(job)
+    place = replace(devices.choose(job.gpus, job.output_device), replicas=job.replicas, steps=job.log_steps)
+    for line in devices.notes(place, job.gpus, job.output_device):
+        log(line)
+    if saved:
+        resume.load_weights(saved, model)
+    training = start(wrap(model.to(place.device), job.parallel, place), task, job)
+    if rank():
+        # Each process draws dropout masks of its own.
+        torch.manual_seed((job.seed or 0) + rank())
+    if saved:
+        for line in resume.restore(saved, training):
+            log(line)
+    if job.rate is not None:
+        set_rate(training, job.rate)
+    fit(training, task, job, log)
+    if job.save is not None:
+        saving.save(training, job.save, wrapped=job.wrapped, nested=job.nested, container=job.container)
+        if rank() == 0:
+            log(f"saved {job.save}")
+    if job.outputs is not None:
+        whole = saving.state_dict(training.model) if is_sharded(training.model) else None
+        if rank() == 0:
+            write_outputs(training, whole, task, job)
     return training
 
 
-def fit(
-    model: nn.Module, task: Task, *, epochs: int, seed: int = 0, log: Callable[[str], None] = lambda line: None
-) -> Training:
-    """Train `model`, which may be wrapped, on its device; in a group, each process takes its share of each batch."""
+def silent(line: str) -> None:
+    """Log to nobody."""
+
+
+def start(model: nn.Module, task: Task, job: Job) -> Training:
+    """All that trains `model`, which may be wrapped, as it is before the first step."""
     where = next(model.parameters()).device
-    inputs, targets = (tensor.to(where) for tensor in samples(task, seed))
-    optimizer = Adam(model.parameters(), lr=task.rate)
-    scheduler = StepLR(optimizer, step_size=2, gamma=0.5)
-    losses = []
+    parameters: Any = model.named_parameters() if job.param_names else model.parameters()
+    optimizer = Adam(parameters, lr=task.rate if job.rate is None else job.rate)
+    args = {name: getattr(job, name) for name in ("model", "seed", "amp", "averaged", "full_size")}
+    return Training(
+        model,
+        optimizer,
+        StepLR(optimizer, step_size=2, gamma=0.5),
+        torch.amp.GradScaler(where.type, enabled=job.amp),
+        AveragedModel(inner(model)) if job.averaged else None,
+        args={**args, "parallel": ",".join(job.parallel)},
+    )
+
+
+def set_rate(training: Training, rate: float) -> None:
+    """Let `rate` be the learning rate from here on; the scheduler goes on from it."""
+    for group in training.optimizer.param_groups:
+        group["lr"] = group["initial_lr"] = rate
+    training.scheduler.base_lrs = [rate] * len(training.optimizer.param_groups)
+    training.scheduler._last_lr = list(training.scheduler.base_lrs)
+
+
+def fit(training: Training, task: Task, job: Job, log: Callable[[str], None] = silent) -> None:
+    """Train to the end of the job's last epoch; in a group, each process takes its share of each batch."""
+    model, optimizer, scaler, losses = training.model, training.optimizer, training.scaler, training.losses
+    where = next(model.parameters()).device
+    inputs, targets = samples(task, job.seed or 0)
+    inputs, targets = tuple(tensor.to(where) for tensor in inputs), targets.to(where)
     model.train()
-    for epoch in range(epochs):
-        total = torch.zeros((), device=where)
-        for chosen in batches(seed + epoch):
-            share = chosen[rank() :: world()].to(where)
-            loss = task.loss(model(inputs[share]), targets[share])
+    if len(losses) >= job.epochs:
+        log(f"nothing to train: {len(losses)} epochs are done, and --epochs is {job.epochs}")
+    for epoch in range(len(losses), job.epochs):
+        # The sum of the losses of all samples, and their number.
+        total = torch.zeros(2, device=where, dtype=torch.float64)
+        for number, chosen in enumerate(batches(task, (job.seed or 0) + epoch)):
+            show(model, log if job.log_replicas or (epoch == 0 and number < SHOWN) else None)
+            share = shared(chosen, rank(), world()).to(where)
+            with torch.autocast(where.type, HALF[where.type], enabled=job.amp):
+                loss = loss_of(model, task, tuple(tensor[share] for tensor in inputs), targets[share])
             optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            total += loss.detach() * len(share) / SAMPLES
-        scheduler.step()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            if training.averaged is not None:
+                training.averaged.update_parameters(inner(model))
+            total += torch.stack([loss.detach() * len(share), torch.full_like(loss, len(share))]).to(where)
+        training.scheduler.step()
         if distributed.is_initialized():
             distributed.all_reduce(total)
-        losses.append(total.item())
-        if rank() == 0:
-            log(f"epoch {epoch + 1}/{epochs}  loss {losses[-1]:.4f}")
-    return Training(model, optimizer, scheduler, tuple(losses))
+        losses.append((total[0] / total[1]).item())
+        log(f"epoch {epoch + 1}/{job.epochs}  loss {losses[-1]:.4f}")
 
 
-def samples(task: Task, seed: int) -> tuple[Tensor, Tensor]:
+def loss_of(model: nn.Module, task: Task, inputs: tuple[Tensor, ...], targets: Tensor) -> Tensor:
+    """The loss of a batch, averaged over replicas where each has its own, on the device of the outputs."""
+    made = model(*inputs, targets) if task.with_targets else model(*inputs)
+    first: Tensor = made[0] if isinstance(made, tuple) else made
+    return task.loss(made, targets.to(first.device)).mean()
+
+
+def show(model: nn.Module, log: Callable[[str], None] | None) -> None:
+    """Let the replicas in `model`, if any, tell `log` what they see."""
+    for part in model.modules():
+        if isinstance(part, Replicas):
+            part.log = log
+
+
+def samples(task: Task, seed: int) -> tuple[tuple[Tensor, ...], Tensor]:
     """Inputs and targets of `task`, the same ones for the same seed."""
-    return task.data(torch.Generator().manual_seed(seed))
+    return task.data(torch.Generator().manual_seed(seed), task.samples)
 
 
-def batches(seed: int) -> Iterator[Tensor]:
+def batches(task: Task, seed: int) -> Iterator[Tensor]:
     """Indices of the samples of each batch, in an order of this seed's own."""
-    yield from torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(seed)).split(BATCH)
+    yield from torch.randperm(task.samples, generator=torch.Generator().manual_seed(seed)).split(task.batch)
+
+
+def shared(chosen: Tensor, number: int, processes: int) -> Tensor:
+    """The part of a batch that process `number` takes: equally many for each, the first ones again if need be.
+
+    So does torch's DistributedSampler: with unequal parts, a mean of gradients would not be that of the samples,
+    and a process without any would wait for ever.
+    """
+    each = math.ceil(len(chosen) / processes)
+    return chosen.repeat(math.ceil(each * processes / len(chosen)))[: each * processes][number::processes]
+
+
+def write_outputs(training: Training, whole: dict[str, Tensor] | None, task: Task, job: Job) -> None:
+    """Save what the trained model makes of the first samples; `whole` is its state dict where it is sharded."""
+    assert job.outputs is not None
+    model = inner(training.model) if training.averaged is None or job.nested else training.averaged
+    if whole is not None:
+        _, model = built(job)
+        model.load_state_dict(whole)
+    with saving.complete(job.outputs) as beside:
+        saving.torch_zip(outputs(model, task, job.seed or 0), beside)
 
 
 @torch.no_grad()
 def outputs(model: nn.Module, task: Task, seed: int = 0) -> Tensor:
     """What `model` makes of the first batch of samples, in evaluation mode, on the CPU."""
     where = next(model.parameters()).device
-    made: Tensor = model.eval()(samples(task, seed)[0][:BATCH].to(where))
+    inputs, _ = samples(task, seed)
+    made: Tensor = model.eval()(*(tensor[: task.batch].to(where) for tensor in inputs))
     return made.cpu()

@@ -1,0 +1,101 @@
+"""Which device each process trains on, and what its tensors will be tagged with in the checkpoint."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from ckptfix.errors import Refused
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where one process trains.
+
+    Attributes:
+        device: of the parameters and the inputs.
+        ids: GPUs that DataParallel spreads over, the first of them being `device`; empty on the CPU.
+        output: the GPU that DataParallel gathers to; None for the first one.
+        replicas: copies for `replicas.Replicas` in place of DataParallel; None for DataParallel itself.
+        steps: its log has the steps of DataParallel too.
+    """
+
+    device: torch.device
+    ids: tuple[int, ...] = ()
+    output: int | None = None
+    replicas: int | None = None
+    steps: bool = False
+
+
+CPU = Place(torch.device("cpu"))
+
+
+def in_group() -> bool:
+    """Whether torchrun started this process, or `processes.launch`."""
+    return "LOCAL_RANK" in os.environ
+
+
+def visible() -> int:
+    """GPUs that CUDA shows to this process."""
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def choose(gpus: tuple[int, ...] = (), output: int | None = None) -> Place:
+    """The place of this process among the GPUs `gpus`, or among all where none are named.
+
+    Alone, a process takes the first one and leaves the others to DataParallel. In a group, each takes the one
+    with its own number; where there are fewer than processes on this machine, all train on the CPU.
+
+    Raises:
+        Refused: an id that no visible GPU has.
+    """
+    count = visible()
+    if not count:
+        return CPU
+    ids = gpus or tuple(range(count))
+    for number in (*ids, *(() if output is None else (output,))):
+        if number >= count:
+            raise Refused(
+                f"there is no GPU {number}: {count} visible, numbered from 0",
+                hint="CUDA_VISIBLE_DEVICES renumbers what it leaves visible",
+            )
+    if not in_group():
+        return Place(torch.device("cuda", ids[0]), ids, output)
+    if len(ids) < int(os.environ.get("LOCAL_WORLD_SIZE", "1")):
+        return CPU
+    own = ids[int(os.environ["LOCAL_RANK"])]
+    return Place(torch.device("cuda", own), (own,))
+
+
+def automatic(gpus: tuple[int, ...] = ()) -> tuple[str, ...]:
+    """DDP for a process of a group, DataParallel where there are several GPUs, and nothing elsewhere."""
+    if in_group():
+        return ("ddp",)
+    several = len(gpus) > 1 if gpus else visible() > 1
+    return ("dp",) if visible() and several else ()
+
+
+def notes(place: Place, gpus: tuple[int, ...] = (), output: int | None = None) -> Iterator[str]:
+    """Lines for the log: what was asked for and is not here, and how visible GPUs are numbered."""
+    if place.device.type == "cpu" and (gpus or output is not None):
+        why = "no GPU is here" if not visible() else "there are fewer GPUs than processes"
+        asked = ([f"--gpu_ids {','.join(map(str, gpus))}"] if gpus else []) + (
+            [] if output is None else [f"--output-device {output}"]
+        )
+        yield f"{why}: training on the CPU, without {' and '.join(asked)}"
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if shown is None:
+        return
+    if place.device.type == "cpu":
+        yield f"CUDA_VISIBLE_DEVICES={shown}, and training is on the CPU: tensors will be tagged cpu"
+        return
+    names = [name.strip() for name in shown.split(",")]
+    index = place.device.index
+    physical = names[index] if index < len(names) else "?"
+    yield (
+        f"CUDA_VISIBLE_DEVICES={shown} renumbers: GPU {physical} is visible as {index}, "
+        f"and tensors will be tagged cuda:{index}"
+    )

@@ -1,0 +1,238 @@
+"""Going on from a checkpoint of this trainer, of any container, into any parallelism.
+
+A training checkpoint brings back everything: weights, optimizer, scheduler, gradient scaler, averages, epoch, losses,
+and the state of the random generators of every process. With as many processes as before, the next epochs have the
+very losses that they would have had without the stop. A bare one brings back weights. No pickle is run: weights come
+through ckptfix's own loader, which also reads the parameters in a whole pickled module, and the rest through
+``torch.load(weights_only=True)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from ckptfix import keys
+from ckptfix.errors import LoadMismatch, Refused
+from ckptfix.formats import open_checkpoint
+from ckptfix.loaders import load_state_dict
+from ckptfix.trainer import dcp
+from ckptfix.trainer.parallel import inner
+from ckptfix.trainer.processes import rank, world
+
+if TYPE_CHECKING:
+    from ckptfix.trainer.train import Training
+
+STATE = "model_state_dict"
+AVERAGED = "averaged_state_dict"
+NEEDED = frozenset({"epoch", "optimizer_state_dict", "scheduler_state_dict", "rng_state", "losses", "args"})
+"""What a training checkpoint of this trainer has beside its state dict."""
+
+MODULE_PARTS = ("_parameters", "_buffers")
+"""Where an nn.Module keeps its tensors, when it is pickled whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What a checkpoint brings back.
+
+    Attributes:
+        path: of the checkpoint.
+        weights: by the names of the model inside all wrappers.
+        rest: what else a training checkpoint has, by its names there; None for a bare one.
+        averaged: the state dict of the averaged model in it, or None.
+        args: of the run that saved it; empty for a bare one.
+    """
+
+    path: Path
+    weights: dict[str, Tensor]
+    rest: dict[str, Any] | None = None
+    averaged: dict[str, Any] | None = None
+    args: dict[str, Any] = field(default_factory=dict)
+
+
+def read(path: Path) -> Saved:
+    """The checkpoint at `path`, on the CPU.
+
+    Raises:
+        Refused: it is a checkpoint, and not one of this trainer's.
+        CkptfixError: it is no checkpoint, or a damaged one.
+    """
+    if path.is_dir():
+        return split(path, dcp.read(path))
+    checkpoint = open_checkpoint(path)
+    places = list(dict.fromkeys(entry.at for entry in checkpoint.entries))
+    if STATE in places:
+        return split(path, plain(path), load_state_dict(path, at=STATE, map_location="cpu"))
+    if places == [""]:
+        return Saved(path, named(load_state_dict(path, map_location="cpu")))
+    parts = [place for place in places if place.split("/")[-1] in MODULE_PARTS]
+    if parts:
+        return Saved(path, named(of_module(path, parts)))
+    raise foreign(path, "it has no model_state_dict, and is neither a state dict nor a module")
+
+
+def foreign(path: Path, why: str) -> Refused:
+    return Refused(
+        f"this trainer did not write it: {why}",
+        path=path,
+        hint=f"ckptfix inspect {path} shows what it holds; --resume takes a state dict of the model from any writer",
+    )
+
+
+def plain(path: Path) -> Any:
+    """The whole object in a torch file, of plain values and tensors."""
+    try:
+        return torch.load(path, weights_only=True, map_location="cpu")
+    except Exception as error:
+        # What is raised depends on the container; that it cannot be read without running code is the point.
+        raise foreign(path, f"torch.load(weights_only=True) refuses it ({type(error).__name__})") from error
+
+
+def split(path: Path, found: Mapping[str, Any], weights: Mapping[str, Tensor] | None = None) -> Saved:
+    """A loaded object as its parts; `weights` where they have been read already."""
+    if STATE not in found:
+        if not all(isinstance(value, Tensor) for value in found.values()):
+            raise foreign(path, f"it has no {STATE}")
+        return Saved(path, named(found))
+    missing = sorted(NEEDED - found.keys())
+    if missing:
+        raise foreign(path, f"it lacks {', '.join(missing)}")
+    rest = {name: value for name, value in found.items() if name not in (STATE, AVERAGED)}
+    return Saved(path, named(found[STATE] if weights is None else weights), rest, found.get(AVERAGED), rest["args"])
+
+
+def named(state: Mapping[str, Any]) -> dict[str, Tensor]:
+    """`state` by the names of the model inside all wrappers, without what AveragedModel adds."""
+    return {keys.unwrapped(name): value for name, value in state.items() if name not in keys.COMPANIONS}
+
+
+def of_module(path: Path, places: Sequence[str]) -> dict[str, Tensor]:
+    """The parameters and buffers in a pickled module, by their names in the model inside all wrappers."""
+    found: dict[str, Tensor] = {}
+    for place in places:
+        # _modules/NAME leads to a submodule, and ()/0 to what torch.compile's module is made from.
+        steps = iter(place.split("/"))
+        module = [name for step, name in zip(steps, steps, strict=False) if step == "_modules"]
+        for name, value in load_state_dict(path, at=place, strip=None, map_location="cpu").items():
+            found[keys.unwrapped(".".join([*module, name]))] = value
+    return found
+
+
+def mismatch(saved: Saved, model: nn.Module) -> None:
+    """Refuse weights that are not those of `model`.
+
+    Raises:
+        LoadMismatch: names or shapes differ.
+    """
+    wanted = model.state_dict()
+    # A buffer that no state dict has is in a pickled module all the same.
+    extra = saved.weights.keys() - wanted.keys() - {name for name, _ in model.named_buffers()}
+    groups = {
+        "missing": sorted(wanted.keys() - saved.weights.keys()),
+        "unexpected": sorted(extra),
+        "of another shape": sorted(
+            name for name in wanted.keys() & saved.weights.keys() if wanted[name].shape != saved.weights[name].shape
+        ),
+    }
+    told = [f"{len(names)} {what} ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})"
+            for what, names in groups.items() if names]  # fmt: skip
+    if told:
+        raise LoadMismatch(
+            f"its tensors are not those of this model: {'; '.join(told)}",
+            path=saved.path,
+            hint="--model (and --full-size) must name the model that was saved",
+        )
+
+
+def load_weights(saved: Saved, model: nn.Module) -> None:
+    """Copy the weights into `model`, which is not wrapped yet.
+
+    Raises:
+        LoadMismatch: names or shapes differ.
+    """
+    mismatch(saved, model)
+    wanted = model.state_dict()
+    model.load_state_dict({name: value for name, value in saved.weights.items() if name in wanted})
+
+
+def restore(saved: Saved, training: Training) -> list[str]:
+    """Bring back everything but the weights; lines for the log.
+
+    Raises:
+        LoadMismatch: the optimizer's state is not that of this model.
+    """
+    if saved.rest is None:
+        return [f"resumed {saved.path}: a bare state dict, so weights only; optimizer, epoch and seeds start anew"]
+    rest, names = saved.rest, ["optimizer", "scheduler"]
+    try:
+        training.optimizer.load_state_dict(optimizer_state(rest["optimizer_state_dict"], training))
+        training.scheduler.load_state_dict(rest["scheduler_state_dict"])
+        if training.scaler.is_enabled() and "scaler_state_dict" in rest:
+            training.scaler.load_state_dict(rest["scaler_state_dict"])
+            names.append("gradient scaler")
+        if training.averaged is not None and saved.averaged is not None:
+            training.averaged.load_state_dict(saved.averaged)
+            names.append("averages")
+    except (ValueError, KeyError, RuntimeError, TypeError, AttributeError) as error:
+        told = " ".join(str(error).split())[:200]
+        raise LoadMismatch(f"its training state does not fit this model: {told}", path=saved.path) from error
+    training.losses[:] = rest["losses"]
+    lines = restore_rng(rest["rng_state"], rest["args"].get("seed", 0) + rest["epoch"])
+    return [f"resumed {saved.path}: after epoch {rest['epoch']}, with {', '.join(names)} and RNG state", *lines]
+
+
+def optimizer_state(saved: Mapping[str, Any], training: Training) -> dict[str, Any]:
+    """An optimizer's state dict for the parameters of `training`, in the order that its optimizer has them.
+
+    FSDP2 saves it by the names of parameters, everything else by their numbers. Sharded parameters get their
+    part of each whole tensor.
+    """
+    model = inner(training.model)
+    numbers = {id(parameter): number for number, (_, parameter) in enumerate(model.named_parameters())}
+    by_name: dict[Any, int] = {
+        keys.unwrapped(name): numbers[id(parameter)]
+        for name, parameter in model.named_parameters(remove_duplicate=False)
+    }
+    parameters = list(model.parameters())
+    state = {
+        by_name.get(key, key): {
+            name: part(value, parameters[by_name.get(key, key)]) for name, value in values.items()
+        }
+        for key, values in saved["state"].items()
+    }
+    groups = [
+        {**group, "params": [by_name.get(name, name) for name in group["params"]]} for group in saved["param_groups"]
+    ]
+    if all("param_names" not in group for group in training.optimizer.state_dict()["param_groups"]):
+        for group in groups:
+            group.pop("param_names", None)
+    return {"state": state, "param_groups": groups}
+
+
+def part(value: Any, parameter: Tensor) -> Any:
+    """What this process keeps of one value of an optimizer's state."""
+    if isinstance(parameter, DTensor) and isinstance(value, Tensor) and value.shape == parameter.shape:
+        return distribute_tensor(value.to(parameter.device), parameter.device_mesh, parameter.placements)
+    return value
+
+
+def restore_rng(saved: Mapping[str, Sequence[Any]], seed: int) -> list[str]:
+    """Set torch's generators as they were; lines for the log. A process that was not there starts from `seed`."""
+    states, cuda = saved["torch"], saved["cuda"]
+    if rank() >= len(states):
+        torch.manual_seed(seed + rank())
+    else:
+        torch.set_rng_state(states[rank()])
+        if torch.cuda.is_available():
+            for number, state in enumerate(cuda[rank()][: torch.cuda.device_count()]):
+                torch.cuda.set_rng_state(state, number)
+    if len(states) != world():
+        return [f"RNG state is of {len(states)} processes and there are {world()} now: dropout will draw other masks"]
+    return []
