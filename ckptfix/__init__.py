@@ -4,9 +4,9 @@
 
     ckptfix.strip_module("multi_gpu.pth", "single_gpu.pth")
     ckptfix.map_location("cuda.pth", "cpu.pth", "cpu")
-    model.load_state_dict(ckptfix.load_state_dict("multi_gpu.pth", map_location="cpu"))
+    print(ckptfix.load_into(model, "multi_gpu.pth"))
 
-Names are imported when they are first used: nothing here loads torch, and only `load_state_dict` ever does.
+Names are imported when they are first used: nothing here loads torch, and only the loaders ever do.
 """
 
 from __future__ import annotations
@@ -26,7 +26,15 @@ if TYPE_CHECKING:
     from ckptfix.api import unwrap as unwrap
     from ckptfix.checkpoint import Checkpoint as Checkpoint
     from ckptfix.errors import CkptfixError as CkptfixError
+    from ckptfix.errors import LoadMismatch as LoadMismatch
+    from ckptfix.loaders import ForeignObject as ForeignObject
+    from ckptfix.loaders import LoadReport as LoadReport
+    from ckptfix.loaders import OptimizerReport as OptimizerReport
+    from ckptfix.loaders import load_checkpoint as load_checkpoint
+    from ckptfix.loaders import load_into as load_into
+    from ckptfix.loaders import load_optimizer as load_optimizer
     from ckptfix.loaders import load_state_dict as load_state_dict
+    from ckptfix.matching import match as match
 
 __version__ = "0.1.0"
 
@@ -35,7 +43,10 @@ _HOMES = {
     **dict.fromkeys(("rename", "strip_module", "unwrap"), "ckptfix.api"),
     "Checkpoint": "ckptfix.checkpoint",
     "CkptfixError": "ckptfix.errors",
-    "load_state_dict": "ckptfix.loaders",
+    "LoadMismatch": "ckptfix.errors",
+    "match": "ckptfix.matching",
+    **dict.fromkeys(("load_checkpoint", "load_into", "load_optimizer", "load_state_dict"), "ckptfix.loaders"),
+    **dict.fromkeys(("ForeignObject", "LoadReport", "OptimizerReport"), "ckptfix.loaders"),
 }
 
 __all__ = ["__version__", *sorted(_HOMES)]

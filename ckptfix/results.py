@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ckptfix.checkpoint import Finding, Plan
+from ckptfix.ops.match import Matching, Slot
+from ckptfix.ops.name_rules import NameRule
 from ckptfix.ops.rename import Change
 
 
@@ -84,3 +86,44 @@ class ConvertResult(Result):
 
     def _details(self) -> dict[str, Any]:
         return {"at": self.at, "tensors": self.tensors, "left_behind": list(self.left), "lost": list(self.lost)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatchResult(Result):
+    """A matching, and the renames that it led to.
+
+    Attributes:
+        matching: pairs, and what is left on both sides.
+        slots: shape and dtype of the source's tensors by name.
+        names: old -> new for every key that changed.
+        rules: the same in few lines, for `rename`'s map.
+        notes: what else a person should know, a sentence each.
+        references: how many names beside the keys followed them.
+    """
+
+    matching: Matching
+    slots: Mapping[str, Slot] = field(default_factory=dict, repr=False)
+    names: Mapping[str, str] = field(default_factory=dict, repr=False)
+    rules: tuple[NameRule, ...] = ()
+    notes: tuple[str, ...] = ()
+    references: int = 0
+
+    def _details(self) -> dict[str, Any]:
+        matching = self.matching
+        pairs = [
+            {**asdict(pair), "shape": self.slots[pair.source].shape, "dtype": self.slots[pair.source].dtype}
+            for pair in matching.pairs
+        ]
+        return {
+            "by": matching.by,
+            "complete": matching.complete,
+            "pairs": pairs,
+            "rules": [{"old": rule.old, "new": rule.new} for rule in self.rules],
+            "only_in_source": list(matching.left),
+            "only_in_target": list(matching.missing),
+            "skipped_in_source": [asdict(skipped) for skipped in matching.skipped_source],
+            "skipped_in_target": [asdict(skipped) for skipped in matching.skipped_target],
+            "names": dict(self.names),
+            "notes": list(self.notes),
+            "references": self.references,
+        }

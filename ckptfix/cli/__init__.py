@@ -39,6 +39,7 @@ COMMANDS: dict[str, Row] = {
     "add-module": Row("Names", "add_module", "Add that prefix, for a model that is wrapped."),
     "unwrap": Row("Names", "unwrap", "Remove every known wrapper's prefix: DDP, FSDP, compile."),
     "rename": Row("Names", "rename", "Rename by regular expressions, or by a file of names."),
+    "match": Row("Names", "match", "Give the names that another model has for the same tensors."),
     "to-cpu": Row("Devices", "to_cpu", "Make every tensor load on the CPU."),
     "map-location": Row("Devices", "map_location", "Move tensors to another device."),
     "convert": Row("Container", "convert", "Convert between torch zip, torch legacy and safetensors."),

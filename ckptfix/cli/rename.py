@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from ckptfix.cli.common import How, Written, at_option, writes
-from ckptfix.errors import CkptfixError, printable
+from ckptfix.errors import CkptfixError, Refused, printable
 
 
 @writes(
@@ -26,7 +26,8 @@ from ckptfix.errors import CkptfixError, printable
         ["--map", "map_file"],
         metavar="FILE",
         type=click.Path(readable=False),
-        help="Names to change, after --sub: a JSON object, or a line `old new` each. # begins a comment.",
+        help="Names to change, after --sub: a JSON object, or a line `old new` or `old -> new` each. # begins a "
+        "comment. Placeholders make a line a rule: {n} is a number, {n-1} the one before, {*} the rest of a name.",
     ),
     at_option(),
     example=r"ckptfix rename old.pth new.pth --sub '^backbone\.=' --sub 'gamma$=weight'",
@@ -60,11 +61,13 @@ def split_substitution(text: str) -> tuple[str, str]:
 
 
 def read_map(path: str) -> dict[str, str]:
-    """The names of a map file: old -> new.
+    """The names and rules of a map file: old -> new.
 
     Raises:
-        CkptfixError: it is neither form; the line is named.
+        CkptfixError: it is neither form, or a rule is none; the line is named.
     """
+    from ckptfix.ops.name_rules import NameRule, is_rule
+
     with open(path, encoding="utf-8-sig") as file:
         try:
             text = file.read()
@@ -77,6 +80,11 @@ def read_map(path: str) -> dict[str, str]:
         raise CkptfixError(bad.message, path=path, where=bad.where, hint=hint) from None
     mapping: dict[str, str] = {}
     for old, new in pairs:
+        if is_rule(old) or is_rule(new):
+            try:
+                NameRule(old, new)
+            except Refused as error:
+                raise CkptfixError(error.message, path=path, where=f"{old} -> {new}") from None
         if mapping.setdefault(old, new) != new:
             raise CkptfixError(f"{old!r} would become both {mapping[old]!r} and {new!r}", path=path)
     return mapping
@@ -113,6 +121,8 @@ def _line_pairs(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
         words = _before_comment(line.split())
         if not words:
             continue
+        if len(words) == 3 and words[1] == "->":
+            del words[1]
         if len(words) != 2:
             raise _BadLine(f"expected `old new`, found {len(words)} words", number)
         yield words[0], words[1]

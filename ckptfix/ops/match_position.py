@@ -13,6 +13,7 @@ from itertools import product
 from ckptfix.errors import NoMatch
 from ckptfix.ops.families import optional
 from ckptfix.ops.fitting import misfit
+from ckptfix.ops.learn_rules import learn
 from ckptfix.ops.match import Matching, Pair, Skipped, Slot
 
 AROUND = 3
@@ -105,7 +106,7 @@ def _matching(source: Sequence[Slot], target: Sequence[Slot], walk: _Walk) -> Ma
     return Matching(
         "position",
         tuple(pairs),
-        (),
+        learn({pair.source: pair.target for pair in pairs}, [slot.name for slot in source]),
         skipped_source=tuple(walk.skipped_source),
         skipped_target=tuple(walk.skipped_target),
     )

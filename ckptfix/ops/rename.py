@@ -15,6 +15,7 @@ from ckptfix import keys
 from ckptfix.checkpoint import Checkpoint, Finding, NameSite, Rename
 from ckptfix.errors import KeyConflict, NoSuchTensor, PartialPrefix, Refused
 from ckptfix.keys import Rule
+from ckptfix.ops.name_rules import NameRule, is_rule
 
 Names = dict[str, str]
 
@@ -171,18 +172,20 @@ def rename(
     mapping: Mapping[str, str] | None = None,
     at: str | None = None,
 ) -> Renames:
-    """Rename by regular expressions, in order, and then by an exact map.
+    """Rename by regular expressions, in order, and then by a map.
 
     Args:
         subs: (pattern, replacement) as of `re.sub`; ``\\1`` refers to a group.
-        mapping: old name -> new name.
+        mapping: old name -> new name. An old name with placeholders is a rule (`name_rules`): an exact name counts
+            before all rules, and the first rule that speaks of a name before the others.
 
     Raises:
-        Refused: a pattern or replacement that is no regular expression.
+        Refused: a pattern or replacement that is no regular expression, or a rule that is none.
         KeyConflict: two names would become one.
     """
     compiled = [(_pattern(pattern, replacement), replacement) for pattern, replacement in subs]
     exact = dict(mapping or {})
+    rules = [NameRule(old, new) for old, new in exact.items() if is_rule(old)]
     used: set[str] = set()
 
     def rule(name: str) -> str:
@@ -192,7 +195,12 @@ def rename(
                 used.add(pattern.pattern)
         if name in exact:
             used.add(name)
-            name = exact[name]
+            return exact[name]
+        for by_name in rules:
+            new = _by_rule(by_name, name)
+            if new is not None:
+                used.add(by_name.old)
+                return new
         return name
 
     def site_rule(site: NameSite) -> tuple[Names, Rule] | None:
@@ -207,6 +215,14 @@ def rename(
         for index, text in enumerate(unused[:100])
     ]
     return Renames(renames.edits, renames.changes, renames.references, (*renames.findings, *findings))
+
+
+def _by_rule(rule: NameRule, name: str) -> str | None:
+    """What `rule` makes of a name, or of a module's path with a trailing dot, for which ``{*}`` is anything below."""
+    if not name.endswith("."):
+        return rule.apply(name)
+    below = rule.apply(name + "*")
+    return below.removesuffix("*") if below is not None and below.endswith(".*") else None
 
 
 def _pattern(pattern: str, replacement: str) -> re.Pattern[str]:

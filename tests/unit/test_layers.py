@@ -27,7 +27,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
             ("keys",),
             ("formats",),
             ("ops",),
-            ("loaders", "api", "results"),
+            ("loaders", "api", "matching", "results"),
             ("trainer",),
             ("cli",),
         ),
@@ -35,7 +35,10 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
 )
 """From the bottom up. A room imports from layers below its own, and of its own layer only where `BESIDE` says so."""
 
-BESIDE = {("checkpoint", "dtypes"), ("output", "fileio"), ("streams", "fileio"), ("loaders", "api"), ("api", "results")}
+BESIDE = {
+    *(("checkpoint", "dtypes"), ("output", "fileio"), ("streams", "fileio")),
+    *(("loaders", "api"), ("api", "results"), ("matching", "results")),
+}
 FRONT = {"__init__", "__main__"}
 """The package's own name space (which imports lazily) and ``python -m``: above all layers."""
 
@@ -166,6 +169,7 @@ COMMANDS = {
     "add-module": ["add-module", "{torch}", "{out}.pth"],
     "unwrap": ["unwrap", "{torch}", "{out}.pth"],
     "rename": ["rename", "{torch}", "{out}.pth", "--sub", "w=v"],
+    "match": ["match", "{torch}", "{out}.pth", "--like", "{torch}"],
     "to-cpu": ["to-cpu", "{torch}", "{out}.pth"],
     "map-location": ["map-location", "{torch}", "{out}.pth", "cuda:1"],
     "convert": ["convert", "{torch}", "{out}.safetensors"],

@@ -1,0 +1,161 @@
+"""ckptfix match."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import click
+
+from ckptfix.cli import tables
+from ckptfix.cli.common import at_option, file_argument, reads, show
+from ckptfix.cli.console import Console
+from ckptfix.cli.exits import TROUBLE
+from ckptfix.errors import printable
+
+if TYPE_CHECKING:
+    from ckptfix.matching import Found
+    from ckptfix.ops.match import Skipped
+    from ckptfix.results import MatchResult
+
+
+@reads(
+    "match",
+    file_argument("source", "IN"),
+    click.Argument(["dest"], metavar="[OUT]", required=False, type=click.Path(readable=False)),
+    click.Option(
+        ["--like"],
+        metavar="TARGET",
+        required=True,
+        help="Whose names to take: a checkpoint, a keys.json of names and shapes, or module:factory.",
+    ),
+    click.Option(
+        ["--by"],
+        type=click.Choice(["structure", "position"]),
+        default="structure",
+        show_default=True,
+        help="Match by names, shapes and neighbours, or the n-th tensor to the n-th.",
+    ),
+    at_option(),
+    click.Option(["--like-at"], metavar="PATH", help="The same for TARGET."),
+    click.Option(["--report"], is_flag=True, help="Show every pair and rule, and what is unmatched. OUT is optional."),
+    click.Option(["--rules", "rules_file"], metavar="FILE", type=click.Path(readable=False),
+                 help="Write the learned rules there; `rename --map` takes them."),
+    click.Option(["--accept-ambiguous"], is_flag=True, help="Take the first target where another would do as well."),
+    click.Option(["--partial"], is_flag=True, help="Rename what has a counterpart; the rest of IN stays as it is."),
+    click.Option(["--reshape"], is_flag=True, help="Also give other shapes to tensors of equally many elements."),
+    click.Option(["--allow-import"], is_flag=True, help="Import module:factory and call it. This runs its code."),
+    click.Option(["-f", "--force"], is_flag=True, help="Replace OUT, and the file of --rules, if it exists."),
+    click.Option(["-n", "--dry-run"], is_flag=True, help="Show what would be written, and write nothing."),
+    example="ckptfix match vgg19.pth mine.pth --like my_vgg.pth --report",
+)  # fmt: skip
+def command(
+    console: Console,
+    *,
+    source: str,
+    dest: str | None,
+    like: str,
+    by: str,
+    at: str | None,
+    like_at: str | None,
+    report: bool,
+    rules_file: str | None,
+    accept_ambiguous: bool,
+    partial: bool,
+    reshape: bool,
+    allow_import: bool,
+    force: bool,
+    dry_run: bool,
+) -> int:
+    """Write OUT: IN with the names that another model, TARGET, has for the same tensors.
+
+    Values never change. What is ambiguous or left over is refused, and listed. The rules behind the pairs are shown:
+    features.{n}.conv.weight -> backbone.{n}.0.weight.
+    """
+    from ckptfix import matching
+
+    if dest is None and not (report or dry_run or rules_file):
+        raise click.UsageError("Missing argument 'OUT': only --report, --rules and --dry-run do without.")
+    if dest is not None:
+        matching.check(source, dest, like, force)
+    found = matching.find(
+        *(source, like),
+        by=by,
+        at=at,
+        like_at=like_at,
+        accept_ambiguous=accept_ambiguous,
+        partial=partial,
+        reshape=reshape,
+        allow_import=allow_import,
+    )
+    writing = dest is not None and not dry_run
+    if found.refusals and writing and not report:
+        raise found.refusals[0]
+    if rules_file and not (dry_run or found.refusals):
+        matching.write_rules(found, rules_file, force=force)
+    if writing and not found.refusals:
+        assert dest is not None
+        with console.progress(at_end="flushing to disk") as progress:
+            result = matching.write(found, dest, force=force, progress=progress)
+    else:
+        result = matching.preview(found, dest or "")
+    if report:
+        for line in lines(found, result):
+            console.say(line)
+        result = replace(result, lines=tuple(line for line in result.lines if not line.startswith(" ")))
+    code = show(console, result)
+    for refusal in found.refusals if not console.json else ():
+        for line in getattr(refusal, "lines", ()):
+            console.note(f"  {printable(line)}")
+        if refusal.hint:
+            console.note(f"hint: {printable(refusal.hint)}")
+    return TROUBLE if writing and found.refusals else code
+
+
+def lines(found: Found, result: MatchResult) -> Iterator[str]:
+    """The report: pairs, then rules, then what only one side has."""
+    from ckptfix.ops.grouping import collapse
+
+    pairs = result.matching.pairs
+    columns = {
+        "source": [pair.source for pair in pairs],
+        "target": [pair.target for pair in pairs],
+        "shape": [
+            tables.shape(result.slots[pair.source].shape)
+            + (f" -> {tables.shape(pair.reshape)}" if pair.reshape is not None else "")
+            for pair in pairs
+        ],
+        "confidence": [f"{pair.confidence:.2f}" for pair in pairs],
+        "why": [pair.why + (f"; or {', '.join(pair.instead[:3])}" if pair.instead else "") for pair in pairs],
+    }
+    if pairs:
+        yield tables.table(zip(*columns.values(), strict=True), list(columns), right=[3])
+        yield ""
+    if result.rules:
+        yield "rules:"
+        yield from (f"  {printable(rule)}" for rule in result.rules)
+        yield ""
+    sides = (
+        ("IN", result.matching.left, result.matching.skipped_source, found.source),
+        ("TARGET", result.matching.missing, result.matching.skipped_target, found.target),
+    )
+    for label, names, skipped, side in sides:
+        if names:
+            yield f"only in {label}:"
+            yield from (f"  {printable(group)}" for group in collapse(names, [slot.name for slot in side.slots]))
+            yield ""
+        if skipped:
+            yield f"only in {label}, passed over by rule:"
+            yield from (f"  {printable(line)}" for line in _skipped(skipped))
+            yield ""
+
+
+def _skipped(skipped: tuple[Skipped, ...]) -> Iterator[str]:
+    from ckptfix.ops.grouping import collapse
+
+    rules: dict[str, list[str]] = {}
+    for one in skipped:
+        rules.setdefault(one.rule, []).append(one.name)
+    for rule, names in rules.items():
+        yield from (f"{group}: {rule}" for group in collapse(names))

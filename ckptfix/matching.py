@@ -1,0 +1,250 @@
+"""``ckptfix.match``: a checkpoint's keys renamed to those of another model."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ckptfix import formats, output
+from ckptfix.checkpoint import Checkpoint, Finding, OutputFile, Plan
+from ckptfix.collector import without_collections
+from ckptfix.errors import CkptfixError, DamagedFile, NoMatch, Refused, printable
+from ckptfix.fileio import Progress
+from ckptfix.ops import match as match_op
+from ckptfix.ops import match_plan, targets
+from ckptfix.ops.convert import refuse_damaged
+from ckptfix.ops.match import Matching
+from ckptfix.ops.name_rules import NameRule
+from ckptfix.results import MatchResult
+
+StrPath = str | os.PathLike[str]
+
+
+@dataclass(frozen=True)
+class Found:
+    """A matching of a checkpoint to a target, nothing of it written.
+
+    Attributes:
+        source, target: the two sides.
+        refusals: why it is not carried out; empty if nothing speaks against it.
+        planned: the edits; None where they are refused themselves.
+    """
+
+    checkpoint: Checkpoint
+    source: targets.Side
+    target: targets.Side
+    matching: Matching
+    planned: match_plan.MatchPlan | None
+    refusals: tuple[CkptfixError, ...] = ()
+    notes: tuple[str, ...] = field(default=(), repr=False)
+
+
+@without_collections
+def match(
+    source: StrPath,
+    dest: StrPath,
+    like: StrPath,
+    *,
+    by: str = "structure",
+    at: str | None = None,
+    like_at: str | None = None,
+    accept_ambiguous: bool = False,
+    partial: bool = False,
+    reshape: bool = False,
+    allow_import: bool = False,
+    force: bool = False,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> MatchResult:
+    """Write `source` to `dest` with the keys that the model `like` has; values stay as they are.
+
+    Args:
+        like: a checkpoint, a file of keys (``keys.json``), or ``module:factory``.
+        by: ``"structure"`` (names, shapes, dtypes, neighbours) or ``"position"`` (order of definition).
+        at, like_at: addresses of the state dicts, where there are several.
+        accept_ambiguous: take the proposed target also where another would do as well.
+        partial: rename what has a counterpart; what has none stays under its name, and `exit_code` is 1.
+        reshape: pair, and give new shapes to, tensors of equally many elements.
+        allow_import: import the module of ``module:factory`` and call the factory, which runs their code.
+        force: replace an existing `dest`.
+        dry_run: plan, and write nothing; what would be refused is a finding then, and `exit_code` is 1.
+        progress: called with bytes done and bytes in all.
+
+    Raises:
+        NoMatch: pairs are ambiguous, tensors are left over, or two orders do not go together; `lines` show which.
+        KeyConflict: a key that stays would be the new name of another.
+        CkptfixError: as `strip_module`, and as `targets.read` for `like`.
+    """
+    check(source, dest, like, force)
+    found = find(
+        *(source, like),
+        by=by,
+        at=at,
+        like_at=like_at,
+        accept_ambiguous=accept_ambiguous,
+        partial=partial,
+        reshape=reshape,
+        allow_import=allow_import,
+    )
+    return preview(found, dest) if dry_run else write(found, dest, force=force, progress=progress)
+
+
+def check(source: StrPath, dest: StrPath, like: StrPath, force: bool) -> None:
+    """Refuse a destination that could not be written, or is one of the other files, before a long read."""
+    output.check_destination(dest, [path for path in (source, like) if Path(path).exists()], overwrite=force)
+
+
+@without_collections
+def find(
+    source: StrPath,
+    like: StrPath,
+    *,
+    by: str = "structure",
+    at: str | None = None,
+    like_at: str | None = None,
+    accept_ambiguous: bool = False,
+    partial: bool = False,
+    reshape: bool = False,
+    allow_import: bool = False,
+) -> Found:
+    """Match `source` to `like`; the arguments are those of `match`."""
+    if by not in ("structure", "position"):
+        raise Refused(f"no way to match by {by!r}", hint="by structure, or by position")
+    target = targets.read(like, at=like_at, allow_import=allow_import)
+    checkpoint = formats.open_checkpoint(source)
+    one = targets.of_checkpoint(checkpoint, at)
+    refuse_damaged(checkpoint)
+    try:
+        matching = match_op.match(one.slots, target.slots, by=by, reshape=reshape)
+        refusals = list(
+            match_plan.refusals(one, target, matching, accept_ambiguous=accept_ambiguous, partial=partial)
+        )
+        planned = None
+        try:
+            planned = match_plan.plan(checkpoint, one, matching)
+        except CkptfixError as error:
+            refusals.append(error)
+    except NoMatch as error:
+        error.path = checkpoint.path
+        raise
+    for refusal in refusals:
+        refusal.path = refusal.path or checkpoint.path
+    return Found(
+        checkpoint, one, target, matching, planned, tuple(refusals), match_plan.notes(one, target, matching)
+    )
+
+
+@without_collections
+def write(found: Found, dest: StrPath, *, force: bool = False, progress: Progress | None = None) -> MatchResult:
+    """Write what was found to `dest`.
+
+    Raises:
+        NoMatch, KeyConflict: the first of `found.refusals`.
+    """
+    if found.refusals:
+        raise found.refusals[0]
+    plan = _plan(found, dest)
+    if formats.stamp(found.checkpoint.path) != found.checkpoint.stamp:
+        message = "it changed while it was read"
+        raise DamagedFile(message, path=found.checkpoint.path, hint="wait until its writer is done")
+    output.write_plan(plan, overwrite=force, progress=progress)
+    return _result(found, dest, plan, written=True)
+
+
+@without_collections
+def preview(found: Found, dest: StrPath = "") -> MatchResult:
+    """What was found, and nothing written; without `dest` only the matching, else the plan too."""
+    plan = _plan(found, dest) if os.fspath(dest) and not found.refusals else Plan(())
+    return _result(found, dest, plan, written=False)
+
+
+def write_rules(found: Found, path: StrPath, *, force: bool = False) -> None:
+    """Write the learned rules to `path`, for ``rename --map``: lines ``old -> new``, or JSON for ``*.json``.
+
+    Raises:
+        Refused: nothing can be planned, or a name that no line can hold; JSON can.
+        WouldOverwrite: it exists, and no `force`.
+    """
+    if found.planned is None:
+        raise found.refusals[0]
+    rules = found.planned.rules
+    name = os.fspath(path)
+    if name.endswith(".json"):
+        text = json.dumps({rule.old: rule.new for rule in rules}, indent=1, ensure_ascii=False) + "\n"
+    else:
+        odd = next((text for rule in rules for text in (rule.old, rule.new) if not _is_word(text)), None)
+        if odd is not None:
+            raise Refused(f"{odd!r} can not stand in a line of rules", path=name, hint="give a file called *.json")
+        text = "".join(f"{rule}\n" for rule in rules)
+        text = f"# {printable(Path(found.checkpoint.path).name)} -> {printable(Path(found.target.label).name)}\n{text}"
+    plan = Plan((OutputFile.of(name, [text.encode("utf-8", "surrogatepass")]),))
+    output.check_destination(name, [found.checkpoint.path], overwrite=force)
+    output.write_plan(plan, overwrite=force)
+
+
+def _is_word(text: str) -> bool:
+    return len(text.split()) == 1 and text.split()[0] == text and not text.startswith("#") and text != "->"
+
+
+def _plan(found: Found, dest: StrPath) -> Plan:
+    assert found.planned is not None
+    checkpoint = found.checkpoint
+    try:
+        return formats.FORMATS[checkpoint.format].plan_edit(checkpoint, found.planned.edits, os.fspath(dest))
+    except CkptfixError as error:
+        error.path = error.path or checkpoint.path
+        raise
+
+
+def _result(found: Found, dest: StrPath, plan: Plan, *, written: bool) -> MatchResult:
+    matching, planned = found.matching, found.planned
+    unmatched = bool(matching.left or matching.missing)
+    findings = [Finding("refused", "warning", "", refusal.message) for refusal in found.refusals]
+    if unmatched and not found.refusals:
+        for label, names in (("IN", matching.left), ("TARGET", matching.missing)):
+            findings += [Finding("no-counterpart", "warning", name, f"only in {label}") for name in names]
+    if planned is not None:
+        findings += planned.findings
+    findings += [Finding("note", "info", "", note) for note in found.notes]
+    return MatchResult(
+        source=found.checkpoint.path,
+        dest=os.fspath(dest),
+        format=found.checkpoint.format,
+        plan=plan,
+        written=written,
+        lines=_lines(found),
+        findings=tuple(findings),
+        exit_code=1 if unmatched or found.refusals else 0,
+        matching=matching,
+        slots={slot.name: slot for slot in found.source.slots},
+        names=planned.names if planned else {},
+        rules=planned.rules if planned else matching.rules,
+        notes=found.notes,
+        references=planned.references if planned else 0,
+    )
+
+
+SHOWN = 12
+"""Rules that the summary shows; the report has all."""
+
+
+def _lines(found: Found) -> tuple[str, ...]:
+    matching, planned = found.matching, found.planned
+    line = f"matched {len(matching.pairs):,} of {len(found.source.slots):,} keys by {matching.by}"
+    skipped = len(matching.skipped_source) + len(matching.skipped_target)
+    if skipped:
+        line += f"; {skipped:,} passed over by rule"
+    if planned is not None:
+        line += f"; {len(planned.names):,} renamed" if planned.names else "; all have their names already"
+        if planned.references:
+            line += f", and {planned.references:,} names that refer to them"
+        reshaped = sum(pair.reshape is not None for pair in matching.pairs)
+        line += f"; {reshaped:,} reshaped" if reshaped else ""
+    rules: Sequence[NameRule] = planned.rules if planned else matching.rules
+    lines = [line, *(f"  {rule}" for rule in rules[:SHOWN])]
+    if len(rules) > SHOWN:
+        lines.append(f"  ... {len(rules) - SHOWN:,} more rules (--report shows all)")
+    return (*lines, *(f"note: {note}" for note in found.notes[:SHOWN]))
