@@ -11,8 +11,8 @@ from ckptfix.errors import printable
 from ckptfix.ops.grouping import collapse, shown
 from ckptfix.ops.match import Skipped
 
-MOST_NEAREST = 20
-"""Missing names for which a nearest one is looked up, and ten times as many candidates."""
+MOST_LOOKS = 4000
+"""Pairs of names that are compared to find the nearest ones: a comparison takes some 20 us."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,20 +139,24 @@ def nearest_names(
     Args:
         shapes: of the names of both sides.
     """
-    candidates = unexpected[: 10 * MOST_NEAREST]
-    found = {}
-    for name in missing[:MOST_NEAREST]:
-        leaf = name.rpartition(".")[2]
-        shape = shapes.get(name)
-        scored = [
-            (shapes.get(other) == shape is not None, other.rpartition(".")[2] == leaf, _alike(name, other), other)
-            for other in candidates
-        ]
-        if scored:
-            same_shape, same_leaf, alike, other = max(scored, key=lambda row: (row[0] + row[1] + row[2], row[2]))
-            if (same_shape and same_leaf) or alike > 0.6:
-                found[name] = other
+    by_leaf: dict[str, list[str]] = {}
+    for name in unexpected:
+        by_leaf.setdefault(_leaf(name), []).append(name)
+    found: dict[str, str] = {}
+    looks = MOST_LOOKS
+    for name in missing:
+        # Where the last component occurs nowhere, a misspelling may still be near.
+        candidates = (by_leaf.get(_leaf(name)) or list(unexpected))[: max(looks, 0)]
+        looks -= len(candidates)
+        scored = [(shapes.get(other) == shapes.get(name), _alike(name, other), other) for other in candidates]
+        same_shape, alike, other = max(scored, default=(False, 0.0, ""))
+        if alike > 0.6 or (same_shape and _leaf(other) == _leaf(name)):
+            found[name] = other
     return found
+
+
+def _leaf(name: str) -> str:
+    return name.rpartition(".")[2]
 
 
 def _alike(one: str, other: str) -> float:

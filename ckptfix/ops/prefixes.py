@@ -6,7 +6,7 @@ Tried in this order: the names as they are; without wrappers' components on eith
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ckptfix import keys
@@ -31,14 +31,14 @@ class Renaming:
 
 
 def find(
-    source: Sequence[str], target: Sequence[str], complete: Callable[[Collection[str]], bool] | None = None
+    source: Sequence[str], target: Sequence[str], complete: Callable[[Mapping[str, str]], bool] | None = None
 ) -> Renaming:
     """The first renaming under which the names agree completely, or else the one under which most agree.
 
     Args:
         source, target: names, each once.
-        complete: told the names of the target that have one of the source; whether that is all that is wanted on
-            both sides. By default: all names of both.
+        complete: given source -> new name, whether that is all that is wanted on both sides. By default: all names
+            of both agree.
     """
     wanted = set(target)
     best: Renaming | None = None
@@ -47,7 +47,7 @@ def find(
         if len(set(names.values())) != len(names):
             continue
         here = Renaming(rule, names, len(agreeing))
-        done = len(agreeing) == len(wanted) == len(names) if complete is None else complete(agreeing)
+        done = len(agreeing) == len(wanted) == len(names) if complete is None else complete(names)
         if done:
             return here
         # A tie goes to the earlier one; exact names are the first.
@@ -97,11 +97,25 @@ def unwrapped(names: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
 
 
 def _joined(source: Sequence[str], new: Sequence[str], goal: Sequence[str], target: Sequence[str]) -> dict[str, str]:
-    """source -> the target's own spelling of its new name, or the new name where the target has none."""
+    """source -> the target's own spelling of its new name.
+
+    What the target does not have is spelled as the target wraps everything: its hooks may know the name.
+    """
     spelled: dict[str, str] = {}
+    front = _wrapped_in(target)
     for bare, name in zip(goal, target, strict=True):
         spelled.setdefault(bare, name)
-    return {name: spelled.get(bare, bare) for name, bare in zip(source, new, strict=True)}
+    return {name: spelled.get(bare) or front + bare for name, bare in zip(source, new, strict=True)}
+
+
+def _wrapped_in(names: Sequence[str]) -> str:
+    """The wrappers' components that all `names` begin with, with a trailing dot; ``""`` for none."""
+    front = ""
+    for prefix in _common([name for name in names if name not in keys.COMPANIONS]):
+        if prefix.rpartition(".")[2] not in keys.ANYWHERE.union(keys.LEADING):
+            break
+        front = f"{prefix}."
+    return front
 
 
 def _wrapper(component: str) -> str:

@@ -1,0 +1,201 @@
+"""Loading a checkpoint into a model, whichever side is wrapped."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from ckptfix.checkpoint import Checkpoint, TensorEntry
+from ckptfix.errors import LoadMismatch, Refused
+from ckptfix.formats import open_checkpoint
+from ckptfix.loaders import torch_path
+from ckptfix.loaders.fitting import Fit, best_fit, refuse_two_values
+from ckptfix.loaders.models import Place, dtype_of, identity, is_lazy, target
+from ckptfix.loaders.objects import Builder
+from ckptfix.loaders.report import LoadReport, Mismatch, nearest_names
+from ckptfix.loaders.sources import chosen, same_place
+from ckptfix.loaders.tensors import TensorMaker, restore_location, stay
+from ckptfix.loaders.values import ForeignObject
+from ckptfix.ops.convert import refuse_damaged
+
+if TYPE_CHECKING:
+    import torch
+
+    from ckptfix.loaders.tensors import MapLocation
+
+
+def load_into(
+    model: torch.nn.Module,
+    path: str | os.PathLike[str],
+    *,
+    map_location: MapLocation = None,
+    match: str = "auto",
+    at: str | None = None,
+    strict: bool = True,
+    assign: bool = False,
+) -> LoadReport:
+    """Load the checkpoint at `path` into `model`, and say what was done.
+
+    Either side may be wrapped: DataParallel, DistributedDataParallel, FSDP, torch.compile, checkpoint wrapper,
+    AveragedModel, and stacks of them. Parameters and buffers keep their device and dtype; values are copied from a map
+    of the file, tensor by tensor. Names that the model ties count as one. What a module does of its own when it is
+    loaded (hooks, an overridden ``_load_from_state_dict``, extra state) is done; such hooks run twice, the first time
+    on a copy of the module without data, to know before anything is changed whether all will fit.
+
+    Args:
+        map_location: as for torch.load; where tensors that are assigned go. Copies go straight to the parameter's
+            device, so only a callable is asked for them.
+        match: ``"auto"``: exact names, else without wrappers' prefixes on either side, else with a base prefix
+            (``model.``, ``backbone.``, ...) taken off or put on; nothing beyond that is guessed. ``"position"``: in
+            definition order, shapes checked. ``"structure"``: by an alignment of names and shapes.
+        at: address of the state dict. By default the one that fits.
+        strict: raise unless everything fits, before anything is changed; False loads what fits. A tensor of another
+            shape is never loaded in part.
+        assign: the model gets the tensors of the file (dtype and all, requires_grad aside) in place of its own. They
+            are a private map of the file, which must not be changed while they live.
+
+    Raises:
+        LoadMismatch: model and file disagree, and `strict`; its `report` has everything, and nothing was changed.
+        Refused: several state dicts fit equally well, or the model is on the meta device and not `assign`.
+        NoSuchTensor: no state dict at `at`.
+        WouldLoseData: a tensor of the file cannot be read; the message names it.
+    """
+    checkpoint = open_checkpoint(path)
+    goal = target(model)
+    found = chosen(checkpoint, at, goal.leaves())
+    refuse_damaged(checkpoint)
+    restore = restore_location(map_location)
+    maker = TensorMaker(checkpoint, restore if assign or callable(map_location) else stay)
+    fit = best_fit(checkpoint, found, goal, match, assign=assign)
+    _refuse_meta(fit, assign)
+    refuse_two_values(fit, TensorMaker(checkpoint, stay))
+    extra = _extra_state(checkpoint, fit, maker)
+    if goal.own_way:
+        torch_path.rehearse(fit, maker, extra, assign=assign)
+    done = not strict or fit.complete
+    report = _report(checkpoint, fit, done, assign)
+    if not done:
+        raise LoadMismatch(
+            "; ".join(report.trouble()),
+            report=report,
+            path=checkpoint.path,
+            where=fit.source.at or None,
+            hint="strict=False loads what fits; match='structure' aligns models that name the same layers differently",
+        )
+    if goal.own_way:
+        torch_path.perform(fit, maker, extra, assign=assign)
+    elif assign:
+        _assign(fit, maker)
+    else:
+        _copy(fit, maker)
+    if not goal.own_way:
+        for name, value in extra.items():
+            if (module := goal.extra[name]) is not None:
+                module.set_extra_state(value)
+    return report
+
+
+def _refuse_meta(fit: Fit, assign: bool) -> None:
+    tensors = fit.target.tensors
+    on_meta = [name for name in fit.pairs if name in tensors and tensors[name].is_meta and not is_lazy(tensors[name])]
+    if on_meta and not assign:
+        hint = "assign=True hands the tensors of the file over; or model.to_empty(device=...) first"
+        raise Refused(f"the model is on the meta device ({on_meta[0]}), where nothing can be copied to", hint=hint)
+
+
+def _extra_state(checkpoint: Checkpoint, fit: Fit, maker: TensorMaker) -> dict[str, Any]:
+    """name of the model -> the value for ``set_extra_state``; what holds a foreign object becomes a mismatch."""
+    found: dict[str, Any] = {}
+    for name in [name for name in fit.pairs if name in fit.target.extra]:
+        old = fit.pairs[name]
+        if old in fit.source.entries:
+            found[name] = maker(fit.source.entries[old]).detach()
+            continue
+        builder = Builder(checkpoint, maker)
+        value = builder.build(fit.source.extra[old])
+        foreign = next((made for made in (value, *builder.made.values()) if isinstance(made, ForeignObject)), None)
+        if foreign is None:
+            found[name] = value
+        else:
+            why = f"holds an object of class {foreign.module}.{foreign.name}, which is not imported"
+            fit.mismatched.append(Mismatch(name, old, None, None, why))
+            del fit.pairs[name]
+    return found
+
+
+def _report(checkpoint: Checkpoint, fit: Fit, done: bool, assign: bool) -> LoadReport:
+    tensors, entries = fit.target.tensors, fit.source.entries
+    pairs = {name: old for name, old in fit.pairs.items() if name in tensors and old in entries}
+    # A name may be several: tied to one that is loaded.
+    loaded = [name for name in fit.target.names if name in fit.pairs or fit.tied.get(name) in fit.pairs]
+    shapes = {name: entry.shape for name, entry in entries.items()}
+    shapes.update((name, tuple(tensor.shape)) for name, tensor in tensors.items() if not is_lazy(tensor))
+    casts = {name: (entries[old].dtype, dtype_of(tensors[name])) for name, old in pairs.items()}
+    return LoadReport(
+        path=checkpoint.path,
+        format=checkpoint.format,
+        at=fit.source.at,
+        rule=fit.rule,
+        done=done,
+        assigned=assign,
+        loaded=tuple(loaded),
+        missing=tuple(fit.missing),
+        unexpected=tuple(fit.unexpected),
+        mismatched=tuple(fit.mismatched),
+        skipped=tuple(fit.skipped),
+        renamed={old: name for name, old in fit.pairs.items() if old != name},
+        tied=dict(fit.tied),
+        casts={name: (old, new) for name, (old, new) in casts.items() if old != new},
+        nearest=nearest_names(fit.missing, fit.unexpected, shapes),
+        model_names=tuple(fit.target.names),
+        file_names=tuple(fit.source.names),
+    )
+
+
+def in_file_order(fit: Fit) -> Iterator[tuple[str, TensorEntry]]:
+    """(name of the model, entry) of what is to be loaded, each tensor of the model once."""
+    aliases = fit.target.aliases()
+    back = {old: name for name, old in fit.pairs.items() if name in fit.target.tensors}
+    seen = set()
+    for old, entry in fit.source.entries.items():
+        name = back.get(old)
+        if name is not None and aliases.get(name, name) not in seen:
+            seen.add(aliases.get(name, name))
+            yield name, entry
+
+
+def _copy(fit: Fit, maker: TensorMaker) -> None:
+    import torch
+
+    with torch.no_grad():
+        for name, entry in in_file_order(fit):
+            parameter = fit.target.tensors[name]
+            value = torch_path.placed(maker(entry), parameter)
+            try:
+                parameter.copy_(value)
+            except RuntimeError as error:
+                message = f"{str(error).splitlines()[0]} (what stands before it in the file was loaded)"
+                raise LoadMismatch(message, path=maker.checkpoint.path, where=name) from None
+            maker.forget(entry)
+
+
+def _assign(fit: Fit, maker: TensorMaker) -> None:
+    import torch
+
+    holders: dict[object, list[Place]] = {}
+    for place in fit.target.places:
+        holders.setdefault(identity(place.tensor), []).append(place)
+    taken: set[object] = set()
+    for name, entry in in_file_order(fit):
+        old = fit.target.tensors[name]
+        value = torch_path.placed(maker(entry).detach(), old)
+        where = same_place(entry)
+        if where in taken:
+            # The file ties what the model does not: training one must not change the other.
+            value = value.clone()
+        if where is not None:
+            taken.add(where)
+        new = torch.nn.Parameter(value, old.requires_grad) if isinstance(old, torch.nn.Parameter) else value
+        for place in holders[identity(old)]:
+            setattr(place.module, place.name, new)

@@ -1,0 +1,175 @@
+"""The state dicts of a file as a loader sees them: a name and a place for each tensor.
+
+Beside the mappings that a file calls its state dicts, a whole pickled module is one: its parameters and buffers stand
+under ``_modules/NAME/.../_parameters`` in it, and its class is not needed to read them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ckptfix.checkpoint import Checkpoint, TensorEntry
+from ckptfix.errors import NoSuchTensor, Refused
+from ckptfix.formats import safetensors
+from ckptfix.formats.torch_common import Parts
+from ckptfix.loaders.objects import mapping_of, node_at
+from ckptfix.ops.match import Slot
+
+EXTRA_STATE = "_extra_state"
+"""Last component of the name under which a module keeps what is no tensor (torch.nn.Module.get_extra_state)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A state dict in a file.
+
+    Attributes:
+        at: its address.
+        entries: name -> tensor, in file order, tied names too.
+        versions: module path -> its ``_metadata``.
+        extra: names of values that are no tensors and that the model may take -> their nodes.
+        weights: it looks like what ``Module.state_dict()`` gives.
+    """
+
+    at: str
+    entries: Mapping[str, TensorEntry]
+    versions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    weights: bool = True
+
+    @property
+    def names(self) -> list[str]:
+        return [*self.entries, *self.extra]
+
+    def slots(self) -> list[Slot]:
+        """For matchers; a tensor that is the same part of the same storage as an earlier one is tied to it."""
+        first: dict[object, str] = {}
+        rows = []
+        for name, entry in self.entries.items():
+            place = same_place(entry)
+            known = first.setdefault(place, name) if place is not None else name
+            rows.append(Slot(name, entry.shape, entry.dtype, None if known == name else known))
+        return rows
+
+
+def same_place(entry: TensorEntry) -> object | None:
+    """Equal for entries that are one tensor under several names; None for one that has no bytes."""
+    if entry.storage is None or not entry.numel:
+        return None
+    return entry.storage, entry.dtype, entry.offset, entry.shape, entry.stride
+
+
+def sources(checkpoint: Checkpoint, leaves: Collection[str] = ()) -> list[Source]:
+    """Every state dict of the file that a model could have written, in file order.
+
+    Parts of an optimizer's state and other mappings that happen to hold tensors are left out where there is anything
+    that looks like a model's.
+
+    Args:
+        leaves: last components of the names of other values to be taken.
+
+    Raises:
+        Refused: there is none at all.
+    """
+    entries: tuple[TensorEntry, ...] = checkpoint.entries
+    if checkpoint.format == safetensors.NAME:
+        entries = safetensors.restore_ties(entries, checkpoint.metadata)
+    below: dict[str, dict[str, TensorEntry]] = {}
+    for entry in entries:
+        below.setdefault(entry.at, {})[entry.key] = entry
+    found = [
+        Source(state.at, below.get(state.at, {}), *_beside(checkpoint, state.at, leaves), weights=state.weights)
+        for state in checkpoint.state_dicts
+        if not state.optimizer and not _in_module(state.at)
+    ]
+    found += _modules(checkpoint, entries)
+    weights = [source for source in found if source.weights]
+    if not found:
+        hint = "`ckptfix inspect` shows what it holds"
+        raise Refused("no state dict was found in it", path=checkpoint.path, hint=hint)
+    return weights or found
+
+
+def chosen(checkpoint: Checkpoint, at: str | None, leaves: Collection[str] = ()) -> list[Source]:
+    """The state dict at the address `at`, or all of them.
+
+    Raises:
+        NoSuchTensor: there is none at `at`.
+        Refused: there is none at all.
+    """
+    if at is None:
+        return sources(checkpoint, leaves)
+    at = at.strip("/")
+    everything = sources(checkpoint, leaves)
+    found = [source for source in everything if source.at == at] or _by_address(checkpoint, at, leaves)
+    if not found:
+        near = tuple(source.at or "''" for source in everything)
+        hint = f"there is one at {', '.join(near)}"
+        raise NoSuchTensor(f"no state dict at {at!r}", near=near, path=checkpoint.path, hint=hint)
+    return found
+
+
+def _by_address(checkpoint: Checkpoint, at: str, leaves: Collection[str]) -> list[Source]:
+    """The mapping at `at` even though it does not look like a model's."""
+    for state in checkpoint.state_dicts:
+        if state.at == at:
+            entries = {entry.key: entry for entry in checkpoint.entries if entry.at == at}
+            return [Source(at, entries, *_beside(checkpoint, at, leaves), weights=state.weights)]
+    return []
+
+
+def _beside(checkpoint: Checkpoint, at: str, leaves: Collection[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Versions and other values of the state dict at `at`."""
+    if not isinstance(checkpoint.graph, Parts):
+        return {}, {}
+    versions = checkpoint.graph.found.module_metadata(at) or {}
+    names = next((site.names for site in checkpoint.sites if site.at == at and site.kind == "state_dict"), ())
+    if not any(name.rpartition(".")[2] in leaves for name in names):
+        return versions, {}
+    values = mapping_of(node_at(checkpoint.graph.graph.root, at))
+    tensors = {entry.key for entry in checkpoint.entries if entry.at == at}
+    found = {name: node for name, node in values.items() if name.rpartition(".")[2] in leaves and name not in tensors}
+    return versions, found
+
+
+_HOLDERS = ("_parameters", "_buffers")
+
+
+def _in_module(at: str) -> bool:
+    return at.rpartition("/")[2] in _HOLDERS
+
+
+def _modules(checkpoint: Checkpoint, entries: tuple[TensorEntry, ...]) -> list[Source]:
+    """Whole pickled modules, by the address of the outermost one."""
+    found: dict[str, dict[str, TensorEntry]] = {}
+    passing: set[str] | None = None
+    for entry in entries:
+        if not _in_module(entry.at):
+            continue
+        if passing is None:
+            passing = _non_persistent(checkpoint)
+        holder = entry.at.rpartition("/")[0]
+        if f"{holder}/{entry.key}" in passing:
+            continue
+        parts = holder.split("/") if holder else []
+        path: list[str] = []
+        while len(parts) >= 2 and parts[-2] == "_modules":
+            path.insert(0, parts.pop())
+            parts.pop()
+        found.setdefault("/".join(parts), {})[".".join([*path, entry.key])] = entry
+    return [Source(at, named) for at, named in found.items()]
+
+
+def _non_persistent(checkpoint: Checkpoint) -> set[str]:
+    """``MODULE/NAME`` of the buffers of pickled modules that no state dict has."""
+    mark = "_non_persistent_buffers_set"
+    found = set()
+    for address, value in checkpoint.values():
+        holder, sep, _ = address.rpartition(mark)
+        if sep and isinstance(value, str):
+            found.add(f"{holder.rstrip('/')}/{value}")
+        elif sep and isinstance(value, list | tuple):
+            found.update(f"{holder.rstrip('/')}/{name}" for name in value if isinstance(name, str))
+    return found
