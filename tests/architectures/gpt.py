@@ -5,6 +5,7 @@ nn.Linear everywhere, so that no style holds a tensor transposed, and no rotatio
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,6 +20,21 @@ WIDTH = 16
 HEADS = 2
 HIDDEN = 40
 """Not 4 times the width: and not 3 times, which is what fused queries, keys and values have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Of a LLaMA; `keys` is the width of keys and of values, less than `width` where several heads share them."""
+
+    vocabulary: int = VOCABULARY
+    width: int = WIDTH
+    heads: int = HEADS
+    keys: int = WIDTH
+    hidden: int = HIDDEN
+
+
+SIZES = Sizes()
+SHARING = Sizes(keys=WIDTH // HEADS)
 
 
 def positions(ids: Tensor) -> Tensor:
@@ -207,10 +223,10 @@ class MinGpt(nn.Module):
 class RmsNorm(nn.Module):
     """A norm with one vector, whatever its name."""
 
-    def __init__(self, name: str = "weight") -> None:
+    def __init__(self, width: int = WIDTH, name: str = "weight") -> None:
         super().__init__()
         self.name = name
-        self.register_parameter(name, nn.Parameter(torch.ones(WIDTH)))
+        self.register_parameter(name, nn.Parameter(torch.ones(width)))
 
     def forward(self, x: Tensor) -> Any:
         return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-6) * self.get_parameter(self.name)
@@ -233,10 +249,14 @@ class GatedLayer(nn.Module):
 
     NAMES: tuple[str, ...]
 
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        self.heads = sizes.heads
+
     def forward(self, x: Tensor) -> Any:
         q, k, v, o, gate, up, down, first, second = map(self.get_submodule, self.NAMES)
-        y = first(x)
-        x = x + o(attend(q(y), wide(k(y), WIDTH), wide(v(y), WIDTH), HEADS, causal=True))
+        y, width = first(x), x.shape[-1]
+        x = x + o(attend(q(y), wide(k(y), width), wide(v(y), width), self.heads, causal=True))
         y = second(x)
         return x + down(functional.silu(gate(y)) * up(y))
 
@@ -244,9 +264,10 @@ class GatedLayer(nn.Module):
 class Rotary(nn.Module):
     """Frequencies as a buffer, as files of the first LLaMA have it."""
 
-    def __init__(self) -> None:
+    def __init__(self, sizes: Sizes) -> None:
         super().__init__()
-        self.register_buffer("inv_freq", 1 / 10000 ** (torch.arange(0, WIDTH // HEADS, 2) / (WIDTH // HEADS)))
+        width = sizes.width // sizes.heads
+        self.register_buffer("inv_freq", 1 / 10000 ** (torch.arange(0, width, 2) / width))
 
 
 class TransformersLayer(GatedLayer):
@@ -257,39 +278,39 @@ class TransformersLayer(GatedLayer):
         "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", "input_layernorm", "post_attention_layernorm",
     )  # fmt: skip
 
-    def __init__(self, keys: int, rotary: bool) -> None:
-        super().__init__()
+    def __init__(self, sizes: Sizes, rotary: bool) -> None:
+        super().__init__(sizes)
         self.self_attn = nn.ModuleDict(
             {
-                "q_proj": linear(WIDTH, WIDTH),
-                "k_proj": linear(WIDTH, keys),
-                "v_proj": linear(WIDTH, keys),
-                "o_proj": linear(WIDTH, WIDTH),
+                "q_proj": linear(sizes.width, sizes.width),
+                "k_proj": linear(sizes.width, sizes.keys),
+                "v_proj": linear(sizes.width, sizes.keys),
+                "o_proj": linear(sizes.width, sizes.width),
             }
         )
         if rotary:
-            self.self_attn["rotary_emb"] = Rotary()
+            self.self_attn["rotary_emb"] = Rotary(sizes)
         self.mlp = nn.ModuleDict(
             {
-                "gate_proj": linear(WIDTH, HIDDEN),
-                "up_proj": linear(WIDTH, HIDDEN),
-                "down_proj": linear(HIDDEN, WIDTH),
+                "gate_proj": linear(sizes.width, sizes.hidden),
+                "up_proj": linear(sizes.width, sizes.hidden),
+                "down_proj": linear(sizes.hidden, sizes.width),
             }
         )
-        self.input_layernorm = RmsNorm()
-        self.post_attention_layernorm = RmsNorm()
+        self.input_layernorm = RmsNorm(sizes.width)
+        self.post_attention_layernorm = RmsNorm(sizes.width)
 
 
 class Transformers(nn.Module):
     """model.embed_tokens, model.layers.N, model.norm, lm_head."""
 
-    def __init__(self, depth: int, keys: int = WIDTH, rotary: bool = False) -> None:
+    def __init__(self, depth: int, sizes: Sizes = SIZES, rotary: bool = False) -> None:
         super().__init__()
         self.model = nn.Sequential()
-        self.model.add_module("embed_tokens", nn.Embedding(VOCABULARY, WIDTH))
-        self.model.add_module("layers", nn.Sequential(*(TransformersLayer(keys, rotary) for _ in range(depth))))
-        self.model.add_module("norm", RmsNorm())
-        self.lm_head = linear(WIDTH, VOCABULARY)
+        self.model.add_module("embed_tokens", nn.Embedding(sizes.vocabulary, sizes.width))
+        self.model.add_module("layers", nn.Sequential(*(TransformersLayer(sizes, rotary) for _ in range(depth))))
+        self.model.add_module("norm", RmsNorm(sizes.width))
+        self.lm_head = linear(sizes.width, sizes.vocabulary)
 
     def forward(self, ids: Tensor) -> Any:
         return self.lm_head(self.model(ids))
@@ -303,32 +324,36 @@ class MetaLayer(GatedLayer):
         "feed_forward.w1", "feed_forward.w3", "feed_forward.w2", "attention_norm", "ffn_norm",
     )  # fmt: skip
 
-    def __init__(self, keys: int) -> None:
-        super().__init__()
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__(sizes)
         self.attention = nn.ModuleDict(
             {
-                "wq": linear(WIDTH, WIDTH),
-                "wk": linear(WIDTH, keys),
-                "wv": linear(WIDTH, keys),
-                "wo": linear(WIDTH, WIDTH),
+                "wq": linear(sizes.width, sizes.width),
+                "wk": linear(sizes.width, sizes.keys),
+                "wv": linear(sizes.width, sizes.keys),
+                "wo": linear(sizes.width, sizes.width),
             }
         )
         self.feed_forward = nn.ModuleDict(
-            {"w1": linear(WIDTH, HIDDEN), "w2": linear(HIDDEN, WIDTH), "w3": linear(WIDTH, HIDDEN)}
+            {
+                "w1": linear(sizes.width, sizes.hidden),
+                "w2": linear(sizes.hidden, sizes.width),
+                "w3": linear(sizes.width, sizes.hidden),
+            }
         )
-        self.attention_norm = RmsNorm()
-        self.ffn_norm = RmsNorm()
+        self.attention_norm = RmsNorm(sizes.width)
+        self.ffn_norm = RmsNorm(sizes.width)
 
 
 class Meta(nn.Module):
     """tok_embeddings, layers.N, norm, output."""
 
-    def __init__(self, depth: int, keys: int = WIDTH) -> None:
+    def __init__(self, depth: int, sizes: Sizes = SIZES) -> None:
         super().__init__()
-        self.tok_embeddings = nn.Embedding(VOCABULARY, WIDTH)
-        self.layers = nn.Sequential(*(MetaLayer(keys) for _ in range(depth)))
-        self.norm = RmsNorm()
-        self.output = linear(WIDTH, VOCABULARY)
+        self.tok_embeddings = nn.Embedding(sizes.vocabulary, sizes.width)
+        self.layers = nn.Sequential(*(MetaLayer(sizes) for _ in range(depth)))
+        self.norm = RmsNorm(sizes.width)
+        self.output = linear(sizes.width, sizes.vocabulary)
 
     def forward(self, ids: Tensor) -> Any:
         return self.output(self.norm(self.layers(self.tok_embeddings(ids))))
@@ -342,32 +367,36 @@ class TorchtuneLayer(GatedLayer):
         "mlp.w1", "mlp.w3", "mlp.w2", "sa_norm", "mlp_norm",
     )  # fmt: skip
 
-    def __init__(self, keys: int) -> None:
-        super().__init__()
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__(sizes)
         self.attn = nn.ModuleDict(
             {
-                "q_proj": linear(WIDTH, WIDTH),
-                "k_proj": linear(WIDTH, keys),
-                "v_proj": linear(WIDTH, keys),
-                "output_proj": linear(WIDTH, WIDTH),
+                "q_proj": linear(sizes.width, sizes.width),
+                "k_proj": linear(sizes.width, sizes.keys),
+                "v_proj": linear(sizes.width, sizes.keys),
+                "output_proj": linear(sizes.width, sizes.width),
             }
         )
         self.mlp = nn.ModuleDict(
-            {"w1": linear(WIDTH, HIDDEN), "w2": linear(HIDDEN, WIDTH), "w3": linear(WIDTH, HIDDEN)}
+            {
+                "w1": linear(sizes.width, sizes.hidden),
+                "w2": linear(sizes.hidden, sizes.width),
+                "w3": linear(sizes.width, sizes.hidden),
+            }
         )
-        self.sa_norm = RmsNorm("scale")
-        self.mlp_norm = RmsNorm("scale")
+        self.sa_norm = RmsNorm(sizes.width, "scale")
+        self.mlp_norm = RmsNorm(sizes.width, "scale")
 
 
 class Torchtune(nn.Module):
     """tok_embeddings, layers.N, norm.scale, output."""
 
-    def __init__(self, depth: int, keys: int = WIDTH) -> None:
+    def __init__(self, depth: int, sizes: Sizes = SIZES) -> None:
         super().__init__()
-        self.tok_embeddings = nn.Embedding(VOCABULARY, WIDTH)
-        self.layers = nn.Sequential(*(TorchtuneLayer(keys) for _ in range(depth)))
-        self.norm = RmsNorm("scale")
-        self.output = linear(WIDTH, VOCABULARY)
+        self.tok_embeddings = nn.Embedding(sizes.vocabulary, sizes.width)
+        self.layers = nn.Sequential(*(TorchtuneLayer(sizes) for _ in range(depth)))
+        self.norm = RmsNorm(sizes.width, "scale")
+        self.output = linear(sizes.width, sizes.vocabulary)
 
     def forward(self, ids: Tensor) -> Any:
         return self.output(self.norm(self.layers(self.tok_embeddings(ids))))
@@ -440,9 +469,9 @@ LLAMA = Family(
 GROUPED = Family(
     "LLaMA, grouped keys",
     (
-        Style("transformers", lambda depth: Transformers(depth, keys=WIDTH // HEADS)),
-        Style("Meta", lambda depth: Meta(depth, keys=WIDTH // HEADS)),
-        Style("torchtune", lambda depth: Torchtune(depth, keys=WIDTH // HEADS)),
+        Style("transformers", lambda depth: Transformers(depth, SHARING)),
+        Style("Meta", lambda depth: Meta(depth, SHARING)),
+        Style("torchtune", lambda depth: Torchtune(depth, SHARING)),
     ),
     texts,
 )

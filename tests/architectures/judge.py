@@ -114,11 +114,13 @@ def counterparts(family: Family, source: Style, target: Style) -> dict[str, froz
     }
 
 
-def judge(pair: Pair, answer: Answer, *, seed: int = 1) -> Judged:
-    """What `answer` is worth, as a matching of the pair's two models."""
+def judge(pair: Pair, answer: Answer, *, seed: int = 1, weights: Mapping[str, Tensor] | None = None) -> Judged:
+    """What `answer` is worth, as a matching of the pair's two models; the source has `weights`, or random ones."""
     source, target = randomise(pair.source(), seed), randomise(pair.target(), seed + 1)
-    right, wrong = sorted_out(counterparts(pair.family, pair.source_style, pair.target_style), answer.names)
+    if weights is not None:
+        source.load_state_dict(weights, strict=False)
     state, wanted = source.state_dict(), target.state_dict()
+    right, wrong = sorted_out(counterparts(pair.family, pair.source_style, pair.target_style), answer.names)
     missing = open_keys(wanted, set(answer.names.values()))
     if not answer.complete:
         return Judged("refused", right, wrong, missing)
