@@ -1,38 +1,16 @@
-"""What is trained: each task is a model and synthetic data that it can learn."""
+"""The models that see points and images: one linear layer, a BatchNorm between two, and VGGs of every size."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import cast
 
-import torch
-from torch import Generator, Tensor, nn
+from torch import Tensor, nn
 from torch.nn import functional
 
-SAMPLES = 512
 CLASSES = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """A model and what it learns.
-
-    Attributes:
-        name: as on the command line.
-        about: one line for its help.
-        model: makes it, freshly initialised from torch's default generator.
-        data: inputs and targets, `SAMPLES` of each, from a generator.
-        loss: of outputs and targets, averaged.
-        rate: learning rate for Adam.
-    """
-
-    name: str
-    about: str
-    model: Callable[[], nn.Module]
-    data: Callable[[Generator], tuple[Tensor, Tensor]]
-    loss: Callable[[Tensor, Tensor], Tensor]
-    rate: float
+"""Of the points and images that the small models tell apart."""
 
 
 class Demo(nn.Module):
@@ -196,31 +174,3 @@ def vgg19() -> VGG:
 def named_vgg16() -> NamedVGG:
     """The shapes of `vgg16` under other names."""
     return NamedVGG(VGG16, PUBLISHED_HEAD)
-
-
-def linear_data(generator: Generator) -> tuple[Tensor, Tensor]:
-    """Points, and what a fixed linear map makes of them."""
-    weight = torch.randn(3, 5, generator=generator)
-    inputs = torch.randn(SAMPLES, 3, generator=generator)
-    return inputs, inputs @ weight + 1
-
-
-def clusters(*shape: int) -> Callable[[Generator], tuple[Tensor, Tensor]]:
-    """Data of `CLASSES` classes, each scattered around a centre of this shape."""
-
-    def data(generator: Generator) -> tuple[Tensor, Tensor]:
-        centres = torch.randn(CLASSES, *shape, generator=generator)
-        labels = torch.randint(CLASSES, (SAMPLES,), generator=generator)
-        return centres[labels] + torch.randn(SAMPLES, *shape, generator=generator), labels
-
-    return data
-
-
-TASKS: dict[str, Task] = {
-    task.name: task
-    for task in (
-        Task("demo", "one linear layer, fc, 3 -> 5", Demo, linear_data, nn.functional.mse_loss, 0.05),
-        Task("mlp", "two linear layers around a BatchNorm", MLP, clusters(16), nn.functional.cross_entropy, 0.01),
-        Task("vgg", "a narrow VGG for 16 x 16 images", VGG, clusters(3, 16, 16), nn.functional.cross_entropy, 0.003),
-    )
-}

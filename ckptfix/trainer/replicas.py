@@ -123,7 +123,8 @@ class Replicas(nn.DataParallel[nn.Module]):
         else:
             shares = super().scatter(inputs, kwargs, device_ids)
         if self.steps:
-            self.tell(f"scatter: {sizes([(inputs, kwargs)], self.dim)} -> {sizes(zip(*shares, strict=True), self.dim)}")
+            cut = sizes(zip(*shares, strict=True), self.dim)
+            self.tell(f"scatter: {sizes([(inputs, kwargs)], self.dim)} -> {cut or '-'}")
         return shares
 
     def replicate(self, module: nn.Module, device_ids: Sequence[Any]) -> list[nn.Module]:
@@ -133,7 +134,7 @@ class Replicas(nn.DataParallel[nn.Module]):
         else:
             copies = super().replicate(module, device_ids)
         if self.steps:
-            self.tell(f"replicate: {len(copies)} copies")
+            self.tell(f"replicate: {len(copies)} {'copy' if len(copies) == 1 else 'copies'}")
         return copies
 
     def parallel_apply(self, replicas: Sequence[nn.Module], inputs: Sequence[Any], kwargs: Any) -> list[Any]:
@@ -228,8 +229,9 @@ def replica(module: nn.Module, *, first: bool) -> nn.Module:
     for part, copy in copies.items():
         for name, child in part._modules.items():
             copy._modules[name] = None if child is None else copies[child]
-        # nn.Module's own setattr would register them.
-        vars(copy).update(part._parameters)
+        for name, parameter in part._parameters.items():
+            # nn.Module's own setattr would register it.
+            (copy._parameters if parameter is None else vars(copy))[name] = parameter
         if not first:
             for name, buffer in part._buffers.items():
                 copy._buffers[name] = None if buffer is None else buffer.clone()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
@@ -219,8 +220,8 @@ def test_a_model_without_inputs_runs_once() -> None:
     model = Replicas(Calls(lambda: torch.ones(2)), 4, log=lines.append, steps=True)
     assert model().tolist() == [1, 1]
     assert lines == [
-        "scatter: - -> ",
-        "replicate: 1 copies",
+        "scatter: - -> -",
+        "replicate: 1 copy",
         "parallel_apply",
         "replica 1 of 1: input none -> output [2]",
         "gather",
@@ -334,6 +335,31 @@ def test_copies_have_no_parameters_of_their_own_and_hooks_run_in_each() -> None:
         assert copied.get_submodule("head").weight is module.get_submodule("head").weight
     assert {key: id(value) for key, value in model.state_dict(keep_vars=True).items()} == before
     assert list(module.parameters())
+
+
+@pytest.mark.parametrize("task", ["mlp", "vgg-named", "tagger", "bert-tied"])
+def test_copies_are_built_as_torch_builds_them(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.nn.parallel.replicate is a function that hides the module of its name."""
+    torch_s = sys.modules["torch.nn.parallel.replicate"]
+
+    def broadcast(tensors: Sequence[Tensor], devices: Sequence[int], detach: bool = False) -> list[list[Tensor]]:
+        return [[tensor.clone() for tensor in tensors] for _ in devices]
+
+    monkeypatch.setattr(torch_s, "_broadcast_coalesced_reshape", broadcast)
+    monkeypatch.setattr(torch_s, "_get_device_index", lambda device, optional: device)
+    module = made(task).eval()
+    inputs, _ = samples(task, 4)
+    expected = torch_s.replicate(module, [0, 1])
+    found = Replicas(module, 2).replicate(module, [CPU, CPU])
+    assert len(found) == len(expected) == 2
+    for theirs, ours in zip(expected, found, strict=True):
+        torch.testing.assert_close(ours(*inputs), theirs(*inputs))
+        assert not list(theirs.parameters())
+        for (name, one), (same, other) in zip(theirs.named_modules(), ours.named_modules(), strict=True):
+            assert (name, type(one)) == (same, type(other))
+            assert one._parameters == other._parameters
+            assert vars(one).keys() - {"_former_parameters"} == vars(other).keys()
+            assert_same(dict(one.named_buffers()), dict(other.named_buffers()))
 
 
 def test_only_the_first_replica_updates_running_statistics() -> None:
