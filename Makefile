@@ -5,10 +5,10 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench fixtures fuzz clean
+.PHONY: help demo test lint bench match-quality fixtures fuzz clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(READY) ## Train small wrapped models, save, mend and compare their checkpoints
 	$(BIN)/python -m ckptfix.trainer.demo
@@ -23,6 +23,9 @@ lint: $(READY) ## Check style and types
 bench: $(READY) ## Measure against cp, cmp, torch and others; needs several GB of disk
 	$(BIN)/python -m pip install --quiet -c tests/constraints.txt -e '.[bench]'
 	$(BIN)/python tests/benchmarks $(ARGS)
+
+match-quality: $(READY) ## Count right and wrong keys of match and of simpler ways
+	PYTHONPATH=tests $(BIN)/python tests/benchmarks/match_quality.py $(ARGS)
 
 fixtures: $(READY) ## Make the small files of fixtures/ anew
 	$(BIN)/python fixtures/make.py
