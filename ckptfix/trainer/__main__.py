@@ -8,6 +8,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+
 from ckptfix.errors import CkptfixError, Refused
 from ckptfix.output import check_destination
 from ckptfix.trainer import devices, parallel, resume
@@ -231,6 +233,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         job = job_of(chosen)
         check(job)
+        if not job.full_size:
+            # The small models gain nothing from threads, and on a busy machine these wait for one another.
+            torch.set_num_threads(1)
         if parallel.in_group(job.parallel):
             return launch(run, job, chosen.processes, job.gpus)
         run(job)

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import distributed
 from torch.distributed.checkpoint._traverse import set_element
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner, _EmptyStateDictLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata
@@ -91,9 +92,11 @@ def read(path: Path) -> dict[str, Any]:
     except CkptfixError as error:
         error.path = error.path or str(path)
         raise
-    except Exception as error:
-        # Anything may come from a damaged file: torch checks none of what it reads there.
-        raise DamagedFile(f"torch cannot read it: {' '.join(str(error).split())[:200]}", path=path) from error
+    except (Exception, CheckpointException) as error:
+        # Anything may come from a damaged file: torch checks none of what it reads there, and its own is no Exception.
+        causes = error.failures.values() if isinstance(error, CheckpointException) else [(error, None)]
+        words = "; ".join(" ".join(str(cause).split())[:200] for cause, _ in causes)
+        raise DamagedFile(f"torch cannot read it: {words}", path=path) from error
     return found
 
 

@@ -138,4 +138,4 @@ def inner(model: nn.Module) -> nn.Module:
 
 def is_sharded(model: nn.Module) -> bool:
     """Whether the parameters are spread over the processes."""
-    return isinstance(inner(model), FSDPModule)
+    return any(isinstance(part, FSDPModule) for part in model.modules())

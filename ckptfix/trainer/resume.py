@@ -195,18 +195,17 @@ def optimizer_state(saved: Mapping[str, Any], training: Training) -> dict[str, A
     part of each whole tensor.
     """
     model = inner(training.model)
-    numbers = {id(parameter): number for number, (_, parameter) in enumerate(model.named_parameters())}
-    by_name: dict[Any, int] = {
+    parameters = list(model.parameters())
+    numbers = {id(parameter): number for number, parameter in enumerate(parameters)}
+    # A checkpoint directory has text for every key of a dict.
+    by_name: dict[Any, int] = {str(number): number for number in range(len(parameters))} | {
         keys.unwrapped(name): numbers[id(parameter)]
         for name, parameter in model.named_parameters(remove_duplicate=False)
     }
-    parameters = list(model.parameters())
-    state = {
-        by_name.get(key, key): {
-            name: part(value, parameters[by_name.get(key, key)]) for name, value in values.items()
-        }
-        for key, values in saved["state"].items()
-    }
+    state = {}
+    for key, values in saved["state"].items():
+        number = by_name.get(key, key)
+        state[number] = {name: part(value, parameters[number]) for name, value in values.items()}
     groups = [
         {**group, "params": [by_name.get(name, name) for name in group["params"]]} for group in saved["param_groups"]
     ]

@@ -188,9 +188,19 @@ def save(training: Training, path: Path, *, wrapped: bool = True, nested: bool =
             saved = inner(training.model) if training.averaged is None else training.averaged.module
     else:
         saved = contents(training, wrapped=wrapped, nested=nested, gather=not kind.folder)
-    if kind.folder or rank() == 0:
-        with complete(path, together=kind.folder) as beside:
+    if kind.folder:
+        with complete(path, together=True) as beside:
             kind.write(saved, beside)
+    elif rank() == 0:
+        with complete(path) as beside:
+            kind.write(saved, beside)
+    wait()
+
+
+def wait() -> None:
+    """Until every process of the group has come here."""
+    if distributed.is_initialized():
+        distributed.barrier()
 
 
 @contextmanager
@@ -206,12 +216,10 @@ def complete(path: Path, *, together: bool = False) -> Iterator[Path]:
     beside = path.with_name(f".{path.name}.{number[0]}.part")
     try:
         yield beside
-        if together and distributed.is_initialized():
-            distributed.barrier()
+        if together:
+            wait()
         if not together or rank() == 0:
             replace(beside, path)
-        if together and distributed.is_initialized():
-            distributed.barrier()
     except OSError as error:
         raise WriteFailed(f"could not be written: {error.strerror or error}", path=path) from error
     finally:
