@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from architectures import gpt
+from architectures import llama
 from architectures.family import Family, Pair, Style, noise, tokens
 from architectures.lstm import Wrapped
 from safetensors.torch import load_file
@@ -174,6 +174,18 @@ class StableBaselines(nn.Module):
         return self.action_net(policy), self.value_net(value)
 
 
+class SpinningUp(nn.Module):
+    """v.v_net.N before pi.logits_net.N: the order of the parts tells nothing, the last layers' shapes all."""
+
+    def __init__(self, depth: int) -> None:
+        super().__init__()
+        self.v = nn.ModuleDict({"v_net": perceptron(4, 64, 64, 1)})
+        self.pi = nn.ModuleDict({"logits_net": perceptron(4, 64, 64, 2)})
+
+    def forward(self, x: Tensor) -> Any:
+        return self.pi["logits_net"](x), self.v["v_net"](x)
+
+
 SHORTCUT = 0.5
 """As in `resnet`; here the sum is of a block and what went around it."""
 
@@ -252,7 +264,7 @@ class Resnet20Twin(nn.Module):
         return self.head(x.mean((2, 3)))
 
 
-FAIR = gpt.Sizes(vocabulary=500, width=32, heads=4, keys=32, hidden=256)
+FAIR = llama.Sizes(vocabulary=500, width=32, heads=4, keys=32, hidden=256)
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,6 +317,14 @@ REAL: tuple[RealModel, ...] = (
         ),
     ),
     RealModel(
+        "nikhilbarhate99+PPO-PyTorch/PPO_preTrained/CartPole-v1/PPO_CartPole-v1_0_0.pth",
+        Family(
+            "critic and actor",
+            (Style("PPO-PyTorch", ActorCritic), Style("Spinning Up, turned round", SpinningUp)),
+            lambda: (noise(5, 4),),
+        ),
+    ),
+    RealModel(
         "akamaster+pytorch_resnet_cifar10/pretrained_models/resnet20-12fca82f.th",
         Family(
             "ResNet-20",
@@ -318,8 +338,8 @@ REAL: tuple[RealModel, ...] = (
         Family(
             "tiny LLaMA",
             (
-                Style("Meta", lambda depth: gpt.Meta(depth, FAIR)),
-                Style("transformers", lambda depth: gpt.Transformers(depth, FAIR)),
+                Style("Meta", lambda depth: llama.Meta(depth, FAIR)),
+                Style("transformers", lambda depth: llama.Transformers(depth, FAIR)),
             ),
             lambda: (tokens(2, 9, 500),),
         ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from architectures import clip, convnext, gpt, lstm, mobilenet, normed, resnet, transformer, unet, vgg, vit
+from architectures import clip, convnext, gpt, llama, lstm, mobilenet, normed, resnet, transformer, unet, vgg, vit
 from architectures.family import Family, Pair, pairs
 
 FAMILIES: tuple[Family, ...] = (
@@ -19,8 +19,8 @@ FAMILIES: tuple[Family, ...] = (
     lstm.LANGUAGE,
     transformer.ENCODER,
     gpt.GPT,
-    gpt.LLAMA,
-    gpt.GROUPED,
+    llama.LLAMA,
+    llama.GROUPED,
     vit.VIT,
     vit.VIT_WITHOUT_BIAS,
     clip.CLIP,
