@@ -7,8 +7,19 @@ from __future__ import annotations
 
 from ckptfix.loaders.into import load_into
 from ckptfix.loaders.objects import load_checkpoint
+from ckptfix.loaders.optimizer import GroupReport, OptimizerReport, load_optimizer
 from ckptfix.loaders.report import LoadReport, Mismatch
 from ckptfix.loaders.state_dict import load_state_dict
 from ckptfix.loaders.values import ForeignObject
 
-__all__ = ["ForeignObject", "LoadReport", "Mismatch", "load_checkpoint", "load_into", "load_state_dict"]
+__all__ = [
+    "ForeignObject",
+    "GroupReport",
+    "LoadReport",
+    "Mismatch",
+    "OptimizerReport",
+    "load_checkpoint",
+    "load_into",
+    "load_optimizer",
+    "load_state_dict",
+]

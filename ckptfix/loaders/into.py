@@ -169,15 +169,15 @@ def _copy(fit: Fit, maker: TensorMaker) -> None:
     import torch
 
     with torch.no_grad():
-        for name, entry in in_file_order(fit):
+        rows = list(in_file_order(fit))
+        for index, (name, entry) in enumerate(rows):
             parameter = fit.target.tensors[name]
-            value = torch_path.placed(maker(entry), parameter)
             try:
-                parameter.copy_(value)
+                parameter.copy_(torch_path.placed(maker(entry), parameter))
             except RuntimeError as error:
                 message = f"{str(error).splitlines()[0]} (what stands before it in the file was loaded)"
                 raise LoadMismatch(message, path=maker.checkpoint.path, where=name) from None
-            maker.forget(entry)
+            maker.forget(rows[index + 1][1] if index + 1 < len(rows) else None)
 
 
 def _assign(fit: Fit, maker: TensorMaker) -> None:

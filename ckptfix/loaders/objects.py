@@ -59,10 +59,10 @@ def load_checkpoint(path: str | os.PathLike[str], *, map_location: MapLocation =
             return Builder(checkpoint, maker).build(checkpoint.graph.graph.root)
     _ = checkpoint.entries
     refuse_damaged(checkpoint)
-    return _from_entries(checkpoint, maker)
+    return from_entries(checkpoint, maker)
 
 
-def _from_entries(checkpoint: Checkpoint, maker: TensorMaker) -> Any:
+def from_entries(checkpoint: Checkpoint, maker: TensorMaker) -> Any:
     """The tensors and values of a format that has no object of its own, as mappings by address."""
     root: OrderedDict[str, Any] = OrderedDict()
     entries = checkpoint.entries
@@ -121,7 +121,7 @@ class Builder:
             BadPickle: no such object can be.
             WouldLoseData: a call that describes no tensor of the file.
         """
-        if _is_leaf(root):
+        if is_leaf(root):
             return values.leaf(root)
         self._make(root)
         while self.shells:
@@ -139,7 +139,7 @@ class Builder:
         while stack:
             step = stack.pop()
             node = step.node
-            if _is_leaf(node) or id(node) in self.made:
+            if is_leaf(node) or id(node) in self.made:
                 continue
             if step.after:
                 open_nodes.discard(id(node))
@@ -180,7 +180,13 @@ class Builder:
 
     def value(self, node: Any) -> Any:
         """What `node` became."""
-        return values.leaf(node) if _is_leaf(node) else self.made[id(node)]
+        return values.leaf(node) if is_leaf(node) else self.made[id(node)]
+
+    def _now(self, node: Any) -> Any:
+        """The value of arguments that must be whole at once: a list among them is not filled yet."""
+        if type(node) is not tuple:
+            return self.value(node)
+        return tuple([*map(self.value, part)] if type(part) is list else self.value(part) for part in node)
 
     def _from_parts(self, node: Any, where: tuple[Any, str]) -> Any:
         kind = type(node)
@@ -193,7 +199,7 @@ class Builder:
                 raise self._impossible(node, str(error)) from None
         if kind is PersId:
             return self._storage(node, where)
-        made = values.called(node, self.value)
+        made = values.called(node, self._now)
         if made is NOTHING:
             made = ForeignObject.empty(node)
             self.shells.append((node, made))
@@ -258,7 +264,7 @@ class Builder:
         return BadPickle(message, path=self.checkpoint.path, offset=getattr(node, "position", None))
 
 
-def _is_leaf(node: Any) -> bool:
+def is_leaf(node: Any) -> bool:
     return type(node) not in _INNER
 
 

@@ -123,9 +123,10 @@ class TensorMaker:
                 self.copied.add(storage.key)
         return made
 
-    def forget(self, entry: TensorEntry) -> None:
-        """Let go of storages that had to be copied from the file, those of `entry` aside."""
-        used = {part.storage.key for part in (entry, *entry.parts) if part.storage is not None}
+    def forget(self, following: TensorEntry | None = None) -> None:
+        """Let go of storages that had to be copied from the file, but for those that `following` needs."""
+        entries = () if following is None else (following, *following.parts)
+        used = {part.storage.key for part in entries if part.storage is not None}
         for key in self.copied - used:
             del self.storages[key]
         self.copied &= used
@@ -150,10 +151,10 @@ class TensorMaker:
                 raise Truncated(f"{data.length} bytes promised, {left} left", path=data.path, offset=data.offset)
             return whole[data.offset : data.end]
         storage = torch.UntypedStorage(data.length)
-        view = torch.empty((0,), dtype=torch.uint8).set_(storage)
+        view: Any = memoryview(torch.empty((0,), dtype=torch.uint8).set_(storage).numpy())  # type: ignore[arg-type]
         position = 0
-        for chunk in read_chunks(data):
-            view[position : position + len(chunk)] = torch.frombuffer(bytearray(chunk), dtype=torch.uint8)
+        for chunk in read_chunks(data, 1 << 20):
+            view[position : position + len(chunk)] = chunk
             position += len(chunk)
         return storage
 

@@ -44,8 +44,16 @@ class ForeignObject:
 
     @classmethod
     def empty(cls, node: Call) -> ForeignObject:
-        func = node.func
-        return cls(func.module, func.name) if type(func) is Global else cls("", "call")
+        return cls.named(node.func) if type(node.func) is Global else cls("", "call")
+
+    @classmethod
+    def named(cls, node: Global) -> ForeignObject:
+        """By its name in Python 3, whatever protocol wrote it."""
+        full = canonical(node)
+        if full.endswith(f".{node.name}"):
+            return cls(full.removesuffix(f".{node.name}"), node.name)
+        module, _, name = full.rpartition(".")
+        return cls(module, name)
 
 
 def leaf(node: Any) -> Any:
@@ -54,17 +62,19 @@ def leaf(node: Any) -> Any:
         return str(node)
     if type(node) is Global:
         constant = _constant(node)
-        return ForeignObject(node.module, node.name) if constant is NOTHING else constant
+        return ForeignObject.named(node) if constant is NOTHING else constant
     return node
 
 
 def _constant(node: Global) -> Any:
     """``torch.float32``, ``torch.contiguous_format``, ``torch.per_tensor_affine``; NOTHING for other names."""
-    if node.module != "torch":
+    # Where a constant has no module of its own, pickle names whichever module has imported torch.
+    name = node.name.removeprefix("torch.")
+    if node.module != "torch" and name == node.name:
         return NOTHING
     import torch
 
-    value = vars(torch).get(node.name)
+    value = vars(torch).get(name)
     inert = (torch.dtype, torch.memory_format, torch.qscheme, torch.layout)
     return value if isinstance(value, inert) else NOTHING
 
@@ -128,16 +138,14 @@ def shell(node: Any) -> Any:
 
 def add_elements(node: Call, shell: Any, value: Value) -> None:
     """What a call gives beside items: ``set([1, 2])``, and values appended."""
-    first = value(node.args[0]) if node.args else None
-    if isinstance(shell, set | list | deque):
-        if isinstance(first, set | frozenset | list | tuple):
-            add: Any = shell.update if isinstance(shell, set) else shell.extend
-            add(first)
-        for element in node.elements or ():
-            if isinstance(shell, set):
-                shell.add(value(element))
-            else:
-                shell.append(value(element))
+    if not isinstance(shell, set | list | deque):
+        return
+    # Of the node, not of its value: a list may not be filled yet.
+    first = node.args[0] if node.args else ()
+    given = first.elements if type(first) is Set else first if type(first) in (list, tuple) else ()
+    add: Any = shell.update if isinstance(shell, set) else shell.extend
+    add(map(value, given))
+    add(map(value, node.elements or ()))
 
 
 def _size(args: Any, state: Any) -> Any:

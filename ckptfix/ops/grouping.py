@@ -35,7 +35,8 @@ class _Node:
     known: int = 0
 
 
-Below = tuple[tuple[str, int], ...]
+Below = tuple[tuple[tuple[str, ...], int], ...]
+"""(components of a pattern, how many names it stands for); no components: a name that ends here."""
 
 
 def collapse(names: Iterable[str], among: Iterable[str] = ()) -> tuple[Group, ...]:
@@ -46,16 +47,15 @@ def collapse(names: Iterable[str], among: Iterable[str] = ()) -> tuple[Group, ..
 
     Args:
         names: what to tell.
-        among: every name that there is, these included; decides whether a module is given as a whole. Empty: only
-            `names` are known.
+        among: the other names that there are; they decide whether a module is given as a whole.
     """
     wanted = tuple(dict.fromkeys(names))
     root = _Node()
     for name in wanted:
         _add(root, name, given=True)
-    for name in dict.fromkeys(among):
+    for name in dict.fromkeys((*wanted, *among)):
         _add(root, name, given=False)
-    return tuple(Group(pattern, count) for pattern, count in _children(root))
+    return tuple(Group(".".join(parts), count) for parts, count in _children(root))
 
 
 def shown(groups: Iterable[Group], most: int = 8) -> str:
@@ -83,20 +83,20 @@ def _whole(node: _Node) -> bool:
 
 
 def _children(node: _Node) -> Below:
-    """(pattern, names) of all that is given below `node`, numbered children with equal insides as one."""
+    """All that is given below `node`, numbered children with equal insides as one."""
     found: dict[tuple[str, Below], list[tuple[str, int]]] = {}
     for part, child in node.children.items():
         if not child.given:
             continue
-        inside = (("*", child.given),) if _whole(child) else _children(child)
+        inside: Below = ((("*",), child.given),) if _whole(child) else _children(child)
         if child.here:
-            inside = (("", 1), *inside)
+            inside = (((), 1), *inside)
         kind = "" if part.isdecimal() else part
         found.setdefault((kind, inside), []).append((part, child.given))
-    rows: list[tuple[str, int]] = []
+    rows: list[tuple[tuple[str, ...], int]] = []
     for (_, inside), parts in found.items():
         label = _ranges([part for part, _ in parts])
-        rows += [(f"{label}.{pattern}" if pattern else label, count * len(parts)) for pattern, count in inside]
+        rows += [((label, *pattern), count * len(parts)) for pattern, count in inside]
     return tuple(rows)
 
 

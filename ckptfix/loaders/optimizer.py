@@ -1,0 +1,285 @@
+"""Resuming an optimizer: its state goes to the parameters that it belongs to, or nowhere."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ckptfix.errors import CkptfixError, Refused, printable
+from ckptfix.formats import open_checkpoint
+from ckptfix.loaders.param_match import Held, Matched, SavedGroup, matched
+from ckptfix.loaders.report import counted, named
+from ckptfix.loaders.saved_optimizers import parts, saved_optimizer
+from ckptfix.loaders.tensors import TensorMaker, restore_location, stay
+from ckptfix.loaders.torch_path import placed
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from ckptfix.loaders.tensors import MapLocation
+
+
+@dataclass(frozen=True, slots=True)
+class GroupReport:
+    """What became of a parameter group.
+
+    Attributes:
+        index: in the optimizer.
+        saved: in the file.
+        parameters: how many it holds.
+        restored: option -> (value before, value from the file), for those that changed.
+        kept: options that the file does not have.
+    """
+
+    index: int
+    saved: int
+    parameters: int
+    restored: Mapping[str, tuple[Any, Any]]
+    kept: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerReport:
+    """What `load_optimizer` did.
+
+    Attributes:
+        path, at: the file, and the address of the optimizer's state in it.
+        by: how parameters were told: ``"param_names"`` or ``"names"`` (those that the file has), ``"model order"`` (the
+            order of the model's state dict in the file), ``"order"`` (the optimizer's own, as torch does).
+        rule: how names were matched, as in `LoadReport`; ``""`` where there were none.
+        restored: parameters that got their state.
+        fresh: parameters for which the file has no state, as they had no step yet.
+        dropped: parameters of the file, without state, that this optimizer does not hold.
+        groups: what became of each group's options.
+    """
+
+    path: str
+    at: str
+    by: str
+    rule: str
+    restored: tuple[str, ...]
+    fresh: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
+    groups: tuple[GroupReport, ...] = field(default=())
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The report for people."""
+        place = f" ({self.at})" if self.at else ""
+        how = f"{self.by}, {self.rule}" if self.rule else self.by
+        rows = [f"restored the state of {counted(len(self.restored), 'parameter')} from {self.path}{place}: by {how}"]
+        if self.fresh:
+            rows.append(f"without state in the file: {named(self.fresh)}")
+        if self.dropped:
+            rows.append(f"not held here, and without state: {named(self.dropped)}")
+        for group in self.groups:
+            if group.restored:
+                changes = ", ".join(f"{key} {old!r} -> {new!r}" for key, (old, new) in group.restored.items())
+                rows.append(f"group {group.index}: {changes}")
+        return tuple(map(printable, rows))
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same for JSON; option values that are no JSON become text."""
+        found = asdict(self)
+        for row in found["groups"]:
+            row["restored"] = {key: [_plain(old), _plain(new)] for key, (old, new) in row["restored"].items()}
+        return {**found, "lines": list(self.lines)}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value if isinstance(value, int | float | str | type(None)) else repr(value)
+
+
+def load_optimizer(
+    optimizer: torch.optim.Optimizer,
+    path: str | os.PathLike[str],
+    *,
+    model: nn.Module | None = None,
+    at: str | None = None,
+    map_location: MapLocation = None,
+) -> OptimizerReport:
+    """Load the optimizer's state from the checkpoint at `path`, each parameter's to that parameter.
+
+    Parameters are told by name where the file has names (``param_names`` in its groups, or state keyed by name), with
+    wrappers' and base prefixes on either side. Where it has none, the order of the model's state dict in the same file
+    gives names to the numbers; so the model may define its parameters in another order now. Options of the groups
+    (lr, betas, ...) come from the file. All or nothing: on an error the optimizer is as it was.
+
+    Args:
+        model: the model whose parameters `optimizer` holds, wrapped or not. Without it, names come from the
+            optimizer's own ``param_names``, and without those the order alone counts, as in torch.
+        at: address of the optimizer's state, when the file has several.
+        map_location: asked for each storage if it is a callable; state goes to its parameter's device anyway.
+
+    Raises:
+        Refused: what belongs to which parameter is not certain: counts, groups or shapes differ, or names are
+            missing; the message says which. Or the file holds no optimizer, or several and no `at`.
+        NoSuchTensor: no optimizer at `at`.
+    """
+    checkpoint = open_checkpoint(path)
+    restore = restore_location(map_location)
+    maker = TensorMaker(checkpoint, restore if callable(map_location) else stay)
+    place, saved = saved_optimizer(checkpoint, maker, at)
+    try:
+        groups, state = parts(saved)
+        held = Held.of(optimizer, model)
+        found = matched(checkpoint, held, groups, state, model)
+        _refuse_shapes(held, found, state)
+        pairing = _paired_groups(held, groups, found)
+        options, reports = _options(optimizer, groups, held, pairing)
+    except CkptfixError as error:
+        error.path = error.path or checkpoint.path
+        error.where = error.where or place or None
+        raise
+    order = {id(parameter): index for index, parameter in enumerate(held.parameters)}
+    new = {key: value for key, value in saved.items() if key not in ("state", "param_groups")}
+    known = {key for group in groups for key in group.ids}
+    new["state"] = {key: value for key, value in state.items() if key not in known}
+    for key, parameter in found.owners.items():
+        if state.get(key):
+            new["state"][order[id(parameter)]] = _copied(state[key], parameter)
+    new["param_groups"] = options
+    _give(optimizer, new, checkpoint.path)
+    named_now = [(held.name(parameter), bool(state.get(key))) for key, parameter in found.owners.items()]
+    return OptimizerReport(
+        path=checkpoint.path,
+        at=place,
+        by=found.by,
+        rule=found.rule,
+        restored=tuple(name for name, has in named_now if has),
+        fresh=tuple(name for name, has in named_now if not has),
+        dropped=found.dropped,
+        groups=reports,
+    )
+
+
+PARAMETER_SHAPED = frozenset((
+    *("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "grad_avg", "acc_delta", "sum"),
+    *("exp_inf", "prev", "step_size", "ax", "mu_product_buffer"),
+))  # fmt: skip
+"""State that torch.optim keeps in the shape of its parameter (torch/optim/*.py). Others' may have any shape."""
+
+
+def _refuse_shapes(held: Held, found: Matched, state: Mapping[Any, Any]) -> None:
+    from torch import Tensor
+
+    wrong = []
+    for key, parameter in found.owners.items():
+        own = state.get(key) or {}
+        if not isinstance(own, Mapping):
+            raise Refused(f"the state of {held.name(parameter)} is no mapping")
+        for name, value in own.items():
+            if name in PARAMETER_SHAPED and isinstance(value, Tensor) and value.shape != parameter.shape:
+                shapes = f"{list(value.shape)} in the file, {list(parameter.shape)} in the model"
+                wrong.append(f"{name} of {held.name(parameter)}: {shapes}")
+    if wrong:
+        hint = "the file's parameters are other ones, or in another order than was found"
+        raise Refused(f"state that does not fit its parameter: {named(wrong)}", hint=hint)
+
+
+def _paired_groups(held: Held, groups: Sequence[SavedGroup], found: Matched) -> dict[int, int]:
+    """Index of a group of the optimizer -> index of the saved one with the same parameters."""
+    saved_in = {key: index for index, group in enumerate(groups) for key in group.ids}
+    origin = {id(parameter): saved_in[key] for key, parameter in found.owners.items()}
+    pairing: dict[int, int] = {}
+    for index, parameters in enumerate(held.groups):
+        sources = {origin[id(parameter)] for parameter in parameters}
+        if len(sources) > 1:
+            mixed = " and ".join(map(str, sorted(sources)))
+            message = f"group {index} has parameters of the groups {mixed} of the file"
+            raise Refused(message, hint="group the parameters as they were when the file was saved")
+        if sources:
+            pairing[index] = sources.pop()
+    if len(set(pairing.values())) != len(pairing):
+        twice = next(index for index in pairing.values() if list(pairing.values()).count(index) > 1)
+        message = f"the parameters of group {twice} of the file are in several groups here"
+        raise Refused(message, hint="group the parameters as they were when the file was saved")
+    # Groups without parameters have nothing but their order.
+    rest = [index for index in range(len(groups)) if index not in pairing.values() and not groups[index].owned(found)]
+    for index in range(len(held.groups)):
+        if index not in pairing:
+            if not rest:
+                raise Refused(f"group {index} holds no parameters, and the file has no such group")
+            pairing[index] = rest.pop(0)
+    return pairing
+
+
+SCHEDULED = frozenset(("initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum"))
+"""Options that learning-rate schedulers add to groups (torch/optim/lr_scheduler.py)."""
+
+
+def _options(
+    optimizer: torch.optim.Optimizer, groups: Sequence[SavedGroup], held: Held, pairing: Mapping[int, int]
+) -> tuple[list[dict[str, Any]], tuple[GroupReport, ...]]:
+    """The groups of the new state dict, and what of their options changes.
+
+    Raises:
+        Refused: the options are those of another optimizer.
+    """
+    made: list[dict[str, Any]] = []
+    reports = []
+    first = 0
+    for index, current in enumerate(optimizer.param_groups):
+        saved = groups[pairing[index]].options
+        own = {key: value for key, value in current.items() if key not in ("params", "param_names")}
+        strange, lacking = set(saved) - set(own) - SCHEDULED, set(own) - set(saved) - SCHEDULED
+        if strange and lacking:
+            message = f"saved by another optimizer: it has {named(sorted(strange))}, and not {named(sorted(lacking))}"
+            raise Refused(message, hint=f"this one is {type(optimizer).__name__}")
+        count = len(current["params"])
+        group = {**own, **saved, "params": list(range(first, first + count))}
+        if "param_names" in current:
+            group["param_names"] = list(current["param_names"])
+        made.append(group)
+        changed = {key: (own.get(key), value) for key, value in saved.items() if not _same(own.get(key), value)}
+        reports.append(GroupReport(index, pairing[index], count, changed, tuple(sorted(lacking))))
+        first += count
+    return made, tuple(reports)
+
+
+def _same(one: Any, other: Any) -> bool:
+    from torch import Tensor
+
+    if isinstance(one, Tensor) or isinstance(other, Tensor):
+        both = isinstance(one, Tensor) and isinstance(other, Tensor)
+        return both and one.shape == other.shape and bool((one.cpu() == other.cpu()).all())
+    return type(one) is type(other) and bool(one == other)
+
+
+def _copied(value: Any, parameter: torch.Tensor) -> Any:
+    """State of its own memory: an optimizer writes into it, and the file may be saved over."""
+    from torch import Tensor
+
+    if isinstance(value, Tensor):
+        own = placed(value, parameter) if value.shape == parameter.shape else value
+        return own.detach().clone()
+    if isinstance(value, Mapping):
+        return {key: _copied(item, parameter) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_copied(item, parameter) for item in value]
+    return value
+
+
+def _give(optimizer: torch.optim.Optimizer, new: dict[str, Any], path: str) -> None:
+    """Optimizer.load_state_dict, undone if it fails."""
+    before = dict(vars(optimizer))
+    groups = [dict(group) for group in optimizer.param_groups]
+    state = {key: dict(value) if isinstance(value, dict) else value for key, value in optimizer.state.items()}
+    try:
+        optimizer.load_state_dict(new)
+    except Exception as error:
+        vars(optimizer).clear()
+        vars(optimizer).update(before)
+        optimizer.param_groups[:] = groups
+        optimizer.state.clear()
+        optimizer.state.update(state)
+        message = f"{type(optimizer).__name__} does not take it: {' '.join(str(error).split())}"
+        raise Refused(message, path=path) from error

@@ -1,0 +1,111 @@
+"""Where the optimizers' states in a file are, and what is in them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+from ckptfix.checkpoint import Checkpoint
+from ckptfix.errors import NoSuchTensor, Refused
+from ckptfix.formats.torch_common import Parts
+from ckptfix.formats.torch_object import MAX_ADDRESS
+from ckptfix.formats.torch_tensors import is_tensor
+from ckptfix.loaders.objects import Builder, from_entries, is_leaf, mapping_of
+from ckptfix.loaders.param_match import SavedGroup
+from ckptfix.loaders.tensors import TensorMaker
+from ckptfix.loaders.values import ForeignObject
+from ckptfix.ops.convert import refuse_damaged
+from ckptfix.pickles.graph import children
+
+Build = Callable[[], tuple[Any, list[Any]]]
+
+
+def optimizers_in(checkpoint: Checkpoint, maker: TensorMaker) -> Iterator[tuple[str, Build]]:
+    """(address, a function that builds it) of every mapping with ``state`` and ``param_groups``.
+
+    The function returns the mapping and every value that was made on the way.
+    """
+    if not isinstance(checkpoint.graph, Parts):
+        _ = checkpoint.entries
+        refuse_damaged(checkpoint)
+        stack: list[tuple[str, Any]] = [("", from_entries(checkpoint, maker))]
+        while stack:
+            at, value = stack.pop()
+            if isinstance(value, dict):
+                if value.keys() >= _OPTIMIZER:
+                    yield at, partial(_as_it_is, value)
+                else:
+                    stack += [(f"{at}/{key}".strip("/"), inner) for key, inner in reversed(list(value.items()))]
+        return
+    seen: set[int] = set()
+    nodes: list[tuple[str, Any]] = [("", checkpoint.graph.graph.root)]
+    while nodes:
+        at, node = nodes.pop()
+        if is_leaf(node) or id(node) in seen or is_tensor(node):
+            continue
+        seen.add(id(node))
+        if mapping_of(node).keys() >= _OPTIMIZER:
+            yield at, partial(_built, checkpoint, maker, node)
+        elif len(at) <= MAX_ADDRESS:
+            nodes += [(f"{at}/{name}".strip("/"), child) for name, child in reversed(list(children(node)))]
+
+
+_OPTIMIZER = frozenset(("state", "param_groups"))
+
+
+def _as_it_is(value: Any) -> tuple[Any, list[Any]]:
+    return value, []
+
+
+def _built(checkpoint: Checkpoint, maker: TensorMaker, node: Any) -> tuple[Any, list[Any]]:
+    builder = Builder(checkpoint, maker)
+    return builder.build(node), list(builder.made.values())
+
+
+def saved_optimizer(checkpoint: Checkpoint, maker: TensorMaker, at: str | None) -> tuple[str, Mapping[str, Any]]:
+    """(address, saved state) of the optimizer in the file."""
+    found = list(optimizers_in(checkpoint, maker))
+    addresses = ", ".join(address or "''" for address, _ in found)
+    if at is not None:
+        found = [row for row in found if row[0] == at.strip("/")]
+        if not found:
+            hint = f"there is one at {addresses}" if addresses else "the file holds none"
+            raise NoSuchTensor(f"no optimizer at {at!r}", path=checkpoint.path, hint=hint)
+    if not found:
+        hint = "a training checkpoint has one beside the model's state dict; `ckptfix inspect` shows what this one has"
+        raise Refused("no optimizer's state was found in it", path=checkpoint.path, hint=hint)
+    if len(found) > 1:
+        hint = f"choose one with at={found[0][0]!r}"
+        raise Refused(f"it holds {len(found)} optimizers: {addresses}", path=checkpoint.path, hint=hint)
+    address, build = found[0]
+    saved, made = build()
+    foreign = next((value for value in made if isinstance(value, ForeignObject)), None)
+    if foreign is not None:
+        what = f"{foreign.module}.{foreign.name}"
+        raise Refused(f"it holds an object of class {what}, which is not imported", path=checkpoint.path, where=address)
+    return address, saved
+
+
+def parts(saved: Mapping[str, Any]) -> tuple[list[SavedGroup], Mapping[Any, Any]]:
+    """The groups and the state of an optimizer's state dict.
+
+    Raises:
+        Refused: it is none as torch.optim writes it.
+    """
+    groups, state = saved["param_groups"], saved["state"]
+    if not isinstance(groups, list | tuple) or not isinstance(state, Mapping):
+        raise Refused("no optimizer's state as torch.optim writes it")
+    found = []
+    for group in groups:
+        if not isinstance(group, Mapping) or not isinstance(group.get("params"), list | tuple):
+            raise Refused("a parameter group without its parameters")
+        ids, names = list(group["params"]), group.get("param_names")
+        if names is not None and (not isinstance(names, list | tuple) or len(names) != len(ids)):
+            raise Refused("a parameter group with other names than parameters")
+        options = {key: value for key, value in group.items() if key not in ("params", "param_names")}
+        found.append(SavedGroup(ids, None if names is None else [str(name) for name in names], options))
+    everything = [key for group in found for key in group.ids]
+    if len(set(everything)) != len(everything):
+        raise Refused("a parameter that is in two groups")
+    return found, state

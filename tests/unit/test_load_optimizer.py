@@ -1,0 +1,408 @@
+"""load_optimizer: which state goes to which parameter, and when it refuses."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from kinds import tensor
+from torch import nn
+
+import ckptfix
+from ckptfix.errors import NoSuchTensor, Refused
+
+ORDERS = (("a", "b", "c"), ("c", "a", "b"))
+
+
+class Net(nn.Module):
+    """Three layers of equal shapes, defined in a given order, used in another: only names tell them apart."""
+
+    a: nn.Linear
+    b: nn.Linear
+    c: nn.Linear
+
+    def __init__(self, order: tuple[str, ...] = ORDERS[0]) -> None:
+        super().__init__()
+        for name in order:
+            layer = nn.Linear(4, 4)
+            layer.register_buffer("steps", torch.zeros(4, 4))
+            setattr(self, name, layer)
+        for index, name in enumerate("abc"):
+            layer = getattr(self, name)
+            for offset, parameter in enumerate(layer.parameters()):
+                parameter.data.copy_(tensor(*parameter.shape, seed=10 * index + offset))
+        self.norm = nn.BatchNorm1d(4)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        for name in "abc":
+            x = torch.tanh(self.get_submodule(name)(x))
+        return self.norm(x)
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, first: int, steps: int) -> list[float]:
+    losses = []
+    for step in range(first, first + steps):
+        optimizer.zero_grad()
+        loss = (model(tensor(8, 4, seed=50 + step)) - tensor(8, 4, seed=90 + step)).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+OPTIMIZERS: dict[str, Any] = {
+    "adam": lambda parameters: torch.optim.Adam(parameters, lr=0.01, amsgrad=True),
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.01),
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, nesterov=True),
+    "rmsprop": lambda parameters: torch.optim.RMSprop(parameters, lr=0.01, momentum=0.5, centered=True),
+    "adagrad": lambda parameters: torch.optim.Adagrad(parameters, lr=0.1),
+    "rprop": lambda parameters: torch.optim.Rprop(parameters, lr=0.01),
+    "adafactor": lambda parameters: torch.optim.Adafactor(parameters, lr=0.01),
+}
+
+
+def checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, **how: Any) -> Path:
+    torch.save({"epoch": 1, "model_state_dict": model.state_dict(), "optimizer": optimizer.state_dict()}, path, **how)
+    return path
+
+
+@pytest.mark.parametrize("zipped", [True, False], ids=["zip", "legacy"])
+@pytest.mark.parametrize("order", ORDERS, ids="".join)
+@pytest.mark.parametrize("named", [False, True], ids=["numbers", "names"])
+@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_training_goes_on_bit_for_bit(
+    tmp_path: Path, make: Any, named: bool, order: tuple[str, ...], zipped: bool
+) -> None:
+    """Saved from DataParallel; resumed without it, by a model that may define its layers in another order."""
+    wrapped = nn.DataParallel(Net())
+    optimizer = make(wrapped.named_parameters() if named else wrapped.parameters())
+    train(wrapped, optimizer, 0, 3)
+    path = checkpoint(tmp_path / "a.pth", wrapped, optimizer, _use_new_zipfile_serialization=zipped)
+    wanted = train(wrapped, optimizer, 3, 3)
+
+    torch.manual_seed(5)
+    model = Net(order)
+    again = make(model.parameters())
+    for group in again.param_groups:
+        group["lr"] = 0.5
+    ckptfix.load_into(model, path)
+    report = ckptfix.load_optimizer(again, path, model=model)
+    assert train(model, again, 3, 3) == wanted
+    state = wrapped.module.state_dict()
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    assert report.by == ("param_names" if named else "model order") and report.at == "optimizer"
+    assert len(report.restored) == 8 and not report.fresh
+    assert report.groups[0].restored["lr"][0] == 0.5 and "lr 0.5 ->" in str(report)
+    json.dumps(report.as_dict())
+
+
+def by_name(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """As torch.distributed.checkpoint.state_dict and FSDP give it: everything keyed by name."""
+    saved = optimizer.state_dict()
+    names = [name for group in saved["param_groups"] for name in group["param_names"]]
+    groups = []
+    for group in saved["param_groups"]:
+        rest = {key: value for key, value in group.items() if key != "param_names"}
+        groups.append({**rest, "params": [names[index] for index in group["params"]]})
+    return {"state": {names[index]: value for index, value in saved["state"].items()}, "param_groups": groups}
+
+
+@pytest.mark.parametrize("wrap_saved", [False, True])
+@pytest.mark.parametrize("wrap_model", [False, True])
+def test_state_keyed_by_name(tmp_path: Path, wrap_saved: bool, wrap_model: bool) -> None:
+    trained: Any = nn.DataParallel(Net()) if wrap_saved else Net()
+    optimizer = torch.optim.Adam(trained.named_parameters(), lr=0.01)
+    train(trained, optimizer, 0, 2)
+    torch.save({"optim": by_name(optimizer)}, tmp_path / "a.pth")
+    model: Any = torch.compile(nn.DataParallel(Net(ORDERS[1]))) if wrap_model else Net(ORDERS[1])
+    again = torch.optim.Adam(model.parameters(), lr=0.3)
+    report = ckptfix.load_optimizer(again, tmp_path / "a.pth", model=model)
+    assert report.by == "names" and again.param_groups[0]["lr"] == 0.01
+    own = {name.removeprefix("_orig_mod.").removeprefix("module."): value for name, value in model.named_parameters()}
+    for name, parameter in trained.named_parameters():
+        mine = own[name.removeprefix("module.")]
+        assert torch.equal(again.state[mine]["exp_avg"], optimizer.state[parameter]["exp_avg"]), name
+
+
+def test_groups_follow_their_parameters(tmp_path: Path) -> None:
+    def make(model: Net, swap: bool) -> torch.optim.Optimizer:
+        groups: list[Any] = [
+            {"params": list(model.a.named_parameters("a")), "lr": 0.5},
+            {"params": [*model.b.named_parameters("b"), *model.c.named_parameters("c")], "weight_decay": 0.25},
+        ]
+        return torch.optim.SGD(reversed(groups) if swap else groups, lr=0.125, momentum=0.5)
+
+    trained = Net()
+    optimizer = make(trained, False)
+    train(trained, optimizer, 0, 2)
+    path = checkpoint(tmp_path / "a.pth", trained, optimizer)
+    model = Net(ORDERS[1])
+    again = make(model, True)
+    for group in again.param_groups:
+        group.update(lr=9.0, weight_decay=9.0)
+    report = ckptfix.load_optimizer(again, path, model=model)
+    assert [(group["lr"], group["weight_decay"]) for group in again.param_groups] == [(0.125, 0.25), (0.5, 0)]
+    assert [(group.index, group.saved, group.parameters) for group in report.groups] == [(0, 1, 4), (1, 0, 2)]
+    assert again.param_groups[1]["param_names"] == ["a.weight", "a.bias"]
+    momentum = again.state[model.get_parameter("c.bias")]["momentum_buffer"]
+    assert torch.equal(momentum, optimizer.state[trained.get_parameter("c.bias")]["momentum_buffer"])
+
+
+def test_frozen_parameters_are_not_held(tmp_path: Path) -> None:
+    """The optimizer held the trainable parameters only, without names, in two groups."""
+
+    def make(model: Net) -> torch.optim.Optimizer:
+        model.a.requires_grad_(False)
+        groups: list[Any] = [{"params": model.b.parameters()}, {"params": model.c.parameters(), "lr": 0.5}]
+        return torch.optim.Adam(groups)
+
+    trained = Net()
+    optimizer = make(trained)
+    train(trained, optimizer, 0, 2)
+    path = checkpoint(tmp_path / "a.pth", trained, optimizer)
+    wanted = train(trained, optimizer, 2, 2)
+    model = Net(ORDERS[1])
+    again = make(model)
+    ckptfix.load_into(model, path)
+    report = ckptfix.load_optimizer(again, path, model=model)
+    assert train(model, again, 2, 2) == wanted
+    assert report.restored == ("b.weight", "b.bias", "c.weight", "c.bias")
+
+
+def test_parameters_without_state_may_be_left_out(tmp_path: Path) -> None:
+    """All parameters were held then, only the trainable ones now: frozen ones have no state to lose."""
+    trained = Net()
+    trained.a.requires_grad_(False)
+    optimizer = torch.optim.Adam(trained.parameters())
+    train(trained, optimizer, 0, 2)
+    path = checkpoint(tmp_path / "a.pth", trained, optimizer)
+    model = Net(ORDERS[1])
+    again = torch.optim.Adam([*model.b.parameters(), *model.c.parameters(), *model.norm.parameters()])
+    report = ckptfix.load_optimizer(again, path, model=model)
+    assert report.dropped == ("a.weight", "a.bias") and len(report.restored) == 6
+    momentum = again.state[model.get_parameter("c.bias")]["exp_avg"]
+    assert torch.equal(momentum, optimizer.state[trained.get_parameter("c.bias")]["exp_avg"])
+    trained.a.requires_grad_(True)
+    train(trained, optimizer, 2, 1)
+    with pytest.raises(Refused, match=r"not held by the optimizer: a\.weight, a\.bias"):
+        ckptfix.load_optimizer(again, checkpoint(tmp_path / "b.pth", trained, optimizer), model=model)
+
+
+def test_tied_parameters_count_once(tmp_path: Path) -> None:
+    class Tied(nn.Module):
+        y: nn.Linear
+        z: nn.Linear
+
+        def __init__(self, head_first: bool) -> None:
+            super().__init__()
+            one, other = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
+            other.weight = one.weight
+            for name, layer in (("z", other), ("y", one)) if head_first else (("y", one), ("z", other)):
+                setattr(self, name, layer)
+            self.last = nn.Linear(4, 4, bias=False)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return self.last(self.y(torch.tanh(self.z(x))))
+
+    trained = Tied(False)
+    optimizer = torch.optim.Adam(trained.parameters())
+    train(trained, optimizer, 0, 2)
+    path = checkpoint(tmp_path / "a.pth", trained, optimizer)
+    wanted = train(trained, optimizer, 2, 2)
+    model = Tied(True)
+    again = torch.optim.Adam(model.parameters())
+    ckptfix.load_into(model, path)
+    ckptfix.load_optimizer(again, path, model=model)
+    assert train(model, again, 2, 2) == wanted
+
+
+def test_old_files_number_parameters_by_id(tmp_path: Path) -> None:
+    trained = Net()
+    optimizer = torch.optim.SGD(trained.parameters(), lr=0.1, momentum=0.9)
+    train(trained, optimizer, 0, 2)
+    saved = copy.deepcopy(optimizer.state_dict())
+    saved["state"] = {140_000_000 - 7 * index: value for index, value in saved["state"].items()}
+    saved["param_groups"][0]["params"] = [140_000_000 - 7 * index for index in saved["param_groups"][0]["params"]]
+    torch.save({"model": trained.state_dict(), "optimizer": saved}, tmp_path / "a.pth")
+    model = Net(ORDERS[1])
+    again = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    ckptfix.load_optimizer(again, tmp_path / "a.pth", model=model)
+    for name, parameter in model.named_parameters():
+        wanted = optimizer.state[trained.get_parameter(name)]["momentum_buffer"]
+        assert torch.equal(again.state[parameter]["momentum_buffer"], wanted), name
+
+
+def test_without_any_names_the_order_counts_as_in_torch(tmp_path: Path) -> None:
+    trained = Net()
+    optimizer = torch.optim.Adam(trained.parameters())
+    train(trained, optimizer, 0, 2)
+    torch.save(optimizer.state_dict(), tmp_path / "a.pth")
+    again = torch.optim.Adam(Net().parameters())
+    report = ckptfix.load_optimizer(again, tmp_path / "a.pth")
+    assert (report.by, report.at, report.restored[0]) == ("order", "", "parameter 0")
+    assert again.state_dict()["state"].keys() == optimizer.state_dict()["state"].keys()
+
+
+def test_its_state_is_no_map_of_the_file(tmp_path: Path) -> None:
+    trained = Net()
+    optimizer = torch.optim.Adam(trained.parameters())
+    train(trained, optimizer, 0, 1)
+    path = checkpoint(tmp_path / "a.pth", trained, optimizer)
+    again = torch.optim.Adam(trained.parameters())
+    ckptfix.load_optimizer(again, path, model=trained)
+    if Path("/proc/self/maps").exists():
+        assert str(path) not in Path("/proc/self/maps").read_text()
+
+
+def test_a_tensor_as_learning_rate_and_what_a_scheduler_adds(tmp_path: Path) -> None:
+    trained = Net()
+    optimizer = torch.optim.Adam(trained.parameters(), lr=torch.tensor(0.25))
+    torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    train(trained, optimizer, 0, 1)
+    path = checkpoint(tmp_path / "a.pth", trained, optimizer)
+    again = torch.optim.Adam(trained.parameters(), lr=torch.tensor(0.5))
+    report = ckptfix.load_optimizer(again, path, model=trained)
+    assert again.param_groups[0]["lr"].item() == 0.25 == again.param_groups[0]["initial_lr"]
+    assert "lr" in report.groups[0].restored
+
+
+# --- refusals: the optimizer is as it was ---------------------------------------------------------------------------
+
+
+def refused(tmp_path: Path, value: Any, optimizer: torch.optim.Optimizer, model: Any, match: str) -> Refused:
+    torch.save(value, tmp_path / "refused.pth")
+    before = copy.deepcopy(optimizer.state_dict())
+    with pytest.raises(Refused, match=match) as caught:
+        ckptfix.load_optimizer(optimizer, tmp_path / "refused.pth", model=model)
+    after = optimizer.state_dict()
+    assert repr(after) == repr(before)
+    assert caught.value.path == str(tmp_path / "refused.pth") and caught.value.hint
+    return caught.value
+
+
+def trained_file() -> dict[str, Any]:
+    model = Net()
+    optimizer = torch.optim.Adam(model.parameters())
+    train(model, optimizer, 0, 1)
+    return {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+
+
+def current() -> tuple[torch.optim.Optimizer, Net]:
+    model = Net(ORDERS[1])
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.5)
+    train(model, optimizer, 7, 1)
+    return optimizer, model
+
+
+def test_counts_must_agree(tmp_path: Path) -> None:
+    value = trained_file()
+    _, model = current()
+    part = torch.optim.Adam(model.a.parameters())
+    refused(tmp_path, value, part, model, r"not held by the optimizer: b\.weight")
+    del value["model"]
+    refused(tmp_path, value, part, model, r"groups of \[8\] parameters without names, the optimizer of \[2\]")
+    apart = torch.optim.Adam([{"params": model.a.parameters()}, {"params": model.b.parameters()}])
+    refused(tmp_path, value, apart, model, r"groups of \[8\]")
+
+
+def test_a_state_dict_that_is_not_the_models_names_nothing(tmp_path: Path) -> None:
+    value = trained_file()
+    value["model"] = OrderedDict((name.replace("a.", "x."), tensor) for name, tensor in value["model"].items())
+    refused(tmp_path, value, *current(), r"numbers have no names, and the file's state dict lacks a\.weight, a\.bias")
+
+
+def test_shapes_must_fit(tmp_path: Path) -> None:
+    value = trained_file()
+    value["optimizer"]["state"][0]["exp_avg"] = torch.zeros(4)
+    refused(tmp_path, value, *current(), r"exp_avg of a\.weight: \[4\] in the file, \[4, 4\] in the model")
+
+
+def test_an_order_of_its_own_is_not_guessed(tmp_path: Path) -> None:
+    _, model = current()
+    shuffled = torch.optim.Adam(list(model.parameters())[::-1])
+    refused(tmp_path, trained_file(), shuffled, model, "an order of its own")
+    trained, same_order = Net(), Net()
+    optimizer, again = (torch.optim.Adam(list(net.parameters())[::-1]) for net in (trained, same_order))
+    train(trained, optimizer, 0, 1)
+    report = ckptfix.load_optimizer(again, checkpoint(tmp_path / "a.pth", trained, optimizer), model=same_order)
+    assert report.restored[0] == "norm.bias" and report.by == "model order"
+
+
+def saved(tmp_path: Path, value: Any) -> Path:
+    torch.save(value, tmp_path / "saved.pth")
+    return tmp_path / "saved.pth"
+
+
+def test_names_must_agree(tmp_path: Path) -> None:
+    model = Net()
+    optimizer = torch.optim.Adam(model.named_parameters())
+    train(model, optimizer, 0, 1)
+    value = {"optimizer": optimizer.state_dict()}
+    names = value["optimizer"]["param_groups"][0]["param_names"]
+    names[names.index("b.bias")] = "other.bias"
+    refused(tmp_path, value, *current(), r"not in the file: b\.bias; not held by the optimizer: other\.bias")
+    plain, _ = current()
+    refused(tmp_path, value, plain, None, "the file has names, and the optimizer has none")
+
+
+def test_groups_must_agree(tmp_path: Path) -> None:
+    model = Net()
+    layers = list(model.named_children())[:2]
+    groups: list[Any] = [{"params": list(layer.named_parameters(name))} for name, layer in layers]
+    optimizer = torch.optim.Adam(groups)
+    train(model, optimizer, 0, 1)
+    one = torch.optim.Adam([*model.a.parameters(), *model.b.parameters()])
+    refused(tmp_path, {"optimizer": optimizer.state_dict()}, one, model, "group 0 has parameters of the groups 0 and 1")
+    single = torch.optim.Adam([*model.a.named_parameters("a"), *model.b.named_parameters("b")])
+    refused(tmp_path, {"optimizer": single.state_dict()}, optimizer, model, "group 0 of the file are in several groups")
+
+
+def test_another_optimizer_is_not_taken(tmp_path: Path) -> None:
+    model = Net()
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    train(model, sgd, 0, 1)
+    value = {"model": model.state_dict(), "optimizer": sgd.state_dict()}
+    error = refused(tmp_path, value, *current(), "saved by another optimizer: it has dampening, momentum")
+    assert error.where == "optimizer"
+
+
+def test_parameters_of_another_model(tmp_path: Path) -> None:
+    optimizer, _ = current()
+    refused(tmp_path, trained_file(), optimizer, Net(), "8 parameters of the optimizer are not the model's")
+
+
+def test_which_optimizer(tmp_path: Path) -> None:
+    value = trained_file()
+    optimizer, model = current()
+    refused(tmp_path, {"model": value["model"]}, optimizer, model, "no optimizer's state was found")
+    both = {"model": value["model"], "g": value["optimizer"], "optims": [trained_file()["optimizer"]]}
+    refused(tmp_path, both, optimizer, model, "holds 2 optimizers: g, optims/0")
+    assert ckptfix.load_optimizer(optimizer, tmp_path / "refused.pth", model=model, at="optims/0").at == "optims/0"
+    with pytest.raises(NoSuchTensor, match="no optimizer at 'd'"):
+        ckptfix.load_optimizer(optimizer, tmp_path / "refused.pth", model=model, at="d")
+
+
+def test_state_of_a_foreign_class(tmp_path: Path) -> None:
+    value = trained_file()
+    value["optimizer"]["state"][0]["extra"] = pytest.ExitCode.OK
+    with pytest.raises(Refused, match=r"an object of class .*ExitCode"):
+        ckptfix.load_optimizer(current()[0], saved(tmp_path, value))
+
+
+def test_an_optimizer_that_fails_is_as_it_was(tmp_path: Path) -> None:
+    optimizer, model = current()
+
+    def fail(*_: Any) -> None:
+        optimizer.param_groups.clear()
+        raise ValueError("not today")
+
+    optimizer.register_load_state_dict_pre_hook(fail)
+    before = copy.deepcopy(optimizer.state_dict())
+    with pytest.raises(Refused, match="Adam does not take it: not today"):
+        ckptfix.load_optimizer(optimizer, saved(tmp_path, trained_file()), model=model)
+    assert repr(optimizer.state_dict()) == repr(before)
