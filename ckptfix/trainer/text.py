@@ -85,7 +85,7 @@ class Bert(nn.Module):
         layer = nn.TransformerEncoderLayer(
             width, heads, 2 * width, dropout=0.1, activation="gelu", batch_first=True
         )
-        # Nested tensors would cut the output to the longest row of a replica's share, as unpacking does in `Tagger`.
+        # Nested tensors would be used in evaluation only, with a warning that they are a prototype.
         self.encoder = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
         # BERT's own choice (https://arxiv.org/abs/1810.04805 took it from GPT): small, so that tied scores start small.
         for part in self.modules():

@@ -141,6 +141,7 @@ CALLS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "plain values": ((ROWS, 3, "text", None, 0.5), {}),
     "plain kwargs": ((ROWS,), {"flag": True}),
     "nothing but plain values": ((1,), {"flag": True}),
+    "plain values and a short kwarg": ((1,), {"rows": ROWS[:2]}),
     "none": ((), {}),
     "a list": (([ROWS, ROWS + 1],), {}),
     "a tuple in a list": (([(ROWS, 1), (ROWS, 2)],), {}),
