@@ -82,6 +82,22 @@ def data_parallel() -> None:
     shell(f"ckptfix diff {wrapped} {mended}", status=1)
 
 
+def losses(path: Path) -> list[float]:
+    found: list[float] = read(path)["losses"]
+    return found
+
+
+def resumed() -> None:
+    wrapped, longer, whole = FOLDER / "dp.pth", FOLDER / "dp-longer.pth", FOLDER / "whole.pth"
+    title("Training goes on without DataParallel, as if it had never stopped")
+    shell(f"python -m ckptfix.trainer --resume {wrapped} --epochs 4 --nested --save {longer}")
+    shell(f"python -m ckptfix.trainer --model mlp --epochs 4 --nested --save {whole}")
+    if losses(longer) != losses(whole):
+        raise Unexpected(f"losses differ: {losses(longer)} and {losses(whole)}")
+    print("the losses of all epochs are the same, to the last bit")
+    shell(f"ckptfix diff {longer} {whole}")
+
+
 def distributed() -> None:
     wrapped, mended, trained = FOLDER / "ddp.pth", FOLDER / "ddp-plain.pth", FOLDER / "ddp-outputs.pt"
     title("A state dict of a compiled model in DistributedDataParallel, two processes")
@@ -113,7 +129,7 @@ def main() -> int:
     shutil.rmtree(FOLDER, ignore_errors=True)
     FOLDER.mkdir()
     try:
-        for part in (data_parallel, distributed, devices, containers):
+        for part in (data_parallel, resumed, distributed, devices, containers):
             part()
     except (Unexpected, AssertionError, RuntimeError) as error:
         print(f"\nnot as it should be: {error}", file=sys.stderr)

@@ -34,8 +34,8 @@ def test_the_examples_of_the_help_run(here: Path, capsys: pytest.CaptureFixture[
     said = capsys.readouterr()
     assert said.err == ""
     assert "resumed dp.pth: after epoch 2, with optimizer, scheduler and RNG state" in said.out
-    assert list(torch.load("dp.pth", weights_only=True)["model_state_dict"])[0].startswith("module.body")
-    assert list(torch.load("clean.pth", weights_only=True)["model_state_dict"])[0].startswith("body")
+    for name, start in (("dp.pth", "module.body"), ("clean.pth", "body")):
+        assert next(iter(torch.load(name, weights_only=True)["model_state_dict"])).startswith(start)
     assert len(torch.load("slower.pth", weights_only=True)["losses"]) == 6
 
 
@@ -135,7 +135,8 @@ def test_gpu_ids(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """DataParallel's keys come with two ids or more, and not with one, whether GPUs are here or not."""
     for option, key in (("--gpu_ids 0,1", "module.fc.weight"), ("--gpu-ids 0", "fc.weight")):
         assert main([*option.split(), "--epochs", "0", "--save", "saved.pth"]) == 0
-        assert f"no GPU is here: training on the CPU, without {option.replace('-ids', '_ids')}\n" in capsys.readouterr().out
+        said = capsys.readouterr().out
+        assert f"no GPU is here: training on the CPU, without {option.replace('-ids', '_ids')}\n" in said
         assert next(iter(torch.load("saved.pth", weights_only=True))) == key
 
 

@@ -243,12 +243,12 @@ from ckptfix.trainer.processes import rank
 CASES = {
     "ddp": ("vgg", ("ddp",), "zip"),
     "compile+ddp": ("mlp", ("compile", "ddp"), "dcp"),
-    "ddp+compile": ("vgg", ("ddp", "compile"), "legacy"),
-    "checkpoint+ddp": ("bert", ("checkpoint", "ddp"), "zip"),
+    "ddp+compile": ("mlp", ("ddp", "compile"), "legacy"),
+    "checkpoint+ddp": ("vgg", ("checkpoint", "ddp"), "zip"),
     "fsdp2": ("bert-tied", ("fsdp2",), "zip"),
     "fsdp2-dcp": ("vgg", ("fsdp2",), "dcp"),
-    "fsdp2+compile": ("mlp", ("fsdp2", "compile"), "zip"),
-    "compile+fsdp2": ("mlp", ("compile", "fsdp2"), "zip"),
+    "fsdp2+compile": ("demo", ("fsdp2", "compile"), "zip"),
+    "compile+fsdp2": ("demo", ("compile", "fsdp2"), "zip"),
     "checkpoint+fsdp2": ("tagger", ("checkpoint", "fsdp2"), "zip"),
 }
 
@@ -264,11 +264,10 @@ def work(folder):
         first = run(Job(epochs=1, save=path, nested=True, container=container, **how))
         found[name] = [whole.losses, run(Job(epochs=2, resume=path, **how)).losses]
         torch._dynamo.reset()
-    # From one way of sharing to another, by the optimizer's names and by its numbers.
+    # From one way of sharing to another: by the numbers of parameters, and by their names.
     for source, stack in (("ddp", ("fsdp2",)), ("fsdp2-dcp", ("ddp",))):
-        found[f"{source} into {stack[0]}"] = [
-            run(Job(epochs=2, resume=folder / other, parallel=stack, log=silent)).losses for other in (source, source)
-        ]
+        other = run(Job(epochs=2, resume=folder / source, parallel=stack, log=silent)).losses
+        found[f"{source} into {stack[0]}"] = [found[source][0], other]
     run(Job(model="mlp", parallel=("ddp",), epochs=1, save=folder / "module", container="module", log=silent))
     if rank() == 0:
         (folder / "losses.json").write_text(json.dumps(found))
@@ -296,17 +295,20 @@ def test_processes_go_on_exactly(group: Path) -> None:
     losses = json.loads((group / "losses.json").read_text())
     assert len(losses) == 11
     for name, (whole, resumed) in losses.items():
-        assert len(whole) == 2 and resumed == whole, name
+        # Another way of sharing adds up gradients in another order.
+        wanted = pytest.approx(whole, rel=1e-4) if " into " in name else whole
+        assert len(whole) == 2 and resumed == wanted, name
 
 
 def test_from_processes_into_one(group: Path) -> None:
     """Averaged gradients are those of the whole batch: without dropout, one process learns the same."""
     losses = json.loads((group / "losses.json").read_text())
-    for name, model in (("checkpoint+fsdp2", "tagger"),):
+    for name in ("fsdp2+compile", "compile+fsdp2", "compile+ddp"):
         resumed = trained(resume=group / name, epochs=2)
         assert resumed.losses[0] == losses[name][0][0]
-        assert resumed.losses[1] == pytest.approx(losses[name][0][1], rel=0.05), model
-    for name in ("ddp", "fsdp2", "fsdp2-dcp", "compile+fsdp2"):
+        # BatchNorm takes the average of each process's half, and of the whole batch here.
+        assert resumed.losses[1] == pytest.approx(losses[name][0][1], rel=0.2 if name == "compile+ddp" else 1e-4)
+    for name in ("ddp", "fsdp2-dcp"):
         lines: list[str] = []
         assert len(trained(resume=group / name, epochs=2, log=lines.append).losses) == 2
         assert lines[1].startswith("RNG state is of 2 processes and there are 1 now")
@@ -318,10 +320,10 @@ def test_keys_of_processes(group: Path) -> None:
         return found
 
     assert first("ddp") == "module.features.0.weight"
-    assert first("ddp+compile") == "_orig_mod.module.features.0.weight"
-    assert first("fsdp2") == "bert.embeddings.word_embeddings.weight"
-    assert first("compile+fsdp2") == first("fsdp2+compile") == "body.0.weight"
-    assert first("checkpoint+ddp") == "module.bert.embeddings.word_embeddings.weight"
+    assert first("ddp+compile") == "_orig_mod.module.body.0.weight"
+    assert first("fsdp2") == "bert.embeddings.position_ids"
+    assert first("compile+fsdp2") == first("fsdp2+compile") == "fc.weight"
+    assert first("checkpoint+ddp") == "module.features.0.weight"
     sharded = torch.load(group / "fsdp2", weights_only=True)
     names = list(dict(inner(TASKS["bert-tied"].model()).named_parameters()))
     assert sharded["optimizer_state_dict"]["param_groups"][0]["params"] == names
