@@ -7,6 +7,7 @@ number.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -48,15 +49,19 @@ class Group:
         """Whether the units were defined in the order of their numbers."""
         return all(one.first < other.first for one, other in zip(self.units, self.units[1:], strict=False))
 
-    def splits(self) -> Iterator[list[Group]]:
+    @cached_property
+    def splits(self) -> list[list[Group]]:
         """The ways to fix one of the open numbers, the last number first."""
+        ways = []
         for index in reversed(self.open):
             parts: dict[int, list[Unit]] = {}
             for unit in self.units:
                 parts.setdefault(unit.numbers[index], []).append(unit)
             if len(parts) > 1:
                 rest = tuple(number for number in self.open if number != index)
-                yield [Group(_filled(self.text, self.open.index(index), value), rest, parts[value]) for value in sorted(parts)]
+                at = self.open.index(index)
+                ways.append([Group(_filled(self.text, at, value), rest, parts[value]) for value in sorted(parts)])
+        return ways
 
 
 def _branches(numbers: Sequence[tuple[int, ...]]) -> tuple[object, ...]:
@@ -89,43 +94,60 @@ def groups(units: Iterable[Unit]) -> list[Group]:
 MOST = 64
 """Groups of one signature that are looked at; a model that repeats nothing has more, and its numbers say nothing."""
 
+BEAM = 12
+"""Ways to split that are followed at once."""
 
-def levelled(one: Sequence[Group], other: Sequence[Group]) -> tuple[list[Group], list[Group]]:
-    """Both sides split until each group has one of equal size and nesting, as far as splitting leads there."""
-    left, right = list(one), list(other)
-    while len(left) <= MOST and len(right) <= MOST:
-        now = _lonely_units(left, right)
-        step = _step(left, right, now) if now else None
-        if step is None:
-            break
-        left, right = step
-    return left, right
-
+SPLITS = 6
+"""Splits one after another that are tried."""
 
 Sides = tuple[list[Group], list[Group]]
 
 
-def _step(left: list[Group], right: list[Group], now: int) -> Sides | None:
-    """The first split, or two of them, that leaves fewer than `now` units in groups without a like."""
-    ways = list(_ways(left, right))
-    for tried in ways:
-        if _lonely_units(*tried) < now:
-            return tried
-    for way in ways[:MOST]:
-        for tried in _ways(*way):
-            if _lonely_units(*tried) < now:
-                return tried
-    return None
+def levelled(one: Sequence[Group], other: Sequence[Group]) -> list[Sides]:
+    """Both sides split until each group has one of equal size and nesting: all ways with the fewest splits.
+
+    Where no splitting leads there, the only way is not to split.
+    """
+    unsplit = list(one), list(other)
+    beam: list[Sides] = [unsplit]
+    if max(len(one), len(other)) > MOST or sum(map(len, one)) != sum(map(len, other)):
+        return beam
+    for _ in range(SPLITS):
+        if not _unlike(beam[0]):
+            return beam
+        found = {_texts(way): way for sides in beam for way in _ways(*sides)}
+        scored = sorted(((_unlike(way), index, way) for index, way in enumerate(found.values())), key=_first)
+        beam = [way for unlike, _, way in scored if unlike == scored[0][0]][:BEAM]
+        if not beam:
+            break
+    return beam if beam and not _unlike(beam[0]) else [unsplit]
+
+
+def _first(row: tuple[int, int, Sides]) -> tuple[int, int]:
+    return row[:2]
+
+
+def _texts(sides: Sides) -> tuple[frozenset[str], frozenset[str]]:
+    return frozenset(group.text for group in sides[0]), frozenset(group.text for group in sides[1])
+
+
+def _unlike(sides: Sides) -> int:
+    """Units in groups of sizes that only one side has; if there are none, those without a like."""
+    sizes = [Counter(map(len, groups)) for groups in sides]
+    surplus = (sizes[0] - sizes[1]) + (sizes[1] - sizes[0])
+    return sum(size * count for size, count in surplus.items()) or lonely_units(*sides)
 
 
 def _ways(left: list[Group], right: list[Group]) -> Iterator[Sides]:
-    """Both sides with one group split that has no like."""
-    for group in sorted(_lonely(left, right), key=len, reverse=True):
-        for parts in group.splits():
-            yield _with(left, group, parts), right
-    for group in sorted(_lonely(right, left), key=len, reverse=True):
-        for parts in group.splits():
-            yield left, _with(right, group, parts)
+    """Both sides with one group split."""
+    for group in left:
+        for parts in group.splits:
+            if len(left) + len(parts) <= MOST:
+                yield _with(left, group, parts), right
+    for group in right:
+        for parts in group.splits:
+            if len(right) + len(parts) <= MOST:
+                yield left, _with(right, group, parts)
 
 
 def _with(groups: list[Group], group: Group, parts: list[Group]) -> list[Group]:
@@ -133,7 +155,7 @@ def _with(groups: list[Group], group: Group, parts: list[Group]) -> list[Group]:
     return [*groups[:place], *parts, *groups[place + 1 :]]
 
 
-def _lonely_units(left: Sequence[Group], right: Sequence[Group]) -> int:
+def lonely_units(left: Sequence[Group], right: Sequence[Group]) -> int:
     return sum(map(len, _lonely(left, right))) + sum(map(len, _lonely(right, left)))
 
 
@@ -165,7 +187,7 @@ def alike(one: Group, other: Group) -> bool:
 
 def buckets(left: Sequence[Group], right: Sequence[Group]) -> Iterator[Sides]:
     """Groups of one size on both sides, size by size, if every group has a like; else all of them at once."""
-    if _lonely_units(left, right):
+    if lonely_units(left, right):
         yield list(left), list(right)
         return
     for size in dict.fromkeys(map(len, left)):

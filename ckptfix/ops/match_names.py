@@ -74,6 +74,11 @@ class Side:
     scattered: bool
 
     @cached_property
+    def under(self) -> Counter[str]:
+        """How many units stand under each path that ends in a number."""
+        return Counter(front for unit in self.units for front in fronts(unit.path))
+
+    @cached_property
     def in_order(self) -> bool:
         """Whether the order of the keys is that in which modules were defined, as far as one can see.
 
@@ -147,6 +152,11 @@ def template(path: str) -> tuple[str, tuple[int, ...]]:
 
 def number(text: str) -> int:
     return int(text) if text.isdigit() else ord(text) - ord("a")
+
+
+def fronts(path: str) -> list[str]:
+    """The beginnings of `path` that end in a number, the shortest first: ``layer1`` and ``layer1.0`` of ``layer1.0.conv``."""
+    return [path[: match.end()] for match in _NUMBER.finditer(path)]
 
 
 def words(text: str) -> list[str]:

@@ -10,19 +10,23 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ckptfix import keys
 from ckptfix.ops import assignment, match_roles
 from ckptfix.ops.learn_rules import learn
 from ckptfix.ops.match import Matching, Pair, Skipped, Slot
-from ckptfix.ops.match_groups import MOST, Group, alike, buckets, groups, levelled
-from ckptfix.ops.match_names import Side, Unit, side
+from ckptfix.ops.match_depth import same_depth
+from ckptfix.ops.match_groups import MOST, Group, Sides, alike, buckets, groups, levelled
+from ckptfix.ops.match_names import Side, Unit, fronts, side
 
 ENOUGH = 2.5
 """By how much an assignment must be better than the next best to be certain. Order of definition alone, which tells
 ``query, key, value`` from ``q, k, v`` but also from ``k, v, q``, gives 2."""
+
+SUPPORT = 3.0
+"""What names must say for a pair where one side has more modules of these shapes than the other."""
 
 SAME_NAMES = 0.5
 """Share of equal paths from which on equal names are believed first."""
@@ -97,14 +101,11 @@ def _bare(units: Sequence[Unit]) -> dict[str, Unit]:
     return found if len(found) == len(units) else {unit.path: unit for unit in units}
 
 
-Class = frozenset[object] | tuple[object, ...]
-
-
-def _whole(unit: Unit) -> Class:
+def _whole(unit: Unit) -> Hashable:
     return unit.signature
 
 
-def _main(unit: Unit) -> Class:
+def _main(unit: Unit) -> Hashable:
     """For what is left: a module with or without a bias, a parameter that one side holds in a module of its own."""
     slot = unit.slots.get("weight") or unit.slots.get("")
     if slot is None or (not unit.slots.get("weight") and len(slot.shape) == 2 and slot.shape[0] == slot.shape[1]):
@@ -112,7 +113,7 @@ def _main(unit: Unit) -> Class:
     return ("weight", slot.shape)
 
 
-def _vector(unit: Unit) -> Class:
+def _vector(unit: Unit) -> Hashable:
     """For what is then left: a vector on its own, whatever it is called (a norm's ``scale``, a lone bias)."""
     if len(unit.slots) != 1:
         return ()
@@ -120,39 +121,62 @@ def _vector(unit: Unit) -> Class:
     return ("vector", slot.shape) if len(slot.shape) == 1 else ()
 
 
-def _flat(unit: Unit) -> Class:
+def _flat(unit: Unit) -> Hashable:
     if len(unit.slots) != 1:
         return tuple(sorted((leaf, math.prod(slot.shape)) for leaf, slot in unit.slots.items()))
     return ("one", math.prod(next(iter(unit.slots.values())).shape))
 
 
-def _by_class(state: _State, key: object) -> None:
+def _by_class(state: _State, key: Callable[[Unit], Hashable]) -> None:
     """Link the free units of equal `key`: first where there is no choice, then where there is."""
-    assert callable(key)
     linked = {id(unit) for link in state.links for unit in (link.one, link.other)}
-    classes: dict[Class, tuple[list[Unit], list[Unit]]] = {}
-    for which, units in enumerate((state.a.units, state.b.units)):
+    free = [[unit for unit in units if unit.slots and id(unit) not in linked and key(unit)]
+            for units in (state.a.units, state.b.units)]  # fmt: skip
+    classes: dict[Hashable, tuple[list[Unit], list[Unit]]] = {}
+    for which, units in enumerate(same_depth(free[0], free[1], key)):
         for unit in units:
-            if unit.slots and id(unit) not in linked and (name := key(unit)):
-                classes.setdefault(name, ([], []))[which].append(unit)
+            classes.setdefault(key(unit), ([], []))[which].append(unit)
     hard = []
     for ours, theirs in classes.values():
         if not ours or not theirs:
             continue
-        for left, right in buckets(*levelled(groups(ours), groups(theirs))):
+        ways = levelled(groups(ours), groups(theirs))
+        if len(ways) > 1:
+            hard.append(ways)
+            continue
+        for left, right in buckets(*ways[0]):
             if len(left) == len(right) == 1 and alike(left[0], right[0]):
                 state.add(_instances(left[0], right[0], math.inf, (), state))
             else:
-                hard.append((left, right))
+                hard.append([(left, right)])
     state.pin()
-    for left, right in sorted(hard, key=lambda pair: len(pair[0]) * len(pair[1])):
-        state.add(_assigned(state, left, right))
+    for ways in sorted(hard, key=lambda ways: len(ways[0][0]) * len(ways[0][1])):
+        state.add(_best_way(state, ways))
 
 
-def _assigned(state: _State, left: list[Group], right: list[Group]) -> list[Link]:
-    """The best assignment of groups to groups."""
+def _best_way(state: _State, ways: Sequence[Sides]) -> list[Link]:
+    """The links of the way to split that fits best; what the next best links otherwise is in doubt, if that is close."""
+    tried = []
+    for way in ways:
+        done = [_assigned(state, left, right) for left, right in (buckets(*way) if len(ways) > 1 else ways)]
+        tried.append((sum(score for score, _ in done), [link for _, links in done for link in links]))
+    tried.sort(key=lambda row: -row[0])
+    best, links = tried[0]
+    for score, others in tried[1:]:
+        if best - score >= ENOUGH:
+            break
+        elsewhere = {id(link.one): link.other for link in others}
+        for link in links:
+            rival = elsewhere.get(id(link.one))
+            if rival is not None and rival is not link.other and not link.instead:
+                link.instead = (rival,)
+    return links
+
+
+def _assigned(state: _State, left: list[Group], right: list[Group]) -> tuple[float, list[Link]]:
+    """The best assignment of groups to groups, and its score."""
     if max(len(left), len(right)) > MOST:
-        return _in_definition_order(left, right)
+        return 0.0, _in_definition_order(left, right)
     swapped = len(left) > len(right)
     rows, columns = (right, left) if swapped else (left, right)
     parts = match_roles.parts([group.text for group in rows]), match_roles.parts([group.text for group in columns])
@@ -160,12 +184,15 @@ def _assigned(state: _State, left: list[Group], right: list[Group]) -> list[Link
         [state.place(group, which) for group in side_groups]
         for which, side_groups in ((int(swapped), rows), (int(not swapped), columns))
     ]
+    sides = (state.b, state.a) if swapped else (state.a, state.b)
+    around = [[_surroundings(group, which) for group in gs] for which, gs in zip(sides, (rows, columns), strict=True)]
     ranks = _ranks(rows), _ranks(columns)
+    uneven = sum(map(len, rows)) != sum(map(len, columns))
     scores = []
     for i, one in enumerate(rows):
         line = []
         for j, other in enumerate(columns):
-            score = match_roles.score(parts[0][i], parts[1][j])
+            score = match_roles.score(parts[0][i], parts[1][j]) - _unlike(around[0][i], around[1][j])
             if state.ordered:
                 score += float(ranks[0][i] == ranks[1][j] and len(rows) == len(columns))
                 score -= _apart(places[0][i], places[1][j])
@@ -175,11 +202,11 @@ def _assigned(state: _State, left: list[Group], right: list[Group]) -> list[Link
     links = []
     for (i, j), (margin, rival) in zip(enumerate(chosen), assignment.margins(scores, chosen), strict=True):
         one, other = (columns[j], rows[i]) if swapped else (rows[i], columns[j])
-        rivals = () if margin >= ENOUGH else tuple((rows[i] if swapped else columns[rival]).units)
-        if margin < ENOUGH and swapped:
-            rivals = tuple(unit for k, taken in enumerate(chosen) if taken == rival for unit in rows[k].units)
+        rivals: tuple[Unit, ...] = ()
+        if margin < ENOUGH or not alike(one, other) or (uneven and scores[i][j] < SUPPORT):
+            rivals = tuple(other.units if swapped else columns[rival].units)
         links += _instances(one, other, margin, rivals, state)
-    return links
+    return sum(scores[i][j] for i, j in enumerate(chosen)), links
 
 
 def _ranks(groups: Sequence[Group]) -> list[int]:
@@ -193,6 +220,28 @@ def _apart(one: Sequence[int], other: Sequence[int]) -> float:
     if len(one) != len(other):
         return 0.0
     return min(3.0, sum(min(abs(i - j), 3) for i, j in zip(one, other, strict=True)) / len(one))
+
+
+def _surroundings(group: Group, side: Side) -> tuple[float, ...]:
+    """For each number that varies in the group, how many units stand under one value of it on average.
+
+    A group of one unit has the size of the block that it stands in.
+    """
+    rows = [fronts(unit.path) for unit in group.units]
+    if len(rows) == 1:
+        return (max((side.under[front] for front in rows[0]), default=0),)
+    varying = [place for place in range(len(rows[0])) if len({row[place] for row in rows}) > 1]
+    first = group.units[0].numbers
+    varying = [place for place in varying if any(unit.numbers[place] != first[place] for unit in group.units)]
+    return tuple(sum(side.under[row[place]] for row in rows) / len(rows) for place in varying)
+
+
+def _unlike(one: Sequence[float], other: Sequence[float]) -> float:
+    """How differently large blocks are, in doublings; at most 2."""
+    if len(one) != len(other):
+        one, other = one[:1], other[:1]
+    steps = [abs(math.log2((i + 1) / (j + 1))) for i, j in zip(one, other, strict=True)]
+    return min(2.0, sum(steps) / len(steps)) if steps else 0.0
 
 
 def _instances(one: Group, other: Group, margin: float, rivals: Sequence[Unit], state: _State) -> list[Link]:
@@ -209,26 +258,8 @@ def _instances(one: Group, other: Group, margin: float, rivals: Sequence[Unit], 
             for link, twin in zip(links, sorted(other.units, key=lambda unit: unit.first), strict=True):
                 link.instead = link.instead or (twin,)
         return links
-    return _numbered(one, other, min(confidence, 0.7), rivals)
-
-
-def _numbered(one: Group, other: Group, confidence: float, rivals: Sequence[Unit]) -> list[Link]:
-    """Units of equal numbers, up to a step that is the same for all; the rest of the longer group stays free."""
-    if len(one.open) == len(other.open):
-        short, long = (one, other) if len(one) <= len(other) else (other, one)
-        step = [after - before for before, after in zip(_open(short)[0], _open(long)[0], strict=True)]
-        place = dict(zip(_open(long), long.units, strict=True))
-        wanted = [tuple(map(sum, zip(row, step, strict=True))) for row in _open(short)]
-        if all(row in place for row in wanted):
-            pairs = [(unit, place[row]) for unit, row in zip(short.units, wanted, strict=True)]
-            ordered = pairs if short is one else [(twin, unit) for unit, twin in pairs]
-            return [Link(unit, twin, confidence, "same numbers", tuple(rivals[:1])) for unit, twin in ordered]
-    pairs = list(zip(one.units, other.units, strict=False))
-    return [Link(unit, twin, 0.3, "order", tuple(rivals[:1]) or (other.units[-1],)) for unit, twin in pairs]
-
-
-def _open(group: Group) -> list[tuple[int, ...]]:
-    return [tuple(unit.numbers[index] for index in group.open) for unit in group.units]
+    pairs = zip(one.units, other.units, strict=False)
+    return [Link(unit, twin, 0.3, "order", tuple(rivals[-1:])) for unit, twin in pairs]
 
 
 def _in_definition_order(left: list[Group], right: list[Group]) -> list[Link]:
