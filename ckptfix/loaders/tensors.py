@@ -153,7 +153,7 @@ class TensorMaker:
         storage = torch.UntypedStorage(data.length)
         view: Any = memoryview(torch.empty((0,), dtype=torch.uint8).set_(storage).numpy())  # type: ignore[arg-type]
         position = 0
-        for chunk in read_chunks(data, 1 << 20):
+        for chunk in read_chunks(data):
             view[position : position + len(chunk)] = chunk
             position += len(chunk)
         return storage

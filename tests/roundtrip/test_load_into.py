@@ -129,11 +129,12 @@ print(base, peak - base, float(model[-1].weight[0, 0].detach()))
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
-@pytest.mark.parametrize("how", ["zip", "zip assign", "legacy"])
-def test_memory_stays_at_the_model_and_one_tensor(how: str, tmp_path: Path) -> None:
-    """200 MB of parameters in tensors of 5 MB: one of them, and what Python and the allocator take for a moment.
+@pytest.mark.parametrize(("how", "most"), [("zip", 4), ("zip assign", 4), ("legacy", 16)])
+def test_memory_stays_at_the_model_and_one_tensor(how: str, most: int, tmp_path: Path) -> None:
+    """200 MB of parameters in tensors of 5 MB; on top of the model come at most so many MB, mapped pages aside.
 
-    The data of the legacy file lies at odd addresses, so that it cannot be used where it is.
+    The data of the legacy file lies at odd addresses: it cannot be used where it is, and each tensor is read into
+    memory that the allocator may not give back at once.
     """
     layers = 40
     values = (torch.full((1024, 1280), float(index)) for index in range(layers))
@@ -154,4 +155,4 @@ def test_memory_stays_at_the_model_and_one_tensor(how: str, tmp_path: Path) -> N
     base, grown, last = map(float, done.stdout.split())
     assert last == layers - 1
     assert base >= 200
-    assert grown <= 12, grown
+    assert grown <= most
