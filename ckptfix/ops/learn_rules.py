@@ -1,8 +1,8 @@
 """The few rules behind many renamings.
 
 From ``layer1.0.conv1.weight -> stages.0.blocks.0.conv.0.weight`` and its like comes
-``layer{n}.{m}.conv{k}.{*} -> stages.{n-1}.blocks.{m}.conv.{k-1}.{*}``. What no rule covers is listed name by name, so that
-the rules, applied to the names that they were learned from, give just these renamings again.
+``layer{n}.{m}.conv{k}.{*} -> stages.{n-1}.blocks.{m}.conv.{k-1}.{*}``. What no rule covers is listed name by name, so
+that the rules, applied to the names that they were learned from, give just these renamings again.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ class _Names:
 
     def agrees(self, rule: NameRule) -> bool:
         """Whether `rule` is right about every name that it speaks of."""
-        front = _NUMBER.sub("{}", rule.old.split("{", 1)[0])
         open_text = re.sub(r"\{[a-z]\}", "{}", rule.old.removesuffix(REST))
         front = _NUMBER.sub("{}", open_text)
         whole = not rule.old.endswith(REST)
@@ -70,7 +69,7 @@ def learn(wanted: Mapping[str, str], names: Sequence[str], loose: Collection[str
     rules = [rule for rule in rules if rule.old != rule.new]
     rules.sort(key=_generality)
     wrong = _exceptions(rules, known, [name for name in names if name in wanted or name not in loose])
-    return (*wrong, *(rule for rule in rules))
+    return (*wrong, *rules)
 
 
 def _generality(rule: NameRule) -> tuple[bool, int, int]:
@@ -125,10 +124,8 @@ def _explained(old: str, new: str, rows: Sequence[Row]) -> NameRule | None:
     """One rule for all `rows`, or None: each number of the new name is fixed, or one of the old name's, moved."""
     old_columns = list(zip(*(row[0] for row in rows), strict=True))
     new_columns = list(zip(*(row[1] for row in rows), strict=True))
-    letters: dict[int, str] = {
-        index: "" for index, column in enumerate(old_columns) if len(set(column)) > 1
-    }
-    letters = dict(zip(letters, LETTERS, strict=False))
+    varying = [index for index, column in enumerate(old_columns) if len(set(column)) > 1]
+    letters = dict(zip(varying, LETTERS, strict=False))
     parts = []
     for place, column in enumerate(new_columns):
         if len(set(column)) == 1:
@@ -143,7 +140,7 @@ def _explained(old: str, new: str, rows: Sequence[Row]) -> NameRule | None:
         if not ways:
             return None
         parts.append(min(ways)[2])
-    fixed = [f"{{{letters[index]}}}" if index in letters else str(column[0]) for index, column in enumerate(old_columns)]
+    fixed = [f"{{{letters[at]}}}" if at in letters else str(column[0]) for at, column in enumerate(old_columns)]
     return NameRule(_filled(old, fixed), _filled(new, parts))
 
 

@@ -1,7 +1,8 @@
 """Models of one kind and of different depth: which blocks one has more.
 
-A block is what stands under a number: ``layers.11``. Where one side has more modules of some shapes, the surplus may be just
-the last blocks of one stack. If there is one such stack and no other, they are set aside, and the rest is of one depth.
+A block is what stands under a number: ``layers.11``. Where one side has more modules of some shapes, the surplus may
+be just the last blocks of one stack. If there is one such stack and no other, they are set aside, and the rest is of
+one depth.
 """
 
 from __future__ import annotations

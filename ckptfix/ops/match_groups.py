@@ -1,8 +1,8 @@
 """Modules of one signature, in groups that repeat: which group of one side may be which of the other.
 
-A group is what one path with open numbers stands for: ``layers.{}.attn.q`` with an instance in every layer. Where one side
-writes as one group what the other writes as two (``layers.{}.norm{}`` and ``norm1``, ``norm2``), the first is split at a
-number.
+A group is what one path with open numbers stands for: ``layers.{}.attn.q`` with an instance in every layer. Where one
+side writes as one group what the other writes as two (``layers.{}.norm{}``, and ``attn_norm`` with ``ffn_norm``), the
+first is split at a number.
 """
 
 from __future__ import annotations

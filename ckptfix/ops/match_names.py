@@ -1,7 +1,7 @@
 """Key names taken apart: modules, the numbers and the words in their paths.
 
-The structural matcher compares modules rather than keys: a convolution's weight and bias go together. The path of a module
-is a template (``layer{}.{}.conv{}``) and the numbers that stand in it, so that a thousand layers are one template.
+The structural matcher compares modules rather than keys: a convolution's weight and bias go together. The path of a
+module is a template (``layer{}.{}.conv{}``) and the numbers that stand in it, so that a thousand layers are one template.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ from functools import cached_property
 from ckptfix.ops import families
 from ckptfix.ops.match import Slot
 
-LEAVES = frozenset(
-    "weight bias running_mean running_var num_batches_tracked weight_ih weight_hh bias_ih bias_hh weight_hr "
-    "weight_g weight_v weight_orig weight_u scale zero_point".split()
-)
+_OWN = """
+weight bias running_mean running_var num_batches_tracked weight_ih weight_hh bias_ih bias_hh weight_hr
+weight_g weight_v weight_orig weight_u scale zero_point
+"""
+LEAVES = frozenset(_OWN.split())
 """What modules of torch.nn call the tensors that are their own; any other parameter stands for itself."""
 
 _RECURRENT = re.compile(r"(weight|bias)_(ih|hh|hr)_l(\d+)(_reverse)?")  # torch/nn/modules/rnn.py RNNBase
 _PARAMETRIZED = re.compile(r"(?:(.*)\.)?(parametrizations\.[^.]+\.[^.]+(?:\._[uv])?)")  # torch/nn/utils/parametrize.py
-_TOKEN = re.compile(r"\d+|(?<=\d)[a-h](?![A-Za-z])|[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
-_NUMBER = re.compile(r"\d+|(?<=\d)[a-h](?![A-Za-z])")
-# Caffe's ResNet counts blocks by letters behind a number, as in res2a_branch2b.
+_TOKEN = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
+_NUMBER = re.compile(r"\d+|(?<=\d)[a-h](?![A-Za-z])|(?<=_)[a-h](?![A-Za-z0-9])")
+# Letters count too: res2a_branch2b in Caffe's ResNet, conv_a and conv_b elsewhere.
 
 
 @dataclass(slots=True, eq=False)
@@ -155,16 +156,10 @@ def number(text: str) -> int:
 
 
 def fronts(path: str) -> list[str]:
-    """The beginnings of `path` that end in a number, the shortest first: ``layer1`` and ``layer1.0`` of ``layer1.0.conv``."""
+    """The beginnings of `path` that end in a number, as ``layer1`` and ``layer1.0`` of ``layer1.0.conv``."""
     return [path[: match.end()] for match in _NUMBER.finditer(path)]
 
 
 def words(text: str) -> list[str]:
     """The words of a path or template, small, in order, without numbers."""
-    return [token.lower() for token in _TOKEN.findall(text) if token.isalpha()]
-
-
-def common_words(texts: Sequence[str]) -> frozenset[str]:
-    """Words that all `texts` have equally often: they tell none from another."""
-    counts = [Counter(words(text)) for text in texts]
-    return frozenset(word for word in counts[0] if len({count[word] for count in counts}) == 1) if counts else frozenset()
+    return [token.lower() for token in _TOKEN.findall(text)]

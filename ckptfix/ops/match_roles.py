@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from ckptfix.ops.match_names import words
 
@@ -29,7 +30,7 @@ ROLES: dict[str, dict[str, str]] = {
         "feed-forward": "ffn mlp feed ff output final post after post_attention post_attn post_self",
     },
     "cross": {"self": "self", "cross": "cross encdec multihead src encoder_attn encoder_attention enc_attn src_attn"},
-    "half": {"encoder": "encoder enc", "decoder": "decoder dec"},
+    "half": {"encoder": "encoder enc down downs", "decoder": "decoder dec up ups"},
     "embedding": {
         "token": "word words token tokens tok wte",
         "position": "position positions pos wpe positional",
@@ -90,7 +91,7 @@ def _terms(text: str) -> list[str]:
     found = re.findall(r"\bw[1-3]\b", text)
     for component in text.split("."):
         single = words(component)
-        found += [*single, *map("_".join, zip(single, single[1:], strict=False))]
+        found += [*single, *map("_".join, pairwise(single))]
     return found
 
 

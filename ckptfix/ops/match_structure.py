@@ -1,9 +1,9 @@
 """Matching by structure: modules of equal shapes, told apart by numbers, words and places.
 
-What is compared are modules (`match_names.Unit`). Those whose tensors have the same names, shapes and kinds on both sides
-form a class. Inside a class, repeating paths are groups (`match_groups`), and the best assignment of groups is sought
-(`assignment.best`) by what their words mean (`match_roles`), by numbers, by order of definition and by place among what is
-certain already. An assignment that another one comes close to is ambiguous, and says so.
+What is compared are modules (`match_names.Unit`). Those whose tensors have the same names, shapes and kinds on both
+sides form a class. Inside a class, repeating paths are groups (`match_groups`), and the best assignment of groups is
+sought (`assignment.best`) by what their words mean (`match_roles`), by numbers, by order of definition and by place among
+what is certain already. An assignment that another one comes close to is ambiguous, and says so.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def _by_class(state: _State, key: Callable[[Unit], Hashable]) -> None:
 
 
 def _best_way(state: _State, ways: Sequence[Sides]) -> list[Link]:
-    """The links of the way to split that fits best; what the next best links otherwise is in doubt, if that is close."""
+    """The links of the way to split that fits best; what a way that is close links otherwise is in doubt."""
     tried = []
     for way in ways:
         done = [_assigned(state, left, right) for left, right in (buckets(*way) if len(ways) > 1 else ways)]
@@ -322,7 +322,7 @@ def _matching(state: _State, source: Sequence[Slot], target: Sequence[Slot]) -> 
     return Matching(
         "structure",
         ordered,
-        learn({pair.source: pair.target for pair in ordered}, [slot.name for slot in source]),
+        learn({pair.source: pair.target for pair in ordered}, [slot.name for slot in source], skipped[0]),
         tuple(slot.name for slot in source if slot.name not in pairs and slot.name not in skipped[0]),
         tuple(slot.name for slot in target if slot.name not in taken and slot.name not in skipped[1]),
         tuple(skipped[0].values()),
