@@ -1,7 +1,8 @@
 """Key names taken apart: modules, the numbers and the words in their paths.
 
 The structural matcher compares modules rather than keys: a convolution's weight and bias go together. The path of a
-module is a template (``layer{}.{}.conv{}``) and the numbers that stand in it, so that a thousand layers are one template.
+module is a template (``layer{}.{}.conv{}``) and the numbers that stand in it, so that a thousand layers are one
+template.
 """
 
 from __future__ import annotations

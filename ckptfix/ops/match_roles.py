@@ -52,8 +52,8 @@ BEFORE = {"attention": 1, "feed-forward": 9}
 
 _PARTS: dict[str, list[tuple[str, str]]] = {}
 for _kind, _parts in ROLES.items():
-    for _part, _terms in _parts.items():
-        for _term in _terms.split():
+    for _part, _written in _parts.items():
+        for _term in _written.split():
             _PARTS.setdefault(_term, []).append((_kind, _part))
 
 _LETTER = re.compile(r"(?<![A-Za-z])[a-h](?![A-Za-z])")

@@ -2,8 +2,8 @@
 
 What is compared are modules (`match_names.Unit`). Those whose tensors have the same names, shapes and kinds on both
 sides form a class. Inside a class, repeating paths are groups (`match_groups`), and the best assignment of groups is
-sought (`assignment.best`) by what their words mean (`match_roles`), by numbers, by order of definition and by place among
-what is certain already. An assignment that another one comes close to is ambiguous, and says so.
+sought (`assignment.best`) by what their words mean (`match_roles`), by numbers, by order of definition and by place
+among what is certain already. An assignment that another one comes close to is ambiguous, and says so.
 """
 
 from __future__ import annotations
