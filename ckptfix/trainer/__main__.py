@@ -89,6 +89,13 @@ def count(text: str) -> int:
     return int(text)
 
 
+def whole(text: str) -> int:
+    """A number from 0 on."""
+    if not (text.isascii() and text.isdigit()):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 0 on")
+    return int(text)
+
+
 def rate(text: str) -> float:
     """A learning rate."""
     try:
@@ -113,7 +120,7 @@ def parser() -> argparse.ArgumentParser:
     what.add_argument("--model", choices=TASKS, help=f"{listed} (demo, or that of --resume)")
     sizes = ", ".join(task.name for task in TASKS.values() if task.full)
     what.add_argument("--full-size", action="store_true", help=f"the published shapes, for {sizes}")
-    what.add_argument("--epochs", type=int, default=2, help="passes over the data, resumed ones included (2)")
+    what.add_argument("--epochs", type=whole, default=2, help="passes over the data, resumed ones included (2)")
     what.add_argument("--seed", type=int, help="of model, data and order (0, or that of --resume)")
     what.add_argument("--rate", type=rate, help="learning rate from here on (the model's own, or that of --resume)")
     what.add_argument("--amp", action="store_true", help="autocast (float16 on a GPU, else bfloat16), with a scaler")
@@ -133,7 +140,7 @@ def parser() -> argparse.ArgumentParser:
     how.add_argument(
         *("--gpu_ids", "--gpu-ids"), type=gpu_ids, default=(), metavar="IDS", help="the main one first, as in 0,1,2,3"
     )
-    how.add_argument("--output-device", type=int, metavar="ID", help="where dp gathers outputs (the first of its GPUs)")
+    how.add_argument("--output-device", type=whole, metavar="ID", help="where dp gathers outputs (its first GPU)")
     how.add_argument("--processes", type=count, default=2, help="for ddp and fsdp2, without torchrun (2)")
     how.add_argument(
         "--replicas",
@@ -219,10 +226,10 @@ def check(job: Job) -> None:
         saving.check(job.save, job.container, nested=job.nested, sharded=sharded)
     if job.outputs is not None:
         check_destination(job.outputs, overwrite=True)
-    whole, saved = resolved(job)
-    if sharded and whole.averaged:
+    complete, saved = resolved(job)
+    if sharded and complete.averaged:
         raise Refused("--averaged copies the model, and a sharded one cannot be copied")
-    _, model = built(whole)
+    _, model = built(complete)
     if saved:
         resume.mismatch(saved, model)
     devices.choose(job.gpus, job.output_device)
@@ -242,6 +249,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except CkptfixError as error:
         told(error)
         return 2
+    except KeyboardInterrupt:
+        print("ckptfix.trainer: interrupted; nothing half written is left", file=sys.stderr)
+        return 130
     return 0
 
 

@@ -104,6 +104,8 @@ def split(path: Path, found: Mapping[str, Any], weights: Mapping[str, Tensor] | 
     missing = sorted(NEEDED - found.keys())
     if missing:
         raise foreign(path, f"it lacks {', '.join(missing)}")
+    if not isinstance(found["args"], Mapping):
+        raise foreign(path, "its args are no dict")
     rest = {name: value for name, value in found.items() if name not in (STATE, AVERAGED)}
     return Saved(path, named(found[STATE] if weights is None else weights), rest, found.get(AVERAGED), rest["args"])
 
@@ -166,7 +168,7 @@ def restore(saved: Saved, training: Training) -> list[str]:
     """Bring back everything but the weights; lines for the log.
 
     Raises:
-        LoadMismatch: the optimizer's state is not that of this model.
+        LoadMismatch: the optimizer's state is not that of this model, or another part is not what it should be.
     """
     if saved.rest is None:
         return [f"resumed {saved.path}: a bare state dict, so weights only; optimizer, epoch and seeds start anew"]
@@ -180,11 +182,11 @@ def restore(saved: Saved, training: Training) -> list[str]:
         if training.averaged is not None and saved.averaged is not None:
             training.averaged.load_state_dict(saved.averaged)
             names.append("averages")
-    except (ValueError, KeyError, RuntimeError, TypeError, AttributeError) as error:
+        lines = restore_rng(rest["rng_state"], rest["args"].get("seed", 0) + rest["epoch"])
+        training.losses[:] = map(float, rest["losses"])
+    except (ValueError, LookupError, RuntimeError, TypeError, AttributeError) as error:
         told = " ".join(str(error).split())[:200]
-        raise LoadMismatch(f"its training state does not fit this model: {told}", path=saved.path) from error
-    training.losses[:] = rest["losses"]
-    lines = restore_rng(rest["rng_state"], rest["args"].get("seed", 0) + rest["epoch"])
+        raise LoadMismatch(f"its training state does not fit: {told}", path=saved.path) from error
     return [f"resumed {saved.path}: after epoch {rest['epoch']}, with {', '.join(names)} and RNG state", *lines]
 
 

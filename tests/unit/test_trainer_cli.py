@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -71,6 +72,8 @@ WRONG = [
     ("--replicas 2 --parallel ddp", "--replicas is for DataParallel"),
     ("--output-device 1", "--output-device is for DataParallel"),
     ("--log-steps", "--replicas N"),
+    ("--epochs -1", "'-1' is no number from 0 on"),
+    ("--output-device x --parallel dp", "'x' is no number from 0 on"),
     ("--rate -1", "'-1' is no learning rate"),
     ("--model bert --full-size", "one size only"),
     ("--resume text.txt", "text.txt: a text file"),
@@ -119,6 +122,19 @@ def test_a_mistake_in_a_process_is_one_line_too(here: Path) -> None:
     assert done.returncode == 2
     assert "error: absent/x.pth: its folder does not exist" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_an_interrupted_training_leaves_nothing(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(contents: object, file: Any, **how: object) -> None:
+        file.write(b"half")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(torch, "save", interrupted)
+    assert main(["--epochs", "0", "--save", "never"]) == 130
+    assert "interrupted" in capsys.readouterr().err
+    assert not list(here.iterdir())
 
 
 def test_several_processes_must_be_made_use_of(
