@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckptfix import dtypes
 from ckptfix.checkpoint import ByteRange, Checkpoint, Data, Storage, TensorEntry
-from ckptfix.errors import Refused, Truncated, Unsupported
+from ckptfix.errors import DamagedFile, Refused, Truncated, Unsupported
 from ckptfix.fileio import read_chunks
 from ckptfix.formats.torch_common import element_sizes, little_endian
 from ckptfix.formats.torch_tensors import LAZY
@@ -41,6 +41,19 @@ class TensorMaker:
         self.copied: set[str] = set()
 
     def __call__(self, entry: TensorEntry) -> Any:
+        """The tensor of `entry`.
+
+        Raises:
+            Unsupported: only its own library can rebuild it.
+            DamagedFile: torch can have no such tensor.
+        """
+        try:
+            return self.make(entry)
+        except (RuntimeError, OverflowError, ValueError) as error:
+            message = f"no tensor that torch can have: {str(error).splitlines()[0]}"
+            raise DamagedFile(message, path=self.checkpoint.path, where=entry.name) from error
+
+    def make(self, entry: TensorEntry) -> Any:
         import torch
 
         if entry.kind == "meta":
@@ -118,10 +131,22 @@ class TensorMaker:
         if made is None:
             assert storage.data is not None
             data = little_endian(storage.data, self.checkpoint.byteorder, self.units.get(storage.key, itemsize))
-            made = self.storages[storage.key] = self.restore(self.load(data, itemsize), storage.location)
+            made = self.storages[storage.key] = self.moved(self.load(data, itemsize), storage.location)
             if not _mappable(data, itemsize):
                 self.copied.add(storage.key)
         return made
+
+    def moved(self, storage: Any, location: str) -> Any:
+        """The storage where `restore` wants it.
+
+        Raises:
+            Refused: torch cannot move it there.
+        """
+        try:
+            return self.restore(storage, location)
+        except (RuntimeError, AssertionError) as error:
+            message = f"saved on {location}, and cannot be moved: {str(error).splitlines()[0]}"
+            raise Refused(message, path=self.checkpoint.path, hint="map_location='cpu' loads it to the CPU") from error
 
     def forget(self, following: TensorEntry | None = None) -> None:
         """Let go of storages that had to be copied from the file, but for those that `following` needs."""

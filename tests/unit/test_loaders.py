@@ -197,3 +197,13 @@ def test_several_elements_in_a_byte(tmp_path: Path, dtype: torch.dtype) -> None:
 def test_two_keys_of_one_text_stay_two(tmp_path: Path) -> None:
     source = save(tmp_path / "a.pth", OrderedDict({"1": torch.ones(1), "x.w": torch.ones(1), 1: torch.zeros(1)}))
     assert len(ckptfix.load_state_dict(source)) == 3
+
+
+@pytest.mark.skipif(torch.cuda.device_count() > 9, reason="the device is here")
+def test_a_device_that_is_not_here_is_one_error(cuda_file: Path) -> None:
+    for map_location in ("cuda:9", {"cuda:5": "cuda:9"}):
+        with pytest.raises(Refused, match="saved on cuda:5, and cannot be moved") as caught:
+            ckptfix.load_state_dict(cuda_file, map_location=map_location)
+        assert caught.value.path == str(cuda_file) and "map_location='cpu'" in str(caught.value.hint)
+    with pytest.raises(Refused, match="map_location is no device"):
+        ckptfix.load_state_dict(cuda_file, map_location="gpu")
