@@ -538,3 +538,25 @@ def test_by_structure(tmp_path: Path) -> None:
     assert same(model, net()) and report.rule == "structure"
 
 
+
+
+def test_what_a_matcher_is_not_sure_of_is_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ckptfix.ops.match import Matching, Pair, Skipped
+
+    def unsure(source: Any, target: Any, *, by: str) -> Matching:
+        assert [slot.name for slot in source] == ["x", "y", "p", "q"] and target[1].name == "0.bias"
+        pairs = (Pair("x", "0.weight"), Pair("y", "0.bias", 0.5, instead=("1.bias",)))
+        skipped = (Skipped("q", "rotary"),)
+        return Matching(by, pairs, (), left=("p",), missing=("1.weight", "1.bias"), skipped_source=skipped)
+
+    monkeypatch.setattr("ckptfix.loaders.fitting.match", unsure)
+    state = OrderedDict(x=tensor(2, 2), y=tensor(2), p=tensor(1), q=tensor(1))
+    model = blank(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
+    path = saved(tmp_path / "a.pth", state)
+    with pytest.raises(LoadMismatch, match=r"0\.bias: y may as well be 0\.bias or 1\.bias"):
+        ckptfix.load_into(model, path, match="structure")
+    assert untouched(model)
+    report = ckptfix.load_into(model, path, match="structure", strict=False)
+    assert report.loaded == ("0.weight",) and report.missing == ("1.weight", "1.bias")
+    assert report.unexpected == ("p",) and [skip.name for skip in report.skipped] == ["q"]
+    assert torch.equal(model.state_dict()["0.weight"], state["x"])
