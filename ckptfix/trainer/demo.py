@@ -107,6 +107,15 @@ def distributed() -> None:
     works("vgg", read(mended), trained)
 
 
+def matched() -> None:
+    source, target, mended = FOLDER / "ddp-plain.pth", FOLDER / "named.pth", FOLDER / "named-mended.pth"
+    title("The weights of one VGG for another, whose layers have other names")
+    shell(f"python -m ckptfix.trainer --model vgg-named --epochs 1 --save {target}")
+    refused("the other VGG refuses it:", lambda: plain("vgg-named", read(source)))
+    shell(f"ckptfix match {source} {mended} --like {target}")
+    works("vgg-named", read(mended), FOLDER / "ddp-outputs.pt")
+
+
 def devices() -> None:
     source, foreign, mended = FOLDER / "ddp-plain.pth", FOLDER / "gpu.pth", FOLDER / "cpu.pth"
     title("A checkpoint from a GPU that is not here")
@@ -129,7 +138,7 @@ def main() -> int:
     shutil.rmtree(FOLDER, ignore_errors=True)
     FOLDER.mkdir()
     try:
-        for part in (data_parallel, resumed, distributed, devices, containers):
+        for part in (data_parallel, resumed, distributed, matched, devices, containers):
             part()
     except (Unexpected, AssertionError, RuntimeError) as error:
         print(f"\nnot as it should be: {error}", file=sys.stderr)

@@ -6,6 +6,7 @@ its own, for any number of lines. ``$ echo $?`` shows the exit code of the comma
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import subprocess
@@ -15,10 +16,56 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from builders import written
+from builders import Tensor, assemble, state_dict_ops, torch_zip, written
 from cli.conftest import state, wrapped
 
 README = Path(__file__).parents[2] / "README.md"
+
+
+
+def model(shapes: dict[str, tuple[int, ...]]) -> bytes:
+    """A torch zip of float32 zeros on the CPU."""
+    sizes = [math.prod(shape) for shape in shapes.values()]
+    items = {
+        name: Tensor(str(index), shape, size)
+        for index, ((name, shape), size) in enumerate(zip(shapes.items(), sizes, strict=True))
+    }
+    return torch_zip(assemble(("PROTO", 2), *state_dict_ops(items), "STOP"), [bytes(4 * size) for size in sizes])
+
+
+def transformer(layer: str, modules: str, *, width: int = 8, depth: int = 2) -> bytes:
+    """A checkpoint of `depth` layers; `modules` has them in order, each after what it is: linear, up, down or norm."""
+    shapes = {"linear": (width, width), "up": (4 * width, width), "down": (width, 4 * width), "norm": (width,)}
+    rows = [row.split() for row in modules.strip().splitlines()]
+    named: dict[str, tuple[int, ...]] = {}
+    for index in range(depth):
+        for kind, path in rows:
+            named[f"{layer.format(index)}.{path}.weight"] = shapes[kind]
+            named[f"{layer.format(index)}.{path}.bias"] = shapes[kind][:1]
+    return model(named)
+
+
+BERT = """
+linear attention.self.query
+linear attention.self.key
+linear attention.self.value
+linear attention.output.dense
+norm attention.output.LayerNorm
+up intermediate.dense
+down output.dense
+norm output.LayerNorm
+"""
+
+MINE = """
+linear attn.k
+linear attn.v
+linear attn.q
+linear attn.proj
+norm norm1
+up mlp.0
+down mlp.2
+norm norm2
+"""
 
 FILES = {
     "ddp.pth": wrapped(),
@@ -28,8 +75,12 @@ FILES = {
     "model.pth": wrapped("", "cpu"),
     "a.pth": state(fc__weight=(1, 2, 3), fc__bias=(4, 5)),
     "b.pth": state(fc__weight=(1, 2, 4), fc__bias=(4, 5)),
+    "bert.pth": transformer("bert.encoder.layer.{}", BERT),
+    "mine.pth": transformer("blocks.{}", MINE),
+    "heads.pth": model({"left.weight": (4, 4), "right.weight": (4, 4)}),
+    "like.pth": model({"one.weight": (4, 4), "other.weight": (4, 4)}),
 }
-"""What the README may call by name: small checkpoints, each of an epoch and a model of two tensors, or flat."""
+"""What the README may call by name: small checkpoints."""
 
 
 @dataclass(frozen=True)

@@ -194,7 +194,7 @@ def test_a10_an_optimizer_in_data_parallel_has_no_step() -> None:
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     try:
-        wrapped: Any = nn.DataParallel(optimizer)  # type: ignore[arg-type]
+        wrapped: Any = nn.DataParallel(optimizer)
     except (TypeError, AttributeError):
         return
     with pytest.raises(AttributeError):
