@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
 
 def best(scores: Sequence[Sequence[float]]) -> list[int]:
     """For each row, the column that it gets, so that the sum of scores is the largest possible.
@@ -53,23 +55,35 @@ def best(scores: Sequence[Sequence[float]]) -> list[int]:
 
 
 def margins(scores: Sequence[Sequence[float]], assigned: Sequence[int]) -> list[tuple[float, int]]:
-    """For each row, (by how much the sum falls when it takes another column, that column).
+    """For each row, (by how much the best sum falls when the row takes another column, that column).
 
-    Looked at are all swaps of two rows, and all columns that are free. A row without either has an infinite margin.
+    `assigned` is what `best` says. A row that could take no other column has an infinite margin. In the graph whose
+    edges are what a row loses when it takes another's column, what a row loses in all is the shortest cycle through
+    it, or the shortest path to a column that is free (Floyd 1962, Warshall 1962).
     """
-    free = set(range(len(scores[0]) if scores else 0)) - set(assigned)
+    if not assigned:
+        return []
+    table = np.array(scores, dtype=np.float64)
+    rows = len(assigned)
+    own = table[np.arange(rows), list(assigned)]
+    loss = own[:, None] - table
+    free = [column for column in range(table.shape[1]) if column not in set(assigned)]
+    step = np.full((rows + 1, rows + 1), np.inf)
+    step[:rows, :rows] = loss[:, list(assigned)]
+    if free:
+        step[:rows, rows] = loss[:, free].min(axis=1)
+    np.fill_diagonal(step, np.inf)
+    reach = step.copy()
+    np.fill_diagonal(reach, 0.0)
+    for middle in range(rows):
+        np.minimum(reach, reach[:, middle, None] + reach[None, middle], out=reach)
     found = []
-    for row, column in enumerate(assigned):
-        least, instead = math.inf, column
-        for other, taken in enumerate(assigned):
-            if other == row:
-                continue
-            loss = scores[row][column] + scores[other][taken] - scores[row][taken] - scores[other][column]
-            if loss < least:
-                least, instead = loss, taken
-        for taken in free:
-            loss = scores[row][column] - scores[row][taken]
-            if loss < least:
-                least, instead = loss, taken
-        found.append((least, instead))
+    for row in range(rows):
+        ways = step[row] + np.minimum(reach[:, row], reach[:, rows])
+        way = int(ways.argmin())
+        if math.isinf(ways[way]):
+            found.append((math.inf, assigned[row]))
+            continue
+        column = assigned[way] if way < rows else free[int(loss[row, free].argmin())]
+        found.append((max(0.0, float(ways[way])), column))
     return found

@@ -42,7 +42,7 @@ class Group:
     def nesting(self) -> tuple[int, tuple[object, ...]]:
         """How many numbers vary, and how many instances stand under each value of the first, of the second ..."""
         numbers = self.numbers
-        return len(numbers[0]), _branches(numbers)
+        return len(numbers[0]), branches(numbers)
 
     @property
     def in_order(self) -> bool:
@@ -64,13 +64,14 @@ class Group:
         return ways
 
 
-def _branches(numbers: Sequence[tuple[int, ...]]) -> tuple[object, ...]:
+def branches(numbers: Sequence[tuple[int, ...]]) -> tuple[object, ...]:
+    """How many instances stand under each value of the first number, of the second ..., in order."""
     if not numbers or not numbers[0]:
         return ()
     below: dict[int, list[tuple[int, ...]]] = {}
     for row in numbers:
         below.setdefault(row[0], []).append(row[1:])
-    return tuple(_branches(rows) if rows[0] else len(rows) for rows in below.values())
+    return tuple(branches(rows) if rows[0] else len(rows) for rows in below.values())
 
 
 def _filled(text: str, which: int, value: int) -> str:
@@ -180,9 +181,9 @@ def alike(one: Group, other: Group) -> bool:
     """
     if len(one) != len(other):
         return False
-    levels, branches = one.nesting
-    other_levels, other_branches = other.nesting
-    return levels != other_levels or branches == other_branches
+    levels, branched = one.nesting
+    other_levels, other_branched = other.nesting
+    return levels != other_levels or branched == other_branched
 
 
 def buckets(left: Sequence[Group], right: Sequence[Group]) -> Iterator[Sides]:

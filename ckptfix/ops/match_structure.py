@@ -19,7 +19,8 @@ from ckptfix.ops.learn_rules import learn
 from ckptfix.ops.match import Matching, Pair, Skipped, Slot
 from ckptfix.ops.match_depth import same_depth
 from ckptfix.ops.match_groups import MOST, Group, Sides, alike, buckets, groups, levelled
-from ckptfix.ops.match_names import Side, Unit, fronts, side
+from ckptfix.ops.match_levels import surroundings, turned
+from ckptfix.ops.match_names import Side, Unit, side, template
 
 ENOUGH = 2.5
 """By how much an assignment must be better than the next best to be certain. Order of definition alone, which tells
@@ -80,14 +81,38 @@ def match(source: Sequence[Slot], target: Sequence[Slot], *, reshape: bool = Fal
 
 
 def _same_names(a: Side, b: Side) -> list[Link]:
-    """Units of equal paths, wrappers and a common prefix aside, if these are so many that it is no accident."""
+    """Units of equal paths, wrappers and a common prefix aside, if these are so many that it is no accident.
+
+    Where numbers seem to be moved (one side counts from 0 and the other from 1), equal ones mean nothing.
+    """
     bare_a, bare_b = _bare(a.units), _bare(b.units)
+    moved = _moved(bare_a, bare_b)
     found = [
         Link(unit, bare_b[path], 1.0, "same name")
         for path, unit in bare_a.items()
-        if path in bare_b and unit.signature == bare_b[path].signature and unit.slots
+        if path in bare_b
+        and unit.signature == bare_b[path].signature
+        and unit.slots
+        and _stack(path) not in moved
     ]
     return found if len(found) >= SAME_NAMES * min(len(a.units), len(b.units)) else []
+
+
+def _moved(a: dict[str, Unit], b: dict[str, Unit]) -> set[str]:
+    """Stacks where the numbers of like modules overlap, and neither side has all that the other has."""
+    numbers: dict[tuple[str, Hashable], tuple[set[tuple[int, ...]], set[tuple[int, ...]]]] = {}
+    for which, side_units in enumerate((a, b)):
+        for path, unit in side_units.items():
+            text, found = template(path)
+            numbers.setdefault((text, unit.signature), (set(), set()))[which].add(found)
+    return {_stack(text) for (text, _), (one, other) in numbers.items() if one - other and other - one}
+
+
+def _stack(path: str) -> str:
+    """The template of `path` up to its last number; the path itself where it has none."""
+    text = template(path)[0]
+    front, number, _ = text.rpartition("{}")
+    return front + number if number else text
 
 
 def _bare(units: Sequence[Unit]) -> dict[str, Unit]:
@@ -185,7 +210,7 @@ def _assigned(state: _State, left: list[Group], right: list[Group]) -> tuple[flo
         for which, side_groups in ((int(swapped), rows), (int(not swapped), columns))
     ]
     sides = (state.b, state.a) if swapped else (state.a, state.b)
-    around = [[_surroundings(group, which) for group in gs] for which, gs in zip(sides, (rows, columns), strict=True)]
+    around = [[surroundings(group, which) for group in gs] for which, gs in zip(sides, (rows, columns), strict=True)]
     ranks = _ranks(rows), _ranks(columns)
     uneven = sum(map(len, rows)) != sum(map(len, columns))
     scores = []
@@ -222,20 +247,6 @@ def _apart(one: Sequence[int], other: Sequence[int]) -> float:
     return min(3.0, sum(min(abs(i - j), 3) for i, j in zip(one, other, strict=True)) / len(one))
 
 
-def _surroundings(group: Group, side: Side) -> tuple[float, ...]:
-    """For each number that varies in the group, how many units stand under one value of it on average.
-
-    A group of one unit has the size of the block that it stands in.
-    """
-    rows = [fronts(unit.path) for unit in group.units]
-    if len(rows) == 1:
-        return (max((side.under[front] for front in rows[0]), default=0),)
-    varying = [place for place in range(len(rows[0])) if len({row[place] for row in rows}) > 1]
-    first = group.units[0].numbers
-    varying = [place for place in varying if any(unit.numbers[place] != first[place] for unit in group.units)]
-    return tuple(sum(side.under[row[place]] for row in rows) / len(rows) for place in varying)
-
-
 def _unlike(one: Sequence[float], other: Sequence[float]) -> float:
     """How differently large blocks are, in doublings; at most 2."""
     if len(one) != len(other):
@@ -250,10 +261,14 @@ def _instances(one: Group, other: Group, margin: float, rivals: Sequence[Unit], 
     why = "only shape" if margin == math.inf else "name and place"
     if alike(one, other):
         doubt = state.ordered and one.in_order != other.in_order
+        twins, others = turned(one, other, (state.a, state.b))
         links = [
             Link(unit, twin, confidence, why, tuple(rivals[index : index + 1] or rivals[-1:]))
-            for index, (unit, twin) in enumerate(zip(one.units, other.units, strict=True))
+            for index, (unit, twin) in enumerate(zip(one.units, twins, strict=True))
         ]
+        for link, twin in zip(links, others, strict=True):
+            if twin is not link.other:
+                link.instead = link.instead or (twin,)
         if doubt:
             for link, twin in zip(links, sorted(other.units, key=lambda unit: unit.first), strict=True):
                 link.instead = link.instead or (twin,)

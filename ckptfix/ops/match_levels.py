@@ -1,0 +1,86 @@
+"""Numbers at several levels of a path: which number of one side counts what a number of the other counts.
+
+``layers.{}.experts.{}`` and ``experts.{}.layers.{}`` have equally many modules under each number, if there are as many
+layers as experts. Then the words before the numbers tell, or what else stands under them; or nothing does.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from itertools import permutations
+
+from ckptfix.ops.match_groups import Group, branches
+from ckptfix.ops.match_names import Side, Unit, fronts, words
+
+NESTS = frozenset("layer block stage module group".split())
+"""Words for what is in a list of its kind at any level; they tell no level from another."""
+
+LEVELS = 4
+"""Numbers that vary in one path; of more, only their given order is looked at."""
+
+
+def turned(one: Group, other: Group, sides: tuple[Side, Side]) -> tuple[list[Unit], list[Unit]]:
+    """The units of `other` in the order in which they go with those of `one`, and in the order that would do as well.
+
+    The two are the same list where there is no doubt.
+    """
+    ways = _ways(one, other)
+    if len(ways) < 2 or one.text == other.text:
+        return other.units, other.units
+    named = _level_words(one), _level_words(other)
+    said = [sum(_shared(named[0][at], named[1][to]) for at, to in enumerate(way)) for way in ways]
+    best = max(range(len(ways)), key=lambda index: (said[index], -index))
+    ordered = [_sorted(other, way) for way in ways]
+    rival = max((index for index in range(len(ways)) if index != best), key=lambda index: (said[index], -index))
+    blocks = [surroundings(group, which)[:-1] for group, which in zip((one, other), sides, strict=True)]
+    alike = blocks[0] == blocks[1]
+    certain = alike if best == 0 and said[best] == said[rival] else said[best] > said[rival] and not (best and alike)
+    return ordered[best], ordered[best if certain else rival]
+
+
+def _ways(one: Group, other: Group) -> list[tuple[int, ...]]:
+    """Orders of `other`'s numbers by which it branches as `one` does; the given order first."""
+    levels, branched = one.nesting
+    if levels != other.nesting[0] or not 2 <= levels <= LEVELS:
+        return [tuple(range(levels))]
+    return [
+        way
+        for way in permutations(range(levels))
+        if branches(sorted(tuple(row[at] for at in way) for row in other.numbers)) == branched
+    ]
+
+
+def _sorted(group: Group, way: Sequence[int]) -> list[Unit]:
+    rows = zip((tuple(row[at] for at in way) for row in group.numbers), range(len(group)), strict=True)
+    return [group.units[index] for _, index in sorted(rows)]
+
+
+def _level_words(group: Group) -> list[frozenset[str]]:
+    """For each number that varies, the words of the nearest component before it that has any, singular."""
+    found = []
+    numbers = [unit.numbers for unit in group.units]
+    for index, place in enumerate(group.open):
+        if all(row[place] == numbers[0][place] for row in numbers):
+            continue
+        before = "{}".join(group.text.split("{}")[: index + 1])
+        component = re.split(r"\.|\{\}", before.removesuffix("."))[-1]
+        found.append(frozenset(word.removesuffix("s") for word in words(component)) - NESTS)
+    return found
+
+
+def _shared(one: frozenset[str], other: frozenset[str]) -> int:
+    return int(bool(one & other))
+
+
+def surroundings(group: Group, side: Side) -> tuple[float, ...]:
+    """For each number that varies in the group, how many units stand under one value of it on average.
+
+    A group of one unit has the size of the block that it stands in.
+    """
+    rows = [fronts(unit.path) for unit in group.units]
+    if len(rows) == 1:
+        return (max((side.under[front] for front in rows[0]), default=0),)
+    first = group.units[0].numbers
+    varying = [place for place in range(len(first)) if any(unit.numbers[place] != first[place] for unit in group.units)]
+    return tuple(sum(side.under[row[place]] for row in rows) / len(rows) for place in varying)
