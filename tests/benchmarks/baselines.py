@@ -36,6 +36,47 @@ def torch_strip_nested(source: str, dest: str) -> None:
     torch.save(checkpoint, dest)
 
 
+def torch_by_order(source: str, names: str, dest: str) -> None:
+    """The n-th name of the file `names` for the n-th tensor, nothing checked."""
+    import torch
+
+    with open(names, encoding="utf-8") as file:
+        wanted = json.load(file)
+    checkpoint = torch.load(source, map_location="cpu", weights_only=True)
+    state = checkpoint["model_state_dict"]
+    checkpoint["model_state_dict"] = dict(zip(wanted, state.values(), strict=True))
+    torch.save(checkpoint, dest)
+
+
+def _model(source: str) -> Any:
+    """An unwrapped model for the big checkpoint, without memory until it is touched."""
+    import torch
+    from torch import nn
+
+    state = torch.load(source, map_location="meta", weights_only=True, mmap=True)
+    layers = len(state) // 2
+    width = len(state["module.blocks.0.fc.bias"])
+    with torch.device("meta"):
+        blocks = nn.ModuleList(nn.ModuleDict({"fc": nn.Linear(width, width)}) for _ in range(layers))
+        model = nn.ModuleDict({"blocks": blocks})
+    return model.to_empty(device="cpu")
+
+
+def load_into(source: str) -> None:
+    import ckptfix
+
+    assert ckptfix.load_into(_model(source), source).complete
+
+
+def load_state_dict(source: str, mmap: str = "") -> None:
+    """Load to CPU, take ``module.`` off every key, copy into the model."""
+    import torch
+
+    model = _model(source)
+    state = torch.load(source, map_location="cpu", weights_only=True, mmap=bool(mmap))
+    model.load_state_dict({key.removeprefix("module."): value for key, value in state.items()})
+
+
 def save_file(source: str, dest: str) -> None:
     """zip to safetensors through a memory map."""
     import torch
@@ -95,6 +136,9 @@ BASELINES: dict[str, Callable[..., None]] = {
         torch_strip,
         torch_to_cpu,
         torch_strip_nested,
+        torch_by_order,
+        load_into,
+        load_state_dict,
         save_file,
         pt_safe_loader,
         numpy_diff,

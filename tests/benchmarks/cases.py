@@ -155,6 +155,29 @@ def many_tensors(bench: Bench) -> Case:
     )
 
 
+def match(bench: Bench) -> Case:
+    many, names = bench.input("many.pth"), bench.input("names.json")
+    ours, theirs = bench.output("ours.pth"), bench.output("torch.pth")
+    rival = bench.baseline("torch.load, by order, save", "torch_by_order", many, names, theirs, output=theirs)
+    return Case(
+        "match by structure, 100,000 keys against 100,000",
+        bench.ckptfix("match", many, ours, "--like", names, output=ours),
+        ((rival, Target("seconds", 30)),),
+    )
+
+
+def load(bench: Bench) -> Case:
+    big = bench.input("big.pth")
+    return Case(
+        "load_into, in Python",
+        bench.baseline("ckptfix", "load_into", big),
+        (
+            (bench.baseline("torch.load, load_state_dict", "load_state_dict", big), None),
+            (bench.baseline("torch.load(mmap), load_state_dict", "load_state_dict", big, "mmap"), None),
+        ),
+    )
+
+
 def to_safetensors(bench: Bench) -> Case:
     big = bench.input("big.pth")
     ours, theirs = bench.output("ours.safetensors"), bench.output("theirs.safetensors")
@@ -234,6 +257,8 @@ CASES: dict[str, Callable[[Bench], Case]] = {
     "strip-module": strip_module,
     "to-cpu": to_cpu,
     "many-tensors": many_tensors,
+    "match": match,
+    "load": load,
     "to-safetensors": to_safetensors,
     "from-safetensors": from_safetensors,
     "diff-equal": diff_equal,

@@ -5,6 +5,7 @@ Each is built in a process of its own and kept in FOLDER; SCALE (1.0 for the rea
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 from collections.abc import Callable
@@ -53,6 +54,12 @@ def many(path: Path, scale: float) -> None:
     torch.save(checkpoint, path)
 
 
+def names(path: Path, scale: float) -> None:
+    """What a model has that holds the tensors of `many` under other names, numbered from 1."""
+    shapes = {f"trunk.{number // 10}.piece_{number % 10 + 1}.weight": [8] for number in range(round(MANY * scale))}
+    path.write_text(json.dumps(shapes), encoding="utf-8")
+
+
 def small(path: Path, scale: float) -> None:
     import torch
 
@@ -88,6 +95,7 @@ Builder = Callable[[Path, float], None]
 INPUTS: dict[str, tuple[Builder, tuple[str, ...]]] = {
     "big.pth": (big, ()),
     "many.pth": (many, ()),
+    "names.json": (names, ()),
     "small.pth": (small, ()),
     "copy.pth": (copy, ("big.pth",)),
     "plain.safetensors": (plain, ("big.pth",)),
