@@ -132,12 +132,13 @@ def built(job: Job) -> tuple[Task, nn.Module]:
         Refused: the model has no full size.
     """
     task = TASKS[job.model or "demo"]
-    make = task.full if job.full_size else task.model
-    if make is None:
-        sizes = ", ".join(name for name, other in TASKS.items() if other.full)
-        raise Refused(f"{task.name} has one size only; --full-size is for {sizes}")
+    if job.full_size:
+        if task.full is None:
+            sizes = ", ".join(name for name, other in TASKS.items() if other.full)
+            raise Refused(f"{task.name} has one size only; --full-size is for {sizes}")
+        task = task.full_size()
     torch.manual_seed(job.seed or 0)
-    return task, make()
+    return task, task.model()
 
 
 def run(job: Job) -> Training:

@@ -17,7 +17,7 @@ from ckptfix.trainer import TASKS, WRAPPERS, Job, Training, devices, inner, outp
 from ckptfix.trainer.devices import Place
 from ckptfix.trainer.parallel import check
 from ckptfix.trainer.replicas import Replicas
-from ckptfix.trainer.train import loss_of, shared
+from ckptfix.trainer.train import built, loss_of, shared
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -290,3 +290,10 @@ def test_an_optimizer_in_data_parallel_does_not_work() -> None:
     StepLR(right, 2)
     right.step()
     assert len(right.state_dict()["state"]) == 2
+
+
+def test_the_full_size_trains_at_its_own_rate() -> None:
+    with torch.device("meta"):
+        task, model = built(Job(model="vgg", full_size=True))
+    assert task.rate == TASKS["vgg"].full_rate
+    assert sum(parameter.numel() for parameter in model.parameters()) == 138_357_544
