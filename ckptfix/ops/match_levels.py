@@ -20,23 +20,37 @@ LEVELS = 4
 """Numbers that vary in one path; of more, only their given order is looked at."""
 
 
-def turned(one: Group, other: Group, sides: tuple[Side, Side]) -> tuple[list[Unit], list[Unit]]:
-    """The units of `other` in the order in which they go with those of `one`, and in the order that would do as well.
+def turned(one: Group, other: Group, sides: tuple[Side, Side]) -> tuple[list[Unit], dict[Unit, Unit]]:
+    """The units of `other` in the order in which they go with those of `one`, and for those in doubt another one.
 
-    The two are the same list where there is no doubt.
+    The given order of the numbers holds where as many modules stand under each on both sides, and another one only
+    where words say so.
     """
     ways = _ways(one, other)
     if len(ways) < 2 or one.text == other.text:
-        return other.units, other.units
+        return other.units, {}
     named = _level_words(one), _level_words(other)
-    said = [sum(_shared(named[0][at], named[1][to]) for at, to in enumerate(way)) for way in ways]
-    best = max(range(len(ways)), key=lambda index: (said[index], -index))
-    ordered = [_sorted(other, way) for way in ways]
-    rival = max((index for index in range(len(ways)) if index != best), key=lambda index: (said[index], -index))
+    said = [_said([(named[0][at], named[1][to]) for at, to in enumerate(way)]) for way in ways]
     blocks = [surroundings(group, which)[:-1] for group, which in zip((one, other), sides, strict=True)]
     alike = blocks[0] == blocks[1]
-    certain = alike if best == 0 and said[best] == said[rival] else said[best] > said[rival] and not (best and alike)
-    return ordered[best], ordered[best if certain else rival]
+    best = max(range(len(ways)), key=lambda index: (said[index], -index))
+    twins = _sorted(other, ways[best])
+    if best == 0 and alike or said[best] > 0 and not alike and said.count(said[best]) == 1:
+        return twins, {}
+    doubts: dict[Unit, Unit] = {}
+    for index, way in enumerate(ways):
+        if index != best:
+            for twin, rival in zip(twins, _sorted(other, way), strict=True):
+                if rival is not twin:
+                    doubts.setdefault(twin, rival)
+    return twins, doubts
+
+
+def _said(levels: Sequence[tuple[frozenset[str], frozenset[str]]]) -> int:
+    """At how many levels words agree; less than 0 if they do not at one."""
+    if any(one != other and not one & other for one, other in levels):
+        return -1
+    return sum(bool(one & other) for one, other in levels)
 
 
 def _ways(one: Group, other: Group) -> list[tuple[int, ...]]:
@@ -67,10 +81,6 @@ def _level_words(group: Group) -> list[frozenset[str]]:
         component = re.split(r"\.|\{\}", before.removesuffix("."))[-1]
         found.append(frozenset(word.removesuffix("s") for word in words(component)) - NESTS)
     return found
-
-
-def _shared(one: frozenset[str], other: frozenset[str]) -> int:
-    return int(bool(one & other))
 
 
 def surroundings(group: Group, side: Side) -> tuple[float, ...]:

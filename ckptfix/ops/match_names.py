@@ -26,8 +26,9 @@ LEAVES = frozenset(_OWN.split())
 _RECURRENT = re.compile(r"(weight|bias)_(ih|hh|hr)_l(\d+)(_reverse)?")  # torch/nn/modules/rnn.py RNNBase
 _PARAMETRIZED = re.compile(r"(?:(.*)\.)?(parametrizations\.[^.]+\.[^.]+(?:\._[uv])?)")  # torch/nn/utils/parametrize.py
 _TOKEN = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
-_NUMBER = re.compile(r"\d+|(?<=\d)[a-h](?![A-Za-z])|(?<=_)[a-h](?![A-Za-z0-9])")
-# Letters count too: res2a_branch2b in Caffe's ResNet, conv_a and conv_b elsewhere.
+_NUMBER = re.compile(r"(?<!\bw(?=[1-3]\b))\d+|(?<=\d)[a-h](?![A-Za-z])|(?<=_)[a-h](?![A-Za-z0-9])")
+# Letters count too: res2a_branch2b in Caffe's ResNet, conv_a and conv_b elsewhere. The numbers of w1, w2, w3 do not:
+# where there are three, the second is the last to run (LLaMA, llama/model.py FeedForward).
 
 
 @dataclass(slots=True, eq=False)

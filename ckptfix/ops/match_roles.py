@@ -82,7 +82,7 @@ def parts(texts: Sequence[str]) -> list[Part]:
         own = [set(counts) for counts in terms]
     gated = any("w3" in counts for counts in own) and any("w1" in counts for counts in own)
     roles = [_roles(counts, gated) for counts in own]
-    ordinals = _ordinals(texts, roles)
+    ordinals = _ordinals(texts, roles, gated)
     return [Part(frozenset(own[i]), roles[i], ordinals[i]) for i in range(len(texts))]
 
 
@@ -106,10 +106,12 @@ def _roles(terms: set[str], gated: bool) -> dict[str, frozenset[str]]:
             continue
         for kind, part in _PARTS.get(key, ()):
             found.setdefault(kind, set()).add(part)
+    if len(found.get("attention", ())) > 1:
+        found["attention"].discard("out")  # v_proj is a projection, and no output
     return {kind: frozenset(played) for kind, played in found.items()}
 
 
-def _ordinals(texts: Sequence[str], roles: Sequence[dict[str, frozenset[str]]]) -> list[tuple[int, int] | None]:
+def _ordinals(texts: Sequence[str], roles: Sequence[dict[str, frozenset[str]]], gated: bool) -> list[tuple[int, int] | None]:
     """Rank among those that differ by numbers (or single letters) alone, or by a part that has an order."""
     alike: dict[str, list[tuple[tuple[int, ...], int]]] = {}
     for index, text in enumerate(texts):
@@ -121,6 +123,10 @@ def _ordinals(texts: Sequence[str], roles: Sequence[dict[str, frozenset[str]]]) 
         if len(rows) > 1:
             for rank, (_, index) in enumerate(sorted(rows)):
                 found[index] = (len(rows), rank)
+    if gated:
+        found = [None if re.search(r"\bw[1-3]\b", text) else row for text, row in zip(texts, found, strict=True)]
+    if not all(re.search("norm|ln", text, re.IGNORECASE) for text in texts):
+        return found
     placed = [BEFORE.get(next(iter(played.get("block", ())), ""), 5) if len(played.get("block", ())) < 2 else 0
               for played in roles]  # fmt: skip
     if len(texts) == 2 and not any(found) and len(set(placed)) == 2 and 0 not in placed:

@@ -155,7 +155,9 @@ def _flat(unit: Unit) -> Hashable:
 def _by_class(state: _State, key: Callable[[Unit], Hashable]) -> None:
     """Link the free units of equal `key`: first where there is no choice, then where there is."""
     linked = {id(unit) for link in state.links for unit in (link.one, link.other)}
-    free = [[unit for unit in units if unit.slots and id(unit) not in linked and key(unit)]
+    unsure = {unit.signature for link in state.links if link.instead for unit in (link.one, link.other)}
+    free = [[unit for unit in units
+             if unit.slots and id(unit) not in linked and unit.signature not in unsure and key(unit)]
             for units in (state.a.units, state.b.units)]  # fmt: skip
     classes: dict[Hashable, tuple[list[Unit], list[Unit]]] = {}
     for which, units in enumerate(same_depth(free[0], free[1], key)):
@@ -184,12 +186,13 @@ def _best_way(state: _State, ways: Sequence[Sides]) -> list[Link]:
     tried = []
     for way in ways:
         done = [_assigned(state, left, right) for left, right in (buckets(*way) if len(ways) > 1 else ways)]
-        tried.append((sum(score for score, _ in done), [link for _, links in done for link in links]))
-    tried.sort(key=lambda row: -row[0])
+        score = sum(row[0] for row in done), sum(row[1] for row in done)
+        tried.append((score, [link for _, _, links in done for link in links]))
+    tried.sort(key=lambda row: row[0], reverse=True)
     best, links = tried[0]
     for score, others in tried[1:]:
-        if best - score >= ENOUGH:
-            break
+        if best[0] - score[0] >= ENOUGH and best[1] - score[1] >= ENOUGH:
+            continue
         elsewhere = {id(link.one): link.other for link in others}
         for link in links:
             rival = elsewhere.get(id(link.one))
@@ -198,10 +201,10 @@ def _best_way(state: _State, ways: Sequence[Sides]) -> list[Link]:
     return links
 
 
-def _assigned(state: _State, left: list[Group], right: list[Group]) -> tuple[float, list[Link]]:
-    """The best assignment of groups to groups, and its score."""
+def _assigned(state: _State, left: list[Group], right: list[Group]) -> tuple[float, float, list[Link]]:
+    """The best assignment of groups to groups: its score, what of it is more than likeness, and the links."""
     if max(len(left), len(right)) > MOST:
-        return 0.0, _in_definition_order(left, right)
+        return 0.0, 0.0, _in_definition_order(left, right)
     swapped = len(left) > len(right)
     rows, columns = (right, left) if swapped else (left, right)
     parts = match_roles.parts([group.text for group in rows]), match_roles.parts([group.text for group in columns])
@@ -213,11 +216,12 @@ def _assigned(state: _State, left: list[Group], right: list[Group]) -> tuple[flo
     around = [[surroundings(group, which) for group in gs] for which, gs in zip(sides, (rows, columns), strict=True)]
     ranks = _ranks(rows), _ranks(columns)
     uneven = sum(map(len, rows)) != sum(map(len, columns))
+    said = [[match_roles.score(one, other) for other in parts[1]] for one in parts[0]]
     scores = []
     for i, one in enumerate(rows):
         line = []
         for j, other in enumerate(columns):
-            score = match_roles.score(parts[0][i], parts[1][j]) - _unlike(around[0][i], around[1][j])
+            score = said[i][j] - _unlike(around[0][i], around[1][j])
             if state.ordered:
                 score += float(ranks[0][i] == ranks[1][j] and len(rows) == len(columns))
                 score -= _apart(places[0][i], places[1][j])
@@ -231,7 +235,8 @@ def _assigned(state: _State, left: list[Group], right: list[Group]) -> tuple[flo
         if margin < ENOUGH or not alike(one, other) or (uneven and scores[i][j] < SUPPORT):
             rivals = tuple(other.units if swapped else columns[rival].units)
         links += _instances(one, other, margin, rivals, state)
-    return sum(scores[i][j] for i, j in enumerate(chosen)), links
+    sure = sum(said[i][j] + 2 * _same_block(around[0][i], around[1][j]) for i, j in enumerate(chosen))
+    return sum(scores[i][j] for i, j in enumerate(chosen)), sure, links
 
 
 def _ranks(groups: Sequence[Group]) -> list[int]:
@@ -255,20 +260,25 @@ def _unlike(one: Sequence[float], other: Sequence[float]) -> float:
     return min(2.0, sum(steps) / len(steps)) if steps else 0.0
 
 
+def _same_block(one: Sequence[float], other: Sequence[float]) -> bool:
+    """Whether two groups repeat with a block of several modules, which has equally many on both sides."""
+    return bool(one and other) and one[0] > 1 and abs(math.log2(one[0] / max(other[0], 1))) <= 0.5
+
+
 def _instances(one: Group, other: Group, margin: float, rivals: Sequence[Unit], state: _State) -> list[Link]:
     """The units of two groups, one by one."""
     confidence = 0.99 if margin == math.inf else round(1 - 0.5 * 2 ** (-max(margin, 0.0) / 3), 2)
     why = "only shape" if margin == math.inf else "name and place"
     if alike(one, other):
         doubt = state.ordered and one.in_order != other.in_order
-        twins, others = turned(one, other, (state.a, state.b))
+        twins, doubts = turned(one, other, (state.a, state.b))
         links = [
             Link(unit, twin, confidence, why, tuple(rivals[index : index + 1] or rivals[-1:]))
             for index, (unit, twin) in enumerate(zip(one.units, twins, strict=True))
         ]
-        for link, twin in zip(links, others, strict=True):
-            if twin is not link.other:
-                link.instead = link.instead or (twin,)
+        for link in links:
+            if link.other in doubts:
+                link.instead = link.instead or (doubts[link.other],)
         if doubt:
             for link, twin in zip(links, sorted(other.units, key=lambda unit: unit.first), strict=True):
                 link.instead = link.instead or (twin,)
