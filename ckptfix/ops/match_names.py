@@ -91,7 +91,7 @@ class Side:
         if self.scattered:
             return False
         paths = [unit.path for unit in self.units]
-        if len(paths) > 4 and paths == sorted(paths) and paths != sorted(paths, key=natural):
+        if len(paths) > 4 and paths == sorted(paths):
             return False
         latest: dict[str, tuple[int, ...]] = {}
         falls = 0

@@ -47,6 +47,9 @@ ROLES: dict[str, dict[str, str]] = {
 """Kind -> part -> the terms for it: words, two words in a row, or ``w1/3``: w1 where w3 is one of the choices too
 (LLaMA, llama/model.py FeedForward). A term may play parts of several kinds."""
 
+LISTS = frozenset("layer layers block blocks stage stages module modules net model".split())
+"""Words for any list of modules: that two sides both have one means nothing."""
+
 BEFORE = {"attention": 1, "feed-forward": 9}
 """Order of the parts of the kind ``block``: norms are numbered so."""
 
@@ -83,7 +86,7 @@ def parts(texts: Sequence[str]) -> list[Part]:
     gated = any("w3" in counts for counts in own) and any("w1" in counts for counts in own)
     roles = [_roles(counts, gated) for counts in own]
     ordinals = _ordinals(texts, roles, gated)
-    return [Part(frozenset(own[i]), roles[i], ordinals[i]) for i in range(len(texts))]
+    return [Part(frozenset(own[i] - LISTS), roles[i], ordinals[i]) for i in range(len(texts))]
 
 
 def _terms(text: str) -> list[str]:
