@@ -32,11 +32,23 @@ class Group:
         return len(self.units)
 
     @cached_property
+    def varying(self) -> list[int]:
+        """Which of `open` tell the units apart: not those that are the same in all, or go along with another one."""
+        found: list[int] = []
+        columns = list(zip(*([unit.numbers[index] for index in self.open] for unit in self.units), strict=True))
+        for index, column in enumerate(columns):
+            values = len(set(column))
+            along = any(values == len(set(columns[other])) == len(set(zip(column, columns[other], strict=True)))
+                        for other in found)  # fmt: skip
+            if values > 1 and not along:
+                found.append(index)
+        return found
+
+    @cached_property
     def numbers(self) -> list[tuple[int, ...]]:
-        """The numbers of each unit that are not the same in all."""
-        rows = [tuple(unit.numbers[index] for index in self.open) for unit in self.units]
-        varying = [index for index, column in enumerate(zip(*rows, strict=True)) if len(set(column)) > 1]
-        return [tuple(row[index] for index in varying) for row in rows]
+        """The numbers of each unit that tell it from the others."""
+        places = [self.open[index] for index in self.varying]
+        return [tuple(unit.numbers[place] for place in places) for unit in self.units]
 
     @cached_property
     def nesting(self) -> tuple[int, tuple[object, ...]]:

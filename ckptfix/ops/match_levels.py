@@ -26,6 +26,11 @@ def turned(one: Group, other: Group, sides: tuple[Side, Side]) -> tuple[list[Uni
     The given order of the numbers holds where as many modules stand under each on both sides, and another one only
     where words say so.
     """
+    if one.nesting[0] != other.nesting[0] and not (
+        all(_in_blocks(group, side) for group, side in zip((one, other), sides, strict=True))
+        or _same_course(one, other, sides)
+    ):
+        return other.units, dict(zip(other.units, (*other.units[1:], other.units[0]), strict=True))
     ways = _ways(one, other)
     if len(ways) < 2 or one.text == other.text:
         return other.units, {}
@@ -44,6 +49,24 @@ def turned(one: Group, other: Group, sides: tuple[Side, Side]) -> tuple[list[Uni
                 if rival is not twin:
                     doubts.setdefault(twin, rival)
     return twins, doubts
+
+
+def _in_blocks(group: Group, side: Side) -> bool:
+    """Whether more than modules of the group stand under its first number, where it has several."""
+    if group.nesting[0] < 2:
+        return True
+    return surroundings(group, side)[0] > len(group) / len({numbers[0] for numbers in group.numbers})
+
+
+def _same_course(one: Group, other: Group, sides: tuple[Side, Side]) -> bool:
+    """Whether, on most places, the same kind of module is defined after those that would go together."""
+    if not all(side.numbers_rise for side in sides):
+        return False
+    same = sum(
+        sides[0].following.get(unit.first) == sides[1].following.get(twin.first)
+        for unit, twin in zip(one.units, other.units, strict=True)
+    )
+    return same * 2 > len(one)
 
 
 def _said(levels: Sequence[tuple[frozenset[str], frozenset[str]]]) -> int:
@@ -73,10 +96,7 @@ def _sorted(group: Group, way: Sequence[int]) -> list[Unit]:
 def _level_words(group: Group) -> list[frozenset[str]]:
     """For each number that varies, the words of the nearest component before it that has any, singular."""
     found = []
-    numbers = [unit.numbers for unit in group.units]
-    for index, place in enumerate(group.open):
-        if all(row[place] == numbers[0][place] for row in numbers):
-            continue
+    for index in group.varying:
         before = "{}".join(group.text.split("{}")[: index + 1])
         component = re.split(r"\.|\{\}", before.removesuffix("."))[-1]
         found.append(frozenset(word.removesuffix("s") for word in words(component)) - NESTS)
@@ -91,6 +111,5 @@ def surroundings(group: Group, side: Side) -> tuple[float, ...]:
     rows = [fronts(unit.path) for unit in group.units]
     if len(rows) == 1:
         return (max((side.under[front] for front in rows[0]), default=0),)
-    first = group.units[0].numbers
-    varying = [place for place in range(len(first)) if any(unit.numbers[place] != first[place] for unit in group.units)]
-    return tuple(sum(side.under[row[place]] for row in rows) / len(rows) for place in varying)
+    places = [group.open[index] for index in group.varying]
+    return tuple(sum(side.under[row[place]] for row in rows) / len(rows) for place in places)

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 
 from ckptfix.ops import families
 from ckptfix.ops.match import Slot
@@ -82,16 +83,25 @@ class Side:
         return Counter(front for unit in self.units for front in fronts(unit.path))
 
     @cached_property
+    def following(self) -> dict[int, frozenset[tuple[str, tuple[int, ...], str]]]:
+        """Position of a unit -> signature of the unit after it."""
+        return {one.first: after.signature for one, after in pairwise(self.units)}
+
+    @cached_property
     def in_order(self) -> bool:
         """Whether the order of the keys is that in which modules were defined, as far as one can see.
 
-        It is not if the keys of a module are apart, numbers in a path go down, or all is sorted by name (as
-        safetensors does).
+        An alphabetical one may be what safetensors made of it.
         """
+        return self.numbers_rise and (len(self.units) <= 4 or not self._alphabetical)
+
+    @cached_property
+    def numbers_rise(self) -> bool:
+        """Whether the keys of a module stand together, and numbers in paths go up, also from 9 to 10."""
         if self.scattered:
             return False
         paths = [unit.path for unit in self.units]
-        if len(paths) > 4 and paths == sorted(paths):
+        if len(paths) > 4 and self._alphabetical and paths != sorted(paths, key=natural):
             return False
         latest: dict[str, tuple[int, ...]] = {}
         falls = 0
@@ -99,6 +109,10 @@ class Side:
             falls += latest.get(unit.template, ()) > unit.numbers
             latest[unit.template] = unit.numbers
         return falls * 10 <= len(self.units)
+
+    @cached_property
+    def _alphabetical(self) -> bool:
+        return all(one.path <= other.path for one, other in pairwise(self.units))
 
 
 def natural(path: str) -> list[tuple[int, str]]:

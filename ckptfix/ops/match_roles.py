@@ -70,11 +70,13 @@ class Part:
         terms: words that not all of them have.
         roles: kind -> parts that the words play.
         ordinal: (how many are numbered alike, which of them it is), where it is numbered.
+        numbers: that stand in its path, single letters too.
     """
 
     terms: frozenset[str]
     roles: dict[str, frozenset[str]]
     ordinal: tuple[int, int] | None
+    numbers: tuple[int, ...]
 
 
 def parts(texts: Sequence[str]) -> list[Part]:
@@ -86,7 +88,7 @@ def parts(texts: Sequence[str]) -> list[Part]:
     gated = any("w3" in counts for counts in own) and any("w1" in counts for counts in own)
     roles = [_roles(counts, gated) for counts in own]
     ordinals = _ordinals(texts, roles, gated)
-    return [Part(frozenset(own[i] - LISTS), roles[i], ordinals[i]) for i in range(len(texts))]
+    return [Part(frozenset(own[i] - LISTS), roles[i], ordinals[i], _numbers(texts[i])) for i in range(len(texts))]
 
 
 def _terms(text: str) -> list[str]:
@@ -109,17 +111,27 @@ def _roles(terms: set[str], gated: bool) -> dict[str, frozenset[str]]:
             continue
         for kind, part in _PARTS.get(key, ()):
             found.setdefault(kind, set()).add(part)
-    if len(found.get("attention", ())) > 1:
-        found["attention"].discard("out")  # v_proj is a projection, and no output
+    if len(found.get("block", ())) > 1 and not terms & {"ffn", "mlp", "feed", "ff"}:
+        found["block"].discard("feed-forward")  # attention.output is of the attention
+    if len(found.get("attention", ())) > 1 or "feed-forward" in found or found.get("block") == {"feed-forward"}:
+        found.get("attention", set()).discard("out")  # v_proj is a projection, and no output
+        found = {kind: played for kind, played in found.items() if played}
     return {kind: frozenset(played) for kind, played in found.items()}
+
+
+def _lettered(text: str) -> str:
+    return _LETTER.sub(lambda match: str(ord(match[0]) - ord("a")), text)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", _lettered(text))))
 
 
 def _ordinals(texts: Sequence[str], roles: Sequence[dict[str, frozenset[str]]], gated: bool) -> list[tuple[int, int] | None]:
     """Rank among those that differ by numbers (or single letters) alone, or by a part that has an order."""
     alike: dict[str, list[tuple[tuple[int, ...], int]]] = {}
     for index, text in enumerate(texts):
-        lettered = _LETTER.sub(lambda match: str(ord(match[0]) - ord("a")), text)
-        numbers = tuple(map(int, re.findall(r"\d+", lettered)))
+        lettered, numbers = _lettered(text), _numbers(text)
         alike.setdefault(re.sub(r"\d+", "#", lettered), []).append((numbers, index))
     found: list[tuple[int, int] | None] = [None] * len(texts)
     for rows in alike.values():
@@ -143,7 +155,7 @@ def score(one: Part, other: Part) -> float:
     for kind in one.roles.keys() & other.roles.keys():
         total += 4 if one.roles[kind] & other.roles[kind] else -4
     either = one.terms | other.terms
-    if either:
+    if either and (one.ordinal or other.ordinal or not one.numbers or not other.numbers or one.numbers == other.numbers):
         total += 3 * len(one.terms & other.terms) / len(either)
     if one.ordinal and other.ordinal and one.ordinal[0] == other.ordinal[0]:
         total += 1.5 if one.ordinal == other.ordinal else -1.5
