@@ -51,6 +51,15 @@ class Group:
         return [tuple(unit.numbers[place] for place in places) for unit in self.units]
 
     @cached_property
+    def label(self) -> str:
+        """The path with the numbers that are the same in all units."""
+        text = self.text
+        for at, place in reversed(list(enumerate(self.open))):
+            if len({unit.numbers[place] for unit in self.units}) == 1:
+                text = _filled(text, at, self.units[0].numbers[place])
+        return text
+
+    @cached_property
     def nesting(self) -> tuple[int, tuple[object, ...]]:
         """How many numbers vary, and how many instances stand under each value of the first, of the second ..."""
         numbers = self.numbers

@@ -40,7 +40,8 @@ def turned(one: Group, other: Group, sides: tuple[Side, Side]) -> tuple[list[Uni
     alike = blocks[0] == blocks[1]
     best = max(range(len(ways)), key=lambda index: (said[index], -index))
     twins = _sorted(other, ways[best])
-    if best == 0 and alike or said[best] > 0 and not alike and said.count(said[best]) == 1:
+    shared = [sum(bool(named[0][at] & named[1][to]) for at, to in enumerate(way)) for way in ways]
+    if best == 0 and alike and shared[0] == max(shared) or said[best] > 0 and not alike and said.count(said[best]) == 1:
         return twins, {}
     doubts: dict[Unit, Unit] = {}
     for index, way in enumerate(ways):

@@ -59,6 +59,9 @@ for _kind, _parts in ROLES.items():
         for _term in _written.split():
             _PARTS.setdefault(_term, []).append((_kind, _part))
 
+W123 = frozenset(("w1", "w2", "w3"))
+"""Terms of which any two mean different parts."""
+
 _LETTER = re.compile(r"(?<![A-Za-z])[a-h](?![A-Za-z])")
 
 
@@ -150,12 +153,14 @@ def _ordinals(texts: Sequence[str], roles: Sequence[dict[str, frozenset[str]]], 
 
 
 def score(one: Part, other: Part) -> float:
-    """How well two parts go together: 4 for each kind in which they agree, -4 for each in which they differ."""
-    total = 0.0
-    for kind in one.roles.keys() & other.roles.keys():
-        total += 4 if one.roles[kind] & other.roles[kind] else -4
+    """How well two parts go together: 4 for each kind in which they agree, or -4 for each in which they differ."""
+    kinds = one.roles.keys() & other.roles.keys()
+    differ = sum(not one.roles[kind] & other.roles[kind] for kind in kinds)
+    differ += bool(one.terms & W123 and other.terms & W123 and not one.terms & other.terms & W123)
+    total = -4.0 * differ if differ else 4.0 * len(kinds)
     either = one.terms | other.terms
-    if either and (one.ordinal or other.ordinal or not one.numbers or not other.numbers or one.numbers == other.numbers):
+    numbered_alike = one.ordinal or other.ordinal or not one.numbers or not other.numbers
+    if either and (numbered_alike or one.numbers[-1] == other.numbers[-1]):
         total += 3 * len(one.terms & other.terms) / len(either)
     if one.ordinal and other.ordinal and one.ordinal[0] == other.ordinal[0]:
         total += 1.5 if one.ordinal == other.ordinal else -1.5

@@ -207,7 +207,7 @@ def _assigned(state: _State, left: list[Group], right: list[Group]) -> tuple[flo
         return 0.0, 0.0, _in_definition_order(left, right)
     swapped = len(left) > len(right)
     rows, columns = (right, left) if swapped else (left, right)
-    parts = match_roles.parts([group.text for group in rows]), match_roles.parts([group.text for group in columns])
+    parts = [match_roles.parts([group.label for group in side_groups]) for side_groups in (rows, columns)]
     places = [
         [state.place(group, which) for group in side_groups]
         for which, side_groups in ((int(swapped), rows), (int(not swapped), columns))
