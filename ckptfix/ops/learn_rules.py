@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import combinations
 
 from ckptfix.ops.name_rules import REST, NameRule, is_rule, renamed
@@ -18,36 +18,51 @@ LETTERS = "nmkijpqrstuvw"
 _NUMBER = re.compile(r"(?<!\d)(?:0|[1-9]\d{0,8})(?!\d)")
 
 Numbers = tuple[int, ...]
+Pieces = tuple[str, ...]
 Row = tuple[Numbers, Numbers]
 
 
-@dataclass(slots=True)
 class _Names:
-    """What is to be learned, and what must stay as it is.
+    """What is to be learned, and what must stay as it is: a tree of the components of all names.
 
     Attributes:
-        wanted: old -> new.
-        fixed: names that no rule may touch.
-        by_text: text with ``{}`` for numbers -> the names of `wanted` and `fixed` that have it.
+        wanted: old -> new; other names of the tree stay.
     """
 
-    wanted: Mapping[str, str]
-    fixed: Collection[str]
-    by_text: dict[str, list[str]]
+    def __init__(self, wanted: Mapping[str, str], names: Iterable[str]) -> None:
+        self.wanted = wanted
+        self._root = _Node()
+        for name in names:
+            node = self._root
+            for component in name.split("."):
+                node = node.below.setdefault(component, _Node())
+            node.name = name
 
     def agrees(self, rule: NameRule) -> bool:
-        """Whether `rule` is right about every name that it speaks of."""
-        open_text = re.sub(r"\{[a-z]\}", "{}", rule.old.removesuffix(REST))
-        front = _NUMBER.sub("{}", open_text)
-        whole = not rule.old.endswith(REST)
-        for text, names in self.by_text.items():
-            if text != front if whole else not text.startswith(front):
-                continue
-            for name in names:
-                new = rule.apply(name)
-                if new is not None and new != self.wanted.get(name, name):
+        """Whether `rule`, which ends in ``{*}``, is right about every name that it speaks of."""
+        nodes = [self._root]
+        for component in rule.old.removesuffix(REST).split(".")[:-1]:
+            if is_rule(component):
+                one = NameRule(component, "")
+                nodes = [node for parent in nodes for text, node in parent.below.items() if one.apply(text) is not None]
+            else:
+                nodes = [parent.below[component] for parent in nodes if component in parent.below]
+        while nodes:
+            node = nodes.pop()
+            nodes += node.below.values()
+            if node.name is not None:
+                new = rule.apply(node.name)
+                if new is not None and new != self.wanted.get(node.name, node.name):
                     return False
         return True
+
+
+@dataclass(slots=True, eq=False)
+class _Node:
+    """What begins with some components: the components that follow, and the name that ends here."""
+
+    below: dict[str, _Node] = field(default_factory=dict)
+    name: str | None = None
 
 
 def learn(wanted: Mapping[str, str], names: Sequence[str], loose: Collection[str] = ()) -> tuple[NameRule, ...]:
@@ -60,15 +75,12 @@ def learn(wanted: Mapping[str, str], names: Sequence[str], loose: Collection[str
     """
     if all(old == new for old, new in wanted.items()):
         return ()
-    by_text: dict[str, list[str]] = {}
-    for name in names:
-        if name in wanted or name not in loose:
-            by_text.setdefault(_NUMBER.sub("{}", name), []).append(name)
-    known = _Names(wanted, loose, by_text)
-    rules = _merged(_of_keys(wanted), known)
+    bound = [name for name in names if name in wanted or name not in loose]
+    known = _Names(wanted, bound)
+    rules = _merged(_of_keys({old: new for old, new in wanted.items() if not is_rule(old) and not is_rule(new)}), known)
     rules = [rule for rule in rules if rule.old != rule.new]
     rules.sort(key=_generality)
-    wrong = _exceptions(rules, known, [name for name in names if name in wanted or name not in loose])
+    wrong = _exceptions(rules, known, bound)
     return (*wrong, *rules)
 
 
@@ -81,15 +93,19 @@ def _exceptions(rules: Sequence[NameRule], known: _Names, names: Iterable[str]) 
     names = list(names)
     made = renamed(names, rules)
     wrong = [name for name in names if made.get(name, name) != known.wanted.get(name, name)]
-    return [NameRule(name, known.wanted.get(name, name)) for name in wrong if not is_rule(name)]
+    return [
+        NameRule(name, known.wanted.get(name, name))
+        for name in wrong
+        if not is_rule(name) and not is_rule(known.wanted.get(name, name))
+    ]
 
 
 def _of_keys(wanted: Mapping[str, str]) -> list[NameRule]:
     """A rule or several for all names that differ in numbers alone on both sides."""
-    groups: dict[tuple[str, str], list[Row]] = {}
+    groups: dict[tuple[Pieces, Pieces], list[Row]] = {}
     for old, new in wanted.items():
         row = _numbers(old), _numbers(new)
-        groups.setdefault((_NUMBER.sub("{}", old), _NUMBER.sub("{}", new)), []).append(row)
+        groups.setdefault((_pieces(old), _pieces(new)), []).append(row)
     found: list[NameRule] = []
     for (old, new), rows in groups.items():
         found += _of_group(old, new, rows)
@@ -100,7 +116,12 @@ def _numbers(name: str) -> Numbers:
     return tuple(map(int, _NUMBER.findall(name)))
 
 
-def _of_group(old: str, new: str, rows: Sequence[Row]) -> list[NameRule]:
+def _pieces(name: str) -> Pieces:
+    """What stands before, between and after the numbers."""
+    return tuple(_NUMBER.split(name))
+
+
+def _of_group(old: Pieces, new: Pieces, rows: Sequence[Row]) -> list[NameRule]:
     """The fewest rules, over all choices of numbers to spell out."""
     count = len(rows[0][0])
     best: list[NameRule] | None = None
@@ -120,7 +141,7 @@ def _of_group(old: str, new: str, rows: Sequence[Row]) -> list[NameRule]:
     return [rule for row in rows if (rule := _explained(old, new, [row])) is not None]
 
 
-def _explained(old: str, new: str, rows: Sequence[Row]) -> NameRule | None:
+def _explained(old: Pieces, new: Pieces, rows: Sequence[Row]) -> NameRule | None:
     """One rule for all `rows`, or None: each number of the new name is fixed, or one of the old name's, moved."""
     old_columns = list(zip(*(row[0] for row in rows), strict=True))
     new_columns = list(zip(*(row[1] for row in rows), strict=True))
@@ -144,8 +165,7 @@ def _explained(old: str, new: str, rows: Sequence[Row]) -> NameRule | None:
     return NameRule(_filled(old, fixed), _filled(new, parts))
 
 
-def _filled(text: str, parts: Sequence[str]) -> str:
-    pieces = text.split("{}")
+def _filled(pieces: Pieces, parts: Sequence[str]) -> str:
     return "".join(piece + part for piece, part in zip(pieces, [*parts, ""], strict=True))
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from ckptfix.ops.match_groups import groups, levelled, lonely_units
 from ckptfix.ops.match_names import Unit
 
-_NUMBER = re.compile(r"\d+")
+_NUMBER = re.compile(r"\d{1,18}")
 
 Key = Callable[[Unit], Hashable]
 

@@ -27,7 +27,7 @@ LEAVES = frozenset(_OWN.split())
 _RECURRENT = re.compile(r"(weight|bias)_(ih|hh|hr)_l(\d+)(_reverse)?")  # torch/nn/modules/rnn.py RNNBase
 _PARAMETRIZED = re.compile(r"(?:(.*)\.)?(parametrizations\.[^.]+\.[^.]+(?:\._[uv])?)")  # torch/nn/utils/parametrize.py
 _TOKEN = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
-_NUMBER = re.compile(r"(?<!\bw(?=[1-3]\b))\d+|(?<=\d)[a-h](?![A-Za-z])|(?<=_)[a-h](?![A-Za-z0-9])")
+_NUMBER = re.compile(r"(?<!\bw(?=[1-3]\b))\d{1,18}|(?<=\d)[a-h](?![A-Za-z])|(?<=_)[a-h](?![A-Za-z0-9])")
 # Letters count too: res2a_branch2b in Caffe's ResNet, conv_a and conv_b elsewhere. The numbers of w1, w2, w3 do not:
 # where there are three, the second is the last to run (LLaMA, llama/model.py FeedForward).
 
@@ -117,7 +117,7 @@ class Side:
 
 def natural(path: str) -> list[tuple[int, str]]:
     """A sort key by which ``10`` comes after ``9``."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", path)]
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d{1,18})", path)]
 
 
 def side(slots: Sequence[Slot]) -> Side:
@@ -164,11 +164,11 @@ def _split(name: str) -> tuple[str, str]:
 def template(path: str) -> tuple[str, tuple[int, ...]]:
     """``layer1.0.conv2`` as (``layer{}.{}.conv{}``, (1, 0, 2))."""
     numbers = tuple(number(text) for text in _NUMBER.findall(path))
-    return _NUMBER.sub("{}", path), numbers
+    return _NUMBER.sub("{}", path.replace("{}", "<>")), numbers
 
 
 def number(text: str) -> int:
-    return int(text) if text.isdigit() else ord(text) - ord("a")
+    return int(text) if text.isdecimal() else ord(text) - ord("a")
 
 
 def fronts(path: str) -> list[str]:

@@ -127,7 +127,7 @@ def _lettered(text: str) -> str:
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(map(int, re.findall(r"\d+", _lettered(text))))
+    return tuple(map(int, re.findall(r"\d{1,18}", _lettered(text))))
 
 
 def _ordinals(texts: Sequence[str], roles: Sequence[dict[str, frozenset[str]]], gated: bool) -> list[tuple[int, int] | None]:

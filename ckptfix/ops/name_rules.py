@@ -15,7 +15,7 @@ Everything else stands for itself, and a rule speaks of the whole name.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ckptfix.errors import Refused
@@ -39,7 +39,7 @@ class NameRule:
 
     old: str
     new: str
-    _pattern: re.Pattern[str] = field(init=False, repr=False, compare=False)
+    _pattern: re.Pattern[str] | None = field(init=False, repr=False, compare=False)
     _parts: tuple[tuple[str, str, int], ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -65,11 +65,14 @@ class NameRule:
             parts.append((self.new[end : match.start()], "rest" if name == "*" else name, int(match[3] or 0)))
             end = match.end()
         parts.append((self.new[end:], "", 0))
-        object.__setattr__(self, "_pattern", re.compile("".join(pattern)))
+        literal = known <= {"*"}
+        object.__setattr__(self, "_pattern", None if literal else re.compile("".join(pattern), re.DOTALL))
         object.__setattr__(self, "_parts", tuple(parts))
 
     def apply(self, name: str) -> str | None:
         """What the rule makes of `name`; None if it does not speak of it."""
+        if self._pattern is None:
+            return self._apply_literal(name)
         match = self._pattern.fullmatch(name)
         if match is None:
             return None
@@ -86,6 +89,15 @@ class NameRule:
             made.append(value)
         return "".join(made)
 
+    def _apply_literal(self, name: str) -> str | None:
+        """`apply` for a rule without numbers, of which there may be as many as keys."""
+        front = self.old.removesuffix(REST)
+        if front == self.old:
+            return self.new if name == front else None
+        if len(name) == len(front) or not name.startswith(front):
+            return None
+        return "".join(text + (name[len(front) :] if group else "") for text, group, _ in self._parts)
+
     def __str__(self) -> str:
         return f"{self.old} -> {self.new}"
 
@@ -96,12 +108,63 @@ def _group(name: str) -> str:
 
 def renamed(names: Iterable[str], rules: Iterable[NameRule]) -> dict[str, str]:
     """old -> new for the names that a rule speaks of; the first rule that does counts."""
-    rules = tuple(rules)
+    table = _Table(tuple(rules))
     found: dict[str, str] = {}
     for name in names:
-        for rule in rules:
+        for rule in table.about(name):
             new = rule.apply(name)
             if new is not None:
                 found[name] = new
                 break
     return found
+
+
+@dataclass(slots=True, eq=False)
+class _Node:
+    """Rules that begin with some components.
+
+    Attributes:
+        literal: those that go on with a component of this text.
+        open: those that go on with a component that has a placeholder, and the rule that such a component is.
+        whole, rest: indices of rules that end here, and of those that leave the rest open.
+    """
+
+    literal: dict[str, _Node] = field(default_factory=dict)
+    open: dict[str, tuple[NameRule, _Node]] = field(default_factory=dict)
+    whole: list[int] = field(default_factory=list)
+    rest: list[int] = field(default_factory=list)
+
+
+class _Table:
+    """A tree of rules by components, so that many rules are not tried on many names."""
+
+    def __init__(self, rules: Sequence[NameRule]) -> None:
+        self._rules = rules
+        self._root = _Node()
+        for index, rule in enumerate(rules):
+            node = self._root
+            *front, last = rule.old.split(".")
+            for component in front if last.endswith(REST) else (*front, last):
+                if is_rule(component):
+                    node = node.open.setdefault(component, (NameRule(component, ""), _Node()))[1]
+                else:
+                    node = node.literal.setdefault(component, _Node())
+            (node.rest if last.endswith(REST) else node.whole).append(index)
+
+    def about(self, name: str) -> Iterator[NameRule]:
+        """The rules that may speak of `name`, in order."""
+        nodes = [self._root]
+        found: list[int] = []
+        for component in name.split("."):
+            following = []
+            for node in nodes:
+                found += node.rest
+                if component in node.literal:
+                    following.append(node.literal[component])
+                following += [below for one, below in node.open.values() if one.apply(component) is not None]
+            nodes = following
+            if not nodes:
+                break
+        for node in nodes:
+            found += node.whole
+        return (self._rules[index] for index in sorted(found))
