@@ -16,6 +16,9 @@ from ckptfix.ops.match_names import Side, Unit, fronts, words
 NESTS = frozenset("layer block stage module group".split())
 """Words for what is in a list of its kind at any level; they tell no level from another."""
 
+COUNTED = frozenset("expert head branch codebook".split())
+"""Words that say what a number counts: where only one side has one, the numbers may be others."""
+
 LEVELS = 4
 """Numbers that vary in one path; of more, only their given order is looked at."""
 
@@ -41,7 +44,8 @@ def turned(one: Group, other: Group, sides: tuple[Side, Side]) -> tuple[list[Uni
     best = max(range(len(ways)), key=lambda index: (said[index], -index))
     twins = _sorted(other, ways[best])
     shared = [sum(bool(named[0][at] & named[1][to]) for at, to in enumerate(way)) for way in ways]
-    if best == 0 and alike and shared[0] == max(shared) or said[best] > 0 and not alike and said.count(said[best]) == 1:
+    against = any(one & COUNTED != other & COUNTED for one, other in zip(*named, strict=True))
+    if best == 0 and alike and not against and shared[0] == max(shared) or said[best] > 0 and not alike and said.count(said[best]) == 1:
         return twins, {}
     doubts: dict[Unit, Unit] = {}
     for index, way in enumerate(ways):

@@ -232,7 +232,8 @@ def _assigned(state: _State, left: list[Group], right: list[Group]) -> tuple[flo
     for (i, j), (margin, rival) in zip(enumerate(chosen), assignment.margins(scores, chosen), strict=True):
         one, other = (columns[j], rows[i]) if swapped else (rows[i], columns[j])
         rivals: tuple[Unit, ...] = ()
-        if margin < ENOUGH or not alike(one, other) or (uneven and scores[i][j] < SUPPORT):
+        contrary = said[i][j] < 0 and rival != j
+        if margin < ENOUGH or contrary or not alike(one, other) or (uneven and scores[i][j] < SUPPORT):
             rivals = tuple(other.units if swapped else columns[rival].units)
         links += _instances(one, other, margin, rivals, state)
     sure = sum(said[i][j] + 2 * _same_block(around[0][i], around[1][j]) for i, j in enumerate(chosen))
