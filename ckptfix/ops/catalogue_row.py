@@ -1,0 +1,30 @@
+"""What a row of the catalogue of findings is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Severity = Literal["info", "warning", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A finding as such.
+
+    Attributes:
+        id: its name, which never changes.
+        severity: ``"error"``: some bytes are lost or wrong, or no loader takes the file. ``"warning"``: a load may
+            fail or go wrong because of it. ``"info"``: good to know.
+        title: it in one sentence, where a finding says nothing more exact.
+        story: what it comes from, what people see of it, and what helps; for ``doctor --explain``.
+        errors: numbers of the load errors that it explains (`error_texts.ERRORS`).
+        fix: a command with fields in braces (see `catalogue.remedy`), or an instruction; None where nothing helps.
+    """
+
+    id: str
+    severity: Severity
+    title: str
+    story: str
+    errors: tuple[int, ...] = ()
+    fix: str | None = None
