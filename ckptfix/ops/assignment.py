@@ -58,8 +58,8 @@ def margins(scores: Sequence[Sequence[float]], assigned: Sequence[int]) -> list[
     """For each row, (by how much the best sum falls when the row takes another column, that column).
 
     `assigned` is what `best` says. A row that could take no other column has an infinite margin. In the graph whose
-    edges are what a row loses when it takes another's column, what a row loses in all is the shortest cycle through
-    it, or the shortest path to a column that is free (Floyd 1962, Warshall 1962).
+    edges are what a row loses when it takes another's column, what is lost in all is the shortest cycle through the
+    row (Floyd 1962, Warshall 1962). The columns that are free are one more node: who takes one leaves another.
     """
     if not assigned:
         return []
@@ -72,14 +72,15 @@ def margins(scores: Sequence[Sequence[float]], assigned: Sequence[int]) -> list[
     step[:rows, :rows] = loss[:, list(assigned)]
     if free:
         step[:rows, rows] = loss[:, free].min(axis=1)
+        step[rows, :rows] = 0.0
     np.fill_diagonal(step, np.inf)
     reach = step.copy()
     np.fill_diagonal(reach, 0.0)
-    for middle in range(rows):
+    for middle in range(rows + 1):
         np.minimum(reach, reach[:, middle, None] + reach[None, middle], out=reach)
     found = []
     for row in range(rows):
-        ways = step[row] + np.minimum(reach[:, row], reach[:, rows])
+        ways = step[row] + reach[:, row]
         way = int(ways.argmin())
         if math.isinf(ways[way]):
             found.append((math.inf, assigned[row]))

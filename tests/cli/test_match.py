@@ -261,6 +261,29 @@ def test_ambiguous_pairs_are_listed_and_refused(
     assert list(load(out)) == ["x.w", "y.w"]
 
 
+def test_keys_that_nothing_tells_apart_are_listed_and_refused(cli: Cli, tmp_path: Path) -> None:
+    """Two layers of one shape, and names that say nothing on one side: what is proposed is a guess."""
+    source = saved(tmp_path / "a.pth", flat(q__weight=(3, 3), k__weight=(3, 3), fc__weight=(5, 3)))
+    target = saved(tmp_path / "t.pth", flat(zan__weight=(3, 3), lor__weight=(3, 3), head__weight=(5, 3)))
+    out = tmp_path / "out.pth"
+    result = cli("match", source, out, "--like", target)
+    assert result.exit_code == 2
+    assert "2 of 3 pairs are ambiguous" in result.stderr
+    assert "q.weight -> zan.weight, or lor.weight" in result.stderr
+    assert "k.weight -> lor.weight, or zan.weight" in result.stderr
+    assert "--accept-ambiguous" in result.stderr
+    assert not out.exists()
+    report = cli("match", source, "--like", target, "--report", "--json")
+    assert report.exit_code == 1
+    document = json.loads(report.stdout)
+    assert not document["complete"]
+    assert [bool(row["instead"]) for row in document["pairs"]] == [True, True, False]
+    assert cli("match", source, out, "--like", target, "--accept-ambiguous").exit_code == 0
+    found, before = load(out), load(source)
+    assert list(found) == ["zan.weight", "lor.weight", "head.weight"]
+    assert all(torch.equal(one, other) for one, other in zip(found.values(), before.values(), strict=True))
+
+
 def test_where_positions_part_is_shown(cli: Cli, tmp_path: Path) -> None:
     source = saved(tmp_path / "a.pth", flat(a__w=(3,), b__w=(4,), c__w=(5,)))
     target = saved(tmp_path / "t.pth", flat(x__w=(3,), y__w=(5,)))
