@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from ckptfix.loaders import load_optimizer as load_optimizer
     from ckptfix.loaders import load_state_dict as load_state_dict
     from ckptfix.matching import match as match
+    from ckptfix.weights import extract as extract
 
 __version__ = "0.1.0"
 
@@ -45,6 +46,7 @@ _HOMES = {
     "CkptfixError": "ckptfix.errors",
     "LoadMismatch": "ckptfix.errors",
     "match": "ckptfix.matching",
+    "extract": "ckptfix.weights",
     **dict.fromkeys(("load_checkpoint", "load_into", "load_optimizer", "load_state_dict"), "ckptfix.loaders"),
     **dict.fromkeys(("ForeignObject", "LoadReport", "OptimizerReport"), "ckptfix.loaders"),
 }

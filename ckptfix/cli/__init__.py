@@ -43,6 +43,7 @@ COMMANDS: dict[str, Row] = {
     "to-cpu": Row("Devices", "to_cpu", "Make every tensor load on the CPU."),
     "map-location": Row("Devices", "map_location", "Move tensors to another device."),
     "convert": Row("Container", "convert", "Convert between torch zip, torch legacy and safetensors."),
+    "extract": Row("Container", "extract", "Take the weights out of a pickled module or a program."),
     "completion": Row("Shell", "completion", "Print the completion script of a shell."),
 }
 

@@ -46,6 +46,7 @@ class _Storages:
     legacy: bool
     keys: dict[str, str] = field(default_factory=dict)
     rows: list[tuple[str, Data, int | None]] = field(default_factory=list)
+    itemsizes: dict[str, int] = field(default_factory=dict)
 
     def key(self, storage: Storage, where: str) -> str:
         if storage.data is None:
@@ -56,18 +57,43 @@ class _Storages:
         return self.keys[storage.key]
 
     def reference(self, kind: Global, storage: Storage, count: int, where: str) -> PersId:
-        pid: tuple[Any, ...] = ("storage", kind, self.key(storage, where), storage.location, count)
+        key = self.key(storage, where)
+        row = dtypes.by_storage_class(kind.name)
+        self.itemsizes.setdefault(key, row.itemsize if row is not None else 1)
+        pid: tuple[Any, ...] = ("storage", kind, key, storage.location, count)
         return PersId((*pid, None) if self.legacy else pid, 0, -1)
 
 
+@dataclass(frozen=True, slots=True)
+class Fresh:
+    """The pickle of a fresh state dict.
+
+    Attributes:
+        storages: (key, data, CRC-32) of each storage, in the order of first use.
+        itemsizes: key -> bytes of an element of it, as its first reference counts them.
+    """
+
+    pickle: bytes
+    storages: list[tuple[str, Data, int | None]]
+    itemsizes: Mapping[str, int]
+
+
 def state_dict_pickle(
+    entries: Sequence[TensorEntry], *, legacy: bool = False
+) -> tuple[bytes, list[tuple[str, Data, int | None]]]:
+    """The pickle of a state dict with these dense tensors, and (key, data, CRC-32) of each storage; as `fresh`."""
+    made = fresh(entries, legacy=legacy)
+    return made.pickle, made.storages
+
+
+def fresh(
     entries: Sequence[TensorEntry],
     *,
     legacy: bool = False,
     versions: Versions | None = None,
     calls: Calls | None = None,
-) -> tuple[bytes, list[tuple[str, Data, int | None]]]:
-    """The pickle of a state dict with these tensors, and (key, data, CRC-32) of each storage.
+) -> Fresh:
+    """The pickle of a state dict with these tensors.
 
     Entries whose storages have one key share a storage; keys are new, in the order of first use.
 
@@ -95,11 +121,11 @@ def state_dict_pickle(
     if versions is not None:
         root.state = _metadata(versions)
     if not copied:
-        return emit(root), storages.rows
+        return Fresh(emit(root), storages.rows, storages.itemsizes)
     assert calls is not None
     graph = Graph(calls.graph.data, calls.graph.start)
     graph.root = root
-    return reemit(graph).pickle, storages.rows
+    return Fresh(reemit(graph).pickle, storages.rows, storages.itemsizes)
 
 
 def _tensor(entry: TensorEntry, storages: _Storages) -> Call:

@@ -105,10 +105,10 @@ def _to_safetensors(checkpoint: Checkpoint, dest: str, at: str | None, drop_unsu
     chosen = chosen_state_dict(checkpoint, at)
     entries = [entry for entry in checkpoint.entries if entry.at == chosen.at]
     plain = [replace(entry, at="") for entry in entries]
-    fits = [entry for entry in plain if _fits(entry)]
-    odd = [entry for entry in plain if not _fits(entry)]
+    fitting = [entry for entry in plain if fits(entry)]
+    odd = [entry for entry in plain if not fits(entry)]
     if odd and not drop_unsupported:
-        shown = ", ".join(f"{entry.key} ({_why(entry)})" for entry in odd[:5])
+        shown = ", ".join(f"{entry.key} ({why_not(entry)})" for entry in odd[:5])
         more = f" and {len(odd) - 5} more" if len(odd) > 5 else ""
         raise WouldLoseData(
             f"safetensors cannot hold {len(odd)} of {len(plain)} tensors: {shown}{more}",
@@ -117,16 +117,16 @@ def _to_safetensors(checkpoint: Checkpoint, dest: str, at: str | None, drop_unsu
             hint="--drop-unsupported leaves them out, and names them",
         )
     refuse_damaged(checkpoint)
-    kept, metadata, findings = safetensors.share_plan(fits)
-    plan = safetensors.plan_write(_little(checkpoint, kept), dest, metadata={"format": "pt", **metadata})
+    kept, metadata, findings = safetensors.share_plan(fitting)
+    plan = safetensors.plan_write(little(checkpoint, kept), dest, metadata={"format": "pt", **metadata})
     left = _left_behind(checkpoint, chosen)
     lost = tuple(entry.key for entry in odd)
     noticed = [*findings, *plan.findings]
     noticed += [Finding("left-behind", "info", address, "is not in the output") for address in left]
     noticed += [Finding("lost", "warning", key, "safetensors cannot hold it") for key in lost]
     plan = Plan(plan.files, tuple(noticed))
-    ties = len(fits) - len(kept)
-    return Conversion(plan, "safetensors", chosen.at, len(fits), (*left, *lost), lost, ties)
+    ties = len(fitting) - len(kept)
+    return Conversion(plan, "safetensors", chosen.at, len(fitting), (*left, *lost), lost, ties)
 
 
 BROKEN = frozenset({"bad-tensor", "truncated", "unknown-dtype", "too-deep", "duplicate-record"})
@@ -144,16 +144,18 @@ def refuse_damaged(checkpoint: Checkpoint) -> None:
         raise WouldLoseData(message, path=checkpoint.path, where=broken[0].where or None, offset=broken[0].offset)
 
 
-def _fits(entry: TensorEntry) -> bool:
+def fits(entry: TensorEntry) -> bool:
+    """Whether safetensors can hold a tensor as it is."""
     lazy = set(LAZY) & set(entry.detail.split(", "))
     return entry.kind == "dense" and not lazy and dtypes.by_name(entry.dtype).safetensors is not None
 
 
-def _why(entry: TensorEntry) -> str:
+def why_not(entry: TensorEntry) -> str:
+    """What about a tensor safetensors cannot hold."""
     return f"{entry.detail} {entry.dtype}".strip() if entry.kind == "dense" else f"{entry.kind} {entry.dtype}"
 
 
-def _little(checkpoint: Checkpoint, entries: Sequence[TensorEntry]) -> list[TensorEntry]:
+def little(checkpoint: Checkpoint, entries: Sequence[TensorEntry]) -> list[TensorEntry]:
     """The same entries with little-endian data, made contiguous first: elements are turned as they stream."""
     if checkpoint.byteorder == "little":
         return list(entries)

@@ -27,7 +27,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
             ("keys",),
             ("formats",),
             ("ops",),
-            ("loaders", "api", "matching", "results"),
+            ("loaders", "api", "matching", "weights", "results"),
             ("trainer",),
             ("cli",),
         ),
@@ -37,6 +37,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
 
 BESIDE = {
     *(("checkpoint", "dtypes"), ("output", "fileio"), ("streams", "fileio")),
+    ("weights", "results"),
     *(("loaders", "api"), ("api", "results"), ("matching", "results")),
 }
 FRONT = {"__init__", "__main__"}
@@ -178,6 +179,7 @@ COMMANDS = {
     "inspect": ["inspect", "{torch}"],
     "inspect safetensors": ["inspect", "{safetensors}"],
     "diff": ["diff", "{torch}", "{safetensors}"],
+    "extract": ["extract", "{torch}", "{out}.pth"],
     "completion": ["completion", "bash"],
     "help": ["--help"],
     "an error": ["inspect", "{out}"],

@@ -1,0 +1,116 @@
+"""Weights out of files that cannot or should not be unpickled: a fresh file of one state dict."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ckptfix.checkpoint import Checkpoint, Finding, Plan
+from ckptfix.errors import Refused, WouldLoseData
+from ckptfix.formats import open_checkpoint, safetensors
+from ckptfix.formats.weights import Weights, plan_torch
+from ckptfix.ops.convert import fits, little, target_format, why_not
+from ckptfix.ops.extract_ema import averaged, is_averaged
+from ckptfix.ops.extract_sources import Candidate, at_address, candidates, read
+
+
+@dataclass(frozen=True, slots=True)
+class Extraction:
+    """What an extraction will do.
+
+    Attributes:
+        weights: what was taken.
+        plan: what will be written; its findings say what is not in it, and what the state dict may lack.
+        format: of the output.
+        lost: names of tensors that its format cannot hold.
+        others: addresses of other state dicts that could have been taken.
+    """
+
+    weights: Weights
+    plan: Plan
+    format: str
+    lost: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
+
+
+def choose(checkpoint: Checkpoint, at: str | None, ema: bool) -> tuple[Weights, tuple[str, ...]]:
+    """The state dict that is asked for, or the only one that is a model's; and the addresses of others.
+
+    Raises:
+        NoSuchTensor: there is none at `at`.
+        Refused: there are several, or none.
+    """
+    found = candidates(checkpoint)
+    if ema:
+        weights = averaged(checkpoint, found, at)
+        return weights, tuple(row.at for row in found if row.at != weights.at)
+    if at is not None:
+        return read(checkpoint, at_address(checkpoint, at)), ()
+    plain = [candidate for candidate in found if not is_averaged(checkpoint, candidate)]
+    chosen = plain if len(plain) == 1 else found
+    if len(chosen) == 1:
+        return read(checkpoint, chosen[0]), tuple(row.at for row in found if row is not chosen[0])
+    raise _undecided(checkpoint, plain, found)
+
+
+def _undecided(checkpoint: Checkpoint, plain: Sequence[Candidate], found: Sequence[Candidate]) -> Refused:
+    if not found:
+        hint = "`ckptfix inspect` shows what it holds"
+        return Refused("no state dict and no module was found in it", path=checkpoint.path, hint=hint)
+    addresses = ", ".join(row.at or "''" for row in found)
+    hint = f"choose one with --at {found[0].at or repr('')}"
+    if len(found) > len(plain):
+        hint += "; --ema takes the averaged one"
+    return Refused(f"it holds {len(found)} state dicts: {addresses}", path=checkpoint.path, hint=hint)
+
+
+def plan(weights: Weights, dest: str, *, to: str | None = None, drop_unsupported: bool = False) -> Extraction:
+    """Plan a file at `dest` that holds `weights`.
+
+    Raises:
+        Refused: there is no tensor in it.
+        WouldLoseData: tensors that the format cannot hold, without `drop_unsupported`.
+        Unsupported: the format is not known, or a tensor cannot be written again.
+    """
+    target = target_format(dest, to)
+    if not weights.entries:
+        first = weights.findings[0].message if weights.findings else "a module without parameters and buffers"
+        raise Refused(f"{weights.what} holds no tensors to take: {first}", path=weights.path)
+    lost: tuple[str, ...] = ()
+    if target == "safetensors":
+        made, lost = _safetensors(weights, dest, drop_unsupported)
+    else:
+        made = plan_torch(weights, dest, legacy=target == "legacy")
+    noticed = [*weights.findings, *made.findings]
+    noticed += [Finding("left-behind", "info", address, "is not in the output") for address in weights.left]
+    noticed += [Finding("lost", "warning", name, "safetensors cannot hold it") for name in lost]
+    return Extraction(weights, Plan(made.files, tuple(noticed)), target, lost)
+
+
+def _safetensors(weights: Weights, dest: str, drop_unsupported: bool) -> tuple[Plan, tuple[str, ...]]:
+    fitting = [entry for entry in weights.entries if fits(entry)]
+    odd = [entry for entry in weights.entries if not fits(entry)]
+    if odd and not drop_unsupported:
+        shown = ", ".join(f"{entry.key} ({why_not(entry)})" for entry in odd[:5])
+        more = f" and {len(odd) - 5} more" if len(odd) > 5 else ""
+        raise WouldLoseData(
+            f"safetensors cannot hold {len(odd)} of {len(weights.entries)} tensors: {shown}{more}",
+            path=weights.path,
+            where=weights.at or None,
+            hint="--drop-unsupported leaves them out, and names them; a torch file holds them",
+        )
+    kept, metadata, findings = safetensors.share_plan(fitting)
+    view = replace(weights, entries=kept).as_checkpoint()
+    made = safetensors.plan_write(little(view, kept), dest, metadata={"format": "pt", **metadata})
+    return Plan(made.files, (*findings, *made.findings)), tuple(entry.key for entry in odd)
+
+
+
+def open_weights(path: str, at: str | None, ema: bool) -> tuple[Weights, tuple[str, ...]]:
+    """What is to be taken from the file at `path`, and the addresses of other state dicts in it.
+
+    Raises:
+        UnknownFormat: it is nothing that holds weights.
+        CkptfixError: as `choose`.
+    """
+    return choose(open_checkpoint(path), at, ema)
