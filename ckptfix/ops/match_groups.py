@@ -183,14 +183,17 @@ def lonely_units(left: Sequence[Group], right: Sequence[Group]) -> int:
 
 def _lonely(mine: Sequence[Group], others: Sequence[Group]) -> list[Group]:
     """Those of `mine` that have no like in `others`, each of which serves once."""
-    free = list(others)
+    free: dict[int, list[Group]] = {}
+    for group in reversed(others):
+        free.setdefault(len(group), []).append(group)
     lonely = []
     for group in mine:
-        like = next((other for other in free if alike(group, other)), None)
-        if like is None:
+        waiting = free.get(len(group), [])
+        at = next((at for at in reversed(range(len(waiting))) if alike(group, waiting[at])), None)
+        if at is None:
             lonely.append(group)
         else:
-            free.remove(like)
+            del waiting[at]
     return lonely
 
 

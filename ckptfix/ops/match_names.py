@@ -32,6 +32,9 @@ _NUMBER = re.compile(r"(?<!\bw(?=[1-3]\b))\d{1,18}|(?<=\d)[a-h](?![A-Za-z])|(?<=
 # where there are three, the second is the last to run (LLaMA, llama/model.py FeedForward).
 
 
+Signature = frozenset[tuple[str, tuple[int, ...], str]]
+
+
 @dataclass(slots=True, eq=False)
 class Unit:
     """The tensors that are a module's own, or one parameter that stands for itself.
@@ -42,6 +45,7 @@ class Unit:
         optional: the same for slots that a family lets pass, with its id.
         first, last: positions of its keys in the state dict.
         template, numbers: of the path.
+        signature: what another module must have to take its place: leaves, shapes, and whether they count or measure.
     """
 
     path: str
@@ -51,11 +55,7 @@ class Unit:
     optional: dict[str, tuple[Slot, str]] = field(default_factory=dict)
     template: str = ""
     numbers: tuple[int, ...] = ()
-
-    @property
-    def signature(self) -> frozenset[tuple[str, tuple[int, ...], str]]:
-        """What another module must have to take its place: leaves, shapes, and whether they count or measure."""
-        return frozenset((leaf, slot.shape, number_kind(slot.dtype)) for leaf, slot in self.slots.items())
+    signature: Signature = frozenset()
 
 
 def number_kind(dtype: str) -> str:
@@ -83,7 +83,7 @@ class Side:
         return Counter(front for unit in self.units for front in fronts(unit.path))
 
     @cached_property
-    def following(self) -> dict[int, frozenset[tuple[str, tuple[int, ...], str]]]:
+    def following(self) -> dict[int, Signature]:
         """Position of a unit -> signature of the unit after it."""
         return {one.first: after.signature for one, after in pairwise(self.units)}
 
@@ -145,6 +145,9 @@ def side(slots: Sequence[Slot]) -> Side:
             unit.slots[leaf] = slot
         else:
             unit.optional[leaf] = (slot, family.id)
+    for unit in units.values():
+        kinds = ((leaf, slot.shape, number_kind(slot.dtype)) for leaf, slot in unit.slots.items())
+        unit.signature = frozenset(kinds)
     return Side(tuple(units.values()), tuple(aliases), scattered * 4 > len(units))
 
 
