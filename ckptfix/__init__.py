@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ckptfix.api import strip_module as strip_module
     from ckptfix.api import unwrap as unwrap
     from ckptfix.checkpoint import Checkpoint as Checkpoint
+    from ckptfix.cleaning import sanitize as sanitize
     from ckptfix.errors import CkptfixError as CkptfixError
     from ckptfix.errors import LoadMismatch as LoadMismatch
     from ckptfix.loaders import ForeignObject as ForeignObject
@@ -46,6 +47,7 @@ _HOMES = {
     "CkptfixError": "ckptfix.errors",
     "LoadMismatch": "ckptfix.errors",
     "match": "ckptfix.matching",
+    "sanitize": "ckptfix.cleaning",
     "extract": "ckptfix.weights",
     **dict.fromkeys(("load_checkpoint", "load_into", "load_optimizer", "load_state_dict"), "ckptfix.loaders"),
     **dict.fromkeys(("ForeignObject", "LoadReport", "OptimizerReport"), "ckptfix.loaders"),

@@ -27,7 +27,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
             ("keys",),
             ("formats",),
             ("ops",),
-            ("loaders", "api", "matching", "weights", "results"),
+            ("loaders", "api", "matching", "cleaning", "weights", "results"),
             ("trainer",),
             ("cli",),
         ),
@@ -38,7 +38,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
 BESIDE = {
     *(("checkpoint", "dtypes"), ("output", "fileio"), ("streams", "fileio")),
     ("weights", "results"),
-    *(("loaders", "api"), ("api", "results"), ("matching", "results")),
+    *(("loaders", "api"), ("api", "results"), ("matching", "results"), ("cleaning", "results")),
 }
 FRONT = {"__init__", "__main__"}
 """The package's own name space (which imports lazily) and ``python -m``: above all layers."""
@@ -176,6 +176,7 @@ COMMANDS = {
     "convert": ["convert", "{torch}", "{out}.safetensors"],
     "convert back": ["convert", "{safetensors}", "{out}.pth"],
     "convert to legacy": ["convert", "{torch}", "{out}.pth", "--to", "legacy"],
+    "sanitize": ["sanitize", "{torch}", "{out}.pth"],
     "inspect": ["inspect", "{torch}"],
     "inspect safetensors": ["inspect", "{safetensors}"],
     "diff": ["diff", "{torch}", "{safetensors}"],

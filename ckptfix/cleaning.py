@@ -1,0 +1,127 @@
+"""``ckptfix.sanitize`` and ``ckptfix.slim``: a checkpoint of plain values, and one without what nobody uses."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from ckptfix import formats, output
+from ckptfix.checkpoint import Checkpoint, Finding, Plan
+from ckptfix.collector import without_collections
+from ckptfix.errors import CkptfixError, DamagedFile
+from ckptfix.fileio import Progress
+from ckptfix.ops import sanitize as sanitize_op
+from ckptfix.ops.sanitize_objects import EXTRACT
+from ckptfix.ops.sanitize_report import Loss
+from ckptfix.results import Result
+
+StrPath = str | os.PathLike[str]
+SHOWN = 12
+"""Groups of changes that the summary shows; JSON has all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SanitizeResult(Result):
+    """What became plain, and what was left out.
+
+    Attributes:
+        changes: (top-level address, what it was, what it became) -> how often.
+        dropped: every value that was left out; those with `asked` were to be.
+    """
+
+    changes: Mapping[tuple[str, str, str], int] = field(default_factory=dict)
+    dropped: tuple[Loss, ...] = ()
+
+    def _details(self) -> dict[str, Any]:
+        rows = [
+            {"at": at, "what": what, "became": became, "count": count}
+            for (at, what, became), count in self.changes.items()
+        ]
+        return {"changes": rows, "dropped": [asdict(loss) for loss in self.dropped]}
+
+
+@without_collections
+def sanitize(
+    source: StrPath,
+    dest: StrPath,
+    *,
+    keep_only: str | None = None,
+    encoding: str | None = None,
+    torch: str | None = None,
+    force: bool = False,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> SanitizeResult:
+    """Write `source` to `dest` so that ``torch.load(weights_only=True)`` takes it.
+
+    Args:
+        keep_only: ``"weights"`` keeps the state dicts, where they are, and nothing else.
+        encoding: codec of a Python 2 file's byte strings; otherwise UTF-8, and Latin-1 for keys that are not.
+        torch: a version, such as ``"1.5"``, that is to read the file.
+        force, dry_run, progress: as in `api.strip_module`.
+
+    Returns:
+        A result whose `exit_code` is 3 when something was left out without being asked for.
+
+    Raises:
+        Refused: nothing would be left, as of a whole pickled module.
+        Unsupported, KeyConflict, WouldOverwrite, DamagedFile, UnknownFormat, WriteFailed.
+    """
+    output.check_destination(dest, [source], overwrite=force)
+    checkpoint = formats.open_checkpoint(source)
+    try:
+        done = sanitize_op.sanitize(
+            checkpoint, os.fspath(dest), keep_only=keep_only, encoding=encoding, torch=torch
+        )
+    except CkptfixError as error:
+        error.path = error.path or checkpoint.path
+        raise
+    _write(checkpoint, done.plan, force, dry_run, progress)
+    unasked = [loss for loss in done.losses if not loss.asked]
+    return SanitizeResult(
+        source=checkpoint.path,
+        dest=os.fspath(dest),
+        format=done.format,
+        plan=done.plan,
+        written=not dry_run,
+        lines=_sanitized_lines(done),
+        findings=tuple(_finding(loss, checkpoint.path) for loss in unasked),
+        exit_code=3 if unasked else 0,
+        changes=done.changes,
+        dropped=done.losses,
+    )
+
+
+def _write(checkpoint: Checkpoint, plan: Plan, force: bool, dry_run: bool, progress: Progress | None) -> None:
+    if formats.stamp(checkpoint.path) != checkpoint.stamp:
+        message = "it changed while it was read"
+        raise DamagedFile(message, path=checkpoint.path, hint="wait until its writer is done")
+    if not dry_run:
+        output.write_plan(plan, overwrite=force, progress=progress)
+
+
+def _finding(loss: Loss, path: str) -> Finding:
+    fix = f"ckptfix extract {path} OUT" if loss.why == EXTRACT else None
+    return Finding("dropped", "warning", loss.where, f"left out: {loss.what}, {loss.why}", fix=fix)
+
+
+def _sanitized_lines(done: sanitize_op.Sanitized) -> tuple[str, ...]:
+    if done.identical:
+        line = "nothing to do: weights_only=True takes all that the file names; the output is an identical copy"
+        return (line,)
+    rows: dict[str, list[str]] = {}
+    for (at, what, became), count in done.changes.items():
+        rows.setdefault(at, []).append(f"{count:,} {what} -> {became}" if count > 1 else f"{what} -> {became}")
+    lines = [f"{at or 'top level'}: {', '.join(parts)}" for at, parts in rows.items()]
+    if len(lines) > SHOWN:
+        lines = [*lines[:SHOWN], f"... {len(lines) - SHOWN:,} more addresses (--json shows all)"]
+    unasked = sum(not loss.asked for loss in done.losses)
+    asked = [loss.where for loss in done.losses if loss.asked]
+    if asked:
+        shown = ", ".join(asked[:8]) + (f" and {len(asked) - 8:,} more" if len(asked) > 8 else "")
+        lines.append(f"left out as asked: {shown}")
+    if unasked:
+        lines.append(f"LEFT OUT: {unasked:,} value{'s' if unasked > 1 else ''}, each named below")
+    return tuple(lines) or ("written again",)

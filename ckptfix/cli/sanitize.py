@@ -1,0 +1,31 @@
+"""ckptfix sanitize."""
+
+from __future__ import annotations
+
+import click
+
+from ckptfix.cli.common import How, Written, writes
+
+
+@writes(
+    "sanitize",
+    click.Option(["--keep-only"], type=click.Choice(["weights"]), help="Keep the state dicts and nothing else."),
+    click.Option(
+        ["--encoding"], metavar="CODEC", help="What the strings of a Python 2 file are encoded in, such as latin-1."
+    ),
+    click.Option(["--torch"], metavar="VERSION", help="Write what this torch can read, such as 1.5."),
+    example="ckptfix sanitize training.ckpt plain.ckpt",
+)
+def command(
+    source: str, dest: str, how: How, *, keep_only: str | None, encoding: str | None, torch: str | None
+) -> Written:
+    """Write OUT: IN with plain values for what torch.load(weights_only=True) refuses.
+
+    numpy scalars become numbers, arrays tensors, paths strings; a Namespace, an OmegaConf or an unknown class becomes
+    what its state holds, as dict, list or value. Functions, classes and whole modules are left out, each named, with
+    exit code 3. Nothing is imported, and tensors keep their bytes. --torch also re-emits the calls that rebuild
+    tensors as that version knows them.
+    """
+    from ckptfix import cleaning
+
+    return cleaning.sanitize(source, dest, keep_only=keep_only, encoding=encoding, torch=torch, **how)

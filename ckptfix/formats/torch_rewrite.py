@@ -1,0 +1,127 @@
+"""A torch checkpoint with another object: its graph of nodes replaced in part or whole, its storages moved as they are.
+
+The new object is made of the nodes of `pickles` (plain values, Global, Call, PersId, Dict); those of the old one that
+did not change may be part of it. It is written as a fresh pickle of protocol 2. Both torch formats take the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ckptfix import dtypes
+from ckptfix.checkpoint import Checkpoint, Data, Derived, OutputFile, Plan, contiguous_stride
+from ckptfix.errors import DamagedFile
+from ckptfix.formats import torch_legacy, torch_zip
+from ckptfix.formats.torch_common import parts_of
+from ckptfix.formats.torch_drop import legacy_plan
+from ckptfix.pickles import Call, Global, Graph, PersId
+from ckptfix.pickles.reemit import Rewritten, reemit
+
+PROTOCOL = 2
+
+
+@dataclass(frozen=True, slots=True)
+class NewStorage:
+    """Bytes that a key of the output stands for: `data` in the byte order of the file, in items of `itemsize` bytes."""
+
+    data: Data
+    itemsize: int
+    crc32: int | None = None
+
+
+def literal(data: bytes, what: str) -> Derived:
+    """Bytes that are in memory already, as data; for what a pickle held, never for a tensor's record."""
+    return Derived(len(data), lambda: (data,), what)
+
+
+def new_tensor(
+    key: str, dtype: str, shape: tuple[int, ...], stride: tuple[int, ...] | None = None, *, legacy: bool = False
+) -> Call:
+    """The rebuild call of a dense tensor over the whole CPU storage `key`, as torch.save writes it.
+
+    Args:
+        dtype: torch's name.
+        shape, stride: in elements; row-major without a stride.
+        legacy: for a legacy file, whose references have a sixth field.
+    """
+    row = dtypes.by_name(dtype)
+    count = 1
+    for size in shape:
+        count *= size
+    kind = Global("torch", row.storage_class, 0) if row.storage_class else Global("torch.storage", "UntypedStorage", 0)
+    numel = count if row.storage_class else count * row.itemsize
+    pid: tuple[Any, ...] = ("storage", kind, key, "cpu", numel, *((None,) if legacy else ()))
+    stride = contiguous_stride(shape) if stride is None else stride
+    hooks = Call(Global("collections", "OrderedDict", 0), (), "REDUCE", 0)
+    args: tuple[Any, ...] = (PersId(pid, 0, -1), 0, shape, stride, False, hooks)
+    if row.storage_class:
+        return Call(Global("torch._utils", "_rebuild_tensor_v2", 0), args, "REDUCE", 0)
+    dtype_node = Global("torch", row.name, 0)
+    return Call(Global("torch._utils", "_rebuild_tensor_v3", 0), (*args, dtype_node), "REDUCE", 0)
+
+
+def written(checkpoint: Checkpoint, root: Any) -> Rewritten:
+    """The pickle of the object `root` under protocol 2; its nodes may be those of `checkpoint`.
+
+    Raises:
+        Unsupported: a node that can not be written.
+    """
+    old = parts_of(checkpoint).graph
+    graph = Graph(old.data, old.start)
+    # Strings know by their place in the old stream how they were pushed; nothing else of it counts.
+    graph.end = graph.start
+    graph.root = root
+    graph.protocol = PROTOCOL
+    fresh = reemit(graph)
+    return Rewritten(bytes((0x80, PROTOCOL)) + fresh.pickle[2:], fresh.persids)
+
+
+def plan_rewrite(
+    checkpoint: Checkpoint,
+    rewritten: Rewritten,
+    dest: str,
+    storages: Mapping[str, NewStorage] | None = None,
+    *,
+    legacy: bool | None = None,
+) -> Plan:
+    """A fresh file that holds the object of `rewritten` and the storages it refers to.
+
+    Args:
+        storages: key -> bytes, for keys that the file lacks or that stand for other bytes now; the rest is copied.
+        legacy: the container; as `checkpoint` has it by default. References must have the fields of that container.
+
+    Raises:
+        DamagedFile: the file lacks a storage that the object refers to; Truncated, if it is cut short.
+    """
+    from_legacy = checkpoint.format == torch_legacy.NAME
+    if from_legacy:
+        torch_legacy.refuse_truncated(checkpoint)
+    parts = parts_of(checkpoint)
+    kept: list[tuple[str, Data, int | None]] = []
+    counts: dict[str, int] = {}
+    for key, numel in storage_sizes(rewritten).items():
+        new = (storages or {}).get(key)
+        if new is not None:
+            kept.append((key, new.data, new.crc32))
+            counts[key] = new.data.length // new.itemsize
+            continue
+        data, _, crc32 = parts.storages.place(key)
+        if data is None:
+            raise DamagedFile(f"the file has no storage {key!r}", path=checkpoint.path)
+        kept.append((key, data, crc32))
+        counts[key] = parts.container.storages[key][1] if from_legacy else numel
+    if from_legacy if legacy is None else legacy:
+        return legacy_plan(rewritten.pickle, [(key, data, counts[key]) for key, data, _ in kept], dest)
+    return Plan((OutputFile.of(dest, torch_zip.fresh(rewritten.pickle, kept, checkpoint.byteorder)),))
+
+
+def storage_sizes(rewritten: Rewritten) -> dict[str, int]:
+    """The storages that a pickle refers to and that have bytes, in order of first use: key -> elements stated."""
+    sizes: dict[str, int] = {}
+    for persid in rewritten.persids:
+        pid = persid.pid
+        if type(pid) is tuple and len(pid) >= 5 and pid[0] == "storage" and pid[3] != "meta":
+            sizes.setdefault(str(pid[2]), pid[4])
+    return sizes

@@ -1,0 +1,352 @@
+"""Calls and objects as plain values: tensors stay, what is known has a row, of the rest what its state holds."""
+
+from __future__ import annotations
+
+from sys import stdlib_module_names
+from typing import TYPE_CHECKING, Any
+
+from ckptfix import dtypes
+from ckptfix.checkpoint import contiguous_stride
+from ckptfix.formats import trusted
+from ckptfix.formats.torch_rewrite import NewStorage, literal, new_tensor
+from ckptfix.formats.torch_tensors import is_tensor
+from ckptfix.ops import sanitize_numpy as numpy_pickles
+from ckptfix.ops.sanitize_numpy import Array, BadValue, new_dict
+from ckptfix.ops.sanitize_report import DROPPED, Steps
+from ckptfix.ops.sanitize_values import LISTS, MAPPINGS, RULES, STATEFUL
+from ckptfix.pickles import Call, Dict, Global, PersId, Set
+from ckptfix.pickles.graph import attributes, pairs
+
+if TYPE_CHECKING:
+    from ckptfix.ops.sanitize_convert import Converter
+
+EXTRACT = "a whole module; `ckptfix extract` takes its weights out"
+NEVER = {
+    "functools.partial": "is a function",
+    "functools.partialmethod": "is a function",
+    "builtins.object": "holds nothing",
+    "torch.storage._load_from_bytes": "is a torch file inside the pickle, of a tensor that was not saved by torch.save",
+}
+"""Classes of which nothing is kept, and why."""
+
+_RECONSTRUCT = "copyreg._reconstructor"
+_NEW = ("copyreg.__newobj__", "copyreg.__newobj_ex__")
+
+
+def class_of(call: Call) -> Global | None:
+    """The class or function of a call, also where a legacy file put its source beside it."""
+    func = call.func
+    if type(func) is PersId and type(func.pid) is tuple and len(func.pid) == 4 and func.pid[0] == "module":
+        func = func.pid[1]
+    if type(func) is not Global:
+        return None
+    if trusted.canonical(func) in (_RECONSTRUCT, *_NEW) and type(call.args) is tuple and call.args:
+        inner = call.args[0]
+        if type(inner) is PersId and type(inner.pid) is tuple and len(inner.pid) == 4:
+            inner = inner.pid[1]
+        return inner if type(inner) is Global else None
+    return func
+
+
+def class_name(call: Call) -> str | None:
+    """``module.Name`` of a call's class or function; None where it is computed."""
+    found = class_of(call)
+    return None if found is None else trusted.canonical(found)
+
+
+def converted(out: Converter, call: Call) -> Steps:
+    """What an object becomes. Steps, as all of `sanitize_convert`."""
+    name = class_name(call)
+    if name is None:
+        return out.drop("an object", "of a class or function that is computed")
+    args = call.args if type(call.args) is tuple else ()
+    special = _SPECIAL.get(numpy_pickles.old_name(name))
+    if special is not None:
+        return (yield from special(out, call, args))
+    if trusted.accepted(name) and type(call.func) is Global and name == trusted.canonical(call.func):
+        return (yield from _allowed(out, call, name, args))
+    row = RULES.get(name)
+    if row is not None and call.items is None and call.elements is None:
+        rule, became = row
+        value = rule(args, call.state)
+        out.changed(name, became)
+        if isinstance(value, bytes):
+            return out.raw(value)
+        if isinstance(value, (list, tuple, Dict, Call)):
+            return (yield None, value)
+        return value
+    return (yield from _foreign(out, call, name, args))
+
+
+def _allowed(out: Converter, call: Call, name: str, args: tuple[Any, ...]) -> Steps:
+    """A call of what weights_only=True takes: as it is, with what is in it converted."""
+    if name == "collections.OrderedDict":
+        return (yield from _ordered_dict(out, call, pairs(call) or []))
+    new_args = yield None, args
+    how = call.how if call.how in ("REDUCE", "NEWOBJ") else "REDUCE"
+    rest = []
+    for part in (call.items, call.elements, call.state):
+        value = None if part is None else (yield None, part)
+        rest.append(value)
+    items, elements, state = rest
+    if elements is not None or (items is not None and name != "collections.Counter"):
+        return out.drop(name, "has items that no unpickler may set on it")
+    if new_args is args and how == call.how and items is None and state is call.state:
+        return out.older(call)
+    made = Call(call.func, new_args, how, call.position)
+    made.items = None if items is None else [row for row in items if type(row) is tuple and len(row) == 2]
+    made.state = state
+    return out.older(made)
+
+
+def _ordered_dict(out: Converter, call: Call, rows: list[tuple[Any, Any]]) -> Steps:
+    made = Call(Global("collections", "OrderedDict", 0), (), "REDUCE", 0)
+    made.items = []
+    out.done[id(call)] = made
+    out.alive.append(call)
+    yield from out.fill(made.items, rows)
+    named = attributes(call.state)
+    if named:
+        state: list[tuple[Any, Any]] = []
+        yield from out.fill(state, named)
+        made.state = new_dict(state) if state else None
+    return made
+
+
+def _foreign(out: Converter, call: Call, name: str, args: tuple[Any, ...]) -> Steps:
+    """An object of an unknown class: its items, its elements, its attributes, or its one argument."""
+    func = trusted.canonical(call.func) if type(call.func) is Global else ""
+    state = call.state
+    base: Any = None
+    if func == _RECONSTRUCT:
+        base = args[2] if len(args) > 2 else None
+        args = ()
+    elif func in _NEW:
+        args = args[1:]
+    named = _attributes(state)
+    keys = {key for key, _ in named if isinstance(key, str)}
+    if name in NEVER:
+        return out.drop(name, NEVER[name])
+    if {"_parameters", "_modules"} <= keys:
+        return out.drop(name, EXTRACT)
+    if name.startswith("omegaconf."):
+        for key, value in named:
+            if key in ("_content", "_val"):
+                out.changed(name, _shape_of(value))
+                return (yield None, value)
+    mapping = _items_of(call, base)
+    if mapping is not None or name in MAPPINGS:
+        return (yield from _mapping(out, name, mapping or [], named))
+    if call.elements is not None or type(base) is list or name in LISTS:
+        return (yield from _list(out, call, name, call.elements or base or [], named))
+    if state is not None and not named and not (type(state) is Dict or state == (None, None)):
+        out.changed(name, _shape_of(state))
+        return (yield None, state)
+    if func == name and call.how == "REDUCE" and not _stands_for_itself(name, state):
+        return out.drop(name, "is what a function or a class of Python itself returns, which is not in the file")
+    values = [base] if base is not None else list(args)
+    kwargs = pairs(call.kwargs) or []
+    if state is None and not kwargs and values:
+        single = len(values) == 1
+        out.changed(name, _shape_of(values[0]) if single else "tuple")
+        return (yield None, values[0] if single else tuple(values))
+    out.changed(name, "dict")
+    made: list[tuple[Any, Any]] = []
+    if values:
+        made.append(("args", (yield "args", tuple(values))))
+    yield from out.fill(made, [*kwargs, *named])
+    return new_dict(made)
+
+
+def _attributes(state: Any) -> list[tuple[Any, Any]]:
+    """As `attributes`, where `state` is nothing but attributes."""
+    parts = state if type(state) is tuple and len(state) == 2 else (state,)
+    return attributes(state) if all(part is None or pairs(part) is not None for part in parts) else []
+
+
+def _items_of(call: Call, base: Any) -> list[tuple[Any, Any]] | None:
+    if call.items is not None:
+        return pairs(call)
+    if type(base) is Dict:
+        return pairs(base)
+    return None
+
+
+def _mapping(out: Converter, name: str, rows: list[tuple[Any, Any]], named: list[tuple[Any, Any]]) -> Steps:
+    """A mapping of an unknown class; an attribute that is no item becomes one, save a state dict's ``_metadata``."""
+    keys = {str(key) for key, _ in rows if isinstance(key, str)}
+    if any(key == "_metadata" for key, _ in named):
+        out.changed(name, "OrderedDict")
+        made = Call(Global("collections", "OrderedDict", 0), (), "REDUCE", 0)
+        made.items = []
+        state: list[tuple[Any, Any]] = []
+        yield from out.fill(made.items, rows)
+        yield from out.fill(state, named)
+        made.state = new_dict(state)
+        return made
+    out.changed(name, "dict")
+    found: list[tuple[Any, Any]] = []
+    yield from out.fill(found, [*rows, *((key, value) for key, value in named if key not in keys)])
+    return new_dict(found)
+
+
+def _list(out: Converter, call: Call, name: str, elements: list[Any], named: list[tuple[Any, Any]]) -> Steps:
+    out.changed(name, "list")
+    made: list[Any] = []
+    yield from out.listed(made, elements)
+    for key, _ in named:
+        out.drop_at(str(key), f"an attribute of {name}", "a list has none")
+    return made
+
+
+def _stands_for_itself(name: str, state: Any) -> bool:
+    """Whether a call's arguments tell what it makes, as those of a class do (an enum, an exception)."""
+    module, _, last = name.rpartition(".")
+    if name in STATEFUL or (state is not None and not module.startswith("builtins")):
+        return True
+    return last.lstrip("_")[:1].isupper() and module.partition(".")[0] not in stdlib_module_names
+
+
+def _shape_of(node: Any) -> str:
+    """What a node will be, in a word."""
+    if isinstance(node, str):
+        return "str"
+    if type(node) is Dict:
+        return "dict"
+    if type(node) is Call:
+        return "tensor" if is_tensor(node) else "value"
+    return "None" if node is None else type(node).__name__
+
+
+def _array(out: Converter, call: Call, args: tuple[Any, ...]) -> Steps:
+    name = numpy_pickles.old_name(class_name(call) or "")
+    array = numpy_pickles.read_array(call, name)
+    if array.dtype.kind == "O":
+        assert isinstance(array.data, list)
+        flat: list[Any] = []
+        yield from out.listed(flat, array.data)
+        out.changed("numpy array of objects", "list")
+        return numpy_pickles.nested(array.shape, flat, array.fortran)
+    if array.dtype.fields:
+        out.changed("structured numpy array", "dict of its fields")
+        return new_dict([(field, _plain_array(out, column)) for field, column in numpy_pickles.columns(array)])
+    return _plain_array(out, array)
+
+
+def _plain_array(out: Converter, array: Array) -> Any:
+    """The tensor of a numeric array, over a storage of its own; nested lists of text."""
+    assert isinstance(array.data, bytes)
+    dtype, shape = array.dtype, array.shape
+    name = {"M": "int64", "m": "int64"}.get(dtype.kind, dtype.name)
+    row = dtypes.find(name)
+    if dtype.fields or row is None or dtype.kind not in "biufcMm":
+        flat = [out.raw(item) if isinstance(item, bytes) else item for item in numpy_pickles.items(dtype, array.data)]
+        out.changed(f"numpy array of {dtype.name}", "list")
+        return numpy_pickles.nested(shape, flat, array.fortran)
+    big = out.settings.big
+    data = numpy_pickles.ordered(array, big=big)
+    target = out.settings.target
+    if row.storage_class is None and (out.settings.legacy or (target and not target.has_dtype(name))):
+        data = numpy_pickles.widened(data, dtype.itemsize, big=big)
+        name = "int64"
+    out.changed(f"numpy array of {dtype.name}", f"{name} tensor")
+    stride = tuple(reversed(contiguous_stride(shape[::-1]))) if array.fortran else None
+    key = out.new_key()
+    itemsize = dtypes.by_name(name).itemsize if dtypes.by_name(name).storage_class else 1
+    out.report.storages[key] = NewStorage(literal(data, "an array of the pickle"), itemsize)
+    made = new_tensor(key, name, shape, stride, legacy=out.settings.legacy)
+    return out.older(made)
+
+
+def _scalar(out: Converter, call: Call, args: tuple[Any, ...]) -> Steps:
+    if len(args) != 2:
+        raise BadValue("a scalar without its bytes")
+    dtype = numpy_pickles.read_dtype(args[0])
+    if dtype.kind == "O":
+        out.changed("numpy scalar", "value")
+        return (yield None, args[1])
+    raw = numpy_pickles.raw_bytes(args[1])
+    if raw is None or len(raw) != dtype.itemsize:
+        raise BadValue("a scalar whose bytes are not those of its dtype")
+    found = numpy_pickles.items(dtype, raw) or ["" if dtype.kind == "U" else b""]
+    value = found[0]
+    out.changed("numpy scalar", "complex" if type(value) is Call else type(value).__name__)
+    return out.raw(value) if isinstance(value, bytes) else value
+
+
+def _dtype(out: Converter, call: Call, args: tuple[Any, ...]) -> Steps:
+    name = numpy_pickles.read_dtype(call).name
+    out.changed("numpy dtype", "str")
+    return name
+    yield
+
+
+def _frozenset(out: Converter, call: Call, args: tuple[Any, ...]) -> Steps:
+    elements = args[0] if args and type(args[0]) in (list, tuple) else []
+    made = yield None, Call(Global("__builtin__", "set", 0), (list(elements),), "REDUCE", 0)
+    out.changed("frozenset", "set")
+    return made
+
+
+def _set(out: Converter, call: Call, args: tuple[Any, ...]) -> Steps:
+    elements = args[0] if args and type(args[0]) in (list, tuple) else []
+    return (yield None, Set("set", list(elements)))
+
+
+def _from_type(out: Converter, call: Call, args: tuple[Any, ...]) -> Steps:
+    """``_rebuild_from_type_v2(func, type, args, state)``: a class that is not known gives way to the plain tensor."""
+    if len(args) < 4:
+        raise BadValue("a tensor subclass without its parts")
+    func, cls, inner_args, state = args[:4]
+    known = type(cls) is Global and trusted.accepted(trusted.canonical(cls))
+    plain = type(func) is Global and trusted.accepted(trusted.canonical(func))
+    name = trusted.canonical(cls) if type(cls) is Global else "a tensor subclass"
+    if known and plain:
+        new_inner = yield None, inner_args
+        new_state = yield None, state
+        rebuild = Global("torch._tensor", "_rebuild_from_type_v2", 0)
+        new_state = None if new_state is DROPPED else new_state
+        return out.older(Call(rebuild, (func, cls, new_inner, new_state), "REDUCE", call.position))
+    if type(func) is Global and func.name == "_rebuild_wrapper_subclass":
+        # The data of a wrapper is in its attributes: a DTensor's _local_tensor, the data and scale of a quantized one.
+        out.changed(name, "dict of its parts")
+        parts: list[tuple[Any, Any]] = []
+        yield from out.fill(parts, attributes(state))
+        return new_dict(parts)
+    if not plain:
+        return out.drop(name, "is rebuilt by a function that is not torch's")
+    out.changed(name, "tensor")
+    made = yield None, Call(func, inner_args, "REDUCE", call.position)
+    for key, _ in attributes(state):
+        out.drop_at(str(key), f"an attribute of {name}", "a plain tensor has none")
+    return made
+
+
+def _sparse(out: Converter, call: Call, args: tuple[Any, ...]) -> Steps:
+    out.changed("_rebuild_sparse_csr_tensor", "_rebuild_sparse_tensor")
+    return (yield None, Call(Global("torch._utils", "_rebuild_sparse_tensor", 0), args, "REDUCE", call.position))
+
+
+def _device_tensor(out: Converter, call: Call, args: tuple[Any, ...]) -> Steps:
+    """The same tensor made from a tensor rather than from a numpy array."""
+    made = yield None, args
+    if type(made) is not tuple or len(made) != 4 or made[0] is None:
+        return out.drop(class_name(call) or "", "has no data")
+    rebuild = Global("torch._utils", "_rebuild_device_tensor_from_cpu_tensor", 0)
+    return out.older(Call(rebuild, made, "REDUCE", call.position))
+
+
+_SPECIAL: dict[str, Any] = {
+    numpy_pickles.RECONSTRUCT: _array,
+    numpy_pickles.FROM_BUFFER: _array,
+    numpy_pickles.SCALAR: _scalar,
+    numpy_pickles.DTYPE: _dtype,
+    "builtins.set": _set,
+    "builtins.frozenset": _frozenset,
+    "torch._tensor._rebuild_from_type_v2": _from_type,
+    "torch._tensor._rebuild_from_type": _from_type,
+    "torch._utils._rebuild_sparse_csr_tensor": _sparse,
+    "torch._utils._rebuild_device_tensor_from_numpy": _device_tensor,
+    "torch._utils._rebuild_xla_tensor": _device_tensor,
+}
+"""Calls with a rule of their own, under numpy 1's names."""
