@@ -12,7 +12,7 @@ module gives its tensors under each of its names. The class is needed for nothin
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,8 +29,10 @@ MAX_DEPTH = 1000
 MAX_TEXT = 1 << 28
 """Characters of all names together: a few modules may stand in each other so often that their names never end."""
 
-_QUANTIZED = ("torch.ao.nn.quantized.", "torch.nn.quantized.", "torch.ao.nn.sparse.quantized.")
-_QUANTIZED += ("torch.ao.nn.intrinsic.quantized.", "torch.nn.intrinsic.quantized.")
+_QUANTIZED = (
+    *("torch.ao.nn.quantized.", "torch.nn.quantized.", "torch.ao.nn.sparse.quantized."),
+    *("torch.ao.nn.intrinsic.quantized.", "torch.nn.intrinsic.quantized."),
+)
 _PACKED = frozenset(("linear", "linear_relu", "conv", "conv_relu", "conv_add", "embedding_ops", "rnn"))
 """Python modules of torch's quantized classes that keep packed weights, which ``_save_to_state_dict`` unpacks."""
 
@@ -80,6 +82,10 @@ class Module:
     versions: Mapping[str, Mapping[str, Any]]
     classes: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()
+
+
+PartsOf = Callable[[Any], dict[str, Any] | None]
+ClassOf = Callable[[Any], str]
 
 
 def class_of(node: Any) -> str:
@@ -143,6 +149,7 @@ def modules(checkpoint: Checkpoint) -> list[tuple[str, Any]]:
 
 @dataclass(slots=True)
 class _Walk:
+    class_of: ClassOf
     tensors: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, dict[str, Any]] = field(default_factory=dict)
     classes: dict[str, None] = field(default_factory=dict)
@@ -160,15 +167,19 @@ class _Walk:
         return name
 
 
-def read_module(node: Any, at: str = "") -> Module:
-    """Read the module that `node` stands for; `at` is its address.
+def read_module(node: Any, at: str = "", *, parts_of: PartsOf = parts_of, class_of: ClassOf = class_of) -> Module:
+    """Read the module that `node` stands for.
+
+    Args:
+        at: its address.
+        parts_of, class_of: how the attributes and the class of a module are read; TorchScript has ways of its own.
 
     Raises:
         BadPickle: it is no module as torch pickles them: a module inside itself, a parameter that is no tensor.
         KeyConflict: two tensors have one name.
         Unsupported: deeper than any living module, or names without end.
     """
-    walk = _Walk()
+    walk = _Walk(class_of)
     open_modules: set[int] = set()
     stack: list[tuple[str, Any, int] | int] = [("", node, 0)]
     while stack:
@@ -262,7 +273,7 @@ def _elements(node: Any) -> Sequence[Any]:
 
 def _note(walk: _Walk, prefix: str, module: Call, parts: Mapping[str, Any]) -> None:
     """The version of a module, and what it would add to the state dict by code of its own."""
-    cls = class_of(module)
+    cls = walk.class_of(module)
     path = prefix.removesuffix(".")
     buffers = {str(key) for key, _ in pairs(parts.get("_buffers")) or ()}
     version = parts.get("_version")

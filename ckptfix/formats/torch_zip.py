@@ -94,7 +94,7 @@ def read(path: str) -> Checkpoint:
         size=size,
         graph=graph,
         container=archive,
-        storages=torch_common.Storages(_Places(path, archive)),
+        storages=torch_common.Storages(Places(path, archive)),
         traits=traits,
         byteorder="big" if byteorder == "big" else "little",
         findings=findings,
@@ -120,7 +120,7 @@ def _open(reader: Reader, path: str, directory: Directory, findings: list[Findin
     if not intact:
         message = "the bytes do not match their CRC-32: the file is damaged"
         findings.append(Finding("bad-crc", "error", record.name, message, record.header))
-    ambiguous = _ambiguous(directory)
+    ambiguous = ambiguous_names(directory)
     if record.name in ambiguous:
         raise BadDirectory("several records have the name of the pickle", path=path, where=record.name)
     for name in sorted(ambiguous):
@@ -128,7 +128,8 @@ def _open(reader: Reader, path: str, directory: Directory, findings: list[Findin
     return Archive(directory, root, record, intact, ambiguous), data
 
 
-def _ambiguous(directory: Directory) -> frozenset[str]:
+def ambiguous_names(directory: Directory) -> frozenset[str]:
+    """Names that several records have, without regard to case."""
     names = [record.name for record in directory.records]
     if len({name.lower() for name in names}) == len(names):
         return frozenset()
@@ -144,12 +145,12 @@ def _small_record(reader: Reader, directory: Directory, name: str) -> str:
     return b"".join(read_chunks(record_data(reader, directory.path, record))).decode("ascii", "replace").strip()
 
 
-class _Places:
-    """Where the storages are; local headers are read when the first one is asked for, in one pass."""
+class Places:
+    """Where the storages in `folder` are; local headers are read when the first one is asked for, in one pass."""
 
-    def __init__(self, path: str, archive: Archive) -> None:
+    def __init__(self, path: str, archive: Archive, folder: str = "data") -> None:
         self._path = path
-        self._prefix = f"{archive.root}/data/"
+        self._prefix = f"{archive.root}/{folder}/"
         self._records: dict[str, Record] = {}
         for record in archive.directory.records:
             if record.name.startswith(self._prefix):
