@@ -44,7 +44,8 @@ COMMANDS: dict[str, Row] = {
     "map-location": Row("Devices", "map_location", "Move tensors to another device."),
     "convert": Row("Container", "convert", "Convert between torch zip, torch legacy and safetensors."),
     "extract": Row("Container", "extract", "Take the weights out of a pickled module or a program."),
-    "sanitize": Row("Container", "sanitize", "Make weights_only=True load it: plain values for foreign objects."),
+    "sanitize": Row("Container", "sanitize", "Turn what weights_only=True refuses into plain values."),
+    "repair": Row("Damage", "repair", "Save what is whole in a damaged file, and name the rest."),
     "completion": Row("Shell", "completion", "Print the completion script of a shell."),
 }
 
