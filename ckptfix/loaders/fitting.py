@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from ckptfix import keys
 from ckptfix.checkpoint import Checkpoint, TensorEntry
 from ckptfix.errors import CkptfixError, Refused
-from ckptfix.loaders.models import Target, dtype_of, shape_of
+from ckptfix.loaders.models import Target, dtype_of, is_lazy, shape_of
 from ckptfix.loaders.report import Mismatch
 from ckptfix.loaders.sources import Source, same_place
 from ckptfix.loaders.tensors import TensorMaker
 from ckptfix.ops import families, prefixes
 from ckptfix.ops.match import Skipped, Slot, match
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(slots=True)
@@ -25,6 +29,7 @@ class Fit:
         pairs: name of the model -> name in the file, for what can be loaded.
         tied: name of the model -> the name in `pairs` that is the same parameter.
         notes: what else a matcher said.
+        rivals: other rules under which as many names agree, in another way.
     """
 
     source: Source
@@ -38,6 +43,7 @@ class Fit:
     skipped: list[Skipped] = field(default_factory=list)
     tied: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    rivals: tuple[str, ...] = ()
 
     @property
     def complete(self) -> bool:
@@ -95,7 +101,7 @@ def by_names(source: Source, target: Target, *, assign: bool = False) -> Fit:
         return None not in (*(_rule(target, name) for name in lacking), *(_source_rule(source, name) for name in over))
 
     renaming = prefixes.find(source.names, target.names, complete)
-    fit = Fit(source, target, renaming.rule, renaming.names)
+    fit = Fit(source, target, renaming.rule, renaming.names, rivals=renaming.rivals)
     found = {new: old for old, new in renaming.names.items() if new in wanted}
     over = [old for old, new in renaming.names.items() if new not in wanted]
     _settle(fit, found, over, assign)
@@ -213,7 +219,8 @@ def _misfit(source: Source, target: Target, name: str, old: str, assign: bool) -
         return None
     shape = shape_of(tensor)
     # torch up to 0.3 had no tensors without dimensions.
-    if shape is not None and entry.shape != shape and not (shape == () and entry.shape == (1,)):
+    fits = shape is None or entry.shape == shape or (shape == () and entry.shape == (1,))
+    if shape is not None and not fits and name not in target.reshaped:
         return Mismatch(name, old, shape, entry.shape, shapes_differ(entry.shape, shape))
     reason = _wrong_kind(entry, tensor, assign)
     return None if reason is None else Mismatch(name, old, shape, entry.shape, reason)
@@ -231,6 +238,8 @@ def _wrong_kind(entry: TensorEntry, tensor: object, assign: bool) -> str | None:
         return f"a {entry.kind} tensor ({entry.detail}), which only its own library can rebuild"
     if assign:
         return None
+    if any(step == 0 and size > 1 for size, step in _steps(tensor)):
+        return "expanded in the model: several of its elements are one in memory"
     if entry.kind == "meta":
         return "the file has no data for it (meta)"
     if entry.kind == "sparse" and tensor.layout == strided:
@@ -240,6 +249,14 @@ def _wrong_kind(entry: TensorEntry, tensor: object, assign: bool) -> str | None:
     if entry.dtype.startswith("complex") and not tensor.is_complex():
         return f"complex in the file, {dtype_of(tensor)} in the model"
     return None
+
+
+def _steps(tensor: torch.Tensor) -> Iterator[tuple[int, int]]:
+    """(size, stride) of each dimension of a tensor that has strides."""
+    import torch
+
+    if tensor.layout == torch.strided and not is_lazy(tensor):
+        yield from zip(tensor.shape, tensor.stride(), strict=True)
 
 
 def refuse_two_values(fit: Fit, maker: TensorMaker) -> None:

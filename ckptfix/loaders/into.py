@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ckptfix.checkpoint import Checkpoint, TensorEntry
-from ckptfix.errors import LoadMismatch, Refused
+from ckptfix.errors import CkptfixError, LoadMismatch, Refused
 from ckptfix.formats import open_checkpoint
 from ckptfix.loaders import torch_path
 from ckptfix.loaders.fitting import Fit, best_fit, refuse_two_values
 from ckptfix.loaders.models import Place, dtype_of, identity, is_lazy, target
 from ckptfix.loaders.objects import Builder
+from ckptfix.loaders.overlaps import refuse_other_values
 from ckptfix.loaders.report import LoadReport, Mismatch, nearest_names
 from ckptfix.loaders.sources import chosen, same_place
 from ckptfix.loaders.tensors import TensorMaker, restore_location, stay
 from ckptfix.loaders.values import ForeignObject
 from ckptfix.ops.convert import refuse_damaged
+from ckptfix.ops.grouping import collapse, shown
 
 if TYPE_CHECKING:
     import torch
@@ -57,9 +59,12 @@ def load_into(
 
     Raises:
         LoadMismatch: model and file disagree, and `strict`; its `report` has everything, and nothing was changed.
-        Refused: several state dicts fit equally well, or the model is on the meta device and not `assign`.
+        Refused: several state dicts fit equally well, or, with `strict` False, several base prefixes; or the model is
+            on the meta device and not `assign`, or made in inference mode; or it is none.
         NoSuchTensor: no state dict at `at`.
         WouldLoseData: a tensor of the file cannot be read; the message names it.
+        DamagedFile: the same, found while it was read. Deflated records are read before anything is changed; where
+            another one fails, the message says which names were loaded until then.
     """
     checkpoint = open_checkpoint(path)
     goal = target(model)
@@ -68,8 +73,13 @@ def load_into(
     restore = restore_location(map_location)
     maker = TensorMaker(checkpoint, restore if assign or callable(map_location) else stay)
     fit = best_fit(checkpoint, found, goal, match, assign=assign)
-    _refuse_meta(fit, assign)
+    if fit.rivals and not strict:
+        raise _rivals(checkpoint, fit)
+    _refuse_unwritable(fit, assign)
+    maker.check(fit.source.entries[old] for old in fit.pairs.values() if old in fit.source.entries)
     refuse_two_values(fit, TensorMaker(checkpoint, stay))
+    if not assign:
+        refuse_other_values(fit, TensorMaker(checkpoint, stay))
     extra = _extra_state(checkpoint, fit, maker)
     if goal.own_way:
         torch_path.rehearse(fit, maker, extra, assign=assign)
@@ -96,12 +106,24 @@ def load_into(
     return report
 
 
-def _refuse_meta(fit: Fit, assign: bool) -> None:
-    tensors = fit.target.tensors
-    on_meta = [name for name in fit.pairs if name in tensors and tensors[name].is_meta and not is_lazy(tensors[name])]
+def _rivals(checkpoint: Checkpoint, fit: Fit) -> Refused:
+    rules = " and by ".join((fit.rule, *fit.rivals))
+    hint = "load into the one part of the model that is meant, or take the other names out of the file before"
+    return Refused(f"{len(fit.pairs)} names fit equally well by {rules}", path=checkpoint.path, hint=hint)
+
+
+def _refuse_unwritable(fit: Fit, assign: bool) -> None:
+    import torch
+
+    tensors = {name: tensor for name, tensor in fit.target.tensors.items() if name in fit.pairs and not is_lazy(tensor)}
+    on_meta = [name for name, tensor in tensors.items() if tensor.is_meta]
     if on_meta and not assign:
         hint = "assign=True hands the tensors of the file over; or model.to_empty(device=...) first"
         raise Refused(f"the model is on the meta device ({on_meta[0]}), where nothing can be copied to", hint=hint)
+    frozen = [name for name, tensor in tensors.items() if tensor.is_inference()]
+    if frozen and not assign and not torch.is_inference_mode_enabled():
+        hint = "call load_into inside torch.inference_mode() too; or assign=True"
+        raise Refused(f"the model was made in inference mode ({frozen[0]}), and must not be changed outside", hint=hint)
 
 
 def _extra_state(checkpoint: Checkpoint, fit: Fit, maker: TensorMaker) -> dict[str, Any]:
@@ -165,6 +187,15 @@ def in_file_order(fit: Fit) -> Iterator[tuple[str, TensorEntry]]:
             yield name, entry
 
 
+def _so_far(rows: Sequence[tuple[str, TensorEntry]], index: int) -> str:
+    """What of the model has its new values when the tensor at `index` fails."""
+    if not index:
+        return "nothing of the model was changed"
+    names = [name for name, _ in rows]
+    loaded = shown(collapse(names[:index], names), most=len(rows))
+    return f"{index} of {len(rows)} tensors of the model were loaded before ({loaded}), and the others not"
+
+
 def _copy(fit: Fit, maker: TensorMaker) -> None:
     import torch
 
@@ -175,8 +206,11 @@ def _copy(fit: Fit, maker: TensorMaker) -> None:
             try:
                 parameter.copy_(torch_path.placed(maker(entry), parameter))
             except RuntimeError as error:
-                message = f"{str(error).splitlines()[0]} (what stands before it in the file was loaded)"
+                message = f"{str(error).splitlines()[0]}; {_so_far(rows, index)}"
                 raise LoadMismatch(message, path=maker.checkpoint.path, where=name) from None
+            except CkptfixError as error:
+                error.message = f"{error.message}; {_so_far(rows, index)}"
+                raise
             maker.forget(rows[index + 1][1] if index + 1 < len(rows) else None)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ckptfix.errors import Refused
 from ckptfix.loaders.sources import EXTRA_STATE
 from ckptfix.ops.match import Slot
 
@@ -36,6 +37,7 @@ class Target:
             state dict has not.
         own_way: a module saves or loads in a way of its own (a hook, an overridden method), so that only torch's
             path through all modules does it justice.
+        reshaped: names whose shape a hook or method of their module, or of one above, may change when it loads them.
     """
 
     model: nn.Module
@@ -43,6 +45,7 @@ class Target:
     extra: dict[str, nn.Module | None]
     places: tuple[Place, ...]
     own_way: bool
+    reshaped: frozenset[str] = frozenset()
 
     @property
     def names(self) -> list[str]:
@@ -72,7 +75,16 @@ class Target:
 
 
 def target(model: nn.Module) -> Target:
-    """`model` as something to load into; none of its tensors is touched."""
+    """`model` as something to load into; none of its tensors is touched.
+
+    Raises:
+        Refused: it is no nn.Module.
+    """
+    from torch import nn
+
+    if not isinstance(model, nn.Module):
+        kind = type(model).__name__
+        raise Refused(f"the model is no torch.nn.Module but a {kind}", hint="pass the model itself, not its state dict")
     places = tuple(_places(model))
     takers: dict[str, nn.Module | None] = {
         f"{path}{EXTRA_STATE}": module for path, module in _paths(model) if overrides(module, "set_extra_state")
@@ -87,7 +99,12 @@ def target(model: nn.Module) -> Target:
             extra[name] = takers.get(name)
         else:
             tensors[name] = value
-    return Target(model, tensors, extra, places, True)
+    if overrides(model, "load_state_dict"):
+        return Target(model, tensors, extra, places, True)
+    ways = tuple(path for path, module in _paths(model) if loads_own_way(module))
+    changing = {identity(place.tensor) for place in places if place.key.startswith(ways)} if ways else set()
+    reshaped = frozenset(name for name, tensor in tensors.items() if identity(tensor) in changing)
+    return Target(model, tensors, extra, places, True, reshaped)
 
 
 def _paths(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:

@@ -6,13 +6,15 @@ torch is imported inside the functions, so that everything else of ckptfix start
 from __future__ import annotations
 
 import ast
+import sys
 import warnings
-from collections.abc import Callable, Mapping
+import zlib
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckptfix import dtypes
-from ckptfix.checkpoint import ByteRange, Checkpoint, Data, Storage, TensorEntry
+from ckptfix.checkpoint import ByteRange, Checkpoint, Data, Derived, Storage, TensorEntry
 from ckptfix.errors import DamagedFile, Refused, Truncated, Unsupported
 from ckptfix.fileio import read_chunks
 from ckptfix.formats.torch_common import element_sizes, little_endian
@@ -131,7 +133,7 @@ class TensorMaker:
         if made is None:
             assert storage.data is not None
             data = little_endian(storage.data, self.checkpoint.byteorder, self.units.get(storage.key, itemsize))
-            made = self.storages[storage.key] = self.moved(self.load(data, itemsize), storage.location)
+            made = self.storages[storage.key] = self.moved(self.load(data, itemsize, storage.crc32), storage.location)
             if not _mappable(data, itemsize):
                 self.copied.add(storage.key)
         return made
@@ -147,6 +149,25 @@ class TensorMaker:
         except (RuntimeError, AssertionError) as error:
             message = f"saved on {location}, and cannot be moved: {str(error).splitlines()[0]}"
             raise Refused(message, path=self.checkpoint.path, hint="map_location='cpu' loads it to the CPU") from error
+
+    def check(self, entries: Iterable[TensorEntry]) -> None:
+        """Read the records that can prove damaged while they are read: deflated ones, whole, and keep nothing.
+
+        Raises:
+            DamagedFile: a record is not what it promises, or has another checksum than is stated.
+        """
+        known: set[str] = set()
+        for entry in entries:
+            for part in (entry, *entry.parts):
+                storage = part.storage
+                if storage is None or storage.key in known or not isinstance(storage.data, Derived):
+                    continue
+                known.add(storage.key)
+                try:
+                    _check_record(storage, storage.data)
+                except DamagedFile as error:
+                    error.where = error.where or entry.name
+                    raise
 
     def forget(self, following: TensorEntry | None = None) -> None:
         """Let go of storages that had to be copied from the file, but for those that `following` needs."""
@@ -166,7 +187,7 @@ class TensorMaker:
             found = self.maps[path] = (torch.UntypedStorage.from_file(path, False, size), size)
         return found
 
-    def load(self, data: Data, itemsize: int) -> Any:
+    def load(self, data: Data, itemsize: int, crc32: int | None = None) -> Any:
         import torch
 
         if isinstance(data, ByteRange) and _mappable(data, itemsize):
@@ -176,17 +197,48 @@ class TensorMaker:
                 raise Truncated(f"{data.length} bytes promised, {left} left", path=data.path, offset=data.offset)
             return whole[data.offset : data.end]
         storage = torch.UntypedStorage(data.length)
-        view: Any = memoryview(torch.empty((0,), dtype=torch.uint8).set_(storage).numpy())  # type: ignore[arg-type]
-        position = 0
+        view: Any = memoryview(torch.empty((0,), dtype=torch.uint8, device="cpu").set_(storage).numpy())  # type: ignore[arg-type]
+        position = found = 0
+        inflated = isinstance(data, Derived) and data.what == "inflated"
         for chunk in read_chunks(data):
             view[position : position + len(chunk)] = chunk
             position += len(chunk)
+            found = zlib.crc32(chunk, found) if inflated else 0
+        if isinstance(data, Derived) and inflated:
+            _compare(found, crc32, data)
         return storage
+
+
+def _caller() -> int:
+    """The stacklevel, for the function that calls this, of the line outside the loaders that called them."""
+    level = found = 1
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        level += 1
+        if frame.f_globals.get("__name__", "").startswith("ckptfix.loaders"):
+            found = level
+        frame = frame.f_back
+    return found
 
 
 def _mappable(data: Data, itemsize: int) -> bool:
     """Whether the bytes can be used where they lie: torch wants addresses that are multiples of the item's size."""
     return isinstance(data, ByteRange) and data.length > 0 and data.offset % itemsize == 0
+
+
+def _check_record(storage: Storage, data: Derived) -> None:
+    crc32 = 0
+    for chunk in read_chunks(data):
+        crc32 = zlib.crc32(chunk, crc32)
+    _compare(crc32, storage.crc32, data)
+
+
+def _compare(crc32: int, stated: int | None, data: Derived) -> None:
+    # torch can be told not to compute checksums, and writes 0.
+    if stated and crc32 != stated:
+        message = f"its checksum is {crc32:#010x}, and the file says {stated:#010x}"
+        source = data.sources[0]
+        raise DamagedFile(message, path=source.path, offset=source.offset)
 
 
 def stay(storage: Any, location: str) -> Any:
@@ -228,7 +280,7 @@ def restore_location(map_location: Any) -> Callable[[Any, str], Any]:
         except (RuntimeError, AssertionError):
             if not warned:
                 message = f"saved on {location}, which is not here: loaded to the CPU (map_location says where else)"
-                warnings.warn(message, stacklevel=4)
+                warnings.warn(message, stacklevel=_caller())
                 warned = True
             return storage
 

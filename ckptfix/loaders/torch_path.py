@@ -7,16 +7,19 @@ below it, after the hooks of those above. It is rehearsed first, on copies of su
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from copy import copy as copied
 from dataclasses import dataclass
+from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 from ckptfix import keys
 from ckptfix.checkpoint import TensorEntry
-from ckptfix.errors import LoadMismatch
+from ckptfix.errors import CkptfixError, LoadMismatch
 from ckptfix.loaders.fitting import Fit, shapes_differ
 from ckptfix.loaders.models import Place, identity, is_lazy, loads_own_way, local_tensors, overrides, shape_of
-from ckptfix.loaders.report import Mismatch
+from ckptfix.loaders.report import Mismatch, named
 from ckptfix.loaders.sources import EXTRA_STATE
 from ckptfix.loaders.tensors import TensorMaker
 
@@ -34,16 +37,27 @@ class _Later:
 
 
 class Tensors(MutableMapping[str, Any]):
-    """A state dict whose tensors are made when they are asked for; what is put in stays."""
+    """A state dict whose tensors are made when they are asked for; what is put in stays.
 
-    def __init__(self, maker: TensorMaker, values: dict[str, Any]) -> None:
+    Attributes:
+        given: names that were asked for, of this one and of all that it is a part of.
+    """
+
+    def __init__(self, maker: TensorMaker, values: dict[str, Any], given: dict[str, None] | None = None) -> None:
         self.maker = maker
         self.raw = values
+        self.given = {} if given is None else given
 
     def __getitem__(self, key: str) -> Any:
         value = self.raw[key]
         if isinstance(value, _Later):
-            made = self.maker(value.entry)
+            try:
+                made = self.maker(value.entry)
+            except CkptfixError as error:
+                told = named(self.given) if self.given else "nothing"
+                error.message = f"{error.message}; what the model's modules were given before: {told}"
+                raise
+            self.given[key] = None
             self.maker.forget(value.entry)
             return made if value.like is None else placed(made, value.like)
         return value
@@ -77,7 +91,7 @@ class Tensors(MutableMapping[str, Any]):
                 child, dot, _ = key[len(prefix) :].partition(".")
                 if dot:
                     rows.setdefault(child, {})[key] = value
-        return {child: Tensors(self.maker, values) for child, values in rows.items()}
+        return {child: Tensors(self.maker, values, self.given) for child, values in rows.items()}
 
 
 Visit = Callable[["nn.Module", Tensors, str], None]
@@ -226,7 +240,22 @@ def _standin(module: nn.Module) -> Any:
 
     for held in (copy.__dict__["_parameters"], copy.__dict__["_buffers"]):
         held.update({name: empty(tensor) for name, tensor in held.items() if tensor is not None})
+    hooks = copy.__dict__["_load_state_dict_pre_hooks"]
+    copy.__dict__["_load_state_dict_pre_hooks"] = {key: _rebound(hook, module, copy) for key, hook in hooks.items()}
     return copy
+
+
+def _rebound(hook: Any, module: nn.Module, standin: Any) -> Any:
+    """`hook` as it would have been registered on `standin`: what it changes is not the model's."""
+    if isinstance(hook, MethodType):
+        return MethodType(hook.__func__, standin) if hook.__self__ is module else hook
+    if not hasattr(hook, "with_module"):
+        return hook
+    new = copied(hook)
+    new.hook = _rebound(hook.hook, module, standin)
+    if hook.with_module and hook.module() is module:
+        new.module = weakref.ref(standin)
+    return new
 
 
 def _as_mismatch(error: str, prefix: str, module: nn.Module, tensors: Tensors) -> Mismatch:

@@ -6,13 +6,14 @@ Tried in this order: the names as they are; without wrappers' components on eith
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 
 from ckptfix import keys
 from ckptfix.ops.families import BASE_PREFIXES
 
 EXACT = "exact"
+_BASE = "base prefix"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +24,13 @@ class Renaming:
         rule: in words: ``"exact"``, ``"wrapper module."``, ``"base prefix model."``, or several joined by ``" and "``.
         names: source -> its name there, for every name of the source, whether or not the target has it.
         agreeing: how many of them the target has.
+        rivals: rules of other base prefixes under which as many agree, and others; empty if all that is wanted agrees.
     """
 
     rule: str
     names: Mapping[str, str]
     agreeing: int
+    rivals: tuple[str, ...] = ()
 
 
 def find(
@@ -42,6 +45,7 @@ def find(
     """
     wanted = set(target)
     best: Renaming | None = None
+    rivals: list[str] = []
     for rule, names in _tries(source, target):
         agreeing = [new for new in names.values() if new in wanted]
         if len(set(names.values())) != len(names):
@@ -52,9 +56,15 @@ def find(
             return here
         # A tie goes to the earlier one; exact names are the first.
         if best is None or here.agreeing > best.agreeing:
-            best = here
+            best, rivals = here, []
+        elif _BASE in best.rule and here.agreeing == best.agreeing and _pairs(here, wanted) != _pairs(best, wanted):
+            rivals.append(rule)
     assert best is not None  # exact names are a renaming without conflict
-    return best
+    return replace(best, rivals=tuple(rivals)) if rivals else best
+
+
+def _pairs(renaming: Renaming, wanted: Set[str]) -> set[tuple[str, str]]:
+    return {(old, new) for old, new in renaming.names.items() if new in wanted}
 
 
 def _tries(source: Sequence[str], target: Sequence[str]) -> Iterator[tuple[str, dict[str, str]]]:
@@ -73,7 +83,7 @@ def _tries(source: Sequence[str], target: Sequence[str]) -> Iterator[tuple[str, 
     for prefix, on_source, on_target in _base_tries(bare, goal):
         new = [keys.strip(name, on_source) for name in bare] if on_source else bare
         new = [keys.add(name, on_target) for name in new] if on_target else list(new)
-        rule = " and ".join([*wrappers, *(f"base prefix {part}." for part in prefix)])
+        rule = " and ".join([*wrappers, *(f"{_BASE} {part}." for part in prefix)])
         yield rule, _joined(source, new, goal, target)
 
 

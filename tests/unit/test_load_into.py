@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
+import zipfile
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 import ckptfix
-from ckptfix.errors import LoadMismatch, NoSuchTensor, Refused
+from ckptfix.errors import CkptfixError, DamagedFile, LoadMismatch, NoSuchTensor, Refused
 
 
 def saved(path: Path, value: Any, **how: Any) -> Path:
@@ -538,8 +539,6 @@ def test_by_structure(tmp_path: Path) -> None:
     assert same(model, net()) and report.rule == "structure"
 
 
-
-
 def test_what_a_matcher_is_not_sure_of_is_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from ckptfix.ops.match import Matching, Pair, Skipped
 
@@ -560,3 +559,281 @@ def test_what_a_matcher_is_not_sure_of_is_not_loaded(tmp_path: Path, monkeypatch
     assert report.loaded == ("0.weight",) and report.missing == ("1.weight", "1.bias")
     assert report.unexpected == ("p",) and [skip.name for skip in report.skipped] == ["q"]
     assert torch.equal(model.state_dict()["0.weight"], state["x"])
+
+
+# --- what cannot be told, or not be changed -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fronts", [("student", "teacher"), ("model", "ema")])
+def test_two_base_prefixes_that_fit_want_a_choice(tmp_path: Path, fronts: tuple[str, str]) -> None:
+    state = nn.ModuleDict({front: net() for front in fronts}).state_dict()
+    path = saved(tmp_path / "a.pth", {"state_dict": state, "epoch": 1})
+    model = blank(net())
+    with pytest.raises(Refused, match=rf"equally well by base prefix {fronts[0]}\. and by base prefix {fronts[1]}\."):
+        ckptfix.load_into(model, path, strict=False)
+    with pytest.raises(LoadMismatch, match=rf"unexpected 8: {fronts[1]}"):
+        ckptfix.load_into(model, path)
+    assert untouched(model)
+
+
+def test_two_parts_of_the_model_that_fit_want_a_choice(tmp_path: Path) -> None:
+    path = saved(tmp_path / "a.pth", net().state_dict())
+    model: Any = blank(nn.ModuleDict({"encoder_q": net(), "encoder_k": net()}))
+    with pytest.raises(Refused, match=r"encoder_q.*encoder_k"):
+        ckptfix.load_into(model, path, strict=False)
+    assert untouched(model)
+    ckptfix.load_into(model["encoder_k"], path)
+    assert same(model["encoder_k"], net()) and untouched(model["encoder_q"])
+
+
+def test_an_expanded_tensor_is_told_before_anything_is_changed(tmp_path: Path) -> None:
+    model: Any = nn.Linear(3, 4)
+    model.register_buffer("scale", torch.zeros(1, 3).expand(4, 3))
+    state = {**nn.Linear(3, 4).state_dict(), "scale": tensor(4, 3)}
+    before = model.weight.clone()
+    with pytest.raises(LoadMismatch, match="scale: expanded in the model"):
+        ckptfix.load_into(model, saved(tmp_path / "a.pth", state))
+    assert torch.equal(model.weight, before)
+    assert ckptfix.load_into(model, tmp_path / "a.pth", assign=True).complete
+    assert torch.equal(model.scale, state["scale"])
+
+
+class Shared(nn.Module):
+    """Two parameters that overlap by one element, and one beside them in the same memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        memory = torch.zeros(8)
+        self.a = nn.Parameter(memory[:3])
+        self.b = nn.Parameter(memory[2:5])
+        self.c = nn.Parameter(memory[5:])
+
+
+def test_parameters_that_share_memory(tmp_path: Path) -> None:
+    model = Shared()
+    state = {"a": torch.tensor([1.0, 2, 3]), "b": torch.tensor([3.0, 4, 5]), "c": tensor(3)}
+    report = ckptfix.load_into(model, saved(tmp_path / "a.pth", state))
+    assert report.complete and all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    state["b"][0] = 9
+    model = Shared()
+    with pytest.raises(LoadMismatch, match="a: shares memory with b in the model, where the file has other values"):
+        ckptfix.load_into(model, saved(tmp_path / "b.pth", state))
+    assert not model.a.any()
+    report = ckptfix.load_into(model, tmp_path / "b.pth", strict=False)
+    assert report.loaded == ("c",) and not model.a.any() and torch.equal(model.c, state["c"])
+
+
+def test_a_model_made_in_inference_mode(tmp_path: Path) -> None:
+    path = saved(tmp_path / "a.pth", net().state_dict())
+    with torch.inference_mode():
+        model = net()
+        blank(model)
+    with pytest.raises(Refused, match="made in inference mode"):
+        ckptfix.load_into(model, path)
+    with torch.inference_mode():
+        ckptfix.load_into(model, path)
+    assert same(model, net())
+
+
+def test_only_a_module_is_a_model(tmp_path: Path) -> None:
+    path = saved(tmp_path / "a.pth", net().state_dict())
+    not_a_model: Any = net().state_dict()
+    with pytest.raises(Refused, match=r"no torch\.nn\.Module but a OrderedDict"):
+        ckptfix.load_into(not_a_model, path)
+
+
+@pytest.mark.parametrize("how", ["method", "bound hook", "hook"])
+@pytest.mark.parametrize("above", [False, True])
+def test_a_module_may_take_another_shape_when_it_is_loaded(tmp_path: Path, how: str, above: bool) -> None:
+    class Grows(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("cache", torch.zeros(0))
+            this: Any = self
+            if how == "bound hook":
+                this._register_load_state_dict_pre_hook(self.grow)
+            elif how == "hook":
+                this.register_load_state_dict_pre_hook(Grows.grow)
+
+        def grow(self, state: Any, prefix: str, *rest: Any) -> None:
+            self.cache = torch.zeros(state[f"{prefix}cache"].shape)
+
+        def _load_from_state_dict(self, state: Any, prefix: str, *rest: Any) -> None:
+            if how == "method":
+                self.grow(state, prefix)
+            super()._load_from_state_dict(state, prefix, *rest)
+
+    class Crops(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(2, 3)
+            this: Any = self
+            this._register_load_state_dict_pre_hook(self.crop)
+
+        def crop(self, state: Any, prefix: str, *rest: Any) -> None:
+            state[f"{prefix}table.weight"] = state[f"{prefix}table.weight"][:2]
+
+    model: Any = nn.ModuleDict({"part": Crops() if above else Grows(), "fc": nn.Linear(2, 2)})
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    state = nn.ModuleDict({"fc": nn.Linear(2, 2)}).state_dict()
+    name = "part.table.weight" if above else "part.cache"
+    state[name] = tensor(5, 3)
+    incomplete = {key: value for key, value in state.items() if key != "fc.bias"}
+    with pytest.raises(LoadMismatch, match=r": missing 1: fc\.bias$") as caught:
+        ckptfix.load_into(model, saved(tmp_path / "a.pth", incomplete))
+    assert isinstance(caught.value.report, ckptfix.LoadReport) and not caught.value.report.mismatched
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    assert ckptfix.load_into(model, saved(tmp_path / "b.pth", state)).complete
+    assert torch.equal(model.state_dict()[name], state[name][:2] if above else state[name])
+
+
+# --- data that proves damaged while it is read --------------------------------------------------------------------
+
+
+def deflated(path: Path, damage: str) -> Path:
+    """The same file with deflated records; one of them damaged in its data or its checksum."""
+    packed = path.with_suffix(".deflated")
+    with zipfile.ZipFile(path) as old, zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as new:
+        for name in old.namelist():
+            new.writestr(name, old.read(name))
+        row = next(row for row in new.infolist() if row.filename.endswith("data/2"))
+    content = bytearray(packed.read_bytes())
+    if damage == "data":
+        middle = row.header_offset + 30 + len(row.filename) + row.compress_size // 2
+        content[middle : middle + 4] = bytes(byte ^ 0xFF for byte in content[middle : middle + 4])
+    elif damage == "checksum":
+        content = content.replace(row.CRC.to_bytes(4, "little"), (row.CRC ^ 1).to_bytes(4, "little"))
+    packed.write_bytes(content)
+    return packed
+
+
+@pytest.mark.parametrize("how", ["copy", "assign", "own way"])
+@pytest.mark.parametrize(
+    ("damage", "match"), [("data", "deflated data|checksum"), ("checksum", "its checksum is"), ("", None)]
+)
+def test_a_damaged_record_is_found_before_anything_is_changed(
+    tmp_path: Path, how: str, damage: str, match: str | None
+) -> None:
+    def make() -> Any:
+        return nn.Sequential(nn.Linear(40, 30), nn.Linear(30, 30))
+
+    trained = make()
+    path = deflated(saved(tmp_path / "a.pth", trained.state_dict()), damage)
+    model: Any = blank(make())
+    if how == "own way":
+        model._register_load_state_dict_pre_hook(lambda *_: None)
+    if match is None:
+        ckptfix.load_into(model, path, assign=how == "assign")
+        assert same(model, trained)
+        return
+    with pytest.raises(DamagedFile, match=match) as caught:
+        ckptfix.load_into(model, path, assign=how == "assign")
+    assert untouched(model)
+    assert caught.value.where == "1.weight" and caught.value.path == str(path) and caught.value.offset
+
+
+@pytest.mark.parametrize("own_way", [False, True])
+@pytest.mark.parametrize("fails", [0, 3])
+def test_an_error_on_the_way_says_what_was_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: int, own_way: bool
+) -> None:
+    """As when the disk fails under the reader, which nothing can know before."""
+    path = saved(tmp_path / "a.pth", net().state_dict())
+    broken = list(net().state_dict())[fails]
+    make = ckptfix.loaders.tensors.TensorMaker.make
+
+    def failing(self: Any, entry: Any) -> Any:
+        if entry.key == broken:
+            raise DamagedFile("gone", path=path, where=entry.key)
+        return make(self, entry)
+
+    monkeypatch.setattr("ckptfix.loaders.tensors.TensorMaker.make", failing)
+    model: Any = blank(net())
+    if own_way:
+        model._register_load_state_dict_pre_hook(lambda *_: None)
+    with pytest.raises(CkptfixError) as caught:
+        ckptfix.load_into(model, path)
+    texts = {
+        (0, False): "gone; nothing of the model was changed",
+        (3, False): "gone; 3 of 9 tensors of the model were loaded before (0.* (2), 1.weight), and the others not",
+        (0, True): "gone; what the model's modules were given before: nothing",
+        (3, True): "gone; what the model's modules were given before: 0.weight, 0.bias, 1.weight",
+    }
+    assert texts[fails, own_way] in str(caught.value)
+    changed = [name for name, value in model.state_dict().items() if not (value == 7).all()]
+    assert changed == list(net().state_dict())[:fails]
+
+
+# --- checkpoints of other libraries -------------------------------------------------------------------------------
+
+
+class Language(nn.Module):
+    """A base under ``model.``, and a head that may be tied to its embedding, as transformers build them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = nn.ModuleDict({"embed": nn.Embedding(5, 3), "fc": nn.Linear(3, 3)})
+        self.lm_head = nn.Linear(3, 5, bias=False)
+        self.lm_head.weight = self.model.get_parameter("embed.weight")
+
+
+@pytest.mark.parametrize("front", ["model.", ""])
+def test_a_base_model_with_position_ids_into_a_model_with_a_tied_head(tmp_path: Path, front: str) -> None:
+    torch.manual_seed(2)
+    trained = Language()
+    state = {name: value for name, value in trained.state_dict().items() if name != "lm_head.weight"}
+    state["model.position_ids"] = torch.arange(4)[None]
+    state = {front + name.removeprefix("model."): value for name, value in state.items()}
+    safetensors.torch.save_file(state, tmp_path / "a.safetensors")
+    model = blank(Language())
+    report = ckptfix.load_into(model, tmp_path / "a.safetensors")
+    assert same(model, trained) and report.complete
+    assert [(skip.name, skip.rule) for skip in report.skipped] == [(f"{front}position_ids", "position_ids")]
+    assert report.rule == ("exact" if front else "base prefix model.")
+    assert report.tied == {"lm_head.weight": "model.embed.weight"}
+
+
+def test_a_model_with_a_head_into_its_base(tmp_path: Path) -> None:
+    trained = nn.ModuleDict({"bert": net(), "classifier": nn.Linear(2, 3)})
+    path = saved(tmp_path / "pytorch_model.bin", trained.state_dict())
+    model = blank(net())
+    with pytest.raises(LoadMismatch, match=r": unexpected 2: classifier\.\* \(2\)$"):
+        ckptfix.load_into(model, path)
+    assert untouched(model)
+    assert ckptfix.load_into(model, path, strict=False).unexpected == ("classifier.weight", "classifier.bias")
+    assert same(model, trained["bert"])
+
+
+class Settings:
+    """Hyperparameters of a class that the reader does not import."""
+
+    def __init__(self) -> None:
+        self.lr = 0.5
+
+
+def test_a_lightning_checkpoint_with_foreign_objects(tmp_path: Path) -> None:
+    trained = nn.ModuleDict({"model": net(), "loss": nn.Identity()})
+    value = {
+        "epoch": 2,
+        "state_dict": trained.state_dict(),
+        "hyper_parameters": {"settings": Settings(), "kind": Settings},
+        "optimizer_states": [torch.optim.Adam(trained.parameters()).state_dict()],
+        "callbacks": {"ModelCheckpoint{'monitor': None}": {"best_model_score": torch.tensor(0.5)}},
+    }
+    path = saved(tmp_path / "last.ckpt", value)
+    model = blank(net())
+    report = ckptfix.load_into(model, path)
+    assert same(model, net()) and (report.at, report.rule) == ("state_dict", "base prefix model.")
+    settings = ckptfix.load_checkpoint(path)["hyper_parameters"]["settings"]
+    assert isinstance(settings, ckptfix.ForeignObject) and settings.state == {"lr": 0.5}
+
+
+def test_a_classifier_of_other_classes(tmp_path: Path) -> None:
+    """As torchvision's: the head has another shape, and everything else is loaded."""
+    path = saved(tmp_path / "resnet.pth", net().state_dict())
+    model: Any = blank(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 20)))
+    with pytest.raises(LoadMismatch, match=r"mismatched 2: 2\.weight: \[2, 4\] in the file, \[20, 4\] in the model"):
+        ckptfix.load_into(model, path)
+    assert untouched(model)
+    ckptfix.load_into(model, path, strict=False)
+    assert same(model[:2], net()[:2]) and untouched(model[2])

@@ -207,3 +207,30 @@ def test_a_device_that_is_not_here_is_one_error(cuda_file: Path) -> None:
         assert caught.value.path == str(cuda_file) and "map_location='cpu'" in str(caught.value.hint)
     with pytest.raises(Refused, match="map_location is no device"):
         ckptfix.load_state_dict(cuda_file, map_location="gpu")
+
+
+@pytest.mark.parametrize("how", ["load_state_dict", "load_checkpoint", "assign"])
+def test_the_warning_points_at_the_line_that_loads(cuda_file: Path, how: str) -> None:
+    if torch.cuda.device_count() > 5:
+        pytest.skip("cuda:5 exists here")
+    model = torch.nn.ModuleDict({"a": torch.nn.Module()})
+    for name, size in (("w", 2), ("v", 3)):
+        model["a"].register_buffer(name, torch.zeros(size))
+    calls: dict[str, Any] = {
+        "load_state_dict": lambda: ckptfix.load_state_dict(cuda_file),
+        "load_checkpoint": lambda: ckptfix.load_checkpoint(cuda_file),
+        "assign": lambda: ckptfix.load_into(model, cuda_file, assign=True),
+    }
+    with pytest.warns(UserWarning, match="saved on cuda:5") as caught:
+        calls[how]()
+    assert caught[0].filename == __file__ and caught[0].lineno == calls[how].__code__.co_firstlineno
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_the_default_device_does_not_matter(tmp_path: Path, device: str) -> None:
+    for length in range(4):
+        state = {"x" * length: None, "w": torch.arange(4.0)}  # the data begins at every offset modulo 4
+        torch.save(state, tmp_path / "a.pth", _use_new_zipfile_serialization=False)
+        with torch.device(device):
+            loaded = ckptfix.load_checkpoint(tmp_path / "a.pth")["w"]
+        assert loaded.tolist() == [0, 1, 2, 3]
