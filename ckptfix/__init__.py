@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from ckptfix.loaders import load_optimizer as load_optimizer
     from ckptfix.loaders import load_state_dict as load_state_dict
     from ckptfix.matching import match as match
+    from ckptfix.rescue import repair as repair
     from ckptfix.weights import extract as extract
 
 __version__ = "0.1.0"
@@ -47,6 +48,7 @@ _HOMES = {
     "CkptfixError": "ckptfix.errors",
     "LoadMismatch": "ckptfix.errors",
     "match": "ckptfix.matching",
+    "repair": "ckptfix.rescue",
     "sanitize": "ckptfix.cleaning",
     "extract": "ckptfix.weights",
     **dict.fromkeys(("load_checkpoint", "load_into", "load_optimizer", "load_state_dict"), "ckptfix.loaders"),

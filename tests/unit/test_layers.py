@@ -27,7 +27,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
             ("keys",),
             ("formats",),
             ("ops",),
-            ("loaders", "api", "matching", "cleaning", "weights", "results"),
+            ("loaders", "api", "matching", "rescue", "cleaning", "weights", "results"),
             ("trainer",),
             ("cli",),
         ),
@@ -38,7 +38,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
 BESIDE = {
     *(("checkpoint", "dtypes"), ("output", "fileio"), ("streams", "fileio")),
     ("weights", "results"),
-    *(("loaders", "api"), ("api", "results"), ("matching", "results"), ("cleaning", "results")),
+    *(("loaders", "api"), ("api", "results"), ("matching", "results"), ("rescue", "results"), ("cleaning", "results")),
 }
 FRONT = {"__init__", "__main__"}
 """The package's own name space (which imports lazily) and ``python -m``: above all layers."""
@@ -177,6 +177,8 @@ COMMANDS = {
     "convert back": ["convert", "{safetensors}", "{out}.pth"],
     "convert to legacy": ["convert", "{torch}", "{out}.pth", "--to", "legacy"],
     "sanitize": ["sanitize", "{torch}", "{out}.pth"],
+    "repair": ["repair", "{torch}", "{out}.pth"],
+    "repair safetensors": ["repair", "{safetensors}", "{out}.safetensors"],
     "inspect": ["inspect", "{torch}"],
     "inspect safetensors": ["inspect", "{safetensors}"],
     "diff": ["diff", "{torch}", "{safetensors}"],

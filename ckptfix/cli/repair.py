@@ -1,0 +1,68 @@
+"""ckptfix repair."""
+
+from __future__ import annotations
+
+import click
+
+from ckptfix.cli.common import file_argument, reads, show
+from ckptfix.cli.console import Console
+
+
+@reads(
+    "repair",
+    file_argument("source", "IN"),
+    click.Argument(["dest"], metavar="[OUT]", required=False, type=click.Path(readable=False)),
+    click.Option(["--check-only"], is_flag=True, help="Say what would be saved, and write nothing. OUT is optional."),
+    click.Option(["--fill"], type=click.Choice(["zeros", "nan"]), help="Put these in place of lost tensors."),
+    click.Option(
+        ["--fill-from"],
+        metavar="OTHER",
+        type=click.Path(readable=False),
+        help="Take lost tensors from there: an older checkpoint with the same name, shape and dtype.",
+    ),
+    click.Option(
+        ["--like"],
+        metavar="TARGET",
+        help="For a file whose pickle is lost: whose tensors they are. A checkpoint, keys.json, or module:factory.",
+    ),
+    click.Option(["--allow-import"], is_flag=True, help="Import module:factory and call it. This runs its code."),
+    click.Option(["-f", "--force"], is_flag=True, help="Replace OUT if it exists."),
+    click.Option(["-n", "--dry-run"], is_flag=True, help="Show what would be written, and write nothing."),
+    example="ckptfix repair broken.pth fixed.pth",
+)
+def command(
+    console: Console,
+    *,
+    source: str,
+    dest: str | None,
+    check_only: bool,
+    fill: str | None,
+    fill_from: str | None,
+    like: str | None,
+    allow_import: bool,
+    force: bool,
+    dry_run: bool,
+) -> int:
+    """Write OUT: what is provably whole in IN, a damaged checkpoint or a folder it was unzipped to.
+
+    Every storage is compared with its own size and checksum. Tensors that are not whole are left out, or filled, and
+    each is named; the exit code is 3 then. Cut-short, re-zipped, gzipped and otherwise mangled files are recognised.
+    """
+    from ckptfix import rescue
+
+    if dest is None and not check_only:
+        raise click.UsageError("Missing argument 'OUT': only --check-only does without.")
+    with console.progress(at_end="flushing to disk") as progress:
+        result = rescue.repair(
+            source,
+            dest,
+            check_only=check_only,
+            fill=fill,  # type: ignore[arg-type]
+            fill_from=fill_from,
+            like=like,
+            allow_import=allow_import,
+            force=force,
+            dry_run=dry_run,
+            progress=progress,
+        )
+    return show(console, result)

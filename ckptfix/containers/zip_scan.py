@@ -1,0 +1,184 @@
+"""Every place of a file that could be a zip header, found by its signature and never believed by it alone.
+
+::
+
+    PK 03 04  local header    30 bytes, name, extra; torch writes flags 0x808, zero sizes, and pads the extra field
+    PK 07 08  descriptor      CRC-32, stored size, size (4 bytes each, 8 in zip64), right behind the data
+    PK 01 02  directory row   46 bytes, name, extra, comment
+
+(APPNOTE.TXT of the zip format, 4.3.7, 4.3.9 and 4.3.12.) A descriptor tells where its data begins: its own place less
+the stored size. Tensor bytes may hold any of these, so `zip_rebuild` takes what they say only with a matching CRC-32.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ckptfix.containers.zip_read import CENTRAL, LOCAL, MAX32, Record, extra_fields, zip64_fields
+from ckptfix.errors import CkptfixError, Unsupported
+from ckptfix.fileio import Reader
+
+WINDOW = 4 << 20
+MAX_SIGNATURES = 4_000_000
+MAX_NAME = 4096
+
+_SIGNATURES = {"locals": b"PK\x03\x04", "descriptors": b"PK\x07\x08", "rows": b"PK\x01\x02"}
+_SHORT = struct.Struct("<3L")
+_LONG = struct.Struct("<L2Q")
+
+
+class Local(NamedTuple):
+    """A local header at `header`: what it says, None for a size or CRC-32 that it leaves to the descriptor."""
+
+    name: str
+    header: int
+    data: int
+    method: int
+    flags: int
+    stored: int | None
+    size: int | None
+    crc32: int | None
+
+
+class Descriptor(NamedTuple):
+    """A data descriptor: the data it describes is `stored` bytes from `data` on; `end` is the byte after it."""
+
+    data: int
+    stored: int
+    size: int
+    crc32: int
+    end: int
+
+
+@dataclass(slots=True)
+class Signatures:
+    """Offsets at which each signature stands, ascending; `unread` are (offset, length) that the disk did not give."""
+
+    locals: array[int] = field(default_factory=lambda: array("Q"))
+    descriptors: array[int] = field(default_factory=lambda: array("Q"))
+    rows: array[int] = field(default_factory=lambda: array("Q"))
+    unread: list[tuple[int, int]] = field(default_factory=list)
+
+
+def signatures(reader: Reader) -> Signatures:
+    """Read the file once, in windows, and note every signature.
+
+    Raises:
+        Unsupported: more signatures than any archive has records.
+    """
+    found = Signatures()
+    tail = b""
+    for offset in range(0, reader.size, WINDOW):
+        length = min(WINDOW, reader.size - offset)
+        try:
+            window = tail + reader.read(offset, length)
+        except CkptfixError:
+            # A sector that can not be read costs the records in it, not the others.
+            found.unread.append((offset, length))
+            tail = b""
+            continue
+        base = offset - len(tail)
+        for name, signature in _SIGNATURES.items():
+            places: array[int] = getattr(found, name)
+            at = window.find(signature)
+            while at >= 0:
+                places.append(base + at)
+                at = window.find(signature, at + 4)
+            if len(places) > MAX_SIGNATURES:
+                raise Unsupported(f"more than {MAX_SIGNATURES:,} zip signatures", path=reader.path)
+        tail = window[-3:]
+    return found
+
+
+def local_at(reader: Reader, header: int) -> Local | None:
+    """The local header at `header`; None if what stands there could be none."""
+    if header < 0 or header + LOCAL.size > reader.size:
+        return None
+    raw = reader.read(header, LOCAL.size)
+    signature, _, flags, method, _, _, crc32, stored, size, name_length, extra_length = LOCAL.unpack(raw)
+    data = header + LOCAL.size + name_length + extra_length
+    if signature != b"PK\x03\x04" or not 0 < name_length <= MAX_NAME or data > reader.size:
+        return None
+    rest = reader.read(header + LOCAL.size, name_length + extra_length)
+    name = rest[:name_length].decode("utf-8", "surrogateescape")
+    if MAX32 in (stored, size):
+        wide = next((payload for kind, payload in extra_fields(rest[name_length:]) if kind == 1), b"")
+        if len(wide) >= 16:
+            size, stored = struct.unpack_from("<2Q", wide)
+    if flags & 8 and not (stored or size or crc32):
+        return Local(name, header, data, method, flags, None, None, None)
+    return Local(name, header, data, method, flags, stored, size, crc32)
+
+
+def descriptors(reader: Reader, places: array[int]) -> dict[int, list[Descriptor]]:
+    """Where data would begin -> the descriptors that say so, read with sizes of four and of eight bytes."""
+    found: dict[int, list[Descriptor]] = {}
+    for place in places:
+        for form in (_SHORT, _LONG):
+            end = place + 4 + form.size
+            if end > reader.size:
+                continue
+            crc32, stored, size = form.unpack(reader.read(place + 4, form.size))
+            data = place - stored
+            if data > 0:
+                found.setdefault(data, []).append(Descriptor(data, stored, size, crc32, end))
+    return found
+
+
+def rows(reader: Reader, places: array[int]) -> list[Record]:
+    """The rows of the last directory in the file, whole or in part: each begins where the one before it ended."""
+    chains: list[list[Record]] = []
+    following = -1
+    for place in places:
+        if chains and place < following:
+            continue
+        row = _row(reader, place)
+        if row is None:
+            continue
+        record, end = row
+        if place != following:
+            chains.append([])
+        chains[-1].append(record)
+        following = end
+    return chains[-1] if chains else []
+
+
+def _row(reader: Reader, place: int) -> tuple[Record, int] | None:
+    if place + CENTRAL.size > reader.size:
+        return None
+    # fmt: off
+    (_, _, _, flags, method, _, _, crc32, stored, size,
+     name_length, extra_length, comment_length, _, _, _, header) = CENTRAL.unpack(reader.read(place, CENTRAL.size))
+    # fmt: on
+    end = place + CENTRAL.size + name_length + extra_length + comment_length
+    if not 0 < name_length <= MAX_NAME or end > reader.size:
+        return None
+    rest = reader.read(place + CENTRAL.size, name_length + extra_length)
+    name = rest[:name_length].decode("utf-8", "surrogateescape")
+    if MAX32 in (stored, size, header):
+        with suppress(ValueError):
+            size, stored, header = zip64_fields(rest[name_length:], size, stored, header)
+    return Record(name, header, stored, size, crc32, method, flags, place), end
+
+
+def shift(found: list[Record], local_of: dict[str, int]) -> int:
+    """Bytes by which the directory's offsets miss the headers: not 0 when something was put in front of the archive."""
+    votes: dict[int, int] = {}
+    for record in found:
+        if record.name in local_of:
+            distance = local_of[record.name] - record.header
+            votes[distance] = votes.get(distance, 0) + 1
+    return max(votes, key=lambda distance: (votes[distance], distance == 0), default=0)
+
+
+def named(locals_: Iterator[Local]) -> dict[str, int]:
+    """Name -> offset of its first local header."""
+    out: dict[str, int] = {}
+    for local in locals_:
+        out.setdefault(local.name, local.header)
+    return out

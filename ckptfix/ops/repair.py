@@ -1,0 +1,273 @@
+"""Repair: a fresh, clean file of what is provably whole in a damaged one, the rest left out or filled, and named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from ckptfix import dtypes
+from ckptfix.checkpoint import Checkpoint, Data, Finding, OutputFile, Plan, Storage, TensorEntry
+from ckptfix.containers.zip_write import NewRecord, fresh_archive
+from ckptfix.errors import DamagedFile
+from ckptfix.formats.torch_common import fields
+from ckptfix.formats.torch_drop import legacy_plan, storage_keys, without
+from ckptfix.formats.torch_object import TorchObject
+from ckptfix.formats.torch_tensors import BadTensor, is_tensor, storage_entry, tensor_entry
+from ckptfix.ops.repair_fill import Donor, Fill, Leaf, constant
+from ckptfix.ops.repair_wreck import Part, Wreck
+from ckptfix.pickles import Call, PersId
+from ckptfix.pickles.reemit import Rewritten, every_node
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A tensor that is not whole, and why; `filled` says what stands in its place, "" if it is left out.
+
+    `shape` and `dtype` are None and "" for a call that describes no tensor.
+    """
+
+    name: str
+    shape: tuple[int, ...] | None
+    dtype: str
+    reason: str
+    filled: str = ""
+
+    def finding(self) -> Finding:
+        what = f"{list(self.shape)} {self.dtype}: {self.reason}" if self.shape is not None else self.reason
+        if self.filled:
+            return Finding("filled", "warning", self.name, f"{what}; filled with {self.filled}")
+        return Finding("lost", "warning", self.name, what)
+
+
+@dataclass(frozen=True)
+class Repair:
+    """What can be saved of a file.
+
+    Attributes:
+        format: of the file that `plan_to` plans.
+        kept: the tensors that are whole.
+        losses: the others, each by name.
+        notes: what happened to the file.
+    """
+
+    format: str
+    kept: tuple[TensorEntry, ...]
+    losses: tuple[Loss, ...]
+    notes: tuple[Finding, ...]
+    plan_to: Callable[[str], Plan] = field(repr=False)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the kept tensors; a storage that several share counts once."""
+        seen = {
+            (storage.key, storage.nbytes)
+            for entry in self.kept
+            for storage in map(_storage_of, leaves(entry))
+            if storage is not None and storage.data is not None
+        }
+        return sum(nbytes for _, nbytes in seen)
+
+
+def _storage_of(entry: TensorEntry) -> Storage | None:
+    return entry.storage
+
+
+def leaves(entry: TensorEntry) -> Iterator[TensorEntry]:
+    """The entry and its parts."""
+    stack = [entry]
+    while stack:
+        one = stack.pop()
+        yield one
+        stack += one.parts
+
+
+def repair_torch(wreck: Wreck, *, fill: Fill | None = None, donor: Checkpoint | None = None) -> Repair:
+    """Plan the repair of a torch checkpoint whose object is whole.
+
+    Args:
+        fill: what goes in place of lost tensors that `donor` does not have.
+        donor: an older checkpoint, whose tensors of the same name, shape and dtype go there first.
+
+    Raises:
+        DamagedFile: not one tensor is whole, and nothing is filled.
+    """
+    found = wreck.found
+    assert found is not None
+    sight = _Sight(wreck)
+    rows = sight.tensors(found)
+    filled = _filled(wreck, sight, rows, fill, donor)
+    kept: list[TensorEntry] = []
+    losses: list[Loss] = []
+    for name, entry, lost in rows:
+        if not lost:
+            if entry is not None:
+                kept.append(entry)
+            continue
+        whats = {filled.done.get(key, "") for key in lost}
+        what = "" if "" in whats else ", ".join(sorted(whats))
+        reason = sight.reason(lost)
+        if not what and (refused := [filled.refused[key] for key in lost if key in filled.refused]):
+            reason += f"; not filled: {refused[0]}"
+        shape, dtype = (entry.shape, entry.dtype) if entry is not None else (None, "")
+        losses.append(Loss(name, shape, dtype, reason, what))
+    if losses and not kept and not any(loss.filled for loss in losses):
+        _refuse_empty(wreck.path, losses)
+    for key, (data, _) in filled.data.items():
+        wreck.parts[key] = Part(data, None, sight.counts.get(key, 0))
+    gone = _Sight(wreck).gone(found)
+    rewritten = without(found, gone=gone) if gone else _untouched(found)
+
+    def plan_to(dest: str) -> Plan:
+        return _plan(wreck, rewritten, dest)
+
+    return Repair(wreck.format, tuple(kept), tuple(losses), tuple(wreck.notes), plan_to)
+
+
+def _refuse_empty(path: str, losses: Sequence[Loss]) -> None:
+    names = ", ".join(loss.name for loss in losses[:4])
+    more = f" and {len(losses) - 4} more" if len(losses) > 4 else ""
+    raise DamagedFile(
+        f"not one of its {len(losses)} tensors is whole: {names}{more} ({losses[0].reason})",
+        path=path,
+        hint="--fill-from OLDER takes them from an older checkpoint",
+    )
+
+
+Row = tuple[str, TensorEntry | None, Collection[str]]
+"""A tensor: its name, its entry if it describes one, and the keys of its lost storages."""
+
+
+class _Sight:
+    """The storages of a wreck as the object refers to them: whole ones with their data, lost ones without.
+
+    `counts` are the elements of each storage that was asked for.
+    """
+
+    def __init__(self, wreck: Wreck) -> None:
+        self.wreck = wreck
+        self.counts: dict[str, int] = {}
+        self.lost: dict[str, str] = {}
+        self._made: dict[tuple[str, str, str], Storage] = {}
+
+    def __call__(self, persid: PersId) -> Storage:
+        key, kind, location, count = fields(persid)
+        made = self._made.get((key, kind, location))
+        if made is None:
+            nbytes = count * dtypes.by_name(kind).itemsize
+            self.counts[key] = count
+            part = self.wreck.parts.get(key)
+            data = part.data if part is not None and part.data.length == nbytes and location != "meta" else None
+            if data is None and location != "meta":
+                reason = self.wreck.faults.get(key, "its storage is not in the file")
+                if part is not None:
+                    reason = f"its storage has {part.data.length} bytes where {nbytes} are promised"
+                self.lost[key] = reason
+            crc32 = part.crc32 if part is not None else None
+            made = self._made[key, kind, location] = Storage(key, kind, nbytes, location, data, crc32)
+        return made
+
+    def reason(self, keys: Iterable[str]) -> str:
+        return "; ".join(dict.fromkeys(f"storage {key}: {self.lost[key]}" for key in sorted(keys)))
+
+    def tensors(self, found: TorchObject) -> list[Row]:
+        """Every tensor of the object that has a name."""
+        rows: list[Row] = []
+        for at, key, node in found.tensors:
+            entry, lost = self.look(node, key, at)
+            rows.append((f"{at}/{key}" if at else key, entry, lost))
+        return rows
+
+    def look(self, node: Call | PersId, key: str = "", at: str = "") -> tuple[TensorEntry | None, Collection[str]]:
+        """The entry of a tensor's node, and the keys of lost storages that it needs."""
+        try:
+            if isinstance(node, PersId):
+                entry = storage_entry(node, key, at, self)
+            else:
+                entry = tensor_entry(node, key, at, self)
+        except (BadTensor, OverflowError):
+            return None, self._lost_below(node)
+        storages = [one.storage for one in leaves(entry) if one.storage is not None]
+        return entry, {storage.key for storage in storages if storage.key in self.lost and storage.location != "meta"}
+
+    def _lost_below(self, node: Call | PersId) -> set[str]:
+        """Keys of lost storages anywhere in a call that describes no tensor that we know."""
+        keys = set()
+        for below in every_node(node):
+            if type(below) is PersId:
+                try:
+                    key = self(below).key
+                except BadTensor:
+                    continue
+                if key in self.lost:
+                    keys.add(key)
+        return keys
+
+    def gone(self, found: TorchObject) -> set[int]:
+        """``id`` of every node that needs a lost storage, named or not."""
+        gone = set()
+        for node in every_node(found.graph.root):
+            if type(node) is PersId or (type(node) is Call and is_tensor(node)):
+                _, lost = self.look(node)
+                if lost:
+                    gone.add(id(node))
+        return gone
+
+
+@dataclass(slots=True)
+class _Filled:
+    """Storage key -> data and nothing more; -> what it is; -> why it could not be filled from the other file."""
+
+    data: dict[str, tuple[Data, str]] = field(default_factory=dict)
+    done: dict[str, str] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+
+
+def _filled(
+    wreck: Wreck, sight: _Sight, rows: Sequence[Row], fill: Fill | None, donor: Checkpoint | None
+) -> _Filled:
+    out = _Filled()
+    if fill is None and donor is None:
+        return out
+    other = Donor(donor, wreck.byteorder) if donor is not None else None
+    on: dict[str, list[Leaf]] = {}
+    storages: dict[str, Storage] = {}
+    for name, entry, lost in rows:
+        for leaf in leaves(entry) if entry is not None and lost else ():
+            if leaf.storage is not None and leaf.storage.key in lost:
+                on.setdefault(leaf.storage.key, []).append(Leaf(name, leaf))
+                storages[leaf.storage.key] = leaf.storage
+    for key, several in on.items():
+        taken: Data | str = other.storage(storages[key], several) if other is not None else ""
+        if not isinstance(taken, str):
+            out.data[key], out.done[key] = (taken, ""), f"that of {other.path if other else ''}"
+        elif fill is not None:
+            data, what = constant(fill, several, storages[key].nbytes, wreck.byteorder)
+            out.data[key], out.done[key] = (data, what), what
+        else:
+            out.refused[key] = taken
+    return out
+
+
+def _untouched(found: TorchObject) -> Rewritten:
+    graph = found.graph
+    return Rewritten(graph.data[graph.start : graph.end], tuple(graph.persids))
+
+
+def _plan(wreck: Wreck, rewritten: Rewritten, dest: str) -> Plan:
+    """A fresh file of the same format."""
+    keys = [key for key in storage_keys(rewritten, wreck.path) if key in wreck.parts]
+    parts = [(key, wreck.parts[key]) for key in keys]
+    if wreck.format == "legacy":
+        return legacy_plan(rewritten.pickle, [(key, part.data, part.count) for key, part in parts], dest)
+    root = "archive"
+    head: list[tuple[str, bytes | Data, int | None]] = [
+        ("data.pkl", rewritten.pickle, None),
+        (".format_version", b"1", None),
+        (".storage_alignment", b"64", None),
+        ("byteorder", wreck.byteorder.encode(), None),
+    ]
+    head += [(f"data/{key}", part.data, part.crc32) for key, part in parts]
+    head += [("version", b"3\n", None)]
+    head += [(name, data, crc32) for name, (data, crc32) in wreck.extras.items()]
+    records = [NewRecord(f"{root}/{name}", data, crc32) for name, data, crc32 in head]
+    return Plan((OutputFile.of(dest, fresh_archive(records)),))

@@ -1,0 +1,89 @@
+"""Which kind of wreck a file or folder is, and its repair."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+from ckptfix.checkpoint import Checkpoint, Finding
+from ckptfix.errors import DamagedFile
+from ckptfix.fileio import Reader
+from ckptfix.formats import base, safetensors, torch_legacy
+from ckptfix.ops.repair import Repair, repair_torch
+from ckptfix.ops.repair_fill import Fill
+from ckptfix.ops.repair_layers import Folder, unwrap
+from ckptfix.ops.repair_raw import repair_raw
+from ckptfix.ops.repair_safetensors import repair_safetensors
+from ckptfix.ops.repair_wreck import Wreck, read_folder, read_legacy, read_zip
+from ckptfix.ops.targets import Side
+
+HEAD = 4096
+FAR = 1 << 20
+"""How far into a file the start of a legacy checkpoint is looked for."""
+
+_LEGACY = re.compile(rb"\x80.\x8a\x0a" + re.escape(torch_legacy.MAGIC_BYTES) + rb"\.", re.DOTALL)
+
+
+def repair(
+    path: str, folder: Folder, *, fill: Fill | None = None, donor: Checkpoint | None = None, like: Side | None = None
+) -> Repair:
+    """Plan what can be saved of the file or unzipped folder `path`.
+
+    Args:
+        folder: gives the folder where what is unpacked is put; the plan points there.
+        fill, donor: what goes in place of lost tensors; see `repair_torch`.
+        like: the model whose tensors the storages are, for a file whose pickle is lost.
+
+    Raises:
+        UnknownFormat: it is no checkpoint, damaged or not; the message says what it is.
+        DamagedFile: nothing of it can be saved.
+    """
+    notes: tuple[Finding, ...] = ()
+    name = path
+    if not Path(path).is_dir():
+        path, notes = unwrap(path, folder)
+    try:
+        done = _repair(path, fill, donor, like)
+    except DamagedFile as error:
+        error.path = name
+        raise
+    return replace(done, notes=(*notes, *done.notes))
+
+
+def _repair(path: str, fill: Fill | None, donor: Checkpoint | None, like: Side | None) -> Repair:
+    if Path(path).is_dir():
+        return _of_wreck(read_folder(path), fill, donor, like)
+    with Reader(path) as reader:
+        size = reader.size
+        head = reader.read(0, min(size, HEAD))
+        before = reader.read(0, min(size, FAR))
+    if safetensors.score(path, head, size) >= 100:
+        return repair_safetensors(path, fill=fill, donor=donor)
+    if torch_legacy.score(path, head, size):
+        return _of_wreck(read_legacy(path), fill, donor, like)
+    if not head.startswith(b"PK") and (start := _LEGACY.search(before)) is not None:
+        return _of_wreck(read_legacy(path, start.start()), fill, donor, like)
+    if not _has_records(path):
+        if safetensors.score(path, head, size):
+            return repair_safetensors(path, fill=fill, donor=donor)
+        raise base.unknown(path, head, size)
+    return _of_wreck(read_zip(path), fill, donor, like)
+
+
+def _has_records(path: str) -> bool:
+    """Whether a record of a torch archive is anywhere in the file: its name stands in its header and in its row."""
+    tail = b""
+    with Reader(path) as reader:
+        for chunk in reader.chunks(0, reader.size):
+            window = tail + chunk
+            if b"PK" in window and (b"data.pkl" in window or (b"/data/" in window and b"PK\x03\x04" in window)):
+                return True
+            tail = window[-64:]
+    return False
+
+
+def _of_wreck(wreck: Wreck, fill: Fill | None, donor: Checkpoint | None, like: Side | None) -> Repair:
+    if wreck.found is None:
+        return repair_raw(wreck, like)
+    return repair_torch(wreck, fill=fill, donor=donor)

@@ -1,0 +1,158 @@
+"""``ckptfix.repair``: what is provably whole in a damaged checkpoint, in a fresh file."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from ckptfix import formats, output
+from ckptfix.checkpoint import Finding, Plan
+from ckptfix.collector import without_collections
+from ckptfix.errors import CkptfixError, DamagedFile, Refused, WriteFailed
+from ckptfix.fileio import Progress
+from ckptfix.ops import targets
+from ckptfix.ops.grouping import collapse, shown
+from ckptfix.ops.repair import Loss, Repair
+from ckptfix.ops.repair_fill import Fill
+from ckptfix.ops.repair_open import repair as repair_op
+from ckptfix.results import Result
+
+StrPath = str | os.PathLike[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepairResult(Result):
+    """What was saved of a damaged file, or could be.
+
+    Attributes:
+        kept: names of the tensors that are whole.
+        nbytes_kept: bytes of their storages.
+        losses: what is not whole, each with what stands in its place.
+    """
+
+    kept: tuple[str, ...] = ()
+    nbytes_kept: int = 0
+    losses: tuple[Loss, ...] = field(default=())
+
+    def _details(self) -> dict[str, Any]:
+        rows = [
+            {"name": loss.name, "shape": loss.shape, "dtype": loss.dtype, "reason": loss.reason, "filled": loss.filled}
+            for loss in self.losses
+        ]
+        return {"kept": list(self.kept), "nbytes_kept": self.nbytes_kept, "lost": rows}
+
+
+@without_collections
+def repair(
+    source: StrPath,
+    dest: StrPath | None,
+    *,
+    check_only: bool = False,
+    fill: Fill | None = None,
+    fill_from: StrPath | None = None,
+    like: StrPath | None = None,
+    allow_import: bool = False,
+    force: bool = False,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> RepairResult:
+    """Write to `dest` what is provably whole in `source`, a damaged file or an unzipped folder.
+
+    The output has the format of the input, made anew. Tensors that are not whole are left out, or filled, and named;
+    `exit_code` is 3 then, and 0 when all are whole.
+
+    Args:
+        check_only: find out, and write nothing; `dest` may be None.
+        fill: ``"zeros"`` or ``"nan"``, in place of lost tensors.
+        fill_from: an older checkpoint, whose tensors of the same name, shape and dtype go there first.
+        like: a model (checkpoint, ``keys.json``, or ``module:factory``), for a file whose pickle is lost.
+        allow_import: import the module of ``module:factory`` and call the factory, which runs their code.
+        force: replace an existing `dest`.
+        dry_run: plan, and write nothing.
+        progress: called with bytes done and bytes in all.
+
+    Raises:
+        DamagedFile: nothing of it can be saved.
+        UnknownFormat: it is no checkpoint.
+        NoMatch: `like` does not say which storage is which tensor.
+        CkptfixError: as `convert`.
+    """
+    name = os.fspath(source)
+    if dest is None and not check_only:
+        raise Refused("no output is given", path=name, hint="name a file to write, or only check")
+    if fill not in (None, "zeros", "nan"):
+        raise Refused(f"no such filling: {fill!r}", hint="zeros, or nan")
+    if not Path(name).exists():
+        raise CkptfixError("no such file or directory", path=name)
+    if dest is not None:
+        files = [os.fspath(path) for path in (source, fill_from, like) if path is not None and Path(path).is_file()]
+        output.check_destination(dest, files, overwrite=force)
+    donor = formats.open_checkpoint(fill_from) if fill_from is not None else None
+    side = targets.read(like, allow_import=allow_import) if like is not None else None
+    before = formats.stamp(name)
+    near = os.path.dirname(os.path.abspath(name if dest is None else os.fspath(dest)))  # noqa: PTH100, PTH120
+    with ExitStack() as stack:
+        folder = cache(lambda: stack.enter_context(_folder(near)))
+        found = repair_op(name, folder, fill=fill, donor=donor, like=side)
+        writing = dest is not None and not check_only
+        plan = found.plan_to(os.fspath(dest)) if writing and dest is not None else Plan(())
+        if writing and not dry_run:
+            if formats.stamp(name) != before:
+                raise DamagedFile("it changed while it was read", path=name, hint="wait until its writer is done")
+            output.write_plan(plan, overwrite=force, progress=progress)
+    return _result(name, dest, found, plan, written=writing and not dry_run)
+
+
+def _folder(near: str) -> TemporaryDirectory[str]:
+    """A folder for what is unpacked, beside the output, where there is room for it."""
+    try:
+        return TemporaryDirectory(prefix=".ckptfix-", dir=near)
+    except OSError as error:
+        raise WriteFailed(error.strerror or str(error), path=near) from None
+
+
+def _result(source: str, dest: StrPath | None, found: Repair, plan: Plan, *, written: bool) -> RepairResult:
+    findings: list[Finding] = [*found.notes, *(loss.finding() for loss in found.losses)]
+    return RepairResult(
+        source=source,
+        dest="" if dest is None else os.fspath(dest),
+        format=found.format,
+        plan=plan,
+        written=written,
+        lines=_lines(found, written),
+        findings=tuple(findings),
+        exit_code=3 if found.losses else 0,
+        kept=tuple(entry.name for entry in found.kept),
+        nbytes_kept=found.nbytes,
+        losses=found.losses,
+    )
+
+
+def _lines(found: Repair, written: bool) -> tuple[str, ...]:
+    names = [entry.name for entry in found.kept]
+    left_out = [loss.name for loss in found.losses if not loss.filled]
+    filled = [loss.name for loss in found.losses if loss.filled]
+    total = len(names) + len(found.losses)
+    verb = "kept" if written else "whole:"
+    line = f"{verb} {len(names):,} of {total:,} tensors ({_size(found.nbytes)})"
+    if not found.losses:
+        line = f"{verb} all {total:,} tensors ({_size(found.nbytes)})"
+    everything = [*names, *left_out, *filled]
+    for word, some in (("lost", left_out), ("filled", filled)):
+        if some:
+            line += f"; {word} {len(some):,}: {shown(collapse(some, everything))}"
+    told = [note.message for note in found.notes if note.severity == "info"]
+    return (line, *([f"note: {'; '.join(told)}"] if told else []))
+
+
+def _size(nbytes: int) -> str:
+    """Bytes as people say them, in powers of ten."""
+    for unit, width in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if nbytes >= width:
+            return f"{nbytes / width:.1f} {unit}"
+    return f"{nbytes} bytes"

@@ -1,0 +1,175 @@
+"""What repair keeps of files that were cut at every length and changed at every bit, against the intact file."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from builders import Record, Tensor, assemble, build_zip, flip, state_dict_ops
+from compare import tensor_bytes
+from conftest import LONG
+from property.small_files import SMALL
+from property.wrecks import fixture, survivors
+
+from ckptfix import rescue
+from ckptfix.errors import CkptfixError
+
+NAMED = {
+    "legacy": SMALL["legacy"],
+    "safetensors": SMALL["safetensors"],
+    "zip": build_zip(
+        [
+            Record("a/data.pkl", assemble(("PROTO", 2), *state_dict_ops({
+                "x": Tensor("0", (2,), 2), "y": Tensor("1", (3,), 3), "tied": Tensor("1", (1,), 3, offset=1), "n": 1,
+            }), "STOP")),
+            Record("a/data/0", b"\x01" * 8),
+            Record("a/byteorder", b"little"),
+            Record("a/data/1", b"\x02" * 12),
+            Record("a/version", b"3\n"),
+        ]
+    ),
+}  # fmt: skip
+FIXTURES = (
+    *("zip-training.pth", "zip-tied.pth", "zip-protocol-4.pth", "zip-state-dict.pth", "legacy-training.pth"),
+    *("legacy-tied.pth", "trainer-dp-training.pth", "trainer-dp-training-legacy.pth"),
+    "safetensors-data-parallel.safetensors",
+)
+
+
+def loaded(path: Path) -> dict[str, torch.Tensor]:
+    """Address -> tensor, of whatever is in the file."""
+    with open(path, "rb") as file:
+        head = file.read(9)
+    if head[8:9] == b"{":
+        value: Any = safetensors.torch.load_file(path)
+    else:
+        value = torch.load(path, map_location="cpu", weights_only=False)
+    found: dict[str, torch.Tensor] = {}
+    _collect(value, "", found)
+    return found
+
+
+def _collect(value: Any, at: str, found: dict[str, torch.Tensor]) -> None:
+    if isinstance(value, torch.Tensor):
+        found[at] = value
+        return
+    rows: Any = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
+    for key, one in rows:
+        _collect(one, f"{at}/{key}" if at else str(key), found)
+
+
+def equal(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor]) -> bool:
+    """Bit for bit, over the names of `a`."""
+    return all(
+        name in b
+        and one.dtype == b[name].dtype
+        and one.shape == b[name].shape
+        and tensor_bytes(one) == tensor_bytes(b[name])
+        for name, one in a.items()
+    )
+
+
+def kept_at(folder: Path, data: bytes, cut: int) -> tuple[set[str], set[str]]:
+    """Names kept and lost at a cut; nothing at all where it is refused."""
+    path = folder / "cut"
+    path.write_bytes(data[:cut])
+    try:
+        result = rescue.repair(path, None, check_only=True)
+    except CkptfixError:
+        return set(), set()
+    lost = {loss.name for loss in result.losses if loss.name != "data.pkl"}
+    assert result.exit_code == (3 if result.losses else 0)
+    assert lost <= {finding.where for finding in result.findings}, "a lost tensor is not named"
+    return set(result.kept), lost
+
+
+def check_cuts(folder: Path, data: bytes, step: int) -> int:
+    """Compare the kept set with the oracle's at every `step`-th cut, and load the output where it changes."""
+    original = folder / "whole"
+    original.write_bytes(data)
+    values = loaded(original)
+    object_end, ends = survivors(data)
+    assert set(ends) == set(values) and ends, "the oracle sees other tensors than torch"
+    turns = {end + delta for end in (*ends.values(), object_end) for delta in (-1, 0)}
+    before: set[str] = set()
+    cuts = sorted({*range(0, len(data) + 1, step), *(turn for turn in turns if turn <= len(data)), len(data)})
+    for cut in cuts:
+        expected = {name for name, end in ends.items() if end <= cut and object_end <= cut}
+        kept, lost = kept_at(folder, data, cut)
+        assert kept == expected, f"cut at {cut}: kept {sorted(kept)}, and whole are {sorted(expected)}"
+        assert not kept or lost == set(ends) - expected, f"cut at {cut}: lost {sorted(lost)}"
+        assert before <= kept, f"cut at {cut}: a longer file keeps less"
+        if kept != before and (len(data) < 20_000 or LONG or len(kept) % 8 == 0 or cut == len(data)):
+            out = folder / "out"
+            result = rescue.repair(folder / "cut", out, force=True)
+            again = loaded(out)
+            assert set(again) == expected and equal(again, values)
+            assert set(result.kept) == expected
+            once_more = rescue.repair(out, folder / "twice", force=True)
+            assert once_more.exit_code == 0 and set(once_more.kept) == expected, "its own output is not whole"
+        before = kept
+    return len(cuts)
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_every_cut_of_a_small_file(tmp_path: Path, name: str) -> None:
+    data = NAMED[name]
+    assert check_cuts(tmp_path, data, 1 if LONG else 3) > len(data) // 4
+
+
+@pytest.mark.parametrize("name", FIXTURES)
+def test_cuts_of_files_that_torch_wrote(tmp_path: Path, name: str) -> None:
+    data = fixture(name)
+    check_cuts(tmp_path, data, 1 if LONG else max(len(data) // 12, 1))
+
+
+def test_cuts_of_a_larger_file(tmp_path: Path) -> None:
+    """200 kB, cut at every 97th byte: 2,100 cuts in the long run."""
+    torch.manual_seed(0)
+    generator = random.Random(0)
+    value = {f"layer{index}.weight": torch.randn(generator.randrange(1, 4500)) for index in range(23)}
+    value["half"] = torch.randn(300).half()
+    torch.save({"epoch": 3, "model": value}, tmp_path / "large.pth")
+    data = (tmp_path / "large.pth").read_bytes()
+    assert 180_000 < len(data) < 260_000
+    check_cuts(tmp_path, data, 97 if LONG else 97 * 23)
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_every_flipped_bit(tmp_path: Path, name: str) -> None:
+    """A tensor that is kept is the original one, wherever a checksum covers it; else it is lost, and named."""
+    data = NAMED[name]
+    original = tmp_path / "whole"
+    original.write_bytes(data)
+    values = loaded(original)
+    path, out = tmp_path / "flipped", tmp_path / "out"
+    summed = name == "zip"
+    whole = refused = partly = 0
+    for bit in range(0, len(data) * 8, 1 if LONG else 29):
+        path.write_bytes(flip(data, bit))
+        try:
+            result = rescue.repair(path, out, force=True)
+        except CkptfixError:
+            refused += 1
+            continue
+        if result.losses:
+            partly += 1
+        if not summed:
+            continue
+        if any(loss.name == "data.pkl" for loss in result.losses):
+            assert all(len(key.split("_")) == 2 for key in result.kept)
+            raw = {key: bytes(one.untyped_storage()) for key, one in loaded(out).items()}
+            stored = {bytes(one.untyped_storage()) for one in values.values()}
+            assert set(raw.values()) <= stored, f"bit {bit}: other bytes"
+            continue
+        again = loaded(out)
+        assert equal(again, values), f"bit {bit} changed a tensor without a word"
+        assert {*again, *(loss.name for loss in result.losses)} == set(values), f"bit {bit}: a tensor went unnamed"
+        whole += not result.losses
+    if summed:
+        assert whole and partly and not refused, "headers mend each other; only what is inside a record can be lost"
