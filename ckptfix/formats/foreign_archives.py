@@ -59,9 +59,11 @@ def _zip_of(names: Sequence[str], file: File) -> Answer:
     if not files:
         return "a zip archive without files", None
     if "constants.pkl" in lasts:
-        return "a TorchScript program (torch.jit.save)", f"torch.jit.load({file.name!r}) reads it"
+        hint = f"ckptfix extract {quote(file.path)} OUT takes its weights out; torch.jit.load({file.name!r}) reads it"
+        return "a TorchScript program (torch.jit.save)", hint
     if "archive_format" in lasts:
-        return "an exported program (.pt2)", f"torch.export.load({file.name!r}) reads it"
+        hint = f"ckptfix extract {quote(file.path)} OUT takes its weights out; torch.export.load({file.name!r}) reads it"
+        return "an exported program (.pt2)", hint
     if "data.pkl" in lasts:
         mac = ", with the __MACOSX files of the Finder" if any(name.startswith("__MACOSX/") for name in names) else ""
         return f"a torch checkpoint that was unpacked and zipped again{mac}", f"unzip it, then {_REPACK}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -212,7 +213,7 @@ def chosen_state_dict(checkpoint: Checkpoint, at: str | None) -> StateDict:
 
 def _without_state_dict(checkpoint: Checkpoint) -> str:
     if any(entry.at.endswith("_parameters") for entry in checkpoint.entries):
-        return "it is a whole pickled module; load it where its class is and save model.state_dict()"
+        return f"it is a whole pickled module: ckptfix extract {shlex.quote(checkpoint.path)} OUT takes its state dict"
     return "`ckptfix inspect` shows what it holds"
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from ckptfix.checkpoint import Checkpoint, Finding, Plan
 from ckptfix.errors import Refused, WouldLoseData
-from ckptfix.formats import open_checkpoint, safetensors
+from ckptfix.formats import exported, open_checkpoint, safetensors, torchscript
 from ckptfix.formats.weights import Weights, plan_torch
 from ckptfix.ops.convert import fits, little, target_format, why_not
 from ckptfix.ops.extract_ema import averaged, is_averaged
@@ -75,7 +76,8 @@ def plan(weights: Weights, dest: str, *, to: str | None = None, drop_unsupported
     target = target_format(dest, to)
     if not weights.entries:
         first = weights.findings[0].message if weights.findings else "a module without parameters and buffers"
-        raise Refused(f"{weights.what} holds no tensors to take: {first}", path=weights.path)
+        hint = f"--at {torchscript.CONSTANTS} takes its constants" if torchscript.CONSTANTS in weights.left else None
+        raise Refused(f"{weights.what} holds no tensors to take: {first}", path=weights.path, hint=hint)
     lost: tuple[str, ...] = ()
     if target == "safetensors":
         made, lost = _safetensors(weights, dest, drop_unsupported)
@@ -113,4 +115,12 @@ def open_weights(path: str, at: str | None, ema: bool) -> tuple[Weights, tuple[s
         UnknownFormat: it is nothing that holds weights.
         CkptfixError: as `choose`.
     """
+    if not Path(path).is_file():
+        return choose(open_checkpoint(path), at, ema)
+    for program in (torchscript, exported):
+        weights = program.read(path, at)
+        if weights is not None:
+            if ema:
+                raise Refused("a program holds one set of weights; --ema is for checkpoints of training", path=path)
+            return weights, ()
     return choose(open_checkpoint(path), at, ema)
