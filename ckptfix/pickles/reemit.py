@@ -33,19 +33,24 @@ class Rewritten:
 
 
 def reemit(
-    graph: Graph, *, items: Mapping[int, Collection[int]] | None = None, gone: Collection[int] = ()
+    graph: Graph,
+    *,
+    items: Mapping[int, Collection[int]] | None = None,
+    gone: Collection[int] = (),
+    replaced: Mapping[int, Any] | None = None,
 ) -> Rewritten:
     """The stream of `graph` without some of its nodes. What other nodes share with those that go stays whole.
 
     Args:
         items: ``id`` of a Dict or Call -> places in its ``items`` that are left out; or of a list -> of its elements.
         gone: ``id`` of nodes that are left out wherever they are the value of a mapping, and are None elsewhere.
+        replaced: ``id`` of nodes -> what is written in their place, wherever they stand.
 
     Raises:
         Unsupported: something that can not be written as it was meant: a global that was computed, state that was
             set twice on one object.
     """
-    writer = _Writer(graph, items or {}, frozenset(gone))
+    writer = _Writer(graph, items or {}, frozenset(gone), replaced or {})
     writer.run(graph.root)
     if writer.pairs_of_states:
         # Two states of one object are kept as a pair, as that of a class with __slots__ is: BUILDs tell which.
@@ -81,13 +86,16 @@ def every_node(root: Any) -> Iterator[Any]:
 
 
 class _Writer:
-    def __init__(self, graph: Graph, items: Mapping[int, Collection[int]], gone: frozenset[int]) -> None:
+    def __init__(
+        self, graph: Graph, items: Mapping[int, Collection[int]], gone: frozenset[int], replaced: Mapping[int, Any]
+    ) -> None:
         self.data = graph.data
         head = graph.data[graph.start : graph.start + 2]
         # Protocols 0 to 2 have no bytes but the str of Python 2.
         self.python2 = not (head[:1] == b"\x80" and head[1] >= 3)
         self.items = items
         self.gone = gone
+        self.replaced = replaced
         self.out: list[bytes] = []
         self.memo: dict[Any, int] = {}
         self.persids: list[PersId] = []
@@ -101,6 +109,8 @@ class _Writer:
             if node is stack:
                 stack.pop()
                 continue
+            if self.replaced:
+                node = self.replaced.get(id(node), node)
             write = _LEAVES.get(type(node))
             if id(node) in self.gone:
                 self.out.append(b"N")
