@@ -108,9 +108,12 @@ class Archive:
             place: local for place in found.locals if (local := zip_scan.local_at(reader, place)) is not None
         }
         directory = zip_scan.rows(reader, found.rows)
-        by_name = zip_scan.named(iter(self.locals.values()))
-        self.shift = zip_scan.shift(directory, by_name)
+        self.shift = zip_scan.shift(directory, self.locals)
         self.rows = {record.header + self.shift: record for record in directory}
+        other = sum(self.locals[place].name != row.name for place, row in self.rows.items() if place in self.locals)
+        if 2 * other > len(self.rows):
+            # The directory of something else, such as an archive in a tensor's bytes.
+            self.rows = {}
         self._sums: dict[tuple[int, int, int, int], int | None] = {}
         self._rows_at = sorted(self.rows)
         self.checksums = any(self._stated())

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -26,6 +27,8 @@ from ckptfix.fileio import Reader
 WINDOW = 4 << 20
 MAX_SIGNATURES = 4_000_000
 MAX_NAME = 4096
+MOST_PLACES = 16
+"""Headers of one name that are compared with its row."""
 
 _SIGNATURES = {"locals": b"PK\x03\x04", "descriptors": b"PK\x07\x08", "rows": b"PK\x01\x02"}
 _SHORT = struct.Struct("<3L")
@@ -166,19 +169,16 @@ def _row(reader: Reader, place: int) -> tuple[Record, int] | None:
     return Record(name, header, stored, size, crc32, method, flags, place), end
 
 
-def shift(found: list[Record], local_of: dict[str, int]) -> int:
-    """Bytes by which the directory's offsets miss the headers: not 0 when something was put in front of the archive."""
-    votes: dict[int, int] = {}
+def shift(found: list[Record], locals_: Mapping[int, Local]) -> int:
+    """Bytes by which the directory's offsets miss the headers: not 0 when something was put in front of the archive.
+
+    It is the distance at which most rows find a header of their name, so that a directory inside a tensor's bytes is
+    taken for the records beside it and for no others.
+    """
+    places: dict[str, list[int]] = {}
+    for local in locals_.values():
+        places.setdefault(local.name, []).append(local.header)
+    votes: Counter[int] = Counter()
     for record in found:
-        if record.name in local_of:
-            distance = local_of[record.name] - record.header
-            votes[distance] = votes.get(distance, 0) + 1
+        votes.update(place - record.header for place in places.get(record.name, ())[:MOST_PLACES])
     return max(votes, key=lambda distance: (votes[distance], distance == 0), default=0)
-
-
-def named(locals_: Iterator[Local]) -> dict[str, int]:
-    """Name -> offset of its first local header."""
-    out: dict[str, int] = {}
-    for local in locals_:
-        out.setdefault(local.name, local.header)
-    return out
