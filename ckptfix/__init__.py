@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ckptfix.api import unwrap as unwrap
     from ckptfix.checkpoint import Checkpoint as Checkpoint
     from ckptfix.cleaning import sanitize as sanitize
+    from ckptfix.cleaning import slim as slim
     from ckptfix.errors import CkptfixError as CkptfixError
     from ckptfix.errors import LoadMismatch as LoadMismatch
     from ckptfix.loaders import ForeignObject as ForeignObject
@@ -49,7 +50,7 @@ _HOMES = {
     "LoadMismatch": "ckptfix.errors",
     "match": "ckptfix.matching",
     "repair": "ckptfix.rescue",
-    "sanitize": "ckptfix.cleaning",
+    **dict.fromkeys(("sanitize", "slim"), "ckptfix.cleaning"),
     "extract": "ckptfix.weights",
     **dict.fromkeys(("load_checkpoint", "load_into", "load_optimizer", "load_state_dict"), "ckptfix.loaders"),
     **dict.fromkeys(("ForeignObject", "LoadReport", "OptimizerReport"), "ckptfix.loaders"),

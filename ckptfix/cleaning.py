@@ -13,6 +13,7 @@ from ckptfix.collector import without_collections
 from ckptfix.errors import CkptfixError, DamagedFile
 from ckptfix.fileio import Progress
 from ckptfix.ops import sanitize as sanitize_op
+from ckptfix.ops import slim as slim_op
 from ckptfix.ops.sanitize_objects import EXTRACT
 from ckptfix.ops.sanitize_report import Loss
 from ckptfix.results import Result
@@ -125,3 +126,90 @@ def _sanitized_lines(done: sanitize_op.Sanitized) -> tuple[str, ...]:
     if unasked:
         lines.append(f"LEFT OUT: {unasked:,} value{'s' if unasked > 1 else ''}, each named below")
     return tuple(lines) or ("written again",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlimResult(Result):
+    """What was saved.
+
+    Attributes:
+        saved: reason -> bytes: ``"unused storage"``, ``"optimizer"``, ``"duplicates"``, and ``"container"`` for the
+            rest of the difference in size, which may be negative.
+        dropped: addresses of the optimizers that were left out.
+        compacted: storages that were cut to what is used of them.
+        tied: storages that were replaced by equal ones.
+    """
+
+    saved: Mapping[str, int] = field(default_factory=dict)
+    dropped: tuple[str, ...] = ()
+    compacted: int = 0
+    tied: int = 0
+
+    def _details(self) -> dict[str, Any]:
+        return {
+            "saved": dict(self.saved),
+            "dropped": list(self.dropped),
+            "compacted": self.compacted,
+            "tied": self.tied,
+        }
+
+
+@without_collections
+def slim(
+    source: StrPath,
+    dest: StrPath,
+    *,
+    no_optimizer: bool = False,
+    dedupe: bool = False,
+    force: bool = False,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> SlimResult:
+    """Write `source` to `dest` without bytes that no tensor uses.
+
+    Args:
+        no_optimizer: leave out every optimizer's state.
+        dedupe: make one storage of those with equal bytes, which ties their tensors.
+        force, dry_run, progress: as in `api.strip_module`.
+
+    Raises:
+        Refused: nothing would be left.
+        Unsupported, WouldOverwrite, WouldLoseData, DamagedFile, UnknownFormat, WriteFailed.
+    """
+    output.check_destination(dest, [source], overwrite=force)
+    checkpoint = formats.open_checkpoint(source)
+    try:
+        done = slim_op.slim(checkpoint, os.fspath(dest), no_optimizer=no_optimizer, dedupe=dedupe)
+    except CkptfixError as error:
+        error.path = error.path or checkpoint.path
+        raise
+    _write(checkpoint, done.plan, force, dry_run, progress)
+    return SlimResult(
+        source=checkpoint.path,
+        dest=os.fspath(dest),
+        format=checkpoint.format,
+        plan=done.plan,
+        written=not dry_run,
+        lines=_slimmed_lines(done, checkpoint.size),
+        saved=done.saved,
+        dropped=done.dropped,
+        compacted=done.compacted,
+        tied=done.tied,
+    )
+
+
+def _slimmed_lines(done: slim_op.Slimmed, size: int) -> tuple[str, ...]:
+    if done.identical:
+        return ("nothing to do: tensors use all of the bytes; the output is an identical copy",)
+    notes = {
+        slim_op.UNUSED: f" in {done.compacted:,} storage{'s' if done.compacted != 1 else ''}",
+        slim_op.OPTIMIZER: f" ({', '.join(done.dropped[:8])}{' ...' if len(done.dropped) > 8 else ''})",
+        slim_op.DUPLICATES: f" in {done.tied:,} storage{'s' if done.tied != 1 else ''}, whose tensors are now tied",
+    }
+    lines = [
+        f"{reason}: {abs(nbytes):,} bytes {'saved' if nbytes > 0 else 'more'}{notes.get(reason, '')}"
+        for reason, nbytes in done.saved.items()
+    ]
+    if done.dropped and slim_op.OPTIMIZER not in done.saved:
+        lines.append(f"left out: {', '.join(done.dropped[:8])}")
+    return (*lines, f"{size:,} bytes become {done.plan.nbytes:,}")

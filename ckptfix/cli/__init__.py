@@ -46,6 +46,7 @@ COMMANDS: dict[str, Row] = {
     "extract": Row("Container", "extract", "Take the weights out of a pickled module or a program."),
     "sanitize": Row("Container", "sanitize", "Turn what weights_only=True refuses into plain values."),
     "repair": Row("Damage", "repair", "Save what is whole in a damaged file, and name the rest."),
+    "slim": Row("Container", "slim", "Leave out bytes that no tensor uses, and the optimizer."),
     "completion": Row("Shell", "completion", "Print the completion script of a shell."),
 }
 

@@ -179,6 +179,8 @@ COMMANDS = {
     "sanitize": ["sanitize", "{torch}", "{out}.pth"],
     "repair": ["repair", "{torch}", "{out}.pth"],
     "repair safetensors": ["repair", "{safetensors}", "{out}.safetensors"],
+    "slim": ["slim", "{torch}", "{out}.pth"],
+    "slim safetensors": ["slim", "{safetensors}", "{out}.safetensors"],
     "inspect": ["inspect", "{torch}"],
     "inspect safetensors": ["inspect", "{safetensors}"],
     "diff": ["diff", "{torch}", "{safetensors}"],

@@ -1,0 +1,29 @@
+"""ckptfix slim."""
+
+from __future__ import annotations
+
+import click
+
+from ckptfix.cli.common import How, Written, writes
+
+
+@writes(
+    "slim",
+    click.Option(["--no-optimizer"], is_flag=True, help="Leave out every optimizer's state."),
+    click.Option(
+        ["--dedupe"], is_flag=True, help="Make one storage of equal ones. Their tensors are tied: one changes with all."
+    ),
+    click.Option(["--check-only"], is_flag=True, help="Say what would be saved, and write nothing; as --dry-run."),
+    example="ckptfix slim training.ckpt small.ckpt --no-optimizer",
+)
+def command(source: str, dest: str, how: How, *, no_optimizer: bool, dedupe: bool, check_only: bool) -> Written:
+    """Write OUT: IN without bytes that no tensor uses.
+
+    A view that was saved drags its whole storage along; OUT has only what the tensors reach. Tensors that share memory
+    go on sharing it, and every value stays. In safetensors, holes and hidden bytes go.
+    """
+    from ckptfix import cleaning
+
+    if check_only:
+        how["dry_run"] = True
+    return cleaning.slim(source, dest, no_optimizer=no_optimizer, dedupe=dedupe, **how)
