@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ckptfix.checkpoint import Checkpoint as Checkpoint
     from ckptfix.cleaning import sanitize as sanitize
     from ckptfix.cleaning import slim as slim
+    from ckptfix.diagnosis import doctor as doctor
     from ckptfix.errors import CkptfixError as CkptfixError
     from ckptfix.errors import LoadMismatch as LoadMismatch
     from ckptfix.loaders import ForeignObject as ForeignObject
@@ -48,6 +49,7 @@ _HOMES = {
     "Checkpoint": "ckptfix.checkpoint",
     "CkptfixError": "ckptfix.errors",
     "LoadMismatch": "ckptfix.errors",
+    "doctor": "ckptfix.diagnosis",
     "match": "ckptfix.matching",
     "repair": "ckptfix.rescue",
     **dict.fromkeys(("sanitize", "slim"), "ckptfix.cleaning"),

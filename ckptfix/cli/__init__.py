@@ -34,6 +34,7 @@ class Row(NamedTuple):
 
 COMMANDS: dict[str, Row] = {
     "inspect": Row("Look", "inspect", "Say what a file is, and list its tensors."),
+    "doctor": Row("Look", "doctor", "Say why a file does not load, and what mends it."),
     "diff": Row("Look", "diff", "Compare two checkpoints: names, shapes, devices, values."),
     "strip-module": Row("Names", "strip_module", "Remove the prefix that DataParallel or DDP put on the names."),
     "add-module": Row("Names", "add_module", "Add that prefix, for a model that is wrapped."),

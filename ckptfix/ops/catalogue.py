@@ -43,14 +43,28 @@ def remedy(finding: Finding, path: str, **values: str) -> str | None:
     """What to do about `finding` in the file `path`: a command line for a shell, or words; None for nothing.
 
     ``{source}`` in the template is the file; ``{repaired}``, ``{cpu}`` and so on are free names beside it;
-    other fields come from `values`. Text that is not a field of a command is left as it is.
+    ``{at}`` is where the finding is; other fields come from `values`.
     """
     entry = ENTRIES.get(finding.id)
     template = finding.fix if finding.fix is not None else entry.fix if entry else None
     if template is None:
         return None
-    fields = _Fields(path, values)
+    fields = _Fields(path, {"at": finding.where, **values})
     return template.format_map(fields) if "{" in template else template
+
+
+def errors_of(finding: Finding) -> tuple[int, ...]:
+    """Numbers of the load errors that `finding` explains."""
+    entry = ENTRIES.get(finding.id)
+    return entry.errors if entry is not None else ()
+
+
+_PLACES = {id: place for place, id in enumerate(ENTRIES)}
+
+
+def place_of(finding: Finding) -> int:
+    """Where its row stands: what a file is comes before what it holds."""
+    return _PLACES.get(finding.id, len(_PLACES))
 
 
 def proposed(path: str, word: str) -> str:

@@ -25,6 +25,13 @@ CONTENTS: tuple[Entry, ...] = (
         (3,), _SANITIZE,
     ),
     Entry(
+        "whole-module", "warning", "a whole pickled module, not a state dict",
+        "torch.save(model) stores the names of the classes, and loading needs their code: `No module named "
+        "'models'`, `Can't get "
+        "attribute 'Net'`, `object has no attribute ...` after a new release. The weights can be taken out without it.",
+        (3, 8, 9, 10, 44), "ckptfix extract {source} {weights}",
+    ),
+    Entry(
         "foreign-global", "warning", "the pickle names a class or function that weights_only=True refuses",
         "Hyper-parameters, paths, NumPy numbers or a training framework's objects were saved beside the weights. "
         "torch.load says `Unsupported global` or `No module named ...`; the weights do not need them.",
@@ -36,13 +43,6 @@ CONTENTS: tuple[Entry, ...] = (
         "program, "
         "wrote this one.",
         (3,), _SANITIZE,
-    ),
-    Entry(
-        "whole-module", "warning", "a whole pickled module, not a state dict",
-        "torch.save(model) stores the names of the classes, and loading needs their code: `No module named "
-        "'models'`, `Can't get "
-        "attribute 'Net'`, `object has no attribute ...` after a new release. The weights can be taken out without it.",
-        (3, 8, 9, 10, 44), "ckptfix extract {source} {weights}",
     ),
     Entry(
         "stacked-pickles", "error", "another pickle follows the end of the first",

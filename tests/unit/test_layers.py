@@ -27,7 +27,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
             ("keys",),
             ("formats",),
             ("ops",),
-            ("loaders", "api", "matching", "rescue", "cleaning", "weights", "results"),
+            ("loaders", "api", "matching", "diagnosis", "rescue", "cleaning", "weights", "results"),
             ("trainer",),
             ("cli",),
         ),
@@ -184,6 +184,7 @@ COMMANDS = {
     "inspect": ["inspect", "{torch}"],
     "inspect safetensors": ["inspect", "{safetensors}"],
     "diff": ["diff", "{torch}", "{safetensors}"],
+    "doctor": ["doctor", "{torch}"],
     "extract": ["extract", "{torch}", "{out}.pth"],
     "completion": ["completion", "bash"],
     "help": ["--help"],
@@ -211,8 +212,8 @@ def test_no_command_loads_torch(tmp_path: Path, name: str) -> None:
     torch_file, safetensors_file = small_files(tmp_path)
     values = {"torch": torch_file, "safetensors": safetensors_file, "out": str(tmp_path / "out")}
     code, heavy = probe([argument.format(**values) for argument in COMMANDS[name]])
-    assert code == {"an error": 2, "diff": 1}.get(name, 0)
-    assert not set(heavy) - ({"numpy", "ml_dtypes"} if name == "diff" else set())
+    assert code == {"an error": 2, "diff": 1, "doctor": 1}.get(name, 0)
+    assert not set(heavy) - ({"numpy", "ml_dtypes"} if name in ("diff", "doctor") else set())
 
 
 def test_every_command_is_probed() -> None:

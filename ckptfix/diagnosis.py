@@ -1,0 +1,54 @@
+"""``ckptfix.doctor``: why a checkpoint does not load, and the command that mends it."""
+
+from __future__ import annotations
+
+import os
+
+from ckptfix.collector import without_collections
+from ckptfix.ops import doctor as doctor_op
+from ckptfix.ops import targets
+from ckptfix.ops.catalogue import ENTRIES
+from ckptfix.ops.catalogue_row import Entry
+from ckptfix.ops.doctor import Diagnosis
+
+StrPath = str | os.PathLike[str]
+
+
+@without_collections
+def doctor(
+    path: StrPath,
+    *,
+    like: StrPath | None = None,
+    error: str | None = None,
+    fast: bool = False,
+    at: str | None = None,
+    like_at: str | None = None,
+    allow_import: bool = False,
+) -> Diagnosis:
+    """Look at a checkpoint, and say what keeps it from loading; nothing of it is imported, run or changed.
+
+    Args:
+        like: the model that it is meant for: a checkpoint, a file of keys (``keys.json``), or ``module:factory``.
+        error: the message that somebody got; the findings that explain it come first.
+        fast: read no tensor bytes: no checksums, no search for NaN and zeros.
+        at, like_at: addresses of the state dicts to compare, where there are several.
+        allow_import: import the module of ``module:factory`` and call the factory, which runs their code.
+
+    Returns:
+        What was found; ``diagnosis.sentence`` says it in one, ``diagnosis.findings`` have the commands.
+
+    Raises:
+        CkptfixError: `path` can not be read; `like` can not, as `targets.read`.
+    """
+    target = None if like is None else targets.read(like, at=like_at, allow_import=allow_import)
+    return doctor_op.examine(path, like=target, error=error, fast=fast, at=at)
+
+
+def explain(id: str) -> Entry | None:
+    """The row of the table of findings that is called `id`; None if there is none."""
+    return ENTRIES.get(id)
+
+
+def ids() -> tuple[str, ...]:
+    """The ids of all findings."""
+    return tuple(ENTRIES)

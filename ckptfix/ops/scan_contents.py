@@ -1,0 +1,256 @@
+"""What a checkpoint holds that keeps it from loading as it is: devices, wrappers, nesting, views, empty weights."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+from ckptfix import dtypes, keys
+from ckptfix.checkpoint import Checkpoint, Finding, StateDict, TensorEntry
+from ckptfix.formats import safetensors, torch_legacy, torch_zip
+from ckptfix.ops import families
+from ckptfix.ops.catalogue import found
+
+PICKLED = (torch_zip.NAME, torch_legacy.NAME)
+
+WASTE = 4096
+"""Bytes of a storage that no tensor views before they are told, if they are a tenth of it too."""
+
+_LIGHTNING = ("hyper_parameters", "global_step", "callbacks", "lr_schedulers", "hparams_name")
+"""Keys that beside ``state_dict`` make a file look like one of Lightning's (checkpoint_connector.py)."""
+
+_TORCH_OF_CALLS = {
+    "torch._utils._rebuild_tensor_v3": "2.1",
+    "torch.storage.UntypedStorage": "2.0",
+    "torch.UntypedStorage": "2.0",
+    "torch._tensor._rebuild_from_type_v2": "1.12",
+    "torch._utils._rebuild_parameter_with_state": "2.0",
+    "torch._utils._rebuild_device_tensor_from_numpy": "1.13",
+    "torch._utils._rebuild_wrapper_subclass": "2.1",
+    "torch._utils._rebuild_parameter": "0.4.1",
+    "torch._utils._rebuild_tensor_v2": "0.4",
+}
+"""Rebuild call -> first release of torch that has it (history of torch/_utils.py)."""
+
+_SUFFIX_FORMATS = {".safetensors": safetensors.NAME}
+
+
+def weights(checkpoint: Checkpoint) -> list[StateDict]:
+    """The state dicts that are a model's; else those that are at least no optimizer's."""
+    chosen = [state for state in checkpoint.state_dicts if state.weights]
+    return chosen or [state for state in checkpoint.state_dicts if not state.optimizer]
+
+
+def scan(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Findings about `checkpoint` as a whole; no tensor byte is read."""
+    yield from _suffix(checkpoint)
+    yield from _wrappers(checkpoint)
+    yield from _devices(checkpoint)
+    yield from _nesting(checkpoint)
+    yield from _sizes(checkpoint)
+    yield from _sharing(checkpoint)
+    yield from _spellings(checkpoint)
+    if checkpoint.format == safetensors.NAME:
+        if checkpoint.entries and checkpoint.metadata.get("format") is None:
+            yield found("no-format-metadata")
+        yield found("no-checksums", "safetensors states no checksums: a flipped bit of the data could not be seen")
+    if checkpoint.format == torch_legacy.NAME:
+        yield found("no-mmap")
+        yield found("no-checksums", "torch's old format has no checksums: a flipped bit of the data could not be seen")
+    if checkpoint.byteorder == "big":
+        yield found("big-endian")
+
+
+def _suffix(checkpoint: Checkpoint) -> Iterator[Finding]:
+    path = checkpoint.path.lower()
+    if path.endswith(".safetensors") and checkpoint.format != safetensors.NAME:
+        message = "a torch checkpoint that is called .safetensors"
+        yield found("wrong-suffix", message, fix="ckptfix convert {source} {safetensors} --to safetensors")
+    elif checkpoint.format == safetensors.NAME and path.endswith(torch_zip.SUFFIXES):
+        message = "a safetensors file that is called like one of torch"
+        yield found("wrong-suffix", message, fix="ckptfix convert {source} {zip} --to zip")
+
+
+def _wrappers(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Wrappers on every name of a state dict, or anywhere where only wrappers have such a name."""
+    for site in checkpoint.sites:
+        if site.kind != "state_dict":
+            continue
+        carried = keys.wrappers_in(site.names)
+        others = [name for name in site.names if name not in keys.COMPANIONS]
+        sure = {part: row for part, row in carried.items() if part in keys.ANYWHERE or row[0] >= len(others)}
+        if not sure:
+            for part, (count, first) in carried.items():
+                message = f"{count} of {len(others)} names begin with {part}., as in {first}; it may be the model's own"
+                yield found("partial-prefix", message, where=site.at)
+            continue
+        (_, example) = next(iter(sure.values()))
+        made = "; ".join(wrapper.made_by for wrapper in keys.WRAPPERS if wrapper.component in sure)
+        names = " and ".join(f"{part}." for part in sure)
+        message = f"{len(site.names):,} names carry {names} ({made}), as in {example}"
+        simple = list(sure) == ["module"] and not any(name.startswith("module.module.") for name in site.names)
+        fix = "ckptfix strip-module {source} {stripped}" if simple else None
+        yield found("wrapped-names", message, where=site.at, fix=fix)
+
+
+def _devices(checkpoint: Checkpoint) -> Iterator[Finding]:
+    away = {place: count for place, count in checkpoint.devices.items() if place not in ("cpu", "meta")}
+    if away:
+        rows = ", ".join(f"{place} in {count:,} places" for place, count in list(away.items())[:6])
+        yield found("device-tags", f"tensors were saved on {rows}, and load back there")
+    for place in checkpoint.fixed_devices[:20]:
+        yield found("fixed-device", f"a device that no edit reaches: {place}")
+
+
+def _nesting(checkpoint: Checkpoint) -> Iterator[Finding]:
+    tops = {entry.at.partition("/")[0] or entry.key for entry in checkpoint.entries if entry.at}
+    for state in weights(checkpoint):
+        if state.at and state.weights and "_parameters" not in state.at.split("/"):
+            message = f"the weights are at {state.at!r}, in a training checkpoint"
+            fix = "ckptfix extract {source} {weights} --at {at}"
+            yield found("training-checkpoint", message, where=state.at, fix=fix)
+    optimizer = [entry for entry in checkpoint.entries if entry.at.startswith(_optimizers(checkpoint))]
+    if optimizer:
+        nbytes = sum(entry.storage.nbytes for entry in optimizer if entry.storage is not None)
+        message = f"an optimizer's state is {nbytes:,} of its {checkpoint.size:,} bytes"
+        yield found("optimizer-state", message, where=optimizer[0].at)
+    if "state_dict" in tops and checkpoint.format in PICKLED:
+        addresses = {address.partition("/")[0] for address, _ in checkpoint.values()} | tops
+        if "pytorch-lightning_version" not in addresses and addresses & set(_LIGHTNING):
+            yield found("no-lightning-version")
+
+
+def _optimizers(checkpoint: Checkpoint) -> tuple[str, ...]:
+    """Beginnings of addresses that are an optimizer's."""
+    return tuple(dict.fromkeys(state.at.rpartition("/")[0] for state in checkpoint.state_dicts if state.optimizer)) or (
+        "\0",
+    )
+
+
+def _sizes(checkpoint: Checkpoint) -> Iterator[Finding]:
+    if not checkpoint.entries:
+        yield found("no-tensors")
+        return
+    ats = {state.at for state in weights(checkpoint)}
+    mine = [entry for entry in checkpoint.entries if entry.at in ats]
+    empty = [entry for entry in mine if entry.shape == (0,)]
+    if empty and len(empty) * 2 >= len(mine):
+        names = ", ".join(entry.name for entry in empty[:3])
+        message = f"{len(empty):,} of {len(mine):,} tensors have the shape [0] and no values: {names}"
+        yield found("zero-size", message, where=empty[0].name)
+
+
+def _sharing(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Tied tensors, overlapping ones, and storages that are larger than what views them."""
+    whole: dict[str, int] = {}
+    ends: dict[str, list[tuple[int, int, str]]] = defaultdict(list)
+    ties: dict[tuple[object, ...], list[str]] = defaultdict(list)
+    stack: list[TensorEntry] = list(checkpoint.entries)
+    ats = {state.at for state in weights(checkpoint)}
+    while stack:
+        entry = stack.pop()
+        stack += entry.parts
+        storage = entry.storage
+        if storage is None or storage.data is None:
+            continue
+        whole[storage.key] = storage.nbytes
+        size = dtypes.by_name(entry.dtype)
+        if not entry.numel:
+            continue
+        reach = 1 + sum((count - 1) * step for count, step in zip(entry.shape, entry.stride, strict=True))
+        ends[storage.key].append((size.nbytes(entry.offset), size.nbytes(entry.offset + reach), entry.name))
+        if entry.at in ats:
+            ties[storage.key, entry.dtype, entry.offset, entry.shape, entry.stride].append(entry.key)
+    tied = [sorted(names) for names in ties.values() if len(names) > 1]
+    if tied:
+        shown = "; ".join(" = ".join(names[:4]) for names in sorted(tied)[:3])
+        yield found("tied-tensors", f"{len(tied):,} tensors have several names: {shown}", where=sorted(tied)[0][0])
+    wasted: list[tuple[int, int, str]] = []
+    for key, spans in ends.items():
+        used = _covered(spans)
+        if whole[key] - used >= max(WASTE, whole[key] // 10):
+            wasted.append((whole[key] - used, whole[key], spans[0][2]))
+    if wasted:
+        wasted.sort(reverse=True)
+        total = sum(row[0] for row in wasted)
+        _, held, name = wasted[0]
+        message = f"{total:,} bytes are saved that no tensor uses: {name} is a view of a storage of {held:,} bytes"
+        yield found("oversized-storage", message, where=name)
+    yield from _overlaps(checkpoint, ats)
+
+
+def _overlaps(checkpoint: Checkpoint, ats: set[str]) -> Iterator[Finding]:
+    """What a conversion to safetensors would say of overlapping tensors."""
+    if checkpoint.format not in PICKLED:
+        return
+    for at in ats:
+        entries = [entry for entry in checkpoint.entries if entry.at == at and entry.kind == "dense"]
+        shared = defaultdict(list)
+        for entry in entries:
+            if entry.storage is not None:
+                shared[entry.storage.key].append(entry)
+        groups: Sequence[TensorEntry] = [entry for group in shared.values() if len(group) > 1 for entry in group]
+        if groups:
+            _, _, findings = safetensors.share_plan(groups)
+            yield from findings[:5]
+
+
+def _covered(spans: Sequence[tuple[int, int, str]]) -> int:
+    """Bytes that the spans cover together."""
+    total = end = 0
+    for start, stop, _ in sorted(spans):
+        total += max(0, stop - max(start, end))
+        end = max(end, stop)
+    return total
+
+
+def _spellings(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Names in an older spelling: LayerNorm's, weight_norm's, spectral_norm's."""
+    for state in weights(checkpoint):
+        names = [entry.key for entry in checkpoint.entries if entry.at == state.at]
+        other = {
+            name: new for name, new in families.canonical(names).items() if name.rpartition(".")[2] != "in_proj_weight"
+            and not new.rpartition(".")[0].endswith("qkv")
+        }  # fmt: skip
+        if other:
+            name, new = next(iter(other.items()))
+            message = f"{len(other):,} names in an older spelling, as {name}, which newer models call {new}"
+            yield found("old-spelling", message, where=state.at)
+
+
+def needs_torch(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Which release of torch the file asks for, where that is not the oldest."""
+    needs: dict[str, str] = {}
+    if checkpoint.format == torch_zip.NAME:
+        needs["the zip container"] = "1.6"
+    graph = getattr(getattr(checkpoint.graph, "found", None), "graph", None)
+    for node in graph.globals if graph is not None else ():
+        if node.full in _TORCH_OF_CALLS:
+            needs[node.full] = _TORCH_OF_CALLS[node.full]
+    newer = {what: release for what, release in needs.items() if _order(release) >= (1, 6)}
+    if newer:
+        what, release = max(newer.items(), key=lambda item: _order(item[1]))
+        only_container = list(newer) == ["the zip container"]
+        fix = None if only_container else "ckptfix sanitize {source} {plain} --torch 1.5"
+        yield found("needs-torch", f"torch {release} or later reads it ({what})", fix=fix)
+
+
+def _order(release: str) -> tuple[int, ...]:
+    return tuple(map(int, release.split(".")))
+
+
+def asked(checkpoint: Checkpoint, rows: Sequence[int]) -> Iterator[Finding]:
+    """What is no fault of the file, and explains an error: told only to somebody who asks about it."""
+    root = checkpoint.traits.get("zip root")
+    if 49 in rows and root not in (None, "archive"):
+        yield found("zip-root", f"the folder in the archive is called {root!r}, not 'archive'")
+    if 28 in rows and checkpoint.format in PICKLED:
+        yield found("pickle-format")
+    if {15, 27, 44} & set(rows) and checkpoint.format in PICKLED and checkpoint.entries:
+        yield found("state-dict-file")
+    if 42 in rows and checkpoint.format in PICKLED:
+        addresses = {address.partition("/")[0] for address, _ in checkpoint.values()}
+        if "pytorch-lightning_version" not in addresses:
+            yield found("no-lightning-version")
+    if 40 in rows and ".tar" in checkpoint.path:
+        yield found("misnamed-tar")

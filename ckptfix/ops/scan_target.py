@@ -1,0 +1,165 @@
+"""How a checkpoint fits a model: names, shapes, and what is known of the differences.
+
+The names go together as `load_into` takes them: as they are, without wrappers' components, or with a base prefix
+taken off or put on (`prefixes`). What differs then is sorted by what is known of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ckptfix.checkpoint import Checkpoint, Finding
+from ckptfix.errors import CkptfixError
+from ckptfix.ops import families, fitting, prefixes
+from ckptfix.ops.catalogue import found
+from ckptfix.ops.grouping import collapse, shown
+from ckptfix.ops.match import Slot, match
+from ckptfix.ops.scan_contents import weights
+from ckptfix.ops.targets import Side, of_checkpoint
+
+_POSITIONS = ("pos_embed", "position_embedding", "positional_embedding", "relative_position_bias_table", "wpe.weight")
+
+_BUFFERS = {"running_mean", "running_var", "num_batches_tracked"}
+
+MOST_MATCHED = 5000
+"""Tensors up to which an alignment by structure is tried: a second or so."""
+
+
+def scan(checkpoint: Checkpoint, target: Side, *, at: str | None = None, fast: bool = False) -> Iterator[Finding]:
+    """Findings about `checkpoint` as the weights of the model `target`.
+
+    Args:
+        at: address of the state dict; by default the one whose names agree best.
+        fast: try no alignment by structure.
+    """
+    wanted = {slot.name: slot for slot in target.slots}
+    sides = [of_checkpoint(checkpoint, state.at) for state in weights(checkpoint) if at in (None, state.at)]
+    if not sides:
+        yield found("no-tensors", "it holds no state dict to compare with the model")
+        return
+    tried = [(prefixes.find([slot.name for slot in side.slots], list(wanted)), side) for side in sides]
+    renaming, side = max(tried, key=lambda row: row[0].agreeing)
+    have = {slot.name: slot for slot in side.slots}
+    matched = not fast and len(have) <= MOST_MATCHED and (not renaming.agreeing or _spelled(have, wanted))
+    if matched and (rules := _by_structure(side, target)):
+        message = f"all {len(have):,} tensors are the model's under other names, as {rules}"
+        yield found("matched-by-structure", message, where=side.at or "")
+        return
+    if not renaming.agreeing:
+        message = f"none of its {len(have):,} names is one of the model's {len(wanted):,}: strict=False loads nothing"
+        yield found("no-names-match", message, where=side.at or "")
+        return
+    if renaming.rule != prefixes.EXACT:
+        example = next((old, new) for old, new in renaming.names.items() if new in wanted)
+        message = f"{renaming.agreeing:,} names agree but for {renaming.rule}, as {example[0]}, there {example[1]}"
+        yield found("names-prefixed", message, where=side.at or "", fix=_prefix_fix(renaming.rule, *example))
+    yield from _differences(have, wanted, renaming.names)
+    yield from _optimizers(checkpoint, target)
+
+
+def _prefix_fix(rule: str, old: str, new: str) -> str | None:
+    """The command that makes `new` of `old`."""
+    if "wrapper" in rule and "base" not in rule:
+        shorter = len(new) < len(old)
+        return "ckptfix unwrap {source} {unwrapped}" if shorter else "ckptfix add-module {source} {wrapped}"
+    for front, sub in ((old.removesuffix(new), "^{}="), (new.removesuffix(old), "^={}")):
+        if front and front.endswith(".") and (front + new == old or front + old == new):
+            text = sub.format(front if sub.startswith("^=") else front.replace(".", "[.]"))
+            return f"ckptfix rename {{source}} {{renamed}} --sub '{text}'"
+    return None
+
+
+def _differences(have: dict[str, Slot], wanted: dict[str, Slot], names: object) -> Iterator[Finding]:
+    assert isinstance(names, dict)
+    found_names = {new: old for old, new in names.items()}
+    missing = [slot for name, slot in wanted.items() if name not in found_names]
+    over = [have[old] for old, new in names.items() if new not in wanted]
+    shapes: list[str] = []
+    positions: list[str] = []
+    kinds: list[str] = []
+    for name, slot in wanted.items():
+        if name not in found_names:
+            continue
+        source = have[found_names[name]]
+        if source.shape != slot.shape:
+            head = source.shape[1:] == slot.shape[1:] and len(source.shape) in (1, 2)
+            rows = positions if any(part in name for part in _POSITIONS) else shapes
+            note = " (a head of another size)" if head and rows is shapes else ""
+            rows.append(f"{name} is {list(source.shape)} here, {list(slot.shape)} in the model{note}")
+        elif misfit := fitting.misfit(source, slot):
+            kinds.append(f"{name}: {misfit}")
+    for id, told in (("shape-mismatch", shapes), ("position-embedding", positions), ("dtype-mismatch", kinds)):
+        if told:
+            more = f"; and {len(told) - 3:,} more" if len(told) > 3 else ""
+            yield found(id, f"{'; '.join(told[:3])}{more}", where=told[0].partition(" ")[0].rstrip(":"))
+    spelled = _spelled({slot.name: slot for slot in over}, {slot.name: slot for slot in missing})
+    if spelled:
+        old, new = next(iter(spelled.items()))
+        yield found("other-spelling", f"{len(spelled):,} names are spelled otherwise, as {old}, there {new}", where=old)
+    over = [slot for slot in over if slot.name not in spelled]
+    missing = [slot for slot in missing if slot.name not in set(spelled.values())]
+    optional = {slot.name for slot in (*missing, *over) if families.optional(slot)}
+    tied = {slot.name for slot in missing if _tied(slot, have, wanted, found_names)} - optional
+    lacking = [slot.name for slot in missing if slot.name not in optional | tied]
+    left = [slot.name for slot in over if slot.name not in optional]
+    for id, told, of in (
+        ("optional-buffers", [slot.name for slot in (*missing, *over) if slot.name in optional], "one side lacks"),
+        ("tied-missing", [slot.name for slot in missing if slot.name in tied], "saved under its other name only:"),
+        ("missing-keys", lacking, f"the model has {len(lacking):,} more:"),
+        ("unexpected-keys", left, f"the model lacks {len(left):,} of them:"),
+    ):
+        if told:
+            yield found(id, f"{of} {shown(collapse(told), 5)}", where=told[0])
+
+
+def _tied(slot: Slot, have: dict[str, Slot], wanted: dict[str, Slot], found_names: dict[str, str]) -> bool:
+    """Whether the model ties `slot` to a tensor that is there, or an output head has an embedding's shape."""
+    if slot.tied is not None:
+        return slot.tied in found_names
+    if any(other.tied == slot.name and name in found_names for name, other in wanted.items()):
+        return True
+    head = slot.name.rpartition(".")[0].rpartition(".")[2] in ("lm_head", "decoder", "output", "cls", "embed_out")
+    return head and any("embed" in name or "wte" in name for name, other in have.items() if other.shape == slot.shape)
+
+
+def _spelled(have: dict[str, Slot], wanted: dict[str, Slot]) -> dict[str, str]:
+    """Names of one side -> the other side's spelling of them, where only the spelling differs."""
+    ours, theirs = (_canonical(list(side)) for side in (have, wanted))
+    back = {new: name for name, new in theirs.items()}
+    pairs = {name: back[new] for name, new in ours.items() if new in back}
+    return {old: new for old, new in pairs.items() if old != new and old not in wanted and new not in have}
+
+
+def _canonical(names: Sequence[str]) -> dict[str, str]:
+    known = families.canonical(names)
+    return {name: known.get(name, name) for name in names}
+
+
+def _by_structure(side: Side, target: Side) -> str:
+    """The first rule of a complete and unambiguous alignment; ``""`` if there is none."""
+    try:
+        matching = match(side.slots, target.slots, by="structure")
+    except CkptfixError:
+        return ""
+    if matching.left or matching.missing or matching.ambiguous or not matching.pairs:
+        return ""
+    changed = [pair for pair in matching.pairs if pair.source != pair.target]
+    return f"{changed[0].source} for {changed[0].target}" if changed else ""
+
+
+def _optimizers(checkpoint: Checkpoint, target: Side) -> Iterator[Finding]:
+    """Optimizers of the file that were made for another number of parameters than the model has."""
+    trained = [
+        slot for slot in target.slots
+        if slot.tied is None and slot.name.rpartition(".")[2] not in _BUFFERS and not families.optional(slot)
+    ]  # fmt: skip
+    groups: dict[str, int] = {}
+    for address, value in checkpoint.values():
+        parts = address.split("/")
+        if len(parts) >= 3 and parts[-1] == "params" and parts[-3] == "param_groups" and type(value) in (list, tuple):
+            at = "/".join(parts[:-3])
+            groups[at] = groups.get(at, 0) + len(value)
+    for at, count in groups.items():
+        if count != len(trained):
+            message = f"the optimizer was saved for {count:,} parameters, and the model has {len(trained):,}"
+            yield found("optimizer-groups", message, where=at)

@@ -1,0 +1,95 @@
+"""ckptfix doctor: its first lines, its exit codes, its JSON."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from builders import safetensors, written
+from cli.conftest import Cli, floats, state
+
+POINTER = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'4d' * 32}\nsize 1340616616\n".encode()
+
+
+def test_the_first_lines_are_the_cause_and_the_command(cli: Cli, ddp: Path) -> None:
+    result = cli("doctor", ddp)
+    first, second = result.stdout.splitlines()[:2]
+    assert result.exit_code == 1 and result.stderr == ""
+    assert "names carry module." in first and "module.fc.weight" in first
+    assert second == f"mend it: ckptfix strip-module {ddp} {ddp.with_name('ddp.stripped.pth')}"
+    assert f"ckptfix to-cpu {ddp}" in result.stdout
+
+
+def test_nothing_wrong_is_said_with_what_was_looked_at(cli: Cli, tmp_path: Path) -> None:
+    path = written(tmp_path / "a.pth", state(fc__weight=(1, 2), fc__bias=(3,)))
+    result = cli("doctor", path)
+    assert result.exit_code == 0
+    assert result.stdout.startswith("nothing was found in its container")
+    assert "safe" not in result.stdout
+
+
+def test_fast_reads_no_tensor_byte(cli: Cli, tmp_path: Path) -> None:
+    content = bytearray(state(fc__weight=(1.5, 2.5), fc__bias=(3,)))
+    content[content.index(floats(1.5, 2.5))] ^= 1
+    path = written(tmp_path / "a.pth", bytes(content))
+    slow, fast = cli("doctor", path), cli("doctor", path, "--fast")
+    assert slow.exit_code == 1 and "bad-crc" in slow.stdout and "fc.weight" in slow.stdout
+    assert fast.exit_code == 0 and "every byte" not in fast.stdout
+
+
+def test_json_has_every_finding_with_its_remedy(cli: Cli, ddp: Path) -> None:
+    message = 'Unexpected key(s) in state_dict: "module.fc.w"'
+    document = json.loads(cli("doctor", ddp, "--json", "--error", message).stdout)
+    rows = {row["id"]: row for row in document["findings"]}
+    assert document["error"]["rows"][0] == 2 and "wrapped-names" in document["error"]["explained"]
+    assert rows["wrapped-names"]["fix"] == document["fix"]
+    assert {"id", "severity", "where", "message", "offset", "fix"} == set(rows["device-tags"])
+
+
+def test_a_message_that_the_file_does_not_explain(cli: Cli, tmp_path: Path) -> None:
+    path = written(tmp_path / "a.pth", state(fc__weight=(1, 2)))
+    result = cli("doctor", path, "--error", "_pickle.UnpicklingError: invalid load key, 'v'.")
+    assert result.exit_code == 0
+    assert "the file shows no cause" in result.stdout and "git-lfs pointer" in result.stdout
+
+
+def test_a_message_that_nobody_knows(cli: Cli, tmp_path: Path) -> None:
+    path = written(tmp_path / "a.pth", state(fc__weight=(1, 2)))
+    assert "none that ckptfix knows" in cli("doctor", path, "--error", "xyzzy").stdout
+
+
+def test_explain(cli: Cli) -> None:
+    result = cli("doctor", "--explain", "lfs-pointer")
+    assert result.exit_code == 0
+    assert "git-lfs" in result.stdout and "Unsupported operand 118" in result.stdout
+    wrong = cli("doctor", "--explain", "lfs-ponter")
+    assert wrong.exit_code == 2 and "lfs-pointer" in wrong.stderr
+
+
+def test_what_can_not_be_looked_at_is_trouble(cli: Cli, tmp_path: Path) -> None:
+    assert cli("doctor", tmp_path / "absent.pth").exit_code == 2
+    assert cli("doctor").exit_code == 2
+    path = written(tmp_path / "a.pth", state(fc__weight=(1, 2)))
+    result = cli("doctor", path, "--like", "somewhere:Model")
+    assert result.exit_code == 2 and "--allow-import" in result.stderr
+
+
+def test_a_model_to_compare_with(cli: Cli, tmp_path: Path) -> None:
+    path = written(tmp_path / "a.pth", state(fc__weight=(1, 2), head__weight=(1, 2, 3)))
+    like = written(tmp_path / "keys.json", json.dumps({"fc.weight": [2], "head.weight": [5]}).encode())
+    result = cli("doctor", path, "--like", like)
+    assert result.exit_code == 1
+    assert "head.weight is [3] here, [5] in the model" in result.stdout.splitlines()[0]
+
+
+def test_names_from_the_file_do_not_reach_the_terminal(cli: Cli, tmp_path: Path) -> None:
+    path = written(tmp_path / "a.safetensors", safetensors([("\x1b[2Jw", "F32", [1], b"\0\0\xc0\x7f")]))
+    result = cli("doctor", path)
+    assert result.exit_code == 1 and "\x1b" not in result.stdout and "NaN" in result.stdout
+
+
+def test_a_pointer_tells_what_to_fetch(cli: Cli, tmp_path: Path) -> None:
+    result = cli("doctor", written(tmp_path / "model.safetensors", POINTER))
+    first, second = result.stdout.splitlines()[:2]
+    assert "4d" * 32 in first and "1,340,616,616 bytes" in first
+    assert second == "what helps: git lfs pull --include=model.safetensors"
