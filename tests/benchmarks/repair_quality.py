@@ -40,7 +40,7 @@ def by_torch(wreck: Path, out: Path) -> Rescued:
 
 def by_zip(wreck: Path, out: Path) -> Rescued:
     """``zip -FF`` asks whether the archive is split; the answer is no."""
-    command = ["zip", "-q", "-FF", wreck, "--out", out]
+    command = ["zip", "-FF", str(wreck), "--out", str(out)]
     subprocess.run(command, input=b"y\n", capture_output=True, check=False, timeout=60)
     return by_torch(out, out)
 
