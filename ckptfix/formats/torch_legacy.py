@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ckptfix import dtypes
-from ckptfix.checkpoint import ByteRange, Checkpoint, Data, Edit, Finding, OutputFile, Plan, Segment, TensorEntry
+from ckptfix.checkpoint import ByteRange, Checkpoint, Data, Drop, Edit, Finding, OutputFile, Plan, Segment, TensorEntry
 from ckptfix.errors import BadPickle, Truncated, TruncatedPickle, Unsupported, WouldLoseData
 from ckptfix.fileio import Reader
 from ckptfix.formats import torch_common, torch_emit
@@ -160,11 +160,15 @@ def check(path: str) -> Iterator[Finding]:
 
 
 def plan_edit(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan:
-    """The checkpoint with `edits` applied to its object pickle; every other byte is copied.
+    """The checkpoint with `edits` applied to its object; every other byte is copied, and with a Drop laid out anew.
 
     Raises:
         Truncated: the file is cut short; an edit would give a copy as broken.
     """
+    if any(isinstance(edit, Drop) for edit in edits):
+        from ckptfix.formats import torch_rewrite
+
+        return torch_rewrite.plan_drops(checkpoint, edits, dest)
     parts = torch_common.parts_of(checkpoint)
     layout: Layout = parts.container
     path, size = checkpoint.path, checkpoint.size

@@ -6,17 +6,20 @@ did not change may be part of it. It is written as a fresh pickle of protocol 2.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from ckptfix import dtypes
-from ckptfix.checkpoint import Checkpoint, Data, Derived, OutputFile, Plan, contiguous_stride
+from ckptfix.checkpoint import Checkpoint, Data, Derived, Drop, Edit, OutputFile, Plan, contiguous_stride
 from ckptfix.errors import DamagedFile
 from ckptfix.formats import torch_legacy, torch_zip
 from ckptfix.formats.torch_common import parts_of
-from ckptfix.formats.torch_drop import legacy_plan
-from ckptfix.pickles import Call, Global, Graph, PersId
+from ckptfix.formats.torch_drop import legacy_plan, without
+from ckptfix.formats.torch_edit import patches
+from ckptfix.formats.torch_object import walk
+from ckptfix.pickles import Call, Global, Graph, PersId, parse, splice
 from ckptfix.pickles.reemit import Rewritten, reemit
 
 PROTOCOL = 2
@@ -115,6 +118,29 @@ def plan_rewrite(
     if from_legacy if legacy is None else legacy:
         return legacy_plan(rewritten.pickle, [(key, data, counts[key]) for key, data, _ in kept], dest)
     return Plan((OutputFile.of(dest, torch_zip.fresh(rewritten.pickle, kept, checkpoint.byteorder)),))
+
+
+def plan_drops(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan:
+    """The checkpoint with `edits` carried out in their order, some of them a Drop: storages that nobody needs go too.
+
+    Raises:
+        NoSuchTensor: a key or an address that the object, as the edits before left it, does not have.
+        DamagedFile: the pickle does not match its checksum; an edit would hide that.
+        Unsupported: as the edits.
+    """
+    parts = parts_of(checkpoint)
+    if checkpoint.format == torch_zip.NAME and not parts.container.pickle_ok:
+        message = "the pickle does not match its CRC-32, and an edit would hide that"
+        raise DamagedFile(message, path=checkpoint.path, hint="copy or download the file again")
+    found = parts.found
+    for dropping, group in groupby(edits, lambda edit: isinstance(edit, Drop)):
+        if dropping:
+            pickle = without(found, [edit for edit in group if isinstance(edit, Drop)]).pickle
+        else:
+            pickle = splice(found.graph, patches(found, list(group)))
+        found = walk(parse(pickle, path=checkpoint.path, where="edited pickle"))
+    graph = found.graph
+    return plan_rewrite(checkpoint, Rewritten(graph.data[graph.start : graph.end], tuple(graph.persids)), dest)
 
 
 def storage_sizes(rewritten: Rewritten) -> dict[str, int]:

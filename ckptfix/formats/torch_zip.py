@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ckptfix.checkpoint import ByteRange, Checkpoint, Data, Edit, Finding, OutputFile, Plan, Segment, TensorEntry
+from ckptfix.checkpoint import ByteRange, Checkpoint, Data, Drop, Edit, Finding, OutputFile, Plan, Segment, TensorEntry
 from ckptfix.containers.zip_read import Directory, Record, read_directory, record_data
 from ckptfix.containers.zip_write import NewRecord, fresh_archive, replace_record
 from ckptfix.errors import BadDirectory, DamagedFile, Unsupported
@@ -188,11 +188,15 @@ def check(path: str) -> Iterator[Finding]:
 
 
 def plan_edit(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan:
-    """The checkpoint with `edits` applied to its pickle; every other byte is copied.
+    """The checkpoint with `edits` applied to its pickle; every other byte is copied, and with a Drop laid out anew.
 
     Raises:
         DamagedFile: the pickle does not match its checksum; an edit would hide that.
     """
+    if any(isinstance(edit, Drop) for edit in edits):
+        from ckptfix.formats import torch_rewrite
+
+        return torch_rewrite.plan_drops(checkpoint, edits, dest)
     parts = torch_common.parts_of(checkpoint)
     archive: Archive = parts.container
     changes = patches(parts.found, edits)
