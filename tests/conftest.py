@@ -15,6 +15,9 @@ ROOT = Path(__file__).parents[1]
 CORPUS = ROOT.parent / "shared" / "corpus"
 LONG = os.environ.get("CKPTFIX_LONG") == "1"
 
+# The tensors of tests are small: threads would only wait for each other, most of all where two workers have two cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # A runner may have been started with signals ignored (nohup, a shell's &), and every child would inherit that.
 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
     if signal.getsignal(number) == signal.SIG_IGN:
