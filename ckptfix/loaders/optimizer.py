@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ckptfix.errors import CkptfixError, Refused, printable
 from ckptfix.formats import open_checkpoint
+from ckptfix.loaders.optimizer_classes import (
+    FLAT,
+    MACHINE,
+    SCHEDULED,
+    refuse_not_an_optimizer,
+    refuse_other_options,
+    refuse_other_state,
+    refuse_swapped,
+)
 from ckptfix.loaders.param_match import Held, Matched, SavedGroup, matched
 from ckptfix.loaders.report import counted, named
 from ckptfix.loaders.saved_optimizers import parts, saved_optimizer
@@ -31,7 +41,8 @@ class GroupReport:
         saved: in the file.
         parameters: how many it holds.
         restored: option -> (value before, value from the file), for those that changed.
-        kept: options that the file does not have.
+        kept: options that the file does not have, and those that say how to compute on this machine (foreach, fused,
+            capturable, differentiable) and are others in the file.
     """
 
     index: int
@@ -79,6 +90,8 @@ class OptimizerReport:
             if group.restored:
                 changes = ", ".join(f"{key} {old!r} -> {new!r}" for key, (old, new) in group.restored.items())
                 rows.append(f"group {group.index}: {changes}")
+            if group.kept:
+                rows.append(f"group {group.index}: as they are here: {', '.join(group.kept)}")
         return tuple(map(printable, rows))
 
     def __str__(self) -> str:
@@ -111,7 +124,9 @@ def load_optimizer(
     Parameters are told by name where the file has names (``param_names`` in its groups, or state keyed by name), with
     wrappers' and base prefixes on either side. Where it has none, the order of the model's state dict in the same file
     gives names to the numbers; so the model may define its parameters in another order now. Options of the groups
-    (lr, betas, ...) come from the file. All or nothing: on an error the optimizer is as it was.
+    (lr, betas, ...) come from the file, but for those that say how to compute on this machine (foreach, fused,
+    capturable, differentiable). Numbers are taken to have been given in the model's order, as ``model.parameters()``
+    gives them. All or nothing: on an error the optimizer is as it was.
 
     Args:
         model: the model whose parameters `optimizer` holds, wrapped or not. Without it, names come from the
@@ -121,9 +136,11 @@ def load_optimizer(
 
     Raises:
         Refused: what belongs to which parameter is not certain: counts, groups or shapes differ, or names are
-            missing; the message says which. Or the file holds no optimizer, or several and no `at`.
+            missing; the message says which. Or the state is that of an optimizer of another class, or the file holds
+            no optimizer, or several and no `at`.
         NoSuchTensor: no optimizer at `at`.
     """
+    refuse_not_an_optimizer(optimizer)
     checkpoint = open_checkpoint(path)
     restore = restore_location(map_location)
     maker = TensorMaker(checkpoint, restore if callable(map_location) else stay)
@@ -132,9 +149,14 @@ def load_optimizer(
         groups, state = parts(saved)
         held = Held.of(optimizer, model)
         found = matched(checkpoint, held, groups, state, model)
+        _refuse_loose(groups, state)
         _refuse_shapes(held, found, state)
         pairing = _paired_groups(held, groups, found)
         options, reports = _options(optimizer, groups, held, pairing)
+        refuse_other_state(optimizer, {held.name(owner): state.get(key) or {} for key, owner in found.owners.items()})
+        if len(groups) > 1 and found.by in ("order", "model order"):
+            refuse_swapped([group.options for group in groups], [_own(group) for group in optimizer.param_groups])
+        _refuse_flat(held, found, state)
     except CkptfixError as error:
         error.path = error.path or checkpoint.path
         error.where = error.where or place or None
@@ -168,6 +190,27 @@ PARAMETER_SHAPED = frozenset((
 """State that torch.optim keeps in the shape of its parameter (torch/optim/*.py). Others' may have any shape."""
 
 
+def _own(group: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in group.items() if key not in ("params", "param_names")}
+
+
+def _refuse_loose(groups: Sequence[SavedGroup], state: Mapping[Any, Any]) -> None:
+    """State under a number that no group has would be lost; under a text, it is the optimizer's own affair."""
+    known = {key for group in groups for key in group.ids}
+    loose = [str(key) for key in state if key not in known and not isinstance(key, str)]
+    if loose:
+        hint = "the groups of the file are not those that its state was saved with"
+        raise Refused(f"state of parameters that are in no group: {named(loose)}", hint=hint)
+
+
+def _refuse_flat(held: Held, found: Matched, state: Mapping[Any, Any]) -> None:
+    """State of all parameters in one piece is right only for the same parameters in the same order."""
+    flat = any(FLAT & set(state.get(key) or ()) for key in found.owners)
+    if flat and [id(owner) for owner in found.owners.values()] != [id(one) for one in held.parameters]:
+        message = "its state is of all parameters in one piece, and their order is another now"
+        raise Refused(message, hint="define the model and its optimizer in the order that they had")
+
+
 def _refuse_shapes(held: Held, found: Matched, state: Mapping[Any, Any]) -> None:
     from torch import Tensor
 
@@ -186,21 +229,27 @@ def _refuse_shapes(held: Held, found: Matched, state: Mapping[Any, Any]) -> None
 
 
 def _paired_groups(held: Held, groups: Sequence[SavedGroup], found: Matched) -> dict[int, int]:
-    """Index of a group of the optimizer -> index of the saved one with the same parameters."""
+    """Index of a group of the optimizer -> index of the saved one with the same parameters.
+
+    Saved groups with equal options may be one here: it is certain what its options were.
+    """
     saved_in = {key: index for index, group in enumerate(groups) for key in group.ids}
     origin = {id(parameter): saved_in[key] for key, parameter in found.owners.items()}
     pairing: dict[int, int] = {}
+    split: Counter[int] = Counter()
     for index, parameters in enumerate(held.groups):
         sources = {origin[id(parameter)] for parameter in parameters}
-        if len(sources) > 1:
+        split.update(sources)
+        first = min(sources, default=0)
+        if any(not _same_options(groups[first].options, groups[other].options) for other in sources):
             mixed = " and ".join(map(str, sorted(sources)))
             message = f"group {index} has parameters of the groups {mixed} of the file"
             raise Refused(message, hint="group the parameters as they were when the file was saved")
         if sources:
-            pairing[index] = sources.pop()
-    if len(set(pairing.values())) != len(pairing):
-        twice = next(index for index in pairing.values() if list(pairing.values()).count(index) > 1)
-        message = f"the parameters of group {twice} of the file are in several groups here"
+            pairing[index] = first
+    twice = [index for index, times in split.items() if times > 1]
+    if twice:
+        message = f"the parameters of group {twice[0]} of the file are in several groups here"
         raise Refused(message, hint="group the parameters as they were when the file was saved")
     # Groups without parameters have nothing but their order.
     rest = [index for index in range(len(groups)) if index not in pairing.values() and not groups[index].owned(found)]
@@ -210,10 +259,6 @@ def _paired_groups(held: Held, groups: Sequence[SavedGroup], found: Matched) -> 
                 raise Refused(f"group {index} holds no parameters, and the file has no such group")
             pairing[index] = rest.pop(0)
     return pairing
-
-
-SCHEDULED = frozenset(("initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum"))
-"""Options that learning-rate schedulers add to groups (torch/optim/lr_scheduler.py)."""
 
 
 def _options(
@@ -229,20 +274,27 @@ def _options(
     first = 0
     for index, current in enumerate(optimizer.param_groups):
         saved = groups[pairing[index]].options
-        own = {key: value for key, value in current.items() if key not in ("params", "param_names")}
-        strange, lacking = set(saved) - set(own) - SCHEDULED, set(own) - set(saved) - SCHEDULED
-        if strange and lacking:
-            message = f"saved by another optimizer: it has {named(sorted(strange))}, and not {named(sorted(lacking))}"
-            raise Refused(message, hint=f"this one is {type(optimizer).__name__}")
+        own = _own(current)
+        refuse_other_options(optimizer, saved, own)
+        taken = {key: value for key, value in saved.items() if key not in MACHINE}
         count = len(current["params"])
-        group = {**own, **saved, "params": list(range(first, first + count))}
+        group = {**own, **taken, "params": list(range(first, first + count))}
         if "param_names" in current:
             group["param_names"] = list(current["param_names"])
         made.append(group)
-        changed = {key: (own.get(key), value) for key, value in saved.items() if not _same(own.get(key), value)}
-        reports.append(GroupReport(index, pairing[index], count, changed, tuple(sorted(lacking))))
+        changed = {key: (own.get(key), value) for key, value in taken.items() if not _same(own.get(key), value)}
+        kept = [key for key in own if key not in SCHEDULED and (key not in saved or _kept(key, own, saved))]
+        reports.append(GroupReport(index, pairing[index], count, changed, tuple(sorted(kept))))
         first += count
     return made, tuple(reports)
+
+
+def _same_options(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
+
+
+def _kept(key: str, own: Mapping[str, Any], saved: Mapping[str, Any]) -> bool:
+    return key in MACHINE and not _same(own[key], saved[key])
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -38,10 +38,12 @@ class Held:
 
     Attributes:
         names: id of a parameter -> its names in the model's state dict, several if it is tied; empty if not known.
+        places: id of a parameter -> its number in the optimizer.
     """
 
     groups: tuple[tuple[torch.Tensor, ...], ...]
     names: Mapping[int, tuple[str, ...]]
+    places: Mapping[int, int]
 
     @classmethod
     def of(cls, optimizer: torch.optim.Optimizer, model: nn.Module | None) -> Held:
@@ -63,7 +65,9 @@ class Held:
             for group in optimizer.param_groups:
                 pairs = zip(group["params"], group["param_names"], strict=True)
                 names.update((id(parameter), (name,)) for parameter, name in pairs)
-        return cls(groups, names)
+        everything = [parameter for group in groups for parameter in group]
+        numbers = {id(parameter): number for number, parameter in enumerate(everything)}
+        return cls(groups, names, numbers)
 
     @property
     def parameters(self) -> list[torch.Tensor]:
@@ -74,7 +78,7 @@ class Held:
         known = self.names.get(id(parameter))
         if known:
             return known[0]
-        return f"parameter {[id(one) for one in self.parameters].index(id(parameter))}"
+        return f"parameter {self.places[id(parameter)]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +180,8 @@ def _file_order(checkpoint: Checkpoint, held: Held, model: nn.Module) -> list[st
     if any(order != orders[0] for order in orders[1:]):
         raise Refused("the state dicts of the file have the model's parameters in different orders")
     held_names = {held.name(parameter) for parameter in held.parameters}
-    missing = [name for name in goal.tensors if name in held_names - set(orders[0])]
+    lacking = held_names - set(orders[0])
+    missing = [name for name in goal.tensors if name in lacking]
     if missing:
         message = f"the optimizer's numbers have no names, and the file's state dict lacks {named(missing)}"
         raise Refused(message, hint="which state belongs to which parameter cannot be told")

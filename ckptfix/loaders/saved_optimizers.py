@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -13,6 +13,7 @@ from ckptfix.formats.torch_object import MAX_ADDRESS
 from ckptfix.formats.torch_tensors import is_tensor
 from ckptfix.loaders.objects import Builder, from_entries, is_leaf, mapping_of
 from ckptfix.loaders.param_match import SavedGroup
+from ckptfix.loaders.report import named
 from ckptfix.loaders.tensors import TensorMaker
 from ckptfix.loaders.values import ForeignObject
 from ckptfix.ops.convert import refuse_damaged
@@ -22,7 +23,7 @@ Build = Callable[[], tuple[Any, list[Any]]]
 
 
 def optimizers_in(checkpoint: Checkpoint, maker: TensorMaker) -> Iterator[tuple[str, Build]]:
-    """(address, a function that builds it) of every mapping with ``state`` and ``param_groups``.
+    """(address, a function that builds it) of every mapping with ``state`` and ``param_groups``, flattened or not.
 
     The function returns the mapping and every value that was made on the way.
     """
@@ -45,7 +46,8 @@ def optimizers_in(checkpoint: Checkpoint, maker: TensorMaker) -> Iterator[tuple[
         if is_leaf(node) or id(node) in seen or is_tensor(node):
             continue
         seen.add(id(node))
-        if mapping_of(node).keys() >= _OPTIMIZER:
+        names = mapping_of(node).keys()
+        if names >= _OPTIMIZER or _is_flat(names):
             yield at, partial(_built, checkpoint, maker, node)
         elif len(at) <= MAX_ADDRESS:
             nodes += [(f"{at}/{name}".strip("/"), child) for name, child in reversed(list(children(node)))]
@@ -60,7 +62,37 @@ def _as_it_is(value: Any) -> tuple[Any, list[Any]]:
 
 def _built(checkpoint: Checkpoint, maker: TensorMaker, node: Any) -> tuple[Any, list[Any]]:
     builder = Builder(checkpoint, maker)
-    return builder.build(node), list(builder.made.values())
+    value = builder.build(node)
+    return value if value.keys() >= _OPTIMIZER else _nested(value), list(builder.made.values())
+
+
+_STATE, _GROUPS = "state.", "param_groups."
+
+
+def _is_flat(names: Collection[str]) -> bool:
+    """Whether these are the keys of an optimizer's state flattened: ``state.fc.weight.exp_avg``.
+
+    So torch.distributed.checkpoint.state_dict writes it with flatten_optimizer_state_dict=True.
+    """
+    return any(name.startswith(_GROUPS) for name in names) and all(name.startswith((_STATE, _GROUPS)) for name in names)
+
+
+def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """A flattened state as torch.optim has it, each parameter in a group of its own, by name.
+
+    Raises:
+        Refused: a parameter has state and no group.
+    """
+    found: dict[str, dict[str, dict[str, Any]]] = {_STATE: {}, _GROUPS: {}}
+    for key, value in flat.items():
+        kind = _STATE if key.startswith(_STATE) else _GROUPS
+        name, _, option = key.removeprefix(kind).rpartition(".")
+        found[kind].setdefault(name, {})[option] = value
+    loose = [name for name in found[_STATE] if name not in found[_GROUPS]]
+    if loose:
+        raise Refused(f"state of parameters that are in no group: {named(loose)}")
+    groups = [{**options, "params": [name]} for name, options in found[_GROUPS].items()]
+    return {"state": found[_STATE], "param_groups": groups}
 
 
 def saved_optimizer(checkpoint: Checkpoint, maker: TensorMaker, at: str | None) -> tuple[str, Mapping[str, Any]]:
@@ -106,6 +138,8 @@ def parts(saved: Mapping[str, Any]) -> tuple[list[SavedGroup], Mapping[Any, Any]
         options = {key: value for key, value in group.items() if key not in ("params", "param_names")}
         found.append(SavedGroup(ids, None if names is None else [str(name) for name in names], options))
     everything = [key for group in found for key in group.ids]
+    if not all(isinstance(key, int | str) for key in everything):
+        raise Refused("a parameter that is no number and no name")
     if len(set(everything)) != len(everything):
         raise Refused("a parameter that is in two groups")
     return found, state

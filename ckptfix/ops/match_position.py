@@ -12,7 +12,7 @@ from itertools import product
 
 from ckptfix.errors import NoMatch
 from ckptfix.ops.families import optional
-from ckptfix.ops.fitting import misfit
+from ckptfix.ops.fitting import dtype_kind, misfit
 from ckptfix.ops.learn_rules import learn
 from ckptfix.ops.match import Matching, Pair, Skipped, Slot
 
@@ -37,14 +37,15 @@ def match(source: Sequence[Slot], target: Sequence[Slot], *, reshape: bool = Fal
     """Pair `source` and `target` in order.
 
     A buffer that a family's rule lets pass is skipped where the other side does not have it at that place. Tied names
-    are taken as tensors of their own first, and skipped only where the sequences do not go together otherwise.
+    are taken as tensors of their own first, and skipped only where the sequences do not go together otherwise. So is a
+    buffer of which the other side has its own under a name that no rule knows (``count`` for ``num_batches_tracked``).
 
     Raises:
         NoMatch: the sequences part; its lines show the place in both.
     """
     best: _Walk | None = None
-    for source_ties, target_ties in product((True, False), repeat=2):
-        walk = _walk(source, target, source_ties, target_ties, reshape)
+    for by_shape, source_ties, target_ties in product((False, True), (True, False), (True, False)):
+        walk = _walk(source, target, source_ties, target_ties, reshape, by_shape)
         if walk.stopped is None:
             return _matching(source, target, walk)
         if best is None or len(walk.pairs) > len(best.pairs):
@@ -54,9 +55,12 @@ def match(source: Sequence[Slot], target: Sequence[Slot], *, reshape: bool = Fal
 
 
 def _walk(
-    source: Sequence[Slot], target: Sequence[Slot], source_ties: bool, target_ties: bool, reshape: bool
+    source: Sequence[Slot], target: Sequence[Slot], source_ties: bool, target_ties: bool, reshape: bool, by_shape: bool
 ) -> _Walk:
-    """Walk both sequences; `source_ties` and `target_ties` say whether tied names count."""
+    """Walk both sequences; `source_ties` and `target_ties` say whether tied names count.
+
+    With `by_shape`, a buffer of whole numbers, which no weight is, goes to one that no rule knows if it fits there.
+    """
     walk = _Walk()
     i = j = 0
     while True:
@@ -75,7 +79,7 @@ def _walk(
         our_rule = optional(ours) if ours is not None else None
         their_rule = optional(theirs) if theirs is not None else None
         why = None
-        if ours is not None and theirs is not None and our_rule == their_rule:
+        if ours is not None and theirs is not None and (our_rule == their_rule or (by_shape and _whole(ours, theirs))):
             why = misfit(ours, theirs, reshape=reshape)
             if why is None:
                 walk.pairs.append((i, j))
@@ -91,6 +95,10 @@ def _walk(
             longer = "IN" if theirs is None else "TARGET"
             walk.stopped = (i, j, why or f"{longer} has more tensors")
             return walk
+
+
+def _whole(*slots: Slot) -> bool:
+    return all(dtype_kind(slot.dtype) == "whole" for slot in slots)
 
 
 def _tied(slot: Slot) -> Skipped:

@@ -357,6 +357,9 @@ def test_groups_must_agree(tmp_path: Path) -> None:
     optimizer = torch.optim.Adam(groups)
     train(model, optimizer, 0, 1)
     one = torch.optim.Adam([*model.a.parameters(), *model.b.parameters()])
+    torch.save(optimizer.state_dict(), tmp_path / "equal.pth")
+    assert len(ckptfix.load_optimizer(one, tmp_path / "equal.pth", model=model).restored) == 4
+    optimizer.param_groups[1]["lr"] = 0.5
     refused(tmp_path, {"optimizer": optimizer.state_dict()}, one, model, "group 0 has parameters of the groups 0 and 1")
     single = torch.optim.Adam([*model.a.named_parameters("a"), *model.b.named_parameters("b")])
     refused(tmp_path, {"optimizer": single.state_dict()}, optimizer, model, "group 0 of the file are in several groups")
@@ -406,3 +409,206 @@ def test_an_optimizer_that_fails_is_as_it_was(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="Adam does not take it: not today"):
         ckptfix.load_optimizer(optimizer, saved(tmp_path, trained_file()), model=model)
     assert repr(optimizer.state_dict()) == repr(before)
+
+
+# --- other classes, other machines, other layouts -------------------------------------------------------------------
+
+
+MOMENTUM = {"momentum": 0.9}
+CLASSES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "adam": (torch.optim.Adam, {}),
+    "adamw": (torch.optim.AdamW, {}),
+    "nadam": (torch.optim.NAdam, {}),
+    "adamax": (torch.optim.Adamax, {}),
+    "sgd": (torch.optim.SGD, MOMENTUM),
+    "rmsprop": (torch.optim.RMSprop, {}),
+    "adagrad": (torch.optim.Adagrad, {}),
+    "adadelta": (torch.optim.Adadelta, {}),
+    "rprop": (torch.optim.Rprop, {}),
+    "asgd": (torch.optim.ASGD, {}),
+}
+
+
+@pytest.mark.parametrize("given", CLASSES)
+def test_no_class_takes_the_state_of_another(tmp_path: Path, given: str) -> None:
+    trained = Net()
+    make, how = CLASSES[given]
+    optimizer = make(trained.parameters(), **how)
+    train(trained, optimizer, 0, 1)
+    path = checkpoint(tmp_path / "a.pth", trained, optimizer)
+    for name, (kind, options) in CLASSES.items():
+        again = kind(trained.parameters(), **options)
+        if name == given:
+            assert len(ckptfix.load_optimizer(again, path, model=trained).restored) == 8
+            continue
+        before = copy.deepcopy(again.state_dict())
+        with pytest.raises(Refused, match="saved by another optimizer"):
+            ckptfix.load_optimizer(again, path, model=trained)
+        assert repr(again.state_dict()) == repr(before)
+
+
+def test_state_without_options_tells_the_class(tmp_path: Path) -> None:
+    value = trained_file()
+    value["optimizer"]["param_groups"] = [{"lr": 0.1, "params": value["optimizer"]["param_groups"][0]["params"]}]
+    for own in value["optimizer"]["state"].values():
+        own["momentum_buffer"] = own.pop("exp_avg")
+    refused(tmp_path, value, *current(), r"the state of a\.weight has .*momentum_buffer.*, and not exp_avg$")
+
+
+def test_how_to_compute_is_not_taken_from_the_file(tmp_path: Path) -> None:
+    """Saved with capturable=True on a GPU, training on a CPU would fail at its first step."""
+    value = trained_file()
+    value["optimizer"]["param_groups"][0].update(capturable=True, fused=True, lr=0.25)
+    torch.save(value, tmp_path / "a.pth")
+    optimizer, model = current()
+    report = ckptfix.load_optimizer(optimizer, tmp_path / "a.pth", model=model)
+    group = optimizer.param_groups[0]
+    assert (group["capturable"], group["fused"], group["lr"]) == (False, None, 0.25)
+    assert report.groups[0].kept == ("capturable", "fused")
+    assert "group 0: as they are here: capturable, fused" in report.lines
+    train(model, optimizer, 0, 1)
+
+
+def test_options_that_an_older_torch_did_not_write_stay(tmp_path: Path) -> None:
+    value = trained_file()
+    new = ("foreach", "maximize", "capturable", "differentiable", "fused", "decoupled_weight_decay")
+    for option in new:
+        del value["optimizer"]["param_groups"][0][option]
+    for own in value["optimizer"]["state"].values():
+        own["step"] = int(own["step"])
+    torch.save(value, tmp_path / "a.pth")
+    optimizer, model = current()
+    report = ckptfix.load_optimizer(optimizer, tmp_path / "a.pth", model=model)
+    assert report.groups[0].kept == tuple(sorted(new)) and len(report.restored) == 8
+    train(model, optimizer, 0, 1)
+
+
+def test_groups_of_equal_shapes_in_another_order(tmp_path: Path) -> None:
+    """Without names nothing but their options tells them apart."""
+
+    def make(model: Net, names: str) -> torch.optim.Optimizer:
+        decay = {"a": 0.5, "b": 0.0}
+        groups = ({"params": model.get_submodule(name).parameters(), "weight_decay": decay[name]} for name in names)
+        return torch.optim.Adam(list(groups), lr=0.1)
+
+    trained = Net()
+    optimizer = make(trained, "ab")
+    train(trained, optimizer, 0, 1)
+    for group in optimizer.param_groups:
+        group["lr"] = 0.05
+    value = {"model": trained.state_dict(), "optimizer": optimizer.state_dict()}
+    refused(tmp_path, value, make(trained, "ba"), trained, "options of these groups in another order")
+    again = make(trained, "ab")
+    ckptfix.load_optimizer(again, tmp_path / "refused.pth", model=trained)
+    assert [(group["lr"], group["weight_decay"]) for group in again.param_groups] == [(0.05, 0.5), (0.05, 0.0)]
+
+
+@pytest.mark.parametrize("same_order", [True, False])
+def test_state_in_one_piece_wants_the_same_order(tmp_path: Path, same_order: bool) -> None:
+    def closure() -> float:
+        optimizer.zero_grad()
+        loss = trained(tensor(8, 4)).square().mean()
+        loss.backward()
+        return float(loss.detach())
+
+    trained = Net()
+    optimizer: Any = torch.optim.LBFGS(trained.parameters(), max_iter=3)
+    optimizer.step(closure)
+    value = {"model": trained.state_dict(), "optimizer": optimizer.state_dict()}
+    model = Net(ORDERS[0 if same_order else 1])
+    again = torch.optim.LBFGS(model.parameters(), max_iter=3)
+    if not same_order:
+        refused(tmp_path, value, again, model, "of all parameters in one piece")
+        return
+    torch.save(value, tmp_path / "a.pth")
+    ckptfix.load_optimizer(again, tmp_path / "a.pth", model=model)
+    first, wanted = again.state[model.a.weight], optimizer.state[trained.a.weight]
+    assert torch.equal(first["d"], wanted["d"]) and len(first["old_dirs"]) == len(wanted["old_dirs"])
+
+
+def test_sparse_state(tmp_path: Path) -> None:
+    trained = nn.Embedding(5, 3, sparse=True)
+    optimizer: Any = torch.optim.SparseAdam(list(trained.parameters()))
+    trained(torch.tensor([1, 2])).sum().backward()
+    optimizer.step()
+    path = checkpoint(tmp_path / "a.pth", trained, optimizer)
+    again = torch.optim.SparseAdam(list(trained.parameters()))
+    ckptfix.load_optimizer(again, path, model=trained)
+    assert torch.equal(again.state[trained.weight]["exp_avg"], optimizer.state[trained.weight]["exp_avg"])
+
+
+@pytest.mark.parametrize("given", ["model", "names"])
+def test_doubled_wrappers_around_the_names(tmp_path: Path, given: str) -> None:
+    trained = nn.DataParallel(nn.DataParallel(Net()))
+    optimizer = torch.optim.Adam(trained.named_parameters())
+    train(trained, optimizer, 0, 1)
+    path = checkpoint(tmp_path / "a.pth", trained, optimizer)
+    model = nn.DataParallel(Net(ORDERS[1]))
+    if given == "model":
+        again = torch.optim.Adam(model.parameters())
+        report = ckptfix.load_optimizer(again, path, model=model)
+    else:
+        again = torch.optim.Adam(model.named_parameters())
+        report = ckptfix.load_optimizer(again, path)
+    assert (report.by, report.rule, len(report.restored)) == ("param_names", "wrapper module.", 8)
+    for name, parameter in model.module.named_parameters():
+        wanted = optimizer.state[trained.module.module.get_parameter(name)]["exp_avg"]
+        assert torch.equal(again.state[parameter]["exp_avg"], wanted), name
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_a_flattened_state(tmp_path: Path, groups: int) -> None:
+    """As torch.distributed.checkpoint.state_dict writes it when asked to flatten."""
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
+
+    def make(model: Net, lr: float) -> torch.optim.Optimizer:
+        rest: list[Any] = [*model.b.parameters(), *model.c.parameters(), *model.norm.parameters()]
+        if groups == 1:
+            return torch.optim.Adam([*model.a.parameters(), *rest], lr=lr)
+        apart: list[Any] = [{"params": rest, "lr": 2 * lr}, {"params": model.a.parameters()}]
+        return torch.optim.Adam(apart, lr=lr)
+
+    trained = Net()
+    optimizer = make(trained, 0.25)
+    train(trained, optimizer, 0, 2)
+    flat = get_optimizer_state_dict(trained, optimizer, options=StateDictOptions(flatten_optimizer_state_dict=True))
+    assert "state.a.weight.exp_avg" in flat
+    torch.save({"model": trained.state_dict(), "optim": flat}, tmp_path / "a.pth")
+    wanted = train(trained, optimizer, 2, 2)
+    model = Net(ORDERS[1])
+    again = make(model, 9.0)
+    assert ckptfix.load_into(model, tmp_path / "a.pth").at == "model"
+    report = ckptfix.load_optimizer(again, tmp_path / "a.pth", model=model)
+    assert (report.at, report.by, len(report.restored)) == ("optim", "names", 8)
+    assert [group["lr"] for group in again.param_groups] == [0.25] if groups == 1 else [0.5, 0.25]
+    assert train(model, again, 2, 2) == wanted
+    del flat["param_groups.a.weight.lr"]
+    refused(tmp_path, {"optim": flat}, again, model, r"group \d has parameters of the groups")
+
+
+def test_a_flattened_state_without_its_group(tmp_path: Path) -> None:
+    flat = {"state.a.weight.exp_avg": tensor(4, 4), "param_groups.b.weight.lr": 0.5}
+    torch.save(flat, tmp_path / "a.pth")
+    optimizer, model = current()
+    with pytest.raises(Refused, match=r"in no group: a\.weight"):
+        ckptfix.load_optimizer(optimizer, tmp_path / "a.pth", model=model)
+
+
+def test_state_in_no_group_and_parameters_that_are_none(tmp_path: Path) -> None:
+    value = trained_file()
+    value["optimizer"]["state"][17] = value["optimizer"]["state"][0]
+    refused(tmp_path, value, *current(), "state of parameters that are in no group: 17")
+    value["optimizer"]["param_groups"][0]["params"] = [[0]] * 8
+    torch.save(value, tmp_path / "a.pth")
+    optimizer, model = current()
+    with pytest.raises(Refused, match="a parameter that is no number and no name"):
+        ckptfix.load_optimizer(optimizer, tmp_path / "a.pth", model=model)
+
+
+def test_what_is_no_optimizer(tmp_path: Path) -> None:
+    torch.save(trained_file(), tmp_path / "a.pth")
+    optimizer, model = current()
+    others: list[Any] = [model, torch.optim.lr_scheduler.StepLR(optimizer, 1), {}]
+    for other in others:
+        with pytest.raises(Refused, match=f"no optimizer but a {type(other).__name__}"):
+            ckptfix.load_optimizer(other, tmp_path / "a.pth", model=model)

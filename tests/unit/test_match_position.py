@@ -52,6 +52,20 @@ def test_buffers_that_both_sides_have_are_paired() -> None:
     assert not matching.skipped_source
 
 
+@pytest.mark.parametrize("source_side", [True, False])
+def test_a_count_of_another_name_is_paired(source_side: bool) -> None:
+    """Whichever side calls it so; and weights never go to a buffer that may be lacking."""
+    known = [*batch_norm("a"), *slots("w", (3,))]
+    other = [Slot("b.steps", slot.shape, slot.dtype) if slot.shape == () else slot for slot in known]
+    source, target = (known, other) if source_side else (other, known)
+    matching = match(source, target)
+    assert matching.complete and len(matching.pairs) == 6
+    assert matching.names[source[4].name] == target[4].name
+    mask, weight = Slot("attn.bias", (1, 1, 4, 4), "float32"), Slot("conv.weight", (1, 1, 4, 4), "float32")
+    with pytest.raises(NoMatch):
+        match([mask, *slots("w", (3,))], [weight, *slots("v", (3,))])
+
+
 def test_a_buffer_of_another_size_is_passed_over_on_both_sides() -> None:
     source = [Slot("e.position_ids", (1, 512), "int64"), *slots("w", (3,))]
     target = [Slot("f.position_ids", (1, 77), "int64"), *slots("v", (3,))]
