@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import numpy as np
-
 
 def best(scores: Sequence[Sequence[float]]) -> list[int]:
     """For each row, the column that it gets, so that the sum of scores is the largest possible.
@@ -63,28 +61,29 @@ def margins(scores: Sequence[Sequence[float]], assigned: Sequence[int]) -> list[
     """
     if not assigned:
         return []
-    table = np.array(scores, dtype=np.float64)
     rows = len(assigned)
-    own = table[np.arange(rows), list(assigned)]
-    loss = own[:, None] - table
-    free = [column for column in range(table.shape[1]) if column not in set(assigned)]
-    step = np.full((rows + 1, rows + 1), np.inf)
-    step[:rows, :rows] = loss[:, list(assigned)]
-    if free:
-        step[:rows, rows] = loss[:, free].min(axis=1)
-        step[rows, :rows] = 0.0
-    np.fill_diagonal(step, np.inf)
-    reach = step.copy()
-    np.fill_diagonal(reach, 0.0)
-    for middle in range(rows + 1):
-        np.minimum(reach, reach[:, middle, None] + reach[None, middle], out=reach)
+    taken = set(assigned)
+    free = [column for column in range(len(scores[0])) if column not in taken]
+    step: list[list[float]] = []
+    spare = []
+    for row, line in enumerate(scores):
+        own = line[assigned[row]]
+        spare.append(max(free, key=line.__getitem__) if free else -1)
+        out = own - line[spare[row]] if free else math.inf
+        step.append([*(math.inf if other == row else own - line[assigned[other]] for other in range(rows)), out])
+    step.append([*([0.0 if free else math.inf] * rows), math.inf])
+    reach = [[0.0 if at == to else cost for to, cost in enumerate(line)] for at, line in enumerate(step)]
+    for middle, through in enumerate(reach):
+        for line in reach:
+            first = line[middle]
+            if first < math.inf:
+                line[:] = [min(cost, first + more) for cost, more in zip(line, through, strict=True)]
     found = []
     for row in range(rows):
-        ways = step[row] + reach[:, row]
-        way = int(ways.argmin())
+        ways = [cost + reach[way][row] for way, cost in enumerate(step[row])]
+        way = min(range(rows + 1), key=ways.__getitem__)
         if math.isinf(ways[way]):
             found.append((math.inf, assigned[row]))
-            continue
-        column = assigned[way] if way < rows else free[int(loss[row, free].argmin())]
-        found.append((max(0.0, float(ways[way])), column))
+        else:
+            found.append((max(0.0, ways[way]), assigned[way] if way < rows else spare[row]))
     return found

@@ -107,8 +107,8 @@ def _of_keys(wanted: Mapping[str, str]) -> list[NameRule]:
         row = _numbers(old), _numbers(new)
         groups.setdefault((_pieces(old), _pieces(new)), []).append(row)
     found: list[NameRule] = []
-    for (old, new), rows in groups.items():
-        found += _of_group(old, new, rows)
+    for (before, after), rows in groups.items():
+        found += _of_group(before, after, rows)
     return found
 
 

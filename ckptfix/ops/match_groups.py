@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 from ckptfix.ops.match_names import Unit
 
@@ -69,6 +70,11 @@ class Group:
     def in_order(self) -> bool:
         """Whether the units were defined in the order of their numbers."""
         return all(one.first < other.first for one, other in zip(self.units, self.units[1:], strict=False))
+
+    @property
+    def backwards(self) -> bool:
+        """Whether three units or more were defined from the last number down to the first."""
+        return len(self) > 2 and all(one.first > other.first for one, other in pairwise(self.units))
 
     @cached_property
     def splits(self) -> list[list[Group]]:

@@ -13,10 +13,10 @@ from itertools import permutations
 from ckptfix.ops.match_groups import Group, branches
 from ckptfix.ops.match_names import Side, Unit, fronts, words
 
-NESTS = frozenset("layer block stage module group".split())
+NESTS = frozenset(["layer", "block", "stage", "module", "group"])
 """Words for what is in a list of its kind at any level; they tell no level from another."""
 
-COUNTED = frozenset("expert head branch codebook".split())
+COUNTED = frozenset(["expert", "head", "branch", "codebook"])
 """Words that say what a number counts: where only one side has one, the numbers may be others."""
 
 LEVELS = 4
@@ -45,7 +45,9 @@ def turned(one: Group, other: Group, sides: tuple[Side, Side]) -> tuple[list[Uni
     twins = _sorted(other, ways[best])
     shared = [sum(bool(named[0][at] & named[1][to]) for at, to in enumerate(way)) for way in ways]
     against = any(one & COUNTED != other & COUNTED for one, other in zip(*named, strict=True))
-    if best == 0 and alike and not against and shared[0] == max(shared) or said[best] > 0 and not alike and said.count(said[best]) == 1:
+    as_given = best == 0 and alike and not against and shared[0] == max(shared)
+    as_said = said[best] > 0 and not alike and said.count(said[best]) == 1
+    if as_given or as_said:
         return twins, {}
     doubts: dict[Unit, Unit] = {}
     for index, way in enumerate(ways):
@@ -115,6 +117,7 @@ def surroundings(group: Group, side: Side) -> tuple[float, ...]:
     """
     rows = [fronts(unit.path) for unit in group.units]
     if len(rows) == 1:
-        return (max((side.under[front] for front in rows[0]), default=0),)
+        block = max((side.under[front] for front in rows[0]), default=0)
+        return (block if block > 1 else 0,)  # a number at the end of a name is no block
     places = [group.open[index] for index in group.varying]
     return tuple(sum(side.under[row[place]] for row in rows) / len(rows) for place in places)

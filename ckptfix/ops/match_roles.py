@@ -47,7 +47,7 @@ ROLES: dict[str, dict[str, str]] = {
 """Kind -> part -> the terms for it: words, two words in a row, or ``w1/3``: w1 where w3 is one of the choices too
 (LLaMA, llama/model.py FeedForward). A term may play parts of several kinds."""
 
-LISTS = frozenset("layer layers block blocks stage stages module modules net model".split())
+LISTS = frozenset(["layer", "layers", "block", "blocks", "stage", "stages", "module", "modules", "net", "model"])
 """Words for any list of modules: that two sides both have one means nothing."""
 
 BEFORE = {"attention": 1, "feed-forward": 9}
@@ -130,7 +130,9 @@ def _numbers(text: str) -> tuple[int, ...]:
     return tuple(map(int, re.findall(r"\d{1,18}", _lettered(text))))
 
 
-def _ordinals(texts: Sequence[str], roles: Sequence[dict[str, frozenset[str]]], gated: bool) -> list[tuple[int, int] | None]:
+def _ordinals(
+    texts: Sequence[str], roles: Sequence[dict[str, frozenset[str]]], gated: bool
+) -> list[tuple[int, int] | None]:
     """Rank among those that differ by numbers (or single letters) alone, or by a part that has an order."""
     alike: dict[str, list[tuple[tuple[int, ...], int]]] = {}
     for index, text in enumerate(texts):

@@ -93,7 +93,7 @@ def _same_names(a: Side, b: Side) -> list[Link]:
         if path in bare_b
         and unit.signature == bare_b[path].signature
         and unit.slots
-        and _stack(path) not in moved
+        and _stack(template(path)[0]) not in moved
     ]
     return found if len(found) >= SAME_NAMES * min(len(a.units), len(b.units)) else []
 
@@ -108,9 +108,8 @@ def _moved(a: dict[str, Unit], b: dict[str, Unit]) -> set[str]:
     return {_stack(text) for (text, _), (one, other) in numbers.items() if one - other and other - one}
 
 
-def _stack(path: str) -> str:
-    """The template of `path` up to its last number; the path itself where it has none."""
-    text = template(path)[0]
+def _stack(text: str) -> str:
+    """A template up to its last number; all of it where it has none."""
     front, number, _ = text.rpartition("{}")
     return front + number if number else text
 
@@ -271,7 +270,7 @@ def _instances(one: Group, other: Group, margin: float, rivals: Sequence[Unit], 
     confidence = 0.99 if margin == math.inf else round(1 - 0.5 * 2 ** (-max(margin, 0.0) / 3), 2)
     why = "only shape" if margin == math.inf else "name and place"
     if alike(one, other):
-        doubt = state.ordered and one.in_order != other.in_order
+        doubt = one.backwards != other.backwards or (state.ordered and one.in_order != other.in_order)
         twins, doubts = turned(one, other, (state.a, state.b))
         links = [
             Link(unit, twin, confidence, why, tuple(rivals[index : index + 1] or rivals[-1:]))

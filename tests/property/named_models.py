@@ -11,7 +11,7 @@ that say something say what is so, and two styles that number the same parts num
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ckptfix.ops.match import Slot
@@ -52,7 +52,11 @@ STACKS: dict[str, tuple[str, ...]] = {
     "trunk": ("layers", "blocks", "model.layers", "transformer.h", "features"),
     "other": ("tail", "extra.layers", "more"),
 }
-BLUNT = tuple(a + b for a in "zan kip lor mev tus nar bol fim rul gac".split() for b in ("dex", "jup", "rik", "pel"))
+BLUNT = tuple(
+    front + end
+    for front in ("zan", "kip", "lor", "mev", "tus", "nar", "bol", "fim", "rul", "gac")
+    for end in ("dex", "jup", "rik", "pel")
+)
 """Words that no table knows."""
 
 
@@ -110,7 +114,7 @@ def transformer(rng: random.Random, width: int) -> list[Role]:
 
 def convolutions(rng: random.Random, width: int) -> list[Role]:
     size = rng.choice([1, 3])
-    norm = {leaf: (width,) for leaf in ("weight", "bias", "running_mean", "running_var")}
+    norm = dict.fromkeys(("weight", "bias", "running_mean", "running_var"), (width,))
     conv = {"weight": (width, width, size, size)}
     roles = [Role("conv1", dict(conv)), Role("bn1", dict(norm)), Role("conv2", dict(conv)), Role("bn2", dict(norm))]
     if rng.random() < 0.5:
@@ -146,7 +150,8 @@ def model(rng: random.Random) -> Model:
             role.numbered = alike.index(role.name)
     made = Model(stacks)
     if rng.random() < 0.7:
-        made.around.append(("embedding", ("embed", "tok_embeddings", "word_embeddings", "wte"), {"weight": (11, width)}))
+        written = ("embed", "tok_embeddings", "word_embeddings", "wte")
+        made.around.append(("embedding", written, {"weight": (11, width)}))
     if rng.random() < 0.4:
         made.around.append(("position", ("pos_embed", "position_embeddings", "wpe"), {"weight": (11, width)}))
     if rng.random() < 0.6:
@@ -172,16 +177,17 @@ class Style:
     expert_first: bool
 
 
+LAYOUTS = ("block", "block", "role", "glued")
 ORDERS = ("as run", "as run", "as run", "role by role", "sorted", "shuffled", "permuted")
 
 
-def style(rng: random.Random, made: Model, side: int = 0, *, layouts: Sequence[str] = ("block", "block", "role", "glued")) -> Style:
+def style(rng: random.Random, made: Model, side: int) -> Style:
     """A random style for `made`; the two sides share no word that says nothing."""
     names = {role.name for stack in made.stacks for role in stack.roles}
     kind = rng.choice(["telling"] * 4 + ["blunt", "mixed", "numbered"])
     habit = rng.randrange(5)
     words = rng.sample(BLUNT[side::2], len(BLUNT) // 2)
-    chosen = {}
+    chosen: dict[str, str] = {}
     for stack in made.stacks:
         for role in stack.roles:
             telling = TELLING[role.name]
@@ -204,7 +210,7 @@ def style(rng: random.Random, made: Model, side: int = 0, *, layouts: Sequence[s
     }
     around = {name: rng.choice(written) for name, written, _ in made.around}
     return Style(
-        rng, chosen, stacks, around, rng.choice(layouts), rng.choice([0, 0, 1]), rng.choice([1, 1, 1, 2, 3]),
+        rng, chosen, stacks, around, rng.choice(LAYOUTS), rng.choice([0, 0, 1]), rng.choice([1, 1, 1, 2, 3]),
         rng.choice(["", "", "model.", "module.", "net."]), rng.choice(ORDERS), rng.random() < 0.5,
     )  # fmt: skip
 

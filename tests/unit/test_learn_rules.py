@@ -10,7 +10,10 @@ from ckptfix.ops.learn_rules import learn
 from ckptfix.ops.name_rules import NameRule, is_rule, renamed
 
 PARTS = st.sampled_from(
-    "a b layer0 layer12 0 1 2 10 007 00 w_3 x9y {} {n} {name} é ٣ 1234567890123456789012 weight bias".split()
+    [
+        *("a", "b", "layer0", "layer12", "0", "1", "2", "10", "007", "00", "w_3", "x9y"),
+        *("{}", "{n}", "{name}", "é", "٣", "1234567890123456789012", "weight", "bias"),
+    ]
 )
 NAMES = st.lists(PARTS, min_size=1, max_size=4).map(".".join)
 
@@ -31,19 +34,22 @@ def test_any_renaming_comes_back_and_other_names_stay(wanted: dict[str, str], ot
 def templates(draw: st.DrawFn) -> tuple[dict[str, str], list[str]]:
     """Blocks with roles: numbers swapped, moved or dropped into words, with exceptions, and names that stay."""
     order, move = draw(st.booleans()), draw(st.integers(-1, 2))
-    roles = draw(st.lists(st.sampled_from("q k v o fc1 fc2 norm1".split()), min_size=1, max_size=4, unique=True))
-    new_roles = {role: draw(st.sampled_from([role, f"x.{role}", f"{role}s.0", f"y{len(role)}{role}"])) for role in roles}
+    every = st.sampled_from(["q", "k", "v", "o", "fc1", "fc2", "norm1"])
+    roles = draw(st.lists(every, min_size=1, max_size=4, unique=True))
+    others = {role: draw(st.sampled_from([role, f"x.{role}", f"{role}s.0", f"y{len(role)}{role}"])) for role in roles}
     first = draw(st.integers(1, 3))
     wanted = {}
     for outer in range(first, first + draw(st.integers(1, 4))):
         for inner in range(draw(st.integers(1, 3))):
             for role in roles:
                 numbers = (inner, outer + move) if order else (outer + move, inner)
-                wanted[f"m.{outer}.b{inner}.{role}.weight"] = "n.{}.c.{}.".format(*numbers) + f"{new_roles[role]}.weight"
+                new = f"n.{numbers[0]}.c.{numbers[1]}.{others[role]}.weight"
+                wanted[f"m.{outer}.b{inner}.{role}.weight"] = new
     names = list(wanted)
     for name in draw(st.lists(st.sampled_from(names), max_size=2)):
         wanted[name] = draw(st.sampled_from(["odd.0.weight", name]))
-    stay = draw(st.lists(st.sampled_from(["m.1.b0.z.weight", "m.9.b1.q.weight", "m.1.b01.q.weight", "m.1.q"]), max_size=2))
+    near = st.sampled_from(["m.1.b0.z.weight", "m.9.b1.q.weight", "m.1.b01.q.weight", "m.1.q"])
+    stay = draw(st.lists(near, max_size=2, unique=True))
     return wanted, [*names, *(name for name in stay if name not in wanted)]
 
 
