@@ -59,10 +59,10 @@ def _zip_of(names: Sequence[str], file: File) -> Answer:
     if not files:
         return "a zip archive without files", None
     if "constants.pkl" in lasts:
-        hint = f"ckptfix extract {quote(file.path)} OUT takes its weights out; torch.jit.load({file.name!r}) reads it"
+        hint = f"ckptfix extract {quote(file.path)} OUT takes its weights; torch.jit.load({file.name!r}) reads it"
         return "a TorchScript program (torch.jit.save)", hint
     if "archive_format" in lasts:
-        hint = f"ckptfix extract {quote(file.path)} OUT takes its weights out; torch.export.load({file.name!r}) reads it"
+        hint = f"ckptfix extract {quote(file.path)} OUT takes its weights; torch.export.load({file.name!r}) reads it"
         return "an exported program (.pt2)", hint
     if "data.pkl" in lasts:
         mac = ", with the __MACOSX files of the Finder" if any(name.startswith("__MACOSX/") for name in names) else ""

@@ -26,7 +26,7 @@ HOLDERS = ("_parameters", "_buffers", "_modules")
 MAX_DEPTH = 1000
 """Modules inside modules: ``state_dict()`` itself calls itself once a level, and Python stops there."""
 
-MAX_TEXT = 1 << 28
+MAX_TEXT = 1 << 26
 """Characters of all names together: a few modules may stand in each other so often that their names never end."""
 
 _QUANTIZED = (

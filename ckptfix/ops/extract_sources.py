@@ -41,6 +41,13 @@ def candidates(checkpoint: Checkpoint) -> list[Candidate]:
         if not state.optimizer and not any(_inside(state.at, module.at) for module in modules)
     ]
     weights = [Candidate(state.at) for state in states if state.weights]
+    if modules and weights:
+        addresses = [address for address, _ in _addresses(checkpoint)]
+
+        def place(row: Candidate) -> int:
+            return next((index for index, address in enumerate(addresses) if _inside(address, row.at)), 0)
+
+        return sorted([*modules, *weights], key=place)
     return [*modules, *weights] or [Candidate(state.at) for state in states]
 
 
