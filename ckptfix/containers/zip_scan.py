@@ -16,14 +16,14 @@ import re
 import struct
 from array import array
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ckptfix.containers.zip_read import CENTRAL, LOCAL, MAX32, Record, extra_fields, zip64_fields
-from ckptfix.errors import CkptfixError, Unsupported
-from ckptfix.fileio import Reader
+from ckptfix.errors import Unsupported, WriteFailed
+from ckptfix.fileio import PAGE, Reader
 
 WINDOW = 4 << 20
 MAX_SIGNATURES = 4_000_000
@@ -79,15 +79,17 @@ def signatures(reader: Reader) -> Signatures:
     found = Signatures()
     places = {b"PK\x03\x04": found.locals, b"PK\x07\x08": found.descriptors, b"PK\x01\x02": found.rows}
     tail = b""
-    for offset in range(0, reader.size, WINDOW):
-        length = min(WINDOW, reader.size - offset)
-        try:
-            window = tail + reader.read(offset, length)
-        except CkptfixError:
-            # A sector that can not be read costs the records in it, not the others.
-            found.unread.append((offset, length))
+    for offset, piece in pieces(reader):
+        if piece is None:
+            first, length = found.unread[-1] if found.unread else (0, -1)
+            if first + length == offset:
+                found.unread.pop()
+            else:
+                first = offset
+            found.unread.append((first, min(offset + PAGE, reader.size) - first))
             tail = b""
             continue
+        window = tail + piece
         base = offset - len(tail)
         for match in _SIGNATURE.finditer(window):
             places[match.group()].append(base + match.start())
@@ -95,6 +97,25 @@ def signatures(reader: Reader) -> Signatures:
             raise Unsupported(f"more than {MAX_SIGNATURES:,} zip signatures", path=reader.path)
         tail = window[-3:]
     return found
+
+
+def pieces(reader: Reader) -> Iterator[tuple[int, bytes | None]]:
+    """The file in windows, each with its offset; where the disk fails, in pages, and None for those that it keeps.
+
+    A sector that can not be read costs the records in it, and no others.
+    """
+    for offset in range(0, reader.size, WINDOW):
+        length = min(WINDOW, reader.size - offset)
+        try:
+            yield offset, reader.read(offset, length)
+        except WriteFailed:
+            for place in range(offset, offset + length, PAGE):
+                try:
+                    page = reader.read(place, min(PAGE, offset + length - place))
+                except WriteFailed:
+                    yield place, None
+                else:
+                    yield place, page
 
 
 def local_at(reader: Reader, header: int) -> Local | None:

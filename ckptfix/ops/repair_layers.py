@@ -15,7 +15,7 @@ from ckptfix.checkpoint import ByteRange, Finding
 from ckptfix.containers.zip_read import DEFLATED
 from ckptfix.containers.zip_rebuild import Archive
 from ckptfix.containers.zip_scan import Local, local_at
-from ckptfix.errors import CkptfixError, DamagedFile, Unsupported
+from ckptfix.errors import CkptfixError, DamagedFile, Unsupported, WriteFailed
 from ckptfix.fileio import BATCH, Reader, named, read_chunks
 from ckptfix.formats import safetensors, torch_legacy, torch_zip
 from ckptfix.ops.repair_wreck import is_noise
@@ -110,7 +110,10 @@ def _line_ends(path: str, place: Folder) -> Layer | None:
     """Undo that every line feed got a carriage return before it; a torch zip's checksums prove that it was so."""
     with Reader(path) as reader:
         head = reader.read(0, min(HEAD, reader.size))
-        if not _looks_like_checkpoint(path, head, reader.size) or not _only_crlf(reader):
+        try:
+            if not _looks_like_checkpoint(path, head, reader.size) or not _only_crlf(reader):
+                return None
+        except WriteFailed:
             return None
         message = "it was transferred as text: every line feed has a carriage return before it"
         if not head.startswith(b"PK"):

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ckptfix.checkpoint import Checkpoint, Finding
+from ckptfix.containers import zip_scan
 from ckptfix.errors import DamagedFile
 from ckptfix.fileio import Reader
 from ckptfix.formats import base, safetensors, torch_legacy
@@ -57,12 +58,12 @@ def _repair(path: str, fill: Fill | None, donor: Checkpoint | None, like: Side |
     with Reader(path) as reader:
         size = reader.size
         head = reader.read(0, min(size, HEAD))
-        before = reader.read(0, min(size, FAR))
+        before = b"" if head.startswith(b"PK") else reader.read(0, min(size, FAR))
     if safetensors.score(path, head, size) >= 100:
         return repair_safetensors(path, fill=fill, donor=donor)
     if torch_legacy.score(path, head, size):
         return _of_wreck(read_legacy(path), fill, donor, like)
-    if not head.startswith(b"PK") and (start := _LEGACY.search(before)) is not None:
+    if (start := _LEGACY.search(before)) is not None:
         return _of_wreck(read_legacy(path, start.start()), fill, donor, like)
     if not _has_records(path):
         if safetensors.score(path, head, size):
@@ -75,8 +76,8 @@ def _has_records(path: str) -> bool:
     """Whether a record of a torch archive is anywhere in the file: its name stands in its header and in its row."""
     tail = b""
     with Reader(path) as reader:
-        for chunk in reader.chunks(0, reader.size):
-            window = tail + chunk
+        for _, piece in zip_scan.pieces(reader):
+            window = tail + (piece or b"")
             if b"PK" in window and (b"data.pkl" in window or (b"/data/" in window and b"PK\x03\x04" in window)):
                 return True
             tail = window[-64:]

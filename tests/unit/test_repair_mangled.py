@@ -141,6 +141,29 @@ def test_a_file_missing_from_the_folder_is_named(good: Path, tmp_path: Path) -> 
         rescue.repair(tmp_path / "folder", tmp_path / "none.pth")
 
 
+def test_a_legacy_file_that_was_cut_short(tmp_path: Path) -> None:
+    torch.save(VALUE, tmp_path / "in.pth", _use_new_zipfile_serialization=False)
+    path = written(tmp_path / "bad.pth", (tmp_path / "in.pth").read_bytes()[:-50])
+    with pytest.raises(RuntimeError, match="unexpected EOF"):
+        torch.load(path)
+    result = rescue.repair(path, tmp_path / "out.pth")
+    assert len(result.losses) == 1 and result.exit_code == 3
+    (lost,) = (loss.name for loss in result.losses)
+    again = torch.load(tmp_path / "out.pth")
+    assert again["epoch"] == 3 and set(again["model"]) | {lost.removeprefix("model/")} == {"fc.weight", "fc.bias"}
+    rescue.repair(path, tmp_path / "full.pth", fill_from=tmp_path / "in.pth")
+    assert same(tmp_path / "full.pth")
+
+
+def test_the_root_is_what_checkers_look_for(good: Path, tmp_path: Path) -> None:
+    """Loaders that unpickle ``archive/data.pkl`` alone call any other root malicious."""
+    with zipfile.ZipFile(good) as archive:
+        assert "good/data.pkl" in archive.namelist()
+    rescue.repair(good, tmp_path / "out.pth")
+    with zipfile.ZipFile(tmp_path / "out.pth") as archive:
+        assert archive.namelist()[0] == "archive/data.pkl" and archive.testzip() is None
+
+
 def test_a_text_mode_legacy_file_is_told_and_not_guessed_at(tmp_path: Path) -> None:
     torch.save(VALUE, tmp_path / "in.pth", _use_new_zipfile_serialization=False)
     path = written(tmp_path / "bad.pth", _crlf(tmp_path / "in.pth"))

@@ -1,0 +1,184 @@
+"""Records found again: by their headers, descriptors or rows, whoever wrote the archive."""
+
+from __future__ import annotations
+
+import io
+import random
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from builders import Record, build_zip, replace, torch_records, written
+
+from ckptfix import rescue
+from ckptfix.containers import zip_rebuild, zip_scan
+from ckptfix.containers.zip_rebuild import Archive, Rebuilt
+from ckptfix.errors import Unsupported, WriteFailed
+from ckptfix.fileio import Reader, read_chunks
+
+RECORDS = torch_records(b"\x80\x02}.", {"0": b"\x01" * 100, "1": random.Random(0).randbytes(3000), "2": b""})
+CONTENT = {record.name: record.data for record in RECORDS}
+
+
+def rebuilt(tmp_path: Path, data: bytes) -> tuple[Rebuilt, dict[str, bytes]]:
+    path = written(tmp_path / "in.zip", data)
+    with Reader(path) as reader:
+        found = Archive(reader).rebuild()
+    return found, {record.name: b"".join(read_chunks(record.data)) for record in found.records}
+
+
+def python_zip(method: int, *, seekable: bool, zip64: bool) -> bytes:
+    """The records as Python's zipfile writes them; to a pipe it writes descriptors."""
+
+    class Pipe(io.BytesIO):
+        def seekable(self) -> bool:
+            return seekable
+
+        def seek(self, offset: int, whence: int = 0) -> int:
+            if not seekable:
+                raise io.UnsupportedOperation
+            return super().seek(offset, whence)
+
+        def tell(self) -> int:
+            if not seekable:
+                raise io.UnsupportedOperation
+            return super().tell()
+
+    out = Pipe()
+    with zipfile.ZipFile(out, "w", method) as archive:
+        for name, data in CONTENT.items():
+            with archive.open(name, "w", force_zip64=zip64) as file:
+                file.write(data)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("zip64", [False, True])
+@pytest.mark.parametrize("seekable", [False, True])
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_archives_of_python_without_their_directory(
+    tmp_path: Path, method: int, seekable: bool, zip64: bool
+) -> None:
+    data = python_zip(method, seekable=seekable, zip64=zip64)
+    assert rebuilt(tmp_path, data)[1] == CONTENT
+    found, content = rebuilt(tmp_path, data[: data.index(b"PK\x01\x02")])
+    assert content == CONTENT and not found.directory and not found.damaged
+    assert all(record.verified for record in found.records)
+
+
+def test_an_archive_of_wide_descriptors(tmp_path: Path) -> None:
+    data = build_zip([replace(record, zip64=True) for record in RECORDS])
+    assert rebuilt(tmp_path, data[: data.index(b"PK\x01\x02")])[1] == CONTENT
+    assert rebuilt(tmp_path, data)[1] == CONTENT
+
+
+@pytest.mark.parametrize("window", [5, 64, 1000])
+def test_signatures_across_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, window: int) -> None:
+    data = build_zip(RECORDS)
+    whole = rebuilt(tmp_path, data)[0]
+    monkeypatch.setattr(zip_scan, "WINDOW", window)
+    assert [record.header for record in rebuilt(tmp_path, data)[0].records] == [r.header for r in whole.records]
+
+
+@pytest.mark.parametrize("part", ["header", "descriptor", "row", "header and descriptor"])
+def test_one_description_is_enough(tmp_path: Path, part: str) -> None:
+    clean = build_zip(RECORDS)
+    data = bytearray(clean)
+    place = clean.index(CONTENT["archive/data/1"])
+    header = clean.rindex(b"PK\x03\x04", 0, place)
+    row = clean.index(b"archive/data/1", clean.index(b"PK\x01\x02")) - 46
+    spans = {"header": (header, 30), "descriptor": (place + 3000, 16), "row": (row, 46)}
+    for name in part.split(" and "):
+        start, length = spans[name]
+        data[start : start + length] = b"\xa5" * length
+    assert rebuilt(tmp_path, bytes(data))[1] == CONTENT
+
+
+def test_without_any_description_it_is_lost_and_the_others_are_not(tmp_path: Path) -> None:
+    clean = build_zip(RECORDS)
+    data = bytearray(clean[: clean.index(b"PK\x01\x02")])
+    end = clean.index(CONTENT["archive/data/1"]) + 3000
+    data[end : end + 16] = b"\xa5" * 16
+    content = rebuilt(tmp_path, bytes(data))[1]
+    assert set(CONTENT) - set(content) == {"archive/data/1"}
+    assert all(CONTENT[name] == value for name, value in content.items())
+
+
+def test_two_records_of_one_name(tmp_path: Path) -> None:
+    twice = [*RECORDS, Record("archive/data/0", b"\x02" * 100)]
+    found, content = rebuilt(tmp_path, build_zip(twice))
+    assert "archive/data/0" not in content and found.damaged[0].kind == "twice"
+    same = [*RECORDS, Record("archive/data/0", CONTENT["archive/data/0"])]
+    assert rebuilt(tmp_path, build_zip(same))[1] == CONTENT
+    # The directory says which one counts.
+    assert rebuilt(tmp_path, build_zip(twice, order=range(len(RECORDS))))[1] == CONTENT
+
+
+@pytest.mark.parametrize("wrong", ["archive/data/0", "archive/dat@/1", "brchive/data/1"])
+def test_a_record_of_two_names_gets_the_one_that_is_free(tmp_path: Path, wrong: str) -> None:
+    named = [replace(one, local_name=wrong) if one.name == "archive/data/1" else one for one in RECORDS]
+    assert rebuilt(tmp_path, build_zip(named))[1] == CONTENT
+
+
+def test_names_that_nothing_decides_are_not_guessed(tmp_path: Path) -> None:
+    named = [replace(one, local_name="archive/data/7") if one.name == "archive/data/1" else one for one in RECORDS]
+    found, content = rebuilt(tmp_path, build_zip(named))
+    assert set(CONTENT) - set(content) == {"archive/data/1"}
+    assert "two names" in found.damaged[0].reason
+
+
+def test_encrypted_records_are_not_taken_for_data(tmp_path: Path) -> None:
+    secret = [replace(one, flags=0x809) if one.name == "archive/data/0" else one for one in RECORDS]
+    found, content = rebuilt(tmp_path, build_zip(secret))
+    assert set(CONTENT) - set(content) == {"archive/data/0"} and "encrypted" in found.damaged[0].reason
+
+
+def test_a_file_full_of_signatures_is_refused_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zip_scan, "MAX_SIGNATURES", 1000)
+    with pytest.raises(Unsupported, match="signatures"):
+        rebuilt(tmp_path, b"PK\x03\x04" * 2000)
+
+
+def test_a_sector_that_can_not_be_read_costs_what_is_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    value = {f"w{index}": torch.full((4000,), float(index)) for index in range(6)}
+    torch.save(value, tmp_path / "in.pth")
+    data = (tmp_path / "in.pth").read_bytes()
+    bad = data.index(torch.full((4000,), 3.0).numpy().tobytes()) + 8000
+    read = Reader.read
+
+    def broken(self: Reader, offset: int, length: int) -> bytes:
+        if offset <= bad < offset + length:
+            raise WriteFailed("can not be read: Input/output error", path=self.path, offset=offset)
+        return read(self, offset, length)
+
+    monkeypatch.setattr(Reader, "read", broken)
+    monkeypatch.setattr(zip_rebuild, "CRC_CHUNK", 4096)
+    result = rescue.repair(tmp_path / "in.pth", None, check_only=True)
+    assert [loss.name for loss in result.losses] == ["w3"] and len(result.kept) == 5
+    assert "unreadable" in {row.id for row in result.findings}
+
+
+def _every_order(count: int) -> Iterator[list[int]]:
+    for seed in range(4):
+        order = list(range(count))
+        random.Random(seed).shuffle(order)
+        yield order
+
+
+def test_the_order_of_the_directory_does_not_matter(tmp_path: Path) -> None:
+    for order in _every_order(len(RECORDS)):
+        assert rebuilt(tmp_path, build_zip(RECORDS, order=order))[1] == CONTENT
+
+
+def test_a_script_without_its_directory_runs_again(tmp_path: Path) -> None:
+    model = torch.jit.script(torch.nn.Linear(3, 2))
+    torch.jit.save(model, tmp_path / "in.pt")
+    data = (tmp_path / "in.pt").read_bytes()
+    path = written(tmp_path / "cut.pt", data[: data.index(b"PK\x01\x02")])
+    with pytest.raises(RuntimeError):
+        torch.jit.load(path)  # type: ignore[no-untyped-call]
+    assert rescue.repair(path, tmp_path / "out.pt").exit_code == 0
+    given = torch.randn(4, 3)
+    again = torch.jit.load(tmp_path / "out.pt")  # type: ignore[no-untyped-call]
+    assert torch.equal(again(given), model(given))
