@@ -62,7 +62,7 @@ CONTENTS: tuple[Entry, ...] = (
     Entry(
         "python2-strings", "warning", "strings as Python 2 wrote them",
         "They have no encoding; Python 3 guesses ASCII and says `'ascii' codec can't decode byte`.",
-        (20,), _SANITIZE,
+        (20,), f"{_SANITIZE} --encoding latin-1",
     ),
     Entry(
         "bad-tensor", "error", "a tensor that the file does not hold as it describes it",

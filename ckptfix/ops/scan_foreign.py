@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ckptfix.checkpoint import Finding
-from ckptfix.containers.zip_read import Directory, read_directory
+from ckptfix.containers.zip_read import END, Directory, read_directory
 from ckptfix.errors import BadDirectory, BadIndex, BadPickle, CkptfixError, Truncated, UnknownFormat, Unsupported
 from ckptfix.fileio import Reader
 from ckptfix.formats import safetensors, torch_legacy
@@ -58,6 +58,10 @@ _DEFINITE = 1 << 20
 """Bytes of a file that are looked at for a transfer as text."""
 
 
+_TAIL = 1 << 26
+"""Bytes at the end of a zip that are searched for the end of its directory."""
+
+
 def scan(path: str, error: CkptfixError) -> Iterator[Finding]:
     """What `error`, raised when the file was opened, says of it; and what else can be told."""
     if isinstance(error, UnknownFormat):
@@ -67,7 +71,10 @@ def scan(path: str, error: CkptfixError) -> Iterator[Finding]:
     folder = Path(path)
     if isinstance(error, Unsupported) and "unfold" in error.message:
         id = "deflate-bomb"
-    yield found(id, error.message, where=error.where or "", offset=error.offset)
+    if id == "truncated" and "no zip directory" in error.message:
+        yield _no_directory(path, error.message)
+    else:
+        yield found(id, error.message, where=error.where or "", offset=error.offset)
     if folder.is_file():
         yield from _text_mode(path)
         if isinstance(error, BadPickle) or id in ("truncated", "damaged", "bad-directory"):
@@ -78,8 +85,7 @@ def _unknown(path: str, error: UnknownFormat) -> Iterator[Finding]:
     what = error.message
     id = next((id for pattern, id in _KINDS if re.search(pattern, what)), "unknown-format")
     if id == "bad-directory":
-        cut = "no zip directory" in what
-        yield found("truncated" if cut else id, what)
+        yield _no_directory(path, what) if "no zip directory" in what else found(id, what)
         yield from _text_mode(path)
         return
     if id == "plain-pickle":
@@ -99,6 +105,25 @@ def _unknown(path: str, error: UnknownFormat) -> Iterator[Finding]:
         return
     if id == "unknown-format":
         yield from _text_mode(path)
+
+
+def _no_directory(path: str, message: str) -> Finding:
+    """A zip without a directory where readers look for it: cut short, or with a long tail behind its end."""
+    with Reader(path) as reader:
+        end = reader.size
+        while end > max(0, reader.size - _TAIL):
+            start = max(0, end - _DEFINITE)
+            block = reader.read(start, min(end + END.size, reader.size) - start)
+            place = len(block)
+            while (place := block.rfind(b"PK\x05\x06", 0, place)) >= 0:
+                at = start + place
+                size, offset = END.unpack(reader.read(at, END.size))[5:7] if at + END.size <= reader.size else (0, 0)
+                if 46 <= size <= at - offset and reader.read(offset, 4) == b"PK\x01\x02":
+                    left = reader.size - at - END.size
+                    said = f"{left:,} bytes follow the end of the archive, too many for a reader to find it"
+                    return found("trailing-bytes", said, offset=at + END.size, severity="error")
+            end = start
+        return found("truncated", message, offset=reader.size)
 
 
 def _plain(path: str, what: str) -> Iterator[Finding]:

@@ -40,8 +40,8 @@ def scan(checkpoint: Checkpoint, target: Side, *, at: str | None = None, fast: b
     tried = [(prefixes.find([slot.name for slot in side.slots], list(wanted)), side) for side in sides]
     renaming, side = max(tried, key=lambda row: row[0].agreeing)
     have = {slot.name: slot for slot in side.slots}
-    matched = not fast and len(have) <= MOST_MATCHED and (not renaming.agreeing or _spelled(have, wanted))
-    if matched and (rules := _by_structure(side, target)):
+    alignable = not fast and not renaming.agreeing and len(have) <= MOST_MATCHED
+    if alignable and (rules := _by_structure(side, target)):
         message = f"all {len(have):,} tensors are the model's under other names, as {rules}"
         yield found("matched-by-structure", message, where=side.at or "")
         return
