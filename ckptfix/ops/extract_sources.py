@@ -155,11 +155,6 @@ def _of_mapping(checkpoint: Checkpoint, at: str) -> Weights:
     found = checkpoint.graph.found
     tensors = [(key, node) for where, key, node in found.tensors if where == at]
     entries = _entries(checkpoint, tensors)
-    findings = tuple(
-        Finding("not-taken", "warning", address, "extra state of a module, which is no tensor")
-        for address in left
-        if address.rpartition("/")[2].rpartition(".")[2] == EXTRA_STATE
-    )
     return Weights(
         path=checkpoint.path,
         what=what,
@@ -168,7 +163,7 @@ def _of_mapping(checkpoint: Checkpoint, at: str) -> Weights:
         versions=_versions(found.metadata.get(at)),
         calls=_calls(checkpoint, tensors, entries),
         left=left,
-        findings=findings,
+        findings=tuple(_losses(checkpoint, at, left)),
         byteorder=checkpoint.byteorder,
     )
 
@@ -198,25 +193,39 @@ def left_behind(checkpoint: Checkpoint, at: str, *, module: bool = False) -> tup
     """
     own = at.split("/") if at else []
     left: dict[str, None] = {}
-    for address, tensor in _addresses(checkpoint):
+    for address, holder in _addresses(checkpoint):
         parts = address.split("/")
         common = 0
         while common < min(len(own), len(parts)) and own[common] == parts[common]:
             common += 1
-        if common < len(own) or not (tensor or module or len(parts) == common):
+        if common < len(own) or not (module or holder == at or len(parts) == common):
             left["/".join(parts[: common + 1])] = None
     return tuple(left)
 
 
-def _addresses(checkpoint: Checkpoint) -> Iterator[tuple[str, bool]]:
-    """(address, whether it is a tensor) of every leaf."""
+def _addresses(checkpoint: Checkpoint) -> Iterator[tuple[str, str | None]]:
+    """(address, address of the mapping that holds it if it is a tensor) of every leaf."""
     if isinstance(checkpoint.graph, Parts):
         found = checkpoint.graph.found
-        yield from ((f"{at}/{key}" if at else key, True) for at, key, _ in found.tensors)
-        yield from ((address, False) for address, _ in found.values if address)
+        yield from ((f"{at}/{key}" if at else key, at) for at, key, _ in found.tensors)
+        yield from ((address, None) for address, _ in found.values if address)
     else:
-        yield from ((entry.name, True) for entry in checkpoint.entries)
-        yield from ((address, False) for address, _ in checkpoint.values())
+        yield from ((entry.name, entry.at) for entry in checkpoint.entries)
+        yield from ((address, None) for address, _ in checkpoint.values())
+
+
+def _losses(checkpoint: Checkpoint, at: str, left: Iterable[str]) -> Iterator[Finding]:
+    """What is left of a state dict that its model would miss: extra state, and tensors in tuples (packed weights)."""
+    depth = len(at.split("/")) + 1 if at else 1
+    packed = {"/".join(address.split("/")[:depth]) for address, holder in _addresses(checkpoint) if holder is not None}
+    for address in left:
+        name = address[len(at) :].lstrip("/")
+        if not address.startswith(at) or (at and name == address):
+            continue
+        if name.rpartition(".")[2] == EXTRA_STATE:
+            yield Finding("not-taken", "warning", address, "extra state of a module, which is no tensor")
+        elif "." in name and address in packed:
+            yield Finding("not-taken", "warning", address, "tensors packed in another object, which are not taken")
 
 
 def picked(weights: Weights, names: Mapping[str, str], what: str, prefix: str = "") -> Weights:

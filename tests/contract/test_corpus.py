@@ -212,3 +212,33 @@ def test_load_state_dict(real_file: RealFile) -> None:
     for part in states[0].at.split("/") if states[0].at else ():
         wanted = wanted[int(part) if isinstance(wanted, list) else part]
     assert_same({name: value for name, value in wanted.items() if isinstance(value, torch.Tensor)}, dict(got))
+
+
+def test_extract_takes_whole_modules(real_file: RealFile, tmp_path: Path) -> None:
+    """Every tensor of the module, and nothing of its class is needed: torch loads the result with weights_only."""
+    if real_file.container == "torchscript":
+        result = ckptfix.extract(real_file.path, tmp_path / "out.pth")
+        wanted = torch.jit.load(real_file.path, map_location="cpu").state_dict()  # type: ignore[no-untyped-call]
+    else:
+        checkpoint = ckptfix.open_checkpoint(ours(real_file).path)
+        held = [entry for entry in checkpoint.entries if entry.at.endswith(("_parameters", "_buffers"))]
+        if not held:
+            pytest.skip("no whole module is in it")
+        result = ckptfix.extract(real_file.path, tmp_path / "out.pth")
+        by_name = ckptfix.load_checkpoint(real_file.path, map_location="cpu")
+        wanted = living(by_name)
+        assert len(wanted) == len(held)
+    assert result.tensors == len(wanted) > 0 and result.exit_code == 0
+    found = torch.load(tmp_path / "out.pth", weights_only=True, map_location="cpu")
+    assert list(found) == list(wanted)
+    assert all(torch.equal(found[name], tensor) for name, tensor in wanted.items())
+
+
+def living(record: Any, prefix: str = "") -> dict[str, torch.Tensor]:
+    """What state_dict() gives, of the attributes that a loaded module's record has."""
+    state = record.state
+    own = {prefix + name: value for part in ("_parameters", "_buffers") for name, value in state[part].items()}
+    found = {name: value.detach() for name, value in own.items() if value is not None}
+    for name, child in state["_modules"].items():
+        found |= living(child, f"{prefix}{name}.")
+    return found
