@@ -96,12 +96,16 @@ def plan_rewrite(
         legacy: the container; as `checkpoint` has it by default. References must have the fields of that container.
 
     Raises:
-        DamagedFile: the file lacks a storage that the object refers to; Truncated, if it is cut short.
+        DamagedFile: the file lacks a storage that the object refers to, or its pickle does not match its checksum,
+            which a new one would hide; Truncated, if it is cut short.
     """
     from_legacy = checkpoint.format == torch_legacy.NAME
+    parts = parts_of(checkpoint)
     if from_legacy:
         torch_legacy.refuse_truncated(checkpoint)
-    parts = parts_of(checkpoint)
+    elif not parts.container.pickle_ok:
+        message = "the pickle does not match its CRC-32, and a new one would hide that"
+        raise DamagedFile(message, path=checkpoint.path, hint="copy or download the file again")
     kept: list[tuple[str, Data, int | None]] = []
     counts: dict[str, int] = {}
     for key, numel in storage_sizes(rewritten).items():
@@ -125,14 +129,10 @@ def plan_drops(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan
 
     Raises:
         NoSuchTensor: a key or an address that the object, as the edits before left it, does not have.
-        DamagedFile: the pickle does not match its checksum; an edit would hide that.
+        DamagedFile: as `plan_rewrite`.
         Unsupported: as the edits.
     """
-    parts = parts_of(checkpoint)
-    if checkpoint.format == torch_zip.NAME and not parts.container.pickle_ok:
-        message = "the pickle does not match its CRC-32, and an edit would hide that"
-        raise DamagedFile(message, path=checkpoint.path, hint="copy or download the file again")
-    found = parts.found
+    found = parts_of(checkpoint).found
     for dropping, group in groupby(edits, lambda edit: isinstance(edit, Drop)):
         if dropping:
             pickle = without(found, [edit for edit in group if isinstance(edit, Drop)]).pickle

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from ckptfix import dtypes
 from ckptfix.checkpoint import contiguous_stride
-from ckptfix.formats import trusted
+from ckptfix.errors import CkptfixError
+from ckptfix.formats import torch_module, trusted
 from ckptfix.formats.torch_rewrite import NewStorage, literal, new_tensor
 from ckptfix.formats.torch_tensors import is_tensor
 from ckptfix.ops import sanitize_numpy as numpy_pickles
@@ -128,7 +129,7 @@ def _foreign(out: Converter, call: Call, name: str, args: tuple[Any, ...]) -> St
     if name in NEVER:
         return out.drop(name, NEVER[name])
     if {"_parameters", "_modules"} <= keys:
-        return out.drop(name, EXTRACT)
+        return (yield from _module(out, call, name))
     if name.startswith("omegaconf."):
         for key, value in named:
             if key in ("_content", "_val"):
@@ -156,6 +157,28 @@ def _foreign(out: Converter, call: Call, name: str, args: tuple[Any, ...]) -> St
         made.append(("args", (yield "args", tuple(values))))
     yield from out.fill(made, [*kwargs, *named])
     return new_dict(made)
+
+
+def _module(out: Converter, call: Call, name: str) -> Steps:
+    """A module inside a checkpoint gives way to its state dict; one that is all of it is for ``ckptfix extract``."""
+    if all(part is None for part in out.labels):
+        return out.drop(name, EXTRACT)
+    try:
+        found = torch_module.read_module(call)
+    except CkptfixError as error:
+        return out.drop(name, f"is a whole module that can not be walked ({error.message})")
+    out.changed(name, "its state_dict()")
+    out.drop_at(None, name, "is a whole module; of it only the state_dict() stays")
+    made = Call(Global("collections", "OrderedDict", 0), (), "REDUCE", 0)
+    made.items = []
+    yield from out.fill(made.items, list(found.tensors))
+    if found.versions:
+        versions = Call(Global("collections", "OrderedDict", 0), (), "REDUCE", 0)
+        versions.items = []
+        rows = [(path, new_dict(list(own.items()))) for path, own in found.versions.items()]
+        yield from out.fill(versions.items, rows)
+        made.state = new_dict([("_metadata", versions)])
+    return made
 
 
 def _attributes(state: Any) -> list[tuple[Any, Any]]:

@@ -145,6 +145,10 @@ def older(call: Call, version: Version) -> tuple[Call, Losses]:
                 raise Unsupported(f"torch {version.name} has no {canonical(call.func)}")
             return call, losses
         if version.number >= since.number and not _too_long(name, call, version):
+            if name == "_rebuild_tensor_v3" and len(call.args) > 6:
+                dtype = getattr(call.args[6], "name", "")
+                if not version.has_dtype(dtype):
+                    raise Unsupported(f"torch {version.name} has no {dtype}")
             return call, losses
         form = _OLDER.get(name)
         if form is None:
