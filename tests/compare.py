@@ -25,7 +25,8 @@ def assert_same(a: Any, b: Any, *, rename: Rename | None = None, device: str | N
 def tensor_bytes(value: torch.Tensor) -> bytes:
     """The elements of a dense tensor in row-major order."""
     dense = value.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
-    return bytes(dense.untyped_storage())
+    # bytes(storage) would ask for each byte by itself.
+    return torch.empty(0, dtype=torch.uint8).set_(dense.untyped_storage()).numpy().tobytes()
 
 
 def names_of(value: Mapping[Any, Any]) -> bool:
