@@ -161,6 +161,7 @@ def slim(
     *,
     no_optimizer: bool = False,
     dedupe: bool = False,
+    contiguous: bool = False,
     force: bool = False,
     dry_run: bool = False,
     progress: Progress | None = None,
@@ -170,6 +171,7 @@ def slim(
     Args:
         no_optimizer: leave out every optimizer's state.
         dedupe: make one storage of those with equal bytes, which ties their tensors.
+        contiguous: write a strided view that leaves gaps, such as a column, without them: its stride changes.
         force, dry_run, progress: as in `api.strip_module`.
 
     Raises:
@@ -179,7 +181,9 @@ def slim(
     output.check_destination(dest, [source], overwrite=force)
     checkpoint = formats.open_checkpoint(source)
     try:
-        done = slim_op.slim(checkpoint, os.fspath(dest), no_optimizer=no_optimizer, dedupe=dedupe)
+        done = slim_op.slim(
+            checkpoint, os.fspath(dest), no_optimizer=no_optimizer, dedupe=dedupe, contiguous=contiguous
+        )
     except CkptfixError as error:
         error.path = error.path or checkpoint.path
         raise

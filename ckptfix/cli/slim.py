@@ -13,10 +13,15 @@ from ckptfix.cli.common import How, Written, writes
     click.Option(
         ["--dedupe"], is_flag=True, help="Make one storage of equal ones. Their tensors are tied: one changes with all."
     ),
+    click.Option(
+        ["--contiguous"], is_flag=True, help="Also close the gaps of strided views, such as columns: strides change."
+    ),
     click.Option(["--check-only"], is_flag=True, help="Say what would be saved, and write nothing; as --dry-run."),
     example="ckptfix slim training.ckpt small.ckpt --no-optimizer",
 )
-def command(source: str, dest: str, how: How, *, no_optimizer: bool, dedupe: bool, check_only: bool) -> Written:
+def command(
+    source: str, dest: str, how: How, *, no_optimizer: bool, dedupe: bool, contiguous: bool, check_only: bool
+) -> Written:
     """Write OUT: IN without bytes that no tensor uses.
 
     A view that was saved drags its whole storage along; OUT has only what the tensors reach. Tensors that share memory
@@ -26,4 +31,4 @@ def command(source: str, dest: str, how: How, *, no_optimizer: bool, dedupe: boo
 
     if check_only:
         how["dry_run"] = True
-    return cleaning.slim(source, dest, no_optimizer=no_optimizer, dedupe=dedupe, **how)
+    return cleaning.slim(source, dest, no_optimizer=no_optimizer, dedupe=dedupe, contiguous=contiguous, **how)

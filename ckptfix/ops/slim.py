@@ -45,12 +45,20 @@ class Slimmed:
     identical: bool = False
 
 
-def slim(checkpoint: Checkpoint, dest: str, *, no_optimizer: bool = False, dedupe: bool = False) -> Slimmed:
+def slim(
+    checkpoint: Checkpoint,
+    dest: str,
+    *,
+    no_optimizer: bool = False,
+    dedupe: bool = False,
+    contiguous: bool = False,
+) -> Slimmed:
     """Plan `dest` as `checkpoint` without unused bytes.
 
     Args:
         no_optimizer: leave out every optimizer's state: mappings of ``state`` and ``param_groups``.
         dedupe: storages of equal bytes become one. This ties their tensors.
+        contiguous: a strided view that leaves gaps, such as a column, is written without them, with another stride.
 
     Raises:
         Refused: the file is an optimizer's state and nothing else.
@@ -66,12 +74,12 @@ def slim(checkpoint: Checkpoint, dest: str, *, no_optimizer: bool = False, dedup
         plan, saved = packed(checkpoint, dest)
         return Slimmed(plan, _sums(checkpoint, plan, {UNUSED: saved}), compacted=bool(saved), identical=not saved)
     try:
-        return _slim_torch(checkpoint, dest, no_optimizer, dedupe)
+        return _slim_torch(checkpoint, dest, no_optimizer, dedupe, contiguous)
     except BadTensor as error:
         raise BadPickle(str(error), path=checkpoint.path) from None
 
 
-def _slim_torch(checkpoint: Checkpoint, dest: str, no_optimizer: bool, dedupe: bool) -> Slimmed:
+def _slim_torch(checkpoint: Checkpoint, dest: str, no_optimizer: bool, dedupe: bool, contiguous: bool) -> Slimmed:
     parts = parts_of(checkpoint)
     root = parts.graph.root
     legacy = checkpoint.format == torch_legacy.NAME
@@ -93,7 +101,7 @@ def _slim_torch(checkpoint: Checkpoint, dest: str, no_optimizer: bool, dedupe: b
     units: list[Unit] = []
     compacted = 0
     for storage in used.values():
-        made = units_of(storage, new_key)
+        made = units_of(storage, new_key, contiguous=contiguous)
         compacted += made[0].data is not storage.data
         units += made
     same = _equal(units) if dedupe else {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,7 +64,7 @@ class Used:
 
 @dataclass(slots=True)
 class Unit:
-    """A storage of the output: the views on it, moved down by `start` bytes; `gathered_as` makes them contiguous."""
+    """A storage of the output: the views on it, moved down by `start` bytes, or all of it one `contiguous` tensor."""
 
     key: str
     used: Used
@@ -186,14 +186,14 @@ def _note_view(found: Mapping[str, Used], node: Call, args: tuple[Any, ...], sto
     used.views.append(View(args, row.itemsize, shape, stride, first, first + reach * row.itemsize))
 
 
-def units_of(used: Used, new_key: Any) -> list[Unit]:
+def units_of(used: Used, new_key: Callable[[], str], *, contiguous: bool = False) -> list[Unit]:
     """The storages that hold only what the views of `used` reach; one, as it was, where nothing is to be saved.
 
-    Views that touch or overlap stay on one storage. A strided view that is alone on its storage and leaves gaps is
-    made contiguous.
+    Views that touch or overlap stay on one storage.
 
     Args:
         new_key: makes a storage key that the file does not have.
+        contiguous: a strided view that is alone on its part of a storage and leaves gaps is made contiguous.
     """
     nbytes = used.data.length
     whole = [Unit(used.key, used, used.data, used.crc32, 0, used.views)]
@@ -215,13 +215,13 @@ def units_of(used: Used, new_key: Any) -> list[Unit]:
         part = used.data.sub(start, end - start)
         data: Data = part
         crc32 = used.crc32 if end - start == nbytes else None
-        contiguous = len({view.place for view in views}) == 1 and _has_gaps(views[0])
-        if contiguous:
+        gather = contiguous and len({view.place for view in views}) == 1 and _has_gaps(views[0])
+        if gather:
             view = views[0]
             itemsize = view.itemsize
             offset = (view.first - start) // itemsize
             data, crc32 = gathered(part, itemsize, view.shape, view.stride, offset), None
-        made.append(Unit(key, used, data, crc32, start, views, contiguous))
+        made.append(Unit(key, used, data, crc32, start, views, gather))
     saved = nbytes - sum(unit.data.length for unit in made)
     return made if saved > 0 else whole
 
