@@ -1,20 +1,21 @@
 """The state dicts of a file as a loader sees them: a name and a place for each tensor.
 
-Beside the mappings that a file calls its state dicts, a whole pickled module is one: its parameters and buffers stand
-under ``_modules/NAME/.../_parameters`` in it, and its class is not needed to read them.
+Beside the mappings that a file calls its state dicts, a whole pickled module is one; its class is not needed to read it
+(`formats.torch_module`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ckptfix.checkpoint import Checkpoint, TensorEntry
-from ckptfix.errors import NoSuchTensor, Refused
-from ckptfix.formats import safetensors
+from ckptfix.errors import CkptfixError, NoSuchTensor, Refused
+from ckptfix.formats import safetensors, torch_module
 from ckptfix.formats.torch_common import Parts
 from ckptfix.loaders.objects import mapping_of, node_at
+from ckptfix.ops.extract_sources import is_inside, module_entries
 from ckptfix.ops.match import Slot
 
 EXTRA_STATE = "_extra_state"
@@ -72,6 +73,7 @@ def sources(checkpoint: Checkpoint, leaves: Collection[str] = ()) -> list[Source
 
     Raises:
         Refused: there is none at all.
+        CkptfixError: a whole module in the file is none, or cannot be read.
     """
     entries: tuple[TensorEntry, ...] = checkpoint.entries
     if checkpoint.format == safetensors.NAME:
@@ -79,12 +81,13 @@ def sources(checkpoint: Checkpoint, leaves: Collection[str] = ()) -> list[Source
     below: dict[str, dict[str, TensorEntry]] = {}
     for entry in entries:
         below.setdefault(entry.at, {})[entry.key] = entry
+    modules = torch_module.modules(checkpoint)
     found = [
         Source(state.at, below.get(state.at, {}), *_beside(checkpoint, state.at, leaves), weights=state.weights)
         for state in checkpoint.state_dicts
-        if not state.optimizer and not _in_module(state.at)
+        if not state.optimizer and not any(is_inside(state.at, at) for at, _ in modules)
     ]
-    found += _modules(checkpoint, entries)
+    found += _modules(checkpoint, modules)
     weights = [source for source in found if source.weights]
     if not found:
         hint = "`ckptfix inspect` shows what it holds"
@@ -134,42 +137,17 @@ def _beside(checkpoint: Checkpoint, at: str, leaves: Collection[str]) -> tuple[d
     return versions, found
 
 
-_HOLDERS = ("_parameters", "_buffers")
+def _modules(checkpoint: Checkpoint, found: Sequence[tuple[str, Any]]) -> Iterator[Source]:
+    """Whole pickled modules, by their addresses and nodes.
 
-
-def _in_module(at: str) -> bool:
-    return at.rpartition("/")[2] in _HOLDERS
-
-
-def _modules(checkpoint: Checkpoint, entries: tuple[TensorEntry, ...]) -> list[Source]:
-    """Whole pickled modules, by the address of the outermost one."""
-    found: dict[str, dict[str, TensorEntry]] = {}
-    passing: set[str] | None = None
-    for entry in entries:
-        if not _in_module(entry.at):
-            continue
-        if passing is None:
-            passing = _non_persistent(checkpoint)
-        holder = entry.at.rpartition("/")[0]
-        if f"{holder}/{entry.key}" in passing:
-            continue
-        parts = holder.split("/") if holder else []
-        path: list[str] = []
-        while len(parts) >= 2 and parts[-2] == "_modules":
-            path.insert(0, parts.pop())
-            parts.pop()
-        found.setdefault("/".join(parts), {})[".".join([*path, entry.key])] = entry
-    return [Source(at, named) for at, named in found.items()]
-
-
-def _non_persistent(checkpoint: Checkpoint) -> set[str]:
-    """``MODULE/NAME`` of the buffers of pickled modules that no state dict has."""
-    mark = "_non_persistent_buffers_set"
-    found = set()
-    for address, value in checkpoint.values():
-        holder, sep, _ = address.rpartition(mark)
-        if sep and isinstance(value, str):
-            found.add(f"{holder.rstrip('/')}/{value}")
-        elif sep and isinstance(value, list | tuple):
-            found.update(f"{holder.rstrip('/')}/{name}" for name in value if isinstance(name, str))
-    return found
+    Raises:
+        CkptfixError: one that is none, or holds a tensor that cannot be read.
+    """
+    for at, node in found:
+        try:
+            module = torch_module.read_module(node, at)
+        except CkptfixError as error:
+            error.path = checkpoint.path
+            raise
+        entries = {entry.key: entry for entry in module_entries(checkpoint, module)}
+        yield Source(at, entries, module.versions)

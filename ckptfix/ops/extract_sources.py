@@ -38,20 +38,21 @@ def candidates(checkpoint: Checkpoint) -> list[Candidate]:
     states = [
         state
         for state in checkpoint.state_dicts
-        if not state.optimizer and not any(_inside(state.at, module.at) for module in modules)
+        if not state.optimizer and not any(is_inside(state.at, module.at) for module in modules)
     ]
     weights = [Candidate(state.at) for state in states if state.weights]
     if modules and weights:
         addresses = [address for address, _ in _addresses(checkpoint)]
 
         def place(row: Candidate) -> int:
-            return next((index for index, address in enumerate(addresses) if _inside(address, row.at)), 0)
+            return next((index for index, address in enumerate(addresses) if is_inside(address, row.at)), 0)
 
         return sorted([*modules, *weights], key=place)
     return [*modules, *weights] or [Candidate(state.at) for state in states]
 
 
-def _inside(address: str, at: str) -> bool:
+def is_inside(address: str, at: str) -> bool:
+    """Whether `address` is that of the mapping or module at `at`, or of something in it."""
     return not at or address == at or address.startswith(f"{at}/")
 
 

@@ -137,6 +137,15 @@ def _families(house: types.ModuleType) -> list[Any]:
                      if isinstance(row, Family)]  # fmt: skip
 
 
+@pytest.mark.parametrize("which", ["tied", "buffers", "containers", "compiled", "traced by fx"])
+def test_the_loaders_read_the_same(tmp_path: Path, which: str) -> None:
+    path, wanted = saved(tmp_path, which, "zip")
+    found = ckptfix.load_state_dict(path)
+    names = [name.removeprefix("_orig_mod.") for name in wanted]
+    assert [name.removeprefix("_orig_mod.") for name in found] == names
+    assert all(torch.equal(a, b) for a, b in zip(found.values(), wanted.values(), strict=True))
+
+
 def test_class_sources_in_old_legacy_files(tmp_path: Path) -> None:
     """torch before 1.6 pickled a class as a persistent id with its source text."""
     parts = {"training": True, "_parameters": {}, "_buffers": {}, "_modules": {}}
