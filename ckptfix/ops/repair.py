@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from ckptfix import dtypes
 from ckptfix.checkpoint import Checkpoint, Data, Finding, OutputFile, Plan, Storage, TensorEntry
 from ckptfix.containers.zip_write import NewRecord, fresh_archive
-from ckptfix.errors import DamagedFile
+from ckptfix.errors import DamagedFile, Unsupported
 from ckptfix.formats.torch_common import fields
 from ckptfix.formats.torch_drop import legacy_plan, storage_keys, without
 from ckptfix.formats.torch_object import TorchObject
@@ -62,14 +63,10 @@ class Repair:
         seen = {
             (storage.key, storage.nbytes)
             for entry in self.kept
-            for storage in map(_storage_of, leaves(entry))
+            for storage in (leaf.storage for leaf in leaves(entry))
             if storage is not None and storage.data is not None
         }
         return sum(nbytes for _, nbytes in seen)
-
-
-def _storage_of(entry: TensorEntry) -> Storage | None:
-    return entry.storage
 
 
 def leaves(entry: TensorEntry) -> Iterator[TensorEntry]:
@@ -112,9 +109,11 @@ def repair_torch(wreck: Wreck, *, fill: Fill | None = None, donor: Checkpoint | 
         losses.append(Loss(name, shape, dtype, reason, what))
     if losses and not kept and not any(loss.filled for loss in losses):
         _refuse_empty(wreck.path, losses)
-    for key, (data, _) in filled.data.items():
+    for key, data in filled.data.items():
         wreck.parts[key] = Part(data, None, sight.counts.get(key, 0))
-    gone = _Sight(wreck).gone(found)
+    after = _Sight(wreck)
+    after.see_all(found)
+    gone = after.gone(found)
     rewritten = without(found, gone=gone) if gone else _untouched(found)
 
     def plan_to(dest: str) -> Plan:
@@ -133,6 +132,9 @@ def _refuse_empty(path: str, losses: Sequence[Loss]) -> None:
     )
 
 
+MAX_BELOW = 1_000_000
+"""Nodes below calls that describe no tensor that are looked at; some of them may lie below each other."""
+
 Row = tuple[str, TensorEntry | None, Collection[str]]
 """A tensor: its name, its entry if it describes one, and the keys of its lost storages."""
 
@@ -147,6 +149,7 @@ class _Sight:
         self.wreck = wreck
         self.counts: dict[str, int] = {}
         self.lost: dict[str, str] = {}
+        self.budget = MAX_BELOW
         self._made: dict[tuple[str, str, str], Storage] = {}
 
     def __call__(self, persid: PersId) -> Storage:
@@ -171,11 +174,18 @@ class _Sight:
 
     def tensors(self, found: TorchObject) -> list[Row]:
         """Every tensor of the object that has a name."""
+        self.see_all(found)
         rows: list[Row] = []
         for at, key, node in found.tensors:
             entry, lost = self.look(node, key, at)
             rows.append((f"{at}/{key}" if at else key, entry, lost))
         return rows
+
+    def see_all(self, found: TorchObject) -> None:
+        """Ask for every storage once, so that it is known which are lost."""
+        for persid in found.graph.persids:
+            with suppress(BadTensor):
+                self(persid)
 
     def look(self, node: Call | PersId, key: str = "", at: str = "") -> tuple[TensorEntry | None, Collection[str]]:
         """The entry of a tensor's node, and the keys of lost storages that it needs."""
@@ -191,8 +201,13 @@ class _Sight:
 
     def _lost_below(self, node: Call | PersId) -> set[str]:
         """Keys of lost storages anywhere in a call that describes no tensor that we know."""
-        keys = set()
+        keys: set[str] = set()
+        if not self.lost:
+            return keys
         for below in every_node(node):
+            self.budget -= 1
+            if self.budget < 0:
+                raise Unsupported("calls nested beyond measure, in a file that lacks storages", path=self.wreck.path)
             if type(below) is PersId:
                 try:
                     key = self(below).key
@@ -204,7 +219,9 @@ class _Sight:
 
     def gone(self, found: TorchObject) -> set[int]:
         """``id`` of every node that needs a lost storage, named or not."""
-        gone = set()
+        gone: set[int] = set()
+        if not self.lost:
+            return gone
         for node in every_node(found.graph.root):
             if type(node) is PersId or (type(node) is Call and is_tensor(node)):
                 _, lost = self.look(node)
@@ -215,9 +232,9 @@ class _Sight:
 
 @dataclass(slots=True)
 class _Filled:
-    """Storage key -> data and nothing more; -> what it is; -> why it could not be filled from the other file."""
+    """Storage key -> its new bytes; -> what they are; -> why it could not be filled from the other file."""
 
-    data: dict[str, tuple[Data, str]] = field(default_factory=dict)
+    data: dict[str, Data] = field(default_factory=dict)
     done: dict[str, str] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
 
@@ -239,10 +256,9 @@ def _filled(
     for key, several in on.items():
         taken: Data | str = other.storage(storages[key], several) if other is not None else ""
         if not isinstance(taken, str):
-            out.data[key], out.done[key] = (taken, ""), f"that of {other.path if other else ''}"
+            out.data[key], out.done[key] = taken, f"that of {other.path if other else ''}"
         elif fill is not None:
-            data, what = constant(fill, several, storages[key].nbytes, wreck.byteorder)
-            out.data[key], out.done[key] = (data, what), what
+            out.data[key], out.done[key] = constant(fill, several, storages[key].nbytes, wreck.byteorder)
         else:
             out.refused[key] = taken
     return out

@@ -103,12 +103,6 @@ class Donor:
         return "its storage is shared, and the other file does not share it in the same way"
 
 
-def row_fill(fill: Fill, entry: TensorEntry) -> tuple[TensorEntry, str]:
-    """A safetensors tensor with other bytes, and what they are."""
-    data, what = constant(fill, [Leaf(entry.name, entry)], entry.nbytes, "little")
-    return with_data(entry, data), what
-
-
 def with_data(entry: TensorEntry, data: Data) -> TensorEntry:
     """`entry`, contiguous, over `data`."""
     storage = Storage(entry.key, entry.dtype, data.length, "cpu", data)

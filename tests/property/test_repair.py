@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from builders import Record, Tensor, assemble, build_zip, flip, state_dict_ops
 from compare import tensor_bytes
 from conftest import LONG
+from property.hostile_files import hostile_files
 from property.small_files import SMALL
 from property.wrecks import fixture, survivors
 
@@ -173,3 +175,45 @@ def test_every_flipped_bit(tmp_path: Path, name: str) -> None:
         whole += not result.losses
     if summed:
         assert whole and partly and not refused, "headers mend each other; only what is inside a record can be lost"
+
+
+def test_hostile_files_are_repaired_or_refused(tmp_path: Path) -> None:
+    """No other error comes out, and nothing is left beside the output; the deep and the many are in the long run."""
+    path = tmp_path / "in"
+    tried = 0
+    for index, (name, data) in enumerate(hostile_files()):
+        if not LONG and (index % 3 or len(data) > 200_000 or "deep" in name):
+            continue
+        path.write_bytes(data)
+        tried += 1
+        with suppress(CkptfixError):
+            rescue.repair(path, tmp_path / "out", force=True)
+        assert {one.name for one in tmp_path.iterdir()} <= {"in", "out"}, name
+    assert tried > 20
+
+
+def test_mutants_are_repaired_or_refused(tmp_path: Path) -> None:
+    generator = random.Random(0)
+    sources = [*NAMED.values(), *map(fixture, FIXTURES)]
+    signatures = (b"PK\x03\x04", b"PK\x07\x08", b"PK\x01\x02", b"\xff" * 4, b"\0" * 4)
+    path = tmp_path / "in"
+    for _ in range(20_000 if LONG else 300):
+        data = bytearray(generator.choice(sources))
+        for _ in range(generator.randrange(1, 6)):
+            at, other = generator.randrange(len(data) + 1), generator.randrange(len(data) + 1)
+            match generator.randrange(6):
+                case 0:
+                    data[at : at + 1] = generator.randbytes(1)
+                case 1:
+                    del data[at : at + generator.randrange(200)]
+                case 2:
+                    data[at:at] = generator.randbytes(generator.randrange(100))
+                case 3:
+                    data[at : at + 64] = data[other : other + 64]
+                case 4:
+                    data[at : at + 4] = generator.choice(signatures)
+                case _:
+                    data += generator.choice(sources)[: generator.randrange(3000)]
+        path.write_bytes(data)
+        with suppress(CkptfixError):
+            rescue.repair(path, None, check_only=True, fill=generator.choice((None, "zeros", "nan")))
