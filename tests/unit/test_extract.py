@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import io
 import shutil
+import struct
 import sys
 import types
 import warnings
@@ -17,7 +18,7 @@ import gone_models
 import pytest
 import torch
 from architectures import clip, convnext, gpt, llama, lstm, mobilenet, resnet, transformer, unet, vgg, vit
-from builders import assemble, push, torch_zip, written
+from builders import Tensor, assemble, push, tensor_ops, torch_zip, written
 from compare import assert_same
 from safetensors.torch import load_file
 from torch import nn
@@ -138,12 +139,26 @@ def _families(house: types.ModuleType) -> list[Any]:
 
 
 @pytest.mark.parametrize("which", ["tied", "buffers", "containers", "compiled", "traced by fx"])
-def test_the_loaders_read_the_same(tmp_path: Path, which: str) -> None:
+def test_load_into_reads_the_same(tmp_path: Path, which: str) -> None:
     path, wanted = saved(tmp_path, which, "zip")
-    found = ckptfix.load_state_dict(path)
-    names = [name.removeprefix("_orig_mod.") for name in wanted]
-    assert [name.removeprefix("_orig_mod.") for name in found] == names
-    assert all(torch.equal(a, b) for a, b in zip(found.values(), wanted.values(), strict=True))
+    fresh = gone_models.MODELS[which]()
+    report = ckptfix.load_into(fresh, path)
+    found = fresh.state_dict()
+    assert list(found) == list(wanted) and report.path == str(path)
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+
+
+def test_a_big_endian_module_to_every_format(tmp_path: Path) -> None:
+    tensor = tensor_ops(Tensor("0", (3,), 3))
+    parts = [*push("_parameters"), "EMPTY_DICT", *push("w"), *tensor, "SETITEM"]
+    parts += [*push("_buffers"), "EMPTY_DICT", *push("_modules"), "EMPTY_DICT"]
+    root = [("GLOBAL", "a", "B"), "EMPTY_TUPLE", "NEWOBJ", "EMPTY_DICT", "MARK", *parts, "SETITEMS", "BUILD"]
+    pickle = assemble(("PROTO", 2), *root, "STOP")
+    path = written(tmp_path / "big.pth", torch_zip(pickle, [struct.pack(">3f", 1, 2, 3)], byteorder="big"))
+    for to in ("zip", "legacy", "safetensors"):
+        ckptfix.extract(path, tmp_path / "out", to=to, force=True)
+        found = load_file(tmp_path / "out") if to == "safetensors" else torch.load(tmp_path / "out", weights_only=True)
+        assert found["w"].tolist() == [1, 2, 3]
 
 
 def test_class_sources_in_old_legacy_files(tmp_path: Path) -> None:
