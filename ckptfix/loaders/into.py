@@ -71,7 +71,7 @@ def load_into(
     found = chosen(checkpoint, at, goal.leaves())
     refuse_damaged(checkpoint)
     restore = restore_location(map_location)
-    maker = TensorMaker(checkpoint, restore if assign or callable(map_location) else stay)
+    maker = TensorMaker(checkpoint, restore if assign or callable(map_location) else stay, tell=assign)
     fit = best_fit(checkpoint, found, goal, match, assign=assign)
     if fit.rivals and not strict:
         raise _rivals(checkpoint, fit)

@@ -37,8 +37,10 @@ def load_checkpoint(path: str | os.PathLike[str], *, map_location: MapLocation =
     Dicts (ordered, default and counting ones too), lists, tuples, sets, numbers, strings and bytes come back as what
     they were, torch.Size, torch.dtype, torch.device and numpy arrays and scalars as well; an attribute such as
     ``_metadata`` of a state dict comes with it. Whatever was one object is one object. What only another class could
-    be is a `ForeignObject`: nothing is imported, nothing is called. A tensor of a subclass is a plain tensor with the
-    subclass's attributes; one that only its own library can rebuild (DTensor, nested) is a record of its parts.
+    be is a `ForeignObject`: nothing is imported, nothing is called. The values of an
+    ``argparse.Namespace`` are its record's `state`, those of a namedtuple its `args`. A tensor of a subclass is a plain
+    tensor with the subclass's attributes, and a warning says so once; one that only its own library can rebuild
+    (DTensor, nested) is a record of its parts.
 
     Args:
         map_location: as for `load_state_dict`.
@@ -53,7 +55,7 @@ def load_checkpoint(path: str | os.PathLike[str], *, map_location: MapLocation =
         BadPickle: the object is none that Python could hold, such as a dict with a list for a key.
     """
     checkpoint = open_checkpoint(path)
-    maker = TensorMaker(checkpoint, restore_location(map_location))
+    maker = TensorMaker(checkpoint, restore_location(map_location), tell=True)
     if isinstance(checkpoint.graph, Parts):
         with collector_paused():
             return Builder(checkpoint, maker).build(checkpoint.graph.graph.root)

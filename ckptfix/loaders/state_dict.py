@@ -43,7 +43,8 @@ def load_state_dict(
         name -> tensor, in file order, with ``_metadata`` where the file has it. Shapes, strides, ties,
         requires_grad and nn.Parameter are as saved. CPU tensors are a private map of the file: they cost
         memory as they are touched, writing to them does not change the file, and the file must not be
-        changed while they live. Values that are no tensors are left out.
+        changed while they live. Values that are no tensors are left out. A tensor of a subclass comes as a plain one,
+        with a warning.
 
     Raises:
         Refused: no state dict was found, or several and no `at`.
@@ -58,7 +59,7 @@ def load_state_dict(
     if checkpoint.format == safetensors.NAME:
         entries = list(safetensors.restore_ties(entries, checkpoint.metadata))
     names, module_path = _names(checkpoint, chosen.at, strip)
-    make = TensorMaker(checkpoint, restore_location(map_location))
+    make = TensorMaker(checkpoint, restore_location(map_location), tell=True)
     loaded: OrderedDict[str, Any] = OrderedDict()
     for entry in entries:
         name = names.get(entry.key, entry.key)

@@ -32,10 +32,12 @@ class TensorMaker:
 
     Args:
         restore: moves a CPU storage to where its location tag says; see `restore_location`.
+        tell: warn, once, that a tensor of a subclass becomes a plain one: whoever copies its values need not know.
     """
 
-    def __init__(self, checkpoint: Checkpoint, restore: Callable[[Any, str], Any]) -> None:
+    def __init__(self, checkpoint: Checkpoint, restore: Callable[[Any, str], Any], *, tell: bool = False) -> None:
         self.checkpoint = checkpoint
+        self.tell = tell
         self.restore = restore
         self.units = element_sizes(checkpoint) if checkpoint.byteorder == "big" else {}
         self.storages: dict[str, Any] = {}
@@ -72,6 +74,10 @@ class TensorMaker:
                 path=self.checkpoint.path,
                 where=entry.name,
             )
+        if self.tell and entry.kind == "dense" and _is_subclass(entry):
+            self.tell = False
+            message = f"{entry.name} is a {entry.detail}, which is not imported: it comes as a plain tensor"
+            warnings.warn(message, stacklevel=_caller())
         if entry.parameter:
             return torch.nn.Parameter(tensor, requires_grad=entry.requires_grad)
         return tensor.requires_grad_() if entry.requires_grad else tensor
@@ -207,6 +213,11 @@ class TensorMaker:
         if isinstance(data, Derived) and inflated:
             _compare(found, crc32, data)
         return storage
+
+
+def _is_subclass(entry: TensorEntry) -> bool:
+    """Whether `detail` names a class, as it does for a tensor of a subclass, rather than marks (conj, neg)."""
+    return "." in entry.detail and entry.detail != "torch.nn.parameter.Parameter"
 
 
 def _caller() -> int:

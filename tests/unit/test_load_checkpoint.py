@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import copy
 import json
 import pickle
@@ -241,3 +242,40 @@ def test_nothing_in_the_file_is_imported_or_called(tmp_path: Path) -> None:
     assert names[:2] == ["exec", "Pair"] and "builtins.exec" in names[2]
     assert events == [] and control
     assert not Path(made).exists()
+
+
+def test_the_values_of_a_namespace(tmp_path: Path) -> None:
+    """Its own names may be ``name`` or ``args``, so they are no attributes of the record."""
+    settings = argparse.Namespace(lr=0.5, name="small", args=[1])
+    loaded = ckptfix.load_checkpoint(saved(tmp_path / "a.pth", {"args": settings}))["args"]
+    assert type(loaded) is ForeignObject and (loaded.module, loaded.name) == ("argparse", "Namespace")
+    assert loaded.state == vars(settings)
+
+
+class Marked(torch.Tensor):
+    """A subclass with an attribute."""
+
+    note: str
+
+
+@pytest.mark.parametrize("how", ["load_checkpoint", "load_state_dict", "assign", "copy"])
+def test_a_tensor_of_a_subclass_comes_plain_and_that_is_said_once(tmp_path: Path, how: str) -> None:
+    values = [tensor(2).as_subclass(Marked) for _ in range(2)]
+    values[0].note = "hi"
+    path = saved(tmp_path / "a.pth", {"a.w": values[0], "b.w": values[1], "c.w": nn.Parameter(tensor(2))})
+    model = nn.ModuleDict({name: nn.Module() for name in "abc"})
+    for part in model.values():
+        part.register_buffer("w", torch.zeros(2))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        if how in ("assign", "copy"):
+            ckptfix.load_into(model, path, assign=how == "assign")
+            loaded = model.state_dict()
+        else:
+            loaded = getattr(ckptfix, how)(path)
+    assert type(loaded["a.w"]) is torch.Tensor and torch.equal(loaded["a.w"], tensor(2))
+    told = [str(row.message) for row in caught]
+    plain = f".w is a {__name__}.Marked, which is not imported: it comes as a plain tensor"
+    assert [text[1:] for text in told] == ([] if how == "copy" else [plain])
+    if how == "load_checkpoint":
+        assert vars(loaded["a.w"]) == {"note": "hi"}
