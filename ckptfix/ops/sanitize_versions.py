@@ -1,7 +1,8 @@
 """What each torch can read: one table of when a rebuild call, a storage class or a dtype came, and older forms of them.
 
 A version reads what came with it or before. Nothing here was run against an old torch: each row says where the fact is
-from. Where a thread shows only that one version has a name and an earlier one has not, the later one counts.
+from, or that no source was found. Where a thread shows only that one version has a name and an earlier one has not, the
+later one counts.
 """
 
 from __future__ import annotations
@@ -53,20 +54,22 @@ class Since:
     source: str
 
 
+UNSTATED = "no public statement of the version was found; that of the feature it serves, or a later one"
+
 CALLS: dict[str, Since] = {
     "_rebuild_tensor": Since((0, 2), "pytorch/pytorch#1050"),
     "_rebuild_tensor_v2": Since((0, 4), "pytorch/pytorch#5729, #7219: new after 0.3.1, in 0.4.0"),
     "_rebuild_parameter": Since((1, 0), "pytorch/pytorch#15375: saved by 1.0, unknown to 0.4"),
-    "_rebuild_sparse_tensor": Since((1, 2), "torch/_utils.py"),
+    "_rebuild_sparse_tensor": Since((1, 2), UNSTATED),
     "_rebuild_qtensor": Since((1, 3), "quantized tensors came with 1.3"),
-    "_rebuild_from_type_v2": Since((1, 12), "torch/_tensor.py; _rebuild_from_type before it"),
-    "_rebuild_meta_tensor_no_storage": Since((1, 12), "torch/_utils.py"),
-    "_rebuild_wrapper_subclass": Since((1, 12), "torch/_utils.py"),
-    "_rebuild_nested_tensor": Since((2, 0), "torch/_utils.py"),
+    "_rebuild_from_type_v2": Since((1, 12), UNSTATED),
+    "_rebuild_meta_tensor_no_storage": Since((1, 12), UNSTATED),
+    "_rebuild_wrapper_subclass": Since((1, 12), UNSTATED),
+    "_rebuild_nested_tensor": Since((2, 0), UNSTATED),
     "_rebuild_parameter_with_state": Since((2, 0), "pytorch/pytorch#81616, of November 2022"),
-    "_rebuild_tensor_v3": Since((2, 1), "torch/_utils.py; came with float8"),
-    "_rebuild_device_tensor_from_numpy": Since((2, 1), "torch/_utils.py; _rebuild_xla_tensor before it"),
-    "_rebuild_device_tensor_from_cpu_tensor": Since((2, 5), "torch/_utils.py"),
+    "_rebuild_tensor_v3": Since((2, 1), UNSTATED),
+    "_rebuild_device_tensor_from_numpy": Since((2, 1), UNSTATED),
+    "_rebuild_device_tensor_from_cpu_tensor": Since((2, 5), UNSTATED),
 }
 """Functions of ``torch._utils`` and ``torch._tensor`` that a pickle names."""
 
@@ -77,7 +80,7 @@ DTYPES: dict[str, Since] = {
     "bfloat16": Since((1, 3), "release notes of 1.3"),
     **dict.fromkeys(("qint8", "quint8", "qint32"), Since((1, 3), "release notes of 1.3: quantization")),
     **dict.fromkeys(("complex64", "complex128"), Since((1, 6), "release notes of 1.6: complex numbers")),
-    **dict.fromkeys(("quint4x2", "quint2x4"), Since((1, 12), "torch/storage.py")),
+    **dict.fromkeys(("quint4x2", "quint2x4"), Since((1, 12), UNSTATED)),
     **dict.fromkeys(("float8_e5m2", "float8_e4m3fn"), Since((2, 1), "release notes of 2.1")),
     **dict.fromkeys(("float8_e5m2fnuz", "float8_e4m3fnuz"), Since((2, 2), "release notes of 2.2")),
     **dict.fromkeys(("uint16", "uint32", "uint64"), Since((2, 3), "release notes of 2.3")),
@@ -159,7 +162,7 @@ def older(call: Call, version: Version) -> tuple[Call, Losses]:
 
 _SINCE = {
     "torch.device": Since((0, 4), "release notes of 0.4"),
-    "torch.serialization._get_layout": Since((1, 2), "torch/serialization.py"),
+    "torch.serialization._get_layout": Since((1, 2), UNSTATED),
 }
 
 
