@@ -156,7 +156,11 @@ def examine(
         except (DamagedFile, UnknownFormat, Unsupported) as trouble:
             if isinstance(trouble, Unsupported) and "regular file" in trouble.message:
                 raise
-            findings = [*scan_foreign.scan(name, trouble), *_container(name)]
+            inside = list(_container(name))
+            # An archive whose records can be listed is no unknown file.
+            said = scan_foreign.scan(name, trouble)
+            told = [finding for finding in said if finding.id != "unknown-format" or not inside]
+            findings = [*told, *inside]
             title = trouble.message
         else:
             title = FORMATS[checkpoint.format].TITLE

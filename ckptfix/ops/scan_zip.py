@@ -88,7 +88,10 @@ def _headers(reader: Reader, directory: Directory, root: str) -> Iterator[Findin
     unaligned: list[tuple[Record, int]] = []
     end = 0
     for record in sorted(directory.records, key=lambda record: record.header):
-        if record.header > end:
+        if record.header > end and not end:
+            message = f"{record.header:,} other bytes stand before the archive"
+            yield found("junk-before", message, offset=0)
+        elif record.header > end:
             hidden.append(_gap(end, record.header, f"before {record.name}"))
         start, why = _local(reader, record)
         if why:

@@ -1,0 +1,211 @@
+"""Files for findings of `doctor` that are no load error: id -> how to make a file that has it."""
+
+from __future__ import annotations
+
+import io
+import json
+import lzma
+import struct
+import tarfile
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import builders
+from builders import Record, Tensor, assemble, build_zip, push, state_dict_ops, torch_records
+
+Build = Callable[[Path], Path]
+DATA = struct.pack("<2f", 1, 2)
+WEIGHT = Tensor("0", (2,), 2)
+CALL: list[Any] = [("GLOBAL", "os", "system"), *push("true"), "TUPLE1", "REDUCE"]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A file that has the finding `id`; `like` are the names and shapes of a model to compare it with."""
+
+    id: str
+    build: Build
+    like: dict[str, list[int]] | None = None
+
+
+SAMPLES: list[Sample] = []
+
+
+def pickle_of(items: dict[str, Any], *after: Any) -> bytes:
+    return assemble(("PROTO", 2), *state_dict_ops(items), "STOP", *after)
+
+
+def records(items: dict[str, Any] | None = None, storages: list[bytes] | None = None) -> list[Record]:
+    return torch_records(pickle_of(items or {"fc.weight": WEIGHT}), [DATA] if storages is None else storages)
+
+
+def put(id: str, data: bytes, name: str = "model.pth", like: dict[str, list[int]] | None = None) -> None:
+    SAMPLES.append(Sample(id, lambda folder: builders.written(folder / name, data), like))
+
+
+def changed(id: str, record: str, **fields: Any) -> None:
+    """An archive of which the record `record` is otherwise."""
+    rows = [replace(row, **fields) if row.name == f"archive/{record}" else row for row in records()]
+    put(id, build_zip(rows))
+
+
+def zipped(id: str, *extra: Record) -> None:
+    put(id, build_zip([*records(), *extra]))
+
+
+def tensors(id: str, rows: list[tuple[str, str, tuple[int, ...], bytes]], **options: Any) -> None:
+    options.setdefault("metadata", {"format": "pt"})
+    put(id, builders.safetensors(rows, **options), "model.safetensors")
+
+
+def floats(*values: float) -> bytes:
+    return struct.pack(f"<{len(values)}f", *values)
+
+
+def tar() -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for name in ("sys_info", "pickle", "storages", "tensors"):
+            archive.addfile(tarfile.TarInfo(name))
+    return buffer.getvalue()
+
+
+def plain_tar() -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        archive.addfile(tarfile.TarInfo("model.pth"))
+    return buffer.getvalue()
+
+
+put("text-file", b"see the other link\n" * 3)
+put("gguf-file", b"GGUF" + struct.pack("<IQQ", 3, 1, 0), "model.gguf")
+put("torch-tar", tar())
+put("tar-archive", plain_tar())
+put("other-framework", b"\x89HDF\r\n\x1a\n" + b"layer_names" * 10, "model.h5")
+put("other-archive", b"7z\xbc\xaf\x27\x1c" + bytes(40))
+put("compressed", lzma.compress(b"x" * 100))
+put("exported-program", build_zip([Record("m/archive_format", b"pt2"), Record("m/data/x", b"1")]), "model.pt2")
+put("bare-data-pkl", pickle_of({"fc.weight": WEIGHT}), "data.pkl")
+put("unknown-format", b"\xf7\xf1\xf2\xf3" * 50)
+put("junk-before", build_zip(records(), prepend=b"header " * 10))
+put("junk-before", build_zip(records(), prepend=b"header " * 10, based_on_prepended=True))
+put("text-mode", build_zip(records()).replace(b"\n", b"\r\n") + b"\r\n" * 20)
+put("no-checksums", build_zip([replace(row, crc=0) for row in records()]))
+put("big-endian", build_zip(torch_records(pickle_of({"w": WEIGHT}), [DATA], byteorder="big")))
+put("damaged", build_zip(torch_records(pickle_of({"w": WEIGHT}), [DATA], byteorder="middle")))
+put("no-version", build_zip(torch_records(pickle_of({"w": WEIGHT}), [DATA], version=None)))
+put("bad-pickle", builders.torch_zip(assemble(("PROTO", 2), *CALL, b"\xff"), [DATA]))
+put("dangerous-global", builders.torch_zip(pickle_of({"w": WEIGHT, "x": CALL}), [DATA]))
+put("unsupported-opcode", builders.torch_zip(builders.framed(*state_dict_ops({"w": WEIGHT})), [DATA]))
+put("stacked-pickles", builders.torch_zip(pickle_of({"w": WEIGHT}, ("PROTO", 2), *CALL, "STOP"), [DATA]))
+put("bytes-after-stop", builders.torch_zip(pickle_of({"w": WEIGHT}, b"\0" * 30), [DATA]))
+nested = assemble(("PROTO", 2), *CALL, "STOP")
+put("nested-pickle", builders.torch_zip(pickle_of({"w": WEIGHT, "x": [("BINBYTES", nested)]}), [DATA]))
+put("hidden-pickle", builders.torch_zip(pickle_of({"w": WEIGHT}), [DATA, nested]))
+put("unused-record", builders.torch_zip(pickle_of({"w": WEIGHT}), [DATA, b"\1" * 100]))
+deep: list[Any] = push(1)
+for _ in range(1500):
+    deep = ["EMPTY_DICT", *push("a"), *deep, "SETITEM"]
+put("too-deep", builders.torch_zip(pickle_of({"w": WEIGHT, "x": deep}), [DATA]))
+put("bad-storage", builders.legacy(pickle_of({"w": replace(WEIGHT, legacy=True)}), [("0", -1, DATA)]))
+put("partial-prefix", builders.torch_zip(pickle_of({"module.w": WEIGHT, "v": WEIGHT}), [DATA]))
+put("optimizer-state", builders.torch_zip(
+    pickle_of({"model": state_dict_ops({"w": WEIGHT}), "opt": [
+        "EMPTY_DICT", "MARK", *push("state"), "EMPTY_DICT", *push(0), *state_dict_ops({"exp_avg": WEIGHT}), "SETITEM",
+        *push("param_groups"), *push([{"params": [0]}]), "SETITEMS"]}), [DATA]))  # fmt: skip
+two = [replace(WEIGHT, shape=(2,), numel=3), replace(WEIGHT, shape=(2,), numel=3, offset=1)]
+put("shared-memory", builders.torch_zip(pickle_of({"a": two[0], "b": two[1]}), [floats(1, 2, 3)]))
+nan = float("nan")
+put("nan-values", builders.torch_zip(pickle_of({"w": WEIGHT}), [floats(nan, 1)]))
+put("infinite-values", builders.torch_zip(pickle_of({"w": WEIGHT}), [floats(-float("inf"), 1)]))
+wide = Tensor("0", (64, 64), 4096)
+put("all-zero", builders.torch_zip(pickle_of({"w": wide}), [bytes(16384)]))
+put("zero-tail", builders.torch_zip(pickle_of({"w": wide}), [b"\x3f" * 8100 + bytes(16384 - 8100)]))
+put("old-spelling", builders.torch_zip(pickle_of({"n.gamma": WEIGHT, "n.beta": WEIGHT}), [DATA]))
+put("deflate-bomb", build_zip([
+    replace(row, data=bytes(1 << 24), method=8) if row.name.endswith("data/0") else row
+    for row in records({"w": Tensor("0", (1 << 22,), 1 << 22)})]))  # fmt: skip
+
+changed("odd-name", "byteorder", name="archive/../byteorder")
+changed("bad-local-header", "data/0", local_name="archive/data/1")
+changed("bad-crc", "data/0", crc=7)
+changed("encrypted-record", "data/0", flags=0x809)
+changed("unknown-compression", "data/0", method=12)
+changed("hidden-bytes", "data/0", gap=b"x" * 40)
+changed("misaligned-storage", "data/0", extra=b"")
+zipped("duplicate-record", Record("archive/data/0", DATA))
+zipped("case-variant", Record("archive/DATA/0", DATA))
+zipped("stray-record", Record("archive/notes.txt", b"hello"))
+
+tensors("misaligned-data", [("w", "F32", (2,), DATA)], align=1, metadata={"format": "pt", "a": "b"})
+entry = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+tensors("hole", [], header={"w": {**entry, "data_offsets": [4, 12]}}, tail=DATA + b"\0" * 4)
+tensors("overlap", [], header={"a": entry, "b": {**entry, "data_offsets": [4, 12]}}, tail=DATA + b"\0" * 4)
+tensors("leading-bytes", [], header=b' {"w":' + json.dumps(entry).encode() + b"}", tail=DATA)
+tensors("nul-padding", [], header=b'{"w":' + json.dumps(entry).encode() + b"}\0\0\0", tail=DATA)
+again = b'"w":' + json.dumps(entry).encode()
+tensors("duplicate-key", [], header=b"{" + again + b"," + again + b"}", tail=DATA)
+tensors("unknown-field", [], header={"w": {**entry, "extra": 1}}, tail=DATA)
+tensors("bad-directory", [], header=b"{not json}", tail=DATA)
+
+put("no-names-match", builders.torch_zip(pickle_of({"w": WEIGHT}), [DATA]), like={"a.b": [3, 3], "c": [4]})
+put("missing-keys", builders.torch_zip(pickle_of({"w": WEIGHT}), [DATA]), like={"w": [2], "fc.v": [2]})
+put("unexpected-keys", builders.torch_zip(pickle_of({"w": WEIGHT, "fc.v": WEIGHT}), [DATA]), like={"w": [2]})
+
+
+def sample(id: str) -> Callable[[Build], Build]:
+    def add(build: Build) -> Build:
+        SAMPLES.append(Sample(id, build))
+        return build
+
+    return add
+
+
+whole = builders.torch_zip(pickle_of({"w": replace(WEIGHT, storage_class="LongStorage")}), [DATA * 2])
+put("dtype-mismatch", whole, like={"w": [2]})
+
+
+@sample("no-checkpoint")
+def a_folder(folder: Path) -> Path:
+    (folder / "runs").mkdir()
+    builders.written(folder / "runs" / "log.txt", b"x")
+    return folder / "runs"
+
+
+def sharded(folder: Path, rows: dict[str, str], total: int = 8, text: bytes | None = None) -> Path:
+    """An index beside one shard that holds `w`."""
+    shard = builders.safetensors([("w", "F32", (2,), DATA)], metadata={"format": "pt"})
+    builders.written(folder / "m-00001-of-00001.safetensors", shard)
+    index = json.dumps({"metadata": {"total_size": total}, "weight_map": rows}).encode()
+    return builders.written(folder / "m.safetensors.index.json", index if text is None else text)
+
+
+SHARD = "m-00001-of-00001.safetensors"
+
+
+@sample("shard-path")
+def escaping(folder: Path) -> Path:
+    return sharded(folder, {"w": SHARD, "v": "../other.safetensors"})
+
+
+@sample("bad-index")
+def not_json(folder: Path) -> Path:
+    return sharded(folder, {}, text=b'{"weight_map": {"w": 1}}')
+
+
+@sample("extra-shard")
+def one_more(folder: Path) -> Path:
+    builders.written(folder / "m-00002-of-00002.safetensors", builders.safetensors([("v", "F32", (2,), DATA)]))
+    return sharded(folder, {"w": SHARD})
+
+
+@sample("index-mismatch")
+def absent(folder: Path) -> Path:
+    return sharded(folder, {"w": SHARD, "v": SHARD})
+
+
+@sample("index-total")
+def wrong_total(folder: Path) -> Path:
+    return sharded(folder, {"w": SHARD}, total=9)

@@ -1,0 +1,76 @@
+"""What doctor finds in a file, and what it does not say of a sound one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from builders import written
+from conftest import CORPUS, RealFile
+from doctor_samples import SAMPLES, Sample
+
+import ckptfix
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.id)
+def test_it_is_found(sample: Sample, tmp_path: Path) -> None:
+    path = sample.build(tmp_path)
+    like = None
+    if sample.like is not None:
+        rows = {name: {"shape": shape, "dtype": "float32"} for name, shape in sample.like.items()}
+        like = written(tmp_path / "keys.json", json.dumps(rows).encode())
+    diagnosis = ckptfix.doctor(path, like=like)
+    found = {finding.id: finding for finding in diagnosis.findings}
+    assert sample.id in found, list(found)
+    assert found[sample.id].message and diagnosis.sentence
+    json.dumps(diagnosis.as_dict())
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16", "complex64", "float8_e5m2"])
+def test_nan_and_infinity_are_counted(dtype: str, tmp_path: Path) -> None:
+    values = torch.ones(5000).to(getattr(torch, dtype))
+    values[[3, 4000]] = torch.tensor(float("nan")).to(values.dtype)
+    values[7] = torch.tensor(-float("inf")).to(values.dtype)
+    torch.save({"fc.weight": values}, tmp_path / "a.pth")
+    found = {finding.id: finding.message for finding in ckptfix.doctor(tmp_path / "a.pth").findings}
+    assert found["nan-values"].startswith(f"2 NaN values of {dtype}")
+    assert found["infinite-values"].startswith(f"1 infinite values of {dtype}")
+    fast = ckptfix.doctor(tmp_path / "a.pth", fast=True)
+    assert not {"nan-values", "infinite-values"} & {finding.id for finding in fast.findings}
+
+
+def test_largest_finite_values_are_no_finding(tmp_path: Path) -> None:
+    top = torch.finfo(torch.float32).max
+    torch.save({"w": torch.tensor([top, -top]), "h": torch.tensor([65504.0, -65504.0]).half()}, tmp_path / "a.pth")
+    assert ckptfix.doctor(tmp_path / "a.pth").exit_code == 0
+
+
+def test_a_checksum_over_several_tasks(tmp_path: Path) -> None:
+    """A storage of more than one task: the sums of its parts are joined, and a flip in the second is found."""
+    path = tmp_path / "a.pth"
+    torch.save({"w": torch.arange(9 << 20, dtype=torch.int32)}, path)
+    assert ckptfix.doctor(path).exit_code == 0
+    with open(path, "r+b") as file:
+        file.seek(20 << 20)
+        file.write(b"\xff\xff")
+    assert [finding.id for finding in ckptfix.doctor(path).findings if finding.severity == "error"] == ["bad-crc"]
+
+
+def test_a_sound_model_has_no_finding_but_notes(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.Linear(4, 2))
+    torch.save(model.state_dict(), tmp_path / "a.pth")
+    diagnosis = ckptfix.doctor(tmp_path / "a.pth")
+    assert diagnosis.exit_code == 0 and diagnosis.cause is None
+    assert "every byte of its tensors" in diagnosis.looked_at
+
+
+def test_a_real_file_gets_a_diagnosis(real_file: RealFile) -> None:
+    """No finding of damage in files that torch loads; CORPUS is absent elsewhere."""
+    assert real_file.path.is_relative_to(CORPUS)
+    diagnosis = ckptfix.doctor(real_file.path)
+    assert diagnosis.sentence
+    if real_file.loads:
+        errors = [finding.id for finding in diagnosis.findings if finding.severity == "error"]
+        assert not errors, diagnosis.findings

@@ -1,0 +1,127 @@
+"""The table of findings: every id that is reported has a row, every row can be produced, every command exists."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from doctor_samples import SAMPLES
+from scenarios.broken_files import CASES
+
+from ckptfix.checkpoint import Finding
+from ckptfix.cli import COMMANDS
+from ckptfix.ops import error_texts
+from ckptfix.ops.catalogue import ENTRIES, found, proposed, remedy
+from ckptfix.ops.catalogue_verbs import VERBS
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "ckptfix"
+MAKERS = {"Finding", "found", "_note"}
+
+
+def emitted() -> Iterator[tuple[str, str]]:
+    """(id, place) of every literal id that a call in the package makes a finding of."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.Call) or not node.args:
+                continue
+            name = getattr(node.func, "id", getattr(node.func, "attr", ""))
+            wreck = name == "note" and ast.unparse(node.func) in ("wreck.note", "self.wreck.note")
+            first = node.args[0]
+            if (name in MAKERS or wreck) and isinstance(first, ast.Constant) and isinstance(first.value, str):
+                yield first.value, f"{path.relative_to(PACKAGE)}:{node.lineno}"
+
+
+def test_every_id_that_is_reported_has_a_row() -> None:
+    found_ids = dict(emitted())
+    assert len(found_ids) > 80
+    assert not {id: place for id, place in found_ids.items() if id not in ENTRIES}
+
+
+def test_every_row_is_complete_and_unique() -> None:
+    for id, entry in ENTRIES.items():
+        assert id == entry.id and re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", id)
+        assert entry.story.endswith((".", "?")) and entry.title[-1] != "."
+        assert set(entry.errors) <= set(error_texts.ERRORS)
+    assert not any("safe" in re.findall(r"[a-z]+", entry.title) for entry in ENTRIES.values())
+
+
+def test_every_load_error_is_explained_by_a_row() -> None:
+    assert {row for entry in ENTRIES.values() for row in entry.errors} == set(error_texts.ERRORS)
+
+
+BY_COMMANDS = {entry.id for entry in VERBS}
+"""Findings of commands that write."""
+
+ELSEWHERE = {
+    "unsupported": "an archive version above 10: tests/unit/test_zip.py",
+}
+
+
+def test_every_row_can_be_produced() -> None:
+    produced = {case.id for case in CASES} | {sample.id for sample in SAMPLES}
+    assert not set(ENTRIES) - produced - BY_COMMANDS - set(ELSEWHERE)
+
+
+def test_a_row_of_a_command_is_reported_by_one() -> None:
+    """Their own tests show them; here no row stands for what nothing reports."""
+    assert not BY_COMMANDS - {id for id, _ in emitted()}
+
+
+def commands_in(text: str) -> list[list[str]]:
+    return [shlex.split(part) for part in text.split(" && ") if part.startswith("ckptfix ")]
+
+
+def test_every_command_that_is_printed_exists(tmp_path: Path) -> None:
+    shown = 0
+    for entry in ENTRIES.values():
+        fix = remedy(Finding(entry.id, "error", "a/b", "x"), str(tmp_path / "it's a model.pth"), like="keys.json")
+        for words in commands_in(fix or ""):
+            assert words[1] in COMMANDS, entry.id
+            assert words[2] == str(tmp_path / "it's a model.pth") or "&&" in (fix or "")
+            shown += 1
+    literals = re.findall(r'"(ckptfix [a-z-]+) \{', "".join(p.read_text() for p in (PACKAGE / "ops").glob("scan_*.py")))
+    assert literals and all(text.split()[1] in COMMANDS for text in literals)
+    assert shown > 20
+
+
+@pytest.mark.parametrize(
+    ("name", "word", "expected"),
+    [
+        ("a.pth", "cpu", "a.cpu.pth"),
+        ("a.pth.tar", "stripped", "a.stripped.pth.tar"),
+        ("a.pth", "safetensors", "a.safetensors"),
+        ("a.safetensors", "safetensors", "a.converted.safetensors"),
+        ("a.safetensors", "zip", "a.zip.pth"),
+        ("folder", "repaired", "folder.repaired"),
+    ],
+)
+def test_outputs_have_names_of_their_own(name: str, word: str, expected: str, tmp_path: Path) -> None:
+    assert proposed(str(tmp_path / name), word) == str(tmp_path / expected)
+    (tmp_path / expected).touch()
+    assert proposed(str(tmp_path / name), word) != str(tmp_path / expected)
+
+
+def test_a_name_that_looks_like_an_option_is_quoted() -> None:
+    fix = remedy(found("device-tags"), "-rf x.pth")
+    assert fix is not None
+    assert shlex.split(fix) == ["ckptfix", "to-cpu", "./-rf x.pth", "./-rf x.cpu.pth"]
+
+
+def test_a_place_with_braces_is_no_template() -> None:
+    finding = found("training-checkpoint", where="a{b}", fix="ckptfix extract {source} {weights} --at {at}")
+    assert remedy(finding, "m.pth") == "ckptfix extract m.pth m.weights.pth --at 'a{b}'"
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_pasted_message_is_known(case: object) -> None:
+    assert getattr(case, "row", None) in error_texts.rows(getattr(case, "message", ""))
+
+
+def test_patterns_are_quick_on_long_text() -> None:
+    assert error_texts.rows("module." * 100_000 + "size mismatch for fc.weight")[:1]
+    assert error_texts.rows("nothing of the kind") == ()
