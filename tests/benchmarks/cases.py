@@ -245,6 +245,29 @@ def inspect(bench: Bench) -> Case:
     )
 
 
+def doctor(bench: Bench) -> Case:
+    """Every byte read, its checksum and its NaN looked for, against nothing but reading.
+
+    The rounds run on a warm page cache, from which cat copies nothing: the ratio is the worst that there is, and has
+    no target.
+    """
+    big = bench.input("big.pth")
+    return Case(
+        "doctor, every byte",
+        bench.ckptfix("doctor", big, status=1),
+        ((Contender("cat > /dev/null", ("sh", "-c", f"cat '{big}' > /dev/null")), None),),
+        memory=100 * MB,
+    )
+
+
+def doctor_fast(bench: Bench) -> Case:
+    return Case(
+        "doctor --fast",
+        bench.ckptfix("doctor", bench.input("big.pth"), "--fast", status=1),
+        ((bench.baseline("import torch", "import_torch"), Target("seconds", 0.3)),),
+    )
+
+
 def help_page(bench: Bench) -> Case:
     return Case(
         "--help",
@@ -264,6 +287,8 @@ CASES: dict[str, Callable[[Bench], Case]] = {
     "diff-equal": diff_equal,
     "diff-different": diff_different,
     "inspect": inspect,
+    "doctor": doctor,
+    "doctor-fast": doctor_fast,
     "help": help_page,
 }
 
