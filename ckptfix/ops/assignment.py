@@ -52,12 +52,17 @@ def best(scores: Sequence[Sequence[float]]) -> list[int]:
     return assigned
 
 
-def margins(scores: Sequence[Sequence[float]], assigned: Sequence[int]) -> list[tuple[float, int]]:
+def margins(
+    scores: Sequence[Sequence[float]], assigned: Sequence[int], enough: float = -math.inf
+) -> list[tuple[float, int]]:
     """For each row, (by how much the best sum falls when the row takes another column, that column).
 
     `assigned` is what `best` says. A row that could take no other column has an infinite margin. In the graph whose
     edges are what a row loses when it takes another's column, what is lost in all is the shortest cycle through the
     row (Floyd 1962, Warshall 1962). The columns that are free are one more node: who takes one leaves another.
+
+    Args:
+        enough: where swaps of two say of every row that it loses less, no more is looked at.
     """
     if not assigned:
         return []
@@ -72,6 +77,12 @@ def margins(scores: Sequence[Sequence[float]], assigned: Sequence[int]) -> list[
         out = own - line[spare[row]] if free else math.inf
         step.append([*(math.inf if other == row else own - line[assigned[other]] for other in range(rows)), out])
     step.append([*([0.0 if free else math.inf] * rows), math.inf])
+    swaps = [
+        min((cost + (step[to][row] if to < rows else 0.0), to) for to, cost in enumerate(line))
+        for row, line in enumerate(step[:rows])
+    ]
+    if all(loss < enough for loss, _ in swaps):
+        return [(max(0.0, loss), assigned[to] if to < rows else spare[row]) for row, (loss, to) in enumerate(swaps)]
     reach = [[0.0 if at == to else cost for to, cost in enumerate(line)] for at, line in enumerate(step)]
     for middle, through in enumerate(reach):
         for line in reach:

@@ -10,13 +10,17 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from itertools import islice
 
-from ckptfix.ops.match_groups import groups, levelled, lonely_units
+from ckptfix.ops.match_groups import Effort, groups, levelled, lonely_units
 from ckptfix.ops.match_names import Unit
 
 _NUMBER = re.compile(r"\d{1,18}")
 
 Key = Callable[[Unit], Hashable]
+
+MOST = 32
+"""Tails that are tried; where more would do, it is not beyond doubt which one is meant."""
 
 
 def same_depth(a: Sequence[Unit], b: Sequence[Unit], key: Key) -> tuple[list[Unit], list[Unit]]:
@@ -32,36 +36,51 @@ def _cut(mine: list[Unit], others: list[Unit], key: Key) -> tuple[list[Unit], li
     shared = {name: count for name, count in surplus.items() if want[name]}
     if not shared:
         return mine, others
+    tails = list(islice(_tails(mine, key, shared, surplus), MOST + 1))
     found = []
-    for tail in _tails(mine):
-        counts = Counter(map(key, tail))
-        if all(counts[name] == count for name, count in shared.items()) and all(
-            count <= surplus.get(name, 0) for name, count in counts.items()
-        ):
-            gone = set(map(id, tail))
-            kept = [unit for unit in mine if id(unit) not in gone]
-            if _level(kept, others, counts.keys(), key):
-                found.append(kept)
+    for tail in tails if len(tails) <= MOST else ():
+        gone = set(map(id, tail))
+        kept = [unit for unit in mine if id(unit) not in gone]
+        if _level(kept, others, set(map(key, tail)), key):
+            found.append(kept)
+            if len(found) > 1:
+                break
     return (found[0], others) if len(found) == 1 else (mine, others)
 
 
-def _tails(units: Iterable[Unit]) -> Iterator[list[Unit]]:
-    """The last blocks of every stack: one, two, ... but never all."""
+def _tails(
+    units: Iterable[Unit], key: Key, shared: dict[Hashable, int], surplus: dict[Hashable, int]
+) -> Iterator[list[Unit]]:
+    """The last blocks of a stack, never all, that have all of `shared` and no more than `surplus`."""
     stacks: dict[str, dict[int, list[Unit]]] = {}
     for unit in units:
         for match in _NUMBER.finditer(unit.path):
             stacks.setdefault(unit.path[: match.start()], {}).setdefault(int(match[0]), []).append(unit)
     for blocks in stacks.values():
         tail: list[Unit] = []
+        left = dict(surplus)
+        wanted = sum(shared.values())
         for number in sorted(blocks, reverse=True)[:-1]:
-            tail = [*blocks[number], *tail]
-            yield tail
+            for unit in blocks[number]:
+                name = key(unit)
+                left[name] = left.get(name, 0) - 1
+                wanted -= name in shared
+            tail += blocks[number]
+            if any(left[key(unit)] < 0 for unit in blocks[number]):
+                break
+            if not wanted:
+                yield list(tail)
 
 
 def _level(mine: Sequence[Unit], others: Sequence[Unit], names: Iterable[Hashable], key: Key) -> bool:
     """Whether the modules of these classes repeat alike on both sides."""
+    effort = Effort()
+    sides: tuple[dict[Hashable, list[Unit]], dict[Hashable, list[Unit]]] = ({}, {})
+    for side, units in zip(sides, (mine, others), strict=True):
+        for unit in units:
+            side.setdefault(key(unit), []).append(unit)
     for name in names:
-        ours, theirs = ([unit for unit in units if key(unit) == name] for units in (mine, others))
-        if ours and theirs and lonely_units(*levelled(groups(ours), groups(theirs))[0]):
+        ours, theirs = (side.get(name, []) for side in sides)
+        if ours and theirs and lonely_units(*levelled(groups(ours), groups(theirs), effort)[0]):
             return False
     return True

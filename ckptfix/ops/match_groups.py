@@ -125,16 +125,26 @@ MOST = 64
 BEAM = 12
 """Ways to split that are followed at once."""
 
+WAYS = 48
+"""Ways that are compared in the end; of more, none is certain."""
+
 SPLITS = 6
 """Splits one after another that are tried."""
 
 Sides = tuple[list[Group], list[Group]]
 
 
-def levelled(one: Sequence[Group], other: Sequence[Group]) -> list[Sides]:
+@dataclass(slots=True)
+class Effort:
+    """How many groups may still be looked at while ways to split are sought; then no way is certain any more."""
+
+    left: int = 4_000_000
+
+
+def levelled(one: Sequence[Group], other: Sequence[Group], effort: Effort) -> list[Sides]:
     """Both sides split until each group has one of equal size and nesting: all ways with the fewest splits.
 
-    Where no splitting leads there, the only way is not to split.
+    Where no splitting leads there, or too many do, the only way is not to split.
     """
     unsplit = list(one), list(other)
     beam: list[Sides] = [unsplit]
@@ -142,13 +152,16 @@ def levelled(one: Sequence[Group], other: Sequence[Group]) -> list[Sides]:
         return beam
     for _ in range(SPLITS):
         if not _unlike(beam[0]):
-            return beam
-        found = {_texts(way): way for sides in beam for way in _ways(*sides)}
+            return beam if len(beam) <= WAYS else [unsplit]
+        found = {_texts(way): way for sides in beam[:BEAM] for way in _ways(*sides)}
+        effort.left -= sum(len(left) + len(right) for left, right in found.values())
+        if effort.left < 0:
+            return [unsplit]
         scored = sorted(((_unlike(way), index, way) for index, way in enumerate(found.values())), key=_first)
-        beam = [way for unlike, _, way in scored if unlike == scored[0][0]][:BEAM]
+        beam = [way for unlike, _, way in scored if unlike == scored[0][0]]
         if not beam:
             break
-    return beam if beam and not _unlike(beam[0]) else [unsplit]
+    return beam if beam and not _unlike(beam[0]) and len(beam) <= WAYS else [unsplit]
 
 
 def _first(row: tuple[int, int, Sides]) -> tuple[int, int]:

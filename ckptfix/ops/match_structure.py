@@ -18,7 +18,7 @@ from ckptfix.ops import assignment, match_roles
 from ckptfix.ops.learn_rules import learn
 from ckptfix.ops.match import Matching, Pair, Skipped, Slot
 from ckptfix.ops.match_depth import same_depth
-from ckptfix.ops.match_groups import MOST, Group, Sides, alike, buckets, groups, levelled
+from ckptfix.ops.match_groups import MOST, Effort, Group, Sides, alike, buckets, groups, levelled
 from ckptfix.ops.match_levels import surroundings, turned
 from ckptfix.ops.match_names import Side, Unit, side, template
 
@@ -28,6 +28,9 @@ ENOUGH = 2.5
 
 SUPPORT = 3.0
 """What names must say for a pair where one side has more modules of these shapes than the other."""
+
+COMPARED = 2_500_000
+"""Groups that are compared with groups, in all classes; a model that has more of them has names that say nothing."""
 
 SAME_NAMES = 0.5
 """Share of equal paths from which on equal names are believed first."""
@@ -52,6 +55,8 @@ class _State:
     b: Side
     links: list[Link] = field(default_factory=list)
     pins: tuple[list[int], list[int]] = ([], [])
+    effort: Effort = field(default_factory=Effort)
+    compared: int = 0
 
     @property
     def ordered(self) -> bool:
@@ -166,7 +171,7 @@ def _by_class(state: _State, key: Callable[[Unit], Hashable]) -> None:
     for ours, theirs in classes.values():
         if not ours or not theirs:
             continue
-        ways = levelled(groups(ours), groups(theirs))
+        ways = levelled(groups(ours), groups(theirs), state.effort)
         if len(ways) > 1:
             hard.append(ways)
             continue
@@ -202,7 +207,8 @@ def _best_way(state: _State, ways: Sequence[Sides]) -> list[Link]:
 
 def _assigned(state: _State, left: list[Group], right: list[Group]) -> tuple[float, float, list[Link]]:
     """The best assignment of groups to groups: its score, what of it is more than likeness, and the links."""
-    if max(len(left), len(right)) > MOST:
+    state.compared += len(left) * len(right)
+    if max(len(left), len(right)) > MOST or state.compared > COMPARED:
         return 0.0, 0.0, _in_definition_order(left, right)
     swapped = len(left) > len(right)
     rows, columns = (right, left) if swapped else (left, right)
@@ -228,7 +234,7 @@ def _assigned(state: _State, left: list[Group], right: list[Group]) -> tuple[flo
         scores.append(line)
     chosen = assignment.best(scores)
     links = []
-    for (i, j), (margin, rival) in zip(enumerate(chosen), assignment.margins(scores, chosen), strict=True):
+    for (i, j), (margin, rival) in zip(enumerate(chosen), assignment.margins(scores, chosen, ENOUGH), strict=True):
         one, other = (columns[j], rows[i]) if swapped else (rows[i], columns[j])
         rivals: tuple[Unit, ...] = ()
         contrary = said[i][j] < 0 and rival != j

@@ -58,6 +58,14 @@ def test_three_that_change_places_count_too() -> None:
     assert [column for _, column in assignment.margins(scores, [0, 1, 2])] == [1, 2, 0]
 
 
+@given(tables(), st.integers(0, 8))
+def test_what_is_not_enough_may_be_told_too_high_but_not_as_enough(scores: Scores, enough: int) -> None:
+    chosen = assignment.best(scores)
+    exact, quick = assignment.margins(scores, chosen), assignment.margins(scores, chosen, enough)
+    assert [margin < enough for margin, _ in exact] == [margin < enough for margin, _ in quick]
+    assert all(told >= margin - 1e-9 for (margin, _), (told, _) in zip(exact, quick, strict=True))
+
+
 def test_nothing_to_assign() -> None:
     assert assignment.best([]) == []
     assert assignment.margins([], []) == []

@@ -8,7 +8,8 @@ import pytest
 
 from ckptfix.ops.match import Slot
 from ckptfix.ops.match_depth import same_depth
-from ckptfix.ops.match_groups import MOST, Group, alike, groups, levelled
+from ckptfix.ops.match_groups import MOST, Effort, Group, alike, groups
+from ckptfix.ops.match_groups import levelled as levelled_with
 from ckptfix.ops.match_levels import surroundings, turned
 from ckptfix.ops.match_names import Side, Unit, side
 
@@ -19,6 +20,10 @@ def of(names: Iterable[str], shape: tuple[int, ...] = (2,)) -> Side:
 
 def grouped(*names: str) -> list[Group]:
     return groups(of(names).units)
+
+
+def levelled(one: list[Group], other: list[Group]) -> list[tuple[list[Group], list[Group]]]:
+    return levelled_with(one, other, Effort())
 
 
 def paths(units: Iterable[Unit]) -> list[str]:
@@ -74,6 +79,11 @@ def test_what_can_not_be_levelled_stays_whole() -> None:
     assert levelled(one, other) == [(one, other)]
     many = grouped(*(f"{'abcdefghij'[at % 10]}{'klmnopqrst'[at // 10]}" for at in range(MOST + 1)))
     assert levelled(many, many) == [(many, many)]
+
+
+def test_without_effort_left_nothing_is_split() -> None:
+    one, other = grouped(*grid("h.{n}.norm{m}", 5, 2)), grouped(*grid("l.{n}.a", 5, 1), *grid("l.{n}.b", 5, 1))
+    assert levelled_with(one, other, Effort(1)) == [(one, other)]
 
 
 def answers(one: list[str], other: list[str]) -> tuple[list[str], int]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import pytest
 
+from ckptfix.ops import match_structure
 from ckptfix.ops.match import Matching, Slot, match
 
 SQUARE = (8, 8)
@@ -119,6 +120,19 @@ def test_two_stacks_of_other_depths() -> None:
     found = match(slots(one), slots(other))
     assert not found.complete
     assert all(source[:3] == target[:3] and source[4] == target.split(".")[1] for source, target in sure(found).items())
+
+
+def test_blocks_too_many_beside_a_module_of_the_same_shape() -> None:
+    """Two last blocks less, or one and the other module: nothing tells."""
+    one = [*(f"h.{at}.q.weight" for at in range(4)), "extra.q.weight"]
+    assert not sure(match(slots(one), slots(f"l.{at}.q.weight" for at in range(3))))
+
+
+def test_more_comparisons_than_are_made_leave_all_in_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = slots(["a.query.weight", "a.key.weight"]), slots(["b.q.weight", "b.k.weight"])
+    assert match(one, other).complete
+    monkeypatch.setattr(match_structure, "COMPARED", 3)
+    assert len(match(one, other).ambiguous) == 2
 
 
 def test_a_square_matrix_on_its_own_may_be_a_transposed_one() -> None:
