@@ -168,7 +168,10 @@ def examine(
     size = Path(name).stat().st_size if Path(name).is_file() else 0
     ordered = _ordered(findings, rows)
     values = {} if like is None else {"like": like.label}
-    done = tuple(replace(finding, fix=remedy(finding, name, **values)) for finding in ordered)
+    flag = " --allow-import" if like is not None and not Path(like.label).exists() else ""
+    fixes = [remedy(finding, name, **values) for finding in ordered]
+    fixes = [fix + flag if fix and " --like " in fix else fix for fix in fixes]
+    done = tuple(replace(finding, fix=fix) for finding, fix in zip(ordered, fixes, strict=True))
     form = checkpoint.format if checkpoint is not None else None
     return Diagnosis(name, form, title, size, done, tuple(looked), _message(error, rows, done))
 

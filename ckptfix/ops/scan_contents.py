@@ -109,7 +109,8 @@ def _nesting(checkpoint: Checkpoint) -> Iterator[Finding]:
             message = f"the weights are at {state.at!r}, in a training checkpoint"
             fix = "ckptfix extract {source} {weights} --at {at}"
             yield found("training-checkpoint", message, where=state.at, fix=fix)
-    optimizer = [entry for entry in checkpoint.entries if entry.at.startswith(_optimizers(checkpoint))]
+    fronts = _optimizers(checkpoint)
+    optimizer = [entry for entry in checkpoint.entries if entry.at.startswith(fronts)]
     if optimizer:
         nbytes = sum(entry.storage.nbytes for entry in optimizer if entry.storage is not None)
         message = f"an optimizer's state is {nbytes:,} of its {checkpoint.size:,} bytes"
