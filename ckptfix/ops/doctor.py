@@ -17,7 +17,7 @@ from ckptfix.containers.zip_read import Record, record_data
 from ckptfix.errors import CkptfixError, DamagedFile, NoSuchTensor, UnknownFormat, Unsupported
 from ckptfix.fileio import Reader
 from ckptfix.formats import FORMATS, open_checkpoint, torch_zip
-from ckptfix.formats.torch_common import Parts
+from ckptfix.formats.torch_common import Parts, all_findings
 from ckptfix.ops import (
     error_texts,
     scan_contents,
@@ -182,8 +182,11 @@ def _judge(
     """Everything about a file that can be opened."""
     looked[:] = ["its container", "its names and devices"]
     path = checkpoint.path
+    pickled = isinstance(checkpoint.graph, Parts)
+    # A second reading would find no more: what reads a pickled format notes everything that its check tells.
+    judged = all_findings(checkpoint) if pickled else FORMATS[checkpoint.format].check(path)
     # Globals are told with their calls below.
-    yield from (finding for finding in FORMATS[checkpoint.format].check(path) if finding.id != "foreign-global")
+    yield from (finding for finding in judged if finding.id != "foreign-global")
     yield from _container(path, checkpoint)
     yield from _pickles(checkpoint, looked)
     yield from scan_contents.scan(checkpoint)
