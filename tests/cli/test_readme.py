@@ -6,14 +6,17 @@ its own, for any number of lines. ``$ echo $?`` shows the exit code of the comma
 
 from __future__ import annotations
 
+import argparse
+import io
 import math
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import Any
 
 import pytest
 from builders import Tensor, assemble, state_dict_ops, torch_zip, written
@@ -67,6 +70,31 @@ down mlp.2
 norm norm2
 """
 
+def saved(contents: Callable[[], Any]) -> bytes:
+    """What torch.save makes of `contents`."""
+    import torch
+
+    file = io.BytesIO()
+    torch.save(contents(), file)
+    return file.getvalue()
+
+
+def with_settings() -> Any:
+    """A training checkpoint with what only its own libraries unpickle."""
+    import numpy as np
+    import torch
+
+    settings = argparse.Namespace(lr=0.1, out=PurePosixPath("runs/7"))
+    return {"state_dict": {"fc.weight": torch.ones(2, 3)}, "best": np.float64(0.75), "args": settings}
+
+
+def one_row() -> Any:
+    """A view of six elements that drags a storage of 60,000 along."""
+    import torch
+
+    return {"head.weight": torch.zeros(10_000, 6)[0]}
+
+
 FILES = {
     "ddp.pth": wrapped(),
     "multi_gpu.pth": wrapped(),
@@ -77,6 +105,9 @@ FILES = {
     "b.pth": state(fc__weight=(1, 2, 4), fc__bias=(4, 5)),
     "bert.pth": transformer("bert.encoder.layer.{}", BERT),
     "mine.pth": transformer("blocks.{}", MINE),
+    "cut.pth": transformer("blocks.{}", MINE)[:9000],
+    "settings.pth": saved(with_settings),
+    "view.pth": saved(one_row),
     "heads.pth": model({"left.weight": (4, 4), "right.weight": (4, 4)}),
     "like.pth": model({"one.weight": (4, 4), "other.weight": (4, 4)}),
 }
