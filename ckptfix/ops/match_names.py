@@ -93,7 +93,7 @@ class Side:
 
         An alphabetical one may be what safetensors made of it.
         """
-        return self.numbers_rise and (len(self.units) <= 4 or not self._alphabetical)
+        return self.numbers_rise and not self._alphabetical
 
     @cached_property
     def numbers_rise(self) -> bool:
