@@ -141,11 +141,12 @@ def _row(finding: Finding) -> tuple[str, str, str, str]:
 
 
 def _others(console: Console, done: Diagnosis) -> None:
-    """The remedies that were not told first, each once."""
+    """The remedies that were not told first, each once; a mere note's only where the message is about it."""
     first = done.cause.fix if done.cause is not None else None
+    explained = done.message.explained if done.message is not None else ()
     fixes: dict[str, str] = {}
     for finding in done.findings:
-        if finding.fix and finding.fix != first:
+        if finding.fix and finding.fix != first and (finding.severity != "info" or finding.id in explained):
             fixes.setdefault(finding.fix, finding.id)
     if fixes:
         console.say()

@@ -166,7 +166,8 @@ def _sharing(checkpoint: Checkpoint) -> Iterator[Finding]:
     tied = [sorted(names) for names in ties.values() if len(names) > 1]
     if tied:
         shown = "; ".join(" = ".join(names[:4]) for names in sorted(tied)[:3])
-        yield found("tied-tensors", f"{len(tied):,} tensors have several names: {shown}", where=sorted(tied)[0][0])
+        several = "1 tensor has" if len(tied) == 1 else f"{len(tied):,} tensors have"
+        yield found("tied-tensors", f"{several} several names: {shown}", where=sorted(tied)[0][0])
     wasted: list[tuple[int, int, str]] = []
     for key, spans in ends.items():
         used = _covered(spans)

@@ -132,7 +132,8 @@ def scan(pieces: Sequence[Piece], byteorder: str = "little") -> Iterator[Finding
         more = f" and {len(zeros) - 5:,} more" if len(zeros) > 5 else ""
         total = sum(piece.data.length for piece in zeros)
         every = len(zeros) == sum(piece.data.length >= SMALL_ZERO for piece in pieces if piece.entries)
-        message = f"{len(zeros):,} tensors of {total:,} bytes are all zeros: {names}{more}"
+        what = "tensor is" if len(zeros) == 1 else "tensors are"
+        message = f"{len(zeros):,} {what} all zeros, {total:,} bytes: {names}{more}"
         yield found("all-zero", message, where=_named(zeros[0]), severity="warning" if every else "info")
 
 
@@ -141,7 +142,8 @@ def _counted(id: str, dtype: str, rows: Sequence[tuple[str, int]]) -> Finding:
     total = sum(count for _, count in rows)
     names = ", ".join(f"{name} ({count:,})" for name, count in rows[:5])
     more = f" and {len(rows) - 5:,} more" if len(rows) > 5 else ""
-    return found(id, f"{total:,} {what} values of {dtype} in {len(rows):,} tensors: {names}{more}", where=rows[0][0])
+    tensors = f"{len(rows):,} tensor{'' if len(rows) == 1 else 's'}"
+    return found(id, f"{total:,} {what} values of {dtype} in {tensors}: {names}{more}", where=rows[0][0])
 
 
 def _named(piece: Piece) -> str:
