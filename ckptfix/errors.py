@@ -69,6 +69,16 @@ class CkptfixError(Exception):
         self.offset = offset
         self.hint = hint
 
+    @property
+    def hint(self) -> str | None:
+        """What to do. It stands as a note, so that a traceback shows it below the message."""
+        return self._hint
+
+    @hint.setter
+    def hint(self, hint: str | None) -> None:
+        self._hint = hint
+        self.__notes__ = [f"hint: {printable(hint)}"] if hint else []
+
     def __str__(self) -> str:
         """``model.pth: archive/data/17 @ 0x4f0000: 4096 bytes promised, 1200 left``, hint aside."""
         place = "" if self.where is None else self.where

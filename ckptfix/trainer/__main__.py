@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -252,6 +253,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("ckptfix.trainer: interrupted; nothing half written is left", file=sys.stderr)
         return 130
+    except BrokenPipeError:
+        # Who read the log has gone; what is still buffered goes nowhere, so that the end of Python is quiet too.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     return 0
 
 

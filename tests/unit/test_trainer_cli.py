@@ -185,3 +185,12 @@ def test_wrappers_are_read_innermost_first() -> None:
     assert wrappers("auto") is None
     assert wrappers("compile,ddp") == ("compile", "ddp")
     assert gpu_ids("2, 0") == (2, 0)
+
+
+def test_a_reader_that_goes_away_is_no_traceback() -> None:
+    line = f"{sys.executable} -m ckptfix.trainer --model tutorial --replicas 3 --log-replicas --log-steps --epochs 300"
+    done = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {line} | head -n 1"], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 141
+    assert done.stderr == ""
