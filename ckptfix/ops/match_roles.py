@@ -27,7 +27,7 @@ ROLES: dict[str, dict[str, str]] = {
     "path": {"shortcut": "shortcut downsample skip identity residual proj projection"},
     "block": {
         "attention": "attention attn sa self input before pre",
-        "feed-forward": "ffn mlp feed ff output final post after post_attention post_attn post_self",
+        "feed-forward": "ffn mlp feed ff output final after post_attention post_attn post_self",
     },
     "cross": {"self": "self", "cross": "cross encdec multihead src encoder_attn encoder_attention enc_attn src_attn"},
     "half": {"encoder": "encoder enc down downs", "decoder": "decoder dec up ups"},

@@ -26,6 +26,9 @@ ENOUGH = 2.5
 """By how much an assignment must be better than the next best to be certain. Order of definition alone, which tells
 ``query, key, value`` from ``q, k, v`` but also from ``k, v, q``, gives 2."""
 
+FAR = 0.45
+"""The most that a place among landmarks counts: less than a word, and with the order of definition just `ENOUGH`."""
+
 SUPPORT = 3.0
 """What names must say for a pair where one side has more modules of these shapes than the other."""
 
@@ -252,10 +255,10 @@ def _ranks(groups: Sequence[Group]) -> list[int]:
 
 
 def _apart(one: Sequence[int], other: Sequence[int]) -> float:
-    """How far two groups are from each other among the landmarks; at most 3."""
+    """How far two groups are from each other among the landmarks; at most `FAR`."""
     if len(one) != len(other):
         return 0.0
-    return min(3.0, sum(min(abs(i - j), 3) for i, j in zip(one, other, strict=True)) / len(one))
+    return min(FAR, sum(min(abs(i - j), 3) for i, j in zip(one, other, strict=True)) / len(one))
 
 
 def _unlike(one: Sequence[float], other: Sequence[float]) -> float:
