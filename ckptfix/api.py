@@ -259,6 +259,7 @@ def _open(source: StrPath, dest: StrPath, force: bool) -> Checkpoint:
 
 
 def _edit(checkpoint: Checkpoint, edits: Sequence[Edit], dest: StrPath) -> Plan:
+    convert_op.refuse_other_suffix(checkpoint.path, os.fspath(dest), checkpoint.format)
     try:
         return formats.FORMATS[checkpoint.format].plan_edit(checkpoint, edits, os.fspath(dest))
     except CkptfixError as error:

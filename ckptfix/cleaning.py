@@ -14,6 +14,7 @@ from ckptfix.errors import CkptfixError, DamagedFile
 from ckptfix.fileio import Progress
 from ckptfix.ops import sanitize as sanitize_op
 from ckptfix.ops import slim as slim_op
+from ckptfix.ops.convert import refuse_other_suffix
 from ckptfix.ops.sanitize_objects import EXTRACT
 from ckptfix.ops.sanitize_report import Loss
 from ckptfix.results import Result
@@ -79,6 +80,7 @@ def sanitize(
     except CkptfixError as error:
         error.path = error.path or checkpoint.path
         raise
+    refuse_other_suffix(checkpoint.path, os.fspath(dest), done.format)
     _write(checkpoint, done.plan, force, dry_run, progress)
     unasked = [loss for loss in done.losses if not loss.asked]
     return SanitizeResult(
@@ -180,6 +182,7 @@ def slim(
     """
     output.check_destination(dest, [source], overwrite=force)
     checkpoint = formats.open_checkpoint(source)
+    refuse_other_suffix(checkpoint.path, os.fspath(dest), checkpoint.format)
     try:
         done = slim_op.slim(
             checkpoint, os.fspath(dest), no_optimizer=no_optimizer, dedupe=dedupe, contiguous=contiguous

@@ -15,7 +15,7 @@ from ckptfix.errors import CkptfixError, DamagedFile, NoMatch, Refused, printabl
 from ckptfix.fileio import Progress
 from ckptfix.ops import match as match_op
 from ckptfix.ops import match_plan, targets
-from ckptfix.ops.convert import refuse_damaged
+from ckptfix.ops.convert import refuse_damaged, refuse_other_suffix
 from ckptfix.ops.match import Matching
 from ckptfix.ops.name_rules import NameRule
 from ckptfix.results import MatchResult
@@ -192,6 +192,7 @@ def _is_word(text: str) -> bool:
 def _plan(found: Found, dest: StrPath) -> Plan:
     assert found.planned is not None
     checkpoint = found.checkpoint
+    refuse_other_suffix(checkpoint.path, os.fspath(dest), checkpoint.format)
     try:
         return formats.FORMATS[checkpoint.format].plan_edit(checkpoint, found.planned.edits, os.fspath(dest))
     except CkptfixError as error:

@@ -16,6 +16,7 @@ from ckptfix.collector import without_collections
 from ckptfix.errors import CkptfixError, DamagedFile, Refused, WriteFailed
 from ckptfix.fileio import Progress
 from ckptfix.ops import targets
+from ckptfix.ops.convert import refuse_other_suffix
 from ckptfix.ops.grouping import collapse, shown
 from ckptfix.ops.repair import Loss, Repair
 from ckptfix.ops.repair_fill import Fill
@@ -100,6 +101,8 @@ def repair(
         folder = cache(lambda: stack.enter_context(_folder(near)))
         found = repair_op(name, folder, fill=fill, donor=donor, like=side)
         writing = dest is not None and not check_only
+        if writing and dest is not None:
+            refuse_other_suffix(name, os.fspath(dest), found.format)
         plan = found.plan_to(os.fspath(dest)) if writing and dest is not None else Plan(())
         if writing and not dry_run:
             if formats.stamp(name) != before:

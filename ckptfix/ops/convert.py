@@ -70,6 +70,25 @@ def target_format(dest: str, to: str | None) -> str:
     raise Unsupported(f"{what} names no format", path=dest, hint="say --to zip, --to legacy or --to safetensors")
 
 
+def refuse_other_suffix(source: str, dest: str, name: str) -> None:
+    """A file of one format must not go by another's name: whoever reads it would take it for that.
+
+    A suffix that no format has may stand on any of them; the two torch formats have theirs in common.
+
+    Raises:
+        Refused: `dest` ends in a suffix of other formats than `name`, the one that would be written.
+    """
+    own = FORMATS[name].SUFFIXES
+    for other in FORMATS.values():
+        if dest.lower().endswith(other.SUFFIXES) and not dest.lower().endswith(own):
+            first = f"ckptfix convert {shlex.quote(source)} {shlex.quote(dest)}"
+            raise Refused(
+                f"the output would be a {FORMATS[name].TITLE}, and its name says {other.TITLE}",
+                path=dest,
+                hint=f"`{first}` first, and work on that; or name the output *{own[0]}",
+            )
+
+
 def convert(
     checkpoint: Checkpoint, dest: str, *, to: str | None = None, at: str | None = None, drop_unsupported: bool = False
 ) -> Conversion:
