@@ -6,6 +6,7 @@ were saved. Addresses are the keys on the way, joined by slashes: ``optimizer/st
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -190,7 +191,7 @@ def _note_mapping(
     if tensors and uses:
         nested = any(pairs(value) is not None for _, value in mapping)
         metadata = _metadata_of(node)
-        weights = not optimizer and (metadata is not None or (not nested and _looks_like_weights(mapping)))
+        weights = not optimizer and (metadata is not None or (not nested and _looks_like_weights(mapping, at)))
         found.state_dicts.append(StateDict(at, tensors, len(mapping) - tensors, optimizer, weights))
         found.sites.append(Site(at, "state_dict", _key_uses(node)))
         if metadata is not None:
@@ -213,14 +214,34 @@ def _metadata_of(node: Any) -> Any:
     return None
 
 
-def _looks_like_weights(mapping: list[tuple[Any, Any]]) -> bool:
-    """Whether these tensors are a model's: dotted names, what one layer alone would have, or numbers throughout."""
+_PATH_OF_PARAMETER = re.compile(r"(\w+\.)+(?!(?:ckpt|pt|pth|bin)$)\w+", re.ASCII)
+"""A dotted name that is no file's: Lightning keeps a score for each file name (``best_k_models``)."""
+
+
+def _looks_like_weights(mapping: list[tuple[Any, Any]], at: str) -> bool:
+    """Whether these tensors are a model's: dotted names, what one layer alone would have, or numbers throughout.
+
+    Scalars inside something else, under names that are no parameters', are what a trainer counted: a callback's
+    ``best_model_score``, losses.
+    """
+    if at and not any(
+        type(key) is Text and is_tensor(value) and (not _is_scalar(value) or _PATH_OF_PARAMETER.fullmatch(str(key)))
+        for key, value in mapping
+    ):
+        return False
     names = [key for key, value in mapping if isinstance(key, str) and is_tensor(value)]
     dotted = sum("." in name for name in names)
     leaves = sum(name in ("weight", "bias", "weight_g", "weight_v", "running_mean", "running_var") for name in names)
     if dotted or leaves:
         return True
     return len(names) == len(mapping) and any(_is_number(value) for _, value in mapping)
+
+
+def _is_scalar(node: Any) -> bool:
+    """Whether a tensor has no dimensions; parameters are calls around their tensors."""
+    while type(node) is Call and type(node.args) is tuple and node.args and is_tensor(node.args[0]):
+        node = node.args[0]
+    return type(node) is Call and type(node.args) is tuple and len(node.args) > 2 and node.args[2] == ()
 
 
 def _is_number(node: Any) -> bool:

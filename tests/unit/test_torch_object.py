@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 import time
+import zipfile
 from typing import Any
 
 import builders
 import pytest
+import torch
 
 from ckptfix.formats.torch_object import plain, walk
 from ckptfix.pickles import parse
@@ -68,3 +71,42 @@ def test_huge_integers_become_hexadecimal() -> None:
     value = 1 << 20_000
     assert plain(value) == hex(value)
     assert values(pickle.dumps({"n": value}, 2))["n"] == hex(value)
+
+
+def tensors_at(value: dict[str, Any]) -> dict[str, bool]:
+    """Address of every state dict that is found in a saved `value` -> whether it counts as a model's."""
+    file = io.BytesIO()
+    torch.save(value, file)
+    with zipfile.ZipFile(file) as archive:
+        found = walk(parse(archive.read("archive/data.pkl")))
+    return {state.at: state.weights for state in found.state_dicts}
+
+
+def test_scores_of_a_callback_are_no_model() -> None:
+    score = torch.tensor(0.25)
+    checkpoint = {
+        "monitor": "loss",
+        "best_model_score": score,
+        "best_k_models": {"/runs/epoch=0-step=5.ckpt": score, "last.ckpt": score},
+    }
+    found = tensors_at(
+        {
+            "state_dict": {"fc.weight": torch.ones(2, 2), "scale": score},
+            "callbacks": {"ModelCheckpoint{'monitor': 'loss'}": checkpoint, "EarlyStopping": {"best_score": score}},
+        }
+    )
+    assert {at for at, weights in found.items() if weights} == {"state_dict"}
+    assert "callbacks/EarlyStopping" in found
+
+
+@pytest.mark.parametrize(
+    ("value", "at"),
+    [
+        ({"w": torch.tensor(3)}, ""),
+        ({"a": {"w": torch.ones(3)}}, "a"),
+        ({"a": {"x.scale": torch.tensor(3.0)}}, "a"),
+        ({"a": torch.nn.ParameterDict({"s": torch.nn.Parameter(torch.tensor(2.0))}).state_dict()}, "a"),
+    ],
+)
+def test_a_model_of_one_tensor_is_one(value: dict[str, Any], at: str) -> None:
+    assert tensors_at(value)[at]
