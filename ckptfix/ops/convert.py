@@ -23,7 +23,7 @@ from ckptfix.formats import FORMATS, safetensors, torch_recode
 from ckptfix.formats.safetensors_write import row_major
 from ckptfix.formats.torch_common import element_sizes, little_endian
 from ckptfix.formats.torch_tensors import LAZY
-from ckptfix.ops.rename import chosen_sites
+from ckptfix.ops.rename import chosen_sites, module_of, whole_module
 
 ALIASES = {"torch": "zip", "pt": "zip", "pth": "zip", "pytorch": "zip", "st": "safetensors"}
 
@@ -216,13 +216,24 @@ def chosen_state_dict(checkpoint: Checkpoint, at: str | None) -> StateDict:
     if at is not None:
         (site,) = chosen_sites(checkpoint, at)[:1]
         return next(state for state in checkpoint.state_dicts if state.at == site.at)
-    found = [state for state in checkpoint.state_dicts if state.weights]
-    found = found or [state for state in checkpoint.state_dicts if not state.optimizer]
-    if len(found) == 1:
+    inside = module_of(checkpoint)
+    modules = list(dict.fromkeys(inside.values()))
+    states = [state for state in checkpoint.state_dicts if state.at not in inside]
+    found = [state for state in states if state.weights]
+    if modules and not found:
+        raise whole_module(checkpoint, modules[0])
+    found = found or [state for state in states if not state.optimizer]
+    if len(found) == 1 and not modules:
         return found[0]
     if not found:
         raise Refused("no state dict was found in it", path=checkpoint.path, hint=_without_state_dict(checkpoint))
     addresses = ", ".join(state.at or "''" for state in found)
+    if modules:
+        raise Refused(
+            f"it holds a whole pickled module at {', '.join(modules)}, and a state dict at {addresses}",
+            path=checkpoint.path,
+            hint=f"choose with --at {found[0].at or repr('')}; `ckptfix extract` takes the module",
+        )
     raise Refused(
         f"it holds {len(found)} state dicts: {addresses}",
         path=checkpoint.path,

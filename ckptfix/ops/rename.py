@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import difflib
 import re
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ckptfix import keys
 from ckptfix.checkpoint import Checkpoint, Finding, NameSite, Rename
 from ckptfix.errors import KeyConflict, NoSuchTensor, PartialPrefix, Refused
+from ckptfix.formats import torch_module
 from ckptfix.keys import Rule
 from ckptfix.ops.name_rules import NameRule, is_rule
 
@@ -272,6 +274,9 @@ def _renames(
             modules = _module_names(metadata[site.at], names, rule)
             references += len(modules)
             edits.append(Rename(site.at, "metadata", modules))
+    inside = {} if at is not None or changes else module_of(checkpoint)
+    if inside:
+        raise whole_module(checkpoint, next(iter(inside.values())))
     others = _names_elsewhere(checkpoint, at)
     left = 0
     for site in checkpoint.sites:
@@ -325,11 +330,34 @@ def chosen_sites(checkpoint: Checkpoint, at: str | None, *, weights_only: bool =
                 hint=f"there is one at {', '.join(near)}" if near else "the file holds no state dict",
             )
         return found
+    inside = module_of(checkpoint)
+    sites = [site for site in sites if site.at not in inside]
     if weights_only:
         weights = {state.at for state in checkpoint.state_dicts if state.weights}
         other = {state.at for state in checkpoint.state_dicts if not state.optimizer}
         return [site for site in sites if site.at in (weights or other)]
     return sites
+
+
+def module_of(checkpoint: Checkpoint) -> dict[str, str]:
+    """Address of a mapping in a whole pickled module (its ``_parameters``) -> address of the module."""
+    holders = [site.at for site in checkpoint.sites if site.at.rpartition("/")[2] in torch_module.HOLDERS]
+    if not holders:
+        return {}
+    modules = [at for at, _ in torch_module.modules(checkpoint)]
+    states = [site.at for site in checkpoint.sites]
+    return {at: module for at in states for module in modules if not module or at.startswith(f"{module}/")}
+
+
+def whole_module(checkpoint: Checkpoint, at: str) -> Refused:
+    """Why the names in the module at `at` are left: there its tensors stand under no names of a state dict."""
+    place = f" --at {shlex.quote(at)}" if at else ""
+    return Refused(
+        "it is a whole pickled module, not a state dict" if not at else "a whole pickled module, not a state dict",
+        path=checkpoint.path,
+        where=at or None,
+        hint=f"`ckptfix extract {shlex.quote(checkpoint.path)} OUT{place}` first takes its state dict",
+    )
 
 
 def _refuse_conflict(checkpoint: Checkpoint, site: NameSite, names: Names) -> None:

@@ -66,7 +66,7 @@ def read(target: str | os.PathLike[str], *, at: str | None = None, allow_import:
     try:
         return of_checkpoint(open_checkpoint(text), at)
     except Refused as error:
-        error.hint = error.hint and error.hint.replace("--at ", "--like-at ")
+        error.hint = error.hint and error.hint.replace("with --at ", "with --like-at ")
         raise
 
 

@@ -1,0 +1,72 @@
+"""A whole pickled module where a state dict is wanted: named as what it is, with the way out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import ckptfix
+from ckptfix.errors import Refused
+
+OPERATIONS: dict[str, Callable[[Path, Path], Any]] = {
+    "convert": lambda source, folder: ckptfix.convert(source, folder / "out.safetensors"),
+    "match": lambda source, folder: ckptfix.match(source, folder / "out.pth", state_dict(folder)),
+    "match --like": lambda source, folder: ckptfix.match(state_dict(folder), folder / "out.pth", source),
+    "rename": lambda source, folder: ckptfix.rename(source, folder / "out.pth", subs=[("weight", "w")]),
+    "strip-module": lambda source, folder: ckptfix.strip_module(source, folder / "out.pth"),
+    "add-module": lambda source, folder: ckptfix.add_module(source, folder / "out.pth"),
+    "unwrap": lambda source, folder: ckptfix.unwrap(source, folder / "out.pth"),
+    "load_state_dict": lambda source, folder: ckptfix.load_state_dict(source),
+}
+
+
+def net() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+
+
+def state_dict(folder: Path) -> Path:
+    torch.save(net().state_dict(), folder / "state_dict.pth")
+    return folder / "state_dict.pth"
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize(("nested", "at"), [(False, ""), (True, " --at model")])
+def test_the_hint_is_to_extract_it(tmp_path: Path, operation: str, nested: bool, at: str) -> None:
+    source = tmp_path / "whole.pth"
+    model = nn.DataParallel(net())
+    torch.save({"model": model, "epoch": 3} if nested else model, source)
+    with pytest.raises(Refused, match="a whole pickled module") as caught:
+        OPERATIONS[operation](source, tmp_path)
+    assert f"ckptfix extract {source} OUT{at}" in (caught.value.hint or "")
+    assert "_parameters" not in (caught.value.hint or "")
+    assert not (tmp_path / "out.pth").exists()
+
+
+def test_a_state_dict_beside_a_module_is_renamed_and_the_module_left(tmp_path: Path) -> None:
+    source, out = tmp_path / "both.pth", tmp_path / "out.pth"
+    wrapped = nn.DataParallel(net())
+    torch.save({"model": wrapped, "state_dict": wrapped.state_dict()}, source)
+    ckptfix.strip_module(source, out)
+    loaded = torch.load(out, weights_only=False)
+    assert list(loaded["state_dict"]) == list(net().state_dict())
+    assert list(loaded["model"].state_dict()) == list(wrapped.state_dict())
+
+
+def test_a_state_dict_beside_a_module_is_not_guessed(tmp_path: Path) -> None:
+    source = tmp_path / "both.pth"
+    torch.save({"model": net(), "state_dict": net().state_dict()}, source)
+    with pytest.raises(Refused, match="a whole pickled module at model, and a state dict at state_dict"):
+        ckptfix.convert(source, tmp_path / "out.safetensors")
+    assert ckptfix.convert(source, tmp_path / "out.safetensors", at="state_dict").tensors == 9
+
+
+def test_mappings_that_are_called_like_a_module_s_are_none(tmp_path: Path) -> None:
+    source, out = tmp_path / "a.pth", tmp_path / "out.pth"
+    torch.save({"_parameters": {"module.weight": torch.ones(2)}}, source)
+    ckptfix.strip_module(source, out)
+    assert list(torch.load(out)["_parameters"]) == ["weight"]
