@@ -11,6 +11,7 @@ from ckptfix import formats, output
 from ckptfix.checkpoint import Checkpoint, Edit, Plan
 from ckptfix.collector import without_collections
 from ckptfix.errors import CkptfixError, DamagedFile, Refused
+from ckptfix.formats import torch_legacy
 from ckptfix.ops import convert as convert_op
 from ckptfix.ops import relocate as relocate_op
 from ckptfix.ops import rename as rename_op
@@ -260,6 +261,9 @@ def _open(source: StrPath, dest: StrPath, force: bool) -> Checkpoint:
 
 def _edit(checkpoint: Checkpoint, edits: Sequence[Edit], dest: StrPath) -> Plan:
     convert_op.refuse_other_suffix(checkpoint.path, os.fspath(dest), checkpoint.format)
+    if edits:
+        # A new header over the data that is left would be a file as broken, made without a word.
+        torch_legacy.refuse_truncated(checkpoint)
     try:
         return formats.FORMATS[checkpoint.format].plan_edit(checkpoint, edits, os.fspath(dest))
     except CkptfixError as error:

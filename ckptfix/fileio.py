@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 import stat
 import sys
 from collections.abc import Callable, Iterator
@@ -138,7 +139,13 @@ class Reader:
 
 def truncated(where: ByteRange, size: int) -> Truncated:
     left = max(0, min(size - where.offset, where.length)) if where.offset >= 0 else 0
-    return Truncated(f"{where.length} bytes promised, {left} left", path=where.path, offset=where.offset)
+    message = f"{where.length} bytes promised, {left} left"
+    return Truncated(message, path=where.path, offset=where.offset, hint=cut_hint(where.path))
+
+
+def cut_hint(path: str | os.PathLike[str]) -> str:
+    """What to do about a file that was cut short."""
+    return f"copy or download it again, or `ckptfix repair {shlex.quote(os.fspath(path))} OUT` keeps what is whole"
 
 
 def kind_of(mode: int) -> str:

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from ckptfix.checkpoint import ByteRange, Data
 from ckptfix.errors import BadDirectory, Truncated, Unsupported
-from ckptfix.fileio import Reader
+from ckptfix.fileio import Reader, cut_hint
 from ckptfix.streams import inflated
 
 END = struct.Struct("<4s4H2LH")
@@ -126,7 +126,7 @@ def _find_end(reader: Reader, path: str) -> _End:
         "no zip directory at the end: the file was cut short while it was written or copied",
         path=path,
         offset=reader.size,
-        hint="copy or download it again; compare its size with the source",
+        hint=cut_hint(path),
     )
 
 
@@ -290,6 +290,7 @@ def data_start(reader: Reader, path: str, record: Record) -> int:
             path=path,
             where=record.name,
             offset=start,
+            hint=cut_hint(path),
         )
     return start
 

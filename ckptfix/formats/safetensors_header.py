@@ -126,7 +126,7 @@ def read_header(path: str) -> Header:
                 f"a header of {length} bytes promised, {reader.size - 8} left",
                 path=path,
                 offset=8,
-                hint="the file was cut short: fetch it again",
+                hint="the file was cut short: copy or download it again",
             )
         raw = reader.read(8, length)
         size = reader.size

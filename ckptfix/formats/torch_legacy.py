@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from ckptfix import dtypes
 from ckptfix.checkpoint import ByteRange, Checkpoint, Data, Drop, Edit, Finding, OutputFile, Plan, Segment, TensorEntry
 from ckptfix.errors import BadPickle, Truncated, TruncatedPickle, Unsupported, WouldLoseData
-from ckptfix.fileio import Reader
+from ckptfix.fileio import Reader, cut_hint
 from ckptfix.formats import torch_common, torch_emit
 from ckptfix.formats.torch_edit import patches
 from ckptfix.formats.torch_tensors import BadTensor
@@ -185,9 +185,11 @@ def plan_edit(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan:
 
 
 def refuse_truncated(checkpoint: Checkpoint) -> None:
+    """Raise Truncated for a checkpoint of any format that ends before its last tensor does."""
     for finding in checkpoint.findings:
         if finding.id == "truncated":
-            raise Truncated(finding.message, path=checkpoint.path, offset=finding.offset)
+            hint = cut_hint(checkpoint.path)
+            raise Truncated(finding.message, path=checkpoint.path, offset=finding.offset, hint=hint)
 
 
 def refuse_untyped(entries: Sequence[TensorEntry], path: str) -> None:

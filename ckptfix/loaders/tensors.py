@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from ckptfix import dtypes
 from ckptfix.checkpoint import ByteRange, Checkpoint, Data, Derived, Storage, TensorEntry
-from ckptfix.errors import DamagedFile, Refused, Truncated, Unsupported
-from ckptfix.fileio import read_chunks
+from ckptfix.errors import DamagedFile, Refused, Unsupported
+from ckptfix.fileio import read_chunks, truncated
 from ckptfix.formats.torch_common import element_sizes, little_endian
 from ckptfix.formats.torch_tensors import LAZY
 
@@ -199,8 +199,7 @@ class TensorMaker:
         if isinstance(data, ByteRange) and _mappable(data, itemsize):
             whole, size = self.mapped(data.path)
             if data.end > size:
-                left = max(size - data.offset, 0)
-                raise Truncated(f"{data.length} bytes promised, {left} left", path=data.path, offset=data.offset)
+                raise truncated(data, size)
             return whole[data.offset : data.end]
         storage = torch.UntypedStorage(data.length)
         view: Any = memoryview(torch.empty((0,), dtype=torch.uint8, device="cpu").set_(storage).numpy())  # type: ignore[arg-type]

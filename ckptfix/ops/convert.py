@@ -19,6 +19,7 @@ from ckptfix.checkpoint import (
     contiguous_stride,
 )
 from ckptfix.errors import Refused, Unsupported, WouldLoseData
+from ckptfix.fileio import cut_hint
 from ckptfix.formats import FORMATS, safetensors, torch_recode
 from ckptfix.formats.safetensors_write import row_major
 from ckptfix.formats.torch_common import element_sizes, little_endian
@@ -161,7 +162,9 @@ def refuse_damaged(checkpoint: Checkpoint) -> None:
     broken = [row for row in checkpoint.findings if row.id in BROKEN]
     if broken:
         message = f"{broken[0].message} ({len(broken)} such)" if len(broken) > 1 else broken[0].message
-        raise WouldLoseData(message, path=checkpoint.path, where=broken[0].where or None, offset=broken[0].offset)
+        where, offset = broken[0].where or None, broken[0].offset
+        hint = cut_hint(checkpoint.path) if broken[0].id == "truncated" else None
+        raise WouldLoseData(message, path=checkpoint.path, where=where, offset=offset, hint=hint)
 
 
 def fits(entry: TensorEntry) -> bool:
