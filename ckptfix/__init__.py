@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ckptfix.api import open_checkpoint as open_checkpoint
     from ckptfix.api import rename as rename
     from ckptfix.api import strip_module as strip_module
+    from ckptfix.api import to_cpu as to_cpu
     from ckptfix.api import unwrap as unwrap
     from ckptfix.checkpoint import Checkpoint as Checkpoint
     from ckptfix.cleaning import sanitize as sanitize
@@ -45,7 +46,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     **dict.fromkeys(("add_module", "convert", "diff", "inspect", "map_location", "open_checkpoint"), "ckptfix.api"),
-    **dict.fromkeys(("rename", "strip_module", "unwrap"), "ckptfix.api"),
+    **dict.fromkeys(("rename", "strip_module", "to_cpu", "unwrap"), "ckptfix.api"),
     "Checkpoint": "ckptfix.checkpoint",
     "CkptfixError": "ckptfix.errors",
     "LoadMismatch": "ckptfix.errors",

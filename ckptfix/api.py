@@ -156,6 +156,18 @@ def map_location(
     )
 
 
+def to_cpu(
+    source: StrPath,
+    dest: StrPath,
+    *,
+    force: bool = False,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> RelocateResult:
+    """Write `source` to `dest` with every tensor on the CPU: `map_location` to ``"cpu"``."""
+    return map_location(source, dest, "cpu", force=force, dry_run=dry_run, progress=progress)
+
+
 @without_collections
 def convert(
     source: StrPath,

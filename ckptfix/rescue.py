@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cache
@@ -148,9 +150,26 @@ def _lines(found: Repair, written: bool) -> tuple[str, ...]:
     everything = [*names, *left_out, *filled]
     for word, some in (("lost", left_out), ("filled", filled)):
         if some:
-            line += f"; {word} {len(some):,}: {shown(collapse(some, everything))}"
+            line += f"; {word} {len(some):,}: {_told(some, everything)}"
     told = [note.message for note in found.notes if note.severity == "info"]
     return (line, *([f"note: {'; '.join(told)}"] if told else []))
+
+
+_STATE = re.compile(r"(?:(.*)/)?state/\d+/[^/]+", re.ASCII)
+
+
+def _told(names: list[str], everything: list[str]) -> str:
+    """Names in one line; an optimizer's, several for each parameter, as a count."""
+    of: Counter[str] = Counter()
+    others = []
+    for name in names:
+        found = _STATE.fullmatch(name)
+        if found:
+            of[found[1] or "the optimizer"] += 1
+        else:
+            others.append(name)
+    parts = [shown(collapse(others, everything))] if others else []
+    return " and ".join([*parts, *(f"{count:,} of {at}" for at, count in of.items())])
 
 
 def _size(nbytes: int) -> str:

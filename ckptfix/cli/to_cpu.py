@@ -13,4 +13,4 @@ def command(source: str, dest: str, how: How) -> Written:
     """
     from ckptfix import api
 
-    return api.map_location(source, dest, "cpu", **how)
+    return api.to_cpu(source, dest, **how)

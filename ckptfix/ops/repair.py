@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Literal
 
 from ckptfix import dtypes
 from ckptfix.checkpoint import Checkpoint, Data, Finding, OutputFile, Plan, Storage, TensorEntry
@@ -18,6 +19,9 @@ from ckptfix.ops.repair_fill import Donor, Fill, Leaf, constant
 from ckptfix.ops.repair_wreck import Part, Wreck
 from ckptfix.pickles import Call, PersId
 from ckptfix.pickles.reemit import Rewritten, every_node
+
+TAKEN = "that of "
+"""How `Loss.filled` begins where the tensor came from another file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +40,8 @@ class Loss:
     def finding(self) -> Finding:
         what = f"{list(self.shape)} {self.dtype}: {self.reason}" if self.shape is not None else self.reason
         if self.filled:
-            return Finding("filled", "warning", self.name, f"{what}; filled with {self.filled}")
+            severity: Literal["info", "warning"] = "info" if self.filled.startswith(TAKEN) else "warning"
+            return Finding("filled", severity, self.name, f"{what}; filled with {self.filled}")
         return Finding("lost", "warning", self.name, what)
 
 
@@ -256,7 +261,7 @@ def _filled(
     for key, several in on.items():
         taken: Data | str = other.storage(storages[key], several) if other is not None else ""
         if not isinstance(taken, str):
-            out.data[key], out.done[key] = taken, f"that of {other.path if other else ''}"
+            out.data[key], out.done[key] = taken, f"{TAKEN}{other.path if other else ''}"
         elif fill is not None:
             out.data[key], out.done[key] = constant(fill, several, storages[key].nbytes, wreck.byteorder)
         else:

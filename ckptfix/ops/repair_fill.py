@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
+from ckptfix import keys
 from ckptfix.checkpoint import Checkpoint, Data, Derived, Storage, TensorEntry
 from ckptfix.errors import CkptfixError, Refused, Unsupported
 from ckptfix.fileio import BATCH
@@ -59,6 +60,11 @@ def repeated(pattern: bytes, nbytes: int) -> Derived:
     return Derived(nbytes, chunks, "fill")
 
 
+def _plain(name: str) -> str:
+    at, slash, key = name.rpartition("/")
+    return at + slash + keys.unwrapped(key)
+
+
 class Donor:
     """Another checkpoint, whose tensors stand in for lost ones of the same name, shape and dtype."""
 
@@ -70,14 +76,24 @@ class Donor:
         if checkpoint.format == "safetensors":
             entries = restore_ties(entries, checkpoint.metadata)
         self.entries: Mapping[str, TensorEntry] = {entry.name: entry for entry in entries}
+        self._unwrapped: dict[str, list[TensorEntry]] = {}
+        for entry in entries:
+            self._unwrapped.setdefault(_plain(entry.name), []).append(entry)
         if not self.entries:
             raise Refused("it holds no tensors", path=self.path)
+
+    def entry(self, name: str) -> TensorEntry | None:
+        """The tensor of that name, or the only one whose name is the same without what wrappers add."""
+        if name in self.entries:
+            return self.entries[name]
+        alike = self._unwrapped.get(_plain(name), ())
+        return alike[0] if len(alike) == 1 else None
 
     def storage(self, storage: Storage, leaves: Sequence[Leaf]) -> Data | str:
         """The bytes for `storage`, all of whose tensors are `leaves`; or why they can not be taken from here."""
         found: list[TensorEntry] = []
         for leaf in leaves:
-            other = self.entries.get(leaf.name)
+            other = self.entry(leaf.name)
             if other is None:
                 return "the other file has no such tensor"
             if leaf.entry.kind != "dense" or other.kind != "dense" or leaf.entry.name != leaf.name:

@@ -12,7 +12,7 @@ from ckptfix.errors import DamagedFile
 from ckptfix.formats import safetensors
 from ckptfix.formats.safetensors_header import Header
 from ckptfix.formats.safetensors_ties import follow, ties
-from ckptfix.ops.repair import Loss, Repair
+from ckptfix.ops.repair import TAKEN, Loss, Repair
 from ckptfix.ops.repair_fill import Donor, Fill, Leaf, constant, with_data
 
 _LOSS = frozenset({"truncated", "bad-tensor", "unknown-dtype"})
@@ -92,7 +92,7 @@ def _replaced(
     leaf = Leaf(entry.name, entry)
     taken = other.storage(entry.storage, [leaf]) if other is not None else ""
     if not isinstance(taken, str):
-        what = f"that of {other.path if other else ''}"
+        what = f"{TAKEN}{other.path if other else ''}"
         return with_data(entry, taken), Loss(entry.name, entry.shape, entry.dtype, reason, what)
     if fill is not None:
         data, what = constant(fill, [leaf], entry.nbytes, "little")

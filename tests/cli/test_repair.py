@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 from builders import written
 from cli.conftest import Cli, state
@@ -101,3 +103,31 @@ def test_what_is_no_checkpoint_is_told(cli: Cli, tmp_path: Path, data: bytes) ->
 def test_no_such_file(cli: Cli, tmp_path: Path) -> None:
     result = cli("repair", tmp_path / "absent.pth", tmp_path / "out.pth")
     assert result.exit_code == 2 and "no such file" in result.stderr
+
+
+@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
+def test_fill_from_a_checkpoint_with_wrapped_names(cli: Cli, tmp_path: Path, suffix: str) -> None:
+    weights = {"a": torch.ones(64, 64), "b": torch.full((64, 64), 2.0)}
+    damaged, older, out = (tmp_path / f"{name}{suffix}" for name in ("damaged", "older", "out"))
+    save = torch.save if suffix == ".pth" else safetensors.torch.save_file
+    save(weights, damaged)
+    damaged.write_bytes(damaged.read_bytes()[: -64 * 65 * 2])
+    save({f"module.{name}": tensor for name, tensor in weights.items()}, older)
+    result = cli("repair", damaged, out, "--fill-from", older)
+    assert result.exit_code == 3
+    assert "warning" not in result.stderr
+    assert "filled 1: b" in result.stdout + result.stderr
+    loaded = torch.load(out) if suffix == ".pth" else safetensors.torch.load_file(out)
+    assert torch.equal(loaded["a"], weights["a"]) and torch.equal(loaded["b"], weights["b"])
+
+
+def test_an_optimizer_s_lost_tensors_are_counted(cli: Cli, tmp_path: Path) -> None:
+    state = {index: {"exp_avg": torch.ones(64), "exp_avg_sq": torch.ones(64)} for index in range(6)}
+    value = {"model": {"fc.weight": torch.ones(64)}, "optimizer": {"state": state, "param_groups": []}}
+    source, out = tmp_path / "in.pth", tmp_path / "out.pth"
+    torch.save(value, source, _use_new_zipfile_serialization=False)
+    source.write_bytes(source.read_bytes()[:-1200])
+    result = cli("repair", source, out)
+    assert result.exit_code == 3
+    first = (result.stdout + result.stderr).splitlines()[0]
+    assert re.search(r"lost (\d+): \1 of optimizer$", first), first

@@ -138,3 +138,11 @@ def test_what_no_edit_reaches_is_listed(tmp_path: Path) -> None:
     result = ckptfix.map_location(path, tmp_path / "b.pth", "cuda:0")
     assert [finding.id for finding in result.findings] == ["fixed-device"]
     assert "DeviceMesh of cuda" in result.findings[0].message
+
+
+def test_to_cpu_is_a_function_too(tmp_path: Path) -> None:
+    source, out = tmp_path / "in.pth", tmp_path / "out.pth"
+    torch.save({"w": torch.ones(2, device="meta"), "v": torch.ones(2)}, source)
+    assert ckptfix.to_cpu(source, out, dry_run=True).written is False
+    assert not out.exists()
+    assert ckptfix.to_cpu(source, out).moved == ckptfix.map_location(source, out, "cpu", force=True).moved
