@@ -57,7 +57,8 @@ def strip_module(
     """
     checkpoint = _open(source, dest, force)
     renames = rename_op.strip(checkpoint, prefix=prefix, at=at, all_levels=all_levels, partial=partial)
-    nothing = f"no key begins with '{prefix.strip('.')}.'"
+    near = None if renames.edits else rename_op.nearest_prefix(checkpoint, prefix, at)
+    nothing = f"no key begins with '{prefix.strip('.')}.'" + (f" (nearest is '{near}.')" if near else "")
     return _renamed(checkpoint, renames, dest, "stripped", nothing, force, dry_run, progress)
 
 

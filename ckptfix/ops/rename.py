@@ -120,10 +120,25 @@ def add(checkpoint: Checkpoint, *, prefix: str = "module", at: str | None = None
     def rule(name: str) -> str:
         return keys.add(name, prefix)
 
+    findings: list[Finding] = []
+
     def site_rule(site: NameSite) -> tuple[Names, Rule]:
+        carrying, others = keys.split_prefix(site.names, prefix)
+        if carrying and not others and site.kind == "state_dict":
+            message = f"all {len(carrying)} keys began with '{prefix}.' before, and now begin with '{prefix}.{prefix}.'"
+            findings.append(Finding("prefix-twice", "info", site.at, message))
         return {name: rule(name) for name in site.names}, rule
 
-    return _renames(checkpoint, at, site_rule, weights_only=True)
+    return _renames(checkpoint, at, site_rule, findings, weights_only=True)
+
+
+def nearest_prefix(checkpoint: Checkpoint, prefix: str, at: str | None = None) -> str | None:
+    """The beginning of a name, of as many components as `prefix`, that is most like it."""
+    prefix = _components(prefix)
+    length = prefix.count(".") + 1
+    names = (name.split(".") for site in chosen_sites(checkpoint, at) for name in site.names)
+    starts = dict.fromkeys(".".join(parts[:length]) for parts in names if len(parts) > length)
+    return next(iter(difflib.get_close_matches(prefix, list(starts)[:5000], 1, 0.6)), None)
 
 
 def unwrap(checkpoint: Checkpoint, *, at: str | None = None) -> Renames:
@@ -352,12 +367,8 @@ def module_of(checkpoint: Checkpoint) -> dict[str, str]:
 def whole_module(checkpoint: Checkpoint, at: str) -> Refused:
     """Why the names in the module at `at` are left: there its tensors stand under no names of a state dict."""
     place = f" --at {shlex.quote(at)}" if at else ""
-    return Refused(
-        "it is a whole pickled module, not a state dict" if not at else "a whole pickled module, not a state dict",
-        path=checkpoint.path,
-        where=at or None,
-        hint=f"`ckptfix extract {shlex.quote(checkpoint.path)} OUT{place}` first takes its state dict",
-    )
+    hint = f"`ckptfix extract {shlex.quote(checkpoint.path)} OUT{place}` first takes its state dict"
+    return Refused("a whole pickled module, not a state dict", path=checkpoint.path, where=at or None, hint=hint)
 
 
 def _refuse_conflict(checkpoint: Checkpoint, site: NameSite, names: Names) -> None:

@@ -263,3 +263,25 @@ def test_at_leaves_an_optimizer_that_may_be_anothers(tmp_path: Path, out: Path) 
     result = ckptfix.strip_module(source, out, at="g")
     assert load(out)["optimizer"]["param_groups"][0]["param_names"] == ["module.a.w"]
     assert [finding.id for finding in result.findings] == ["optimizer-names-left"]
+
+
+def test_a_prefix_that_no_key_has_names_the_nearest_one(tmp_path: Path, out: Path) -> None:
+    source = save(tmp_path / "a.pth", {"state_dict": weights("module.fc.weight", "module.fc.bias"), "n": 1})
+    result = ckptfix.strip_module(source, out, prefix="modul")
+    assert result.lines[0].startswith("nothing to do: no key begins with 'modul.' (nearest is 'module.')")
+    two = ckptfix.strip_module(source, out, prefix="moduel.fd", dry_run=True, force=True)
+    assert "nearest is 'module.fc.'" in two.lines[0]
+    far = ckptfix.strip_module(source, out, prefix="encoder", dry_run=True, force=True)
+    assert "nearest" not in far.lines[0]
+
+
+def test_a_prefix_that_all_keys_have_already_is_told_when_it_is_added_again(tmp_path: Path, out: Path) -> None:
+    source = save(tmp_path / "a.pth", {"state_dict": weights("module.fc.weight", "module.fc.bias")})
+    result = ckptfix.add_module(source, out)
+    assert list(load(out)["state_dict"]) == ["module.module.fc.weight", "module.module.fc.bias"]
+    assert [(found.id, found.severity, found.where) for found in result.findings] == [
+        ("prefix-twice", "info", "state_dict")
+    ]
+    assert "'module.module.'" in result.lines[1]
+    single = save(tmp_path / "b.pth", weights("module.weight", "fc.bias"))
+    assert not ckptfix.add_module(single, out, force=True).findings
