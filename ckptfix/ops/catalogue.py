@@ -33,7 +33,7 @@ def found(
     """A finding of the row `id`, with the row's title and severity where nothing else is given.
 
     Args:
-        fix: a remedy in place of the row's, with the same fields.
+        fix: a remedy in place of the row's, with the same fields; ``""`` for none.
     """
     entry = ENTRIES[id]
     return Finding(id, severity or entry.severity, where, message or entry.title, offset, fix)
@@ -47,7 +47,7 @@ def remedy(finding: Finding, path: str, **values: str) -> str | None:
     """
     entry = ENTRIES.get(finding.id)
     template = finding.fix if finding.fix is not None else entry.fix if entry else None
-    if template is None:
+    if not template:
         return None
     fields = _Fields(path, {"at": finding.where, **values})
     return template.format_map(fields) if "{" in template else template

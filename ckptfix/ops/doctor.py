@@ -189,15 +189,17 @@ def _judge(
     yield from (finding for finding in judged if finding.id != "foreign-global")
     yield from _container(path, checkpoint)
     yield from _pickles(checkpoint, looked)
-    yield from scan_contents.scan(checkpoint)
+    contents = list(scan_contents.scan(checkpoint))
     yield from scan_contents.needs_torch(checkpoint)
     yield from scan_contents.asked(checkpoint, rows)
     if like is not None:
         looked.append("names and shapes against the model")
         try:
-            yield from scan_target.scan(checkpoint, like, at=at, fast=fast)
+            fit = [*contents, *scan_target.scan(checkpoint, like, at=at, fast=fast)]
+            contents = scan_target.settled(fit, checkpoint, like, at=at)
         except NoSuchTensor as error:
             yield found("missing-keys", error.message)
+    yield from contents
     if not fast:
         looked.append("every byte of its tensors")
         yield from scan_records.scan(_pieces(checkpoint), checkpoint.byteorder)

@@ -33,12 +33,11 @@ def scan(checkpoint: Checkpoint, target: Side, *, at: str | None = None, fast: b
         fast: try no alignment by structure.
     """
     wanted = {slot.name: slot for slot in target.slots}
-    sides = [of_checkpoint(checkpoint, state.at) for state in weights(checkpoint) if at in (None, state.at)]
-    if not sides:
+    compared = _compared(checkpoint, target, at)
+    if compared is None:
         yield found("no-tensors", "it holds no state dict to compare with the model")
         return
-    tried = [(prefixes.find([slot.name for slot in side.slots], list(wanted)), side) for side in sides]
-    renaming, side = max(tried, key=lambda row: row[0].agreeing)
+    renaming, side = compared
     have = {slot.name: slot for slot in side.slots}
     alignable = not fast and not renaming.agreeing and len(have) <= MOST_MATCHED
     if alignable and (rules := _by_structure(side, target)):
@@ -57,11 +56,44 @@ def scan(checkpoint: Checkpoint, target: Side, *, at: str | None = None, fast: b
     yield from _optimizers(checkpoint, target)
 
 
+def _compared(checkpoint: Checkpoint, target: Side, at: str | None) -> tuple[prefixes.Renaming, Side] | None:
+    """The state dict whose names agree best with the model's, and how its names go into them."""
+    wanted = [slot.name for slot in target.slots]
+    sides = [of_checkpoint(checkpoint, state.at) for state in weights(checkpoint) if at in (None, state.at)]
+    tried = [(prefixes.find([slot.name for slot in side.slots], wanted), side) for side in sides]
+    return max(tried, key=lambda row: row[0].agreeing, default=None)
+
+
+def settled(
+    findings: Sequence[Finding], checkpoint: Checkpoint, target: Side, *, at: str | None = None
+) -> list[Finding]:
+    """`findings` with what the model says of wrapped names: no fault where the model has them too, and told once."""
+    compared = _compared(checkpoint, target, at)
+    if compared is None or not compared[0].agreeing:
+        return list(findings)
+    renaming, side = compared
+    where = side.at or ""
+    wrapped = [row for row in findings if row.id == "wrapped-names" and row.where == where]
+    prefixed = [row for row in findings if row.id == "names-prefixed" and row.where == where]
+    if not wrapped:
+        return list(findings)
+    if renaming.rule == prefixes.EXACT:
+        noted = [found(row.id, f"{row.message}; the model has them too", where=where, severity="info", fix="")
+                 for row in wrapped]  # fmt: skip
+        return [*(row for row in findings if row not in wrapped), *noted]
+    if any(row.fix == _UNWRAP for row in prefixed):
+        return [row for row in findings if row not in prefixed]
+    return [row for row in findings if not prefixed or row not in wrapped]
+
+
+_UNWRAP = "ckptfix unwrap {source} {unwrapped}"
+
+
 def _prefix_fix(rule: str, old: str, new: str) -> str | None:
     """The command that makes `new` of `old`."""
     if "wrapper" in rule and "base" not in rule:
         shorter = len(new) < len(old)
-        return "ckptfix unwrap {source} {unwrapped}" if shorter else "ckptfix add-module {source} {wrapped}"
+        return _UNWRAP if shorter else "ckptfix add-module {source} {wrapped}"
     for front, sub in ((old.removesuffix(new), "^{}="), (new.removesuffix(old), "^={}")):
         if front and front.endswith(".") and (front + new == old or front + old == new):
             text = sub.format(front if sub.startswith("^=") else front.replace(".", "[.]"))

@@ -93,3 +93,20 @@ def test_a_pointer_tells_what_to_fetch(cli: Cli, tmp_path: Path) -> None:
     first, second = result.stdout.splitlines()[:2]
     assert "4d" * 32 in first and "1,340,616,616 bytes" in first
     assert second == "what helps: git lfs pull --include=model.safetensors"
+
+
+def test_a_model_that_is_wrapped_too_makes_no_finding_of_wrapped_names(cli: Cli, tmp_path: Path) -> None:
+    path = written(tmp_path / "dp.pth", state(module__fc__weight=(1, 2), module__fc__bias=(3,)))
+    assert cli("doctor", path).exit_code == 1
+    result = cli("doctor", path, "--like", path)
+    assert result.exit_code == 0, result.stdout
+    assert "strip-module" not in result.stdout and "the model has them too" in result.stdout
+
+
+def test_wrapped_names_are_told_once_with_a_model(cli: Cli, tmp_path: Path) -> None:
+    path = written(tmp_path / "dp.pth", state(module__fc__weight=(1, 2), module__fc__bias=(3,)))
+    plain = written(tmp_path / "plain.pth", state(fc__weight=(1, 2), fc__bias=(3,)))
+    result = cli("doctor", path, "--like", plain)
+    assert result.exit_code == 1
+    assert result.stdout.count("ckptfix ") == 1 and "strip-module" in result.stdout
+    assert "names-prefixed" not in result.stdout
