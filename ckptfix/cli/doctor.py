@@ -113,8 +113,9 @@ def _show(console: Console, done: Diagnosis) -> None:
         if len(done.findings) > SHOWN:
             console.say(f"... {len(done.findings) - SHOWN:,} more findings (--json has all)")
         _others(console, done)
-    console.say()
-    console.say(f"looked at {', '.join(done.looked_at)}")
+    if done.cause is not None or done.message is not None:
+        console.say()
+        console.say(f"looked at {', '.join(done.looked_at)}")
 
 
 def _message(console: Console, done: Diagnosis) -> None:

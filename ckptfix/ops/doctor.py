@@ -82,7 +82,7 @@ class Diagnosis:
             return f"{place}{first.message}"
         if self.message is not None and self.message.meanings:
             return f"the file shows no cause of this message, which usually means that {self.message.meanings[0]}"
-        return f"nothing was found in {', '.join(self.looked_at)}"
+        return f"nothing wrong was found in {', '.join(self.looked_at)}"
 
     @property
     def cause(self) -> Finding | None:
@@ -234,8 +234,11 @@ def _pickles(checkpoint: Checkpoint, looked: list[str]) -> Iterator[Finding]:
         base = data.offset if isinstance(data, ByteRange) else 0
         yield from scan_pickle.after_stop(graph.data, graph.end, where, base)
         yield from _hidden(checkpoint, parts.container.directory.records, parts.container.root)
-    yield from scan_pickle.scan(graph, where, base)
     module = scan_pickle.modules(graph)
+    for finding in scan_pickle.scan(graph, where, base):
+        # Without its classes nothing of a module is left for sanitize to write; extract takes the weights out.
+        taken = module is not None and finding.id in ("foreign-global", "dangerous-global")
+        yield replace(finding, fix="ckptfix extract {source} {weights}") if taken else finding
     if module is not None:
         message = f"a whole pickled module of class {module[0]}, not a state dict"
         yield found("whole-module", message, where=where, offset=base + module[1])

@@ -105,7 +105,7 @@ def _devices(checkpoint: Checkpoint) -> Iterator[Finding]:
 def _nesting(checkpoint: Checkpoint) -> Iterator[Finding]:
     tops = {entry.at.partition("/")[0] or entry.key for entry in checkpoint.entries if entry.at}
     for state in weights(checkpoint):
-        if state.at and state.weights and "_parameters" not in state.at.split("/"):
+        if state.at and state.weights and not {"_parameters", "_buffers"} & set(state.at.split("/")):
             message = f"the weights are at {state.at!r}, in a training checkpoint"
             fix = "ckptfix extract {source} {weights} --at {at}"
             yield found("training-checkpoint", message, where=state.at, fix=fix)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import torch
 from builders import safetensors, written
 from cli.conftest import Cli, floats, state
 
@@ -24,7 +25,8 @@ def test_nothing_wrong_is_said_with_what_was_looked_at(cli: Cli, tmp_path: Path)
     path = written(tmp_path / "a.pth", state(fc__weight=(1, 2), fc__bias=(3,)))
     result = cli("doctor", path)
     assert result.exit_code == 0
-    assert result.stdout.startswith("nothing was found in its container")
+    assert result.stdout.startswith("nothing wrong was found in its container")
+    assert result.stdout.count("every byte of its tensors") == 1
     assert "safe" not in result.stdout
 
 
@@ -110,3 +112,11 @@ def test_wrapped_names_are_told_once_with_a_model(cli: Cli, tmp_path: Path) -> N
     assert result.exit_code == 1
     assert result.stdout.count("ckptfix ") == 1 and "strip-module" in result.stdout
     assert "names-prefixed" not in result.stdout
+
+
+def test_a_whole_module_is_to_be_extracted(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "whole.pth"
+    torch.save(torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3)), path)
+    result = cli("doctor", path)
+    assert f"mend it: ckptfix extract {path} {tmp_path / 'whole.weights.pth'}" in result.stdout.splitlines()
+    assert "--at" not in result.stdout and "sanitize" not in result.stdout and "_buffers" not in result.stdout

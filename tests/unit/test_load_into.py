@@ -679,7 +679,7 @@ def test_a_module_may_take_another_shape_when_it_is_loaded(tmp_path: Path, how: 
     name = "part.table.weight" if above else "part.cache"
     state[name] = tensor(5, 3)
     incomplete = {key: value for key, value in state.items() if key != "fc.bias"}
-    with pytest.raises(LoadMismatch, match=r": missing 1: fc\.bias$") as caught:
+    with pytest.raises(LoadMismatch, match=r": missing 1: fc\.bias") as caught:
         ckptfix.load_into(model, saved(tmp_path / "a.pth", incomplete))
     assert isinstance(caught.value.report, ckptfix.LoadReport) and not caught.value.report.mismatched
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
@@ -797,7 +797,7 @@ def test_a_model_with_a_head_into_its_base(tmp_path: Path) -> None:
     trained = nn.ModuleDict({"bert": net(), "classifier": nn.Linear(2, 3)})
     path = saved(tmp_path / "pytorch_model.bin", trained.state_dict())
     model = blank(net())
-    with pytest.raises(LoadMismatch, match=r": unexpected 2: classifier\.\* \(2\)$"):
+    with pytest.raises(LoadMismatch, match=r": unexpected 2: classifier\.\* \(2\)"):
         ckptfix.load_into(model, path)
     assert untouched(model)
     assert ckptfix.load_into(model, path, strict=False).unexpected == ("classifier.weight", "classifier.bias")
