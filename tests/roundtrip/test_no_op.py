@@ -12,6 +12,7 @@ from compare import assert_same
 from kinds import KINDS, Kind, cases
 
 import ckptfix
+from ckptfix.errors import Refused
 
 NO_OPS: dict[str, Callable[[Path, Path], Any]] = {
     "rename": lambda source, dest: ckptfix.rename(source, dest, mapping={"no such key": "other"}),
@@ -21,7 +22,12 @@ NO_OPS: dict[str, Callable[[Path, Path], Any]] = {
 }
 
 
-@pytest.mark.parametrize(("kind", "container"), cases())
+def _has_names(kind: Kind) -> bool:
+    """Not a whole pickled module, whose names no edit reaches: `test_a_whole_module` looks at that."""
+    return kind.name != "whole-module"
+
+
+@pytest.mark.parametrize(("kind", "container"), cases(_has_names))
 def test_an_edit_of_nothing_is_byte_identical(kind: Kind, container: str, tmp_path: Path) -> None:
     source = kind.save(tmp_path / "in", container)
     for name, edit in NO_OPS.items():
@@ -33,7 +39,7 @@ def test_an_edit_of_nothing_is_byte_identical(kind: Kind, container: str, tmp_pa
 def _reversible(kind: Kind) -> bool:
     """Not raw-storage, whose key is the very string of its persistent id; nor a file without checksums, whose
     pickle has one afterwards. `test_a_name_shared_with_another_value` and `test_traps` look at those."""
-    return kind.name not in ("raw-storage", "no-checksums")
+    return kind.name not in ("raw-storage", "no-checksums") and _has_names(kind)
 
 
 @pytest.mark.parametrize(("kind", "container"), cases(_reversible))
@@ -45,13 +51,24 @@ def test_add_then_strip_is_byte_identical(kind: Kind, container: str, tmp_path: 
     assert ((tmp_path / "added").read_bytes() == source.read_bytes()) == (not added.changes and not added.references)
 
 
-@pytest.mark.parametrize(("kind", "container"), cases(lambda kind: not _reversible(kind)))
+@pytest.mark.parametrize(("kind", "container"), cases(lambda kind: not _reversible(kind) and _has_names(kind)))
 def test_add_then_strip_loads_the_same(kind: Kind, container: str, tmp_path: Path) -> None:
     source = kind.save(tmp_path / "in", container)
     ckptfix.add_module(source, tmp_path / "added")
     ckptfix.strip_module(tmp_path / "added", tmp_path / "out")
     assert (tmp_path / "added").read_bytes() != source.read_bytes()
     assert_same(torch.load(source, weights_only=True), torch.load(tmp_path / "out", weights_only=True))
+
+
+@pytest.mark.parametrize("container", ["zip", "legacy"])
+def test_a_whole_module(container: str, tmp_path: Path) -> None:
+    source = KINDS["whole-module"].save(tmp_path / "in", container)
+    NO_OPS["move"](source, tmp_path / "moved")
+    assert (tmp_path / "moved").read_bytes() == source.read_bytes()
+    for name in ("rename", "sub", "strip"):
+        with pytest.raises(Refused, match="ckptfix extract"):
+            NO_OPS[name](source, tmp_path / name)
+        assert not (tmp_path / name).exists()
 
 
 @pytest.mark.parametrize("container", ["zip", "legacy"])
