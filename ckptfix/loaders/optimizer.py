@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -126,7 +127,8 @@ def load_optimizer(
     gives names to the numbers; so the model may define its parameters in another order now. Options of the groups
     (lr, betas, ...) come from the file, but for those that say how to compute on this machine (foreach, fused,
     capturable, differentiable). Numbers are taken to have been given in the model's order, as ``model.parameters()``
-    gives them. All or nothing: on an error the optimizer is as it was.
+    gives them. Where nothing has names, the order alone counts, with a warning if parameters of one shape might be
+    swapped. All or nothing: on an error the optimizer is as it was.
 
     Args:
         model: the model whose parameters `optimizer` holds, wrapped or not. Without it, names come from the
@@ -161,6 +163,12 @@ def load_optimizer(
         error.path = error.path or checkpoint.path
         error.where = error.where or place or None
         raise
+    if found.by == "order" and _interchangeable(found, state):
+        warnings.warn(
+            f"{checkpoint.path}: no names tell whose state is whose: it went by order alone, as torch does"
+            + ("" if model is not None else " (model= takes the names that a file with the model's state dict has)"),
+            stacklevel=2,
+        )
     order = {id(parameter): index for index, parameter in enumerate(held.parameters)}
     new = {key: value for key, value in saved.items() if key not in ("state", "param_groups")}
     known = {key for group in groups for key in group.ids}
@@ -209,6 +217,12 @@ def _refuse_flat(held: Held, found: Matched, state: Mapping[Any, Any]) -> None:
     if flat and [id(owner) for owner in found.owners.values()] != [id(one) for one in held.parameters]:
         message = "its state is of all parameters in one piece, and their order is another now"
         raise Refused(message, hint="define the model and its optimizer in the order that they had")
+
+
+def _interchangeable(found: Matched, state: Mapping[Any, Any]) -> bool:
+    """Whether two parameters of one shape have a state, so that nothing would show if the two were swapped."""
+    shapes = [tuple(parameter.shape) for key, parameter in found.owners.items() if state.get(key)]
+    return len(shapes) > len(set(shapes))
 
 
 def _refuse_shapes(held: Held, found: Matched, state: Mapping[Any, Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import warnings
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -612,3 +613,19 @@ def test_what_is_no_optimizer(tmp_path: Path) -> None:
     for other in others:
         with pytest.raises(Refused, match=f"no optimizer but a {type(other).__name__}"):
             ckptfix.load_optimizer(other, tmp_path / "a.pth", model=model)
+
+
+@pytest.mark.parametrize("shapes", [((4, 4), (4, 4)), ((4, 4), (3, 3))], ids=["alike", "unlike"])
+def test_order_alone_is_said_where_a_swap_would_not_show(tmp_path: Path, shapes: tuple[tuple[int, int], ...]) -> None:
+    parameters = [nn.Parameter(torch.ones(shape)) for shape in shapes]
+    optimizer = torch.optim.Adam(parameters)
+    torch.stack([parameter.sum() for parameter in parameters]).sum().backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+    torch.save({"optimizer": optimizer.state_dict()}, tmp_path / "o.pth")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        report = ckptfix.load_optimizer(torch.optim.Adam(parameters), tmp_path / "o.pth")
+    assert report.by == "order"
+    told = [row for row in caught if "order alone" in str(row.message)]
+    assert len(told) == (shapes[0] == shapes[1])
+    assert all(row.filename == __file__ for row in told)
