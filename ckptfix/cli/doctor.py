@@ -149,6 +149,9 @@ def _others(console: Console, done: Diagnosis) -> None:
     for finding in done.findings:
         if finding.fix and finding.fix != first and (finding.severity != "info" or finding.id in explained):
             fixes.setdefault(finding.fix, finding.id)
+    if any(fix.startswith("ckptfix repair ") for fix in (first or "", *fixes)):
+        # The other commands need a whole file, and would fail on this one.
+        fixes = {fix: id for fix, id in fixes.items() if fix.startswith("ckptfix repair ")}
     if fixes:
         console.say()
         for fix, id in list(fixes.items())[:SHOWN]:

@@ -120,3 +120,15 @@ def test_a_whole_module_is_to_be_extracted(cli: Cli, tmp_path: Path) -> None:
     result = cli("doctor", path)
     assert f"mend it: ckptfix extract {path} {tmp_path / 'whole.weights.pth'}" in result.stdout.splitlines()
     assert "--at" not in result.stdout and "sanitize" not in result.stdout and "_buffers" not in result.stdout
+
+
+def test_a_cut_file_is_repaired_first(cli: Cli, tmp_path: Path) -> None:
+    import torch
+
+    state = {"module.weight": torch.zeros(5000), "module.bias": torch.ones(5000)}
+    torch.save(state, tmp_path / "cut.pth", _use_new_zipfile_serialization=False)
+    whole = (tmp_path / "cut.pth").read_bytes()
+    (tmp_path / "cut.pth").write_bytes(whole[:-3000])
+    said = cli("doctor", tmp_path / "cut.pth").output
+    assert "ckptfix repair" in said
+    assert "ckptfix strip-module" not in said and "ckptfix convert" not in said
