@@ -100,6 +100,10 @@ def _unknown(path: str, error: UnknownFormat) -> Iterator[Finding]:
     if id == "bare-data-pkl":
         parent = Path(path).resolve().parent
         fix = f"ckptfix doctor {quote(str(parent))}" if (parent / "data").is_dir() else None
+    if id == "dcp-folder" and not Path(path).is_dir():
+        # torch's merger takes the folder, and of a file in it says that it found no checkpoint.
+        folder = str(Path(path).parent).replace("{", "{{").replace("}", "}}")
+        fix = f"python -m torch.distributed.checkpoint.format_utils dcp_to_torch {quote(folder)} OUT"
     yield found(id, what, fix=fix)
     if id == "repacked-zip" or id == "junk-before":
         return

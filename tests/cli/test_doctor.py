@@ -132,3 +132,14 @@ def test_a_cut_file_is_repaired_first(cli: Cli, tmp_path: Path) -> None:
     said = cli("doctor", tmp_path / "cut.pth").output
     assert "ckptfix repair" in said
     assert "ckptfix strip-module" not in said and "ckptfix convert" not in said
+
+
+def test_a_file_of_a_distributed_checkpoint_leads_to_its_folder(cli: Cli, tmp_path: Path) -> None:
+    import torch
+    from torch.distributed.checkpoint.filesystem import FileSystemWriter
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    writer = FileSystemWriter(tmp_path / "sharded")
+    save({"weight": torch.ones(3)}, storage_writer=writer, no_dist=True)
+    said = cli("doctor", tmp_path / "sharded" / ".metadata").output
+    assert f"dcp_to_torch {tmp_path / 'sharded'} OUT" in said
