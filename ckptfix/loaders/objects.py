@@ -25,10 +25,14 @@ from ckptfix.loaders.tensors import TensorMaker, restore_location
 from ckptfix.loaders.values import NOTHING, ForeignObject
 from ckptfix.ops.convert import BROKEN, refuse_damaged
 from ckptfix.pickles import Call, Dict, Global, PersId, Set
-from ckptfix.pickles.graph import Text, attributes, children, label, pairs
+from ckptfix.pickles.graph import Text, attributes, label, pairs
 
 if TYPE_CHECKING:
     from ckptfix.loaders.tensors import MapLocation
+
+
+MOST_IN_TUPLE = 1 << 24
+"""Parts of a tuple, those of tuples in it included: hashing them takes some 0.2 s."""
 
 
 def load_checkpoint(path: str | os.PathLike[str], *, map_location: MapLocation = None) -> Any:
@@ -111,6 +115,8 @@ class Builder:
         self.parts: Parts = checkpoint.graph
         self.made: dict[int, Any] = {}
         self.shells: list[tuple[Any, Any]] = []
+        self.unfolded: dict[int, int] = {}
+        """``id`` of a tuple that was made -> how many parts it has, counted each time that they stand there."""
         for row in checkpoint.findings:
             # Depth is no limit here, and tensors are judged when they are made.
             if row.id in BROKEN - {"too-deep", "bad-tensor"}:
@@ -193,7 +199,7 @@ class Builder:
     def _from_parts(self, node: Any, where: tuple[Any, str]) -> Any:
         kind = type(node)
         if kind is tuple:
-            return tuple(map(self.value, node))
+            return self._told_apart(node, tuple(map(self.value, node)))
         if kind is Set:
             try:
                 return frozenset(map(self.value, node.elements))
@@ -205,6 +211,13 @@ class Builder:
         if made is NOTHING:
             made = ForeignObject.empty(node)
             self.shells.append((node, made))
+        return self._told_apart(node, made) if type(made) is tuple else made
+
+    def _told_apart(self, node: Any, made: tuple[Any, ...]) -> tuple[Any, ...]:
+        """`made`, unless it holds shared tuples so often that its hash would never be known: tuples keep none."""
+        count = self.unfolded[id(made)] = 1 + sum(self.unfolded.get(id(part), 1) for part in made)
+        if count > max(MOST_IN_TUPLE, 1 + len(made)):
+            raise self._impossible(node, "tuples that stand in each other so often that their hash is never known")
         return made
 
     def _tensor(self, node: Call, where: tuple[Any, str]) -> Any:
@@ -300,24 +313,6 @@ def _address(where: tuple[Any, str]) -> str:
         parts.append(where[1])
         where = where[0]
     return "/".join(reversed(parts))
-
-
-def node_at(root: Any, at: str) -> Any:
-    """The node at the address `at` below `root`; None if there is none.
-
-    An address is labels joined by slashes, and a label may have slashes itself: every way to read it is tried.
-    """
-    stack = [(root, at)]
-    while stack:
-        node, rest = stack.pop()
-        if not rest:
-            return node
-        for name, child in children(node):
-            if rest == name:
-                return child
-            if rest.startswith(f"{name}/"):
-                stack.append((child, rest[len(name) + 1 :]))
-    return None
 
 
 def mapping_of(node: Any) -> Mapping[str, Any]:
