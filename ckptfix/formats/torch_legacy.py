@@ -31,7 +31,7 @@ from ckptfix.pickles.graph import pairs
 
 NAME = "legacy"
 TITLE = "PyTorch legacy"
-SUFFIXES = (".pt", ".pth", ".ckpt", ".bin")
+SUFFIXES = torch_common.SUFFIXES
 MAGIC = 0x1950A86A20F9469CFC6C
 PROTOCOL = 1001
 MAGIC_BYTES = MAGIC.to_bytes(10, "little")

@@ -33,7 +33,7 @@ from ckptfix.pickles import parse, splice
 
 NAME = "zip"
 TITLE = "PyTorch zip"
-SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".pth.tar")
+SUFFIXES = torch_common.SUFFIXES
 MAX_PICKLE = 1 << 30
 MAX_VERSION = 10
 MAX_RATIO = 100

@@ -71,22 +71,26 @@ def target_format(dest: str, to: str | None) -> str:
     raise Unsupported(f"{what} names no format", path=dest, hint="say --to zip, --to legacy or --to safetensors")
 
 
-def refuse_other_suffix(source: str, dest: str, name: str) -> None:
+def refuse_other_suffix(source: str, dest: str, name: str, *, chosen: bool = False) -> None:
     """A file of one format must not go by another's name: whoever reads it would take it for that.
 
-    A suffix that no format has may stand on any of them; the two torch formats have theirs in common.
+    Args:
+        source: the file that `dest` is made of.
+        name: the format of the output.
+        chosen: somebody asked for this format (``--to``), instead of what the suffix says.
 
     Raises:
-        Refused: `dest` ends in a suffix of other formats than `name`, the one that would be written.
+        Refused: the suffix of `dest` is one of another format, and none of the format `name`.
     """
     own = FORMATS[name].SUFFIXES
     for other in FORMATS.values():
         if dest.lower().endswith(other.SUFFIXES) and not dest.lower().endswith(own):
-            first = f"ckptfix convert {shlex.quote(source)} {shlex.quote(dest)}"
+            command = f"ckptfix convert {shlex.quote(source)} {shlex.quote(dest)}"
+            first = f"without --to it writes {other.NAME}" if chosen else f"`{command}` first, and work on that"
             raise Refused(
                 f"the output would be a {FORMATS[name].TITLE}, and its name says {other.TITLE}",
                 path=dest,
-                hint=f"`{first}` first, and work on that; or name the output *{own[0]}",
+                hint=f"{first}; or name the output *{own[0]}",
             )
 
 
@@ -103,6 +107,7 @@ def convert(
         Refused: several state dicts and no `at`.
     """
     target = target_format(dest, to)
+    refuse_other_suffix(checkpoint.path, dest, target, chosen=True)
     if target == checkpoint.format:
         return _copied(checkpoint, dest, target)
     if target == "safetensors":

@@ -10,7 +10,7 @@ from ckptfix.checkpoint import Checkpoint, Finding, Plan
 from ckptfix.errors import Refused, WouldLoseData
 from ckptfix.formats import exported, open_checkpoint, safetensors, torchscript
 from ckptfix.formats.weights import Weights, plan_torch
-from ckptfix.ops.convert import fits, little, target_format, why_not
+from ckptfix.ops.convert import fits, little, refuse_other_suffix, target_format, why_not
 from ckptfix.ops.extract_ema import averaged, is_averaged
 from ckptfix.ops.extract_sources import Candidate, at_address, candidates, read
 
@@ -74,6 +74,7 @@ def plan(weights: Weights, dest: str, *, to: str | None = None, drop_unsupported
         Unsupported: the format is not known, or a tensor cannot be written again.
     """
     target = target_format(dest, to)
+    refuse_other_suffix(weights.path, dest, target, chosen=True)
     if not weights.entries:
         first = weights.findings[0].message if weights.findings else "a module without parameters and buffers"
         hint = f"--at {torchscript.CONSTANTS} takes its constants" if torchscript.CONSTANTS in weights.left else None

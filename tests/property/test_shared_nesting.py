@@ -1,4 +1,4 @@
-"""Small files whose objects stand in each other twice, 60 deep: 2**60 ways to the innermost, and one visit is enough."""
+"""Small files whose objects stand in each other twice, 60 deep: one visit of each must be enough."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ MODULE: list[Op] = [
     *[*push("_modules"), "EMPTY_DICT", "MARK", *push("a"), X, *push("b"), X, "SETITEMS", "SETITEMS", "BUILD"],
 ]
 WEIGHTS = state_dict_ops({"w": WEIGHT, "_extra_state": 1})
-SECOND = state_dict_ops({})[:-1] + [("BININT1", 1), *push(5), *push("1"), *WEIGHTS, "SETITEMS"]
+SECOND = [*state_dict_ops({})[:-1], ("BININT1", 1), *push(5), *push("1"), *WEIGHTS, "SETITEMS"]
 """Weights whose address is told apart by a number: ``1#2``, which no key is called."""
 KINDS: dict[str, list[Op]] = {
     "dict": DICT,
