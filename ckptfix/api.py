@@ -38,6 +38,7 @@ def strip_module(
     all_levels: bool = False,
     partial: bool = False,
     force: bool = False,
+    keep_old: bool = False,
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> RenameResult:
@@ -49,6 +50,7 @@ def strip_module(
         all_levels: take it off as often as all names carry it.
         partial: take it off where only some names of a mapping carry it.
         force: replace an existing `dest`.
+        keep_old: a checkpoint that `force` replaces is kept beside it, as ``DEST.~1~``; see `Result.backup`.
         dry_run: plan, and write nothing.
         progress: called with bytes done and bytes in all.
 
@@ -59,7 +61,7 @@ def strip_module(
     renames = rename_op.strip(checkpoint, prefix=prefix, at=at, all_levels=all_levels, partial=partial)
     near = None if renames.edits else rename_op.nearest_prefix(checkpoint, prefix, at)
     nothing = f"no key begins with '{prefix.strip('.')}.'" + (f" (nearest is '{near}.')" if near else "")
-    return _renamed(checkpoint, renames, dest, "stripped", nothing, force, dry_run, progress)
+    return _renamed(checkpoint, renames, dest, "stripped", nothing, force, keep_old, dry_run, progress)
 
 
 @without_collections
@@ -70,13 +72,15 @@ def add_module(
     prefix: str = "module",
     at: str | None = None,
     force: bool = False,
+    keep_old: bool = False,
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> RenameResult:
     """Write `source` to `dest` with `prefix` before the names of the model's state dicts. As `strip_module`."""
     checkpoint = _open(source, dest, force)
     renames = rename_op.add(checkpoint, prefix=prefix, at=at)
-    return _renamed(checkpoint, renames, dest, "prefixed", "no state dict was found", force, dry_run, progress)
+    nothing = "no state dict was found"
+    return _renamed(checkpoint, renames, dest, "prefixed", nothing, force, keep_old, dry_run, progress)
 
 
 @without_collections
@@ -86,13 +90,15 @@ def unwrap(
     *,
     at: str | None = None,
     force: bool = False,
+    keep_old: bool = False,
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> RenameResult:
     """Write `source` to `dest` without any known wrapper's name in its keys. As `strip_module`."""
     checkpoint = _open(source, dest, force)
     renames = rename_op.unwrap(checkpoint, at=at)
-    return _renamed(checkpoint, renames, dest, "unwrapped", "no wrapper's name was found", force, dry_run, progress)
+    nothing = "no wrapper's name was found"
+    return _renamed(checkpoint, renames, dest, "unwrapped", nothing, force, keep_old, dry_run, progress)
 
 
 @without_collections
@@ -104,6 +110,7 @@ def rename(
     mapping: Mapping[str, str] | None = None,
     at: str | None = None,
     force: bool = False,
+    keep_old: bool = False,
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> RenameResult:
@@ -117,7 +124,7 @@ def rename(
     """
     checkpoint = _open(source, dest, force)
     renames = rename_op.rename(checkpoint, subs=subs, mapping=mapping, at=at)
-    return _renamed(checkpoint, renames, dest, "renamed", "no rule matched a key", force, dry_run, progress)
+    return _renamed(checkpoint, renames, dest, "renamed", "no rule matched a key", force, keep_old, dry_run, progress)
 
 
 @without_collections
@@ -127,6 +134,7 @@ def map_location(
     target: str | Mapping[str, str],
     *,
     force: bool = False,
+    keep_old: bool = False,
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> RelocateResult:
@@ -149,7 +157,7 @@ def map_location(
         line = f"nothing to move (the file names {here})"
     lines = (line + _copy_note(not moves.moved),)
     return RelocateResult(
-        **_written(checkpoint, dest, plan, force, dry_run, progress),
+        **_written(checkpoint, dest, plan, force, keep_old, dry_run, progress),
         lines=lines,
         findings=moves.findings,
         moved=moves.moved,
@@ -162,11 +170,12 @@ def to_cpu(
     dest: StrPath,
     *,
     force: bool = False,
+    keep_old: bool = False,
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> RelocateResult:
     """Write `source` to `dest` with every tensor on the CPU: `map_location` to ``"cpu"``."""
-    return map_location(source, dest, "cpu", force=force, dry_run=dry_run, progress=progress)
+    return map_location(source, dest, "cpu", force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
 
 
 @without_collections
@@ -178,6 +187,7 @@ def convert(
     at: str | None = None,
     drop_unsupported: bool = False,
     force: bool = False,
+    keep_old: bool = False,
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> ConvertResult:
@@ -206,7 +216,7 @@ def convert(
     if behind:
         lines.append(f"left behind: {_some(behind)}")
     return ConvertResult(
-        **_written(checkpoint, dest, done.plan, force, dry_run, progress) | {"format": done.format},
+        **_written(checkpoint, dest, done.plan, force, keep_old, dry_run, progress) | {"format": done.format},
         lines=tuple(lines),
         findings=done.plan.findings,
         exit_code=3 if done.lost else 0,
@@ -285,19 +295,28 @@ def _edit(checkpoint: Checkpoint, edits: Sequence[Edit], dest: StrPath) -> Plan:
 
 
 def _written(
-    checkpoint: Checkpoint, dest: StrPath, plan: Plan, force: bool, dry_run: bool, progress: Progress | None
+    checkpoint: Checkpoint,
+    dest: StrPath,
+    plan: Plan,
+    force: bool,
+    keep_old: bool,
+    dry_run: bool,
+    progress: Progress | None,
 ) -> dict[str, Any]:
     """Write `plan` unless this is a dry run; the fields that every result has."""
     if formats.stamp(checkpoint.path) != checkpoint.stamp:
         raise DamagedFile("it changed while it was read", path=checkpoint.path, hint="wait until its writer is done")
+    backup = None
     if not dry_run:
-        output.write_plan(plan, overwrite=force, progress=progress)
+        keep = formats.is_checkpoint if keep_old else None
+        backup = output.write_plan(plan, overwrite=force, keep_old=keep, progress=progress).get(os.fspath(dest))
     return {
         "source": checkpoint.path,
         "dest": os.fspath(dest),
         "format": checkpoint.format,
         "plan": plan,
         "written": not dry_run,
+        "backup": backup,
     }
 
 
@@ -308,6 +327,7 @@ def _renamed(
     verb: str,
     nothing: str,
     force: bool,
+    keep_old: bool,
     dry_run: bool,
     progress: Progress | None,
 ) -> RenameResult:
@@ -329,7 +349,7 @@ def _renamed(
     if notes:
         lines.append("; ".join(notes[:5]).removeprefix(": "))
     return RenameResult(
-        **_written(checkpoint, dest, plan, force, dry_run, progress),
+        **_written(checkpoint, dest, plan, force, keep_old, dry_run, progress),
         lines=tuple(lines),
         findings=renames.findings,
         changes=renames.changes,

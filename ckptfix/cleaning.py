@@ -53,6 +53,7 @@ def sanitize(
     encoding: str | None = None,
     torch: str | None = None,
     force: bool = False,
+    keep_old: bool = False,
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> SanitizeResult:
@@ -62,7 +63,7 @@ def sanitize(
         keep_only: ``"weights"`` keeps the state dicts, where they are, and nothing else.
         encoding: codec of a Python 2 file's byte strings; otherwise UTF-8, and Latin-1 for keys that are not.
         torch: a version, such as ``"1.5"``, that is to read the file.
-        force, dry_run, progress: as in `api.strip_module`.
+        force, keep_old, dry_run, progress: as in `api.strip_module`.
 
     Returns:
         A result whose `exit_code` is 3 when something was left out without being asked for.
@@ -81,7 +82,7 @@ def sanitize(
         error.path = error.path or checkpoint.path
         raise
     refuse_other_suffix(checkpoint.path, os.fspath(dest), done.format)
-    _write(checkpoint, done.plan, force, dry_run, progress)
+    backup = _write(checkpoint, done.plan, force, keep_old, dry_run, progress)
     unasked = [loss for loss in done.losses if not loss.asked]
     return SanitizeResult(
         source=checkpoint.path,
@@ -89,6 +90,7 @@ def sanitize(
         format=done.format,
         plan=done.plan,
         written=not dry_run,
+        backup=backup,
         lines=_sanitized_lines(done),
         findings=tuple(_finding(loss, checkpoint.path) for loss in unasked),
         exit_code=3 if unasked else 0,
@@ -97,12 +99,17 @@ def sanitize(
     )
 
 
-def _write(checkpoint: Checkpoint, plan: Plan, force: bool, dry_run: bool, progress: Progress | None) -> None:
+def _write(
+    checkpoint: Checkpoint, plan: Plan, force: bool, keep_old: bool, dry_run: bool, progress: Progress | None
+) -> str | None:
+    """Write `plan`; the name under which the file is kept that it replaced."""
     if formats.stamp(checkpoint.path) != checkpoint.stamp:
         message = "it changed while it was read"
         raise DamagedFile(message, path=checkpoint.path, hint="wait until its writer is done")
-    if not dry_run:
-        output.write_plan(plan, overwrite=force, progress=progress)
+    if dry_run:
+        return None
+    keep = formats.is_checkpoint if keep_old else None
+    return output.write_plan(plan, overwrite=force, keep_old=keep, progress=progress).get(plan.files[0].path)
 
 
 def _finding(loss: Loss, path: str) -> Finding:
@@ -165,6 +172,7 @@ def slim(
     dedupe: bool = False,
     contiguous: bool = False,
     force: bool = False,
+    keep_old: bool = False,
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> SlimResult:
@@ -174,7 +182,7 @@ def slim(
         no_optimizer: leave out every optimizer's state.
         dedupe: make one storage of those with equal bytes, which ties their tensors.
         contiguous: write a strided view that leaves gaps, such as a column, without them: its stride changes.
-        force, dry_run, progress: as in `api.strip_module`.
+        force, keep_old, dry_run, progress: as in `api.strip_module`.
 
     Raises:
         Refused: nothing would be left.
@@ -190,13 +198,14 @@ def slim(
     except CkptfixError as error:
         error.path = error.path or checkpoint.path
         raise
-    _write(checkpoint, done.plan, force, dry_run, progress)
+    backup = _write(checkpoint, done.plan, force, keep_old, dry_run, progress)
     return SlimResult(
         source=checkpoint.path,
         dest=os.fspath(dest),
         format=checkpoint.format,
         plan=done.plan,
         written=not dry_run,
+        backup=backup,
         lines=_slimmed_lines(done, checkpoint.size),
         saved=done.saved,
         dropped=done.dropped,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ckptfix import formats, output
@@ -56,6 +56,7 @@ def match(
     reshape: bool = False,
     allow_import: bool = False,
     force: bool = False,
+    keep_old: bool = False,
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> MatchResult:
@@ -70,6 +71,7 @@ def match(
         reshape: pair, and give new shapes to, tensors of equally many elements.
         allow_import: import the module of ``module:factory`` and call the factory, which runs their code.
         force: replace an existing `dest`.
+        keep_old: a checkpoint that `force` replaces is kept beside it, as ``DEST.~1~``; see `Result.backup`.
         dry_run: plan, and write nothing; what would be refused is a finding then, and `exit_code` is 1.
         progress: called with bytes done and bytes in all.
 
@@ -89,7 +91,9 @@ def match(
         reshape=reshape,
         allow_import=allow_import,
     )
-    return preview(found, dest) if dry_run else write(found, dest, force=force, progress=progress)
+    if dry_run:
+        return preview(found, dest)
+    return write(found, dest, force=force, keep_old=keep_old, progress=progress)
 
 
 def check(source: StrPath, dest: StrPath, like: StrPath, force: bool) -> None:
@@ -138,7 +142,14 @@ def find(
 
 
 @without_collections
-def write(found: Found, dest: StrPath, *, force: bool = False, progress: Progress | None = None) -> MatchResult:
+def write(
+    found: Found,
+    dest: StrPath,
+    *,
+    force: bool = False,
+    keep_old: bool = False,
+    progress: Progress | None = None,
+) -> MatchResult:
     """Write what was found to `dest`.
 
     Raises:
@@ -150,8 +161,9 @@ def write(found: Found, dest: StrPath, *, force: bool = False, progress: Progres
     if formats.stamp(found.checkpoint.path) != found.checkpoint.stamp:
         message = "it changed while it was read"
         raise DamagedFile(message, path=found.checkpoint.path, hint="wait until its writer is done")
-    output.write_plan(plan, overwrite=force, progress=progress)
-    return _result(found, dest, plan, written=True)
+    keep = formats.is_checkpoint if keep_old else None
+    kept = output.write_plan(plan, overwrite=force, keep_old=keep, progress=progress).get(os.fspath(dest))
+    return replace(_result(found, dest, plan, written=True), backup=kept)
 
 
 @without_collections

@@ -6,7 +6,7 @@ import os
 import re
 from collections import Counter
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -61,6 +61,7 @@ def repair(
     like: StrPath | None = None,
     allow_import: bool = False,
     force: bool = False,
+    keep_old: bool = False,
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> RepairResult:
@@ -76,6 +77,7 @@ def repair(
         like: a model (checkpoint, ``keys.json``, or ``module:factory``), for a file whose pickle is lost.
         allow_import: import the module of ``module:factory`` and call the factory, which runs their code.
         force: replace an existing `dest`.
+        keep_old: a checkpoint that `force` replaces is kept beside it, as ``DEST.~1~``; see `Result.backup`.
         dry_run: plan, and write nothing.
         progress: called with bytes done and bytes in all.
 
@@ -99,6 +101,7 @@ def repair(
     side = targets.read(like, allow_import=allow_import) if like is not None else None
     before = formats.stamp(name)
     near = os.path.dirname(os.path.abspath(name if dest is None else os.fspath(dest)))  # noqa: PTH100, PTH120
+    kept: str | None = None
     with ExitStack() as stack:
         folder = cache(lambda: stack.enter_context(_folder(near)))
         found = repair_op(name, folder, fill=fill, donor=donor, like=side)
@@ -106,11 +109,12 @@ def repair(
         if writing and dest is not None:
             refuse_other_suffix(name, os.fspath(dest), found.format)
         plan = found.plan_to(os.fspath(dest)) if writing and dest is not None else Plan(())
-        if writing and not dry_run:
+        if writing and dest is not None and not dry_run:
             if formats.stamp(name) != before:
                 raise DamagedFile("it changed while it was read", path=name, hint="wait until its writer is done")
-            output.write_plan(plan, overwrite=force, progress=progress)
-    return _result(name, dest, found, plan, written=writing and not dry_run)
+            keep = formats.is_checkpoint if keep_old else None
+            kept = output.write_plan(plan, overwrite=force, keep_old=keep, progress=progress).get(os.fspath(dest))
+    return replace(_result(name, dest, found, plan, written=writing and not dry_run), backup=kept)
 
 
 def _folder(near: str) -> TemporaryDirectory[str]:

@@ -21,6 +21,7 @@ class Result:
         format: of `dest`.
         plan: what was written.
         written: False after a dry run.
+        backup: name under which the checkpoint that `dest` replaced is kept, where that was asked for.
         lines: one or two sentences for a person; warnings and errors among the findings are not repeated there.
         findings: what was noticed on the way.
         exit_code: 0, or 3 after named losses.
@@ -34,6 +35,7 @@ class Result:
     lines: tuple[str, ...]
     findings: tuple[Finding, ...] = ()
     exit_code: int = 0
+    backup: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """The same for JSON."""
@@ -42,6 +44,7 @@ class Result:
             "dest": self.dest,
             "format": self.format,
             "written": self.written,
+            "backup": self.backup,
             "nbytes": self.plan.nbytes,
             "summary": list(self.lines),
             "findings": [asdict(finding) for finding in self.findings],

@@ -64,6 +64,7 @@ def extract(
     to: str | None = None,
     drop_unsupported: bool = False,
     force: bool = False,
+    keep_old: bool = False,
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> ExtractResult:
@@ -79,6 +80,7 @@ def extract(
         to: ``"zip"``, ``"legacy"`` or ``"safetensors"``; by the suffix of `dest` by default.
         drop_unsupported: leave out tensors that the format cannot hold; they are named, and `exit_code` is 3.
         force: replace an existing `dest`.
+        keep_old: a checkpoint that `force` replaces is kept beside it, as ``DEST.~1~``; see `Result.backup`.
         dry_run: plan, and write nothing.
         progress: called with bytes done and bytes in all.
 
@@ -95,8 +97,10 @@ def extract(
     done = replace(done, others=others)
     if formats.stamp(path) != before:
         raise DamagedFile("it changed while it was read", path=path, hint="wait until its writer is done")
+    kept: dict[str, str] = {}
     if not dry_run:
-        output.write_plan(done.plan, overwrite=force, progress=progress)
+        keep = formats.is_checkpoint if keep_old else None
+        kept = output.write_plan(done.plan, overwrite=force, keep_old=keep, progress=progress)
     missing = any(finding.id == "not-taken" for finding in done.plan.findings)
     return ExtractResult(
         source=path,
@@ -104,6 +108,7 @@ def extract(
         format=done.format,
         plan=Plan(done.plan.files, done.plan.findings),
         written=not dry_run,
+        backup=kept.get(os.fspath(dest)),
         lines=_lines(done),
         findings=done.plan.findings,
         exit_code=3 if done.lost or missing else 0,

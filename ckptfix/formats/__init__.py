@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import cast
 
 from ckptfix.checkpoint import Checkpoint
-from ckptfix.errors import CkptfixError, Unsupported
+from ckptfix.errors import CkptfixError, UnknownFormat, Unsupported
 from ckptfix.formats import base, safetensors, torch_legacy, torch_zip
 from ckptfix.formats.base import Format
 
@@ -47,6 +47,17 @@ def detect(path: str | os.PathLike[str]) -> Format:
     if not best:
         raise base.unknown(name, head, status.st_size)
     return list(FORMATS.values())[index]
+
+
+def is_checkpoint(path: str | os.PathLike[str]) -> bool:
+    """Whether the content of the file at `path` is that of a checkpoint, whole or not; True where it cannot be read."""
+    try:
+        detect(path)
+    except UnknownFormat:
+        return False
+    except CkptfixError:
+        return True
+    return True
 
 
 def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
