@@ -198,6 +198,8 @@ def _rule(target: Target, name: str) -> str | None:
 def _source_rule(source: Source, name: str) -> str | None:
     """The rule that lets the model lack `name`."""
     entry = source.entries.get(name)
+    if name in keys.COUNTERS and keys.is_average(source.names):
+        return "a wrapper's own"
     return None if entry is None else _optional(Slot(name, entry.shape, entry.dtype))
 
 
