@@ -114,6 +114,8 @@ def _matched(checkpoint: Checkpoint, source: Source, target: Target, how: str, a
         matching = match(source.slots(), target.slots(), by=how)
     except CkptfixError as error:
         error.path = error.path or checkpoint.path
+        if how == "position":
+            error.hint = "match='structure' looks at names and neighbours too"
         raise
     sure = {pair.source: pair.target for pair in matching.pairs if not pair.instead}
     extra = {name: name for name in source.extra if name in target.extra}

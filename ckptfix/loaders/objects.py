@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 from ckptfix.checkpoint import Checkpoint
 from ckptfix.collector import collector_paused
 from ckptfix.errors import BadPickle, WouldLoseData
-from ckptfix.formats import open_checkpoint, safetensors
+from ckptfix.formats import safetensors
 from ckptfix.formats.torch_common import Parts, fields
 from ckptfix.formats.torch_object import plain
 from ckptfix.formats.torch_tensors import BadTensor, is_tensor, storage_entry, tensor_entry, tensor_state
 from ckptfix.loaders import values
+from ckptfix.loaders.opened import opened
 from ckptfix.loaders.tensors import TensorMaker, restore_location
 from ckptfix.loaders.values import NOTHING, ForeignObject
 from ckptfix.ops.convert import BROKEN, refuse_damaged
@@ -35,7 +36,9 @@ MOST_IN_TUPLE = 1 << 24
 """Parts of a tuple, those of tuples in it included: hashing them takes some 0.2 s."""
 
 
-def load_checkpoint(path: str | os.PathLike[str], *, map_location: MapLocation = None) -> Any:
+def load_checkpoint(
+    path: str | os.PathLike[str], *, map_location: MapLocation = None, verify: bool = True
+) -> Any:
     """The whole object in the checkpoint at `path`: tensors, and plain values with their Python types.
 
     Dicts (ordered, default and counting ones too), lists, tuples, sets, numbers, strings and bytes come back as what
@@ -47,7 +50,7 @@ def load_checkpoint(path: str | os.PathLike[str], *, map_location: MapLocation =
     (DTensor, nested) is a record of its parts.
 
     Args:
-        map_location: as for `load_state_dict`.
+        map_location, verify: as for `load_state_dict`.
 
     Returns:
         What torch.load would give. Of safetensors, which hold nothing else, an OrderedDict of the tensors with the
@@ -56,10 +59,11 @@ def load_checkpoint(path: str | os.PathLike[str], *, map_location: MapLocation =
 
     Raises:
         WouldLoseData: a tensor of the file cannot be read; the message names it.
+        DamagedFile: the pickle, or the data of a tensor, has another checksum than the file states.
         BadPickle: the object is none that Python could hold, such as a dict with a list for a key.
     """
-    checkpoint = open_checkpoint(path)
-    maker = TensorMaker(checkpoint, restore_location(map_location), tell=True)
+    checkpoint = opened(path)
+    maker = TensorMaker(checkpoint, restore_location(map_location), tell=True, verify=verify)
     if isinstance(checkpoint.graph, Parts):
         with collector_paused():
             return Builder(checkpoint, maker).build(checkpoint.graph.graph.root)
