@@ -105,7 +105,7 @@ def load_into(
             where=fit.source.at or None,
             hint=_HINT if strict else _EMPTY,
         )
-    if 2 * len(fit.pairs) < min(len(fit.source.names), len(goal.names)):
+    if fit.pairs and 2 * len(fit.pairs) < min(len(fit.source.names), len(goal.names)):
         names = f"{len(fit.pairs):,} of the file's {len(fit.source.names):,} names and the model's {len(goal.names):,}"
         warnings.warn(f"{checkpoint.path}: only {names} go together; the rest is not loaded", stacklevel=2)
     if goal.own_way:

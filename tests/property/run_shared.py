@@ -59,8 +59,8 @@ def operations(path: Path, folder: Path) -> Iterator[tuple[str, Callable[[], obj
     yield "match", lambda: run(["match", name, out, "--like", name, "-f"])
     model = nn.Module()
     model.register_parameter("w", nn.Parameter(nn.Linear(2, 1).weight[0].detach().clone()))
-    model.get_extra_state = lambda: None  # type: ignore[method-assign, assignment, return-value]
-    model.set_extra_state = lambda state: None  # type: ignore[method-assign, assignment]
+    model.get_extra_state = lambda: None  # type: ignore[method-assign]
+    model.set_extra_state = lambda state: None  # type: ignore[method-assign]
     yield "load_checkpoint", lambda: ckptfix.load_checkpoint(path)
     yield "load_state_dict", lambda: ckptfix.load_state_dict(path)
     yield "load_into", lambda: ckptfix.load_into(model, path, strict=False)

@@ -26,8 +26,10 @@ def nested(*around: Op, innermost: list[Op] | None = None, depth: int = DEPTH) -
 X: Op = ("BINGET", 0)
 DICT: list[Op] = ["EMPTY_DICT", "MARK", ("BININT1", 1), X, ("BINUNICODE", "1"), X, "SETITEMS"]
 ORDERED: list[Op] = [
-    *[("GLOBAL", "collections", "OrderedDict"), "EMPTY_TUPLE", "REDUCE"],
-    *["MARK", ("BININT1", 1), X, ("BINUNICODE", "1"), X, "SETITEMS"],
+    ("GLOBAL", "collections", "OrderedDict"),
+    "EMPTY_TUPLE",
+    "REDUCE",
+    *DICT[1:],
 ]
 LIST: list[Op] = ["EMPTY_LIST", "MARK", X, X, "APPENDS"]
 TUPLE: list[Op] = [X, X, "TUPLE2"]
@@ -37,7 +39,11 @@ OPTIMIZER: list[Op] = ["EMPTY_DICT", "MARK", *push("state"), X, *push("param_gro
 FROZEN: list[Op] = [("GLOBAL", "builtins", "frozenset"), "EMPTY_LIST", X, "APPEND", "TUPLE1", "REDUCE"]
 BOTH: list[Op] = [*FROZEN, ("BINPUT", 0), X, X, "TUPLE2"]
 MODULE: list[Op] = [
-    *[("GLOBAL", "gone", "Net"), "EMPTY_TUPLE", "NEWOBJ", "EMPTY_DICT", "MARK"],
+    ("GLOBAL", "gone", "Net"),
+    "EMPTY_TUPLE",
+    "NEWOBJ",
+    "EMPTY_DICT",
+    "MARK",
     *[*push("_parameters"), "EMPTY_DICT", *push("_buffers"), "EMPTY_DICT"],
     *[*push("_modules"), "EMPTY_DICT", "MARK", *push("a"), X, *push("b"), X, "SETITEMS", "SETITEMS", "BUILD"],
 ]

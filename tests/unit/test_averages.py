@@ -70,7 +70,7 @@ def loads(average: nn.Module, state: Any) -> None:
     wanted = average.state_dict()
     assert list(state) == list(wanted)
     assert all(torch.equal(value, wanted[name]) for name, value in fresh.state_dict().items())
-    assert dict(state._metadata) == dict(wanted._metadata)
+    assert dict(state._metadata) == dict(wanted._metadata)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("zipped", [True, False])
