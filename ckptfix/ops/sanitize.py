@@ -81,6 +81,8 @@ def sanitize(
     if target is not None and not target.reads_zip and checkpoint.byteorder == "big":
         raise Unsupported("big-endian data is not written to a legacy file", path=checkpoint.path)
     refuse_damaged(checkpoint)
+    if checkpoint.format == torch_zip.NAME:
+        torch_zip.refuse_disputed(checkpoint)
     parts = parts_of(checkpoint)
     graph = parts.graph
     reason = trusted.refusal(graph)
