@@ -12,9 +12,10 @@ Sources: ``mz_zip_reader_read_central_dir`` and ``mz_zip_reader_extract_to_mem_n
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
+from ckptfix.collector import without_collections
 from ckptfix.containers.zip_read import (
     CENTRAL,
     ENCRYPTED,
@@ -42,6 +43,16 @@ FILE_TYPE, FOLDER_MODE = 0o170000 << 16, 0o040000 << 16
 """The Unix file type in the external attributes, and that of a folder."""
 
 
+UNIX = 3
+USUAL = 72
+"""Bytes of an extra field that a record of torch has at most, as a rule."""
+
+_ROW = struct.Struct("<4x3H18x2H2xH10x").unpack_from
+"""Of a row: made by, needed, flags, lengths of the name and of the extra field, disk."""
+
+_SHORT, _LONG = struct.Struct("<3L"), struct.Struct("<L2Q")
+
+
 class Dispute(NamedTuple):
     """One thing that is said twice, and not alike.
 
@@ -66,113 +77,123 @@ class Span(NamedTuple):
     end: int
 
 
+@without_collections
 def examine(reader: Reader, directory: Directory) -> tuple[list[Span], list[Dispute]]:
     """The records as their local headers place them, and every dispute; only what stands around data is read."""
     found = [Dispute("bad-directory", "", offset, message, serious) for message, offset, serious in directory.disputes]
     spans: list[Span] = []
     for record in directory.records:
-        found += _joined("bad-directory", record, directory.offset + record.position, _row(directory.raw, record))
-        local = local_header(reader, record.header, len(record.name))
+        odd = _row(directory.raw, record)
+        if odd:
+            found.append(_joined("bad-directory", record, directory.offset + record.position, odd))
+        local = local_header(reader, record.header, len(record.name) + USUAL)
         if local is None:
             message = "no local header where the directory points"
             found.append(Dispute("bad-local-header", record.name, record.header, message, True))
             data = record.header + LOCAL.size + len(record.name.encode("utf-8", "surrogateescape"))
             spans.append(Span(record, data, data + record.stored))
             continue
-        said = list(_local(reader, local, record))
-        end, message = _behind(reader, record, local.data + record.stored, directory.offset)
+        data = local.data
+        said = _local(reader, local, data, record)
+        end, message = _behind(reader, record, data + record.stored, directory.offset)
         if message:
             said.append((message, False))
-        found += _joined("bad-local-header", record, record.header, said)
-        spans.append(Span(record, local.data, end))
+        if said:
+            found.append(_joined("bad-local-header", record, record.header, said))
+        spans.append(Span(record, data, end))
     spans.sort(key=lambda span: span.record.header)
     found += _between(spans, directory.offset)
     return spans, found
 
 
-def _joined(id: str, record: Record, offset: int, said: Iterable[tuple[str, bool]]) -> Iterator[Dispute]:
+def _joined(id: str, record: Record, offset: int, said: list[tuple[str, bool]]) -> Dispute:
     """All that is `said` about one place, in one dispute, what torch minds first."""
-    ordered = sorted(said, key=lambda what: not what[1])
-    if ordered:
-        yield Dispute(id, record.name, offset, "; ".join(message for message, _ in ordered), ordered[0][1])
+    said.sort(key=lambda what: not what[1])
+    return Dispute(id, record.name, offset, "; ".join(message for message, _ in said), said[0][1])
 
 
-def _row(raw: bytes, record: Record) -> Iterator[tuple[str, bool]]:
+def _row(raw: bytes, record: Record) -> list[tuple[str, bool]]:
     """(what is wrong with a row of the directory, whether torch minds)."""
-    fields = CENTRAL.unpack_from(raw, record.position)
-    made, needed, flags, name_length, extra_length, disk = (fields[place] for place in (1, 2, 3, 10, 11, 13))
+    made, needed, flags, name_length, extra_length, disk = _ROW(raw, record.position)
+    needed &= 0xFF
+    said: list[tuple[str, bool]] = []
     dispute = record.dispute
     if dispute is not None:
-        yield dispute, True
-    elif record.attributes & FILE_TYPE == FOLDER_MODE and made >> 8 == 3 and record.size:
-        yield "marked as a folder by its Unix mode", False
-    if disk > 1:
-        yield f"said to lie on disk {disk}, of a single file: torch refuses the whole archive", True
-    elif disk:
-        yield f"said to lie on disk {disk}, of a single file", False
-    for bit, what in ((PATCHED, "a patch"), (MASKED, "masked")):
-        if flags & bit:
-            yield f"marked as {what} (flag {bit:#x}), which torch refuses", True
-    if needed & 0xFF > NEWEST:
-        yield f"said to need version {(needed & 0xFF) / 10} of the zip format, which zipfile refuses", False
-    first = record.position + CENTRAL.size + name_length
-    extras = extra_fields(raw[first : first + extra_length])
-    if any(kind < 0 for kind, _ in extras):
-        yield "an extra field in the directory that does not fit its length", False
-    if sum(kind == 1 for kind, _ in extras) > 1:
-        yield "two zip64 fields in the directory", False
+        said.append((dispute, True))
+    elif record.attributes & FILE_TYPE == FOLDER_MODE and made >> 8 == UNIX and record.size:
+        said.append(("marked as a folder by its Unix mode", False))
+    if disk:
+        # miniz lets 1 pass for the only disk.
+        said.append((f"said to lie on disk {disk}, of a single file", disk > 1))
+    if flags & (PATCHED | MASKED):
+        said.append((f"flags {flags:#x}, which mark a patch or a masked header: torch refuses it", True))
+    if needed > NEWEST:
+        said.append((f"said to need version {needed / 10} of the zip format, which zipfile refuses", False))
+    if extra_length:
+        first = record.position + CENTRAL.size + name_length
+        kinds = [kind for kind, _ in extra_fields(raw[first : first + extra_length])]
+        if -1 in kinds:
+            said.append(("an extra field in the directory that does not fit its length", False))
+        if kinds.count(1) > 1:
+            said.append(("two zip64 fields in the directory", False))
+    return said
 
 
-def _local(reader: Reader, local: Local, record: Record) -> Iterator[tuple[str, bool]]:
+def _local(reader: Reader, local: Local, data: int, record: Record) -> list[tuple[str, bool]]:
     """(in what a local header disagrees with the directory, whether torch minds)."""
+    said: list[tuple[str, bool]] = []
     if local.name != record.name.encode("utf-8", "surrogateescape"):
-        yield "its local header has another name", True
+        said.append(("its local header has another name", True))
     if local.method != record.method:
         message = f"compression method {local.method} in the local header, {record.method} in the directory"
-        yield message, True
+        said.append((message, True))
     odd = local.flags ^ record.flags
     if odd & ENCRYPTED:
-        yield "one of its two headers says that it is encrypted", True
+        said.append(("one of its two headers says that it is encrypted", True))
     elif odd:
-        yield f"flags {local.flags:#x} in the local header, {record.flags:#x} in the directory", False
+        said.append((f"flags {local.flags:#x} in the local header, {record.flags:#x} in the directory", False))
     if local.needed & 0xFF > NEWEST:
-        yield f"said to need version {(local.needed & 0xFF) / 10} of the zip format", False
-    if local.data + record.stored > reader.size:
-        yield "its local header pushes its data beyond the end of the file", True
-        return
-    if any(kind < 0 for kind, _ in extra_fields(local_extra(reader, local))):
-        yield "an extra field in its local header that does not fit its length", False
-    stored, size = local_sizes(reader, local)
+        said.append((f"said to need version {(local.needed & 0xFF) / 10} of the zip format", False))
+    if data + record.stored > reader.size:
+        said.append(("its local header pushes its data beyond the end of the file", True))
+        return said
+    extra = local_extra(reader, local)
+    # One field that fills it, as torch writes.
+    single = not extra or (len(extra) > 3 and extra[2] + (extra[3] << 8) + 4 == len(extra))
+    if not single and any(kind < 0 for kind, _ in extra_fields(extra)):
+        said.append(("an extra field in its local header that does not fit its length", False))
     deferred = local.flags & DESCRIPTOR_FOLLOWS
+    if deferred and not (local.stored or local.size or local.crc32):
+        return said
+    stored, size = local_sizes(reader, local)
     if (stored or size or not deferred) and (stored, size) != (record.stored, record.size):
         told = f"{size:,} bytes, {stored:,} stored, in the local header"
-        yield f"{told}; {record.size:,} and {record.stored:,} in the directory", True
+        said.append((f"{told}; {record.size:,} and {record.stored:,} in the directory", True))
     if (local.crc32 or not deferred) and local.crc32 != record.crc32:
-        yield f"CRC-32 {local.crc32:08x} in the local header, {record.crc32:08x} in the directory", True
+        said.append((f"CRC-32 {local.crc32:08x} in the local header, {record.crc32:08x} in the directory", True))
+    return said
 
 
 def _behind(reader: Reader, record: Record, end: int, directory: int) -> tuple[int, str]:
     """(where the next record may begin: behind the data and its descriptor, what the descriptor says otherwise).
 
-    A descriptor is the CRC-32 and two sizes of 4 or 8 bytes, with or without a signature (APPNOTE 4.3.9). One with a
-    CRC-32 that the directory leaves out, or the other way round, was written without checksums.
+    A descriptor is the CRC-32 and two sizes of 4 or 8 bytes, with or without a signature (APPNOTE 4.3.9).
     """
     if not record.flags & DESCRIPTOR_FOLLOWS:
         return end, ""
     raw = reader.read(end, max(min(24, directory - end, reader.size - end), 0))
-    signed = raw.startswith(b"PK\x07\x08")
-    skip = 4 if signed else 0
-    first: tuple[int, ...] = ()
-    for form in ("<L2Q", "<3L"):
-        length = struct.calcsize(form)
-        if len(raw) >= skip + length:
-            crc32, *sizes = struct.unpack_from(form, raw, skip)
-            first = first or (crc32, *sizes)
-            if sizes == [record.stored, record.size] and (crc32 == record.crc32 or signed):
+    skip = 4 if raw.startswith(b"PK\x07\x08") else 0
+    stated = (record.stored, record.size)
+    if skip and len(raw) >= 16 and _SHORT.unpack_from(raw, 4) == (record.crc32, *stated):
+        return end + 16, ""
+    for form in (_SHORT, _LONG):
+        if len(raw) >= skip + form.size:
+            crc32, *sizes = form.unpack_from(raw, skip)
+            if tuple(sizes) == stated and (crc32 == record.crc32 or skip):
                 wrong = crc32 != record.crc32
                 message = f"CRC-32 {crc32:08x} behind the data, {record.crc32:08x} in the directory" if wrong else ""
-                return end + skip + length, message
-    if not signed:
+                return end + skip + form.size, message
+    if not skip:
         # miniz writes none behind a record without data.
         return end, "" if not record.size else "no data descriptor behind its data, where its flags promise one"
     return end + 16, "the data descriptor behind it states other sizes than the directory"

@@ -305,6 +305,7 @@ class Local(NamedTuple):
     Attributes:
         header: where it begins in the file.
         needed: the version of the format that a reader must know, in tenths.
+        behind: bytes behind the name that came with it, perhaps the whole extra field.
     """
 
     header: int
@@ -316,6 +317,7 @@ class Local(NamedTuple):
     stored: int
     size: int
     extra: int
+    behind: bytes = b""
 
     @property
     def data(self) -> int:
@@ -327,26 +329,27 @@ def local_header(reader: Reader, header: int, expected: int = 64) -> Local | Non
     """The local header at `header`; None if what stands there could be none.
 
     Args:
-        expected: bytes that its name is likely to have, for a single read.
+        expected: bytes that its name, or name and extra field, are likely to have, for a single read.
     """
     left = reader.size - header
     if header < 0 or left < LOCAL.size:
         return None
     raw = reader.read(header, min(LOCAL.size + expected, left))
     signature, needed, flags, method, _, _, crc32, stored, size, name_length, extra = LOCAL.unpack_from(raw)
-    if signature != b"PK\x03\x04":
+    if signature != b"PK\x03\x04" or LOCAL.size + name_length > left:
         return None
-    name = raw[LOCAL.size : LOCAL.size + name_length]
-    if len(name) < name_length:
-        name = reader.read(header + LOCAL.size, min(name_length, left - LOCAL.size))
-    if len(name) < name_length:
-        return None
-    return Local(header, name, needed, flags, method, crc32, stored, size, extra)
+    if LOCAL.size + name_length > len(raw):
+        raw = reader.read(header, LOCAL.size + name_length)
+    first = LOCAL.size + name_length
+    return Local(header, raw[LOCAL.size : first], needed, flags, method, crc32, stored, size, extra, raw[first:])
 
 
 def local_extra(reader: Reader, local: Local) -> bytes:
     """The extra field of `local`, or what the file has of it."""
-    return reader.read(local.data - local.extra, max(min(local.extra, reader.size - local.data + local.extra), 0))
+    if len(local.behind) >= local.extra:
+        return local.behind[: local.extra]
+    start = local.data - local.extra
+    return reader.read(start, min(local.extra, reader.size - start))
 
 
 def local_sizes(reader: Reader, local: Local) -> tuple[int, int]:

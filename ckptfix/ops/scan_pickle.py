@@ -68,11 +68,10 @@ def scan(graph: Graph, where: str, base: int = 0) -> Iterator[Finding]:
         if name not in seen and not trusted.accepted(name):
             seen.add(name)
             yield _global(name, where, base + node.start, calls.get(name), base)
-    beyond = [(place, code) for code, place in graph.rare.items() if code not in op.WEIGHTS_ONLY]
-    if beyond:
-        place, code = min(beyond)
-        message = f"opcode {op.NAMES[code]} (pickle protocol {graph.protocol}), which weights_only=True refuses"
-        yield found("unsupported-opcode", message, where=where, offset=base + place)
+    opcode = trusted.refused_opcode(graph)
+    if opcode is not None:
+        place, what = opcode
+        yield found("unsupported-opcode", f"{what}, which weights_only=True refuses", where=where, offset=base + place)
     yield from _old_strings(graph, where, base)
     yield from _nested(graph, where, base)
 

@@ -128,9 +128,10 @@ class Graph:
         gets: every use of a string that was fetched from the memo.
         frames: (offset of the FRAME opcode, length) of each frame.
         rare: opcode -> offset of its first use, for those outside torch's everyday set.
+        misuses: (offset, what is wrong) of opcodes whose operands the unpickler of weights_only=True refuses.
     """
 
-    __slots__ = ("data", "end", "frames", "gets", "globals", "persids", "protocol", "rare", "root", "start")
+    __slots__ = ("data", "end", "frames", "gets", "globals", "misuses", "persids", "protocol", "rare", "root", "start")
 
     def __init__(self, data: bytes, start: int) -> None:
         self.data = data
@@ -143,6 +144,7 @@ class Graph:
         self.gets: list[Text] = []
         self.frames: list[tuple[int, int]] = []
         self.rare: dict[int, int] = {}
+        self.misuses: list[tuple[int, str]] = []
 
 
 def pairs(node: Any) -> list[tuple[Any, Any]] | None:
