@@ -16,18 +16,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ckptfix.collector import without_collections
-from ckptfix.containers.zip_read import (
-    CENTRAL,
-    ENCRYPTED,
-    LOCAL,
-    Directory,
-    Local,
-    Record,
-    extra_fields,
-    local_extra,
-    local_header,
-    local_sizes,
-)
+from ckptfix.containers.zip_local import Local, local_extra, local_header, local_sizes
+from ckptfix.containers.zip_read import CENTRAL, ENCRYPTED, LOCAL, Directory, Record, extra_fields
 from ckptfix.fileio import Reader
 
 DESCRIPTOR_FOLLOWS = 0x8

@@ -21,7 +21,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ckptfix.containers.zip_read import CENTRAL, MAX32, Record, local_header, local_sizes, zip64_fields
+from ckptfix.containers.zip_local import local_header, local_sizes
+from ckptfix.containers.zip_read import CENTRAL, MAX32, Record, zip64_fields
 from ckptfix.errors import Unsupported, WriteFailed
 from ckptfix.fileio import PAGE, Reader
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ckptfix.checkpoint import ByteRange, Data, Derived, Segment
+from ckptfix.containers.zip_local import Local, local_extra, read_local
 from ckptfix.containers.zip_read import (
     CENTRAL,
     END,
@@ -23,11 +24,8 @@ from ckptfix.containers.zip_read import (
     MAX16,
     MAX32,
     Directory,
-    Local,
     Record,
     extra_fields,
-    local_extra,
-    read_local,
 )
 from ckptfix.errors import BadDirectory
 from ckptfix.fileio import Reader

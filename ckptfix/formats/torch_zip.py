@@ -24,7 +24,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ckptfix.checkpoint import ByteRange, Checkpoint, Data, Drop, Edit, Finding, OutputFile, Plan, Segment, TensorEntry
-from ckptfix.containers.zip_read import Directory, Record, read_directory, record_data
+from ckptfix.containers.zip_local import record_data
+from ckptfix.containers.zip_read import Directory, Record, read_directory
 from ckptfix.containers.zip_write import NewRecord, fresh_archive, replace_record
 from ckptfix.errors import BadDirectory, DamagedFile, Unsupported
 from ckptfix.fileio import Reader, read_chunks

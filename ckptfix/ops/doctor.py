@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from ckptfix.checkpoint import ByteRange, Checkpoint, Finding
-from ckptfix.containers.zip_read import Record, record_data
+from ckptfix.containers.zip_local import record_data
+from ckptfix.containers.zip_read import Record
 from ckptfix.errors import CkptfixError, DamagedFile, NoSuchTensor, UnknownFormat, Unsupported
 from ckptfix.fileio import Reader
 from ckptfix.formats import FORMATS, open_checkpoint, torch_zip
