@@ -1,7 +1,7 @@
 """doctor is never silent about a file that torch reads otherwise than it was written, or refuses.
 
-The truth is torch's own: what torch.load makes of a file, by a stream and by a map. Files that were damaged by a bit, and
-archives that say two things in one of the ways that libzip, miniz or zipfile know.
+The truth is torch's own: what torch.load makes of a file, by a stream and by a map. Files that were damaged by a bit,
+and archives that say two things in one of the ways that libzip, miniz or zipfile know.
 """
 
 from __future__ import annotations
@@ -196,6 +196,10 @@ def _add(base: Callable[[bytes], int], where: tuple[int, str], change: Callable[
     return apply
 
 
+def _last(mark: bytes) -> Callable[[bytes], int]:
+    return lambda data: data.rindex(mark)
+
+
 for _name in NAMES:
 
     def _its_row(data: bytes, name: str = _name) -> int:
@@ -217,10 +221,16 @@ for _name in NAMES:
     DISPUTES[f"directory: folder, {_name}"] = _add(_its_row, FIELDS["attributes"], lambda value: value | 0x10)
     DISPUTES[f"directory: last disk, {_name}"] = _add(_its_row, FIELDS["disk"], lambda value: 0xFFFF)
     DISPUTES[f"directory: sizes in zip64, {_name}"] = _add(_its_row, FIELDS["size"], lambda value: 0xFFFFFFFF)
-for _what, _mark, _fields in (("end", b"PK\5\6", END), ("zip64 end", b"PK\6\6", END64), ("locator", b"PK\6\7", LOCATOR)):
+ENDS = (("end", b"PK\5\6", END), ("zip64 end", b"PK\6\6", END64), ("locator", b"PK\6\7", LOCATOR))
+STEPS: tuple[tuple[str, Callable[[int], int]], ...] = (
+    ("one more", lambda value: value + 1),
+    ("one less", lambda value: max(value - 1, 0)),
+    ("zero", lambda value: 0),
+)
+for _what, _mark, _fields in ENDS:
     for _field, _where in _fields.items():
-        for _label, _change in (("one more", lambda v: v + 1), ("one less", lambda v: max(v - 1, 0)), ("0", lambda v: 0)):
-            DISPUTES[f"{_what}: {_field} {_label}"] = _add(lambda data, mark=_mark: data.rindex(mark), _where, _change)
+        for _label, _change in STEPS:
+            DISPUTES[f"{_what}: {_field} {_label}"] = _add(_last(_mark), _where, _change)
 
 
 @pytest.mark.parametrize("name", DISPUTES)
