@@ -228,6 +228,9 @@ def _patched_directory(
     struct.pack_into("<H", raw, record.position + 10, 0)
     put = struct.Struct("<L").pack_into
     wide = []
+    if raw[record.position + 42 : record.position + 46] == b"\xff\xff\xff\xff":
+        # Its zip64 field has the old sizes in front of the offset, and the row no longer refers to them.
+        wide.append((record.position, record.header))
     for position, header in offsets.items():
         stated = raw[position + 42 : position + 46]
         if header < MAX32 and stated != b"\xff\xff\xff\xff":

@@ -68,7 +68,7 @@ def scan(graph: Graph, where: str, base: int = 0) -> Iterator[Finding]:
         if name not in seen and not trusted.accepted(name):
             seen.add(name)
             yield _global(name, where, base + node.start, calls.get(name), base)
-    opcode = trusted.refused_opcode(graph)
+    opcode = trusted.refused_opcode(graph, strict=not seen)
     if opcode is not None:
         place, what = opcode
         yield found("unsupported-opcode", f"{what}, which weights_only=True refuses", where=where, offset=base + place)

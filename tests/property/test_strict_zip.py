@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 import torch
-from builders import Tensor, assemble, build_zip, flip, safetensors, state_dict_ops, torch_records
+from builders import Tensor, assemble, build_zip, flip, replace, safetensors, state_dict_ops, torch_records
 from compare import assert_same
 from conftest import LONG, ROOT
 
@@ -196,6 +196,10 @@ def _add(base: Callable[[bytes], int], where: tuple[int, str], change: Callable[
     return apply
 
 
+def _toggled(bits: int) -> Callable[[int], int]:
+    return lambda value: value ^ bits
+
+
 def _last(mark: bytes) -> Callable[[bytes], int]:
     return lambda data: data.rindex(mark)
 
@@ -216,8 +220,8 @@ for _name in NAMES:
         DISPUTES[f"local: {_field} seven, {_name}"] = _add(_its_local, _where, lambda value: 7)
     for _bit in (0, 3, 5, 6, 11, 13):
         _flag = 1 << _bit
-        DISPUTES[f"directory: flag bit {_bit}, {_name}"] = _add(_its_row, FIELDS["flags"], lambda v, f=_flag: v ^ f)
-        DISPUTES[f"local: flag bit {_bit}, {_name}"] = _add(_its_local, LOCAL["flags"], lambda v, f=_flag: v ^ f)
+        DISPUTES[f"directory: flag bit {_bit}, {_name}"] = _add(_its_row, FIELDS["flags"], _toggled(_flag))
+        DISPUTES[f"local: flag bit {_bit}, {_name}"] = _add(_its_local, LOCAL["flags"], _toggled(_flag))
     DISPUTES[f"directory: folder, {_name}"] = _add(_its_row, FIELDS["attributes"], lambda value: value | 0x10)
     DISPUTES[f"directory: last disk, {_name}"] = _add(_its_row, FIELDS["disk"], lambda value: 0xFFFF)
     DISPUTES[f"directory: sizes in zip64, {_name}"] = _add(_its_row, FIELDS["size"], lambda value: 0xFFFFFFFF)
@@ -259,6 +263,22 @@ def test_an_edit_does_not_hand_on_what_torch_would_misread(place: Path) -> None:
         place.write_bytes(data)
         with pytest.raises(CkptfixError) as caught:
             checkpoint = open_checkpoint(place)
-            edits = [Rename(site.at, "mapping", {"a": "x"}) for site in checkpoint.sites[:1]]
+            edits = [Rename(site.at, site.kind, {"a": "x"}) for site in checkpoint.sites[:1]]
             FORMATS[checkpoint.format].plan_edit(checkpoint, edits, str(place.with_name("out.pth")))
         assert "folder" in str(caught.value), name
+
+
+@pytest.mark.parametrize("wide", ["data.pkl", ""])
+def test_an_edit_of_rows_with_64_bit_fields_can_be_read(wide: str, place: Path) -> None:
+    """The row of the pickle gets new sizes, and its zip64 field must not keep the old ones before the offset."""
+    from ckptfix.checkpoint import Rename
+    from ckptfix.output import write_plan
+
+    place.write_bytes(build_zip([replace(row, zip64=row.name.endswith(wide)) for row in RECORDS]))
+    checkpoint = open_checkpoint(place)
+    site = checkpoint.sites[0]
+    out = place.with_name("out.pth")
+    edits = [Rename(site.at, site.kind, {"a": "a" * 500})]
+    write_plan(FORMATS[checkpoint.format].plan_edit(checkpoint, edits, str(out)))
+    assert set(loaded(out.read_bytes())) == {"a" * 500, "b", "c"}
+    assert not reported(out.read_bytes(), place)
