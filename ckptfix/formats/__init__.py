@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import cast
 
 from ckptfix.checkpoint import Checkpoint
-from ckptfix.errors import CkptfixError, Unsupported
+from ckptfix.errors import CkptfixError, NoFile
 from ckptfix.formats import base, safetensors, torch_legacy, torch_zip
 from ckptfix.formats.base import Format
 
@@ -37,7 +37,7 @@ def detect(path: str | os.PathLike[str]) -> Format:
         if stat.S_ISDIR(status.st_mode):
             raise base.unknown(name, b"", 0)
         if not stat.S_ISREG(status.st_mode):
-            raise Unsupported("not a regular file", path=name, hint="write the stream to a file first")
+            raise NoFile("not a regular file", path=name, hint="write the stream to a file first")
         with open(name, "rb") as file:
             head = file.read(HEAD)
     except OSError as error:

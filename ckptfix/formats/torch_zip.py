@@ -24,7 +24,7 @@ from typing import Literal
 from ckptfix.checkpoint import ByteRange, Checkpoint, Data, Drop, Edit, Finding, OutputFile, Plan, Segment, TensorEntry
 from ckptfix.containers.zip_read import Directory, Record, read_directory, record_data
 from ckptfix.containers.zip_write import NewRecord, fresh_archive, replace_record
-from ckptfix.errors import BadDirectory, DamagedFile, Unsupported
+from ckptfix.errors import BadDirectory, Bomb, DamagedFile, Unsupported
 from ckptfix.fileio import Reader, read_chunks
 from ckptfix.formats import torch_common, torch_emit
 from ckptfix.formats.base import unknown
@@ -114,7 +114,7 @@ def _open(reader: Reader, path: str, directory: Directory, findings: list[Findin
         raise Unsupported(f"a pickle of {record.size} bytes", path=path, where=record.name)
     if record.size > max(MAX_RATIO * record.stored, 1 << 20):
         message = f"{record.stored} bytes that are said to unfold to {record.size}, more than any checkpoint's pickle"
-        raise Unsupported(message, path=path, where=record.name, offset=record.header)
+        raise Bomb(message, path=path, where=record.name, offset=record.header)
     data = b"".join(read_chunks(record_data(reader, path, record)))
     intact = record.crc32 in (0, zlib.crc32(data))
     if not intact:

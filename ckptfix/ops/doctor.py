@@ -14,7 +14,7 @@ from typing import Any
 
 from ckptfix.checkpoint import ByteRange, Checkpoint, Finding
 from ckptfix.containers.zip_read import Record, record_data
-from ckptfix.errors import CkptfixError, DamagedFile, NoSuchTensor, UnknownFormat, Unsupported
+from ckptfix.errors import CkptfixError, DamagedFile, NoFile, NoSuchTensor, UnknownFormat, Unsupported
 from ckptfix.fileio import Reader
 from ckptfix.formats import FORMATS, open_checkpoint, torch_zip
 from ckptfix.formats.torch_common import Parts, all_findings
@@ -22,6 +22,7 @@ from ckptfix.ops import (
     error_texts,
     scan_contents,
     scan_foreign,
+    scan_inside,
     scan_pickle,
     scan_records,
     scan_shards,
@@ -153,9 +154,9 @@ def examine(
     else:
         try:
             checkpoint = open_checkpoint(name)
+        except NoFile:
+            raise
         except (DamagedFile, UnknownFormat, Unsupported) as trouble:
-            if isinstance(trouble, Unsupported) and "regular file" in trouble.message:
-                raise
             inside = list(_container(name))
             # An archive whose records can be listed is no unknown file.
             said = scan_foreign.scan(name, trouble)
@@ -254,18 +255,12 @@ def _hidden(checkpoint: Checkpoint, records: Sequence[Record], root: str) -> Ite
             key = record.name.removeprefix(prefix)
             if record.name.startswith(prefix) and key not in used and record.size:
                 idle.append(record)
-            if record.name == f"{root}/data.pkl" or not 2 < record.size <= scan_pickle.MOST_NESTED:
+            if record.name == f"{root}/data.pkl" or record.size <= 2:
                 continue
-            try:
-                data = record_data(reader, checkpoint.path, record)
-            except CkptfixError:
-                continue
-            if not isinstance(data, ByteRange) or reader.read(data.offset, 1) != b"\x80":
-                continue
-            names = scan_pickle.named_by(reader.read(data.offset, data.length))
+            offset, names = scan_inside.names_in_record(reader, record)
             if names:
-                message = f"a pickle that names {', '.join(names[:3])}"
-                yield found("hidden-pickle", message, where=record.name, offset=data.offset)
+                message = f"a pickle that names {scan_pickle.listed(names)}"
+                yield found("hidden-pickle", message, where=record.name, offset=offset)
     if idle:
         total = sum(record.size for record in idle)
         message = f"{total:,} bytes in {len(idle)} records belong to no tensor"
