@@ -377,10 +377,15 @@ def joined(segments: Iterable[Segment]) -> Iterator[Segment]:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Everything to be written, and nothing yet written. Files are written in order, an index last."""
+    """Everything to be written, and nothing yet written. Files are written in order, an index last.
+
+    Attributes:
+        holds: what has to live as long as the plan: the folder of unpacked data that its ranges point to.
+    """
 
     files: tuple[OutputFile, ...]
     findings: tuple[Finding, ...] = ()
+    holds: object = field(default=None, repr=False, compare=False)
 
     @property
     def nbytes(self) -> int:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections import Counter
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import mkdtemp
 from typing import Any
+from weakref import finalize
 
 from ckptfix import formats, output
 from ckptfix.checkpoint import Finding, Plan
@@ -21,6 +23,7 @@ from ckptfix.ops import targets
 from ckptfix.ops.convert import refuse_other_suffix
 from ckptfix.ops.grouping import collapse, shown
 from ckptfix.ops.repair import Loss, Repair
+from ckptfix.ops.repair_clean import listed
 from ckptfix.ops.repair_fill import Fill
 from ckptfix.ops.repair_open import repair as repair_op
 from ckptfix.results import Result
@@ -67,7 +70,7 @@ def repair(
     """Write to `dest` what is provably whole in `source`, a damaged file or an unzipped folder.
 
     The output has the format of the input, made anew. Tensors that are not whole are left out, or filled, and named;
-    `exit_code` is 3 then, and 0 when all are whole.
+    `exit_code` is 3 then, and 0 when all are whole. What can run code is left out and named too, with exit code 3.
 
     Args:
         check_only: find out, and write nothing; `dest` may be None.
@@ -82,6 +85,7 @@ def repair(
     Raises:
         DamagedFile: nothing of it can be saved.
         UnknownFormat: it is no checkpoint.
+        Refused: it has no tensor.
         NoMatch: `like` does not say which storage is which tensor.
         CkptfixError: as `convert`.
     """
@@ -100,8 +104,8 @@ def repair(
     before = formats.stamp(name)
     near = os.path.dirname(os.path.abspath(name if dest is None else os.fspath(dest)))  # noqa: PTH100, PTH120
     with ExitStack() as stack:
-        folder = cache(lambda: stack.enter_context(_folder(near)))
-        found = repair_op(name, folder, fill=fill, donor=donor, like=side)
+        folder = cache(lambda: _Folder(near, stack))
+        found = repair_op(name, lambda: folder().path, fill=fill, donor=donor, like=side)
         writing = dest is not None and not check_only
         if writing and dest is not None:
             refuse_other_suffix(name, os.fspath(dest), found.format)
@@ -110,19 +114,29 @@ def repair(
             if formats.stamp(name) != before:
                 raise DamagedFile("it changed while it was read", path=name, hint="wait until its writer is done")
             output.write_plan(plan, overwrite=force, progress=progress)
+        elif writing:
+            # What was unpacked stays as long as the plan that points to it.
+            stack.pop_all()
+            plan = replace(plan, holds=folder)
     return _result(name, dest, found, plan, written=writing and not dry_run)
 
 
-def _folder(near: str) -> TemporaryDirectory[str]:
-    """A folder for what is unpacked, beside the output, where there is room for it."""
-    try:
-        return TemporaryDirectory(prefix=".ckptfix-", dir=near)
-    except OSError as error:
-        raise WriteFailed(error.strerror or str(error), path=near) from None
+class _Folder:
+    """A folder for what is unpacked, beside the output, where there is room for it.
+
+    It goes with `stack`, or, once that has let go of it, when nobody holds it any more.
+    """
+
+    def __init__(self, near: str, stack: ExitStack) -> None:
+        try:
+            self.path = mkdtemp(prefix=".ckptfix-", dir=near)
+        except OSError as error:
+            raise WriteFailed(error.strerror or str(error), path=near) from None
+        stack.callback(finalize(self, shutil.rmtree, self.path, ignore_errors=True))
 
 
 def _result(source: str, dest: StrPath | None, found: Repair, plan: Plan, *, written: bool) -> RepairResult:
-    findings: list[Finding] = [*found.notes, *(loss.finding() for loss in found.losses)]
+    findings: list[Finding] = [*found.notes, *found.left_out, *(loss.finding() for loss in found.losses)]
     return RepairResult(
         source=source,
         dest="" if dest is None else os.fspath(dest),
@@ -131,7 +145,7 @@ def _result(source: str, dest: StrPath | None, found: Repair, plan: Plan, *, wri
         written=written,
         lines=_lines(found, written),
         findings=tuple(findings),
-        exit_code=3 if found.losses else 0,
+        exit_code=3 if found.losses or found.left_out else 0,
         kept=tuple(entry.name for entry in found.kept),
         nbytes_kept=found.nbytes,
         losses=found.losses,
@@ -151,6 +165,8 @@ def _lines(found: Repair, written: bool) -> tuple[str, ...]:
     for word, some in (("lost", left_out), ("filled", filled)):
         if some:
             line += f"; {word} {len(some):,}: {_told(some, everything)}"
+    if found.left_out:
+        line += f"; left out what can run code: {listed(found.left_out)}"
     told = [note.message for note in found.notes if note.severity == "info"]
     return (line, *([f"note: {'; '.join(told)}"] if told else []))
 

@@ -24,6 +24,7 @@ from ckptfix.formats.foreign_archives import tar_members
 from ckptfix.ops.dangerous import is_dangerous
 from ckptfix.ops.layers import FAULTS, Memory, Packing, Unpacked, Window, any_packing_of, base_of, lzma_of_zip
 from ckptfix.pickles import Global, Seen, survey
+from ckptfix.pickles.names import MAGIC
 
 LIMIT = 64 << 20
 """Bytes of one packed record or file that are unpacked: a checkpoint has its pickle before its tensors."""
@@ -39,7 +40,6 @@ SEARCHED = 64 << 20
 _HEAD = 512
 _PICKLE = re.compile(rb"\x80[\x02-\x05]")
 _STORAGE = re.compile(r"(.*/)?(data|constants|storages)/[^/]+", re.DOTALL)
-_MAGIC = re.compile(rb"\x80[\x02-\x05]|PK\x03\x04|\x1f\x8b\x08|BZh|\xfd7zXZ\0|\x93NUMPY")
 _BZIP2, _LZMA = 12, 14
 
 
@@ -144,7 +144,7 @@ class _Looker:
     def member(self, reader: Reader, name: str, place: str, depth: int, *, storage: bool | None = None) -> None:
         head = reader.read(0, min(_HEAD, reader.size))
         storage = _STORAGE.fullmatch(name) is not None if storage is None else storage
-        if head and (not storage or _MAGIC.match(head)):
+        if head and (not storage or MAGIC.match(head)):
             self.file(reader, _joined(place, name), depth)
 
     def archive(self, reader: Reader, place: str, depth: int) -> None:
@@ -192,7 +192,7 @@ class _Looker:
         # Of a storage, which may be large, the first bytes say whether there is more to see.
         storage = _STORAGE.fullmatch(name) is not None
         chunks = reader.chunks(0, reader.size, BATCH >> 4)
-        if storage and not _MAGIC.match(next(iter(Unpacked(packing, chunks)), b"")[:_HEAD]):
+        if storage and not MAGIC.match(next(iter(Unpacked(packing, chunks)), b"")[:_HEAD]):
             return
         data = self.unpacked(packing, reader.chunks(0, reader.size, BATCH >> 2))
         self.member(Memory(data, reader.path), name, place, depth)

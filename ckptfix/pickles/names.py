@@ -35,7 +35,7 @@ MOST_OPCODES = 50_000_000
 
 MOST_NAMES = 10_000
 
-_FEW = 1 << 12
+MOST_INNER = 1 << 16
 
 
 @dataclass(slots=True)
@@ -80,10 +80,11 @@ class Survey:
     persids: bool = False
 
 
-_INNER = re.compile(
-    rb"\x80[\x02-\x05]|PK\x03\x04|\x1f\x8b\x08|BZh|\xfd7zXZ\0|\x93NUMPY|\(*[ci][A-Za-z_]|\([dl(][p.(]|\(S'|\(V"
-)
-"""How a pickle, and a file that may hold one, begins."""
+MAGIC = re.compile(rb"\x80[\x02-\x05]|PK\x03\x04|\x1f\x8b\x08|BZh|\xfd7zXZ\0|\x93NUMPY")
+"""How a pickle of protocol 2 and later, and a file that may hold one, begins."""
+
+OLD_MAGIC = re.compile(rb"\(*[ci][A-Za-z_][\w.]*\n|\([dl]p|\([SV]|[SV].*\n")
+"""How a pickle of protocol 0 may begin; as may text, so that only bytes are taken for one."""
 
 # opcode -> (values that it takes, values that it leaves); what stands above a mark is taken by `_MARKED`.
 _EFFECT: dict[int, tuple[int, int]] = {
@@ -197,12 +198,15 @@ class _Names:
 
     def string(self, data: bytes, arg: int, length: int, base: int, text: bool) -> str | None:
         """A string as a name; one that may be more is noted."""
-        head = data[arg : arg + min(length, 16)]
+        head = data[arg : arg + min(length, 64)]
         if text:
             # Protocol 2 writes bytes as the text of their Latin-1, to be encoded again.
             head = head.decode("utf-8", "ignore").encode("latin-1", "ignore")
-        if length > 4 and _INNER.match(head) and len(self.found.inner) < _FEW:
-            self.found.inner.append(Inner(base + arg, length, text))
+        if length > 4 and (MAGIC.match(head) or (not text and OLD_MAGIC.match(head))):
+            if len(self.found.inner) < MOST_INNER:
+                self.found.inner.append(Inner(base + arg, length, text))
+            else:
+                self.found.cut = True
         return data[arg : arg + length].decode("utf-8", "replace") if length <= LONGEST else None
 
     def line(self, code: int, raw: bytes, at: int) -> None:
