@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from builders import Op, Tensor, assemble, build_zip, push, state_dict_ops, torch_records
+from builders import Op, Record, Tensor, assemble, build_zip, push, state_dict_ops, torch_records
 
 DATA = struct.pack("<2f", 1, 2)
 WEIGHT = Tensor("0", (2,), 2)
@@ -101,7 +101,7 @@ def tarred(rows: Mapping[str, bytes]) -> bytes:
 
 def torch_file(rows: Mapping[str, bytes]) -> bytes:
     """The checkpoint as torch writes it."""
-    from builders import Record
+
 
     return build_zip([Record(name, data) for name, data in rows.items()])
 

@@ -62,10 +62,10 @@ def _zip_of(names: Sequence[str], file: File) -> Answer:
         return Answer("other-archive", "a zip archive without files")
     if "constants.pkl" in lasts:
         hint = f"ckptfix extract {quote(file.path)} OUT takes its weights; torch.jit.load({file.name!r}) reads it"
-        return Answer("torchscript", "a TorchScript program (torch.jit.save)", hint)
+        return Answer("torchscript", "a TorchScript program (torch.jit.save), not a state dict", hint)
     if "archive_format" in lasts:
         hint = f"ckptfix extract {quote(file.path)} OUT takes its weights; torch.export.load({file.name!r}) reads it"
-        return Answer("exported-program", "an exported program (.pt2)", hint)
+        return Answer("exported-program", "an exported program (.pt2), not a state dict", hint)
     if "data.pkl" in lasts:
         mac = ", with the __MACOSX files of the Finder" if any(name.startswith("__MACOSX/") for name in names) else ""
         return Answer(
@@ -84,7 +84,8 @@ def _zip_of(names: Sequence[str], file: File) -> Answer:
     inner = [name for name in files if name.lower().endswith(CHECKPOINTS) and not name.startswith("__MACOSX/")]
     unzip = f"unpack it first: unzip {quote(file.path)}"
     if len(inner) > 1:
-        return Answer("other-archive", f"a zip archive of {_listed(files)}", f"{unzip}; then name one of its files")
+        hint = f"unpack it, and name one of its files: unzip {quote(file.path)}"
+        return Answer("other-archive", f"a zip archive of {len(inner)} checkpoints: {_listed(files)}", hint)
     return Answer("zip-in-zip" if inner else "other-archive", f"a zip archive of {_listed(files)}", unzip)
 
 

@@ -26,7 +26,7 @@ CONTAINERS: tuple[Entry, ...] = (
     Entry(
         "json-file", "error", "a JSON file, not a checkpoint",
         "A server's answer or a configuration file stands where the weights should be. torch says `invalid load key, "
-        "'{{'` or `Unsupported operand 123`.",
+        "'{'` or `Unsupported operand 123`.",
         (7, 17), "download it again, or name the file that holds the weights",
     ),
     Entry(
@@ -60,14 +60,15 @@ CONTAINERS: tuple[Entry, ...] = (
         (53,), "the Python package gguf reads it",
     ),
     Entry(
-        "torchscript", "error", "a TorchScript program (torch.jit.save)",
-        "A program with its weights, which torch.load refuses and torch.jit.load runs. Its weights can be taken out "
-        "without running it.",
+        "torchscript", "warning", "a TorchScript program (torch.jit.save), not a state dict",
+        "A program with its weights, which torch.load refuses and torch.jit.load runs. It is not damaged. Its weights "
+        "can be taken out without running it.",
         (55,), "ckptfix extract {source} {weights}",
     ),
     Entry(
-        "exported-program", "error", "an exported program (.pt2)",
-        "What torch.export.save writes: a graph with its weights. Its weights can be taken out without running it.",
+        "exported-program", "warning", "an exported program (.pt2), not a state dict",
+        "What torch.export.save writes: a graph with its weights. It is not damaged. Its weights can be taken out "
+        "without running it.",
         (55,), "ckptfix extract {source} {weights}",
     ),
     Entry(

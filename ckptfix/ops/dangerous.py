@@ -22,7 +22,6 @@ _HARMLESS = frozenset(
     {f"builtins.{name}" for name in ("set", "frozenset", "dict", "list", "tuple", "int", "float", "str", "bytes",
                                      "bool", "complex", "bytearray", "object", "slice", "range")}
     | {"functools.partial", "types.SimpleNamespace", "types.MappingProxyType", "_io.BytesIO"}
-    | {f"numpy.random._pickle.__{name}_ctor" for name in ("generator", "bit_generator", "randomstate")}
     | {"joblib.numpy_pickle.NumpyArrayWrapper", "joblib.numpy_pickle.NDArrayWrapper"}
 )  # fmt: skip
 """Names of those modules that hold data; `partial` runs nothing by itself, and is told like any other."""
@@ -33,6 +32,9 @@ _DANGEROUS = frozenset({
     "numpy.testing._private.utils.runstring", "torch.utils.cpp_extension.load_inline",
     "torch.hub.load_state_dict_from_url", f"{UNRESOLVABLE}.{UNRESOLVABLE}",
 })  # fmt: skip
+
+_RESTORING = ("numpy.random._pickle.", "torch.jit._pickle.")
+"""Modules of functions that restore NumPy's generators and TorchScript's lists, and do nothing else."""
 
 _PROGRAM = "__torch__"
 """Top module of the classes of a TorchScript program, which no Python imports."""
@@ -48,4 +50,5 @@ def is_dangerous(name: str) -> bool:
     if name in _DANGEROUS or parts[0] in _DANGEROUS_MODULES:
         return True
     # A dotted name under an innocent module (`torch._utils` `os.system`) reaches what that module imported.
-    return any(part in _DANGEROUS_MODULES and part not in ("code", "test", "types", "platform") for part in parts[1:-1])
+    inner = parts[3:-1] if name.startswith(_RESTORING) else parts[1:-1]
+    return any(part in _DANGEROUS_MODULES and part not in ("code", "test", "types", "platform") for part in inner)

@@ -24,6 +24,7 @@ from ckptfix.ops import (
     scan_foreign,
     scan_inside,
     scan_pickle,
+    scan_program,
     scan_records,
     scan_shards,
     scan_target,
@@ -157,7 +158,9 @@ def examine(
         except NoFile:
             raise
         except (DamagedFile, UnknownFormat, Unsupported) as trouble:
-            inside = list(_container(name))
+            program = isinstance(trouble, UnknownFormat) and trouble.kind in scan_foreign.PROGRAMS
+            inside = list(scan_program.scan(name, fast=fast) if program else _container(name))
+            looked += ["its records"] if program else []
             # An archive whose records can be listed is no unknown file.
             said = scan_foreign.scan(name, trouble)
             told = [finding for finding in said if finding.id != "unknown-format" or not inside]

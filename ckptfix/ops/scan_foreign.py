@@ -30,7 +30,7 @@ from ckptfix.ops.scan_inside import Inside
 _KEPT_HINTS = ("lfs-pointer", "tar-archive", "other-archive", "numpy-file", "other-framework", "gguf-file")
 """Kinds for which the hint of `formats.foreign` is more exact than the row's remedy."""
 
-_ERRORS: tuple[tuple[type[CkptfixError], str], ...] = (
+_IDS: tuple[tuple[type[CkptfixError], str], ...] = (
     (Truncated, "truncated"),
     (BadDirectory, "bad-directory"),
     (BadPickle, "bad-pickle"),
@@ -41,7 +41,7 @@ _ERRORS: tuple[tuple[type[CkptfixError], str], ...] = (
 
 _REPAIR = "ckptfix repair {source} {repaired}"
 
-_PROGRAMS = ("torchscript", "exported-program")
+PROGRAMS = ("torchscript", "exported-program")
 
 _TRUSTED = ("plain-pickle", "torch-tar", "numpy-file")
 """Kinds whose remedy is to load the file, for somebody who trusts it."""
@@ -69,13 +69,18 @@ def scan(path: str, error: CkptfixError) -> Iterator[Finding]:
 
 
 def _damaged(path: str, error: CkptfixError) -> Iterator[Finding]:
-    id = next((id for kind, id in _ERRORS if isinstance(error, kind)), "damaged")
+    id = id_of(error)
     if id == "truncated" and _zip_without_directory(path):
         yield _no_directory(path, error.message)
     else:
         yield found(id, error.message, where=error.where or "", offset=error.offset)
     if Path(path).is_file():
         yield from _text_mode(path)
+
+
+def id_of(error: CkptfixError) -> str:
+    """The id of the finding that an error about a damaged file is."""
+    return next((id for kind, id in _IDS if isinstance(error, kind)), "damaged")
 
 
 def _unknown(path: str, error: UnknownFormat) -> Iterator[Finding]:
@@ -118,7 +123,7 @@ def _repairs(finding: Finding) -> bool:
 
 def _with_names(finding: Finding, inside: Inside) -> Finding:
     """The finding of a kind of file, with what runs code in it; repair is no remedy where no tensor is in sight."""
-    if finding.severity != "error":
+    if finding.severity == "info":
         return finding
     dangerous = [name for name in inside.names if is_dangerous(name)]
     message = finding.message
@@ -138,7 +143,7 @@ def _hidden(kinds: Sequence[Finding], inside: Inside) -> Iterator[Finding]:
     rows = inside.hidden
     if "dcp-folder" in ids:
         rows = [row for row in rows if not row.name.startswith("torch.")]
-    if ids.intersection(_PROGRAMS):
+    if ids.intersection(PROGRAMS):
         rows = [row for row in rows if is_dangerous(row.name)]
     yield from scan_pickle.hidden(rows, fix=fix)
 
