@@ -63,7 +63,8 @@ def scan(path: str, error: CkptfixError) -> Iterator[Finding]:
     if any(finding.id in _UNSEEN for finding in kinds) or _is_safetensors(path):
         yield from kinds
         return
-    inside = scan_inside.look(path) if not _of_folder(kinds) else scan_inside.look(str(Path(path, ".metadata")))
+    described = Path(path, ".metadata") if _of_folder(kinds) and Path(path).is_dir() else Path(path)
+    inside = scan_inside.look(str(described), "" if described == Path(path) else described.name)
     yield from (_with_names(finding, inside) for finding in kinds)
     yield from _hidden(kinds, inside)
 
@@ -141,9 +142,8 @@ def _hidden(kinds: Sequence[Finding], inside: Inside) -> Iterator[Finding]:
     ids = {finding.id for finding in kinds}
     fix = _REPAIR if inside.tensors and any(map(_repairs, kinds)) else ""
     rows = inside.hidden
-    if "dcp-folder" in ids:
-        rows = [row for row in rows if not row.name.startswith("torch.")]
-    if ids.intersection(PROGRAMS):
+    if ids.intersection((*PROGRAMS, "dcp-folder")):
+        # What these write by themselves is no news.
         rows = [row for row in rows if is_dangerous(row.name)]
     yield from scan_pickle.hidden(rows, fix=fix)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +24,7 @@ from ckptfix.formats.foreign_archives import tar_members
 from ckptfix.ops.dangerous import is_dangerous
 from ckptfix.ops.layers import FAULTS, Memory, Packing, Unpacked, Window, any_packing_of, base_of, lzma_of_zip
 from ckptfix.pickles import Global, Seen, survey
-from ckptfix.pickles.names import MAGIC
+from ckptfix.pickles.names import MAGIC, MOST_OPCODES
 
 LIMIT = 64 << 20
 """Bytes of one packed record or file that are unpacked: a checkpoint has its pickle before its tensors."""
@@ -32,7 +32,14 @@ LIMIT = 64 << 20
 MOST = 256 << 20
 """Bytes that are unpacked of one file in all."""
 
+MAX_RATIO = 100
+SMALL = 1 << 20
+"""Bytes to which anything may unfold; beyond them, a pickle to no more than so many times its packed bytes."""
+
 DEEPEST = 6
+FEW_OPCODES = 1 << 19
+"""Opcodes that are looked at in a file of any size; in a larger one, eight a byte, packed ones too."""
+
 MOST_MEMBERS = 20_000
 SEARCHED = 64 << 20
 """Bytes of a zip, from its start, that are searched for records that no directory lists."""
@@ -79,12 +86,13 @@ class Inside:
         return list(dict.fromkeys(row.name for row in self.hidden))
 
 
-def look(path: str) -> Inside:
-    """Look into the file or folder `path`."""
+def look(path: str, place: str = "") -> Inside:
+    """Look into the file or folder `path`, which is called `place`."""
     looker = _Looker()
     if not Path(path).is_dir():
         with suppress(CkptfixError), Reader(path) as reader:
-            looker.file(reader, "", 0)
+            looker.opcodes = min(MOST_OPCODES, max(FEW_OPCODES, 8 * reader.size))
+            looker.file(reader, place, 0)
         return looker.found
     for folder, _, names in os.walk(path):
         for name in sorted(names)[:MOST_MEMBERS]:
@@ -119,6 +127,7 @@ class _Looker:
     def __init__(self) -> None:
         self.found = Inside()
         self.left = MOST
+        self.opcodes = MOST_OPCODES
 
     def file(self, reader: Reader, place: str, depth: int) -> None:
         """Whatever `reader` holds, by its first bytes."""
@@ -127,7 +136,7 @@ class _Looker:
             return
         head = reader.read(0, min(_HEAD, reader.size))
         packing = any_packing_of(head)
-        if packing is not None and (data := self.unpacked(packing, reader.chunks(0, reader.size, BATCH >> 2))):
+        if packing is not None and (data := self.unpacked(packing, reader)):
             self.file(Memory(data, reader.path), _joined(place, packing.name), depth + 1)
         elif head.startswith(b"\x93NUMPY"):
             self.array(reader, head, place, depth)
@@ -194,18 +203,19 @@ class _Looker:
         chunks = reader.chunks(0, reader.size, BATCH >> 4)
         if storage and not MAGIC.match(next(iter(Unpacked(packing, chunks)), b"")[:_HEAD]):
             return
-        data = self.unpacked(packing, reader.chunks(0, reader.size, BATCH >> 2))
+        data = self.unpacked(packing, reader)
         self.member(Memory(data, reader.path), name, place, depth)
 
-    def unpacked(self, packing: Packing, chunks: Iterator[bytes]) -> bytes:
-        """The first bytes of packed data, up to the limits."""
+    def unpacked(self, packing: Packing, reader: Reader) -> bytes:
+        """The first bytes of packed data, up to the limits; of a bomb no more than of a small file."""
         pieces: list[bytes] = []
         made = 0
+        limit = min(LIMIT, self.left, max(SMALL, MAX_RATIO * reader.size))
         with suppress(CkptfixError, *FAULTS):
-            for piece in Unpacked(packing, chunks):
+            for piece in Unpacked(packing, reader.chunks(0, reader.size, BATCH >> 2)):
                 pieces.append(piece)
                 made += len(piece)
-                if made >= min(LIMIT, self.left):
+                if made >= limit:
                     self.found.cut = True
                     break
         self.left = max(0, self.left - made)
@@ -223,7 +233,8 @@ class _Looker:
 
     def stream(self, reader: Reader, head: bytes, place: str, depth: int) -> None:
         """Pickles, one behind another; whatever is none ends at once."""
-        seen = survey(reader.read, 0, reader.size)
+        seen = survey(reader.read, 0, reader.size, self.opcodes)
+        self.opcodes -= seen.steps
         sure = _PICKLE.match(head) is not None
         self.found.pickles += sure or bool(seen.pickles and seen.seen)
         self.found.cut |= seen.cut

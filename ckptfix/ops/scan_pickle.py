@@ -29,6 +29,10 @@ _ABOUT = (
 )
 """Beginnings of names, and what such a thing is."""
 
+_BYTES = frozenset((
+    op.BINBYTES, op.SHORT_BINBYTES, op.BINBYTES8, op.BYTEARRAY8, op.STRING, op.BINSTRING, op.SHORT_BINSTRING,
+))  # fmt: skip
+
 LISTED = 8
 """Names in a message before the rest are counted."""
 
@@ -121,6 +125,10 @@ def _old_strings(graph: Graph, where: str, base: int) -> Iterator[Finding]:
 
 def _nested(graph: Graph, where: str, base: int) -> Iterator[Finding]:
     """Strings that are pickles, or files that hold some, and name functions."""
+    # Protocols before 3 write bytes as text, which this function encodes.
+    encoded = any(node.name == "encode" and node.module == "_codecs" for node in graph.globals)
+    if not encoded and not _BYTES & set(graph.rare):
+        return
     seen = survey(lambda offset, length: graph.data[offset : offset + length], graph.start, graph.end)
     for inner in seen.inner:
         data = graph.data[inner.at : inner.at + inner.length]

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from ckptfix.collector import collector_paused
 from ckptfix.pickles import opcodes as op
 from ckptfix.pickles.rare import UNRESOLVABLE
 
@@ -26,12 +27,13 @@ AHEAD = 1 << 12
 LONGEST = 1024
 """Bytes of a string that may be a name; a longer one is no module's."""
 
+MAX_MARKS = 100_000
 MOST_KEPT = 1 << 20
-"""Values on the stack, in the memo, or open marks: beyond it nothing is kept, and names that are put together of
+"""Values on the stack or in the memo: beyond it nothing is kept, and names that are put together of
 strings may be lost."""
 
-MOST_OPCODES = 50_000_000
-"""Opcodes that are looked at: half a minute."""
+MOST_OPCODES = 20_000_000
+"""Opcodes that are looked at: some ten seconds."""
 
 MOST_NAMES = 10_000
 
@@ -68,6 +70,7 @@ class Survey:
         end: the byte after the last opcode that was understood.
         whole: whether the last opcode that was understood is a STOP.
         cut: whether the stream was too long to be looked at to its end.
+        steps: how many opcodes were looked at.
         persids: whether something refers to a storage by a persistent id.
     """
 
@@ -77,6 +80,7 @@ class Survey:
     end: int = 0
     whole: bool = False
     cut: bool = False
+    steps: int = 0
     persids: bool = False
 
 
@@ -105,11 +109,20 @@ _STRINGS = frozenset((
 ))  # fmt: skip
 _CALLS = frozenset((op.REDUCE, op.NEWOBJ, op.NEWOBJ_EX))
 
+_PLAIN: dict[int, tuple[int, int, int]] = {
+    code: (op.FIXED.get(code, 0), *_EFFECT.get(code, (0, 1)))
+    for code in op.CODES
+    - {*op.COUNTED, *op.LINES, *op.GETS, *op.PUTS, *_MARKED, *_CALLS, op.MARK, op.STOP, op.POP, op.DUP, op.BINPERSID}
+    - {op.STACK_GLOBAL, op.EXT1, op.EXT2, op.EXT4}
+}
+"""Opcodes that only take and leave values: bytes of the argument, values taken and left."""
 
-def survey(read: Read, start: int, stop: int) -> Survey:
+
+def survey(read: Read, start: int, stop: int, most: int = MOST_OPCODES) -> Survey:
     """What the pickles from `start` on, one behind another, name before `stop`; it ends at what is no opcode."""
     machine = _Names(read, start, stop)
-    machine.run()
+    with collector_paused():
+        machine.run(most)
     return machine.found
 
 
@@ -131,11 +144,12 @@ class _Names:
         self.marks: list[list[Any]] = []
         self.older, self.memo = self.memo, {}
 
-    def run(self) -> None:
+    def run(self, most: int) -> None:
         base = self.start
         data = self.read(base, min(WINDOW, self.stop - base)) if base < self.stop else b""
         at = base
-        for _ in range(MOST_OPCODES):
+        for step in range(most):
+            self.found.steps = step
             if at - base > len(data) - AHEAD and base + len(data) < self.stop:
                 base, data = at, self.read(at, min(WINDOW, self.stop - at))
             here = at - base
@@ -143,7 +157,17 @@ class _Names:
                 return
             code = data[here]
             arg = here + 1
-            if code in op.COUNTED:
+            if code in _PLAIN:
+                width, takes, leaves = _PLAIN[code]
+                stack = self.stack
+                if takes:
+                    del stack[-takes:]
+                if leaves and len(stack) < MOST_KEPT:
+                    stack.append(None)
+                end = at + 1 + width
+                if end > self.stop:
+                    return
+            elif code in op.COUNTED:
                 width = op.COUNTED[code]
                 length = int.from_bytes(data[arg : arg + width], "little")
                 arg += width
@@ -237,7 +261,7 @@ class _Names:
     def everyday(self, code: int, raw: bytes, at: int) -> None:
         """An opcode whose argument has a fixed length."""
         if code == op.MARK:
-            if len(self.marks) < MOST_KEPT:
+            if len(self.marks) < MAX_MARKS:
                 self.marks.append(self.stack)
                 self.stack = []
         elif code == op.STOP:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import hidden
@@ -29,6 +30,6 @@ def first(path: Path) -> str:
 def test_words_in_a_file_decide_nothing(words: str, tmp_path: Path) -> None:
     text, said, archive = tmp_path / "a.pth", tmp_path / "b.pth", tmp_path / "c.zip"
     text.write_text(f"Sorry, {words}\n")
-    said.write_text('{"error": "%s"}' % words)
+    said.write_text(json.dumps({"error": words}))
     archive.write_bytes(hidden.zipped({f"{words} notes.txt".replace("/", ""): b"x", "y.txt": b"y"}))
     assert (first(text), first(said), first(archive)) == ("text-file", "json-file", "other-archive")
