@@ -20,6 +20,7 @@ from typing import Any
 from ckptfix.errors import printable
 from ckptfix.formats.foreign_archives import folder, tar_archive, zip_archive
 from ckptfix.formats.foreign_file import Answer, File, quote
+from ckptfix.pickles import survey
 
 _MANY_ZEROS = 16
 """Places where a file that begins with zeros is looked at."""
@@ -221,6 +222,8 @@ def _pickle(file: File) -> Answer | None:
         protocol = str(head[1])
     elif re.match(rb"(\(dp?|\(lp?|c[A-Za-z_][\w.]*\n[A-Za-z_][\w.]*\n|\(i[\w.]+\n|ccopy_reg\n)", head):
         protocol = "0 or 1"
+    elif _is_old_pickle(file):
+        protocol = "0"
     else:
         return None
     hint = "a plain pickle can run code: load it only if you trust it, and write it again with torch.save"
@@ -235,6 +238,22 @@ def _pickle(file: File) -> Answer | None:
         return Answer("plain-pickle", f"a joblib pickle (protocol {protocol})", hint)
     what = " of NumPy arrays" if b"numpy" in head else ""
     return Answer("plain-pickle", f"a plain pickle (protocol {protocol}){what}, not written by torch.save", hint)
+
+
+_OLD = re.compile(rb"\(*[SVILFNU\]})ctld0-9]")
+
+
+def _is_old_pickle(file: File) -> bool:
+    """Whether what may be text is a pickle of protocol 0 that begins with a plain value, and names something."""
+    if not _OLD.match(file.head):
+        return False
+    seen = survey(file.read, 0, file.size, _MOST_OPCODES)
+    names = [part for row in seen.seen for part in (*row.module.split("."), *row.name.split("."))]
+    return bool(names) and seen.pickles > 0 and all(part.isidentifier() for part in names)
+
+
+_MOST_OPCODES = 100_000
+"""Opcodes of a text that are looked at: each line of a text that is none ends the look at once."""
 
 
 def _markup(file: File) -> Answer | None:

@@ -44,7 +44,7 @@ def is_dangerous(name: str) -> bool:
     """Whether the global `name`, ``"module.name"``, runs code, reaches the network or touches files."""
     if name in _HARMLESS or trusted.accepted(name):
         return False
-    parts = name.split(".")
+    parts = [part.strip() for part in name.split(".")]
     if parts[0] == _PROGRAM:
         return False
     if name in _DANGEROUS or parts[0] in _DANGEROUS_MODULES:

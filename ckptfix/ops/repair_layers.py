@@ -87,7 +87,9 @@ def _packed(path: str, place: Folder) -> Layer | None:
         dest = _write(place(), iter(unpacked), reader.size)
     state = "" if unpacked.whole else ", which is damaged: what is behind the damage is lost"
     severity: Literal["info", "warning"] = "info" if unpacked.whole else "warning"
-    return dest, Finding(packing.name, severity, "", f"it is packed with {packing.name}{state}")
+    message = f"it is packed with {packing.name}{state}"
+    gzipped = packing.name == "gzip"
+    return dest, Finding("gzip", severity, "", message) if gzipped else Finding("compressed", severity, "", message)
 
 
 def _line_ends(path: str, place: Folder) -> Layer | None:

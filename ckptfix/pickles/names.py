@@ -238,7 +238,8 @@ class _Names:
             module, _, name = raw.decode("utf-8", "replace").partition("\n")
             if code == op.INST:
                 self.unmark()
-            self.push(self.named(module, name, at))
+            # Some writers and readers end lines in two ways.
+            self.push(self.named(module.strip(), name.strip(), at))
             if code == op.INST:
                 self.called(self.stack[-1], at)
         elif code in (op.GET, op.PUT):
