@@ -266,8 +266,8 @@ def _markup(file: File) -> Answer | None:
     if start.startswith((b"<?xml", b"<error")):
         code = re.search(rb"<Code>([^<]{1,60})", file.head)
         named = f" that says {_line(code[1])}" if code else ""
-        hint = "the server answered with a message instead of the file" if code else None
-        return Answer("web-page", f"an XML document{named}", hint)
+        answered = "the server answered with a message instead of the file" if code else None
+        return Answer("web-page", f"an XML document{named}", answered)
     return None
 
 

@@ -33,7 +33,7 @@ def test_what_runs_code_is_named_before_anything_is_proposed(layer: str, how: st
 def test_a_harmless_one_is_not_called_dangerous(layer: str, tmp_path: Path) -> None:
     done = doctor.examine(hidden.wrapped(tmp_path, layer, ""))
     assert not dangers(done)
-    assert (done.cause.fix or "").startswith("ckptfix repair ")
+    assert done.cause is not None and (done.cause.fix or "").startswith("ckptfix repair ")
 
 
 @pytest.mark.parametrize("how", HOW)

@@ -34,7 +34,7 @@ def scripted(path: Path) -> None:
 
 
 def traced(path: Path) -> None:
-    torch.jit.save(torch.jit.trace(Net().eval(), torch.zeros(2, 3)), path)
+    torch.jit.save(torch.jit.trace(Net().eval(), torch.zeros(2, 3)), path)  # type: ignore[no-untyped-call]
 
 
 def frozen(path: Path) -> None:

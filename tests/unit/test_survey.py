@@ -9,11 +9,12 @@ from pathlib import Path
 import hidden
 import pytest
 from builders import assemble, push
-from conftest import FIXTURES
 
 from ckptfix.formats import open_checkpoint
 from ckptfix.ops import doctor
 from ckptfix.pickles import Survey, survey
+
+FIXTURES = Path(__file__).parents[2] / "fixtures"
 
 
 def named(data: bytes) -> Survey:
@@ -60,8 +61,9 @@ KINDS: dict[str, bytes] = {
     "nested-as-latin-1": pickle.dumps({"a": assemble(("PROTO", 2), *hidden.SYSTEM, "STOP")}, 2),
     "nested-of-protocol-0": pickle.dumps({"a": P0}, 4),
     "nested-archive": pickle.dumps({"a": hidden.zipped({"m.pkl": assemble(("PROTO", 2), *hidden.SYSTEM, "STOP")})}, 4),
-    **{f"zip-of-method-{method}": hidden.zipped({"a.txt": b"x", "m.pkl": P0}, method=method) for method in (0, 8, 12, 14)},
-    "object-array": b"\x93NUMPY\x01\x00" + b"\x40\x00" + b"{'descr': '|O', 'fortran_order': False, 'shape': (1,), }".ljust(64)
+    **{f"zip-of-method-{how}": hidden.zipped({"a.txt": b"x", "m.pkl": P0}, method=how) for how in (0, 8, 12, 14)},
+    "object-array": b"\x93NUMPY\x01\x00\x40\x00"
+    + b"{'descr': '|O', 'fortran_order': False, 'shape': (1,), }".ljust(64)
     + assemble(("PROTO", 2), *hidden.SYSTEM, "STOP"),
 }  # fmt: skip
 
@@ -90,7 +92,7 @@ def test_names_come_from_the_stack(ops: Sequence[object]) -> None:
 
 
 def test_text_is_no_pickle(tmp_path: Path) -> None:
-    for text in ("class Net(Module):\n  x = 1\n.", "import os\nos.system\n.", "cat\n", "Not Found.\n", "(see below)\n."):
+    for text in ("class Net(Module):\n  x = 1\n.", "import os\nos.system\n.", "cat\n", "Not Found.\n", "(below)\n."):
         path = tmp_path / "a.txt"
         path.write_text(text)
         assert [row.id for row in doctor.examine(path).findings] == ["text-file"], text
