@@ -96,7 +96,8 @@ def sanitize(
         return Sanitized(copy, checkpoint.format, identical=True)
     rewritten = written(checkpoint, root)
     _refuse_unclean(checkpoint, rewritten.pickle)
-    if reason is not None and "opcode" in reason:
+    if reason is not None and all(trusted.accepted(trusted.canonical(node)) for node in graph.globals):
+        # With every global accepted, it was an opcode that is refused.
         report.changes["", f"pickle of protocol {graph.protocol}", "protocol 2"] += 1
     if moved:
         report.changes["", "zip container", "legacy container"] += 1

@@ -40,7 +40,7 @@ def test_it_names_what_the_machine_names() -> None:
 
 P0 = b"cposix\nsystem\n(S'true'\ntR."
 LONG = b"S'" + b"a" * 2_500_000 + b"'\n0"
-MANY = assemble(*[("BININT1", 1), "POP"] * 700_000)
+MANY = assemble(("BININT1", 1), "POP") * 700_000
 KINDS: dict[str, bytes] = {
     "behind-bytes": assemble(("PROTO", 2), ("BINBYTES", bytes(1_500_000)), "POP", *hidden.SYSTEM, "STOP"),
     "behind-opcodes": assemble(("PROTO", 2)) + MANY + assemble(*hidden.SYSTEM, "STOP"),
