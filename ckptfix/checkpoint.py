@@ -376,11 +376,24 @@ def joined(segments: Iterable[Segment]) -> Iterator[Segment]:
 
 
 @dataclass(frozen=True, slots=True)
+class Check:
+    """Bytes of an input that have to have the checksum that the input states for them."""
+
+    where: str
+    data: Data
+    crc32: int
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
-    """Everything to be written, and nothing yet written. Files are written in order, an index last."""
+    """Everything to be written, and nothing yet written. Files are written in order, an index last.
+
+    `checks` come before the files take their names: of bytes that go where their checksum cannot follow.
+    """
 
     files: tuple[OutputFile, ...]
     findings: tuple[Finding, ...] = ()
+    checks: tuple[Check, ...] = ()
 
     @property
     def nbytes(self) -> int:

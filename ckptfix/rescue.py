@@ -15,14 +15,16 @@ from typing import Any
 from ckptfix import formats, output
 from ckptfix.checkpoint import Finding, Plan
 from ckptfix.collector import without_collections
-from ckptfix.errors import CkptfixError, DamagedFile, Refused, WriteFailed
+from ckptfix.errors import CkptfixError, Refused, WriteFailed
 from ckptfix.fileio import Progress
 from ckptfix.ops import targets
 from ckptfix.ops.convert import refuse_other_suffix
 from ckptfix.ops.grouping import collapse, shown
+from ckptfix.ops.law import Promise
 from ckptfix.ops.repair import Loss, Repair
 from ckptfix.ops.repair_fill import Fill
 from ckptfix.ops.repair_open import repair as repair_op
+from ckptfix.ops.writing import Draft, carry_out
 from ckptfix.results import Result
 
 StrPath = str | os.PathLike[str]
@@ -102,15 +104,21 @@ def repair(
     with ExitStack() as stack:
         folder = cache(lambda: stack.enter_context(_folder(near)))
         found = repair_op(name, folder, fill=fill, donor=donor, like=side)
-        writing = dest is not None and not check_only
-        if writing and dest is not None:
-            refuse_other_suffix(name, os.fspath(dest), found.format)
-        plan = found.plan_to(os.fspath(dest)) if writing and dest is not None else Plan(())
-        if writing and not dry_run:
-            if formats.stamp(name) != before:
-                raise DamagedFile("it changed while it was read", path=name, hint="wait until its writer is done")
-            output.write_plan(plan, overwrite=force, progress=progress)
-    return _result(name, dest, found, plan, written=writing and not dry_run)
+        if dest is None or check_only:
+            return _result(name, found, {"dest": "" if dest is None else os.fspath(dest)})
+        refuse_other_suffix(name, os.fspath(dest), found.format)
+        draft = Draft(
+            source=name,
+            stamp=before,
+            dest=os.fspath(dest),
+            format=found.format,
+            plan=found.plan_to(os.fspath(dest)),
+            promise=Promise(found.kept),
+            lines=_lines(found, written=not dry_run),
+            findings=_findings(found),
+            exit_code=_exit_code(found),
+        )
+        return _result(name, found, carry_out(draft, force=force, dry_run=dry_run, progress=progress))
 
 
 def _folder(near: str) -> TemporaryDirectory[str]:
@@ -121,24 +129,33 @@ def _folder(near: str) -> TemporaryDirectory[str]:
         raise WriteFailed(error.strerror or str(error), path=near) from None
 
 
-def _result(source: str, dest: StrPath | None, found: Repair, plan: Plan, *, written: bool) -> RepairResult:
-    findings: list[Finding] = [*found.notes, *(loss.finding() for loss in found.losses)]
+def _findings(found: Repair) -> tuple[Finding, ...]:
+    return (*found.notes, *(loss.finding() for loss in found.losses))
+
+
+def _exit_code(found: Repair) -> int:
+    return 3 if found.losses else 0
+
+
+def _result(source: str, found: Repair, done: dict[str, Any]) -> RepairResult:
+    common: dict[str, Any] = {
+        "source": source,
+        "format": found.format,
+        "plan": Plan(()),
+        "written": False,
+        "lines": _lines(found, written=False),
+        "findings": _findings(found),
+        "exit_code": _exit_code(found),
+    }
     return RepairResult(
-        source=source,
-        dest="" if dest is None else os.fspath(dest),
-        format=found.format,
-        plan=plan,
-        written=written,
-        lines=_lines(found, written),
-        findings=tuple(findings),
-        exit_code=3 if found.losses else 0,
+        **(common | done),
         kept=tuple(entry.name for entry in found.kept),
         nbytes_kept=found.nbytes,
         losses=found.losses,
     )
 
 
-def _lines(found: Repair, written: bool) -> tuple[str, ...]:
+def _lines(found: Repair, *, written: bool) -> tuple[str, ...]:
     names = [entry.name for entry in found.kept]
     left_out = [loss.name for loss in found.losses if not loss.filled]
     filled = [loss.name for loss in found.losses if loss.filled]

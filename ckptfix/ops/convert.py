@@ -24,6 +24,7 @@ from ckptfix.formats import FORMATS, safetensors, torch_recode
 from ckptfix.formats.safetensors_write import row_major
 from ckptfix.formats.torch_common import element_sizes, little_endian
 from ckptfix.formats.torch_tensors import LAZY
+from ckptfix.ops.law import Promise, everything
 from ckptfix.ops.rename import chosen_sites, module_of, whole_module
 
 ALIASES = {"torch": "zip", "pt": "zip", "pth": "zip", "pytorch": "zip", "st": "safetensors"}
@@ -41,12 +42,14 @@ class Conversion:
         left: addresses of what the output does not hold.
         lost: names of tensors among them that were dropped on request.
         ties: names that share their bytes with another one.
+        promise: what the output has to hold.
     """
 
     plan: Plan
     format: str
     at: str | None
     tensors: int
+    promise: Promise
     left: tuple[str, ...] = ()
     lost: tuple[str, ...] = ()
     ties: int = 0
@@ -114,12 +117,12 @@ def convert(
     _ = checkpoint.entries
     refuse_damaged(checkpoint)
     plan = (torch_recode.to_zip if target == "zip" else torch_recode.to_legacy)(checkpoint, dest)
-    return Conversion(plan, target, None, len(checkpoint.entries))
+    return Conversion(plan, target, None, len(checkpoint.entries), everything(checkpoint))
 
 
 def _copied(checkpoint: Checkpoint, dest: str, target: str) -> Conversion:
     plan = Plan((OutputFile.of(dest, (ByteRange(checkpoint.path, 0, checkpoint.size),)),))
-    return Conversion(plan, target, None, len(checkpoint.entries))
+    return Conversion(plan, target, None, len(checkpoint.entries), everything(checkpoint))
 
 
 def _to_safetensors(checkpoint: Checkpoint, dest: str, at: str | None, drop_unsupported: bool) -> Conversion:
@@ -147,10 +150,12 @@ def _to_safetensors(checkpoint: Checkpoint, dest: str, at: str | None, drop_unsu
     noticed += [Finding("lost", "warning", key, "safetensors cannot hold it") for key in lost]
     plan = Plan(plan.files, tuple(noticed))
     ties = len(fitting) - len(kept)
-    return Conversion(plan, "safetensors", chosen.at, len(fitting), (*left, *lost), lost, ties)
+    others = [entry for entry in checkpoint.entries if entry.at != chosen.at]
+    promise = Promise(fitting, others=others, told=frozenset(left))
+    return Conversion(plan, "safetensors", chosen.at, len(fitting), promise, (*left, *lost), lost, ties)
 
 
-BROKEN = frozenset({"bad-tensor", "truncated", "unknown-dtype", "too-deep", "duplicate-record"})
+BROKEN = frozenset({"bad-crc", "bad-tensor", "truncated", "unknown-dtype", "too-deep", "duplicate-record"})
 
 
 def refuse_damaged(checkpoint: Checkpoint) -> None:
@@ -260,4 +265,5 @@ def _from_safetensors(checkpoint: Checkpoint, dest: str, target: str) -> Convers
     findings += [Finding("left-behind", "info", f"__metadata__/{key}", "is not in the output") for key in left]
     plan = Plan(plan.files, tuple(findings))
     ties = len(entries) - len(checkpoint.entries)
-    return Conversion(plan, target, "", len(entries), tuple(f"__metadata__/{key}" for key in left), (), max(ties, 0))
+    behind = tuple(f"__metadata__/{key}" for key in left)
+    return Conversion(plan, target, "", len(entries), everything(checkpoint), behind, (), max(ties, 0))

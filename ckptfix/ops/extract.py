@@ -13,6 +13,7 @@ from ckptfix.formats.weights import Weights, plan_torch
 from ckptfix.ops.convert import fits, little, target_format, why_not
 from ckptfix.ops.extract_ema import averaged, is_averaged
 from ckptfix.ops.extract_sources import Candidate, at_address, candidates, read
+from ckptfix.ops.law import Promise
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,12 @@ class Extraction:
     format: str
     lost: tuple[str, ...] = ()
     others: tuple[str, ...] = ()
+
+    def promise(self) -> Promise:
+        """What the output has to hold: the tensors that were taken, but for those that its format cannot hold."""
+        weights = self.weights
+        kept = [entry for entry in weights.entries if entry.key not in self.lost]
+        return Promise(kept, others=weights.beside, told=frozenset(weights.left))
 
 
 def choose(checkpoint: Checkpoint, at: str | None, ema: bool) -> tuple[Weights, tuple[str, ...]]:

@@ -91,7 +91,7 @@ def read(checkpoint: Checkpoint, candidate: Candidate) -> Weights:
         raise DamagedFile("the pickle does not match its CRC-32", path=checkpoint.path, where="data.pkl", hint=hint)
     made = _of_module(checkpoint, candidate) if candidate.module is not None else _of_mapping(checkpoint, candidate.at)
     check_whole(made, checkpoint.size)
-    return made
+    return replace(made, beside=checkpoint.entries)
 
 
 def _of_module(checkpoint: Checkpoint, candidate: Candidate) -> Weights:
