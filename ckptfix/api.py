@@ -18,7 +18,7 @@ from ckptfix.ops import rename as rename_op
 from ckptfix.ops.convert import refuse_other_suffix
 from ckptfix.ops.inspect import Inspection
 from ckptfix.ops.inspect import inspect as inspect_op
-from ckptfix.ops.law import Promise
+from ckptfix.ops.law_promise import Promise
 from ckptfix.ops.writing import Draft, about, carry_out, open_input
 from ckptfix.results import ConvertResult, RelocateResult, RenameResult
 

@@ -13,7 +13,7 @@ from ckptfix.fileio import Progress
 from ckptfix.ops import sanitize as sanitize_op
 from ckptfix.ops import slim as slim_op
 from ckptfix.ops.convert import refuse_other_suffix
-from ckptfix.ops.law import everything
+from ckptfix.ops.law_promise import everything
 from ckptfix.ops.sanitize_objects import EXTRACT
 from ckptfix.ops.sanitize_report import Loss
 from ckptfix.ops.writing import Draft, about, carry_out, open_input

@@ -17,7 +17,7 @@ from ckptfix.fileio import Progress
 from ckptfix.ops import match as match_op
 from ckptfix.ops import match_plan, targets
 from ckptfix.ops.convert import refuse_damaged, refuse_other_suffix
-from ckptfix.ops.law import Promise
+from ckptfix.ops.law_promise import Promise
 from ckptfix.ops.match import Matching
 from ckptfix.ops.name_rules import NameRule
 from ckptfix.ops.writing import Draft, about, carry_out, write_text

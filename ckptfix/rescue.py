@@ -20,7 +20,7 @@ from ckptfix.fileio import Progress
 from ckptfix.ops import targets
 from ckptfix.ops.convert import refuse_other_suffix
 from ckptfix.ops.grouping import collapse, shown
-from ckptfix.ops.law import Promise
+from ckptfix.ops.law_promise import Promise
 from ckptfix.ops.repair import Loss, Repair
 from ckptfix.ops.repair_fill import Fill
 from ckptfix.ops.repair_open import repair as repair_op

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ckptfix.checkpoint import Finding, Plan
-from ckptfix.ops.law import Account
+from ckptfix.ops.law_promise import Account
 from ckptfix.ops.match import Matching, Slot
 from ckptfix.ops.name_rules import NameRule
 from ckptfix.ops.rename import Change

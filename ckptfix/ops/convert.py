@@ -24,7 +24,7 @@ from ckptfix.formats import FORMATS, safetensors, torch_recode
 from ckptfix.formats.safetensors_write import row_major
 from ckptfix.formats.torch_common import element_sizes, little_endian
 from ckptfix.formats.torch_tensors import LAZY
-from ckptfix.ops.law import Promise, everything
+from ckptfix.ops.law_promise import Promise, everything
 from ckptfix.ops.rename import chosen_sites, module_of, whole_module
 
 ALIASES = {"torch": "zip", "pt": "zip", "pth": "zip", "pytorch": "zip", "st": "safetensors"}

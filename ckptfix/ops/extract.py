@@ -13,7 +13,7 @@ from ckptfix.formats.weights import Weights, plan_torch
 from ckptfix.ops.convert import fits, little, target_format, why_not
 from ckptfix.ops.extract_ema import averaged, is_averaged
 from ckptfix.ops.extract_sources import Candidate, at_address, candidates, read
-from ckptfix.ops.law import Promise
+from ckptfix.ops.law_promise import Promise
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,7 +91,21 @@ def read(checkpoint: Checkpoint, candidate: Candidate) -> Weights:
         raise DamagedFile("the pickle does not match its CRC-32", path=checkpoint.path, where="data.pkl", hint=hint)
     made = _of_module(checkpoint, candidate) if candidate.module is not None else _of_mapping(checkpoint, candidate.at)
     check_whole(made, checkpoint.size)
-    return replace(made, beside=checkpoint.entries)
+    taken = {_view(entry) for entry in made.entries}
+    inside = candidate.at if candidate.module is not None else None
+    beside = [
+        entry
+        for entry in checkpoint.entries
+        if entry.at != candidate.at
+        and not (inside is not None and is_inside(entry.name, inside) and _view(entry) in taken)
+    ]
+    return replace(made, beside=tuple(beside))
+
+
+def _view(entry: TensorEntry) -> tuple[Any, ...]:
+    """What tells a tensor from others of its file, names aside."""
+    key = entry.storage.key if entry.storage is not None else entry.name
+    return key, entry.dtype, entry.offset, entry.shape, entry.stride
 
 
 def _of_module(checkpoint: Checkpoint, candidate: Candidate) -> Weights:

@@ -17,7 +17,8 @@ from ckptfix.checkpoint import Checkpoint, Finding, OutputFile, Plan
 from ckptfix.errors import CkptfixError, DamagedFile
 from ckptfix.fileio import Progress
 from ckptfix.ops.convert import refuse_other_suffix
-from ckptfix.ops.law import Promise, audit
+from ckptfix.ops.law import audit
+from ckptfix.ops.law_promise import Promise
 
 StrPath = str | os.PathLike[str]
 LOSSES = 3
