@@ -17,7 +17,11 @@ from real.truth import Truth, Unreadable, tensors
 
 from ckptfix.cli import commands
 
-__all__ = ["COMMANDS", "Command", "Outcome", "breaches", "carry_out", "judge"]
+__all__ = ["BY_AT", "COMMANDS", "TO_TRUTH", "Command", "Outcome", "breaches", "carry_out", "judge"]
+
+
+SHOWN = 4
+"""Breaches of one command that are told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +89,10 @@ BY_AT: tuple[Command, ...] = (
 """The same with the address of every state dict."""
 
 
+TO_TRUTH = _whole("match --like")
+"""The same with a file of the names that it should have."""
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """What a command did."""
@@ -116,24 +124,25 @@ def carry_out(line: Sequence[str], source: Path, dest: Path) -> Outcome:
     return Outcome(result.exit_code, said, crash)
 
 
-def breaches(command: Command, source: Path, folder: Path, before: Callable[[], Truth], at: str = "") -> list[str]:
+def breaches(command: Command, source: Path, folder: Path, before: Callable[[], Truth], last: str = "") -> list[str]:
     """Carry `command` out on `source` in the empty `folder`, and judge it.
 
     Args:
-        before: the tensors of `source`; asked for only if something was written.
-        at: the address that ends the command line.
+        before: the tensors of `source`; asked for only if something was written that is no copy of it.
+        last: what ends the command line: an address, or a file.
     """
     dest = folder / "out"
-    done = carry_out((*command.line, *([at] if command.line[-1] == "--at" else [])), source, dest)
+    done = carry_out((*command.line, *([last] if command.line[-1] in ("--at", "--like") else [])), source, dest)
     left = sorted(path.name for path in folder.iterdir())
     try:
-        return list(_breaches(command, done, dest, left, before))
+        found = list(_breaches(command, done, source, dest, left, before))
     finally:
         dest.unlink(missing_ok=True)
+    return found if len(found) <= SHOWN else [*found[:SHOWN], f"and {len(found) - SHOWN} more"]
 
 
 def _breaches(
-    command: Command, done: Outcome, dest: Path, left: list[str], before: Callable[[], Truth]
+    command: Command, done: Outcome, source: Path, dest: Path, left: list[str], before: Callable[[], Truth]
 ) -> Iterator[str]:
     if done.crash:
         yield f"crashed: {done.crash}"
@@ -147,6 +156,8 @@ def _breaches(
     if left != [dest.name]:
         yield f"exit code {done.code}, and the folder holds {left}"
         return
+    if source.is_file() and dest.read_bytes() == source.read_bytes():
+        return  # whatever it holds, a copy holds too
     try:
         truth = before()
     except Unreadable as error:

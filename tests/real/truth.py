@@ -416,10 +416,10 @@ def of_object(value: Any) -> Truth:
             continue
         for name, dtype, dense in _dense_parts(tensor):
             truth.found.append((f"{address}{name}", Leaf(tuple(dense.shape), dtype, _digest(dense))))
+            kept.append(dense)  # or its memory would be another's
             truth.places[f"{address}{name}"] = _place(dense)
             if dense.device.type != "meta" and dense.untyped_storage().nbytes() and not name:
                 storages.add(dense.untyped_storage().data_ptr())
-        kept.append(tensor)
     truth.storages = len(storages)
     return truth
 
