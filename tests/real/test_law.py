@@ -10,21 +10,22 @@ import re
 from pathlib import Path
 
 import pytest
+from conftest import LONG
 from real.files import name_of, real_files, real_folders, truth_beside, truth_of
 from real.law import BY_AT, COMMANDS, TO_TRUTH, Command, breaches
 
 import ckptfix
 from ckptfix import errors
-from conftest import LONG
 
 MOST_ADDRESSES = 1000 if LONG else 3
 
 SHARDED = "sanitize empties a ShardedTensor"
+BUFFERS = "buffers that no state dict has are not listed as left behind"
 DISTCP = "a part of a distributed checkpoint is taken for its first tensor"
 
 KNOWN: tuple[tuple[str, str, str], ...] = (
     (r"dist/fsdp1_\w+_(sharded|local)_rank\d\.pt", r"sanitize.*", SHARDED),
-    (r"hf/llama_whole\.pt", r"extract --to (zip|legacy|safetensors --drop-unsupported)", "buffers of no state dict are not listed"),
+    (r"hf/llama_whole\.pt", r"extract --to (zip|legacy|safetensors --drop-unsupported)", BUFFERS),
     (r".*\.distcp", r"repair", DISTCP),
     (
         r"accelerate/realfsdp\d_sharded/(optimizer_0/__0|pytorch_model_fsdp_0/__\d)_0\.distcp",
@@ -37,7 +38,10 @@ KNOWN: tuple[tuple[str, str, str], ...] = (
         DISTCP,
     ),
 )
-"""(pattern of files below frameworks/, pattern of commands, fault) that break the law today. Each is an expected failure: one that passes is to be taken out."""
+"""(pattern of files below frameworks/, pattern of commands, fault) that break the law today.
+
+Each is an expected failure: one that passes is to be taken out.
+"""
 
 
 def jobs(path: Path) -> list[tuple[Command, str]]:

@@ -1,7 +1,8 @@
 """The tensors of a file as torch sees them, whatever ckptfix says: the judge of the law of weights.
 
-`tensors(path)` lists every tensor of a checkpoint with its address and its bytes. Nothing here uses ckptfix's own reading, and no
-class that a file names is imported: each is an inert stub, whose arguments, state, items and attributes are searched.
+`tensors(path)` lists every tensor of a checkpoint with its address and its bytes. Nothing here uses ckptfix's own
+reading, and no class that a file names is imported: each is an inert stub, whose arguments, state, items and attributes
+are searched.
 """
 
 from __future__ import annotations
@@ -432,8 +433,7 @@ def _place(tensor: torch.Tensor) -> tuple[object, ...]:
 def _walk(value: Any, address: str, path: set[int]) -> Iterator[tuple[str, Any]]:
     if isinstance(value, torch.Tensor):
         yield address, value
-        held = {name: item for name, item in vars(value).items()} if hasattr(value, "__dict__") else {}
-        yield from _walk(held, address, path) if held else ()
+        yield from _walk(vars(value), address, path) if vars(value) else ()
         return
     if isinstance(value, torch.UntypedStorage | torch.storage.TypedStorage):
         raw = value if isinstance(value, torch.UntypedStorage) else value.untyped()
