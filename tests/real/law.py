@@ -225,10 +225,20 @@ def names(said: dict[str, Any]) -> tuple[set[str], set[str]]:
 
 def named(address: str, told: set[str], at: str) -> bool:
     """Whether one of the names is the address, holds it, or is its key in the mapping at `at`."""
+    plain = _plain(address)
     for name in told:
         for full in (name, f"{at}/{name}") if at else (name,):
-            if address == full or address.startswith((f"{full}/", f"{full}:")):
+            first = _plain(full)
+            if first and plain[: len(first)] == first:
                 return True
     return False
 
 
+def _plain(address: str) -> list[str]:
+    """Its parts; what an object was called with and its state have no name that both sides would give."""
+    parts = address.rpartition(":")[0] if address.endswith(PARTS) else address
+    return [part for part in parts.split("/") if part not in ("()", "state")]
+
+
+PARTS = (":indices", ":values", ":scales", ":zero_points", ":crow", ":col", ":ccol", ":row")
+"""What `truth` adds to the address of a tensor for its dense parts."""
