@@ -29,13 +29,13 @@ class Colour(enum.Enum):
 
 @dataclass
 class Config:
-    path: Any = pathlib.PurePosixPath("/data/run")
+    path: Any = field(default_factory=lambda: pathlib.PurePosixPath("/data/run"))
     colour: Any = Colour.RED
     held: Any = None
     more: dict[str, Any] = field(default_factory=dict)
 
 
-Pair = namedtuple("Pair", ["first", "second"])  # noqa: PYI024
+Pair = namedtuple("Pair", ["first", "second"])
 
 
 class Attributes:

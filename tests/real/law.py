@@ -199,6 +199,20 @@ def judge(command: Command, before: Truth, after: Truth, done: Outcome) -> Itera
     if extra.total() and not (command.arrays and extra.total() <= before.arrays):
         shown = ", ".join(f"{leaf} at {', '.join(after.addresses(leaf)[:2])}" for leaf in sorted(extra)[:3])
         yield f"{extra.total()} tensors that the input has not: {shown}"
+    held = dict(after.found)
+    if not missing and not extra and not command.part:
+        if before.ordered and after.ordered:
+            moved = [was[0] for was, now in zip(before.found, after.found, strict=True) if was[1] != now[1]]
+        elif command.line[0] != "match":
+            moved = [address for address, leaf in before.found if held.get(address, leaf) != leaf]
+        else:
+            moved = []
+        if moved:
+            yield f"{len(moved)} tensors have changed places: {', '.join(moved[:4])}"
+    for address, leaf in taken:
+        key = address.removeprefix(f"{at}/" if at else "")
+        if held.get(key, leaf) != leaf:
+            yield f"another tensor goes by its name: {address}"
     if command.ties and not missing and done.said.get("format") != "safetensors":
         was, became = (
             (before.storages, after.storages) if command.ties == "storages" else (before.distinct, after.distinct)
@@ -225,19 +239,22 @@ def names(said: dict[str, Any]) -> tuple[set[str], set[str]]:
 
 def named(address: str, told: set[str], at: str) -> bool:
     """Whether one of the names is the address, holds it, or is its key in the mapping at `at`."""
-    plain = _plain(address)
     for name in told:
         for full in (name, f"{at}/{name}") if at else (name,):
-            first = _plain(full)
-            if first and plain[: len(first)] == first:
-                return True
+            for form in (_parts, _plain):
+                first = form(full)
+                if first and form(address)[: len(first)] == first:
+                    return True
     return False
 
 
+def _parts(address: str) -> list[str]:
+    return (address.rpartition(":")[0] if address.endswith(PARTS) else address).split("/")
+
+
 def _plain(address: str) -> list[str]:
-    """Its parts; what an object was called with and its state have no name that both sides would give."""
-    parts = address.rpartition(":")[0] if address.endswith(PARTS) else address
-    return [part for part in parts.split("/") if part not in ("()", "state")]
+    """The same without what an object was called with and its state, which have no name that both sides would give."""
+    return [part for part in _parts(address) if part not in ("()", "state", "()state")]
 
 
 PARTS = (":indices", ":values", ":scales", ":zero_points", ":crow", ":col", ":ccol", ":row")

@@ -57,12 +57,14 @@ class Truth:
         places: address -> where its first element is in memory, and its strides: aliases have one in common.
         storages: distinct storages with bytes, over all tensors that torch gave with one.
         arrays: numpy arrays, which sanitize makes tensors of.
+        ordered: `found` has the order of the file; the safetensors package does not give it.
     """
 
     found: list[tuple[str, Leaf]] = field(default_factory=list)
     places: dict[str, tuple[object, ...]] = field(default_factory=dict)
     storages: int = 0
     arrays: int = 0
+    ordered: bool = True
 
     @property
     def leaves(self) -> Counter[Leaf]:
@@ -363,7 +365,9 @@ def _of_safetensors(path: Path) -> Truth:
         for name, kept in metadata.items()
         if name not in TIE_KEYS and name not in found and kept in found
     }
-    return of_object({**found, **ties})
+    truth = of_object({**found, **ties})
+    truth.ordered = False
+    return truth
 
 
 def _of_folder(path: Path) -> Truth:
