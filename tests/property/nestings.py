@@ -122,7 +122,7 @@ def odd_tensors(draw: st.DrawFn) -> torch.Tensor:
         case "rows":
             return dense.to_sparse_csr()
         case "marked":
-            return dense.as_subclass(Marked)  # type: ignore[no-any-return, no-untyped-call]
+            return dense.as_subclass(Marked)
         case "attributes":
             dense.mark = torch.full((2,), float(seed))  # type: ignore[attr-defined]
             return dense

@@ -61,7 +61,7 @@ def make() -> dict[str, Any]:
         "slots": Slotted(ramp(2, 50)),
         "tuple state": Reduced(ramp(2, 60), [ramp(2, 70)]),
         "attribute": attributed,
-        "subclass": ramp(2, 100).as_subclass(Marked),  # type: ignore[no-untyped-call]
+        "subclass": ramp(2, 100).as_subclass(Marked),
         "parameter": nn.Parameter(ramp(2, 110)),
         "module": nn.Linear(2, 2),
         "quantized": torch.quantize_per_tensor(ramp(2, 120), 0.5, 3, torch.quint8),

@@ -268,10 +268,12 @@ def _load_safely(path: Path) -> Any:
 
 def _storage(data: bytes, dtype: Any) -> Any:
     """A storage as the rebuild calls take it."""
-    raw = torch.UntypedStorage(len(data))
+    raw: Any = torch.UntypedStorage(len(data))  # type: ignore[no-untyped-call]
     if data:
         raw.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8).untyped_storage())
-    return torch.storage.TypedStorage(wrap_storage=raw, dtype=dtype, _internal=True)
+    return torch.storage.TypedStorage(  # type: ignore[no-untyped-call]
+        wrap_storage=raw, dtype=dtype, _internal=True
+    )
 
 
 def _dtype(storage_class: Any) -> torch.dtype:
@@ -373,13 +375,14 @@ def _of_safetensors(path: Path) -> Truth:
 def _of_folder(path: Path) -> Truth:
     """A distributed checkpoint, by torch's own reader; or the shards that an index lists."""
     if (path / ".metadata").exists():
-        from torch.distributed.checkpoint import FileSystemReader
         from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
+        from torch.distributed.checkpoint.filesystem import FileSystemReader
         from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 
         state: dict[str, Any] = {}
+        planner = _EmptyStateDictLoadPlanner()  # type: ignore[no-untyped-call]
         _load_state_dict(
-            state, storage_reader=FileSystemReader(path), planner=_EmptyStateDictLoadPlanner(), no_dist=True
+            state, storage_reader=FileSystemReader(path), planner=planner, no_dist=True
         )
         return of_object(state)
     indexes = sorted(path.glob("*.index.json"))
@@ -440,7 +443,8 @@ def _walk(value: Any, address: str, path: set[int]) -> Iterator[tuple[str, Any]]
         yield from _walk(vars(value), address, path) if vars(value) else ()
         return
     if isinstance(value, torch.UntypedStorage | torch.storage.TypedStorage):
-        raw = value if isinstance(value, torch.UntypedStorage) else value.untyped()
+        raw: Any = value
+        raw = raw if isinstance(value, torch.UntypedStorage) else raw.untyped()
         yield address, torch.empty(0, dtype=torch.uint8).set_(raw)
         return
     if isinstance(value, np.ndarray) and value.dtype != object:

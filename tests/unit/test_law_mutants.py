@@ -35,12 +35,12 @@ def without_victim(rows: Any) -> Any:
 
 def emitter_skips(patch: Patch) -> None:
     """The pickle is written again without one item of a mapping."""
-    real = reemit._Writer.left  # type: ignore[attr-defined]
+    real = reemit._Writer.left
 
     def left(self: Any, node: Any, rows: Any) -> Any:
         return without_victim(real(self, node, rows))
 
-    patch.setattr(reemit._Writer, "left", left)  # type: ignore[attr-defined]
+    patch.setattr(reemit._Writer, "left", left)
 
 
 @contextmanager
@@ -53,7 +53,7 @@ def skipping() -> Iterator[None]:
 def splice_removes(patch: Patch) -> None:
     """A splice takes a key out, and its value with it."""
     for module in (torch_zip, torch_legacy, torch_recode):
-        real = module.splice  # type: ignore[attr-defined]
+        real = module.splice
 
         def splice(graph: Any, patches: Any, real: Any = real) -> bytes:
             with skipping():
@@ -132,7 +132,7 @@ def storages_swap(patch: Patch) -> None:
 
 def unit_starts_late(patch: Patch) -> None:
     """A part of a storage is cut from the wrong place."""
-    real = slim.units_of
+    real: Any = slim.units_of  # type: ignore[attr-defined]
 
     def units_of(used: Any, new_key: Any, **how: Any) -> Any:
         units = real(used, new_key, **how)
