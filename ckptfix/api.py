@@ -156,7 +156,7 @@ def map_location(
         dest=os.fspath(dest),
         format=checkpoint.format,
         plan=plan,
-        promise=Promise(edited=checkpoint),
+        promise=Promise(names_stay=False, edited=checkpoint),
         lines=(line + _copy_note(not moves.moved),),
         findings=moves.findings,
     )
@@ -323,7 +323,7 @@ def _renamed(
         dest=os.fspath(dest),
         format=checkpoint.format,
         plan=plan,
-        promise=Promise(edited=checkpoint),
+        promise=Promise(names_stay=False, edited=checkpoint),
         lines=tuple(lines),
         findings=renames.findings,
     )

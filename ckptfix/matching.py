@@ -204,7 +204,7 @@ def _draft(found: Found, dest: StrPath) -> Draft:
         dest=os.fspath(dest),
         format=checkpoint.format,
         plan=plan,
-        promise=Promise(edited=checkpoint, shapes=shapes),
+        promise=Promise(names_stay=False, edited=checkpoint, shapes=shapes),
         lines=_lines(found),
         findings=_findings(found),
         exit_code=_exit_code(found),

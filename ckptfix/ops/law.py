@@ -32,7 +32,7 @@ def audit(promise: Promise, plan: Plan, format: str) -> tuple[Plan, Account]:
         tensors, nbytes = law_edits.size(source)
         return plan, Account(tensors, nbytes, tensors, nbytes)
     if source is not None:
-        promise = replace(everything(source), shapes=promise.shapes)
+        promise = replace(everything(source), shapes=promise.shapes, names_stay=promise.names_stay)
     if is_copy(plan):
         entries = [*promise.kept, *promise.others]
         nbytes = bytes_of(entries)
@@ -40,8 +40,9 @@ def audit(promise: Promise, plan: Plan, format: str) -> tuple[Plan, Account]:
     out = Output(plan, format)
     lost: list[str] = []
     for entry in promise.kept:
-        missing = sum(not out.take(part, promise) for part in leaves(entry))
-        if missing:
+        parts = list(leaves(entry))
+        missing = sum(not out.take(part, promise) for part in parts)
+        if missing or (promise.names_stay and any(out.has_other(part, promise) for part in parts)):
             lost.append(entry.name)
     covered = {storage.key for entry in promise.kept for storage in storages(entry)}
     for storage in {storage.key: storage for storage in promise.storages if storage.key not in covered}.values():

@@ -52,6 +52,7 @@ class Output:
 
     def __init__(self, plan: Plan, format: str) -> None:
         self.entries: list[TensorEntry] = []
+        self._named: dict[str, tuple[Kind, Place | Derived | None]] = {}
         self._at: Counter[tuple[Kind, Place]] = Counter()
         self._made: dict[Kind, list[tuple[ByteRange, ...]]] = {}
         self._bare: Counter[Kind] = Counter()
@@ -86,6 +87,7 @@ class Output:
             return
         self._note_storage(part.storage, name)
         found = _origin(part.storage.data, _extent(part)[0], name)
+        self._named[part.name] = kind, found
         if isinstance(found, tuple):
             self._at[kind, found] += 1
         elif found is not None:
@@ -121,6 +123,17 @@ class Output:
                 del streams[index]
                 return True
         return False
+
+    def has_other(self, part: TensorEntry, promise: Promise) -> bool:
+        """Whether a tensor of the same kind has the name of this one, and bytes of another."""
+        kind, found = self._named.get(part.name, (None, None))
+        storage = part.storage
+        if storage is None or storage.data is None or not part.numel or kind != (part.dtype, part.shape):
+            return False
+        if isinstance(found, Derived):
+            return not any(_overlap(span, source) for span in _spans(part) for source in found.sources)
+        first = _place(storage, _extent(part)[0])
+        return found not in (first, *_instead(first, promise.same))
 
     def has(self, part: TensorEntry) -> bool:
         """Whether a tensor that nobody promised is in the output all the same, under any name."""

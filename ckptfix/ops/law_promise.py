@@ -22,6 +22,7 @@ class Promise:
         shapes: name -> new shape, for tensors that the verb reshapes.
         same: (bytes of the input, equal bytes of it that take their place).
         told: addresses that the verb itself lists as left behind or lost, each with all that is below it.
+        names_stay: the verb gives no tensor the name of another.
         edited: the input, where the verb keeps its object and changes names and devices alone.
     """
 
@@ -31,6 +32,7 @@ class Promise:
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     same: Sequence[tuple[Data, Data]] = ()
     told: Collection[str] = ()
+    names_stay: bool = True
     edited: Checkpoint | None = None
 
 
