@@ -201,11 +201,16 @@ def little(checkpoint: Checkpoint, entries: Sequence[TensorEntry]) -> list[Tenso
 def _left_behind(checkpoint: Checkpoint, chosen: StateDict) -> list[str]:
     """Addresses at the top of what is outside the chosen state dict, and its values that are no tensors."""
     inside = f"{chosen.at}/" if chosen.at else ""
+    taken = {entry.name for entry in checkpoint.entries if entry.at == chosen.at}
     left: dict[str, None] = {}
-    for name in (entry.name for entry in checkpoint.entries if entry.at != chosen.at):
-        left[_top(name, inside)] = None
+    for entry in checkpoint.entries:
+        if entry.at in taken:
+            left[entry.name] = None
+        elif entry.at != chosen.at:
+            left[_top(entry.name, inside)] = None
     for address, _ in checkpoint.values():
-        left[_top(address, inside)] = None
+        if address.rpartition("/")[0] not in taken:
+            left[_top(address, inside)] = None
     return [address for address in left if address]
 
 
