@@ -408,6 +408,20 @@ def _from_type(out: Converter, call: Call, args: tuple[Any, ...]) -> Steps:
     return made
 
 
+def _parameter(out: Converter, call: Call, args: tuple[Any, ...]) -> Steps:
+    """``_rebuild_parameter_with_state(data, requires_grad, hooks, state)``, whose state torch takes as attributes only."""
+    name = class_name(call) or ""
+    if len(args) != 4:
+        raise BadValue("a parameter without its parts")
+    if _attributes(args[3]) or _is_empty(args[3]):
+        return (yield from _allowed(out, call, name, args))
+    _drop_set(out, call, name)
+    made = yield None, Call(Global("torch._utils", "_rebuild_parameter", 0), args[:3], "REDUCE", call.position)
+    for key, _ in state_rows(None, args[3]):
+        out.drop_at(key, "an attribute of a parameter", "it has no name")
+    return made
+
+
 def _drop_set(out: Converter, call: Call, name: str) -> None:
     """What is set on a tensor after it is made, which no torch does."""
     if call.items or call.elements or call.kwargs or not _is_empty(call.state):
@@ -439,6 +453,7 @@ _SPECIAL: dict[str, Any] = {
     "builtins.frozenset": _frozenset,
     "torch._tensor._rebuild_from_type_v2": _from_type,
     "torch._tensor._rebuild_from_type": _from_type,
+    "torch._utils._rebuild_parameter_with_state": _parameter,
     "torch._utils._rebuild_sparse_csr_tensor": _sparse,
     "torch._utils._rebuild_device_tensor_from_numpy": _device_tensor,
     "torch._utils._rebuild_xla_tensor": _device_tensor,
