@@ -120,6 +120,10 @@ class Unsupported(CkptfixError):
     """Valid, but not something that ckptfix does."""
 
 
+class DistributedPart(Unsupported):
+    """A file of a distributed checkpoint: one rank's parts of it, which mean nothing without the others."""
+
+
 class Refused(CkptfixError):
     """Possible, and not done without being told to."""
 

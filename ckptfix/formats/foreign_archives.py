@@ -10,6 +10,7 @@ from pathlib import Path
 from ckptfix.containers.zip_read import END, END64, LOCATOR, MAX16, read_directory
 from ckptfix.errors import CkptfixError, printable
 from ckptfix.fileio import Reader
+from ckptfix.formats.distributed import merge_command
 from ckptfix.formats.foreign_file import Answer, File, quote
 
 _CHECKPOINTS = (".pth", ".pt", ".ckpt", ".bin", ".th", ".safetensors", ".distcp", ".pth.tar")
@@ -147,7 +148,7 @@ def folder(path: str) -> Answer:
         hint = f"(cd {parent} && zip -0 -r {quote(root.name + '.pth')} {name}) makes it one file again"
         return "a folder: a torch checkpoint that was unzipped", hint
     if ".metadata" in names or any(name.endswith(".distcp") for name in names):
-        hint = f"python -m torch.distributed.checkpoint.format_utils dcp_to_torch {quote(path)} OUT"
+        hint = merge_command(path)
         return "a folder: a distributed checkpoint (DCP)", hint
     index = next((name for name in sorted(names) if name.endswith(".index.json")), None)
     if index is not None:

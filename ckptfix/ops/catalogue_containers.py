@@ -139,6 +139,13 @@ CONTAINERS: tuple[Entry, ...] = (
         (37,), "python -m torch.distributed.checkpoint.format_utils dcp_to_torch {source} OUT",
     ),
     Entry(
+        "distributed-shard", "error", "a file of a distributed checkpoint (DCP)",
+        "torch.distributed.checkpoint writes a torch archive for each part of a tensor, one after the other, into a "
+        ".distcp file of each rank. The file is not damaged: torch's own merger makes one file of the whole folder.",
+        (37,), "put it back in its folder, beside .metadata and the files of the other ranks; torch's merger takes "
+        "the folder",
+    ),
+    Entry(
         "dcp-no-metadata", "error", "a distributed checkpoint without its .metadata",
         "The last file that a save writes is .metadata, which says what is where. Without it the save was not "
         "finished, "

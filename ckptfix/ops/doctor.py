@@ -14,7 +14,7 @@ from typing import Any
 
 from ckptfix.checkpoint import ByteRange, Checkpoint, Finding
 from ckptfix.containers.zip_read import Record, record_data
-from ckptfix.errors import CkptfixError, DamagedFile, NoSuchTensor, UnknownFormat, Unsupported
+from ckptfix.errors import CkptfixError, DamagedFile, DistributedPart, NoSuchTensor, UnknownFormat, Unsupported
 from ckptfix.fileio import Reader
 from ckptfix.formats import FORMATS, open_checkpoint, torch_zip
 from ckptfix.formats.torch_common import Parts, all_findings
@@ -156,7 +156,7 @@ def examine(
         except (DamagedFile, UnknownFormat, Unsupported) as trouble:
             if isinstance(trouble, Unsupported) and "regular file" in trouble.message:
                 raise
-            inside = list(_container(name))
+            inside = [] if isinstance(trouble, DistributedPart) else list(_container(name))
             # An archive whose records can be listed is no unknown file.
             said = scan_foreign.scan(name, trouble)
             told = [finding for finding in said if finding.id != "unknown-format" or not inside]

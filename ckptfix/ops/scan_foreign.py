@@ -8,9 +8,10 @@ from pathlib import Path
 
 from ckptfix.checkpoint import Finding
 from ckptfix.containers.zip_read import END, Directory, read_directory
-from ckptfix.errors import BadDirectory, BadIndex, BadPickle, CkptfixError, Truncated, UnknownFormat, Unsupported
+from ckptfix.errors import BadDirectory, BadIndex, BadPickle, CkptfixError, DistributedPart, Truncated, UnknownFormat, Unsupported
 from ckptfix.fileio import Reader
 from ckptfix.formats import safetensors, torch_legacy
+from ckptfix.formats.distributed import merge_command
 from ckptfix.formats.foreign_file import quote
 from ckptfix.ops import scan_pickle
 from ckptfix.ops.catalogue import found
@@ -67,6 +68,11 @@ def scan(path: str, error: CkptfixError) -> Iterator[Finding]:
     if isinstance(error, UnknownFormat):
         yield from _unknown(path, error)
         return
+    if isinstance(error, DistributedPart):
+        beside = Path(path).with_name(".metadata").is_file()
+        command = merge_command(str(Path(path).parent)).replace("{", "{{").replace("}", "}}")
+        yield found("distributed-shard", error.message, fix=command if beside else None)
+        return
     id = next((id for kind, id in _ERRORS if isinstance(error, kind)), "damaged")
     folder = Path(path)
     if isinstance(error, Unsupported) and "unfold" in error.message:
@@ -103,7 +109,7 @@ def _unknown(path: str, error: UnknownFormat) -> Iterator[Finding]:
     if id == "dcp-folder" and not Path(path).is_dir():
         # torch's merger takes the folder, and of a file in it says that it found no checkpoint.
         folder = str(Path(path).parent).replace("{", "{{").replace("}", "}}")
-        fix = f"python -m torch.distributed.checkpoint.format_utils dcp_to_torch {quote(folder)} OUT"
+        fix = merge_command(folder)
     yield found(id, what, fix=fix)
     if id == "repacked-zip" or id == "junk-before":
         return
