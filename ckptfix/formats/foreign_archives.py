@@ -10,6 +10,7 @@ from pathlib import Path
 from ckptfix.containers.zip_read import END, END64, LOCATOR, MAX16, read_directory
 from ckptfix.errors import CkptfixError, printable
 from ckptfix.fileio import Reader
+from ckptfix.formats import deepspeed
 from ckptfix.formats.distributed import merge_command
 from ckptfix.formats.foreign_file import Answer, File, quote
 
@@ -156,8 +157,7 @@ def folder(path: str) -> Answer:
     if "saved_model.pb" in names:
         return "a folder: a TensorFlow SavedModel", None
     if "latest" in names and any(name.startswith("global_step") for name in names):
-        hint = f"python zero_to_fp32.py {quote(path)} OUT, the script that DeepSpeed put there"
-        return "a folder: a DeepSpeed checkpoint", hint
+        return "a folder: a DeepSpeed checkpoint", deepspeed.way_out(path)[0]
     found = [name for name in sorted(names) if name.endswith(_CHECKPOINTS)]
     if found:
         return f"a folder; it holds {_listed(found)}", f"name a file: {quote(str(Path(path) / found[0]))}"

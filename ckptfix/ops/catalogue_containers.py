@@ -146,6 +146,12 @@ CONTAINERS: tuple[Entry, ...] = (
         "the folder",
     ),
     Entry(
+        "one-rank", "error", "one rank's piece of a model",
+        "FSDP, tensor parallelism and ZeRO-3 keep a part of each parameter on each rank, and a plain save on a rank "
+        "writes just that. No model takes it; the other parts are in what the other ranks saved.",
+        (46,), "gather the state dict on all ranks before saving it, or save with torch.distributed.checkpoint",
+    ),
+    Entry(
         "dcp-no-metadata", "error", "a distributed checkpoint without its .metadata",
         "The last file that a save writes is .metadata, which says what is where. Without it the save was not "
         "finished, "

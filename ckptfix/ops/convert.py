@@ -25,6 +25,7 @@ from ckptfix.formats.safetensors_write import row_major
 from ckptfix.formats.torch_common import element_sizes, little_endian
 from ckptfix.formats.torch_tensors import LAZY
 from ckptfix.ops.law_promise import Promise, everything
+from ckptfix.ops.pieces import refuse_piece
 from ckptfix.ops.rename import chosen_sites, module_of, whole_module
 
 ALIASES = {"torch": "zip", "pt": "zip", "pth": "zip", "pytorch": "zip", "st": "safetensors"}
@@ -103,7 +104,7 @@ def convert(
 
     Raises:
         WouldLoseData: tensors that the output cannot hold, without `drop_unsupported`.
-        Refused: several state dicts and no `at`.
+        Refused: several state dicts and no `at`; or they are one rank's piece, and the output would not say so.
     """
     target = target_format(dest, to)
     if target == checkpoint.format:
@@ -126,7 +127,10 @@ def _copied(checkpoint: Checkpoint, dest: str, target: str) -> Conversion:
 
 
 def _to_safetensors(checkpoint: Checkpoint, dest: str, at: str | None, drop_unsupported: bool) -> Conversion:
+    if at is None:
+        refuse_piece(checkpoint)
     chosen = chosen_state_dict(checkpoint, at)
+    refuse_piece(checkpoint, chosen.at)
     entries = [entry for entry in checkpoint.entries if entry.at == chosen.at]
     plain = [replace(entry, at="") for entry in entries]
     fitting = [entry for entry in plain if fits(entry)]
@@ -261,6 +265,7 @@ def _without_state_dict(checkpoint: Checkpoint) -> str:
 
 
 def _from_safetensors(checkpoint: Checkpoint, dest: str, target: str) -> Conversion:
+    refuse_piece(checkpoint)
     entries = safetensors.restore_ties(checkpoint.entries, checkpoint.metadata)
     refuse_damaged(checkpoint)
     plan = FORMATS[target].plan_write(entries, dest)

@@ -29,6 +29,7 @@ from ckptfix.ops import (
     scan_zip,
 )
 from ckptfix.ops.catalogue import RANK, errors_of, found, place_of, remedy
+from ckptfix.ops.pieces import piece_of
 from ckptfix.ops.targets import Side
 
 MOST = 200
@@ -188,7 +189,13 @@ def _judge(
     # Globals are told with their calls below.
     yield from (finding for finding in judged if finding.id != "foreign-global")
     yield from _container(path, checkpoint)
-    yield from _pickles(checkpoint, looked)
+    piece = piece_of(checkpoint)
+    if piece is not None:
+        fix = piece.way_out.replace("{", "{{").replace("}", "}}")
+        yield found("one-rank", piece.message, where=piece.where, fix=fix)
+    for finding in _pickles(checkpoint, looked):
+        # Plain values of a piece would load, and be no model: the whole is made by who knows all ranks.
+        yield replace(finding, fix="") if piece is not None and finding.id == "foreign-global" else finding
     contents = list(scan_contents.scan(checkpoint))
     yield from scan_contents.needs_torch(checkpoint)
     yield from scan_contents.asked(checkpoint, rows)

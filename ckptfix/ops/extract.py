@@ -14,6 +14,7 @@ from ckptfix.ops.convert import fits, little, target_format, why_not
 from ckptfix.ops.extract_ema import averaged, is_averaged
 from ckptfix.ops.extract_sources import Candidate, at_address, candidates, read
 from ckptfix.ops.law_promise import Promise
+from ckptfix.ops.pieces import refuse_piece
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +49,14 @@ def choose(checkpoint: Checkpoint, at: str | None, ema: bool) -> tuple[Weights, 
         NoSuchTensor: there is none at `at`.
         Refused: there are several, or none.
     """
+    if at is None:
+        refuse_piece(checkpoint)
     found = candidates(checkpoint)
     if ema:
         weights = averaged(checkpoint, found, at)
         return weights, tuple(row.at for row in found if row.at != weights.at)
     if at is not None:
+        refuse_piece(checkpoint, at.strip("/"))
         return read(checkpoint, at_address(checkpoint, at)), ()
     plain = [candidate for candidate in found if not is_averaged(checkpoint, candidate)]
     chosen = plain if len(plain) == 1 else found
