@@ -18,6 +18,7 @@ import shlex
 from pathlib import Path
 
 SCRIPT = "zero_to_fp32.py"
+STATES = ("_model_states.pt", "_optim_states.pt")
 
 
 def way_out(path: str) -> tuple[str, bool]:
@@ -32,7 +33,8 @@ def way_out(path: str) -> tuple[str, bool]:
         return words, False
     whole = _whole_states(inside)
     if whole is not None:
-        return f"`ckptfix extract {shlex.quote(str(whole))} OUT --at module` takes the weights, which are whole there", False
+        words = f"`ckptfix extract {shlex.quote(str(whole))} OUT --at module` takes the weights, which are whole there"
+        return words, False
     outer = inside.parent if _is_step(inside) else inside
     tag = f" -t {shlex.quote(inside.name)}" if _is_step(inside) and not (outer / "latest").is_file() else ""
     script = outer / SCRIPT
@@ -42,7 +44,7 @@ def way_out(path: str) -> tuple[str, bool]:
 
 def _is_step(folder: Path) -> bool:
     """Whether `folder` holds the files of one save, rather than the folders of several."""
-    return any(folder.glob("*_model_states.pt")) or any(folder.glob("*_optim_states.pt"))
+    return any(path for suffix in STATES for path in folder.glob(f"*{suffix}"))
 
 
 def _whole_states(folder: Path) -> Path | None:

@@ -34,7 +34,7 @@ def refuse_part(path: str) -> None:
     """Nobody reads one item of a file and takes it for all of it.
 
     Raises:
-        DistributedPart: the file at `path` holds several archives, or is by its name a file of a distributed checkpoint.
+        DistributedPart: the file at `path` holds several archives, or is by its name a file of such a folder.
     """
     place = Path(path)
     beside = place.with_name(".metadata").is_file()

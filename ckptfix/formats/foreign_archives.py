@@ -156,7 +156,9 @@ def folder(path: str) -> Answer:
         return f"a folder: a sharded checkpoint ({printable(index)})", "name one shard at a time"
     if "saved_model.pb" in names:
         return "a folder: a TensorFlow SavedModel", None
-    if "latest" in names and any(name.startswith("global_step") for name in names):
+    if ("latest" in names and any(name.startswith("global_step") for name in names)) or any(
+        name.endswith(deepspeed.STATES) for name in names
+    ):
         return "a folder: a DeepSpeed checkpoint", deepspeed.way_out(path)[0]
     found = [name for name in sorted(names) if name.endswith(_CHECKPOINTS)]
     if found:

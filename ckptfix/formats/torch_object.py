@@ -7,7 +7,7 @@ were saved. Addresses are the keys on the way, joined by slashes: ``optimizer/st
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any

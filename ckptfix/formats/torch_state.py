@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from ckptfix.pickles import Call, Dict, Global
@@ -59,3 +60,50 @@ def held(node: Any) -> list[tuple[str, Any]]:
     if is_shard(node):
         return state_rows(None, node.state)
     return []
+
+
+MAX_PARTS = 1 << 16
+"""Parts of one tensor, and rows beside them, that are listed; nobody has as many shards."""
+
+
+def split(
+    rows: list[tuple[str, Any]], is_part: Callable[[Any], bool]
+) -> tuple[list[tuple[str, Any]], list[tuple[str, Any]]]:
+    """(name, node) of the parts that `rows` hold in tuples, lists, dicts and shards; and of all else in them.
+
+    What holds no part so stays in one piece.
+
+    Raises:
+        TooManyParts: more than any tensor has.
+    """
+    parts: list[tuple[str, Any]] = []
+    rest: list[tuple[str, Any]] = []
+    open_nodes: set[int] = set()
+    stack = [(name, value, 0) for name, value in reversed(rows)]
+    while stack:
+        name, node, depth = stack.pop()
+        if is_part(node):
+            parts.append((name, node))
+        elif (below := held(node)) and id(node) not in open_nodes and depth < MAX_DEPTH:
+            open_nodes.add(id(node))
+            if not any(is_part(value) or held(value) for _, value in below):
+                rest.append((name, node))
+            else:
+                short = is_shard(node)
+                stack += [
+                    (name if short and inner == "tensor" else f"{name}.{inner}", value, depth + 1)
+                    for inner, value in reversed(below)
+                ]
+        else:
+            rest.append((name, node))
+        if len(parts) + len(rest) > MAX_PARTS:
+            raise TooManyParts("a tensor made of too many parts")
+    return parts, rest
+
+
+MAX_DEPTH = 16
+"""Containers in containers in which parts of a tensor are looked for; what is deeper has an address of its own."""
+
+
+class TooManyParts(ValueError):
+    """A state that holds more parts than any tensor has."""

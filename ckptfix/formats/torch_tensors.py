@@ -12,12 +12,13 @@ from typing import Any
 
 from ckptfix import dtypes
 from ckptfix.checkpoint import Storage, TensorEntry, contiguous_stride
-from ckptfix.formats.torch_state import apart, held, is_shard, state_rows
+from ckptfix.formats.torch_state import TooManyParts, apart, split, state_rows
 from ckptfix.pickles import Call, Dict, Global, PersId
 from ckptfix.pickles.graph import attributes, pairs
 
 StorageOf = Callable[[PersId], Storage]
 Args = tuple[Any, ...]
+Rows = list[tuple[str, Any]]
 
 
 class BadTensor(ValueError):
@@ -249,7 +250,7 @@ def _from_type(args: Args, key: str, at: str, storage_of: StorageOf) -> TensorEn
 
 def _of_other_function(args: Args, key: str, at: str, storage_of: StorageOf) -> TensorEntry:
     """A tensor that a library's own function makes, as of a nested tensor: the shape is that of its first part."""
-    func, cls, inner_args, state = args[:4]
+    cls, inner_args, state = args[1:4]
     rows = [("args", inner_args), *state_rows(cls, state)]
     parts = _parts(rows, key, at, storage_of)
     if not parts:
@@ -261,46 +262,16 @@ def _of_other_function(args: Args, key: str, at: str, storage_of: StorageOf) -> 
     )
 
 
-MAX_PARTS = 1 << 16
-"""Parts of one tensor, and rows beside them, that are listed; nobody has as many shards."""
-
-
-def _split(rows: list[tuple[str, Any]]) -> tuple[list[tuple[str, Any]], list[tuple[str, Any]]]:
-    """(name, node) of the tensors that `rows` hold in tuples, lists, dicts and shards; and of all else in them.
-
-    What holds no tensor so stays in one piece.
-    """
-    parts: list[tuple[str, Any]] = []
-    rest: list[tuple[str, Any]] = []
-    open_nodes: set[int] = set()
-    stack = [(name, value, 0) for name, value in reversed(rows)]
-    while stack:
-        name, node, depth = stack.pop()
-        if is_tensor(node):
-            parts.append((name, node))
-        elif (below := held(node)) and id(node) not in open_nodes and depth < MAX_DEPTH:
-            open_nodes.add(id(node))
-            if not any(is_tensor(value) or held(value) for _, value in below):
-                rest.append((name, node))
-            else:
-                short = is_shard(node)
-                stack += [
-                    (name if short and inner == "tensor" else f"{name}.{inner}", value, depth + 1)
-                    for inner, value in reversed(below)
-                ]
-        else:
-            rest.append((name, node))
-        if len(parts) + len(rest) > MAX_PARTS:
-            raise BadTensor("a tensor made of too many parts")
-    return parts, rest
-
-
-MAX_DEPTH = 16
-"""Containers in containers in which parts of a tensor are looked for; what is deeper has an address of its own."""
+def _split_state(rows: Rows) -> tuple[Rows, Rows]:
+    """See `split`; the parts are tensors."""
+    try:
+        return split(rows, is_tensor)
+    except TooManyParts as error:
+        raise BadTensor(str(error)) from None
 
 
 def _parts(rows: list[tuple[str, Any]], key: str, at: str, storage_of: StorageOf) -> tuple[TensorEntry, ...]:
-    return tuple(_inner(node, f"{key}.{name}", at, storage_of) for name, node in _split(rows)[0])
+    return tuple(_inner(node, f"{key}.{name}", at, storage_of) for name, node in _split_state(rows)[0])
 
 
 _STATE_AT = {
@@ -346,9 +317,9 @@ def _beside_parts(args: Args, rows: list[tuple[str, Any]]) -> list[tuple[str, An
     inner = Call(func, inner_args, "REDUCE", 0)
     try:
         if not is_tensor(inner):
-            return _split([("args", inner_args), *rows])[1]
+            return _split_state([("args", inner_args), *rows])[1]
         if _is_wrapper(func):
-            return _split(rows)[1]
+            return _split_state(rows)[1]
     except BadTensor:
         return [("args", inner_args), *rows]
     return apart([*rows, *(tensor_state(inner) or ())])

@@ -164,6 +164,12 @@ CONTAINERS: tuple[Entry, ...] = (
         (7, 17), "look where it comes from, and download it again",
     ),
     Entry(
+        "deepspeed-folder", "error", "a folder: a DeepSpeed checkpoint",
+        "DeepSpeed saves the module and the optimizer in files of their own, with ZeRO a part of them on each rank. "
+        "Its script zero_to_fp32.py makes one file of the weights.",
+        (46,), "python -m deepspeed.utils.zero_to_fp32 {source} OUT",
+    ),
+    Entry(
         "no-checkpoint", "error", "a folder without a checkpoint",
         "None of the files in the folder is a checkpoint or the index of one.",
         (), "name a file",

@@ -86,7 +86,7 @@ def refuse_piece(checkpoint: Checkpoint, at: str | None = None) -> None:
     piece = piece_of(checkpoint, at)
     if piece is not None:
         hint = f"`{piece.way_out}` makes the whole" if piece.command else piece.way_out
-        raise WouldLoseData(piece.message, path=checkpoint.path, where=piece.where or None, hint=hint)
+        raise WouldLoseData(piece.message, path=checkpoint.path, hint=hint)
 
 
 def piece_of(checkpoint: Checkpoint, at: str | None = None) -> Piece | None:
@@ -280,9 +280,9 @@ def _dtensor(entry: TensorEntry, state: Mapping[str, Any]) -> Piece | None:
 def _name_of(node: Any) -> str:
     if type(node) is not Call:
         return ""
-    func = node.func
-    if type(func) is Global and func.name in ("_reconstructor", "__newobj__") and type(node.args) is tuple and node.args:
-        func = node.args[0]
+    func, args = node.func, node.args
+    if type(func) is Global and func.name in ("_reconstructor", "__newobj__") and type(args) is tuple and args:
+        func = args[0]
     return func.name if type(func) is Global else ""
 
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 from sys import stdlib_module_names
 from typing import TYPE_CHECKING, Any
 
-from ckptfix import dtypes
-from ckptfix.checkpoint import contiguous_stride
 from ckptfix.errors import CkptfixError
 from ckptfix.formats import torch_module, trusted
-from ckptfix.formats.torch_rewrite import NewStorage, literal, new_tensor
 from ckptfix.formats.torch_state import state_rows
 from ckptfix.formats.torch_tensors import is_tensor
+from ckptfix.ops import sanitize_arrays as arrays
 from ckptfix.ops import sanitize_numpy as numpy_pickles
-from ckptfix.ops.sanitize_numpy import Array, BadValue, new_dict
+from ckptfix.ops.sanitize_classes import NEW, RECONSTRUCT, class_name
+from ckptfix.ops.sanitize_numpy import BadValue, new_dict
 from ckptfix.ops.sanitize_report import DROPPED, Steps
 from ckptfix.ops.sanitize_values import LISTS, MAPPINGS, RULES, STATEFUL
 from ckptfix.pickles import Call, Dict, Global, PersId, Set
@@ -30,42 +29,6 @@ NEVER = {
     "torch.storage._load_from_bytes": "is a torch file inside the pickle, of a tensor that was not saved by torch.save",
 }
 """Classes of which nothing is kept, and why."""
-
-_RECONSTRUCT = "copyreg._reconstructor"
-_NEW = ("copyreg.__newobj__", "copyreg.__newobj_ex__")
-
-
-def class_of(call: Call) -> Global | None:
-    """The class or function of a call, also where a legacy file put its source beside it."""
-    func = _named(call.func)
-    if type(func) is PersId and type(func.pid) is tuple and len(func.pid) == 4 and func.pid[0] == "module":
-        func = func.pid[1]
-    if type(func) is not Global:
-        return None
-    if trusted.canonical(func) in (_RECONSTRUCT, *_NEW) and type(call.args) is tuple and call.args:
-        inner = _named(call.args[0])
-        if type(inner) is PersId and type(inner.pid) is tuple and len(inner.pid) == 4:
-            inner = inner.pid[1]
-        return inner if type(inner) is Global else None
-    return func
-
-
-def _named(func: Any) -> Any:
-    """``Outer.Inner`` for ``getattr(Outer, 'Inner')``, which is how protocols before 4 write a class in a class."""
-    if type(func) is Call and func.is_call_of("__builtin__", "getattr") or (
-        type(func) is Call and func.is_call_of("builtins", "getattr")
-    ):
-        args = func.args
-        if type(args) is tuple and len(args) == 2 and type(args[0]) is Global and isinstance(args[1], str):
-            return Global(args[0].module, f"{args[0].name}.{args[1]}", func.position)
-    return func
-
-
-def class_name(call: Call) -> str | None:
-    """``module.Name`` of a call's class or function; None where it is computed."""
-    found = class_of(call)
-    return None if found is None else trusted.canonical(found)
-
 
 def converted(out: Converter, call: Call) -> Steps:
     """What an object becomes. Steps, as all of `sanitize_convert`."""
@@ -135,10 +98,10 @@ def _foreign(out: Converter, call: Call, name: str, args: tuple[Any, ...]) -> St
     func = trusted.canonical(call.func) if type(call.func) is Global else ""
     state = call.state
     base: Any = None
-    if func == _RECONSTRUCT:
+    if func == RECONSTRUCT:
         base = args[2] if len(args) > 2 else None
         args = ()
-    elif func in _NEW:
+    elif func in NEW:
         args = args[1:]
     named = _attributes(state)
     keys = {key for key, _ in named if isinstance(key, str)}
@@ -303,69 +266,6 @@ def _shape_of(node: Any) -> str:
     return "None" if node is None else type(node).__name__
 
 
-def _array(out: Converter, call: Call, args: tuple[Any, ...]) -> Steps:
-    name = numpy_pickles.old_name(class_name(call) or "")
-    array = numpy_pickles.read_array(call, name)
-    if array.dtype.kind == "O":
-        assert isinstance(array.data, list)
-        flat: list[Any] = []
-        yield from out.listed(flat, array.data)
-        out.changed("numpy array of objects", "list")
-        return numpy_pickles.nested(array.shape, flat, array.fortran)
-    if array.dtype.fields:
-        out.changed("structured numpy array", "dict of its fields")
-        return new_dict([(field, _plain_array(out, column)) for field, column in numpy_pickles.columns(array)])
-    return _plain_array(out, array)
-
-
-def _plain_array(out: Converter, array: Array) -> Any:
-    """The tensor of a numeric array, over a storage of its own; nested lists of text."""
-    assert isinstance(array.data, bytes)
-    dtype, shape = array.dtype, array.shape
-    name = {"M": "int64", "m": "int64"}.get(dtype.kind, dtype.name)
-    row = dtypes.find(name)
-    if dtype.fields or row is None or dtype.kind not in "biufcMm":
-        flat = [out.raw(item) if isinstance(item, bytes) else item for item in numpy_pickles.items(dtype, array.data)]
-        out.changed(f"numpy array of {dtype.name}", "list")
-        return numpy_pickles.nested(shape, flat, array.fortran)
-    big = out.settings.big
-    data = numpy_pickles.ordered(array, big=big)
-    target = out.settings.target
-    if row.storage_class is None and (out.settings.legacy or (target and not target.has_dtype(name))):
-        data = numpy_pickles.widened(data, dtype.itemsize, big=big)
-        name = "int64"
-    out.changed(f"numpy array of {dtype.name}", f"{name} tensor")
-    stride = tuple(reversed(contiguous_stride(shape[::-1]))) if array.fortran else None
-    key = out.new_key()
-    itemsize = dtypes.by_name(name).itemsize if dtypes.by_name(name).storage_class else 1
-    out.report.storages[key] = NewStorage(literal(data, "an array of the pickle"), itemsize)
-    made = new_tensor(key, name, shape, stride, legacy=out.settings.legacy)
-    return out.older(made)
-
-
-def _scalar(out: Converter, call: Call, args: tuple[Any, ...]) -> Steps:
-    if len(args) != 2:
-        raise BadValue("a scalar without its bytes")
-    dtype = numpy_pickles.read_dtype(args[0])
-    if dtype.kind == "O":
-        out.changed("numpy scalar", "value")
-        return (yield None, args[1])
-    raw = numpy_pickles.raw_bytes(args[1])
-    if raw is None or len(raw) != dtype.itemsize:
-        raise BadValue("a scalar whose bytes are not those of its dtype")
-    found = numpy_pickles.items(dtype, raw) or ["" if dtype.kind == "U" else b""]
-    value = found[0]
-    out.changed("numpy scalar", "complex" if type(value) is Call else type(value).__name__)
-    return out.raw(value) if isinstance(value, bytes) else value
-
-
-def _dtype(out: Converter, call: Call, args: tuple[Any, ...]) -> Steps:
-    name = numpy_pickles.read_dtype(call).name
-    out.changed("numpy dtype", "str")
-    return name
-    yield
-
-
 def _frozenset(out: Converter, call: Call, args: tuple[Any, ...]) -> Steps:
     elements = args[0] if args and type(args[0]) in (list, tuple) else []
     made = yield None, Call(Global("__builtin__", "set", 0), (list(elements),), "REDUCE", 0)
@@ -409,7 +309,7 @@ def _from_type(out: Converter, call: Call, args: tuple[Any, ...]) -> Steps:
 
 
 def _parameter(out: Converter, call: Call, args: tuple[Any, ...]) -> Steps:
-    """``_rebuild_parameter_with_state(data, requires_grad, hooks, state)``, whose state torch takes as attributes only."""
+    """``_rebuild_parameter_with_state(data, requires_grad, hooks, state)``: torch takes attributes alone as state."""
     name = class_name(call) or ""
     if len(args) != 4:
         raise BadValue("a parameter without its parts")
@@ -445,10 +345,10 @@ def _device_tensor(out: Converter, call: Call, args: tuple[Any, ...]) -> Steps:
 
 
 _SPECIAL: dict[str, Any] = {
-    numpy_pickles.RECONSTRUCT: _array,
-    numpy_pickles.FROM_BUFFER: _array,
-    numpy_pickles.SCALAR: _scalar,
-    numpy_pickles.DTYPE: _dtype,
+    numpy_pickles.RECONSTRUCT: arrays.array,
+    numpy_pickles.FROM_BUFFER: arrays.array,
+    numpy_pickles.SCALAR: arrays.scalar,
+    numpy_pickles.DTYPE: arrays.dtype_,
     "builtins.set": _set,
     "builtins.frozenset": _frozenset,
     "torch._tensor._rebuild_from_type_v2": _from_type,

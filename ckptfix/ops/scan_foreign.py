@@ -8,7 +8,16 @@ from pathlib import Path
 
 from ckptfix.checkpoint import Finding
 from ckptfix.containers.zip_read import END, Directory, read_directory
-from ckptfix.errors import BadDirectory, BadIndex, BadPickle, CkptfixError, DistributedPart, Truncated, UnknownFormat, Unsupported
+from ckptfix.errors import (
+    BadDirectory,
+    BadIndex,
+    BadPickle,
+    CkptfixError,
+    DistributedPart,
+    Truncated,
+    UnknownFormat,
+    Unsupported,
+)
 from ckptfix.fileio import Reader
 from ckptfix.formats import safetensors, torch_legacy
 from ckptfix.formats.distributed import merge_command
@@ -34,6 +43,7 @@ _KINDS: tuple[tuple[str, str], ...] = (
     (r"without their data: the data\.pkl", "bare-data-pkl"),
     (r"plain pickle|joblib pickle", "plain-pickle"),
     (r"distributed checkpoint \(DCP\)", "dcp-folder"),
+    (r"a DeepSpeed checkpoint", "deepspeed-folder"),
     (r"before torch 0\.1\.10", "torch-tar"),
     (r"a tar archive", "tar-archive"),
     (r"a zip archive of .*\.(pth|pt|ckpt|bin|th|safetensors|tar)\b", "zip-in-zip"),
@@ -44,7 +54,10 @@ _KINDS: tuple[tuple[str, str], ...] = (
 )
 """What `formats.foreign` says of a file -> the id of it; the first that is found in the sentence."""
 
-_KEPT_HINTS = ("lfs-pointer", "tar-archive", "other-archive", "numpy-file", "other-framework", "gguf-file")
+_KEPT_HINTS = (
+    *("lfs-pointer", "tar-archive", "deepspeed-folder", "other-archive"),
+    *("numpy-file", "other-framework", "gguf-file"),
+)
 """Kinds for which the hint of `formats.foreign` is more exact than the row's remedy."""
 
 _ERRORS: tuple[tuple[type[CkptfixError], str], ...] = (

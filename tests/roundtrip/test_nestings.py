@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from hypothesis import given
 from nestings import covered, found_in, key_of, nestings, referenced, tensors_of
 
 import ckptfix
-from ckptfix.errors import CkptfixError
 from ckptfix.formats import open_checkpoint
 from ckptfix.formats.torch_common import Parts
 
