@@ -25,6 +25,10 @@ __all__ = ["Counted", "covered", "found_in", "key_of", "nestings", "referenced",
 Counted = Counter[tuple[tuple[int, ...], str, bytes]]
 
 
+NEW: Any = vars(copyreg)["__newobj__"]
+NEW_EX: Any = vars(copyreg)["__newobj_ex__"]
+
+
 class Held:
     """An object that is pickled as `reduced` says."""
 
@@ -126,30 +130,31 @@ def _nested(draw: st.DrawFn, numbers: _Numbers, depth: int) -> tuple[Any, list[t
             own = numbers.tensor((2,), torch.float32)
             return {(1, _Opaque(own)): parts}, [own, *inside]
         case "object":
-            return Holder(lambda cls: (copyreg.__newobj__, (cls,), state), told), told
+            return Holder(lambda cls: (NEW, (cls,), state), told), told
         case "slotted":
-            return Slotted(lambda cls: (copyreg.__newobj__, (cls, *parts), None), inside), inside
+            return Slotted(lambda cls: (NEW, (cls, *parts), None), inside), inside
         case "class":
             return Held(lambda cls: (Sub, tuple(parts), state), inside), inside
         case "args":
             return Held(lambda cls: (Holder, tuple(parts)), inside), inside
         case "kwargs":
             named = {"given": parts}
-            return Holder(lambda cls: (copyreg.__newobj_ex__, (cls, (1,), named), None), inside), inside
+            return Holder(lambda cls: (NEW_EX, (cls, (1,), named), None), inside), inside
         case "items":
             rows = [(str(index), value) for index, value in enumerate(parts)]
-            return Holder(lambda cls: (copyreg.__newobj__, (cls,), state, None, iter(rows)), inside), inside
+            return Holder(lambda cls: (NEW, (cls,), state, None, iter(rows)), inside), inside
         case "elements":
-            return Holder(lambda cls: (copyreg.__newobj__, (cls,), state, iter(parts)), inside), inside
+            return Holder(lambda cls: (NEW, (cls,), state, iter(parts)), inside), inside
         case "everything":
             own = numbers.tensor((5,), torch.float32)
             rows = [("0", own)]
-            made = lambda cls: (copyreg.__newobj__, (cls, *parts), state, iter(parts), iter(rows))  # noqa: E731
+            made = lambda cls: (NEW, (cls, *parts), state, iter(parts), iter(rows))  # noqa: E731
             return Holder(made, [own, *inside]), [own, *inside]
         case "function":
             return Held(lambda cls: (rebuild, tuple(parts), state), inside), inside
     own = numbers.tensor((3,), torch.float32)
-    function, args = own.__reduce_ex__(2)[:2]
+    reduced: Any = own
+    function, args = reduced.__reduce_ex__(2)[:2]
     from_type = torch._tensor._rebuild_from_type_v2
     empty = (torch.float32, (3,), (1,), 0, torch.strided, torch.device("cpu"), False)
     wrapper = torch._utils._rebuild_wrapper_subclass
@@ -157,13 +162,13 @@ def _nested(draw: st.DrawFn, numbers: _Numbers, depth: int) -> tuple[Any, list[t
         case "subclass":
             return Held(lambda cls: (from_type, (function, Sub, args, state)), [own, *told]), [own, *told]
         case "parameter":
-            made = lambda cls: (torch._utils._rebuild_parameter_with_state, (own, True, OrderedDict(), state))  # noqa: E731
-            return Held(made, [own, *told]), [own, *told]
+            parameter = torch._utils._rebuild_parameter_with_state
+            return Held(lambda cls: (parameter, (own, True, OrderedDict(), state)), [own, *told]), [own, *told]
         case "wrapper":
             return Held(lambda cls: (from_type, (wrapper, Sub, (Sub, *empty), state)), told), told
         case "sharded":
             told = [own, *inside]
-            shards = [Holder(lambda cls: (copyreg.__newobj__, (cls,), (None, {"tensor": own, "metadata": parts})), [])]
+            shards = [Holder(lambda cls: (NEW, (cls,), (None, {"tensor": own, "metadata": parts})), [])]
             return Held(lambda cls: (from_type, (wrapper, Sub, (Sub, *empty), (shards, 1))), told), told
     return Held(lambda cls: (from_type, (rebuild, Sub, ({"values": own},), state)), [own, *told]), [own, *told]
 

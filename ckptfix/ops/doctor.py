@@ -172,6 +172,9 @@ def examine(
     flag = " --allow-import" if like is not None and not Path(like.label).exists() else ""
     fixes = [remedy(finding, name, **values) for finding in ordered]
     fixes = [fix + flag if fix and " --like " in fix else fix for fix in fixes]
+    if any(finding.id == "one-rank" for finding in ordered):
+        # Plain values of a piece would load, and be no model: the whole is made by who knows all ranks.
+        fixes = [None if fix and fix.startswith("ckptfix sanitize ") else fix for fix in fixes]
     done = tuple(replace(finding, fix=fix) for finding, fix in zip(ordered, fixes, strict=True))
     form = checkpoint.format if checkpoint is not None else None
     return Diagnosis(name, form, title, size, done, tuple(looked), _message(error, rows, done))
@@ -193,9 +196,7 @@ def _judge(
     if piece is not None:
         fix = piece.way_out.replace("{", "{{").replace("}", "}}")
         yield found("one-rank", piece.message, where=piece.where, fix=fix)
-    for finding in _pickles(checkpoint, looked):
-        # Plain values of a piece would load, and be no model: the whole is made by who knows all ranks.
-        yield replace(finding, fix="") if piece is not None and finding.id == "foreign-global" else finding
+    yield from _pickles(checkpoint, looked)
     contents = list(scan_contents.scan(checkpoint))
     yield from scan_contents.needs_torch(checkpoint)
     yield from scan_contents.asked(checkpoint, rows)

@@ -111,10 +111,10 @@ def _of_safetensors(checkpoint: Checkpoint) -> Piece | None:
         return None
     shapes = {entry.key: list(entry.shape) for entry in checkpoint.entries}
     slices = {name: row.get("saved_offsets") for name, row in said.items() if isinstance(row, dict) and name in shapes}
-    cut = [name for name, offsets in slices.items() if offsets]
+    cut = [name for name, offsets in slices.items() if offsets and type(offsets) is list]
     if not cut:
         return None
-    name = next((name for name in cut if any(slices[name])), cut[0])
+    name = next((name for name in cut if any(slices[name] or ())), cut[0])
     missing = f"{name} is a slice of shape {shapes[name]} at {slices[name]} of a larger tensor{_more(len(cut) - 1)}"
     shard = re.match(r"shard-(\d+)-", Path(checkpoint.path).name)
     rank = int(shard[1]) - 1 if shard else None
@@ -161,7 +161,7 @@ def _of_deepspeed(checkpoint: Checkpoint, at: str | None) -> Piece | None:
 
 def _stated_shapes(top: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
     groups = top.get("param_shapes")
-    for group in [*(groups if type(groups) in (list, tuple) else [groups]), top.get("frozen_param_shapes")]:
+    for group in [*_listed(groups), groups, top.get("frozen_param_shapes")]:
         for name, shape in pairs(group) or ():
             try:
                 yield str(name), sizes(shape)
@@ -236,7 +236,7 @@ def _sharded(entry: TensorEntry, state: Mapping[str, Any]) -> Piece | None:
     shards = state.get("local_shards")
     offsets = [
         _fields(_fields(shard).get("metadata")).get("shard_offsets")
-        for shard in (shards if type(shards) in (list, tuple) else ())
+        for shard in _listed(shards)
     ]
     if not entry.parts:
         what = f"on other ranks, all of its {list(entry.shape)}"
@@ -256,7 +256,7 @@ def _dtensor(entry: TensorEntry, state: Mapping[str, Any]) -> Piece | None:
     split: list[str] = []
     partial = False
     placements = spec.get("placements")
-    for placement in placements if type(placements) in (list, tuple) else ():
+    for placement in _listed(placements):
         name = _name_of(placement)
         if name.endswith("Shard"):
             dim = _fields(placement).get("dim")
@@ -267,7 +267,7 @@ def _dtensor(entry: TensorEntry, state: Mapping[str, Any]) -> Piece | None:
     if not partial and part is not None and part.shape == entry.shape:
         return None
     ranks = next((mesh[name] for name in ("_flatten_rank_map", "_flatten_mesh_list") if name in mesh), None)
-    world = len(ranks) if type(ranks) in (tuple, list) else None
+    world = len(_listed(ranks)) or None
     held = f", of which it holds {list(part.shape)}" if part is not None else ""
     if partial and not split:
         what = f"a term of a sum over the ranks, of shape {list(entry.shape)}"
@@ -284,6 +284,11 @@ def _name_of(node: Any) -> str:
     if type(func) is Global and func.name in ("_reconstructor", "__newobj__") and type(args) is tuple and args:
         func = args[0]
     return func.name if type(func) is Global else ""
+
+
+def _listed(node: Any) -> list[Any]:
+    """The parts of a list or tuple; none of anything else."""
+    return list(node) if isinstance(node, (list, tuple)) else []
 
 
 def _count(value: Any) -> int | None:

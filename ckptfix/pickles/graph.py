@@ -280,8 +280,10 @@ def _holds_objects(value: Any, depth: int = 0) -> bool:
         return False
     if kind is PersId or depth > 4:
         return True
-    if kind is Call and (pairs(value) is None or value.state is not None or value.elements or (value.items and value.args)):
-        return True
+    if kind is Call:
+        more = value.state is not None or value.elements or (value.items and value.args)
+        if more or pairs(value) is None:
+            return True
     return any(_holds_objects(child, depth + 1) for _, child in children(value))
 
 

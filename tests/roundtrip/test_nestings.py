@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ import ckptfix
 from ckptfix.formats import open_checkpoint
 from ckptfix.formats.torch_common import Parts
 
-SHARED = [Path("/nonexistent")]
+Made = tuple[dict[str, Any], dict[str, list[torch.Tensor]]]
 
 
 def saved(obj: object, folder: str) -> Path:
@@ -25,8 +26,8 @@ def saved(obj: object, folder: str) -> Path:
 
 
 @given(nestings())
-def test_every_tensor_of_an_object_is_listed(made: tuple) -> None:
-    obj, inside = made
+def test_every_tensor_of_an_object_is_listed(made: Made) -> None:
+    obj, _ = made
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = open_checkpoint(saved(obj, folder))
         assert covered(checkpoint.entries) == referenced(checkpoint)
@@ -36,7 +37,7 @@ def test_every_tensor_of_an_object_is_listed(made: tuple) -> None:
 
 
 @given(nestings())
-def test_a_file_is_the_same_as_itself(made: tuple) -> None:
+def test_a_file_is_the_same_as_itself(made: Made) -> None:
     obj, _ = made
     with tempfile.TemporaryDirectory() as folder:
         path = saved(obj, folder)
@@ -44,7 +45,7 @@ def test_a_file_is_the_same_as_itself(made: tuple) -> None:
 
 
 @given(nestings())
-def test_sanitize_keeps_every_tensor_or_names_it(made: tuple) -> None:
+def test_sanitize_keeps_every_tensor_or_names_it(made: Made) -> None:
     obj, inside = made
     with tempfile.TemporaryDirectory() as folder:
         path, plain = saved(obj, folder), Path(folder, "plain.pt")
