@@ -51,7 +51,9 @@ def dtensors(path: Path, rank: int = 0) -> dict[str, torch.Tensor]:
 def sharded(path: Path, rank: int = 0) -> dict[str, torch.Tensor]:
     """A state dict with a ShardedTensor, as FSDP's SHARDED_STATE_DICT; what lies on this rank is given back."""
     from torch.distributed._shard.metadata import ShardMetadata
-    from torch.distributed._shard.sharded_tensor import Shard, ShardedTensor, ShardedTensorMetadata, TensorProperties
+    from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+    from torch.distributed._shard.sharded_tensor.metadata import ShardedTensorMetadata, TensorProperties
+    from torch.distributed._shard.sharded_tensor.shard import Shard
 
     local = {"fc.weight": torch.arange(6.0).view(2, 3) + rank, "fc.bias": torch.tensor([1.0, 2.0, 3.0])}
     with group(rank):

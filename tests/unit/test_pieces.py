@@ -9,9 +9,9 @@ from pathlib import Path
 
 import builders
 import pytest
-import rank_files
 import torch
-from nestings import key_of, tensors_of
+from conftest import ROOT
+from nestings import found_in, key_of, tensors_of
 from torch import nn
 
 import ckptfix
@@ -19,6 +19,13 @@ from ckptfix.errors import CkptfixError, DistributedPart, WouldLoseData
 from ckptfix.formats import open_checkpoint
 from ckptfix.ops.doctor import examine
 from ckptfix.ops.pieces import piece_of
+
+LOCAL = {"fc.weight": torch.arange(6.0).view(2, 3), "fc.bias": torch.tensor([1.0, 2.0, 3.0])}
+"""What lies in the fixtures of rank 0."""
+
+
+def fixture(name: str) -> Callable[[Path], object]:
+    return lambda path: path.write_bytes((ROOT / "fixtures" / name).read_bytes())
 
 
 def slices(path: Path) -> None:
@@ -28,9 +35,9 @@ def slices(path: Path) -> None:
 
 
 MAKE: dict[str, tuple[str, Callable[[Path], object]]] = {
-    "DTensor": ("rank0.pt", rank_files.dtensors),
-    "ShardedTensor": ("rank0.pt", rank_files.sharded),
-    "ZeRO-3": ("zero_pp_rank_0_mp_rank_00_model_states.pt", rank_files.zero3),
+    "DTensor": ("rank0.pt", fixture("rank0-dtensor.pt")),
+    "ShardedTensor": ("rank0.pt", fixture("rank0-sharded.pt")),
+    "ZeRO-3": ("zero_pp_rank_0_mp_rank_00_model_states.pt", fixture("rank0-zero3.pt")),
     "safetensors shard": ("shard-00001-model-00001-of-00001.safetensors", slices),
 }
 
@@ -76,26 +83,22 @@ def test_an_edit_of_names_leaves_it_what_it_is(piece: tuple[str, Path], tmp_path
     assert ckptfix.diff(path, path).same
 
 
-@pytest.mark.parametrize("make", [rank_files.dtensors, rank_files.sharded])
-def test_sanitize_keeps_every_shard(make: Callable[[Path], dict[str, torch.Tensor]], tmp_path: Path) -> None:
-    from nestings import found_in
-
-    local = make(tmp_path / "rank0.pt")
-    done = ckptfix.sanitize(tmp_path / "rank0.pt", tmp_path / "plain.pt")
+@pytest.mark.parametrize("name", ["rank0-dtensor.pt", "rank0-sharded.pt"])
+def test_sanitize_keeps_every_shard(name: str, tmp_path: Path) -> None:
+    done = ckptfix.sanitize(ROOT / "fixtures" / name, tmp_path / "plain.pt")
     loaded = torch.load(tmp_path / "plain.pt", weights_only=True)
-    assert not done.dropped and not tensors_of(local.values()) - tensors_of(found_in(loaded))
-    assert key_of(local["fc.weight"]) in {key_of(tensor) for tensor in found_in(loaded["fc.weight"])}
+    assert not done.dropped and not tensors_of(LOCAL.values()) - tensors_of(found_in(loaded))
+    assert key_of(LOCAL["fc.weight"]) in {key_of(tensor) for tensor in found_in(loaded["fc.weight"])}
 
 
 def test_what_is_replicated_is_whole(tmp_path: Path) -> None:
-    rank_files.dtensors(tmp_path / "rank0.pt")
-    checkpoint = open_checkpoint(tmp_path / "rank0.pt")
+    checkpoint = open_checkpoint(ROOT / "fixtures" / "rank0-dtensor.pt")
     found = piece_of(checkpoint)
     assert found is not None and found.where == "fc.weight" and "more" not in found.missing
 
 
 def archives(folder: Path, name: str = "renamed.bin") -> Path:
-    rank_files.distcp(folder / name)
+    fixture("rank0.distcp")(folder / name)
     return folder / name
 
 
