@@ -134,6 +134,10 @@ class NoFile(Unsupported):
     """A pipe or a device, where a regular file is needed."""
 
 
+class DistributedPart(Unsupported):
+    """A file of a distributed checkpoint: one rank's parts of it, which mean nothing without the others."""
+
+
 class Refused(CkptfixError):
     """Possible, and not done without being told to."""
 

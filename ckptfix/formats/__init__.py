@@ -14,7 +14,7 @@ from typing import cast
 
 from ckptfix.checkpoint import Checkpoint
 from ckptfix.errors import CkptfixError, NoFile
-from ckptfix.formats import base, safetensors, torch_legacy, torch_zip
+from ckptfix.formats import base, distributed, safetensors, torch_legacy, torch_zip
 from ckptfix.formats.base import Format
 
 FORMATS: dict[str, Format] = {
@@ -29,6 +29,7 @@ def detect(path: str | os.PathLike[str]) -> Format:
 
     Raises:
         UnknownFormat: it is none of ours; the message says what it is instead.
+        DistributedPart: it is a file of a distributed checkpoint.
         CkptfixError: it can not be read.
     """
     name = os.fspath(path)
@@ -42,6 +43,7 @@ def detect(path: str | os.PathLike[str]) -> Format:
             head = file.read(HEAD)
     except OSError as error:
         raise CkptfixError((error.strerror or str(error)).lower(), path=name) from None
+    distributed.refuse_part(name)
     scored = [(module.score(name, head, status.st_size), index) for index, module in enumerate(FORMATS.values())]
     best, index = max(scored, key=lambda row: (row[0], -row[1]))
     if not best:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ckptfix.errors import printable
+from ckptfix.formats.distributed import merge_command
 from ckptfix.formats.foreign_archives import folder, tar_archive, zip_archive
 from ckptfix.formats.foreign_file import Answer, File, quote
 from ckptfix.pickles import survey
@@ -228,7 +229,7 @@ def _pickle(file: File) -> Answer | None:
         return None
     hint = "a plain pickle can run code: load it only if you trust it, and write it again with torch.save"
     if b"torch.distributed.checkpoint.metadata" in head:
-        hint = "name its folder: python -m torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER OUT"
+        hint = f"its folder is the checkpoint: {merge_command(str(Path(file.path).parent))}"
         return Answer("dcp-folder", "the .metadata of a distributed checkpoint (DCP)", hint)
     if re.search(rb"torch\._utils\n?.{0,4}_rebuild_", head, re.DOTALL):
         hint = "zip its folder again, from the folder above: zip -0 -r FIXED.pth FOLDER"

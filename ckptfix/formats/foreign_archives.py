@@ -10,6 +10,8 @@ from pathlib import Path
 from ckptfix.containers.zip_read import END, END64, LOCATOR, MAX16, read_directory
 from ckptfix.errors import CkptfixError, Truncated, printable
 from ckptfix.fileio import Reader
+from ckptfix.formats import deepspeed
+from ckptfix.formats.distributed import merge_command
 from ckptfix.formats.foreign_file import Answer, File, quote
 
 CHECKPOINTS = (".pth", ".pt", ".ckpt", ".bin", ".th", ".safetensors", ".distcp", ".pth.tar")
@@ -157,8 +159,7 @@ def folder(path: str) -> Answer:
         hint = f"(cd {parent} && zip -0 -r {quote(root.name + '.pth')} {name}) makes it one file again"
         return Answer("unzipped-folder", "a folder: a torch checkpoint that was unzipped", hint)
     if ".metadata" in names or any(name.endswith(".distcp") for name in names):
-        hint = f"python -m torch.distributed.checkpoint.format_utils dcp_to_torch {quote(path)} OUT"
-        return Answer("dcp-folder", "a folder: a distributed checkpoint (DCP)", hint)
+        return Answer("dcp-folder", "a folder: a distributed checkpoint (DCP)", merge_command(path))
     index = next((name for name in sorted(names) if name.endswith(".index.json")), None)
     if index is not None:
         return Answer(
@@ -166,9 +167,10 @@ def folder(path: str) -> Answer:
         )
     if "saved_model.pb" in names:
         return Answer("other-framework", "a folder: a TensorFlow SavedModel")
-    if "latest" in names and any(name.startswith("global_step") for name in names):
-        hint = f"python zero_to_fp32.py {quote(path)} OUT, the script that DeepSpeed put there"
-        return Answer("no-checkpoint", "a folder: a DeepSpeed checkpoint", hint)
+    if ("latest" in names and any(name.startswith("global_step") for name in names)) or any(
+        name.endswith(deepspeed.STATES) for name in names
+    ):
+        return Answer("deepspeed-folder", "a folder: a DeepSpeed checkpoint", deepspeed.way_out(path)[0])
     found = [name for name in sorted(names) if name.endswith(CHECKPOINTS)]
     if found:
         return Answer(

@@ -29,7 +29,7 @@ from ckptfix.fileio import Reader, read_chunks
 from ckptfix.formats import torch_common, torch_emit
 from ckptfix.formats.base import unknown
 from ckptfix.formats.torch_edit import patches
-from ckptfix.pickles import parse, splice
+from ckptfix.pickles import Graph, parse, splice
 
 NAME = "zip"
 TITLE = "PyTorch zip"
@@ -99,6 +99,13 @@ def read(path: str) -> Checkpoint:
         byteorder="big" if byteorder == "big" else "little",
         findings=findings,
     )
+
+
+def read_object(path: str) -> tuple[Archive, Graph]:
+    """The container and the parsed pickle of a file, and nothing made of them. Raises as `read`."""
+    with Reader(path) as reader:
+        archive, pickle = _open(reader, path, read_directory(reader, path), [])
+    return archive, parse(pickle, path=path, where=archive.pickle.name)
 
 
 def _open(reader: Reader, path: str, directory: Directory, findings: list[Finding]) -> tuple[Archive, bytes]:

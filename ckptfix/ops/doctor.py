@@ -14,7 +14,7 @@ from typing import Any
 
 from ckptfix.checkpoint import ByteRange, Checkpoint, Finding
 from ckptfix.containers.zip_read import Record, record_data
-from ckptfix.errors import CkptfixError, DamagedFile, NoFile, NoSuchTensor, UnknownFormat, Unsupported
+from ckptfix.errors import CkptfixError, DamagedFile, DistributedPart, NoFile, NoSuchTensor, UnknownFormat, Unsupported
 from ckptfix.fileio import Reader
 from ckptfix.formats import FORMATS, open_checkpoint, torch_zip
 from ckptfix.formats.torch_common import Parts, all_findings
@@ -31,6 +31,7 @@ from ckptfix.ops import (
     scan_zip,
 )
 from ckptfix.ops.catalogue import RANK, errors_of, found, place_of, remedy
+from ckptfix.ops.pieces import piece_of
 from ckptfix.ops.targets import Side
 
 MOST = 200
@@ -159,8 +160,11 @@ def examine(
             raise
         except (DamagedFile, UnknownFormat, Unsupported) as trouble:
             program = isinstance(trouble, UnknownFormat) and trouble.kind in scan_foreign.PROGRAMS
-            inside = list(scan_program.scan(name, fast=fast) if program else _container(name))
             looked += ["its records"] if program else []
+            if isinstance(trouble, DistributedPart):
+                inside = []
+            else:
+                inside = list(scan_program.scan(name, fast=fast) if program else _container(name))
             # An archive whose records can be listed is no unknown file.
             said = scan_foreign.scan(name, trouble)
             told = [finding for finding in said if finding.id != "unknown-format" or not inside]
@@ -175,6 +179,9 @@ def examine(
     flag = " --allow-import" if like is not None and not Path(like.label).exists() else ""
     fixes = [remedy(finding, name, **values) for finding in ordered]
     fixes = [fix + flag if fix and " --like " in fix else fix for fix in fixes]
+    if any(finding.id == "one-rank" for finding in ordered):
+        # Plain values of a piece would load, and be no model: the whole is made by who knows all ranks.
+        fixes = [None if fix and fix.startswith("ckptfix sanitize ") else fix for fix in fixes]
     done = tuple(replace(finding, fix=fix) for finding, fix in zip(ordered, fixes, strict=True))
     form = checkpoint.format if checkpoint is not None else None
     return Diagnosis(name, form, title, size, done, tuple(looked), _message(error, rows, done))
@@ -192,6 +199,10 @@ def _judge(
     # Globals are told with their calls below.
     yield from (finding for finding in judged if finding.id != "foreign-global")
     yield from _container(path, checkpoint)
+    piece = piece_of(checkpoint)
+    if piece is not None:
+        fix = piece.way_out.replace("{", "{{").replace("}", "}}")
+        yield found("one-rank", piece.message, where=piece.where, fix=fix)
     yield from _pickles(checkpoint, looked)
     contents = list(scan_contents.scan(checkpoint))
     yield from scan_contents.needs_torch(checkpoint)

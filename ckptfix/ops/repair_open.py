@@ -10,7 +10,7 @@ from ckptfix.checkpoint import Checkpoint, Finding
 from ckptfix.containers import zip_scan
 from ckptfix.errors import DamagedFile, Refused
 from ckptfix.fileio import Reader
-from ckptfix.formats import FORMATS, base, safetensors, torch_legacy
+from ckptfix.formats import FORMATS, base, distributed, safetensors, torch_legacy
 from ckptfix.ops.repair import Repair, repair_torch
 from ckptfix.ops.repair_fill import Fill
 from ckptfix.ops.repair_layers import Folder, unwrap
@@ -38,12 +38,14 @@ def repair(
 
     Raises:
         UnknownFormat: it is no checkpoint, damaged or not; the message says what it is.
+        DistributedPart: it is a file of a distributed checkpoint; one archive of many would be kept.
         DamagedFile: nothing of it can be saved.
         Refused: it has no tensor, and never had.
     """
     notes: tuple[Finding, ...] = ()
     name = path
     if not Path(path).is_dir():
+        distributed.refuse_part(path)
         path, notes = unwrap(path, folder)
     try:
         done = _repair(path, fill, donor, like)

@@ -14,12 +14,14 @@ from ckptfix.errors import (
     BadPickle,
     Bomb,
     CkptfixError,
+    DistributedPart,
     Truncated,
     UnknownFormat,
     Unsupported,
 )
 from ckptfix.fileio import Reader
 from ckptfix.formats import safetensors
+from ckptfix.formats.distributed import merge_command
 from ckptfix.formats.foreign_file import quote
 from ckptfix.ops import scan_inside, scan_pickle
 from ckptfix.ops.catalogue import ENTRIES, found
@@ -27,7 +29,10 @@ from ckptfix.ops.dangerous import is_dangerous
 from ckptfix.ops.layers import packing_of
 from ckptfix.ops.scan_inside import Inside
 
-_KEPT_HINTS = ("lfs-pointer", "tar-archive", "other-archive", "numpy-file", "other-framework", "gguf-file")
+_KEPT_HINTS = (
+    *("lfs-pointer", "tar-archive", "deepspeed-folder", "other-archive"),
+    *("numpy-file", "other-framework", "gguf-file"),
+)
 """Kinds for which the hint of `formats.foreign` is more exact than the row's remedy."""
 
 _IDS: tuple[tuple[type[CkptfixError], str], ...] = (
@@ -59,6 +64,9 @@ _TAIL = 1 << 26
 
 def scan(path: str, error: CkptfixError) -> Iterator[Finding]:
     """What `error`, raised when the file was opened, says of it; and what else can be told."""
+    if isinstance(error, DistributedPart):
+        yield _part(path, error)
+        return
     kinds = list(_unknown(path, error) if isinstance(error, UnknownFormat) else _damaged(path, error))
     if any(finding.id in _UNSEEN for finding in kinds) or _is_safetensors(path):
         yield from kinds
@@ -67,6 +75,12 @@ def scan(path: str, error: CkptfixError) -> Iterator[Finding]:
     inside = scan_inside.look(str(described), "" if described == Path(path) else described.name)
     yield from (_with_names(finding, inside) for finding in kinds)
     yield from _hidden(kinds, inside)
+
+
+def _part(path: str, error: DistributedPart) -> Finding:
+    beside = Path(path).with_name(".metadata").is_file()
+    command = merge_command(str(Path(path).parent)).replace("{", "{{").replace("}", "}}")
+    return found("distributed-shard", error.message, fix=command if beside else None)
 
 
 def _damaged(path: str, error: CkptfixError) -> Iterator[Finding]:
@@ -109,7 +123,7 @@ def _fix(path: str, error: UnknownFormat) -> str | None:
     if id == "dcp-folder" and not Path(path).is_dir():
         # torch's merger takes the folder, and of a file in it says that it found no checkpoint.
         folder = str(Path(path).parent).replace("{", "{{").replace("}", "}}")
-        return f"python -m torch.distributed.checkpoint.format_utils dcp_to_torch {quote(folder)} OUT"
+        return merge_command(folder)
     return None
 
 
