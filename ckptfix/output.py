@@ -16,6 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
+from ckptfix.checking import Checking
 from ckptfix.checkpoint import ByteRange, OutputFile, Plan
 from ckptfix.errors import Unsupported, WouldOverwrite, WriteFailed
 from ckptfix.fileio import Progress, Reader, Sink, free_space, kind_of, named, read_chunks, truncated, write_failed
@@ -344,7 +345,7 @@ def write_plan(plan: Plan, *, overwrite: bool = False, progress: Progress | None
     Raises:
         WouldOverwrite, Unsupported: as `check_destination`; also when a file appears meanwhile, or the plan
             names one file twice.
-        Truncated, DamagedFile: a source does not have what the plan promises.
+        Truncated, DamagedFile: a source does not have what the plan promises, or not the checksum that it states.
         WriteFailed: no space (asked before the first byte), an I/O error, or a source that changed meanwhile.
     """
     if not plan.files:
@@ -366,14 +367,17 @@ def write_plan(plan: Plan, *, overwrite: bool = False, progress: Progress | None
         if progress is not None:
             progress(done, total)
 
+    checking = Checking(plan.checks)
     try:
         for output in outputs:
             with named(output.file.path, output.file.nbytes):
                 output.write(sources, advance)
+        checking.finish()
         sources.check_unchanged()
         _publish(outputs, overwrite)
     finally:
         with _undisturbed():
+            checking.stop()
             sources.close()
             for output in outputs:
                 output.discard()

@@ -95,6 +95,15 @@ def _note(side: Graph, part: str, graph: Graph) -> None:
         graph.misuses.append((refused[0], f"in the pickle of the {part}, {refused[1]}"))
 
 
+def read_object(path: str) -> tuple[Layout, Graph]:
+    """Where the parts are, and the parsed pickle of the object, and nothing made of them. Raises as `read`."""
+    with Reader(path) as reader:
+        *_, graph, key_graph = _pickles(reader, path)
+        keys = [str(key) for key in key_graph.root] if type(key_graph.root) is list else []
+        storages = _storages(reader, path, graph, keys, key_graph.end, [])
+    return Layout(graph.start, graph.end, storages), graph
+
+
 def _pickles(reader: Reader, path: str) -> list[Graph]:
     """The five pickles; their spans are offsets in the file.
 

@@ -27,12 +27,12 @@ from ckptfix.checkpoint import ByteRange, Checkpoint, Data, Drop, Edit, Finding,
 from ckptfix.containers.zip_local import record_data
 from ckptfix.containers.zip_read import Directory, Record, read_directory
 from ckptfix.containers.zip_write import NewRecord, fresh_archive, replace_record
-from ckptfix.errors import BadDirectory, DamagedFile, Unsupported
+from ckptfix.errors import BadDirectory, Bomb, DamagedFile, Unsupported
 from ckptfix.fileio import Reader, read_chunks
 from ckptfix.formats import torch_common, torch_emit
 from ckptfix.formats.base import unknown
 from ckptfix.formats.torch_edit import patches
-from ckptfix.pickles import parse, splice
+from ckptfix.pickles import Graph, parse, splice
 
 NAME = "zip"
 TITLE = "PyTorch zip"
@@ -104,6 +104,13 @@ def read(path: str) -> Checkpoint:
     )
 
 
+def read_object(path: str) -> tuple[Archive, Graph]:
+    """The container and the parsed pickle of a file, and nothing made of them. Raises as `read`."""
+    with Reader(path) as reader:
+        archive, pickle = _open(reader, path, read_directory(reader, path), [])
+    return archive, parse(pickle, path=path, where=archive.pickle.name)
+
+
 def _open(reader: Reader, path: str, directory: Directory, findings: list[Finding]) -> tuple[Archive, bytes]:
     """The archive and the bytes of its pickle."""
     pickles = [record for record in directory.records if record.name.endswith("/data.pkl")]
@@ -117,7 +124,7 @@ def _open(reader: Reader, path: str, directory: Directory, findings: list[Findin
         raise Unsupported(f"a pickle of {record.size} bytes", path=path, where=record.name)
     if record.size > max(MAX_RATIO * record.stored, 1 << 20):
         message = f"{record.stored} bytes that are said to unfold to {record.size}, more than any checkpoint's pickle"
-        raise Unsupported(message, path=path, where=record.name, offset=record.header)
+        raise Bomb(message, path=path, where=record.name, offset=record.header)
     data = b"".join(read_chunks(record_data(reader, path, record)))
     intact = record.crc32 in (0, zlib.crc32(data))
     if not intact:

@@ -15,6 +15,7 @@ from ckptfix.formats.torch_common import Parts
 from ckptfix.loaders.tensors import TensorMaker, restore_location
 from ckptfix.ops import rename as rename_op
 from ckptfix.ops.convert import chosen_state_dict, refuse_damaged
+from ckptfix.ops.pieces import refuse_piece
 
 if TYPE_CHECKING:
     import torch
@@ -53,7 +54,10 @@ def load_state_dict(
         Unsupported: a tensor that only its own library can rebuild (DTensor, nested).
     """
     checkpoint = open_checkpoint(path)
+    if at is None:
+        refuse_piece(checkpoint)
     chosen = chosen_state_dict(checkpoint, at)
+    refuse_piece(checkpoint, chosen.at)
     entries = [entry for entry in checkpoint.entries if entry.at == chosen.at]
     refuse_damaged(checkpoint)
     if checkpoint.format == safetensors.NAME:

@@ -22,7 +22,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         (
             ("errors", "collector"),
             ("checkpoint", "dtypes"),
-            ("fileio", "streams", "output"),
+            ("fileio", "streams", "checking", "output"),
             ("pickles", "containers"),
             ("keys",),
             ("formats",),
@@ -37,6 +37,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
 
 BESIDE = {
     *(("checkpoint", "dtypes"), ("output", "fileio"), ("streams", "fileio")),
+    *(("checking", "fileio"), ("checking", "streams"), ("output", "checking")),
     ("weights", "results"),
     *(("loaders", "api"), ("api", "results"), ("matching", "results"), ("rescue", "results"), ("cleaning", "results")),
 }
