@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from ckptfix import formats, output
-from ckptfix.checkpoint import Checkpoint, Finding, Plan
+from ckptfix.checkpoint import Finding
 from ckptfix.collector import without_collections
-from ckptfix.errors import CkptfixError, DamagedFile
 from ckptfix.fileio import Progress
 from ckptfix.ops import sanitize as sanitize_op
 from ckptfix.ops import slim as slim_op
 from ckptfix.ops.convert import refuse_other_suffix
+from ckptfix.ops.law_promise import everything
 from ckptfix.ops.sanitize_objects import EXTRACT
 from ckptfix.ops.sanitize_report import Loss
+from ckptfix.ops.writing import Draft, about, carry_out, open_input
 from ckptfix.results import Result
 
 StrPath = str | os.PathLike[str]
@@ -72,44 +72,26 @@ def sanitize(
         Refused: nothing would be left, as of a whole pickled module.
         Unsupported, KeyConflict, WouldOverwrite, DamagedFile, UnknownFormat, WriteFailed.
     """
-    output.check_destination(dest, [source], overwrite=force)
-    checkpoint = formats.open_checkpoint(source)
-    try:
-        done = sanitize_op.sanitize(
-            checkpoint, os.fspath(dest), keep_only=keep_only, encoding=encoding, torch=torch
-        )
-    except CkptfixError as error:
-        error.path = error.path or checkpoint.path
-        raise
-    refuse_other_suffix(checkpoint.path, os.fspath(dest), done.format)
-    backup = _write(checkpoint, done.plan, force, keep_old, dry_run, progress)
+    checkpoint = open_input(source, dest, force)
+    with about(checkpoint.path):
+        done = sanitize_op.sanitize(checkpoint, os.fspath(dest), keep_only=keep_only, encoding=encoding, torch=torch)
     unasked = [loss for loss in done.losses if not loss.asked]
-    return SanitizeResult(
+    draft = Draft(
         source=checkpoint.path,
+        stamp=checkpoint.stamp,
         dest=os.fspath(dest),
         format=done.format,
         plan=done.plan,
-        written=not dry_run,
-        backup=backup,
+        promise=everything(checkpoint, [loss.where for loss in done.losses]),
         lines=_sanitized_lines(done),
         findings=tuple(_finding(loss, checkpoint.path) for loss in unasked),
         exit_code=3 if unasked else 0,
+    )
+    return SanitizeResult(
+        **carry_out(draft, force=force, keep_old=keep_old, dry_run=dry_run, progress=progress),
         changes=done.changes,
         dropped=done.losses,
     )
-
-
-def _write(
-    checkpoint: Checkpoint, plan: Plan, force: bool, keep_old: bool, dry_run: bool, progress: Progress | None
-) -> str | None:
-    """Write `plan`; the name under which the file is kept that it replaced."""
-    if formats.stamp(checkpoint.path) != checkpoint.stamp:
-        message = "it changed while it was read"
-        raise DamagedFile(message, path=checkpoint.path, hint="wait until its writer is done")
-    if dry_run:
-        return None
-    keep = formats.is_checkpoint if keep_old else None
-    return output.write_plan(plan, overwrite=force, keep_old=keep, progress=progress).get(plan.files[0].path)
 
 
 def _finding(loss: Loss, path: str) -> Finding:
@@ -188,25 +170,23 @@ def slim(
         Refused: nothing would be left.
         Unsupported, WouldOverwrite, WouldLoseData, DamagedFile, UnknownFormat, WriteFailed.
     """
-    output.check_destination(dest, [source], overwrite=force)
-    checkpoint = formats.open_checkpoint(source)
+    checkpoint = open_input(source, dest, force)
     refuse_other_suffix(checkpoint.path, os.fspath(dest), checkpoint.format)
-    try:
+    with about(checkpoint.path):
         done = slim_op.slim(
             checkpoint, os.fspath(dest), no_optimizer=no_optimizer, dedupe=dedupe, contiguous=contiguous
         )
-    except CkptfixError as error:
-        error.path = error.path or checkpoint.path
-        raise
-    backup = _write(checkpoint, done.plan, force, keep_old, dry_run, progress)
-    return SlimResult(
+    draft = Draft(
         source=checkpoint.path,
+        stamp=checkpoint.stamp,
         dest=os.fspath(dest),
         format=checkpoint.format,
         plan=done.plan,
-        written=not dry_run,
-        backup=backup,
+        promise=replace(everything(checkpoint, done.dropped), same=done.same),
         lines=_slimmed_lines(done, checkpoint.size),
+    )
+    return SlimResult(
+        **carry_out(draft, force=force, keep_old=keep_old, dry_run=dry_run, progress=progress),
         saved=done.saved,
         dropped=done.dropped,
         compacted=done.compacted,

@@ -18,6 +18,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from ckptfix.checking import Checking
 from ckptfix.checkpoint import ByteRange, OutputFile, Plan
 from ckptfix.durable import NO_LINKS, Kept, adopt_mode, identity, sync_folder, undisturbed
 from ckptfix.errors import Unsupported, WouldOverwrite, WriteFailed
@@ -329,7 +330,7 @@ def write_plan(
     Raises:
         WouldOverwrite, Unsupported: as `check_destination`; also when a file appears meanwhile, or the plan
             names one file twice.
-        Truncated, DamagedFile: a source does not have what the plan promises.
+        Truncated, DamagedFile: a source does not have what the plan promises, or not the checksum that it states.
         WriteFailed: no space (asked before the first byte), an I/O error, or a source that changed meanwhile.
     """
     if not plan.files:
@@ -351,14 +352,17 @@ def write_plan(
         if progress is not None:
             progress(done, total)
 
+    checking = Checking(plan.checks)
     try:
         for output in outputs:
             with named(output.file.path, output.file.nbytes):
                 output.write(sources, advance)
+        checking.finish()
         sources.check_unchanged()
         _publish(outputs, overwrite, keep_old)
     finally:
         with undisturbed():
+            checking.stop()
             sources.close()
             for output in outputs:
                 output.discard()

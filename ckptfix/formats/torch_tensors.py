@@ -12,11 +12,13 @@ from typing import Any
 
 from ckptfix import dtypes
 from ckptfix.checkpoint import Storage, TensorEntry, contiguous_stride
-from ckptfix.pickles import Call, Global, PersId
+from ckptfix.formats.torch_state import TooManyParts, apart, split, state_rows
+from ckptfix.pickles import Call, Dict, Global, PersId
 from ckptfix.pickles.graph import attributes, pairs
 
 StorageOf = Callable[[PersId], Storage]
 Args = tuple[Any, ...]
+Rows = list[tuple[str, Any]]
 
 
 class BadTensor(ValueError):
@@ -234,13 +236,42 @@ def _wrapper(args: Args, key: str, at: str, storage_of: StorageOf) -> TensorEntr
 def _from_type(args: Args, key: str, at: str, storage_of: StorageOf) -> TensorEntry:
     """``_rebuild_from_type_v2(func, type, args, state)``: a subclass, or a tensor with attributes of its own."""
     func, cls, inner_args, state = args[:4]
-    entry = _inner(Call(func, inner_args, "REDUCE", 0), key, at, storage_of)
-    if entry.kind == "wrapper":
-        entry = replace(entry, parts=tuple(_parts_of_state(state, key, at, storage_of)))
+    call = Call(func, inner_args, "REDUCE", 0)
+    if not is_tensor(call):
+        return _of_other_function(args, key, at, storage_of)
+    entry = _inner(call, key, at, storage_of)
+    if entry.kind == "wrapper" and _is_wrapper(func):
+        entry = replace(entry, parts=_parts(state_rows(cls, state), key, at, storage_of))
     if type(cls) is Global and cls.full not in ("torch.Tensor", "torch._tensor.Tensor", entry.detail):
         parameter = cls.full == "torch.nn.parameter.Parameter"
         entry = replace(entry, parameter=entry.parameter or parameter, detail=entry.detail or cls.full)
     return entry
+
+
+def _of_other_function(args: Args, key: str, at: str, storage_of: StorageOf) -> TensorEntry:
+    """A tensor that a library's own function makes, as of a nested tensor: the shape is that of its first part."""
+    cls, inner_args, state = args[1:4]
+    rows = [("args", inner_args), *state_rows(cls, state)]
+    parts = _parts(rows, key, at, storage_of)
+    if not parts:
+        raise BadTensor("a part that is no tensor")
+    first = parts[0]
+    name = cls.full if type(cls) is Global else "tensor subclass"
+    return TensorEntry(
+        key, at, None, first.dtype, first.shape, first.stride, kind="wrapper", parts=parts, detail=name
+    )
+
+
+def _split_state(rows: Rows) -> tuple[Rows, Rows]:
+    """See `split`; the parts are tensors."""
+    try:
+        return split(rows, is_tensor)
+    except TooManyParts as error:
+        raise BadTensor(str(error)) from None
+
+
+def _parts(rows: list[tuple[str, Any]], key: str, at: str, storage_of: StorageOf) -> tuple[TensorEntry, ...]:
+    return tuple(_inner(node, f"{key}.{name}", at, storage_of) for name, node in _split_state(rows)[0])
 
 
 _STATE_AT = {
@@ -248,27 +279,69 @@ _STATE_AT = {
     ("torch._utils", "_rebuild_parameter_with_state"): 3,
 }
 
+_AROUND = ("_rebuild_parameter", "_rebuild_parameter_with_state")
+"""Calls around another tensor, whose attributes are listed as their own."""
 
-def tensor_state(node: Any) -> list[tuple[Any, Any]] | None:
+_HOOKS_AT = {"_rebuild_tensor_v2": 5, "_rebuild_tensor_v3": 5, "_rebuild_qtensor": 6, "_rebuild_parameter": 2}
+"""Place of the hooks among the arguments of rebuild calls: a dict, and empty in every file that torch itself wrote."""
+
+
+def tensor_attributes(node: Any) -> list[tuple[Any, Any]]:
+    """The (name, value) pairs that ``torch.load`` sets as attributes on the tensor of a rebuild call."""
+    place = _STATE_AT.get((node.func.module, node.func.name))
+    return [] if place is None or len(node.args) <= place else attributes(node.args[place])
+
+
+def tensor_state(node: Any) -> list[tuple[str, Any]] | None:
     """The (name, value) attributes that a tensor carries, without those that are its parts; None if it has none."""
     if type(node) is not Call or type(node.func) is not Global or type(node.args) is not tuple:
         return None
+    args = node.args
+    found: list[tuple[str, Any]] = []
     place = _STATE_AT.get((node.func.module, node.func.name))
-    if place is None or len(node.args) <= place:
-        return None
-    found = attributes(node.args[place])
-    inner = node.args[0]
-    if type(inner) is Global and inner.name == "_rebuild_wrapper_subclass":
-        found = [(name, value) for name, value in found if not is_tensor(value)]
-    return found or None
+    if place is not None and len(args) > place:
+        cls = args[1] if place == 3 and type(args[1]) is Global else None
+        found = state_rows(cls, args[place])
+        if node.func.name == "_rebuild_from_type_v2":
+            found = _beside_parts(args, found)
+    if node.func.name in _AROUND and args and is_tensor(args[0]):
+        found = apart([*found, *(tensor_state(args[0]) or ())])
+    if not _is_old_tensor(node) and node.state is not None:
+        found = apart([*found, *state_rows(None, node.state)])
+    return [*found, *_apart_from_data(node)] or None
 
 
-def _parts_of_state(state: Any, key: str, at: str, storage_of: StorageOf) -> list[TensorEntry]:
-    return [
-        _inner(value, f"{key}.{name}", at, storage_of)
-        for name, value in attributes(state)
-        if isinstance(name, str) and is_tensor(value)
-    ]
+def _beside_parts(args: Args, rows: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    """What of the state of ``_rebuild_from_type_v2(*args)`` is no part of its tensor."""
+    func, inner_args = args[0], args[2]
+    inner = Call(func, inner_args, "REDUCE", 0)
+    try:
+        if not is_tensor(inner):
+            return _split_state([("args", inner_args), *rows])[1]
+        if _is_wrapper(func):
+            return _split_state(rows)[1]
+    except BadTensor:
+        return [("args", inner_args), *rows]
+    return apart([*rows, *(tensor_state(inner) or ())])
+
+
+def _apart_from_data(node: Call) -> list[tuple[str, Any]]:
+    """Arguments of a rebuild call that are no data of the tensor and yet may hold some: hooks, an array."""
+    place = _HOOKS_AT.get(node.func.name)
+    if place is not None and len(node.args) > place:
+        hooks = node.args[place]
+        if type(hooks) is Call:
+            empty = not (hooks.items or hooks.elements or hooks.state or hooks.args)
+        else:
+            empty = hooks is None or (type(hooks) is Dict and not hooks.items)
+        return [] if empty else [("()hooks", hooks)]
+    if node.func.name.startswith("_rebuild_device_tensor") and node.args and not is_tensor(node.args[0]):
+        return [("()data", node.args[0])]
+    return []
+
+
+def _is_wrapper(func: Any) -> bool:
+    return type(func) is Global and func.name == "_rebuild_wrapper_subclass"
 
 
 def _nested(args: Args, key: str, at: str, storage_of: StorageOf) -> TensorEntry:

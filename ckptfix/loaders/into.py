@@ -21,6 +21,7 @@ from ckptfix.loaders.tensors import TensorMaker, restore_location, stay
 from ckptfix.loaders.values import ForeignObject
 from ckptfix.ops.convert import refuse_damaged
 from ckptfix.ops.grouping import collapse, shown
+from ckptfix.ops.pieces import refuse_piece
 
 if TYPE_CHECKING:
     import torch
@@ -72,13 +73,15 @@ def load_into(
         Refused: several state dicts fit equally well, or, with `strict` False, several base prefixes; or the model is
             on the meta device and not `assign`, or made in inference mode; or it is none.
         NoSuchTensor: no state dict at `at`.
-        WouldLoseData: a tensor of the file cannot be read; the message names it.
+        WouldLoseData: a tensor of the file cannot be read; the message names it. Or the file is one rank's piece of
+            a model, and the message says which.
         DamagedFile: the same, found while it was read, or another checksum than the file states. With `verify` all
             records are read before anything is changed, else deflated ones; where another one fails, the message says
             which names were loaded until then.
     """
     checkpoint = opened(path)
     goal = target(model)
+    refuse_piece(checkpoint, None if at is None else at.strip("/"))
     found = chosen(checkpoint, at, goal.leaves())
     refuse_damaged(checkpoint)
     restore = restore_location(map_location)

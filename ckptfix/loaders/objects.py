@@ -19,7 +19,14 @@ from ckptfix.errors import BadPickle, WouldLoseData
 from ckptfix.formats import safetensors
 from ckptfix.formats.torch_common import Parts, fields
 from ckptfix.formats.torch_object import plain
-from ckptfix.formats.torch_tensors import BadTensor, is_tensor, storage_entry, tensor_entry, tensor_state
+from ckptfix.formats.torch_tensors import (
+    REBUILD,
+    BadTensor,
+    is_tensor,
+    storage_entry,
+    tensor_attributes,
+    tensor_entry,
+)
 from ckptfix.loaders import values
 from ckptfix.loaders.opened import opened
 from ckptfix.loaders.tensors import TensorMaker, restore_location
@@ -180,7 +187,7 @@ class Builder:
         elif kind is Set:
             yield from (("element", value) for value in node.elements)
         elif _is_plain_tensor(node):
-            yield from ((label(name), value) for name, value in tensor_state(node) or ())
+            yield from ((label(name), value) for name, value in tensor_attributes(node))
         elif kind is Call:
             yield from (("()", part) for part in (node.args, node.kwargs, node.state))
             if type(node.func) is not Global:
@@ -252,7 +259,7 @@ class Builder:
         kind = type(node)
         value = self.value
         if _is_plain_tensor(node):
-            for name, attribute in tensor_state(node) or ():
+            for name, attribute in tensor_attributes(node):
                 if type(name) is Text:
                     vars(shell)[str(name)] = value(attribute)
         elif kind is list:
@@ -301,8 +308,9 @@ def _is_plain_tensor(node: Any) -> bool:
         return False
     name = node.func.name
     inner = node.args[0] if type(node.args) is tuple and node.args else None
-    wrapper = type(inner) is Global and inner.name in _NOT_OURS
-    return name not in _NOT_OURS and not wrapper
+    if name == "_rebuild_from_type_v2" and type(inner) is Global:
+        return inner.name not in _NOT_OURS and (inner.module, inner.name) in REBUILD
+    return name not in _NOT_OURS
 
 
 _NOT_OURS = frozenset((

@@ -16,6 +16,7 @@ from ckptfix.loaders.opened import opened
 from ckptfix.loaders.tensors import TensorMaker, restore_location
 from ckptfix.ops import rename as rename_op
 from ckptfix.ops.convert import chosen_state_dict, refuse_damaged
+from ckptfix.ops.pieces import refuse_piece
 from ckptfix.ops.rename import module_of
 
 if TYPE_CHECKING:
@@ -61,6 +62,8 @@ def load_state_dict(
         Unsupported: a tensor that only its own library can rebuild (DTensor, nested).
     """
     checkpoint = opened(path)
+    if at is None:
+        refuse_piece(checkpoint)
     try:
         chosen = chosen_state_dict(checkpoint, at)
     except Refused as error:
@@ -69,6 +72,7 @@ def load_state_dict(
         if found:
             error.hint = f"choose one with at={found[0]!r}"
         raise
+    refuse_piece(checkpoint, chosen.at)
     entries = [entry for entry in checkpoint.entries if entry.at == chosen.at]
     refuse_damaged(checkpoint)
     if checkpoint.format == safetensors.NAME:
