@@ -9,7 +9,7 @@ from ckptfix.ops import doctor as doctor_op
 from ckptfix.ops import targets
 from ckptfix.ops.catalogue import ENTRIES
 from ckptfix.ops.catalogue_row import Entry
-from ckptfix.ops.doctor import Diagnosis
+from ckptfix.ops.doctor_report import Diagnosis
 
 StrPath = str | os.PathLike[str]
 
@@ -31,17 +31,19 @@ def doctor(
         like: the model that it is meant for: a checkpoint, a file of keys (``keys.json``), or ``module:factory``.
         error: the message that somebody got; the findings that explain it come first.
         fast: read no tensor bytes: no checksums, no search for NaN and zeros.
-        at, like_at: addresses of the state dicts to compare, where there are several.
+        at: address of the state dict that counts, where there are several; of the others, nothing is said.
+        like_at: the same for `like`.
         allow_import: import the module of ``module:factory`` and call the factory, which runs their code.
 
     Returns:
-        What was found; ``diagnosis.sentence`` says it in one, ``diagnosis.findings`` have the commands.
+        What was found: ``diagnosis.sentence`` says it in one sentence, ``diagnosis.fixes`` are the commands that
+        help, and ``diagnosis.exit_code()`` is that of ``ckptfix doctor``.
 
     Raises:
         CkptfixError: `path` can not be read; `like` can not, as `targets.read`.
     """
     target = None if like is None else targets.read(like, at=like_at, allow_import=allow_import)
-    return doctor_op.examine(path, like=target, error=error, fast=fast, at=at)
+    return doctor_op.examine(path, like=target, error=error, fast=fast, at=at, like_at=like_at)
 
 
 def explain(id: str) -> Entry | None:

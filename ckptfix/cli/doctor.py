@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ from ckptfix.errors import printable
 if TYPE_CHECKING:
     from ckptfix.checkpoint import Finding
     from ckptfix.ops.catalogue_row import Entry
-    from ckptfix.ops.doctor import Diagnosis
+    from ckptfix.ops.doctor_report import Diagnosis
 
 SHOWN = 30
 """Findings in the table; --json has all."""
@@ -30,6 +31,10 @@ SHOWN = 30
     at_option(),
     click.Option(["--like-at"], metavar="PATH", help="The mapping of TARGET, where it has several."),
     click.Option(["--allow-import"], is_flag=True, help="Import module:factory, which runs its code."),
+    click.Option(
+        ["--fail-on"], type=click.Choice(["error", "warning", "never"]), default="error", show_default=True,
+        help="The least serious finding that makes the exit code 1.",
+    ),
     click.Option(["--explain"], metavar="ID", help="Print the longer story of a finding, and stop."),
     example="ckptfix doctor model.pth --error 'failed finding central directory'",
 )
@@ -43,12 +48,15 @@ def command(
     at: str | None,
     like_at: str | None,
     allow_import: bool,
+    fail_on: str,
     explain: str | None,
 ) -> int:
-    """Say why FILE does not load, and the command that mends it.
+    """Say why FILE does not load, and which commands fix it.
 
     FILE may be a folder, or the index of a sharded checkpoint. It is read as text and never run. The first lines are
-    what is wrong and what mends it; the exit code is 1 with findings and 0 without.
+    what is wrong and what fixes it: of several commands, each reads what the one before it wrote. The exit code is 1
+    with an error: damage, what weights_only=True refuses, a misfit with --like, or a file that is no checkpoint.
+    Devices and names of wrappers are warnings.
     """
     from ckptfix import diagnosis
 
@@ -63,7 +71,7 @@ def command(
         console.emit(done.as_dict())
     else:
         _show(console, done)
-    return done.exit_code
+    return done.exit_code(fail_on)
 
 
 def _explained(console: Console, id: str, entry: Entry | None, ids: tuple[str, ...]) -> int:
@@ -99,11 +107,8 @@ def _wrapped(text: str) -> list[str]:
 
 def _show(console: Console, done: Diagnosis) -> None:
     console.say(printable(done.sentence))
-    cause = done.cause
-    if cause is not None and cause.fix:
-        console.say(_remedy(cause.fix))
-    elif cause is not None and cause.severity == "error":
-        console.say("no command mends it")
+    for line in _remedies(done):
+        console.say(line)
     if done.message is not None:
         _message(console, done)
     if done.findings:
@@ -130,8 +135,19 @@ def _message(console: Console, done: Diagnosis) -> None:
         console.say("the message is none that ckptfix knows")
 
 
-def _remedy(fix: str) -> str:
-    return f"{'mend it: ' if fix.startswith('ckptfix ') else 'what helps: '}{printable(fix)}"
+def _remedies(done: Diagnosis) -> Iterator[str]:
+    """What to do about the cause, and the commands for all that is found, a line each."""
+    from ckptfix.ops.catalogue import shell_line
+
+    cause = done.cause
+    if cause is None:
+        return
+    if done.advice is not None:
+        yield f"what helps: {printable(done.advice)}"
+    for number, words in enumerate(done.fixes):
+        yield f"{'then' if number else 'mend it'}: {shell_line(words)}"
+    if done.advice is None and not done.fixes and cause.severity == "error":
+        yield "no command mends it"
 
 
 def _row(finding: Finding) -> tuple[str, str, str, str]:
@@ -142,19 +158,13 @@ def _row(finding: Finding) -> tuple[str, str, str, str]:
 
 
 def _others(console: Console, done: Diagnosis) -> None:
-    """The remedies that were not told first, each once; a mere note's only where the message is about it."""
-    first = done.cause.fix if done.cause is not None else None
+    """Advice in words that was not given first, each once; a mere note's only where the message is about it."""
     explained = done.message.explained if done.message is not None else ()
-    fixes: dict[str, str] = {}
-    for finding in done.findings:
-        if finding.fix and finding.fix != first and (finding.severity != "info" or finding.id in explained):
-            fixes.setdefault(finding.fix, finding.id)
-    if any(fix.startswith("ckptfix repair ") for fix in (first or "", *fixes)):
-        # The other commands need a whole file, and would fail on this one.
-        fixes = {fix: id for fix, id in fixes.items() if fix.startswith("ckptfix repair ")}
-    if fixes:
+    said: dict[str, str] = {}
+    for finding, row in zip(done.findings, done.remedies, strict=True):
+        if row.advice and row.advice != done.advice and (finding.severity != "info" or finding.id in explained):
+            said.setdefault(row.advice, finding.id)
+    if said:
         console.say()
-        for fix, id in list(fixes.items())[:SHOWN]:
-            console.say(f"{id}: {printable(fix)}")
-
-
+        for advice, id in list(said.items())[:SHOWN]:
+            console.say(f"{id}: {printable(advice)}")

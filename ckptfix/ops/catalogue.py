@@ -7,10 +7,14 @@ in three modules, by what they are about; `ENTRIES` joins them.
 
 from __future__ import annotations
 
+import os
 import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from ckptfix.checkpoint import Finding
+from ckptfix.errors import printable
 from ckptfix.ops.catalogue_containers import CONTAINERS
 from ckptfix.ops.catalogue_contents import CONTENTS
 from ckptfix.ops.catalogue_row import Entry, Severity
@@ -39,18 +43,74 @@ def found(
     return Finding(id, severity or entry.severity, where, message or entry.title, offset, fix)
 
 
-def remedy(finding: Finding, path: str, **values: str) -> str | None:
-    """What to do about `finding` in the file `path`: a command line for a shell, or words; None for nothing.
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """What to do about a finding.
+
+    Attributes:
+        commands: command lines of ckptfix, each a list of words, to be run one after the other.
+        advice: an instruction in words, or a command of another program; None where `commands` say it.
+    """
+
+    commands: tuple[tuple[str, ...], ...] = ()
+    advice: str | None = None
+
+    @property
+    def text(self) -> str | None:
+        """It in one line, the commands as a shell takes them; None where nothing helps."""
+        return " && ".join(map(shell_line, self.commands)) or self.advice
+
+
+def remedy_of(finding: Finding, path: str, *, at: str | None = None, **values: str) -> Remedy:
+    """What to do about `finding` in the file `path`.
 
     ``{source}`` in the template is the file; ``{repaired}``, ``{cpu}`` and so on are free names beside it;
     ``{at}`` is where the finding is; other fields come from `values`.
+
+    Args:
+        at: the address that somebody asked about, for the commands that take one.
     """
     entry = ENTRIES.get(finding.id)
     template = finding.fix if finding.fix is not None else entry.fix if entry else None
     if not template:
-        return None
-    fields = _Fields(path, {"at": finding.where, **values})
-    return template.format_map(fields) if "{" in template else template
+        return Remedy()
+    if not template.startswith("ckptfix "):
+        fields = _Fields(path, {"at": finding.where, **values}, quote)
+        return Remedy(advice=template.format_map(fields) if "{" in template else template)
+    bare = _Fields(path, {"at": finding.where, **values}, str)
+    lines: list[list[str]] = [[]]
+    for word in shlex.split(template):
+        if word == "&&":
+            lines.append([])
+        else:
+            lines[-1].append(word.format_map(bare))
+    for line in lines:
+        if at and line[1] in TAKE_AT and "--at" not in line:
+            line += ["--at", at]
+    return Remedy(tuple(map(tuple, lines)))
+
+
+def remedy(finding: Finding, path: str, **values: str) -> str | None:
+    """`remedy_of` in one line: commands for a shell, or words; None for nothing."""
+    return remedy_of(finding, path, **values).text
+
+
+TAKE_AT = frozenset({"strip-module", "add-module", "unwrap", "rename", "match", "extract", "convert"})
+"""Commands with the option --at."""
+
+
+def shell_line(words: Sequence[str]) -> str:
+    """`words` as a shell takes them."""
+    return " ".join(map(quote, words))
+
+
+def quote(word: str) -> str:
+    """`word` for a shell; what a terminal would not show is written by number, as bash and zsh read it."""
+    if printable(word) == word:
+        return shlex.quote(word)
+    plain = {ord("'"), ord("\\")}
+    shown = (chr(byte) if 32 <= byte < 127 and byte not in plain else f"\\x{byte:02x}" for byte in os.fsencode(word))
+    return f"$'{''.join(shown)}'"
 
 
 def errors_of(finding: Finding) -> tuple[int, ...]:
@@ -89,10 +149,14 @@ def proposed(path: str, word: str) -> str:
 _TORCH = ("weights", "legacy", "zip", "repacked", "plain")
 """Words of outputs that are torch files whatever the input was called."""
 
-_SUFFIXES = (".pth.tar", ".pt.tar", ".index.json", ".tar.gz")
+_SUFFIXES = (".pth.tar", ".pt.tar", ".index.json")
+_PACKED = (".gz", ".bz2", ".xz", ".zst", ".lz4")
+"""Suffixes of what is compressed as a whole, which no output of ckptfix is."""
 
 
 def _split(name: str) -> tuple[str, str]:
+    if name.lower().endswith(_PACKED):
+        name = Path(name).stem
     for suffix in _SUFFIXES:
         if name.endswith(suffix):
             return name[: -len(suffix)], suffix
@@ -101,18 +165,17 @@ def _split(name: str) -> tuple[str, str]:
 
 
 class _Fields(dict[str, str]):
-    """The fields of a template, quoted for a shell, made when they are asked for."""
+    """The fields of a template, made when they are asked for, each as `shown` has it."""
 
-    def __init__(self, path: str, values: dict[str, str]) -> None:
-        super().__init__({name: shlex.quote(value) for name, value in values.items()})
+    def __init__(self, path: str, values: dict[str, str], shown: Callable[[str], str]) -> None:
+        super().__init__({name: shown(value) for name, value in values.items()})
         self._path = path
+        self._shown = shown
 
     def __missing__(self, name: str) -> str:
-        if name == "source":
-            return _quoted(self._path)
-        return _quoted(proposed(self._path, name))
+        return self._shown(operand(self._path if name == "source" else proposed(self._path, name)))
 
 
-def _quoted(path: str) -> str:
-    """`path` for a shell; one that begins with a dash can not be taken for an option."""
-    return shlex.quote(f"./{path}" if path.startswith("-") else path)
+def operand(path: str) -> str:
+    """`path` for a command line; one that begins with a dash can not be taken for an option."""
+    return f"./{path}" if path.startswith("-") else path

@@ -25,20 +25,20 @@ CONTENTS: tuple[Entry, ...] = (
         (3,), _SANITIZE,
     ),
     Entry(
-        "whole-module", "warning", "a whole pickled module, not a state dict",
+        "whole-module", "error", "a whole pickled module, not a state dict",
         "torch.save(model) stores the names of the classes, and loading needs their code: `No module named "
         "'models'`, `Can't get "
         "attribute 'Net'`, `object has no attribute ...` after a new release. The weights can be taken out without it.",
         (3, 8, 9, 10, 44), "ckptfix extract {source} {weights}",
     ),
     Entry(
-        "foreign-global", "warning", "the pickle names a class or function that weights_only=True refuses",
+        "foreign-global", "error", "the pickle names a class or function that weights_only=True refuses",
         "Hyper-parameters, paths, NumPy numbers or a training framework's objects were saved beside the weights. "
         "torch.load says `Unsupported global` or `No module named ...`; the weights do not need them.",
         (3, 9, 12, 25, 45), _SANITIZE,
     ),
     Entry(
-        "unsupported-opcode", "warning", "the pickle has an opcode that weights_only=True refuses",
+        "unsupported-opcode", "error", "the pickle has an opcode that weights_only=True refuses",
         "torch.load(weights_only=True) reads what protocol 2 writes. torch.save with pickle_protocol=4, or another "
         "program, "
         "wrote this one.",
@@ -130,9 +130,10 @@ CONTENTS: tuple[Entry, ...] = (
         (46,), "nothing here can be mended: run zero_to_fp32.py on the ZeRO checkpoint, or save with gathering on",
     ),
     Entry(
-        "no-tensors", "warning", "it holds no tensor",
-        "The save wrote an empty mapping: a wrong variable, or an adapter gathered on no rank (443 bytes).",
-        (46,), "nothing here can be mended: save the state dict again",
+        "no-tensors", "info", "it holds no tensor",
+        "A scheduler's state or a program's settings, which have none; or the save wrote an empty mapping: a wrong "
+        "variable, or an adapter gathered on no rank (443 bytes).",
+        (46,), "if it was to hold weights, save the state dict again",
     ),
     Entry(
         "unknown-dtype", "warning", "a dtype that is unknown",
@@ -227,7 +228,7 @@ CONTENTS: tuple[Entry, ...] = (
     ),
     # With --like.
     Entry(
-        "names-prefixed", "warning", "the names are those of the model but for a prefix",
+        "names-prefixed", "error", "the names are those of the model but for a prefix",
         "The model was saved inside another, or inside a wrapper. With strict=False nothing would be loaded, silently.",
         (2, 13, 48, 52), _MATCH,
     ),
@@ -237,7 +238,7 @@ CONTENTS: tuple[Entry, ...] = (
         (48,), _MATCH,
     ),
     Entry(
-        "matched-by-structure", "warning", "the tensors are those of the model under other names",
+        "matched-by-structure", "error", "the tensors are those of the model under other names",
         "Names differ throughout, and shapes, order and neighbours agree: every tensor has one place in the model.",
         (41, 48, 50, 54), _MATCH,
     ),
@@ -247,7 +248,7 @@ CONTENTS: tuple[Entry, ...] = (
         (2, 48), None,
     ),
     Entry(
-        "unexpected-keys", "warning", "the file has names that the model lacks",
+        "unexpected-keys", "error", "the file has names that the model lacks",
         "They would not be loaded.",
         (2, 48), None,
     ),
@@ -264,7 +265,7 @@ CONTENTS: tuple[Entry, ...] = (
         (26,), _LOAD_INTO,
     ),
     Entry(
-        "other-spelling", "warning", "names that the model spells otherwise",
+        "other-spelling", "error", "names that the model spells otherwise",
         "The same tensors under the names of an older or newer release: LayerNorm, weight_norm, spectral_norm, "
         "in_proj.",
         (41, 50, 54), _MATCH,

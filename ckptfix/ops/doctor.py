@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from ckptfix.containers.zip_local import record_data
 from ckptfix.containers.zip_read import Record
 from ckptfix.errors import CkptfixError, DamagedFile, DistributedPart, NoFile, NoSuchTensor, UnknownFormat, Unsupported
 from ckptfix.fileio import Reader
-from ckptfix.formats import FORMATS, open_checkpoint, torch_zip
+from ckptfix.formats import FORMATS, open_checkpoint, torch_module, torch_zip
 from ckptfix.formats.torch_common import Parts, all_findings
 from ckptfix.ops import (
     error_texts,
@@ -31,96 +31,14 @@ from ckptfix.ops import (
     scan_target,
     scan_zip,
 )
-from ckptfix.ops.catalogue import RANK, errors_of, found, place_of, remedy
+from ckptfix.ops.catalogue import RANK, Remedy, errors_of, found, place_of, remedy_of
+from ckptfix.ops.doctor_report import Diagnosis, message_of
+from ckptfix.ops.extract_sources import is_inside
 from ckptfix.ops.pieces import piece_of
 from ckptfix.ops.targets import Side
 
 MOST = 200
 """Findings of one id that are kept; a file could be made to have millions."""
-
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """What a pasted error message is.
-
-    Attributes:
-        rows: numbers of the load errors that it may be, most likely first; empty if it is not known.
-        meanings: what each usually means.
-        explained: ids of the findings that explain it, in the order of the findings.
-    """
-
-    rows: tuple[int, ...]
-    meanings: tuple[str, ...]
-    explained: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Diagnosis:
-    """What was found out about a file.
-
-    Attributes:
-        path: the file or folder.
-        format: NAME of the format that reads it; None where none does.
-        title: what it is, for people.
-        size: bytes of the file; 0 for a folder.
-        findings: the most serious first, those that explain the message before others of their kind; `fix` is a
-            command line for a shell, or words, or None where nothing helps.
-        looked_at: what was looked at, in words.
-        message: what the pasted message is; None without one.
-    """
-
-    path: str
-    format: str | None
-    title: str
-    size: int
-    findings: tuple[Finding, ...]
-    looked_at: tuple[str, ...]
-    message: Message | None = None
-
-    @property
-    def sentence(self) -> str:
-        """What is wrong, in one sentence."""
-        first = self.cause
-        if first is not None:
-            place = f"{first.where}: " if first.where and first.where not in first.message else ""
-            return f"{place}{first.message}"
-        if self.message is not None and self.message.meanings:
-            return f"the file shows no cause of this message, which usually means that {self.message.meanings[0]}"
-        return f"nothing wrong was found in {', '.join(self.looked_at)}"
-
-    @property
-    def cause(self) -> Finding | None:
-        """The finding that counts: one that explains the message, else the most serious that is no mere note."""
-        explained = self.message.explained if self.message is not None else ()
-        for finding in self.findings:
-            if finding.id in explained and finding.severity == "error":
-                return finding
-        for finding in self.findings:
-            if finding.id in explained:
-                return finding
-        if self.message is not None and self.message.rows and not any(f.severity == "error" for f in self.findings):
-            return None
-        return next((finding for finding in self.findings if finding.severity != "info"), None)
-
-    @property
-    def exit_code(self) -> int:
-        """1 with a finding that is no mere note, or one that explains the message; else 0."""
-        explained = bool(self.message is not None and self.message.explained)
-        return 1 if explained or any(finding.severity != "info" for finding in self.findings) else 0
-
-    def as_dict(self) -> dict[str, Any]:
-        """The same for JSON."""
-        return {
-            "path": self.path,
-            "format": self.format,
-            "title": self.title,
-            "size": self.size,
-            "sentence": self.sentence,
-            "fix": self.cause.fix if self.cause is not None else None,
-            "findings": [asdict(finding) for finding in self.findings],
-            "looked_at": list(self.looked_at),
-            "error": None if self.message is None else asdict(self.message),
-        }
 
 
 def examine(
@@ -130,6 +48,7 @@ def examine(
     error: str | None = None,
     fast: bool = False,
     at: str | None = None,
+    like_at: str | None = None,
 ) -> Diagnosis:
     """Look at the file or folder at `path`, and say what keeps it from loading.
 
@@ -137,7 +56,8 @@ def examine(
         like: the model that it is meant for, as `targets.read` gives it.
         error: a message that somebody got, to say which findings explain it.
         fast: read no tensor bytes: no checksums, no search for NaN and zeros.
-        at: address of the state dict to compare with `like`.
+        at: address of the state dict that counts; of the others, nothing is said.
+        like_at: address of the state dict of `like`, where somebody gave one.
 
     Raises:
         CkptfixError: there is no such file, or it can not be read.
@@ -160,6 +80,11 @@ def examine(
         except NoFile:
             raise
         except (DamagedFile, UnknownFormat, Unsupported) as trouble:
+            alone = scan_foreign.only_checkpoint(name, trouble)
+            if alone is not None:
+                done = examine(alone, like=like, error=error, fast=fast, at=at, like_at=like_at)
+                which = f"{Path(alone).name}, the only checkpoint in the folder"
+                return replace(done, looked_at=(which, *done.looked_at))
             program = isinstance(trouble, UnknownFormat) and trouble.kind in scan_foreign.PROGRAMS
             looked += ["its records"] if program else []
             if isinstance(trouble, DistributedPart):
@@ -176,16 +101,27 @@ def examine(
             findings = list(_judge(checkpoint, like, rows, fast=fast, at=at, looked=looked))
     size = Path(name).stat().st_size if Path(name).is_file() else 0
     ordered = _ordered(findings, rows)
-    values = {} if like is None else {"like": like.label}
-    flag = " --allow-import" if like is not None and not Path(like.label).exists() else ""
-    fixes = [remedy(finding, name, **values) for finding in ordered]
-    fixes = [fix + flag if fix and " --like " in fix else fix for fix in fixes]
+    remedies = [_remedy(finding, name, like, at=at, like_at=like_at) for finding in ordered]
     if any(finding.id == "one-rank" for finding in ordered):
         # Plain values of a piece would load, and be no model: the whole is made by who knows all ranks.
-        fixes = [None if fix and fix.startswith("ckptfix sanitize ") else fix for fix in fixes]
-    done = tuple(replace(finding, fix=fix) for finding, fix in zip(ordered, fixes, strict=True))
+        remedies = [_without(row, "sanitize") for row in remedies]
+    done = tuple(replace(finding, fix=row.text) for finding, row in zip(ordered, remedies, strict=True))
     form = checkpoint.format if checkpoint is not None else None
-    return Diagnosis(name, form, title, size, done, tuple(looked), _message(error, rows, done))
+    return Diagnosis(name, form, title, size, done, tuple(looked), message_of(error, rows, done), tuple(remedies))
+
+
+def _remedy(finding: Finding, path: str, like: Side | None, *, at: str | None, like_at: str | None) -> Remedy:
+    """The remedy of a finding, with what `match` has to be told of the model."""
+    if like is None:
+        return remedy_of(finding, path, at=at)
+    more = ("--like-at", like_at) if like_at else ()
+    more += () if Path(like.label).exists() else ("--allow-import",)
+    row = remedy_of(finding, path, at=at, like=like.label)
+    return replace(row, commands=tuple((*line, *more) if "--like" in line else line for line in row.commands))
+
+
+def _without(row: Remedy, verb: str) -> Remedy:
+    return Remedy() if any(line[1] == verb for line in row.commands) else row
 
 
 def _judge(
@@ -200,25 +136,26 @@ def _judge(
     # Globals are told with their calls below.
     yield from (finding for finding in judged if finding.id != "foreign-global")
     yield from _container(path, checkpoint)
-    piece = piece_of(checkpoint)
+    piece = piece_of(checkpoint, at)
     if piece is not None:
         fix = piece.way_out.replace("{", "{{").replace("}", "}}")
         yield found("one-rank", piece.message, where=piece.where, fix=fix)
-    yield from _pickles(checkpoint, looked)
-    contents = list(scan_contents.scan(checkpoint))
+    view = checkpoint if at is None else scan_contents.only_at(checkpoint, at)
+    yield from _pickles(checkpoint, looked, at)
+    contents = list(scan_contents.scan(view))
     yield from scan_contents.needs_torch(checkpoint)
-    yield from scan_contents.asked(checkpoint, rows)
+    yield from scan_contents.asked(view, rows)
     if like is not None:
         looked.append("names and shapes against the model")
         try:
-            fit = [*contents, *scan_target.scan(checkpoint, like, at=at, fast=fast)]
-            contents = scan_target.settled(fit, checkpoint, like, at=at)
+            fit = [*contents, *scan_target.scan(view, like, at=at, fast=fast)]
+            contents = scan_target.settled(fit, view, like, at=at)
         except NoSuchTensor as error:
             yield found("missing-keys", error.message)
     yield from contents
     if not fast:
         looked.append("every byte of its tensors")
-        yield from scan_records.scan(_pieces(checkpoint), checkpoint.byteorder)
+        yield from scan_records.scan(_pieces(checkpoint, view), checkpoint.byteorder)
 
 
 def _container(path: str, checkpoint: Checkpoint | None = None) -> Iterator[Finding]:
@@ -235,7 +172,7 @@ def _container(path: str, checkpoint: Checkpoint | None = None) -> Iterator[Find
         yield from scan_zip.scan(reader, directory, pickles[0].rpartition("/")[0])
 
 
-def _pickles(checkpoint: Checkpoint, looked: list[str]) -> Iterator[Finding]:
+def _pickles(checkpoint: Checkpoint, looked: list[str], at: str | None) -> Iterator[Finding]:
     """Findings about the pickle, and about other pickles in the records."""
     parts = checkpoint.graph
     if not isinstance(parts, Parts):
@@ -251,7 +188,12 @@ def _pickles(checkpoint: Checkpoint, looked: list[str]) -> Iterator[Finding]:
         yield from scan_pickle.after_stop(graph.data, graph.end, where, base)
         yield from _hidden(checkpoint, parts.container.directory.records, parts.container.root)
     module = scan_pickle.modules(graph)
+    if at is not None and not any(is_inside(place, at) for place, _ in torch_module.modules(checkpoint)):
+        module = None
     for finding in scan_pickle.scan(graph, where, base):
+        if finding.id == "foreign-global" and not checkpoint.entries and module is None:
+            # A scheduler's state, or a program's settings: there are no weights that would not load.
+            finding = replace(finding, severity="warning")
         # Without its classes nothing of a module is left for sanitize to write; extract takes the weights out.
         taken = module is not None and finding.id in ("foreign-global", "dangerous-global")
         yield replace(finding, fix="ckptfix extract {source} {weights}") if taken else finding
@@ -286,22 +228,23 @@ def _has_key(pid: Any) -> bool:
     return type(pid) is tuple and len(pid) > 2 and isinstance(pid[2], str)
 
 
-def _pieces(checkpoint: Checkpoint) -> list[scan_records.Piece]:
-    """All bytes of the file that hold tensors, and every other record of a zip."""
+def _pieces(checkpoint: Checkpoint, view: Checkpoint) -> list[scan_records.Piece]:
+    """All bytes of the file that hold tensors, and every other record of a zip; the values of `view` are judged."""
+    judged = {entry.name for entry in view.entries}
     pieces: dict[object, scan_records.Piece] = {}
-    stack = list(reversed(checkpoint.entries))
+    stack = [(entry, entry) for entry in reversed(checkpoint.entries)]
     while stack:
-        entry = stack.pop()
-        stack += reversed(entry.parts)
+        entry, whole = stack.pop()
+        stack += [(part, whole) for part in reversed(entry.parts)]
         storage = entry.storage
         if storage is None or storage.data is None:
             continue
         piece = pieces.get(storage.key)
         if piece is None:
-            piece = pieces[storage.key] = scan_records.Piece(
-                storage.key, storage.data, storage.crc32, entry.dtype
-            )
-        piece.entries.append(entry)
+            piece = pieces[storage.key] = scan_records.Piece(storage.key, storage.data, storage.crc32)
+        if whole.name in judged:
+            piece.dtype = piece.dtype or entry.dtype
+            piece.entries.append(entry)
     if checkpoint.format != torch_zip.NAME:
         return [piece for piece in pieces.values() if _inside(piece, checkpoint.size)]
     archive: torch_zip.Archive = checkpoint.graph.container
@@ -351,13 +294,3 @@ def _ordered(findings: Iterable[Finding], rows: Sequence[int]) -> list[Finding]:
 
 _SAME = ("duplicate-record", "bad-crc", "trailing-bytes", "no-lightning-version", "fixed-device")
 """Ids that two scans may give to one place, with other offsets."""
-
-
-def _message(error: str | None, rows: tuple[int, ...], findings: Sequence[Finding]) -> Message | None:
-    if error is None:
-        return None
-    explained = [finding.id for finding in findings if set(errors_of(finding)) & set(rows)]
-    meanings = tuple(error_texts.meaning(row) for row in rows)
-    return Message(rows, meanings, tuple(dict.fromkeys(explained)))
-
-

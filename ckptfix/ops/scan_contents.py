@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from ckptfix import dtypes, keys
 from ckptfix.checkpoint import Checkpoint, Finding, StateDict, TensorEntry
 from ckptfix.formats import safetensors, torch_legacy, torch_zip
 from ckptfix.ops import averages, families
 from ckptfix.ops.catalogue import found
+from ckptfix.ops.extract_sources import is_inside
+from ckptfix.ops.rename import chosen_sites
 
 PICKLED = (torch_zip.NAME, torch_legacy.NAME)
 
@@ -39,6 +42,32 @@ def weights(checkpoint: Checkpoint) -> list[StateDict]:
     """The state dicts that are a model's; else those that are at least no optimizer's."""
     chosen = [state for state in checkpoint.state_dicts if state.weights]
     return chosen or [state for state in checkpoint.state_dicts if not state.optimizer]
+
+
+def only_at(checkpoint: Checkpoint, at: str) -> Checkpoint:
+    """`checkpoint` as if it held nothing but what is at the address `at`, for its names, shapes and devices.
+
+    Raises:
+        NoSuchTensor: there is nothing with tensors.
+    """
+    at = at.strip("/")
+    entries = tuple(entry for entry in checkpoint.entries if is_inside(entry.at, at))
+    if not entries:
+        chosen_sites(checkpoint, at)
+    devices: Counter[str] = Counter()
+    stack = list(entries)
+    while stack:
+        entry = stack.pop()
+        stack += entry.parts
+        devices[entry.location] += 1
+    return replace(
+        checkpoint,
+        load_entries=lambda: entries,
+        load_values=lambda: ((address, value) for address, value in checkpoint.values() if is_inside(address, at)),
+        sites=tuple(site for site in checkpoint.sites if is_inside(site.at, at)),
+        state_dicts=tuple(state for state in checkpoint.state_dicts if is_inside(state.at, at)),
+        devices=dict(devices),
+    )
 
 
 def scan(checkpoint: Checkpoint) -> Iterator[Finding]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from ckptfix.errors import (
 from ckptfix.fileio import Reader
 from ckptfix.formats import safetensors
 from ckptfix.formats.distributed import merge_command
+from ckptfix.formats.foreign_archives import CHECKPOINTS
 from ckptfix.formats.foreign_file import quote
 from ckptfix.ops import scan_inside, scan_pickle
 from ckptfix.ops.catalogue import ENTRIES, found
@@ -31,7 +33,7 @@ from ckptfix.ops.scan_inside import Inside
 
 _KEPT_HINTS = (
     *("lfs-pointer", "tar-archive", "deepspeed-folder", "other-archive"),
-    *("numpy-file", "other-framework", "gguf-file"),
+    *("numpy-file", "other-framework", "gguf-file", "no-checkpoint"),
 )
 """Kinds for which the hint of `formats.foreign` is more exact than the row's remedy."""
 
@@ -119,12 +121,32 @@ def _fix(path: str, error: UnknownFormat) -> str | None:
         return hint
     if id == "bare-data-pkl":
         parent = Path(path).resolve().parent
-        return f"ckptfix doctor {quote(str(parent))}" if (parent / "data").is_dir() else None
+        folder = str(parent).replace("{", "{{").replace("}", "}}")
+        return f"ckptfix doctor {quote(folder)}" if (parent / "data").is_dir() else None
     if id == "dcp-folder" and not Path(path).is_dir():
         # torch's merger takes the folder, and of a file in it says that it found no checkpoint.
         folder = str(Path(path).parent).replace("{", "{{").replace("}", "}}")
         return merge_command(folder)
     return None
+
+
+_BESIDE = re.compile(r"(optimizer|scheduler|rng_state|random_states|training_args|scaler|sampler|dl_state)\b.*")
+"""Names of what trainers save beside a model: transformers' Trainer, accelerate."""
+
+
+def only_checkpoint(path: str, error: CkptfixError) -> str | None:
+    """The one checkpoint in the folder `path`, apart from what trainers save beside it; None if there are several.
+
+    Args:
+        error: raised when the folder was opened; one that is a checkpoint itself is no folder of others.
+    """
+    folder = Path(path)
+    if not folder.is_dir() or not isinstance(error, UnknownFormat) or error.kind != "no-checkpoint":
+        return None
+    found = [entry for entry in folder.iterdir() if entry.name.lower().endswith(CHECKPOINTS) and entry.is_file()]
+    models = [entry for entry in found if not _BESIDE.match(re.sub(r"_\d+(?=\.)", "", entry.name))]
+    left = models or found
+    return str(left[0]) if len(left) == 1 else None
 
 
 def _of_folder(kinds: Sequence[Finding]) -> bool:

@@ -6,7 +6,10 @@ taken off or put on (`prefixes`). What differs then is sorted by what is known o
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from ckptfix.checkpoint import Checkpoint, Finding
 from ckptfix.errors import CkptfixError
@@ -81,9 +84,10 @@ def settled(
         noted = [found(row.id, f"{row.message}; the model has them too", where=where, severity="info", fix="")
                  for row in wrapped]  # fmt: skip
         return [*(row for row in findings if row not in wrapped), *noted]
-    if any(row.fix == _UNWRAP for row in prefixed):
-        return [row for row in findings if row not in prefixed]
-    return [row for row in findings if not prefixed or row not in wrapped]
+    told = wrapped if any(row.fix == _UNWRAP for row in prefixed) or not prefixed else prefixed
+    others = [row for row in findings if row not in wrapped and row not in prefixed]
+    # Names that the model does not have are a misfit, whoever put them there.
+    return [*others, *(replace(row, severity="error") for row in told)]
 
 
 _UNWRAP = "ckptfix unwrap {source} {unwrapped}"
@@ -96,8 +100,9 @@ def _prefix_fix(rule: str, old: str, new: str) -> str | None:
         return _UNWRAP if shorter else "ckptfix add-module {source} {wrapped}"
     for front, sub in ((old.removesuffix(new), "^{}="), (new.removesuffix(old), "^={}")):
         if front and front.endswith(".") and (front + new == old or front + old == new):
-            text = sub.format(front if sub.startswith("^=") else front.replace(".", "[.]"))
-            return f"ckptfix rename {{source}} {{renamed}} --sub '{text}'"
+            text = sub.format(front if sub.startswith("^=") else re.escape(front).replace("\\.", "[.]"))
+            quoted = shlex.quote(text).replace("{", "{{").replace("}", "}}")
+            return f"ckptfix rename {{source}} {{renamed}} --sub {quoted}"
     return None
 
 

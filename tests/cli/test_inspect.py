@@ -111,11 +111,11 @@ def test_notes_tell_ties_views_and_gradients(cli: Cli, tmp_path: Path) -> None:
     assert rows[4].endswith("  stride [1, 3]")
 
 
-def test_refused_globals_are_named_and_make_the_exit_code_1(cli: Cli, tmp_path: Path) -> None:
+def test_refused_globals_are_named_and_the_exit_code_is_that_of_reading(cli: Cli, tmp_path: Path) -> None:
     hostile = [("GLOBAL", "os", "system"), ("BINUNICODE", "true"), "TUPLE1", "REDUCE"]
     pickle = assemble(("PROTO", 2), *state_dict_ops({"a": Tensor("0", (2,), 2), "x": hostile}), "STOP")
     result = cli("inspect", written(tmp_path / "m.pth", torch_zip(pickle, [floats(1, 2)])))
-    assert result.exit_code == 1
+    assert result.exit_code == 0
     assert "os.system (refused by weights_only=True)" in result.stdout
     assert "torch.load(weights_only=True) refuses it" in result.stdout
 

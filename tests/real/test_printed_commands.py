@@ -7,22 +7,16 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from real.files import FIXTURES, name_of, real_files
+from real.files import FIXTURES, SHARED, name_of, real_files
 
 from ckptfix.cli import commands
 
-TAR = "a legacy file called *.pth.tar: the output has the same suffix, and is refused for it"
-
-KNOWN: tuple[tuple[str, str, str], ...] = (
-    (r"corpus/.*\.pth\.tar", "foreign-global", TAR),
-    (r"corpus/.*\.pth\.tar", "device-tags", TAR),
-)
+KNOWN: tuple[tuple[str, str, str], ...] = ()
 """(pattern of files, pattern of finding ids, fault): expected failures; one that passes is to be taken out."""
 
 
@@ -52,36 +46,59 @@ def run(*words: object) -> tuple[int, dict[str, Any], str]:
         return result.exit_code, {}, result.stderr
 
 
-def printed(path: Path) -> Iterator[tuple[str, str]]:
-    """(id, command) of each finding that doctor prints a command for: the mere notes' are not."""
-    seen = set()
-    for finding in run("doctor", "--json", path)[1].get("findings", ()):
-        fix = finding["fix"]
-        if finding["severity"] != "info" and fix and fix.startswith("ckptfix ") and fix not in seen:
-            seen.add(fix)
-            yield finding["id"], fix
+def found_in(path: Path) -> dict[str, Any]:
+    return run("doctor", "--json", path)[1]
+
+
+def ids(document: dict[str, Any], *severities: str) -> set[str]:
+    return {row["id"] for row in document["findings"] if row["severity"] in severities}
+
+
+def outcome(lines: list[list[str]]) -> tuple[Path | None, str]:
+    """Run command lines; (what the last one wrote, what is wrong)."""
+    for words in lines:
+        code, _, said = run(*words[1:])
+        if code not in (0, 3):
+            return None, f"`{shlex.join(words)}` exits with {code}: {said.strip()}"
+        if not Path(words[3]).exists():
+            return None, f"`{shlex.join(words)}` made no {words[3]}"
+    return Path(lines[-1][3]), ""
 
 
 def faults(path: Path, folder: Path) -> list[tuple[str, str]]:
-    """(id of the finding, what is wrong with the command that is printed for it)."""
+    """(id of the finding, what is wrong with the command that doctor gives for it, or with the chain of all)."""
     found = []
-    for number, (finding, _) in enumerate(list(printed(path))):
-        own = folder / str(number)
-        own.mkdir()
-        copy = copied(path, own)
-        line = [fix for _, fix in printed(copy)][number]
-        for step in line.split(" && "):
-            before = set(own.rglob("*"))
-            code, _, said = run(*shlex.split(step)[1:])
-            made = sorted(set(own.rglob("*")) - before)
-        if code not in (0, 3):
-            found.append((finding, f"`{line}` exits with {code}: {said.strip()}"))
-        elif len(made) != 1:
-            found.append((finding, f"`{line}` made {[made.name for made in made]}"))
-        elif finding in {row["id"] for row in run("doctor", "--json", made[0])[1]["findings"]}:
-            found.append((finding, f"`{line}`: doctor finds {finding} again"))
-        shutil.rmtree(own)
+    copy = copied(path, folder)
+    document = found_in(copy)
+    chain = document["fixes"]
+    assert all(words[0] == "ckptfix" for words in chain) and document["fix"] == (chain[0] if chain else None)
+    for row in document["findings"]:
+        # Those of the mere notes are printed where somebody asks about them.
+        if row["severity"] == "info" or not row["fixes"] or len(row["fixes"][0]) < 4:
+            continue
+        made, wrong = outcome(row["fixes"])
+        if made is not None:
+            again = row["id"] in {other["id"] for other in found_in(made)["findings"]}
+            wrong = f"`{row['fixes']}`: doctor finds {row['id']} again" if again else ""
+            for words in row["fixes"]:
+                Path(words[3]).unlink()
+        if wrong:
+            found.append((row["id"], wrong))
+    if chain and len(chain[0]) > 3:
+        made, wrong = outcome(chain)
+        if made is not None:
+            left = ids(found_in(made), "error") | (
+                ids(found_in(made), "warning") & {row["id"] for row in document["findings"] if row["fixes"]}
+            )
+            wrong = f"`{chain}`: doctor finds {sorted(left)} after it" if left else ""
+        if wrong:
+            found.append(("chain", wrong))
     return found
+
+
+def folders() -> list[Path]:
+    """Every folder with a file in it that might be a checkpoint."""
+    return sorted({path.parent for path in real_files() if path.is_relative_to(SHARED / "frameworks")})
 
 
 @pytest.fixture(autouse=True)
@@ -93,6 +110,19 @@ def no_sync(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_commands_run_as_printed(path: Path, tmp_path: Path) -> None:
     found = [f"{finding}: {what}" for finding, what in faults(path, tmp_path) if not known(path, finding)]
     assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("path", folders(), ids=name_of)
+def test_the_commands_for_a_folder_run_as_printed(path: Path, tmp_path: Path) -> None:
+    own = Path(shutil.copytree(path, tmp_path / path.name, copy_function=shutil.copyfile))
+    document = found_in(own)
+    chain = document["fixes"]
+    if not chain or len(chain[0]) < 4:
+        assert document["advice"] or not ids(document, "error"), document["sentence"]
+        return
+    made, wrong = outcome(chain)
+    assert made is not None, wrong
+    assert not ids(found_in(made), "error")
 
 
 def known_faults() -> list[Any]:

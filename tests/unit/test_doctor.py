@@ -44,14 +44,14 @@ def test_nan_and_infinity_are_counted(dtype: str, tmp_path: Path) -> None:
 def test_largest_finite_values_are_no_finding(tmp_path: Path) -> None:
     top = torch.finfo(torch.float32).max
     torch.save({"w": torch.tensor([top, -top]), "h": torch.tensor([65504.0, -65504.0]).half()}, tmp_path / "a.pth")
-    assert ckptfix.doctor(tmp_path / "a.pth").exit_code == 0
+    assert ckptfix.doctor(tmp_path / "a.pth").exit_code() == 0
 
 
 def test_a_checksum_over_several_tasks(tmp_path: Path) -> None:
     """A storage of more than one task: the sums of its parts are joined, and a flip in the second is found."""
     path = tmp_path / "a.pth"
     torch.save({"w": torch.arange(9 << 20, dtype=torch.int32)}, path)
-    assert ckptfix.doctor(path).exit_code == 0
+    assert ckptfix.doctor(path).exit_code() == 0
     with open(path, "r+b") as file:
         file.seek(20 << 20)
         file.write(b"\xff\xff")
@@ -62,7 +62,7 @@ def test_a_sound_model_has_no_finding_but_notes(tmp_path: Path) -> None:
     model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.Linear(4, 2))
     torch.save(model.state_dict(), tmp_path / "a.pth")
     diagnosis = ckptfix.doctor(tmp_path / "a.pth")
-    assert diagnosis.exit_code == 0 and diagnosis.cause is None
+    assert diagnosis.exit_code() == 0 and diagnosis.cause is None
     assert "every byte of its tensors" in diagnosis.looked_at
 
 
@@ -72,5 +72,6 @@ def test_a_real_file_gets_a_diagnosis(real_file: RealFile) -> None:
     diagnosis = ckptfix.doctor(real_file.path)
     assert diagnosis.sentence
     if real_file.loads:
-        errors = [finding.id for finding in diagnosis.findings if finding.severity == "error"]
+        refused = ("foreign-global", "dangerous-global", "whole-module", "unsupported-opcode")
+        errors = [row.id for row in diagnosis.findings if row.severity == "error" and row.id not in refused]
         assert not errors, diagnosis.findings

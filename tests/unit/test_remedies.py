@@ -1,0 +1,174 @@
+"""The commands that doctor gives together: in the right order, each reading what the one before wrote."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from cli.conftest import Cli
+
+import ckptfix
+
+
+def wrapped() -> dict[str, torch.Tensor]:
+    return {f"module.{name}": value for name, value in torch.nn.Linear(3, 2).state_dict().items()}
+
+
+def on_gpu(path: Path) -> Path:
+    """The file as if it were saved on a GPU."""
+    made = path.with_name(f"gpu-{path.name}")
+    ckptfix.map_location(path, made, "cuda:0")
+    path.unlink()
+    made.rename(path)
+    return path
+
+
+def training(path: Path, **options: Any) -> Path:
+    torch.save({"model": wrapped(), "args": argparse.Namespace(lr=0.1), "step": np.float64(3)}, path, **options)
+    return on_gpu(path)
+
+
+def run(cli: Cli, fixes: list[list[str]]) -> Path:
+    for words in fixes:
+        assert words[0] == "ckptfix"
+        done = cli(*words[1:])
+        assert done.exit_code == 0, done.output
+    return Path(fixes[-1][3])
+
+
+NAMES = ("train.pth", "a b'c.pth", "-x.pth", "train.pth.tar", "train.ckpt", "odd\n\x1b[2Jname.pth", "{a}.pth", "train")
+
+
+@pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
+@pytest.mark.parametrize("name", NAMES)
+def test_the_commands_together_leave_a_clean_file(
+    cli: Cli, tmp_path: Path, name: str, legacy: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    training(tmp_path / name, _use_new_zipfile_serialization=not legacy)
+    document = json.loads(cli("doctor", tmp_path / name, "--json").stdout)
+    fixes = document["fixes"]
+    assert [words[1] for words in fixes] == ["sanitize", "strip-module", "to-cpu"]
+    assert [words[2] for words in fixes[1:]] == [words[3] for words in fixes[:-1]]
+    assert document["fix"] == fixes[0] and document["advice"] is None
+    made = run(cli, fixes)
+    after = cli("doctor", made, "--fail-on", "warning")
+    assert after.exit_code == 0, after.output
+    assert list(torch.load(made, weights_only=True)["model"]) == ["weight", "bias"]
+
+
+@pytest.mark.parametrize("name", ["a b'c.pth", "-x.pth", "odd\n\x1b[2Jname.pth"])
+def test_the_printed_lines_run_in_a_shell(tmp_path: Path, name: str) -> None:
+    training(tmp_path / name)
+    program = f"{shlex.quote(sys.executable)} -m ckptfix"
+    done = subprocess.run(
+        ["bash", "-c", f"{program} doctor {shlex.quote('./' + name)}"], cwd=tmp_path, capture_output=True, text=True
+    )
+    lines = [line.partition(": ")[2] for line in done.stdout.splitlines() if ": ckptfix " in line]
+    assert done.returncode == 1 and len(lines) == 3 and "\x1b" not in done.stdout
+    for line in lines:
+        subprocess.run(["bash", "-c", line.replace("ckptfix", program, 1)], cwd=tmp_path, check=True)
+    [made] = tmp_path.glob("*.plain.stripped.cpu.pth")
+    torch.load(made, weights_only=True)
+
+
+def test_a_file_that_is_cut_is_repaired_before_the_rest(cli: Cli, tmp_path: Path) -> None:
+    path = training(tmp_path / "a.pth")
+    data = path.read_bytes()
+    path.write_bytes(data[:-40])
+    fixes = json.loads(cli("doctor", path, "--json").stdout)["fixes"]
+    assert fixes[0][1] == "repair"
+
+
+def test_a_compressed_file_gets_an_output_that_is_not_called_compressed(cli: Cli, tmp_path: Path) -> None:
+    import gzip
+
+    torch.save({"w": torch.ones(3)}, tmp_path / "a.pth")
+    packed = tmp_path / "a.pth.gz"
+    packed.write_bytes(gzip.compress((tmp_path / "a.pth").read_bytes()))
+    made = run(cli, json.loads(cli("doctor", packed, "--json").stdout)["fixes"])
+    assert made == tmp_path / "a.repaired.pth"
+    assert cli("doctor", made).exit_code == 0
+
+
+def test_no_command_is_null(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "a.pth").write_bytes(b"")
+    document = json.loads(cli("doctor", tmp_path / "a.pth", "--json").stdout)
+    assert document["fix"] is None and document["fixes"] == [] and "again" in document["advice"]
+
+
+def test_only_what_is_at_the_address_is_told(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "gan.pth"
+    torch.save({"generator": wrapped(), "discriminator": {**wrapped(), "module.nan": torch.tensor(torch.nan)}}, path)
+    on_gpu(path)
+    document = json.loads(cli("doctor", path, "--at", "generator", "--json").stdout)
+    assert not any("discriminator" in row["where"] + row["message"] for row in document["findings"])
+    assert {"wrapped-names", "device-tags"} <= {row["id"] for row in document["findings"]}
+    assert document["fix"][:2] == ["ckptfix", "strip-module"] and document["fix"][-2:] == ["--at", "generator"]
+    made = run(cli, document["fixes"])
+    assert cli("doctor", made, "--at", "generator", "--fail-on", "warning").exit_code == 0
+    both = torch.load(made, weights_only=True)
+    assert "weight" in both["generator"] and "module.weight" in both["discriminator"]
+
+
+def test_damage_elsewhere_is_told_with_an_address_too(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "gan.pth"
+    torch.save({"generator": {"a.w": torch.ones(5)}, "discriminator": {"a.w": torch.full((5,), 7.5)}}, path)
+    path.write_bytes(path.read_bytes().replace(torch.full((5,), 7.5).numpy().tobytes(), b"\1" * 20))
+    done = json.loads(cli("doctor", path, "--at", "generator", "--json").stdout)
+    assert "bad-crc" in {row["id"] for row in done["findings"]}
+
+
+def test_an_address_that_is_not_there_is_trouble(cli: Cli, tmp_path: Path) -> None:
+    torch.save({"generator": wrapped()}, tmp_path / "gan.pth")
+    done = cli("doctor", tmp_path / "gan.pth", "--at", "generatr")
+    assert done.exit_code == 2 and "generator" in done.stderr
+
+
+EXITS = (
+    ({"w": torch.ones(2)}, (0, 0, 0)),
+    (wrapped(), (0, 1, 0)),
+    ({"w": torch.ones(2), "args": argparse.Namespace(a=1)}, (1, 1, 0)),
+    (torch.nn.Linear(2, 2), (1, 1, 0)),
+    ({"state": 1, "last_epoch": 3}, (0, 0, 0)),
+    ({"args": argparse.Namespace(a=1)}, (0, 1, 0)),
+    (np.random.default_rng(0).bit_generator.state["state"]["state"] % 1000, (0, 0, 0)),
+)
+
+
+@pytest.mark.parametrize(("content", "codes"), EXITS, ids=range(len(EXITS)))
+def test_the_exit_codes(cli: Cli, tmp_path: Path, content: Any, codes: tuple[int, ...]) -> None:
+    torch.save(content, tmp_path / "a.pth")
+    options = ([], ["--fail-on", "warning"], ["--fail-on", "never"])
+    assert tuple(cli("doctor", tmp_path / "a.pth", *option).exit_code for option in options) == codes
+    assert ckptfix.doctor(tmp_path / "a.pth").exit_code() == codes[0]
+    assert cli("inspect", tmp_path / "a.pth").exit_code == 0
+
+
+def test_damage_and_misfits_are_errors(cli: Cli, tmp_path: Path) -> None:
+    torch.save(wrapped(), tmp_path / "a.pth")
+    torch.save({"weight": torch.ones(2, 3), "bias": torch.ones(2), "more": torch.ones(1)}, tmp_path / "like.pth")
+    assert cli("doctor", tmp_path / "a.pth", "--like", tmp_path / "like.pth").exit_code == 1
+    (tmp_path / "cut.pth").write_bytes((tmp_path / "a.pth").read_bytes()[:-30])
+    assert cli("doctor", tmp_path / "cut.pth").exit_code == 1
+    (tmp_path / "page.pth").write_text("<!DOCTYPE html><html></html>")
+    assert cli("doctor", tmp_path / "page.pth").exit_code == 1
+    assert cli("doctor", tmp_path / "page.pth", "--fail-on", "never").exit_code == 0
+
+
+def test_a_folder_with_one_checkpoint_is_that_checkpoint(cli: Cli, tmp_path: Path) -> None:
+    torch.save(wrapped(), tmp_path / "pytorch_model.bin")
+    torch.save({"last_epoch": 1}, tmp_path / "scheduler.pt")
+    (tmp_path / "config.json").write_text("{}")
+    document = json.loads(cli("doctor", tmp_path, "--json").stdout)
+    assert document["path"] == str(tmp_path / "pytorch_model.bin")
+    assert document["fix"][:3] == ["ckptfix", "strip-module", str(tmp_path / "pytorch_model.bin")]
+    assert cli("doctor", tmp_path).exit_code == 0
