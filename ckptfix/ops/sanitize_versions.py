@@ -59,12 +59,12 @@ UNSTATED = "no public statement of the version was found; that of the feature it
 CALLS: dict[str, Since] = {
     "_rebuild_tensor": Since((0, 2), "pytorch/pytorch#1050"),
     "_rebuild_tensor_v2": Since((0, 4), "pytorch/pytorch#5729, #7219: new after 0.3.1, in 0.4.0"),
-    "_rebuild_parameter": Since((1, 0), "pytorch/pytorch#15375: saved by 1.0, unknown to 0.4"),
+    "_rebuild_parameter": Since((1, 0), "pytorch/pytorch#15375: saved by 1.0, unknown to 0.4; microsoft/MMdnn#677"),
     "_rebuild_sparse_tensor": Since((1, 2), UNSTATED),
     "_rebuild_qtensor": Since((1, 3), "quantized tensors came with 1.3"),
     "_rebuild_from_type_v2": Since((1, 12), UNSTATED),
     "_rebuild_meta_tensor_no_storage": Since((1, 12), UNSTATED),
-    "_rebuild_wrapper_subclass": Since((1, 12), UNSTATED),
+    "_rebuild_wrapper_subclass": Since((1, 12), "pytorch/pytorch#73078, of February 2022, the month before 1.11"),
     "_rebuild_nested_tensor": Since((2, 0), UNSTATED),
     "_rebuild_parameter_with_state": Since((2, 0), "pytorch/pytorch#81616, of November 2022"),
     "_rebuild_tensor_v3": Since((2, 1), UNSTATED),
@@ -94,6 +94,16 @@ METADATA_SINCE: Number = (2, 0)
 
 UNTYPED_SINCE: Number = (2, 0)
 """``torch.storage.UntypedStorage`` in a pickle."""
+
+
+def since(node: Global) -> Number | None:
+    """The version that came with the global `node`; None for one that all know, or that is not torch's."""
+    if node.module in _MODULES and node.name in CALLS:
+        return CALLS[node.name].number
+    return UNTYPED_SINCE if node.full in ("torch.storage.UntypedStorage", "torch.UntypedStorage") else None
+
+
+_MODULES = ("torch._utils", "torch._tensor")
 
 Losses = list[tuple[str, str]]
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from ckptfix import dtypes, keys
 from ckptfix.checkpoint import Checkpoint, Finding, StateDict, TensorEntry
 from ckptfix.formats import safetensors, torch_legacy, torch_zip
-from ckptfix.ops import averages, families
+from ckptfix.ops import averages, families, sanitize_versions
 from ckptfix.ops.catalogue import found
 from ckptfix.ops.extract_sources import is_inside
 from ckptfix.ops.rename import chosen_sites
@@ -21,19 +21,6 @@ WASTE = 4096
 
 _LIGHTNING = ("hyper_parameters", "global_step", "callbacks", "lr_schedulers", "hparams_name")
 """Keys that beside ``state_dict`` make a file look like one of Lightning's (checkpoint_connector.py)."""
-
-_TORCH_OF_CALLS = {
-    "torch._utils._rebuild_tensor_v3": "2.1",
-    "torch.storage.UntypedStorage": "2.0",
-    "torch.UntypedStorage": "2.0",
-    "torch._tensor._rebuild_from_type_v2": "1.12",
-    "torch._utils._rebuild_parameter_with_state": "2.0",
-    "torch._utils._rebuild_device_tensor_from_numpy": "1.13",
-    "torch._utils._rebuild_wrapper_subclass": "2.1",
-    "torch._utils._rebuild_parameter": "0.4.1",
-    "torch._utils._rebuild_tensor_v2": "0.4",
-}
-"""Rebuild call -> first release of torch that has it (history of torch/_utils.py)."""
 
 _SUFFIX_FORMATS = {".safetensors": safetensors.NAME}
 
@@ -262,23 +249,21 @@ def _spellings(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 def needs_torch(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Which release of torch the file asks for, where that is not the oldest."""
-    needs: dict[str, str] = {}
+    needs: dict[str, sanitize_versions.Number] = {}
     if checkpoint.format == torch_zip.NAME:
-        needs["the zip container"] = "1.6"
+        needs["the zip container"] = sanitize_versions.ZIP_SINCE
     graph = getattr(getattr(checkpoint.graph, "found", None), "graph", None)
     for node in graph.globals if graph is not None else ():
-        if node.full in _TORCH_OF_CALLS:
-            needs[node.full] = _TORCH_OF_CALLS[node.full]
-    newer = {what: release for what, release in needs.items() if _order(release) >= (1, 6)}
+        since = sanitize_versions.since(node)
+        if since is not None:
+            needs[node.full] = since
+    newer = {what: since for what, since in needs.items() if since >= sanitize_versions.ZIP_SINCE}
     if newer:
-        what, release = max(newer.items(), key=lambda item: _order(item[1]))
+        what, since = max(newer.items(), key=lambda item: item[1])
         only_container = list(newer) == ["the zip container"]
         fix = None if only_container else "ckptfix sanitize {source} {plain} --torch 1.5"
-        yield found("needs-torch", f"torch {release} or later reads it ({what})", fix=fix)
-
-
-def _order(release: str) -> tuple[int, ...]:
-    return tuple(map(int, release.split(".")))
+        name = sanitize_versions.Version(since).name
+        yield found("needs-torch", f"torch {name} or later reads it ({what})", fix=fix)
 
 
 def asked(checkpoint: Checkpoint, rows: Sequence[int]) -> Iterator[Finding]:

@@ -187,5 +187,8 @@ def modules(graph: Graph) -> tuple[str, int] | None:
                 # copyreg._reconstructor(cls, object, None) and NEWOBJ stand for the same.
                 if type(func) is Global and func.name in ("_reconstructor", "__newobj__") and node.args:
                     func = node.args[0]
-                return (func.full if type(func) is Global else "a module", node.position)
+                # torch's old format names a class with its source: ('module', class, file, text).
+                if type(func) is PersId and type(func.pid) is tuple and func.pid[:1] == ("module",):
+                    func = func.pid[1] if len(func.pid) > 1 else func
+                return (func.full if type(func) is Global else "a class that it does not name", node.position)
     return None

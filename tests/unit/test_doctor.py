@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import pickle
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from builders import written
@@ -12,6 +14,7 @@ from conftest import CORPUS, RealFile
 from doctor_samples import SAMPLES, Sample
 
 import ckptfix
+from ckptfix.ops.sanitize_versions import CALLS, DTYPES, Version
 
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.id)
@@ -75,3 +78,35 @@ def test_a_real_file_gets_a_diagnosis(real_file: RealFile) -> None:
         refused = ("foreign-global", "dangerous-global", "whole-module", "unsupported-opcode")
         errors = [row.id for row in diagnosis.findings if row.severity == "error" and row.id not in refused]
         assert not errors, diagnosis.findings
+
+
+def test_the_version_that_a_file_needs_is_that_of_the_one_table(tmp_path: Path) -> None:
+    """What `sanitize --torch` writes for a version, and what doctor says of it, come from the same rows."""
+    storage = torch.ones(4, dtype=torch.uint16)
+    torch.save({"w": storage}, tmp_path / "a.pth")
+    [said] = [row.message for row in ckptfix.doctor(tmp_path / "a.pth").findings if row.id == "needs-torch"]
+    assert said.startswith(f"torch {Version(CALLS['_rebuild_tensor_v3'].number).name} or later")
+    assert all(row.source for row in (*CALLS.values(), *DTYPES.values()))
+
+
+def test_a_whole_module_of_the_old_format_is_of_its_class(tmp_path: Path) -> None:
+    torch.save(torch.nn.Linear(2, 2), tmp_path / "a.pth", _use_new_zipfile_serialization=False)
+    found = {finding.id: finding.message for finding in ckptfix.doctor(tmp_path / "a.pth").findings}
+    assert "torch.nn.modules.linear.Linear" in found["whole-module"]
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_a_name_that_stands_in_the_memo_is_told_in_full(tmp_path: Path, protocol: int) -> None:
+    torch.save({"w": torch.ones(2), "n": [np.float64(3), np.ones(2)]}, tmp_path / "a.pth", pickle_protocol=protocol)
+    (tmp_path / "np.pkl").write_bytes(pickle.dumps({"w": np.ones(3), "x": np.float32(1)}, protocol=protocol))
+    for name in ("a.pth", "np.pkl"):
+        said = " ".join(finding.message for finding in ckptfix.doctor(tmp_path / name).findings)
+        assert "names numpy.dtype" in said and "ndarray.dtype" not in said
+
+
+def test_the_headline_is_the_most_serious_with_a_remedy(tmp_path: Path) -> None:
+    torch.save({"head.weight": torch.ones(3, 2), "fc.weight": torch.ones(2)}, tmp_path / "a.pth")
+    torch.save({name: torch.ones(5, 2) for name in ("head.weight", "more.weight")}, tmp_path / "like.pth")
+    diagnosis = ckptfix.doctor(tmp_path / "a.pth", like=tmp_path / "like.pth")
+    assert "[3, 2] here, [5, 2] in the model" in diagnosis.sentence
+    assert diagnosis.advice is not None or diagnosis.fixes
