@@ -183,12 +183,18 @@ def modules(graph: Graph) -> tuple[str, int] | None:
         if type(node) is Call:
             names = {str(name) for name, _ in attributes(node.state)}
             if {"_parameters", "_modules"} <= names:
-                func = node.func if type(node.func) is Global else node.args[0] if node.args else None
-                # copyreg._reconstructor(cls, object, None) and NEWOBJ stand for the same.
-                if type(func) is Global and func.name in ("_reconstructor", "__newobj__") and node.args:
-                    func = node.args[0]
-                # torch's old format names a class with its source: ('module', class, file, text).
-                if type(func) is PersId and type(func.pid) is tuple and func.pid[:1] == ("module",):
-                    func = func.pid[1] if len(func.pid) > 1 else func
-                return (func.full if type(func) is Global else "a class that it does not name", node.position)
+                return (_class_name(node), node.position)
     return None
+
+
+def _class_name(node: Call) -> str:
+    """The class of an object, however the pickle names it."""
+    func = node.func
+    for _ in range(3):
+        # copyreg._reconstructor(cls, object, None) and NEWOBJ stand for the same.
+        if type(func) is Global and func.name in ("_reconstructor", "__newobj__") and node.args:
+            func = node.args[0]
+        # torch's old format names a class with its source: ('module', class, file, text).
+        elif type(func) is PersId and type(func.pid) is tuple and func.pid[:1] == ("module",) and len(func.pid) > 1:
+            func = func.pid[1]
+    return func.full if type(func) is Global else "a class that it does not name"
