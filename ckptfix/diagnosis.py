@@ -9,7 +9,7 @@ from ckptfix.ops import doctor as doctor_op
 from ckptfix.ops import targets
 from ckptfix.ops.catalogue import ENTRIES
 from ckptfix.ops.catalogue_row import Entry
-from ckptfix.ops.doctor_report import Diagnosis
+from ckptfix.ops.doctor_report import Diagnosis, of_message
 
 StrPath = str | os.PathLike[str]
 
@@ -44,6 +44,11 @@ def doctor(
     """
     target = None if like is None else targets.read(like, at=like_at, allow_import=allow_import)
     return doctor_op.examine(path, like=target, error=error, fast=fast, at=at, like_at=like_at)
+
+
+def message(error: str) -> Diagnosis:
+    """What the message `error` of a loader means, where the file is not at hand; nothing is found and nothing fixed."""
+    return of_message(error)
 
 
 def explain(id: str) -> Entry | None:

@@ -18,15 +18,21 @@ if TYPE_CHECKING:
     from ckptfix.ops.catalogue_row import Entry
     from ckptfix.ops.doctor_report import Diagnosis
 
+MOST_TEXT = 4 << 20
+"""Characters of a message that are read."""
+
 SHOWN = 30
 """Findings in the table; --json has all."""
 
 
 @reads(
     "doctor",
-    click.Argument(["path"], metavar="FILE", required=False, type=click.Path(readable=False)),
+    click.Argument(["path"], metavar="[FILE]", required=False, type=click.Path(readable=False)),
     click.Option(["--like"], metavar="TARGET", help="The model: a checkpoint, keys.json, or module:factory."),
-    click.Option(["--error"], metavar="TEXT", help="The message that you got: which findings explain it?"),
+    click.Option(
+        ["--error"], metavar="TEXT",
+        help="The message that you got, to say what explains it; - reads it from stdin, @PATH from a file.",
+    ),
     click.Option(["--fast"], is_flag=True, help="Read no tensor bytes: no checksums, no NaN, no zeros."),
     at_option(),
     click.Option(["--like-at"], metavar="PATH", help="The mapping of TARGET, where it has several."),
@@ -53,7 +59,7 @@ def command(
 ) -> int:
     """Say why FILE does not load, and which commands fix it.
 
-    FILE may be a folder, or the index of a sharded checkpoint. It is read as text and never run. The first lines are
+    FILE may be left out with --error. It may be a folder, or the index of a sharded checkpoint. It is read as text and never run. The first lines are
     what is wrong and what fixes it: of several commands, each reads what the one before it wrote. The exit code is 1
     with an error: damage, what weights_only=True refuses, a misfit with --like, or a file that is no checkpoint.
     Devices and names of wrappers are warnings.
@@ -62,16 +68,31 @@ def command(
 
     if explain is not None:
         return _explained(console, explain, diagnosis.explain(explain), diagnosis.ids())
-    if path is None:
-        raise click.UsageError("Missing argument 'FILE'.")
-    done = diagnosis.doctor(
-        path, like=like, error=error, fast=fast, at=at, like_at=like_at, allow_import=allow_import
-    )
+    error = None if error is None else _text(error)
+    if path is not None:
+        done = diagnosis.doctor(
+            path, like=like, error=error, fast=fast, at=at, like_at=like_at, allow_import=allow_import
+        )
+    elif error is not None:
+        done = diagnosis.message(error)
+    else:
+        raise click.UsageError("Missing argument 'FILE': only --error and --explain do without.")
     if console.json:
         console.emit(done.as_dict())
     else:
         _show(console, done)
     return done.exit_code(fail_on)
+
+
+def _text(error: str) -> str:
+    """The message: as it is, from stdin for ``-``, or from a file for ``@FILE``."""
+    if error == "-":
+        with click.open_file("-", errors="replace") as stream:
+            return stream.read(MOST_TEXT)
+    if error.startswith("@"):
+        with open(error[1:], encoding="utf-8", errors="replace") as stream:
+            return stream.read(MOST_TEXT)
+    return error
 
 
 def _explained(console: Console, id: str, entry: Entry | None, ids: tuple[str, ...]) -> int:
@@ -88,15 +109,10 @@ def _explained(console: Console, id: str, entry: Entry | None, ids: tuple[str, .
     for line in _wrapped(entry.story):
         console.say(line)
     if entry.fix:
-        console.say(f"what helps: {_readable(entry.fix)}")
+        from ckptfix.ops.doctor_report import readable
+
+        console.say(f"what helps: {readable(entry.fix)}")
     return 0
-
-
-def _readable(template: str) -> str:
-    """A command template with its fields as words."""
-    for field in ("source", "like", "at"):
-        template = template.replace(f"{{{field}}}", {"source": "FILE", "like": "TARGET", "at": "PATH"}[field])
-    return template.replace("{", "").replace("}", "")
 
 
 def _wrapped(text: str) -> list[str]:
@@ -109,7 +125,7 @@ def _show(console: Console, done: Diagnosis) -> None:
     console.say(printable(done.sentence))
     for line in _remedies(done):
         console.say(line)
-    if done.message is not None:
+    if done.message is not None and done.path:
         _message(console, done)
     if done.findings:
         console.say()
@@ -118,7 +134,7 @@ def _show(console: Console, done: Diagnosis) -> None:
         if len(done.findings) > SHOWN:
             console.say(f"... {len(done.findings) - SHOWN:,} more findings (--json has all)")
         _others(console, done)
-    if done.cause is not None or done.message is not None:
+    if done.path and (done.cause is not None or done.message is not None):
         console.say()
         console.say(f"looked at {', '.join(done.looked_at)}")
 
@@ -140,13 +156,11 @@ def _remedies(done: Diagnosis) -> Iterator[str]:
     from ckptfix.ops.catalogue import shell_line
 
     cause = done.cause
-    if cause is None:
-        return
     if done.advice is not None:
         yield f"what helps: {printable(done.advice)}"
     for number, words in enumerate(done.fixes):
         yield f"{'then' if number else 'mend it'}: {shell_line(words)}"
-    if done.advice is None and not done.fixes and cause.severity == "error":
+    if done.advice is None and not done.fixes and cause is not None and cause.severity == "error":
         yield "no command mends it"
 
 

@@ -20,6 +20,7 @@ from ckptfix.fileio import Reader
 from ckptfix.formats import FORMATS, open_checkpoint, torch_module, torch_zip
 from ckptfix.formats.torch_common import Parts, all_findings
 from ckptfix.ops import (
+    error_names,
     error_texts,
     scan_contents,
     scan_foreign,
@@ -66,6 +67,7 @@ def examine(
     if not Path(name).exists():
         raise CkptfixError("no such file or folder", path=name)
     rows = error_texts.rows(error) if error is not None else ()
+    prefix = error_names.prefix(error_names.listed(error)) if error is not None else None
     looked = ["its first bytes"]
     checkpoint: Checkpoint | None = None
     findings: list[Finding]
@@ -98,7 +100,7 @@ def examine(
             title = trouble.message
         else:
             title = FORMATS[checkpoint.format].TITLE
-            findings = list(_judge(checkpoint, like, rows, fast=fast, at=at, looked=looked))
+            findings = list(_judge(checkpoint, like, rows, prefix, fast=fast, at=at, looked=looked))
     size = Path(name).stat().st_size if Path(name).is_file() else 0
     ordered = _ordered(findings, rows)
     remedies = [_remedy(finding, name, like, at=at, like_at=like_at) for finding in ordered]
@@ -125,7 +127,14 @@ def _without(row: Remedy, verb: str) -> Remedy:
 
 
 def _judge(
-    checkpoint: Checkpoint, like: Side | None, rows: Sequence[int], *, fast: bool, at: str | None, looked: list[str]
+    checkpoint: Checkpoint,
+    like: Side | None,
+    rows: Sequence[int],
+    prefix: error_names.Prefix | None,
+    *,
+    fast: bool,
+    at: str | None,
+    looked: list[str],
 ) -> Iterator[Finding]:
     """Everything about a file that can be opened."""
     looked[:] = ["its container", "its names and devices"]
@@ -145,6 +154,8 @@ def _judge(
     contents = list(scan_contents.scan(view))
     yield from scan_contents.needs_torch(checkpoint)
     yield from scan_contents.asked(view, rows)
+    if prefix is not None:
+        yield from scan_contents.prefixed(view, prefix)
     if like is not None:
         looked.append("names and shapes against the model")
         try:

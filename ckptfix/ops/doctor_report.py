@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from ckptfix.checkpoint import Finding
-from ckptfix.ops import error_texts
-from ckptfix.ops.catalogue import RANK, Remedy, errors_of
+from ckptfix.ops import error_names, error_texts
+from ckptfix.ops.catalogue import ENTRIES, RANK, Remedy, errors_of, shell_line
 from ckptfix.ops.remedies import chain
 
 
@@ -20,11 +21,13 @@ class Message:
         rows: numbers of the load errors that it may be, most likely first; empty if it is not known.
         meanings: what each usually means.
         explained: ids of the findings that explain it, in the order of the findings.
+        advice: what mostly helps, for a file that is not at hand; None where nothing is known.
     """
 
     rows: tuple[int, ...]
     meanings: tuple[str, ...]
     explained: tuple[str, ...]
+    advice: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +35,7 @@ class Diagnosis:
     """What was found out about a file.
 
     Attributes:
-        path: the file or folder.
+        path: the file or folder; ``""`` where there is only a message.
         format: NAME of the format that reads it; None where none does.
         title: what it is, for people.
         size: bytes of the file; 0 for a folder.
@@ -59,6 +62,10 @@ class Diagnosis:
         if first is not None:
             place = f"{first.where}: " if first.where and first.where not in first.message else ""
             return f"{place}{first.message}"
+        if not self.path:
+            meanings = self.message.meanings if self.message is not None else ()
+            unknown = "the message is none that ckptfix knows"
+            return f"such a message usually means that {meanings[0]}" if meanings else unknown
         if self.message is not None and self.message.meanings:
             return f"the file shows no cause of this message, which usually means that {self.message.meanings[0]}"
         return f"nothing wrong was found in {', '.join(self.looked_at)}"
@@ -92,7 +99,7 @@ class Diagnosis:
         """What to do in words, where the finding that counts has no command."""
         cause = self.cause
         if cause is None:
-            return None
+            return self.message.advice if self.message is not None and not self.path else None
         return next((row.advice for finding, row in self._counted() if finding is cause), None) or (
             None if self.fixes else next((row.advice for _, row in self._counted() if row.advice), None)
         )
@@ -145,5 +152,33 @@ def message_of(error: str | None, rows: tuple[int, ...], findings: Sequence[Find
     if error is None:
         return None
     explained = [finding.id for finding in findings if set(errors_of(finding)) & set(rows)]
-    meanings = tuple(error_texts.meaning(row) for row in rows)
-    return Message(rows, meanings, tuple(dict.fromkeys(explained)))
+    meanings = [error_texts.meaning(row) for row in rows]
+    prefix = error_names.prefix(error_names.listed(error))
+    if prefix is not None:
+        meanings[0] = prefix.meaning
+    return Message(rows, tuple(meanings), tuple(dict.fromkeys(explained)), _advice(rows, prefix))
+
+
+def of_message(error: str) -> Diagnosis:
+    """What the pasted message `error` says by itself, without the file."""
+    message = message_of(error, error_texts.rows(error), ())
+    return Diagnosis("", None, "a message", 0, (), ("the message",), message)
+
+
+def _advice(rows: Sequence[int], prefix: error_names.Prefix | None) -> str | None:
+    """The remedy of the row that is most about the first of `rows`, for any file."""
+    if prefix is not None:
+        verb, *options = prefix.options
+        return f"{shell_line(('ckptfix', verb, 'FILE', 'OUT', *options))}; or in Python: ckptfix.load_into(model, FILE)"
+    about = [entry for entry in ENTRIES.values() if entry.fix and rows and rows[0] in entry.errors]
+    nearest = min(about, key=lambda entry: (entry.errors.index(rows[0]), len(entry.errors)), default=None)
+    return None if nearest is None or nearest.fix is None else readable(nearest.fix)
+
+
+def readable(template: str) -> str:
+    """A remedy as the table has it, with its fields as words."""
+    words = {"source": "FILE", "like": "TARGET", "at": "PATH"}
+    fields = re.findall(r"\{(\w+)\}", template)
+    outs = [field for field in dict.fromkeys(fields) if field not in words]
+    words |= {field: "OUT" if field == outs[-1] else f"{field.upper()}_FILE" for field in outs}
+    return re.sub(r"\{(\w+)\}", lambda field: words[field[1]], template)

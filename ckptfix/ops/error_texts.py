@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from ckptfix.ops import error_names
+
 ERRORS: dict[int, str] = {
     1: "the zip archive has no directory at its end: it was cut short, or other bytes follow it",
     2: "the names in the file and in the model differ, mostly by the `module.` of DataParallel",
@@ -137,8 +139,9 @@ TEXTS: tuple[tuple[str, tuple[int, ...]], ...] = (
      (32, 61)),
     (r"PytorchStreamWriter.*failed|file write failed|unexpected pos \d+ vs|No space left on device", (33,)),
     (r"\.distcp|distributed checkpoint|\.metadata'?$|No such file.*\.metadata", (37,)),
-    (r"ShardedTensor|DTensor|_flat_param|FlatParameter", (46,)),
-    (r"index\.json|weight_map|does not appear to have a file named|shard", (31,)),
+    (r"ShardedTensor|DTensor|_flat_param|FlatParameter|initialize (the )?default process group|"
+     r"default process group has not been initialized", (46,)),
+    (r"index\.json|weight_map|does not appear to have a file named|\bshards?\b", (31,)),
     (r"cannot untar|not a gzip file|tar: This does not look|Is a directory|IsADirectoryError", (40,)),
     (r"pytorch-lightning_version", (42,)),
     (r"bad file inside|may be malicious|safe.?unpickle", (49,)),
@@ -161,7 +164,25 @@ MOST_TEXT = 20_000
 
 def rows(text: str) -> tuple[int, ...]:
     """The numbers of the load errors that `text` may be, most likely first; none if it is not known."""
-    return tuple(dict.fromkeys(_rows(text[-MOST_TEXT:])))
+    found = dict.fromkeys(_rows(text[-MOST_TEXT:]))
+    names = error_names.listed(text)
+    if names is None:
+        return tuple(found)
+    # A word that some of the names have is no cause, unless all that one side lists have it.
+    chance = [row for row in found if row in _OF_NAMES and not _of_all(row, names)]
+    cause = [2] if error_names.prefix(names) is not None else []
+    return tuple(dict.fromkeys([*cause, *(row for row in found if row not in chance), 2, 48, *chance]))
+
+
+_OF_NAMES = {row: re.compile(pattern, re.IGNORECASE) for row, pattern in (
+    (19, r"num_batches_tracked"), (21, r"position_ids"), (26, r"lm_head"), (41, r"LayerNorm|gamma|beta"),
+    (50, r"weight_g|weight_v|original"), (54, r"weight_orig|weight_u\b|original|\._u\b|\._v\b"),
+)}  # fmt: skip
+"""Load errors that are told by a word in the names, and the word."""
+
+
+def _of_all(row: int, names: error_names.Listed) -> bool:
+    return any(side and all(map(_OF_NAMES[row].search, side)) for side in (names.missing, names.unexpected))
 
 
 def _rows(text: str) -> Iterator[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -11,6 +12,7 @@ from ckptfix.checkpoint import Checkpoint, Finding, StateDict, TensorEntry
 from ckptfix.formats import safetensors, torch_legacy, torch_zip
 from ckptfix.ops import averages, families, sanitize_versions
 from ckptfix.ops.catalogue import found
+from ckptfix.ops.error_names import Prefix
 from ckptfix.ops.extract_sources import is_inside
 from ckptfix.ops.rename import chosen_sites
 
@@ -281,3 +283,26 @@ def asked(checkpoint: Checkpoint, rows: Sequence[int]) -> Iterator[Finding]:
             yield found("no-lightning-version")
     if 40 in rows and ".tar" in checkpoint.path:
         yield found("misnamed-tar")
+
+
+def prefixed(checkpoint: Checkpoint, prefix: Prefix) -> Iterator[Finding]:
+    """The state dicts whose names differ by `prefix` from those that a message asks for."""
+    if prefix.in_file and set(prefix.name.split(".")) <= {wrapper.component for wrapper in keys.WRAPPERS}:
+        # Told as what a wrapper put there.
+        return
+    states = weights(checkpoint)
+    for state in states:
+        names = [entry.key for entry in checkpoint.entries if entry.at == state.at]
+        carrying, others = keys.split_prefix(names, prefix.name)
+        if bool(carrying) != prefix.in_file:
+            continue
+        verb, *options = prefix.options
+        options += ["--partial"] if prefix.in_file and others else []
+        options += ["--at", state.at] if state.at and len(checkpoint.state_dicts) > 1 else []
+        fixed = " ".join(shlex.quote(word.replace("{", "{{").replace("}", "}}")) for word in options)
+        out = "{stripped}" if prefix.in_file else "{wrapped}"
+        fix = f"ckptfix {verb} {{source}} {out} {fixed}"
+        said = prefix.meaning
+        if others and prefix.in_file:
+            said += f" ({len(carrying):,} of {len(names):,} do)"
+        yield found("names-prefixed", said, where=state.at, fix=fix)

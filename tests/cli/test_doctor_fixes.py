@@ -16,6 +16,7 @@ import torch
 from cli.conftest import Cli
 
 import ckptfix
+from ckptfix.ops import error_texts
 
 
 def wrapped() -> dict[str, torch.Tensor]:
@@ -172,3 +173,75 @@ def test_a_folder_with_one_checkpoint_is_that_checkpoint(cli: Cli, tmp_path: Pat
     assert document["path"] == str(tmp_path / "pytorch_model.bin")
     assert document["fix"][:3] == ["ckptfix", "strip-module", str(tmp_path / "pytorch_model.bin")]
     assert cli("doctor", tmp_path).exit_code == 0
+
+
+def incompatible(model: torch.nn.Module, content: dict[str, torch.Tensor]) -> str:
+    try:
+        model.load_state_dict(content)
+    except RuntimeError as error:
+        return str(error)
+    raise AssertionError("it loads")
+
+
+def net() -> torch.nn.Sequential:
+    return torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
+
+
+@pytest.mark.parametrize("extra", [{}, {"criterion.w": torch.ones(2)}], ids=["all", "some"])
+def test_the_prefix_of_lightning_comes_from_the_message(cli: Cli, tmp_path: Path, extra: dict[str, Any]) -> None:
+    """With BatchNorm's counters among the names, which are no cause."""
+    inner = {f"model.{name}": value for name, value in net().state_dict().items()}
+    torch.save({"state_dict": inner | extra, "epoch": 1}, tmp_path / "a.ckpt")
+    message = incompatible(net(), inner | extra)
+    document = json.loads(cli("doctor", tmp_path / "a.ckpt", "--error", message, "--json").stdout)
+    assert document["error"]["explained"][0] == "names-prefixed" and "`model.`" in document["sentence"]
+    assert "num_batches" not in document["error"]["meanings"][0]
+    assert document["fix"][1] == "strip-module" and "--prefix" in document["fix"]
+    made = run(cli, document["fixes"])
+    loaded = torch.load(made, weights_only=True)["state_dict"]
+    net().load_state_dict({name: value for name, value in loaded.items() if name not in extra})
+
+
+def test_a_prefix_of_the_model_comes_from_the_message_too(cli: Cli, tmp_path: Path) -> None:
+    torch.save(net().state_dict(), tmp_path / "a.pth")
+    outer = torch.nn.ModuleDict({"model": net()})
+    message = incompatible(outer, net().state_dict())
+    document = json.loads(cli("doctor", tmp_path / "a.pth", "--error", message, "--json").stdout)
+    assert document["fix"][1] == "add-module" and document["error"]["explained"][0] == "names-prefixed"
+    outer.load_state_dict(torch.load(run(cli, document["fixes"]), weights_only=True))
+
+
+def test_a_message_without_a_file(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    message = incompatible(net(), {f"model.{name}": value for name, value in net().state_dict().items()})
+    (tmp_path / "m.txt").write_text(message)
+    for done in (cli("doctor", "--error", message), cli("doctor", "--error", f"@{tmp_path / 'm.txt'}")):
+        assert done.exit_code == 0
+        assert "`model.`" in done.stdout and "ckptfix strip-module FILE OUT --prefix model" in done.stdout
+    assert "ckptfix repair FILE OUT" in cli("doctor", "--error", "failed finding central directory").stdout
+    assert "none that ckptfix knows" in cli("doctor", "--error", "xyzzy").stdout
+    assert cli("doctor", "--error", f"@{tmp_path / 'absent'}").exit_code == 2
+    document = json.loads(cli("doctor", "--error", message, "--json").stdout)
+    assert document["fix"] is None and document["advice"].startswith("ckptfix strip-module")
+
+
+def test_a_message_from_stdin(tmp_path: Path) -> None:
+    torch.save({"w": torch.ones(2)}, tmp_path / "a.pth")
+    command = [sys.executable, "-m", "ckptfix", "doctor", str(tmp_path / "a.pth"), "--error", "-"]
+    done = subprocess.run(command, input="size mismatch for w: copying a param", capture_output=True, text=True)
+    assert done.returncode == 0 and "another shape" in done.stdout
+
+
+MESSAGES = (
+    ('Need to initialize default process group using "init_process_group" before loading ShardedTensor', 46),
+    ("aten.copy_.default: got mixed torch.Tensor and DTensor, need to convert all torch.Tensor to DTensor", 46),
+    ('Missing key(s) in state_dict: "a.num_batches_tracked", "b.num_batches_tracked".', 19),
+    ('Missing key(s) in state_dict: "a.weight", "a.num_batches_tracked".', 2),
+    ("_IncompatibleKeys(missing_keys=['a.w', 'a.num_batches_tracked'], unexpected_keys=['net.a.w', "
+     "'net.a.num_batches_tracked'])", 2),
+    ('Missing key(s) in state_dict: "lm_head.weight".', 26),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "row"), MESSAGES)
+def test_what_a_message_is_first(text: str, row: int) -> None:
+    assert error_texts.rows(text)[0] == row

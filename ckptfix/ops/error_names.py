@@ -1,0 +1,77 @@
+"""The names that a message of load_state_dict lists, and the prefix that is all that they differ by.
+
+::
+
+    Missing key(s) in state_dict: "0.weight", "0.bias". Unexpected key(s) in state_dict: "model.0.weight", ...   torch
+    _IncompatibleKeys(missing_keys=['0.weight'], unexpected_keys=['model.0.weight'])               strict=False
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+MOST_TEXT = 4 << 20
+"""Characters of a pasted message in which names are looked for."""
+
+_HEADS = re.compile(r"(missing|unexpected)(?: key\(s\)[^:\"'\n]{0,80}:|_keys=\[)", re.IGNORECASE)
+_NAME = re.compile(r"[\s,]*(?:\"([^\"\n]*)\"|'([^'\n]*)')")
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """The names that the model has and the file lacks, and the reverse, as a message lists them."""
+
+    missing: tuple[str, ...]
+    unexpected: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """All that the names differ by: path components that the file's names carry (`in_file`), or the model's."""
+
+    name: str
+    in_file: bool
+
+    @property
+    def meaning(self) -> str:
+        """It in words."""
+        if self.in_file:
+            return f"the names in the file carry the prefix `{self.name}.`, and the model's do not"
+        return f"the model's names carry the prefix `{self.name}.`, and those in the file do not"
+
+    @property
+    def options(self) -> tuple[str, str, str]:
+        """The command that helps, and its option."""
+        return ("strip-module" if self.in_file else "add-module", "--prefix", self.name)
+
+
+def listed(text: str) -> Listed | None:
+    """The names that `text` lists as missing and as unexpected; None if it lists none."""
+    text = text[:MOST_TEXT]
+    found: dict[str, list[str]] = {"missing": [], "unexpected": []}
+    for head in _HEADS.finditer(text):
+        found[head[1].lower()] += _names(text, head.end())
+    if not any(found.values()):
+        return None
+    return Listed(tuple(dict.fromkeys(found["missing"])), tuple(dict.fromkeys(found["unexpected"])))
+
+
+def _names(text: str, start: int) -> Iterator[str]:
+    while (name := _NAME.match(text, start)) is not None:
+        yield name[1] if name[1] is not None else name[2]
+        start = name.end()
+
+
+def prefix(names: Listed | None) -> Prefix | None:
+    """The prefix without which every missing name is an unexpected one, or the reverse; None if there is none."""
+    if names is None or not names.missing or not names.unexpected:
+        return None
+    for less, more, in_file in ((names.missing, names.unexpected, True), (names.unexpected, names.missing, False)):
+        there = set(more)
+        fronts = (name.removesuffix(f".{less[0]}") for name in more if name.endswith(f".{less[0]}"))
+        front = next((front for front in fronts if front and all(f"{front}.{name}" in there for name in less)), None)
+        if front is not None:
+            return Prefix(front, in_file)
+    return None
