@@ -60,9 +60,9 @@ def command(
     """Say why FILE does not load, and which commands fix it.
 
     FILE may be a folder, or the index of a sharded checkpoint; with --error it may be left out. It is read as text and
-    never run. The first lines are what is wrong and what fixes it: of several commands, each reads what the one before it wrote. The exit code is 1
-    with an error: damage, what weights_only=True refuses, a misfit with --like, or a file that is no checkpoint.
-    Devices and names of wrappers are warnings.
+    never run. The first lines are what is wrong and what fixes it: of several commands, each reads what the one before
+    it wrote. The exit code is 1 with an error: damage, what weights_only=True refuses, a misfit with --like, or a file
+    that is no checkpoint. Devices and names of wrappers are warnings.
     """
     from ckptfix import diagnosis
 

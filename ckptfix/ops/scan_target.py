@@ -18,6 +18,7 @@ from ckptfix.ops.catalogue import found
 from ckptfix.ops.grouping import collapse, shown
 from ckptfix.ops.match import Slot, match
 from ckptfix.ops.scan_contents import weights
+from ckptfix.ops.scan_match import offered
 from ckptfix.ops.targets import Side, of_checkpoint
 
 _POSITIONS = ("pos_embed", "position_embedding", "positional_embedding", "relative_position_bias_table", "wpe.weight")
@@ -27,26 +28,44 @@ _BUFFERS = {"running_mean", "running_var", "num_batches_tracked"}
 MOST_MATCHED = 5000
 """Tensors up to which an alignment by structure is tried: a second or so."""
 
+FEW = 300
+"""The same where no tensor byte is read: a tenth of a second."""
+
 
 def scan(checkpoint: Checkpoint, target: Side, *, at: str | None = None, fast: bool = False) -> Iterator[Finding]:
     """Findings about `checkpoint` as the weights of the model `target`.
 
     Args:
         at: address of the state dict; by default the one whose names agree best.
-        fast: try no alignment by structure.
+        fast: try an alignment by structure for small models only.
     """
     wanted = {slot.name: slot for slot in target.slots}
     compared = _compared(checkpoint, target, at)
     if compared is None:
-        yield found("no-tensors", "it holds no state dict to compare with the model")
+        yield found("no-tensors", "it holds no state dict to compare with the model", severity="error")
         return
     renaming, side = compared
     have = {slot.name: slot for slot in side.slots}
+    several = len(weights(checkpoint)) > 1
     alignable = not fast and not renaming.agreeing and len(have) <= MOST_MATCHED
     if alignable and (rules := _by_structure(side, target)):
         message = f"all {len(have):,} tensors are the model's under other names, as {rules}"
-        yield found("matched-by-structure", message, where=side.at or "")
+        place = f" --at {shlex.quote(side.at)}".replace("{", "{{").replace("}", "}}") if side.at else ""
+        fix = f"ckptfix match {{source}} {{matched}} --like {{like}}{place if several else ''}"
+        yield found("matched-by-structure", message, where=side.at or "", fix=fix)
         return
+    told = _told(renaming, side, have, wanted)
+    exact = renaming.agreeing if renaming.rule == prefixes.EXACT else 0
+    most = FEW if fast else MOST_MATCHED
+    yield from offered(told, checkpoint, side, target, exact, several=several, most=most)
+    if renaming.agreeing:
+        yield from _optimizers(checkpoint, target)
+
+
+def _told(
+    renaming: prefixes.Renaming, side: Side, have: dict[str, Slot], wanted: dict[str, Slot]
+) -> Iterator[Finding]:
+    """What the names are, and what differs."""
     if not renaming.agreeing:
         message = f"none of its {len(have):,} names is one of the model's {len(wanted):,}: strict=False loads nothing"
         yield found("no-names-match", message, where=side.at or "")
@@ -56,7 +75,6 @@ def scan(checkpoint: Checkpoint, target: Side, *, at: str | None = None, fast: b
         message = f"{renaming.agreeing:,} names agree but for {renaming.rule}, as {example[0]}, there {example[1]}"
         yield found("names-prefixed", message, where=side.at or "", fix=_prefix_fix(renaming.rule, *example))
     yield from _differences(have, wanted, renaming.names)
-    yield from _optimizers(checkpoint, target)
 
 
 def _compared(checkpoint: Checkpoint, target: Side, at: str | None) -> tuple[prefixes.Renaming, Side] | None:

@@ -245,3 +245,46 @@ MESSAGES = (
 @pytest.mark.parametrize(("text", "row"), MESSAGES)
 def test_what_a_message_is_first(text: str, row: int) -> None:
     assert error_texts.rows(text)[0] == row
+
+
+def blocks(names: str, count: int, start: int = 4) -> dict[str, torch.Tensor]:
+    made = {}
+    for index in range(count):
+        for place, name in enumerate(names.split()):
+            made[f"{name.format(index)}.weight"] = torch.ones(start + place, start + place + 1)
+            made[f"{name.format(index)}.bias"] = torch.ones(start + place)
+    return made
+
+
+OLD, NEW = "encoder.layer.{}.query encoder.layer.{}.out", "layers.{}.q_proj layers.{}.o_proj"
+LIKES = {
+    "all names differ": (blocks(OLD, 3), blocks(NEW, 3), []),
+    "some names differ": (
+        {"head.weight": torch.ones(9, 9)} | blocks(OLD, 3), {"head.weight": torch.ones(9, 9)} | blocks(NEW, 3), []
+    ),
+    "the model has more": (
+        blocks(OLD, 3), blocks(NEW, 3) | {"classifier.weight": torch.ones(17, 3)}, ["--partial"]
+    ),
+    "another model": ({"a": torch.ones(2)}, {"b.weight": torch.ones(5, 5)}, None),
+    "only something missing": (blocks(NEW, 2), blocks(NEW, 2) | {"classifier.weight": torch.ones(17, 3)}, None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("nested", [False, True], ids=["flat", "two state dicts"])
+@pytest.mark.parametrize(("content", "model", "options"), LIKES.values(), ids=LIKES)
+def test_match_is_offered_where_it_works(
+    cli: Cli, tmp_path: Path, content: Any, model: Any, options: list[str] | None, nested: bool
+) -> None:
+    torch.save({"net": content, "critic": {"c.weight": torch.ones(3)}} if nested else content, tmp_path / "a.pth")
+    torch.save(model, tmp_path / "like.pth")
+    done = cli("doctor", tmp_path / "a.pth", "--like", tmp_path / "like.pth", "--json")
+    fixes = [words for words in json.loads(done.stdout)["fixes"] if words[1] == "match"]
+    assert done.exit_code == 1
+    if options is None:
+        assert not fixes
+        return
+    [words] = fixes
+    assert ("--partial" in words) == bool(options)
+    assert cli(*words[1:]).exit_code == (1 if options else 0)
+    made = torch.load(words[3], weights_only=True)
+    assert set(made["net"] if nested else made) <= set(model)
