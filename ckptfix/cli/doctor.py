@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING
@@ -87,8 +88,7 @@ def command(
 def _text(error: str) -> str:
     """The message: as it is, from stdin for ``-``, or from a file for ``@FILE``."""
     if error == "-":
-        with click.open_file("-", errors="replace") as stream:
-            return stream.read(MOST_TEXT)
+        return sys.stdin.read(MOST_TEXT)
     if error.startswith("@"):
         with open(error[1:], encoding="utf-8", errors="replace") as stream:
             return stream.read(MOST_TEXT)

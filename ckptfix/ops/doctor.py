@@ -116,7 +116,7 @@ def _remedy(finding: Finding, path: str, like: Side | None, *, at: str | None, l
     """The remedy of a finding, with what `match` has to be told of the model."""
     if like is None:
         return remedy_of(finding, path, at=at)
-    more = ("--like-at", like_at) if like_at else ()
+    more: tuple[str, ...] = ("--like-at", like_at) if like_at else ()
     more += () if Path(like.label).exists() else ("--allow-import",)
     row = remedy_of(finding, path, at=at, like=like.label)
     return replace(row, commands=tuple((*line, *more) if "--like" in line else line for line in row.commands))

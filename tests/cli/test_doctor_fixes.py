@@ -148,7 +148,7 @@ EXITS = (
 @pytest.mark.parametrize(("content", "codes"), EXITS, ids=range(len(EXITS)))
 def test_the_exit_codes(cli: Cli, tmp_path: Path, content: Any, codes: tuple[int, ...]) -> None:
     torch.save(content, tmp_path / "a.pth")
-    options = ([], ["--fail-on", "warning"], ["--fail-on", "never"])
+    options: tuple[list[str], ...] = ([], ["--fail-on", "warning"], ["--fail-on", "never"])
     assert tuple(cli("doctor", tmp_path / "a.pth", *option).exit_code for option in options) == codes
     assert ckptfix.doctor(tmp_path / "a.pth").exit_code() == codes[0]
     assert cli("inspect", tmp_path / "a.pth").exit_code == 0

@@ -59,7 +59,7 @@ def main(folder: Path) -> None:
         else:
             allowed = None
             ids = [finding.id for finding in diagnosis.findings]
-            serious = diagnosis.exit_code == 1
+            serious = diagnosis.exit_code() == 1
         seconds = time.process_time() - start
         grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - base) * UNIT
         row = {"name": name, "ids": ids, "serious": serious, "seconds": seconds, "grown": grown}

@@ -183,4 +183,4 @@ def test_two_roots(tmp_path: Path) -> None:
     other = [Record(f"other/{name}", data) for name, data in (("data.pkl", b"\x80\x02}."), ("version", b"3"))]
     path = tmp_path / "a.pth"
     path.write_bytes(build_zip([*torch_records(b"\x80\x02}."), *other]))
-    assert ckptfix.doctor(path).exit_code == 1
+    assert ckptfix.doctor(path).exit_code() == 1

@@ -8,7 +8,7 @@ import hidden
 import pytest
 
 from ckptfix.ops import doctor
-from ckptfix.ops.doctor import Diagnosis
+from ckptfix.ops.doctor_report import Diagnosis
 
 HOW = [*hidden.PAYLOADS, hidden.SIBLING]
 NAME = {how: name for how, (name, _) in hidden.PAYLOADS.items()} | {hidden.SIBLING: "posix.system"}
@@ -25,7 +25,7 @@ def test_what_runs_code_is_named_before_anything_is_proposed(layer: str, how: st
     path = hidden.wrapped(tmp_path, layer, how)
     done = doctor.examine(path)
     assert NAME[how] in dangers(done), done
-    assert done.exit_code == 1
+    assert done.exit_code() == 1
     assert NAME[how] in done.sentence or done.findings[0].id == "dangerous-global"
 
 

@@ -75,7 +75,7 @@ def test_doctor_names_it(kind: str, tmp_path: Path) -> None:
     done = doctor.examine(path)
     rows = [row for row in done.findings if row.id == "dangerous-global"]
     assert rows and all("posix.system" in row.message for row in rows), done.findings
-    assert done.exit_code == 1
+    assert done.exit_code() == 1
     assert not [row.fix for row in done.findings if row.fix and "ckptfix" in row.fix]
 
 
