@@ -84,9 +84,9 @@ def examine(
         except (DamagedFile, UnknownFormat, Unsupported) as trouble:
             alone = scan_foreign.only_checkpoint(name, trouble)
             if alone is not None:
-                done = examine(alone, like=like, error=error, fast=fast, at=at, like_at=like_at)
+                inner = examine(alone, like=like, error=error, fast=fast, at=at, like_at=like_at)
                 which = f"{Path(alone).name}, the only checkpoint in the folder"
-                return replace(done, looked_at=(which, *done.looked_at))
+                return replace(inner, looked_at=(which, *inner.looked_at))
             program = isinstance(trouble, UnknownFormat) and trouble.kind in scan_foreign.PROGRAMS
             looked += ["its records"] if program else []
             if isinstance(trouble, DistributedPart):
