@@ -58,7 +58,8 @@ def chain(path: str, remedies: Sequence[tuple[Finding, Remedy]]) -> tuple[Words,
     Args:
         path: the file, which the first of them reads.
     """
-    steps = list(_ordered(_merged(remedies)))
+    misnamed = any(finding.id == "wrong-suffix" for finding, _ in remedies)
+    steps = list(_ordered(_merged(remedies), misnamed))
     if not steps:
         return next((remedy.commands for _, remedy in remedies if remedy.commands), ())
     made: list[Words] = []
@@ -90,12 +91,16 @@ def _merged(remedies: Iterable[tuple[Finding, Remedy]]) -> dict[str, list[Step]]
     return steps
 
 
-def _ordered(steps: dict[str, list[Step]]) -> Iterator[Step]:
+def _ordered(steps: dict[str, list[Step]], misnamed: bool) -> Iterator[Step]:
+    """The steps in their order; a file under the name of another format gets its own first, as others refuse it."""
+    if misnamed and "extract" in steps:
+        steps.pop("convert", None)
+    place = {**_PLACE, "convert": _PLACE["repair"] + 0.5} if misnamed else _PLACE
     spared = {name for verb in steps for name in VERBS[verb].spares}
     converted = steps.get("convert", ())
     if converted and "extract" not in steps and converted[0][1] == "safetensors":
         spared |= {"sanitize"}
-    for verb in sorted(steps, key=_PLACE.__getitem__):
+    for verb in sorted(steps, key=place.__getitem__):
         if verb not in spared:
             yield from steps[verb]
 

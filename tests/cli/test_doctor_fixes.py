@@ -288,3 +288,10 @@ def test_match_is_offered_where_it_works(
     assert cli(*words[1:]).exit_code == (1 if options else 0)
     made = torch.load(words[3], weights_only=True)
     assert set(made["net"] if nested else made) <= set(model)
+
+
+def test_a_file_under_another_formats_name_is_converted_first(cli: Cli, tmp_path: Path) -> None:
+    path = training(tmp_path / "oops.safetensors")
+    fixes = json.loads(cli("doctor", path, "--json").stdout)["fixes"]
+    assert fixes[0][1] == "convert"
+    assert cli("doctor", run(cli, fixes), "--fail-on", "warning").exit_code == 0
