@@ -291,7 +291,7 @@ def test_match_is_offered_where_it_works(
 
 
 def test_a_file_under_another_formats_name_is_converted_first(cli: Cli, tmp_path: Path) -> None:
-    path = training(tmp_path / "oops.safetensors")
+    path = training(tmp_path / "a.pth").rename(tmp_path / "oops.safetensors")
     fixes = json.loads(cli("doctor", path, "--json").stdout)["fixes"]
     assert fixes[0][1] == "convert"
     assert cli("doctor", run(cli, fixes), "--fail-on", "warning").exit_code == 0
