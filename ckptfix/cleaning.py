@@ -18,10 +18,9 @@ from ckptfix.ops.sanitize_objects import EXTRACT
 from ckptfix.ops.sanitize_report import Loss
 from ckptfix.ops.writing import Draft, about, carry_out, open_input
 from ckptfix.results import Result
+from ckptfix.words import plural, several, some
 
 StrPath = str | os.PathLike[str]
-SHOWN = 12
-"""Groups of changes that the summary shows; JSON has all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,17 +104,14 @@ def _sanitized_lines(done: sanitize_op.Sanitized) -> tuple[str, ...]:
         return (line,)
     rows: dict[str, list[str]] = {}
     for (at, what, became), count in done.changes.items():
-        rows.setdefault(at, []).append(f"{count:,} {what} -> {became}" if count > 1 else f"{what} -> {became}")
+        rows.setdefault(at, []).append(f"{several(count, what) if count > 1 else what} -> {became}")
     lines = [f"{at or 'top level'}: {', '.join(parts)}" for at, parts in rows.items()]
-    if len(lines) > SHOWN:
-        lines = [*lines[:SHOWN], f"... {len(lines) - SHOWN:,} more addresses (--json shows all)"]
     unasked = sum(not loss.asked for loss in done.losses)
     asked = [loss.where for loss in done.losses if loss.asked]
     if asked:
-        shown = ", ".join(asked[:8]) + (f" and {len(asked) - 8:,} more" if len(asked) > 8 else "")
-        lines.append(f"left out as asked: {shown}")
+        lines.append(f"left out as asked: {some(asked)}")
     if unasked:
-        lines.append(f"LEFT OUT: {unasked:,} value{'s' if unasked > 1 else ''}, each named below")
+        lines.append(f"LEFT OUT: {plural(unasked, 'value')}, each named below")
     return tuple(lines) or ("written again",)
 
 
@@ -198,9 +194,9 @@ def _slimmed_lines(done: slim_op.Slimmed, size: int) -> tuple[str, ...]:
     if done.identical:
         return ("nothing to do: tensors use all of the bytes; the output is an identical copy",)
     notes = {
-        slim_op.UNUSED: f" in {done.compacted:,} storage{'s' if done.compacted != 1 else ''}",
+        slim_op.UNUSED: f" in {plural(done.compacted, 'storage')}",
         slim_op.OPTIMIZER: f" ({', '.join(done.dropped[:8])}{' ...' if len(done.dropped) > 8 else ''})",
-        slim_op.DUPLICATES: f" in {done.tied:,} storage{'s' if done.tied != 1 else ''}, whose tensors are now tied",
+        slim_op.DUPLICATES: f" in {plural(done.tied, 'storage')}, whose tensors are now tied",
     }
     lines = [
         f"{reason}: {abs(nbytes):,} bytes {'saved' if nbytes > 0 else 'more'}{notes.get(reason, '')}"

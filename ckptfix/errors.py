@@ -17,9 +17,11 @@
     │   ├── WouldOverwrite   the output exists, or is the input
     │   ├── WouldLoseData    the output could not hold everything
     │   ├── PartialPrefix    only some keys of a mapping carry the prefix
-    │   └── NoMatch          the names of two models do not go together
+    │   ├── NoMatch          the names of two models do not go together
+    │   └── WrongType        an argument of another type than is asked for; also a TypeError
     ├── KeyConflict          two keys would become one
     ├── LoadMismatch         model and file disagree: missing, unexpected, shapes
+    ├── NoSuchFile           no file or folder of that name; also a FileNotFoundError
     ├── NoSuchTensor         a name or an address that the file does not have
     └── WriteFailed          the machine's fault: disk full, an I/O error, a read-only folder
 
@@ -28,6 +30,7 @@ Nothing here is parsed from text: a caller who needs the offset reads ``error.of
 
 from __future__ import annotations
 
+import errno
 import os
 
 
@@ -88,6 +91,23 @@ class CkptfixError(Exception):
             place = f"{place} @ {self.offset:#x}".strip()
         parts = [str(part) for part in (self.path, place) if part]
         return printable(": ".join([*parts, self.message]))
+
+
+class NoSuchFile(CkptfixError, FileNotFoundError):
+    """There is no file or folder of that name. A ``FileNotFoundError`` too, with its `errno` and `filename`."""
+
+    def __init__(self, path: str | os.PathLike[str] | None = None, *, hint: str | None = None) -> None:
+        super().__init__("no such file or folder", path=path, hint=hint)
+        self.errno, self.strerror, self.filename = errno.ENOENT, self.message, self.path
+
+
+def not_readable(error: OSError, path: str | os.PathLike[str]) -> CkptfixError:
+    """What to raise where the system cannot open `path`, in its words."""
+    if isinstance(error, CkptfixError):
+        return error
+    if isinstance(error, FileNotFoundError):
+        return NoSuchFile(path)
+    return CkptfixError((error.strerror or str(error)).lower(), path=path)
 
 
 class UnknownFormat(CkptfixError):
@@ -164,6 +184,28 @@ class NoMatch(Refused):
     def __init__(self, message: str, *, lines: tuple[str, ...] = (), **place: object) -> None:
         super().__init__(message, **place)  # type: ignore[arg-type]
         self.lines = lines
+
+
+class WrongType(Refused, TypeError):
+    """An argument of another type than is asked for. A ``TypeError`` too."""
+
+
+def file_name(value: object, what: str = "the path") -> str:
+    """`value` as the name of a file.
+
+    Args:
+        what: the argument, as a message calls it.
+
+    Raises:
+        WrongType: it is none.
+    """
+    if isinstance(value, str | os.PathLike):
+        name = os.fspath(value)
+        if isinstance(name, str):
+            return name
+    if isinstance(value, bytes):
+        return os.fsdecode(value)
+    raise WrongType(f"{what} must be the name of a file (str or os.PathLike), not {type(value).__qualname__}")
 
 
 class KeyConflict(CkptfixError):

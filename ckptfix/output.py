@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from ckptfix.checking import Checking
 from ckptfix.checkpoint import ByteRange, OutputFile, Plan
 from ckptfix.durable import NO_LINKS, Kept, adopt_mode, identity, sync_folder, undisturbed
-from ckptfix.errors import Unsupported, WouldOverwrite, WriteFailed
+from ckptfix.errors import Unsupported, WouldOverwrite, WriteFailed, file_name
 from ckptfix.fileio import Progress, Reader, Sink, free_space, kind_of, named, read_chunks, truncated, write_failed
 
 OPEN_SOURCES = 16
@@ -274,7 +274,7 @@ def check_destination(
         Unsupported: it is a folder, a pipe or a device.
         WriteFailed: its folder does not exist or can not be written to.
     """
-    path = os.fspath(dest)
+    path = file_name(dest, "the output")
     status = _status(path)
     if status is None:
         if not os.path.basename(path):
@@ -286,7 +286,7 @@ def check_destination(
         raise Unsupported(f"is {kind_of(status.st_mode)}, not a file", path=path)
     else:
         for source in sources:
-            there = _status(os.fspath(source))
+            there = _status(file_name(source))
             if there is not None and os.path.samestat(status, there):
                 raise WouldOverwrite("the output is the input", path=path, hint="give the output another name")
         if not overwrite:

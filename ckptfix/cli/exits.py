@@ -17,7 +17,7 @@ from typing import Any
 import click
 
 from ckptfix.cli.console import Console, is_terminal
-from ckptfix.errors import CkptfixError, printable
+from ckptfix.errors import CkptfixError, NoSuchFile, printable
 
 TROUBLE = 2
 DEBUG = "CKPTFIX_DEBUG"
@@ -93,8 +93,11 @@ def describe(error: Exception) -> dict[str, Any]:
         case click.ClickException():
             fields["message"] = error.format_message()
         case OSError():
+            path = None if error.filename is None else os.fsdecode(error.filename)
+            if isinstance(error, FileNotFoundError) and path is not None:
+                return describe(NoSuchFile(path))
             fields["message"] = error.strerror or str(error) or type(error).__name__
-            fields["path"] = None if error.filename is None else os.fsdecode(error.filename)
+            fields["path"] = path
         case MemoryError():
             fields["message"] = "not enough memory"
         case RecursionError():

@@ -13,16 +13,17 @@ from ckptfix.cli import tables
 from ckptfix.cli.common import file_argument, reads
 from ckptfix.cli.console import Console
 from ckptfix.errors import NoSuchTensor
+from ckptfix.words import plural
 
 if TYPE_CHECKING:
     from ckptfix.checkpoint import StateDict, TensorEntry
     from ckptfix.ops.inspect import Inspection
 
 ROWS = 40
-"""Rows of the tensors before they are cut, unless --limit says otherwise."""
+"""Rows of the tensors that a terminal gets, unless --limit says otherwise."""
 
 LINES = 8
-"""Lines of one fact in the summary before they are cut."""
+"""Lines of one fact in the summary that a terminal gets."""
 
 FINDINGS = 100
 """Findings shown; --json has all."""
@@ -48,7 +49,10 @@ _SORTS: dict[str, Callable[[TensorEntry], Any]] = {
         ["--sort"], type=click.Choice(list(_SORTS)), default="file", show_default=True, help="Order of the tensors."
     ),
     click.Option(
-        ["--limit"], metavar="N", type=click.IntRange(min=0), help=f"Rows to show, 0 for all. [default: {ROWS}]"
+        ["--limit"],
+        metavar="N",
+        type=click.IntRange(min=0),
+        help=f"Rows to show, 0 for all. [default: {ROWS} on a terminal, all in a pipe]",
     ),
     example="ckptfix inspect model.pth --filter '*.weight' --sort size",
 )
@@ -59,6 +63,9 @@ def command(
 
     Only headers are read, so a large file answers as fast as a small one. Nothing in it is run: its pickle is read as
     text. A finding about the file makes the exit code 1.
+
+    A tensor is a line: name, dtype, shape, size, device and notes, with two or more spaces between them. In a pipe the
+    list is complete: ckptfix inspect FILE --tensors | awk -F '  +' '{print $1}'
     """
     from ckptfix import api
 
@@ -68,7 +75,7 @@ def command(
         kept = entries[: limit or None]
         console.emit(dataclasses.replace(inspection, entries=tuple(kept)).as_dict())
     else:
-        _show(console, inspection, entries, tensors, tree, ROWS if limit is None else limit)
+        _show(console, inspection, entries, tensors, tree, console.rows(limit, ROWS))
     return 1 if any(finding.severity != "info" for finding in inspection.findings) else 0
 
 
@@ -76,7 +83,7 @@ def _show(
     console: Console, inspection: Inspection, entries: list[TensorEntry], tensors: bool, tree: bool, limit: int
 ) -> None:
     if not tensors:
-        for line in summary(inspection):
+        for line in summary(inspection, most=console.rows(None, LINES)):
             console.say(line)
     if entries:
         if not tensors:
@@ -111,8 +118,8 @@ def chosen(entries: Sequence[TensorEntry], globs: Sequence[str], path: str) -> l
     return found
 
 
-def summary(inspection: Inspection) -> list[str]:
-    """What is said of the file, a fact a line."""
+def summary(inspection: Inspection, most: int = LINES) -> list[str]:
+    """What is said of the file, a fact a line, of a fact with several lines at most so many; 0 for all."""
     size = tables.size
     rows: list[tuple[str, Sequence[str]]] = [
         ("file", [inspection.path]),
@@ -123,10 +130,10 @@ def summary(inspection: Inspection) -> list[str]:
         ("parameters", [f"{inspection.parameters:,}"]),
         ("dtypes", [_counts(inspection.dtypes)]),
         ("devices", [_counts(inspection.devices)]),
-        ("wrappers", _capped([_wrapper(*item) for item in inspection.wrappers.items()])),
-        ("state dicts", _capped(list(_state_dicts(inspection.state_dicts)))),
-        ("metadata", _capped([f"{name}: {_short(value)}" for name, value in inspection.metadata.items()])),
-        ("globals", _capped(_globals(inspection.globals), 40)),
+        ("wrappers", _capped([_wrapper(*item) for item in inspection.wrappers.items()], most)),
+        ("state dicts", _capped(list(_state_dicts(inspection.state_dicts)), most)),
+        ("metadata", _capped([f"{name}: {_short(value)}" for name, value in inspection.metadata.items()], most)),
+        ("globals", _capped(_globals(inspection.globals), 5 * most)),
         ("weights_only", [_verdict(inspection)]),
     ]
     return tables.facts([(name, [value for value in values if value]) for name, values in rows])
@@ -147,21 +154,21 @@ def _counts(counts: Any) -> str:
 
 def _wrapper(component: str, found: tuple[int, str]) -> str:
     count, example = found
-    return f"{component} on {tables.plural(count, 'key')}, as in {example}"
+    return f"{component} on {plural(count, 'key')}, as in {example}"
 
 
 def _state_dicts(state_dicts: Sequence[StateDict]) -> Iterator[str]:
     """A line a state dict; the many small ones of an optimizer's state are one line together."""
     for state in state_dicts:
         if not state.optimizer:
-            extra = f" and {tables.plural(state.extra, 'other value')}" if state.extra else ""
-            yield f"{state.at or 'the file itself'}: {tables.plural(state.tensors, 'tensor')}{extra}"
+            extra = f" and {plural(state.extra, 'other value')}" if state.extra else ""
+            yield f"{state.at or 'the file itself'}: {plural(state.tensors, 'tensor')}{extra}"
     inner = [state for state in state_dicts if state.optimizer]
     if len(inner) == 1:
-        yield f"{inner[0].at or 'the file itself'}: {tables.plural(inner[0].tensors, 'tensor')} of an optimizer"
+        yield f"{inner[0].at or 'the file itself'}: {plural(inner[0].tensors, 'tensor')} of an optimizer"
     elif inner:
         total = sum(state.tensors for state in inner)
-        yield f"{inner[0].at} to {inner[-1].at}: {tables.plural(total, 'tensor')} of an optimizer"
+        yield f"{inner[0].at} to {inner[-1].at}: {plural(total, 'tensor')} of an optimizer"
 
 
 def _globals(names: Sequence[tuple[str, bool]]) -> list[str]:
@@ -183,9 +190,9 @@ def _short(text: str, most: int = 80) -> str:
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
-def _capped(values: list[str], most: int = LINES) -> list[str]:
+def _capped(values: list[str], most: int) -> list[str]:
     hidden = len(values) - most
-    return values if hidden <= 0 else [*values[:most], f"... {hidden:,} more (--json has all)"]
+    return values if hidden <= 0 or not most else [*values[:most], f"... {hidden:,} more (--json has all)"]
 
 
 def _table(entries: Sequence[TensorEntry], limit: int) -> Iterator[str]:

@@ -38,6 +38,15 @@ def more(hidden: int, what: str = "") -> str:
     return f"... {hidden:,} more{noun} (--limit 0 shows all)" if hidden > 0 else ""
 
 
+def middle_cut(lines: Sequence[str], most: int) -> list[str]:
+    """`lines`, of which a long middle is left out: what was done is summed up at both ends. 0 for all."""
+    hidden = len(lines) - most
+    if not most or hidden <= 0:
+        return list(lines)
+    tail = most // 4
+    return [*lines[: most - tail], f"... {hidden:,} more lines (a pipe gets all)", *lines[len(lines) - tail :]]
+
+
 def size(nbytes: float) -> str:
     """Bytes in decimal units, three digits: ``44.7 MB``."""
     if nbytes < 1000:
@@ -58,11 +67,6 @@ def duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02d} s"
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
-
-
-def plural(count: int, noun: str) -> str:
-    """``1 tensor``, ``2,000 tensors``."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def shape(sizes: Sequence[int]) -> str:

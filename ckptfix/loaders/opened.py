@@ -6,8 +6,19 @@ import os
 import shlex
 
 from ckptfix.checkpoint import Checkpoint
-from ckptfix.errors import DamagedFile
+from ckptfix.errors import DamagedFile, WrongType
 from ckptfix.formats import open_checkpoint
+
+
+def refuse_swapped_arguments(first: object, path: object, what: str) -> None:
+    """Refuse (path, model) where (model, path) is meant.
+
+    Raises:
+        WrongType: it is so.
+    """
+    names = (str, bytes, os.PathLike)
+    if isinstance(first, names) and not isinstance(path, names):
+        raise WrongType(f"the first argument is the {what}, the second the path; here they are the other way round")
 
 
 def opened(path: str | os.PathLike[str]) -> Checkpoint:

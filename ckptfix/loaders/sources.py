@@ -18,6 +18,7 @@ from ckptfix.formats.torch_drop import node_at
 from ckptfix.loaders.objects import mapping_of
 from ckptfix.ops.extract_sources import is_inside, module_entries
 from ckptfix.ops.match import Slot
+from ckptfix.words import where_else
 
 EXTRA_STATE = "_extra_state"
 """Last component of the name under which a module keeps what is no tensor (torch.nn.Module.get_extra_state)."""
@@ -109,8 +110,8 @@ def chosen(checkpoint: Checkpoint, at: str | None, leaves: Collection[str] = ())
     everything = sources(checkpoint, leaves)
     found = [source for source in everything if source.at == at] or _by_address(checkpoint, at, leaves)
     if not found:
-        near = tuple(source.at or "''" for source in everything)
-        hint = f"there is one at {', '.join(near)}"
+        near = tuple(source.at for source in everything)
+        hint = where_else(near)
         raise NoSuchTensor(f"no state dict at {at!r}", near=near, path=checkpoint.path, hint=hint)
     return found
 

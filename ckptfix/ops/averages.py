@@ -21,6 +21,7 @@ from collections.abc import Sequence
 
 from ckptfix import keys
 from ckptfix.checkpoint import Checkpoint, Finding, NameSite
+from ckptfix.words import plural
 
 KEYS: dict[str, str] = {
     "ema": "Ultralytics YOLOv5 train.py (a whole module); trainers with ema-pytorch (EMA.state_dict)",
@@ -104,7 +105,8 @@ def is_kept(checkpoint: Checkpoint, site: NameSite, names: Sequence[str], at: st
 def note_kept(findings: list[Finding], site: NameSite, names: Sequence[str]) -> None:
     """Say, once, that `names` keep the level of their wrapper."""
     if not any(row.id == "average-kept" and row.where == site.at for row in findings):
-        message = f"left the 'module.' of {wrapper(names)} on {len(inside(names))} keys, as it is not DataParallel's"
+        kept = plural(len(inside(names)), "key")
+        message = f"left the 'module.' of {wrapper(names)} on {kept}, as it is not DataParallel's"
         findings.append(_kept(site, f"{message} (--at {shlex.quote(site.at)} takes it too)"))
 
 

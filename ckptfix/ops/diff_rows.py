@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from ckptfix.checkpoint import Finding, TensorEntry
 from ckptfix.ops.values import ValueDiff
+from ckptfix.words import plural
 
 How = Literal["chosen", "main state dict", "optimizer"]
 Match = Literal["name", "wrapper", "content"]
@@ -200,10 +201,6 @@ def jsonable(value: Any) -> Any:
     if isinstance(value, bytes):
         return value.hex() if len(value) <= 64 else f"{value[:64].hex()}... ({len(value)} bytes)"
     return repr(value)
-
-
-def plural(count: int, noun: str) -> str:
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def _listed(parts: Iterable[tuple[int, str]]) -> str:

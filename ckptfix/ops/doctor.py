@@ -15,7 +15,17 @@ from typing import Any
 from ckptfix.checkpoint import ByteRange, Checkpoint, Finding
 from ckptfix.containers.zip_local import record_data
 from ckptfix.containers.zip_read import Record
-from ckptfix.errors import CkptfixError, DamagedFile, DistributedPart, NoFile, NoSuchTensor, UnknownFormat, Unsupported
+from ckptfix.errors import (
+    CkptfixError,
+    DamagedFile,
+    DistributedPart,
+    NoFile,
+    NoSuchFile,
+    NoSuchTensor,
+    UnknownFormat,
+    Unsupported,
+    file_name,
+)
 from ckptfix.fileio import Reader
 from ckptfix.formats import FORMATS, open_checkpoint, torch_zip
 from ckptfix.formats.torch_common import Parts, all_findings
@@ -142,9 +152,9 @@ def examine(
     Raises:
         CkptfixError: there is no such file, or it can not be read.
     """
-    name = os.fspath(path)
+    name = file_name(path)
     if not Path(name).exists():
-        raise CkptfixError("no such file or folder", path=name)
+        raise NoSuchFile(name)
     rows = error_texts.rows(error) if error is not None else ()
     looked = ["its first bytes"]
     checkpoint: Checkpoint | None = None

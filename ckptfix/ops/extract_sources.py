@@ -19,6 +19,7 @@ from ckptfix.formats.torch_tensors import BadTensor, tensor_entry
 from ckptfix.formats.torch_zip import Archive
 from ckptfix.formats.weights import Weights, check_whole
 from ckptfix.pickles.graph import label, pairs
+from ckptfix.words import where_else
 
 EXTRA_STATE = "_extra_state"
 """Last component of the name of what a module keeps in a state dict that is no tensor (Module.get_extra_state)."""
@@ -72,8 +73,8 @@ def at_address(checkpoint: Checkpoint, at: str) -> Candidate:
             return Candidate(at, node)
     if any(state.at == at for state in checkpoint.state_dicts):
         return Candidate(at)
-    near = tuple(candidate.at or "''" for candidate in candidates(checkpoint))
-    hint = f"there is one at {', '.join(near[:8])}" if near else "`ckptfix inspect` shows what it holds"
+    near = tuple(candidate.at for candidate in candidates(checkpoint))
+    hint = where_else(near) if near else "`ckptfix inspect` shows what it holds"
     raise NoSuchTensor(f"no state dict and no module at {at!r}", near=near, path=checkpoint.path, hint=hint)
 
 

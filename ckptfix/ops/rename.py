@@ -19,6 +19,7 @@ from ckptfix.formats import torch_module
 from ckptfix.keys import Rule
 from ckptfix.ops import averages
 from ckptfix.ops.name_rules import NameRule, is_rule
+from ckptfix.words import plural, where_else
 
 Names = dict[str, str]
 
@@ -122,7 +123,8 @@ def add(checkpoint: Checkpoint, *, prefix: str = "module", at: str | None = None
             return None
         carrying, others = keys.split_prefix(site.names, prefix)
         if carrying and not others and site.kind == "state_dict":
-            message = f"all {len(carrying)} keys began with '{prefix}.' before, and now begin with '{prefix}.{prefix}.'"
+            every = "the key" if len(carrying) == 1 else f"all {len(carrying):,} keys"
+            message = f"{every} began with '{prefix}.' before, and now '{prefix}.{prefix}.'"
             findings.append(Finding("prefix-twice", "info", site.at, message))
         return {name: rule(name) for name in site.names}, rule
 
@@ -163,7 +165,8 @@ def unwrap(checkpoint: Checkpoint, *, at: str | None = None) -> Renames:
         for component in () if own else keys.LEADING:
             carrying, _ = keys.split_prefix(current, component)
             if carrying and site.kind == "state_dict":
-                message = f"left '{component}.' on {len(carrying)} of {len(current)} keys, as the others lack it"
+                some_of = f"{len(carrying):,} of {plural(len(current), 'key')}"
+                message = f"left '{component}.' on {some_of}, as the others lack it"
                 findings.append(Finding("partial-prefix", "info", site.at, message))
         names = _changed(site.names, current)
         return (names, keys.composed(steps)) if names else None
@@ -334,13 +337,13 @@ def chosen_sites(checkpoint: Checkpoint, at: str | None, *, weights_only: bool =
     if at is not None:
         found = [site for site in sites if site.at == at.strip("/")]
         if not found:
-            addresses = [site.at or "''" for site in sites]
+            addresses = [site.at for site in sites]
             near = tuple(difflib.get_close_matches(at, addresses, 3, 0.4)) or tuple(addresses[:5])
             raise NoSuchTensor(
                 f"no state dict at {at!r}",
                 near=near,
                 path=checkpoint.path,
-                hint=f"there is one at {', '.join(near)}" if near else "the file holds no state dict",
+                hint=where_else(near) if near else "the file holds no state dict",
             )
         return found
     inside = module_of(checkpoint)

@@ -21,10 +21,11 @@ from typing import Any
 
 from ckptfix import dtypes
 from ckptfix.checkpoint import Checkpoint
-from ckptfix.errors import CkptfixError, Refused
+from ckptfix.errors import CkptfixError, Refused, file_name, not_readable
 from ckptfix.formats import open_checkpoint, safetensors
 from ckptfix.ops.convert import chosen_state_dict
 from ckptfix.ops.match import Slot
+from ckptfix.words import where_else
 
 _FACTORY = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 _FORMS = 'give {"name": [shape]}, {"name": {"shape": ..., "dtype": ...}}, or what `ckptfix inspect --json` prints'
@@ -58,7 +59,7 @@ def read(target: str | os.PathLike[str], *, at: str | None = None, allow_import:
         Refused: ``module:factory`` without `allow_import`, or several state dicts without `at`.
         CkptfixError: the file says no shapes, or the model could not be built.
     """
-    text = os.fspath(target)
+    text = file_name(target, "the model's file or module:factory")
     if _FACTORY.fullmatch(text) and not Path(text).exists():
         return _model(text, allow_import)
     if text.endswith(".json") and Path(text).is_file():
@@ -126,7 +127,7 @@ def _keys_file(path: str, at: str | None) -> Side:
             raise Refused("a file of keys has no addresses", path=path, where=at)
         return Side(path, _slots(_rows(document)))
     except OSError as error:
-        raise CkptfixError((error.strerror or str(error)).lower(), path=path) from None
+        raise not_readable(error, path) from None
     except UnicodeDecodeError as error:
         raise CkptfixError("a file of keys is UTF-8 text", path=path, offset=error.start) from None
     except json.JSONDecodeError as error:
@@ -223,6 +224,6 @@ def _inspection(path: str, document: Mapping[str, Any], at: str | None) -> Side:
         place = json.dumps([value.get(field) for field in ("storage", "offset", "stride")])
         rows.append((inside, *_fields(name, value), place if value.get("storage") is not None else None))
     if not rows:
-        hint = f"there is one at {', '.join(state['at'] or repr('') for state in states[:5])}" if states else None
+        hint = where_else([state["at"] for state in states]) if states else None
         raise CkptfixError(f"it lists no tensor at {wanted[0]!r}", path=path, hint=hint)
     return Side(path, _slots(rows), wanted[0], document.get("format") != safetensors.NAME)

@@ -20,7 +20,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
     map(
         frozenset,
         (
-            ("errors", "collector"),
+            ("errors", "words", "collector"),
             ("checkpoint", "dtypes"),
             ("fileio", "streams", "checking", "durable", "output"),
             ("pickles", "containers"),
