@@ -101,7 +101,8 @@ def match(
 
 def check(source: StrPath, dest: StrPath, like: StrPath, force: bool) -> None:
     """Refuse a destination that could not be written, or is one of the other files, before a long read."""
-    output.check_destination(dest, [path for path in map(file_name, (source, like)) if Path(path).exists()], overwrite=force)
+    others = [path for path in map(file_name, (source, like)) if Path(path).exists()]
+    output.check_destination(dest, others, overwrite=force)
 
 
 @without_collections
