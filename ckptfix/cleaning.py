@@ -23,7 +23,7 @@ from ckptfix.words import plural, several, some
 StrPath = str | os.PathLike[str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class SanitizeResult(Result):
     """What became plain, and what was left out.
 
@@ -115,7 +115,7 @@ def _sanitized_lines(done: sanitize_op.Sanitized) -> tuple[str, ...]:
     return tuple(lines) or ("written again",)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class SlimResult(Result):
     """What was saved.
 
@@ -179,7 +179,7 @@ def slim(
         format=checkpoint.format,
         plan=done.plan,
         promise=replace(everything(checkpoint, done.dropped), same=done.same),
-        lines=_slimmed_lines(done, checkpoint.size),
+        lines=_slimmed_lines(done, checkpoint.size, no_optimizer),
     )
     return SlimResult(
         **carry_out(draft, force=force, keep_old=keep_old, dry_run=dry_run, progress=progress),
@@ -190,9 +190,13 @@ def slim(
     )
 
 
-def _slimmed_lines(done: slim_op.Slimmed, size: int) -> tuple[str, ...]:
+_NO_OPTIMIZER = "no optimizer was recognised in it: none is left out (one is a mapping of state and param_groups)"
+
+
+def _slimmed_lines(done: slim_op.Slimmed, size: int, no_optimizer: bool) -> tuple[str, ...]:
+    without = (_NO_OPTIMIZER,) if no_optimizer and not done.dropped else ()
     if done.identical:
-        return ("nothing to do: tensors use all of the bytes; the output is an identical copy",)
+        return ("nothing to do: tensors use all of the bytes; the output is an identical copy", *without)
     notes = {
         slim_op.UNUSED: f" in {plural(done.compacted, 'storage')}",
         slim_op.OPTIMIZER: f" ({', '.join(done.dropped[:8])}{' ...' if len(done.dropped) > 8 else ''})",
@@ -204,4 +208,4 @@ def _slimmed_lines(done: slim_op.Slimmed, size: int) -> tuple[str, ...]:
     ]
     if done.dropped and slim_op.OPTIMIZER not in done.saved:
         lines.append(f"left out: {', '.join(done.dropped[:8])}")
-    return (*lines, f"{size:,} bytes become {done.plan.nbytes:,}")
+    return (*lines, *without, f"{size:,} bytes become {done.plan.nbytes:,}")

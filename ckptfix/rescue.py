@@ -34,7 +34,7 @@ from ckptfix.words import plural
 StrPath = str | os.PathLike[str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class RepairResult(Result):
     """What was saved of a damaged file, or could be.
 

@@ -18,7 +18,7 @@ from ckptfix.words import plural, some
 StrPath = str | os.PathLike[str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class ExtractResult(Result):
     """A state dict that was taken out of a file.
 

@@ -1,8 +1,10 @@
-"""Counts and lists in sentences: ``1 tensor``, ``2,000 tensors``, ``a, b and 3 more``."""
+"""Counts, sizes, shapes and lists as people read them: ``1 tensor``, ``2,000 tensors``, ``a, b and 3 more``."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+
+from ckptfix.errors import printable
 
 IRREGULAR = {
     "address": "addresses",
@@ -41,3 +43,31 @@ def where_else(addresses: Sequence[str], most: int = 8) -> str:
     if len(named) == 1:
         return f"there is one at {named[0]}"
     return f"there are {len(named):,}, at {some(named, most)}"
+
+
+def size(nbytes: float) -> str:
+    """Bytes in decimal units, three digits: ``44.7 MB``."""
+    if nbytes < 1000:
+        return f"{int(nbytes)} B"
+    value = float(nbytes)
+    for unit in ("kB", "MB", "GB", "TB", "PB", "EB"):
+        value /= 1000
+        if value < 999.5 or unit == "EB":
+            return f"{value:.{0 if value >= 99.95 else 1 if value >= 9.995 else 2}f} {unit}"
+    raise AssertionError(nbytes)
+
+
+def shape(sizes: Sequence[int]) -> str:
+    """``[64, 3, 7, 7]``, as torch writes it."""
+    return f"[{', '.join(map(str, sizes))}]"
+
+
+def facts(rows: Iterable[tuple[str, Sequence[str]]]) -> list[str]:
+    """Lines of ``name  value``, a value of several lines set under its first; rows without a value are left out."""
+    kept = [(name, values) for name, values in rows if values]
+    width = max((len(name) for name, _ in kept), default=0)
+    lines = []
+    for name, values in kept:
+        for index, value in enumerate(values):
+            lines.append(f"{(name if index == 0 else '').ljust(width)}  {printable(value)}".rstrip())
+    return lines

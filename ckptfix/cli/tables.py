@@ -6,6 +6,9 @@ import re
 from collections.abc import Iterable, Sequence
 
 from ckptfix.errors import printable
+from ckptfix.words import facts as facts
+from ckptfix.words import shape as shape
+from ckptfix.words import size as size
 
 
 def table(rows: Iterable[Sequence[object]], headers: Sequence[str], *, right: Iterable[int] = ()) -> str:
@@ -19,17 +22,6 @@ def table(rows: Iterable[Sequence[object]], headers: Sequence[str], *, right: It
     align = ["right" if column in flush else "left" for column in range(len(headers))]
     text = tabulate(cells, headers, tablefmt="simple", disable_numparse=True, colalign=align, headersglobalalign="left")
     return "\n".join(line.rstrip() for line in text.splitlines())
-
-
-def facts(rows: Iterable[tuple[str, Sequence[str]]]) -> list[str]:
-    """Lines of ``name  value``, a value of several lines set under its first; rows without a value are left out."""
-    kept = [(name, values) for name, values in rows if values]
-    width = max((len(name) for name, _ in kept), default=0)
-    lines = []
-    for name, values in kept:
-        for index, value in enumerate(values):
-            lines.append(f"{(name if index == 0 else '').ljust(width)}  {printable(value)}".rstrip())
-    return lines
 
 
 def more(hidden: int, what: str = "") -> str:
@@ -47,18 +39,6 @@ def middle_cut(lines: Sequence[str], most: int) -> list[str]:
     return [*lines[: most - tail], f"... {hidden:,} more lines (a pipe gets all)", *lines[len(lines) - tail :]]
 
 
-def size(nbytes: float) -> str:
-    """Bytes in decimal units, three digits: ``44.7 MB``."""
-    if nbytes < 1000:
-        return f"{int(nbytes)} B"
-    value = float(nbytes)
-    for unit in ("kB", "MB", "GB", "TB", "PB", "EB"):
-        value /= 1000
-        if value < 999.5 or unit == "EB":
-            return f"{value:.{0 if value >= 99.95 else 1 if value >= 9.995 else 2}f} {unit}"
-    raise AssertionError(nbytes)
-
-
 def duration(seconds: float) -> str:
     """Seconds for a person: ``8 s``, ``2 min 05 s``, ``1 h 12 min``."""
     whole = max(round(seconds), 0)
@@ -67,11 +47,6 @@ def duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02d} s"
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
-
-
-def shape(sizes: Sequence[int]) -> str:
-    """``[64, 3, 7, 7]``, as torch writes it."""
-    return f"[{', '.join(map(str, sizes))}]"
 
 
 def natural(name: str) -> list[tuple[int, str]]:

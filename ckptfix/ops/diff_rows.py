@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from ckptfix.checkpoint import Finding, TensorEntry
+from ckptfix.errors import printable
 from ckptfix.ops.values import ValueDiff
 from ckptfix.words import plural
 
@@ -118,7 +119,7 @@ class Counts:
     values: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class DiffResult:
     """How two checkpoints differ. A is the first one, and B the reference of relative numbers.
 
@@ -156,6 +157,19 @@ class DiffResult:
     values: tuple[ValueChange, ...]
     unread: tuple[Finding, ...]
     counts: Counts
+
+    def __str__(self) -> str:
+        """The sentences that sum it up, and a line for each tensor that differs."""
+        lines = [*self.lines]
+        lines += [f"only in A: {row.name}" for row in self.only_a] + [f"only in B: {row.name}" for row in self.only_b]
+        lines += [f"A: {row.name_a}  B: {row.name_b}" for row in (*self.wrapped, *self.renamed)]
+        lines += [f"differs: {row.name_b}" for row in self.changed]
+        lines += [f"differs: {row.name_b or row.name_a}" for row in self.values]
+        return "\n".join(map(printable, lines))
+
+    def __repr__(self) -> str:
+        what = "the same" if self.same else "different"
+        return f"<DiffResult of {self.path_a!r} and {self.path_b!r}: {what}>"
 
     @property
     def same(self) -> bool:

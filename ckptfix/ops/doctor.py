@@ -25,6 +25,7 @@ from ckptfix.errors import (
     UnknownFormat,
     Unsupported,
     file_name,
+    printable,
 )
 from ckptfix.fileio import Reader
 from ckptfix.formats import FORMATS, open_checkpoint, torch_zip
@@ -44,6 +45,7 @@ from ckptfix.ops import (
 from ckptfix.ops.catalogue import RANK, errors_of, found, place_of, remedy
 from ckptfix.ops.pieces import piece_of
 from ckptfix.ops.targets import Side
+from ckptfix.words import plural
 
 MOST = 200
 """Findings of one id that are kept; a file could be made to have millions."""
@@ -64,7 +66,7 @@ class Message:
     explained: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Diagnosis:
     """What was found out about a file.
 
@@ -86,6 +88,18 @@ class Diagnosis:
     findings: tuple[Finding, ...]
     looked_at: tuple[str, ...]
     message: Message | None = None
+
+    def __str__(self) -> str:
+        """What is wrong, and a line for each finding with what helps."""
+        lines = [f"{self.path}: {self.title}", self.sentence]
+        for finding in self.findings:
+            place = f"{finding.where}: " if finding.where and finding.where not in finding.message else ""
+            lines.append(f"{finding.severity}: {finding.id}: {place}{finding.message}")
+            lines += [f"  {finding.fix}"] if finding.fix else []
+        return "\n".join(map(printable, lines))
+
+    def __repr__(self) -> str:
+        return f"<Diagnosis of {self.path!r}: {plural(len(self.findings), 'finding')}>"
 
     @property
     def sentence(self) -> str:

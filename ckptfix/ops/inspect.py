@@ -9,11 +9,14 @@ from typing import Any
 
 from ckptfix import keys
 from ckptfix.checkpoint import Checkpoint, Finding, StateDict, TensorEntry
+from ckptfix.errors import printable
 from ckptfix.formats import FORMATS, trusted
 from ckptfix.formats.torch_common import Parts
+from ckptfix.ops.inspect_text import summary
+from ckptfix.words import plural, shape, size
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Inspection:
     """A checkpoint in numbers.
 
@@ -47,6 +50,17 @@ class Inspection:
     metadata: Mapping[str, str]
     findings: tuple[Finding, ...]
     entries: tuple[TensorEntry, ...]
+
+    def __str__(self) -> str:
+        """What the file is, a fact a line, and a line for each tensor."""
+        shown = "".join(
+            f"\n{printable(entry.name)}  {entry.dtype}  {shape(entry.shape)}  {size(entry.nbytes)}  {entry.location}"
+            for entry in self.entries
+        )
+        return "\n".join(summary(self, most=0)) + (f"\n{shown}" if shown else "")
+
+    def __repr__(self) -> str:
+        return f"<Inspection of {self.path!r}: {self.title}, {plural(self.tensors, 'tensor')}>"
 
     def as_dict(self) -> dict[str, Any]:
         """The same for JSON, the entries without their places."""

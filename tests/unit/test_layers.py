@@ -20,7 +20,8 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
     map(
         frozenset,
         (
-            ("errors", "words", "collector"),
+            ("errors", "collector"),
+            ("words",),
             ("checkpoint", "dtypes"),
             ("fileio", "streams", "checking", "durable", "output"),
             ("pickles", "containers"),
