@@ -81,7 +81,7 @@ def load_into(
             which names were loaded until then.
     """
     refuse_swapped_arguments(model, path, "model")
-    checkpoint = opened(path)
+    checkpoint = opened(path, programs=True)
     goal = target(model)
     refuse_piece(checkpoint, None if at is None else at.strip("/"))
     found = chosen(checkpoint, at, goal.leaves())

@@ -25,6 +25,7 @@ from ckptfix.loaders.report import named
 from ckptfix.loaders.saved_optimizers import parts, saved_optimizer
 from ckptfix.loaders.tensors import TensorMaker, restore_location, stay
 from ckptfix.loaders.torch_path import placed
+from ckptfix.ops.pieces import refuse_flat_partition
 from ckptfix.words import plural
 
 if TYPE_CHECKING:
@@ -148,6 +149,7 @@ def load_optimizer(
     refuse_swapped_arguments(optimizer, path, "optimizer")
     refuse_not_an_optimizer(optimizer)
     checkpoint = opened(path)
+    refuse_flat_partition(checkpoint)
     restore = restore_location(map_location)
     maker = TensorMaker(checkpoint, restore if callable(map_location) else stay, verify=verify)
     place, saved = saved_optimizer(checkpoint, maker, at)

@@ -65,7 +65,7 @@ def load_state_dict(
         PartialPrefix: only some names carry the prefix `strip`.
         Unsupported: a tensor that only its own library can rebuild (DTensor, nested).
     """
-    checkpoint = opened(path)
+    checkpoint = opened(path, programs=True)
     if at is None:
         refuse_piece(checkpoint)
     seen, versions = _with_module(checkpoint, at)

@@ -129,10 +129,20 @@ def open_weights(path: str, at: str | None, ema: bool) -> tuple[Weights, tuple[s
     """
     if not Path(path).is_file():
         return choose(open_checkpoint(path), at, ema)
-    for program in (torchscript, exported):
-        weights = program.read(path, at)
-        if weights is not None:
-            if ema:
-                raise Refused("a program holds one set of weights; --ema is for checkpoints of training", path=path)
-            return weights, ()
-    return choose(open_checkpoint(path), at, ema)
+    weights = read_program(path, at)
+    if weights is None:
+        return choose(open_checkpoint(path), at, ema)
+    if ema:
+        raise Refused("a program holds one set of weights; --ema is for checkpoints of training", path=path)
+    return weights, ()
+
+
+def read_program(path: str, at: str | None = None) -> Weights | None:
+    """The state dict of a TorchScript archive or an exported program; None for every other file.
+
+    Raises:
+        CkptfixError: as `torchscript.read` and `exported.read`.
+    """
+    if not Path(path).is_file():
+        return None
+    return next((found for program in (torchscript, exported) if (found := program.read(path, at)) is not None), None)

@@ -296,6 +296,11 @@ def _instances(one: Group, other: Group, margin: float, rivals: Sequence[Unit], 
     return [Link(unit, twin, 0.3, "order", tuple(rivals[-1:])) for unit, twin in pairs]
 
 
+def _why(link: Link, slot: Slot, twin: Slot) -> str:
+    """Why two tensors are a pair; one of a shape of its own may have its name still."""
+    return "same name" if slot.name == twin.name and link.why == "only shape" else link.why
+
+
 def _in_definition_order(left: list[Group], right: list[Group]) -> list[Link]:
     """Too many paths that have nothing in common: a proposal, and each pair of it ambiguous."""
     units = [sorted((unit for group in side_groups for unit in group.units), key=lambda unit: unit.first)
@@ -335,11 +340,11 @@ def _matching(state: _State, source: Sequence[Slot], target: Sequence[Slot]) -> 
                 continue
             instead = tuple(rival.name for unit in link.instead if (rival := _twin(link.one, leaf, unit)) is not None)
             shape = None if slot.shape == twin.shape else twin.shape
-            pairs[slot.name] = Pair(slot.name, twin.name, link.confidence, link.why, instead, shape)
+            pairs[slot.name] = Pair(slot.name, twin.name, link.confidence, _why(link, slot, twin), instead, shape)
         for leaf, (slot, _) in link.one.optional.items():
             if leaf in link.other.optional and link.other.optional[leaf][0].shape == slot.shape:
                 twin = link.other.optional[leaf][0]
-                pairs[slot.name] = Pair(slot.name, twin.name, link.confidence, link.why)
+                pairs[slot.name] = Pair(slot.name, twin.name, link.confidence, _why(link, slot, twin))
     taken = {pair.target for pair in pairs.values()}
     _pair_aliases(state, pairs, taken)
     taken = {pair.target for pair in pairs.values()}

@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +87,20 @@ def refuse_piece(checkpoint: Checkpoint, at: str | None = None) -> None:
     if piece is not None:
         hint = f"`{piece.way_out}` makes the whole" if piece.command else piece.way_out
         raise WouldLoseData(piece.message, path=checkpoint.path, hint=hint)
+
+
+def refuse_flat_partition(checkpoint: Checkpoint) -> None:
+    """Refuse to take the optimizer's state of one ZeRO rank for that of the whole model.
+
+    Raises:
+        WouldLoseData: it is one.
+    """
+    piece = piece_of(checkpoint)
+    if piece is not None and piece.kind == "ZeRO optimizer":
+        piece = replace(piece, missing="the optimizer's state in it is a flat ZeRO partition, without names and shapes")
+        weights = f"`{piece.way_out}` makes the weights whole" if piece.command else piece.way_out
+        hint = f"DeepSpeed's own engine.load_checkpoint joins the partitions of all ranks; {weights}"
+        raise WouldLoseData(piece.message, path=checkpoint.path, where=piece.where, hint=hint)
 
 
 def piece_of(checkpoint: Checkpoint, at: str | None = None) -> Piece | None:
