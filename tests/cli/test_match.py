@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from builders import Tensor, assemble, state_dict_ops, torch_zip, written
 from cli.conftest import Cli
 from torch import nn
 

@@ -96,8 +96,9 @@ def test_swapped_arguments_are_named(tmp_path: Path) -> None:
     with pytest.raises(WrongType, match="the first argument is the model, the second the path"):
         ckptfix.load_into(path, model)
     optimizer: Any = optim.SGD(model.parameters(), 0.1)
+    name: Any = str(path)
     with pytest.raises(WrongType, match="the first argument is the optimizer, the second the path"):
-        ckptfix.load_optimizer(str(path), optimizer)
+        ckptfix.load_optimizer(name, optimizer)
 
 
 def test_a_model_of_another_type(tmp_path: Path) -> None:

@@ -639,6 +639,6 @@ def test_a_flat_partition_of_zero_is_named_with_its_way_out(tmp_path: Path) -> N
     path = tmp_path / "zero_pp_rank_0_mp_rank_00_optim_states.pt"
     torch.save({"optimizer_state_dict": states, "ds_version": "0.15"}, path)
     model = nn.Linear(3, 2)
-    with pytest.raises(WouldLoseData, match="rank 0 of 2.* a flat ZeRO partition") as caught:
+    with pytest.raises(WouldLoseData, match=r"rank 0 of 2.* a flat ZeRO partition") as caught:
         ckptfix.load_optimizer(torch.optim.Adam(model.parameters()), path)
     assert "engine.load_checkpoint" in str(caught.value.hint) and "zero_to_fp32" in str(caught.value.hint)
