@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Sequence
+from itertools import islice, pairwise
 
 from ckptfix.ops.match_groups import Effort, groups, levelled, lonely_units
 from ckptfix.ops.match_names import Unit
@@ -36,6 +36,8 @@ def _cut(mine: list[Unit], others: list[Unit], key: Key) -> tuple[list[Unit], li
     shared = {name: count for name, count in surplus.items() if want[name]}
     if not shared:
         return mine, others
+    if not _counted_alike(mine, others, shared, key):
+        return mine, others
     tails = list(islice(_tails(mine, key, shared, surplus), MOST + 1))
     found = []
     for tail in tails if len(tails) <= MOST else ():
@@ -46,6 +48,30 @@ def _cut(mine: list[Unit], others: list[Unit], key: Key) -> tuple[list[Unit], li
             if len(found) > 1:
                 break
     return (found[0], others) if len(found) == 1 else (mine, others)
+
+
+def _counted_alike(mine: Sequence[Unit], others: Sequence[Unit], shared: Container[Hashable], key: Key) -> bool:
+    """Whether both sides count blocks from the same number in the same steps, so that a gap is not in the middle.
+
+    Of ``0, 1, 2`` and ``0, 2`` the first may be the one that has a block more, in the middle.
+    """
+    ours, theirs = (_counts(unit for unit in units if key(unit) in shared) for units in (mine, others))
+    return bool(theirs) and len(ours | theirs) == 1 and None not in theirs
+
+
+def _counts(units: Iterable[Unit]) -> set[tuple[int, int] | None]:
+    """(first number, step) of each stack of several blocks; None where steps differ."""
+    stacks: dict[str, set[int]] = {}
+    for unit in units:
+        for match in _NUMBER.finditer(unit.path):
+            stacks.setdefault(unit.path[: match.start()], set()).add(int(match[0]))
+    found: set[tuple[int, int] | None] = set()
+    for numbers in stacks.values():
+        order = sorted(numbers)
+        steps = {after - before for before, after in pairwise(order)}
+        if steps:
+            found.add((order[0], steps.pop()) if len(steps) == 1 else None)
+    return found
 
 
 def _tails(

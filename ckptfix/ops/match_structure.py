@@ -12,6 +12,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from ckptfix import keys
 from ckptfix.ops import assignment, match_roles
@@ -20,11 +21,15 @@ from ckptfix.ops.match import Matching, Pair, Skipped, Slot
 from ckptfix.ops.match_depth import same_depth
 from ckptfix.ops.match_groups import MOST, Effort, Group, Sides, alike, buckets, groups, levelled
 from ckptfix.ops.match_levels import surroundings, turned
-from ckptfix.ops.match_names import Side, Unit, side, template
+from ckptfix.ops.match_names import Side, Signature, Unit, side, template
+from ckptfix.ops.match_nesting import crossed, turnable
 
 ENOUGH = 2.5
 """By how much an assignment must be better than the next best to be certain. Order of definition alone, which tells
 ``query, key, value`` from ``q, k, v`` but also from ``k, v, q``, gives 2."""
+
+TOLD = 1.0
+"""By how much it must be better by words and numbers alone: order and place, however good, make nothing certain."""
 
 FAR = 0.45
 """The most that a place among landmarks counts: less than a word, and with the order of definition just `ENOUGH`."""
@@ -50,7 +55,7 @@ class Link:
     instead: tuple[Unit, ...] = ()
 
 
-@dataclass(slots=True)
+@dataclass
 class _State:
     """The two sides, and what is certain: for each side, the places of the linked units in order."""
 
@@ -60,6 +65,13 @@ class _State:
     pins: tuple[list[int], list[int]] = ([], [])
     effort: Effort = field(default_factory=Effort)
     compared: int = 0
+
+    @cached_property
+    def by_signature(self) -> dict[Signature, list[Unit]]:
+        found: dict[Signature, list[Unit]] = {}
+        for unit in self.b.units:
+            found.setdefault(unit.signature, []).append(unit)
+        return found
 
     @property
     def ordered(self) -> bool:
@@ -85,7 +97,28 @@ def match(source: Sequence[Slot], target: Sequence[Slot], *, reshape: bool = Fal
     state.add(_same_names(state.a, state.b))
     for key in (_whole, _main, _vector, *((_flat,) if reshape else ())):
         _by_class(state, key)
+    _doubt_blocks(state)
     return _matching(state, source, target)
+
+
+def _doubt_blocks(state: _State) -> None:
+    """Put links in doubt whose blocks do not nest or may be counted from either end.
+
+    Where shapes leave one candidate, there is no doubt.
+    """
+    for doubtful in (crossed, turnable):
+        certain = [link for link in state.links if not link.instead]
+        for index in doubtful([(link.one, link.other) for link in certain]):
+            certain[index].instead = _rivals(state, certain[index])
+
+
+def _rivals(state: _State, link: Link) -> tuple[Unit, ...]:
+    """Another unit of the target for which shapes leave the link's choice; none where there is no choice."""
+    if link.other.signature not in state.by_signature:
+        return ()
+    alike = state.by_signature[link.other.signature]
+    at = alike.index(link.other)
+    return (alike[at - 1],) if at else tuple(alike[1:2])
 
 
 def _same_names(a: Side, b: Side) -> list[Link]:
@@ -225,27 +258,45 @@ def _assigned(state: _State, left: list[Group], right: list[Group]) -> tuple[flo
     ranks = _ranks(rows), _ranks(columns)
     uneven = sum(map(len, rows)) != sum(map(len, columns))
     said = [[match_roles.score(one, other) for other in parts[1]] for one in parts[0]]
-    scores = []
-    for i, one in enumerate(rows):
-        line = []
-        for j, other in enumerate(columns):
-            score = said[i][j] - _unlike(around[0][i], around[1][j])
-            if state.ordered:
-                score += float(ranks[0][i] == ranks[1][j] and len(rows) == len(columns))
-                score -= _apart(places[0][i], places[1][j])
-            line.append(score if alike(one, other) else score - 100)
-        scores.append(line)
+    told = [
+        [said[i][j] - _unlike(around[0][i], around[1][j]) - (0 if alike(one, other) else 100)
+         for j, other in enumerate(columns)]
+        for i, one in enumerate(rows)
+    ]  # fmt: skip
+    scores = [
+        [score + _ordered_alike(ranks, (i, j), (places[0][i], places[1][j])) for j, score in enumerate(line)]
+        for i, line in enumerate(told)
+    ] if state.ordered else told  # fmt: skip
     chosen = assignment.best(scores)
+    untold = _untold(told, chosen) if state.ordered else frozenset[int]()
     links = []
     for (i, j), (margin, rival) in zip(enumerate(chosen), assignment.margins(scores, chosen, ENOUGH), strict=True):
         one, other = (columns[j], rows[i]) if swapped else (rows[i], columns[j])
         rivals: tuple[Unit, ...] = ()
         contrary = said[i][j] < 0 and rival != j
-        if margin < ENOUGH or contrary or not alike(one, other) or (uneven and scores[i][j] < SUPPORT):
+        if i in untold:
+            rival = rival if rival != j else (j + 1) % len(columns)
+            margin = min(margin, ENOUGH)
+        if margin < ENOUGH or i in untold or contrary or not alike(one, other) or (uneven and scores[i][j] < SUPPORT):
             rivals = tuple(other.units if swapped else columns[rival].units)
         links += _instances(one, other, margin, rivals, state)
     sure = sum(said[i][j] + 2 * _same_block(around[0][i], around[1][j]) for i, j in enumerate(chosen))
     return sum(scores[i][j] for i, j in enumerate(chosen)), sure, links
+
+
+def _ordered_alike(ranks: tuple[list[int], list[int]], at: tuple[int, int], places: tuple[list[int], list[int]]) -> float:
+    """What the order of definition says for two groups: whether they have the same rank and place."""
+    same = len(ranks[0]) == len(ranks[1]) and ranks[0][at[0]] == ranks[1][at[1]]
+    return float(same) - _apart(*places)
+
+
+def _untold(told: Sequence[Sequence[float]], chosen: Sequence[int]) -> frozenset[int]:
+    """The rows whose column words and numbers alone would not choose, or not clearly."""
+    alone = assignment.best(told)
+    margins = assignment.margins(told, alone, TOLD)
+    return frozenset(
+        row for row, column in enumerate(chosen) if alone[row] != column or margins[row][0] < TOLD
+    )
 
 
 def _ranks(groups: Sequence[Group]) -> list[int]:
