@@ -51,27 +51,26 @@ def _cut(mine: list[Unit], others: list[Unit], key: Key) -> tuple[list[Unit], li
 
 
 def _counted_alike(mine: Sequence[Unit], others: Sequence[Unit], shared: Container[Hashable], key: Key) -> bool:
-    """Whether both sides count blocks from the same number in the same steps, so that a gap is not in the middle.
+    """Whether no block of the others may be missing in the middle: they leave out numbers only as `mine` do.
 
     Of ``0, 1, 2`` and ``0, 2`` the first may be the one that has a block more, in the middle.
     """
-    ours, theirs = (_counts(unit for unit in units if key(unit) in shared) for units in (mine, others))
-    return bool(theirs) and len(ours | theirs) == 1 and None not in theirs
+    ours, theirs = (_steps(unit for unit in units if key(unit) in shared) for units in (mine, others))
+    regular = {steps[:1] for steps in ours if len(set(steps)) == 1} | {(1,)}
+    return all(steps in ours or (len(set(steps)) == 1 and steps[:1] in regular) for steps in theirs)
 
 
-def _counts(units: Iterable[Unit]) -> set[tuple[int, int] | None]:
-    """(first number, step) of each stack of several blocks; None where steps differ."""
+def _steps(units: Iterable[Unit]) -> set[tuple[int, ...]]:
+    """For each stack of several blocks, how far each number is from the one before."""
     stacks: dict[str, set[int]] = {}
     for unit in units:
         for match in _NUMBER.finditer(unit.path):
             stacks.setdefault(unit.path[: match.start()], set()).add(int(match[0]))
-    found: set[tuple[int, int] | None] = set()
-    for numbers in stacks.values():
-        order = sorted(numbers)
-        steps = {after - before for before, after in pairwise(order)}
-        if steps:
-            found.add((order[0], steps.pop()) if len(steps) == 1 else None)
-    return found
+    return {
+        tuple(after - before for before, after in pairwise(sorted(numbers)))
+        for numbers in stacks.values()
+        if len(numbers) > 1
+    }
 
 
 def _tails(

@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from ckptfix import keys
 from ckptfix.ops.match_names import Signature, Unit, words
 
 _NUMBER = re.compile(r"\d{1,18}")
@@ -61,29 +62,38 @@ def _nest(numbers: Iterable[tuple[int, int]]) -> bool:
     return len(counts) == len(ours) * len(theirs) and len(set(counts.values())) == 1
 
 
-def turnable(pairs: Sequence[tuple[Unit, Unit]]) -> set[int]:
+def turnable(pairs: Sequence[tuple[Unit, Unit]], side: Iterable[Unit]) -> set[int]:
     """Indices of the pairs in the way up of a U-Net whose levels may be counted from either end.
 
-    Shapes that one level alone has tell where it is; equal levels say nothing.
+    `side` has all units of the source. Shapes that one level alone has tell where it is; equal levels say nothing.
     """
+    convolving = {_front(unit.path) for unit in side if any(len(slot.shape) > 2 for slot in unit.slots.values())}
     shared: dict[tuple[Stack, Stack], list[tuple[int, int, int]]] = {}
     for index, (one, other) in enumerate(pairs):
+        if _front(one.path) not in convolving:
+            continue
         for ours, number in _blocks(one.path):
             for stack, twin in _blocks(other.path):
                 if _upward(ours) or _upward(stack):
                     shared.setdefault((ours, stack), []).append((number, twin, index))
     found: set[int] = set()
     for rows in shared.values():
-        units = [pairs[index][0] for _, _, index in rows]
-        convolves = any(len(slot.shape) > 2 for unit in units for slot in unit.slots.values())
         levels = {number: twin for number, twin, _ in rows}
-        if convolves and len(levels) == len(set(levels.values())) > 1 and not _anchored(rows, units, levels):
+        units = [pairs[index][0] for _, _, index in rows]
+        if len(levels) == len(set(levels.values())) > 1 and not _anchored(rows, units, levels):
             found.update(index for _, _, index in rows)
     return found
 
 
+def _front(path: str) -> str:
+    """The words of the path before its first number, of the first component that has any."""
+    return _NUMBER.split(keys.unwrapped(path).partition(".")[0])[0]
+
+
 def _upward(stack: Stack) -> bool:
-    return bool(UPWARD.intersection(words(stack.removesuffix(".").rpartition(".")[2])))
+    """Whether the stack's own words, which stand after the last number before it, are of the way up."""
+    own = next((part for part in reversed(_NUMBER.split(stack)) if words(part)), "")
+    return bool(UPWARD.intersection(words(own)))
 
 
 def _anchored(rows: Sequence[tuple[int, int, int]], units: Sequence[Unit], levels: Mapping[int, int]) -> bool:

@@ -106,10 +106,11 @@ def _doubt_blocks(state: _State) -> None:
 
     Where shapes leave one candidate, there is no doubt.
     """
-    for doubtful in (crossed, turnable):
-        certain = [link for link in state.links if not link.instead]
-        for index in doubtful([(link.one, link.other) for link in certain]):
-            certain[index].instead = _rivals(state, certain[index])
+    certain = [link for link in state.links if not link.instead]
+    doubtful = [certain[index] for index in crossed([(link.one, link.other) for link in certain])]
+    turned_round = turnable([(link.one, link.other) for link in state.links], state.a.units)
+    for link in (*doubtful, *(state.links[index] for index in turned_round)):
+        link.instead = link.instead or _rivals(state, link)
 
 
 def _rivals(state: _State, link: Link) -> tuple[Unit, ...]:
@@ -270,15 +271,19 @@ def _assigned(state: _State, left: list[Group], right: list[Group]) -> tuple[flo
     chosen = assignment.best(scores)
     untold = _untold(told, chosen) if state.ordered else frozenset[int]()
     links = []
-    for (i, j), (margin, rival) in zip(enumerate(chosen), assignment.margins(scores, chosen, ENOUGH), strict=True):
+    margins = assignment.margins(scores, chosen, ENOUGH)
+    doubts = []
+    for (i, j), (margin, rival) in zip(enumerate(chosen), margins, strict=True):
+        contrary = said[i][j] < 0 and rival != j
+        unlike = not alike(rows[i], columns[j]) or (uneven and scores[i][j] < SUPPORT)
+        doubts.append(margin < ENOUGH or i in untold or contrary or unlike)
+    for (i, j), (margin, rival) in zip(enumerate(chosen), margins, strict=True):
         one, other = (columns[j], rows[i]) if swapped else (rows[i], columns[j])
         rivals: tuple[Unit, ...] = ()
-        contrary = said[i][j] < 0 and rival != j
-        if i in untold:
+        if doubts[i] or (any(doubts) and said[i][j] <= 0 and len(rows) > 1):
             rival = rival if rival != j else (j + 1) % len(columns)
-            margin = min(margin, ENOUGH)
-        if margin < ENOUGH or i in untold or contrary or not alike(one, other) or (uneven and scores[i][j] < SUPPORT):
             rivals = tuple(other.units if swapped else columns[rival].units)
+            margin = min(margin, ENOUGH)
         links += _instances(one, other, margin, rivals, state)
     sure = sum(said[i][j] + 2 * _same_block(around[0][i], around[1][j]) for i, j in enumerate(chosen))
     return sum(scores[i][j] for i, j in enumerate(chosen)), sure, links
