@@ -62,45 +62,62 @@ def _nest(numbers: Iterable[tuple[int, int]]) -> bool:
     return len(counts) == len(ours) * len(theirs) and len(set(counts.values())) == 1
 
 
-def turnable(pairs: Sequence[tuple[Unit, Unit]], side: Iterable[Unit]) -> set[int]:
+def turnable(pairs: Sequence[tuple[Unit, Unit]], sides: tuple[Iterable[Unit], Iterable[Unit]]) -> set[int]:
     """Indices of the pairs in the way up of a U-Net whose levels may be counted from either end.
 
-    `side` has all units of the source. Shapes that one level alone has tell where it is; equal levels say nothing.
+    `sides` have all units. Shapes that one level alone has tell where it is, and so where the others are, if this is
+    the same end on both sides; equal levels say nothing.
     """
-    convolving = {_front(unit.path) for unit in side if any(len(slot.shape) > 2 for slot in unit.slots.values())}
+    convolving = {_front(unit.path) for unit in sides[0] if any(len(slot.shape) > 2 for slot in unit.slots.values())}
+    levels = _levels(sides[0]), _levels(sides[1])
     shared: dict[tuple[Stack, Stack], list[tuple[int, int, int]]] = {}
     for index, (one, other) in enumerate(pairs):
         if _front(one.path) not in convolving:
             continue
         for ours, number in _blocks(one.path):
             for stack, twin in _blocks(other.path):
-                if _upward(ours) or _upward(stack):
+                if _counts_up(ours, stack):
                     shared.setdefault((ours, stack), []).append((number, twin, index))
     found: set[int] = set()
-    for rows in shared.values():
-        levels = {number: twin for number, twin, _ in rows}
-        units = [pairs[index][0] for _, _, index in rows]
-        if len(levels) == len(set(levels.values())) > 1 and not _anchored(rows, units, levels):
-            found.update(index for _, _, index in rows)
+    for (ours, stack), rows in shared.items():
+        own = levels[0][ours], levels[1][stack]
+        anchored = False
+        free = []
+        for number, twin, index in rows:
+            signatures = pairs[index][0].signature, pairs[index][1].signature
+            if len(own[0][signatures[0]]) > 1 or len(own[1][signatures[1]]) > 1:
+                free.append(index)
+            else:
+                ends = [_end(at, side) for at, side in zip((number, twin), own, strict=True)]
+                anchored = anchored or ends[0] * ends[1] > 0
+        if not anchored:
+            found.update(free)
     return found
+
+
+def _levels(side: Iterable[Unit]) -> dict[Stack, dict[Signature, set[int]]]:
+    """For each stack, in which of its blocks there are modules of the same shapes."""
+    found: dict[Stack, dict[Signature, set[int]]] = {}
+    for unit in side:
+        for stack, number in _blocks(unit.path):
+            found.setdefault(stack, {}).setdefault(unit.signature, set()).add(number)
+    return found
+
+
+def _end(number: int, levels: Mapping[Signature, set[int]]) -> float:
+    """Below 0 in the first half of the levels, above 0 in the second, 0 in the middle."""
+    order = sorted(set().union(*levels.values()))
+    return order.index(number) - (len(order) - 1) / 2
+
+
+def _counts_up(ours: Stack, stack: Stack) -> bool:
+    """Whether the stacks count the levels of a way up: by the words before the number, or both by those before that."""
+    own = [_NUMBER.split(text)[-1] for text in (ours, stack)]
+    if any(UPWARD.intersection(words(text)) for text in own):
+        return True
+    return not any(words(text) for text in own) and bool(UPWARD.intersection((*words(ours), *words(stack))))
 
 
 def _front(path: str) -> str:
     """The words of the path before its first number, of the first component that has any."""
     return _NUMBER.split(keys.unwrapped(path).partition(".")[0])[0]
-
-
-def _upward(stack: Stack) -> bool:
-    """Whether the stack's own words, which stand after the last number before it, are of the way up."""
-    own = next((part for part in reversed(_NUMBER.split(stack)) if words(part)), "")
-    return bool(UPWARD.intersection(words(own)))
-
-
-def _anchored(rows: Sequence[tuple[int, int, int]], units: Sequence[Unit], levels: Mapping[int, int]) -> bool:
-    """Whether a level that is not the middle one has shapes of its own."""
-    where: dict[Signature, set[int]] = {}
-    for (number, _, _), unit in zip(rows, units, strict=True):
-        where.setdefault(unit.signature, set()).add(number)
-    order = sorted(levels)
-    middle = order[len(order) // 2] if len(order) % 2 else None
-    return any(len(numbers) == 1 and numbers != {middle} for numbers in where.values())

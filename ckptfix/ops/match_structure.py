@@ -86,6 +86,23 @@ class _State:
         kept = _rising([other for _, other in certain])
         self.pins = ([certain[index][0] for index in kept], [certain[index][1] for index in kept])
 
+    def between(self, one: Group, other: Group, *, swapped: bool) -> bool:
+        """Whether what is defined just before and just after each of two groups' units is linked, and beyond doubt."""
+        ours, theirs = (other, one) if swapped else (one, other)
+        if not alike(ours, theirs):
+            return False
+        twins = {link.one: link.other for link in self.links if not link.instead}
+        found = 0
+        for unit, twin in zip(ours.units, theirs.units, strict=True):
+            before, after = (
+                None if beside is None or beside not in twins else twins[beside] is other
+                for beside, other in zip(self.a.beside(unit), self.b.beside(twin), strict=True)
+            )
+            if before is False or after is False:
+                return False
+            found += bool(before and after)
+        return found >= max(1, len(ours) - 1)
+
     def place(self, group: Group, which: int) -> list[int]:
         """For each unit, how many landmarks come before it."""
         return [bisect_left(self.pins[which], unit.first) for unit in group.units]
@@ -108,7 +125,7 @@ def _doubt_blocks(state: _State) -> None:
     """
     certain = [link for link in state.links if not link.instead]
     doubtful = [certain[index] for index in crossed([(link.one, link.other) for link in certain])]
-    turned_round = turnable([(link.one, link.other) for link in state.links], state.a.units)
+    turned_round = turnable([(link.one, link.other) for link in state.links], (state.a.units, state.b.units))
     for link in (*doubtful, *(state.links[index] for index in turned_round)):
         link.instead = link.instead or _rivals(state, link)
 
@@ -269,7 +286,8 @@ def _assigned(state: _State, left: list[Group], right: list[Group]) -> tuple[flo
         for i, line in enumerate(told)
     ] if state.ordered else told  # fmt: skip
     chosen = assignment.best(scores)
-    untold = _untold(told, chosen) if state.ordered else frozenset[int]()
+    untold = _untold(told, chosen) if state.ordered else set[int]()
+    untold -= {i for i in untold if state.between(rows[i], columns[chosen[i]], swapped=swapped)}
     links = []
     margins = assignment.margins(scores, chosen, ENOUGH)
     doubts = []
@@ -295,13 +313,11 @@ def _ordered_alike(ranks: tuple[list[int], list[int]], at: tuple[int, int], plac
     return float(same) - _apart(*places)
 
 
-def _untold(told: Sequence[Sequence[float]], chosen: Sequence[int]) -> frozenset[int]:
+def _untold(told: Sequence[Sequence[float]], chosen: Sequence[int]) -> set[int]:
     """The rows whose column words and numbers alone would not choose, or not clearly."""
     alone = assignment.best(told)
     margins = assignment.margins(told, alone, TOLD)
-    return frozenset(
-        row for row, column in enumerate(chosen) if alone[row] != column or margins[row][0] < TOLD
-    )
+    return {row for row, column in enumerate(chosen) if alone[row] != column or margins[row][0] < TOLD}
 
 
 def _ranks(groups: Sequence[Group]) -> list[int]:
