@@ -56,20 +56,29 @@ def _counted_alike(mine: Sequence[Unit], others: Sequence[Unit], shared: Contain
     Of ``0, 1, 2`` and ``0, 2`` the first may be the one that has a block more, in the middle.
     """
     ours, theirs = (_steps(unit for unit in units if key(unit) in shared) for units in (mine, others))
-    regular = {steps[:1] for steps in ours if len(set(steps)) == 1} | {(1,)}
-    return all(steps in ours or (len(set(steps)) == 1 and steps[:1] in regular) for steps in theirs)
+    even = {steps[0] for _, steps in ours if len(set(steps)) == 1} | {1}
+    return all(
+        (late, steps) in ours or (not late and (not steps or (len(set(steps)) == 1 and steps[0] in even)))
+        for late, steps in theirs
+    )
 
 
-def _steps(units: Iterable[Unit]) -> set[tuple[int, ...]]:
-    """For each stack of several blocks, how far each number is from the one before."""
+def _steps(units: Iterable[Unit]) -> set[tuple[int, tuple[int, ...]]]:
+    """For each stack, how far its first number is from the least in stacks like it, and each from the one before."""
     stacks: dict[str, set[int]] = {}
     for unit in units:
         for match in _NUMBER.finditer(unit.path):
             stacks.setdefault(unit.path[: match.start()], set()).add(int(match[0]))
+    least: dict[str, int] = {}
+    for stack, numbers in stacks.items():
+        like = _NUMBER.sub("{}", stack)
+        least[like] = min(least.get(like, min(numbers)), *numbers)
     return {
-        tuple(after - before for before, after in pairwise(sorted(numbers)))
-        for numbers in stacks.values()
-        if len(numbers) > 1
+        (
+            min(numbers) - least[_NUMBER.sub("{}", stack)],
+            tuple(after - before for before, after in pairwise(sorted(numbers))),
+        )
+        for stack, numbers in stacks.items()
     }
 
 

@@ -81,6 +81,8 @@ def turnable(pairs: Sequence[tuple[Unit, Unit]], sides: tuple[Iterable[Unit], It
     found: set[int] = set()
     for (ours, stack), rows in shared.items():
         own = levels[0][ours], levels[1][stack]
+        if len({number for number, _, _ in rows}) < 2 or len({twin for _, twin, _ in rows}) < 2:
+            continue  # what is counted on one side is no level
         anchored = False
         free = []
         for number, twin, index in rows:
@@ -113,9 +115,10 @@ def _end(number: int, levels: Mapping[Signature, set[int]]) -> float:
 def _counts_up(ours: Stack, stack: Stack) -> bool:
     """Whether the stacks count the levels of a way up: by the words before the number, or both by those before that."""
     own = [_NUMBER.split(text)[-1] for text in (ours, stack)]
-    if any(UPWARD.intersection(words(text)) for text in own):
-        return True
-    return not any(words(text) for text in own) and bool(UPWARD.intersection((*words(ours), *words(stack))))
+    bare = [not words(text) for text in own]
+    if any(bare):
+        return all(bare) and bool(UPWARD.intersection((*words(ours), *words(stack))))
+    return any(UPWARD.intersection(words(text)) for text in own)
 
 
 def _front(path: str) -> str:

@@ -290,9 +290,11 @@ def _assigned(state: _State, left: list[Group], right: list[Group]) -> tuple[flo
     untold -= {i for i in untold if state.between(rows[i], columns[chosen[i]], swapped=swapped)}
     links = []
     margins = assignment.margins(scores, chosen, ENOUGH)
+    listed = [[bool(group.units[0].numbers) for group in side_groups] for side_groups in (rows, columns)]
+    mixed = all(len(set(line)) == 2 for line in listed)
     doubts = []
     for (i, j), (margin, rival) in zip(enumerate(chosen), margins, strict=True):
-        contrary = said[i][j] < 0 and rival != j
+        contrary = (said[i][j] < 0 and rival != j) or (mixed and listed[0][i] != listed[1][j])
         unlike = not alike(rows[i], columns[j]) or (uneven and scores[i][j] < SUPPORT)
         doubts.append(margin < ENOUGH or i in untold or contrary or unlike)
     for (i, j), (margin, rival) in zip(enumerate(chosen), margins, strict=True):
@@ -337,7 +339,7 @@ def _unlike(one: Sequence[float], other: Sequence[float]) -> float:
     """How differently large blocks are, in doublings; at most 2."""
     if len(one) != len(other):
         one, other = one[:1], other[:1]
-    steps = [abs(math.log2((i + 1) / (j + 1))) for i, j in zip(one, other, strict=True)]
+    steps = [abs(math.log2((i + 1) / (j + 1))) for i, j in zip(one, other, strict=False)]
     return min(2.0, sum(steps) / len(steps)) if steps else 0.0
 
 
