@@ -29,7 +29,10 @@ ROLES: dict[str, dict[str, str]] = {
         "attention": "attention attn sa ca crossattention self input before pre",
         "feed-forward": "ffn mlp feed ff intermediate c_fc output final after post_attention post_attn post_self",
     },
-    "cross": {"self": "self sa", "cross": "cross ca crossattention encdec multihead src encoder_attn encoder_attention enc_attn src_attn"},
+    "cross": {
+        "self": "self sa",
+        "cross": "cross ca crossattention encdec multihead src encoder_attn encoder_attention enc_attn src_attn",
+    },
     "half": {"encoder": "encoder enc down downs", "decoder": "decoder dec up ups"},
     "embedding": {
         "token": "word words token tokens tok wte",
