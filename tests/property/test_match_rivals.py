@@ -11,7 +11,7 @@ from property.test_match import distinct, slots
 
 from ckptfix.ops.match import Slot, match
 
-SEEDS = range(6000 if LONG else 300)
+SEEDS = range(900 if LONG else 300)
 STEP = 20
 
 
