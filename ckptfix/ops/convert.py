@@ -24,9 +24,9 @@ from ckptfix.formats import FORMATS, safetensors, torch_recode
 from ckptfix.formats.safetensors_write import row_major
 from ckptfix.formats.torch_common import element_sizes, little_endian
 from ckptfix.formats.torch_tensors import LAZY
+from ckptfix.ops import choose
 from ckptfix.ops.law_promise import Promise, everything
 from ckptfix.ops.pieces import refuse_piece
-from ckptfix.ops.rename import chosen_sites, module_of, whole_module
 
 ALIASES = {"torch": "zip", "pt": "zip", "pth": "zip", "pytorch": "zip", "st": "safetensors"}
 
@@ -134,7 +134,7 @@ def _copied(checkpoint: Checkpoint, dest: str, target: str) -> Conversion:
 def _to_safetensors(checkpoint: Checkpoint, dest: str, at: str | None, drop_unsupported: bool) -> Conversion:
     if at is None:
         refuse_piece(checkpoint)
-    chosen = chosen_state_dict(checkpoint, at)
+    chosen = choose.mapping(checkpoint, at)
     refuse_piece(checkpoint, chosen.at)
     entries = [entry for entry in checkpoint.entries if entry.at == chosen.at]
     plain = [replace(entry, at="") for entry in entries]
@@ -226,47 +226,6 @@ def _left_behind(checkpoint: Checkpoint, chosen: StateDict) -> list[str]:
 def _top(address: str, inside: str) -> str:
     """The address, cut to its first part when it lies outside the chosen mapping."""
     return address if inside and address.startswith(inside) else address.partition("/")[0]
-
-
-def chosen_state_dict(checkpoint: Checkpoint, at: str | None) -> StateDict:
-    """The state dict at `at`, or the only one that looks like a model's.
-
-    Raises:
-        NoSuchTensor: there is none at `at`.
-        Refused: there is none, or there are several.
-    """
-    if at is not None:
-        (site,) = chosen_sites(checkpoint, at)[:1]
-        return next(state for state in checkpoint.state_dicts if state.at == site.at)
-    inside = module_of(checkpoint)
-    modules = list(dict.fromkeys(inside.values()))
-    states = [state for state in checkpoint.state_dicts if state.at not in inside]
-    found = [state for state in states if state.weights]
-    if modules and not found:
-        raise whole_module(checkpoint, modules[0])
-    found = found or [state for state in states if not state.optimizer]
-    if len(found) == 1 and not modules:
-        return found[0]
-    if not found:
-        raise Refused("no state dict was found in it", path=checkpoint.path, hint=_without_state_dict(checkpoint))
-    addresses = ", ".join(state.at or "''" for state in found)
-    if modules:
-        raise Refused(
-            f"it holds a whole pickled module at {', '.join(modules)}, and a state dict at {addresses}",
-            path=checkpoint.path,
-            hint=f"choose with --at {found[0].at or repr('')}; `ckptfix extract` takes the module",
-        )
-    raise Refused(
-        f"it holds {len(found)} state dicts: {addresses}",
-        path=checkpoint.path,
-        hint=f"choose one with --at {found[0].at or repr('')}",
-    )
-
-
-def _without_state_dict(checkpoint: Checkpoint) -> str:
-    if any(entry.at.endswith("_parameters") for entry in checkpoint.entries):
-        return f"it is a whole pickled module: ckptfix extract {shlex.quote(checkpoint.path)} OUT takes its state dict"
-    return "`ckptfix inspect` shows what it holds"
 
 
 def _from_safetensors(checkpoint: Checkpoint, dest: str, target: str) -> Conversion:

@@ -8,6 +8,7 @@ from ckptfix.checkpoint import Checkpoint, Finding, TensorEntry
 from ckptfix.collector import without_collections
 from ckptfix.ops.diff_content import Group, Renamed, find_renamed
 from ckptfix.ops.diff_match import At, Side, match, sides
+from ckptfix.ops.diff_modules import modules_read
 from ckptfix.ops.diff_plain import compare_values
 from ckptfix.ops.diff_rows import Ambiguous, Counts, DiffResult, NamePair, OneSided, ValueChange
 from ckptfix.ops.diff_sources import Readers
@@ -15,7 +16,7 @@ from ckptfix.ops.diff_tensors import UNSTATED, Tensors, sharing
 
 __all__ = ["DiffResult", "diff"]
 
-UNREAD = frozenset({"bad-tensor", "bad-storage", "truncated"})
+UNREAD = frozenset({"bad-tensor", "bad-storage", "truncated", "not-taken"})
 """Findings of a reader that say that a tensor is missing from its entries, or is not what it should be."""
 
 
@@ -50,6 +51,7 @@ def diff(
 
     Raises:
         NoSuchTensor: a file has no tensors at `at`.
+        Undecided: which state dict is to be compared with the other file's cannot be told.
         KeyConflict: two tensors have one name after `strip`.
         Truncated, DamagedFile: a file does not hold what it promises.
         ValueError: a tolerance that is negative or NaN.
@@ -57,6 +59,7 @@ def diff(
     if not (rtol >= 0 and atol >= 0):
         raise ValueError(f"tolerances must not be negative: rtol={rtol}, atol={atol}")
     side_a, side_b, pairings = sides(a, b, at=at, strip=strip, filter=filter)
+    a, b = side_a.checkpoint, side_b.checkpoint
     matched, rest_a, rest_b = match(side_a, side_b)
     unstated = UNSTATED.get(a.format, frozenset()) | UNSTATED.get(b.format, frozenset())
     tensors = Tensors((a.byteorder, b.byteorder), rtol, atol, quick, unstated)
@@ -83,6 +86,7 @@ def diff(
         format_b=b.format,
         keys_only=keys_only,
         pairings=pairings,
+        modules=tuple(module for side, path in (("a", a), ("b", b)) for module in modules_read(side, path)),
         only_a=tuple(OneSided.of(entry) for entry in rest_a if id(entry) not in taken),
         only_b=tuple(OneSided.of(entry) for entry in rest_b if id(entry) not in taken),
         wrapped=tuple(NamePair(pair.a.name, pair.b.name) for pair in matched if pair.wrapped),

@@ -14,7 +14,9 @@ from ckptfix.formats.torch_common import fields, parts_of
 from ckptfix.formats.torch_drop import node_at
 from ckptfix.formats.torch_rewrite import plan_rewrite, written
 from ckptfix.formats.torch_tensors import BadTensor
+from ckptfix.ops import choose
 from ckptfix.ops import sanitize_versions as versions
+from ckptfix.ops.candidates import candidates, whole_module
 from ckptfix.ops.convert import refuse_damaged
 from ckptfix.ops.sanitize_classes import class_name
 from ckptfix.ops.sanitize_convert import Converter
@@ -140,8 +142,9 @@ def _keys(graph: Graph) -> Iterable[str]:
 
 
 def _weights(checkpoint: Checkpoint) -> frozenset[int]:
-    found = [state for state in checkpoint.state_dicts if state.weights]
-    found = found or [state for state in checkpoint.state_dicts if not state.optimizer]
+    found = choose.states(checkpoint)
+    if not found and (modules := candidates(checkpoint)):
+        raise whole_module(checkpoint, modules[0].at)
     if not found:
         raise Refused("no state dict was found in it", path=checkpoint.path, hint=INSPECT)
     root = parts_of(checkpoint).graph.root

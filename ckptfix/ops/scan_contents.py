@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from ckptfix import dtypes, keys
 from ckptfix.checkpoint import Checkpoint, Finding, StateDict, TensorEntry
 from ckptfix.formats import safetensors, torch_legacy, torch_zip
-from ckptfix.ops import averages, families
+from ckptfix.ops import averages, choose, families
 from ckptfix.ops.catalogue import found
 
 PICKLED = (torch_zip.NAME, torch_legacy.NAME)
@@ -36,9 +36,8 @@ _SUFFIX_FORMATS = {".safetensors": safetensors.NAME}
 
 
 def weights(checkpoint: Checkpoint) -> list[StateDict]:
-    """The state dicts that are a model's; else those that are at least no optimizer's."""
-    chosen = [state for state in checkpoint.state_dicts if state.weights]
-    return chosen or [state for state in checkpoint.state_dicts if not state.optimizer]
+    """The state dicts that are a model's, the one that is meant first; else those that are at least no optimizer's."""
+    return choose.states(checkpoint)
 
 
 def scan(checkpoint: Checkpoint) -> Iterator[Finding]:

@@ -20,12 +20,10 @@ from ckptfix import errors
 MOST_ADDRESSES = 1000 if LONG else 3
 
 SHARDED = "sanitize empties a ShardedTensor"
-BUFFERS = "buffers that no state dict has are not listed as left behind"
 DISTCP = "a part of a distributed checkpoint is taken for its first tensor"
 
 KNOWN: tuple[tuple[str, str, str], ...] = (
     (r"dist/fsdp1_\w+_(sharded|local)_rank\d\.pt", r"sanitize.*", SHARDED),
-    (r"hf/llama_whole\.pt", r"extract --to (zip|legacy|safetensors --drop-unsupported)", BUFFERS),
     (r".*\.distcp", r"repair", DISTCP),
     (
         r"accelerate/realfsdp\d_sharded/(optimizer_0/__0|pytorch_model_fsdp_0/__\d)_0\.distcp",
