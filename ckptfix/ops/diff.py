@@ -8,7 +8,6 @@ from ckptfix.checkpoint import Checkpoint, Finding, TensorEntry
 from ckptfix.collector import without_collections
 from ckptfix.ops.diff_content import Group, Renamed, find_renamed
 from ckptfix.ops.diff_match import At, Side, match, sides
-from ckptfix.ops.diff_modules import modules_read
 from ckptfix.ops.diff_plain import compare_values
 from ckptfix.ops.diff_rows import Ambiguous, Counts, DiffResult, NamePair, OneSided, ValueChange
 from ckptfix.ops.diff_sources import Readers
@@ -58,7 +57,7 @@ def diff(
     """
     if not (rtol >= 0 and atol >= 0):
         raise ValueError(f"tolerances must not be negative: rtol={rtol}, atol={atol}")
-    side_a, side_b, pairings = sides(a, b, at=at, strip=strip, filter=filter)
+    side_a, side_b, pairings, modules = sides(a, b, at=at, strip=strip, filter=filter)
     a, b = side_a.checkpoint, side_b.checkpoint
     matched, rest_a, rest_b = match(side_a, side_b)
     unstated = UNSTATED.get(a.format, frozenset()) | UNSTATED.get(b.format, frozenset())
@@ -86,7 +85,7 @@ def diff(
         format_b=b.format,
         keys_only=keys_only,
         pairings=pairings,
-        modules=tuple(module for side, path in (("a", a), ("b", b)) for module in modules_read(side, path)),
+        modules=modules,
         only_a=tuple(OneSided.of(entry) for entry in rest_a if id(entry) not in taken),
         only_b=tuple(OneSided.of(entry) for entry in rest_b if id(entry) not in taken),
         wrapped=tuple(NamePair(pair.a.name, pair.b.name) for pair in matched if pair.wrapped),

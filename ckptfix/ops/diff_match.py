@@ -14,7 +14,7 @@ from ckptfix.errors import KeyConflict, NoSuchTensor, Undecided
 from ckptfix.formats import safetensors, safetensors_ties
 from ckptfix.ops import choose
 from ckptfix.ops.diff_modules import as_state_dicts
-from ckptfix.ops.diff_rows import Pairing
+from ckptfix.ops.diff_rows import ModuleRead, Pairing
 
 At = str | tuple[str, str] | None
 
@@ -64,20 +64,20 @@ def _is_under(address: str, root: str) -> bool:
 
 def sides(
     a: Checkpoint, b: Checkpoint, *, at: At, strip: Sequence[str], filter: str | None
-) -> tuple[Side, Side, tuple[Pairing, ...]]:
-    """The two sides, with their mappings paired.
+) -> tuple[Side, Side, tuple[Pairing, ...], tuple[ModuleRead, ...]]:
+    """The two sides, with their mappings paired, and the modules among them that were read as state dicts.
 
     Raises:
         NoSuchTensor: a file has nothing at `at`.
         Undecided: the files have no address in common, and several state dicts of one could be meant.
     """
     mains = _meant(a), _meant(b)
-    a, b = as_state_dicts(a, b)
+    a, b, modules = as_state_dicts(a, b)
     pairings = tuple(_pairings(a, b, *mains)) if at is None else (_chosen(a, b, at, *mains),)
     prefixes = tuple(prefix.rstrip(".") for prefix in strip)
     side_a = Side(a, tuple(row.at_a for row in pairings), at is None, prefixes, filter)
     side_b = Side(b, tuple(row.at_b for row in pairings), at is None, prefixes, filter)
-    return side_a, side_b, pairings
+    return side_a, side_b, pairings, modules
 
 
 def _pairings(a: Checkpoint, b: Checkpoint, main_a: list[str], main_b: list[str]) -> Iterator[Pairing]:

@@ -11,11 +11,8 @@ from ckptfix.formats.torch_module import Module
 from ckptfix.ops.candidates import Candidate, candidates, is_inside, module_entries, read_module, view
 from ckptfix.ops.diff_rows import ModuleRead
 
-READ = "modules compared as state dicts"
-"""Trait of a checkpoint: what stands in it for whole modules."""
 
-
-def as_state_dicts(a: Checkpoint, b: Checkpoint) -> tuple[Checkpoint, Checkpoint]:
+def as_state_dicts(a: Checkpoint, b: Checkpoint) -> tuple[Checkpoint, Checkpoint, tuple[ModuleRead, ...]]:
     """Both checkpoints, each with the state dict of every module that the other one does not have as a module.
 
     Modules at one address are compared as they were pickled, with all that state dicts lack.
@@ -23,25 +20,18 @@ def as_state_dicts(a: Checkpoint, b: Checkpoint) -> tuple[Checkpoint, Checkpoint
     Raises:
         CkptfixError: a module that is none, or a tensor of it that cannot be read.
     """
-    modules_a, modules_b = (
-        {row.at: row for row in candidates(each) if row.module is not None} for each in (a, b)
-    )
+    modules_a, modules_b = ({row.at: row for row in candidates(each) if row.module is not None} for each in (a, b))
     both = modules_a.keys() & modules_b.keys()
-    return (
-        _without_modules(a, [row for at, row in modules_a.items() if at not in both]),
-        _without_modules(b, [row for at, row in modules_b.items() if at not in both]),
-    )
+    new_a, read_a = _without_modules(a, "a", [row for at, row in modules_a.items() if at not in both])
+    new_b, read_b = _without_modules(b, "b", [row for at, row in modules_b.items() if at not in both])
+    return new_a, new_b, (*read_a, *read_b)
 
 
-def modules_read(side: Literal["a", "b"], checkpoint: Checkpoint) -> Iterator[ModuleRead]:
-    """What `as_state_dicts` did to one of the checkpoints."""
-    for at, left in checkpoint.traits.get(READ, ()):
-        yield ModuleRead(side, at, left)
-
-
-def _without_modules(checkpoint: Checkpoint, rows: list[Candidate]) -> Checkpoint:
+def _without_modules(
+    checkpoint: Checkpoint, side: Literal["a", "b"], rows: list[Candidate]
+) -> tuple[Checkpoint, list[ModuleRead]]:
     if not rows:
-        return checkpoint
+        return checkpoint, []
     modules = [(row, read_module(checkpoint, row)) for row in rows]
     made = {row.at: _entries(checkpoint, row, module) for row, module in modules}
 
@@ -59,15 +49,15 @@ def _without_modules(checkpoint: Checkpoint, rows: list[Candidate]) -> Checkpoin
     def values() -> Iterator[tuple[str, Any]]:
         return ((address, value) for address, value in checkpoint.values() if outside(address))
 
-    return replace(
+    made_of = replace(
         checkpoint,
         load_entries=lambda: tuple(entries),
         load_values=values,
         state_dicts=tuple(states),
         sites=tuple(sites),
         findings=(*checkpoint.findings, *noticed),
-        traits={**checkpoint.traits, READ: [(row.at, _left(checkpoint, row, made[row.at])) for row in rows]},
     )
+    return made_of, [ModuleRead(side, row.at, _left(checkpoint, row, made[row.at])) for row in rows]
 
 
 def _entries(checkpoint: Checkpoint, row: Candidate, module: Module) -> tuple[TensorEntry, ...]:
