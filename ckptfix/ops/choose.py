@@ -100,7 +100,7 @@ def choose(checkpoint: Checkpoint, at: str | None = None) -> Candidate:
     return rows[0]
 
 
-def mapping(checkpoint: Checkpoint, at: str | None = None) -> StateDict:
+def mapping(checkpoint: Checkpoint, at: str | None = None) -> Candidate:
     """The state dict that is meant, for verbs that work on mappings alone.
 
     Raises:
@@ -109,7 +109,7 @@ def mapping(checkpoint: Checkpoint, at: str | None = None) -> StateDict:
     row = choose(checkpoint, at)
     if row.module is not None:
         raise whole_module(checkpoint, row.at)
-    return next(state for state in checkpoint.state_dicts if state.at == row.at)
+    return row
 
 
 def meant(checkpoint: Checkpoint, rows: Sequence[Candidate] | None = None) -> list[Candidate]:
@@ -155,16 +155,21 @@ def _tensors(checkpoint: Checkpoint, row: Candidate) -> object:
         return row.at
 
 
-def states(checkpoint: Checkpoint) -> list[StateDict]:
-    """Every mapping that is a model's or a copy of it, the one that is meant first; none of what is set aside.
+def models(checkpoint: Checkpoint) -> list[Candidate]:
+    """Every candidate that is a model or a copy of one, those that are meant first.
 
-    Whole modules are none. What is set aside is all where there is nothing else.
+    What is set aside is among them only where there is nothing else.
     """
-    rows = [row for row in candidates(checkpoint) if row.module is None]
-    models = [row for row in rows if _standing(row)[0] != _ASIDE] or rows
-    first = {row.at for row in meant(checkpoint, models)}
+    rows = candidates(checkpoint)
+    found = [row for row in rows if _standing(row)[0] != _ASIDE] or rows
+    first = {row.at for row in meant(checkpoint, found)}
+    return sorted(found, key=lambda row: row.at not in first)
+
+
+def states(checkpoint: Checkpoint) -> list[StateDict]:
+    """The mappings among `models`, for verbs that do all of them."""
     by_at = {state.at: state for state in checkpoint.state_dicts}
-    return [by_at[row.at] for row in sorted(models, key=lambda row: row.at not in first)]
+    return [by_at[row.at] for row in models(checkpoint) if row.module is None]
 
 
 def undecided(checkpoint: Checkpoint, rows: Sequence[Candidate], *, fit: bool = False) -> Undecided:

@@ -14,7 +14,6 @@ from ckptfix.checkpoint import (
     Finding,
     OutputFile,
     Plan,
-    StateDict,
     TensorEntry,
     contiguous_stride,
 )
@@ -25,6 +24,7 @@ from ckptfix.formats.safetensors_write import row_major
 from ckptfix.formats.torch_common import element_sizes, little_endian
 from ckptfix.formats.torch_tensors import LAZY
 from ckptfix.ops import choose
+from ckptfix.ops.candidates import Candidate
 from ckptfix.ops.law_promise import Promise, everything
 from ckptfix.ops.pieces import refuse_piece
 
@@ -207,7 +207,7 @@ def little(checkpoint: Checkpoint, entries: Sequence[TensorEntry]) -> list[Tenso
     return out
 
 
-def _left_behind(checkpoint: Checkpoint, chosen: StateDict) -> list[str]:
+def _left_behind(checkpoint: Checkpoint, chosen: Candidate) -> list[str]:
     """Addresses at the top of what is outside the chosen state dict, and its values that are no tensors."""
     inside = f"{chosen.at}/" if chosen.at else ""
     taken = {entry.name for entry in checkpoint.entries if entry.at == chosen.at}

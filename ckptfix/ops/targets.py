@@ -24,7 +24,7 @@ from ckptfix.checkpoint import Checkpoint
 from ckptfix.errors import CkptfixError, Refused, Undecided
 from ckptfix.formats import open_checkpoint, safetensors
 from ckptfix.ops import choose
-from ckptfix.ops.candidates import Candidate
+from ckptfix.ops.candidates import Candidate, state_dict_of
 from ckptfix.ops.match import Slot
 
 _FACTORY = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
@@ -78,18 +78,26 @@ def of_checkpoint(checkpoint: Checkpoint, at: str | None = None) -> Side:
         Refused: there is none, or there are several.
         NoSuchTensor: there is none at `at`.
     """
-    chosen = choose.mapping(checkpoint, at)
-    entries = [entry for entry in checkpoint.entries if entry.at == chosen.at]
+    return of_candidate(checkpoint, choose.mapping(checkpoint, at))
+
+
+def of_candidate(checkpoint: Checkpoint, row: Candidate) -> Side:
+    """One state dict of a checkpoint, or that of a whole module.
+
+    Raises:
+        CkptfixError: a module that is none, or a tensor of it that cannot be read.
+    """
+    entries = list(state_dict_of(checkpoint, row))
     in_order = checkpoint.format != safetensors.NAME
     if not in_order:
         # Recorded views would be compared with their bases byte by byte; names need only the ties.
         pairs = {key: value for key, value in checkpoint.metadata.items() if key != safetensors.VIEWS_KEY}
         entries = list(safetensors.restore_ties(entries, pairs))
-    rows = []
+    slots = []
     for entry in entries:
         storage = entry.storage.key if entry.storage is not None and entry.numel else None
-        rows.append((entry.key, entry.shape, entry.dtype, storage and (storage, entry.offset, entry.stride)))
-    return Side(checkpoint.path, _slots(rows), chosen.at, in_order)
+        slots.append((entry.key, entry.shape, entry.dtype, storage and (storage, entry.offset, entry.stride)))
+    return Side(checkpoint.path, _slots(slots), row.at, in_order)
 
 
 def _slots(rows: Iterable[tuple[str, tuple[int, ...], str, object]]) -> tuple[Slot, ...]:
