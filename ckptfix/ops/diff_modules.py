@@ -8,19 +8,21 @@ from typing import Any, Literal
 
 from ckptfix.checkpoint import Checkpoint, NameSite, StateDict, TensorEntry
 from ckptfix.formats.torch_module import Module
-from ckptfix.ops.candidates import Candidate, candidates, is_inside, module_entries, read_module, view
+from ckptfix.ops import choose
+from ckptfix.ops.candidates import Candidate, is_inside, module_entries, read_module, view
 from ckptfix.ops.diff_rows import ModuleRead
 
 
 def as_state_dicts(a: Checkpoint, b: Checkpoint) -> tuple[Checkpoint, Checkpoint, tuple[ModuleRead, ...]]:
     """Both checkpoints, each with the state dict of every module that the other one does not have as a module.
 
-    Modules at one address are compared as they were pickled, with all that state dicts lack.
+    Modules at one address are compared as they were pickled, with all that state dicts lack; and so are those among
+    hyper-parameters, which are no models.
 
     Raises:
         CkptfixError: a module that is none, or a tensor of it that cannot be read.
     """
-    modules_a, modules_b = ({row.at: row for row in candidates(each) if row.module is not None} for each in (a, b))
+    modules_a, modules_b = ({row.at: row for row in choose.models(each) if row.module is not None} for each in (a, b))
     both = modules_a.keys() & modules_b.keys()
     new_a, read_a = _without_modules(a, "a", [row for at, row in modules_a.items() if at not in both])
     new_b, read_b = _without_modules(b, "b", [row for at, row in modules_b.items() if at not in both])

@@ -198,7 +198,7 @@ def equal(a: Any, b: Any) -> bool:
 
 
 def modules(path: Path) -> list[Candidate]:
-    return [row for row in candidates(ckptfix.open_checkpoint(path)) if row.module is not None]
+    return [row for row in choose.models(ckptfix.open_checkpoint(path)) if row.module is not None]
 
 
 @pytest.mark.parametrize("name", SURE)
