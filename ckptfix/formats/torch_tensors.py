@@ -353,6 +353,10 @@ def _nested(args: Args, key: str, at: str, storage_of: StorageOf) -> TensorEntry
     )
 
 
+DEVICE_TENSOR = "device tensor on"
+"""How the detail of a tensor begins that is made from another one, or from an array, by a copy of its values."""
+
+
 def _device_tensor(args: Args, key: str, at: str, storage_of: StorageOf) -> TensorEntry:
     data, dtype, device, requires_grad = args[:4]
     # Otherwise a numpy array inside the pickle: its bytes are there, its shape is not worth interpreting.
@@ -362,7 +366,7 @@ def _device_tensor(args: Args, key: str, at: str, storage_of: StorageOf) -> Tens
         *(key, at, None, dtype_name(dtype), shape, stride, 0, bool(requires_grad)),
         kind="wrapper",
         parts=parts,
-        detail=f"device tensor on {device}",
+        detail=f"{DEVICE_TENSOR} {device}",
     )
 
 

@@ -25,7 +25,7 @@ from ckptfix.formats.safetensors_write import row_major
 from ckptfix.formats.torch_common import element_sizes, little_endian
 from ckptfix.formats.torch_tensors import LAZY
 from ckptfix.ops.law_promise import Promise, everything
-from ckptfix.ops.pieces import refuse_piece
+from ckptfix.ops.pieces import refuse_odd_keys, refuse_piece
 from ckptfix.ops.rename import chosen_sites, module_of, whole_module
 
 ALIASES = {"torch": "zip", "pt": "zip", "pth": "zip", "pytorch": "zip", "st": "safetensors"}
@@ -136,6 +136,7 @@ def _to_safetensors(checkpoint: Checkpoint, dest: str, at: str | None, drop_unsu
         refuse_piece(checkpoint)
     chosen = chosen_state_dict(checkpoint, at)
     refuse_piece(checkpoint, chosen.at)
+    refuse_odd_keys(checkpoint, chosen.at)
     entries = [entry for entry in checkpoint.entries if entry.at == chosen.at]
     plain = [replace(entry, at="") for entry in entries]
     fitting = [entry for entry in plain if fits(entry)]

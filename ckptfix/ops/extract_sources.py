@@ -18,6 +18,7 @@ from ckptfix.formats.torch_object import plain
 from ckptfix.formats.torch_tensors import BadTensor, tensor_entry
 from ckptfix.formats.torch_zip import Archive
 from ckptfix.formats.weights import Weights, check_whole
+from ckptfix.ops.pieces import refuse_odd_keys
 from ckptfix.pickles.graph import label, pairs
 
 EXTRA_STATE = "_extra_state"
@@ -93,12 +94,12 @@ def read(checkpoint: Checkpoint, candidate: Candidate) -> Weights:
     check_whole(made, checkpoint.size)
     taken = {_view(entry) for entry in made.entries}
     inside = candidate.at if candidate.module is not None else None
-    beside = [
-        entry
-        for entry in checkpoint.entries
-        if entry.at != candidate.at
-        and not (inside is not None and is_inside(entry.name, inside) and _view(entry) in taken)
-    ]
+
+    def is_taken(entry: TensorEntry) -> bool:
+        # A module's own tensors lie below it, and so may others that no state dict has, as attributes.
+        return entry.at == candidate.at if inside is None else is_inside(entry.name, inside) and _view(entry) in taken
+
+    beside = [entry for entry in checkpoint.entries if not is_taken(entry)]
     return replace(made, beside=tuple(beside))
 
 
@@ -159,6 +160,7 @@ def _calls(
 
 
 def _of_mapping(checkpoint: Checkpoint, at: str) -> Weights:
+    refuse_odd_keys(checkpoint, at)
     what = f"the state dict {at}" if at else "the state dict"
     left = left_behind(checkpoint, at)
     if not isinstance(checkpoint.graph, Parts):

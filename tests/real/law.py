@@ -257,5 +257,5 @@ def _plain(address: str) -> list[str]:
     return [part for part in _parts(address) if part not in ("()", "state", "()state")]
 
 
-PARTS = (":indices", ":values", ":scales", ":zero_points", ":crow", ":col", ":ccol", ":row")
+PARTS = (":indices", ":values", ":scales", ":zero_points", ":crow", ":col", ":ccol", ":row", ":0", ":1")
 """What `truth` adds to the address of a tensor for its dense parts."""
