@@ -236,7 +236,8 @@ def refuse_unloadable(entries: Sequence[TensorEntry], path: str) -> None:
 
 
 def untyped_refusal(path: str, what: str, where: str | None = None) -> WouldLoseData:
-    return WouldLoseData(f"{CANNOT_LOAD} {what}", path=path, where=where, hint="keep the zip format, or convert to safetensors")
+    hint = "keep the zip format, or convert to safetensors"
+    return WouldLoseData(f"{CANNOT_LOAD} {what}", path=path, where=where, hint=hint)
 
 
 def plan_write(entries: Sequence[TensorEntry], dest: str, *, metadata: Mapping[str, str] | None = None) -> Plan:

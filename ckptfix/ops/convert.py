@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from ckptfix import dtypes
@@ -165,16 +165,27 @@ def _to_safetensors(checkpoint: Checkpoint, dest: str, at: str | None, drop_unsu
     return Conversion(plan, "safetensors", chosen.at, len(fitting), promise, (*left, *lost), lost, ties)
 
 
-BROKEN = frozenset({"bad-crc", "bad-tensor", "truncated", "unknown-dtype", "too-deep", "duplicate-record"})
+BROKEN = frozenset({
+    *("bad-crc", "bad-tensor", "truncated", "unknown-dtype", "too-deep", "duplicate-record", "duplicate-key")
+})  # fmt: skip
+MISREAD = frozenset({"bad-tensor", "unknown-dtype", "too-deep", "duplicate-record", "duplicate-key"})
+"""Those of them that no length and no checksum tells."""
 
 
-def refuse_damaged(checkpoint: Checkpoint) -> None:
+def refuse_damaged(checkpoint: Checkpoint, ids: Collection[str] = BROKEN, below: str = "") -> None:
     """Tensors that were listed as broken would be missing from the output, or stand there as something else.
+
+    Args:
+        ids: what is looked for.
+        below: an address; what is said of tensors elsewhere does not count.
 
     Raises:
         WouldLoseData: a finding says that a tensor cannot be read as its writer meant it.
     """
-    broken = [row for row in checkpoint.findings if row.id in BROKEN]
+    broken = [row for row in checkpoint.findings if row.id in ids and not row.where.startswith("__metadata__/")]
+    if below:
+        elsewhere = {entry.name for entry in checkpoint.entries if not entry.name.startswith(f"{below}/")}
+        broken = [row for row in broken if row.where not in elsewhere]
     if broken:
         message = f"{broken[0].message} ({len(broken)} such)" if len(broken) > 1 else broken[0].message
         where, offset = broken[0].where or None, broken[0].offset

@@ -18,6 +18,7 @@ from ckptfix.formats.torch_object import plain
 from ckptfix.formats.torch_tensors import BadTensor, tensor_entry
 from ckptfix.formats.torch_zip import Archive
 from ckptfix.formats.weights import Weights, check_whole
+from ckptfix.ops.convert import MISREAD, refuse_damaged
 from ckptfix.ops.pieces import refuse_odd_keys
 from ckptfix.pickles.graph import label, pairs
 
@@ -92,6 +93,7 @@ def read(checkpoint: Checkpoint, candidate: Candidate) -> Weights:
         raise DamagedFile("the pickle does not match its CRC-32", path=checkpoint.path, where="data.pkl", hint=hint)
     made = _of_module(checkpoint, candidate) if candidate.module is not None else _of_mapping(checkpoint, candidate.at)
     check_whole(made, checkpoint.size)
+    refuse_damaged(checkpoint, MISREAD, candidate.at)
     taken = {_view(entry) for entry in made.entries}
     inside = candidate.at if candidate.module is not None else None
 
