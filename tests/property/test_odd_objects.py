@@ -206,3 +206,11 @@ def test_every_tensor_beside_the_state_dict_of_a_module_is_listed(name: str, at:
     listed = {row.where for row in result.findings if row.id == "left-behind"}
     assert {f"{at}plain", f"{at}inside/tensor", f"{at}_buffers/passing"} <= listed
     assert result.exit_code == 0
+
+
+def test_parameters_that_a_list_of_averages_replaces_are_listed(tmp_path: Path) -> None:
+    path = saved("averages_in_a_list", tmp_path / "in.pt")
+    result = ckptfix.extract(path, tmp_path / "out.pt", ema=True)
+    listed = {row.where for row in result.findings if row.id == "left-behind"}
+    assert {f"state_dict/{name}" for name in state()} <= listed
+    assert result.exit_code == 0
