@@ -80,7 +80,7 @@ def interleaved_columns() -> Any:
 @odd
 def conjugate_and_negative_views() -> Any:
     number = torch.complex(some(3), some(3, first=9))
-    negative = torch._neg_view(some(3, first=20))  # type: ignore[no-untyped-call]
+    negative = torch._neg_view(some(3, first=20))
     return {"a.w": number.conj(), "b.w": torch.complex(some(3, first=30), some(3)).conj().imag, "c.w": negative}
 
 
@@ -98,7 +98,7 @@ def quantized_views() -> Any:
 def sparse_with_its_values_apart() -> Any:
     indices = torch.tensor([[0, 0, 1], [1, 1, 0]])
     sparse = torch.sparse_coo_tensor(indices, some(3), (3, 3), check_invariants=False)
-    empty = torch.sparse_coo_tensor(size=(3, 3))  # type: ignore[call-overload]
+    empty = torch.sparse_coo_tensor(size=(3, 3))  # type: ignore[call-arg]
     return {"model": {"a.w": sparse, "b.w": empty}, "ema": {"values": sparse._values()}}
 
 
