@@ -6,12 +6,13 @@ Sources: torch/_utils.py (``_rebuild_*``), torch/_tensor.py (``_reduce_ex_intern
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from ckptfix import dtypes
 from ckptfix.checkpoint import Storage, TensorEntry, contiguous_stride
+from ckptfix.errors import DamagedFile
 from ckptfix.pickles import Call, Global, PersId
 from ckptfix.pickles.graph import attributes, pairs
 
@@ -19,7 +20,7 @@ StorageOf = Callable[[PersId], Storage]
 Args = tuple[Any, ...]
 
 
-class BadTensor(ValueError):
+class BadTensor(DamagedFile, ValueError):
     """A rebuild call whose arguments describe no tensor; the message says why."""
 
 
@@ -58,7 +59,8 @@ def tensor_entry(node: Call, key: str, at: str, storage_of: StorageOf) -> Tensor
     except (IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
         if isinstance(error, BadTensor):
             raise
-        raise BadTensor(f"{func.name} with unusable arguments ({error})") from None
+        why = str(error) or "too few"
+        raise BadTensor(f"{func.name} with unusable arguments ({why})") from None
 
 
 def storage_entry(node: PersId, key: str, at: str, storage_of: StorageOf) -> TensorEntry:
@@ -109,8 +111,8 @@ def dtype_name(node: Any) -> str:
 
 def sizes(node: Any) -> tuple[int, ...]:
     """A shape or stride: a tuple of ints, or ``torch.Size`` of one."""
-    if type(node) is Call and node.args:
-        node = node.args[0]
+    if type(node) is Call and node.arguments:
+        node = node.arguments[0]
     if type(node) not in (tuple, list) or not all(type(value) is int and 0 <= value < 1 << 63 for value in node):
         raise BadTensor("a shape or stride that is no tuple of sizes")
     return tuple(node)
@@ -165,41 +167,78 @@ def _parameter(args: Args, key: str, at: str, storage_of: StorageOf) -> TensorEn
 
 
 def _inner(node: Any, key: str, at: str, storage_of: StorageOf) -> TensorEntry:
-    # A parameter of a wrapper of a parameter ...: hostile depth must not become Python's.
-    depth = 0
-    probe = node
-    while is_tensor(probe) and type(probe.args) is tuple and probe.args:
-        probe = probe.args[0]
-        depth += 1
-        if depth > 16:
-            raise BadTensor("tensors nested too deeply")
     if not is_tensor(node):
         raise BadTensor("a part that is no tensor")
+    _refuse_bottomless(node)
     return tensor_entry(node, key, at, storage_of)
+
+
+MAX_DEPTH = 32
+MAX_PARTS = 100_000
+"""What a tensor may be made of, arguments and tuples included: far more than any real one."""
+
+
+def _refuse_bottomless(node: Call) -> None:
+    """Raise BadTensor for a parameter of a wrapper of a parameter ..., or parts that share parts without end.
+
+    Hostile depth must not become Python's, and what is shared is unfolded for each use of it.
+    """
+    left = MAX_PARTS
+    stack: list[tuple[Any, int]] = [(node, 0)]
+    while stack:
+        part, depth = stack.pop()
+        inside: Sequence[Any] = part
+        if type(part) is Call:
+            inside = part.arguments
+            inside = (*inside, *(value for _, value in attributes(inside[3]))) if len(inside) > 3 else inside
+        left -= len(inside)
+        if depth > MAX_DEPTH or left < 0:
+            raise BadTensor("tensors nested too deeply")
+        stack += [(child, depth + 1) for child in inside if type(child) in (tuple, list) or is_tensor(child)]
+
+
+QUANTIZERS: dict[str, tuple[Any, ...]] = {
+    "per_tensor_affine": ((float, int), (int,)),
+    "per_channel_affine": (Call, Call, (int,)),
+    "per_channel_affine_float_qparams": (Call, Call, (int,)),
+}
+"""Scheme -> types of its parameters (``torch._utils._rebuild_qtensor``): scale, zero point and axis; Call is a tensor."""
 
 
 def _quantized(args: Args, key: str, at: str, storage_of: StorageOf) -> TensorEntry:
     entry = _dense(args, key, at, storage_of, requires_grad=args[5])
     scheme, *rest = args[4]
+    name = scheme.name if type(scheme) is Global else ""
+    expected = QUANTIZERS.get(name)
+    if expected is None or len(rest) != len(expected):
+        raise BadTensor("a quantizer that torch does not have")
+    for value, kinds in zip(rest, expected, strict=True):
+        if not (is_tensor(value) if kinds is Call else type(value) in kinds):
+            raise BadTensor(f"a quantizer {name} with unusable parameters")
     parts = tuple(
         _inner(part, f"{key}.{name}", at, storage_of)
         for part, name in zip(rest, ("scale", "zero_point"), strict=False)
         if is_tensor(part)
     )
     plain = [repr(value) for value in rest if not is_tensor(value)]
-    name = scheme.name if type(scheme) is Global else "unknown scheme"
     return replace(entry, kind="quantized", parts=parts, detail=", ".join([name, *plain]))
+
+
+LAYOUTS = {"sparse_coo": 2, **dict.fromkeys(("sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc"), 3)}
+"""Sparse layout -> the tensors it is made of: indices and values, compressed indices before them."""
 
 
 def _sparse(args: Args, key: str, at: str, storage_of: StorageOf) -> TensorEntry:
     layout, data = args[:2]
     name = str(layout.args[0] if type(layout) is Call and layout.args else layout).removeprefix("torch.")
     parts = tuple(part for part in data if is_tensor(part))
+    if LAYOUTS.get(name) != len(parts):
+        raise BadTensor("a sparse layout that torch does not have, or other parts than it needs")
     names = ("indices", "values") if len(parts) == 2 else ("compressed_indices", "plain_indices", "values")
     entries = tuple(
         _inner(part, f"{key}.{label}", at, storage_of) for part, label in zip(parts, names, strict=True)
     )
-    shape = sizes(next(value for value in data if not is_tensor(value)))
+    shape = sizes(next((value for value in data if not is_tensor(value)), None))
     flags = [str(value) for value in data if type(value) is bool]
     detail = name + "".join(f", coalesced={flag}" for flag in flags)
     dtype = entries[-1].dtype

@@ -5,7 +5,6 @@ torch is imported inside the functions, so that everything else of ckptfix start
 
 from __future__ import annotations
 
-import ast
 import sys
 import warnings
 import zlib
@@ -18,7 +17,7 @@ from ckptfix.checkpoint import ByteRange, Checkpoint, Data, Derived, Storage, Te
 from ckptfix.errors import DamagedFile, Refused, Unsupported
 from ckptfix.fileio import read_chunks, truncated
 from ckptfix.formats.torch_common import element_sizes, little_endian
-from ckptfix.formats.torch_tensors import LAZY
+from ckptfix.formats.torch_tensors import LAYOUTS, LAZY
 
 if TYPE_CHECKING:
     import torch
@@ -53,7 +52,7 @@ class TensorMaker:
         """
         try:
             return self.make(entry)
-        except (RuntimeError, OverflowError, ValueError) as error:
+        except (RuntimeError, OverflowError, ValueError, TypeError, IndexError) as error:
             message = f"no tensor that torch can have: {str(error).splitlines()[0]}"
             raise DamagedFile(message, path=self.checkpoint.path, where=entry.name) from error
 
@@ -86,7 +85,7 @@ class TensorMaker:
         import torch
 
         dtype = getattr(torch, entry.dtype, None)
-        if dtype is None:
+        if not isinstance(dtype, torch.dtype):
             raise Unsupported(f"this torch has no dtype {entry.dtype}", path=self.checkpoint.path, where=entry.name)
         return dtype
 
@@ -106,7 +105,7 @@ class TensorMaker:
         import torch
 
         scheme, *values = entry.detail.split(", ")
-        numbers = [ast.literal_eval(value) for value in values]
+        numbers = [_number(value) for value in values]
         parts = [self(part) for part in entry.parts]
         assert entry.storage is not None
         dtype = self.dtype(entry)
@@ -130,14 +129,18 @@ class TensorMaker:
         if len(parts) == 2:
             how: dict[str, Any] = {"is_coalesced": coalesced == "True"} if coalesced else {}
             return torch.sparse_coo_tensor(parts[0], parts[1], entry.shape, **how, check_invariants=True)
-        how = {"layout": getattr(torch, layout)}
+        how = {"layout": getattr(torch, layout) if layout in LAYOUTS else None}
         return torch.sparse_compressed_tensor(parts[0], parts[1], parts[2], entry.shape, **how, check_invariants=True)
 
     def storage(self, storage: Storage, itemsize: int) -> Any:
         """The untyped storage on its device; `itemsize` is what its address must be a multiple of."""
+        import torch
+
         made = self.storages.get(storage.key)
         if made is None:
-            assert storage.data is not None
+            if storage.data is None:  # a storage of the meta device, which has no bytes
+                made = self.storages[storage.key] = torch.UntypedStorage(storage.nbytes, device="meta")
+                return made
             data = little_endian(storage.data, self.checkpoint.byteorder, self.units.get(storage.key, itemsize))
             made = self.storages[storage.key] = self.moved(self.load(data, itemsize, storage.crc32), storage.location)
             if not _mappable(data, itemsize):
@@ -212,6 +215,18 @@ class TensorMaker:
         if isinstance(data, Derived) and inflated:
             _compare(found, crc32, data)
         return storage
+
+
+def _number(text: str) -> float | int:
+    """A parameter of a quantizer, as its repr stands in the detail of an entry.
+
+    Raises:
+        ValueError: it is no number.
+    """
+    try:
+        return int(text)
+    except ValueError:
+        return float(text)
 
 
 def _is_subclass(entry: TensorEntry) -> bool:
