@@ -202,7 +202,7 @@ QUANTIZERS: dict[str, tuple[Any, ...]] = {
     "per_channel_affine": (Call, Call, (int,)),
     "per_channel_affine_float_qparams": (Call, Call, (int,)),
 }
-"""Scheme -> types of its parameters (``torch._utils._rebuild_qtensor``): scale, zero point and axis; Call is a tensor."""
+"""Scheme -> types of its parameters (``torch._utils._rebuild_qtensor``): scale, zero point, axis; Call is a tensor."""
 
 
 def _quantized(args: Args, key: str, at: str, storage_of: StorageOf) -> TensorEntry:
