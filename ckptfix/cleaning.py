@@ -90,8 +90,8 @@ def sanitize(
         plan=done.plan,
         written=not dry_run,
         lines=_sanitized_lines(done),
-        findings=tuple(_finding(loss, checkpoint.path) for loss in unasked),
-        exit_code=3 if unasked else 0,
+        findings=(*(_finding(loss, checkpoint.path) for loss in unasked), *done.unloadable),
+        exit_code=3 if unasked or done.unloadable else 0,
         changes=done.changes,
         dropped=done.losses,
     )
@@ -111,6 +111,10 @@ def _finding(loss: Loss, path: str) -> Finding:
 
 
 def _sanitized_lines(done: sanitize_op.Sanitized) -> tuple[str, ...]:
+    count = len(done.unloadable)
+    broken = [f"CANNOT BE LOADED AS THEY ARE: {count:,} value{'s' if count > 1 else ''}, named below"] if count else []
+    if done.identical and broken:
+        return ("weights_only=True takes all names; the output is an identical copy", *broken)
     if done.identical:
         line = "nothing to do: weights_only=True takes all that the file names; the output is an identical copy"
         return (line,)
@@ -127,7 +131,7 @@ def _sanitized_lines(done: sanitize_op.Sanitized) -> tuple[str, ...]:
         lines.append(f"left out as asked: {shown}")
     if unasked:
         lines.append(f"LEFT OUT: {unasked:,} value{'s' if unasked > 1 else ''}, each named below")
-    return tuple(lines) or ("written again",)
+    return (*(lines or ["written again"]), *broken)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

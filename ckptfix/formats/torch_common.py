@@ -8,7 +8,7 @@ from typing import Any, Literal
 from ckptfix import dtypes
 from ckptfix.checkpoint import Checkpoint, Data, Finding, Storage, TensorEntry
 from ckptfix.errors import BadPickle, CkptfixError
-from ckptfix.formats import trusted
+from ckptfix.formats import demands, trusted
 from ckptfix.formats.torch_edit import find_devices
 from ckptfix.formats.torch_object import TorchObject, walk
 from ckptfix.formats.torch_tensors import BadTensor, storage_dtype
@@ -57,6 +57,7 @@ def build(
     def load_entries() -> tuple[TensorEntry, ...]:
         entries, bad = found.entries(storages)
         findings.extend(bad)
+        findings.extend(demands.of_tensors(entries))
         return tuple(entries)
 
     def load_values() -> Iterator[tuple[str, Any]]:
@@ -145,7 +146,7 @@ def fields(persid: PersId) -> tuple[str, str, str, int]:
     if len(key) > MAX_KEY or any("\ud800" <= char <= "\udfff" for char in key):
         raise BadTensor("a storage key that no record can have as its name")
     dtype = storage_dtype(kind)
-    if numel * dtypes.by_name(dtype).itemsize >= 1 << 63:
+    if numel * dtypes.by_name(dtype).itemsize >= 1 << 63 and location != "meta":
         raise BadTensor(f"a storage of {numel:#x} elements, which nothing can hold")
     return str(key), dtype, str(location), numel
 

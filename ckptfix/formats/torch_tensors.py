@@ -126,7 +126,7 @@ def _dense(
         raise BadTensor("a tensor without a storage")
     storage = storage_of(persid)
     shape, stride = _matching(shape, stride)
-    if type(offset) is not int or offset < 0:
+    if type(offset) is not int or not 0 <= offset < 1 << 63:
         raise BadTensor("an offset that is no count")
     if len(persid.pid) > 5:
         offset += viewed(persid, storage)[0]
