@@ -10,6 +10,7 @@ from typing import Any
 from ckptfix import formats, output
 from ckptfix.checkpoint import Checkpoint, Finding, Plan
 from ckptfix.collector import without_collections
+from ckptfix.commands import command
 from ckptfix.errors import CkptfixError, DamagedFile
 from ckptfix.fileio import Progress
 from ckptfix.ops import sanitize as sanitize_op
@@ -106,7 +107,7 @@ def _write(checkpoint: Checkpoint, plan: Plan, force: bool, dry_run: bool, progr
 
 
 def _finding(loss: Loss, path: str) -> Finding:
-    fix = f"ckptfix extract {path} OUT" if loss.why == EXTRACT else None
+    fix = command("extract", path, "OUT") if loss.why == EXTRACT else None
     return Finding("dropped", "warning", loss.where, f"left out: {loss.what}, {loss.why}", fix=fix)
 
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ckptfix.checkpoint import ByteRange, Data
+from ckptfix.commands import command
 from ckptfix.errors import BadDirectory, Truncated, Unsupported
 from ckptfix.fileio import Reader, cut_hint
 from ckptfix.streams import inflated
@@ -121,7 +122,7 @@ def _find_end(reader: Reader, path: str) -> _End:
         except BadDirectory as error:
             wrong = wrong or error.message
     if wrong:
-        raise BadDirectory(wrong, path=path, hint=f"ckptfix repair {path} OUT rebuilds it")
+        raise BadDirectory(wrong, path=path, hint=f"{command('repair', path, 'OUT')} rebuilds it")
     raise Truncated(
         "no zip directory at the end: the file was cut short while it was written or copied",
         path=path,

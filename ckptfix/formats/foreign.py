@@ -17,9 +17,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ckptfix.commands import quoted
 from ckptfix.errors import printable
 from ckptfix.formats.foreign_archives import folder, tar_archive, zip_archive
-from ckptfix.formats.foreign_file import Answer, File, quote
+from ckptfix.formats.foreign_file import Answer, File
 
 _MANY_ZEROS = 16
 """Places where a file that begins with zeros is looked at."""
@@ -96,13 +97,13 @@ def _lfs_pointer(file: File) -> Answer | None:
     what = "a git-lfs pointer, not the file itself"
     if oid and length:
         what += f" ({int(length[1]):,} bytes, sha256 {oid[1].decode()})"
-    return what, f"git lfs pull --include={quote(file.name)}"
+    return what, f"git lfs pull --include={quoted(file.name)}"
 
 
 def _magic(file: File) -> Answer | None:
     for at, magic, what, hint in _MAGIC:
         if file.head.startswith(magic, at):
-            return what, hint.format(file=quote(file.path)) if hint else None
+            return what, hint.format(file=quoted(file.path)) if hint else None
     return None
 
 
@@ -122,12 +123,12 @@ def _compressed(file: File) -> Answer | None:
         return "zlib-compressed data, as old joblib versions write it", None
     else:
         return None
-    hint = f"unpack it first: {command} {quote(file.path)} > OUT"
+    hint = f"unpack it first: {command} {quoted(file.path)} > OUT"
     if not opened:
         return name, hint
     inside = _inside(opened)
     if inside == "a tar archive":
-        hint = f"unpack it first: tar -xf {quote(file.path)}"
+        hint = f"unpack it first: tar -xf {quoted(file.path)}"
     return f"{name}; inside is {inside}", hint
 
 

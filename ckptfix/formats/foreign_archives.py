@@ -7,10 +7,11 @@ from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
+from ckptfix.commands import quoted
 from ckptfix.containers.zip_read import END, END64, LOCATOR, MAX16, read_directory
 from ckptfix.errors import CkptfixError, printable
 from ckptfix.fileio import Reader
-from ckptfix.formats.foreign_file import Answer, File, quote
+from ckptfix.formats.foreign_file import Answer, File
 
 _CHECKPOINTS = (".pth", ".pt", ".ckpt", ".bin", ".th", ".safetensors", ".distcp", ".pth.tar")
 _MAX_MEMBERS = 1000
@@ -25,7 +26,7 @@ def zip_archive(file: File) -> Answer | None:
         before = _bytes_before_zip(file)
         if not before:
             return None
-        cut = f"tail -c +{before + 1} {quote(file.path)} > FIXED.pth"
+        cut = f"tail -c +{before + 1} {quoted(file.path)} > FIXED.pth"
         return f"a zip archive with {before} other bytes before it", f"cut them off: {cut}"
     try:
         with Reader(file.path) as reader:
@@ -59,10 +60,10 @@ def _zip_of(names: Sequence[str], file: File) -> Answer:
     if not files:
         return "a zip archive without files", None
     if "constants.pkl" in lasts:
-        hint = f"ckptfix extract {quote(file.path)} OUT takes its weights; torch.jit.load({file.name!r}) reads it"
+        hint = f"ckptfix extract {quoted(file.path)} OUT takes its weights; torch.jit.load({file.name!r}) reads it"
         return "a TorchScript program (torch.jit.save)", hint
     if "archive_format" in lasts:
-        hint = f"ckptfix extract {quote(file.path)} OUT takes its weights; torch.export.load({file.name!r}) reads it"
+        hint = f"ckptfix extract {quoted(file.path)} OUT takes its weights; torch.export.load({file.name!r}) reads it"
         return "an exported program (.pt2)", hint
     if "data.pkl" in lasts:
         mac = ", with the __MACOSX files of the Finder" if any(name.startswith("__MACOSX/") for name in names) else ""
@@ -74,10 +75,10 @@ def _zip_of(names: Sequence[str], file: File) -> Answer:
     if "model.weights.h5" in lasts:
         return "a Keras model (.keras)", f"keras.saving.load_model({file.name!r}) reads it"
     if "MAR-INF/MANIFEST.json" in files:
-        return "a TorchServe archive (.mar)", f"unpack it first: unzip {quote(file.path)}"
+        return "a TorchServe archive (.mar)", f"unpack it first: unzip {quoted(file.path)}"
     if "META-INF/MANIFEST.MF" in files:
         return "a Java archive", None
-    return f"a zip archive of {_listed(files)}", f"unpack it first: unzip {quote(file.path)}"
+    return f"a zip archive of {_listed(files)}", f"unpack it first: unzip {quoted(file.path)}"
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -96,7 +97,7 @@ def tar_archive(file: File) -> Answer | None:
     if {"sys_info", "pickle", "storages"} <= bare:
         hint = "if you trust it, torch.load(FILE, weights_only=False) and torch.save write it anew"
         return "a torch checkpoint from before torch 0.1.10 (a tar archive)", hint
-    return f"a tar archive of {_listed(names)}", f"unpack it first: tar -xf {quote(file.path)}"
+    return f"a tar archive of {_listed(names)}", f"unpack it first: tar -xf {quoted(file.path)}"
 
 
 def _is_tar_header(block: bytes) -> bool:
@@ -143,11 +144,11 @@ def folder(path: str) -> Answer:
     names = {entry.name for entry in entries}
     if "data.pkl" in names or nested is not None:
         root = nested if nested is not None else Path(path)
-        parent, name = quote(str(root.parent)), quote(root.name)
-        hint = f"(cd {parent} && zip -0 -r {quote(root.name + '.pth')} {name}) makes it one file again"
+        parent, name = quoted(str(root.parent)), quoted(root.name)
+        hint = f"(cd {parent} && zip -0 -r {quoted(root.name + '.pth')} {name}) makes it one file again"
         return "a folder: a torch checkpoint that was unzipped", hint
     if ".metadata" in names or any(name.endswith(".distcp") for name in names):
-        hint = f"python -m torch.distributed.checkpoint.format_utils dcp_to_torch {quote(path)} OUT"
+        hint = f"python -m torch.distributed.checkpoint.format_utils dcp_to_torch {quoted(path)} OUT"
         return "a folder: a distributed checkpoint (DCP)", hint
     index = next((name for name in sorted(names) if name.endswith(".index.json")), None)
     if index is not None:
@@ -155,9 +156,9 @@ def folder(path: str) -> Answer:
     if "saved_model.pb" in names:
         return "a folder: a TensorFlow SavedModel", None
     if "latest" in names and any(name.startswith("global_step") for name in names):
-        hint = f"python zero_to_fp32.py {quote(path)} OUT, the script that DeepSpeed put there"
+        hint = f"python zero_to_fp32.py {quoted(path)} OUT, the script that DeepSpeed put there"
         return "a folder: a DeepSpeed checkpoint", hint
     found = [name for name in sorted(names) if name.endswith(_CHECKPOINTS)]
     if found:
-        return f"a folder; it holds {_listed(found)}", f"name a file: {quote(str(Path(path) / found[0]))}"
+        return f"a folder; it holds {_listed(found)}", f"name a file: {quoted(str(Path(path) / found[0]))}"
     return "a folder without checkpoints" if names else "an empty folder", None

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ckptfix.checkpoint import ByteRange, Checkpoint, Finding, OutputFile, Plan
+from ckptfix.commands import command
 from ckptfix.errors import Refused, Unsupported
 from ckptfix.formats import demands, torch_legacy, torch_zip, trusted
 from ckptfix.formats.torch_common import all_findings, fields, parts_of
@@ -197,7 +198,7 @@ def _nothing_left(checkpoint: Checkpoint, report: Report) -> Refused:
     root = parts_of(checkpoint).graph.root
     name = class_name(root) if type(root) is Call else None
     why = report.losses[-1].why if report.losses else "is no plain value"
-    hint = f"ckptfix extract {checkpoint.path} OUT" if why == EXTRACT else INSPECT
+    hint = command("extract", checkpoint.path, "OUT") if why == EXTRACT else INSPECT
     message = f"nothing would be left of it: {name or 'the object'} {_clause(why)}"
     return Refused(message, path=checkpoint.path, hint=hint)
 

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ckptfix.checkpoint import Finding
+from ckptfix.commands import command, quoted, verbatim
 from ckptfix.containers.zip_read import END, Directory, read_directory
 from ckptfix.errors import BadDirectory, BadIndex, BadPickle, CkptfixError, Truncated, UnknownFormat, Unsupported
 from ckptfix.fileio import Reader
 from ckptfix.formats import safetensors, torch_legacy
-from ckptfix.formats.foreign_file import quote
 from ckptfix.ops import scan_pickle
 from ckptfix.ops.catalogue import found
 
@@ -94,16 +94,16 @@ def _unknown(path: str, error: UnknownFormat) -> Iterator[Finding]:
     if id == "dcp-folder" and Path(path).is_dir() and not Path(path, ".metadata").exists():
         yield found("dcp-no-metadata", f"{what} without its .metadata")
         return
-    fix = error.hint.replace("{", "{{").replace("}", "}}") if id in _KEPT_HINTS and error.hint else None
+    fix = verbatim(error.hint) if id in _KEPT_HINTS and error.hint else None
     if id == "compressed" and re.search(r"LZ4|zstandard|zlib", what):
-        fix = error.hint
+        fix = verbatim(error.hint) if error.hint else None
     if id == "bare-data-pkl":
         parent = Path(path).resolve().parent
-        fix = f"ckptfix doctor {quote(str(parent))}" if (parent / "data").is_dir() else None
+        fix = verbatim(command("doctor", parent)) if (parent / "data").is_dir() else None
     if id == "dcp-folder" and not Path(path).is_dir():
         # torch's merger takes the folder, and of a file in it says that it found no checkpoint.
-        folder = str(Path(path).parent).replace("{", "{{").replace("}", "}}")
-        fix = f"python -m torch.distributed.checkpoint.format_utils dcp_to_torch {quote(folder)} OUT"
+        folder = Path(path).parent
+        fix = verbatim(f"python -m torch.distributed.checkpoint.format_utils dcp_to_torch {quoted(folder)} OUT")
     yield found(id, what, fix=fix)
     if id == "repacked-zip" or id == "junk-before":
         return
