@@ -217,7 +217,7 @@ class TensorMaker:
         return storage
 
 
-def _number(text: str) -> float | int:
+def _number(text: str) -> Any:
     """A parameter of a quantizer, as its repr stands in the detail of an entry.
 
     Raises:

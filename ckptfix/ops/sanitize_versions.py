@@ -120,7 +120,7 @@ def older_storage(pid: tuple[Any, ...], version: Version) -> tuple[Any, ...]:
     Raises:
         Unsupported: it has no such elements.
     """
-    kind = pid[1] if len(pid) > 1 else None
+    kind: Any = pid[1] if len(pid) > 1 else None
     row = dtypes.by_storage_class(kind.name) if type(kind) is Global else None
     if row is None:
         raise Unsupported("a storage of an unknown class")

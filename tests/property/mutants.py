@@ -17,10 +17,12 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from builders import Op, Record, assemble, build_zip, push, replace, torch_zip
+from builders import Op, Record, assemble, build_zip, push, replace, state_dict_ops, torch_zip
 from property import impossible
+from property.hostile import WEIGHT_DATA, one_pickle
 from property.small_files import SMALL
 
+Way = Callable[[bytes, random.Random], bytes]
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 INTS = (0, 1, 2, 3, 7, 255, 256, 2**31 - 1, 2**31, 2**40, 2**62, 2**63, 2**64, 2**70, -1, -2, -(2**31), -(2**63))
 TEXTS = (
@@ -37,11 +39,11 @@ def seeds() -> tuple[tuple[str, bytes], ...]:
                       for op in (*push(name), *impossible.called(name, impossible.tuple_of(*arguments)))]  # fmt: skip
     tensors = {name: impossible.called(name, impossible.tuple_of(*arguments))
                for name, arguments in impossible.GOOD.items() if "_rebuild" in name}  # fmt: skip
-    storages = [impossible.WEIGHT_DATA, b"\0" * 16]
+    storages = [WEIGHT_DATA, b"\0" * 16]
     files = {
         **{f"small {name}": data for name, data in SMALL.items()},
-        "calls": torch_zip(impossible.one_pickle("EMPTY_DICT", "MARK", *rich, "SETITEMS"), storages),
-        "tensors": torch_zip(impossible.one_pickle(*impossible.state_dict_ops(tensors)), storages),
+        "calls": torch_zip(one_pickle("EMPTY_DICT", "MARK", *rich, "SETITEMS"), storages),
+        "tensors": torch_zip(one_pickle(*state_dict_ops(tensors)), storages),
     }
     for path in sorted(FIXTURES.glob("*.*")):
         if path.suffix in (".pth", ".safetensors", ".pt") and path.stat().st_size < 16_000:
@@ -54,13 +56,13 @@ def mutant(number: int) -> tuple[str, bytes]:
     dice = random.Random(number)
     name, data = dice.choice(seeds())
     edits = dice.choice((1, 1, 1, 2, 3))
-    ways: list[Callable[[bytes, random.Random], bytes]] = [raw]
+    ways: list[Way] = [raw]
     if data[:2] == b"PK":
-        ways = [in_pickle] * 6 + [in_records] * 3 + [raw]
+        ways += [*[in_pickle] * 6, *[in_records] * 3]
     elif b"__metadata__" in data[:400] or name.endswith(".safetensors") or name == "small safetensors":
-        ways = [in_header] * 5 + [raw]
+        ways += [in_header] * 5
     else:
-        ways = [in_stream] * 5 + [raw]
+        ways += [in_stream] * 5
     way = dice.choice(ways)
     for _ in range(edits):
         data = way(data, dice)
@@ -117,14 +119,15 @@ def another(operation: bytes, dice: random.Random) -> bytes:
 
 def random_operations(dice: random.Random) -> list[Op]:
     value = dice.choice((*INTS, *TEXTS, None, True, 2.5, float("nan"), (), (1, 2), [1], {"a": 1}, b"ab"))
-    return dice.choice((
+    choices: list[list[Op]] = [
         push(value) if not isinstance(value, int) or abs(value) < 2**400 else push(1),
         ["POP"], ["DUP"], ["MARK"], ["TUPLE"], ["TUPLE1"], ["TUPLE2"], ["REDUCE"], ["BUILD"], ["SETITEM"], ["SETITEMS"],
         ["APPEND"], ["APPENDS"], ["EMPTY_DICT"], ["EMPTY_LIST"], ["EMPTY_TUPLE"], ["NEWOBJ"], ["BINPERSID"], ["STOP"],
         ["STACK_GLOBAL"], ["MEMOIZE"], [("BINGET", dice.randrange(30))], [("BINPUT", dice.randrange(30))], ["NONE"],
         [("PROTO", dice.randrange(7))], [("FRAME", dice.choice((0, 1, 9, 2**40)))],
         list(dice.choice(list(impossible.WRONG.values()))),
-    ))  # fmt: skip
+    ]  # fmt: skip
+    return dice.choice(choices)
 
 
 def edited(operations: list[bytes], dice: random.Random) -> list[bytes]:

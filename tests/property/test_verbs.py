@@ -9,9 +9,11 @@ from itertools import cycle, islice
 from pathlib import Path
 
 import pytest
+from builders import push, state_dict_ops, torch_zip
 from conftest import ROOT
 from property import impossible
-from property.hostile import WEIGHT_DATA
+from property.campaign import outcomes
+from property.hostile import WEIGHT, WEIGHT_DATA, one_pickle
 from property.verbs import COMMANDS, LOADERS, Outcome, run_command, run_commands, run_loaders
 
 ATTACKS = ROOT.parent / "shared" / "attacks"
@@ -97,10 +99,22 @@ def test_impossible_tensors(files: object, tmp_path: Path) -> None:
 @pytest.mark.parametrize("argument", [[("BININT1", 5)], ["EMPTY_DICT"], ["NONE"]])
 def test_a_call_without_a_tuple_hides_nothing(argument: list[object], tmp_path: Path) -> None:
     """``OrderedDict`` called with an int, beside posix.system: doctor names it."""
-    hidden = impossible.called("posix.system", impossible.push(("true",)))
+    hidden = impossible.called("posix.system", push(("true",)))
     odd = impossible.called("collections.OrderedDict", argument)  # type: ignore[arg-type]
-    ops = impossible.state_dict_ops({"module.w": impossible.WEIGHT, "x": odd, "y": hidden})
+    ops = state_dict_ops({"module.w": WEIGHT, "x": odd, "y": hidden})
     path = tmp_path / "in.pth"
-    path.write_bytes(impossible.torch_zip(impossible.one_pickle(*ops), [WEIGHT_DATA]))
+    path.write_bytes(torch_zip(one_pickle(*ops), [WEIGHT_DATA]))
     outcome = run_command(("doctor", os.fspath(path)))
     assert outcome.code == 1 and "posix.system" in outcome.stdout and not outcome.failure
+
+
+SLICE = range(500)
+"""Mutants of the normal tests; `property.campaign` tries a million."""
+
+
+def test_a_slice_of_the_mutants(tmp_path: Path) -> None:
+    """Each mutant by two commands and a loader, as the campaign does it."""
+    found = []
+    for number in SLICE:
+        found += failures(outcomes(number, tmp_path / "in.pth", 2), f"mutant {number}")
+    assert not found, "\n".join(found[:5])
