@@ -282,12 +282,14 @@ class Archive:
         """The CRC-32 of the data; None if it can not be read, or inflated to its size."""
         place = (way.data, way.stored, way.size, way.method)
         if place not in self._sums:
-            self._left -= max(way.stored, way.size)
-            self._sums[place] = self._sum(way) if self._left >= 0 else None
+            self._sums[place] = self._sum(way)
         return self._sums[place]
 
     def _sum(self, way: _Way) -> int | None:
         if way.method not in (STORED, DEFLATED) or (way.method == STORED and way.stored != way.size):
+            return None
+        self._left -= way.stored
+        if self._left < 0:
             return None
         crc32 = 0
         try:
