@@ -5,18 +5,21 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ckptfix import formats, output
+from ckptfix import formats
 from ckptfix.checkpoint import Checkpoint, Edit, Plan
 from ckptfix.collector import without_collections
-from ckptfix.errors import CkptfixError, DamagedFile, Refused
+from ckptfix.errors import Refused
 from ckptfix.formats import torch_legacy
 from ckptfix.ops import convert as convert_op
 from ckptfix.ops import relocate as relocate_op
 from ckptfix.ops import rename as rename_op
+from ckptfix.ops.convert import refuse_other_suffix
 from ckptfix.ops.inspect import Inspection
 from ckptfix.ops.inspect import inspect as inspect_op
+from ckptfix.ops.law_promise import Promise
+from ckptfix.ops.writing import Draft, about, carry_out, open_input
 from ckptfix.results import ConvertResult, RelocateResult, RenameResult
 
 if TYPE_CHECKING:
@@ -38,6 +41,7 @@ def strip_module(
     all_levels: bool = False,
     partial: bool = False,
     force: bool = False,
+    keep_old: bool = False,
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> RenameResult:
@@ -49,17 +53,18 @@ def strip_module(
         all_levels: take it off as often as all names carry it.
         partial: take it off where only some names of a mapping carry it.
         force: replace an existing `dest`.
+        keep_old: a checkpoint that `force` replaces is kept beside it, as ``DEST.~1~``; see `Result.backup`.
         dry_run: plan, and write nothing.
         progress: called with bytes done and bytes in all.
 
     Raises:
         PartialPrefix, KeyConflict, WouldOverwrite, DamagedFile, UnknownFormat, WriteFailed.
     """
-    checkpoint = _open(source, dest, force)
+    checkpoint = open_input(source, dest, force)
     renames = rename_op.strip(checkpoint, prefix=prefix, at=at, all_levels=all_levels, partial=partial)
     near = None if renames.edits else rename_op.nearest_prefix(checkpoint, prefix, at)
     nothing = f"no key begins with '{prefix.strip('.')}.'" + (f" (nearest is '{near}.')" if near else "")
-    return _renamed(checkpoint, renames, dest, "stripped", nothing, force, dry_run, progress)
+    return _renamed(checkpoint, renames, dest, "stripped", nothing, force, keep_old, dry_run, progress)
 
 
 @without_collections
@@ -70,13 +75,15 @@ def add_module(
     prefix: str = "module",
     at: str | None = None,
     force: bool = False,
+    keep_old: bool = False,
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> RenameResult:
     """Write `source` to `dest` with `prefix` before the names of the model's state dicts. As `strip_module`."""
-    checkpoint = _open(source, dest, force)
+    checkpoint = open_input(source, dest, force)
     renames = rename_op.add(checkpoint, prefix=prefix, at=at)
-    return _renamed(checkpoint, renames, dest, "prefixed", "no state dict was found", force, dry_run, progress)
+    nothing = "no state dict was found"
+    return _renamed(checkpoint, renames, dest, "prefixed", nothing, force, keep_old, dry_run, progress)
 
 
 @without_collections
@@ -86,13 +93,15 @@ def unwrap(
     *,
     at: str | None = None,
     force: bool = False,
+    keep_old: bool = False,
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> RenameResult:
     """Write `source` to `dest` without any known wrapper's name in its keys. As `strip_module`."""
-    checkpoint = _open(source, dest, force)
+    checkpoint = open_input(source, dest, force)
     renames = rename_op.unwrap(checkpoint, at=at)
-    return _renamed(checkpoint, renames, dest, "unwrapped", "no wrapper's name was found", force, dry_run, progress)
+    nothing = "no wrapper's name was found"
+    return _renamed(checkpoint, renames, dest, "unwrapped", nothing, force, keep_old, dry_run, progress)
 
 
 @without_collections
@@ -104,6 +113,7 @@ def rename(
     mapping: Mapping[str, str] | None = None,
     at: str | None = None,
     force: bool = False,
+    keep_old: bool = False,
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> RenameResult:
@@ -115,9 +125,9 @@ def rename(
 
     The rest as `strip_module`. A rule that matched nothing is a finding.
     """
-    checkpoint = _open(source, dest, force)
+    checkpoint = open_input(source, dest, force)
     renames = rename_op.rename(checkpoint, subs=subs, mapping=mapping, at=at)
-    return _renamed(checkpoint, renames, dest, "renamed", "no rule matched a key", force, dry_run, progress)
+    return _renamed(checkpoint, renames, dest, "renamed", "no rule matched a key", force, keep_old, dry_run, progress)
 
 
 @without_collections
@@ -127,6 +137,7 @@ def map_location(
     target: str | Mapping[str, str],
     *,
     force: bool = False,
+    keep_old: bool = False,
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> RelocateResult:
@@ -137,7 +148,7 @@ def map_location(
 
     The rest as `strip_module`.
     """
-    checkpoint = _open(source, dest, force)
+    checkpoint = open_input(source, dest, force)
     moves = relocate_op.relocate(checkpoint, target)
     plan = _edit(checkpoint, moves.edits, dest)
     if moves.moved:
@@ -147,14 +158,18 @@ def map_location(
     else:
         here = ", ".join(checkpoint.devices) or "no device"
         line = f"nothing to move (the file names {here})"
-    lines = (line + _copy_note(not moves.moved),)
-    return RelocateResult(
-        **_written(checkpoint, dest, plan, force, dry_run, progress),
-        lines=lines,
+    draft = Draft(
+        source=checkpoint.path,
+        stamp=checkpoint.stamp,
+        dest=os.fspath(dest),
+        format=checkpoint.format,
+        plan=plan,
+        promise=Promise(names_stay=False, edited=checkpoint),
+        lines=(line + _copy_note(not moves.moved),),
         findings=moves.findings,
-        moved=moves.moved,
-        kept=moves.kept,
     )
+    done = carry_out(draft, force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
+    return RelocateResult(**done, moved=moves.moved, kept=moves.kept)
 
 
 def to_cpu(
@@ -162,11 +177,12 @@ def to_cpu(
     dest: StrPath,
     *,
     force: bool = False,
+    keep_old: bool = False,
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> RelocateResult:
     """Write `source` to `dest` with every tensor on the CPU: `map_location` to ``"cpu"``."""
-    return map_location(source, dest, "cpu", force=force, dry_run=dry_run, progress=progress)
+    return map_location(source, dest, "cpu", force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
 
 
 @without_collections
@@ -178,6 +194,7 @@ def convert(
     at: str | None = None,
     drop_unsupported: bool = False,
     force: bool = False,
+    keep_old: bool = False,
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> ConvertResult:
@@ -190,7 +207,7 @@ def convert(
 
     The rest as `strip_module`.
     """
-    checkpoint = _open(source, dest, force)
+    checkpoint = open_input(source, dest, force)
     done = convert_op.convert(checkpoint, os.fspath(dest), to=to, at=at, drop_unsupported=drop_unsupported)
     line = f"{_count(done.tensors, 'tensor')} from {checkpoint.format} to {done.format}"
     if done.format == checkpoint.format:
@@ -205,11 +222,19 @@ def convert(
     behind = [address for address in done.left if address not in done.lost]
     if behind:
         lines.append(f"left behind: {_some(behind)}")
-    return ConvertResult(
-        **_written(checkpoint, dest, done.plan, force, dry_run, progress) | {"format": done.format},
+    draft = Draft(
+        source=checkpoint.path,
+        stamp=checkpoint.stamp,
+        dest=os.fspath(dest),
+        format=done.format,
+        plan=done.plan,
+        promise=done.promise,
         lines=tuple(lines),
         findings=done.plan.findings,
         exit_code=3 if done.lost else 0,
+    )
+    return ConvertResult(
+        **carry_out(draft, force=force, keep_old=keep_old, dry_run=dry_run, progress=progress),
         at=done.at,
         tensors=done.tensors,
         left=done.left,
@@ -266,39 +291,13 @@ def inspect(path: StrPath) -> Inspection:
     return inspect_op(open_checkpoint(path))
 
 
-def _open(source: StrPath, dest: StrPath, force: bool) -> Checkpoint:
-    """Open `source` after a look at `dest`: a refusal should not wait for a long read."""
-    output.check_destination(dest, [source], overwrite=force)
-    return open_checkpoint(source)
-
-
 def _edit(checkpoint: Checkpoint, edits: Sequence[Edit], dest: StrPath) -> Plan:
-    convert_op.refuse_other_suffix(checkpoint.path, os.fspath(dest), checkpoint.format)
+    refuse_other_suffix(checkpoint.path, os.fspath(dest), checkpoint.format)
     if edits:
         # A new header over the data that is left would be a file as broken, made without a word.
         torch_legacy.refuse_truncated(checkpoint)
-    try:
+    with about(checkpoint.path):
         return formats.FORMATS[checkpoint.format].plan_edit(checkpoint, edits, os.fspath(dest))
-    except CkptfixError as error:
-        error.path = error.path or checkpoint.path
-        raise
-
-
-def _written(
-    checkpoint: Checkpoint, dest: StrPath, plan: Plan, force: bool, dry_run: bool, progress: Progress | None
-) -> dict[str, Any]:
-    """Write `plan` unless this is a dry run; the fields that every result has."""
-    if formats.stamp(checkpoint.path) != checkpoint.stamp:
-        raise DamagedFile("it changed while it was read", path=checkpoint.path, hint="wait until its writer is done")
-    if not dry_run:
-        output.write_plan(plan, overwrite=force, progress=progress)
-    return {
-        "source": checkpoint.path,
-        "dest": os.fspath(dest),
-        "format": checkpoint.format,
-        "plan": plan,
-        "written": not dry_run,
-    }
 
 
 def _renamed(
@@ -308,6 +307,7 @@ def _renamed(
     verb: str,
     nothing: str,
     force: bool,
+    keep_old: bool,
     dry_run: bool,
     progress: Progress | None,
 ) -> RenameResult:
@@ -328,10 +328,18 @@ def _renamed(
     notes = [f"{found.where}: {found.message}" for found in renames.findings if found.severity == "info"]
     if notes:
         lines.append("; ".join(notes[:5]).removeprefix(": "))
-    return RenameResult(
-        **_written(checkpoint, dest, plan, force, dry_run, progress),
+    draft = Draft(
+        source=checkpoint.path,
+        stamp=checkpoint.stamp,
+        dest=os.fspath(dest),
+        format=checkpoint.format,
+        plan=plan,
+        promise=Promise(names_stay=False, edited=checkpoint),
         lines=tuple(lines),
         findings=renames.findings,
+    )
+    return RenameResult(
+        **carry_out(draft, force=force, keep_old=keep_old, dry_run=dry_run, progress=progress),
         changes=renames.changes,
         references=renames.references,
     )

@@ -230,7 +230,6 @@ class StateDict:
 @dataclass(frozen=True, slots=True)
 class Finding:
     """Something that `check` or an operation noticed; `fix` is a command or an instruction."""
-
     id: str
     severity: Literal["info", "warning", "error"]
     where: str
@@ -255,7 +254,7 @@ class Checkpoint:
         fixed_devices: places whose device can not be edited, as text.
         graph: what the format keeps for its own edits; opaque to everybody else.
         findings: what reading noticed; building `entries` may add to it.
-        stamp: size, modification time and inode of the file before it was read, to see that it is still the same.
+        stamp: what `formats.stamp` said of the file before it was read, to see that it is still the same.
     """
 
     path: str
@@ -376,11 +375,25 @@ def joined(segments: Iterable[Segment]) -> Iterator[Segment]:
 
 
 @dataclass(frozen=True, slots=True)
+class Check:
+    """Bytes of an input that have to have the checksum that the input states for them."""
+
+    where: str
+    data: Data
+    crc32: int
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
-    """Everything to be written, and nothing yet written. Files are written in order, an index last."""
+    """Everything to be written, and nothing yet written. Files are written in order, an index last.
+
+    `checks` come first: of bytes that go where their checksum cannot follow. `holds` is what its ranges need to exist.
+    """
 
     files: tuple[OutputFile, ...]
     findings: tuple[Finding, ...] = ()
+    checks: tuple[Check, ...] = ()
+    holds: object = field(default=None, repr=False, compare=False)
 
     @property
     def nbytes(self) -> int:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from ckptfix import formats, output
-from ckptfix.checkpoint import Checkpoint, Finding, Plan
+from ckptfix.checkpoint import Finding
 from ckptfix.collector import without_collections
 from ckptfix.commands import command
-from ckptfix.errors import CkptfixError, DamagedFile
 from ckptfix.fileio import Progress
 from ckptfix.ops import sanitize as sanitize_op
 from ckptfix.ops import slim as slim_op
 from ckptfix.ops.convert import refuse_other_suffix
+from ckptfix.ops.law_promise import everything
 from ckptfix.ops.sanitize_objects import EXTRACT
 from ckptfix.ops.sanitize_report import Loss
+from ckptfix.ops.writing import Draft, about, carry_out, open_input
 from ckptfix.results import Result
 
 StrPath = str | os.PathLike[str]
@@ -54,6 +54,7 @@ def sanitize(
     encoding: str | None = None,
     torch: str | None = None,
     force: bool = False,
+    keep_old: bool = False,
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> SanitizeResult:
@@ -63,7 +64,7 @@ def sanitize(
         keep_only: ``"weights"`` keeps the state dicts, where they are, and nothing else.
         encoding: codec of a Python 2 file's byte strings; otherwise UTF-8, and Latin-1 for keys that are not.
         torch: a version, such as ``"1.5"``, that is to read the file.
-        force, dry_run, progress: as in `api.strip_module`.
+        force, keep_old, dry_run, progress: as in `api.strip_module`.
 
     Returns:
         A result whose `exit_code` is 3 when something was left out without being asked for.
@@ -72,38 +73,26 @@ def sanitize(
         Refused: nothing would be left, as of a whole pickled module.
         Unsupported, KeyConflict, WouldOverwrite, DamagedFile, UnknownFormat, WriteFailed.
     """
-    output.check_destination(dest, [source], overwrite=force)
-    checkpoint = formats.open_checkpoint(source)
-    try:
-        done = sanitize_op.sanitize(
-            checkpoint, os.fspath(dest), keep_only=keep_only, encoding=encoding, torch=torch
-        )
-    except CkptfixError as error:
-        error.path = error.path or checkpoint.path
-        raise
-    refuse_other_suffix(checkpoint.path, os.fspath(dest), done.format)
-    _write(checkpoint, done.plan, force, dry_run, progress)
+    checkpoint = open_input(source, dest, force)
+    with about(checkpoint.path):
+        done = sanitize_op.sanitize(checkpoint, os.fspath(dest), keep_only=keep_only, encoding=encoding, torch=torch)
     unasked = [loss for loss in done.losses if not loss.asked]
-    return SanitizeResult(
+    draft = Draft(
         source=checkpoint.path,
+        stamp=checkpoint.stamp,
         dest=os.fspath(dest),
         format=done.format,
         plan=done.plan,
-        written=not dry_run,
+        promise=everything(checkpoint, [loss.where for loss in done.losses]),
         lines=_sanitized_lines(done),
         findings=(*(_finding(loss, checkpoint.path) for loss in unasked), *done.unloadable),
         exit_code=3 if unasked or done.unloadable else 0,
+    )
+    return SanitizeResult(
+        **carry_out(draft, force=force, keep_old=keep_old, dry_run=dry_run, progress=progress),
         changes=done.changes,
         dropped=done.losses,
     )
-
-
-def _write(checkpoint: Checkpoint, plan: Plan, force: bool, dry_run: bool, progress: Progress | None) -> None:
-    if formats.stamp(checkpoint.path) != checkpoint.stamp:
-        message = "it changed while it was read"
-        raise DamagedFile(message, path=checkpoint.path, hint="wait until its writer is done")
-    if not dry_run:
-        output.write_plan(plan, overwrite=force, progress=progress)
 
 
 def _finding(loss: Loss, path: str) -> Finding:
@@ -170,6 +159,7 @@ def slim(
     dedupe: bool = False,
     contiguous: bool = False,
     force: bool = False,
+    keep_old: bool = False,
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> SlimResult:
@@ -179,30 +169,29 @@ def slim(
         no_optimizer: leave out every optimizer's state.
         dedupe: make one storage of those with equal bytes, which ties their tensors.
         contiguous: write a strided view that leaves gaps, such as a column, without them: its stride changes.
-        force, dry_run, progress: as in `api.strip_module`.
+        force, keep_old, dry_run, progress: as in `api.strip_module`.
 
     Raises:
         Refused: nothing would be left.
         Unsupported, WouldOverwrite, WouldLoseData, DamagedFile, UnknownFormat, WriteFailed.
     """
-    output.check_destination(dest, [source], overwrite=force)
-    checkpoint = formats.open_checkpoint(source)
+    checkpoint = open_input(source, dest, force)
     refuse_other_suffix(checkpoint.path, os.fspath(dest), checkpoint.format)
-    try:
+    with about(checkpoint.path):
         done = slim_op.slim(
             checkpoint, os.fspath(dest), no_optimizer=no_optimizer, dedupe=dedupe, contiguous=contiguous
         )
-    except CkptfixError as error:
-        error.path = error.path or checkpoint.path
-        raise
-    _write(checkpoint, done.plan, force, dry_run, progress)
-    return SlimResult(
+    draft = Draft(
         source=checkpoint.path,
+        stamp=checkpoint.stamp,
         dest=os.fspath(dest),
         format=checkpoint.format,
         plan=done.plan,
-        written=not dry_run,
+        promise=replace(everything(checkpoint, done.dropped), same=done.same),
         lines=_slimmed_lines(done, checkpoint.size),
+    )
+    return SlimResult(
+        **carry_out(draft, force=force, keep_old=keep_old, dry_run=dry_run, progress=progress),
         saved=done.saved,
         dropped=done.dropped,
         compacted=done.compacted,

@@ -11,6 +11,8 @@
     │   │   └── TruncatedPickle  one that ends before its STOP; also a Truncated
     │   └── BadIndex         an index that does not match its shards
     ├── Unsupported          valid, but not ours to do
+    │   ├── Bomb             packed bytes that unfold beyond measure
+    │   └── NoFile           a pipe or a device
     ├── Refused              we could, and will not
     │   ├── WouldOverwrite   the output exists, or is the input
     │   ├── WouldLoseData    the output could not hold everything
@@ -89,7 +91,11 @@ class CkptfixError(Exception):
 
 
 class UnknownFormat(CkptfixError):
-    """The content is none of the formats that ckptfix reads."""
+    """The content is none of the formats that ckptfix reads; `kind` is the id of the finding that says what it is."""
+
+    def __init__(self, message: str, *, kind: str = "unknown-format", **place: object) -> None:
+        super().__init__(message, **place)  # type: ignore[arg-type]
+        self.kind = kind
 
 
 class DamagedFile(CkptfixError):
@@ -118,6 +124,18 @@ class BadIndex(DamagedFile):
 
 class Unsupported(CkptfixError):
     """Valid, but not something that ckptfix does."""
+
+
+class Bomb(Unsupported):
+    """Packed bytes that unfold, or say that they unfold, beyond measure."""
+
+
+class NoFile(Unsupported):
+    """A pipe or a device, where a regular file is needed."""
+
+
+class DistributedPart(Unsupported):
+    """A file of a distributed checkpoint: one rank's parts of it, which mean nothing without the others."""
 
 
 class Refused(CkptfixError):

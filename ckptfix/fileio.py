@@ -10,11 +10,13 @@ import errno
 import os
 import stat
 import sys
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import accumulate
 from types import TracebackType
 
-from ckptfix.checkpoint import ByteRange, Data
+from ckptfix.checkpoint import ByteRange, Data, Derived, OutputFile, Segment, segment_length
 from ckptfix.commands import command
 from ckptfix.errors import DamagedFile, Truncated, Unsupported, WriteFailed
 
@@ -75,6 +77,68 @@ def named(path: str, needed: int = 0) -> Iterator[None]:
         raise write_failed(error, path, needed) from error
 
 
+class PlannedFile(str):
+    """The name of a file that is planned and not yet written. `Reader` reads it through its plan.
+
+    Attributes:
+        file: the plan.
+        starts: offset of each of its segments.
+    """
+
+    file: OutputFile
+    starts: tuple[int, ...]
+
+    def __new__(cls, file: OutputFile) -> PlannedFile:
+        name = super().__new__(cls, file.path)
+        name.file = file
+        name.starts = tuple(accumulate(map(segment_length, file.segments), initial=0))[:-1]
+        return name
+
+    def at(self, offset: int) -> tuple[Segment, int]:
+        """The segment that holds the byte at `offset`, and where in it that byte is."""
+        index = max(bisect_right(self.starts, offset) - 1, 0)
+        return self.file.segments[index], offset - self.starts[index]
+
+    def read(self, offset: int, length: int, readers: dict[str, Reader]) -> bytes:
+        """`length` bytes at `offset` of what will be written. Checksums, which cost a pass over the data, are zeros.
+
+        `readers` are the open sources by path; it is added to.
+        """
+        pieces: list[bytes] = []
+        while length:
+            segment, start = self.at(offset)
+            count = min(length, segment_length(segment) - start)
+            if isinstance(segment, bytes):
+                pieces.append(segment[start : start + count])
+            elif isinstance(segment, ByteRange):
+                if segment.path not in readers:
+                    readers[segment.path] = Reader(segment.path)
+                pieces.append(readers[segment.path].read(segment.offset + start, count))
+            else:
+                pieces.append(_made(segment, start, count))
+            offset += count
+            length -= count
+        return b"".join(pieces)
+
+
+CHECKSUM = "checksum"
+"""What `Derived.what` says of a checksum of other bytes of the plan."""
+
+
+def _made(segment: Derived, start: int, count: int) -> bytes:
+    """`count` bytes at `start` of a stream that has to be made from its beginning."""
+    if segment.what == CHECKSUM:
+        return bytes(count)
+    found = bytearray()
+    at = 0
+    for chunk in segment.chunks():
+        found += chunk[max(start - at, 0) : max(start + count - at, 0)]
+        at += len(chunk)
+        if len(found) == count:
+            break
+    return bytes(found).ljust(count, b"\0")
+
+
 class Reader:
     """A regular file, opened once for many exact reads; safe to share between threads.
 
@@ -85,6 +149,12 @@ class Reader:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.fspath(path)
+        self.fd = -1
+        self._sources: dict[str, Reader] = {}
+        self._planned = path if isinstance(path, PlannedFile) else None
+        if self._planned is not None:
+            self.size = self._planned.file.nbytes
+            return
         with named(self.path):
             # Without O_NONBLOCK, opening a FIFO waits for somebody to write to it.
             self.fd = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK)
@@ -103,6 +173,8 @@ class Reader:
         """
         if not 0 <= offset <= offset + length <= self.size:
             raise truncated(ByteRange(self.path, offset, length), self.size)
+        if self._planned is not None:
+            return self._planned.read(offset, length, self._sources)
         pieces: list[bytes] = []
         have = 0
         while True:
@@ -123,6 +195,9 @@ class Reader:
             yield self.read(place, min(size, offset + length - place))
 
     def close(self) -> None:
+        for source in self._sources.values():
+            source.close()
+        self._sources.clear()
         if self.fd >= 0:
             fd, self.fd = self.fd, -1
             with suppress(OSError):  # nothing was written through it that could be lost

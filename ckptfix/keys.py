@@ -6,7 +6,7 @@ does not begin with ``module``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 Rule = Callable[[str], str]
@@ -43,8 +43,23 @@ WRAPPERS: tuple[Wrapper, ...] = (
 ANYWHERE = frozenset(wrapper.component for wrapper in WRAPPERS if wrapper.anywhere)
 LEADING = tuple(wrapper.component for wrapper in WRAPPERS if not wrapper.anywhere)
 
-# Keys that a wrapper adds beside those that carry its prefix (torch/optim/swa_utils.py AveragedModel).
+AVERAGED = "module"
+"""The component under which a wrapper that averages holds its copy of the model."""
+
+COUNTERS: dict[str, str] = {
+    "n_averaged": "AveragedModel (torch/optim/swa_utils.py)",
+    "steps": "BaseAveragedModel (mmengine/model/averaged_model.py)",
+}
+"""The buffer in which such a wrapper counts its updates, beside names that all carry its component -> the wrapper."""
+
+# Keys that a wrapper adds beside those that carry its prefix, whatever these are.
 COMPANIONS = frozenset({"n_averaged"})
+
+
+def is_average(names: Sequence[str]) -> bool:
+    """Whether these are the names of a wrapper that averages: its counter, and its component before all others."""
+    others = [name for name in names if name not in COUNTERS]
+    return 0 < len(others) < len(names) and all(has_prefix(name, AVERAGED) for name in others)
 
 
 def has_prefix(name: str, prefix: str) -> bool:
@@ -59,6 +74,22 @@ def strip(name: str, prefix: str) -> str:
 
 def add(name: str, prefix: str) -> str:
     return f"{prefix}.{name}"
+
+
+def stripping(prefix: str) -> Rule:
+    """`strip` as a rule."""
+    return lambda name: strip(name, prefix)
+
+
+def composed(rules: Sequence[Rule]) -> Rule:
+    """The rules one after the other."""
+
+    def rule(name: str) -> str:
+        for one in rules:
+            name = one(name)
+        return name
+
+    return rule
 
 
 def without_anywhere(name: str) -> str:
@@ -105,6 +136,8 @@ def split_prefix(names: Iterable[str], prefix: str) -> tuple[list[str], list[str
             carrying.append(name)
         elif name not in COMPANIONS:
             others.append(name)
+    if carrying and prefix == AVERAGED and COUNTERS.keys() >= set(others):
+        others = []
     return carrying, others
 
 

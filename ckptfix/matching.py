@@ -7,17 +7,20 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ckptfix import formats, output
-from ckptfix.checkpoint import Checkpoint, Finding, OutputFile, Plan
+from ckptfix.checkpoint import Checkpoint, Finding, Plan, Reshape
 from ckptfix.collector import without_collections
-from ckptfix.errors import CkptfixError, DamagedFile, NoMatch, Refused, printable
+from ckptfix.errors import CkptfixError, NoMatch, Refused, printable
 from ckptfix.fileio import Progress
 from ckptfix.ops import match as match_op
 from ckptfix.ops import match_plan, targets
 from ckptfix.ops.convert import refuse_damaged, refuse_other_suffix
+from ckptfix.ops.law_promise import Promise
 from ckptfix.ops.match import Matching
 from ckptfix.ops.name_rules import NameRule
+from ckptfix.ops.writing import Draft, about, carry_out, write_text
 from ckptfix.results import MatchResult
 
 StrPath = str | os.PathLike[str]
@@ -56,6 +59,7 @@ def match(
     reshape: bool = False,
     allow_import: bool = False,
     force: bool = False,
+    keep_old: bool = False,
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> MatchResult:
@@ -70,6 +74,7 @@ def match(
         reshape: pair, and give new shapes to, tensors of equally many elements.
         allow_import: import the module of ``module:factory`` and call the factory, which runs their code.
         force: replace an existing `dest`.
+        keep_old: a checkpoint that `force` replaces is kept beside it, as ``DEST.~1~``; see `Result.backup`.
         dry_run: plan, and write nothing; what would be refused is a finding then, and `exit_code` is 1.
         progress: called with bytes done and bytes in all.
 
@@ -89,7 +94,9 @@ def match(
         reshape=reshape,
         allow_import=allow_import,
     )
-    return preview(found, dest) if dry_run else write(found, dest, force=force, progress=progress)
+    if dry_run:
+        return preview(found, dest)
+    return write(found, dest, force=force, keep_old=keep_old, progress=progress)
 
 
 def check(source: StrPath, dest: StrPath, like: StrPath, force: bool) -> None:
@@ -138,7 +145,14 @@ def find(
 
 
 @without_collections
-def write(found: Found, dest: StrPath, *, force: bool = False, progress: Progress | None = None) -> MatchResult:
+def write(
+    found: Found,
+    dest: StrPath,
+    *,
+    force: bool = False,
+    keep_old: bool = False,
+    progress: Progress | None = None,
+) -> MatchResult:
     """Write what was found to `dest`.
 
     Raises:
@@ -146,19 +160,16 @@ def write(found: Found, dest: StrPath, *, force: bool = False, progress: Progres
     """
     if found.refusals:
         raise found.refusals[0]
-    plan = _plan(found, dest)
-    if formats.stamp(found.checkpoint.path) != found.checkpoint.stamp:
-        message = "it changed while it was read"
-        raise DamagedFile(message, path=found.checkpoint.path, hint="wait until its writer is done")
-    output.write_plan(plan, overwrite=force, progress=progress)
-    return _result(found, dest, plan, written=True)
+    draft = _draft(found, dest)
+    return _result(found, carry_out(draft, force=force, keep_old=keep_old, dry_run=False, progress=progress))
 
 
 @without_collections
 def preview(found: Found, dest: StrPath = "") -> MatchResult:
     """What was found, and nothing written; without `dest` only the matching, else the plan too."""
-    plan = _plan(found, dest) if os.fspath(dest) and not found.refusals else Plan(())
-    return _result(found, dest, plan, written=False)
+    if os.fspath(dest) and not found.refusals:
+        return _result(found, carry_out(_draft(found, dest), force=True, dry_run=True, progress=None))
+    return _result(found, {"plan": Plan(()), "written": False, "dest": os.fspath(dest)})
 
 
 def write_rules(found: Found, path: StrPath, *, force: bool = False) -> None:
@@ -180,49 +191,68 @@ def write_rules(found: Found, path: StrPath, *, force: bool = False) -> None:
             raise Refused(f"{odd!r} can not stand in a line of rules", path=name, hint="give a file called *.json")
         text = "".join(f"{rule}\n" for rule in rules)
         text = f"# {printable(Path(found.checkpoint.path).name)} -> {printable(Path(found.target.label).name)}\n{text}"
-    plan = Plan((OutputFile.of(name, [text.encode("utf-8", "surrogatepass")]),))
-    output.check_destination(name, [found.checkpoint.path], overwrite=force)
-    output.write_plan(plan, overwrite=force)
+    write_text(name, text, force=force, source=found.checkpoint.path)
 
 
 def _is_word(text: str) -> bool:
     return len(text.split()) == 1 and text.split()[0] == text and not text.startswith("#") and text != "->"
 
 
-def _plan(found: Found, dest: StrPath) -> Plan:
-    assert found.planned is not None
-    checkpoint = found.checkpoint
+def _draft(found: Found, dest: StrPath) -> Draft:
+    planned, checkpoint = found.planned, found.checkpoint
+    assert planned is not None
     refuse_other_suffix(checkpoint.path, os.fspath(dest), checkpoint.format)
-    try:
-        return formats.FORMATS[checkpoint.format].plan_edit(checkpoint, found.planned.edits, os.fspath(dest))
-    except CkptfixError as error:
-        error.path = error.path or checkpoint.path
-        raise
+    with about(checkpoint.path):
+        plan = formats.FORMATS[checkpoint.format].plan_edit(checkpoint, planned.edits, os.fspath(dest))
+    shapes = {
+        f"{edit.at}/{name}" if edit.at else name: shape
+        for edit in planned.edits
+        if isinstance(edit, Reshape)
+        for name, shape in edit.shapes.items()
+    }
+    return Draft(
+        source=checkpoint.path,
+        stamp=checkpoint.stamp,
+        dest=os.fspath(dest),
+        format=checkpoint.format,
+        plan=plan,
+        promise=Promise(names_stay=False, edited=checkpoint, shapes=shapes),
+        lines=_lines(found),
+        findings=_findings(found),
+        exit_code=_exit_code(found),
+    )
 
 
-def _result(found: Found, dest: StrPath, plan: Plan, *, written: bool) -> MatchResult:
-    matching, planned = found.matching, found.planned
-    unmatched = bool(matching.left or matching.missing)
+def _findings(found: Found) -> tuple[Finding, ...]:
+    matching = found.matching
     findings = [Finding("refused", "warning", "", refusal.message) for refusal in found.refusals]
-    if unmatched and not found.refusals:
+    if not found.refusals:
         for label, names in (("IN", matching.left), ("TARGET", matching.missing)):
             findings += [Finding("no-counterpart", "warning", name, f"only in {label}") for name in names]
-    if planned is not None:
-        findings += planned.findings
-    findings += [Finding("note", "info", "", note) for note in found.notes]
+    if found.planned is not None:
+        findings += found.planned.findings
+    return (*findings, *(Finding("note", "info", "", note) for note in found.notes))
+
+
+def _exit_code(found: Found) -> int:
+    return 1 if found.matching.left or found.matching.missing or found.refusals else 0
+
+
+def _result(found: Found, done: dict[str, Any]) -> MatchResult:
+    planned = found.planned
+    common: dict[str, Any] = {
+        "source": found.checkpoint.path,
+        "format": found.checkpoint.format,
+        "lines": _lines(found),
+        "findings": _findings(found),
+        "exit_code": _exit_code(found),
+    }
     return MatchResult(
-        source=found.checkpoint.path,
-        dest=os.fspath(dest),
-        format=found.checkpoint.format,
-        plan=plan,
-        written=written,
-        lines=_lines(found),
-        findings=tuple(findings),
-        exit_code=1 if unmatched or found.refusals else 0,
-        matching=matching,
+        **(common | done),
+        matching=found.matching,
         slots={slot.name: slot for slot in found.source.slots},
         names=planned.names if planned else {},
-        rules=planned.rules if planned else matching.rules,
+        rules=planned.rules if planned else found.matching.rules,
         notes=found.notes,
         references=planned.references if planned else 0,
     )

@@ -3,21 +3,25 @@
 A file is written beside its destination under a name that nothing reads, ``.NAME.RANDOM.ckptfix-tmp``, synced,
 given the mode of what it replaces, and renamed over it; then the folder is synced. Whatever stops it on the way,
 the destination is as it was and the temp file is gone; only SIGKILL and a power cut can leave a temp file.
+
+What is replaced may be kept under a fresh name, ``NAME.~1~``: it gets that name before the new file takes its old
+one, so that NAME is never absent, and the old content is always under one of the two.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-import signal
 import stat
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 
+from ckptfix.checking import Checking
 from ckptfix.checkpoint import ByteRange, OutputFile, Plan
 from ckptfix.commands import quoted
+from ckptfix.durable import NO_LINKS, Kept, adopt_mode, identity, sync_folder, undisturbed
 from ckptfix.errors import Unsupported, WouldOverwrite, WriteFailed
 from ckptfix.fileio import Progress, Reader, Sink, free_space, kind_of, named, read_chunks, truncated, write_failed
 
@@ -29,9 +33,6 @@ SYNC_EVERY = 64 << 20
 
 TEMP_SUFFIX = ".ckptfix-tmp"
 
-_NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
-_NO_FOLDER_SYNC = {errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF, errno.EACCES, errno.EPERM}
-_DEFERRED = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 
 
 class _Sources:
@@ -136,7 +137,9 @@ class _Output:
     dest: str
     temp: str = field(init=False)
     backup: str = field(init=False)
+    copy: str = field(init=False)
     identity: tuple[int, int] | None = None
+    kept: Kept | None = None
 
     def __post_init__(self) -> None:
         folder, name = os.path.split(self.dest)
@@ -144,6 +147,7 @@ class _Output:
         stem = os.path.join(folder, f".{name[:40]}.{os.urandom(8).hex()}")
         self.temp = stem + TEMP_SUFFIX
         self.backup = stem + ".old" + TEMP_SUFFIX
+        self.copy = stem + ".kept" + TEMP_SUFFIX
 
     def write(self, sources: _Sources, advance: Callable[[int], None]) -> None:
         """Fill the temp file and bring it to the disk."""
@@ -169,18 +173,8 @@ class _Output:
             size = os.fstat(fd).st_size
             if size != self.file.nbytes:
                 raise WriteFailed(f"{self.file.nbytes} bytes written, {size} arrived", path=self.file.path)
-            self._adopt_mode(fd)
+            adopt_mode(fd, self.old)
             syncing.finish()
-
-    def _adopt_mode(self, fd: int) -> None:
-        """Owner and mode of the file that is replaced, as far as we may; otherwise what the umask gives."""
-        with suppress(PermissionError):
-            if self.old is None:
-                os.fchmod(fd, 0o666 & ~_umask())
-            else:
-                with suppress(PermissionError):
-                    os.fchown(fd, self.old.st_uid, self.old.st_gid)
-                os.fchmod(fd, stat.S_IMODE(self.old.st_mode) & 0o777)
 
     def keep_old(self) -> None:
         """Keep a second name for what is replaced, so that `restore` can bring it back."""
@@ -196,10 +190,10 @@ class _Output:
         try:
             os.link(self.temp, self.dest)
         except OSError as error:
-            if error.errno in _NO_LINKS and not os.path.lexists(self.dest):
+            if error.errno in NO_LINKS and not os.path.lexists(self.dest):
                 os.replace(self.temp, self.dest)
                 return
-            if error.errno in (errno.EEXIST, *_NO_LINKS):
+            if error.errno in (errno.EEXIST, *NO_LINKS):
                 raise WouldOverwrite("appeared while it was being written", path=self.file.path) from error
             raise
         os.unlink(self.temp)
@@ -207,37 +201,17 @@ class _Output:
     def restore(self) -> None:
         """Undo `publish`, wherever it stopped."""
         with suppress(OSError, MemoryError):
-            if os.path.lexists(self.backup):
+            if self.kept is not None:
+                self.kept.undo(self.identity)
+            elif os.path.lexists(self.backup):
                 os.replace(self.backup, self.dest)
-            elif self.old is None and _identity(self.dest) == self.identity:
+            elif self.old is None and identity(self.dest) == self.identity:
                 os.unlink(self.dest)
 
     def discard(self) -> None:
-        for path in (self.temp, self.backup):
+        for path in (self.temp, self.backup, self.copy):
             with suppress(OSError, MemoryError):
                 os.unlink(path)
-
-
-def _identity(path: str) -> tuple[int, int]:
-    status = os.stat(path)
-    return status.st_dev, status.st_ino
-
-
-def _umask() -> int:
-    # It can not be asked for without being set: for a moment other threads make private files, never open ones.
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
-
-
-@contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Let a second Ctrl-C wait until the cleaning up after the first is done."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _DEFERRED)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _check_space(outputs: Iterable[_Output]) -> None:
@@ -254,40 +228,38 @@ def _check_space(outputs: Iterable[_Output]) -> None:
 
 def _sync_folders(outputs: Iterable[_Output]) -> None:
     for folder in {os.path.dirname(output.dest) for output in outputs}:
-        try:
-            fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                os.fsync(fd)
-            finally:
-                os.close(fd)
-        except OSError as error:
-            if error.errno not in _NO_FOLDER_SYNC:
-                raise write_failed(error, folder) from error
+        sync_folder(folder)
 
 
-def _publish(outputs: list[_Output], overwrite: bool) -> None:
+def _publish(outputs: list[_Output], overwrite: bool, keep_old: Callable[[str], bool] | None) -> None:
     """All of them, or none; the last (an index) when the names of the others are on the disk.
 
-    Replaced files come back through a second hard link: a file system without links can not undo them.
+    Replaced files come back through a second hard link: a file system without links can not undo them, but for
+    those that are kept.
     """
     *others, last = outputs
     try:
         for output in outputs:
-            if others:
-                output.keep_old()
+            with named(output.file.path, 0 if output.old is None else output.old.st_size):
+                if output.old is not None and keep_old is not None and keep_old(output.dest):
+                    output.kept = Kept(output.file.path, output.dest, output.copy)
+                    output.kept.keep(output.old)
+                elif others:
+                    output.keep_old()
             if output is last and others:
                 _sync_folders(others)
             with named(output.file.path):
                 output.publish(overwrite)
     except BaseException:
-        with _undisturbed():
+        with undisturbed():
             for output in reversed(outputs):
                 output.restore()
         raise
     try:
         _sync_folders(outputs)
     except WriteFailed as error:
-        error.message = f"the output is complete, but may not survive a power cut: {error.message}"
+        kept = "".join(f"; {output.kept.line}" for output in outputs if output.kept)
+        error.message = f"the output is complete, but may not survive a power cut: {error.message}{kept}"
         raise
 
 
@@ -335,21 +307,35 @@ def _status(path: str) -> os.stat_result | None:
         raise write_failed(error, path) from error
 
 
-def write_plan(plan: Plan, *, overwrite: bool = False, progress: Progress | None = None) -> None:
+def write_plan(
+    plan: Plan,
+    *,
+    overwrite: bool = False,
+    keep_old: Callable[[str], bool] | None = None,
+    progress: Progress | None = None,
+) -> dict[str, str]:
     """Write the files of `plan`, in order: all complete and on the disk, or none.
 
     Every file is complete and synced before the first takes its name. What is replaced gives its mode and, where
     allowed, its owner; extended attributes and other hard links are not carried over. `progress` counts the
     bytes of all files.
 
+    Args:
+        overwrite: replace files that exist.
+        keep_old: of these, keep those of whose path it is true: as ``PATH.~1~``, or the next number that is free,
+            beside the file that a symbolic link points to. At no time is the old content under neither name.
+
+    Returns:
+        path of the plan -> the name under which the file that was there is kept.
+
     Raises:
         WouldOverwrite, Unsupported: as `check_destination`; also when a file appears meanwhile, or the plan
             names one file twice.
-        Truncated, DamagedFile: a source does not have what the plan promises.
+        Truncated, DamagedFile: a source does not have what the plan promises, or not the checksum that it states.
         WriteFailed: no space (asked before the first byte), an I/O error, or a source that changed meanwhile.
     """
     if not plan.files:
-        return
+        return {}
     sources = _Sources(plan)
     for file in plan.files:
         check_destination(file.path, sources.stamps, overwrite=overwrite)
@@ -367,14 +353,18 @@ def write_plan(plan: Plan, *, overwrite: bool = False, progress: Progress | None
         if progress is not None:
             progress(done, total)
 
+    checking = Checking(plan.checks)
     try:
         for output in outputs:
             with named(output.file.path, output.file.nbytes):
                 output.write(sources, advance)
+        checking.finish()
         sources.check_unchanged()
-        _publish(outputs, overwrite)
+        _publish(outputs, overwrite, keep_old)
     finally:
-        with _undisturbed():
+        with undisturbed():
+            checking.stop()
             sources.close()
             for output in outputs:
                 output.discard()
+    return {output.file.path: output.kept.spelled for output in outputs if output.kept is not None}

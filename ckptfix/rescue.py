@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections import Counter
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import mkdtemp
 from typing import Any
+from weakref import finalize
 
 from ckptfix import formats, output
 from ckptfix.checkpoint import Finding, Plan
 from ckptfix.collector import without_collections
-from ckptfix.errors import CkptfixError, DamagedFile, Refused, WriteFailed
+from ckptfix.errors import CkptfixError, Refused, WriteFailed
 from ckptfix.fileio import Progress
 from ckptfix.ops import targets
 from ckptfix.ops.convert import refuse_other_suffix
 from ckptfix.ops.grouping import collapse, shown
+from ckptfix.ops.law_promise import Promise
 from ckptfix.ops.repair import Loss, Repair
+from ckptfix.ops.repair_clean import listed
 from ckptfix.ops.repair_fill import Fill
 from ckptfix.ops.repair_open import repair as repair_op
+from ckptfix.ops.writing import Draft, carry_out
 from ckptfix.results import Result
 
 StrPath = str | os.PathLike[str]
@@ -61,13 +66,14 @@ def repair(
     like: StrPath | None = None,
     allow_import: bool = False,
     force: bool = False,
+    keep_old: bool = False,
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> RepairResult:
     """Write to `dest` what is provably whole in `source`, a damaged file or an unzipped folder.
 
     The output has the format of the input, made anew. Tensors that are not whole are left out, or filled, and named;
-    `exit_code` is 3 then, and 0 when all are whole.
+    `exit_code` is 3 then, and 0 when all are whole. What can run code is left out and named too, with exit code 3.
 
     Args:
         check_only: find out, and write nothing; `dest` may be None.
@@ -76,12 +82,14 @@ def repair(
         like: a model (checkpoint, ``keys.json``, or ``module:factory``), for a file whose pickle is lost.
         allow_import: import the module of ``module:factory`` and call the factory, which runs their code.
         force: replace an existing `dest`.
+        keep_old: a checkpoint that `force` replaces is kept beside it, as ``DEST.~1~``; see `Result.backup`.
         dry_run: plan, and write nothing.
         progress: called with bytes done and bytes in all.
 
     Raises:
         DamagedFile: nothing of it can be saved.
         UnknownFormat: it is no checkpoint.
+        Refused: it has no tensor.
         NoMatch: `like` does not say which storage is which tensor.
         CkptfixError: as `convert`.
     """
@@ -100,45 +108,70 @@ def repair(
     before = formats.stamp(name)
     near = os.path.dirname(os.path.abspath(name if dest is None else os.fspath(dest)))  # noqa: PTH100, PTH120
     with ExitStack() as stack:
-        folder = cache(lambda: stack.enter_context(_folder(near)))
-        found = repair_op(name, folder, fill=fill, donor=donor, like=side)
-        writing = dest is not None and not check_only
-        if writing and dest is not None:
-            refuse_other_suffix(name, os.fspath(dest), found.format)
-        plan = found.plan_to(os.fspath(dest)) if writing and dest is not None else Plan(())
-        if writing and not dry_run:
-            if formats.stamp(name) != before:
-                raise DamagedFile("it changed while it was read", path=name, hint="wait until its writer is done")
-            output.write_plan(plan, overwrite=force, progress=progress)
-    return _result(name, dest, found, plan, written=writing and not dry_run)
+        folder = cache(lambda: _Folder(near, stack))
+        found = repair_op(name, lambda: folder().path, fill=fill, donor=donor, like=side)
+        if dest is None or check_only:
+            return _result(name, found, {"dest": "" if dest is None else os.fspath(dest)})
+        refuse_other_suffix(name, os.fspath(dest), found.format)
+        draft = Draft(
+            source=name,
+            stamp=before,
+            dest=os.fspath(dest),
+            format=found.format,
+            plan=replace(found.plan_to(os.fspath(dest)), holds=folder),
+            promise=Promise(found.kept),
+            lines=_lines(found, written=not dry_run),
+            findings=_findings(found),
+            exit_code=_exit_code(found),
+        )
+        fields = carry_out(draft, force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
+        if dry_run:
+            # What was unpacked stays as long as the plan that points to it.
+            stack.pop_all()
+    return _result(name, found, fields)
 
 
-def _folder(near: str) -> TemporaryDirectory[str]:
-    """A folder for what is unpacked, beside the output, where there is room for it."""
-    try:
-        return TemporaryDirectory(prefix=".ckptfix-", dir=near)
-    except OSError as error:
-        raise WriteFailed(error.strerror or str(error), path=near) from None
+class _Folder:
+    """A folder for what is unpacked, beside the output, where there is room for it.
+
+    It goes with `stack`, or, once that has let go of it, when nobody holds it any more.
+    """
+
+    def __init__(self, near: str, stack: ExitStack) -> None:
+        try:
+            self.path = mkdtemp(prefix=".ckptfix-", dir=near)
+        except OSError as error:
+            raise WriteFailed(error.strerror or str(error), path=near) from None
+        stack.callback(finalize(self, shutil.rmtree, self.path, ignore_errors=True))
 
 
-def _result(source: str, dest: StrPath | None, found: Repair, plan: Plan, *, written: bool) -> RepairResult:
-    findings: list[Finding] = [*found.notes, *(loss.finding() for loss in found.losses)]
+def _findings(found: Repair) -> tuple[Finding, ...]:
+    return (*found.notes, *found.left_out, *(loss.finding() for loss in found.losses))
+
+
+def _exit_code(found: Repair) -> int:
+    return 3 if found.losses or found.left_out else 0
+
+
+def _result(source: str, found: Repair, done: dict[str, Any]) -> RepairResult:
+    common: dict[str, Any] = {
+        "source": source,
+        "format": found.format,
+        "plan": Plan(()),
+        "written": False,
+        "lines": _lines(found, written=False),
+        "findings": _findings(found),
+        "exit_code": _exit_code(found),
+    }
     return RepairResult(
-        source=source,
-        dest="" if dest is None else os.fspath(dest),
-        format=found.format,
-        plan=plan,
-        written=written,
-        lines=_lines(found, written),
-        findings=tuple(findings),
-        exit_code=3 if found.losses else 0,
+        **(common | done),
         kept=tuple(entry.name for entry in found.kept),
         nbytes_kept=found.nbytes,
         losses=found.losses,
     )
 
 
-def _lines(found: Repair, written: bool) -> tuple[str, ...]:
+def _lines(found: Repair, *, written: bool) -> tuple[str, ...]:
     names = [entry.name for entry in found.kept]
     left_out = [loss.name for loss in found.losses if not loss.filled]
     filled = [loss.name for loss in found.losses if loss.filled]
@@ -151,6 +184,8 @@ def _lines(found: Repair, written: bool) -> tuple[str, ...]:
     for word, some in (("lost", left_out), ("filled", filled)):
         if some:
             line += f"; {word} {len(some):,}: {_told(some, everything)}"
+    if found.left_out:
+        line += f"; left out what can run code: {listed(found.left_out)}"
     told = [note.message for note in found.notes if note.severity == "info"]
     return (line, *([f"note: {'; '.join(told)}"] if told else []))
 

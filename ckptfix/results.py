@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ckptfix.checkpoint import Finding, Plan
+from ckptfix.ops.law_promise import Account
 from ckptfix.ops.match import Matching, Slot
 from ckptfix.ops.name_rules import NameRule
 from ckptfix.ops.rename import Change
@@ -21,9 +22,11 @@ class Result:
         format: of `dest`.
         plan: what was written.
         written: False after a dry run.
+        backup: name under which the checkpoint that `dest` replaced is kept, where that was asked for.
         lines: one or two sentences for a person; warnings and errors among the findings are not repeated there.
         findings: what was noticed on the way.
         exit_code: 0, or 3 after named losses.
+        account: how the tensors of the input fared, counted from the plan.
     """
 
     source: str
@@ -34,6 +37,8 @@ class Result:
     lines: tuple[str, ...]
     findings: tuple[Finding, ...] = ()
     exit_code: int = 0
+    backup: str | None = None
+    account: Account = field(default_factory=Account)
 
     def as_dict(self) -> dict[str, Any]:
         """The same for JSON."""
@@ -42,9 +47,11 @@ class Result:
             "dest": self.dest,
             "format": self.format,
             "written": self.written,
+            "backup": self.backup,
             "nbytes": self.plan.nbytes,
             "summary": list(self.lines),
             "findings": [asdict(finding) for finding in self.findings],
+            "account": asdict(self.account),
             **self._details(),
         }
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from ckptfix.checkpoint import ByteRange, Data, Derived
 from ckptfix.errors import DamagedFile
-from ckptfix.fileio import Reader, read_chunks
+from ckptfix.fileio import CHECKSUM, Reader, read_chunks
 
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
@@ -269,7 +269,7 @@ class Checksums:
 
     def segment(self, index: int, pack: Callable[[int], bytes], length: int) -> Derived:
         """`pack(checksum)` of the range number `index`, as a segment of `length` bytes."""
-        return Derived(length, lambda: (pack(self.value(index)),), "checksum", _sources(self._ranges[index]))
+        return Derived(length, lambda: (pack(self.value(index)),), CHECKSUM, _sources(self._ranges[index]))
 
     def _summon(self, needed: int) -> None:
         """Have the first `needed` tasks begun, and some after them."""

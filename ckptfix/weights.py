@@ -7,11 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ckptfix import formats, output
-from ckptfix.checkpoint import Plan
 from ckptfix.collector import without_collections
-from ckptfix.errors import DamagedFile
 from ckptfix.fileio import Progress
 from ckptfix.ops import extract as extract_op
+from ckptfix.ops.writing import Draft, carry_out
 from ckptfix.results import Result
 
 StrPath = str | os.PathLike[str]
@@ -64,6 +63,7 @@ def extract(
     to: str | None = None,
     drop_unsupported: bool = False,
     force: bool = False,
+    keep_old: bool = False,
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> ExtractResult:
@@ -79,6 +79,7 @@ def extract(
         to: ``"zip"``, ``"legacy"`` or ``"safetensors"``; by the suffix of `dest` by default.
         drop_unsupported: leave out tensors that the format cannot hold; they are named, and `exit_code` is 3.
         force: replace an existing `dest`.
+        keep_old: a checkpoint that `force` replaces is kept beside it, as ``DEST.~1~``; see `Result.backup`.
         dry_run: plan, and write nothing.
         progress: called with bytes done and bytes in all.
 
@@ -93,20 +94,20 @@ def extract(
     weights, others = extract_op.open_weights(path, at, ema)
     done = extract_op.plan(weights, os.fspath(dest), to=to, drop_unsupported=drop_unsupported)
     done = replace(done, others=others)
-    if formats.stamp(path) != before:
-        raise DamagedFile("it changed while it was read", path=path, hint="wait until its writer is done")
-    if not dry_run:
-        output.write_plan(done.plan, overwrite=force, progress=progress)
     missing = any(finding.id == "not-taken" for finding in done.plan.findings)
-    return ExtractResult(
+    draft = Draft(
         source=path,
+        stamp=before,
         dest=os.fspath(dest),
         format=done.format,
-        plan=Plan(done.plan.files, done.plan.findings),
-        written=not dry_run,
+        plan=done.plan,
+        promise=done.promise(),
         lines=_lines(done),
         findings=done.plan.findings,
         exit_code=3 if done.lost or missing else 0,
+    )
+    return ExtractResult(
+        **carry_out(draft, force=force, keep_old=keep_old, dry_run=dry_run, progress=progress),
         what=weights.what,
         at=weights.at,
         tensors=len(weights.entries) - len(done.lost),

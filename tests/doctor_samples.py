@@ -185,6 +185,27 @@ def sharded(folder: Path, rows: dict[str, str], total: int = 8, text: bytes | No
     return builders.written(folder / "m.safetensors.index.json", index if text is None else text)
 
 
+@sample("distributed-shard")
+def two_archives(folder: Path) -> Path:
+    return builders.written(folder / "renamed.bin", 2 * build_zip(records()))
+
+
+@sample("one-rank")
+def a_slice(folder: Path) -> Path:
+    said = {"format": "pt", "DCP_SHARDING_INFO": json.dumps({"w": {"saved_offsets": [2]}})}
+    return builders.written(
+        folder / "model.safetensors", builders.safetensors([("w", "F32", (2,), DATA)], metadata=said)
+    )
+
+
+@sample("deepspeed-folder")
+def zero(folder: Path) -> Path:
+    (folder / "global_step1").mkdir()
+    builders.written(folder / "latest", b"global_step1")
+    builders.written(folder / "global_step1" / "zero_pp_rank_0_mp_rank_00_model_states.pt", build_zip(records()))
+    return folder
+
+
 SHARD = "m-00001-of-00001.safetensors"
 
 

@@ -29,6 +29,10 @@ class Written(Protocol):
     def findings(self) -> tuple[Finding, ...]: ...
     @property
     def exit_code(self) -> int: ...
+    @property
+    def dest(self) -> str: ...
+    @property
+    def backup(self) -> str | None: ...
     def as_dict(self) -> Mapping[str, Any]: ...
 
 
@@ -36,6 +40,7 @@ class How(TypedDict):
     """The keywords that every operation that writes takes."""
 
     force: bool
+    keep_old: bool
     dry_run: bool
     progress: Callable[[int, int], None] | None
 
@@ -100,26 +105,82 @@ def reads(
     return decorate
 
 
+def destination(*, optional: bool = False) -> list[click.Parameter]:
+    """OUT and --output, --force and --dry-run; `where_to` takes what they are given."""
+    return [
+        click.Argument(
+            ["dest"], metavar="[OUT]" if optional else "OUT", required=False, type=click.Path(readable=False)
+        ),
+        click.Option(
+            ["-o", "--output", "output"],
+            metavar="OUT",
+            type=click.Path(readable=False),
+            help="The output; with --force an old file there is replaced without being kept.",
+        ),
+        click.Option(
+            ["-f", "--force"],
+            is_flag=True,
+            help="Replace OUT if it exists. A checkpoint there is kept as OUT.~1~, unless -o named it.",
+        ),
+        click.Option(["-n", "--dry-run"], is_flag=True, help="Show what would be written, and write nothing."),
+    ]
+
+
+def where_to(dest: str | None, output: str | None, *, force: bool, without: str | None = "") -> tuple[str | None, bool]:
+    """The output, and whether a checkpoint that it replaces is kept.
+
+    IN and OUT side by side may be what a shell made of ``*.pth``: nobody said which of them is the output.
+
+    Args:
+        without: the options with which there need be none; None if they are given.
+
+    Raises:
+        UsageError: it is given twice, or not at all.
+    """
+    if dest is not None and output is not None:
+        raise click.UsageError("The output is given twice: as OUT and with --output.")
+    if dest is None and output is None and without is not None:
+        alone = f": only {without} without" if without else ""
+        raise click.UsageError(f"Missing argument 'OUT'{alone}.")
+    return (dest, force) if output is None else (output, False)
+
+
 def writes(name: str, *params: click.Parameter, example: str) -> Callable[[Callable[..., Written]], Verb]:
-    """Make a command ``NAME IN OUT`` of a function (source, dest, how, `params`) that writes and returns its result."""
+    """Make a command ``NAME IN OUT`` of a function (source, dest, how, `params`) that writes and returns its result.
+
+    An argument among `params` is one that takes the rest of the line, and must be given something.
+    """
 
     def decorate(function: Callable[..., Written]) -> Verb:
         @functools.wraps(function)
-        def callback(console: Console, /, source: str, dest: str, *, force: bool, dry_run: bool, **options: Any) -> int:
+        def callback(
+            console: Console,
+            /,
+            source: str,
+            dest: str | None,
+            output: str | None,
+            *,
+            force: bool,
+            dry_run: bool,
+            **options: Any,
+        ) -> int:
+            for param in rest_of_line:
+                assert param.name is not None
+                if output is not None and dest is not None:
+                    # With --output, what stands in OUT's place is the first of these.
+                    dest, options[param.name] = None, (dest, *options[param.name])
+                if not options[param.name]:
+                    raise click.UsageError(f"Missing argument '{param.metavar}'.")
+            out, keep_old = where_to(dest, output, force=force)
+            assert out is not None
             with console.progress(at_end="flushing to disk") as progress:
-                how = How(force=force, dry_run=dry_run, progress=progress)
-                result = function(source, dest, how, **options)
+                how = How(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
+                result = function(source, out, how, **options)
             return show(console, result)
 
-        return reads(
-            name,
-            file_argument("source", "IN"),
-            file_argument("dest", "OUT"),
-            *params,
-            click.Option(["-f", "--force"], is_flag=True, help="Replace OUT if it exists."),
-            click.Option(["-n", "--dry-run"], is_flag=True, help="Show what would be written, and write nothing."),
-            example=example,
-        )(callback)
+        rest_of_line = [param for param in params if isinstance(param, click.Argument)]
+        out, *how_to = destination()
+        return reads(name, file_argument("source", "IN"), out, *params, *how_to, example=example)(callback)
 
     return decorate
 
@@ -132,8 +193,12 @@ def show(console: Console, result: Written) -> int:
     if console.json:
         console.emit(result.as_dict())
         return result.exit_code
+    from ckptfix.durable import kept_line
+
     for line in result.lines:
         console.say(printable(line))
+    if result.backup is not None:
+        console.say(printable(kept_line(result.dest, result.backup)))
     if not result.written:
         for file in result.plan.files:
             for line in plan_lines(file):

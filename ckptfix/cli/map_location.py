@@ -11,7 +11,7 @@ from ckptfix.cli.common import How, Written, writes
 
 @writes(
     "map-location",
-    click.Argument(["targets"], metavar="DEVICE | FROM=TO...", nargs=-1, required=True),
+    click.Argument(["targets"], metavar="DEVICE | FROM=TO...", nargs=-1, required=False),
     example="ckptfix map-location IN.pth OUT.pth cuda:0=cuda:1 cuda:1=cuda:0",
 )
 def command(source: str, dest: str, how: How, *, targets: tuple[str, ...]) -> Written:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ckptfix.cli import tables
-from ckptfix.cli.common import at_option, file_argument, reads, show
+from ckptfix.cli.common import at_option, destination, file_argument, reads, show, where_to
 from ckptfix.cli.console import Console
 from ckptfix.cli.exits import TROUBLE
 from ckptfix.errors import printable
@@ -20,10 +20,13 @@ if TYPE_CHECKING:
     from ckptfix.results import MatchResult
 
 
+_OUT, *_HOW = destination(optional=True)
+
+
 @reads(
     "match",
     file_argument("source", "IN"),
-    click.Argument(["dest"], metavar="[OUT]", required=False, type=click.Path(readable=False)),
+    _OUT,
     click.Option(
         ["--like"],
         metavar="TARGET",
@@ -41,13 +44,12 @@ if TYPE_CHECKING:
     click.Option(["--like-at"], metavar="PATH", help="The same for TARGET."),
     click.Option(["--report"], is_flag=True, help="Show every pair and rule, and what is unmatched. OUT is optional."),
     click.Option(["--rules", "rules_file"], metavar="FILE", type=click.Path(readable=False),
-                 help="Write the learned rules there; `rename --map` takes them."),
+                 help="Write the learned rules there (an old file: --force); `rename --map` takes them."),
     click.Option(["--accept-ambiguous"], is_flag=True, help="Take the first target where another would do as well."),
     click.Option(["--partial"], is_flag=True, help="Rename what has a counterpart; the rest of IN stays as it is."),
     click.Option(["--reshape"], is_flag=True, help="Also give other shapes to tensors of equally many elements."),
     click.Option(["--allow-import"], is_flag=True, help="Import module:factory and call it. This runs its code."),
-    click.Option(["-f", "--force"], is_flag=True, help="Replace OUT, and the file of --rules, if it exists."),
-    click.Option(["-n", "--dry-run"], is_flag=True, help="Show what would be written, and write nothing."),
+    *_HOW,
     example="ckptfix match vgg19.pth mine.pth --like my_vgg.pth --report",
 )  # fmt: skip
 def command(
@@ -55,6 +57,7 @@ def command(
     *,
     source: str,
     dest: str | None,
+    output: str | None,
     like: str,
     by: str,
     at: str | None,
@@ -75,8 +78,10 @@ def command(
     """
     from ckptfix import matching
 
-    if dest is None and not (report or dry_run or rules_file):
-        raise click.UsageError("Missing argument 'OUT': only --report, --rules and --dry-run do without.")
+    alone = report or dry_run or rules_file is not None
+    dest, keep_old = where_to(
+        dest, output, force=force, without=None if alone else "--report, --rules and --dry-run do"
+    )
     if dest is not None:
         matching.check(source, dest, like, force)
     found = matching.find(
@@ -97,7 +102,7 @@ def command(
     if writing and not found.refusals:
         assert dest is not None
         with console.progress(at_end="flushing to disk") as progress:
-            result = matching.write(found, dest, force=force, progress=progress)
+            result = matching.write(found, dest, force=force, keep_old=keep_old, progress=progress)
     else:
         result = matching.preview(found, dest or "")
     if report:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import click
 
-from ckptfix.cli.common import file_argument, reads, show
+from ckptfix.cli.common import destination, file_argument, reads, show, where_to
 from ckptfix.cli.console import Console
+
+_OUT, *_HOW = destination(optional=True)
 
 
 @reads(
     "repair",
     file_argument("source", "IN"),
-    click.Argument(["dest"], metavar="[OUT]", required=False, type=click.Path(readable=False)),
+    _OUT,
     click.Option(["--check-only"], is_flag=True, help="Say what would be saved, and write nothing. OUT is optional."),
     click.Option(["--fill"], type=click.Choice(["zeros", "nan"]), help="Put these in place of lost tensors."),
     click.Option(
@@ -26,8 +28,7 @@ from ckptfix.cli.console import Console
         help="For a file whose pickle is lost: whose tensors they are. A checkpoint, keys.json, or module:factory.",
     ),
     click.Option(["--allow-import"], is_flag=True, help="Import module:factory and call it. This runs its code."),
-    click.Option(["-f", "--force"], is_flag=True, help="Replace OUT if it exists."),
-    click.Option(["-n", "--dry-run"], is_flag=True, help="Show what would be written, and write nothing."),
+    *_HOW,
     example="ckptfix repair broken.pth fixed.pth",
 )
 def command(
@@ -35,6 +36,7 @@ def command(
     *,
     source: str,
     dest: str | None,
+    output: str | None,
     check_only: bool,
     fill: str | None,
     fill_from: str | None,
@@ -50,8 +52,7 @@ def command(
     """
     from ckptfix import rescue
 
-    if dest is None and not check_only:
-        raise click.UsageError("Missing argument 'OUT': only --check-only does without.")
+    dest, keep_old = where_to(dest, output, force=force, without=None if check_only else "--check-only does")
     with console.progress(at_end="flushing to disk") as progress:
         result = rescue.repair(
             source,
@@ -62,6 +63,7 @@ def command(
             like=like,
             allow_import=allow_import,
             force=force,
+            keep_old=keep_old,
             dry_run=dry_run,
             progress=progress,
         )

@@ -15,16 +15,14 @@ from __future__ import annotations
 
 import itertools
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ckptfix.checkpoint import ByteRange, Data
 from ckptfix.commands import command
 from ckptfix.errors import BadDirectory, Truncated, Unsupported
 from ckptfix.fileio import Reader, cut_hint
-from ckptfix.streams import inflated
 
 END = struct.Struct("<4s4H2LH")
 END64 = struct.Struct("<4sQ2H2L4Q")
@@ -34,6 +32,8 @@ LOCAL = struct.Struct("<4s5H3L2H")
 MAX16, MAX32 = 0xFFFF, 0xFFFFFFFF
 STORED, DEFLATED = 0, 8
 ENCRYPTED = 0x1 | 0x40
+FOLDER = 0x10
+"""The bit of the external attributes that MS-DOS marks a folder with."""
 MAX_RECORDS = 5_000_000
 MAX_DIRECTORY = 1 << 30
 
@@ -49,6 +49,7 @@ class Record(NamedTuple):
         crc32: as stated; torch never checks it, and may have been told not to compute it (0).
         method, flags: as stated.
         position: offset of this row in the directory.
+        attributes: the external ones, of MS-DOS in their low byte.
     """
 
     name: str
@@ -59,6 +60,25 @@ class Record(NamedTuple):
     method: int
     flags: int
     position: int
+    attributes: int = 0
+
+    @property
+    def dispute(self) -> str | None:
+        """Why readers disagree on what its bytes are, whatever its local header says; None if they do not.
+
+        miniz, with which torch reads, takes a record for a folder by an attribute or by its name, gives back memory
+        that nobody wrote to in place of the bytes of a folder or of a record that takes no room in the file, and
+        compares the two sizes of a stored record only where the row has no time of day.
+        """
+        if self.size and self.name.endswith("/"):
+            return f"named as a folder, with {self.size:,} bytes: torch would leave its memory as it finds it"
+        if self.size and self.attributes & FOLDER:
+            return "marked as a folder by its attributes: torch would leave its memory as it finds it"
+        if self.size and not self.stored:
+            return f"{self.size:,} bytes that take no room in the file: torch would leave its memory as it finds it"
+        if self.method == STORED and self.stored != self.size:
+            return f"stored as {self.stored} bytes and said to be {self.size}"
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +89,7 @@ class Directory:
         raw: the directory's bytes; `offset` is where they begin in the file.
         comment: the archive comment.
         trailing: bytes of the file after the end record.
+        disputes: (what its end says otherwise than the directory, offset, whether torch refuses the file for it).
     """
 
     path: str
@@ -77,6 +98,7 @@ class Directory:
     offset: int
     comment: bytes
     trailing: int
+    disputes: tuple[tuple[str, int, bool], ...] = ()
 
 
 def read_directory(reader: Reader, path: str) -> Directory:
@@ -91,7 +113,7 @@ def read_directory(reader: Reader, path: str) -> Directory:
     raw = reader.read(end.offset, end.size)
     records = tuple(_rows(raw, path, end))
     _refuse_overlaps(records, path, end.offset)
-    return Directory(path, records, raw, end.offset, end.comment, end.trailing)
+    return Directory(path, records, raw, end.offset, end.comment, end.trailing, end.disputes)
 
 
 class _End(NamedTuple):
@@ -100,6 +122,7 @@ class _End(NamedTuple):
     size: int
     comment: bytes
     trailing: int
+    disputes: tuple[tuple[str, int, bool], ...]
 
 
 def _find_end(reader: Reader, path: str) -> _End:
@@ -114,13 +137,22 @@ def _find_end(reader: Reader, path: str) -> _End:
     tail = reader.read(tail_start, reader.size - tail_start)
     position = len(tail)
     wrong = ""
+    last_at = 0
     while (position := tail.rfind(b"PK\x05\x06", 0, position)) >= 0:
         if position + END.size > len(tail):
             continue
         try:
-            return _parse_end(reader, tail, position, tail_start, path)
+            end = _parse_end(reader, tail, position, tail_start, path)
         except BadDirectory as error:
             wrong = wrong or error.message
+            last_at = last_at or tail_start + position
+            continue
+        if wrong and reader.read(reader.size - end.trailing, min(end.trailing, 4)) != b"PK\x03\x04":
+            # torch takes the last signature in the file, whatever it finds there. Where another archive follows, as in
+            # a piece of a distributed checkpoint, the trailing bytes are all that there is to tell.
+            message = f"another end record, behind the right one, is no end of this archive ({wrong})"
+            end = end._replace(disputes=((message, last_at, True), *end.disputes))
+        return end
     if wrong:
         raise BadDirectory(wrong, path=path, hint=f"{command('repair', path, 'OUT')} rebuilds it")
     raise Truncated(
@@ -138,14 +170,19 @@ def _parse_end(reader: Reader, tail: bytes, position: int, base: int, path: str)
     if len(comment) < comment_length:
         raise BadDirectory(f"the archive comment at {at:#x} runs past the end of the file")
     first = at
+    disputes: list[tuple[str, int, bool]] = []
     if at >= LOCATOR.size:
-        signature, _, at64, _ = LOCATOR.unpack(reader.read(at - LOCATOR.size, LOCATOR.size))
+        signature, disk64, at64, disks = LOCATOR.unpack(reader.read(at - LOCATOR.size, LOCATOR.size))
         if signature == b"PK\x06\x07":
             if at64 + END64.size > at:
                 raise BadDirectory(f"the zip64 locator points at {at64:#x}, beyond itself")
             fields = END64.unpack(reader.read(at64, END64.size))
             if fields[0] != b"PK\x06\x06":
                 raise BadDirectory(f"no zip64 end record at {at64:#x}, where the locator points")
+            disputes = list(_end_disputes(fields, (disk, start_disk, here, count, size, offset), at64, at))
+            if disks != 1 or disk64:
+                message = f"the zip64 locator tells of {disks} disks, and the directory on disk {disk64}"
+                disputes.append((message, at - LOCATOR.size, disks != 1))
             _, _, _, _, disk, start_disk, here, count, size, offset = fields
             first = at64
     if disk or start_disk or here != count:
@@ -157,7 +194,25 @@ def _parse_end(reader: Reader, tail: bytes, position: int, base: int, path: str)
         )
     if count > MAX_RECORDS or size > MAX_DIRECTORY or count * CENTRAL.size > size:
         raise BadDirectory(f"a directory of {count} records in {size} bytes")
-    return _End(count, offset, size, comment, reader.size - at - END.size - comment_length)
+    trailing = reader.size - at - END.size - comment_length
+    return _End(count, offset, size, comment, trailing, tuple(disputes))
+
+
+def _end_disputes(
+    fields: Sequence[int], short: Sequence[int], at64: int, at: int
+) -> Iterator[tuple[str, int, bool]]:
+    """Where the zip64 end record and the end record behind it say two things; the latter may defer to the former."""
+    length = fields[1]
+    if length != END64.size - 12 and at64 + 12 + length != at - LOCATOR.size:
+        message = f"the zip64 end record is said to have {length + 12} bytes, and has {at - LOCATOR.size - at64}"
+        yield message, at64, length < END64.size - 12
+    for name, long, value in zip(_END_FIELDS, fields[4:], short, strict=True):
+        most = MAX32 if name in ("size", "offset") else MAX16
+        if value not in (long, most):
+            yield f"the end record states {value} as its {name}, the zip64 end record {long}", at, False
+
+
+_END_FIELDS = ("disk", "disk of the directory", "records on this disk", "records", "size", "offset")
 
 
 def _rows(raw: bytes, path: str, end: _End) -> list[Record]:
@@ -171,7 +226,7 @@ def _rows(raw: bytes, path: str, end: _End) -> list[Record]:
             raise BadDirectory(message, path=path, offset=end.offset + position)
         # fmt: off
         (signature, _, _, flags, method, _, _, crc32, stored, size,
-         name_length, extra_length, comment_length, _, _, _, header) = unpack(raw, position)
+         name_length, extra_length, comment_length, _, _, attributes, header) = unpack(raw, position)
         # fmt: on
         if signature != b"PK\x01\x02":
             raise BadDirectory("no directory record here", path=path, offset=end.offset + position)
@@ -183,7 +238,7 @@ def _rows(raw: bytes, path: str, end: _End) -> list[Record]:
                 size, stored, header = zip64_fields(extra, size, stored, header)
             except ValueError as error:
                 raise BadDirectory(str(error), path=path, where=name, offset=end.offset + position) from None
-        rows.append(Record(name, header, stored, size, crc32, method, flags, position))
+        rows.append(Record(name, header, stored, size, crc32, method, flags, position, attributes))
         position = first + name_length + extra_length + comment_length
     if position != limit:
         raise BadDirectory(
@@ -241,74 +296,3 @@ def _refuse_overlaps(records: Sequence[Record], path: str, directory: int) -> No
                 where=name,
                 offset=header,
             )
-
-
-class Local(NamedTuple):
-    """A local header: its bytes, its extra field, and where the data begins in the file."""
-
-    raw: bytes
-    extra: bytes
-    data: int
-
-
-def read_local(reader: Reader, path: str, record: Record) -> Local:
-    """Read the local header of `record` and compare it with the directory. Raises as `data_start`."""
-    data = data_start(reader, path, record)
-    raw = reader.read(record.header, data - record.header)
-    (name_length,) = struct.unpack_from("<H", raw, 26)
-    return Local(raw, raw[LOCAL.size + name_length :], data)
-
-
-def data_start(reader: Reader, path: str, record: Record) -> int:
-    """Where the data of `record` begins in the file; not a byte of it is read.
-
-    Raises:
-        BadDirectory: there is no local header, or it carries another name.
-        Unsupported: the record is encrypted.
-        Truncated: the file ends inside the data.
-    """
-    name = record.name.encode("utf-8", "surrogateescape")
-    raw = reader.read(record.header, min(LOCAL.size + len(name), max(reader.size - record.header, 0)))
-    if len(raw) < LOCAL.size or raw[:4] != b"PK\x03\x04":
-        raise BadDirectory(
-            "no local header where the directory points", path=path, where=record.name, offset=record.header
-        )
-    name_length, extra_length = struct.unpack_from("<2H", raw, 26)
-    if name_length != len(name) or raw[LOCAL.size :] != name:
-        found = reader.read(record.header + LOCAL.size, min(name_length, reader.size - record.header - LOCAL.size))
-        raise BadDirectory(
-            f"the local header calls this record {found.decode('utf-8', 'replace')!r}",
-            path=path,
-            where=record.name,
-            offset=record.header,
-        )
-    if record.flags & ENCRYPTED:
-        raise Unsupported("an encrypted record", path=path, where=record.name)
-    start: int = record.header + LOCAL.size + name_length + extra_length
-    if start + record.stored > reader.size:
-        raise Truncated(
-            f"{record.stored} bytes promised, {max(reader.size - start, 0)} left",
-            path=path,
-            where=record.name,
-            offset=start,
-            hint=cut_hint(path),
-        )
-    return start
-
-
-def record_data(reader: Reader, path: str, record: Record) -> Data:
-    """Where the bytes of `record` are: a range, or a stream that inflates them.
-
-    Raises:
-        Unsupported: compressed by another method than deflate.
-    """
-    start = data_start(reader, path, record)
-    if record.method == STORED:
-        if record.stored != record.size:
-            raise BadDirectory(
-                f"stored as {record.stored} bytes and said to be {record.size}", path=path, where=record.name
-            )
-        return ByteRange(path, start, record.size)
-    if record.method == DEFLATED:
-        return inflated(ByteRange(path, start, record.stored), record.size)
-    raise Unsupported(f"compression method {record.method}", path=path, where=record.name, offset=record.header)

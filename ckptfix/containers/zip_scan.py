@@ -21,7 +21,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ckptfix.containers.zip_read import CENTRAL, LOCAL, MAX32, Record, extra_fields, zip64_fields
+from ckptfix.containers.zip_local import local_header, local_sizes
+from ckptfix.containers.zip_read import CENTRAL, LOCAL, MAX32, Record, zip64_fields
 from ckptfix.errors import Unsupported, WriteFailed
 from ckptfix.fileio import PAGE, Reader
 
@@ -145,22 +146,14 @@ def locals_at(reader: Reader, places: Iterable[int]) -> dict[int, Local]:
 
 def local_at(reader: Reader, header: int) -> Local | None:
     """The local header at `header`; None if what stands there could be none."""
-    if header < 0 or header + LOCAL.size > reader.size:
+    found = local_header(reader, header)
+    if found is None or not 0 < len(found.name) <= MAX_NAME or found.data > reader.size:
         return None
-    raw = reader.read(header, LOCAL.size)
-    signature, _, flags, method, _, _, crc32, stored, size, name_length, extra_length = LOCAL.unpack(raw)
-    data = header + LOCAL.size + name_length + extra_length
-    if signature != b"PK\x03\x04" or not 0 < name_length <= MAX_NAME or data > reader.size:
-        return None
-    rest = reader.read(header + LOCAL.size, name_length + extra_length)
-    name = rest[:name_length].decode("utf-8", "surrogateescape")
-    if MAX32 in (stored, size):
-        wide = next((payload for kind, payload in extra_fields(rest[name_length:]) if kind == 1), b"")
-        if len(wide) >= 16:
-            size, stored = struct.unpack_from("<2Q", wide)
-    if flags & 8 and not (stored or size or crc32):
-        return Local(name, header, data, method, flags, None, None, None)
-    return Local(name, header, data, method, flags, stored, size, crc32)
+    name = found.name.decode("utf-8", "surrogateescape")
+    if found.flags & 8 and not (found.stored or found.size or found.crc32):
+        return Local(name, header, found.data, found.method, found.flags, None, None, None)
+    stored, size = local_sizes(reader, found)
+    return Local(name, header, found.data, found.method, found.flags, stored, size, found.crc32)
 
 
 def descriptors(reader: Reader, places: array[int]) -> dict[int, list[Descriptor]]:
@@ -199,9 +192,10 @@ def rows(reader: Reader, places: array[int]) -> list[Record]:
 def _row(reader: Reader, place: int) -> tuple[Record, int] | None:
     if place + CENTRAL.size > reader.size:
         return None
+    row = reader.read(place, CENTRAL.size)
     # fmt: off
     (_, _, _, flags, method, _, _, crc32, stored, size,
-     name_length, extra_length, comment_length, _, _, _, header) = CENTRAL.unpack(reader.read(place, CENTRAL.size))
+     name_length, extra_length, comment_length, _, _, attributes, header) = CENTRAL.unpack(row)
     # fmt: on
     end = place + CENTRAL.size + name_length + extra_length + comment_length
     if not 0 < name_length <= MAX_NAME or end > reader.size:
@@ -211,7 +205,7 @@ def _row(reader: Reader, place: int) -> tuple[Record, int] | None:
     if MAX32 in (stored, size, header):
         with suppress(ValueError):
             size, stored, header = zip64_fields(rest[name_length:], size, stored, header)
-    return Record(name, header, stored, size, crc32, method, flags, place), end
+    return Record(name, header, stored, size, crc32, method, flags, place, attributes), end
 
 
 def shift(found: list[Record], locals_: Mapping[int, Local]) -> int:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ckptfix.checkpoint import ByteRange, Data, Derived, Segment
+from ckptfix.containers.zip_local import Local, local_extra, read_local
 from ckptfix.containers.zip_read import (
     CENTRAL,
     END,
@@ -25,7 +26,6 @@ from ckptfix.containers.zip_read import (
     Directory,
     Record,
     extra_fields,
-    read_local,
 )
 from ckptfix.errors import BadDirectory
 from ckptfix.fileio import Reader
@@ -163,9 +163,8 @@ def replace_record(reader: Reader, directory: Directory, record: Record, new: by
     """
     path = directory.path
     local = read_local(reader, path, record)
-    name_length = len(record.name.encode("utf-8", "surrogateescape"))
     crc32 = zlib.crc32(new)
-    head, tail = _rewritten_header(local.raw, name_length, record.flags, crc32, len(new))
+    head, tail = _rewritten_header(reader, local, record.flags, crc32, len(new))
     following = min(
         (other for other in directory.records if other.header > record.header),
         key=lambda other: other.header,
@@ -178,7 +177,8 @@ def replace_record(reader: Reader, directory: Directory, record: Record, new: by
     else:
         behind = read_local(reader, path, following)
         rest = directory.offset - behind.data
-        header = _repadded(behind.raw, behind.extra, cursor, behind.data, PAGE if rest >= LARGE else ALIGNMENT)
+        old = reader.read(behind.header, behind.data - behind.header)
+        header = _repadded(old, local_extra(reader, behind), cursor, behind.data, PAGE if rest >= LARGE else ALIGNMENT)
         segments += (header, ByteRange(path, behind.data, rest))
         shift = cursor + len(header) - behind.data
     offsets = {other.position: other.header + shift for other in directory.records if other.header > record.header}
@@ -189,15 +189,17 @@ def replace_record(reader: Reader, directory: Directory, record: Record, new: by
     return segments
 
 
-def _rewritten_header(raw: bytes, name_length: int, flags: int, crc32: int, size: int) -> tuple[bytes, bytes]:
+def _rewritten_header(reader: Reader, local: Local, flags: int, crc32: int, size: int) -> tuple[bytes, bytes]:
     """The local header and data descriptor of a record that is now stored with `size` bytes."""
-    head = bytearray(raw)
+    head = bytearray(reader.read(local.header, local.data - local.header))
+    wide = any(kind == 1 for kind, _ in extra_fields(local_extra(reader, local)))
     struct.pack_into("<H", head, 8, 0)
     if flags & DESCRIPTOR_FOLLOWS:
-        return bytes(head), struct.pack("<4s3L", b"PK\x07\x08", crc32, size, size)
+        if not wide and (local.crc32 or local.stored or local.size):
+            struct.pack_into("<3L", head, 14, crc32, size, size)
+        return bytes(head), struct.pack("<4sL2Q" if wide else "<4s3L", b"PK\x07\x08", crc32, size, size)
     struct.pack_into("<3L", head, 14, crc32, size, size)
-    extra = raw[LOCAL.size + name_length :]
-    if any(kind == 1 for kind, _ in extra_fields(extra)):
+    if wide:
         raise BadDirectory("a pickle record with zip64 sizes in its local header")
     return bytes(head), b""
 
@@ -226,6 +228,9 @@ def _patched_directory(
     struct.pack_into("<H", raw, record.position + 10, 0)
     put = struct.Struct("<L").pack_into
     wide = []
+    if raw[record.position + 42 : record.position + 46] == b"\xff\xff\xff\xff":
+        # Its zip64 field has the old sizes in front of the offset, and the row no longer refers to them.
+        wide.append((record.position, record.header))
     for position, header in offsets.items():
         stated = raw[position + 42 : position + 46]
         if header < MAX32 and stated != b"\xff\xff\xff\xff":

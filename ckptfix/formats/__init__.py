@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import cast
 
 from ckptfix.checkpoint import Checkpoint
-from ckptfix.errors import CkptfixError, Unsupported
-from ckptfix.formats import base, safetensors, torch_legacy, torch_zip
+from ckptfix.errors import CkptfixError, NoFile, UnknownFormat
+from ckptfix.formats import base, distributed, safetensors, torch_legacy, torch_zip
 from ckptfix.formats.base import Format
 
 FORMATS: dict[str, Format] = {
@@ -29,6 +29,7 @@ def detect(path: str | os.PathLike[str]) -> Format:
 
     Raises:
         UnknownFormat: it is none of ours; the message says what it is instead.
+        DistributedPart: it is a file of a distributed checkpoint.
         CkptfixError: it can not be read.
     """
     name = os.fspath(path)
@@ -37,16 +38,28 @@ def detect(path: str | os.PathLike[str]) -> Format:
         if stat.S_ISDIR(status.st_mode):
             raise base.unknown(name, b"", 0)
         if not stat.S_ISREG(status.st_mode):
-            raise Unsupported("not a regular file", path=name, hint="write the stream to a file first")
+            raise NoFile("not a regular file", path=name, hint="write the stream to a file first")
         with open(name, "rb") as file:
             head = file.read(HEAD)
     except OSError as error:
         raise CkptfixError((error.strerror or str(error)).lower(), path=name) from None
+    distributed.refuse_part(name)
     scored = [(module.score(name, head, status.st_size), index) for index, module in enumerate(FORMATS.values())]
     best, index = max(scored, key=lambda row: (row[0], -row[1]))
     if not best:
         raise base.unknown(name, head, status.st_size)
     return list(FORMATS.values())[index]
+
+
+def is_checkpoint(path: str | os.PathLike[str]) -> bool:
+    """Whether the content of the file at `path` is that of a checkpoint, whole or not; True where it cannot be read."""
+    try:
+        detect(path)
+    except UnknownFormat:
+        return False
+    except CkptfixError:
+        return True
+    return True
 
 
 def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:

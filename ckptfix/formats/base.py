@@ -48,5 +48,5 @@ def unknown(path: str, head: bytes, size: int) -> UnknownFormat:
     """The error for a file or folder that is none of our formats: what it is instead, and what to do."""
     from ckptfix.formats import foreign
 
-    what, hint = foreign.describe(path, head, size)
-    return UnknownFormat(what, path=path, hint=hint)
+    kind, what, hint = foreign.describe(path, head, size)
+    return UnknownFormat(what, kind=kind, path=path, hint=hint)

@@ -23,7 +23,7 @@ from typing import Any
 from ckptfix import dtypes
 from ckptfix.checkpoint import Finding, Storage, TensorEntry
 from ckptfix.commands import quoted
-from ckptfix.containers.zip_read import record_data
+from ckptfix.containers.zip_local import record_data
 from ckptfix.errors import BadIndex, CkptfixError, NoSuchTensor, Refused, Unsupported
 from ckptfix.fileio import Reader
 from ckptfix.formats.torchscript import Program, open_program

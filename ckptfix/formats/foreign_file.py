@@ -4,12 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from ckptfix.errors import CkptfixError
 from ckptfix.fileio import Reader
 
-Answer = tuple[str, str | None]
-"""What it is, and what to do about it."""
+
+class Answer(NamedTuple):
+    """What a file is.
+
+    Attributes:
+        id: of the finding that doctor reports for it; a row of `ops.catalogue_containers`.
+        what: it in one sentence, which may quote the file.
+        hint: what to do about it; None where there is nothing.
+    """
+
+    id: str
+    what: str
+    hint: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,7 @@ def score(path: str, head: bytes, size: int) -> int:
     if 2 <= length <= min(size - 8, MAX_HEADER):
         return 100
     # A damaged length: text files that have a brace at their ninth byte are not meant.
-    return 30 if path.endswith(SUFFIXES) or (length <= MAX_HEADER and head[9:10] == b'"') else 0
+    return 30 if path.lower().endswith(SUFFIXES) or (length <= MAX_HEADER and head[9:10] == b'"') else 0
 
 
 def read(path: str) -> Checkpoint:

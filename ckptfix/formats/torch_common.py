@@ -18,6 +18,11 @@ from ckptfix.streams import byteswapped
 ByteOrder = Literal["little", "big"]
 
 
+SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".tar")
+"""What files of torch are called, whichever of its formats they have: none is that of one alone. ``.tar`` stands for
+``.pth.tar`` (the ImageNet example) and others too."""
+
+
 class Parts:
     """What a torch checkpoint keeps for its own edits: the walked object, its storages, its container."""
 

@@ -22,7 +22,7 @@ from ckptfix import dtypes
 from ckptfix.checkpoint import ByteRange, Checkpoint, Data, Drop, Edit, Finding, OutputFile, Plan, Segment, TensorEntry
 from ckptfix.errors import BadPickle, Truncated, TruncatedPickle, Unsupported, WouldLoseData
 from ckptfix.fileio import Reader, cut_hint
-from ckptfix.formats import torch_common, torch_emit
+from ckptfix.formats import torch_common, torch_emit, trusted
 from ckptfix.formats.torch_edit import patches
 from ckptfix.formats.torch_tensors import BadTensor
 from ckptfix.pickles import Dict, Graph, parse, splice
@@ -31,7 +31,7 @@ from ckptfix.pickles.graph import pairs
 
 NAME = "legacy"
 TITLE = "PyTorch legacy"
-SUFFIXES = (".pt", ".pth", ".ckpt", ".bin")
+SUFFIXES = torch_common.SUFFIXES
 MAGIC = 0x1950A86A20F9469CFC6C
 PROTOCOL = 1001
 MAGIC_BYTES = MAGIC.to_bytes(10, "little")
@@ -66,6 +66,9 @@ def read(path: str) -> Checkpoint:
         magic, protocol, info, graph, key_graph = graphs
         if magic.root != MAGIC or protocol.root != PROTOCOL:
             raise BadPickle("the magic number or protocol is computed, not written", path=path, where="header")
+        for part, side in zip(_PARTS, graphs, strict=True):
+            if side is not graph:
+                _note(side, part, graph)
         known = {str(key): value for key, value in pairs(info.root) or () if isinstance(key, str)}
         keys = [str(key) for key in key_graph.root] if type(key_graph.root) is list else []
         storages = _storages(reader, path, graph, keys, key_graph.end, findings)
@@ -82,6 +85,23 @@ def read(path: str) -> Checkpoint:
         byteorder="little",
         findings=findings,
     )
+
+
+def _note(side: Graph, part: str, graph: Graph) -> None:
+    """Put on the object's `graph` what weights_only=True refuses of another pickle of the file, which it reads too."""
+    graph.globals += (node for node in side.globals if not trusted.accepted(trusted.canonical(node)))
+    refused = trusted.refused_opcode(side)
+    if refused is not None:
+        graph.misuses.append((refused[0], f"in the pickle of the {part}, {refused[1]}"))
+
+
+def read_object(path: str) -> tuple[Layout, Graph]:
+    """Where the parts are, and the parsed pickle of the object, and nothing made of them. Raises as `read`."""
+    with Reader(path) as reader:
+        *_, graph, key_graph = _pickles(reader, path)
+        keys = [str(key) for key in key_graph.root] if type(key_graph.root) is list else []
+        storages = _storages(reader, path, graph, keys, key_graph.end, [])
+    return Layout(graph.start, graph.end, storages), graph
 
 
 def _pickles(reader: Reader, path: str) -> list[Graph]:

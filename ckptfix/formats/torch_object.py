@@ -7,16 +7,18 @@ were saved. Addresses are the keys on the way, joined by slashes: ``optimizer/st
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from ckptfix.checkpoint import Finding, NameSite, SiteKind, StateDict, TensorEntry
 from ckptfix.errors import BadPickle
-from ckptfix.formats.torch_tensors import StorageOf, is_tensor, storage_entry, tensor_entry, tensor_state
+from ckptfix.formats.torch_attributes import tensor_state
+from ckptfix.formats.torch_state import apart
+from ckptfix.formats.torch_tensors import StorageOf, is_tensor, storage_entry, tensor_entry
 from ckptfix.pickles import Call, Dict, Global, Graph, PersId, Set, Text
-from ckptfix.pickles.graph import children, label, pairs
+from ckptfix.pickles.graph import children, is_versions, label, pairs
 
 
 @dataclass(slots=True)
@@ -102,7 +104,7 @@ def walk(graph: Graph) -> TorchObject:
             found.tensors.append((at, key, node))
             if (attributes_of := tensor_state(node)) is not None and id(node) not in visited:
                 visited.add(id(node))
-                stack += [(address, label(name), value, optimizer) for name, value in reversed(attributes_of)]
+                stack += [(address, name, value, optimizer) for name, value in reversed(attributes_of)]
             continue
         if (literal := _encoded(node)) is not None:
             found.values.append((address, literal))
@@ -129,25 +131,12 @@ def walk(graph: Graph) -> TorchObject:
         if mapping is not None:
             optimizer = optimizer or _is_optimizer(mapping)
             _note_mapping(found, address, node, mapping, optimizer)
-        named = _apart((name, child) for name, child in children(node) if not _is_metadata(name, child))
+        named = apart([(name, child) for name, child in children(node) if not _is_metadata(name, child)])
         below = [(address, name, child, optimizer) for name, child in named]
         if not below and kind is not Call:
             found.values.append((address, node))
         stack.extend(reversed(below))
     return found
-
-
-def _apart(named: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
-    """The same with names that are all different: 1 and '1' are two keys, and one text."""
-    rows = list(named)
-    if len({name for name, _ in rows}) == len(rows):
-        return rows
-    seen: dict[str, int] = {}
-    out = []
-    for name, child in rows:
-        seen[name] = seen.get(name, 0) + 1
-        out.append((name if seen[name] == 1 else f"{name}#{seen[name]}", child))
-    return out
 
 
 def _encoded(node: Any) -> bytes | None:
@@ -174,7 +163,7 @@ def _is_storage(node: PersId) -> bool:
 
 def _is_metadata(name: str, child: Any) -> bool:
     """Whether this is the ``_metadata`` that a state dict carries as an attribute."""
-    return name == "_metadata" and pairs(child) is not None
+    return name == "_metadata" and is_versions(child)
 
 
 def _is_optimizer(mapping: list[tuple[Any, Any]]) -> bool:

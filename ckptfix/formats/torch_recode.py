@@ -134,7 +134,8 @@ def _drop_sources(out: _Recoding, graph: Graph, path: str) -> None:
 
     for use in graph.gets:
         if use.origin is not None and went(use.origin.start) and not went(use.start):
-            out.patch(Patch(use.start, use.end, string_opcode(use, graph.protocol, graph.data[use.origin.start])))
+            new = string_opcode(use, graph.protocol, graph.data[use.origin.start], graph.rare)
+            out.patch(Patch(use.start, use.end, new))
 
 
 def _unmovable(reason: str, path: str, persid: PersId) -> Unsupported:
@@ -180,7 +181,8 @@ def _resolve_view(
         out.storages.setdefault(str(key), (data, None, itemsize))
         return
     part = data.sub(first * itemsize, count * itemsize)
-    out.patch(Patch(items[2].start, items[2].end, string_opcode(view_key, graph.protocol, graph.data[key.start])))
+    pushed = string_opcode(view_key, graph.protocol, graph.data[key.start], graph.rare)
+    out.patch(Patch(items[2].start, items[2].end, pushed))
     out.patch(Patch(items[4].start, items[4].end, int_opcode(count)))
     out.storages.setdefault(view_key, (part, None, itemsize))
     message = f"the storage view {view_key!r} is stored apart from the storage {str(key)!r} that it viewed"

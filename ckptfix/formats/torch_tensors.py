@@ -13,11 +13,13 @@ from typing import Any
 from ckptfix import dtypes
 from ckptfix.checkpoint import Storage, TensorEntry, contiguous_stride
 from ckptfix.errors import DamagedFile
+from ckptfix.formats.torch_state import TooManyParts, split, state_rows
 from ckptfix.pickles import Call, Global, PersId
 from ckptfix.pickles.graph import attributes, pairs
 
 StorageOf = Callable[[PersId], Storage]
 Args = tuple[Any, ...]
+Rows = list[tuple[str, Any]]
 
 
 class BadTensor(DamagedFile, ValueError):
@@ -29,10 +31,10 @@ def is_tensor(node: Any) -> bool:
     if type(node) is not Call or type(node.func) is not Global:
         return False
     func = node.func
-    return (func.module, func.name) in REBUILD or _is_old_tensor(node)
+    return (func.module, func.name) in REBUILD or is_old_tensor(node)
 
 
-def _is_old_tensor(node: Call) -> bool:
+def is_old_tensor(node: Call) -> bool:
     """A ``torch.FloatTensor`` object with its state set, as torch 0.1 wrote them."""
     func = node.func
     return (
@@ -273,41 +275,46 @@ def _wrapper(args: Args, key: str, at: str, storage_of: StorageOf) -> TensorEntr
 def _from_type(args: Args, key: str, at: str, storage_of: StorageOf) -> TensorEntry:
     """``_rebuild_from_type_v2(func, type, args, state)``: a subclass, or a tensor with attributes of its own."""
     func, cls, inner_args, state = args[:4]
-    entry = _inner(Call(func, inner_args, "REDUCE", 0), key, at, storage_of)
-    if entry.kind == "wrapper":
-        entry = replace(entry, parts=tuple(_parts_of_state(state, key, at, storage_of)))
+    call = Call(func, inner_args, "REDUCE", 0)
+    if not is_tensor(call):
+        return _of_other_function(args, key, at, storage_of)
+    entry = _inner(call, key, at, storage_of)
+    if entry.kind == "wrapper" and is_wrapper(func):
+        entry = replace(entry, parts=_parts(state_rows(cls, state), key, at, storage_of))
     if type(cls) is Global and cls.full not in ("torch.Tensor", "torch._tensor.Tensor", entry.detail):
         parameter = cls.full == "torch.nn.parameter.Parameter"
         entry = replace(entry, parameter=entry.parameter or parameter, detail=entry.detail or cls.full)
     return entry
 
 
-_STATE_AT = {
-    ("torch._tensor", "_rebuild_from_type_v2"): 3,
-    ("torch._utils", "_rebuild_parameter_with_state"): 3,
-}
+def _of_other_function(args: Args, key: str, at: str, storage_of: StorageOf) -> TensorEntry:
+    """A tensor that a library's own function makes, as of a nested tensor: the shape is that of its first part."""
+    cls, inner_args, state = args[1:4]
+    rows = [("args", inner_args), *state_rows(cls, state)]
+    parts = _parts(rows, key, at, storage_of)
+    if not parts:
+        raise BadTensor("a part that is no tensor")
+    first = parts[0]
+    name = cls.full if type(cls) is Global else "tensor subclass"
+    return TensorEntry(
+        key, at, None, first.dtype, first.shape, first.stride, kind="wrapper", parts=parts, detail=name
+    )
 
 
-def tensor_state(node: Any) -> list[tuple[Any, Any]] | None:
-    """The (name, value) attributes that a tensor carries, without those that are its parts; None if it has none."""
-    if type(node) is not Call or type(node.func) is not Global or type(node.args) is not tuple:
-        return None
-    place = _STATE_AT.get((node.func.module, node.func.name))
-    if place is None or len(node.args) <= place:
-        return None
-    found = attributes(node.args[place])
-    inner = node.args[0]
-    if type(inner) is Global and inner.name == "_rebuild_wrapper_subclass":
-        found = [(name, value) for name, value in found if not is_tensor(value)]
-    return found or None
+def split_state(rows: Rows) -> tuple[Rows, Rows]:
+    """See `split`; the parts are tensors."""
+    try:
+        return split(rows, is_tensor)
+    except TooManyParts as error:
+        raise BadTensor(str(error)) from None
 
 
-def _parts_of_state(state: Any, key: str, at: str, storage_of: StorageOf) -> list[TensorEntry]:
-    return [
-        _inner(value, f"{key}.{name}", at, storage_of)
-        for name, value in attributes(state)
-        if isinstance(name, str) and is_tensor(value)
-    ]
+def _parts(rows: list[tuple[str, Any]], key: str, at: str, storage_of: StorageOf) -> tuple[TensorEntry, ...]:
+    return tuple(_inner(node, f"{key}.{name}", at, storage_of) for name, node in split_state(rows)[0])
+
+
+def is_wrapper(func: Any) -> bool:
+    return type(func) is Global and func.name == "_rebuild_wrapper_subclass"
 
 
 def _nested(args: Args, key: str, at: str, storage_of: StorageOf) -> TensorEntry:

@@ -16,24 +16,27 @@ caffe2/serialize/inline_container.cc.
 from __future__ import annotations
 
 import zlib
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from ckptfix.checkpoint import ByteRange, Checkpoint, Data, Drop, Edit, Finding, OutputFile, Plan, Segment, TensorEntry
-from ckptfix.containers.zip_read import Directory, Record, read_directory, record_data
+from ckptfix.commands import quoted
+from ckptfix.containers.zip_local import record_data
+from ckptfix.containers.zip_read import Directory, Record, read_directory
 from ckptfix.containers.zip_write import NewRecord, fresh_archive, replace_record
-from ckptfix.errors import BadDirectory, DamagedFile, Unsupported
+from ckptfix.errors import BadDirectory, Bomb, DamagedFile, Unsupported
 from ckptfix.fileio import Reader, read_chunks
 from ckptfix.formats import torch_common, torch_emit
 from ckptfix.formats.base import unknown
 from ckptfix.formats.torch_edit import patches
-from ckptfix.pickles import parse, splice
+from ckptfix.pickles import Graph, parse, splice
 
 NAME = "zip"
 TITLE = "PyTorch zip"
-SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".pth.tar")
+SUFFIXES = torch_common.SUFFIXES
 MAX_PICKLE = 1 << 30
 MAX_VERSION = 10
 MAX_RATIO = 100
@@ -101,6 +104,13 @@ def read(path: str) -> Checkpoint:
     )
 
 
+def read_object(path: str) -> tuple[Archive, Graph]:
+    """The container and the parsed pickle of a file, and nothing made of them. Raises as `read`."""
+    with Reader(path) as reader:
+        archive, pickle = _open(reader, path, read_directory(reader, path), [])
+    return archive, parse(pickle, path=path, where=archive.pickle.name)
+
+
 def _open(reader: Reader, path: str, directory: Directory, findings: list[Finding]) -> tuple[Archive, bytes]:
     """The archive and the bytes of its pickle."""
     pickles = [record for record in directory.records if record.name.endswith("/data.pkl")]
@@ -114,7 +124,7 @@ def _open(reader: Reader, path: str, directory: Directory, findings: list[Findin
         raise Unsupported(f"a pickle of {record.size} bytes", path=path, where=record.name)
     if record.size > max(MAX_RATIO * record.stored, 1 << 20):
         message = f"{record.stored} bytes that are said to unfold to {record.size}, more than any checkpoint's pickle"
-        raise Unsupported(message, path=path, where=record.name, offset=record.header)
+        raise Bomb(message, path=path, where=record.name, offset=record.header)
     data = b"".join(read_chunks(record_data(reader, path, record)))
     intact = record.crc32 in (0, zlib.crc32(data))
     if not intact:
@@ -155,6 +165,7 @@ class Places:
         for record in archive.directory.records:
             if record.name.startswith(self._prefix):
                 self._records.setdefault(record.name[len(self._prefix) :], record)
+        self._headers = sorted((*(record.header for record in archive.directory.records), archive.directory.offset))
         self._data: dict[str, Data] | None = None
         self._wrong = {
             name[len(self._prefix) :]: "several records have this name, and readers disagree which one counts"
@@ -176,9 +187,14 @@ class Places:
         with Reader(self._path) as reader:
             for key, record in self._records.items():
                 try:
-                    found[key] = record_data(reader, self._path, record)
+                    data = record_data(reader, self._path, record)
                 except (DamagedFile, Unsupported) as error:
                     self._wrong[key] = error.message
+                    continue
+                following = self._headers[bisect_right(self._headers, record.header)]
+                if isinstance(data, ByteRange) and data.end > following:
+                    self._wrong[key] = f"its data, from {data.offset:#x} on, runs into what begins at {following:#x}"
+                found[key] = data
         return found
 
 
@@ -191,8 +207,10 @@ def plan_edit(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan:
     """The checkpoint with `edits` applied to its pickle; every other byte is copied, and with a Drop laid out anew.
 
     Raises:
-        DamagedFile: the pickle does not match its checksum; an edit would hide that.
+        DamagedFile: the pickle does not match its checksum, and an edit would hide that; or torch reads other bytes
+            of a record than the file means (see `refuse_disputed`).
     """
+    refuse_disputed(checkpoint)
     if any(isinstance(edit, Drop) for edit in edits):
         from ckptfix.formats import torch_rewrite
 
@@ -209,6 +227,20 @@ def plan_edit(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan:
         with Reader(path) as reader:
             segments = replace_record(reader, archive.directory, archive.pickle, splice(parts.graph, changes))
     return Plan((OutputFile.of(dest, segments),))
+
+
+def refuse_disputed(checkpoint: Checkpoint) -> None:
+    """A record whose bytes torch would not read as the file means them must not be handed on without a word.
+
+    Raises:
+        BadDirectory: there is one (see `Record.dispute`).
+    """
+    archive: Archive = torch_common.parts_of(checkpoint).container
+    for record in archive.directory.records:
+        dispute = record.dispute
+        if dispute is not None and record.name.startswith(f"{archive.root}/"):
+            hint = f"ckptfix repair {quoted(checkpoint.path)} OUT"
+            raise BadDirectory(dispute, path=checkpoint.path, where=record.name, offset=record.header, hint=hint)
 
 
 def plan_write(entries: Sequence[TensorEntry], dest: str, *, metadata: Mapping[str, str] | None = None) -> Plan:

@@ -24,7 +24,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ckptfix.checkpoint import Finding, TensorEntry
-from ckptfix.containers.zip_read import Directory, Record, read_directory, record_data
+from ckptfix.containers.zip_local import record_data
+from ckptfix.containers.zip_read import Directory, Record, read_directory
 from ckptfix.errors import BadDirectory, BadPickle, CkptfixError, NoSuchTensor, Unsupported, WouldLoseData
 from ckptfix.fileio import Reader, read_chunks
 from ckptfix.formats import torch_module

@@ -64,11 +64,19 @@ def refusal(graph: Graph) -> str | None:
     for node in graph.globals:
         if not accepted(canonical(node)):
             return f"unsupported global {canonical(node)}"
+    opcode = refused_opcode(graph)
+    return None if opcode is None else f"unsupported {opcode[1]}"
+
+
+def refused_opcode(graph: Graph, *, strict: bool = True) -> tuple[int, str] | None:
+    """(offset, what it is) of the first opcode that the unpickler of weights_only=True refuses by itself.
+
+    Without `strict` operands do not count: where a global is refused, so is what is done with it.
+    """
     beyond = set(graph.rare) - op.WEIGHTS_ONLY
-    if beyond:
-        code = min(beyond, key=graph.rare.__getitem__)
-        return f"unsupported opcode {op.NAMES[code]} (pickle protocol {graph.protocol})"
-    return None
+    found = [(graph.rare[code], f"opcode {op.NAMES[code]} (pickle protocol {graph.protocol})") for code in beyond]
+    found += [(place, f"opcode: {what}") for place, what in graph.misuses[:1] if strict]
+    return min(found, default=None)
 
 
 def global_findings(graph: Graph) -> Iterator[Finding]:

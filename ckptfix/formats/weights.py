@@ -32,6 +32,7 @@ class Weights:
         classes: classes that it names; nothing of them was run.
         findings: what it may lack; ids ``not-taken`` are losses.
         byteorder: of the data.
+        beside: the other tensors of the file.
     """
 
     path: str
@@ -44,6 +45,7 @@ class Weights:
     classes: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()
     byteorder: Literal["little", "big"] = "little"
+    beside: tuple[TensorEntry, ...] = ()
 
     def as_checkpoint(self) -> Checkpoint:
         """The same as a checkpoint that holds nothing else."""

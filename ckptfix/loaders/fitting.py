@@ -114,6 +114,8 @@ def _matched(checkpoint: Checkpoint, source: Source, target: Target, how: str, a
         matching = match(source.slots(), target.slots(), by=how)
     except CkptfixError as error:
         error.path = error.path or checkpoint.path
+        if how == "position":
+            error.hint = "match='structure' looks at names and neighbours too"
         raise
     sure = {pair.source: pair.target for pair in matching.pairs if not pair.instead}
     extra = {name: name for name in source.extra if name in target.extra}
@@ -198,6 +200,8 @@ def _rule(target: Target, name: str) -> str | None:
 def _source_rule(source: Source, name: str) -> str | None:
     """The rule that lets the model lack `name`."""
     entry = source.entries.get(name)
+    if name in keys.COUNTERS and keys.is_average(source.names):
+        return "a wrapper's own"
     return None if entry is None else _optional(Slot(name, entry.shape, entry.dtype))
 
 

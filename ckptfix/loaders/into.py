@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ckptfix.checkpoint import Checkpoint, TensorEntry
 from ckptfix.errors import CkptfixError, LoadMismatch, Refused
-from ckptfix.formats import open_checkpoint
 from ckptfix.loaders import torch_path
 from ckptfix.loaders.fitting import Fit, best_fit, refuse_two_values
 from ckptfix.loaders.models import Place, dtype_of, identity, is_lazy, target
 from ckptfix.loaders.objects import Builder
+from ckptfix.loaders.opened import opened
 from ckptfix.loaders.overlaps import refuse_other_values
 from ckptfix.loaders.report import LoadReport, Mismatch, nearest_names
 from ckptfix.loaders.sources import chosen, same_place
@@ -20,6 +21,7 @@ from ckptfix.loaders.tensors import TensorMaker, restore_location, stay
 from ckptfix.loaders.values import ForeignObject
 from ckptfix.ops.convert import refuse_damaged
 from ckptfix.ops.grouping import collapse, shown
+from ckptfix.ops.pieces import refuse_piece
 
 if TYPE_CHECKING:
     import torch
@@ -36,6 +38,8 @@ def load_into(
     at: str | None = None,
     strict: bool = True,
     assign: bool = False,
+    verify: bool = True,
+    allow_empty: bool = False,
 ) -> LoadReport:
     """Load the checkpoint at `path` into `model`, and say what was done.
 
@@ -56,22 +60,32 @@ def load_into(
             shape is never loaded in part.
         assign: the model gets the tensors of the file (dtype and all, requires_grad aside) in place of its own. They
             are a private map of the file, which must not be changed while they live.
+        verify: compare the data with the checksums that a zip states for it (legacy files and safetensors state
+            none). That reads all that is loaded once more: a second or so for a GB that is in memory already. With
+            False, assigned tensors are a map of the file whose pages are read when they are touched. The pickle is
+            always compared.
+        allow_empty: with `strict` False, nothing at all may be loaded. Where less than half of the names of both sides
+            fit, there is a warning.
 
     Raises:
-        LoadMismatch: model and file disagree, and `strict`; its `report` has everything, and nothing was changed.
+        LoadMismatch: model and file disagree, and `strict`, or nothing of the file fits the model; its `report` has
+            everything, and nothing was changed.
         Refused: several state dicts fit equally well, or, with `strict` False, several base prefixes; or the model is
             on the meta device and not `assign`, or made in inference mode; or it is none.
         NoSuchTensor: no state dict at `at`.
-        WouldLoseData: a tensor of the file cannot be read; the message names it.
-        DamagedFile: the same, found while it was read. Deflated records are read before anything is changed; where
-            another one fails, the message says which names were loaded until then.
+        WouldLoseData: a tensor of the file cannot be read; the message names it. Or the file is one rank's piece of
+            a model, and the message says which.
+        DamagedFile: the same, found while it was read, or another checksum than the file states. With `verify` all
+            records are read before anything is changed, else deflated ones; where another one fails, the message says
+            which names were loaded until then.
     """
-    checkpoint = open_checkpoint(path)
+    checkpoint = opened(path)
     goal = target(model)
+    refuse_piece(checkpoint, None if at is None else at.strip("/"))
     found = chosen(checkpoint, at, goal.leaves())
     refuse_damaged(checkpoint)
     restore = restore_location(map_location)
-    maker = TensorMaker(checkpoint, restore if assign or callable(map_location) else stay, tell=assign)
+    maker = TensorMaker(checkpoint, restore if assign or callable(map_location) else stay, tell=assign, verify=verify)
     fit = best_fit(checkpoint, found, goal, match, assign=assign)
     if fit.rivals and not strict:
         raise _rivals(checkpoint, fit)
@@ -83,16 +97,20 @@ def load_into(
     extra = _extra_state(checkpoint, fit, maker)
     if goal.own_way:
         torch_path.rehearse(fit, maker, extra, assign=assign)
-    done = not strict or fit.complete
+    empty = not (fit.pairs or fit.complete or allow_empty)
+    done = fit.complete or not (strict or empty)
     report = _report(checkpoint, fit, done, assign)
     if not done:
         raise LoadMismatch(
-            "; ".join(report.trouble()),
+            "; ".join([*(() if strict else ("nothing of the file fits the model",)), *report.trouble()]),
             report=report,
             path=checkpoint.path,
             where=fit.source.at or None,
-            hint="strict=False loads what fits; match='structure' aligns models that name the same layers differently",
+            hint=_HINT if strict else _EMPTY,
         )
+    if fit.pairs and 2 * len(fit.pairs) < min(len(fit.source.names), len(goal.names)):
+        names = f"{len(fit.pairs):,} of the file's {len(fit.source.names):,} names and the model's {len(goal.names):,}"
+        warnings.warn(f"{checkpoint.path}: only {names} go together; the rest is not loaded", stacklevel=2)
     if goal.own_way:
         torch_path.perform(fit, maker, extra, assign=assign)
     elif assign:
@@ -104,6 +122,10 @@ def load_into(
             if (module := goal.extra[name]) is not None:
                 module.set_extra_state(value)
     return report
+
+
+_HINT = "strict=False loads what fits; match='structure' aligns models that name the same layers differently"
+_EMPTY = "match='structure' aligns models that name the same layers differently; allow_empty=True lets it pass"
 
 
 def _rivals(checkpoint: Checkpoint, fit: Fit) -> Refused:

@@ -16,22 +16,36 @@ from typing import TYPE_CHECKING, Any
 from ckptfix.checkpoint import Checkpoint
 from ckptfix.collector import collector_paused
 from ckptfix.errors import BadPickle, WouldLoseData
-from ckptfix.formats import open_checkpoint, safetensors
+from ckptfix.formats import safetensors
+from ckptfix.formats.torch_attributes import tensor_attributes
 from ckptfix.formats.torch_common import Parts, fields
 from ckptfix.formats.torch_object import plain
-from ckptfix.formats.torch_tensors import BadTensor, is_tensor, storage_entry, tensor_entry, tensor_state
+from ckptfix.formats.torch_tensors import (
+    REBUILD,
+    BadTensor,
+    is_tensor,
+    storage_entry,
+    tensor_entry,
+)
 from ckptfix.loaders import values
+from ckptfix.loaders.opened import opened
 from ckptfix.loaders.tensors import TensorMaker, restore_location
 from ckptfix.loaders.values import NOTHING, ForeignObject
 from ckptfix.ops.convert import BROKEN, refuse_damaged
 from ckptfix.pickles import Call, Dict, Global, PersId, Set
-from ckptfix.pickles.graph import Text, attributes, children, label, pairs
+from ckptfix.pickles.graph import Text, attributes, label, pairs
 
 if TYPE_CHECKING:
     from ckptfix.loaders.tensors import MapLocation
 
 
-def load_checkpoint(path: str | os.PathLike[str], *, map_location: MapLocation = None) -> Any:
+MOST_IN_TUPLE = 1 << 24
+"""Parts of a tuple, those of tuples in it included: hashing them takes some 0.2 s."""
+
+
+def load_checkpoint(
+    path: str | os.PathLike[str], *, map_location: MapLocation = None, verify: bool = True
+) -> Any:
     """The whole object in the checkpoint at `path`: tensors, and plain values with their Python types.
 
     Dicts (ordered, default and counting ones too), lists, tuples, sets, numbers, strings and bytes come back as what
@@ -43,7 +57,7 @@ def load_checkpoint(path: str | os.PathLike[str], *, map_location: MapLocation =
     (DTensor, nested) is a record of its parts.
 
     Args:
-        map_location: as for `load_state_dict`.
+        map_location, verify: as for `load_state_dict`.
 
     Returns:
         What torch.load would give. Of safetensors, which hold nothing else, an OrderedDict of the tensors with the
@@ -52,10 +66,11 @@ def load_checkpoint(path: str | os.PathLike[str], *, map_location: MapLocation =
 
     Raises:
         WouldLoseData: a tensor of the file cannot be read; the message names it.
+        DamagedFile: the pickle, or the data of a tensor, has another checksum than the file states.
         BadPickle: the object is none that Python could hold, such as a dict with a list for a key.
     """
-    checkpoint = open_checkpoint(path)
-    maker = TensorMaker(checkpoint, restore_location(map_location), tell=True)
+    checkpoint = opened(path)
+    maker = TensorMaker(checkpoint, restore_location(map_location), tell=True, verify=verify)
     if isinstance(checkpoint.graph, Parts):
         with collector_paused():
             return Builder(checkpoint, maker).build(checkpoint.graph.graph.root)
@@ -111,6 +126,8 @@ class Builder:
         self.parts: Parts = checkpoint.graph
         self.made: dict[int, Any] = {}
         self.shells: list[tuple[Any, Any]] = []
+        self.unfolded: dict[int, int] = {}
+        """``id`` of a tuple that was made -> how many parts it has, counted each time that they stand there."""
         for row in checkpoint.findings:
             # Depth is no limit here, and tensors are judged when they are made.
             if row.id in BROKEN - {"too-deep", "bad-tensor"}:
@@ -170,7 +187,7 @@ class Builder:
         elif kind is Set:
             yield from (("element", value) for value in node.elements)
         elif _is_plain_tensor(node):
-            yield from ((label(name), value) for name, value in tensor_state(node) or ())
+            yield from ((label(name), value) for name, value in tensor_attributes(node))
         elif kind is Call:
             yield from (("()", part) for part in (node.args, node.kwargs, node.state))
             if type(node.func) is not Global:
@@ -193,7 +210,7 @@ class Builder:
     def _from_parts(self, node: Any, where: tuple[Any, str]) -> Any:
         kind = type(node)
         if kind is tuple:
-            return tuple(map(self.value, node))
+            return self._told_apart(node, tuple(map(self.value, node)))
         if kind is Set:
             try:
                 return frozenset(map(self.value, node.elements))
@@ -205,6 +222,13 @@ class Builder:
         if made is NOTHING:
             made = ForeignObject.empty(node)
             self.shells.append((node, made))
+        return self._told_apart(node, made) if type(made) is tuple else made
+
+    def _told_apart(self, node: Any, made: tuple[Any, ...]) -> tuple[Any, ...]:
+        """`made`, unless it holds shared tuples so often that its hash would never be known: tuples keep none."""
+        count = self.unfolded[id(made)] = 1 + sum(self.unfolded.get(id(part), 1) for part in made)
+        if count > max(MOST_IN_TUPLE, 1 + len(made)):
+            raise self._impossible(node, "tuples that stand in each other so often that their hash is never known")
         return made
 
     def _tensor(self, node: Call, where: tuple[Any, str]) -> Any:
@@ -235,7 +259,7 @@ class Builder:
         kind = type(node)
         value = self.value
         if _is_plain_tensor(node):
-            for name, attribute in tensor_state(node) or ():
+            for name, attribute in tensor_attributes(node):
                 if type(name) is Text:
                     vars(shell)[str(name)] = value(attribute)
         elif kind is list:
@@ -284,8 +308,9 @@ def _is_plain_tensor(node: Any) -> bool:
         return False
     name = node.func.name
     inner = node.args[0] if type(node.args) is tuple and node.args else None
-    wrapper = type(inner) is Global and inner.name in _NOT_OURS
-    return name not in _NOT_OURS and not wrapper
+    if name == "_rebuild_from_type_v2" and type(inner) is Global:
+        return inner.name not in _NOT_OURS and (inner.module, inner.name) in REBUILD
+    return name not in _NOT_OURS
 
 
 _NOT_OURS = frozenset((
@@ -300,24 +325,6 @@ def _address(where: tuple[Any, str]) -> str:
         parts.append(where[1])
         where = where[0]
     return "/".join(reversed(parts))
-
-
-def node_at(root: Any, at: str) -> Any:
-    """The node at the address `at` below `root`; None if there is none.
-
-    An address is labels joined by slashes, and a label may have slashes itself: every way to read it is tried.
-    """
-    stack = [(root, at)]
-    while stack:
-        node, rest = stack.pop()
-        if not rest:
-            return node
-        for name, child in children(node):
-            if rest == name:
-                return child
-            if rest.startswith(f"{name}/"):
-                stack.append((child, rest[len(name) + 1 :]))
-    return None
 
 
 def mapping_of(node: Any) -> Mapping[str, Any]:

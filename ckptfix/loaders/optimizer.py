@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ckptfix.errors import CkptfixError, Refused, printable
-from ckptfix.formats import open_checkpoint
+from ckptfix.loaders.opened import opened
 from ckptfix.loaders.optimizer_classes import (
     FLAT,
     MACHINE,
@@ -119,6 +119,7 @@ def load_optimizer(
     model: nn.Module | None = None,
     at: str | None = None,
     map_location: MapLocation = None,
+    verify: bool = True,
 ) -> OptimizerReport:
     """Load the optimizer's state from the checkpoint at `path`, each parameter's to that parameter.
 
@@ -135,6 +136,7 @@ def load_optimizer(
             optimizer's own ``param_names``, and without those the order alone counts, as in torch.
         at: address of the optimizer's state, when the file has several.
         map_location: asked for each storage if it is a callable; state goes to its parameter's device anyway.
+        verify: as for `load_into`.
 
     Raises:
         Refused: what belongs to which parameter is not certain: counts, groups or shapes differ, or names are
@@ -143,9 +145,9 @@ def load_optimizer(
         NoSuchTensor: no optimizer at `at`.
     """
     refuse_not_an_optimizer(optimizer)
-    checkpoint = open_checkpoint(path)
+    checkpoint = opened(path)
     restore = restore_location(map_location)
-    maker = TensorMaker(checkpoint, restore if callable(map_location) else stay)
+    maker = TensorMaker(checkpoint, restore if callable(map_location) else stay, verify=verify)
     place, saved = saved_optimizer(checkpoint, maker, at)
     try:
         groups, state = parts(saved)

@@ -14,7 +14,8 @@ from ckptfix.checkpoint import Checkpoint, TensorEntry
 from ckptfix.errors import CkptfixError, NoSuchTensor, Refused
 from ckptfix.formats import safetensors, torch_module
 from ckptfix.formats.torch_common import Parts
-from ckptfix.loaders.objects import mapping_of, node_at
+from ckptfix.formats.torch_drop import node_at
+from ckptfix.loaders.objects import mapping_of
 from ckptfix.ops.extract_sources import is_inside, module_entries
 from ckptfix.ops.match import Slot
 
@@ -131,7 +132,10 @@ def _beside(checkpoint: Checkpoint, at: str, leaves: Collection[str]) -> tuple[d
     names = next((site.names for site in checkpoint.sites if site.at == at and site.kind == "state_dict"), ())
     if not any(name.rpartition(".")[2] in leaves for name in names):
         return versions, {}
-    values = mapping_of(node_at(checkpoint.graph.graph.root, at))
+    try:
+        values = mapping_of(node_at(checkpoint.graph.graph.root, at))
+    except NoSuchTensor:  # an address with a number that tells it from another: no key is called so
+        return versions, {}
     tensors = {entry.key for entry in checkpoint.entries if entry.at == at}
     found = {name: node for name, node in values.items() if name.rpartition(".")[2] in leaves and name not in tensors}
     return versions, found

@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from ckptfix import keys
 from ckptfix.checkpoint import Checkpoint
-from ckptfix.errors import KeyConflict
-from ckptfix.formats import open_checkpoint, safetensors
+from ckptfix.errors import KeyConflict, PartialPrefix, Refused
+from ckptfix.formats import safetensors
 from ckptfix.formats.torch_common import Parts
+from ckptfix.loaders.opened import opened
 from ckptfix.loaders.tensors import TensorMaker, restore_location
 from ckptfix.ops import rename as rename_op
 from ckptfix.ops.convert import chosen_state_dict, refuse_damaged
+from ckptfix.ops.pieces import refuse_piece
+from ckptfix.ops.rename import module_of
 
 if TYPE_CHECKING:
     import torch
@@ -28,6 +31,7 @@ def load_state_dict(
     map_location: MapLocation = None,
     strip: str | None = "auto",
     at: str | None = None,
+    verify: bool = True,
 ) -> OrderedDict[str, torch.Tensor]:
     """The state dict in the checkpoint at `path`, as ``Module.load_state_dict`` takes it.
 
@@ -38,6 +42,10 @@ def load_state_dict(
         strip: ``"auto"`` removes every wrapper's name (`module.`, `_orig_mod.`, ...), a prefix removes
             that one, None keeps the names.
         at: address of the state dict, when there are several.
+        verify: compare the data with the checksums that a zip states for it (legacy files and safetensors state
+            none). That reads all that is loaded once more: a second or so for a GB that is in memory already. With
+            False, tensors are a map of the file whose pages are read when they are touched. The pickle is
+            always compared.
 
     Returns:
         name -> tensor, in file order, with ``_metadata`` where the file has it. Shapes, strides, ties,
@@ -49,17 +57,28 @@ def load_state_dict(
     Raises:
         Refused: no state dict was found, or several and no `at`.
         WouldLoseData: a tensor of the file cannot be read; the message names it.
+        DamagedFile: the pickle, or the data of a tensor, has another checksum than the file states.
         PartialPrefix: only some names carry the prefix `strip`.
         Unsupported: a tensor that only its own library can rebuild (DTensor, nested).
     """
-    checkpoint = open_checkpoint(path)
-    chosen = chosen_state_dict(checkpoint, at)
+    checkpoint = opened(path)
+    if at is None:
+        refuse_piece(checkpoint)
+    try:
+        chosen = chosen_state_dict(checkpoint, at)
+    except Refused as error:
+        inside = module_of(checkpoint)
+        found = [state.at for state in checkpoint.state_dicts if state.weights and state.at not in inside]
+        if found:
+            error.hint = f"choose one with at={found[0]!r}"
+        raise
+    refuse_piece(checkpoint, chosen.at)
     entries = [entry for entry in checkpoint.entries if entry.at == chosen.at]
     refuse_damaged(checkpoint)
     if checkpoint.format == safetensors.NAME:
         entries = list(safetensors.restore_ties(entries, checkpoint.metadata))
     names, module_path = _names(checkpoint, chosen.at, strip)
-    make = TensorMaker(checkpoint, restore_location(map_location), tell=True)
+    make = TensorMaker(checkpoint, restore_location(map_location), tell=True, verify=verify)
     loaded: OrderedDict[str, Any] = OrderedDict()
     for entry in entries:
         name = names.get(entry.key, entry.key)
@@ -78,10 +97,14 @@ def _names(checkpoint: Checkpoint, at: str, strip: str | None) -> tuple[Mapping[
     """old -> new for the names at `at`, and the same as a rule for module paths."""
     if strip is None:
         return {}, lambda name: name
-    if strip == "auto":
-        renames = rename_op.unwrap(checkpoint, at=at)
-    else:
-        renames = rename_op.strip(checkpoint, prefix=strip, at=at)
+    try:
+        if strip == "auto":
+            renames = rename_op.unwrap(checkpoint, at=at)
+        else:
+            renames = rename_op.strip(checkpoint, prefix=strip, at=at)
+    except (PartialPrefix, KeyConflict) as error:
+        error.hint = "strip=None keeps the names" + ("" if strip == "auto" else "; strip='auto' removes what all carry")
+        raise
     names: dict[str, str] = {}
     modules: dict[str, str] = {}
     for edit in renames.edits:

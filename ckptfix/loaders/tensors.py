@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from ckptfix import dtypes
 from ckptfix.checkpoint import ByteRange, Checkpoint, Data, Derived, Storage, TensorEntry
+from ckptfix.commands import quoted
 from ckptfix.errors import DamagedFile, Refused, Unsupported
 from ckptfix.fileio import read_chunks, truncated
 from ckptfix.formats.torch_common import element_sizes, little_endian
 from ckptfix.formats.torch_tensors import LAYOUTS, LAZY
+from ckptfix.streams import CRC_CHUNK
 
 if TYPE_CHECKING:
     import torch
@@ -32,10 +34,20 @@ class TensorMaker:
     Args:
         restore: moves a CPU storage to where its location tag says; see `restore_location`.
         tell: warn, once, that a tensor of a subclass becomes a plain one: whoever copies its values need not know.
+        verify: compare the bytes of a storage with the CRC-32 that the file states, before it is made.
     """
 
-    def __init__(self, checkpoint: Checkpoint, restore: Callable[[Any, str], Any], *, tell: bool = False) -> None:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        restore: Callable[[Any, str], Any],
+        *,
+        tell: bool = False,
+        verify: bool = False,
+    ) -> None:
         self.checkpoint = checkpoint
+        self.verify = verify
+        self.verified: set[str] = set()
         self.tell = tell
         self.restore = restore
         self.units = element_sizes(checkpoint) if checkpoint.byteorder == "big" else {}
@@ -52,6 +64,9 @@ class TensorMaker:
         """
         try:
             return self.make(entry)
+        except DamagedFile as error:
+            error.where = error.where or entry.name
+            raise
         except (RuntimeError, OverflowError, ValueError, TypeError, IndexError) as error:
             message = f"no tensor that torch can have: {str(error).splitlines()[0]}"
             raise DamagedFile(message, path=self.checkpoint.path, where=entry.name) from error
@@ -141,8 +156,10 @@ class TensorMaker:
             if storage.data is None:  # a storage of the meta device, which has no bytes
                 made = self.storages[storage.key] = torch.UntypedStorage(storage.nbytes, device="meta")
                 return made
+            if self.verify:
+                self.check_storage(storage)
             data = little_endian(storage.data, self.checkpoint.byteorder, self.units.get(storage.key, itemsize))
-            made = self.storages[storage.key] = self.moved(self.load(data, itemsize, storage.crc32), storage.location)
+            made = self.storages[storage.key] = self.moved(self.load(data, itemsize), storage.location)
             if not _mappable(data, itemsize):
                 self.copied.add(storage.key)
         return made
@@ -160,23 +177,45 @@ class TensorMaker:
             raise Refused(message, path=self.checkpoint.path, hint="map_location='cpu' loads it to the CPU") from error
 
     def check(self, entries: Iterable[TensorEntry]) -> None:
-        """Read the records that can prove damaged while they are read: deflated ones, whole, and keep nothing.
+        """Read the records that can prove damaged while they are read, and keep nothing: deflated ones, or all.
 
         Raises:
             DamagedFile: a record is not what it promises, or has another checksum than is stated.
         """
-        known: set[str] = set()
         for entry in entries:
             for part in (entry, *entry.parts):
                 storage = part.storage
-                if storage is None or storage.key in known or not isinstance(storage.data, Derived):
+                if storage is None or storage.data is None:
                     continue
-                known.add(storage.key)
-                try:
-                    _check_record(storage, storage.data)
-                except DamagedFile as error:
-                    error.where = error.where or entry.name
-                    raise
+                if self.verify or isinstance(storage.data, Derived):
+                    try:
+                        self.check_storage(storage)
+                    except DamagedFile as error:
+                        error.where = error.where or entry.name
+                        raise
+
+    def check_storage(self, storage: Storage) -> None:
+        """Compare the bytes of a storage with the checksum that the file states for them, once.
+
+        Raises:
+            DamagedFile: they differ, or cannot be read; it names the record.
+        """
+        if storage.key in self.verified or storage.data is None:
+            return
+        self.verified.add(storage.key)
+        # torch can be told not to compute checksums, and writes 0.
+        if not storage.crc32 and not isinstance(storage.data, Derived):
+            return
+        crc32 = 0
+        for chunk in read_chunks(storage.data, CRC_CHUNK):
+            crc32 = zlib.crc32(chunk, crc32)
+        if storage.crc32 and crc32 != storage.crc32:
+            data = storage.data
+            source = data if isinstance(data, ByteRange) else data.sources[0]
+            record = _record_name(self.checkpoint, storage.key)
+            message = f"{record} is damaged: its checksum is {crc32:#010x}, and the file says {storage.crc32:#010x}"
+            hint = f"`ckptfix repair {quoted(source.path)} OUT` keeps what is intact; verify=False loads it anyway"
+            raise DamagedFile(message, path=source.path, offset=source.offset, hint=hint)
 
     def forget(self, following: TensorEntry | None = None) -> None:
         """Let go of storages that had to be copied from the file, but for those that `following` needs."""
@@ -196,7 +235,7 @@ class TensorMaker:
             found = self.maps[path] = (torch.UntypedStorage.from_file(path, False, size), size)
         return found
 
-    def load(self, data: Data, itemsize: int, crc32: int | None = None) -> Any:
+    def load(self, data: Data, itemsize: int) -> Any:
         import torch
 
         if isinstance(data, ByteRange) and _mappable(data, itemsize):
@@ -206,14 +245,10 @@ class TensorMaker:
             return whole[data.offset : data.end]
         storage = torch.UntypedStorage(data.length)
         view: Any = memoryview(torch.empty((0,), dtype=torch.uint8, device="cpu").set_(storage).numpy())  # type: ignore[arg-type]
-        position = found = 0
-        inflated = isinstance(data, Derived) and data.what == "inflated"
+        position = 0
         for chunk in read_chunks(data):
             view[position : position + len(chunk)] = chunk
             position += len(chunk)
-            found = zlib.crc32(chunk, found) if inflated else 0
-        if isinstance(data, Derived) and inflated:
-            _compare(found, crc32, data)
         return storage
 
 
@@ -251,19 +286,10 @@ def _mappable(data: Data, itemsize: int) -> bool:
     return isinstance(data, ByteRange) and data.length > 0 and data.offset % itemsize == 0
 
 
-def _check_record(storage: Storage, data: Derived) -> None:
-    crc32 = 0
-    for chunk in read_chunks(data):
-        crc32 = zlib.crc32(chunk, crc32)
-    _compare(crc32, storage.crc32, data)
-
-
-def _compare(crc32: int, stated: int | None, data: Derived) -> None:
-    # torch can be told not to compute checksums, and writes 0.
-    if stated and crc32 != stated:
-        message = f"its checksum is {crc32:#010x}, and the file says {stated:#010x}"
-        source = data.sources[0]
-        raise DamagedFile(message, path=source.path, offset=source.offset)
+def _record_name(checkpoint: Checkpoint, key: str) -> str:
+    """The record of a zip that holds the storage `key`."""
+    root = getattr(getattr(checkpoint.graph, "container", None), "root", None)
+    return f"storage {key}" if root is None else f"{root}/data/{key}"
 
 
 def stay(storage: Any, location: str) -> Any:

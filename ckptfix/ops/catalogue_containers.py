@@ -26,7 +26,7 @@ CONTAINERS: tuple[Entry, ...] = (
     Entry(
         "json-file", "error", "a JSON file, not a checkpoint",
         "A server's answer or a configuration file stands where the weights should be. torch says `invalid load key, "
-        "'{{'` or `Unsupported operand 123`.",
+        "'{'` or `Unsupported operand 123`.",
         (7, 17), "download it again, or name the file that holds the weights",
     ),
     Entry(
@@ -60,14 +60,15 @@ CONTAINERS: tuple[Entry, ...] = (
         (53,), "the Python package gguf reads it",
     ),
     Entry(
-        "torchscript", "error", "a TorchScript program (torch.jit.save)",
-        "A program with its weights, which torch.load refuses and torch.jit.load runs. Its weights can be taken out "
-        "without running it.",
+        "torchscript", "warning", "a TorchScript program (torch.jit.save), not a state dict",
+        "A program with its weights, which torch.load refuses and torch.jit.load runs. It is not damaged. Its weights "
+        "can be taken out without running it.",
         (55,), "ckptfix extract {source} {weights}",
     ),
     Entry(
-        "exported-program", "error", "an exported program (.pt2)",
-        "What torch.export.save writes: a graph with its weights. Its weights can be taken out without running it.",
+        "exported-program", "warning", "an exported program (.pt2), not a state dict",
+        "What torch.export.save writes: a graph with its weights. It is not damaged. Its weights can be taken out "
+        "without running it.",
         (55,), "ckptfix extract {source} {weights}",
     ),
     Entry(
@@ -139,6 +140,19 @@ CONTAINERS: tuple[Entry, ...] = (
         (37,), "python -m torch.distributed.checkpoint.format_utils dcp_to_torch {source} OUT",
     ),
     Entry(
+        "distributed-shard", "error", "a file of a distributed checkpoint (DCP)",
+        "torch.distributed.checkpoint writes a torch archive for each part of a tensor, one after the other, into a "
+        ".distcp file of each rank. The file is not damaged: torch's own merger makes one file of the whole folder.",
+        (37,), "put it back in its folder, beside .metadata and the files of the other ranks; torch's merger takes "
+        "the folder",
+    ),
+    Entry(
+        "one-rank", "error", "one rank's piece of a model",
+        "FSDP, tensor parallelism and ZeRO-3 keep a part of each parameter on each rank, and a plain save on a rank "
+        "writes just that. No model takes it; the other parts are in what the other ranks saved.",
+        (46,), "gather the state dict on all ranks before saving it, or save with torch.distributed.checkpoint",
+    ),
+    Entry(
         "dcp-no-metadata", "error", "a distributed checkpoint without its .metadata",
         "The last file that a save writes is .metadata, which says what is where. Without it the save was not "
         "finished, "
@@ -149,6 +163,12 @@ CONTAINERS: tuple[Entry, ...] = (
         "unknown-format", "error", "no format that ckptfix knows",
         "The first bytes belong to no checkpoint format, archive or page that is known.",
         (7, 17), "look where it comes from, and download it again",
+    ),
+    Entry(
+        "deepspeed-folder", "error", "a folder: a DeepSpeed checkpoint",
+        "DeepSpeed saves the module and the optimizer in files of their own, with ZeRO a part of them on each rank. "
+        "Its script zero_to_fp32.py makes one file of the weights.",
+        (46,), "python -m deepspeed.utils.zero_to_fp32 {source} OUT",
     ),
     Entry(
         "no-checkpoint", "error", "a folder without a checkpoint",

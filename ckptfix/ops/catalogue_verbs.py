@@ -11,6 +11,8 @@ VERBS: tuple[Entry, ...] = (
           "It is computed in the pickle, or stands in a constant; torch restores it as it is.", (5,)),
     Entry("prefix-twice", "info", "the names began with the prefix already",
           "add-module put a second one before them."),
+    Entry("average-kept", "info", "averaged weights keep the module. of their wrapper",
+          "AveragedModel and its like hold the model as module; what loads them wants that name. --at takes it too."),
     Entry("partial-prefix", "info", "only some names of a mapping carry the prefix",
           "A model may have a part of that name. strip-module refuses such a mapping without --partial."),
     Entry("unused-rule", "warning", "a rule that matched no name", "rename was given a rule that changes nothing."),

@@ -24,6 +24,8 @@ from ckptfix.formats import FORMATS, safetensors, torch_recode
 from ckptfix.formats.safetensors_write import row_major
 from ckptfix.formats.torch_common import element_sizes, little_endian
 from ckptfix.formats.torch_tensors import LAZY
+from ckptfix.ops.law_promise import Promise, everything
+from ckptfix.ops.pieces import refuse_piece
 from ckptfix.ops.rename import chosen_sites, module_of, whole_module
 
 ALIASES = {"torch": "zip", "pt": "zip", "pth": "zip", "pytorch": "zip", "st": "safetensors"}
@@ -41,12 +43,14 @@ class Conversion:
         left: addresses of what the output does not hold.
         lost: names of tensors among them that were dropped on request.
         ties: names that share their bytes with another one.
+        promise: what the output has to hold.
     """
 
     plan: Plan
     format: str
     at: str | None
     tensors: int
+    promise: Promise
     left: tuple[str, ...] = ()
     lost: tuple[str, ...] = ()
     ties: int = 0
@@ -71,22 +75,26 @@ def target_format(dest: str, to: str | None) -> str:
     raise Unsupported(f"{what} names no format", path=dest, hint="say --to zip, --to legacy or --to safetensors")
 
 
-def refuse_other_suffix(source: str, dest: str, name: str) -> None:
+def refuse_other_suffix(source: str, dest: str, name: str, *, chosen: bool = False) -> None:
     """A file of one format must not go by another's name: whoever reads it would take it for that.
 
-    A suffix that no format has may stand on any of them; the two torch formats have theirs in common.
+    Args:
+        source: the file that `dest` is made of.
+        name: the format of the output.
+        chosen: somebody asked for this format (``--to``), instead of what the suffix says.
 
     Raises:
-        Refused: `dest` ends in a suffix of other formats than `name`, the one that would be written.
+        Refused: the suffix of `dest` is one of another format, and none of the format `name`.
     """
     own = FORMATS[name].SUFFIXES
     for other in FORMATS.values():
         if dest.lower().endswith(other.SUFFIXES) and not dest.lower().endswith(own):
-            first = command("convert", source, dest)
+            way = command("convert", source, dest)
+            first = f"without --to it writes {other.NAME}" if chosen else f"`{way}` first, and work on that"
             raise Refused(
                 f"the output would be a {FORMATS[name].TITLE}, and its name says {other.TITLE}",
                 path=dest,
-                hint=f"`{first}` first, and work on that; or name the output *{own[0]}",
+                hint=f"{first}; or name the output *{own[0]}",
             )
 
 
@@ -100,9 +108,10 @@ def convert(
 
     Raises:
         WouldLoseData: tensors that the output cannot hold, without `drop_unsupported`.
-        Refused: several state dicts and no `at`.
+        Refused: several state dicts and no `at`; or they are one rank's piece, and the output would not say so.
     """
     target = target_format(dest, to)
+    refuse_other_suffix(checkpoint.path, dest, target, chosen=True)
     if target == checkpoint.format:
         return _copied(checkpoint, dest, target)
     if target == "safetensors":
@@ -114,16 +123,19 @@ def convert(
     _ = checkpoint.entries
     refuse_damaged(checkpoint)
     plan = (torch_recode.to_zip if target == "zip" else torch_recode.to_legacy)(checkpoint, dest)
-    return Conversion(plan, target, None, len(checkpoint.entries))
+    return Conversion(plan, target, None, len(checkpoint.entries), everything(checkpoint))
 
 
 def _copied(checkpoint: Checkpoint, dest: str, target: str) -> Conversion:
     plan = Plan((OutputFile.of(dest, (ByteRange(checkpoint.path, 0, checkpoint.size),)),))
-    return Conversion(plan, target, None, len(checkpoint.entries))
+    return Conversion(plan, target, None, len(checkpoint.entries), everything(checkpoint))
 
 
 def _to_safetensors(checkpoint: Checkpoint, dest: str, at: str | None, drop_unsupported: bool) -> Conversion:
+    if at is None:
+        refuse_piece(checkpoint)
     chosen = chosen_state_dict(checkpoint, at)
+    refuse_piece(checkpoint, chosen.at)
     entries = [entry for entry in checkpoint.entries if entry.at == chosen.at]
     plain = [replace(entry, at="") for entry in entries]
     fitting = [entry for entry in plain if fits(entry)]
@@ -147,10 +159,12 @@ def _to_safetensors(checkpoint: Checkpoint, dest: str, at: str | None, drop_unsu
     noticed += [Finding("lost", "warning", key, "safetensors cannot hold it") for key in lost]
     plan = Plan(plan.files, tuple(noticed))
     ties = len(fitting) - len(kept)
-    return Conversion(plan, "safetensors", chosen.at, len(fitting), (*left, *lost), lost, ties)
+    others = [entry for entry in checkpoint.entries if entry.at != chosen.at]
+    promise = Promise(fitting, others=others, told=frozenset(left))
+    return Conversion(plan, "safetensors", chosen.at, len(fitting), promise, (*left, *lost), lost, ties)
 
 
-BROKEN = frozenset({"bad-tensor", "truncated", "unknown-dtype", "too-deep", "duplicate-record"})
+BROKEN = frozenset({"bad-crc", "bad-tensor", "truncated", "unknown-dtype", "too-deep", "duplicate-record"})
 
 
 def refuse_damaged(checkpoint: Checkpoint) -> None:
@@ -196,11 +210,16 @@ def little(checkpoint: Checkpoint, entries: Sequence[TensorEntry]) -> list[Tenso
 def _left_behind(checkpoint: Checkpoint, chosen: StateDict) -> list[str]:
     """Addresses at the top of what is outside the chosen state dict, and its values that are no tensors."""
     inside = f"{chosen.at}/" if chosen.at else ""
+    taken = {entry.name for entry in checkpoint.entries if entry.at == chosen.at}
     left: dict[str, None] = {}
-    for name in (entry.name for entry in checkpoint.entries if entry.at != chosen.at):
-        left[_top(name, inside)] = None
+    for entry in checkpoint.entries:
+        if entry.at in taken:
+            left[entry.name] = None
+        elif entry.at != chosen.at:
+            left[_top(entry.name, inside)] = None
     for address, _ in checkpoint.values():
-        left[_top(address, inside)] = None
+        if address.rpartition("/")[0] not in taken:
+            left[_top(address, inside)] = None
     return [address for address in left if address]
 
 
@@ -251,6 +270,7 @@ def _without_state_dict(checkpoint: Checkpoint) -> str:
 
 
 def _from_safetensors(checkpoint: Checkpoint, dest: str, target: str) -> Conversion:
+    refuse_piece(checkpoint)
     entries = safetensors.restore_ties(checkpoint.entries, checkpoint.metadata)
     refuse_damaged(checkpoint)
     plan = FORMATS[target].plan_write(entries, dest)
@@ -260,4 +280,5 @@ def _from_safetensors(checkpoint: Checkpoint, dest: str, target: str) -> Convers
     findings += [Finding("left-behind", "info", f"__metadata__/{key}", "is not in the output") for key in left]
     plan = Plan(plan.files, tuple(findings))
     ties = len(entries) - len(checkpoint.entries)
-    return Conversion(plan, target, "", len(entries), tuple(f"__metadata__/{key}" for key in left), (), max(ties, 0))
+    behind = tuple(f"__metadata__/{key}" for key in left)
+    return Conversion(plan, target, "", len(entries), everything(checkpoint), behind, (), max(ties, 0))

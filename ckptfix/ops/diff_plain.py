@@ -25,6 +25,8 @@ def compare_values(a: Side, b: Side, *, rtol: float, atol: float) -> tuple[list[
         found_a |= _metadata(a)
         found_b |= _metadata(b)
     partner = _partners(found_a, found_b)
+    _leave_out_marks(a, found_a, set(partner))
+    _leave_out_marks(b, found_b, set(partner.values()))
     total = len(found_a) + len(found_b) - len(partner)
     changes = []
     for place, (name, value) in found_a.items():
@@ -52,6 +54,17 @@ def _values(side: Side) -> Iterator[tuple[Place, tuple[str, Any]]]:
             value = side.stripped(value)
         index, rest = place
         yield (index, "/".join(map(side.stripped, rest.split("/")))), (address, value)
+
+
+def _leave_out_marks(side: Side, found: Found, matched: set[Place]) -> None:
+    """Take out plain attributes of plain tensors that only one file has: what a library noted there of its own use.
+
+    FSDP sets ``_has_been_cloned`` on every tensor that it saves; no load_state_dict takes such a thing over.
+    """
+    tensors = {entry.name for entry in side.checkpoint.entries if entry.kind == "dense"}
+    for place in [place for place, (name, _) in found.items() if place not in matched]:
+        if found[place][0].rpartition("/")[0] in tensors:
+            del found[place]
 
 
 def _metadata(side: Side) -> Found:

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from ckptfix.checkpoint import ByteRange, Checkpoint, Finding
-from ckptfix.containers.zip_read import Record, record_data
-from ckptfix.errors import CkptfixError, DamagedFile, NoSuchTensor, UnknownFormat, Unsupported
+from ckptfix.containers.zip_local import record_data
+from ckptfix.containers.zip_read import Record
+from ckptfix.errors import CkptfixError, DamagedFile, DistributedPart, NoFile, NoSuchTensor, UnknownFormat, Unsupported
 from ckptfix.fileio import Reader
 from ckptfix.formats import FORMATS, demands, open_checkpoint, torch_zip
 from ckptfix.formats.torch_common import Parts, all_findings
@@ -22,13 +23,16 @@ from ckptfix.ops import (
     error_texts,
     scan_contents,
     scan_foreign,
+    scan_inside,
     scan_pickle,
+    scan_program,
     scan_records,
     scan_shards,
     scan_target,
     scan_zip,
 )
 from ckptfix.ops.catalogue import RANK, errors_of, found, place_of, remedy
+from ckptfix.ops.pieces import piece_of
 from ckptfix.ops.targets import Side
 
 MOST = 200
@@ -153,10 +157,15 @@ def examine(
     else:
         try:
             checkpoint = open_checkpoint(name)
+        except NoFile:
+            raise
         except (DamagedFile, UnknownFormat, Unsupported) as trouble:
-            if isinstance(trouble, Unsupported) and "regular file" in trouble.message:
-                raise
-            inside = list(_container(name))
+            program = isinstance(trouble, UnknownFormat) and trouble.kind in scan_foreign.PROGRAMS
+            looked += ["its records"] if program else []
+            if isinstance(trouble, DistributedPart):
+                inside = []
+            else:
+                inside = list(scan_program.scan(name, fast=fast) if program else _container(name))
             # An archive whose records can be listed is no unknown file.
             said = scan_foreign.scan(name, trouble)
             told = [finding for finding in said if finding.id != "unknown-format" or not inside]
@@ -171,6 +180,9 @@ def examine(
     flag = " --allow-import" if like is not None and not Path(like.label).exists() else ""
     fixes = [remedy(finding, name, **values) for finding in ordered]
     fixes = [fix + flag if fix and " --like " in fix else fix for fix in fixes]
+    if any(finding.id == "one-rank" for finding in ordered):
+        # Plain values of a piece would load, and be no model: the whole is made by who knows all ranks.
+        fixes = [None if fix and fix.startswith("ckptfix sanitize ") else fix for fix in fixes]
     done = tuple(replace(finding, fix=fix) for finding, fix in zip(ordered, fixes, strict=True))
     form = checkpoint.format if checkpoint is not None else None
     return Diagnosis(name, form, title, size, done, tuple(looked), _message(error, rows, done))
@@ -188,6 +200,10 @@ def _judge(
     # Globals are told with their calls below.
     yield from (finding for finding in judged if finding.id != "foreign-global")
     yield from _container(path, checkpoint)
+    piece = piece_of(checkpoint)
+    if piece is not None:
+        fix = piece.way_out.replace("{", "{{").replace("}", "}}")
+        yield found("one-rank", piece.message, where=piece.where, fix=fix)
     yield from _pickles(checkpoint, looked)
     contents = list(scan_contents.scan(checkpoint))
     yield from scan_contents.needs_torch(checkpoint)
@@ -256,18 +272,12 @@ def _hidden(checkpoint: Checkpoint, records: Sequence[Record], root: str) -> Ite
             key = record.name.removeprefix(prefix)
             if record.name.startswith(prefix) and key not in used and record.size:
                 idle.append(record)
-            if record.name == f"{root}/data.pkl" or not 2 < record.size <= scan_pickle.MOST_NESTED:
+            if record.name == f"{root}/data.pkl" or record.size <= 2:
                 continue
-            try:
-                data = record_data(reader, checkpoint.path, record)
-            except CkptfixError:
-                continue
-            if not isinstance(data, ByteRange) or reader.read(data.offset, 1) != b"\x80":
-                continue
-            names = scan_pickle.named_by(reader.read(data.offset, data.length))
+            offset, names = scan_inside.names_in_record(reader, record)
             if names:
-                message = f"a pickle that names {', '.join(names[:3])}"
-                yield found("hidden-pickle", message, where=record.name, offset=data.offset)
+                message = f"a pickle that names {scan_pickle.listed(names)}"
+                yield found("hidden-pickle", message, where=record.name, offset=offset)
     if idle:
         total = sum(record.size for record in idle)
         message = f"{total:,} bytes in {len(idle)} records belong to no tensor"

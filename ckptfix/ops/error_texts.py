@@ -56,7 +56,8 @@ ERRORS: dict[int, str] = {
     43: "the optimizer's state is on another device than it must be",
     44: "a state dict was used as a model, or a model as a state dict",
     45: "NumPy 2 wrote an object in the pickle, and NumPy 1 reads it",
-    46: "the weights are empty: DeepSpeed ZeRO-3 had them in parts when they were saved",
+    46: "the weights are empty, or one rank's parts: DeepSpeed ZeRO-3, FSDP or tensor parallelism had "
+    "them in parts when they were saved",
     47: "the data of a safetensors file is shorter or longer than its header says",
     48: "no name of the file is one of the model's: nothing was loaded",
     49: "a checker knows only archives whose folder is called archive",
@@ -136,6 +137,7 @@ TEXTS: tuple[tuple[str, tuple[int, ...]], ...] = (
      (32, 61)),
     (r"PytorchStreamWriter.*failed|file write failed|unexpected pos \d+ vs|No space left on device", (33,)),
     (r"\.distcp|distributed checkpoint|\.metadata'?$|No such file.*\.metadata", (37,)),
+    (r"ShardedTensor|DTensor|_flat_param|FlatParameter", (46,)),
     (r"index\.json|weight_map|does not appear to have a file named|shard", (31,)),
     (r"cannot untar|not a gzip file|tar: This does not look|Is a directory|IsADirectoryError", (40,)),
     (r"pytorch-lightning_version", (42,)),

@@ -10,9 +10,11 @@ from ckptfix.checkpoint import Checkpoint, Finding, Plan
 from ckptfix.errors import Refused, WouldLoseData
 from ckptfix.formats import exported, open_checkpoint, safetensors, torchscript
 from ckptfix.formats.weights import Weights, plan_torch
-from ckptfix.ops.convert import fits, little, target_format, why_not
+from ckptfix.ops.convert import fits, little, refuse_other_suffix, target_format, why_not
 from ckptfix.ops.extract_ema import averaged, is_averaged
 from ckptfix.ops.extract_sources import Candidate, at_address, candidates, read
+from ckptfix.ops.law_promise import Promise
+from ckptfix.ops.pieces import refuse_piece
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,12 @@ class Extraction:
     lost: tuple[str, ...] = ()
     others: tuple[str, ...] = ()
 
+    def promise(self) -> Promise:
+        """What the output has to hold: the tensors that were taken, but for those that its format cannot hold."""
+        weights = self.weights
+        kept = [entry for entry in weights.entries if entry.key not in self.lost]
+        return Promise(kept, others=weights.beside, told=frozenset(weights.left))
+
 
 def choose(checkpoint: Checkpoint, at: str | None, ema: bool) -> tuple[Weights, tuple[str, ...]]:
     """The state dict that is asked for, or the only one that is a model's; and the addresses of others.
@@ -41,11 +49,14 @@ def choose(checkpoint: Checkpoint, at: str | None, ema: bool) -> tuple[Weights, 
         NoSuchTensor: there is none at `at`.
         Refused: there are several, or none.
     """
+    if at is None:
+        refuse_piece(checkpoint)
     found = candidates(checkpoint)
     if ema:
         weights = averaged(checkpoint, found, at)
         return weights, tuple(row.at for row in found if row.at != weights.at)
     if at is not None:
+        refuse_piece(checkpoint, at.strip("/"))
         return read(checkpoint, at_address(checkpoint, at)), ()
     plain = [candidate for candidate in found if not is_averaged(checkpoint, candidate)]
     chosen = plain if len(plain) == 1 else found
@@ -74,6 +85,7 @@ def plan(weights: Weights, dest: str, *, to: str | None = None, drop_unsupported
         Unsupported: the format is not known, or a tensor cannot be written again.
     """
     target = target_format(dest, to)
+    refuse_other_suffix(weights.path, dest, target, chosen=True)
     if not weights.entries:
         first = weights.findings[0].message if weights.findings else "a module without parameters and buffers"
         hint = f"--at {torchscript.CONSTANTS} takes its constants" if torchscript.CONSTANTS in weights.left else None

@@ -5,30 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from ckptfix import keys
 from ckptfix.checkpoint import Checkpoint
 from ckptfix.errors import Refused
 from ckptfix.formats.torch_common import Parts
 from ckptfix.formats.torch_detach import detached_entry
 from ckptfix.formats.torch_tensors import BadTensor, tensor_entry
 from ckptfix.formats.weights import Weights
+from ckptfix.ops.averages import KEYS as KEYS
+from ckptfix.ops.averages import is_under_key
 from ckptfix.ops.extract_sources import Candidate, at_address, picked, read
-
-KEYS: dict[str, str] = {
-    "ema": "Ultralytics YOLOv5 train.py (a whole module); trainers with ema-pytorch (EMA.state_dict)",
-    "ema_model": "trainers that save the model as model",
-    "model_ema": "torchvision references/classification/train.py (AveragedModel.state_dict)",
-    "model_ema_state_dict": "trainers that save the model as model_state_dict",
-    "ema_model_state_dict": "trainers that save the model as model_state_dict",
-    "ema_state_dict": "trainers that save the model as state_dict; not MMEngine, see `_swapped`",
-    "state_dict_ema": "timm utils/checkpoint_saver.py",
-    "ema_state": "trainers that save the model as state",
-    "ema_weights": "trainers that save the model as weights",
-    "averaged_model": "torch.optim.swa_utils.AveragedModel under the name of its documentation",
-    "swa_model": "torch.optim.swa_utils.AveragedModel under the name of its documentation",
-    "swa_state_dict": "trainers that save the model as state_dict",
-    "shadow": "tutorials' class EMA (a dict of names)",
-}
-"""Key in an address -> who writes averaged weights under it."""
 
 SHADOW_LIST = "shadow_params"
 """Key of torch_ema's ExponentialMovingAverage.state_dict(): a list of tensors in the order of the parameters."""
@@ -73,9 +59,10 @@ def averaged(checkpoint: Checkpoint, found: list[Candidate], at: str | None) -> 
 
 def is_averaged(checkpoint: Checkpoint, candidate: Candidate) -> bool:
     """Whether a state dict stands under a key for averaged weights, or is that of an AveragedModel."""
-    if any(part in KEYS for part in candidate.at.split("/")):
+    if is_under_key(candidate.at):
         return True
-    return "n_averaged" in _names(checkpoint, candidate)
+    names = _names(checkpoint, candidate)
+    return "n_averaged" in names or keys.is_average(names)
 
 
 def _names(checkpoint: Checkpoint, candidate: Candidate) -> tuple[str, ...]:

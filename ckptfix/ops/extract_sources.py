@@ -91,7 +91,21 @@ def read(checkpoint: Checkpoint, candidate: Candidate) -> Weights:
         raise DamagedFile("the pickle does not match its CRC-32", path=checkpoint.path, where="data.pkl", hint=hint)
     made = _of_module(checkpoint, candidate) if candidate.module is not None else _of_mapping(checkpoint, candidate.at)
     check_whole(made, checkpoint.size)
-    return made
+    taken = {_view(entry) for entry in made.entries}
+    inside = candidate.at if candidate.module is not None else None
+    beside = [
+        entry
+        for entry in checkpoint.entries
+        if entry.at != candidate.at
+        and not (inside is not None and is_inside(entry.name, inside) and _view(entry) in taken)
+    ]
+    return replace(made, beside=tuple(beside))
+
+
+def _view(entry: TensorEntry) -> tuple[Any, ...]:
+    """What tells a tensor from others of its file, names aside."""
+    key = entry.storage.key if entry.storage is not None else entry.name
+    return key, entry.dtype, entry.offset, entry.shape, entry.stride
 
 
 def _of_module(checkpoint: Checkpoint, candidate: Candidate) -> Weights:
@@ -193,8 +207,14 @@ def left_behind(checkpoint: Checkpoint, at: str, *, module: bool = False) -> tup
     dict, and are not.
     """
     own = at.split("/") if at else []
+    taken = {} if module else {entry.name: entry for entry in checkpoint.entries if entry.at == at}
     left: dict[str, None] = {}
     for address, holder in _addresses(checkpoint):
+        if (tensor := _around(address, taken)) is not None:
+            # What a wrapper carries goes with it; a plain tensor is written anew, without attributes.
+            if holder is not None and tensor.kind == "dense":
+                left[address] = None
+            continue
         parts = address.split("/")
         common = 0
         while common < min(len(own), len(parts)) and own[common] == parts[common]:
@@ -202,6 +222,16 @@ def left_behind(checkpoint: Checkpoint, at: str, *, module: bool = False) -> tup
         if common < len(own) or not (module or holder == at or len(parts) == common):
             left["/".join(parts[: common + 1])] = None
     return tuple(left)
+
+
+def _around(address: str, tensors: Mapping[str, TensorEntry]) -> TensorEntry | None:
+    """The tensor on which what is at `address` is an attribute, or a part of one."""
+    end = address.rfind("/") if tensors else -1
+    while end > 0:
+        if (found := tensors.get(address[:end])) is not None:
+            return found
+        end = address.rfind("/", 0, end)
+    return None
 
 
 def _addresses(checkpoint: Checkpoint) -> Iterator[tuple[str, str | None]]:
@@ -218,14 +248,15 @@ def _addresses(checkpoint: Checkpoint) -> Iterator[tuple[str, str | None]]:
 def _losses(checkpoint: Checkpoint, at: str, left: Iterable[str]) -> Iterator[Finding]:
     """What is left of a state dict that its model would miss: extra state, and tensors in tuples (packed weights)."""
     depth = len(at.split("/")) + 1 if at else 1
-    packed = {"/".join(address.split("/")[:depth]) for address, holder in _addresses(checkpoint) if holder is not None}
+    tensors = [address for address, holder in _addresses(checkpoint) if holder is not None]
+    packed = {*tensors, *("/".join(address.split("/")[:depth]) for address in tensors)}
     for address in left:
         name = address[len(at) :].lstrip("/")
         if not address.startswith(at) or (at and name == address):
             continue
         if name.rpartition(".")[2] == EXTRA_STATE:
             yield Finding("not-taken", "warning", address, "extra state of a module, which is no tensor")
-        elif "." in name and address in packed:
+        elif address in packed and ("." in name or "/" in name):
             yield Finding("not-taken", "warning", address, "tensors packed in another object, which are not taken")
 
 

@@ -17,6 +17,7 @@ from ckptfix.commands import command
 from ckptfix.errors import KeyConflict, NoSuchTensor, PartialPrefix, Refused
 from ckptfix.formats import torch_module
 from ckptfix.keys import Rule
+from ckptfix.ops import averages
 from ckptfix.ops.name_rules import NameRule, is_rule
 
 Names = dict[str, str]
@@ -73,33 +74,26 @@ def strip(
         KeyConflict: two names would become one.
     """
     prefix = _components(prefix)
+    findings: list[Finding] = []
 
     def site_rule(site: NameSite) -> tuple[Names, Rule] | None:
         current = list(site.names)
-        levels = 0
-        while True:
-            carrying, others = keys.split_prefix(current, prefix)
-            if not carrying:
+        steps: list[Rule] = []
+        while not steps or all_levels:
+            own = prefix.partition(".")[0] == keys.AVERAGED and averages.is_kept(checkpoint, site, current, at)
+            if own:
+                averages.note_kept(findings, site, current)
+            carrying, others = keys.split_prefix(averages.inside(current) if own else current, prefix)
+            if not carrying or (others and (steps or own) and not partial):
                 break
             if others and not partial:
-                if levels:
-                    break
                 raise _partial(checkpoint, site, prefix, len(carrying), others)
-            current = [keys.strip(name, prefix) for name in current]
-            levels += 1
-            if not all_levels:
-                break
-        if not levels:
-            return None
+            step = keys.stripping(prefix)
+            steps.append(averages.with_level(step) if own else step)
+            current = [steps[-1](name) for name in current]
+        return (_changed(site.names, current), keys.composed(steps)) if steps else None
 
-        def rule(name: str) -> str:
-            for _ in range(levels):
-                name = keys.strip(name, prefix)
-            return name
-
-        return _changed(site.names, current), rule
-
-    return _renames(checkpoint, at, site_rule)
+    return _renames(checkpoint, at, site_rule, findings)
 
 
 def _partial(checkpoint: Checkpoint, site: NameSite, prefix: str, carrying: int, others: list[str]) -> PartialPrefix:
@@ -122,7 +116,10 @@ def add(checkpoint: Checkpoint, *, prefix: str = "module", at: str | None = None
 
     findings: list[Finding] = []
 
-    def site_rule(site: NameSite) -> tuple[Names, Rule]:
+    def site_rule(site: NameSite) -> tuple[Names, Rule] | None:
+        if at is None and site.kind == "state_dict" and averages.has_own_level(checkpoint, site, site.names):
+            findings.append(averages.left(site))
+            return None
         carrying, others = keys.split_prefix(site.names, prefix)
         if carrying and not others and site.kind == "state_dict":
             message = f"all {len(carrying)} keys began with '{prefix}.' before, and now begin with '{prefix}.{prefix}.'"
@@ -151,24 +148,25 @@ def unwrap(checkpoint: Checkpoint, *, at: str | None = None) -> Renames:
 
     def site_rule(site: NameSite) -> tuple[Names, Rule] | None:
         current = [keys.without_anywhere(name) for name in site.names]
-        taken: list[str] = []
-        while (component := _leading(current)) is not None:
-            taken.append(component)
-            current = [keys.strip(name, component) for name in current]
-        for component in keys.LEADING:
+        steps: list[Rule] = [keys.without_anywhere]
+        own = False
+        while True:
+            if not own and averages.is_kept(checkpoint, site, current, at):
+                own = True
+                averages.note_kept(findings, site, current)
+            component = _leading(averages.inside(current) if own else current)
+            if component is None:
+                break
+            step = keys.stripping(component)
+            steps.append(averages.with_level(step) if own else step)
+            current = [steps[-1](name) for name in current]
+        for component in () if own else keys.LEADING:
             carrying, _ = keys.split_prefix(current, component)
             if carrying and site.kind == "state_dict":
                 message = f"left '{component}.' on {len(carrying)} of {len(current)} keys, as the others lack it"
                 findings.append(Finding("partial-prefix", "info", site.at, message))
-
-        def rule(name: str) -> str:
-            name = keys.without_anywhere(name)
-            for component in taken:
-                name = keys.strip(name, component)
-            return name
-
         names = _changed(site.names, current)
-        return (names, rule) if names else None
+        return (names, keys.composed(steps)) if names else None
 
     return _renames(checkpoint, at, site_rule, findings)
 

@@ -16,6 +16,7 @@ from ckptfix.formats.torch_common import fields
 from ckptfix.formats.torch_drop import legacy_plan, storage_keys
 from ckptfix.formats.torch_object import TorchObject
 from ckptfix.formats.torch_tensors import BadTensor, is_tensor, storage_entry, tensor_entry
+from ckptfix.ops.repair_clean import clean, clean_records
 from ckptfix.ops.repair_fill import Donor, Fill, Leaf, constant
 from ckptfix.ops.repair_wreck import Part, Wreck
 from ckptfix.pickles import Call, PersId
@@ -55,6 +56,7 @@ class Repair:
         kept: the tensors that are whole.
         losses: the others, each by name.
         notes: what happened to the file.
+        left_out: what can run code, and is not in the plan.
     """
 
     format: str
@@ -62,6 +64,7 @@ class Repair:
     losses: tuple[Loss, ...]
     notes: tuple[Finding, ...]
     plan_to: Callable[[str], Plan] = field(repr=False)
+    left_out: tuple[Finding, ...] = ()
 
     @property
     def nbytes(self) -> int:
@@ -97,10 +100,19 @@ def repair_torch(wreck: Wreck, *, fill: Fill | None = None, donor: Checkpoint | 
     found = wreck.found
     assert found is not None
     sight = _Sight(wreck)
-    rows = sight.tensors(found)
+    cleaned = clean(found)
+    every = zip(sight.tensors(found), found.tensors, strict=True)
+    rows: list[Row] = []
+    losses: list[Loss] = []
+    for row, (_, _, node) in every:
+        if cleaned.lost(node):
+            shape, dtype = (row[1].shape, row[1].dtype) if row[1] is not None else (None, "")
+            losses.append(Loss(row[0], shape, dtype, "it is an argument of what can run code, which is left out"))
+        else:
+            rows.append(row)
+    left_out = (*cleaned.findings, *clean_records(wreck.extras))
     filled = _filled(wreck, sight, rows, fill, donor)
     kept: list[TensorEntry] = []
-    losses: list[Loss] = []
     for name, entry, lost in rows:
         if not lost:
             if entry is not None:
@@ -121,12 +133,16 @@ def repair_torch(wreck: Wreck, *, fill: Fill | None = None, donor: Checkpoint | 
     after.see_all(found)
     gone = after.gone(found)
     resized = _resized(found, filled.counts)
-    rewritten = reemit(found.graph, gone=gone, replaced=resized) if gone or resized else _untouched(found)
+    # What an unpickler calls and throws away is in the stream, and not in the object: only a new stream is without it.
+    if gone or resized or cleaned.kept is not None:
+        rewritten = reemit(found.graph, items=cleaned.items, gone=gone | cleaned.gone, replaced=resized)
+    else:
+        rewritten = _untouched(found)
 
     def plan_to(dest: str) -> Plan:
         return _plan(wreck, rewritten, dest)
 
-    return Repair(wreck.format, tuple(kept), tuple(losses), tuple(wreck.notes), plan_to)
+    return Repair(wreck.format, tuple(kept), tuple(losses), tuple(wreck.notes), plan_to, left_out)
 
 
 def _refuse_empty(path: str, losses: Sequence[Loss]) -> None:

@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from ckptfix.checkpoint import ByteRange, Finding
-from ckptfix.containers.zip_read import DEFLATED
+from ckptfix.containers.zip_read import DEFLATED, read_directory
 from ckptfix.containers.zip_rebuild import Archive
 from ckptfix.containers.zip_scan import Local, local_at
-from ckptfix.errors import CkptfixError, DamagedFile, Unsupported, WriteFailed
+from ckptfix.errors import Bomb, CkptfixError, DamagedFile, Unsupported, WriteFailed
 from ckptfix.fileio import BATCH, Reader, named, read_chunks
 from ckptfix.formats import safetensors, torch_legacy, torch_zip
+from ckptfix.formats.foreign_archives import CHECKPOINTS
+from ckptfix.ops.layers import Unpacked, packing_of
 from ckptfix.ops.repair_wreck import is_noise
 
 MAX_LAYERS = 4
@@ -48,7 +50,7 @@ def unwrap(path: str, folder: Folder) -> Unwrapped:
     """
     notes: list[Finding] = []
     for depth in range(MAX_LAYERS + 1):
-        for layer in (_gzip, _line_ends, _zip_in_zip):
+        for layer in (_packed, _line_ends, _zip_in_zip):
             found = layer(path, lambda depth=depth: os.fspath(Path(folder(), f"layer{depth}")))  # type: ignore[misc]
             if found is not None:
                 path, note = found
@@ -70,40 +72,24 @@ def _write(dest: str, chunks: Iterator[bytes], packed: int) -> str:
         for chunk in chunks:
             made += len(chunk)
             if made > max(MAX_UNPACKED, MAX_RATIO * packed):
-                raise Unsupported(f"{packed} bytes that unfold to more than {made}", path=dest)
+                raise Bomb(f"{packed} bytes that unfold to more than {made}", path=dest)
             file.write(chunk)
     return dest
 
 
-def _gzip(path: str, place: Folder) -> Layer | None:
+def _packed(path: str, place: Folder) -> Layer | None:
+    """gzip, bzip2 or xz around the whole file; what comes out up to its damage."""
     with Reader(path) as reader:
-        if reader.size < 18 or reader.read(0, 3) != b"\x1f\x8b\x08":
+        packing = packing_of(reader.read(0, min(reader.size, 8)))
+        if packing is None:
             return None
-        whole = [True]
-        dest = _write(place(), _gunzipped(reader, whole), reader.size)
-    state = "" if whole[0] else ", which is damaged: what is behind the damage is lost"
-    return dest, Finding("gzip", "info" if whole[0] else "warning", "", f"it is packed with gzip{state}")
-
-
-def _gunzipped(reader: Reader, whole: list[bool]) -> Iterator[bytes]:
-    """What comes out of the members of a gzip file, up to the first damage; `whole[0]` becomes False for that."""
-    stream = zlib.decompressobj(31)
-    for packed in reader.chunks(0, reader.size):
-        while packed:
-            try:
-                chunk = stream.decompress(packed, BATCH)
-            except zlib.error:
-                whole[0] = False
-                return
-            if chunk:
-                yield chunk
-            packed = stream.unconsumed_tail
-            if stream.eof:
-                packed = stream.unused_data
-                if not packed.startswith(b"\x1f\x8b"):
-                    return
-                stream = zlib.decompressobj(31)
-    whole[0] = False
+        unpacked = Unpacked(packing, reader.chunks(0, reader.size))
+        dest = _write(place(), iter(unpacked), reader.size)
+    state = "" if unpacked.whole else ", which is damaged: what is behind the damage is lost"
+    severity: Literal["info", "warning"] = "info" if unpacked.whole else "warning"
+    message = f"it is packed with {packing.name}{state}"
+    gzipped = packing.name == "gzip"
+    return dest, Finding("gzip", severity, "", message) if gzipped else Finding("compressed", severity, "", message)
 
 
 def _line_ends(path: str, place: Folder) -> Layer | None:
@@ -161,23 +147,45 @@ def _zip_in_zip(path: str, place: Folder) -> Layer | None:
     with Reader(path) as reader:
         if reader.size < 30 or reader.read(0, 4) != b"PK\x03\x04":
             return None
-        position, local = 0, local_at(reader, 0)
-        while local is not None and (is_noise(local.name) or local.name.endswith("/")):
-            position = local.data + (local.stored or 0)
-            local = local_at(reader, position)
-        if local is None or local.name.endswith("data.pkl"):
+        local = _sole_checkpoint(reader)
+        if local is None:
             return None
         end = local.data + local.stored if local.stored else reader.size
         where = ByteRange(path, local.data, min(end, reader.size) - local.data)
-        head = b"".join(_begin(where, local))
-        if not _looks_like_checkpoint(local.name, head, 1 << 62) and head[:2] != b"\x1f\x8b":
-            return None
-        whole = next((row for row in Archive(reader).rebuild().records if row.header == position), None)
+        whole = next((row for row in Archive(reader).rebuild().records if row.header == local.header), None)
         chunks = read_chunks(whole.data) if whole is not None else _as_far_as_it_goes(where, local)
         dest = _write(place(), chunks, reader.size)
     state = "" if whole is not None else ", which is damaged"
     severity: Literal["info", "warning"] = "info" if whole else "warning"
     return dest, Finding("zip-in-zip", severity, local.name, f"a zip was put around it{state}")
+
+
+def _sole_checkpoint(reader: Reader) -> Local | None:
+    """The first member, or the only one of the directory, that begins like a checkpoint; None for an unpacked one."""
+    position, local = 0, local_at(reader, 0)
+    while local is not None and (is_noise(local.name) or local.name.endswith("/")):
+        position = local.data + (local.stored or 0)
+        local = local_at(reader, position)
+    if local is None or local.name.endswith("data.pkl"):
+        return None
+    if _begins_like_one(reader, local):
+        return local
+    try:
+        records = read_directory(reader, reader.path).records
+    except CkptfixError:
+        return None
+    if any(record.name.endswith("data.pkl") for record in records):
+        return None
+    likely = [record for record in records if record.name.lower().endswith(CHECKPOINTS) and not is_noise(record.name)]
+    rows = [row for record in likely[:2] if (row := local_at(reader, record.header)) is not None]
+    return rows[0] if len(rows) == 1 and _begins_like_one(reader, rows[0]) else None
+
+
+def _begins_like_one(reader: Reader, local: Local) -> bool:
+    end = local.data + local.stored if local.stored else reader.size
+    where = ByteRange(reader.path, local.data, max(min(end, reader.size) - local.data, 0))
+    head = b"".join(_begin(where, local))
+    return _looks_like_checkpoint(local.name, head, 1 << 62) or packing_of(head) is not None
 
 
 def _begin(where: ByteRange, local: Local) -> Iterator[bytes]:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from ckptfix.checkpoint import Checkpoint, Finding
 from ckptfix.containers import zip_scan
-from ckptfix.errors import DamagedFile
+from ckptfix.errors import DamagedFile, Refused
 from ckptfix.fileio import Reader
-from ckptfix.formats import base, safetensors, torch_legacy
+from ckptfix.formats import FORMATS, base, distributed, safetensors, torch_legacy
 from ckptfix.ops.repair import Repair, repair_torch
 from ckptfix.ops.repair_fill import Fill
 from ckptfix.ops.repair_layers import Folder, unwrap
@@ -38,18 +38,35 @@ def repair(
 
     Raises:
         UnknownFormat: it is no checkpoint, damaged or not; the message says what it is.
+        DistributedPart: it is a file of a distributed checkpoint; one archive of many would be kept.
         DamagedFile: nothing of it can be saved.
+        Refused: it has no tensor, and never had.
     """
     notes: tuple[Finding, ...] = ()
     name = path
     if not Path(path).is_dir():
+        distributed.refuse_part(path)
         path, notes = unwrap(path, folder)
     try:
         done = _repair(path, fill, donor, like)
     except DamagedFile as error:
         error.path = name
         raise
+    if not done.kept and not done.losses:
+        raise _without_tensors(name, done)
+    if not done.kept and not any(loss.filled for loss in done.losses):
+        lost = ", ".join(loss.name for loss in done.losses[:4])
+        raise DamagedFile(f"not one of its {len(done.losses)} tensors can be kept: {lost}", path=name)
     return replace(done, notes=(*notes, *done.notes))
+
+
+def _without_tensors(path: str, done: Repair) -> Refused:
+    """The error for a file that has nothing to repair: what it is, and what it would do."""
+    title = FORMATS[done.format].TITLE
+    names = [row.message.partition(" can run code")[0] for row in done.left_out]
+    does = f"; it names {', '.join(names[:4])}, which can run code" if names else ""
+    hint = "a checkpoint has tensors: look where the file comes from" if names else None
+    return Refused(f"a {title} without a tensor: there is nothing to repair{does}", path=path, hint=hint)
 
 
 def _repair(path: str, fill: Fill | None, donor: Checkpoint | None, like: Side | None) -> Repair:
@@ -61,10 +78,10 @@ def _repair(path: str, fill: Fill | None, donor: Checkpoint | None, like: Side |
         before = b"" if head.startswith(b"PK") else reader.read(0, min(size, FAR))
     if safetensors.score(path, head, size) >= 100:
         return repair_safetensors(path, fill=fill, donor=donor)
-    if torch_legacy.score(path, head, size):
-        return _of_wreck(read_legacy(path), fill, donor, like)
     if (start := _LEGACY.search(before)) is not None:
         return _of_wreck(read_legacy(path, start.start()), fill, donor, like)
+    if torch_legacy.score(path, head, size):
+        return _of_wreck(read_legacy(path), fill, donor, like)
     if not _has_records(path):
         if safetensors.score(path, head, size):
             return repair_safetensors(path, fill=fill, donor=donor)

@@ -17,8 +17,9 @@ from ckptfix.formats.torch_rewrite import plan_rewrite, written
 from ckptfix.formats.torch_tensors import BadTensor
 from ckptfix.ops import sanitize_versions as versions
 from ckptfix.ops.convert import refuse_damaged
+from ckptfix.ops.sanitize_classes import class_name
 from ckptfix.ops.sanitize_convert import Converter
-from ckptfix.ops.sanitize_objects import EXTRACT, class_name
+from ckptfix.ops.sanitize_objects import EXTRACT
 from ckptfix.ops.sanitize_report import DROPPED, Loss, Report, Settings
 from ckptfix.pickles import Call, Graph, parse
 from ckptfix.pickles import opcodes as op
@@ -84,6 +85,8 @@ def sanitize(
     if target is not None and not target.reads_zip and checkpoint.byteorder == "big":
         raise Unsupported("big-endian data is not written to a legacy file", path=checkpoint.path)
     refuse_damaged(checkpoint)
+    if checkpoint.format == torch_zip.NAME:
+        torch_zip.refuse_disputed(checkpoint)
     parts = parts_of(checkpoint)
     graph = parts.graph
     reason = trusted.refusal(graph)
@@ -100,7 +103,8 @@ def sanitize(
         return Sanitized(copy, checkpoint.format, identical=True, unloadable=unloadable)
     rewritten = written(checkpoint, root)
     unloadable = _unloadable(checkpoint, report, _refuse_unclean(checkpoint, rewritten.pickle))
-    if reason is not None and "opcode" in reason:
+    if reason is not None and all(trusted.accepted(trusted.canonical(node)) for node in graph.globals):
+        # With every global accepted, it was an opcode that is refused.
         report.changes["", f"pickle of protocol {graph.protocol}", "protocol 2"] += 1
     if moved:
         report.changes["", "zip container", "legacy container"] += 1

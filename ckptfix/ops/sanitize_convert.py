@@ -13,6 +13,7 @@ from ckptfix.errors import Unsupported
 from ckptfix.formats import trusted
 from ckptfix.ops import sanitize_objects as objects
 from ckptfix.ops import sanitize_versions as versions
+from ckptfix.ops.sanitize_classes import class_name
 from ckptfix.ops.sanitize_keys import hashable, refuse_conflicts
 from ckptfix.ops.sanitize_numpy import SCALAR_TYPES, BadValue
 from ckptfix.ops.sanitize_report import DROPPED, Loss, Report, Settings, Steps
@@ -342,7 +343,7 @@ def _no_hooks(node: Any) -> bool:
 def _described(node: Any) -> str:
     """What a node is, in a word or a class's name."""
     if type(node) is Call:
-        name = objects.class_name(node)
+        name = class_name(node)
         return name or "an object of a computed class"
     if type(node) is Global:
         return trusted.canonical(node)

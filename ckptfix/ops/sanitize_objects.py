@@ -5,14 +5,14 @@ from __future__ import annotations
 from sys import stdlib_module_names
 from typing import TYPE_CHECKING, Any
 
-from ckptfix import dtypes
-from ckptfix.checkpoint import contiguous_stride
 from ckptfix.errors import CkptfixError
 from ckptfix.formats import torch_module, trusted
-from ckptfix.formats.torch_rewrite import NewStorage, literal, new_tensor
+from ckptfix.formats.torch_state import state_rows
 from ckptfix.formats.torch_tensors import is_tensor
+from ckptfix.ops import sanitize_arrays as arrays
 from ckptfix.ops import sanitize_numpy as numpy_pickles
-from ckptfix.ops.sanitize_numpy import Array, BadValue, new_dict
+from ckptfix.ops.sanitize_classes import NEW, RECONSTRUCT, class_name
+from ckptfix.ops.sanitize_numpy import BadValue, new_dict
 from ckptfix.ops.sanitize_report import DROPPED, Steps
 from ckptfix.ops.sanitize_values import LISTS, MAPPINGS, RULES, STATEFUL
 from ckptfix.pickles import Call, Dict, Global, PersId, Set
@@ -29,31 +29,6 @@ NEVER = {
     "torch.storage._load_from_bytes": "is a torch file inside the pickle, of a tensor that was not saved by torch.save",
 }
 """Classes of which nothing is kept, and why."""
-
-_RECONSTRUCT = "copyreg._reconstructor"
-_NEW = ("copyreg.__newobj__", "copyreg.__newobj_ex__")
-
-
-def class_of(call: Call) -> Global | None:
-    """The class or function of a call, also where a legacy file put its source beside it."""
-    func = call.func
-    if type(func) is PersId and type(func.pid) is tuple and len(func.pid) == 4 and func.pid[0] == "module":
-        func = func.pid[1]
-    if type(func) is not Global:
-        return None
-    if trusted.canonical(func) in (_RECONSTRUCT, *_NEW) and type(call.args) is tuple and call.args:
-        inner = call.args[0]
-        if type(inner) is PersId and type(inner.pid) is tuple and len(inner.pid) == 4:
-            inner = inner.pid[1]
-        return inner if type(inner) is Global else None
-    return func
-
-
-def class_name(call: Call) -> str | None:
-    """``module.Name`` of a call's class or function; None where it is computed."""
-    found = class_of(call)
-    return None if found is None else trusted.canonical(found)
-
 
 def converted(out: Converter, call: Call) -> Steps:
     """What an object becomes. Steps, as all of `sanitize_convert`."""
@@ -85,6 +60,8 @@ def _allowed(out: Converter, call: Call, name: str, args: tuple[Any, ...]) -> St
         return (yield from _ordered_dict(out, call, pairs(call) or []))
     new_args = yield None, args
     how = call.how if call.how in ("REDUCE", "NEWOBJ") else "REDUCE"
+    if call.kwargs:
+        out.drop_at("kwargs", f"arguments of {name}", "no unpickler may give it any by name")
     rest = []
     for part in (call.items, call.elements, call.state):
         value = None if part is None else (yield None, part)
@@ -106,7 +83,9 @@ def _ordered_dict(out: Converter, call: Call, rows: list[tuple[Any, Any]]) -> St
     out.done[id(call)] = made
     out.alive.append(call)
     yield from out.fill(made.items, rows)
-    named = attributes(call.state)
+    named = _attributes(call.state)
+    if call.elements or call.kwargs or (call.items and call.args) or not (named or _is_empty(call.state)):
+        out.drop("what was set on an OrderedDict", "is no item and no attribute of it")
     if named:
         state: list[tuple[Any, Any]] = []
         yield from out.fill(state, named)
@@ -119,10 +98,10 @@ def _foreign(out: Converter, call: Call, name: str, args: tuple[Any, ...]) -> St
     func = trusted.canonical(call.func) if type(call.func) is Global else ""
     state = call.state
     base: Any = None
-    if func == _RECONSTRUCT:
+    if func == RECONSTRUCT:
         base = args[2] if len(args) > 2 else None
         args = ()
-    elif func in _NEW:
+    elif func in NEW:
         args = args[1:]
     named = _attributes(state)
     keys = {key for key, _ in named if isinstance(key, str)}
@@ -137,26 +116,64 @@ def _foreign(out: Converter, call: Call, name: str, args: tuple[Any, ...]) -> St
                 return (yield None, value)
     mapping = _items_of(call, base)
     if mapping is not None or name in MAPPINGS:
-        return (yield from _mapping(out, name, mapping or [], named))
+        beside = _beside(args if call.items else args[1:], call.kwargs, call.elements, state, named)
+        return (yield from _mapping(out, name, mapping or [], named, beside))
     if call.elements is not None or type(base) is list or name in LISTS:
-        return (yield from _list(out, call, name, call.elements or base or [], named))
-    if state is not None and not named and not (type(state) is Dict or state == (None, None)):
+        first = args[0] if name in LISTS and args and type(args[0]) in (list, tuple) else []
+        elements = [*first, *(base if type(base) is list else ()), *(call.elements or ())]
+        beside = _beside(args[1:] if first else args, call.kwargs, None, state, named)
+        return (yield from _list(out, name, elements, [*named, *beside]))
+    values = [base] if base is not None else list(args)
+    kwargs = pairs(call.kwargs) or []
+    if not named and not _is_empty(state) and not values and not kwargs:
         out.changed(name, _shape_of(state))
         return (yield None, state)
     if func == name and call.how == "REDUCE" and not _stands_for_itself(name, state):
         return out.drop(name, "is what a function or a class of Python itself returns, which is not in the file")
-    values = [base] if base is not None else list(args)
-    kwargs = pairs(call.kwargs) or []
     if state is None and not kwargs and values:
         single = len(values) == 1
         out.changed(name, _shape_of(values[0]) if single else "tuple")
         return (yield None, values[0] if single else tuple(values))
     out.changed(name, "dict")
+    rows: list[tuple[Any, Any]] = [("args", tuple(values))] if values else []
+    rows += [*kwargs, *(named or ([] if _is_empty(state) else [("state", state)]))]
     made: list[tuple[Any, Any]] = []
-    if values:
-        made.append(("args", (yield "args", tuple(values))))
-    yield from out.fill(made, [*kwargs, *named])
+    yield from out.fill(made, _distinct(rows))
     return new_dict(made)
+
+
+def _is_empty(state: Any) -> bool:
+    """Whether a state sets nothing."""
+    return state is None or (type(state) in (tuple, list) and all(part is None for part in state)) or pairs(state) == []
+
+
+_OBJECTS = (Call, PersId, Dict, Set, tuple, list)
+
+
+def _beside(
+    args: tuple[Any, ...], kwargs: Any, elements: Any, state: Any, named: list[tuple[Any, Any]]
+) -> list[tuple[Any, Any]]:
+    """What an object has beside its items and attributes, where that is or holds objects: (name, value)."""
+    objects = tuple(part for part in args if type(part) in _OBJECTS and part != ())
+    rows = [("args", objects), *(pairs(kwargs) or []), ("elements", elements)]
+    rows = [(name, value) for name, value in rows if type(value) in _OBJECTS and value not in ((), [])]
+    return rows if named or _is_empty(state) else [*rows, ("state", state)]
+
+
+def _distinct(rows: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    """The same with keys that are all different, so that nothing takes the place of another."""
+    names: set[Any] = set()
+    out = []
+    for key, value in rows:
+        if isinstance(key, str):
+            name, plain = str(key), str(key)
+            while name in names:
+                name += "_"
+            names.add(name)
+            out.append((key if name == plain else name, value))
+        else:
+            out.append((key, value))
+    return out
 
 
 def _module(out: Converter, call: Call, name: str) -> Steps:
@@ -182,9 +199,9 @@ def _module(out: Converter, call: Call, name: str) -> Steps:
 
 
 def _attributes(state: Any) -> list[tuple[Any, Any]]:
-    """As `attributes`, where `state` is nothing but attributes."""
+    """As `attributes`, where `state` is nothing but attributes; a name that slots have too gets another."""
     parts = state if type(state) is tuple and len(state) == 2 else (state,)
-    return attributes(state) if all(part is None or pairs(part) is not None for part in parts) else []
+    return _distinct(attributes(state)) if all(part is None or pairs(part) is not None for part in parts) else []
 
 
 def _items_of(call: Call, base: Any) -> list[tuple[Any, Any]] | None:
@@ -195,25 +212,33 @@ def _items_of(call: Call, base: Any) -> list[tuple[Any, Any]] | None:
     return None
 
 
-def _mapping(out: Converter, name: str, rows: list[tuple[Any, Any]], named: list[tuple[Any, Any]]) -> Steps:
+def _mapping(
+    out: Converter,
+    name: str,
+    rows: list[tuple[Any, Any]],
+    named: list[tuple[Any, Any]],
+    beside: list[tuple[Any, Any]],
+) -> Steps:
     """A mapping of an unknown class; an attribute that is no item becomes one, save a state dict's ``_metadata``."""
-    keys = {str(key) for key, _ in rows if isinstance(key, str)}
+    known = {str(key): value for key, value in rows if isinstance(key, str)}
     if any(key == "_metadata" for key, _ in named):
         out.changed(name, "OrderedDict")
         made = Call(Global("collections", "OrderedDict", 0), (), "REDUCE", 0)
         made.items = []
         state: list[tuple[Any, Any]] = []
-        yield from out.fill(made.items, rows)
+        yield from out.fill(made.items, _distinct([*rows, *beside]))
         yield from out.fill(state, named)
         made.state = new_dict(state)
         return made
     out.changed(name, "dict")
     found: list[tuple[Any, Any]] = []
-    yield from out.fill(found, [*rows, *((key, value) for key, value in named if key not in keys)])
+    # transformers' ModelOutput has each item as an attribute too; another value of the same name is one more.
+    more = [row for row in named if row[0] not in known or (row[1] is not known[row[0]] and type(row[1]) in _OBJECTS)]
+    yield from out.fill(found, _distinct([*rows, *more, *beside]))
     return new_dict(found)
 
 
-def _list(out: Converter, call: Call, name: str, elements: list[Any], named: list[tuple[Any, Any]]) -> Steps:
+def _list(out: Converter, name: str, elements: list[Any], named: list[tuple[Any, Any]]) -> Steps:
     out.changed(name, "list")
     made: list[Any] = []
     yield from out.listed(made, elements)
@@ -241,69 +266,6 @@ def _shape_of(node: Any) -> str:
     return "None" if node is None else type(node).__name__
 
 
-def _array(out: Converter, call: Call, args: tuple[Any, ...]) -> Steps:
-    name = numpy_pickles.old_name(class_name(call) or "")
-    array = numpy_pickles.read_array(call, name)
-    if array.dtype.kind == "O":
-        assert isinstance(array.data, list)
-        flat: list[Any] = []
-        yield from out.listed(flat, array.data)
-        out.changed("numpy array of objects", "list")
-        return numpy_pickles.nested(array.shape, flat, array.fortran)
-    if array.dtype.fields:
-        out.changed("structured numpy array", "dict of its fields")
-        return new_dict([(field, _plain_array(out, column)) for field, column in numpy_pickles.columns(array)])
-    return _plain_array(out, array)
-
-
-def _plain_array(out: Converter, array: Array) -> Any:
-    """The tensor of a numeric array, over a storage of its own; nested lists of text."""
-    assert isinstance(array.data, bytes)
-    dtype, shape = array.dtype, array.shape
-    name = {"M": "int64", "m": "int64"}.get(dtype.kind, dtype.name)
-    row = dtypes.find(name)
-    if dtype.fields or row is None or dtype.kind not in "biufcMm":
-        flat = [out.raw(item) if isinstance(item, bytes) else item for item in numpy_pickles.items(dtype, array.data)]
-        out.changed(f"numpy array of {dtype.name}", "list")
-        return numpy_pickles.nested(shape, flat, array.fortran)
-    big = out.settings.big
-    data = numpy_pickles.ordered(array, big=big)
-    target = out.settings.target
-    if row.storage_class is None and (out.settings.legacy or (target and not target.has_dtype(name))):
-        data = numpy_pickles.widened(data, dtype.itemsize, big=big)
-        name = "int64"
-    out.changed(f"numpy array of {dtype.name}", f"{name} tensor")
-    stride = tuple(reversed(contiguous_stride(shape[::-1]))) if array.fortran else None
-    key = out.new_key()
-    itemsize = dtypes.by_name(name).itemsize if dtypes.by_name(name).storage_class else 1
-    out.report.storages[key] = NewStorage(literal(data, "an array of the pickle"), itemsize)
-    made = new_tensor(key, name, shape, stride, legacy=out.settings.legacy)
-    return out.older(made)
-
-
-def _scalar(out: Converter, call: Call, args: tuple[Any, ...]) -> Steps:
-    if len(args) != 2:
-        raise BadValue("a scalar without its bytes")
-    dtype = numpy_pickles.read_dtype(args[0])
-    if dtype.kind == "O":
-        out.changed("numpy scalar", "value")
-        return (yield None, args[1])
-    raw = numpy_pickles.raw_bytes(args[1])
-    if raw is None or len(raw) != dtype.itemsize:
-        raise BadValue("a scalar whose bytes are not those of its dtype")
-    found = numpy_pickles.items(dtype, raw) or ["" if dtype.kind == "U" else b""]
-    value = found[0]
-    out.changed("numpy scalar", "complex" if type(value) is Call else type(value).__name__)
-    return out.raw(value) if isinstance(value, bytes) else value
-
-
-def _dtype(out: Converter, call: Call, args: tuple[Any, ...]) -> Steps:
-    name = numpy_pickles.read_dtype(call).name
-    out.changed("numpy dtype", "str")
-    return name
-    yield
-
-
 def _frozenset(out: Converter, call: Call, args: tuple[Any, ...]) -> Steps:
     elements = args[0] if args and type(args[0]) in (list, tuple) else []
     made = yield None, Call(Global("__builtin__", "set", 0), (list(elements),), "REDUCE", 0)
@@ -324,34 +286,57 @@ def _from_type(out: Converter, call: Call, args: tuple[Any, ...]) -> Steps:
     known = type(cls) is Global and trusted.accepted(trusted.canonical(cls))
     plain = type(func) is Global and trusted.accepted(trusted.canonical(func))
     name = trusted.canonical(cls) if type(cls) is Global else "a tensor subclass"
-    if known and plain:
+    rows = state_rows(cls, state)
+    _drop_set(out, call, name)
+    if known and plain and (rows == [] or _attributes(state)):
         new_inner = yield None, inner_args
         new_state = yield None, state
         rebuild = Global("torch._tensor", "_rebuild_from_type_v2", 0)
         new_state = None if new_state is DROPPED else new_state
         return out.older(Call(rebuild, (func, cls, new_inner, new_state), "REDUCE", call.position))
-    if type(func) is Global and func.name == "_rebuild_wrapper_subclass":
+    if not plain or func.name == "_rebuild_wrapper_subclass":
         # The data of a wrapper is in its attributes: a DTensor's _local_tensor, the data and scale of a quantized one.
+        made_by_torch = type(func) is Global and func.name == "_rebuild_wrapper_subclass"
         out.changed(name, "dict of its parts")
         parts: list[tuple[Any, Any]] = []
-        yield from out.fill(parts, attributes(state))
+        yield from out.fill(parts, _distinct(rows if made_by_torch else [("args", inner_args), *rows]))
         return new_dict(parts)
-    if not plain:
-        return out.drop(name, "is rebuilt by a function that is not torch's")
     out.changed(name, "tensor")
     made = yield None, Call(func, inner_args, "REDUCE", call.position)
-    for key, _ in attributes(state):
-        out.drop_at(str(key), f"an attribute of {name}", "a plain tensor has none")
+    for key, _ in rows:
+        out.drop_at(key, f"an attribute of {name}", "a plain tensor has none")
     return made
 
 
+def _parameter(out: Converter, call: Call, args: tuple[Any, ...]) -> Steps:
+    """``_rebuild_parameter_with_state(data, requires_grad, hooks, state)``: torch takes attributes alone as state."""
+    name = class_name(call) or ""
+    if len(args) != 4:
+        raise BadValue("a parameter without its parts")
+    if _attributes(args[3]) or _is_empty(args[3]):
+        return (yield from _allowed(out, call, name, args))
+    _drop_set(out, call, name)
+    made = yield None, Call(Global("torch._utils", "_rebuild_parameter", 0), args[:3], "REDUCE", call.position)
+    for key, _ in state_rows(None, args[3]):
+        out.drop_at(key, "an attribute of a parameter", "it has no name")
+    return made
+
+
+def _drop_set(out: Converter, call: Call, name: str) -> None:
+    """What is set on a tensor after it is made, which no torch does."""
+    if call.items or call.elements or call.kwargs or not _is_empty(call.state):
+        out.drop(f"what was set on {name}", "a tensor takes nothing so")
+
+
 def _sparse(out: Converter, call: Call, args: tuple[Any, ...]) -> Steps:
+    _drop_set(out, call, "a sparse tensor")
     out.changed("_rebuild_sparse_csr_tensor", "_rebuild_sparse_tensor")
     return (yield None, Call(Global("torch._utils", "_rebuild_sparse_tensor", 0), args, "REDUCE", call.position))
 
 
 def _device_tensor(out: Converter, call: Call, args: tuple[Any, ...]) -> Steps:
     """The same tensor made from a tensor rather than from a numpy array."""
+    _drop_set(out, call, "a tensor")
     made = yield None, args
     if type(made) is not tuple or len(made) != 4 or made[0] is None:
         return out.drop(class_name(call) or "", "has no data")
@@ -360,14 +345,15 @@ def _device_tensor(out: Converter, call: Call, args: tuple[Any, ...]) -> Steps:
 
 
 _SPECIAL: dict[str, Any] = {
-    numpy_pickles.RECONSTRUCT: _array,
-    numpy_pickles.FROM_BUFFER: _array,
-    numpy_pickles.SCALAR: _scalar,
-    numpy_pickles.DTYPE: _dtype,
+    numpy_pickles.RECONSTRUCT: arrays.array,
+    numpy_pickles.FROM_BUFFER: arrays.array,
+    numpy_pickles.SCALAR: arrays.scalar,
+    numpy_pickles.DTYPE: arrays.dtype_,
     "builtins.set": _set,
     "builtins.frozenset": _frozenset,
     "torch._tensor._rebuild_from_type_v2": _from_type,
     "torch._tensor._rebuild_from_type": _from_type,
+    "torch._utils._rebuild_parameter_with_state": _parameter,
     "torch._utils._rebuild_sparse_csr_tensor": _sparse,
     "torch._utils._rebuild_device_tensor_from_numpy": _device_tensor,
     "torch._utils._rebuild_xla_tensor": _device_tensor,

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from ckptfix import dtypes, keys
 from ckptfix.checkpoint import Checkpoint, Finding, StateDict, TensorEntry
 from ckptfix.formats import safetensors, torch_legacy, torch_zip
-from ckptfix.ops import families
+from ckptfix.ops import averages, families
 from ckptfix.ops.catalogue import found
 
 PICKLED = (torch_zip.NAME, torch_legacy.NAME)
@@ -76,8 +76,11 @@ def _wrappers(checkpoint: Checkpoint) -> Iterator[Finding]:
     for site in checkpoint.sites:
         if site.kind != "state_dict":
             continue
-        carried = keys.wrappers_in(site.names)
-        others = [name for name in site.names if name not in keys.COMPANIONS]
+        own = averages.has_own_level(checkpoint, site, site.names)
+        whole = own and not site.at
+        names = averages.inside(site.names) if own and not whole else site.names
+        carried = keys.wrappers_in(names)
+        others = [name for name in names if name not in keys.COMPANIONS and not (whole and name in keys.COUNTERS)]
         sure = {part: row for part, row in carried.items() if part in keys.ANYWHERE or row[0] >= len(others)}
         if not sure:
             for part, (count, first) in carried.items():
@@ -86,11 +89,18 @@ def _wrappers(checkpoint: Checkpoint) -> Iterator[Finding]:
             continue
         (_, example) = next(iter(sure.values()))
         made = "; ".join(wrapper.made_by for wrapper in keys.WRAPPERS if wrapper.component in sure)
-        names = " and ".join(f"{part}." for part in sure)
-        message = f"{len(site.names):,} names carry {names} ({made}), as in {example}"
-        simple = list(sure) == ["module"] and not any(name.startswith("module.module.") for name in site.names)
+        prefixes = " and ".join(f"{part}." for part in sure)
+        count = max(count for count, _ in sure.values())
+        message = f"{count:,} names carry {prefixes} ({made}), as in {example}"
+        if own and not whole:
+            message += f", inside the module. of {averages.wrapper(site.names)}"
+        simple = list(sure) == ["module"] and not any(name.startswith("module.module.") for name in names)
         fix = "ckptfix strip-module {source} {stripped}" if simple else None
-        yield found("wrapped-names", message, where=site.at, fix=fix)
+        yield found("wrapped-names", message, where=site.at, fix=_OF_AVERAGES if whole else fix)
+
+
+_OF_AVERAGES = "ckptfix extract {source} {weights} --ema"
+"""What gives averages, which are all that a file holds, the names of a plain model, and drops their counter."""
 
 
 def _devices(checkpoint: Checkpoint) -> Iterator[Finding]:

@@ -2,57 +2,57 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from ckptfix.checkpoint import Finding
-from ckptfix.commands import command, quoted, verbatim
+from ckptfix.commands import quoted
 from ckptfix.containers.zip_read import END, Directory, read_directory
-from ckptfix.errors import BadDirectory, BadIndex, BadPickle, CkptfixError, Truncated, UnknownFormat, Unsupported
-from ckptfix.fileio import Reader
-from ckptfix.formats import safetensors, torch_legacy
-from ckptfix.ops import scan_pickle
-from ckptfix.ops.catalogue import found
-
-_KINDS: tuple[tuple[str, str], ...] = (
-    (r"an empty file", "empty-file"),
-    (r"zero bytes|overwritten with zeros", "zero-filled"),
-    (r"git-lfs pointer", "lfs-pointer"),
-    (r"web page|XML document", "web-page"),
-    (r"unpacked and zipped again", "repacked-zip"),
-    (r"other bytes before it", "junk-before"),
-    (r"a damaged zip archive", "bad-directory"),
-    (r"TorchScript program", "torchscript"),
-    (r"exported program", "exported-program"),
-    (r"NumPy arrays? \(", "numpy-file"),
-    (r"(gzip|bzip2|xz|zlib|LZ4|zstandard)-compressed", "compressed"),
-    (r"GGUF|GGML", "gguf-file"),
-    (r"Keras|HDF5|TensorFlow|ONNX|TorchServe", "other-framework"),
-    (r"a folder: a torch checkpoint that was unzipped", "unzipped-folder"),
-    (r"without their data: the data\.pkl", "bare-data-pkl"),
-    (r"plain pickle|joblib pickle", "plain-pickle"),
-    (r"distributed checkpoint \(DCP\)", "dcp-folder"),
-    (r"before torch 0\.1\.10", "torch-tar"),
-    (r"a tar archive", "tar-archive"),
-    (r"a zip archive of .*\.(pth|pt|ckpt|bin|th|safetensors|tar)\b", "zip-in-zip"),
-    (r"a zip archive|7z archive|RAR archive", "other-archive"),
-    (r"JSON", "json-file"),
-    (r"a text file", "text-file"),
-    (r"folder", "no-checkpoint"),
+from ckptfix.errors import (
+    BadDirectory,
+    BadIndex,
+    BadPickle,
+    Bomb,
+    CkptfixError,
+    DistributedPart,
+    Truncated,
+    UnknownFormat,
+    Unsupported,
 )
-"""What `formats.foreign` says of a file -> the id of it; the first that is found in the sentence."""
+from ckptfix.fileio import Reader
+from ckptfix.formats import safetensors
+from ckptfix.formats.distributed import merge_command
+from ckptfix.ops import scan_inside, scan_pickle
+from ckptfix.ops.catalogue import ENTRIES, found
+from ckptfix.ops.dangerous import is_dangerous
+from ckptfix.ops.layers import packing_of
+from ckptfix.ops.scan_inside import Inside
 
-_KEPT_HINTS = ("lfs-pointer", "tar-archive", "other-archive", "numpy-file", "other-framework", "gguf-file")
+_KEPT_HINTS = (
+    *("lfs-pointer", "tar-archive", "deepspeed-folder", "other-archive"),
+    *("numpy-file", "other-framework", "gguf-file"),
+)
 """Kinds for which the hint of `formats.foreign` is more exact than the row's remedy."""
 
-_ERRORS: tuple[tuple[type[CkptfixError], str], ...] = (
+_IDS: tuple[tuple[type[CkptfixError], str], ...] = (
     (Truncated, "truncated"),
     (BadDirectory, "bad-directory"),
     (BadPickle, "bad-pickle"),
     (BadIndex, "bad-index"),
+    (Bomb, "deflate-bomb"),
     (Unsupported, "unsupported"),
 )
+
+_REPAIR = "ckptfix repair {source} {repaired}"
+
+PROGRAMS = ("torchscript", "exported-program")
+
+_TRUSTED = ("plain-pickle", "torch-tar", "numpy-file")
+"""Kinds whose remedy is to load the file, for somebody who trusts it."""
+
+_UNSEEN = ("empty-file", "zero-filled", "lfs-pointer", "gguf-file", "dcp-no-metadata")
+"""Kinds in which no pickle can hide."""
 
 _DEFINITE = 1 << 20
 """Bytes of a file that are looked at for a transfer as text."""
@@ -64,51 +64,118 @@ _TAIL = 1 << 26
 
 def scan(path: str, error: CkptfixError) -> Iterator[Finding]:
     """What `error`, raised when the file was opened, says of it; and what else can be told."""
-    if isinstance(error, UnknownFormat):
-        yield from _unknown(path, error)
+    if isinstance(error, DistributedPart):
+        yield _part(path, error)
         return
-    id = next((id for kind, id in _ERRORS if isinstance(error, kind)), "damaged")
-    folder = Path(path)
-    if isinstance(error, Unsupported) and "unfold" in error.message:
-        id = "deflate-bomb"
-    if id == "truncated" and "no zip directory" in error.message:
+    kinds = list(_unknown(path, error) if isinstance(error, UnknownFormat) else _damaged(path, error))
+    if any(finding.id in _UNSEEN for finding in kinds) or _is_safetensors(path):
+        yield from kinds
+        return
+    described = Path(path, ".metadata") if _of_folder(kinds) and Path(path).is_dir() else Path(path)
+    inside = scan_inside.look(str(described), "" if described == Path(path) else described.name)
+    yield from (_with_names(finding, inside) for finding in kinds)
+    yield from _hidden(kinds, inside)
+
+
+def _part(path: str, error: DistributedPart) -> Finding:
+    beside = Path(path).with_name(".metadata").is_file()
+    command = merge_command(str(Path(path).parent)).replace("{", "{{").replace("}", "}}")
+    return found("distributed-shard", error.message, fix=command if beside else None)
+
+
+def _damaged(path: str, error: CkptfixError) -> Iterator[Finding]:
+    id = id_of(error)
+    if id == "truncated" and _zip_without_directory(path):
         yield _no_directory(path, error.message)
     else:
         yield found(id, error.message, where=error.where or "", offset=error.offset)
-    if folder.is_file():
+    if Path(path).is_file():
         yield from _text_mode(path)
-        if isinstance(error, BadPickle) or id in ("truncated", "damaged", "bad-directory"):
-            yield from _broken(path)
+
+
+def id_of(error: CkptfixError) -> str:
+    """The id of the finding that an error about a damaged file is."""
+    return next((id for kind, id in _IDS if isinstance(error, kind)), "damaged")
 
 
 def _unknown(path: str, error: UnknownFormat) -> Iterator[Finding]:
-    what = error.message
-    id = next((id for pattern, id in _KINDS if re.search(pattern, what)), "unknown-format")
-    if id == "bad-directory":
-        yield _no_directory(path, what) if "no zip directory" in what else found(id, what)
-        yield from _text_mode(path)
-        return
-    if id == "plain-pickle":
-        yield from _plain(path, what)
-        return
-    if id == "dcp-folder" and Path(path).is_dir() and not Path(path, ".metadata").exists():
+    what, id = error.message, error.kind
+    if id == "truncated":
+        yield _no_directory(path, what)
+    elif id == "dcp-folder" and Path(path).is_dir() and not Path(path, ".metadata").exists():
         yield found("dcp-no-metadata", f"{what} without its .metadata")
-        return
-    fix = verbatim(error.hint) if id in _KEPT_HINTS and error.hint else None
-    if id == "compressed" and re.search(r"LZ4|zstandard|zlib", what):
-        fix = verbatim(error.hint) if error.hint else None
+    else:
+        yield found(id, what, fix=_fix(path, error))
+    if id in ("truncated", "bad-directory", "unknown-format"):
+        yield from _text_mode(path)
+
+
+def _fix(path: str, error: UnknownFormat) -> str | None:
+    """What helps, where it is not what the row of the kind says."""
+    id, hint = error.kind, (error.hint or "").replace("{", "{{").replace("}", "}}")
+    if id in _KEPT_HINTS and hint:
+        return hint
+    if id == "compressed" and packing_of(_head(path)) is None:
+        return hint
     if id == "bare-data-pkl":
         parent = Path(path).resolve().parent
-        fix = verbatim(command("doctor", parent)) if (parent / "data").is_dir() else None
+        return f"ckptfix doctor {quoted(str(parent))}" if (parent / "data").is_dir() else None
     if id == "dcp-folder" and not Path(path).is_dir():
         # torch's merger takes the folder, and of a file in it says that it found no checkpoint.
-        folder = Path(path).parent
-        fix = verbatim(f"python -m torch.distributed.checkpoint.format_utils dcp_to_torch {quoted(folder)} OUT")
-    yield found(id, what, fix=fix)
-    if id == "repacked-zip" or id == "junk-before":
-        return
-    if id == "unknown-format":
-        yield from _text_mode(path)
+        folder = str(Path(path).parent).replace("{", "{{").replace("}", "}}")
+        return merge_command(folder)
+    return None
+
+
+def _of_folder(kinds: Sequence[Finding]) -> bool:
+    return any(finding.id == "dcp-folder" for finding in kinds)
+
+
+def _repairs(finding: Finding) -> bool:
+    """Whether the remedy of a finding is to repair the file."""
+    return (finding.fix if finding.fix is not None else ENTRIES[finding.id].fix) == _REPAIR
+
+
+def _with_names(finding: Finding, inside: Inside) -> Finding:
+    """The finding of a kind of file, with what runs code in it; repair is no remedy where no tensor is in sight."""
+    if finding.severity == "info":
+        return finding
+    dangerous = [name for name in inside.names if is_dangerous(name)]
+    message = finding.message
+    if dangerous:
+        message += f"; it names {scan_pickle.listed(dangerous)}, which can run code"
+    if inside.cut:
+        message += "; it was not looked into to its end"
+    useless = _repairs(finding) and inside.pickles and not inside.tensors
+    fix = "" if useless or (dangerous and finding.id in _TRUSTED) else finding.fix
+    return replace(finding, message=message, fix=fix)
+
+
+def _hidden(kinds: Sequence[Finding], inside: Inside) -> Iterator[Finding]:
+    """The globals of a file that no format takes; repair leaves those out that run code, and keeps the others."""
+    ids = {finding.id for finding in kinds}
+    fix = _REPAIR if inside.tensors and any(map(_repairs, kinds)) else ""
+    rows = inside.hidden
+    if ids.intersection((*PROGRAMS, "dcp-folder")):
+        # What these write by themselves is no news.
+        rows = [row for row in rows if is_dangerous(row.name)]
+    yield from scan_pickle.hidden(rows, fix=fix)
+
+
+def _head(path: str) -> bytes:
+    if Path(path).is_dir():
+        return b""
+    with Reader(path) as reader:
+        return reader.read(0, min(reader.size, 64))
+
+
+def _is_safetensors(path: str) -> bool:
+    head = _head(path)
+    return bool(head) and not head.startswith(b"PK") and safetensors.score(path, head, 64) > 0
+
+
+def _zip_without_directory(path: str) -> bool:
+    return _head(path).startswith(b"PK\x03\x04") and directory_of(path) is None
 
 
 def _no_directory(path: str, message: str) -> Finding:
@@ -128,30 +195,6 @@ def _no_directory(path: str, message: str) -> Finding:
                     return found("trailing-bytes", said, offset=at + END.size, severity="error")
             end = start
         return found("truncated", message, offset=reader.size)
-
-
-def _plain(path: str, what: str) -> Iterator[Finding]:
-    yield found("plain-pickle", what)
-    yield from _globals(path, 0)
-
-
-def _broken(path: str) -> Iterator[Finding]:
-    """What the pickle of a file that can not be read names, as far as it goes."""
-    with Reader(path) as reader:
-        head = reader.read(0, min(reader.size, 64))
-    if torch_legacy.score(path, head, 64):
-        yield from _globals(path, 0)
-    elif head.startswith(b"PK\x03\x04"):
-        start = 30 + int.from_bytes(head[26:28], "little") + int.from_bytes(head[28:30], "little")
-        yield from _globals(path, start)
-    elif safetensors.score(path, head, 64):
-        return
-
-
-def _globals(path: str, start: int) -> Iterator[Finding]:
-    with Reader(path) as reader:
-        data = reader.read(start, min(reader.size - start, _DEFINITE)) if start < reader.size else b""
-    yield from scan_pickle.before_break(data, "pickle", start)
 
 
 def _text_mode(path: str) -> Iterator[Finding]:

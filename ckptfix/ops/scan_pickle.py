@@ -3,40 +3,19 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from ckptfix.checkpoint import Finding
-from ckptfix.errors import CkptfixError
 from ckptfix.formats import trusted
+from ckptfix.ops import scan_inside
 from ckptfix.ops.catalogue import found
-from ckptfix.pickles import Call, Global, Graph, PersId, parse
+from ckptfix.ops.dangerous import is_dangerous
+from ckptfix.ops.layers import Memory
+from ckptfix.ops.scan_inside import Hidden
+from ckptfix.pickles import Call, Global, Graph, PersId, survey
 from ckptfix.pickles import opcodes as op
 from ckptfix.pickles.graph import attributes, pairs
-
-_DANGEROUS_MODULES = frozenset({
-    "os", "posix", "nt", "subprocess", "sys", "shutil", "importlib", "runpy", "pip", "webbrowser", "socket", "pty",
-    "inspect", "timeit", "bdb", "cProfile", "profile", "code", "codeop", "ctypes", "pickle", "_pickle", "dill",
-    "cloudpickle", "joblib", "marshal", "types", "http", "urllib", "requests", "asyncio", "multiprocessing",
-    "threading", "tempfile", "pydoc", "pdb", "doctest", "trace", "commands", "popen2", "ftplib", "smtplib",
-    "platform", "site", "distutils", "setuptools", "ensurepip", "venv", "zipimport", "pkgutil", "imp", "signal",
-    "operator", "functools", "_io", "io", "fileinput", "glob", "builtins", "aiohttp", "httpx", "cffi", "idlelib",
-    "lib2to3", "test", "ssl", "telnetlib", "xmlrpc",
-})  # fmt: skip
-"""Top modules of functions that run code, reach the network or touch files; no checkpoint needs one of theirs."""
-
-_HARMLESS = frozenset(
-    {f"builtins.{name}" for name in ("set", "frozenset", "dict", "list", "tuple", "int", "float", "str", "bytes",
-                                     "bool", "complex", "bytearray", "object", "slice", "range")}
-    | {"functools.partial", "types.SimpleNamespace", "types.MappingProxyType", "_io.BytesIO"}
-)  # fmt: skip
-"""Names of those modules that hold data; `partial` runs nothing by itself, and is told like any other."""
-
-_DANGEROUS = frozenset({
-    "torch.load", "torch.serialization.load", "torch.hub.load", "torch.jit.load", "torch.storage._load_from_bytes",
-    "torch.utils.cpp_extension.load", "torch._inductor.codecache.compile_file", "numpy.load",
-    "numpy.testing._private.utils.runstring", "torch.utils.cpp_extension.load_inline",
-    "torch.hub.load_state_dict_from_url",
-})  # fmt: skip
 
 _ABOUT = (
     ("numpy._core", "a name of NumPy 2, which NumPy 1 does not have"),
@@ -50,8 +29,12 @@ _ABOUT = (
 )
 """Beginnings of names, and what such a thing is."""
 
-MOST_NESTED = 1 << 20
-"""Bytes of a value or record up to which it is tried as a pickle."""
+_BYTES = frozenset((
+    op.BINBYTES, op.SHORT_BINBYTES, op.BINBYTES8, op.BYTEARRAY8, op.STRING, op.BINSTRING, op.SHORT_BINSTRING,
+))  # fmt: skip
+
+LISTED = 8
+"""Names in a message before the rest are counted."""
 
 
 def scan(graph: Graph, where: str, base: int = 0) -> Iterator[Finding]:
@@ -68,11 +51,10 @@ def scan(graph: Graph, where: str, base: int = 0) -> Iterator[Finding]:
         if name not in seen and not trusted.accepted(name):
             seen.add(name)
             yield _global(name, where, base + node.start, calls.get(name), base)
-    beyond = [(place, code) for code, place in graph.rare.items() if code not in op.WEIGHTS_ONLY]
-    if beyond:
-        place, code = min(beyond)
-        message = f"opcode {op.NAMES[code]} (pickle protocol {graph.protocol}), which weights_only=True refuses"
-        yield found("unsupported-opcode", message, where=where, offset=base + place)
+    opcode = trusted.refused_opcode(graph, strict=not seen)
+    if opcode is not None:
+        place, what = opcode
+        yield found("unsupported-opcode", f"{what}, which weights_only=True refuses", where=where, offset=base + place)
     yield from _old_strings(graph, where, base)
     yield from _nested(graph, where, base)
 
@@ -85,17 +67,6 @@ def _global(name: str, where: str, offset: int, call: int | None, base: int) -> 
     about = next((text for front, text in _ABOUT if name == front or name.startswith(f"{front}.")), "")
     what = f"names {name}{f' ({about})' if about else f', a name of the package {module}' if module else ''}{called}"
     return found("foreign-global", f"{what}; it was not imported", where=where, offset=offset)
-
-
-def is_dangerous(name: str) -> bool:
-    """Whether the global `name`, ``"module.name"``, runs code, reaches the network or touches files."""
-    if name in _HARMLESS or trusted.accepted(name):
-        return False
-    parts = name.split(".")
-    if name in _DANGEROUS or parts[0] in _DANGEROUS_MODULES:
-        return True
-    # A dotted name under an innocent module (`torch._utils` `os.system`) reaches what that module imported.
-    return any(part in _DANGEROUS_MODULES and part not in ("code", "test", "types", "platform") for part in parts[1:-1])
 
 
 def _calls(graph: Graph) -> dict[str, int]:
@@ -152,29 +123,31 @@ def _old_strings(graph: Graph, where: str, base: int) -> Iterator[Finding]:
 
 
 def _nested(graph: Graph, where: str, base: int) -> Iterator[Finding]:
-    """Bytes values that are pickles and name functions."""
-    if not {op.BINBYTES, op.SHORT_BINBYTES, op.BINBYTES8, op.BYTEARRAY8} & set(graph.rare):
+    """Strings that are pickles, or files that hold some, and name functions."""
+    # Protocols before 3 write bytes as text, which this function encodes.
+    encoded = any(node.name == "encode" and node.module == "_codecs" for node in graph.globals)
+    if not encoded and not _BYTES & set(graph.rare):
         return
-    for opcode in op.walk(graph.data, graph.start, graph.end):
-        if opcode.code not in (op.BINBYTES, op.SHORT_BINBYTES, op.BINBYTES8, op.BYTEARRAY8):
-            continue
-        width = {op.BINBYTES: 4, op.SHORT_BINBYTES: 1}.get(opcode.code, 8)
-        names = named_by(graph.data[opcode.arg + width : opcode.end])
-        if names:
-            message = f"a bytes value holds a pickle that names {', '.join(names[:3])}"
-            yield found("nested-pickle", message, where=where, offset=base + opcode.start)
+    seen = survey(lambda offset, length: graph.data[offset : offset + length], graph.start, graph.end)
+    for inner in seen.inner:
+        data = graph.data[inner.at : inner.at + inner.length]
+        if inner.text:
+            data = data.decode("utf-8", "replace").encode("latin-1", "replace")
+        if names := named_in(data):
+            message = f"a bytes value holds a pickle that names {names}"
+            yield found("nested-pickle", message, where=where, offset=base + inner.at)
 
 
-def named_by(data: bytes) -> list[str]:
-    """Globals outside the known list that `data`, if it is a pickle, names; nothing for anything else."""
-    if data[:1] != b"\x80" or data[1:2] > b"\x05" or len(data) > MOST_NESTED:
-        return []
-    try:
-        graph = parse(data)
-    except CkptfixError:
-        return []
-    names = dict.fromkeys(trusted.canonical(node) for node in graph.globals)
-    return [name for name in names if not trusted.accepted(name)]
+def named_in(data: bytes) -> str:
+    """The refused globals that `data`, a pickle or a file that holds some, names; "" for anything else."""
+    return listed(scan_inside.look_into(Memory(data, ""), "").names)
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names in one line, those that run code first."""
+    ordered = sorted(names, key=lambda name: not is_dangerous(name))
+    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+    return ", ".join(ordered[:LISTED]) + more
 
 
 def after_stop(data: bytes, end: int, where: str, base: int = 0) -> Iterator[Finding]:
@@ -182,43 +155,25 @@ def after_stop(data: bytes, end: int, where: str, base: int = 0) -> Iterator[Fin
     if end >= len(data):
         return
     rest = len(data) - end
-    try:
-        second = parse(data, start=end)
-    except CkptfixError:
+    names = named_in(data[end:])
+    seen = survey(lambda offset, length: data[offset : offset + length], end, len(data))
+    if not names and not seen.pickles:
         message = f"{rest:,} bytes follow the end of the pickle"
         yield found("bytes-after-stop", message, where=where, offset=base + end)
         return
-    names = [name for name in map(trusted.canonical, second.globals) if not trusted.accepted(name)]
-    named = f", and names {', '.join(dict.fromkeys(names))}" if names else ""
-    message = f"another pickle of {second.end - end:,} bytes follows the first{named}"
+    named = f", and names {names}" if names else ""
+    message = f"another pickle of {seen.end - end:,} bytes follows the first{named}"
     yield found("stacked-pickles", message, where=where, offset=base + end)
 
 
-def before_break(data: bytes, where: str, base: int = 0, start: int = 0) -> Iterator[Finding]:
-    """The refused globals that a broken pickle names before it breaks."""
-    texts: deque[str] = deque(maxlen=2)
-    seen: set[str] = set()
-    opcodes = op.walk(data, start, len(data))
-    while True:
-        try:
-            opcode = next(opcodes)
-        except (StopIteration, ValueError, IndexError):
-            return
-        raw = data[opcode.arg : opcode.end]
-        names: list[tuple[str, str]] = []
-        if opcode.code in (op.GLOBAL, op.INST):
-            module, _, name = raw.decode("utf-8", "replace").rstrip("\n").partition("\n")
-            names.append((module, name))
-        elif opcode.code in (op.BINUNICODE, op.SHORT_BINUNICODE, op.BINUNICODE8):
-            width = {op.BINUNICODE: 4, op.SHORT_BINUNICODE: 1}.get(opcode.code, 8)
-            texts.append(raw[width : width + 200].decode("utf-8", "replace"))
-        elif opcode.code == op.STACK_GLOBAL and len(texts) == 2:
-            names.append((texts[0], texts[1]))
-        for module, name in names:
-            full = trusted.canonical(Global(module, name, opcode.start))
-            if full not in seen and not trusted.accepted(full):
-                seen.add(full)
-                yield _global(full, where, base + opcode.start, None, base)
+def hidden(rows: Iterable[Hidden], *, fix: str | None = None) -> Iterator[Finding]:
+    """A finding for each global that `scan_inside` found, once a place."""
+    seen: set[tuple[str, str]] = set()
+    for row in rows:
+        if (row.place, row.name) not in seen:
+            seen.add((row.place, row.name))
+            finding = _global(row.name, row.place, row.offset, row.called, 0)
+            yield replace(finding, fix=fix) if fix is not None else finding
 
 
 def modules(graph: Graph) -> tuple[str, int] | None:

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import struct
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from ckptfix.checkpoint import Finding
-from ckptfix.containers.zip_read import DEFLATED, ENCRYPTED, LOCAL, MAX32, STORED, Directory, Record, extra_fields
+from ckptfix.containers.zip_check import examine
+from ckptfix.containers.zip_read import DEFLATED, ENCRYPTED, STORED, Directory, Record
 from ckptfix.fileio import Reader
 from ckptfix.ops.catalogue import found
+from ckptfix.ops.catalogue_row import Severity
 
 ALIGNMENT = 64
 """Bytes that torch aligns storages to (caffe2/serialize/inline_container.h, ``kFieldAlignment``)."""
 
 _TORCH_RECORDS = ("data.pkl", "version", "byteorder", ".format_version", ".storage_alignment", ".data/serialization_id")
-
-_CENTRAL_ONLY = 0x8
-"""Flag bit: sizes and checksum stand behind the data, and not in the local header."""
 
 LISTED = 20
 """Findings of one kind before the rest are counted."""
@@ -32,7 +30,7 @@ def scan(reader: Reader, directory: Directory, root: str) -> Iterator[Finding]:
     records = directory.records
     yield from _names(records)
     yield from _fields(records, root)
-    yield from _headers(reader, directory, root)
+    yield from _layout(reader, directory, root)
     if not any(record.name == f"{root}/version" for record in records):
         yield found("no-version", where=f"{root}/version")
     if records and not any(record.crc32 for record in records if record.size):
@@ -81,76 +79,26 @@ def _fields(records: Sequence[Record], root: str) -> Iterator[Finding]:
     )  # fmt: skip
 
 
-def _headers(reader: Reader, directory: Directory, root: str) -> Iterator[Finding]:
-    """Local headers that disagree with the directory, and bytes between the records."""
-    wrong: list[Finding] = []
-    hidden: list[Finding] = []
-    unaligned: list[tuple[Record, int]] = []
-    end = 0
-    for record in sorted(directory.records, key=lambda record: record.header):
-        if record.header > end and not end:
-            message = f"{record.header:,} other bytes stand before the archive"
-            yield found("junk-before", message, offset=0)
-        elif record.header > end:
-            hidden.append(_gap(end, record.header, f"before {record.name}"))
-        start, why = _local(reader, record)
-        if why:
-            wrong.append(found("bad-local-header", why, where=record.name, offset=record.header))
-        if start % ALIGNMENT and record.name.startswith(f"{root}/data/") and record.size and record.method == STORED:
-            unaligned.append((record, start))
-        end = _behind(reader, record, start + record.stored, directory.offset)
-    if directory.offset > end:
-        hidden.append(_gap(end, directory.offset, "before the directory"))
-    yield from _capped(wrong)
-    yield from _capped(hidden)
+def _layout(reader: Reader, directory: Directory, root: str) -> Iterator[Finding]:
+    """What the archive says twice and not alike, bytes between the records, and storages that are not aligned."""
+    spans, disputes = examine(reader, directory)
+    kinds: dict[tuple[str, bool], list[Finding]] = defaultdict(list)
+    for id, where, offset, message, serious in disputes:
+        severity: Severity = "error" if serious else "warning"
+        kinds[id, serious].append(found(id, message, where=where, offset=offset, severity=severity))
+    for findings in kinds.values():
+        yield from _capped(findings)
+    unaligned = [
+        span
+        for span in spans
+        if span.data % ALIGNMENT
+        and span.record.name.startswith(f"{root}/data/")
+        and span.record.size
+        and span.record.method == STORED
+    ]
     if unaligned:
-        record, start = unaligned[0]
         message = f"the data of {len(unaligned)} storages begins at no multiple of {ALIGNMENT} bytes"
-        yield found("misaligned-storage", message, where=record.name, offset=start)
-
-
-def _gap(start: int, end: int, place: str) -> Finding:
-    return found("hidden-bytes", f"{end - start:,} bytes up to {end:#x} belong to no record", where=place, offset=start)
-
-
-def _local(reader: Reader, record: Record) -> tuple[int, str]:
-    """(where the data of `record` begins, in what its local header disagrees with the directory)."""
-    name = record.name.encode("utf-8", "surrogateescape")
-    least = record.header + LOCAL.size + len(name)
-    length = min(LOCAL.size + len(name), max(reader.size - record.header, 0))
-    raw = reader.read(record.header, length) if length else b""
-    if len(raw) < LOCAL.size or raw[:4] != b"PK\x03\x04":
-        return least, "no local header where the directory points"
-    _, _, flags, method, _, _, crc32, stored, size, name_length, extra_length = LOCAL.unpack_from(raw)
-    start = record.header + LOCAL.size + name_length + extra_length
-    if name_length != len(name) or raw[LOCAL.size :] != name:
-        return start, "its local header has another name"
-    if method != record.method:
-        return start, f"compression method {method} in the local header, {record.method} in the directory"
-    if (flags ^ record.flags) & ENCRYPTED:
-        return start, "one of its two headers says that it is encrypted"
-    if MAX32 in (stored, size):
-        extra = dict(extra_fields(reader.read(start - extra_length, min(extra_length, reader.size - start))))
-        wide = extra.get(1, b"")
-        if len(wide) >= 16:
-            size, stored = struct.unpack_from("<2Q", wide)
-    if (stored or size or not flags & _CENTRAL_ONLY) and (stored, size) != (record.stored, record.size):
-        told = f"{size:,} bytes, {stored:,} stored, in the local header"
-        return start, f"{told}; {record.size:,} and {record.stored:,} in the directory"
-    if crc32 and crc32 != record.crc32:
-        return start, f"CRC-32 {crc32:08x} in the local header, {record.crc32:08x} in the directory"
-    return start, ""
-
-
-def _behind(reader: Reader, record: Record, end: int, directory: int) -> int:
-    """Where the next record may begin: behind the data and its descriptor, if it has one (APPNOTE 4.3.9)."""
-    if end + 12 > min(directory, reader.size) or not record.flags & _CENTRAL_ONLY:
-        return end
-    raw = reader.read(end, min(24, reader.size - end))
-    if not raw.startswith(b"PK\x07\x08"):
-        return end + 12
-    wide = len(raw) == 24 and struct.unpack_from("<2Q", raw, 8) == (record.stored, record.size)
-    return end + (24 if wide else 16)
+        yield found("misaligned-storage", message, where=unaligned[0].record.name, offset=unaligned[0].data)
 
 
 def _capped(findings: Iterator[Finding] | Sequence[Finding]) -> Iterator[Finding]:

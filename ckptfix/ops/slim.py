@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ckptfix.checkpoint import ByteRange, Checkpoint, OutputFile, Plan
+from ckptfix.checkpoint import ByteRange, Checkpoint, Data, OutputFile, Plan
 from ckptfix.errors import BadPickle, Refused, Unsupported
 from ckptfix.fileio import read_chunks
 from ckptfix.formats import safetensors, torch_legacy
@@ -35,6 +35,7 @@ class Slimmed:
         compacted: how many storages were cut.
         tied: how many storages took the place of equal ones.
         identical: nothing was to be done; the output is a copy.
+        same: (bytes, equal bytes that take their place).
     """
 
     plan: Plan
@@ -43,6 +44,7 @@ class Slimmed:
     compacted: int = 0
     tied: int = 0
     identical: bool = False
+    same: tuple[tuple[Data, Data], ...] = ()
 
 
 def slim(
@@ -117,7 +119,9 @@ def _slim_torch(checkpoint: Checkpoint, dest: str, no_optimizer: bool, dedupe: b
     rewritten = reemit(parts.graph, gone=gone, replaced=references(units, same, legacy))
     storages = {unit.key: NewStorage(unit.data, unit.used.itemsize, unit.crc32) for unit in units}
     plan = plan_rewrite(checkpoint, rewritten, dest, storages)
-    return Slimmed(plan, _sums(checkpoint, plan, saved), dropped, compacted, len(same))
+    places = {unit.key: unit.data for unit in units}
+    equal = tuple((places[key], places[other]) for key, other in same.items())
+    return Slimmed(plan, _sums(checkpoint, plan, saved), dropped, compacted, len(same), same=equal)
 
 
 def _sums(checkpoint: Checkpoint, plan: Plan, saved: Mapping[str, int]) -> dict[str, int]:

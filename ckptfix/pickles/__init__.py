@@ -6,6 +6,10 @@ over the ones it is told, `emit` writes a fresh stream.
 
 from ckptfix.pickles.graph import Call, Dict, Global, Graph, PersId, Set, Text
 from ckptfix.pickles.machine import Limits, parse
+from ckptfix.pickles.names import Inner, Seen, Survey, survey
 from ckptfix.pickles.patch import Patch, splice
 
-__all__ = ["Call", "Dict", "Global", "Graph", "Limits", "Patch", "PersId", "Set", "Text", "parse", "splice"]
+__all__ = [
+    "Call", "Dict", "Global", "Graph", "Inner", "Limits", "Patch", "PersId", "Seen", "Set", "Survey", "Text", "parse",
+    "splice", "survey",
+]  # fmt: skip

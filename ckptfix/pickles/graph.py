@@ -7,7 +7,7 @@ stack and a set of ids, never by recursion.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
 
@@ -133,9 +133,10 @@ class Graph:
         gets: every use of a string that was fetched from the memo.
         frames: (offset of the FRAME opcode, length) of each frame.
         rare: opcode -> offset of its first use, for those outside torch's everyday set.
+        misuses: (offset, what is wrong) of opcodes whose operands the unpickler of weights_only=True refuses.
     """
 
-    __slots__ = ("data", "end", "frames", "gets", "globals", "persids", "protocol", "rare", "root", "start")
+    __slots__ = ("data", "end", "frames", "gets", "globals", "misuses", "persids", "protocol", "rare", "root", "start")
 
     def __init__(self, data: bytes, start: int) -> None:
         self.data = data
@@ -148,6 +149,7 @@ class Graph:
         self.gets: list[Text] = []
         self.frames: list[tuple[int, int]] = []
         self.rare: dict[int, int] = {}
+        self.misuses: list[tuple[int, str]] = []
 
 
 def pairs(node: Any) -> list[tuple[Any, Any]] | None:
@@ -227,26 +229,70 @@ def children(node: Any) -> Iterator[tuple[str, Any]]:
         for index, value in enumerate(node):
             yield str(index), value
     elif kind is Dict:
-        for key, value in pairs(node) or ():
-            yield label(key), value
+        yield from _items(pairs(node) or ())
     elif kind is Call:
-        mapping = pairs(node)
-        if mapping is not None:
-            for key, value in mapping:
-                yield label(key), value
-            if any(key != "_metadata" for key, _ in attributes(node.state)):
-                yield "()state", node.state
-            return
-        if node.args:
-            yield "()", node.args
-        if node.elements is not None:
-            for index, value in enumerate(node.elements):
-                yield str(index), value
-        if node.state is not None:
-            yield from children(node.state) if type(node.state) is Dict else (("()state", node.state),)
+        yield from _children_of_call(node)
     elif kind is Set:
         for index, value in enumerate(node.elements):
             yield str(index), value
+
+
+def _children_of_call(node: Call) -> Iterator[tuple[str, Any]]:
+    if type(node.func) is Call:
+        yield "()func", node.func
+    mapping = pairs(node)
+    if mapping is not None:
+        yield from _items(mapping)
+        if node.items and node.args:
+            yield "()", node.args
+    elif node.args:
+        yield "()", node.args
+    if node.kwargs:
+        yield "()kwargs", node.kwargs
+    for index, value in enumerate(node.elements or ()):
+        yield str(index), value
+    if mapping is not None:
+        if not _is_only_metadata(node.state):
+            yield "()state", node.state
+    elif node.state is not None:
+        yield from children(node.state) if type(node.state) is Dict else (("()state", node.state),)
+
+
+def _items(mapping: Iterable[tuple[Any, Any]]) -> Iterator[tuple[str, Any]]:
+    """The values of a mapping by their keys, and keys that are objects themselves."""
+    for key, value in mapping:
+        if type(key) in _NODES and _holds_objects(key):
+            yield "()key", key
+        yield label(key), value
+
+
+def _is_only_metadata(state: Any) -> bool:
+    """Whether a state is that of a state dict: nothing, or ``_metadata`` of plain values by module path."""
+    if state is None:
+        return True
+    if pairs(state) is None:
+        return type(state) is tuple and not state
+    return all(key == "_metadata" and is_versions(value) for key, value in attributes(state))
+
+
+def is_versions(metadata: Any) -> bool:
+    """Whether this is the ``_metadata`` of a state dict: ``{module path: {name: plain value}}``."""
+    rows = pairs(metadata)
+    return rows is not None and not any(_holds_objects(own) for _, own in rows)
+
+
+def _holds_objects(value: Any, depth: int = 0) -> bool:
+    """Whether a value is or holds anything but plain values, or more containers in each other than anybody writes."""
+    kind = type(value)
+    if kind not in _NODES:
+        return False
+    if kind is PersId or depth > 4:
+        return True
+    if kind is Call:
+        more = value.state is not None or value.elements or (value.items and value.args)
+        if more or pairs(value) is None:
+            return True
+    return any(_holds_objects(child, depth + 1) for _, child in children(value))
 
 
 def label(key: Any) -> str:
@@ -256,6 +302,9 @@ def label(key: Any) -> str:
     if type(key) is tuple and len(key) <= 8 and all(_is_plain(part) for part in key):
         return f"({', '.join(map(label, key))})"
     return str(key) if _is_plain(key) else f"<{type(key).__name__}>"
+
+
+_NODES = frozenset((Call, PersId, Dict, Set, tuple, list))
 
 
 def _is_plain(key: Any) -> bool:

@@ -15,8 +15,8 @@ from typing import Any
 from ckptfix.collector import collector_paused
 from ckptfix.errors import BadPickle, TruncatedPickle
 from ckptfix.pickles import opcodes as op
-from ckptfix.pickles.graph import Call, Graph, PersId, Text
-from ckptfix.pickles.rare import RareOpcodes, extend, set_items
+from ckptfix.pickles.graph import Call, Global, Graph, PersId, Text
+from ckptfix.pickles.rare import RareOpcodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +122,8 @@ class _Machine(RareOpcodes):
         last_tuple: Any = None
         last_tuple_at = -1
         new_text = Text
+        new_global = Global
+        memoize_at = short_text_at = -1
         u32 = struct.Struct("<I").unpack_from
         try:
             while True:
@@ -173,7 +175,10 @@ class _Machine(RareOpcodes):
                     pos += 1
                 elif code == 0x52:  # REDUCE
                     args = stack.pop()
-                    stack[-1] = Call(stack[-1], args, "REDUCE", pos)
+                    func = stack[-1]
+                    if type(func) is not new_global:
+                        graph.misuses.append((pos, "REDUCE calls what is no function"))
+                    stack[-1] = Call(func, args, "REDUCE", pos)
                     pos += 1
                 elif code == 0x85:  # TUPLE1
                     stack[-1] = (stack[-1],)
@@ -213,11 +218,15 @@ class _Machine(RareOpcodes):
                     pos += 1
                 elif code == 0x94:  # MEMOIZE
                     memo[len(memo)] = stack[-1]
+                    if memoize_at < 0:
+                        memoize_at = pos
                     pos += 1
                 elif code == 0x8C:  # SHORT_BINUNICODE
                     end = pos + 2 + data[pos + 1]
                     if end > size:
                         raise BadPickle(f"a string of {end - pos - 2} bytes where {size - pos - 2} are left")
+                    if short_text_at < 0:
+                        short_text_at = pos
                     use = new_text(data[pos + 2 : end], "utf-8", "surrogatepass")
                     use.start = pos
                     use.end = end
@@ -229,12 +238,12 @@ class _Machine(RareOpcodes):
                     stack = marks.pop()
                     if len(items) % 2:
                         raise BadPickle("SETITEMS with a key and no value")
-                    set_items(stack[-1], zip(items[::2], items[1::2], strict=True))
+                    self.set_items(stack[-1], zip(items[::2], items[1::2], strict=True), pos)
                     pos += 1
                 elif code == 0x65:  # APPENDS
                     items = stack
                     stack = marks.pop()
-                    extend(stack[-1], items)
+                    self.extend(stack[-1], items, pos)
                     pos += 1
                 elif code == 0x2E:  # STOP
                     graph.root = stack.pop()
@@ -246,3 +255,6 @@ class _Machine(RareOpcodes):
                     stack = self.stack
         finally:
             self.at = pos
+            for code, at in ((op.MEMOIZE, memoize_at), (op.SHORT_BINUNICODE, short_text_at)):
+                if at >= 0:
+                    graph.rare[code] = at

@@ -29,7 +29,7 @@ GETS = frozenset((GET, BINGET, LONG_BINGET))
 PUTS = frozenset((PUT, BINPUT, LONG_BINPUT, MEMOIZE))
 
 # Bytes of a fixed argument, and bytes of the length that precedes a counted one.
-_FIXED = {
+FIXED = {
     BININT: 4,
     BININT1: 1,
     BININT2: 2,
@@ -44,7 +44,7 @@ _FIXED = {
     EXT4: 4,
     FRAME: 8,
 }
-_COUNTED = {
+COUNTED = {
     SHORT_BINSTRING: 1,
     SHORT_BINBYTES: 1,
     SHORT_BINUNICODE: 1,
@@ -57,7 +57,7 @@ _COUNTED = {
     BINBYTES8: 8,
     BYTEARRAY8: 8,
 }
-_LINES = {
+LINES = {
     FLOAT: 1,
     INT: 1,
     LONG: 1,
@@ -100,14 +100,14 @@ def walk(data: bytes, start: int, stop: int) -> Iterator[Op]:
     while position < stop:
         code = data[position]
         arg = position + 1
-        if code in _FIXED:
-            end = arg + _FIXED[code]
-        elif code in _COUNTED:
-            width = _COUNTED[code]
+        if code in FIXED:
+            end = arg + FIXED[code]
+        elif code in COUNTED:
+            width = COUNTED[code]
             end = arg + width + int.from_bytes(data[arg : arg + width], "little")
-        elif code in _LINES:
+        elif code in LINES:
             end = arg
-            for _ in range(_LINES[code]):
+            for _ in range(LINES[code]):
                 end = data.index(b"\n", end, stop) + 1
         elif code in NAMES:
             end = arg

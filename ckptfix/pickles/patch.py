@@ -8,7 +8,7 @@ needs no new memo entry, so implicit numbering (MEMOIZE) stays valid.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
@@ -26,21 +26,24 @@ class Patch(NamedTuple):
     new: bytes
 
 
-def string_opcode(value: str, protocol: int, like: int = op.BINUNICODE) -> bytes:
+def string_opcode(value: str, protocol: int, like: int = op.BINUNICODE, used: Container[int] = ()) -> bytes:
     """The opcode and argument that push `value` under `protocol`.
 
-    `like` is the opcode it replaces: a Python 2 str stays one, so that what reads it decodes it alike.
+    `like` is the opcode it replaces: a Python 2 str stays one, so that what reads it decodes it alike. Of the opcodes
+    that weights_only=True refuses only those in `used`, which the stream has already, are written: an edit must not
+    turn a file that it accepts into one that it refuses, whatever protocol the stream claims.
     """
     if like in (op.SHORT_BINSTRING, op.BINSTRING, op.STRING):
         raw = value.encode("utf-8")
         if len(raw) < 256 and like != op.STRING:
             return bytes((op.SHORT_BINSTRING, len(raw))) + raw
-        return bytes((op.BINSTRING,)) + len(raw).to_bytes(4, "little") + raw
+        if like != op.SHORT_BINSTRING or op.BINSTRING in used:
+            return bytes((op.BINSTRING,)) + len(raw).to_bytes(4, "little") + raw
     raw = value.encode("utf-8", "surrogatepass")
     if like == op.UNICODE and protocol == 0:
         escaped = value.encode("raw-unicode-escape").replace(b"\\", b"\\u005c").replace(b"\n", b"\\u000a")
         return bytes((op.UNICODE,)) + escaped + b"\n"
-    if protocol >= 4 and len(raw) < 256:
+    if op.SHORT_BINUNICODE in used and len(raw) < 256:
         return bytes((op.SHORT_BINUNICODE, len(raw))) + raw
     return bytes((op.BINUNICODE,)) + len(raw).to_bytes(4, "little") + raw
 
@@ -54,18 +57,18 @@ def string_patches(graph: Graph, edits: Iterable[tuple[Text, str]]) -> list[Patc
     wanted: dict[int, str] = {}
     patches = []
     data = graph.data
-    protocol = graph.protocol
+    protocol, used = graph.protocol, graph.rare
     for use, value in edits:
         wanted[id(use)] = value
         if use.origin is None and value != use:
-            patches.append(Patch(use.start, use.end, string_opcode(value, protocol, data[use.start])))
+            patches.append(Patch(use.start, use.end, string_opcode(value, protocol, data[use.start], used)))
     for use in graph.gets:
         origin = use.origin
         if id(use) in wanted or id(origin) in wanted:
             assert origin is not None
             value = wanted.get(id(use), use)
             if value != wanted.get(id(origin), origin):
-                patches.append(Patch(use.start, use.end, string_opcode(value, protocol, data[origin.start])))
+                patches.append(Patch(use.start, use.end, string_opcode(value, protocol, data[origin.start], used)))
     return patches
 
 

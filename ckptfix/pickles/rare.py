@@ -11,6 +11,7 @@ from ckptfix.pickles import opcodes as op
 from ckptfix.pickles.graph import Call, Dict, Global, Graph, PersId, Set, Text
 
 UNRESOLVABLE = "<unresolvable>"
+_MAPPINGS = ("OrderedDict", "Counter")
 
 
 def _text(value: str, start: int, end: int) -> Text:
@@ -63,15 +64,17 @@ class RareOpcodes:
         elif code == op.SETITEM:
             value = stack.pop()
             key = stack.pop()
-            set_items(stack[-1], [(key, value)])
+            self.set_items(stack[-1], [(key, value)], pos)
         elif code == op.APPEND:
             value = stack.pop()
-            extend(stack[-1], [value])
+            self.extend(stack[-1], [value], pos)
         elif code == op.BUILD:
             state = stack.pop()
             _build(stack[-1], state)
         elif code == op.NEWOBJ:
             args = stack.pop()
+            if type(stack[-1]) is not Global:
+                graph.misuses.append((pos, "NEWOBJ makes an object of what is no class"))
             stack[-1] = Call(stack[-1], args, "NEWOBJ", pos)
         elif code == op.GLOBAL:
             end = data.index(b"\n", data.index(b"\n", pos) + 1) + 1
@@ -82,6 +85,8 @@ class RareOpcodes:
             stack.append(struct.unpack_from(">d", data, pos + 1)[0])
             return pos + 9
         elif code in (op.LONG1, op.LONG4):
+            if code == op.LONG4:
+                graph.rare.setdefault(code, pos)
             width = 1 if code == op.LONG1 else 4
             count = int.from_bytes(data[pos + 1 : pos + 1 + width], "little", signed=code == op.LONG4)
             end = pos + 1 + width + count
@@ -220,6 +225,18 @@ class RareOpcodes:
         items = self.stack
         self.stack = self.marks.pop()
         return items
+
+    def set_items(self, target: Any, items: Any, pos: int) -> None:
+        """SETITEM and SETITEMS, which the unpickler of weights_only=True allows on three kinds of mapping."""
+        set_items(target, items)
+        if type(target) is Call and not any(target.is_call_of("collections", name) for name in _MAPPINGS):
+            self.graph.misuses.append((pos, "items are set on what is no dict, OrderedDict or Counter"))
+
+    def extend(self, target: Any, values: list[Any], pos: int) -> None:
+        """APPEND and APPENDS, which the unpickler of weights_only=True allows on a list."""
+        extend(target, values)
+        if type(target) is not list:
+            self.graph.misuses.append((pos, "values are appended to what is no list"))
 
     def add_global(self, module: str, name: str, pos: int) -> None:
         node = Global(str(module), str(name), pos)

@@ -72,17 +72,22 @@ def every_node(root: Any) -> Iterator[Any]:
             continue
         seen.add(id(node))
         yield node
-        if kind is Call:
-            stack += (node.func, node.args, node.kwargs, node.state, node.elements)
-            stack += (part for pair in node.items or () for part in pair)
-        elif kind is Dict:
-            stack += (part for pair in node.items for part in pair)
-        elif kind is Set:
-            stack += node.elements
-        elif kind is PersId:
-            stack.append(node.pid)
-        elif kind is not bytearray:
-            stack += node
+        stack += parts_of(node)
+
+
+def parts_of(node: Any) -> Iterable[Any]:
+    """What hangs on a node that holds others, in no certain order."""
+    kind = type(node)
+    if kind is Call:
+        pairs = (part for pair in node.items or () for part in pair)
+        return (node.func, node.args, node.kwargs, node.state, *(node.elements or ()), *pairs)
+    if kind is Dict:
+        return [part for pair in node.items for part in pair]
+    if kind is Set:
+        return list(node.elements)
+    if kind is PersId:
+        return (node.pid,)
+    return node if kind in (tuple, list) else ()
 
 
 class _Writer:

@@ -14,7 +14,7 @@ from ckptfix.formats import detect
     [
         ("out.safetensors", [], "safetensors"),
         ("out.bin", ["--to", "legacy"], "legacy"),
-        ("out.safetensors", ["--to", "torch"], "zip"),
+        ("out.model", ["--to", "torch"], "zip"),
         ("out", ["--to", "ZIP"], "zip"),
     ],
 )

@@ -88,7 +88,7 @@ def test_every_command_names_the_file(name: str, tmp_path: Path, monkeypatch: py
                 told += 1
                 wanted = {name, f"./{name}", str(place), str(place.resolve())}
                 assert wanted & set(found) or str(place.parent) in found, (line, found)
-    assert told > 50
+    assert told >= 40
     assert not list(tmp_path.rglob("PWNED*"))
 
 

@@ -100,6 +100,7 @@ def test_odd_totals(total: int) -> None:
 SCRIPT = """
 import time
 from ckptfix import api
+from ckptfix.errors import CkptfixError
 from ckptfix.cli import commands
 
 def slow(source, dest, *, progress, **options):
@@ -109,7 +110,7 @@ def slow(source, dest, *, progress, **options):
         time.sleep(0.1)
         if progress:
             progress((step + 1) * 10**9, 8 * 10**9)
-    raise api.CkptfixError("the end")
+    raise CkptfixError("the end")
 
 api.unwrap = slow
 commands.main(["unwrap", "in", "out", *ARGUMENTS])

@@ -11,11 +11,11 @@ import os
 import random
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Literal, NoReturn
+from typing import Any, Literal, NoReturn
 
 from ckptfix import fileio
 from ckptfix.checkpoint import ByteRange, Derived, OutputFile, Plan
@@ -26,6 +26,7 @@ LONG = os.environ.get("CKPTFIX_LONG") == "1"
 """Whether to take all the time that a thorough campaign needs."""
 
 OLD = b"what was there before " * 50
+EARLIER = b"kept by an earlier run"
 SOURCE = random.Random(7).randbytes(300_000)
 SMALLER = {"BATCH": 20_000, "SMALL": 10_000, "KERNEL_CHUNK": 60_000}
 """Values for the constants of `fileio` that make many calls out of few bytes."""
@@ -33,10 +34,11 @@ SMALLER = {"BATCH": 20_000, "SMALL": 10_000, "KERNEL_CHUNK": 60_000}
 
 @dataclass(frozen=True)
 class Scenario:
-    """Files to write, in order; `replace` says whether they exist."""
+    """Files to write, in order; `replace` says whether they exist, `keep` whether what they replace is kept."""
 
     files: tuple[str, ...]
     replace: bool
+    keep: bool = False
 
 
 SCENARIOS = {
@@ -44,6 +46,8 @@ SCENARIOS = {
     "replace": Scenario(("out",), True),
     "several": Scenario(("one", "two", "index"), True),
     "several new": Scenario(("one", "two", "index"), False),
+    "keep": Scenario(("out",), True, True),
+    "several keep": Scenario(("one", "two", "index"), True, True),
 }
 
 State = Literal["old", "new", "torn"]
@@ -64,6 +68,8 @@ def prepare(folder: Path, scenario: Scenario) -> None:
     if scenario.replace:
         for name in scenario.files:
             (folder / name).write_bytes(OLD)
+    if scenario.keep:
+        (folder / f"{scenario.files[0]}.~1~").write_bytes(EARLIER)
 
 
 def plan(folder: Path, scenario: Scenario) -> Plan:
@@ -107,6 +113,28 @@ def states(folder: Path, scenario: Scenario) -> list[State]:
     return found
 
 
+def writing(scenario: Scenario) -> dict[str, Any]:
+    """The keywords of `write_plan`."""
+    return {"overwrite": scenario.replace, "keep_old": (lambda path: True) if scenario.keep else None}
+
+
+def wrongly_kept(folder: Path, scenario: Scenario, found: Sequence[State], code: int) -> str | None:
+    """What is wrong with the old files that are kept: each must be whole, and under one of its names."""
+    if (folder / f"{scenario.files[0]}.~1~").read_bytes() != EARLIER:
+        return "another's kept file was changed"
+    for name, state in zip(scenario.files, found, strict=True):
+        kept = [path for path in folder.glob(f"{name}.~*~") if path.read_bytes() != EARLIER]
+        torn = [path.name for path in kept if path.read_bytes() != OLD]
+        # Where no link can be made, an empty file holds the name for a moment: only SIGKILL can leave it.
+        if torn and (code != -signal.SIGKILL or any((folder / name).stat().st_size for name in torn)):
+            return f"kept in part: {torn}"
+        if state == "new" and not set(kept).difference(folder / name for name in torn):
+            return f"the old {name} is lost"
+        if state == "old" and kept and code != -signal.SIGKILL:
+            return f"kept and not replaced: {name}"
+    return None
+
+
 def leftovers(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.name.endswith(TEMP_SUFFIX))
 
@@ -120,6 +148,8 @@ def complaint(folder: Path, scenario: Scenario, code: int, message: str) -> str 
     found = states(folder, scenario)
     if "torn" in found:
         return f"torn files: {found}"
+    if scenario.keep and (wrong := wrongly_kept(folder, scenario, found, code)):
+        return wrong
     if code == -signal.SIGKILL:
         return f"an index before its shards: {found}" if found[-1] == "new" and "old" in found else None
     if left := leftovers(folder):
@@ -151,7 +181,7 @@ def main(folder: str, name: str, step: str = "") -> int:
 
     scenario = SCENARIOS[name]
     try:
-        write_plan(plan(Path(folder), scenario), overwrite=scenario.replace, progress=wait if step == "step" else None)
+        write_plan(plan(Path(folder), scenario), **writing(scenario), progress=wait if step == "step" else None)
     except CkptfixError as error:
         print(error, file=sys.stderr)
         return 2

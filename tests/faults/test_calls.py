@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults.scenarios import SCENARIOS, SMALLER, complaint, plan, prepare
+from faults.scenarios import SCENARIOS, SMALLER, complaint, plan, prepare, writing
 
 from ckptfix import fileio, output
 from ckptfix.errors import CkptfixError
@@ -79,7 +79,7 @@ def outcome(folder: Path, name: str, armed: Armed) -> str | None:
     code, message = 0, ""
     with armed.in_place():
         try:
-            write_plan(planned, overwrite=scenario.replace)
+            write_plan(planned, **writing(scenario))
         except CkptfixError as error:
             code, message = 2, str(error)
         except (KeyboardInterrupt, MemoryError):
@@ -136,6 +136,19 @@ def test_every_call_fails_from_one_on(
         armed = Armed(call, fault, nth, lasting=True)
         assert outcome(tmp_path, name, armed) is None, f"from call {nth} on"
         assert armed.raised
+
+
+@pytest.mark.usefixtures("smaller")
+@pytest.mark.parametrize("call", [name for name in CALLS if hasattr(os, name) and name != "link"])
+@pytest.mark.parametrize("name", ["keep", "several keep"])
+def test_one_call_fails_where_there_are_no_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, call: str
+) -> None:
+    def no_link(*arguments: Any) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "link", no_link)
+    test_one_call_fails(tmp_path, name, call)
 
 
 @pytest.mark.usefixtures("smaller")

@@ -35,7 +35,7 @@ def described(path: Path) -> tuple[str, str]:
     """What `foreign` says of a file, and its hint."""
     with open(path, "rb") as file:
         head = file.read(4096)
-    what, hint = foreign.describe(str(path), head, path.stat().st_size)
+    _, what, hint = foreign.describe(str(path), head, path.stat().st_size)
     return what, hint or ""
 
 
@@ -242,7 +242,7 @@ def test_names_the_folder(files: tuple[str, ...], words: str, hint: str, tmp_pat
     for name in files:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"")
-    what, advice = foreign.describe(str(tmp_path), b"", 0)
+    _, what, advice = foreign.describe(str(tmp_path), b"", 0)
     assert words in what
     assert hint in (advice or "")
     with pytest.raises(UnknownFormat):
@@ -253,7 +253,7 @@ def test_the_way_back_from_an_unzipped_checkpoint_works(tmp_path: Path) -> None:
     folder = tmp_path / "my model"
     with zipfile.ZipFile(io.BytesIO(saved(False))) as archive:
         archive.extractall(folder)
-    hint = foreign.describe(str(folder), b"", 0)[1]
+    hint = foreign.describe(str(folder), b"", 0).hint
     assert hint is not None
     command = hint.partition(" makes it")[0]
     assert "cd" in command
@@ -297,9 +297,9 @@ def test_whatever_the_bytes_there_is_an_answer(tmp_path: Path) -> None:
 
 
 def test_a_file_that_vanishes_is_described_by_its_head(tmp_path: Path) -> None:
-    assert foreign.describe(str(tmp_path / "gone"), b"\x80\x04}.", 4)[0].startswith("a plain pickle")
-    assert foreign.describe(str(tmp_path / "gone"), b"PK\x03\x04" + bytes(40), 44)[0].startswith("a damaged zip")
-    assert foreign.describe(str(tmp_path / "gone"), tar_of("a")[:4096], 10240)[0].startswith("a tar archive")
+    assert foreign.describe(str(tmp_path / "gone"), b"\x80\x04}.", 4).what.startswith("a plain pickle")
+    assert foreign.describe(str(tmp_path / "gone"), b"PK\x03\x04" + bytes(40), 44).what.startswith("a damaged zip")
+    assert foreign.describe(str(tmp_path / "gone"), tar_of("a")[:4096], 10240).what.startswith("a tar archive")
 
 
 def test_an_old_torch_tar_of_the_corpus() -> None:

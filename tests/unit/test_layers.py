@@ -22,7 +22,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         (
             ("errors", "collector", "commands"),
             ("checkpoint", "dtypes"),
-            ("fileio", "streams", "output"),
+            ("fileio", "streams", "checking", "durable", "output"),
             ("pickles", "containers"),
             ("keys",),
             ("formats",),
@@ -37,6 +37,8 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
 
 BESIDE = {
     *(("checkpoint", "dtypes"), ("output", "fileio"), ("streams", "fileio")),
+    *(("durable", "fileio"), ("output", "durable")),
+    *(("checking", "fileio"), ("checking", "streams"), ("output", "checking")),
     ("weights", "results"),
     *(("loaders", "api"), ("api", "results"), ("matching", "results"), ("rescue", "results"), ("cleaning", "results")),
 }

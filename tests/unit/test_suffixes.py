@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ import safetensors.torch
 import torch
 
 import ckptfix
-from ckptfix import rescue
+from ckptfix import doctor, formats, rescue
+from ckptfix.cli import commands
 from ckptfix.errors import Refused
 
 WEIGHTS = {"module.fc.weight": torch.ones(2, 3), "module.fc.bias": torch.zeros(2)}
@@ -55,12 +57,56 @@ def test_a_file_of_one_format_is_not_written_under_another_s_name(
 
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize(("suffix", "other"), [(".pth", ".bin"), (".safetensors", ".model"), (".pth", "")])
-def test_a_suffix_of_the_same_format_or_of_none_is_taken(
-    tmp_path: Path, command: str, suffix: str, other: str
-) -> None:
+def test_a_suffix_of_the_same_format_or_of_none_is_taken(tmp_path: Path, command: str, suffix: str, other: str) -> None:
     if command == "sanitize" and suffix == ".safetensors":
         pytest.skip("sanitize is for pickles")
     source, dest = sample(tmp_path, suffix), tmp_path / f"out{other}"
     COMMANDS[command](source, dest)
     loaded = safetensors.torch.load_file(dest) if suffix == ".safetensors" else torch.load(dest, weights_only=True)
     assert len(loaded) == len(WEIGHTS)
+
+
+TORCH_NAMES = (".pt", ".pth", ".ckpt", ".bin", ".tar", ".pth.tar", ".pt.tar", ".PTH", ".PTH.TAR", ".CKPT", ".Bin")
+
+
+@pytest.mark.parametrize("to", ["zip", "legacy", "safetensors"])
+@pytest.mark.parametrize("suffix", [".pth", ".pth.tar", ".safetensors"])
+@pytest.mark.parametrize("verb", [ckptfix.convert, ckptfix.extract])
+def test_to_is_not_written_under_another_s_name(tmp_path: Path, verb: Callable[..., Any], suffix: str, to: str) -> None:
+    source = sample(tmp_path, suffix)
+    wrong = TORCH_NAMES if to == "safetensors" else (".safetensors", ".SafeTensors")
+    for name in wrong:
+        dest = tmp_path / f"out{name}"
+        with pytest.raises(Refused, match="its name says") as caught:
+            verb(source, dest, to=to)
+        assert not dest.exists()
+        assert (caught.value.hint or "").startswith("without --to it writes ")
+        verb(source, dest)  # what the hint says
+        own = safetensors.torch.load_file if to != "safetensors" else torch.load
+        assert len(own(dest)) == len(WEIGHTS)
+    for name in (".safetensors", "") if to == "safetensors" else (*TORCH_NAMES, ""):
+        dest = tmp_path / f"fine{name}"
+        verb(source, dest, to=to, force=True)
+        assert formats.detect(dest).NAME == to
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+@pytest.mark.parametrize("name", TORCH_NAMES)
+@pytest.mark.parametrize("command", [name for name in COMMANDS if name != "match"])
+def test_every_suffix_of_torch_stands_on_both_of_its_formats(
+    tmp_path: Path, command: str, name: str, legacy: bool
+) -> None:
+    source, dest = tmp_path / f"in{name}", tmp_path / f"out{name}"
+    torch.save(WEIGHTS, source, _use_new_zipfile_serialization=not legacy)
+    COMMANDS[command](source, dest)
+    assert formats.detect(dest).NAME == ("legacy" if legacy else "zip")
+    assert len(torch.load(dest, weights_only=True)) == len(WEIGHTS)
+
+
+def test_what_doctor_proposes_for_a_legacy_pth_tar_runs(tmp_path: Path) -> None:
+    source = tmp_path / "resnet.pth.tar"
+    torch.save(WEIGHTS, source, _use_new_zipfile_serialization=False)
+    (fix,) = {row.fix for row in doctor(source).findings if row.id == "wrapped-names"}
+    assert fix is not None and fix.startswith("ckptfix strip-module ")
+    assert commands.main(shlex.split(fix)[1:], standalone_mode=False) == 0
+    assert set(torch.load(tmp_path / "resnet.stripped.pth.tar")) == {"fc.weight", "fc.bias"}

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from ckptfix.checkpoint import ByteRange, OutputFile, Plan
-from ckptfix.containers.zip_read import read_directory, read_local, record_data
+from ckptfix.containers.zip_local import read_local, record_data
+from ckptfix.containers.zip_read import read_directory
 from ckptfix.containers.zip_write import NewRecord, fresh_archive, replace_record
 from ckptfix.errors import BadDirectory, CkptfixError, Truncated, Unsupported
 from ckptfix.fileio import Reader, read_chunks

@@ -1,0 +1,66 @@
+"""A file of a distributed checkpoint (torch.distributed.checkpoint), which only its folder makes sense of.
+
+::
+
+    FOLDER/.metadata          a pickle: which tensor has which parts at which (file, offset, length)
+    FOLDER/__0_0.distcp       what rank 0 wrote: torch archives end to end, one for each tensor or value
+    FOLDER/__1_0.distcp       ...
+
+It is told from its content, two whole archives end to end, or from its name, also where it holds one item or is cut.
+Source: torch/distributed/checkpoint/filesystem.py.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from ckptfix.commands import quoted
+from ckptfix.containers.zip_several import is_archive, several
+from ckptfix.errors import CkptfixError, DistributedPart
+from ckptfix.fileio import Reader
+
+SUFFIX = ".distcp"
+_OWN_NAME = re.compile(r"__\d+_\d+(\..*)?")
+"""Names that torch gives the files (``_generate_uuid`` aside): ``__RANK_COUNT.distcp``."""
+
+
+def merge_command(folder: str) -> str:
+    """The command of torch that makes one file of the distributed checkpoint in `folder`."""
+    return f"python -m torch.distributed.checkpoint.format_utils dcp_to_torch {quoted(folder)} OUT"
+
+
+def refuse_part(path: str) -> None:
+    """Nobody reads one item of a file and takes it for all of it.
+
+    Raises:
+        DistributedPart: the file at `path` holds several archives, or is by its name a file of such a folder.
+    """
+    place = Path(path)
+    beside = place.with_name(".metadata").is_file()
+    named = place.name.endswith(SUFFIX) or (beside and _OWN_NAME.fullmatch(place.name) is not None)
+    try:
+        with Reader(path) as reader:
+            head = reader.read(0, min(reader.size, 2048))
+            zipped = head.startswith(b"PK\x03\x04")
+            tail = reader.read(max(0, reader.size - 22), min(22, reader.size))
+            if named and (zipped or beside or tail.startswith(b"PK\x05\x06")):
+                what = "a file of a distributed checkpoint (DCP), which holds one rank's parts of the tensors"
+            elif (is_archive(head) or tail.startswith(b"PK\x05\x06")) and (spans := several(reader)):
+                first, second = spans
+                what = (
+                    f"several torch archives end to end (at {first.start:#x} and {second.start:#x}): a file of a "
+                    "distributed checkpoint (DCP)"
+                )
+            else:
+                return
+    except CkptfixError as error:
+        if isinstance(error, DistributedPart):
+            raise
+        return
+    folder = str(place.parent)
+    if beside:
+        hint = f"its folder is the checkpoint: {merge_command(folder)}"
+    else:
+        hint = f"put it back in its folder, beside .metadata and the other ranks' files; then {merge_command('FOLDER')}"
+    raise DistributedPart(what, path=path, hint=hint)

@@ -1,0 +1,118 @@
+"""Averaged weights in a checkpoint: where they stand, and whether a ``module.`` is their wrapper's own.
+
+A wrapper that averages is a module around a copy of the model: ``AveragedModel(net).load_state_dict`` wants the
+``module.`` that it wrote. Without that level its state dict loads nowhere. Two things tell its ``module.`` from that
+of DataParallel:
+
+- Its counter of updates stands beside the names (`keys.COUNTERS`). Around a DataParallel model the names have two
+  levels, ``module.module.x``: one of them is DataParallel's.
+- It stands under a key for averages (`KEYS`) with one level more than the model beside it. So does
+  ``ModelEmaV2.state_dict()`` of timm, which has no counter (timm/utils/model_ema.py).
+
+An average without a counter, and with no more levels than the model, is the copy of a DataParallel model: both lose the
+level together. Its libraries load it so: timm saves without the wrapper (``unwrap_model`` in timm/utils/model.py), and
+``ModelEma._load_checkpoint`` takes names with and without ``module.``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ckptfix import keys
+from ckptfix.checkpoint import Checkpoint, Finding, NameSite
+from ckptfix.commands import word
+
+KEYS: dict[str, str] = {
+    "ema": "Ultralytics YOLOv5 train.py (a whole module); trainers with ema-pytorch (EMA.state_dict)",
+    "ema_model": "trainers that save the model as model",
+    "model_ema": "torchvision references/classification/train.py (AveragedModel.state_dict)",
+    "model_ema_state_dict": "trainers that save the model as model_state_dict",
+    "ema_model_state_dict": "trainers that save the model as model_state_dict",
+    "ema_state_dict": "trainers that save the model as state_dict; not MMEngine, see `extract_ema._swapped`",
+    "state_dict_ema": "timm utils/checkpoint_saver.py",
+    "ema_state": "trainers that save the model as state",
+    "ema_weights": "trainers that save the model as weights",
+    "averaged_model": "torch.optim.swa_utils.AveragedModel under the name of its documentation",
+    "swa_model": "torch.optim.swa_utils.AveragedModel under the name of its documentation",
+    "swa_state_dict": "trainers that save the model as state_dict",
+    "shadow": "tutorials' class EMA (a dict of names)",
+}
+"""Key in an address -> who writes averaged weights under it."""
+
+
+def is_under_key(at: str) -> bool:
+    """Whether the address `at` has a key for averaged weights."""
+    return any(part in KEYS for part in at.split("/"))
+
+
+def has_own_level(checkpoint: Checkpoint, site: NameSite, names: Sequence[str]) -> bool:
+    """Whether the first ``module.`` of `names`, which stand at `site`, is that of a wrapper that averages."""
+    if keys.is_average(names):
+        return True
+    if not is_under_key(site.at) or any(name in keys.COUNTERS for name in site.names):
+        return False
+    levels = _levels(names)
+    bare = {name.removeprefix("module." * levels) for name in names}
+    beside = [other for other in checkpoint.sites if other.kind == "state_dict" and not is_under_key(other.at)]
+    found = []
+    for other in (other.names for other in beside if len(other.names) == len(names)):
+        count = _levels(other)
+        if bare == {name.removeprefix("module." * count) for name in other}:
+            found.append(count)
+    return bool(found) and levels > max(found)
+
+
+def _levels(names: Sequence[str]) -> int:
+    """How often all `names` begin with ``module.``."""
+    levels = 0
+    while names and all(name.startswith("module." * (levels + 1)) for name in names):
+        levels += 1
+    return levels
+
+
+def inside(names: Sequence[str]) -> list[str]:
+    """The names in the model that a wrapper holds: without its level, and without its counter."""
+    return [keys.strip(name, keys.AVERAGED) for name in names if keys.has_prefix(name, keys.AVERAGED)]
+
+
+def with_level(rule: keys.Rule) -> keys.Rule:
+    """`rule` for the names inside a wrapper that averages, as a rule for its own."""
+
+    def outside(name: str) -> str:
+        if not name.startswith(f"{keys.AVERAGED}."):
+            return name
+        return keys.add(rule(keys.strip(name, keys.AVERAGED)), keys.AVERAGED)
+
+    return outside
+
+
+def wrapper(names: Sequence[str]) -> str:
+    """What wraps averages of these names, for people."""
+    return next((made.partition(" ")[0] for counter, made in keys.COUNTERS.items() if counter in names), "its wrapper")
+
+
+def is_kept(checkpoint: Checkpoint, site: NameSite, names: Sequence[str], at: str | None) -> bool:
+    """Whether a wrapper that averages keeps its ``module.`` among `names`, which is what those of `site` are by now.
+
+    It does unless it is asked for by its address `at`, or is all that the file holds: then nothing else was meant.
+    """
+    if at is not None or not site.at or site.kind != "state_dict":
+        return False
+    return has_own_level(checkpoint, site, names)
+
+
+def note_kept(findings: list[Finding], site: NameSite, names: Sequence[str]) -> None:
+    """Say, once, that `names` keep the level of their wrapper."""
+    if not any(row.id == "average-kept" and row.where == site.at for row in findings):
+        message = f"left the 'module.' of {wrapper(names)} on {len(inside(names))} keys, as it is not DataParallel's"
+        findings.append(_kept(site, f"{message} (--at {word(site.at)} takes it too)"))
+
+
+def left(site: NameSite) -> Finding:
+    """What add-module says of averages that have the level of their wrapper."""
+    at = word(site.at)
+    return _kept(site, f"left as it is, with the 'module.' of {wrapper(site.names)} (--at {at} adds another)")
+
+
+def _kept(site: NameSite, message: str) -> Finding:
+    return Finding("average-kept", "info", site.at, message)

@@ -1,0 +1,295 @@
+"""Whether a file is one rank's piece of a model, which must not be written or loaded as if it were the whole.
+
+::
+
+    ShardedTensor, DTensor    what FSDP and tensor parallelism leave on a rank; the pickle says of which whole
+    _flat_param               the parameters of an FSDP unit in one row, and a part of that
+    ZeRO-3 model states       shapes in param_shapes, and tensors of shape [0] in module
+    ZeRO optimizer states     the fp32 weights of a rank as flat groups, without names
+    DCP_SHARDING_INFO         a safetensors file of HuggingFaceStorageWriter: where each slice lies in its tensor
+
+A DTensor that is replicated, and a ShardedTensor of one shard, are whole. Edits of names and devices are no concern of
+this: they leave a piece a piece.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ckptfix.checkpoint import Checkpoint, StateDict, TensorEntry
+from ckptfix.errors import WouldLoseData
+from ckptfix.formats import deepspeed, safetensors
+from ckptfix.formats.torch_common import Parts
+from ckptfix.formats.torch_state import SHARDED, state_rows
+from ckptfix.formats.torch_tensors import BadTensor, sizes
+from ckptfix.pickles import Call, Global
+from ckptfix.pickles.graph import pairs
+
+GATHER = (
+    "gather it on all ranks before saving: get_model_state_dict(model, options=StateDictOptions(full_state_dict=True)) "
+    "of torch.distributed.checkpoint.state_dict; or save with torch.distributed.checkpoint, whose folder "
+    "`python -m torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER OUT` merges"
+)
+JOIN = (
+    "consolidate_safetensors_files of torch.distributed.checkpoint._consolidate_hf_safetensors joins the shards of all "
+    "ranks; or save with enable_consolidation=True"
+)
+SHARDING_INFO = "DCP_SHARDING_INFO"
+
+_RANK_IN_NAME = re.compile(r"zero_pp_rank_(\d+)_mp_rank_\d+|rank[_-]?(\d+)|^shard-(\d+)-")
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What a file holds of a model.
+
+    Attributes:
+        kind: ``"DTensor"``, ``"ShardedTensor"``, ``"flat parameters"``, ``"ZeRO-3"``, ``"ZeRO optimizer"`` or
+            ``"safetensors shard"``.
+        rank, world: which of how many; None where the file does not say.
+        missing: what of the model is not in it.
+        where: address of a tensor that is a piece.
+        way_out: a command, or words.
+        command: whether `way_out` is a command line.
+    """
+
+    kind: str
+    rank: int | None
+    world: int | None
+    missing: str
+    where: str
+    way_out: str
+    command: bool = False
+
+    @property
+    def message(self) -> str:
+        """Such as ``rank 0 of 2 (DTensor): emb.weight is a shard of [11, 13] along dim 0``."""
+        whose = "one rank's piece" if self.rank is None else f"rank {self.rank}"
+        if self.rank is not None and self.world is not None:
+            whose += f" of {self.world}"
+        elif self.world is not None:
+            whose += f" of {self.world} ranks"
+        return f"{whose} ({self.kind}): {self.missing}"
+
+
+def refuse_piece(checkpoint: Checkpoint, at: str | None = None) -> None:
+    """Refuse to take a piece for the whole.
+
+    Raises:
+        WouldLoseData: the state dict at `at`, or the one that is a model's, is one rank's piece.
+    """
+    piece = piece_of(checkpoint, at)
+    if piece is not None:
+        hint = f"`{piece.way_out}` makes the whole" if piece.command else piece.way_out
+        raise WouldLoseData(piece.message, path=checkpoint.path, hint=hint)
+
+
+def piece_of(checkpoint: Checkpoint, at: str | None = None) -> Piece | None:
+    """The piece that the file is; None where it holds whole tensors, as far as it says.
+
+    Args:
+        at: address of the state dict that counts; by default those that are a model's.
+    """
+    if checkpoint.format == safetensors.NAME:
+        return _of_safetensors(checkpoint)
+    if not isinstance(checkpoint.graph, Parts):
+        return None
+    return _of_deepspeed(checkpoint, at) or _of_tensors(checkpoint, at)
+
+
+def _of_safetensors(checkpoint: Checkpoint) -> Piece | None:
+    try:
+        said = json.loads(checkpoint.metadata.get(SHARDING_INFO, "null"))
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(said, dict):
+        return None
+    shapes = {entry.key: list(entry.shape) for entry in checkpoint.entries}
+    slices = {name: row.get("saved_offsets") for name, row in said.items() if isinstance(row, dict) and name in shapes}
+    cut = [name for name, offsets in slices.items() if offsets and type(offsets) is list]
+    if not cut:
+        return None
+    name = next((name for name in cut if any(slices[name] or ())), cut[0])
+    missing = f"{name} is a slice of shape {shapes[name]} at {slices[name]} of a larger tensor{_more(len(cut) - 1)}"
+    shard = re.match(r"shard-(\d+)-", Path(checkpoint.path).name)
+    rank = int(shard[1]) - 1 if shard else None
+    return Piece("safetensors shard", rank, None, missing, name, JOIN)
+
+
+def _more(count: int) -> str:
+    return f", and so {'is 1 more' if count == 1 else f'are {count:,} more'}" if count > 0 else ""
+
+
+def _rank_in_name(path: str) -> int | None:
+    found = _RANK_IN_NAME.search(Path(path).name)
+    return None if found is None else int(next(group for group in found.groups() if group is not None))
+
+
+def _of_deepspeed(checkpoint: Checkpoint, at: str | None) -> Piece | None:
+    top = _fields(checkpoint.graph.graph.root)
+    if "ds_version" not in top and "param_shapes" not in top:
+        return None
+    way_out, command = deepspeed.way_out(checkpoint.path)
+    rank = _rank_in_name(checkpoint.path)
+    flat = _fields(top.get("optimizer_state_dict"))
+    groups = next((name for name in ("fp32_flat_groups", "single_partition_of_fp32_groups") if name in flat), None)
+    if groups is not None and "module" not in top:
+        count = flat.get("partition_count")
+        count = count[0] if type(count) is list and count else count
+        world = count if type(count) is int else None
+        missing = "the fp32 weights in it are flat groups of a part of the parameters, without names: no model"
+        where = f"optimizer_state_dict/{groups}"
+        return Piece("ZeRO optimizer", rank, world, missing, where, way_out, command)
+    stated = {name: shape for name, shape in _stated_shapes(top) if 0 not in shape}
+    empty = [
+        entry for entry in checkpoint.entries
+        if entry.at == "module" and entry.shape == (0,) and entry.key in stated
+    ]  # fmt: skip
+    if not empty or (at is not None and at != "module"):
+        return None
+    first = empty[0]
+    missing = f"{first.key} is empty here, and {list(stated[first.key])} in the model{_more(len(empty) - 1)}"
+    size = top.get("dp_world_size")
+    world = size if type(size) is int else None
+    return Piece("ZeRO-3", rank, world, missing, first.name, way_out, command)
+
+
+def _stated_shapes(top: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    groups = top.get("param_shapes")
+    for group in [*_listed(groups), groups, top.get("frozen_param_shapes")]:
+        for name, shape in pairs(group) or ():
+            try:
+                yield str(name), sizes(shape)
+            except BadTensor:
+                continue
+
+
+def _fields(node: Any) -> dict[str, Any]:
+    """Keys of a mapping, or attributes of an object."""
+    rows = pairs(node)
+    if rows is None:
+        rows = state_rows(None, node.state) if type(node) is Call else []
+    return {str(key): value for key, value in rows if isinstance(key, str)}
+
+
+def _of_tensors(checkpoint: Checkpoint, at: str | None) -> Piece | None:
+    """The first of the tensors that counts and is a piece by what the pickle says of it."""
+    ats = {state.at for state in _models(checkpoint)} if at is None else {at}
+    nodes = {(where, key): node for where, key, node in checkpoint.graph.found.tensors if where in ats}
+    first: Piece | None = None
+    count = 0
+    for entry in checkpoint.entries:
+        node = nodes.get((entry.at, entry.key))
+        if node is None:
+            continue
+        made = _piece(entry, node)
+        if made is not None:
+            # One that says more of its rank, or of what it is a part of, stands for the others.
+            count += 1
+            if first is None or (first.rank is None and made.rank is not None):
+                first = made
+    if first is None:
+        return None
+    rank = _rank_in_name(checkpoint.path) if first.rank is None else first.rank
+    return Piece(first.kind, rank, first.world, first.missing + _more(count - 1), first.where, first.way_out)
+
+
+def _models(checkpoint: Checkpoint) -> list[StateDict]:
+    states = [state for state in checkpoint.state_dicts if not state.optimizer]
+    return [state for state in states if state.weights] or states
+
+
+def _piece(entry: TensorEntry, node: Any) -> Piece | None:
+    cls, state = _wrapped(node)
+    if cls == SHARDED:
+        return _sharded(entry, dict(state))
+    if cls.rpartition(".")[2] == "DTensor":
+        return _dtensor(entry, dict(state))
+    if entry.key.rpartition(".")[2].startswith("_flat_param"):
+        missing = f"{entry.key} is the parameters of an FSDP unit in one row, without names and shapes"
+        return Piece("flat parameters", None, None, missing, entry.name, GATHER)
+    return None
+
+
+def _wrapped(node: Any) -> tuple[str, list[tuple[str, Any]]]:
+    """(class, state) of a wrapper subclass, also of one in a parameter."""
+    depth = 0
+    while type(node) is Call and type(node.args) is tuple and node.args and type(node.args[0]) is Call and depth < 8:
+        node, depth = node.args[0], depth + 1
+    if type(node) is Call and type(node.args) is tuple and len(node.args) >= 4 and type(node.args[1]) is Global:
+        func, cls, _, state = node.args[:4]
+        if type(func) is Global and func.name == "_rebuild_wrapper_subclass":
+            return cls.full, state_rows(cls, state)
+    return "", []
+
+
+def _sharded(entry: TensorEntry, state: Mapping[str, Any]) -> Piece | None:
+    if len(entry.parts) == 1 and entry.parts[0].shape == entry.shape:
+        return None
+    group = _fields(state.get("process_group"))
+    rank, world = group.get("global_rank"), group.get("global_world_size")
+    shards = state.get("local_shards")
+    offsets = [
+        _fields(_fields(shard).get("metadata")).get("shard_offsets")
+        for shard in _listed(shards)
+    ]
+    if not entry.parts:
+        what = f"on other ranks, all of its {list(entry.shape)}"
+    else:
+        held = " and ".join(
+            f"{list(part.shape)} at {offset if type(offset) is list else '?'}"
+            for part, offset in zip(entry.parts[:3], [*offsets, *[None] * 3], strict=False)
+        )
+        what = f"a shard of {list(entry.shape)}: {held}"
+    kind = "flat parameters" if entry.key.rpartition(".")[2].startswith("_flat_param") else "ShardedTensor"
+    return Piece(kind, _count(rank), _count(world), f"{entry.key} is {what}", entry.name, GATHER)
+
+
+def _dtensor(entry: TensorEntry, state: Mapping[str, Any]) -> Piece | None:
+    spec = _fields(state.get("_spec"))
+    mesh = _fields(spec.get("mesh"))
+    split: list[str] = []
+    partial = False
+    placements = spec.get("placements")
+    for placement in _listed(placements):
+        name = _name_of(placement)
+        if name.endswith("Shard"):
+            dim = _fields(placement).get("dim")
+            split.append(f"dim {dim}" if type(dim) is int else "a dimension")
+        elif name.endswith("Partial"):
+            partial = True
+    part = entry.parts[0] if entry.parts else None
+    if not partial and part is not None and part.shape == entry.shape:
+        return None
+    ranks = next((mesh[name] for name in ("_flatten_rank_map", "_flatten_mesh_list") if name in mesh), None)
+    world = len(_listed(ranks)) or None
+    held = f", of which it holds {list(part.shape)}" if part is not None else ""
+    if partial and not split:
+        what = f"a term of a sum over the ranks, of shape {list(entry.shape)}"
+    else:
+        along = f" along {' and '.join(dict.fromkeys(split))}" if split else ""
+        what = f"a shard of {list(entry.shape)}{along}{held}"
+    return Piece("DTensor", _count(mesh.get("_rank")), world, f"{entry.key} is {what}", entry.name, GATHER)
+
+
+def _name_of(node: Any) -> str:
+    if type(node) is not Call:
+        return ""
+    func, args = node.func, node.args
+    if type(func) is Global and func.name in ("_reconstructor", "__newobj__") and type(args) is tuple and args:
+        func = args[0]
+    return func.name if type(func) is Global else ""
+
+
+def _listed(node: Any) -> list[Any]:
+    """The parts of a list or tuple; none of anything else."""
+    return list(node) if isinstance(node, (list, tuple)) else []
+
+
+def _count(value: Any) -> int | None:
+    return value if type(value) is int else None

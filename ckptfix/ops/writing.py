@@ -1,0 +1,125 @@
+"""The one way from a plan to a file, for every verb that writes.
+
+A verb looks at its input and drafts: a plan, and what the output has to hold. `carry_out` counts the law of weights
+over every draft (`law`), so that no verb can forget it, and writes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from ckptfix import formats, output
+from ckptfix.checkpoint import Checkpoint, Finding, OutputFile, Plan
+from ckptfix.errors import CkptfixError, DamagedFile
+from ckptfix.fileio import Progress
+from ckptfix.ops.convert import refuse_other_suffix
+from ckptfix.ops.law import audit
+from ckptfix.ops.law_promise import Promise
+
+StrPath = str | os.PathLike[str]
+LOSSES = 3
+"""Exit code of a verb that is done, with losses."""
+
+SHOWN = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """What a verb is about to write.
+
+    Attributes:
+        source: the input; `stamp` is what `formats.stamp` said of it before it was read.
+        dest, format: the output.
+        promise: what the output has to hold.
+        lines: what was done, in one or two sentences.
+        findings: what was noticed on the way.
+        exit_code: 0, or another if the verb itself knows of losses.
+    """
+
+    source: str
+    stamp: tuple[int, ...]
+    dest: str
+    format: str
+    plan: Plan
+    promise: Promise
+    lines: tuple[str, ...]
+    findings: tuple[Finding, ...] = ()
+    exit_code: int = 0
+
+
+def open_input(source: StrPath, dest: StrPath, force: bool) -> Checkpoint:
+    """Open `source` after a look at `dest`: a refusal should not wait for a long read."""
+    output.check_destination(dest, [source], overwrite=force)
+    return formats.open_checkpoint(source)
+
+
+@contextmanager
+def about(path: str) -> Iterator[None]:
+    """Errors inside that name no file are about `path`."""
+    try:
+        yield
+    except CkptfixError as error:
+        error.path = error.path or path
+        raise
+
+
+def carry_out(
+    draft: Draft, *, force: bool, keep_old: bool = False, dry_run: bool, progress: Progress | None
+) -> dict[str, Any]:
+    """Count and write `draft`; a dry run writes nothing.
+
+    Args:
+        keep_old: a checkpoint that is replaced stays, under a name of its own beside `dest`.
+
+    Returns:
+        The fields that the result of every verb has.
+
+    Raises:
+        Refused: the suffix of the output is that of another format.
+        DamagedFile: the input changed since it was read, or its bytes do not have the checksum that it states.
+        CkptfixError: as `output.write_plan`.
+    """
+    refuse_other_suffix(draft.source, draft.dest, draft.format)
+    with about(draft.source):
+        plan, account = audit(draft.promise, draft.plan, draft.format)
+    if formats.stamp(draft.source) != draft.stamp:
+        raise DamagedFile("it changed while it was read", path=draft.source, hint="wait until its writer is done")
+    backup = None
+    if not dry_run:
+        keep = formats.is_checkpoint if keep_old else None
+        backup = output.write_plan(plan, overwrite=force, keep_old=keep, progress=progress).get(draft.dest)
+    lines = list(draft.lines)
+    if account.lost:
+        lines.append(f"LOST: {_some(account.lost)}")
+    if account.left:
+        lines.append(f"left behind: {_some(account.left)}")
+    return {
+        "source": draft.source,
+        "dest": draft.dest,
+        "format": draft.format,
+        "plan": plan,
+        "written": not dry_run,
+        "backup": backup,
+        "lines": tuple(lines),
+        "findings": (*draft.findings, *account.findings()),
+        "exit_code": LOSSES if account.lost else draft.exit_code,
+        "account": account,
+    }
+
+
+def write_text(dest: StrPath, text: str, *, force: bool, source: str) -> None:
+    """Write a file that holds no tensors, such as a report or rules."""
+    output.check_destination(dest, [source], overwrite=force)
+    plan = Plan((OutputFile.of(dest, [text.encode("utf-8", "surrogatepass")]),))
+    output.write_plan(plan, overwrite=force)
+
+
+def _some(names: tuple[str, ...]) -> str:
+    more = f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more
+
+

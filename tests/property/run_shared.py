@@ -1,0 +1,91 @@
+"""Run every command and loader on the files of a folder, in this process: ``python -m property.run_shared FOLDER``.
+
+A line before each, and ``done`` at the end: where the output stops is what did not come back.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr, redirect_stdout, suppress
+from io import StringIO
+from pathlib import Path
+
+from torch import nn, optim
+
+import ckptfix
+from ckptfix.cli import commands
+from ckptfix.errors import CkptfixError
+
+READING = (
+    ["inspect"],
+    ["inspect", "--tree"],
+    ["inspect", "--tensors", "--json"],
+    ["doctor"],
+    ["doctor", "--json"],
+    ["repair", "--check-only"],
+)
+WRITING = (
+    ["strip-module"],
+    ["add-module"],
+    ["unwrap"],
+    ["rename", "--sub", "w", "v"],
+    ["to-cpu"],
+    ["convert", "--to", "zip"],
+    ["convert", "--to", "legacy"],
+    ["convert", "--to", "safetensors", "--drop-unsupported"],
+    ["extract"],
+    ["extract", "--ema"],
+    ["extract", "--at", "hyper/1/1/1"],
+    ["sanitize"],
+    ["sanitize", "--torch", "1.5"],
+    ["repair"],
+    ["slim"],
+    ["slim", "--no-optimizer", "--dedupe"],
+)
+
+
+def operations(path: Path, folder: Path) -> Iterator[tuple[str, Callable[[], object]]]:
+    name = str(path)
+    out = str(folder / "out.pth")
+    for words in READING:
+        yield " ".join(words), lambda words=words: run([words[0], name, *words[1:]])  # type: ignore[misc]
+    for words in WRITING:
+        dest = str(folder / "out.safetensors") if "safetensors" in words else out
+        yield " ".join(words), lambda words=words, dest=dest: run([words[0], name, dest, *words[1:], "-f"])  # type: ignore[misc]
+    yield "map-location", lambda: run(["map-location", name, out, "cpu", "-f"])
+    yield "diff", lambda: run(["diff", name, name])
+    yield "match", lambda: run(["match", name, out, "--like", name, "-f"])
+    model = nn.Module()
+    model.register_parameter("w", nn.Parameter(nn.Linear(2, 1).weight[0].detach().clone()))
+    model.get_extra_state = lambda: None  # type: ignore[method-assign]
+    model.set_extra_state = lambda state: None  # type: ignore[method-assign]
+    yield "load_checkpoint", lambda: ckptfix.load_checkpoint(path)
+    yield "load_state_dict", lambda: ckptfix.load_state_dict(path)
+    yield "load_into", lambda: ckptfix.load_into(model, path, strict=False)
+    yield "load_into at", lambda: ckptfix.load_into(model, path, at="hyper/1/1/1/1/1/1", strict=False)
+    yield "load_optimizer", lambda: ckptfix.load_optimizer(optim.Adam(model.parameters()), path, model=model)
+
+
+def run(words: list[str]) -> None:
+    with redirect_stdout(StringIO()), redirect_stderr(StringIO()) as said:
+        commands.main(words, standalone_mode=False)
+    if "fault in ckptfix" in said.getvalue():
+        raise AssertionError(said.getvalue())
+
+
+def main(folder: Path) -> None:
+    warnings.simplefilter("ignore")
+    for path in sorted(folder.glob("*.pth")):
+        out = folder / "out"
+        out.mkdir(exist_ok=True)
+        for name, operation in operations(path, out):
+            print(f"{path.stem}: {name}", flush=True)
+            with suppress(CkptfixError):
+                operation()
+    print("done", flush=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,86 @@
+"""What one of two ranks saves, made on one process: the group is torch's fake one, which talks to nobody.
+
+``zero3`` is put together to DeepSpeed's layout (deepspeed/runtime/engine.py, ``_save_checkpoint``), without DeepSpeed.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+WORLD = 2
+
+
+@contextmanager
+def group(rank: int = 0) -> Iterator[None]:
+    """As rank `rank` of two."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", rank=rank, world_size=WORLD, store=FakeStore())
+    try:
+        yield
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def dtensors(path: Path, rank: int = 0) -> dict[str, torch.Tensor]:
+    """A state dict of DTensors: one split over both ranks, one replicated; what lies on this rank is given back."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+
+    local = {"fc.weight": torch.arange(6.0).view(2, 3) + rank, "fc.bias": torch.tensor([1.0, 2.0, 3.0])}
+    with group(rank):
+        mesh: Any = init_device_mesh("cpu", (WORLD,))
+        whole = torch.Size([4, 3])
+        state: dict[str, Any] = {
+            "fc.weight": DTensor.from_local(local["fc.weight"], mesh, [Shard(0)], shape=whole, stride=(3, 1)),
+            "fc.bias": DTensor.from_local(local["fc.bias"], mesh, [Replicate()]),
+        }
+        mesh._hash = None  # differs from run to run, as hashes of text do
+        for value in state.values():
+            value._spec._hash = None
+        torch.save(OrderedDict(state), path)
+    return local
+
+
+def sharded(path: Path, rank: int = 0) -> dict[str, torch.Tensor]:
+    """A state dict with a ShardedTensor, as FSDP's SHARDED_STATE_DICT; what lies on this rank is given back."""
+    from torch.distributed._shard.metadata import ShardMetadata
+    from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+    from torch.distributed._shard.sharded_tensor.metadata import ShardedTensorMetadata, TensorProperties
+    from torch.distributed._shard.sharded_tensor.shard import Shard
+
+    local = {"fc.weight": torch.arange(6.0).view(2, 3) + rank, "fc.bias": torch.tensor([1.0, 2.0, 3.0])}
+    with group(rank):
+        rows = [ShardMetadata([2 * row, 0], [2, 3], f"rank:{row}/cpu") for row in range(WORLD)]
+        about = ShardedTensorMetadata(rows, torch.Size([4, 3]), TensorProperties(torch.float32))
+        made = ShardedTensor._init_from_local_shards_and_global_metadata([Shard(local["fc.weight"], rows[rank])], about)
+        torch.save(OrderedDict({"fc.weight": made, "fc.bias": local["fc.bias"]}), path)
+    return local
+
+
+def zero3(path: Path) -> dict[str, torch.Tensor]:
+    """The model states of a rank: shapes in ``param_shapes``, and empty tensors in ``module``."""
+    shapes = OrderedDict({"fc.weight": torch.Size([4, 3]), "fc.bias": torch.Size([4])})
+    module = OrderedDict((name, torch.empty(0)) for name in shapes)
+    module["steps"] = torch.tensor(3)
+    states = {
+        "module": module, "buffer_names": ["steps"], "optimizer": None, "param_shapes": [shapes],
+        "frozen_param_shapes": None, "dp_world_size": WORLD, "mp_world_size": 1, "ds_version": "0.19.8",
+    }  # fmt: skip
+    torch.save(states, path)
+    return dict(module)
+
+
+def distcp(path: Path) -> dict[str, torch.Tensor]:
+    """A file of ``torch.distributed.checkpoint`` of two tensors: torch archives end to end."""
+    tensors = {"fc.weight": torch.arange(6.0).view(2, 3), "fc.bias": torch.tensor([1.0, 2.0, 3.0])}
+    with path.open("wb") as file:
+        for tensor in tensors.values():
+            torch.save(tensor, file)
+    return tensors

@@ -1,0 +1,261 @@
+"""The law of weights, as a judge of one command: what a file held, what its output holds, and what the command said.
+
+Each tensor of the input is in the output unchanged; or left out by request or by the verb's definition, and listed
+(exit 0); or lost, and then named, and the exit code is 3. `judge` gives a sentence for every breach, and none for a
+command that kept the law.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from click.testing import CliRunner
+from real.truth import Truth, Unreadable, tensors
+
+from ckptfix.cli import commands
+
+__all__ = ["BY_AT", "COMMANDS", "TO_TRUTH", "Command", "Outcome", "breaches", "carry_out", "judge"]
+
+
+SHOWN = 4
+"""Breaches of one command that are told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command line without its files.
+
+    Attributes:
+        line: the verb and its options.
+        part: the verb takes a part of the file, by its definition or by request; the rest is to be listed.
+        arrays: numpy arrays may become tensors.
+        ties: what a torch file keeps of ties: ``"storages"``, or ``"places"`` where a storage may be cut in parts.
+        codes: exit codes that it may end with, beside 2 (refused, and nothing is written).
+    """
+
+    line: tuple[str, ...]
+    part: bool = False
+    arrays: bool = False
+    ties: str = ""
+    codes: frozenset[int] = frozenset({0, 3})
+
+    def __str__(self) -> str:
+        return " ".join(self.line)
+
+
+def _whole(text: str, *, ties: str = "storages") -> Command:
+    return Command(tuple(text.split()), ties=ties)
+
+
+def _part(text: str, *, arrays: bool = False) -> Command:
+    return Command(tuple(text.split()), part=True, arrays=arrays)
+
+
+COMMANDS: tuple[Command, ...] = (
+    _whole("strip-module"),
+    _whole("add-module"),
+    _whole("unwrap"),
+    _whole("rename --sub weight$=weight_"),
+    _whole("to-cpu"),
+    _whole("map-location cuda:7"),
+    _whole("convert --to zip"),
+    _whole("convert --to legacy"),
+    _part("convert --to safetensors"),
+    _part("convert --to safetensors --drop-unsupported"),
+    _part("extract --to zip"),
+    _part("extract --to legacy"),
+    _part("extract --to safetensors --drop-unsupported"),
+    _part("extract --to zip --ema"),
+    Command(("sanitize",), arrays=True),
+    Command(("sanitize", "--torch", "1.5"), arrays=True),
+    _part("sanitize --keep-only weights", arrays=True),
+    _whole("slim", ties="places"),
+    _part("slim --no-optimizer"),
+    _whole("slim --dedupe", ties=""),
+    _whole("slim --contiguous", ties="places"),
+    _whole("repair", ties="places"),
+    _whole("match --like {source}"),
+)
+"""Every writing verb. ``{source}`` stands for the file itself."""
+
+BY_AT: tuple[Command, ...] = (
+    _part("convert --to safetensors --drop-unsupported --at"),
+    _part("extract --to zip --at"),
+    _part("extract --to safetensors --drop-unsupported --at"),
+)
+"""The same with the address of every state dict."""
+
+
+TO_TRUTH = _whole("match --like")
+"""The same with a file of the names that it should have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a command did."""
+
+    code: int
+    said: dict[str, Any]
+    crash: str
+
+
+def carry_out(line: Sequence[str], source: Path, dest: Path) -> Outcome:
+    """Run it in this process; what it printed as JSON."""
+    words = [word.replace("{source}", str(source)) for word in line]
+    if words[0] == "map-location":
+        words.append(words.pop(1)) if len(words) == 2 else None
+        arguments = [words[0], "--json", str(source), str(dest), *words[1:]]
+    else:
+        arguments = [words[0], "--json", *words[1:], str(source), str(dest)]
+    result = CliRunner().invoke(commands, arguments)
+    crash = ""
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        crash = f"{type(result.exception).__name__}: {result.exception}"
+    try:
+        said: dict[str, Any] = json.loads(result.stdout) if result.stdout.strip() else {}
+    except ValueError:
+        said, crash = {}, crash or f"no JSON: {result.stdout[:200]!r}"
+    message = str(said.get("error", {}).get("message", ""))
+    if "a fault in ckptfix" in message or "Traceback" in result.stderr:
+        crash = crash or message or result.stderr[-300:]
+    return Outcome(result.exit_code, said, crash)
+
+
+def breaches(command: Command, source: Path, folder: Path, before: Callable[[], Truth], last: str = "") -> list[str]:
+    """Carry `command` out on `source` in the empty `folder`, and judge it.
+
+    Args:
+        before: the tensors of `source`; asked for only if something was written that is no copy of it.
+        last: what ends the command line: an address, or a file.
+    """
+    dest = folder / "out"
+    done = carry_out((*command.line, *([last] if command.line[-1] in ("--at", "--like") else [])), source, dest)
+    left = sorted(path.name for path in folder.iterdir())
+    try:
+        found = list(_breaches(command, done, source, dest, left, before))
+    finally:
+        dest.unlink(missing_ok=True)
+    return found if len(found) <= SHOWN else [*found[:SHOWN], f"and {len(found) - SHOWN} more"]
+
+
+def _breaches(
+    command: Command, done: Outcome, source: Path, dest: Path, left: list[str], before: Callable[[], Truth]
+) -> Iterator[str]:
+    if done.crash:
+        yield f"crashed: {done.crash}"
+        return
+    if done.code == 2:
+        if left:
+            yield f"refused, and left {left}"
+        return
+    if done.code not in command.codes:
+        yield f"exit code {done.code}"
+    if left != [dest.name]:
+        yield f"exit code {done.code}, and the folder holds {left}"
+        return
+    if source.is_file() and dest.read_bytes() == source.read_bytes():
+        return  # whatever it holds, a copy holds too
+    try:
+        truth = before()
+    except Unreadable as error:
+        yield f"made an output of what torch can not read: {error}"
+        return
+    try:
+        after = tensors(dest, trusted=True)
+    except Unreadable as error:
+        yield f"torch can not read the output: {error}"
+        return
+    yield from judge(command, truth, after, done)
+
+
+def judge(command: Command, before: Truth, after: Truth, done: Outcome) -> Iterator[str]:
+    """Every breach of the law between two readings of torch."""
+    missing = (before.apart if command.part else before.leaves) - after.leaves
+    lost, listed = names(done.said)
+    at = str(done.said.get("at") or "") if command.part else ""
+    for leaf, count in sorted(missing.items()):
+        addresses = before.addresses(leaf)
+        asked = sum(command.part and named(address, listed, "") for address in addresses)
+        told = sum(named(address, lost, at) for address in addresses)
+        if asked >= count:
+            continue
+        if not told and not asked:
+            yield f"lost without a word (exit {done.code}): {count} x {leaf}, of {', '.join(addresses[:4])}"
+        elif told + asked < count:
+            yield f"lost {count} x {leaf}, only {told + asked} named, of {', '.join(addresses[:4])}"
+        elif done.code != 3:
+            yield f"lost and named, and the exit code is {done.code}: {leaf}, of {', '.join(addresses[:4])}"
+    taken = [(name, leaf) for name, leaf in before.under(at) if command.part and "at" in done.said]
+    here = after.leaves
+    for address, leaf in taken:
+        direct = "/" not in address.removeprefix(f"{at}/" if at else "")
+        if direct and not here[leaf] and not named(address, lost, at):
+            yield f"not taken of the state dict at {at!r}: {address}"
+    extra = after.leaves - before.leaves
+    if extra.total() and not (command.arrays and extra.total() <= before.arrays):
+        shown = ", ".join(f"{leaf} at {', '.join(after.addresses(leaf)[:2])}" for leaf in sorted(extra)[:3])
+        yield f"{extra.total()} tensors that the input has not: {shown}"
+    held = dict(after.found)
+    if not missing and not extra and not command.part:
+        if before.ordered and after.ordered:
+            moved = [was[0] for was, now in zip(before.found, after.found, strict=True) if was[1] != now[1]]
+        elif command.line[0] != "match":
+            moved = [address for address, leaf in before.found if held.get(address, leaf) != leaf]
+        else:
+            moved = []
+        if moved:
+            yield f"{len(moved)} tensors have changed places: {', '.join(moved[:4])}"
+    for address, leaf in taken:
+        key = address.removeprefix(f"{at}/" if at else "")
+        if held.get(key, leaf) != leaf:
+            yield f"another tensor goes by its name: {address}"
+    if command.ties and not missing and done.said.get("format") != "safetensors":
+        was, became = (
+            (before.storages, after.storages) if command.ties == "storages" else (before.distinct, after.distinct)
+        )
+        if was != became:
+            yield f"{was} {command.ties} became {became}"
+
+
+def names(said: dict[str, Any]) -> tuple[set[str], set[str]]:
+    """(what the result names as lost or noticed, what it lists as left out by request or definition)."""
+    listed = {str(name) for name in said.get("left_behind", ())}
+    lost: set[str] = set()
+    for row in said.get("dropped", ()):
+        if isinstance(row, str):
+            listed.add(row)
+        else:
+            (listed if row.get("asked") else lost).add(str(row["where"]))
+    for row in said.get("lost", ()):
+        lost.add(str(row["name"] if isinstance(row, dict) else row))
+    for row in said.get("findings", ()):
+        (listed if row["severity"] == "info" else lost).add(str(row["where"]))
+    return lost - {""}, listed - {""}
+
+
+def named(address: str, told: set[str], at: str) -> bool:
+    """Whether one of the names is the address, holds it, or is its key in the mapping at `at`."""
+    for name in told:
+        for full in (name, f"{at}/{name}") if at else (name,):
+            for form in (_parts, _plain):
+                first = form(full)
+                if first and form(address)[: len(first)] == first:
+                    return True
+    return False
+
+
+def _parts(address: str) -> list[str]:
+    return (address.rpartition(":")[0] if address.endswith(PARTS) else address).split("/")
+
+
+def _plain(address: str) -> list[str]:
+    """The same without what an object was called with and its state, which have no name that both sides would give."""
+    return [part for part in _parts(address) if part not in ("()", "state", "()state")]
+
+
+PARTS = (":indices", ":values", ":scales", ":zero_points", ":crow", ":col", ":ccol", ":row")
+"""What `truth` adds to the address of a tensor for its dense parts."""

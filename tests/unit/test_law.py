@@ -1,0 +1,230 @@
+"""The law of weights at run time: a verb that forgets a tensor, gives it other bytes or launders damage is caught."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import ckptfix
+from ckptfix.checkpoint import ByteRange, Derived, OutputFile, Plan
+from ckptfix.errors import CkptfixError, DamagedFile, WouldLoseData
+from ckptfix.fileio import PlannedFile, Reader
+from ckptfix.formats import safetensors
+from ckptfix.ops import law, law_edits, law_promise, writing
+from ckptfix.results import Result
+from ckptfix.streams import Checksums
+
+PACKAGE = Path(ckptfix.__file__).parent
+
+
+def training(path: Path, **how: Any) -> Path:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
+    wrapped = nn.DataParallel(model)
+    optimizer = torch.optim.Adam(wrapped.parameters())
+    wrapped(torch.randn(3, 4)).sum().backward()
+    optimizer.step()
+    tied = torch.randn(6, 3)
+    state = {
+        "model": wrapped.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "extra": {"a.weight": tied, "b.weight": tied, "c.view": tied[1:3], "d.column": torch.randn(5, 7)[:, 2]},
+    }
+    torch.save(state, path, **how)
+    return path
+
+
+VERBS: dict[str, Callable[[Path, Path], Result]] = {
+    "strip-module": ckptfix.strip_module,
+    "to-cpu": ckptfix.to_cpu,
+    "rename": lambda source, dest: ckptfix.rename(source, dest, subs=[("weight", "w")]),
+    "legacy": lambda source, dest: ckptfix.convert(source, dest, to="legacy"),
+    "safetensors": lambda source, dest: ckptfix.convert(source, dest.with_suffix(".safetensors"), at="model"),
+    "sanitize": lambda source, dest: ckptfix.sanitize(source, dest, torch="1.5"),
+    "weights": lambda source, dest: ckptfix.sanitize(source, dest, keep_only="weights"),
+    "slim": lambda source, dest: ckptfix.slim(source, dest, contiguous=True, dedupe=True),
+    "no-optimizer": lambda source, dest: ckptfix.slim(source, dest, no_optimizer=True),
+    "extract": lambda source, dest: ckptfix.extract(source, dest, at="model"),
+    "repair": ckptfix.repair,
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_verb_that_keeps_the_law_counts_every_tensor(tmp_path: Path, verb: str) -> None:
+    source = training(tmp_path / "in.pth")
+    done = VERBS[verb](source, tmp_path / "out.pth")
+    assert done.exit_code == 0 and done.account.lost == ()
+    assert done.account.tensors == 31
+    assert done.as_dict()["account"]["tensors"] == 31
+    if verb not in ("safetensors", "weights", "no-optimizer", "extract"):
+        assert done.account.written == 31
+
+
+@pytest.mark.parametrize("kind", ["zip", "legacy"])
+def test_an_edit_that_loses_a_key_is_caught(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = training(tmp_path / "in.pth", _use_new_zipfile_serialization=kind == "zip")
+    other = torch.load(source)
+    del other["model"]["module.0.weight"]
+    torch.save(other, tmp_path / "less.pth", _use_new_zipfile_serialization=kind == "zip")
+    less = ckptfix.open_checkpoint(tmp_path / "less.pth")
+
+    def plan_edit(checkpoint: Any, edits: Any, dest: str) -> Plan:
+        return Plan((OutputFile.of(dest, (ByteRange(less.path, 0, less.size),)),))
+
+    monkeypatch.setattr(law, "is_copy", lambda plan: False)
+    monkeypatch.setattr(f"ckptfix.formats.torch_{kind}.plan_edit", plan_edit)
+    done = ckptfix.strip_module(source, tmp_path / "out.pth")
+    assert done.exit_code == 3
+    assert "model/module.0.weight" in done.account.lost
+    assert [row.where for row in done.findings if row.id == "lost"] == list(done.account.lost)
+    assert any("LOST" in line and "model/module.0.weight" in line for line in done.lines)
+
+
+def test_other_bytes_under_a_name_are_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.save({"w.a": torch.ones(4), "w.b": torch.zeros(4), "w.c": torch.ones(3)}, tmp_path / "in.pth")
+    share = safetensors.share_plan
+
+    def swapped(entries: Any) -> Any:
+        a, b, c = entries
+        return share([a, replace(b, storage=a.storage, offset=a.offset), c])
+
+    monkeypatch.setattr(safetensors, "share_plan", swapped)
+    done = ckptfix.convert(tmp_path / "in.pth", tmp_path / "out.safetensors")
+    assert (done.exit_code, done.account.lost) == (3, ("w.b",))
+
+
+def test_another_shape_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.save({"w.a": torch.ones(4, 2)}, tmp_path / "in.pth")
+    write: Any = safetensors.plan_write
+
+    def flat(entries: Any, dest: str, **rest: Any) -> Plan:
+        made: Plan = write([replace(entry, shape=(8,), stride=(1,)) for entry in entries], dest, **rest)
+        return made
+
+    monkeypatch.setattr(safetensors, "plan_write", flat)
+    done = ckptfix.convert(tmp_path / "in.pth", tmp_path / "out.safetensors")
+    assert (done.exit_code, done.account.lost) == (3, ("w.a",))
+
+
+def test_a_plan_that_cannot_be_read_back_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.save({"w.a": torch.ones(4, 2)}, tmp_path / "in.pth")
+    broken = Plan((OutputFile.of(str(tmp_path / "out.safetensors"), [b"\x10\0\0\0\0\0\0\0{not JSON      }"]),))
+    monkeypatch.setattr(safetensors, "plan_write", lambda *_, **__: broken)
+    with pytest.raises(WouldLoseData, match="cannot be read back"):
+        ckptfix.convert(tmp_path / "in.pth", tmp_path / "out.safetensors")
+    assert not (tmp_path / "out.safetensors").exists()
+
+
+@pytest.mark.parametrize("kind", ["zip", "legacy"])
+def test_the_quick_way_for_edits_sees_what_the_slow_one_sees(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says yes to each edit, and no to an object with another number, storage, or order in it."""
+    source = training(tmp_path / "in.pth", _use_new_zipfile_serialization=kind == "zip")
+    slow: list[Any] = []
+    monkeypatch.setattr(law_promise, "listed", slow.append)
+    plan = ckptfix.strip_module(source, tmp_path / "out.pth").plan
+    ckptfix.rename(source, tmp_path / "longer.pth", subs=[("weight", "a_much_longer_name_than_before")])
+    assert not slow
+    checkpoint = ckptfix.open_checkpoint(source)
+    assert law_edits.holds_the_same(checkpoint, plan)
+    for change in ("value", "swap", "drop", "shape"):
+        state = torch.load(source)
+        model = state["model"]
+        if change == "value":
+            state["optimizer"]["param_groups"][0]["lr"] = 0.5
+        if change == "swap":
+            model["module.0.bias"], model["module.1.bias"] = model["module.1.bias"], model["module.0.bias"]
+        if change == "drop":
+            del model["module.2.bias"]
+        if change == "shape":
+            model["module.0.weight"] = model["module.0.weight"].view(8, 4).t()
+        torch.save(state, tmp_path / "other.pth", _use_new_zipfile_serialization=kind == "zip")
+        size = (tmp_path / "other.pth").stat().st_size
+        made = Plan((OutputFile.of("x.pth", [ByteRange(str(tmp_path / "other.pth"), 0, size)]),))
+        assert not law_edits.holds_the_same(checkpoint, made), change
+
+
+def flipped(path: Path, needle: bytes) -> None:
+    data = bytearray(path.read_bytes())
+    at = data.index(needle)
+    data[at] ^= 1
+    path.write_bytes(bytes(data))
+
+
+@pytest.mark.parametrize("verb", ["legacy", "safetensors", "sanitize"])
+def test_damage_does_not_come_out_as_sound(tmp_path: Path, verb: str) -> None:
+    """The output has no checksum, or a fresh one: the one of the input is compared while the bytes are copied."""
+    source = training(tmp_path / "in.pth")
+    weight = torch.load(source)["model"]["module.0.weight"]
+    flipped(source, weight.numpy().tobytes())
+    with pytest.raises(DamagedFile, match="do not match the CRC-32") as caught:
+        VERBS[verb](source, tmp_path / "out.pth")
+    assert caught.value.path == str(source) and "ckptfix repair" in (caught.value.hint or "")
+    assert [path.name for path in tmp_path.iterdir()] == ["in.pth"]
+
+
+@pytest.mark.parametrize("verb", ["strip-module", "slim", "extract"])
+def test_damage_keeps_the_checksum_that_shows_it(tmp_path: Path, verb: str) -> None:
+    source = training(tmp_path / "in.pth")
+    weight = torch.load(source)["model"]["module.0.weight"]
+    flipped(source, weight.numpy().tobytes())
+    VERBS[verb](source, tmp_path / "out.pth")
+    assert any(row.id == "bad-crc" for row in ckptfix.doctor(tmp_path / "out.pth").findings)
+
+
+def test_a_storage_that_is_cut_to_what_is_used_is_compared_whole(tmp_path: Path) -> None:
+    base = torch.arange(4096.0)
+    torch.save({"a.weight": base[:16].view(4, 4)}, tmp_path / "in.pth")
+    flipped(tmp_path / "in.pth", base[1000:1010].numpy().tobytes())
+    with pytest.raises(DamagedFile, match="do not match the CRC-32"):
+        ckptfix.slim(tmp_path / "in.pth", tmp_path / "out.pth")
+
+
+@pytest.mark.parametrize("to", ["legacy", "safetensors", "zip"])
+def test_a_pickle_that_fails_its_checksum_is_not_converted(tmp_path: Path, to: str) -> None:
+    torch.save({"w.weight": torch.ones(5)}, tmp_path / "in.pth")
+    flipped(tmp_path / "in.pth", b"w.weight")
+    with pytest.raises(CkptfixError, match="CRC-32"):
+        if to == "zip":
+            ckptfix.strip_module(tmp_path / "in.pth", tmp_path / "out.pth", prefix="v")
+        ckptfix.convert(tmp_path / "in.pth", tmp_path / "out", to=to)
+
+
+def test_tensors_that_a_verb_leaves_and_does_not_list_are_listed(tmp_path: Path) -> None:
+    source = training(tmp_path / "in.pth")
+    done = ckptfix.extract(source, tmp_path / "out.pth", at="model")
+    listed = [*done.left, *done.account.left]
+    assert {name.split("/")[0] for name in listed} == {"optimizer", "extra"}
+
+
+def test_only_one_place_writes_plans() -> None:
+    """A verb cannot forget the law: `write_plan` is called by `ops.writing` alone."""
+    callers = set()
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            name = getattr(node, "attr", None) or getattr(node, "id", None)
+            if name == "write_plan":
+                callers.add(str(path.relative_to(PACKAGE)))
+    assert callers == {"ops/writing.py"}
+    assert writing.carry_out.__module__ == "ckptfix.ops.writing"
+
+
+def test_a_planned_file_reads_as_the_file_will(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(bytes(range(200)))
+    sums = Checksums([ByteRange(str(tmp_path / "a"), 0, 10)])
+    made = Derived(9, lambda: (b"abc", b"defghi"), "made")
+    segments = (b"head", ByteRange(str(tmp_path / "a"), 50, 20), made, sums.segment(0, lambda crc: b"1234", 4), b"end")
+    whole = b"head" + bytes(range(50, 70)) + b"abcdefghi" + bytes(4) + b"end"
+    with Reader(PlannedFile(OutputFile.of("planned", segments))) as reader:
+        assert reader.size == len(whole)
+        for start in range(len(whole)):
+            for stop in range(start, len(whole) + 1):
+                assert reader.read(start, stop - start) == whole[start:stop]

@@ -1,0 +1,160 @@
+"""One rank's piece of a model is never written or loaded as if it were the whole."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+import builders
+import pytest
+import torch
+from conftest import ROOT
+from nestings import found_in, key_of, tensors_of
+from torch import nn
+
+import ckptfix
+from ckptfix.errors import CkptfixError, DistributedPart, WouldLoseData
+from ckptfix.formats import open_checkpoint
+from ckptfix.ops.doctor import examine
+from ckptfix.ops.pieces import piece_of
+
+LOCAL = {"fc.weight": torch.arange(6.0).view(2, 3), "fc.bias": torch.tensor([1.0, 2.0, 3.0])}
+"""What lies in the fixtures of rank 0."""
+
+
+def fixture(name: str) -> Callable[[Path], object]:
+    return lambda path: path.write_bytes((ROOT / "fixtures" / name).read_bytes())
+
+
+def slices(path: Path) -> None:
+    said = {"format": "pt", "DCP_SHARDING_INFO": json.dumps({"fc.weight": {"saved_offsets": [2, 0]}})}
+    data = bytes(24)
+    builders.written(path, builders.safetensors([("fc.weight", "F32", (2, 3), data)], metadata=said))
+
+
+MAKE: dict[str, tuple[str, Callable[[Path], object]]] = {
+    "DTensor": ("rank0.pt", fixture("rank0-dtensor.pt")),
+    "ShardedTensor": ("rank0.pt", fixture("rank0-sharded.pt")),
+    "ZeRO-3": ("zero_pp_rank_0_mp_rank_00_model_states.pt", fixture("rank0-zero3.pt")),
+    "safetensors shard": ("shard-00001-model-00001-of-00001.safetensors", slices),
+}
+
+
+@pytest.fixture(params=MAKE)
+def piece(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Path]:
+    name, make = MAKE[request.param]
+    make(tmp_path / name)
+    return request.param, tmp_path / name
+
+
+def test_it_is_known_for_what_it_is(piece: tuple[str, Path]) -> None:
+    kind, path = piece
+    found = piece_of(open_checkpoint(path))
+    assert found is not None and (found.kind, found.rank) == (kind, 0)
+    if kind != "safetensors shard":
+        assert found.world == 2 and found.message.startswith(f"rank 0 of 2 ({kind})")
+    diagnosis = examine(path)
+    assert diagnosis.cause is not None and diagnosis.cause.id == "one-rank"
+    assert diagnosis.cause.fix and not any("sanitize" in (row.fix or "") for row in diagnosis.findings)
+
+
+def test_it_is_not_written_or_loaded_as_the_whole(piece: tuple[str, Path], tmp_path: Path) -> None:
+    kind, path = piece
+    out = tmp_path / ("out.pth" if kind == "safetensors shard" else "out.safetensors")
+    for run in (
+        lambda: ckptfix.convert(path, out),
+        lambda: ckptfix.convert(path, out, drop_unsupported=True),
+        lambda: ckptfix.extract(path, out),
+        lambda: ckptfix.extract(path, tmp_path / "out.pt"),
+        lambda: ckptfix.load_state_dict(path),
+        lambda: ckptfix.load_into(nn.ModuleDict({"fc": nn.Linear(3, 4)}), path),
+        lambda: ckptfix.load_into(nn.ModuleDict({"fc": nn.Linear(3, 4)}), path, strict=False),
+    ):
+        with pytest.raises(WouldLoseData, match="rank 0"):
+            run()
+        assert not out.exists()
+
+
+def test_an_edit_of_names_leaves_it_what_it_is(piece: tuple[str, Path], tmp_path: Path) -> None:
+    _, path = piece
+    ckptfix.add_module(path, tmp_path / f"other-{path.name}")
+    assert ckptfix.diff(path, path).same
+
+
+@pytest.mark.parametrize("name", ["rank0-dtensor.pt", "rank0-sharded.pt"])
+def test_sanitize_keeps_every_shard(name: str, tmp_path: Path) -> None:
+    done = ckptfix.sanitize(ROOT / "fixtures" / name, tmp_path / "plain.pt")
+    loaded = torch.load(tmp_path / "plain.pt", weights_only=True)
+    assert not done.dropped and not tensors_of(LOCAL.values()) - tensors_of(found_in(loaded))
+    assert key_of(LOCAL["fc.weight"]) in {key_of(tensor) for tensor in found_in(loaded["fc.weight"])}
+
+
+def test_what_is_replicated_is_whole(tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(ROOT / "fixtures" / "rank0-dtensor.pt")
+    found = piece_of(checkpoint)
+    assert found is not None and found.where == "fc.weight" and "more" not in found.missing
+
+
+def archives(folder: Path, name: str = "renamed.bin") -> Path:
+    fixture("rank0.distcp")(folder / name)
+    return folder / name
+
+
+@pytest.mark.parametrize("name", ["__0_0.distcp", "renamed.bin", "renamed.pth"])
+def test_archives_end_to_end_are_refused_by_every_verb(name: str, tmp_path: Path) -> None:
+    path, out = archives(tmp_path, name), tmp_path / "out.pth"
+    before = path.read_bytes()
+    for run in (
+        lambda: open_checkpoint(path),
+        lambda: ckptfix.convert(path, tmp_path / "out.safetensors"),
+        lambda: ckptfix.extract(path, out),
+        lambda: ckptfix.sanitize(path, out),
+        lambda: ckptfix.slim(path, out),
+        lambda: ckptfix.strip_module(path, out),
+        lambda: ckptfix.to_cpu(path, out),
+        lambda: ckptfix.repair(path, out),
+        lambda: ckptfix.diff(path, path),
+        lambda: ckptfix.load_state_dict(path),
+    ):
+        with pytest.raises(DistributedPart, match="distributed checkpoint"):
+            run()
+    assert path.read_bytes() == before and not out.exists()
+    (finding,) = examine(path).findings
+    assert finding.id == "distributed-shard"
+
+
+def test_with_its_metadata_the_folder_is_named(tmp_path: Path) -> None:
+    folder = tmp_path / "a b"
+    folder.mkdir()
+    (folder / ".metadata").write_bytes(b"")
+    fix = examine(archives(folder, "__0_0.distcp")).findings[0].fix
+    assert fix is not None
+    assert shlex.split(fix)[:3] == ["python", "-m", "torch.distributed.checkpoint.format_utils"]
+    assert shlex.split(fix)[3:] == ["dcp_to_torch", str(folder), "OUT"]
+
+
+def test_a_cut_one_and_raw_bytes_between(tmp_path: Path) -> None:
+    whole = archives(tmp_path).read_bytes()
+    one = whole[: len(whole) // 2]
+    for data in (whole + whole[:700], whole[:-1] + b"x" + whole, one + b"raw bytes" + whole, b"\0" * 700 + whole):
+        path = builders.written(tmp_path / "odd.bin", data)
+        with pytest.raises(DistributedPart):
+            ckptfix.repair(path, tmp_path / "out.bin")
+    for data in (one, whole[:900], whole[900:]):
+        path = builders.written(tmp_path / "__0_0.distcp", data)
+        with pytest.raises((DistributedPart, CkptfixError)):
+            ckptfix.repair(path, tmp_path / "out.bin")
+
+
+def test_one_archive_is_one(tmp_path: Path) -> None:
+    """Archives inside a tensor, and other bytes before or behind, do not make several of one."""
+    inner = archives(tmp_path).read_bytes()
+    path = tmp_path / "outer.pth"
+    torch.save({"blob": torch.frombuffer(bytearray(inner), dtype=torch.uint8), "w": torch.ones(3)}, path)
+    assert len(open_checkpoint(path).entries) == 2
+    data = path.read_bytes()
+    for odd in (b"junk" * 99 + data, data + b"junk" * 99, data[: data.rindex(b"PK\x06\x06")]):
+        broken = builders.written(tmp_path / "broken.pth", odd)
+        assert len(ckptfix.repair(broken, tmp_path / "fixed.pth", force=True).kept) == 2
