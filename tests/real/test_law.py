@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from conftest import LONG
-from real.files import name_of, real_files, real_folders, truth_beside, truth_of
+from real.files import fixture_files, name_of, real_files, real_folders, truth_beside, truth_of
 from real.law import BY_AT, COMMANDS, TO_TRUTH, Command, breaches
 
 import ckptfix
@@ -40,8 +40,7 @@ def no_sync(monkeypatch: pytest.MonkeyPatch) -> None:
 absent = pytest.mark.skipif(not real_files(), reason="the real files are not here (../shared)")
 
 
-@absent
-@pytest.mark.parametrize("path", real_files(), ids=name_of)
+@pytest.mark.parametrize("path", [*fixture_files(), *real_files()], ids=name_of)
 def test_no_command_loses_a_weight_of_a_file(path: Path, tmp_path: Path) -> None:
     found = [
         f"{command} {last}: {breach}"
