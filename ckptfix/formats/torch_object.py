@@ -14,8 +14,9 @@ from typing import Any
 
 from ckptfix.checkpoint import Finding, NameSite, SiteKind, StateDict, TensorEntry
 from ckptfix.errors import BadPickle
+from ckptfix.formats.torch_attributes import tensor_state
 from ckptfix.formats.torch_state import apart
-from ckptfix.formats.torch_tensors import StorageOf, is_tensor, storage_entry, tensor_entry, tensor_state
+from ckptfix.formats.torch_tensors import StorageOf, is_tensor, storage_entry, tensor_entry
 from ckptfix.pickles import Call, Dict, Global, Graph, PersId, Set, Text
 from ckptfix.pickles.graph import children, is_versions, label, pairs
 

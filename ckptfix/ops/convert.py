@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
@@ -18,6 +17,7 @@ from ckptfix.checkpoint import (
     TensorEntry,
     contiguous_stride,
 )
+from ckptfix.commands import command
 from ckptfix.errors import Refused, Unsupported, WouldLoseData
 from ckptfix.fileio import cut_hint
 from ckptfix.formats import FORMATS, safetensors, torch_recode
@@ -89,8 +89,8 @@ def refuse_other_suffix(source: str, dest: str, name: str, *, chosen: bool = Fal
     own = FORMATS[name].SUFFIXES
     for other in FORMATS.values():
         if dest.lower().endswith(other.SUFFIXES) and not dest.lower().endswith(own):
-            command = f"ckptfix convert {shlex.quote(source)} {shlex.quote(dest)}"
-            first = f"without --to it writes {other.NAME}" if chosen else f"`{command}` first, and work on that"
+            way = command("convert", source, dest)
+            first = f"without --to it writes {other.NAME}" if chosen else f"`{way}` first, and work on that"
             raise Refused(
                 f"the output would be a {FORMATS[name].TITLE}, and its name says {other.TITLE}",
                 path=dest,
@@ -277,7 +277,7 @@ def chosen_state_dict(checkpoint: Checkpoint, at: str | None) -> StateDict:
 
 def _without_state_dict(checkpoint: Checkpoint) -> str:
     if any(entry.at.endswith("_parameters") for entry in checkpoint.entries):
-        return f"it is a whole pickled module: ckptfix extract {shlex.quote(checkpoint.path)} OUT takes its state dict"
+        return f"it is a whole pickled module: {command('extract', checkpoint.path, 'OUT')} takes its state dict"
     return "`ckptfix inspect` shows what it holds"
 
 

@@ -61,6 +61,7 @@ def audit(promise: Promise, plan: Plan, format: str) -> tuple[Plan, Account]:
         nbytes_written=bytes_of(out.entries),
         left=tuple(left),
         lost=tuple(dict.fromkeys(lost)),
+        excused=bool(promise.told),
     )
     return replace(plan, checks=tuple(out.unchecked(promise))), account
 
