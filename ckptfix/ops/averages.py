@@ -16,11 +16,11 @@ level together. Its libraries load it so: timm saves without the wrapper (``unwr
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 
 from ckptfix import keys
 from ckptfix.checkpoint import Checkpoint, Finding, NameSite
+from ckptfix.commands import word
 
 KEYS: dict[str, str] = {
     "ema": "Ultralytics YOLOv5 train.py (a whole module); trainers with ema-pytorch (EMA.state_dict)",
@@ -114,12 +114,12 @@ def note_kept(findings: list[Finding], site: NameSite, names: Sequence[str]) -> 
     """Say, once, that `names` keep the level of their wrapper."""
     if not any(row.id == "average-kept" and row.where == site.at for row in findings):
         message = f"left the 'module.' of {wrapper(names)} on {len(inside(names))} keys, as it is not DataParallel's"
-        findings.append(_kept(site, f"{message} (--at {shlex.quote(site.at)} takes it too)"))
+        findings.append(_kept(site, f"{message} (--at {word(site.at)} takes it too)"))
 
 
 def left(site: NameSite) -> Finding:
     """What add-module says of averages that have the level of their wrapper."""
-    at = shlex.quote(site.at)
+    at = word(site.at)
     return _kept(site, f"left as it is, with the 'module.' of {wrapper(site.names)} (--at {at} adds another)")
 
 

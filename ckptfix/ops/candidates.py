@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import difflib
-import shlex
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from ckptfix.checkpoint import Checkpoint, TensorEntry
+from ckptfix.commands import command
 from ckptfix.errors import CkptfixError, NoSuchTensor, Refused, WouldLoseData
 from ckptfix.formats import torch_module
 from ckptfix.formats.torch_common import Parts
@@ -181,6 +181,5 @@ def module_of(checkpoint: Checkpoint) -> dict[str, str]:
 
 def whole_module(checkpoint: Checkpoint, at: str) -> Refused:
     """Why the names in the module at `at` are left: there its tensors stand under no names of a state dict."""
-    place = f" --at {shlex.quote(at)}" if at else ""
-    hint = f"`ckptfix extract {shlex.quote(checkpoint.path)} OUT{place}` first takes its state dict"
+    hint = f"`{command('extract', checkpoint.path, 'OUT', at=at or None)}` first takes its state dict"
     return Refused("a whole pickled module, not a state dict", path=checkpoint.path, where=at or None, hint=hint)

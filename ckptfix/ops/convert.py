@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import shlex
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from ckptfix import dtypes
@@ -17,6 +16,7 @@ from ckptfix.checkpoint import (
     TensorEntry,
     contiguous_stride,
 )
+from ckptfix.commands import command
 from ckptfix.errors import Refused, Unsupported, WouldLoseData
 from ckptfix.fileio import cut_hint
 from ckptfix.formats import FORMATS, safetensors, torch_recode
@@ -26,7 +26,7 @@ from ckptfix.formats.torch_tensors import LAZY
 from ckptfix.ops import choose
 from ckptfix.ops.candidates import Candidate
 from ckptfix.ops.law_promise import Promise, everything
-from ckptfix.ops.pieces import refuse_piece
+from ckptfix.ops.pieces import refuse_odd_keys, refuse_piece
 
 ALIASES = {"torch": "zip", "pt": "zip", "pth": "zip", "pytorch": "zip", "st": "safetensors"}
 
@@ -89,8 +89,8 @@ def refuse_other_suffix(source: str, dest: str, name: str, *, chosen: bool = Fal
     own = FORMATS[name].SUFFIXES
     for other in FORMATS.values():
         if dest.lower().endswith(other.SUFFIXES) and not dest.lower().endswith(own):
-            command = f"ckptfix convert {shlex.quote(source)} {shlex.quote(dest)}"
-            first = f"without --to it writes {other.NAME}" if chosen else f"`{command}` first, and work on that"
+            way = command("convert", source, dest)
+            first = f"without --to it writes {other.NAME}" if chosen else f"`{way}` first, and work on that"
             raise Refused(
                 f"the output would be a {FORMATS[name].TITLE}, and its name says {other.TITLE}",
                 path=dest,
@@ -136,6 +136,7 @@ def _to_safetensors(checkpoint: Checkpoint, dest: str, at: str | None, drop_unsu
         refuse_piece(checkpoint)
     chosen = choose.mapping(checkpoint, at)
     refuse_piece(checkpoint, chosen.at)
+    refuse_odd_keys(checkpoint, chosen.at)
     entries = [entry for entry in checkpoint.entries if entry.at == chosen.at]
     plain = [replace(entry, at="") for entry in entries]
     fitting = [entry for entry in plain if fits(entry)]
@@ -164,16 +165,27 @@ def _to_safetensors(checkpoint: Checkpoint, dest: str, at: str | None, drop_unsu
     return Conversion(plan, "safetensors", chosen.at, len(fitting), promise, (*left, *lost), lost, ties)
 
 
-BROKEN = frozenset({"bad-crc", "bad-tensor", "truncated", "unknown-dtype", "too-deep", "duplicate-record"})
+BROKEN = frozenset({
+    *("bad-crc", "bad-tensor", "truncated", "unknown-dtype", "too-deep", "duplicate-record", "duplicate-key")
+})  # fmt: skip
+MISREAD = frozenset({"bad-tensor", "unknown-dtype", "too-deep", "duplicate-record", "duplicate-key"})
+"""Those of them that no length and no checksum tells."""
 
 
-def refuse_damaged(checkpoint: Checkpoint) -> None:
+def refuse_damaged(checkpoint: Checkpoint, ids: Collection[str] = BROKEN, below: str = "") -> None:
     """Tensors that were listed as broken would be missing from the output, or stand there as something else.
+
+    Args:
+        ids: what is looked for.
+        below: an address; what is said of tensors elsewhere does not count.
 
     Raises:
         WouldLoseData: a finding says that a tensor cannot be read as its writer meant it.
     """
-    broken = [row for row in checkpoint.findings if row.id in BROKEN]
+    broken = [row for row in checkpoint.findings if row.id in ids and not row.where.startswith("__metadata__/")]
+    if below:
+        elsewhere = {entry.name for entry in checkpoint.entries if not entry.name.startswith(f"{below}/")}
+        broken = [row for row in broken if row.where not in elsewhere]
     if broken:
         message = f"{broken[0].message} ({len(broken)} such)" if len(broken) > 1 else broken[0].message
         where, offset = broken[0].where or None, broken[0].offset

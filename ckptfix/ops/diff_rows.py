@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import shlex
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from ckptfix.checkpoint import Finding, TensorEntry
+from ckptfix.commands import command
 from ckptfix.ops.values import ValueDiff
 
 How = Literal["chosen", "main state dict", "optimizer"]
@@ -266,9 +266,8 @@ def _sentences(result: DiffResult) -> Iterable[str]:
             yield f"Compared {a} of A with {b} of B ({pairing.how})."
     for row in result.modules:
         path = result.path_a if row.side == "a" else result.path_b
-        place = f" --at {shlex.quote(row.at)}" if row.at else ""
         what = f"the module {row.at}" if row.at else "the module"
-        command = f"ckptfix extract {shlex.quote(path)} OUT{place}"
-        yield f"{row.side.upper()}: {what} was compared as its state dict, which `{command}` writes."
+        way = command("extract", path, "OUT", at=row.at or None)
+        yield f"{row.side.upper()}: {what} was compared as its state dict, which `{way}` writes."
         if row.left:
             yield f"{row.side.upper()}: not compared, as no state dict has them: {', '.join(row.left)}."

@@ -182,4 +182,5 @@ def _from_list(checkpoint: Checkpoint, at: str, models: list[Candidate]) -> Weig
     new = {old.key: replace(value, key=old.key) for old, value in zip(named, values, strict=True)}
     entries = tuple(new.get(entry.key, entry) for entry in weights.entries)
     what = f"the averaged parameters at {at}, by their order, under the names at {models[0].at or 'the top'}"
-    return replace(weights, entries=entries, what=what)
+    replaced = tuple(f"{weights.at}/{name}".lstrip("/") for name in new)
+    return replace(weights, entries=entries, what=what, left=(*weights.left, *replaced))

@@ -16,6 +16,8 @@ from ckptfix.formats.torch_object import plain
 from ckptfix.formats.torch_zip import Archive
 from ckptfix.formats.weights import Weights, check_whole
 from ckptfix.ops.candidates import Candidate, is_inside, leaves, plain_entries, read_module, view
+from ckptfix.ops.convert import MISREAD, refuse_damaged
+from ckptfix.ops.pieces import refuse_odd_keys
 from ckptfix.pickles.graph import label, pairs
 
 EXTRA_STATE = "_extra_state"
@@ -36,6 +38,7 @@ def read(checkpoint: Checkpoint, candidate: Candidate) -> Weights:
         raise DamagedFile("the pickle does not match its CRC-32", path=checkpoint.path, where="data.pkl", hint=hint)
     made = _of_module(checkpoint, candidate) if candidate.module is not None else _of_mapping(checkpoint, candidate.at)
     check_whole(made, checkpoint.size)
+    refuse_damaged(checkpoint, MISREAD, candidate.at)
     if candidate.module is None:
         beside = [entry for entry in checkpoint.entries if entry.at != candidate.at]
         return replace(made, beside=tuple(beside))
@@ -75,6 +78,7 @@ def _calls(
 
 
 def _of_mapping(checkpoint: Checkpoint, at: str) -> Weights:
+    refuse_odd_keys(checkpoint, at)
     what = f"the state dict {at}" if at else "the state dict"
     left = left_behind(checkpoint, at)
     if not isinstance(checkpoint.graph, Parts):

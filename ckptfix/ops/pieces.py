@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ckptfix.checkpoint import Checkpoint, TensorEntry
-from ckptfix.errors import WouldLoseData
+from ckptfix.errors import KeyConflict, WouldLoseData
 from ckptfix.formats import deepspeed, safetensors, torch_module
 from ckptfix.formats.torch_common import Parts
 from ckptfix.formats.torch_state import SHARDED, state_rows
@@ -76,6 +76,23 @@ class Piece:
         elif self.world is not None:
             whose += f" of {self.world} ranks"
         return f"{whose} ({self.kind}): {self.missing}"
+
+
+def refuse_odd_keys(checkpoint: Checkpoint, at: str) -> None:
+    """Refuse to take the mapping at `at` as a state dict, if its tensors would go by names that they do not have.
+
+    Raises:
+        KeyConflict: tensors under bytes or tuples, or under a number beside the same number as text.
+    """
+    odd = checkpoint.graph.found.odd_keys.get(at, ()) if isinstance(checkpoint.graph, Parts) else ()
+    if odd:
+        raise KeyConflict(
+            f"{len(odd)} keys of tensors are no names that a state dict can have: {', '.join(odd[:5])}",
+            path=checkpoint.path,
+            where=at or None,
+            pairs=tuple((name, (name,)) for name in odd),
+            hint="convert between zip and legacy keeps the keys as they are; no state dict can be taken from them",
+        )
 
 
 def refuse_piece(checkpoint: Checkpoint, at: str | None = None) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ckptfix.checkpoint import Checkpoint, Finding
+from ckptfix.commands import verbatim, word
 from ckptfix.errors import CkptfixError
 from ckptfix.ops import choose, families, fitting, prefixes
 from ckptfix.ops.catalogue import found
@@ -96,7 +97,7 @@ def _prefix_fix(rule: str, old: str, new: str) -> str | None:
     for front, sub in ((old.removesuffix(new), "^{}="), (new.removesuffix(old), "^={}")):
         if front and front.endswith(".") and (front + new == old or front + old == new):
             text = sub.format(front if sub.startswith("^=") else front.replace(".", "[.]"))
-            return f"ckptfix rename {{source}} {{renamed}} --sub '{text}'"
+            return f"ckptfix rename {{source}} {{renamed}} --sub {verbatim(word(text))}"
     return None
 
 
