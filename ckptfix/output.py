@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 
 from ckptfix.checking import Checking
 from ckptfix.checkpoint import ByteRange, OutputFile, Plan
+from ckptfix.commands import quoted
 from ckptfix.durable import NO_LINKS, Kept, adopt_mode, identity, sync_folder, undisturbed
 from ckptfix.errors import Unsupported, WouldOverwrite, WriteFailed
 from ckptfix.fileio import Progress, Reader, Sink, free_space, kind_of, named, read_chunks, truncated, write_failed
@@ -281,7 +282,7 @@ def check_destination(
             raise Unsupported("names a folder, not a file", path=path)
         folder = os.path.dirname(os.path.realpath(path))
         if not os.path.isdir(folder):
-            raise WriteFailed("its folder does not exist", path=path, hint=f"mkdir -p {folder}")
+            raise WriteFailed("its folder does not exist", path=path, hint=f"mkdir -p {quoted(folder)}")
     elif not stat.S_ISREG(status.st_mode):
         raise Unsupported(f"is {kind_of(status.st_mode)}, not a file", path=path)
     else:

@@ -20,7 +20,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
     map(
         frozenset,
         (
-            ("errors", "collector"),
+            ("errors", "collector", "commands"),
             ("checkpoint", "dtypes"),
             ("fileio", "streams", "checking", "durable", "output"),
             ("pickles", "containers"),
