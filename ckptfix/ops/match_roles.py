@@ -93,7 +93,7 @@ def parts(texts: Sequence[str]) -> list[Part]:
         own = [set(counts) for counts in terms]
     gated = any("w3" in counts for counts in own) and any("w1" in counts for counts in own)
     roles = [_roles(counts, gated) for counts in own]
-    if any(played.get("cross") == {"cross"} for played in roles):
+    if any(played.get("cross") == frozenset(["cross"]) for played in roles):
         roles = [_to_itself(played) for played in roles]
     ordinals = _ordinals(texts, roles, gated)
     return [Part(frozenset(own[i] - LISTS), roles[i], ordinals[i], _numbers(texts[i])) for i in range(len(texts))]
@@ -129,7 +129,7 @@ def _roles(terms: set[str], gated: bool) -> dict[str, frozenset[str]]:
 
 def _to_itself(roles: dict[str, frozenset[str]]) -> dict[str, frozenset[str]]:
     """`roles` beside parts of cross attention: attention that does not say which is to the input itself."""
-    attends = "attention" in roles or roles.get("block") == {"attention"}
+    attends = "attention" in roles or roles.get("block") == frozenset(["attention"])
     return {**roles, "cross": frozenset(["self"])} if attends and "cross" not in roles else roles
 
 
