@@ -6,10 +6,12 @@ import errno
 import os
 import signal
 import stat
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
+from typing import Any
 
 from ckptfix.errors import WriteFailed
 from ckptfix.fileio import Reader, Sink, write_failed
@@ -129,11 +131,11 @@ def identity(path: str) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-def adopt_mode(fd: int, old: os.stat_result | None) -> None:
-    """Owner and mode of the file that is replaced, as far as we may; otherwise what the umask gives."""
+def adopt_mode(fd: int, old: os.stat_result | None, allowed: int = 0o666) -> None:
+    """Owner and mode of the file that is replaced, as far as we may; otherwise what the umask gives of `allowed`."""
     with suppress(PermissionError):
         if old is None:
-            os.fchmod(fd, 0o666 & ~_umask())
+            os.fchmod(fd, allowed & ~_umask())
         else:
             with suppress(PermissionError):
                 os.fchown(fd, old.st_uid, old.st_gid)
@@ -149,12 +151,23 @@ def _umask() -> int:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Let a second Ctrl-C wait until the cleaning up after the first is done."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _DEFERRED)
+    """Let signals wait until what is inside is done; then they act as they would have."""
+    held: list[int] = []
+    handlers: dict[int, Any] = {}
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _DEFERRED)
     try:
+        # The mask is this thread's alone: another may take the signal, and then the handler still runs in this one.
+        if threading.current_thread() is threading.main_thread():
+            for number in _DEFERRED:
+                if callable(signal.getsignal(number)):
+                    handlers[number] = signal.signal(number, lambda number, frame: held.append(number))
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for taken, handler in handlers.items():
+            signal.signal(taken, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        for arrived in held:
+            signal.raise_signal(arrived)
 
 
 def sync_folder(folder: str) -> None:
