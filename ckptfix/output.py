@@ -13,14 +13,15 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 from ckptfix.checking import Checking
 from ckptfix.checkpoint import ByteRange, OutputFile, Plan
-from ckptfix.durable import NO_LINKS, Kept, adopt_mode, identity, sync_folder, undisturbed
+from ckptfix.durable import NO_LINKS, Kept, Undisturbed, adopt_mode, identity, persist, sync_folder
 from ckptfix.errors import CkptfixError, Unsupported, WouldOverwrite, WriteFailed
 from ckptfix.fileio import Progress, Sink, free_space, kind_of, named, read_chunks, write_failed
 from ckptfix.sources import Sources
@@ -149,13 +150,15 @@ class _Output:
 
     def restore(self) -> None:
         """Undo `publish`, wherever it stopped."""
-        with suppress(OSError, MemoryError):
-            if self.kept is not None:
-                self.kept.undo(self.identity)
-            elif os.path.lexists(self.backup):
-                os.replace(self.backup, self.dest)
-            elif self.old is None and identity(self.dest) == self.identity:
-                os.unlink(self.dest)
+        persist(self._restore)
+
+    def _restore(self) -> None:
+        if self.kept is not None:
+            self.kept.undo(self.identity)
+        elif os.path.lexists(self.backup):
+            os.replace(self.backup, self.dest)
+        elif self.old is None and identity(self.dest) == self.identity:
+            os.unlink(self.dest)
 
     def stuck(self) -> str | None:
         """What to say where `restore` failed: the new file is there, and what holds the old one."""
@@ -173,8 +176,7 @@ class _Output:
 
     def discard(self) -> None:
         for path in (self.temp, *(() if self.backup_stays else (self.backup,)), self.copy):
-            with suppress(OSError, MemoryError):
-                os.unlink(path)
+            persist(partial(os.unlink, path))
 
 
 def _check_space(outputs: Iterable[_Output]) -> None:
@@ -202,6 +204,7 @@ def _publish(outputs: list[_Output], overwrite: bool, keep_old: Callable[[str], 
     """
     *others, last = outputs
     done = False
+    quiet, put_back = Undisturbed(), partial(_restore, outputs)
     try:
         for output in others:
             _keep(output, keep_old, alone=False)
@@ -210,15 +213,16 @@ def _publish(outputs: list[_Output], overwrite: bool, keep_old: Callable[[str], 
         _keep(last, keep_old, alone=not others)
         if others:
             _sync_folders(others)
-        with undisturbed():
+        with quiet:
             with named(last.file.path):
                 last.publish(overwrite)
             done = True
             _settle(outputs)
     except BaseException as error:
         if not done:
-            with undisturbed():
-                _put_back(outputs, error)
+            with quiet:
+                persist(put_back)
+                _tell_stuck(outputs, error)
         raise
 
 
@@ -245,15 +249,26 @@ def _settle(outputs: Iterable[_Output]) -> None:
         record(f"{output.file.path} is complete: it was written before that{kept}")
 
 
-def _put_back(outputs: Iterable[_Output], error: BaseException) -> None:
-    """Undo what was published; where that fails too, say so and keep what the old content is left under."""
-    for output in reversed(list(outputs)):
+def _restore(outputs: Sequence[_Output]) -> None:
+    """Undo what was published."""
+    for output in reversed(outputs):
         output.restore()
+
+
+def _tell_stuck(outputs: Iterable[_Output], error: BaseException) -> None:
+    """Where undoing failed too, say so and keep what the old content is left under."""
     for line in filter(None, [output.stuck() for output in outputs]):
         if isinstance(error, CkptfixError):
             error.message += f"; {line}"
         else:
             record(line)
+
+
+def _clean_up(checking: Checking, sources: Sources, outputs: Iterable[_Output]) -> None:
+    checking.stop()
+    sources.close()
+    for output in outputs:
+        output.discard()
 
 
 def check_destination(
@@ -351,6 +366,7 @@ def write_plan(
             progress(done, total)
 
     checking = Checking(plan.checks)
+    quiet, clean_up = Undisturbed(), partial(_clean_up, checking, sources, outputs)
     try:
         for output in outputs:
             with named(output.file.path, output.file.nbytes):
@@ -359,9 +375,6 @@ def write_plan(
         sources.check_unchanged()
         _publish(outputs, overwrite, keep_old)
     finally:
-        with undisturbed():
-            checking.stop()
-            sources.close()
-            for output in outputs:
-                output.discard()
+        with quiet:
+            persist(clean_up)
     return {output.file.path: output.kept.spelled for output in outputs if output.kept is not None}
