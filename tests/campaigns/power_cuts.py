@@ -1,9 +1,9 @@
 """Power cuts while a plan is written: every state that the disk may be left in, by a record of what was asked of it.
 
-The calls of one run are recorded. After each of them the power may go: then a file has what was written before its last
-sync, and of what came later any part; a folder likewise has the names of its last sync, and of later changes any. Writes
-and names do not wait for each other, which is less than any file system promises. In each state every output must be as
-it was or as planned, an index never before its shards, and what is kept never lost.
+The calls of one run are recorded. After each of them the power may go: then a file has what was written before its
+last sync, and of what came later any part; a folder likewise has the names of its last sync, and of later changes any.
+Writes and names do not wait for each other, which is less than any file system promises. In each state every output
+must be as it was or as planned, an index never before its shards, and what is kept never lost.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ class Recorder:
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        real = {name: getattr(os, name) for name in ("open", "write", "fsync", "fdatasync", "link", "replace", "unlink")}
+        calls = ("open", "write", "fsync", "fdatasync", "link", "replace", "unlink")
+        real = {name: getattr(os, name) for name in calls}
         means = fileio._kernel_means
 
         def opened(path: Any, flags: int, *mode: Any, **options: Any) -> int:
@@ -76,7 +77,7 @@ class Recorder:
             if flags & os.O_CREAT:
                 self.fds[fd] = self._files
                 self._files += 1
-                self._name((os.path.basename(path), self.fds[fd]))
+                self._name((Path(path).name, self.fds[fd]))
             return fd
 
         def written(fd: int, data: Any) -> int:
@@ -93,16 +94,16 @@ class Recorder:
 
         def linked(source: str, dest: str) -> None:
             real["link"](source, dest)
-            self._name((os.path.basename(dest), self.names[os.path.basename(source)]))
+            self._name((Path(dest).name, self.names[Path(source).name]))
 
         def replaced(source: str, dest: str) -> None:
             real["replace"](source, dest)
-            file = self.names[os.path.basename(source)]
-            self._name((os.path.basename(source), None), (os.path.basename(dest), file))
+            file = self.names[Path(source).name]
+            self._name((Path(source).name, None), (Path(dest).name, file))
 
         def unlinked(path: str) -> None:
             real["unlink"](path)
-            self._name((os.path.basename(path), None))
+            self._name((Path(path).name, None))
 
         shims = (opened, written, synced, synced, linked, replaced, unlinked)
         for name, shim in zip(real, shims, strict=True):
