@@ -21,7 +21,7 @@ from functools import partial
 
 from ckptfix.checking import Checking
 from ckptfix.checkpoint import ByteRange, OutputFile, Plan
-from ckptfix.durable import NO_LINKS, Kept, Undisturbed, adopt_mode, identity, persist, sync_folder
+from ckptfix.durable import NO_LINKS, TRIES, Kept, Undisturbed, adopt_mode, identity, persist, sync_folder
 from ckptfix.errors import CkptfixError, Unsupported, WouldOverwrite, WriteFailed
 from ckptfix.fileio import Progress, Sink, free_space, kind_of, named, read_chunks, write_failed
 from ckptfix.sources import Sources
@@ -366,7 +366,7 @@ def write_plan(
             progress(done, total)
 
     checking = Checking(plan.checks)
-    quiet, clean_up = Undisturbed(), partial(_clean_up, checking, sources, outputs)
+    quiet, tries, clean_up = Undisturbed(), iter(range(TRIES)), partial(_clean_up, checking, sources, outputs)
     try:
         for output in outputs:
             with named(output.file.path, output.file.nbytes):
@@ -375,6 +375,11 @@ def write_plan(
         sources.check_unchanged()
         _publish(outputs, overwrite, keep_old)
     finally:
-        with quiet:
-            persist(clean_up)
+        for _ in tries:
+            try:
+                with quiet:
+                    persist(clean_up)
+            except (MemoryError, SystemError):  # even a call takes memory
+                continue
+            break
     return {output.file.path: output.kept.spelled for output in outputs if output.kept is not None}

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 from builders import Tensor, assemble, state_dict_ops, torch_zip
@@ -27,7 +28,7 @@ def nth_request(folder: Path, name: str, first: int, how_many: int) -> tuple[str
     Returns:
         How it ended, and what is wrong with the files, or None.
     """
-    import _testcapi
+    import _testcapi  # type: ignore[import-not-found]
 
     scenario = SCENARIOS[name]
     prepare(folder, scenario)
@@ -42,6 +43,8 @@ def nth_request(folder: Path, name: str, first: int, how_many: int) -> tuple[str
                 code = 0
             except MemoryError:
                 code = 130
+            except SystemError:  # what an enum of the interpreter raises for it
+                code = 131
             except CkptfixError:
                 code = 2
             finally:
@@ -56,8 +59,8 @@ def nth_request(folder: Path, name: str, first: int, how_many: int) -> tuple[str
             return "hangs", "hangs"
         time.sleep(0.001)
     code = os.waitstatus_to_exitcode(ended[1])
-    word = {0: "written", 130: "MemoryError", 2: "an error of ours"}.get(code, f"exit {code}")
-    return word, complaint(folder, scenario, code, "") or (None if code in (0, 2, 130) else word)
+    word = {0: "written", 130: "MemoryError", 131: "SystemError", 2: "an error of ours"}.get(code, f"exit {code}")
+    return word, complaint(folder, scenario, code, "") or (None if code in (0, 2, 130, 131) else word)
 
 
 def requests(folder: Path, name: str, points: range, how_many: int) -> tuple[Counter[str], list[str]]:
@@ -86,7 +89,7 @@ def limited(folder: Path, megabytes: range) -> tuple[Counter[str], list[str]]:
         dest.write_bytes(OLD)
         done = subprocess.run(
             [sys.executable, "-B", "-m", "ckptfix", "strip-module", str(source), "-o", str(dest), "--force"],
-            preexec_fn=lambda limit=limit: resource.setrlimit(resource.RLIMIT_AS, (limit << 20, limit << 20)),
+            preexec_fn=partial(resource.setrlimit, resource.RLIMIT_AS, (limit << 20, limit << 20)),
             capture_output=True,
             text=True,
             check=False,
