@@ -1,5 +1,7 @@
 # Everything runs in .venv, which is made on the first use. PYTHON names the interpreter to make it with.
 PYTHON ?= python3
+# How many mutants make fuzz tries; a million take some seven hours of one core.
+MUTANTS ?= 100000
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
@@ -30,8 +32,9 @@ match-quality: $(READY) ## Count right and wrong keys of match and of simpler wa
 fixtures: $(READY) ## Make the small files of fixtures/ anew
 	$(BIN)/python fixtures/make.py
 
-fuzz: $(READY) ## Run the property tests for longer
+fuzz: $(READY) ## Run the property tests for longer, and a campaign of mutants
 	CKPTFIX_LONG=1 $(BIN)/python -m pytest -n 2 tests/property $(ARGS)
+	PYTHONPATH=.:tests $(BIN)/python -m property.campaign --mutants $(MUTANTS)
 
 campaigns: $(READY) ## Break the writer in every way; long
 	CKPTFIX_LONG=1 $(BIN)/python -m pytest -n 2 -rs tests/faults $(ARGS)

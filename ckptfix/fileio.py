@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shlex
 import stat
 import sys
 from bisect import bisect_right
@@ -18,6 +17,7 @@ from itertools import accumulate
 from types import TracebackType
 
 from ckptfix.checkpoint import ByteRange, Data, Derived, OutputFile, Segment, segment_length
+from ckptfix.commands import command
 from ckptfix.errors import DamagedFile, Truncated, Unsupported, WriteFailed
 from ckptfix.stamps import Stamp
 
@@ -230,7 +230,7 @@ def truncated(where: ByteRange, size: int) -> Truncated:
 
 def cut_hint(path: str | os.PathLike[str]) -> str:
     """What to do about a file that was cut short."""
-    return f"copy or download it again, or `ckptfix repair {shlex.quote(os.fspath(path))} OUT` keeps what is whole"
+    return f"copy or download it again, or `{command('repair', path, 'OUT')}` keeps what is whole"
 
 
 def kind_of(mode: int) -> str:

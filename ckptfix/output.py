@@ -21,6 +21,7 @@ from functools import partial
 
 from ckptfix.checking import Checking
 from ckptfix.checkpoint import ByteRange, OutputFile, Plan
+from ckptfix.commands import quoted
 from ckptfix.durable import NO_LINKS, TRIES, Kept, Undisturbed, adopt_mode, identity, persist, sync_folder
 from ckptfix.errors import CkptfixError, Unsupported, WouldOverwrite, WriteFailed
 from ckptfix.fileio import Progress, Sink, free_space, kind_of, named, read_chunks, write_failed
@@ -290,7 +291,7 @@ def check_destination(
             raise Unsupported("names a folder, not a file", path=path)
         folder = os.path.dirname(os.path.realpath(path))
         if not os.path.isdir(folder):
-            raise WriteFailed("its folder does not exist", path=path, hint=f"mkdir -p {folder}")
+            raise WriteFailed("its folder does not exist", path=path, hint=f"mkdir -p {quoted(folder)}")
     elif not stat.S_ISREG(status.st_mode):
         raise Unsupported(f"is {kind_of(status.st_mode)}, not a file", path=path)
     else:

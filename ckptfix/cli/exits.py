@@ -106,7 +106,7 @@ def describe(error: Exception) -> dict[str, Any]:
     match error:
         case CkptfixError():
             fields |= {name: value for name, value in vars(error).items() if not name.startswith("_")}
-            fields["hint"] = error.hint
+            fields["hint"] = error.shell_hint
         case click.ClickException():
             fields["message"] = error.format_message()
         case OSError():

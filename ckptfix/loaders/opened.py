@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import shlex
 
 from ckptfix.checkpoint import Checkpoint
+from ckptfix.commands import quoted
 from ckptfix.errors import DamagedFile
 from ckptfix.formats import open_checkpoint
 
@@ -19,6 +19,6 @@ def opened(path: str | os.PathLike[str]) -> Checkpoint:
     checkpoint = open_checkpoint(path)
     wrong = next((row for row in checkpoint.findings if row.id == "bad-crc"), None)
     if wrong is not None:
-        hint = f"`ckptfix repair {shlex.quote(checkpoint.path)} OUT` keeps what is intact"
+        hint = f"`ckptfix repair {quoted(checkpoint.path)} OUT` keeps what is intact"
         raise DamagedFile(wrong.message, path=checkpoint.path, where=wrong.where, offset=wrong.offset, hint=hint)
     return checkpoint

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from ckptfix import keys
 from ckptfix.checkpoint import Checkpoint
-from ckptfix.errors import KeyConflict, PartialPrefix, Refused
+from ckptfix.errors import KeyConflict, PartialPrefix
 from ckptfix.formats import safetensors
 from ckptfix.formats.torch_common import Parts
 from ckptfix.loaders.opened import opened
 from ckptfix.loaders.tensors import TensorMaker, restore_location
+from ckptfix.ops import choose
 from ckptfix.ops import rename as rename_op
-from ckptfix.ops.convert import chosen_state_dict, refuse_damaged
+from ckptfix.ops.convert import refuse_damaged
 from ckptfix.ops.pieces import refuse_piece
-from ckptfix.ops.rename import module_of
 
 if TYPE_CHECKING:
     import torch
@@ -64,14 +64,7 @@ def load_state_dict(
     checkpoint = opened(path)
     if at is None:
         refuse_piece(checkpoint)
-    try:
-        chosen = chosen_state_dict(checkpoint, at)
-    except Refused as error:
-        inside = module_of(checkpoint)
-        found = [state.at for state in checkpoint.state_dicts if state.weights and state.at not in inside]
-        if found:
-            error.hint = f"choose one with at={found[0]!r}"
-        raise
+    chosen = choose.mapping(checkpoint, at)
     refuse_piece(checkpoint, chosen.at)
     entries = [entry for entry in checkpoint.entries if entry.at == chosen.at]
     refuse_damaged(checkpoint)

@@ -30,6 +30,9 @@ VERBS: tuple[Entry, ...] = (
     Entry("no-counterpart", "warning", "a name that only one side has", "match found nothing to pair it with."),
     Entry("dropped", "warning", "a value that sanitize left out",
           "It has no counterpart among plain values; the weights are as they were.", (3,)),
+    Entry("unloadable", "warning", "a value that torch.load fails on",
+          "sanitize made plain values of all that can be refused by its name; this one describes no tensor of the "
+          "file, or a call that fails. It stands in the output as it did."),
     Entry("not-taken", "warning", "tensors that extract did not take",
           "They are packed in an object that writes them by code of its own, or are no dense tensors."),
     Entry("hook-not-run", "info", "a hook that might change the state dict was not run",

@@ -67,3 +67,8 @@ def test_shapes() -> None:
 def test_plurals() -> None:
     assert tables.plural(1, "tensor") == "1 tensor"
     assert tables.plural(2000, "tensor") == "2,000 tensors"
+
+
+def test_a_shape_of_millions_of_dimensions_is_one_short_cell() -> None:
+    assert tables.shape([2] * 64).count("2") == 64
+    assert tables.shape(range(1, 2_000_001)) == "[1, 2, 3, 4, 5, 6, 7, 8, ... 2,000,000 dimensions]"

@@ -20,7 +20,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
     map(
         frozenset,
         (
-            ("errors", "collector", "stamps"),
+            ("errors", "collector", "commands", "stamps"),
             ("checkpoint", "dtypes"),
             ("fileio", "streams", "checking", "durable", "sources", "replacing", "written", "output"),
             ("pickles", "containers"),
