@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench match-quality fixtures fuzz clean
+.PHONY: help demo test lint bench match-quality fixtures fuzz campaigns clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,6 +35,10 @@ fixtures: $(READY) ## Make the small files of fixtures/ anew
 fuzz: $(READY) ## Run the property tests for longer, and a campaign of mutants
 	CKPTFIX_LONG=1 $(BIN)/python -m pytest -n 2 tests/property $(ARGS)
 	PYTHONPATH=.:tests $(BIN)/python -m property.campaign --mutants $(MUTANTS)
+
+campaigns: $(READY) ## Break the writer in every way; long
+	CKPTFIX_LONG=1 $(BIN)/python -m pytest -n 2 -rs tests/faults $(ARGS)
+	PYTHONPATH=tests $(BIN)/python -m campaigns
 
 clean: ## Remove the environment and everything that was made
 	rm -rf $(VENV) .demo .bench .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist

@@ -19,6 +19,7 @@ from types import TracebackType
 from ckptfix.checkpoint import ByteRange, Data, Derived, OutputFile, Segment, segment_length
 from ckptfix.commands import command
 from ckptfix.errors import DamagedFile, Truncated, Unsupported, WriteFailed
+from ckptfix.stamps import Stamp
 
 Progress = Callable[[int, int], None]
 """Called with bytes done and bytes in all, at least once every `KERNEL_CHUNK` bytes."""
@@ -75,6 +76,15 @@ def named(path: str, needed: int = 0) -> Iterator[None]:
         yield
     except OSError as error:
         raise write_failed(error, path, needed) from error
+
+
+def stamp(path: str | os.PathLike[str]) -> Stamp:
+    """What the file at `path` is now. Raises WriteFailed when it cannot be looked at."""
+    with named(os.fspath(path)):
+        status = os.stat(path)
+    return Stamp(
+        status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_dev, status.st_nlink
+    )
 
 
 class PlannedFile(str):

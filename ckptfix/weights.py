@@ -6,9 +6,9 @@ import os
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ckptfix import formats, output
+from ckptfix import output
 from ckptfix.collector import without_collections
-from ckptfix.fileio import Progress
+from ckptfix.fileio import Progress, stamp
 from ckptfix.ops import extract as extract_op
 from ckptfix.ops.writing import Draft, carry_out
 from ckptfix.results import Result
@@ -90,7 +90,7 @@ def extract(
     """
     output.check_destination(dest, [source], overwrite=force)
     path = os.fspath(source)
-    before = formats.stamp(path)
+    before = stamp(path)
     weights, others = extract_op.open_weights(path, at, ema)
     done = extract_op.plan(weights, os.fspath(dest), to=to, drop_unsupported=drop_unsupported)
     done = replace(done, others=others)
