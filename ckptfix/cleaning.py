@@ -9,6 +9,7 @@ from typing import Any
 
 from ckptfix.checkpoint import Finding
 from ckptfix.collector import without_collections
+from ckptfix.commands import command
 from ckptfix.fileio import Progress
 from ckptfix.ops import sanitize as sanitize_op
 from ckptfix.ops import slim as slim_op
@@ -83,8 +84,8 @@ def sanitize(
         plan=done.plan,
         promise=everything(checkpoint, [loss.where for loss in done.losses]),
         lines=_sanitized_lines(done),
-        findings=tuple(_finding(loss, checkpoint.path) for loss in unasked),
-        exit_code=3 if unasked else 0,
+        findings=(*(_finding(loss, checkpoint.path) for loss in unasked), *done.unloadable),
+        exit_code=3 if unasked or done.unloadable else 0,
     )
     return SanitizeResult(
         **carry_out(draft, force=force, keep_old=keep_old, dry_run=dry_run, progress=progress),
@@ -94,11 +95,15 @@ def sanitize(
 
 
 def _finding(loss: Loss, path: str) -> Finding:
-    fix = f"ckptfix extract {path} OUT" if loss.why == EXTRACT else None
+    fix = command("extract", path, "OUT") if loss.why == EXTRACT else None
     return Finding("dropped", "warning", loss.where, f"left out: {loss.what}, {loss.why}", fix=fix)
 
 
 def _sanitized_lines(done: sanitize_op.Sanitized) -> tuple[str, ...]:
+    count = len(done.unloadable)
+    broken = [f"CANNOT BE LOADED AS THEY ARE: {count:,} value{'s' if count > 1 else ''}, named below"] if count else []
+    if done.identical and broken:
+        return ("weights_only=True takes all names; the output is an identical copy", *broken)
     if done.identical:
         line = "nothing to do: weights_only=True takes all that the file names; the output is an identical copy"
         return (line,)
@@ -112,7 +117,7 @@ def _sanitized_lines(done: sanitize_op.Sanitized) -> tuple[str, ...]:
         lines.append(f"left out as asked: {some(asked)}")
     if unasked:
         lines.append(f"LEFT OUT: {plural(unasked, 'value')}, each named below")
-    return tuple(lines) or ("written again",)
+    return (*(lines or ["written again"]), *broken)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

@@ -17,6 +17,7 @@
     │   ├── WouldOverwrite   the output exists, or is the input
     │   ├── WouldLoseData    the output could not hold everything
     │   ├── PartialPrefix    only some keys of a mapping carry the prefix
+    │   ├── Undecided        several state dicts could be meant
     │   ├── NoMatch          the names of two models do not go together
     │   └── WrongType        an argument of another type than is asked for; also a TypeError
     ├── KeyConflict          two keys would become one
@@ -32,6 +33,8 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
+from collections.abc import Mapping
 
 
 def printable(text: object) -> str:
@@ -83,6 +86,11 @@ class CkptfixError(Exception):
     def hint(self, hint: str | None) -> None:
         self._hint = hint
         self.__notes__ = [f"hint: {printable(hint)}"] if hint else []
+
+    @property
+    def shell_hint(self) -> str | None:
+        """`hint` in the words of the command line, where they are others."""
+        return self._hint
 
     def __str__(self) -> str:
         """``model.pth: archive/data/17 @ 0x4f0000: 4096 bytes promised, 1200 left``, hint aside."""
@@ -176,6 +184,50 @@ class PartialPrefix(Refused):
     def __init__(self, message: str, *, others: tuple[str, ...] = (), **place: object) -> None:
         super().__init__(message, **place)  # type: ignore[arg-type]
         self.others = others
+
+
+class Undecided(Refused):
+    """Several state dicts could be meant.
+
+    Attributes:
+        choices: their addresses.
+        choice: the arguments that choose the first of them, such as ``{"at": "generator"}``; the hint says them in
+            the words of Python, and `shell_hint` as options.
+        averages: whether ``ema`` takes averages that stand beside them.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        choices: tuple[str, ...] = (),
+        choice: Mapping[str, object],
+        averages: bool = False,
+        **place: object,
+    ) -> None:
+        super().__init__(message, **place)  # type: ignore[arg-type]
+        self.choices = choices
+        self.averages = averages
+        self.choose_with(choice)
+
+    def choose_with(self, choice: Mapping[str, object]) -> None:
+        """Say that these arguments choose the first."""
+        self.choice = dict(choice)
+        said = ", ".join(f"{name}={value!r}" for name, value in choice.items())
+        self.hint = f"choose one with {said}" + ("; ema=True takes the averaged one" if self.averages else "")
+
+    @property
+    def shell_hint(self) -> str:
+        said = " ".join(_option(name, value) for name, value in self.choice.items())
+        return f"choose one with {said}" + ("; --ema takes the averaged one" if self.averages else "")
+
+
+def _option(name: str, value: object) -> str:
+    option = f"--{name.replace('_', '-')}"
+    if value is True:
+        return option
+    values = value if isinstance(value, tuple) else (value,)
+    return " ".join(f"{option} {shlex.quote(str(one))}" for one in values)
 
 
 class NoMatch(Refused):

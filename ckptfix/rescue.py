@@ -18,7 +18,7 @@ from ckptfix import formats, output
 from ckptfix.checkpoint import Finding, Plan
 from ckptfix.collector import without_collections
 from ckptfix.errors import NoSuchFile, Refused, WriteFailed, file_name
-from ckptfix.fileio import Progress
+from ckptfix.fileio import Progress, stamp
 from ckptfix.ops import targets
 from ckptfix.ops.convert import refuse_other_suffix
 from ckptfix.ops.grouping import collapse, shown
@@ -106,7 +106,7 @@ def repair(
         output.check_destination(dest, files, overwrite=force)
     donor = formats.open_checkpoint(fill_from) if fill_from is not None else None
     side = targets.read(like, allow_import=allow_import) if like is not None else None
-    before = formats.stamp(name)
+    before = stamp(name)
     near = os.path.dirname(os.path.abspath(name if dest is None else os.fspath(dest)))  # noqa: PTH100, PTH120
     with ExitStack() as stack:
         folder = cache(lambda: _Folder(near, stack))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from ckptfix import formats, output
+from ckptfix import output
 from ckptfix.collector import without_collections
-from ckptfix.errors import file_name
-from ckptfix.fileio import Progress
+from ckptfix.errors import NoSuchFile, file_name
+from ckptfix.fileio import Progress, stamp
 from ckptfix.ops import extract as extract_op
 from ckptfix.ops.writing import Draft, carry_out
 from ckptfix.results import Result
@@ -92,7 +93,9 @@ def extract(
     """
     output.check_destination(dest, [source], overwrite=force)
     path = file_name(source)
-    before = formats.stamp(path)
+    if not Path(path).exists():
+        raise NoSuchFile(path)
+    before = stamp(path)
     weights, others = extract_op.open_weights(path, at, ema)
     done = extract_op.plan(weights, os.fspath(dest), to=to, drop_unsupported=drop_unsupported)
     done = replace(done, others=others)

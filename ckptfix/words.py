@@ -57,8 +57,14 @@ def size(nbytes: float) -> str:
     raise AssertionError(nbytes)
 
 
+MOST_SIZES = 64
+"""Dimensions that a tensor of torch has at most; a header may state millions."""
+
+
 def shape(sizes: Sequence[int]) -> str:
-    """``[64, 3, 7, 7]``, as torch writes it."""
+    """``[64, 3, 7, 7]``, as torch writes it; of more dimensions than torch can have, the first ones and how many."""
+    if len(sizes) > MOST_SIZES:
+        return f"[{', '.join(map(str, sizes[:8]))}, ... {len(sizes):,} dimensions]"
     return f"[{', '.join(map(str, sizes))}]"
 
 

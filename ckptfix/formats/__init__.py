@@ -14,6 +14,7 @@ from typing import cast
 
 from ckptfix.checkpoint import Checkpoint
 from ckptfix.errors import CkptfixError, NoFile, UnknownFormat, file_name, not_readable
+from ckptfix.fileio import stamp
 from ckptfix.formats import base, distributed, safetensors, torch_legacy, torch_zip
 from ckptfix.formats.base import Format
 
@@ -74,12 +75,3 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     module = detect(path)
     before = stamp(path)
     return replace(module.read(os.fspath(path)), stamp=before)
-
-
-def stamp(path: str | os.PathLike[str]) -> tuple[int, int, int]:
-    """Size, modification time in ns and inode of the file: what changes when somebody writes to it."""
-    try:
-        status = Path(path).stat()
-    except OSError as error:
-        raise not_readable(error, path) from None
-    return status.st_size, status.st_mtime_ns, status.st_ino

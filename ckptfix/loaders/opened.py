@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import shlex
 from dataclasses import replace
 from pathlib import Path
 
 from ckptfix.checkpoint import Checkpoint, NameSite, StateDict
+from ckptfix.commands import quoted
 from ckptfix.errors import DamagedFile, UnknownFormat, WrongType, file_name
 from ckptfix.formats import open_checkpoint
 from ckptfix.formats.weights import Weights
@@ -43,7 +43,7 @@ def opened(path: str | os.PathLike[str], *, programs: bool = False) -> Checkpoin
         return _as_checkpoint(weights)
     wrong = next((row for row in checkpoint.findings if row.id == "bad-crc"), None)
     if wrong is not None:
-        hint = f"`ckptfix repair {shlex.quote(checkpoint.path)} OUT` keeps what is intact"
+        hint = f"`ckptfix repair {quoted(checkpoint.path)} OUT` keeps what is intact"
         raise DamagedFile(wrong.message, path=checkpoint.path, where=wrong.where, offset=wrong.offset, hint=hint)
     return checkpoint
 

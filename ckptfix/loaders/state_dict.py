@@ -10,16 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 from ckptfix import keys
 from ckptfix.checkpoint import Checkpoint, NameSite, StateDict
-from ckptfix.errors import KeyConflict, PartialPrefix, Refused
-from ckptfix.formats import safetensors, torch_module
+from ckptfix.errors import KeyConflict, PartialPrefix
+from ckptfix.formats import safetensors
 from ckptfix.formats.torch_common import Parts
 from ckptfix.loaders.opened import opened
 from ckptfix.loaders.tensors import TensorMaker, restore_location
+from ckptfix.ops import choose
 from ckptfix.ops import rename as rename_op
-from ckptfix.ops.convert import chosen_state_dict, refuse_damaged
-from ckptfix.ops.extract_sources import at_address, candidates, read
+from ckptfix.ops.candidates import Candidate
+from ckptfix.ops.convert import refuse_damaged
+from ckptfix.ops.extract_sources import read
 from ckptfix.ops.pieces import refuse_piece
-from ckptfix.ops.rename import module_of
 
 if TYPE_CHECKING:
     import torch
@@ -68,15 +69,8 @@ def load_state_dict(
     checkpoint = opened(path, programs=True)
     if at is None:
         refuse_piece(checkpoint)
-    seen, versions = _with_module(checkpoint, at)
-    try:
-        chosen = chosen_state_dict(seen, at)
-    except Refused as error:
-        inside = module_of(checkpoint)
-        found = [state.at for state in checkpoint.state_dicts if state.weights and state.at not in inside]
-        if found:
-            error.hint = f"choose one with at={found[0]!r}"
-        raise
+    chosen = choose.choose(checkpoint, at)
+    seen, versions = (checkpoint, None) if chosen.module is None else _of_module(checkpoint, chosen)
     refuse_piece(checkpoint, chosen.at)
     entries = [entry for entry in seen.entries if entry.at == chosen.at]
     refuse_damaged(checkpoint)
@@ -98,27 +92,14 @@ def load_state_dict(
     return loaded
 
 
-def _with_module(checkpoint: Checkpoint, at: str | None) -> tuple[Checkpoint, Mapping[str, Any] | None]:
-    """The checkpoint with the state dict of its whole pickled module as its only one, and the module's versions.
-
-    It is `checkpoint` itself and None where another state dict is asked for, or there, or none of several modules.
+def _of_module(checkpoint: Checkpoint, row: Candidate) -> tuple[Checkpoint, Mapping[str, Any]]:
+    """The checkpoint with the state dict of a whole pickled module as its only one, and the module's versions.
 
     Raises:
         CkptfixError: the module cannot be read.
     """
-    modules = torch_module.modules(checkpoint)
-    if not modules:
-        return checkpoint, None
-    if at is not None:
-        candidate = at_address(checkpoint, at)
-    else:
-        (candidate, *others) = candidates(checkpoint)
-        if others:
-            return checkpoint, None
-    if candidate.module is None:
-        return checkpoint, None
-    taken = read(checkpoint, candidate)
-    place = candidate.at
+    taken = read(checkpoint, row)
+    place = row.at
     entries = tuple(replace(entry, at=place) for entry in taken.entries)
     names = NameSite(place, "state_dict", tuple(entry.key for entry in entries))
     paths = NameSite(place, "metadata", tuple(taken.versions or ()))

@@ -5,6 +5,7 @@ None of them runs code of the file: what a row makes is made from numbers, texts
 
 from __future__ import annotations
 
+import sys
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -141,16 +142,16 @@ def _plain_args(node: Call) -> bool:
 
 
 def _default(node: Call) -> Any:
-    factory = node.args[0] if node.args else None
+    factory = node.arguments[0] if node.arguments else None
     if factory is None:
         return defaultdict(None)
     made = BUILTINS.get(canonical(factory)) if type(factory) is Global else None
-    return defaultdict(made) if made is not None and len(node.args) == 1 else NOTHING
+    return defaultdict(made) if made is not None and len(node.arguments) == 1 else NOTHING
 
 
 def _queue(node: Call) -> Any:
-    most = node.args[1] if len(node.args) > 1 else None
-    return deque(maxlen=most) if most is None or (type(most) is int and most >= 0) else NOTHING
+    most = node.arguments[1] if len(node.arguments) > 1 else None
+    return deque(maxlen=most) if most is None or (type(most) is int and 0 <= most <= sys.maxsize) else NOTHING
 
 
 SHELLS: dict[str, Callable[[Call], Any]] = {
@@ -191,7 +192,7 @@ def add_elements(node: Call, shell: Any, value: Value) -> None:
     if not isinstance(shell, set | list | deque):
         return
     # Of the node, not of its value: a list may not be filled yet.
-    first = node.args[0] if node.args else ()
+    first = node.arguments[0] if node.arguments else ()
     given = first.elements if type(first) is Set else first if type(first) in (list, tuple) else ()
     add: Any = shell.update if isinstance(shell, set) else shell.extend
     add(map(value, given))

@@ -7,10 +7,10 @@ in three modules, by what they are about; `ENTRIES` joins them.
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 
 from ckptfix.checkpoint import Finding
+from ckptfix.commands import quoted, word
 from ckptfix.ops.catalogue_containers import CONTAINERS
 from ckptfix.ops.catalogue_contents import CONTENTS
 from ckptfix.ops.catalogue_row import Entry, Severity
@@ -104,15 +104,11 @@ class _Fields(dict[str, str]):
     """The fields of a template, quoted for a shell, made when they are asked for."""
 
     def __init__(self, path: str, values: dict[str, str]) -> None:
-        super().__init__({name: shlex.quote(value) for name, value in values.items()})
+        super().__init__({name: word(value) for name, value in values.items()})
         self._path = path
 
     def __missing__(self, name: str) -> str:
         if name == "source":
-            return _quoted(self._path)
-        return _quoted(proposed(self._path, name))
+            return quoted(self._path)
+        return quoted(proposed(self._path, name))
 
-
-def _quoted(path: str) -> str:
-    """`path` for a shell; one that begins with a dash can not be taken for an option."""
-    return shlex.quote(f"./{path}" if path.startswith("-") else path)

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from ckptfix.checkpoint import Finding, TensorEntry
+from ckptfix.commands import command
 from ckptfix.errors import printable
 from ckptfix.ops.values import ValueDiff
 from ckptfix.words import plural
@@ -23,6 +24,15 @@ class Pairing:
     at_a: str
     at_b: str
     how: How
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleRead:
+    """The whole module at `at` of the file `side` was compared as its state dict; `left` are its tensors outside."""
+
+    side: Literal["a", "b"]
+    at: str
+    left: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +148,7 @@ class DiffResult:
         values: values that are no tensors and differ.
         unread: what one of the files has and could not be read; the files are then not the same.
         counts: how much was compared.
+        modules: whole pickled modules that were compared as their state dicts.
     """
 
     path_a: str
@@ -157,6 +168,7 @@ class DiffResult:
     values: tuple[ValueChange, ...]
     unread: tuple[Finding, ...]
     counts: Counts
+    modules: tuple[ModuleRead, ...] = ()
 
     def __str__(self) -> str:
         """The sentences that sum it up, and a line for each tensor that differs."""
@@ -263,3 +275,10 @@ def _sentences(result: DiffResult) -> Iterable[str]:
         if pairing.at_a != pairing.at_b:
             a, b = (at or "the top" for at in (pairing.at_a, pairing.at_b))
             yield f"Compared {a} of A with {b} of B ({pairing.how})."
+    for row in result.modules:
+        path = result.path_a if row.side == "a" else result.path_b
+        what = f"the module {row.at}" if row.at else "the module"
+        way = command("extract", path, "OUT", at=row.at or None)
+        yield f"{row.side.upper()}: {what} was compared as its state dict, which `{way}` writes."
+        if row.left:
+            yield f"{row.side.upper()}: not compared, as no state dict has them: {', '.join(row.left)}."

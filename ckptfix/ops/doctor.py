@@ -28,7 +28,7 @@ from ckptfix.errors import (
     printable,
 )
 from ckptfix.fileio import Reader
-from ckptfix.formats import FORMATS, open_checkpoint, torch_zip
+from ckptfix.formats import FORMATS, demands, open_checkpoint, torch_zip
 from ckptfix.formats.torch_common import Parts, all_findings
 from ckptfix.ops import (
     error_texts,
@@ -274,6 +274,8 @@ def _pickles(checkpoint: Checkpoint, looked: list[str]) -> Iterator[Finding]:
         base = data.offset if isinstance(data, ByteRange) else 0
         yield from scan_pickle.after_stop(graph.data, graph.end, where, base)
         yield from _hidden(checkpoint, parts.container.directory.records, parts.container.root)
+    for finding in demands.findings(graph):
+        yield replace(finding, where=where, offset=base + (finding.offset or 0))
     module = scan_pickle.modules(graph)
     for finding in scan_pickle.scan(graph, where, base):
         # Without its classes nothing of a module is left for sanitize to write; extract takes the weights out.

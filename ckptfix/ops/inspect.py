@@ -9,9 +9,11 @@ from typing import Any
 
 from ckptfix import keys
 from ckptfix.checkpoint import Checkpoint, Finding, StateDict, TensorEntry
-from ckptfix.errors import printable
+from ckptfix.errors import CkptfixError, printable
 from ckptfix.formats import FORMATS, trusted
 from ckptfix.formats.torch_common import Parts
+from ckptfix.ops import choose
+from ckptfix.ops.candidates import is_inside, state_dict_of, view
 from ckptfix.ops.inspect_text import summary
 from ckptfix.words import plural, shape, size
 
@@ -105,10 +107,6 @@ def _row(entry: TensorEntry) -> dict[str, Any]:
 def inspect(checkpoint: Checkpoint) -> Inspection:
     """Describe `checkpoint`; no tensor byte is read."""
     entries = checkpoint.entries
-    weights = {state.at for state in checkpoint.state_dicts if state.weights}
-    weights = weights or {state.at for state in checkpoint.state_dicts if not state.optimizer}
-    seen: set[tuple[object, ...]] = set()
-    parameters = 0
     storages: dict[str, int] = {}
     stack = list(entries)
     while stack:
@@ -116,11 +114,6 @@ def inspect(checkpoint: Checkpoint) -> Inspection:
         stack.extend(entry.parts)
         if entry.storage is not None:
             storages[entry.storage.key] = entry.storage.nbytes
-    for entry in entries:
-        place = (entry.storage.key if entry.storage else entry.name, entry.offset, entry.shape, entry.stride)
-        if entry.at in weights and place not in seen:
-            seen.add(place)
-            parameters += entry.numel
     names = [name for site in checkpoint.sites if site.kind == "state_dict" for name in site.names]
     graph = checkpoint.graph.graph if isinstance(checkpoint.graph, Parts) else None
     found = dict.fromkeys(trusted.canonical(node) for node in graph.globals) if graph else {}
@@ -131,7 +124,7 @@ def inspect(checkpoint: Checkpoint) -> Inspection:
         size=checkpoint.size,
         traits=checkpoint.traits,
         tensors=len(entries),
-        parameters=parameters,
+        parameters=_parameters(checkpoint),
         nbytes=sum(storages.values()),
         dtypes=dict(Counter(entry.dtype for entry in entries)),
         devices=checkpoint.devices,
@@ -143,3 +136,20 @@ def inspect(checkpoint: Checkpoint) -> Inspection:
         findings=tuple(checkpoint.findings),
         entries=entries,
     )
+
+
+def _parameters(checkpoint: Checkpoint) -> int:
+    """Elements of the tensors of the model, or of all between which nothing decides; tied ones once."""
+    seen: set[object] = set()
+    count = 0
+    for row in choose.meant(checkpoint):
+        try:
+            entries = state_dict_of(checkpoint, row)
+        except CkptfixError:  # a broken module is still to be described
+            entries = tuple(entry for entry in checkpoint.entries if is_inside(entry.name, row.at))
+        for entry in entries:
+            place = view(entry) if entry.storage is not None else (row.at, entry.key)
+            if place not in seen:
+                seen.add(place)
+                count += entry.numel
+    return count

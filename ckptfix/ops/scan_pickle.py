@@ -183,9 +183,10 @@ def modules(graph: Graph) -> tuple[str, int] | None:
         if type(node) is Call:
             names = {str(name) for name, _ in attributes(node.state)}
             if {"_parameters", "_modules"} <= names:
-                func = node.func if type(node.func) is Global else node.args[0] if node.args else None
+                arguments = node.arguments
+                func = node.func if type(node.func) is Global else arguments[0] if arguments else None
                 # copyreg._reconstructor(cls, object, None) and NEWOBJ stand for the same.
-                if type(func) is Global and func.name in ("_reconstructor", "__newobj__") and node.args:
-                    func = node.args[0]
+                if type(func) is Global and func.name in ("_reconstructor", "__newobj__") and arguments:
+                    func = arguments[0]
                 return (func.full if type(func) is Global else "a module", node.position)
     return None

@@ -21,9 +21,10 @@ from typing import Any
 
 from ckptfix import dtypes
 from ckptfix.checkpoint import Checkpoint
-from ckptfix.errors import CkptfixError, Refused, file_name, not_readable
+from ckptfix.errors import CkptfixError, Refused, Undecided, file_name, not_readable
 from ckptfix.formats import open_checkpoint, safetensors
-from ckptfix.ops.convert import chosen_state_dict
+from ckptfix.ops import choose
+from ckptfix.ops.candidates import Candidate, state_dict_of
 from ckptfix.ops.match import Slot
 from ckptfix.words import where_else
 
@@ -66,8 +67,8 @@ def read(target: str | os.PathLike[str], *, at: str | None = None, allow_import:
         return _keys_file(text, at)
     try:
         return of_checkpoint(open_checkpoint(text), at)
-    except Refused as error:
-        error.hint = error.hint and error.hint.replace("with --at ", "with --like-at ")
+    except Undecided as error:
+        error.choose_with({"like_at": error.choices[0]})
         raise
 
 
@@ -78,18 +79,26 @@ def of_checkpoint(checkpoint: Checkpoint, at: str | None = None) -> Side:
         Refused: there is none, or there are several.
         NoSuchTensor: there is none at `at`.
     """
-    chosen = chosen_state_dict(checkpoint, at)
-    entries = [entry for entry in checkpoint.entries if entry.at == chosen.at]
+    return of_candidate(checkpoint, choose.mapping(checkpoint, at))
+
+
+def of_candidate(checkpoint: Checkpoint, row: Candidate) -> Side:
+    """One state dict of a checkpoint, or that of a whole module.
+
+    Raises:
+        CkptfixError: a module that is none, or a tensor of it that cannot be read.
+    """
+    entries = list(state_dict_of(checkpoint, row))
     in_order = checkpoint.format != safetensors.NAME
     if not in_order:
         # Recorded views would be compared with their bases byte by byte; names need only the ties.
         pairs = {key: value for key, value in checkpoint.metadata.items() if key != safetensors.VIEWS_KEY}
         entries = list(safetensors.restore_ties(entries, pairs))
-    rows = []
+    slots = []
     for entry in entries:
         storage = entry.storage.key if entry.storage is not None and entry.numel else None
-        rows.append((entry.key, entry.shape, entry.dtype, storage and (storage, entry.offset, entry.stride)))
-    return Side(checkpoint.path, _slots(rows), chosen.at, in_order)
+        slots.append((entry.key, entry.shape, entry.dtype, storage and (storage, entry.offset, entry.stride)))
+    return Side(checkpoint.path, _slots(slots), row.at, in_order)
 
 
 def _slots(rows: Iterable[tuple[str, tuple[int, ...], str, object]]) -> tuple[Slot, ...]:
@@ -195,6 +204,11 @@ def _fields(name: str, value: Any) -> tuple[tuple[int, ...], str]:
     return tuple(shape), row.name
 
 
+def _below(names: Iterable[object], at: str) -> tuple[str, ...]:
+    front = f"{at}/" if at else ""
+    return tuple(name[len(front) :] for name in names if isinstance(name, str) and name.startswith(front))
+
+
 def _inspection(path: str, document: Mapping[str, Any], at: str | None) -> Side:
     """The state dict at `at` of what ``inspect --json`` printed, or the only one that looks like a model's."""
     listed = document.get("state_dicts")
@@ -203,16 +217,14 @@ def _inspection(path: str, document: Mapping[str, Any], at: str | None) -> Side:
         for state in (listed if isinstance(listed, list) else ())
         if isinstance(state, dict) and isinstance(state.get("at"), str)
     ]
-    wanted = [state["at"] for state in states if state.get("weights")]
-    wanted = wanted or [state["at"] for state in states if not state.get("optimizer")] or [""]
-    if at is not None:
-        wanted = [at.strip("/")]
+    models = [state["at"] for state in states if state.get("weights")]
+    models = models or [state["at"] for state in states if not state.get("optimizer")] or [""]
+    names = [entry["name"] for entry in document["entries"] if isinstance(entry, dict) and "name" in entry]
+    rows_of = [Candidate(each, None, _below(names, each)) for each in models]
+    wanted = [row.at for row in choose.narrowed(rows_of)] if at is None else [at.strip("/")]
     if len(wanted) > 1:
-        raise Refused(
-            f"it holds {len(wanted)} state dicts: {', '.join(state or repr('') for state in wanted)}",
-            path=path,
-            hint=f"choose one with --like-at {wanted[0] or repr('')}",
-        )
+        message = f"it holds {len(wanted)} state dicts: {', '.join(state or repr('') for state in wanted)}"
+        raise Undecided(message, choices=tuple(wanted), choice={"like_at": wanted[0]}, path=path)
     prefix = f"{wanted[0]}/" if wanted[0] else ""
     others = [f"{state['at']}/" for state in states if state["at"] and len(state["at"]) >= len(prefix)]
     rows = []
