@@ -1,11 +1,13 @@
 # Everything runs in .venv, which is made on the first use. PYTHON names the interpreter to make it with.
 PYTHON ?= python3
+# How many mutants make fuzz tries; a million take some seven hours of one core.
+MUTANTS ?= 100000
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench match-quality fixtures fuzz clean
+.PHONY: help demo test lint bench match-quality fixtures fuzz campaigns clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,8 +32,13 @@ match-quality: $(READY) ## Count right and wrong keys of match and of simpler wa
 fixtures: $(READY) ## Make the small files of fixtures/ anew
 	$(BIN)/python fixtures/make.py
 
-fuzz: $(READY) ## Run the property tests for longer
+fuzz: $(READY) ## Run the property tests for longer, and a campaign of mutants
 	CKPTFIX_LONG=1 $(BIN)/python -m pytest -n 2 tests/property $(ARGS)
+	PYTHONPATH=.:tests $(BIN)/python -m property.campaign --mutants $(MUTANTS)
+
+campaigns: $(READY) ## Break the writer in every way; long
+	CKPTFIX_LONG=1 $(BIN)/python -m pytest -n 2 -rs tests/faults $(ARGS)
+	PYTHONPATH=tests $(BIN)/python -m campaigns
 
 clean: ## Remove the environment and everything that was made
 	rm -rf $(VENV) .demo .bench .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist

@@ -21,6 +21,7 @@ from ckptfix.ops.inspect import inspect as inspect_op
 from ckptfix.ops.law_promise import Promise
 from ckptfix.ops.writing import Draft, about, carry_out, open_input
 from ckptfix.results import ConvertResult, RelocateResult, RenameResult
+from ckptfix.words import plural, some
 
 if TYPE_CHECKING:
     from ckptfix.ops.diff import DiffResult
@@ -152,7 +153,7 @@ def map_location(
     moves = relocate_op.relocate(checkpoint, target)
     plan = _edit(checkpoint, moves.edits, dest)
     if moves.moved:
-        rows = ", ".join(f"{old} -> {new} in {_count(count, 'place')}" for (old, new), count in moves.moved.items())
+        rows = ", ".join(f"{old} -> {new} in {plural(count, 'place')}" for (old, new), count in moves.moved.items())
         kept = ", ".join(f"{count} on {location}" for location, count in moves.kept.items())
         line = f"moved {rows}" + (f"; left {kept}" if kept else "")
     else:
@@ -209,19 +210,19 @@ def convert(
     """
     checkpoint = open_input(source, dest, force)
     done = convert_op.convert(checkpoint, os.fspath(dest), to=to, at=at, drop_unsupported=drop_unsupported)
-    line = f"{_count(done.tensors, 'tensor')} from {checkpoint.format} to {done.format}"
+    line = f"{plural(done.tensors, 'tensor')} from {checkpoint.format} to {done.format}"
     if done.format == checkpoint.format:
         line = f"nothing to do: it is {done.format} already{_copy_note(True)}"
     if done.at:
         line += f", those of {done.at}"
     if done.ties:
-        line += f"; {_count(done.ties, 'name')} tied to another"
+        line += f"; {plural(done.ties, 'name')} tied to another"
     lines = [line]
     if done.lost:
-        lines.append(f"LOST, as {done.format} cannot hold them: {_some(done.lost)}")
+        lines.append(f"LOST, as {done.format} cannot hold them: {some(done.lost)}")
     behind = [address for address in done.left if address not in done.lost]
     if behind:
-        lines.append(f"left behind: {_some(behind)}")
+        lines.append(f"left behind: {some(behind)}")
     draft = Draft(
         source=checkpoint.path,
         stamp=checkpoint.stamp,
@@ -315,13 +316,13 @@ def _renamed(
     if renames.changes:
         first = renames.changes[0]
         places = len({change.at for change in renames.changes})
-        line = f"{verb} {_count(len(renames.changes), 'key')}, as in {first.old} -> {first.new}"
+        line = f"{verb} {plural(len(renames.changes), 'key')}, as in {first.old} -> {first.new}"
         if places > 1 or first.at:
-            line += f" ({_some(list(dict.fromkeys(change.at or 'top level' for change in renames.changes)))})"
+            line += f" ({some(list(dict.fromkeys(change.at or 'top level' for change in renames.changes)))})"
         if renames.references:
-            line += f", and {_count(renames.references, 'name')} that refer to them"
+            line += f", and {plural(renames.references, 'name')} that refer to them"
     elif renames.references:
-        line = f"{verb} {_count(renames.references, 'name')} of an optimizer"
+        line = f"{verb} {plural(renames.references, 'name')} of an optimizer"
     else:
         line = f"nothing to do: {nothing}"
     lines = [line + _copy_note(not renames.edits)]
@@ -347,12 +348,3 @@ def _renamed(
 
 def _copy_note(unchanged: bool) -> str:
     return "; the output is an identical copy" if unchanged else ""
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def _some(names: Sequence[str], most: int = 8) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 import zlib
 from collections.abc import Sequence
 from threading import Event
 from typing import TYPE_CHECKING
 
 from ckptfix.checkpoint import ByteRange, Check
+from ckptfix.commands import quoted
 from ckptfix.errors import DamagedFile
 from ckptfix.fileio import read_chunks
 from ckptfix.streams import CRC_CHUNK
@@ -73,5 +73,5 @@ def _differs(check: Check) -> DamagedFile:
         path=path or None,
         where=f"storage {check.where}",
         offset=offset,
-        hint=f"`ckptfix repair {shlex.quote(path)} OUT` keeps the tensors that are intact",
+        hint=f"`ckptfix repair {quoted(path)} OUT` keeps the tensors that are intact",
     )

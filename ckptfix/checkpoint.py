@@ -1,9 +1,8 @@
 """The nouns: what a checkpoint is made of, what is done to it, and what will be written.
 
-Tensor data is a place, not a value: a `ByteRange`. An output is a sequence of segments, each literal
-``bytes`` (a header, a pickle, padding), a `ByteRange` that the kernel copies, or a `Derived` stream for
-the few bytes that are in no file as they must be written (a strided view made contiguous, a deflated
-record, a checksum). A `Plan` is everything to be written, and nothing yet written.
+Tensor data is a place, not a value: a `ByteRange`. An output is a sequence of segments, each literal ``bytes`` (a
+header, a pickle, padding), a `ByteRange` that the kernel copies, or a `Derived` stream for the few bytes that are in no
+file (a strided view made contiguous, a deflated record, a checksum). A `Plan` is what will be written, and is not yet.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from typing import Any, Literal
 
 from ckptfix import dtypes
 from ckptfix.errors import DamagedFile, Unsupported
+from ckptfix.stamps import UNSEEN, Stamp
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +254,7 @@ class Checkpoint:
         fixed_devices: places whose device can not be edited, as text.
         graph: what the format keeps for its own edits; opaque to everybody else.
         findings: what reading noticed; building `entries` may add to it.
-        stamp: what `formats.stamp` said of the file before it was read, to see that it is still the same.
+        stamp: what `fileio.stamp` said of the file before it was read, to see that it is still the same.
     """
 
     path: str
@@ -271,7 +271,7 @@ class Checkpoint:
     fixed_devices: tuple[str, ...] = ()
     graph: Any = field(default=None, repr=False, compare=False)
     findings: Sequence[Finding] = ()
-    stamp: tuple[int, int, int] = (0, 0, 0)
+    stamp: Stamp = UNSEEN
 
     @cached_property
     def entries(self) -> tuple[TensorEntry, ...]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from ckptfix.checkpoint import Finding
 from ckptfix.collector import without_collections
+from ckptfix.commands import command
 from ckptfix.fileio import Progress
 from ckptfix.ops import sanitize as sanitize_op
 from ckptfix.ops import slim as slim_op
@@ -18,13 +19,12 @@ from ckptfix.ops.sanitize_objects import EXTRACT
 from ckptfix.ops.sanitize_report import Loss
 from ckptfix.ops.writing import Draft, about, carry_out, open_input
 from ckptfix.results import Result
+from ckptfix.words import plural, several, some
 
 StrPath = str | os.PathLike[str]
-SHOWN = 12
-"""Groups of changes that the summary shows; JSON has all."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class SanitizeResult(Result):
     """What became plain, and what was left out.
 
@@ -84,8 +84,8 @@ def sanitize(
         plan=done.plan,
         promise=everything(checkpoint, [loss.where for loss in done.losses]),
         lines=_sanitized_lines(done),
-        findings=tuple(_finding(loss, checkpoint.path) for loss in unasked),
-        exit_code=3 if unasked else 0,
+        findings=(*(_finding(loss, checkpoint.path) for loss in unasked), *done.unloadable),
+        exit_code=3 if unasked or done.unloadable else 0,
     )
     return SanitizeResult(
         **carry_out(draft, force=force, keep_old=keep_old, dry_run=dry_run, progress=progress),
@@ -95,31 +95,32 @@ def sanitize(
 
 
 def _finding(loss: Loss, path: str) -> Finding:
-    fix = f"ckptfix extract {path} OUT" if loss.why == EXTRACT else None
+    fix = command("extract", path, "OUT") if loss.why == EXTRACT else None
     return Finding("dropped", "warning", loss.where, f"left out: {loss.what}, {loss.why}", fix=fix)
 
 
 def _sanitized_lines(done: sanitize_op.Sanitized) -> tuple[str, ...]:
+    count = len(done.unloadable)
+    broken = [f"CANNOT BE LOADED AS THEY ARE: {count:,} value{'s' if count > 1 else ''}, named below"] if count else []
+    if done.identical and broken:
+        return ("weights_only=True takes all names; the output is an identical copy", *broken)
     if done.identical:
         line = "nothing to do: weights_only=True takes all that the file names; the output is an identical copy"
         return (line,)
     rows: dict[str, list[str]] = {}
     for (at, what, became), count in done.changes.items():
-        rows.setdefault(at, []).append(f"{count:,} {what} -> {became}" if count > 1 else f"{what} -> {became}")
+        rows.setdefault(at, []).append(f"{several(count, what) if count > 1 else what} -> {became}")
     lines = [f"{at or 'top level'}: {', '.join(parts)}" for at, parts in rows.items()]
-    if len(lines) > SHOWN:
-        lines = [*lines[:SHOWN], f"... {len(lines) - SHOWN:,} more addresses (--json shows all)"]
     unasked = sum(not loss.asked for loss in done.losses)
     asked = [loss.where for loss in done.losses if loss.asked]
     if asked:
-        shown = ", ".join(asked[:8]) + (f" and {len(asked) - 8:,} more" if len(asked) > 8 else "")
-        lines.append(f"left out as asked: {shown}")
+        lines.append(f"left out as asked: {some(asked)}")
     if unasked:
-        lines.append(f"LEFT OUT: {unasked:,} value{'s' if unasked > 1 else ''}, each named below")
-    return tuple(lines) or ("written again",)
+        lines.append(f"LEFT OUT: {plural(unasked, 'value')}, each named below")
+    return (*(lines or ["written again"]), *broken)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class SlimResult(Result):
     """What was saved.
 
@@ -183,7 +184,7 @@ def slim(
         format=checkpoint.format,
         plan=done.plan,
         promise=replace(everything(checkpoint, done.dropped), same=done.same),
-        lines=_slimmed_lines(done, checkpoint.size),
+        lines=_slimmed_lines(done, checkpoint.size, no_optimizer),
     )
     return SlimResult(
         **carry_out(draft, force=force, keep_old=keep_old, dry_run=dry_run, progress=progress),
@@ -194,13 +195,17 @@ def slim(
     )
 
 
-def _slimmed_lines(done: slim_op.Slimmed, size: int) -> tuple[str, ...]:
+_NO_OPTIMIZER = "no optimizer was recognised in it: none is left out (one is a mapping of state and param_groups)"
+
+
+def _slimmed_lines(done: slim_op.Slimmed, size: int, no_optimizer: bool) -> tuple[str, ...]:
+    without = (_NO_OPTIMIZER,) if no_optimizer and not done.dropped else ()
     if done.identical:
-        return ("nothing to do: tensors use all of the bytes; the output is an identical copy",)
+        return ("nothing to do: tensors use all of the bytes; the output is an identical copy", *without)
     notes = {
-        slim_op.UNUSED: f" in {done.compacted:,} storage{'s' if done.compacted != 1 else ''}",
+        slim_op.UNUSED: f" in {plural(done.compacted, 'storage')}",
         slim_op.OPTIMIZER: f" ({', '.join(done.dropped[:8])}{' ...' if len(done.dropped) > 8 else ''})",
-        slim_op.DUPLICATES: f" in {done.tied:,} storage{'s' if done.tied != 1 else ''}, whose tensors are now tied",
+        slim_op.DUPLICATES: f" in {plural(done.tied, 'storage')}, whose tensors are now tied",
     }
     lines = [
         f"{reason}: {abs(nbytes):,} bytes {'saved' if nbytes > 0 else 'more'}{notes.get(reason, '')}"
@@ -208,4 +213,4 @@ def _slimmed_lines(done: slim_op.Slimmed, size: int) -> tuple[str, ...]:
     ]
     if done.dropped and slim_op.OPTIMIZER not in done.saved:
         lines.append(f"left out: {', '.join(done.dropped[:8])}")
-    return (*lines, f"{size:,} bytes become {done.plan.nbytes:,}")
+    return (*lines, *without, f"{size:,} bytes become {done.plan.nbytes:,}")

@@ -6,10 +6,12 @@ import errno
 import os
 import signal
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
+from typing import Any
 
 from ckptfix.errors import WriteFailed
 from ckptfix.fileio import Reader, Sink, write_failed
@@ -18,6 +20,9 @@ NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXD
 """What a file system without hard links says, or one that allows no more of them."""
 
 _NO_FOLDER_SYNC = {errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF, errno.EACCES, errno.EPERM}
+TRIES = 200
+"""How often a step of the cleaning up is begun anew for want of memory."""
+
 _DEFERRED = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 
 
@@ -85,7 +90,7 @@ class Kept:
                 os.fsync(fd)
                 status = os.fstat(fd)
         self.identity = (status.st_dev, status.st_ino)
-        with undisturbed():
+        with Undisturbed():
             self._take_name()
 
     def _take_name(self) -> None:
@@ -129,11 +134,11 @@ def identity(path: str) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-def adopt_mode(fd: int, old: os.stat_result | None) -> None:
-    """Owner and mode of the file that is replaced, as far as we may; otherwise what the umask gives."""
+def adopt_mode(fd: int, old: os.stat_result | None, allowed: int = 0o666) -> None:
+    """Owner and mode of the file that is replaced, as far as we may; otherwise what the umask gives of `allowed`."""
     with suppress(PermissionError):
         if old is None:
-            os.fchmod(fd, 0o666 & ~_umask())
+            os.fchmod(fd, allowed & ~_umask())
         else:
             with suppress(PermissionError):
                 os.fchown(fd, old.st_uid, old.st_gid)
@@ -147,14 +152,60 @@ def _umask() -> int:
     return mask
 
 
-@contextmanager
-def undisturbed() -> Iterator[None]:
-    """Let a second Ctrl-C wait until the cleaning up after the first is done."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _DEFERRED)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+def persist(clean_up: Callable[[], None]) -> None:
+    """Do what can be repeated, as far as it can be done. Memory that has run out comes back while errors unwind."""
+    for _ in range(TRIES):
+        try:
+            clean_up()
+        except (MemoryError, SystemError):  # an enum's __new__ says SystemError for want of memory
+            continue
+        except OSError:
+            pass
+        return
+
+
+class Undisturbed:
+    """Lets signals wait until what is inside is done; then they act as they would have.
+
+    Made before it is needed: it is entered even when memory has run out.
+    """
+
+    def __init__(self) -> None:
+        self._held: list[int] = []
+        self._handlers: dict[int, Any] = {}
+        self._mask: set[signal.Signals | int] | None = None
+
+    def __enter__(self) -> None:
+        persist(self._hold)
+
+    def _hold(self) -> None:
+        if self._mask is None:
+            self._mask = {*signal.pthread_sigmask(signal.SIG_BLOCK, ())}
+        signal.pthread_sigmask(signal.SIG_BLOCK, _DEFERRED)
+        # The mask is this thread's alone: another may take the signal, and then the handler still runs in this one.
+        if threading.current_thread() is threading.main_thread():
+            for number in _DEFERRED - {*self._handlers}:
+                handler = signal.getsignal(number)
+                if callable(handler):
+                    self._handlers[number] = handler
+                    signal.signal(number, self._arrived)
+
+    def _arrived(self, number: int, frame: object) -> None:
+        self._held.append(number)
+
+    def __exit__(self, *error: object) -> None:
+        persist(self._release)
+        held, self._held = self._held, []
+        for number in held:
+            signal.raise_signal(number)
+
+    def _release(self) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        mask, self._mask = self._mask, None
+        self._handlers = {}
+        if mask is not None:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def sync_folder(folder: str) -> None:

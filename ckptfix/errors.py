@@ -17,9 +17,12 @@
     │   ├── WouldOverwrite   the output exists, or is the input
     │   ├── WouldLoseData    the output could not hold everything
     │   ├── PartialPrefix    only some keys of a mapping carry the prefix
-    │   └── NoMatch          the names of two models do not go together
+    │   ├── Undecided        several state dicts could be meant
+    │   ├── NoMatch          the names of two models do not go together
+    │   └── WrongType        an argument of another type than is asked for; also a TypeError
     ├── KeyConflict          two keys would become one
     ├── LoadMismatch         model and file disagree: missing, unexpected, shapes
+    ├── NoSuchFile           no file or folder of that name; also a FileNotFoundError
     ├── NoSuchTensor         a name or an address that the file does not have
     └── WriteFailed          the machine's fault: disk full, an I/O error, a read-only folder
 
@@ -28,7 +31,10 @@ Nothing here is parsed from text: a caller who needs the offset reads ``error.of
 
 from __future__ import annotations
 
+import errno
 import os
+import shlex
+from collections.abc import Mapping
 
 
 def printable(text: object) -> str:
@@ -81,6 +87,11 @@ class CkptfixError(Exception):
         self._hint = hint
         self.__notes__ = [f"hint: {printable(hint)}"] if hint else []
 
+    @property
+    def shell_hint(self) -> str | None:
+        """`hint` in the words of the command line, where they are others."""
+        return self._hint
+
     def __str__(self) -> str:
         """``model.pth: archive/data/17 @ 0x4f0000: 4096 bytes promised, 1200 left``, hint aside."""
         place = "" if self.where is None else self.where
@@ -88,6 +99,23 @@ class CkptfixError(Exception):
             place = f"{place} @ {self.offset:#x}".strip()
         parts = [str(part) for part in (self.path, place) if part]
         return printable(": ".join([*parts, self.message]))
+
+
+class NoSuchFile(CkptfixError, FileNotFoundError):
+    """There is no file or folder of that name. A ``FileNotFoundError`` too, with its `errno` and `filename`."""
+
+    def __init__(self, path: str | os.PathLike[str] | None = None, *, hint: str | None = None) -> None:
+        super().__init__("no such file or folder", path=path, hint=hint)
+        self.errno, self.strerror, self.filename = errno.ENOENT, self.message, self.path
+
+
+def not_readable(error: OSError, path: str | os.PathLike[str]) -> CkptfixError:
+    """What to raise where the system cannot open `path`, in its words."""
+    if isinstance(error, CkptfixError):
+        return error
+    if isinstance(error, FileNotFoundError):
+        return NoSuchFile(path)
+    return CkptfixError((error.strerror or str(error)).lower(), path=path)
 
 
 class UnknownFormat(CkptfixError):
@@ -158,12 +186,78 @@ class PartialPrefix(Refused):
         self.others = others
 
 
+class Undecided(Refused):
+    """Several state dicts could be meant.
+
+    Attributes:
+        choices: their addresses.
+        choice: the arguments that choose the first of them, such as ``{"at": "generator"}``; the hint says them in
+            the words of Python, and `shell_hint` as options.
+        averages: whether ``ema`` takes averages that stand beside them.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        choices: tuple[str, ...] = (),
+        choice: Mapping[str, object],
+        averages: bool = False,
+        **place: object,
+    ) -> None:
+        super().__init__(message, **place)  # type: ignore[arg-type]
+        self.choices = choices
+        self.averages = averages
+        self.choose_with(choice)
+
+    def choose_with(self, choice: Mapping[str, object]) -> None:
+        """Say that these arguments choose the first."""
+        self.choice = dict(choice)
+        said = ", ".join(f"{name}={value!r}" for name, value in choice.items())
+        self.hint = f"choose one with {said}" + ("; ema=True takes the averaged one" if self.averages else "")
+
+    @property
+    def shell_hint(self) -> str:
+        said = " ".join(_option(name, value) for name, value in self.choice.items())
+        return f"choose one with {said}" + ("; --ema takes the averaged one" if self.averages else "")
+
+
+def _option(name: str, value: object) -> str:
+    option = f"--{name.replace('_', '-')}"
+    if value is True:
+        return option
+    values = value if isinstance(value, tuple) else (value,)
+    return " ".join(f"{option} {shlex.quote(str(one))}" for one in values)
+
+
 class NoMatch(Refused):
     """The names of two models do not go together; `lines` show where, or what is left over, for a person."""
 
     def __init__(self, message: str, *, lines: tuple[str, ...] = (), **place: object) -> None:
         super().__init__(message, **place)  # type: ignore[arg-type]
         self.lines = lines
+
+
+class WrongType(Refused, TypeError):
+    """An argument of another type than is asked for. A ``TypeError`` too."""
+
+
+def file_name(value: object, what: str = "the path") -> str:
+    """`value` as the name of a file.
+
+    Args:
+        what: the argument, as a message calls it.
+
+    Raises:
+        WrongType: it is none.
+    """
+    if isinstance(value, str | os.PathLike):
+        name = os.fspath(value)
+        if isinstance(name, str):
+            return name
+    if isinstance(value, bytes):
+        return os.fsdecode(value)
+    raise WrongType(f"{what} must be the name of a file (str or os.PathLike), not {type(value).__qualname__}")
 
 
 class KeyConflict(CkptfixError):

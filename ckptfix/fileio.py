@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shlex
 import stat
 import sys
 from bisect import bisect_right
@@ -18,7 +17,9 @@ from itertools import accumulate
 from types import TracebackType
 
 from ckptfix.checkpoint import ByteRange, Data, Derived, OutputFile, Segment, segment_length
+from ckptfix.commands import command
 from ckptfix.errors import DamagedFile, Truncated, Unsupported, WriteFailed
+from ckptfix.stamps import Stamp
 
 Progress = Callable[[int, int], None]
 """Called with bytes done and bytes in all, at least once every `KERNEL_CHUNK` bytes."""
@@ -75,6 +76,15 @@ def named(path: str, needed: int = 0) -> Iterator[None]:
         yield
     except OSError as error:
         raise write_failed(error, path, needed) from error
+
+
+def stamp(path: str | os.PathLike[str]) -> Stamp:
+    """What the file at `path` is now. Raises WriteFailed when it cannot be looked at."""
+    with named(os.fspath(path)):
+        status = os.stat(path)
+    return Stamp(
+        status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_dev, status.st_nlink
+    )
 
 
 class PlannedFile(str):
@@ -220,7 +230,7 @@ def truncated(where: ByteRange, size: int) -> Truncated:
 
 def cut_hint(path: str | os.PathLike[str]) -> str:
     """What to do about a file that was cut short."""
-    return f"copy or download it again, or `ckptfix repair {shlex.quote(os.fspath(path))} OUT` keeps what is whole"
+    return f"copy or download it again, or `{command('repair', path, 'OUT')}` keeps what is whole"
 
 
 def kind_of(mode: int) -> str:

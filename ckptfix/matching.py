@@ -12,7 +12,7 @@ from typing import Any
 from ckptfix import formats, output
 from ckptfix.checkpoint import Checkpoint, Finding, Plan, Reshape
 from ckptfix.collector import without_collections
-from ckptfix.errors import CkptfixError, NoMatch, Refused, printable
+from ckptfix.errors import CkptfixError, NoMatch, Refused, file_name, printable
 from ckptfix.fileio import Progress
 from ckptfix.ops import match as match_op
 from ckptfix.ops import match_plan, targets
@@ -101,7 +101,8 @@ def match(
 
 def check(source: StrPath, dest: StrPath, like: StrPath, force: bool) -> None:
     """Refuse a destination that could not be written, or is one of the other files, before a long read."""
-    output.check_destination(dest, [path for path in (source, like) if Path(path).exists()], overwrite=force)
+    others = [path for path in map(file_name, (source, like)) if Path(path).exists()]
+    output.check_destination(dest, others, overwrite=force)
 
 
 @without_collections
@@ -258,10 +259,6 @@ def _result(found: Found, done: dict[str, Any]) -> MatchResult:
     )
 
 
-SHOWN = 12
-"""Rules that the summary shows; the report has all."""
-
-
 def _lines(found: Found) -> tuple[str, ...]:
     matching, planned = found.matching, found.planned
     line = f"matched {len(matching.pairs):,} of {len(found.source.slots):,} keys by {matching.by}"
@@ -275,7 +272,4 @@ def _lines(found: Found) -> tuple[str, ...]:
         reshaped = sum(pair.reshape is not None for pair in matching.pairs)
         line += f"; {reshaped:,} reshaped" if reshaped else ""
     rules: Sequence[NameRule] = planned.rules if planned else matching.rules
-    lines = [line, *(f"  {rule}" for rule in rules[:SHOWN])]
-    if len(rules) > SHOWN:
-        lines.append(f"  ... {len(rules) - SHOWN:,} more rules (--report shows all)")
-    return (*lines, *(f"note: {note}" for note in found.notes[:SHOWN]))
+    return (line, *(f"  {rule}" for rule in rules), *(f"note: {note}" for note in found.notes))

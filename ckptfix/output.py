@@ -13,75 +13,26 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 from ckptfix.checking import Checking
 from ckptfix.checkpoint import ByteRange, OutputFile, Plan
-from ckptfix.durable import NO_LINKS, Kept, adopt_mode, identity, sync_folder, undisturbed
-from ckptfix.errors import Unsupported, WouldOverwrite, WriteFailed
-from ckptfix.fileio import Progress, Reader, Sink, free_space, kind_of, named, read_chunks, truncated, write_failed
-
-OPEN_SOURCES = 16
-"""Source files that are kept open."""
+from ckptfix.commands import quoted
+from ckptfix.durable import NO_LINKS, TRIES, Kept, Undisturbed, adopt_mode, identity, persist, sync_folder
+from ckptfix.errors import CkptfixError, Unsupported, WouldOverwrite, WriteFailed, file_name
+from ckptfix.fileio import Progress, Sink, free_space, kind_of, named, read_chunks, write_failed
+from ckptfix.sources import Sources
+from ckptfix.stamps import Stamp
+from ckptfix.written import record
 
 SYNC_EVERY = 64 << 20
 """Bytes after which the disk begins to take what has been written. One GiB then takes 0.45 s, not 0.52 s."""
 
 TEMP_SUFFIX = ".ckptfix-tmp"
-
-
-
-class _Sources:
-    """The files that a plan reads: what they were at its start, and the few of them that are open."""
-
-    def __init__(self, plan: Plan) -> None:
-        self._open: dict[str, Reader] = {}
-        self.stamps: dict[str, tuple[int, ...]] = {}
-        for where in _ranges(plan):
-            stamp = self.stamps.get(where.path)
-            if stamp is None:
-                stamp = self.stamps[where.path] = _stamp(where.path)
-            if where.offset < 0 or where.length < 0 or where.end > stamp[0]:
-                raise truncated(where, stamp[0])
-
-    def __getitem__(self, path: str) -> Reader:
-        reader = self._open.pop(path, None)
-        if reader is None:
-            if len(self._open) >= OPEN_SOURCES:
-                self._open.pop(next(iter(self._open))).close()
-            reader = Reader(path)
-        self._open[path] = reader
-        return reader
-
-    def check_unchanged(self) -> None:
-        for path, stamp in self.stamps.items():
-            if _stamp(path) != stamp:
-                raise WriteFailed(
-                    "changed while it was being read", path=path, hint="try again when nothing writes to it"
-                )
-
-    def close(self) -> None:
-        for reader in self._open.values():
-            reader.close()
-
-
-def _ranges(plan: Plan) -> Iterator[ByteRange]:
-    for file in plan.files:
-        for segment in file.segments:
-            if isinstance(segment, ByteRange):
-                yield segment
-            elif not isinstance(segment, bytes):
-                yield from segment.sources
-
-
-def _stamp(path: str) -> tuple[int, ...]:
-    """Size first; then what else tells a file from the same one written to or replaced."""
-    with named(path):
-        status = os.stat(path)
-    return status.st_size, status.st_mtime_ns, status.st_ino, status.st_dev
 
 
 class _Syncing:
@@ -139,6 +90,7 @@ class _Output:
     copy: str = field(init=False)
     identity: tuple[int, int] | None = None
     kept: Kept | None = None
+    backup_stays: bool = False
 
     def __post_init__(self) -> None:
         folder, name = os.path.split(self.dest)
@@ -148,7 +100,7 @@ class _Output:
         self.backup = stem + ".old" + TEMP_SUFFIX
         self.copy = stem + ".kept" + TEMP_SUFFIX
 
-    def write(self, sources: _Sources, advance: Callable[[int], None]) -> None:
+    def write(self, sources: Sources, advance: Callable[[int], None]) -> None:
         """Fill the temp file and bring it to the disk."""
         fd = os.open(self.temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
         with open(fd, "wb", buffering=0), _Syncing(fd) as syncing:
@@ -172,7 +124,7 @@ class _Output:
             size = os.fstat(fd).st_size
             if size != self.file.nbytes:
                 raise WriteFailed(f"{self.file.nbytes} bytes written, {size} arrived", path=self.file.path)
-            adopt_mode(fd, self.old)
+            adopt_mode(fd, self.old, sources.permissions)
             syncing.finish()
 
     def keep_old(self) -> None:
@@ -199,18 +151,33 @@ class _Output:
 
     def restore(self) -> None:
         """Undo `publish`, wherever it stopped."""
+        persist(self._restore)
+
+    def _restore(self) -> None:
+        if self.kept is not None:
+            self.kept.undo(self.identity)
+        elif os.path.lexists(self.backup):
+            os.replace(self.backup, self.dest)
+        elif self.old is None and identity(self.dest) == self.identity:
+            os.unlink(self.dest)
+
+    def stuck(self) -> str | None:
+        """What to say where `restore` failed: the new file is there, and what holds the old one."""
         with suppress(OSError, MemoryError):
+            if identity(self.dest) != self.identity:
+                return None
+            line = f"{self.file.path} is the new file already, and could not be put back"
             if self.kept is not None:
-                self.kept.undo(self.identity)
-            elif os.path.lexists(self.backup):
-                os.replace(self.backup, self.dest)
-            elif self.old is None and identity(self.dest) == self.identity:
-                os.unlink(self.dest)
+                return f"{line}; {self.kept.line}"
+            if os.path.lexists(self.backup):
+                self.backup_stays = True
+                return f"{line}; the old one is {self.backup}"
+            return line
+        return None
 
     def discard(self) -> None:
-        for path in (self.temp, self.backup, self.copy):
-            with suppress(OSError, MemoryError):
-                os.unlink(path)
+        for path in (self.temp, *(() if self.backup_stays else (self.backup,)), self.copy):
+            persist(partial(os.unlink, path))
 
 
 def _check_space(outputs: Iterable[_Output]) -> None:
@@ -237,29 +204,72 @@ def _publish(outputs: list[_Output], overwrite: bool, keep_old: Callable[[str], 
     those that are kept.
     """
     *others, last = outputs
+    done = False
+    quiet, put_back = Undisturbed(), partial(_restore, outputs)
     try:
-        for output in outputs:
-            with named(output.file.path, 0 if output.old is None else output.old.st_size):
-                if output.old is not None and keep_old is not None and keep_old(output.dest):
-                    output.kept = Kept(output.file.path, output.dest, output.copy)
-                    output.kept.keep(output.old)
-                elif others:
-                    output.keep_old()
-            if output is last and others:
-                _sync_folders(others)
+        for output in others:
+            _keep(output, keep_old, alone=False)
             with named(output.file.path):
                 output.publish(overwrite)
-    except BaseException:
-        with undisturbed():
-            for output in reversed(outputs):
-                output.restore()
+        _keep(last, keep_old, alone=not others)
+        if others:
+            _sync_folders(others)
+        with quiet:
+            with named(last.file.path):
+                last.publish(overwrite)
+            done = True
+            _settle(outputs)
+    except BaseException as error:
+        if not done:
+            with quiet:
+                persist(put_back)
+                _tell_stuck(outputs, error)
         raise
+
+
+def _keep(output: _Output, keep_old: Callable[[str], bool] | None, *, alone: bool) -> None:
+    """What `output` replaces gets a second name: for good, or until all is done where it is not `alone`."""
+    with named(output.file.path, 0 if output.old is None else output.old.st_size):
+        if output.old is not None and keep_old is not None and keep_old(output.dest):
+            output.kept = Kept(output.file.path, output.dest, output.copy)
+            output.kept.keep(output.old)
+        elif not alone:
+            output.keep_old()
+
+
+def _settle(outputs: Iterable[_Output]) -> None:
+    """All have their names: bring these to the disk, and say so."""
     try:
         _sync_folders(outputs)
     except WriteFailed as error:
         kept = "".join(f"; {output.kept.line}" for output in outputs if output.kept)
         error.message = f"the output is complete, but may not survive a power cut: {error.message}{kept}"
         raise
+    for output in outputs:
+        kept = f"; {output.kept.line}" if output.kept else ""
+        record(f"{output.file.path} is complete: it was written before that{kept}")
+
+
+def _restore(outputs: Sequence[_Output]) -> None:
+    """Undo what was published."""
+    for output in reversed(outputs):
+        output.restore()
+
+
+def _tell_stuck(outputs: Iterable[_Output], error: BaseException) -> None:
+    """Where undoing failed too, say so and keep what the old content is left under."""
+    for line in filter(None, [output.stuck() for output in outputs]):
+        if isinstance(error, CkptfixError):
+            error.message += f"; {line}"
+        else:
+            record(line)
+
+
+def _clean_up(checking: Checking, sources: Sources, outputs: Iterable[_Output]) -> None:
+    checking.stop()
+    sources.close()
+    for output in outputs:
+        output.discard()
 
 
 def check_destination(
@@ -274,19 +284,19 @@ def check_destination(
         Unsupported: it is a folder, a pipe or a device.
         WriteFailed: its folder does not exist or can not be written to.
     """
-    path = os.fspath(dest)
+    path = file_name(dest, "the output")
     status = _status(path)
     if status is None:
         if not os.path.basename(path):
             raise Unsupported("names a folder, not a file", path=path)
         folder = os.path.dirname(os.path.realpath(path))
         if not os.path.isdir(folder):
-            raise WriteFailed("its folder does not exist", path=path, hint=f"mkdir -p {folder}")
+            raise WriteFailed("its folder does not exist", path=path, hint=f"mkdir -p {quoted(folder)}")
     elif not stat.S_ISREG(status.st_mode):
         raise Unsupported(f"is {kind_of(status.st_mode)}, not a file", path=path)
     else:
         for source in sources:
-            there = _status(os.fspath(source))
+            there = _status(file_name(source))
             if there is not None and os.path.samestat(status, there):
                 raise WouldOverwrite("the output is the input", path=path, hint="give the output another name")
         if not overwrite:
@@ -311,18 +321,22 @@ def write_plan(
     *,
     overwrite: bool = False,
     keep_old: Callable[[str], bool] | None = None,
+    inputs: Mapping[str, Stamp] | None = None,
     progress: Progress | None = None,
 ) -> dict[str, str]:
     """Write the files of `plan`, in order: all complete and on the disk, or none.
 
     Every file is complete and synced before the first takes its name. What is replaced gives its mode and, where
-    allowed, its owner; extended attributes and other hard links are not carried over. `progress` counts the
-    bytes of all files.
+    allowed, its owner; `replacing.given_up` says what it loses. `progress` counts the bytes of all files. A signal
+    that comes when the last file takes its name waits until all is done, and `written` has it.
 
     Args:
         overwrite: replace files that exist.
         keep_old: of these, keep those of whose path it is true: as ``PATH.~1~``, or the next number that is free,
             beside the file that a symbolic link points to. At no time is the old content under neither name.
+
+        inputs: files that the plan was made from, as they were before they were read. A new file is open to those
+            who may read all of them and of its sources.
 
     Returns:
         path of the plan -> the name under which the file that was there is kept.
@@ -335,7 +349,7 @@ def write_plan(
     """
     if not plan.files:
         return {}
-    sources = _Sources(plan)
+    sources = Sources(plan, inputs or {})
     for file in plan.files:
         check_destination(file.path, sources.stamps, overwrite=overwrite)
     outputs = [_Output(file, _status(file.path), os.path.realpath(file.path)) for file in plan.files]
@@ -353,6 +367,7 @@ def write_plan(
             progress(done, total)
 
     checking = Checking(plan.checks)
+    quiet, tries, clean_up = Undisturbed(), iter(range(TRIES)), partial(_clean_up, checking, sources, outputs)
     try:
         for output in outputs:
             with named(output.file.path, output.file.nbytes):
@@ -361,9 +376,11 @@ def write_plan(
         sources.check_unchanged()
         _publish(outputs, overwrite, keep_old)
     finally:
-        with undisturbed():
-            checking.stop()
-            sources.close()
-            for output in outputs:
-                output.discard()
+        for _ in tries:
+            try:
+                with quiet:
+                    persist(clean_up)
+            except (MemoryError, SystemError):  # even a call takes memory
+                continue
+            break
     return {output.file.path: output.kept.spelled for output in outputs if output.kept is not None}

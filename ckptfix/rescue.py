@@ -17,8 +17,8 @@ from weakref import finalize
 from ckptfix import formats, output
 from ckptfix.checkpoint import Finding, Plan
 from ckptfix.collector import without_collections
-from ckptfix.errors import CkptfixError, Refused, WriteFailed
-from ckptfix.fileio import Progress
+from ckptfix.errors import NoSuchFile, Refused, WriteFailed, file_name
+from ckptfix.fileio import Progress, stamp
 from ckptfix.ops import targets
 from ckptfix.ops.convert import refuse_other_suffix
 from ckptfix.ops.grouping import collapse, shown
@@ -29,11 +29,12 @@ from ckptfix.ops.repair_fill import Fill
 from ckptfix.ops.repair_open import repair as repair_op
 from ckptfix.ops.writing import Draft, carry_out
 from ckptfix.results import Result
+from ckptfix.words import plural
 
 StrPath = str | os.PathLike[str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class RepairResult(Result):
     """What was saved of a damaged file, or could be.
 
@@ -93,19 +94,19 @@ def repair(
         NoMatch: `like` does not say which storage is which tensor.
         CkptfixError: as `convert`.
     """
-    name = os.fspath(source)
+    name = file_name(source)
     if dest is None and not check_only:
         raise Refused("no output is given", path=name, hint="name a file to write, or only check")
     if fill not in (None, "zeros", "nan"):
         raise Refused(f"no such filling: {fill!r}", hint="zeros, or nan")
     if not Path(name).exists():
-        raise CkptfixError("no such file or directory", path=name)
+        raise NoSuchFile(name)
     if dest is not None:
         files = [os.fspath(path) for path in (source, fill_from, like) if path is not None and Path(path).is_file()]
         output.check_destination(dest, files, overwrite=force)
     donor = formats.open_checkpoint(fill_from) if fill_from is not None else None
     side = targets.read(like, allow_import=allow_import) if like is not None else None
-    before = formats.stamp(name)
+    before = stamp(name)
     near = os.path.dirname(os.path.abspath(name if dest is None else os.fspath(dest)))  # noqa: PTH100, PTH120
     with ExitStack() as stack:
         folder = cache(lambda: _Folder(near, stack))
@@ -177,9 +178,9 @@ def _lines(found: Repair, *, written: bool) -> tuple[str, ...]:
     filled = [loss.name for loss in found.losses if loss.filled]
     total = len(names) + len(found.losses)
     verb = "kept" if written else "whole:"
-    line = f"{verb} {len(names):,} of {total:,} tensors ({_size(found.nbytes)})"
+    line = f"{verb} {len(names):,} of {plural(total, 'tensor')} ({_size(found.nbytes)})"
     if not found.losses:
-        line = f"{verb} all {total:,} tensors ({_size(found.nbytes)})"
+        line = f"{verb} {'the' if total == 1 else 'all'} {plural(total, 'tensor')} ({_size(found.nbytes)})"
     everything = [*names, *left_out, *filled]
     for word, some in (("lost", left_out), ("filled", filled)):
         if some:

@@ -7,13 +7,15 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ckptfix.checkpoint import Finding, Plan
+from ckptfix.durable import kept_line
+from ckptfix.errors import printable
 from ckptfix.ops.law_promise import Account
 from ckptfix.ops.match import Matching, Slot
 from ckptfix.ops.name_rules import NameRule
 from ckptfix.ops.rename import Change
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Result:
     """What a writing verb did, or would do.
 
@@ -40,6 +42,21 @@ class Result:
     backup: str | None = None
     account: Account = field(default_factory=Account)
 
+    def __str__(self) -> str:
+        """What the command prints: what was done, the old file's new name, warnings and losses, each on a line."""
+        lines = [*self.lines]
+        if self.backup is not None:
+            lines.append(kept_line(self.dest, self.backup))
+        for finding in self.findings:
+            if finding.severity != "info":
+                parts = (finding.severity, finding.where, finding.message)
+                lines.append(": ".join(part for part in parts if part))
+        return "\n".join(map(printable, lines))
+
+    def __repr__(self) -> str:
+        done = "written" if self.written else "not written"
+        return f"<{type(self).__name__}: {self.source!r} to {self.dest!r}, {done}, exit code {self.exit_code}>"
+
     def as_dict(self) -> dict[str, Any]:
         """The same for JSON."""
         return {
@@ -59,7 +76,7 @@ class Result:
         return {}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class RenameResult(Result):
     """`changes` are the keys of state dicts; `references` counts the other names that followed them."""
 
@@ -70,7 +87,7 @@ class RenameResult(Result):
         return {"changes": [asdict(change) for change in self.changes], "references": self.references}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class RelocateResult(Result):
     """`moved`: (from, to) -> how many places; `kept`: location -> how many stay."""
 
@@ -82,7 +99,7 @@ class RelocateResult(Result):
         return {"moved": rows, "kept": dict(self.kept)}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class ConvertResult(Result):
     """`at` is the state dict that was taken, None for the whole object; `left` is what the output lacks."""
 
@@ -95,7 +112,7 @@ class ConvertResult(Result):
         return {"at": self.at, "tensors": self.tensors, "left_behind": list(self.left), "lost": list(self.lost)}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class MatchResult(Result):
     """A matching, and the renames that it led to.
 

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from ckptfix import formats, output
+from ckptfix import output
 from ckptfix.collector import without_collections
-from ckptfix.fileio import Progress
+from ckptfix.errors import NoSuchFile, file_name
+from ckptfix.fileio import Progress, stamp
 from ckptfix.ops import extract as extract_op
 from ckptfix.ops.writing import Draft, carry_out
 from ckptfix.results import Result
+from ckptfix.words import plural, some
 
 StrPath = str | os.PathLike[str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class ExtractResult(Result):
     """A state dict that was taken out of a file.
 
@@ -89,8 +92,10 @@ def extract(
         CkptfixError: `source` can not be read, or `dest` not be written.
     """
     output.check_destination(dest, [source], overwrite=force)
-    path = os.fspath(source)
-    before = formats.stamp(path)
+    path = file_name(source)
+    if not Path(path).exists():
+        raise NoSuchFile(path)
+    before = stamp(path)
     weights, others = extract_op.open_weights(path, at, ema)
     done = extract_op.plan(weights, os.fspath(dest), to=to, drop_unsupported=drop_unsupported)
     done = replace(done, others=others)
@@ -123,22 +128,17 @@ def _lines(done: extract_op.Extraction) -> tuple[str, ...]:
     weights = done.weights
     count = len(weights.entries) - len(done.lost)
     place = f" at {weights.at}" if weights.at and weights.at not in weights.what else ""
-    line = f"took {count:,} tensor{'' if count == 1 else 's'}: {weights.what}{place}, as {done.format}"
+    line = f"took {plural(count, 'tensor')}: {weights.what}{place}, as {done.format}"
     lines = [line]
     if weights.classes:
-        lines.append(f"not needed, and not run: {_some(weights.classes)}")
+        lines.append(f"not needed, and not run: {some(weights.classes)}")
     hooks = [finding for finding in weights.findings if finding.id == "hook-not-run"]
     lines += [f"{finding.where or 'the module'}: {finding.message}" for finding in hooks[:3]]
     if weights.left:
-        lines.append(f"left behind: {_some(weights.left)}")
+        lines.append(f"left behind: {some(weights.left)}")
     elsewhere = [at for at in done.others if at not in weights.left]
     if elsewhere:
-        lines.append(f"other state dicts: {_some(elsewhere)}")
+        lines.append(f"other state dicts: {some(elsewhere)}")
     if done.lost:
-        lines.append(f"LOST, as {done.format} cannot hold them: {_some(done.lost)}")
+        lines.append(f"LOST, as {done.format} cannot hold them: {some(done.lost)}")
     return tuple(lines)
-
-
-def _some(names: tuple[str, ...] | list[str], most: int = 8) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more

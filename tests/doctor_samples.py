@@ -108,6 +108,9 @@ put("unused-record", builders.torch_zip(pickle_of({"w": WEIGHT}), [DATA, b"\1" *
 deep: list[Any] = push(1)
 for _ in range(1500):
     deep = ["EMPTY_DICT", *push("a"), *deep, "SETITEM"]
+put("memory-bomb", builders.torch_zip(pickle_of({"w": replace(WEIGHT, shape=(2**62,), stride=(0,))}), [DATA]))
+put("bad-call", builders.torch_zip(pickle_of({"w": WEIGHT, "x": [
+    ("GLOBAL", "collections", "OrderedDict"), *push(5), "REDUCE"]}), [DATA]))  # fmt: skip
 put("too-deep", builders.torch_zip(pickle_of({"w": WEIGHT, "x": deep}), [DATA]))
 put("bad-storage", builders.legacy(pickle_of({"w": replace(WEIGHT, legacy=True)}), [("0", -1, DATA)]))
 put("partial-prefix", builders.torch_zip(pickle_of({"module.w": WEIGHT, "v": WEIGHT}), [DATA]))

@@ -136,6 +136,9 @@ def commands() -> None:
 
     The input is never changed. Exit codes: 0 done, same or clean; 1 differences or findings; 2 trouble or wrong
     usage; 3 done with losses, each named; 128+n a signal.
+
+    Inputs and outputs are files, never - (a stream): a checkpoint is read at random places, so write a stream to a
+    file first. Lists are complete in a pipe.
     """
 
 

@@ -8,12 +8,18 @@ from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 
 import click
 
+from ckptfix.cli import tables
 from ckptfix.cli.console import Console, pass_console
-from ckptfix.cli.tables import plural, size
+from ckptfix.cli.tables import size
 from ckptfix.errors import printable
+from ckptfix.words import plural
 
 if TYPE_CHECKING:
     from ckptfix.checkpoint import Finding, OutputFile, Plan
+
+
+LINES = 16
+"""Lines that say what was done, on a terminal; a pipe gets all of them."""
 
 
 class Written(Protocol):
@@ -63,9 +69,29 @@ class Verb(click.Command):
         formatter.write(f"\nExample:\n  {self.example}\n")
 
 
+class FileName(click.Path):
+    """The name of a file, or of another TARGET; whether it can be read is for the library to say.
+
+    ``-`` is none: a checkpoint is read at places all over the file, and its output is renamed into place.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(readable=False)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "-":
+            self.fail(
+                "standard input and output are not files, and ckptfix needs files: it reads them at random places. "
+                "Write the stream to a file first, and give its name; ./- is a file called -.",
+                param,
+                ctx,
+            )
+        return super().convert(value, param, ctx)
+
+
 def file_argument(name: str, metavar: str) -> click.Argument:
     """A file; whether it can be read is for the library to say."""
-    return click.Argument([name], metavar=metavar, type=click.Path(readable=False))
+    return click.Argument([name], metavar=metavar, type=FileName())
 
 
 def _set(name: str) -> Callable[[click.Context, click.Parameter, bool], None]:
@@ -108,13 +134,11 @@ def reads(
 def destination(*, optional: bool = False) -> list[click.Parameter]:
     """OUT and --output, --force and --dry-run; `where_to` takes what they are given."""
     return [
-        click.Argument(
-            ["dest"], metavar="[OUT]" if optional else "OUT", required=False, type=click.Path(readable=False)
-        ),
+        click.Argument(["dest"], metavar="[OUT]" if optional else "OUT", required=False, type=FileName()),
         click.Option(
             ["-o", "--output", "output"],
             metavar="OUT",
-            type=click.Path(readable=False),
+            type=FileName(),
             help="The output; with --force an old file there is replaced without being kept.",
         ),
         click.Option(
@@ -195,7 +219,7 @@ def show(console: Console, result: Written) -> int:
         return result.exit_code
     from ckptfix.durable import kept_line
 
-    for line in result.lines:
+    for line in tables.middle_cut(result.lines, console.rows(None, LINES)):
         console.say(printable(line))
     if result.backup is not None:
         console.say(printable(kept_line(result.dest, result.backup)))

@@ -39,6 +39,13 @@ class Console:
         """A line beside the result."""
         click.echo(text, err=True)
 
+    def rows(self, asked: int | None, default: int) -> int:
+        """How many rows of a list to show, 0 for all: `asked`, else `default` on a terminal, else all.
+
+        A list that goes to a file or another program is data, and data is complete.
+        """
+        return asked if asked is not None else default if is_terminal(sys.stdout) else 0
+
     def emit(self, document: Mapping[str, Any]) -> None:
         """The result as one JSON object, ASCII only; a number that JSON lacks is a string (``"NaN"``)."""
         import json

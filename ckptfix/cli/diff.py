@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ckptfix.ops.values import ValueDiff
 
 ROWS = 20
-"""Rows of each list before it is cut, unless --limit says otherwise."""
+"""Rows of each list that a terminal gets, unless --limit says otherwise."""
 
 
 def _one_or_two(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> str | tuple[str, str] | None:
@@ -52,10 +52,15 @@ def _one_or_two(ctx: click.Context, param: click.Parameter, value: tuple[str, ..
         help="Compare the mappings at this address; given twice, it is A's and B's.",
     ),
     click.Option(["--quick"], is_flag=True, help="Take tensors of equal CRC-32 and size for equal, unread."),
-    click.Option(["--limit"], metavar="N", type=click.IntRange(min=0), default=ROWS, help="Rows a list; 0 for all."),
+    click.Option(
+        ["--limit"],
+        metavar="N",
+        type=click.IntRange(min=0),
+        help=f"Rows a list, 0 for all. [default: {ROWS} on a terminal, all in a pipe]",
+    ),
     example="ckptfix diff before.pth after.safetensors --atol 1e-6",
 )
-def command(console: Console, *, a: str, b: str, limit: int, **options: Any) -> int:
+def command(console: Console, *, a: str, b: str, limit: int | None, **options: Any) -> int:
     """Compare two checkpoints, of any formats and nestings.
 
     Names, shapes, dtypes, devices, requires_grad, values to the bit, and whatever is no tensor. Names that differ by a
@@ -73,7 +78,7 @@ def command(console: Console, *, a: str, b: str, limit: int, **options: Any) -> 
     if console.json:
         console.emit(result.as_dict())
     else:
-        for line in report(result, limit):
+        for line in report(result, console.rows(limit, ROWS)):
             console.say(line)
         console.findings(result.unread)
     return result.exit_code

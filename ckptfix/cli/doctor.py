@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ckptfix.cli import tables
-from ckptfix.cli.common import at_option, reads
+from ckptfix.cli.common import FileName, at_option, reads
 from ckptfix.cli.console import Console
 from ckptfix.errors import printable
 
@@ -28,8 +28,10 @@ SHOWN = 30
 
 @reads(
     "doctor",
-    click.Argument(["path"], metavar="[FILE]", required=False, type=click.Path(readable=False)),
-    click.Option(["--like"], metavar="TARGET", help="The model: a checkpoint, keys.json, or module:factory."),
+    click.Argument(["path"], metavar="[FILE]", required=False, type=FileName()),
+    click.Option(
+        ["--like"], metavar="TARGET", type=FileName(), help="The model: a checkpoint, keys.json, or module:factory."
+    ),
     click.Option(
         ["--error"], metavar="TEXT",
         help="The message that you got, to say what explains it; - reads it from stdin, @PATH from a file.",

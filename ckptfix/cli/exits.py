@@ -1,6 +1,7 @@
 """The one place where an error or a signal becomes an exit code.
 
 0 done, same or clean; 1 differences or findings; 2 trouble or wrong usage; 3 done with named losses; 128+n a signal.
+After 2 and 128+n the output is as it was, unless a line says that it is complete.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from typing import Any
 import click
 
 from ckptfix.cli.console import Console, is_terminal
-from ckptfix.errors import CkptfixError, printable
+from ckptfix.errors import CkptfixError, NoSuchFile, printable
+from ckptfix.written import recorded
 
 TROUBLE = 2
 DEBUG = "CKPTFIX_DEBUG"
@@ -39,6 +41,11 @@ def run(invoke: Callable[[], object], console: Console, arguments: Sequence[str]
         arguments: the command line, to know whether JSON was asked for when it could not be parsed.
     """
     _tolerate_any_text()
+    with recorded() as written:
+        return _ended(invoke, console, arguments, written)
+
+
+def _ended(invoke: Callable[[], object], console: Console, arguments: Sequence[str], written: Sequence[str]) -> int:
     try:
         with _signals_raise():
             try:
@@ -52,17 +59,24 @@ def run(invoke: Callable[[], object], console: Console, arguments: Sequence[str]
                     import traceback
 
                     traceback.print_exc()
-                return _report(error, console, arguments)
+                return _report(error, console, arguments, written)
     except Stopped as stopped:
         over = "\r" if is_terminal(sys.stderr) else ""  # the terminal has echoed ^C
         console.note(f"{over}stopped by {signal.Signals(stopped.number).name}")
+        _tell(console, written)
         return 128 + stopped.number
     finally:
         _settle()
 
 
-def _report(error: Exception, console: Console, arguments: Sequence[str]) -> int:
+def _tell(console: Console, written: Sequence[str]) -> None:
+    for line in written:
+        console.note(printable(line))
+
+
+def _report(error: Exception, console: Console, arguments: Sequence[str], written: Sequence[str]) -> int:
     if isinstance(error, BrokenPipeError):
+        _tell(console, written)
         return 128 + signal.SIGPIPE
     document = describe(error)
     if isinstance(error, click.ClickException):
@@ -74,6 +88,9 @@ def _report(error: Exception, console: Console, arguments: Sequence[str]) -> int
             console.note(f"  {printable(line)}")
         if document["hint"]:
             console.note(f"hint: {printable(document['hint'])}")
+    _tell(console, written)
+    if written:
+        document["written"] = [*written]
     if console.json or "--json" in arguments:
         with contextlib.suppress(OSError):
             console.emit({"error": document})
@@ -89,12 +106,15 @@ def describe(error: Exception) -> dict[str, Any]:
     match error:
         case CkptfixError():
             fields |= {name: value for name, value in vars(error).items() if not name.startswith("_")}
-            fields["hint"] = error.hint
+            fields["hint"] = error.shell_hint
         case click.ClickException():
             fields["message"] = error.format_message()
         case OSError():
+            path = None if error.filename is None else os.fsdecode(error.filename)
+            if isinstance(error, FileNotFoundError) and path is not None:
+                return describe(NoSuchFile(path))
             fields["message"] = error.strerror or str(error) or type(error).__name__
-            fields["path"] = None if error.filename is None else os.fsdecode(error.filename)
+            fields["path"] = path
         case MemoryError():
             fields["message"] = "not enough memory"
         case RecursionError():

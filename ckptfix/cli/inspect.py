@@ -15,14 +15,11 @@ from ckptfix.cli.console import Console
 from ckptfix.errors import NoSuchTensor
 
 if TYPE_CHECKING:
-    from ckptfix.checkpoint import StateDict, TensorEntry
+    from ckptfix.checkpoint import TensorEntry
     from ckptfix.ops.inspect import Inspection
 
 ROWS = 40
-"""Rows of the tensors before they are cut, unless --limit says otherwise."""
-
-LINES = 8
-"""Lines of one fact in the summary before they are cut."""
+"""Rows of the tensors that a terminal gets, unless --limit says otherwise."""
 
 FINDINGS = 100
 """Findings shown; --json has all."""
@@ -48,7 +45,10 @@ _SORTS: dict[str, Callable[[TensorEntry], Any]] = {
         ["--sort"], type=click.Choice(list(_SORTS)), default="file", show_default=True, help="Order of the tensors."
     ),
     click.Option(
-        ["--limit"], metavar="N", type=click.IntRange(min=0), help=f"Rows to show, 0 for all. [default: {ROWS}]"
+        ["--limit"],
+        metavar="N",
+        type=click.IntRange(min=0),
+        help=f"Rows to show, 0 for all. [default: {ROWS} on a terminal, all in a pipe]",
     ),
     example="ckptfix inspect model.pth --filter '*.weight' --sort size",
 )
@@ -59,6 +59,9 @@ def command(
 
     Only headers are read, so a large file answers as fast as a small one. Nothing in it is run: its pickle is read as
     text. The exit code is 0 whenever it could be read; `ckptfix doctor` judges it.
+
+    A tensor is a line: name, dtype, shape, size, device and notes, with two or more spaces between them. In a pipe the
+    list is complete: ckptfix inspect FILE --tensors | awk -F '  +' '{print $1}'
     """
     from ckptfix import api
 
@@ -68,7 +71,7 @@ def command(
         kept = entries[: limit or None]
         console.emit(dataclasses.replace(inspection, entries=tuple(kept)).as_dict())
     else:
-        _show(console, inspection, entries, tensors, tree, ROWS if limit is None else limit)
+        _show(console, inspection, entries, tensors, tree, console.rows(limit, ROWS))
     return 0
 
 
@@ -76,7 +79,9 @@ def _show(
     console: Console, inspection: Inspection, entries: list[TensorEntry], tensors: bool, tree: bool, limit: int
 ) -> None:
     if not tensors:
-        for line in summary(inspection):
+        from ckptfix.ops.inspect_text import LINES, summary
+
+        for line in summary(inspection, most=console.rows(None, LINES)):
             console.say(line)
     if entries:
         if not tensors:
@@ -109,83 +114,6 @@ def chosen(entries: Sequence[TensorEntry], globs: Sequence[str], path: str) -> l
         hint = f"near it: {', '.join(near)}" if near else None
         raise NoSuchTensor(f"no tensor is called {' or '.join(globs)}", near=near, path=path, hint=hint)
     return found
-
-
-def summary(inspection: Inspection) -> list[str]:
-    """What is said of the file, a fact a line."""
-    size = tables.size
-    rows: list[tuple[str, Sequence[str]]] = [
-        ("file", [inspection.path]),
-        ("format", [inspection.title]),
-        ("traits", [", ".join(_trait(name, value) for name, value in inspection.traits.items())]),
-        ("size", [f"{size(inspection.size)} ({inspection.size:,} bytes)"]),
-        ("tensors", [f"{inspection.tensors:,} holding {size(inspection.nbytes)}"]),
-        ("parameters", [f"{inspection.parameters:,}"]),
-        ("dtypes", [_counts(inspection.dtypes)]),
-        ("devices", [_counts(inspection.devices)]),
-        ("wrappers", _capped([_wrapper(*item) for item in inspection.wrappers.items()])),
-        ("state dicts", _capped(list(_state_dicts(inspection.state_dicts)))),
-        ("metadata", _capped([f"{name}: {_short(value)}" for name, value in inspection.metadata.items()])),
-        ("globals", _capped(_globals(inspection.globals), 40)),
-        ("weights_only", [_verdict(inspection)]),
-    ]
-    return tables.facts([(name, [value for value in values if value]) for name, values in rows])
-
-
-def _trait(name: str, value: object) -> str:
-    label = name.replace("_", " ")
-    if value is True:
-        return label
-    if isinstance(value, list | tuple):
-        return f"{label} {', '.join(map(str, value))}"
-    return f"no {label}" if value is False or value is None else f"{label} {value}"
-
-
-def _counts(counts: Any) -> str:
-    return ", ".join(f"{name} x {count:,}" for name, count in sorted(counts.items(), key=lambda item: -item[1]))
-
-
-def _wrapper(component: str, found: tuple[int, str]) -> str:
-    count, example = found
-    return f"{component} on {tables.plural(count, 'key')}, as in {example}"
-
-
-def _state_dicts(state_dicts: Sequence[StateDict]) -> Iterator[str]:
-    """A line a state dict; the many small ones of an optimizer's state are one line together."""
-    for state in state_dicts:
-        if not state.optimizer:
-            extra = f" and {tables.plural(state.extra, 'other value')}" if state.extra else ""
-            yield f"{state.at or 'the file itself'}: {tables.plural(state.tensors, 'tensor')}{extra}"
-    inner = [state for state in state_dicts if state.optimizer]
-    if len(inner) == 1:
-        yield f"{inner[0].at or 'the file itself'}: {tables.plural(inner[0].tensors, 'tensor')} of an optimizer"
-    elif inner:
-        total = sum(state.tensors for state in inner)
-        yield f"{inner[0].at} to {inner[-1].at}: {tables.plural(total, 'tensor')} of an optimizer"
-
-
-def _globals(names: Sequence[tuple[str, bool]]) -> list[str]:
-    """Those that weights_only=True refuses first, each on its line; the accepted ones share one."""
-    refused = [f"{name} (refused by weights_only=True)" for name, accepted in names if not accepted]
-    accepted = ", ".join(name for name, accepted in names if accepted)
-    return [*refused, accepted] if accepted else refused
-
-
-def _verdict(inspection: Inspection) -> str:
-    if not inspection.globals and inspection.weights_only is None:
-        return ""
-    if inspection.weights_only is None:
-        return "torch.load(weights_only=True) accepts it"
-    return f"torch.load(weights_only=True) refuses it: {inspection.weights_only}"
-
-
-def _short(text: str, most: int = 80) -> str:
-    return text if len(text) <= most else f"{text[: most - 3]}..."
-
-
-def _capped(values: list[str], most: int = LINES) -> list[str]:
-    hidden = len(values) - most
-    return values if hidden <= 0 else [*values[:most], f"... {hidden:,} more (--json has all)"]
 
 
 def _table(entries: Sequence[TensorEntry], limit: int) -> Iterator[str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ckptfix.cli import tables
-from ckptfix.cli.common import at_option, destination, file_argument, reads, show, where_to
+from ckptfix.cli.common import FileName, at_option, destination, file_argument, reads, show, where_to
 from ckptfix.cli.console import Console
 from ckptfix.cli.exits import TROUBLE
 from ckptfix.errors import printable
@@ -31,6 +31,7 @@ _OUT, *_HOW = destination(optional=True)
         ["--like"],
         metavar="TARGET",
         required=True,
+        type=FileName(),
         help="Whose names to take: a checkpoint, a keys.json of names and shapes, or module:factory.",
     ),
     click.Option(
@@ -43,7 +44,7 @@ _OUT, *_HOW = destination(optional=True)
     at_option(),
     click.Option(["--like-at"], metavar="PATH", help="The same for TARGET."),
     click.Option(["--report"], is_flag=True, help="Show every pair and rule, and what is unmatched. OUT is optional."),
-    click.Option(["--rules", "rules_file"], metavar="FILE", type=click.Path(readable=False),
+    click.Option(["--rules", "rules_file"], metavar="FILE", type=FileName(),
                  help="Write the learned rules there (an old file: --force); `rename --map` takes them."),
     click.Option(["--accept-ambiguous"], is_flag=True, help="Take the first target where another would do as well."),
     click.Option(["--partial"], is_flag=True, help="Rename what has a counterpart; the rest of IN stays as it is."),

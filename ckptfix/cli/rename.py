@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from ckptfix.cli.common import How, Written, at_option, writes
+from ckptfix.cli.common import FileName, How, Written, at_option, writes
 from ckptfix.errors import CkptfixError, Refused, printable
 
 
@@ -25,7 +25,7 @@ from ckptfix.errors import CkptfixError, Refused, printable
     click.Option(
         ["--map", "map_file"],
         metavar="FILE",
-        type=click.Path(readable=False),
+        type=FileName(),
         help="Names to change, after --sub: a JSON object, or a line `old new` or `old -> new` each. # begins a "
         "comment. Placeholders make a line a rule: {n} is a number, {n-1} the one before, {*} the rest of a name.",
     ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ckptfix.cli.common import destination, file_argument, reads, show, where_to
+from ckptfix.cli.common import FileName, destination, file_argument, reads, show, where_to
 from ckptfix.cli.console import Console
 
 _OUT, *_HOW = destination(optional=True)
@@ -19,12 +19,13 @@ _OUT, *_HOW = destination(optional=True)
     click.Option(
         ["--fill-from"],
         metavar="OTHER",
-        type=click.Path(readable=False),
+        type=FileName(),
         help="Take lost tensors from there: an older checkpoint with the same name, shape and dtype.",
     ),
     click.Option(
         ["--like"],
         metavar="TARGET",
+        type=FileName(),
         help="For a file whose pickle is lost: whose tensors they are. A checkpoint, keys.json, or module:factory.",
     ),
     click.Option(["--allow-import"], is_flag=True, help="Import module:factory and call it. This runs its code."),

@@ -6,6 +6,9 @@ import re
 from collections.abc import Iterable, Sequence
 
 from ckptfix.errors import printable
+from ckptfix.words import facts as facts
+from ckptfix.words import shape as shape
+from ckptfix.words import size as size
 
 
 def table(rows: Iterable[Sequence[object]], headers: Sequence[str], *, right: Iterable[int] = ()) -> str:
@@ -21,33 +24,19 @@ def table(rows: Iterable[Sequence[object]], headers: Sequence[str], *, right: It
     return "\n".join(line.rstrip() for line in text.splitlines())
 
 
-def facts(rows: Iterable[tuple[str, Sequence[str]]]) -> list[str]:
-    """Lines of ``name  value``, a value of several lines set under its first; rows without a value are left out."""
-    kept = [(name, values) for name, values in rows if values]
-    width = max((len(name) for name, _ in kept), default=0)
-    lines = []
-    for name, values in kept:
-        for index, value in enumerate(values):
-            lines.append(f"{(name if index == 0 else '').ljust(width)}  {printable(value)}".rstrip())
-    return lines
-
-
 def more(hidden: int, what: str = "") -> str:
     """The line under a list that was cut, or ``""`` when nothing was."""
     noun = f" {what}" if what else ""
     return f"... {hidden:,} more{noun} (--limit 0 shows all)" if hidden > 0 else ""
 
 
-def size(nbytes: float) -> str:
-    """Bytes in decimal units, three digits: ``44.7 MB``."""
-    if nbytes < 1000:
-        return f"{int(nbytes)} B"
-    value = float(nbytes)
-    for unit in ("kB", "MB", "GB", "TB", "PB", "EB"):
-        value /= 1000
-        if value < 999.5 or unit == "EB":
-            return f"{value:.{0 if value >= 99.95 else 1 if value >= 9.995 else 2}f} {unit}"
-    raise AssertionError(nbytes)
+def middle_cut(lines: Sequence[str], most: int) -> list[str]:
+    """`lines`, of which a long middle is left out: what was done is summed up at both ends. 0 for all."""
+    hidden = len(lines) - most
+    if not most or hidden <= 0:
+        return list(lines)
+    tail = most // 4
+    return [*lines[: most - tail], f"... {hidden:,} more lines (a pipe gets all)", *lines[len(lines) - tail :]]
 
 
 def duration(seconds: float) -> str:
@@ -58,16 +47,6 @@ def duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02d} s"
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
-
-
-def plural(count: int, noun: str) -> str:
-    """``1 tensor``, ``2,000 tensors``."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
-
-
-def shape(sizes: Sequence[int]) -> str:
-    """``[64, 3, 7, 7]``, as torch writes it."""
-    return f"[{', '.join(map(str, sizes))}]"
 
 
 def natural(name: str) -> list[tuple[int, str]]:

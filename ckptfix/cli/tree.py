@@ -6,8 +6,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from ckptfix.checkpoint import TensorEntry
-from ckptfix.cli.tables import plural, shape, size
+from ckptfix.cli.tables import shape, size
 from ckptfix.errors import printable
+from ckptfix.words import plural
 
 DEPTH = 100
 """Levels at most: a longer name keeps its rest in one piece, so no file can make the recursion deep."""

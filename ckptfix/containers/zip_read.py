@@ -20,6 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from ckptfix.commands import command
 from ckptfix.errors import BadDirectory, Truncated, Unsupported
 from ckptfix.fileio import Reader, cut_hint
 
@@ -153,7 +154,7 @@ def _find_end(reader: Reader, path: str) -> _End:
             end = end._replace(disputes=((message, last_at, True), *end.disputes))
         return end
     if wrong:
-        raise BadDirectory(wrong, path=path, hint=f"ckptfix repair {path} OUT rebuilds it")
+        raise BadDirectory(wrong, path=path, hint=f"{command('repair', path, 'OUT')} rebuilds it")
     raise Truncated(
         "no zip directory at the end: the file was cut short while it was written or copied",
         path=path,

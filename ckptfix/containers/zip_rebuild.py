@@ -28,6 +28,9 @@ Expected = Callable[[str], int | None]
 MOST_DESCRIPTIONS = 16
 """Ways to read one record that are tried: a file that is full of signatures must not cost the square of its size."""
 
+MOST_SUMMED = 16
+"""How often the bytes of the file are summed together: rows that overlap must not cost the square of their number."""
+
 MAX_EXTRA = 0xFFFF
 
 TORCH_NAME = re.compile(
@@ -104,9 +107,7 @@ class Archive:
         self.unread = tuple(found.unread)
         self.descriptors = zip_scan.descriptors(reader, found.descriptors)
         self._starts = sorted(self.descriptors)
-        self.locals = {
-            place: local for place in found.locals if (local := zip_scan.local_at(reader, place)) is not None
-        }
+        self.locals = zip_scan.locals_at(reader, found.locals)
         directory = zip_scan.rows(reader, found.rows)
         self.shift = zip_scan.shift(directory, self.locals)
         self.rows = {record.header + self.shift: record for record in directory}
@@ -115,6 +116,7 @@ class Archive:
             # The directory of something else, such as an archive in a tensor's bytes.
             self.rows = {}
         self._sums: dict[tuple[int, int, int, int], int | None] = {}
+        self._left = MOST_SUMMED * reader.size + (1 << 20)
         self._rows_at = sorted(self.rows)
         self.checksums = any(self._stated())
 
@@ -209,6 +211,8 @@ class Archive:
                 data: Data = where if way.method == STORED else inflated(where, way.size)
                 return Salvaged(name, data, way.size, crc32, crc32 == way.crc32, header, way.end)
             reason = "its bytes can not be read or inflated" if crc32 is None else "its bytes do not match their CRC-32"
+            if self._left < 0:
+                reason = "its bytes are not examined: the records before it overlap again and again"
             ends = way.end if expected is not None else min(way.end, self._next_after(way.data))
             fault, tried = _Fault("checksum", reason, max(fault.follows, ends)), True
         if expected is not None:
@@ -283,6 +287,9 @@ class Archive:
 
     def _sum(self, way: _Way) -> int | None:
         if way.method not in (STORED, DEFLATED) or (way.method == STORED and way.stored != way.size):
+            return None
+        self._left -= way.stored
+        if self._left < 0:
             return None
         crc32 = 0
         try:

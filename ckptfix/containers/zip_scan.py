@@ -16,18 +16,22 @@ import re
 import struct
 from array import array
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ckptfix.containers.zip_local import local_header, local_sizes
-from ckptfix.containers.zip_read import CENTRAL, MAX32, Record, zip64_fields
+from ckptfix.containers.zip_read import CENTRAL, LOCAL, MAX32, Record, zip64_fields
 from ckptfix.errors import Unsupported, WriteFailed
 from ckptfix.fileio import PAGE, Reader
 
 WINDOW = 4 << 20
 MAX_SIGNATURES = 4_000_000
+FEW = 16
+"""Signatures beyond one for each smallest record that the file has room for: tensor bytes may look like some."""
+OVERLAP = 2
+"""How often local headers may cover the file together: those of an archive lie apart."""
 MAX_NAME = 4096
 MOST_PLACES = 16
 """Headers of one name that are compared with its row."""
@@ -79,6 +83,7 @@ def signatures(reader: Reader) -> Signatures:
     """
     found = Signatures()
     places = {b"PK\x03\x04": found.locals, b"PK\x07\x08": found.descriptors, b"PK\x01\x02": found.rows}
+    most = min(MAX_SIGNATURES, reader.size // (LOCAL.size + 1) + FEW)
     tail = b""
     for offset, piece in pieces(reader):
         if piece is None:
@@ -94,8 +99,9 @@ def signatures(reader: Reader) -> Signatures:
         base = offset - len(tail)
         for match in _SIGNATURE.finditer(window):
             places[match.group()].append(base + match.start())
-        if max(map(len, places.values())) > MAX_SIGNATURES:
-            raise Unsupported(f"more than {MAX_SIGNATURES:,} zip signatures", path=reader.path)
+        if max(map(len, places.values())) > most:
+            message = f"more than {most:,} zip signatures of a kind, more than its {reader.size:,} bytes have records"
+            raise Unsupported(message, path=reader.path)
         tail = window[-3:]
     return found
 
@@ -117,6 +123,25 @@ def pieces(reader: Reader) -> Iterator[tuple[int, bytes | None]]:
                     yield place, None
                 else:
                     yield place, page
+
+
+def locals_at(reader: Reader, places: Iterable[int]) -> dict[int, Local]:
+    """The local headers at `places`.
+
+    Raises:
+        Unsupported: they overlap each other again and again, as those of no archive do.
+    """
+    found: dict[int, Local] = {}
+    left = OVERLAP * reader.size + (1 << 20)
+    for place in places:
+        local = local_at(reader, place)
+        if local is None:
+            continue
+        left -= local.data - place
+        if left < 0:
+            raise Unsupported("local headers inside local headers, more than any archive has", path=reader.path)
+        found[place] = local
+    return found
 
 
 def local_at(reader: Reader, header: int) -> Local | None:

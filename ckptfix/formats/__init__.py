@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import cast
 
 from ckptfix.checkpoint import Checkpoint
-from ckptfix.errors import CkptfixError, NoFile, UnknownFormat
+from ckptfix.errors import CkptfixError, NoFile, UnknownFormat, file_name, not_readable
+from ckptfix.fileio import stamp
 from ckptfix.formats import base, distributed, safetensors, torch_legacy, torch_zip
 from ckptfix.formats.base import Format
 
@@ -30,9 +31,11 @@ def detect(path: str | os.PathLike[str]) -> Format:
     Raises:
         UnknownFormat: it is none of ours; the message says what it is instead.
         DistributedPart: it is a file of a distributed checkpoint.
+        NoSuchFile: there is none.
+        WrongType: `path` is no name of a file.
         CkptfixError: it can not be read.
     """
-    name = os.fspath(path)
+    name = file_name(path)
     try:
         status = Path(name).stat()
         if stat.S_ISDIR(status.st_mode):
@@ -42,7 +45,7 @@ def detect(path: str | os.PathLike[str]) -> Format:
         with open(name, "rb") as file:
             head = file.read(HEAD)
     except OSError as error:
-        raise CkptfixError((error.strerror or str(error)).lower(), path=name) from None
+        raise not_readable(error, name) from None
     distributed.refuse_part(name)
     scored = [(module.score(name, head, status.st_size), index) for index, module in enumerate(FORMATS.values())]
     best, index = max(scored, key=lambda row: (row[0], -row[1]))
@@ -72,12 +75,3 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     module = detect(path)
     before = stamp(path)
     return replace(module.read(os.fspath(path)), stamp=before)
-
-
-def stamp(path: str | os.PathLike[str]) -> tuple[int, int, int]:
-    """Size, modification time in ns and inode of the file: what changes when somebody writes to it."""
-    try:
-        status = Path(path).stat()
-    except OSError as error:
-        raise CkptfixError((error.strerror or str(error)).lower(), path=path) from None
-    return status.st_size, status.st_mtime_ns, status.st_ino

@@ -14,8 +14,9 @@ Source: deepspeed/runtime/engine.py, deepspeed/utils/zero_to_fp32.py and deepspe
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
+
+from ckptfix.commands import quoted
 
 SCRIPT = "zero_to_fp32.py"
 STATES = ("_model_states.pt", "_optim_states.pt")
@@ -29,17 +30,17 @@ def way_out(path: str) -> tuple[str, bool]:
     place = Path(path)
     inside = place if place.is_dir() else place.parent
     if (inside / "zero").is_dir():
-        words = f"the fp32 values of each parameter are in {shlex.quote(str(inside / 'zero'))}/NAME/fp32.pt"
+        words = f"the fp32 values of each parameter are in {quoted(str(inside / 'zero'))}/NAME/fp32.pt"
         return words, False
     whole = _whole_states(inside)
     if whole is not None:
-        words = f"`ckptfix extract {shlex.quote(str(whole))} OUT --at module` takes the weights, which are whole there"
+        words = f"`ckptfix extract {quoted(str(whole))} OUT --at module` takes the weights, which are whole there"
         return words, False
     outer = inside.parent if _is_step(inside) else inside
-    tag = f" -t {shlex.quote(inside.name)}" if _is_step(inside) and not (outer / "latest").is_file() else ""
+    tag = f" -t {quoted(inside.name)}" if _is_step(inside) and not (outer / "latest").is_file() else ""
     script = outer / SCRIPT
-    program = shlex.quote(str(script)) if script.is_file() else "-m deepspeed.utils.zero_to_fp32"
-    return f"python {program} {shlex.quote(str(outer))} OUT{tag}", True
+    program = quoted(str(script)) if script.is_file() else "-m deepspeed.utils.zero_to_fp32"
+    return f"python {program} {quoted(str(outer))} OUT{tag}", True
 
 
 def _is_step(folder: Path) -> bool:

@@ -13,9 +13,9 @@ Source: torch/distributed/checkpoint/filesystem.py.
 from __future__ import annotations
 
 import re
-import shlex
 from pathlib import Path
 
+from ckptfix.commands import quoted
 from ckptfix.containers.zip_several import is_archive, several
 from ckptfix.errors import CkptfixError, DistributedPart
 from ckptfix.fileio import Reader
@@ -27,7 +27,7 @@ _OWN_NAME = re.compile(r"__\d+_\d+(\..*)?")
 
 def merge_command(folder: str) -> str:
     """The command of torch that makes one file of the distributed checkpoint in `folder`."""
-    return f"python -m torch.distributed.checkpoint.format_utils dcp_to_torch {shlex.quote(folder)} OUT"
+    return f"python -m torch.distributed.checkpoint.format_utils dcp_to_torch {quoted(folder)} OUT"
 
 
 def refuse_part(path: str) -> None:

@@ -17,12 +17,12 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 from collections.abc import Mapping
 from typing import Any
 
 from ckptfix import dtypes
 from ckptfix.checkpoint import Finding, Storage, TensorEntry
+from ckptfix.commands import quoted
 from ckptfix.containers.zip_local import record_data
 from ckptfix.errors import BadIndex, CkptfixError, NoSuchTensor, Refused, Unsupported
 from ckptfix.fileio import Reader
@@ -101,7 +101,7 @@ def _refuse_old(path: str) -> None:
     with Reader(path) as reader:
         head = reader.read(0, min(reader.size, 200))
     if head.startswith(b"PK\x03\x04") and b"serialized_" in head[30:]:
-        hint = f"unzip -p {shlex.quote(path)} serialized_state_dict.pt > state.pth, and go on with that"
+        hint = f"unzip -p {quoted(path)} serialized_state_dict.pt > state.pth, and go on with that"
         raise Unsupported("an exported program of torch before 2.8", path=path, hint=hint)
 
 

@@ -17,10 +17,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ckptfix.commands import quoted
 from ckptfix.errors import printable
 from ckptfix.formats.distributed import merge_command
 from ckptfix.formats.foreign_archives import folder, tar_archive, zip_archive
-from ckptfix.formats.foreign_file import Answer, File, quote
+from ckptfix.formats.foreign_file import Answer, File
 from ckptfix.pickles import survey
 
 _MANY_ZEROS = 16
@@ -103,13 +104,13 @@ def _lfs_pointer(file: File) -> Answer | None:
     what = "a git-lfs pointer, not the file itself"
     if oid and length:
         what += f" ({int(length[1]):,} bytes, sha256 {oid[1].decode()})"
-    return Answer("lfs-pointer", what, f"git lfs pull --include={quote(file.name)}")
+    return Answer("lfs-pointer", what, f"git lfs pull --include={quoted(file.name)}")
 
 
 def _magic(file: File) -> Answer | None:
     for at, magic, id, what, hint in _MAGIC:
         if file.head.startswith(magic, at):
-            return Answer(id, what, hint.format(file=quote(file.path)) if hint else None)
+            return Answer(id, what, hint.format(file=quoted(file.path)) if hint else None)
     return None
 
 
@@ -129,12 +130,12 @@ def _compressed(file: File) -> Answer | None:
         return Answer("compressed", "zlib-compressed data, as old joblib versions write it")
     else:
         return None
-    hint = f"unpack it first: {command} {quote(file.path)} > OUT"
+    hint = f"unpack it first: {command} {quoted(file.path)} > OUT"
     if not opened:
         return Answer("compressed", name, hint)
     inside = _inside(opened)
     if inside == "a tar archive":
-        hint = f"unpack it first: tar -xf {quote(file.path)}"
+        hint = f"unpack it first: tar -xf {quoted(file.path)}"
     return Answer("compressed", f"{name}; inside is {inside}", hint)
 
 

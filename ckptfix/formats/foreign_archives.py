@@ -7,12 +7,13 @@ from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
+from ckptfix.commands import quoted
 from ckptfix.containers.zip_read import END, END64, LOCATOR, MAX16, read_directory
 from ckptfix.errors import CkptfixError, Truncated, printable
 from ckptfix.fileio import Reader
 from ckptfix.formats import deepspeed
 from ckptfix.formats.distributed import merge_command
-from ckptfix.formats.foreign_file import Answer, File, quote
+from ckptfix.formats.foreign_file import Answer, File
 
 CHECKPOINTS = (".pth", ".pt", ".ckpt", ".bin", ".th", ".safetensors", ".distcp", ".pth.tar")
 _MAX_MEMBERS = 1000
@@ -27,7 +28,7 @@ def zip_archive(file: File) -> Answer | None:
         before = _bytes_before_zip(file)
         if not before:
             return None
-        cut = f"tail -c +{before + 1} {quote(file.path)} > FIXED.pth"
+        cut = f"tail -c +{before + 1} {quoted(file.path)} > FIXED.pth"
         return Answer("junk-before", f"a zip archive with {before} other bytes before it", f"cut them off: {cut}")
     try:
         with Reader(file.path) as reader:
@@ -63,10 +64,10 @@ def _zip_of(names: Sequence[str], file: File) -> Answer:
     if not files:
         return Answer("other-archive", "a zip archive without files")
     if "constants.pkl" in lasts:
-        hint = f"ckptfix extract {quote(file.path)} OUT takes its weights; torch.jit.load({file.name!r}) reads it"
+        hint = f"ckptfix extract {quoted(file.path)} OUT takes its weights; torch.jit.load({file.name!r}) reads it"
         return Answer("torchscript", "a TorchScript program (torch.jit.save), not a state dict", hint)
     if "archive_format" in lasts:
-        hint = f"ckptfix extract {quote(file.path)} OUT takes its weights; torch.export.load({file.name!r}) reads it"
+        hint = f"ckptfix extract {quoted(file.path)} OUT takes its weights; torch.export.load({file.name!r}) reads it"
         return Answer("exported-program", "an exported program (.pt2), not a state dict", hint)
     if "data.pkl" in lasts:
         mac = ", with the __MACOSX files of the Finder" if any(name.startswith("__MACOSX/") for name in names) else ""
@@ -80,13 +81,13 @@ def _zip_of(names: Sequence[str], file: File) -> Answer:
     if "model.weights.h5" in lasts:
         return Answer("other-framework", "a Keras model (.keras)", f"keras.saving.load_model({file.name!r}) reads it")
     if "MAR-INF/MANIFEST.json" in files:
-        return Answer("other-framework", "a TorchServe archive (.mar)", f"unpack it first: unzip {quote(file.path)}")
+        return Answer("other-framework", "a TorchServe archive (.mar)", f"unpack it first: unzip {quoted(file.path)}")
     if "META-INF/MANIFEST.MF" in files:
         return Answer("unknown-format", "a Java archive")
     inner = [name for name in files if name.lower().endswith(CHECKPOINTS) and not name.startswith("__MACOSX/")]
-    unzip = f"unpack it first: unzip {quote(file.path)}"
+    unzip = f"unpack it first: unzip {quoted(file.path)}"
     if len(inner) > 1:
-        hint = f"unpack it, and name one of its files: unzip {quote(file.path)}"
+        hint = f"unpack it, and name one of its files: unzip {quoted(file.path)}"
         return Answer("other-archive", f"a zip archive of {len(inner)} checkpoints: {_listed(files)}", hint)
     return Answer("zip-in-zip" if inner else "other-archive", f"a zip archive of {_listed(files)}", unzip)
 
@@ -109,7 +110,7 @@ def tar_archive(file: File) -> Answer | None:
     if {"sys_info", "pickle", "storages"} <= bare:
         hint = "if you trust it, torch.load(FILE, weights_only=False) and torch.save write it anew"
         return Answer("torch-tar", "a torch checkpoint from before torch 0.1.10 (a tar archive)", hint)
-    return Answer("tar-archive", f"a tar archive of {_listed(names)}", f"unpack it first: tar -xf {quote(file.path)}")
+    return Answer("tar-archive", f"a tar archive of {_listed(names)}", f"unpack it first: tar -xf {quoted(file.path)}")
 
 
 def _is_tar_header(block: bytes) -> bool:
@@ -155,8 +156,8 @@ def folder(path: str) -> Answer:
     names = {entry.name for entry in entries}
     if "data.pkl" in names or nested is not None:
         root = nested if nested is not None else Path(path)
-        parent, name = quote(str(root.parent)), quote(root.name)
-        hint = f"(cd {parent} && zip -0 -r {quote(root.name + '.pth')} {name}) makes it one file again"
+        parent, name = quoted(str(root.parent)), quoted(root.name)
+        hint = f"(cd {parent} && zip -0 -r {quoted(root.name + '.pth')} {name}) makes it one file again"
         return Answer("unzipped-folder", "a folder: a torch checkpoint that was unzipped", hint)
     if ".metadata" in names or any(name.endswith(".distcp") for name in names):
         return Answer("dcp-folder", "a folder: a distributed checkpoint (DCP)", merge_command(path))
@@ -173,7 +174,6 @@ def folder(path: str) -> Answer:
         return Answer("deepspeed-folder", "a folder: a DeepSpeed checkpoint", deepspeed.way_out(path)[0])
     found = [name for name in sorted(names) if name.endswith(CHECKPOINTS)]
     if found:
-        return Answer(
-            "no-checkpoint", f"a folder; it holds {_listed(found)}", f"name a file: {quote(str(Path(path) / found[0]))}"
-        )
+        hint = f"name a file: {quoted(str(Path(path) / found[0]))}"
+        return Answer("no-checkpoint", f"a folder; it holds {_listed(found)}", hint)
     return Answer("no-checkpoint", "a folder without checkpoints" if names else "an empty folder")

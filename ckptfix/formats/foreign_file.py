@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -44,8 +43,3 @@ class File:
                 return reader.read(offset, min(length, max(reader.size - offset, 0)))
         except CkptfixError:
             return b""
-
-
-def quote(path: str) -> str:
-    """`path` for a shell."""
-    return shlex.quote(path)

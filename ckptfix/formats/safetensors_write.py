@@ -7,6 +7,7 @@ the tensors in the order of the state dict, which the library does not keep and 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ckptfix import dtypes
@@ -21,6 +22,9 @@ _LAYOUT_ORDER = (
     *("U64", "I64", "F64", "C64", "F32", "U32", "I32", "BF16", "F16", "U16", "I16"),
     *("F8_E5M2FNUZ", "F8_E4M3FNUZ", "F8_E8M0", "F8_E4M3", "F8_E5M2", "I8", "U8", "F4", "BOOL"),
 )
+TOO_MANY = 1 << 63
+"""Elements, or bytes, that no reader can count."""
+
 _RANK = {code: rank for rank, code in enumerate(_LAYOUT_ORDER)}
 
 
@@ -74,6 +78,8 @@ def _stated(entry: TensorEntry) -> tuple[str, tuple[int, ...]] | None:
     row = dtypes.find(entry.dtype)
     storage = entry.storage
     if row is None or row.safetensors is None or entry.kind != "dense" or storage is None or storage.data is None:
+        return None
+    if math.prod(size or 1 for size in entry.shape) * row.itemsize >= TOO_MANY:
         return None
     if row.packed == 1:
         return row.safetensors, entry.shape

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from ckptfix import dtypes
 from ckptfix.checkpoint import Checkpoint, Data, Finding, Storage, TensorEntry
 from ckptfix.errors import BadPickle, CkptfixError
-from ckptfix.formats import trusted
+from ckptfix.formats import demands, trusted
 from ckptfix.formats.torch_edit import find_devices
 from ckptfix.formats.torch_object import TorchObject, walk
 from ckptfix.formats.torch_tensors import BadTensor, storage_dtype
@@ -62,6 +62,7 @@ def build(
     def load_entries() -> tuple[TensorEntry, ...]:
         entries, bad = found.entries(storages)
         findings.extend(bad)
+        findings.extend(demands.of_tensors(entries))
         return tuple(entries)
 
     def load_values() -> Iterator[tuple[str, Any]]:
@@ -129,6 +130,10 @@ class Storages:
         return made
 
 
+MAX_KEY = 1024
+"""Characters of a storage key: torch writes numbers, and the name of a zip record has no more than 65,535 bytes."""
+
+
 def fields(persid: PersId) -> tuple[str, str, str, int]:
     """(key, dtype, location, elements) of a storage reference.
 
@@ -143,7 +148,12 @@ def fields(persid: PersId) -> tuple[str, str, str, int]:
         raise BadTensor("a storage reference with unusable fields")
     if "/" in key or "\\" in key or "\0" in key:
         raise BadTensor(f"a storage key that is a path: {key!r}")
-    return str(key), storage_dtype(kind), str(location), numel
+    if len(key) > MAX_KEY or any("\ud800" <= char <= "\udfff" for char in key):
+        raise BadTensor("a storage key that no record can have as its name")
+    dtype = storage_dtype(kind)
+    if numel * dtypes.by_name(dtype).itemsize >= 1 << 63 and location != "meta":
+        raise BadTensor(f"a storage of {numel:#x} elements, which nothing can hold")
+    return str(key), dtype, str(location), numel
 
 
 def element_sizes(checkpoint: Checkpoint) -> dict[str, int]:

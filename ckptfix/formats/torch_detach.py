@@ -30,13 +30,17 @@ def detached_entry(entry: TensorEntry, name: str) -> TensorEntry:
 def detached_call(node: Any) -> Any:
     """The call that rebuilds the tensor of `node` detached; a parameter becomes the tensor in it."""
     while type(node) is Call and type(node.func) is Global and node.func.name in _PARAMETERS:
-        node = node.args[0]
+        if not node.arguments:
+            return node
+        node = node.arguments[0]
     if type(node) is not Call or type(node.func) is not Global or type(node.args) is not tuple:
         return node
     name = node.func.name
-    if name == "_rebuild_from_type_v2" and type(node.args[2]) is tuple:
+    if name == "_rebuild_from_type_v2" and len(node.args) > 3 and type(node.args[2]) is tuple:
         func, cls, args, state = node.args[:4]
         inner = detached_call(Call(func, args, "REDUCE", node.position))
+        if type(inner) is not Call:
+            return node
         if type(cls) is Global and cls.full == "torch.nn.parameter.Parameter":
             return inner
         return Call(node.func, (inner.func, cls, inner.args, state), "REDUCE", node.position)

@@ -75,10 +75,11 @@ def _rows(mapping: Any, at: str) -> tuple[Any, list[tuple[Any, Any]]]:
     """The node that holds the items of `mapping`, and the items, repeated keys too."""
     if pairs(mapping) is None:
         raise NoSuchTensor("no mapping", where=at)
-    if type(mapping) is Call and not mapping.items and mapping.args:
+    if type(mapping) is Call and not mapping.items and mapping.arguments:
         # Python 2 pickled an OrderedDict as OrderedDict([[key, value], ...]), and a Counter is Counter({...}).
-        held = mapping.args[0]
-        return held, held.items if type(held) is Dict else [_first(row) for row in held]
+        held = mapping.arguments[0]
+        if type(held) in (list, Dict):
+            return held, held.items if type(held) is Dict else [_first(row) for row in held]
     return mapping, mapping.items or []
 
 

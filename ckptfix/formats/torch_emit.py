@@ -9,7 +9,7 @@ from typing import Any
 from ckptfix import dtypes
 from ckptfix.checkpoint import Data, Storage, TensorEntry
 from ckptfix.errors import Unsupported, WouldLoseData
-from ckptfix.formats.torch_tensors import LAZY, StorageOf
+from ckptfix.formats.torch_tensors import LAZY, BadTensor, StorageOf
 from ckptfix.pickles import Call, Dict, Global, Graph, PersId, Set
 from ckptfix.pickles.emit import emit
 from ckptfix.pickles.reemit import reemit
@@ -207,7 +207,11 @@ def _copied(node: Any, calls: Calls, storages: _Storages, done: dict[int, Any], 
 
 
 def _reference(node: PersId, calls: Calls, storages: _Storages, where: str) -> PersId:
-    storage = calls.storage_of(node)
+    try:
+        storage = calls.storage_of(node)
+    except BadTensor as error:
+        error.where = where
+        raise
     _, kind, _, _, count, *view = node.pid
     if view and view[0] is not None:
         raise Unsupported("a storage view in a tensor that is not dense", where=where, offset=node.position)

@@ -24,7 +24,7 @@ from ckptfix.errors import BadPickle, Truncated, TruncatedPickle, Unsupported, W
 from ckptfix.fileio import Reader, cut_hint
 from ckptfix.formats import torch_common, torch_emit, trusted
 from ckptfix.formats.torch_edit import patches
-from ckptfix.formats.torch_tensors import BadTensor
+from ckptfix.formats.torch_tensors import DEVICE_TENSOR, BadTensor
 from ckptfix.pickles import Dict, Graph, parse, splice
 from ckptfix.pickles.emit import emit
 from ckptfix.pickles.graph import pairs
@@ -212,26 +212,37 @@ def refuse_truncated(checkpoint: Checkpoint) -> None:
             raise Truncated(finding.message, path=checkpoint.path, offset=finding.offset, hint=hint)
 
 
-def refuse_untyped(entries: Sequence[TensorEntry], path: str) -> None:
-    """Refuse tensors that are saved with an UntypedStorage.
+CANNOT_LOAD = "from a legacy file torch cannot load"
 
-    torch up to 2.13 writes them to a legacy file and then fails to load it: ``_legacy_load`` asks the storage
-    class for a dtype, which UntypedStorage does not have.
+
+def refuse_unloadable(entries: Sequence[TensorEntry], path: str) -> None:
+    """Refuse tensors that torch saves to a legacy file and does not load from it.
+
+    - Those of an UntypedStorage (up to 2.13): ``_legacy_load`` asks the storage class for a dtype, and it has none.
+    - Those whose rebuild call reads values, such as the sizes of a nested tensor's parts: a legacy file has its bytes
+      behind the pickle, so while the calls run every storage holds whatever was in memory.
     """
     untyped = [entry for entry in entries if entry.storage and dtypes.by_name(entry.dtype).storage_class is None]
     if untyped:
         kinds = ", ".join(sorted({entry.dtype for entry in untyped}))
         raise untyped_refusal(path, f"{kinds} ({len(untyped)} tensors)", untyped[0].name)
+    stack = list(entries)
+    while stack:
+        entry = stack.pop()
+        if entry.kind == "nested" or (entry.detail.startswith(DEVICE_TENSOR) and entry.parts):
+            what = "a nested tensor" if entry.kind == "nested" else f"a {entry.detail}"
+            raise WouldLoseData(f"{CANNOT_LOAD} {what}", path=path, where=entry.name, hint="keep the zip format")
+        stack += entry.parts
 
 
 def untyped_refusal(path: str, what: str, where: str | None = None) -> WouldLoseData:
-    message = f"torch can not load {what} from a legacy file"
-    return WouldLoseData(message, path=path, where=where, hint="keep the zip format, or convert to safetensors")
+    hint = "keep the zip format, or convert to safetensors"
+    return WouldLoseData(f"{CANNOT_LOAD} {what}", path=path, where=where, hint=hint)
 
 
 def plan_write(entries: Sequence[TensorEntry], dest: str, *, metadata: Mapping[str, str] | None = None) -> Plan:
     """A fresh file that holds the state dict of `entries` as an OrderedDict."""
-    refuse_untyped(entries, dest)
+    refuse_unloadable(entries, dest)
     pickle, storages = torch_emit.state_dict_pickle(entries, legacy=True)
     itemsizes: dict[str, int] = {}
     for entry in entries:

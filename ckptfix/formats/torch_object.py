@@ -14,8 +14,9 @@ from typing import Any
 
 from ckptfix.checkpoint import Finding, NameSite, SiteKind, StateDict, TensorEntry
 from ckptfix.errors import BadPickle
+from ckptfix.formats.torch_attributes import tensor_state
 from ckptfix.formats.torch_state import apart
-from ckptfix.formats.torch_tensors import StorageOf, is_tensor, storage_entry, tensor_entry, tensor_state
+from ckptfix.formats.torch_tensors import StorageOf, is_tensor, storage_entry, tensor_entry
 from ckptfix.pickles import Call, Dict, Global, Graph, PersId, Set, Text
 from ckptfix.pickles.graph import children, is_versions, label, pairs
 
@@ -40,6 +41,8 @@ class TorchObject:
         tensors: (address of the mapping, key, node) of every tensor and free-standing storage, in order.
         values: (address, node) of every other leaf.
         metadata: address of a state dict -> the mapping node of its ``_metadata``.
+        odd_keys: address of a state dict -> those keys of its tensors that are no names: neither text nor a whole
+            number (bytes, tuples), or a number beside its own text (1 and "1").
     """
 
     graph: Graph
@@ -48,6 +51,7 @@ class TorchObject:
     sites: list[Site] = field(default_factory=list)
     state_dicts: list[StateDict] = field(default_factory=list)
     metadata: dict[str, Any] = field(default_factory=dict)
+    odd_keys: dict[str, tuple[str, ...]] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
 
     def entries(self, storage_of: StorageOf) -> tuple[list[TensorEntry], list[Finding]]:
@@ -178,6 +182,8 @@ def _note_mapping(
     uses = [key for key, _ in mapping if type(key) is Text]
     if tensors and uses:
         nested = any(pairs(value) is not None for _, value in mapping)
+        if odd := _odd_keys(mapping):
+            found.odd_keys[at] = odd
         metadata = _metadata_of(node)
         weights = not optimizer and (metadata is not None or (not nested and _looks_like_weights(mapping, at)))
         found.state_dicts.append(StateDict(at, tensors, len(mapping) - tensors, optimizer, weights))
@@ -187,6 +193,15 @@ def _note_mapping(
             found.sites.append(Site(at, "metadata", _key_uses(metadata)))
     if optimizer and _is_optimizer(mapping):
         _note_optimizer(found, at, {key: value for key, value in mapping if isinstance(key, str)})
+
+
+def _odd_keys(mapping: list[tuple[Any, Any]]) -> tuple[str, ...]:
+    """The keys of tensors that would get another name as text than they have, as they are listed."""
+    keys = [key for key, value in mapping if is_tensor(value) and not isinstance(key, str)]
+    if not keys:
+        return ()
+    texts = {str(key) for key, _ in mapping if isinstance(key, str)}
+    return tuple(label(key) for key in keys if type(key) is not int or str(key) in texts)
 
 
 def _key_uses(node: Any) -> list[Text]:

@@ -37,10 +37,10 @@ def to_legacy(checkpoint: Checkpoint, dest: str) -> Plan:
     """A zip checkpoint as a legacy file, the object unchanged.
 
     Raises:
-        WouldLoseData: it holds dtypes that torch reads from no legacy file.
+        WouldLoseData: it holds tensors that torch reads from no legacy file.
     """
     parts = parts_of(checkpoint)
-    torch_legacy.refuse_untyped(checkpoint.entries, checkpoint.path)
+    torch_legacy.refuse_unloadable(checkpoint.entries, checkpoint.path)
     pids = (persid.pid for persid in parts.graph.persids)
     if any(type(pid) is tuple and len(pid) > 1 and getattr(pid[1], "name", "") == "UntypedStorage" for pid in pids):
         raise torch_legacy.untyped_refusal(checkpoint.path, "an untyped storage")

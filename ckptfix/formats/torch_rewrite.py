@@ -149,5 +149,5 @@ def storage_sizes(rewritten: Rewritten) -> dict[str, int]:
     for persid in rewritten.persids:
         pid = persid.pid
         if type(pid) is tuple and len(pid) >= 5 and pid[0] == "storage" and pid[3] != "meta":
-            sizes.setdefault(str(pid[2]), pid[4])
+            sizes.setdefault(str(pid[2]), pid[4] if type(pid[4]) is int else 0)
     return sizes

@@ -6,14 +6,15 @@ Sources: torch/_utils.py (``_rebuild_*``), torch/_tensor.py (``_reduce_ex_intern
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from ckptfix import dtypes
 from ckptfix.checkpoint import Storage, TensorEntry, contiguous_stride
-from ckptfix.formats.torch_state import TooManyParts, apart, split, state_rows
-from ckptfix.pickles import Call, Dict, Global, PersId
+from ckptfix.errors import DamagedFile
+from ckptfix.formats.torch_state import TooManyParts, split, state_rows
+from ckptfix.pickles import Call, Global, PersId
 from ckptfix.pickles.graph import attributes, pairs
 
 StorageOf = Callable[[PersId], Storage]
@@ -21,7 +22,7 @@ Args = tuple[Any, ...]
 Rows = list[tuple[str, Any]]
 
 
-class BadTensor(ValueError):
+class BadTensor(DamagedFile, ValueError):
     """A rebuild call whose arguments describe no tensor; the message says why."""
 
 
@@ -30,10 +31,10 @@ def is_tensor(node: Any) -> bool:
     if type(node) is not Call or type(node.func) is not Global:
         return False
     func = node.func
-    return (func.module, func.name) in REBUILD or _is_old_tensor(node)
+    return (func.module, func.name) in REBUILD or is_old_tensor(node)
 
 
-def _is_old_tensor(node: Call) -> bool:
+def is_old_tensor(node: Call) -> bool:
     """A ``torch.FloatTensor`` object with its state set, as torch 0.1 wrote them."""
     func = node.func
     return (
@@ -60,7 +61,8 @@ def tensor_entry(node: Call, key: str, at: str, storage_of: StorageOf) -> Tensor
     except (IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
         if isinstance(error, BadTensor):
             raise
-        raise BadTensor(f"{func.name} with unusable arguments ({error})") from None
+        why = str(error) or "too few"
+        raise BadTensor(f"{func.name} with unusable arguments ({why})") from None
 
 
 def storage_entry(node: PersId, key: str, at: str, storage_of: StorageOf) -> TensorEntry:
@@ -111,8 +113,8 @@ def dtype_name(node: Any) -> str:
 
 def sizes(node: Any) -> tuple[int, ...]:
     """A shape or stride: a tuple of ints, or ``torch.Size`` of one."""
-    if type(node) is Call and node.args:
-        node = node.args[0]
+    if type(node) is Call and node.arguments:
+        node = node.arguments[0]
     if type(node) not in (tuple, list) or not all(type(value) is int and 0 <= value < 1 << 63 for value in node):
         raise BadTensor("a shape or stride that is no tuple of sizes")
     return tuple(node)
@@ -126,7 +128,7 @@ def _dense(
         raise BadTensor("a tensor without a storage")
     storage = storage_of(persid)
     shape, stride = _matching(shape, stride)
-    if type(offset) is not int or offset < 0:
+    if type(offset) is not int or not 0 <= offset < 1 << 63:
         raise BadTensor("an offset that is no count")
     if len(persid.pid) > 5:
         offset += viewed(persid, storage)[0]
@@ -167,41 +169,78 @@ def _parameter(args: Args, key: str, at: str, storage_of: StorageOf) -> TensorEn
 
 
 def _inner(node: Any, key: str, at: str, storage_of: StorageOf) -> TensorEntry:
-    # A parameter of a wrapper of a parameter ...: hostile depth must not become Python's.
-    depth = 0
-    probe = node
-    while is_tensor(probe) and type(probe.args) is tuple and probe.args:
-        probe = probe.args[0]
-        depth += 1
-        if depth > 16:
-            raise BadTensor("tensors nested too deeply")
     if not is_tensor(node):
         raise BadTensor("a part that is no tensor")
+    _refuse_bottomless(node)
     return tensor_entry(node, key, at, storage_of)
+
+
+MAX_DEPTH = 32
+MAX_PARTS = 100_000
+"""What a tensor may be made of, arguments and tuples included: far more than any real one."""
+
+
+def _refuse_bottomless(node: Call) -> None:
+    """Raise BadTensor for a parameter of a wrapper of a parameter ..., or parts that share parts without end.
+
+    Hostile depth must not become Python's, and what is shared is unfolded for each use of it.
+    """
+    left = MAX_PARTS
+    stack: list[tuple[Any, int]] = [(node, 0)]
+    while stack:
+        part, depth = stack.pop()
+        inside: Sequence[Any] = part
+        if type(part) is Call:
+            inside = part.arguments
+            inside = (*inside, *(value for _, value in attributes(inside[3]))) if len(inside) > 3 else inside
+        left -= len(inside)
+        if depth > MAX_DEPTH or left < 0:
+            raise BadTensor("tensors nested too deeply")
+        stack += [(child, depth + 1) for child in inside if type(child) in (tuple, list) or is_tensor(child)]
+
+
+QUANTIZERS: dict[str, tuple[Any, ...]] = {
+    "per_tensor_affine": ((float, int), (int,)),
+    "per_channel_affine": (Call, Call, (int,)),
+    "per_channel_affine_float_qparams": (Call, Call, (int,)),
+}
+"""Scheme -> types of its parameters (``torch._utils._rebuild_qtensor``): scale, zero point, axis; Call is a tensor."""
 
 
 def _quantized(args: Args, key: str, at: str, storage_of: StorageOf) -> TensorEntry:
     entry = _dense(args, key, at, storage_of, requires_grad=args[5])
     scheme, *rest = args[4]
+    name = scheme.name if type(scheme) is Global else ""
+    expected = QUANTIZERS.get(name)
+    if expected is None or len(rest) != len(expected):
+        raise BadTensor("a quantizer that torch does not have")
+    for value, kinds in zip(rest, expected, strict=True):
+        if not (is_tensor(value) if kinds is Call else type(value) in kinds):
+            raise BadTensor(f"a quantizer {name} with unusable parameters")
     parts = tuple(
         _inner(part, f"{key}.{name}", at, storage_of)
         for part, name in zip(rest, ("scale", "zero_point"), strict=False)
         if is_tensor(part)
     )
     plain = [repr(value) for value in rest if not is_tensor(value)]
-    name = scheme.name if type(scheme) is Global else "unknown scheme"
     return replace(entry, kind="quantized", parts=parts, detail=", ".join([name, *plain]))
+
+
+LAYOUTS = {"sparse_coo": 2, **dict.fromkeys(("sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc"), 3)}
+"""Sparse layout -> the tensors it is made of: indices and values, compressed indices before them."""
 
 
 def _sparse(args: Args, key: str, at: str, storage_of: StorageOf) -> TensorEntry:
     layout, data = args[:2]
     name = str(layout.args[0] if type(layout) is Call and layout.args else layout).removeprefix("torch.")
     parts = tuple(part for part in data if is_tensor(part))
+    if LAYOUTS.get(name) != len(parts):
+        raise BadTensor("a sparse layout that torch does not have, or other parts than it needs")
     names = ("indices", "values") if len(parts) == 2 else ("compressed_indices", "plain_indices", "values")
     entries = tuple(
         _inner(part, f"{key}.{label}", at, storage_of) for part, label in zip(parts, names, strict=True)
     )
-    shape = sizes(next(value for value in data if not is_tensor(value)))
+    shape = sizes(next((value for value in data if not is_tensor(value)), None))
     flags = [str(value) for value in data if type(value) is bool]
     detail = name + "".join(f", coalesced={flag}" for flag in flags)
     dtype = entries[-1].dtype
@@ -240,7 +279,7 @@ def _from_type(args: Args, key: str, at: str, storage_of: StorageOf) -> TensorEn
     if not is_tensor(call):
         return _of_other_function(args, key, at, storage_of)
     entry = _inner(call, key, at, storage_of)
-    if entry.kind == "wrapper" and _is_wrapper(func):
+    if entry.kind == "wrapper" and is_wrapper(func):
         entry = replace(entry, parts=_parts(state_rows(cls, state), key, at, storage_of))
     if type(cls) is Global and cls.full not in ("torch.Tensor", "torch._tensor.Tensor", entry.detail):
         parameter = cls.full == "torch.nn.parameter.Parameter"
@@ -262,7 +301,7 @@ def _of_other_function(args: Args, key: str, at: str, storage_of: StorageOf) -> 
     )
 
 
-def _split_state(rows: Rows) -> tuple[Rows, Rows]:
+def split_state(rows: Rows) -> tuple[Rows, Rows]:
     """See `split`; the parts are tensors."""
     try:
         return split(rows, is_tensor)
@@ -271,76 +310,10 @@ def _split_state(rows: Rows) -> tuple[Rows, Rows]:
 
 
 def _parts(rows: list[tuple[str, Any]], key: str, at: str, storage_of: StorageOf) -> tuple[TensorEntry, ...]:
-    return tuple(_inner(node, f"{key}.{name}", at, storage_of) for name, node in _split_state(rows)[0])
+    return tuple(_inner(node, f"{key}.{name}", at, storage_of) for name, node in split_state(rows)[0])
 
 
-_STATE_AT = {
-    ("torch._tensor", "_rebuild_from_type_v2"): 3,
-    ("torch._utils", "_rebuild_parameter_with_state"): 3,
-}
-
-_AROUND = ("_rebuild_parameter", "_rebuild_parameter_with_state")
-"""Calls around another tensor, whose attributes are listed as their own."""
-
-_HOOKS_AT = {"_rebuild_tensor_v2": 5, "_rebuild_tensor_v3": 5, "_rebuild_qtensor": 6, "_rebuild_parameter": 2}
-"""Place of the hooks among the arguments of rebuild calls: a dict, and empty in every file that torch itself wrote."""
-
-
-def tensor_attributes(node: Any) -> list[tuple[Any, Any]]:
-    """The (name, value) pairs that ``torch.load`` sets as attributes on the tensor of a rebuild call."""
-    place = _STATE_AT.get((node.func.module, node.func.name))
-    return [] if place is None or len(node.args) <= place else attributes(node.args[place])
-
-
-def tensor_state(node: Any) -> list[tuple[str, Any]] | None:
-    """The (name, value) attributes that a tensor carries, without those that are its parts; None if it has none."""
-    if type(node) is not Call or type(node.func) is not Global or type(node.args) is not tuple:
-        return None
-    args = node.args
-    found: list[tuple[str, Any]] = []
-    place = _STATE_AT.get((node.func.module, node.func.name))
-    if place is not None and len(args) > place:
-        cls = args[1] if place == 3 and type(args[1]) is Global else None
-        found = state_rows(cls, args[place])
-        if node.func.name == "_rebuild_from_type_v2":
-            found = _beside_parts(args, found)
-    if node.func.name in _AROUND and args and is_tensor(args[0]):
-        found = apart([*found, *(tensor_state(args[0]) or ())])
-    if not _is_old_tensor(node) and node.state is not None:
-        found = apart([*found, *state_rows(None, node.state)])
-    return [*found, *_apart_from_data(node)] or None
-
-
-def _beside_parts(args: Args, rows: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
-    """What of the state of ``_rebuild_from_type_v2(*args)`` is no part of its tensor."""
-    func, inner_args = args[0], args[2]
-    inner = Call(func, inner_args, "REDUCE", 0)
-    try:
-        if not is_tensor(inner):
-            return _split_state([("args", inner_args), *rows])[1]
-        if _is_wrapper(func):
-            return _split_state(rows)[1]
-    except BadTensor:
-        return [("args", inner_args), *rows]
-    return apart([*rows, *(tensor_state(inner) or ())])
-
-
-def _apart_from_data(node: Call) -> list[tuple[str, Any]]:
-    """Arguments of a rebuild call that are no data of the tensor and yet may hold some: hooks, an array."""
-    place = _HOOKS_AT.get(node.func.name)
-    if place is not None and len(node.args) > place:
-        hooks = node.args[place]
-        if type(hooks) is Call:
-            empty = not (hooks.items or hooks.elements or hooks.state or hooks.args)
-        else:
-            empty = hooks is None or (type(hooks) is Dict and not hooks.items)
-        return [] if empty else [("()hooks", hooks)]
-    if node.func.name.startswith("_rebuild_device_tensor") and node.args and not is_tensor(node.args[0]):
-        return [("()data", node.args[0])]
-    return []
-
-
-def _is_wrapper(func: Any) -> bool:
+def is_wrapper(func: Any) -> bool:
     return type(func) is Global and func.name == "_rebuild_wrapper_subclass"
 
 
@@ -353,6 +326,10 @@ def _nested(args: Args, key: str, at: str, storage_of: StorageOf) -> TensorEntry
     )
 
 
+DEVICE_TENSOR = "device tensor on"
+"""How the detail of a tensor begins that is made from another one, or from an array, by a copy of its values."""
+
+
 def _device_tensor(args: Args, key: str, at: str, storage_of: StorageOf) -> TensorEntry:
     data, dtype, device, requires_grad = args[:4]
     # Otherwise a numpy array inside the pickle: its bytes are there, its shape is not worth interpreting.
@@ -362,7 +339,7 @@ def _device_tensor(args: Args, key: str, at: str, storage_of: StorageOf) -> Tens
         *(key, at, None, dtype_name(dtype), shape, stride, 0, bool(requires_grad)),
         kind="wrapper",
         parts=parts,
-        detail=f"device tensor on {device}",
+        detail=f"{DEVICE_TENSOR} {device}",
     )
 
 

@@ -15,7 +15,6 @@ caffe2/serialize/inline_container.cc.
 
 from __future__ import annotations
 
-import shlex
 import zlib
 from bisect import bisect_right
 from collections import Counter
@@ -24,6 +23,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ckptfix.checkpoint import ByteRange, Checkpoint, Data, Drop, Edit, Finding, OutputFile, Plan, Segment, TensorEntry
+from ckptfix.commands import quoted
 from ckptfix.containers.zip_local import record_data
 from ckptfix.containers.zip_read import Directory, Record, read_directory
 from ckptfix.containers.zip_write import NewRecord, fresh_archive, replace_record
@@ -239,7 +239,7 @@ def refuse_disputed(checkpoint: Checkpoint) -> None:
     for record in archive.directory.records:
         dispute = record.dispute
         if dispute is not None and record.name.startswith(f"{archive.root}/"):
-            hint = f"ckptfix repair {shlex.quote(checkpoint.path)} OUT"
+            hint = f"ckptfix repair {quoted(checkpoint.path)} OUT"
             raise BadDirectory(dispute, path=checkpoint.path, where=record.name, offset=record.header, hint=hint)
 
 

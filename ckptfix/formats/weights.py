@@ -95,7 +95,7 @@ def plan_torch(weights: Weights, dest: str, *, legacy: bool) -> Plan:
         made = torch_emit.fresh(weights.entries, versions=weights.versions, calls=weights.calls)
         segments = torch_zip.fresh(made.pickle, made.storages, weights.byteorder)
         return Plan((OutputFile.of(dest, segments),))
-    torch_legacy.refuse_untyped(weights.entries, weights.path)
+    torch_legacy.refuse_unloadable(weights.entries, weights.path)
     if weights.byteorder == "big":
         weights = _little(weights)
     made = torch_emit.fresh(weights.entries, legacy=True, versions=weights.versions, calls=weights.calls)

@@ -13,7 +13,7 @@ from ckptfix.loaders.models import Target, dtype_of, is_lazy, shape_of
 from ckptfix.loaders.report import Mismatch
 from ckptfix.loaders.sources import Source, same_place
 from ckptfix.loaders.tensors import TensorMaker
-from ckptfix.ops import families, prefixes
+from ckptfix.ops import choose, families, prefixes
 from ckptfix.ops.match import Skipped, Slot, match
 
 if TYPE_CHECKING:
@@ -65,27 +65,29 @@ def best_fit(checkpoint: Checkpoint, found: Sequence[Source], target: Target, ho
     """
     if how not in _WAYS:
         raise Refused(f"no way to match called {how!r}", hint=f"ways are {', '.join(_WAYS)}")
-    if len(found) > 1 and how != "auto":
-        raise _several(checkpoint, found, "holds")
-    if how == "auto":
-        fits = [by_names(source, target, assign=assign) for source in found]
-    else:
-        fits = [_matched(checkpoint, source, target, how, assign) for source in found]
+    if how != "auto":
+        return _matched(checkpoint, _meant(checkpoint, found, fit=False), target, how, assign)
+    fits = [by_names(source, target, assign=assign) for source in found]
     score = {id(fit): (fit.complete, len(fit.pairs)) for fit in fits}
     top = max(score.values())
     best = [fit for fit in fits if score[id(fit)] == top]
-    if len(best) > 1:
-        raise _several(checkpoint, [fit.source for fit in best], "fits equally well in")
-    return best[0]
+    source = _meant(checkpoint, [fit.source for fit in best], fit=True)
+    return next(fit for fit in best if fit.source is source)
 
 
 _WAYS = ("auto", "position", "structure")
 
 
-def _several(checkpoint: Checkpoint, found: Sequence[Source], verb: str) -> Refused:
-    addresses = ", ".join(source.at or "''" for source in found)
-    what = f"it holds {len(found)} state dicts" if verb == "holds" else f"{len(found)} state dicts fit equally well"
-    return Refused(f"{what}: {addresses}", path=checkpoint.path, hint=f"choose one with at={found[0].at!r}")
+def _meant(checkpoint: Checkpoint, found: Sequence[Source], *, fit: bool) -> Source:
+    """The one that is meant where no other thing decides.
+
+    Raises:
+        Undecided: several may be.
+    """
+    rows = choose.meant(checkpoint, [source.row for source in found])
+    if len(rows) > 1:
+        raise choose.undecided(checkpoint, rows, fit=fit)
+    return next(source for source in found if source.row is rows[0])
 
 
 def by_names(source: Source, target: Target, *, assign: bool = False) -> Fit:

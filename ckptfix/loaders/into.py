@@ -13,7 +13,7 @@ from ckptfix.loaders import torch_path
 from ckptfix.loaders.fitting import Fit, best_fit, refuse_two_values
 from ckptfix.loaders.models import Place, dtype_of, identity, is_lazy, target
 from ckptfix.loaders.objects import Builder
-from ckptfix.loaders.opened import opened
+from ckptfix.loaders.opened import opened, refuse_swapped_arguments
 from ckptfix.loaders.overlaps import refuse_other_values
 from ckptfix.loaders.report import LoadReport, Mismatch, nearest_names
 from ckptfix.loaders.sources import chosen, same_place
@@ -22,6 +22,7 @@ from ckptfix.loaders.values import ForeignObject
 from ckptfix.ops.convert import refuse_damaged
 from ckptfix.ops.grouping import collapse, shown
 from ckptfix.ops.pieces import refuse_piece
+from ckptfix.words import plural
 
 if TYPE_CHECKING:
     import torch
@@ -79,7 +80,8 @@ def load_into(
             records are read before anything is changed, else deflated ones; where another one fails, the message says
             which names were loaded until then.
     """
-    checkpoint = opened(path)
+    refuse_swapped_arguments(model, path, "model")
+    checkpoint = opened(path, programs=True)
     goal = target(model)
     refuse_piece(checkpoint, None if at is None else at.strip("/"))
     found = chosen(checkpoint, at, goal.leaves())
@@ -131,7 +133,8 @@ _EMPTY = "match='structure' aligns models that name the same layers differently;
 def _rivals(checkpoint: Checkpoint, fit: Fit) -> Refused:
     rules = " and by ".join((fit.rule, *fit.rivals))
     hint = "load into the one part of the model that is meant, or take the other names out of the file before"
-    return Refused(f"{len(fit.pairs)} names fit equally well by {rules}", path=checkpoint.path, hint=hint)
+    names = plural(len(fit.pairs), "name")
+    return Refused(f"{names} would fit equally well by {rules}", path=checkpoint.path, hint=hint)
 
 
 def _refuse_unwritable(fit: Fit, assign: bool) -> None:
@@ -215,7 +218,7 @@ def _so_far(rows: Sequence[tuple[str, TensorEntry]], index: int) -> str:
         return "nothing of the model was changed"
     names = [name for name, _ in rows]
     loaded = shown(collapse(names[:index], names), most=len(rows))
-    return f"{index} of {len(rows)} tensors of the model were loaded before ({loaded}), and the others not"
+    return f"{index} of {plural(len(rows), 'tensor')} of the model were loaded before ({loaded}), and the others not"
 
 
 def _copy(fit: Fit, maker: TensorMaker) -> None:

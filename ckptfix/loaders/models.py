@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ckptfix.errors import Refused
+from ckptfix.errors import WrongType
 from ckptfix.loaders.sources import EXTRA_STATE
 from ckptfix.ops.match import Slot
 
@@ -78,13 +78,14 @@ def target(model: nn.Module) -> Target:
     """`model` as something to load into; none of its tensors is touched.
 
     Raises:
-        Refused: it is no nn.Module.
+        WrongType: it is no nn.Module.
     """
     from torch import nn
 
     if not isinstance(model, nn.Module):
         kind = type(model).__name__
-        raise Refused(f"the model is no torch.nn.Module but a {kind}", hint="pass the model itself, not its state dict")
+        hint = "pass the model itself, not its state dict"
+        raise WrongType(f"the model is no torch.nn.Module but a {kind}", hint=hint)
     places = tuple(_places(model))
     takers: dict[str, nn.Module | None] = {
         f"{path}{EXTRA_STATE}": module for path, module in _paths(model) if overrides(module, "set_extra_state")

@@ -17,6 +17,7 @@ from ckptfix.checkpoint import Checkpoint
 from ckptfix.collector import collector_paused
 from ckptfix.errors import BadPickle, WouldLoseData
 from ckptfix.formats import safetensors
+from ckptfix.formats.torch_attributes import tensor_attributes
 from ckptfix.formats.torch_common import Parts, fields
 from ckptfix.formats.torch_object import plain
 from ckptfix.formats.torch_tensors import (
@@ -24,7 +25,6 @@ from ckptfix.formats.torch_tensors import (
     BadTensor,
     is_tensor,
     storage_entry,
-    tensor_attributes,
     tensor_entry,
 )
 from ckptfix.loaders import values

@@ -3,22 +3,57 @@
 from __future__ import annotations
 
 import os
-import shlex
+from dataclasses import replace
+from pathlib import Path
 
-from ckptfix.checkpoint import Checkpoint
-from ckptfix.errors import DamagedFile
+from ckptfix.checkpoint import Checkpoint, NameSite, StateDict
+from ckptfix.commands import quoted
+from ckptfix.errors import DamagedFile, UnknownFormat, WrongType, file_name
 from ckptfix.formats import open_checkpoint
+from ckptfix.formats.weights import Weights
+from ckptfix.ops.extract import read_program
 
 
-def opened(path: str | os.PathLike[str]) -> Checkpoint:
+def refuse_swapped_arguments(first: object, path: object, what: str) -> None:
+    """Refuse (path, model) where (model, path) is meant.
+
+    Raises:
+        WrongType: it is so.
+    """
+    names = (str, bytes, os.PathLike)
+    if isinstance(first, names) and not isinstance(path, names):
+        raise WrongType(f"the first argument is the {what}, the second the path; here they are the other way round")
+
+
+def opened(path: str | os.PathLike[str], *, programs: bool = False) -> Checkpoint:
     """`open_checkpoint`, and nothing of a pickle is believed that fails its checksum: names, shapes, views.
+
+    Args:
+        programs: a TorchScript archive or an exported program is a checkpoint too, of one state dict.
 
     Raises:
         DamagedFile: it does.
     """
-    checkpoint = open_checkpoint(path)
+    try:
+        checkpoint = open_checkpoint(path)
+    except UnknownFormat:
+        weights = read_program(file_name(path)) if programs else None
+        if weights is None:
+            raise
+        return _as_checkpoint(weights)
     wrong = next((row for row in checkpoint.findings if row.id == "bad-crc"), None)
     if wrong is not None:
-        hint = f"`ckptfix repair {shlex.quote(checkpoint.path)} OUT` keeps what is intact"
+        hint = f"`ckptfix repair {quoted(checkpoint.path)} OUT` keeps what is intact"
         raise DamagedFile(wrong.message, path=checkpoint.path, where=wrong.where, offset=wrong.offset, hint=hint)
     return checkpoint
+
+
+def _as_checkpoint(weights: Weights) -> Checkpoint:
+    """The state dict of a program as a checkpoint that holds nothing else."""
+    names = tuple(entry.key for entry in weights.entries)
+    return replace(
+        weights.as_checkpoint(),
+        size=Path(weights.path).stat().st_size,
+        sites=(NameSite("", "state_dict", names),),
+        state_dicts=(StateDict("", len(names), 0),),
+    )

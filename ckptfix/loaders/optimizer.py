@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ckptfix.errors import CkptfixError, Refused, printable
-from ckptfix.loaders.opened import opened
+from ckptfix.loaders.opened import opened, refuse_swapped_arguments
 from ckptfix.loaders.optimizer_classes import (
     FLAT,
     MACHINE,
@@ -21,10 +21,12 @@ from ckptfix.loaders.optimizer_classes import (
     refuse_swapped,
 )
 from ckptfix.loaders.param_match import Held, Matched, SavedGroup, matched
-from ckptfix.loaders.report import counted, named
+from ckptfix.loaders.report import named
 from ckptfix.loaders.saved_optimizers import parts, saved_optimizer
 from ckptfix.loaders.tensors import TensorMaker, restore_location, stay
 from ckptfix.loaders.torch_path import placed
+from ckptfix.ops.pieces import refuse_flat_partition
+from ckptfix.words import plural
 
 if TYPE_CHECKING:
     import torch
@@ -82,7 +84,7 @@ class OptimizerReport:
         """The report for people."""
         place = f" ({self.at})" if self.at else ""
         how = f"{self.by}, {self.rule}" if self.rule else self.by
-        rows = [f"restored the state of {counted(len(self.restored), 'parameter')} from {self.path}{place}: by {how}"]
+        rows = [f"restored the state of {plural(len(self.restored), 'parameter')} from {self.path}{place}: by {how}"]
         if self.fresh:
             rows.append(f"without state in the file: {named(self.fresh)}")
         if self.dropped:
@@ -144,8 +146,10 @@ def load_optimizer(
             no optimizer, or several and no `at`.
         NoSuchTensor: no optimizer at `at`.
     """
+    refuse_swapped_arguments(optimizer, path, "optimizer")
     refuse_not_an_optimizer(optimizer)
     checkpoint = opened(path)
+    refuse_flat_partition(checkpoint)
     restore = restore_location(map_location)
     maker = TensorMaker(checkpoint, restore if callable(map_location) else stay, verify=verify)
     place, saved = saved_optimizer(checkpoint, maker, at)

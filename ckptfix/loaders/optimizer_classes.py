@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ckptfix.errors import Refused
+from ckptfix.errors import Refused, WrongType
 from ckptfix.loaders.report import named
 
 if TYPE_CHECKING:
@@ -49,11 +49,11 @@ def refuse_not_an_optimizer(optimizer: Any) -> None:
     """Anything that has groups, state and a way to load them is an optimizer, whatever its class.
 
     Raises:
-        Refused: `optimizer` is none.
+        WrongType: `optimizer` is none.
     """
     if not all(hasattr(optimizer, name) for name in ("param_groups", "state", "load_state_dict")):
         hint = "give the optimizer itself; a scheduler's state is in load_checkpoint(...)"
-        raise Refused(f"no optimizer but a {type(optimizer).__name__}", hint=hint)
+        raise WrongType(f"no optimizer but a {type(optimizer).__name__}", hint=hint)
 
 
 def refuse_other_options(

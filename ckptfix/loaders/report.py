@@ -10,6 +10,7 @@ from typing import Any
 from ckptfix.errors import printable
 from ckptfix.ops.grouping import collapse, shown
 from ckptfix.ops.match import Skipped
+from ckptfix.words import some
 
 MOST_LOOKS = 4000
 """Pairs of names that are compared to find the nearest ones: a comparison takes some 20 us."""
@@ -163,13 +164,6 @@ def _alike(one: str, other: str) -> float:
     return difflib.SequenceMatcher(None, one, other).ratio()
 
 
-def counted(number: int, noun: str) -> str:
-    """``"1 tensor"``, ``"1,200 tensors"``."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
 def named(names: Iterable[str], most: int = 5) -> str:
     """Names in a line, at most so many of them."""
-    rows = list(names)
-    more = f" and {len(rows) - most} more" if len(rows) > most else ""
-    return ", ".join(rows[:most]) + more
+    return some(list(names), most)

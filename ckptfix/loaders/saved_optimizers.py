@@ -18,6 +18,7 @@ from ckptfix.loaders.tensors import TensorMaker
 from ckptfix.loaders.values import ForeignObject
 from ckptfix.ops.convert import refuse_damaged
 from ckptfix.pickles.graph import children
+from ckptfix.words import where_else
 
 Build = Callable[[], tuple[Any, list[Any]]]
 
@@ -98,18 +99,19 @@ def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
 def saved_optimizer(checkpoint: Checkpoint, maker: TensorMaker, at: str | None) -> tuple[str, Mapping[str, Any]]:
     """(address, saved state) of the optimizer in the file."""
     found = list(optimizers_in(checkpoint, maker))
-    addresses = ", ".join(address or "''" for address, _ in found)
+    addresses = [address for address, _ in found]
     if at is not None:
         found = [row for row in found if row[0] == at.strip("/")]
         if not found:
-            hint = f"there is one at {addresses}" if addresses else "the file holds none"
+            hint = where_else(addresses) if addresses else "the file holds none"
             raise NoSuchTensor(f"no optimizer at {at!r}", path=checkpoint.path, hint=hint)
     if not found:
         hint = "a training checkpoint has one beside the model's state dict; `ckptfix inspect` shows what this one has"
         raise Refused("no optimizer's state was found in it", path=checkpoint.path, hint=hint)
     if len(found) > 1:
         hint = f"choose one with at={found[0][0]!r}"
-        raise Refused(f"it holds {len(found)} optimizers: {addresses}", path=checkpoint.path, hint=hint)
+        listed = ", ".join(address or "''" for address in addresses)
+        raise Refused(f"it holds {len(found)} optimizers: {listed}", path=checkpoint.path, hint=hint)
     address, build = found[0]
     saved, made = build()
     foreign = next((value for value in made if isinstance(value, ForeignObject)), None)

@@ -6,17 +6,17 @@ Beside the mappings that a file calls its state dicts, a whole pickled module is
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ckptfix.checkpoint import Checkpoint, TensorEntry
-from ckptfix.errors import CkptfixError, NoSuchTensor, Refused
-from ckptfix.formats import safetensors, torch_module
+from ckptfix.errors import NoSuchTensor, Refused
+from ckptfix.formats import safetensors
 from ckptfix.formats.torch_common import Parts
 from ckptfix.formats.torch_drop import node_at
 from ckptfix.loaders.objects import mapping_of
-from ckptfix.ops.extract_sources import is_inside, module_entries
+from ckptfix.ops.candidates import Candidate, at_address, candidates, module_entries, read_module
 from ckptfix.ops.match import Slot
 
 EXTRA_STATE = "_extra_state"
@@ -28,18 +28,21 @@ class Source:
     """A state dict in a file.
 
     Attributes:
-        at: its address.
+        row: what of the file it is.
         entries: name -> tensor, in file order, tied names too.
         versions: module path -> its ``_metadata``.
         extra: names of values that are no tensors and that the model may take -> their nodes.
-        weights: it looks like what ``Module.state_dict()`` gives.
     """
 
-    at: str
+    row: Candidate
     entries: Mapping[str, TensorEntry]
     versions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict)
-    weights: bool = True
+
+    @property
+    def at(self) -> str:
+        """Its address."""
+        return self.row.at
 
     @property
     def names(self) -> list[str]:
@@ -76,24 +79,11 @@ def sources(checkpoint: Checkpoint, leaves: Collection[str] = ()) -> list[Source
         Refused: there is none at all.
         CkptfixError: a whole module in the file is none, or cannot be read.
     """
-    entries: tuple[TensorEntry, ...] = checkpoint.entries
-    if checkpoint.format == safetensors.NAME:
-        entries = safetensors.restore_ties(entries, checkpoint.metadata)
-    below: dict[str, dict[str, TensorEntry]] = {}
-    for entry in entries:
-        below.setdefault(entry.at, {})[entry.key] = entry
-    modules = torch_module.modules(checkpoint)
-    found = [
-        Source(state.at, below.get(state.at, {}), *_beside(checkpoint, state.at, leaves), weights=state.weights)
-        for state in checkpoint.state_dicts
-        if not state.optimizer and not any(is_inside(state.at, at) for at, _ in modules)
-    ]
-    found += _modules(checkpoint, modules)
-    weights = [source for source in found if source.weights]
+    found = candidates(checkpoint)
     if not found:
         hint = "`ckptfix inspect` shows what it holds"
         raise Refused("no state dict was found in it", path=checkpoint.path, hint=hint)
-    return weights or found
+    return _sources(checkpoint, found, leaves)
 
 
 def chosen(checkpoint: Checkpoint, at: str | None, leaves: Collection[str] = ()) -> list[Source]:
@@ -105,23 +95,32 @@ def chosen(checkpoint: Checkpoint, at: str | None, leaves: Collection[str] = ())
     """
     if at is None:
         return sources(checkpoint, leaves)
-    at = at.strip("/")
-    everything = sources(checkpoint, leaves)
-    found = [source for source in everything if source.at == at] or _by_address(checkpoint, at, leaves)
-    if not found:
-        near = tuple(source.at or "''" for source in everything)
-        hint = f"there is one at {', '.join(near)}"
-        raise NoSuchTensor(f"no state dict at {at!r}", near=near, path=checkpoint.path, hint=hint)
-    return found
+    return _sources(checkpoint, [at_address(checkpoint, at)], leaves)
 
 
-def _by_address(checkpoint: Checkpoint, at: str, leaves: Collection[str]) -> list[Source]:
-    """The mapping at `at` even though it does not look like a model's."""
-    for state in checkpoint.state_dicts:
-        if state.at == at:
-            entries = {entry.key: entry for entry in checkpoint.entries if entry.at == at}
-            return [Source(at, entries, *_beside(checkpoint, at, leaves), weights=state.weights)]
-    return []
+def _sources(checkpoint: Checkpoint, found: Sequence[Candidate], leaves: Collection[str]) -> list[Source]:
+    entries: tuple[TensorEntry, ...] = checkpoint.entries
+    if checkpoint.format == safetensors.NAME:
+        entries = safetensors.restore_ties(entries, checkpoint.metadata)
+    below: dict[str, dict[str, TensorEntry]] = {}
+    for entry in entries:
+        below.setdefault(entry.at, {})[entry.key] = entry
+    return [
+        Source(row, below.get(row.at, {}), *_beside(checkpoint, row.at, leaves))
+        if row.module is None
+        else _of_module(checkpoint, row)
+        for row in found
+    ]
+
+
+def _of_module(checkpoint: Checkpoint, row: Candidate) -> Source:
+    """A whole pickled module.
+
+    Raises:
+        CkptfixError: it is none, or holds a tensor that cannot be read.
+    """
+    module = read_module(checkpoint, row)
+    return Source(row, {entry.key: entry for entry in module_entries(checkpoint, module)}, module.versions)
 
 
 def _beside(checkpoint: Checkpoint, at: str, leaves: Collection[str]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -140,18 +139,3 @@ def _beside(checkpoint: Checkpoint, at: str, leaves: Collection[str]) -> tuple[d
     found = {name: node for name, node in values.items() if name.rpartition(".")[2] in leaves and name not in tensors}
     return versions, found
 
-
-def _modules(checkpoint: Checkpoint, found: Sequence[tuple[str, Any]]) -> Iterator[Source]:
-    """Whole pickled modules, by their addresses and nodes.
-
-    Raises:
-        CkptfixError: one that is none, or holds a tensor that cannot be read.
-    """
-    for at, node in found:
-        try:
-            module = torch_module.read_module(node, at)
-        except CkptfixError as error:
-            error.path = checkpoint.path
-            raise
-        entries = {entry.key: entry for entry in module_entries(checkpoint, module)}
-        yield Source(at, entries, module.versions)

@@ -5,19 +5,22 @@ from __future__ import annotations
 import os
 from collections import OrderedDict
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ckptfix import keys
-from ckptfix.checkpoint import Checkpoint
-from ckptfix.errors import KeyConflict, PartialPrefix, Refused
+from ckptfix.checkpoint import Checkpoint, NameSite, StateDict
+from ckptfix.errors import KeyConflict, PartialPrefix
 from ckptfix.formats import safetensors
 from ckptfix.formats.torch_common import Parts
 from ckptfix.loaders.opened import opened
 from ckptfix.loaders.tensors import TensorMaker, restore_location
+from ckptfix.ops import choose
 from ckptfix.ops import rename as rename_op
-from ckptfix.ops.convert import chosen_state_dict, refuse_damaged
+from ckptfix.ops.candidates import Candidate
+from ckptfix.ops.convert import refuse_damaged
+from ckptfix.ops.extract_sources import read
 from ckptfix.ops.pieces import refuse_piece
-from ckptfix.ops.rename import module_of
 
 if TYPE_CHECKING:
     import torch
@@ -35,13 +38,15 @@ def load_state_dict(
 ) -> OrderedDict[str, torch.Tensor]:
     """The state dict in the checkpoint at `path`, as ``Module.load_state_dict`` takes it.
 
+    A whole pickled module (``torch.save(model)``) gives what its ``state_dict()`` would; its classes are not needed.
+
     Args:
         map_location: as for torch.load: a device for everything, a dict from location to location, or a
             callable of (storage, location) that returns a storage, or None to leave it. None loads to the
             device it was saved from if that exists here, and else to the CPU, with a warning.
         strip: ``"auto"`` removes every wrapper's name (`module.`, `_orig_mod.`, ...), a prefix removes
             that one, None keeps the names.
-        at: address of the state dict, when there are several.
+        at: address of the state dict, or of a whole pickled module, when there are several.
         verify: compare the data with the checksums that a zip states for it (legacy files and safetensors state
             none). That reads all that is loaded once more: a second or so for a GB that is in memory already. With
             False, tensors are a map of the file whose pages are read when they are touched. The pickle is
@@ -61,23 +66,17 @@ def load_state_dict(
         PartialPrefix: only some names carry the prefix `strip`.
         Unsupported: a tensor that only its own library can rebuild (DTensor, nested).
     """
-    checkpoint = opened(path)
+    checkpoint = opened(path, programs=True)
     if at is None:
         refuse_piece(checkpoint)
-    try:
-        chosen = chosen_state_dict(checkpoint, at)
-    except Refused as error:
-        inside = module_of(checkpoint)
-        found = [state.at for state in checkpoint.state_dicts if state.weights and state.at not in inside]
-        if found:
-            error.hint = f"choose one with at={found[0]!r}"
-        raise
+    chosen = choose.choose(checkpoint, at)
+    seen, versions = (checkpoint, None) if chosen.module is None else _of_module(checkpoint, chosen)
     refuse_piece(checkpoint, chosen.at)
-    entries = [entry for entry in checkpoint.entries if entry.at == chosen.at]
+    entries = [entry for entry in seen.entries if entry.at == chosen.at]
     refuse_damaged(checkpoint)
     if checkpoint.format == safetensors.NAME:
         entries = list(safetensors.restore_ties(entries, checkpoint.metadata))
-    names, module_path = _names(checkpoint, chosen.at, strip)
+    names, module_path = _names(seen, chosen.at, strip)
     make = TensorMaker(checkpoint, restore_location(map_location), tell=True, verify=verify)
     loaded: OrderedDict[str, Any] = OrderedDict()
     for entry in entries:
@@ -85,12 +84,33 @@ def load_state_dict(
         if name in loaded:
             raise KeyConflict(f"two tensors would be called {name!r}", path=checkpoint.path, where=chosen.at or None)
         loaded[name] = make(entry)
-    if isinstance(checkpoint.graph, Parts):
-        metadata = checkpoint.graph.found.module_metadata(chosen.at)
-        if metadata is not None:
-            renamed = ((keys.module_path(module_path, name), value) for name, value in metadata.items())
-            loaded._metadata = OrderedDict(renamed)  # type: ignore[attr-defined]
+    if versions is None and isinstance(checkpoint.graph, Parts):
+        versions = checkpoint.graph.found.module_metadata(chosen.at)
+    if versions is not None:
+        renamed = ((keys.module_path(module_path, name), value) for name, value in versions.items())
+        loaded._metadata = OrderedDict(renamed)  # type: ignore[attr-defined]
     return loaded
+
+
+def _of_module(checkpoint: Checkpoint, row: Candidate) -> tuple[Checkpoint, Mapping[str, Any]]:
+    """The checkpoint with the state dict of a whole pickled module as its only one, and the module's versions.
+
+    Raises:
+        CkptfixError: the module cannot be read.
+    """
+    taken = read(checkpoint, row)
+    place = row.at
+    entries = tuple(replace(entry, at=place) for entry in taken.entries)
+    names = NameSite(place, "state_dict", tuple(entry.key for entry in entries))
+    paths = NameSite(place, "metadata", tuple(taken.versions or ()))
+    seen = replace(
+        checkpoint,
+        load_entries=lambda: entries,
+        sites=(names, paths),
+        state_dicts=(StateDict(place, len(entries), 0),),
+        graph=None,
+    )
+    return seen, taken.versions or {}
 
 
 def _names(checkpoint: Checkpoint, at: str, strip: str | None) -> tuple[Mapping[str, str], keys.Rule]:

@@ -5,8 +5,6 @@ torch is imported inside the functions, so that everything else of ckptfix start
 
 from __future__ import annotations
 
-import ast
-import shlex
 import sys
 import warnings
 import zlib
@@ -16,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from ckptfix import dtypes
 from ckptfix.checkpoint import ByteRange, Checkpoint, Data, Derived, Storage, TensorEntry
+from ckptfix.commands import quoted
 from ckptfix.errors import DamagedFile, Refused, Unsupported
 from ckptfix.fileio import read_chunks, truncated
 from ckptfix.formats.torch_common import element_sizes, little_endian
-from ckptfix.formats.torch_tensors import LAZY
+from ckptfix.formats.torch_tensors import LAYOUTS, LAZY
 from ckptfix.streams import CRC_CHUNK
 
 if TYPE_CHECKING:
@@ -68,7 +67,7 @@ class TensorMaker:
         except DamagedFile as error:
             error.where = error.where or entry.name
             raise
-        except (RuntimeError, OverflowError, ValueError) as error:
+        except (RuntimeError, OverflowError, ValueError, TypeError, IndexError) as error:
             message = f"no tensor that torch can have: {str(error).splitlines()[0]}"
             raise DamagedFile(message, path=self.checkpoint.path, where=entry.name) from error
 
@@ -101,7 +100,7 @@ class TensorMaker:
         import torch
 
         dtype = getattr(torch, entry.dtype, None)
-        if dtype is None:
+        if not isinstance(dtype, torch.dtype):
             raise Unsupported(f"this torch has no dtype {entry.dtype}", path=self.checkpoint.path, where=entry.name)
         return dtype
 
@@ -121,7 +120,7 @@ class TensorMaker:
         import torch
 
         scheme, *values = entry.detail.split(", ")
-        numbers = [ast.literal_eval(value) for value in values]
+        numbers = [_number(value) for value in values]
         parts = [self(part) for part in entry.parts]
         assert entry.storage is not None
         dtype = self.dtype(entry)
@@ -145,14 +144,18 @@ class TensorMaker:
         if len(parts) == 2:
             how: dict[str, Any] = {"is_coalesced": coalesced == "True"} if coalesced else {}
             return torch.sparse_coo_tensor(parts[0], parts[1], entry.shape, **how, check_invariants=True)
-        how = {"layout": getattr(torch, layout)}
+        how = {"layout": getattr(torch, layout) if layout in LAYOUTS else None}
         return torch.sparse_compressed_tensor(parts[0], parts[1], parts[2], entry.shape, **how, check_invariants=True)
 
     def storage(self, storage: Storage, itemsize: int) -> Any:
         """The untyped storage on its device; `itemsize` is what its address must be a multiple of."""
+        import torch
+
         made = self.storages.get(storage.key)
         if made is None:
-            assert storage.data is not None
+            if storage.data is None:  # a storage of the meta device, which has no bytes
+                made = self.storages[storage.key] = torch.UntypedStorage(storage.nbytes, device="meta")
+                return made
             if self.verify:
                 self.check_storage(storage)
             data = little_endian(storage.data, self.checkpoint.byteorder, self.units.get(storage.key, itemsize))
@@ -211,7 +214,7 @@ class TensorMaker:
             source = data if isinstance(data, ByteRange) else data.sources[0]
             record = _record_name(self.checkpoint, storage.key)
             message = f"{record} is damaged: its checksum is {crc32:#010x}, and the file says {storage.crc32:#010x}"
-            hint = f"`ckptfix repair {shlex.quote(source.path)} OUT` keeps what is intact; verify=False loads it anyway"
+            hint = f"`ckptfix repair {quoted(source.path)} OUT` keeps what is intact; verify=False loads it anyway"
             raise DamagedFile(message, path=source.path, offset=source.offset, hint=hint)
 
     def forget(self, following: TensorEntry | None = None) -> None:
@@ -247,6 +250,18 @@ class TensorMaker:
             view[position : position + len(chunk)] = chunk
             position += len(chunk)
         return storage
+
+
+def _number(text: str) -> Any:
+    """A parameter of a quantizer, as its repr stands in the detail of an entry.
+
+    Raises:
+        ValueError: it is no number.
+    """
+    try:
+        return int(text)
+    except ValueError:
+        return float(text)
 
 
 def _is_subclass(entry: TensorEntry) -> bool:

@@ -5,14 +5,20 @@ None of them runs code of the file: what a row makes is made from numbers, texts
 
 from __future__ import annotations
 
+import sys
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from ckptfix.errors import printable
 from ckptfix.formats.trusted import canonical
 from ckptfix.pickles import Call, Dict, Global, Set
 from ckptfix.pickles.graph import Text
+from ckptfix.words import plural, some
+
+MOST_SHOWN = 6
+"""Values that the short text of a foreign object shows."""
 
 NOTHING: Any = object()
 """No value can be made here."""
@@ -20,11 +26,13 @@ NOTHING: Any = object()
 Value = Callable[[Any], Any]
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class ForeignObject:
     """What a pickle says of an object whose class only its own library has.
 
-    Two are equal only if they are the same one, and each can be a dict's key.
+    Two are equal only if they are the same one, and each can be a dict's key. What its `state` holds by name is read as
+    from the object itself: ``found.lr``, ``vars(found)``; where a name is also one of the fields below, as
+    ``vars(found)["name"]``.
 
     Attributes:
         module, name: of the class or function; of a class that stands as a value itself, with `args` empty.
@@ -42,6 +50,39 @@ class ForeignObject:
     items: list[tuple[Any, Any]] | None = field(default=None)
     elements: list[Any] | None = field(default=None)
 
+    def __getattr__(self, name: str) -> Any:
+        """A value of the state; only asked for names that are no fields."""
+        if name == "__dict__":  # for vars(); a class with slots has none of its own
+            return self._named()
+        if (name.startswith("__") and name.endswith("__")) or name in ForeignObject.__slots__:
+            raise AttributeError(name)
+        held = self._named()
+        if name in held:
+            return held[name]
+        names = ", ".join(held) if held else "nothing by name"
+        raise AttributeError(f"{self.module}.{self.name} has no {name!r}; its state holds {printable(names[:500])}")
+
+    def _named(self) -> dict[str, Any]:
+        """What the state holds by name: ``__dict__`` as it was pickled, and ``__slots__`` where the class had some."""
+        parts = self.state if isinstance(self.state, tuple) and len(self.state) == 2 else (self.state,)
+        if not all(part is None or isinstance(part, dict) for part in parts):
+            return {}
+        return {key: value for part in parts if part for key, value in part.items() if isinstance(key, str)}
+
+    def __dir__(self) -> list[str]:
+        return sorted({*object.__dir__(self), *self._named()})
+
+    def __repr__(self) -> str:
+        """One short line: the class, and what is in the object; only numbers and short texts by value."""
+        given = [_brief(value) for value in self.args]
+        given += [f"{name}={_brief(value)}" for name, value in self._named().items()]
+        if self.state is not None and not self._named():
+            given.append(f"state={_brief(self.state)}")
+        for what, held in (("item", self.items), ("element", self.elements)):
+            if held is not None:
+                given.append(plural(len(held), what))
+        return printable(f"<{self.module}.{self.name}({some(given, MOST_SHOWN)})>")
+
     @classmethod
     def empty(cls, node: Call) -> ForeignObject:
         return cls.named(node.func) if type(node.func) is Global else cls("", "call")
@@ -54,6 +95,16 @@ class ForeignObject:
             return cls(full.removesuffix(f".{node.name}"), node.name)
         module, _, name = full.rpartition(".")
         return cls(module, name)
+
+
+def _brief(value: Any) -> str:
+    """The value, or what it is where that would be long or lead on to others."""
+    if value is None or isinstance(value, bool | int | float | str | bytes):
+        text = repr(value[:60] if isinstance(value, str | bytes) else value)
+        return text if len(text) <= 40 else f"{text[:37]}..."
+    if isinstance(value, ForeignObject):
+        return f"<{value.module}.{value.name}>"
+    return f"<{type(value).__name__}>"
 
 
 def leaf(node: Any) -> Any:
@@ -91,16 +142,16 @@ def _plain_args(node: Call) -> bool:
 
 
 def _default(node: Call) -> Any:
-    factory = node.args[0] if node.args else None
+    factory = node.arguments[0] if node.arguments else None
     if factory is None:
         return defaultdict(None)
     made = BUILTINS.get(canonical(factory)) if type(factory) is Global else None
-    return defaultdict(made) if made is not None and len(node.args) == 1 else NOTHING
+    return defaultdict(made) if made is not None and len(node.arguments) == 1 else NOTHING
 
 
 def _queue(node: Call) -> Any:
-    most = node.args[1] if len(node.args) > 1 else None
-    return deque(maxlen=most) if most is None or (type(most) is int and most >= 0) else NOTHING
+    most = node.arguments[1] if len(node.arguments) > 1 else None
+    return deque(maxlen=most) if most is None or (type(most) is int and 0 <= most <= sys.maxsize) else NOTHING
 
 
 SHELLS: dict[str, Callable[[Call], Any]] = {
@@ -141,7 +192,7 @@ def add_elements(node: Call, shell: Any, value: Value) -> None:
     if not isinstance(shell, set | list | deque):
         return
     # Of the node, not of its value: a list may not be filled yet.
-    first = node.args[0] if node.args else ()
+    first = node.arguments[0] if node.arguments else ()
     given = first.elements if type(first) is Set else first if type(first) in (list, tuple) else ()
     add: Any = shell.update if isinstance(shell, set) else shell.extend
     add(map(value, given))

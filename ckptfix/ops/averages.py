@@ -16,11 +16,12 @@ level together. Its libraries load it so: timm saves without the wrapper (``unwr
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 
 from ckptfix import keys
 from ckptfix.checkpoint import Checkpoint, Finding, NameSite
+from ckptfix.commands import word
+from ckptfix.words import plural
 
 KEYS: dict[str, str] = {
     "ema": "Ultralytics YOLOv5 train.py (a whole module); trainers with ema-pytorch (EMA.state_dict)",
@@ -36,6 +37,10 @@ KEYS: dict[str, str] = {
     "swa_model": "torch.optim.swa_utils.AveragedModel under the name of its documentation",
     "swa_state_dict": "trainers that save the model as state_dict",
     "shadow": "tutorials' class EMA (a dict of names)",
+    "params_ema": "BasicSR models/base_model.py save_network, with params beside it",
+    "g_ema": "rosinality/stylegan2-pytorch train.py, with g and d beside it",
+    "G_ema": "NVlabs/stylegan2-ada-pytorch training_loop.py, with G and D beside it",
+    "generator_ema": "trainers of GANs that save generator and discriminator",
 }
 """Key in an address -> who writes averaged weights under it."""
 
@@ -43,6 +48,11 @@ KEYS: dict[str, str] = {
 def is_under_key(at: str) -> bool:
     """Whether the address `at` has a key for averaged weights."""
     return any(part in KEYS for part in at.split("/"))
+
+
+def is_average(at: str, names: Sequence[str]) -> bool:
+    """Whether the state dict at `at` stands under a key for averages, or is that of a wrapper that averages."""
+    return is_under_key(at) or "n_averaged" in names or keys.is_average(names)
 
 
 def has_own_level(checkpoint: Checkpoint, site: NameSite, names: Sequence[str]) -> bool:
@@ -104,13 +114,14 @@ def is_kept(checkpoint: Checkpoint, site: NameSite, names: Sequence[str], at: st
 def note_kept(findings: list[Finding], site: NameSite, names: Sequence[str]) -> None:
     """Say, once, that `names` keep the level of their wrapper."""
     if not any(row.id == "average-kept" and row.where == site.at for row in findings):
-        message = f"left the 'module.' of {wrapper(names)} on {len(inside(names))} keys, as it is not DataParallel's"
-        findings.append(_kept(site, f"{message} (--at {shlex.quote(site.at)} takes it too)"))
+        kept = plural(len(inside(names)), "key")
+        message = f"left the 'module.' of {wrapper(names)} on {kept}, as it is not DataParallel's"
+        findings.append(_kept(site, f"{message} (--at {word(site.at)} takes it too)"))
 
 
 def left(site: NameSite) -> Finding:
     """What add-module says of averages that have the level of their wrapper."""
-    at = shlex.quote(site.at)
+    at = word(site.at)
     return _kept(site, f"left as it is, with the 'module.' of {wrapper(site.names)} (--at {at} adds another)")
 
 

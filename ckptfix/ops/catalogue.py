@@ -7,14 +7,13 @@ in three modules, by what they are about; `ENTRIES` joins them.
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ckptfix.checkpoint import Finding
-from ckptfix.errors import printable
+from ckptfix.commands import word as shell_word
 from ckptfix.ops.catalogue_containers import CONTAINERS
 from ckptfix.ops.catalogue_contents import CONTENTS
 from ckptfix.ops.catalogue_row import Entry, Severity
@@ -75,7 +74,7 @@ def remedy_of(finding: Finding, path: str, *, at: str | None = None, **values: s
     if not template:
         return Remedy()
     if not template.startswith("ckptfix "):
-        fields = _Fields(path, {"at": finding.where, **values}, quote)
+        fields = _Fields(path, {"at": finding.where, **values}, shell_word)
         return Remedy(advice=template.format_map(fields) if "{" in template else template)
     bare = _Fields(path, {"at": finding.where, **values}, str)
     lines: list[list[str]] = [[]]
@@ -101,16 +100,7 @@ TAKE_AT = frozenset({"strip-module", "add-module", "unwrap", "rename", "match", 
 
 def shell_line(words: Sequence[str]) -> str:
     """`words` as a shell takes them."""
-    return " ".join(map(quote, words))
-
-
-def quote(word: str) -> str:
-    """`word` for a shell; what a terminal would not show is written by number, as bash and zsh read it."""
-    if printable(word) == word:
-        return shlex.quote(word)
-    plain = {ord("'"), ord("\\")}
-    shown = (chr(byte) if 32 <= byte < 127 and byte not in plain else f"\\x{byte:02x}" for byte in os.fsencode(word))
-    return f"$'{''.join(shown)}'"
+    return " ".join(map(shell_word, words))
 
 
 def errors_of(finding: Finding) -> tuple[int, ...]:

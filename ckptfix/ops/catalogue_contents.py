@@ -72,6 +72,19 @@ CONTENTS: tuple[Entry, ...] = (
         (23, 32), "ckptfix repair {source} {repaired}",
     ),
     Entry(
+        "memory-bomb", "error", "loading it asks for memory that the file has not",
+        "bytearray(2**40) in a pickle of 100 bytes, or a view of 2**62 elements on a storage of one: no training "
+        "writes that. torch.load, or the first copy of the tensor, ends with MemoryError or `not enough memory`.",
+        (), None,
+    ),
+    Entry(
+        "bad-call", "error", "the pickle calls a function with arguments that it does not take",
+        "Such as OrderedDict of a number, or a gradient for a tensor of integers. "
+        "torch.load stops there with a TypeError, even with weights_only=True. The file is damaged, or was made so "
+        "that tools stop before what follows.",
+        (), None,
+    ),
+    Entry(
         "bad-storage", "error", "a storage with an impossible length",
         "Several processes wrote to one file, or it is damaged: torch says `storage has wrong size`. Save on rank 0 "
         "only.",

@@ -30,6 +30,9 @@ VERBS: tuple[Entry, ...] = (
     Entry("no-counterpart", "warning", "a name that only one side has", "match found nothing to pair it with."),
     Entry("dropped", "warning", "a value that sanitize left out",
           "It has no counterpart among plain values; the weights are as they were.", (3,)),
+    Entry("unloadable", "warning", "a value that torch.load fails on",
+          "sanitize made plain values of all that can be refused by its name; this one describes no tensor of the "
+          "file, or a call that fails. It stands in the output as it did."),
     Entry("not-taken", "warning", "tensors that extract did not take",
           "They are packed in an object that writes them by code of its own, or are no dense tensors."),
     Entry("hook-not-run", "info", "a hook that might change the state dict was not run",
@@ -54,5 +57,11 @@ VERBS: tuple[Entry, ...] = (
           "What is left are storages by number; repair --like gives them names where sizes leave no choice.", (1,)),
     Entry("torn-write", "warning", "records of two writes in one file",
           "Two processes wrote one file, or it was overwritten in part. Save on rank 0 only.", (23, 61)),
+    Entry("more-open", "warning", "a replaced file that more may read than the input",
+          "It keeps its mode; a new output is open to those who may read all inputs."),
+    Entry("links-left", "warning", "other hard links of a replaced file",
+          "The output is a new file under one of the names; the others still hold the old content."),
+    Entry("attributes-lost", "warning", "extended attributes of a replaced file",
+          "They may say of the old content what is not true of the new, and are not carried over."),
     Entry("note", "info", "a remark of a matcher", "Something to know about the pairs."),
 )  # fmt: skip

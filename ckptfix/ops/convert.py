@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import shlex
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from ckptfix import dtypes
@@ -14,19 +13,20 @@ from ckptfix.checkpoint import (
     Finding,
     OutputFile,
     Plan,
-    StateDict,
     TensorEntry,
     contiguous_stride,
 )
+from ckptfix.commands import command
 from ckptfix.errors import Refused, Unsupported, WouldLoseData
 from ckptfix.fileio import cut_hint
 from ckptfix.formats import FORMATS, safetensors, torch_recode
 from ckptfix.formats.safetensors_write import row_major
 from ckptfix.formats.torch_common import element_sizes, little_endian
 from ckptfix.formats.torch_tensors import LAZY
+from ckptfix.ops import choose
+from ckptfix.ops.candidates import Candidate
 from ckptfix.ops.law_promise import Promise, everything
-from ckptfix.ops.pieces import refuse_piece
-from ckptfix.ops.rename import chosen_sites, module_of, whole_module
+from ckptfix.ops.pieces import refuse_odd_keys, refuse_piece
 
 ALIASES = {"torch": "zip", "pt": "zip", "pth": "zip", "pytorch": "zip", "st": "safetensors"}
 
@@ -89,8 +89,8 @@ def refuse_other_suffix(source: str, dest: str, name: str, *, chosen: bool = Fal
     own = FORMATS[name].SUFFIXES
     for other in FORMATS.values():
         if dest.lower().endswith(other.SUFFIXES) and not dest.lower().endswith(own):
-            command = f"ckptfix convert {shlex.quote(source)} {shlex.quote(dest)}"
-            first = f"without --to it writes {other.NAME}" if chosen else f"`{command}` first, and work on that"
+            way = command("convert", source, dest)
+            first = f"without --to it writes {other.NAME}" if chosen else f"`{way}` first, and work on that"
             raise Refused(
                 f"the output would be a {FORMATS[name].TITLE}, and its name says {other.TITLE}",
                 path=dest,
@@ -134,8 +134,9 @@ def _copied(checkpoint: Checkpoint, dest: str, target: str) -> Conversion:
 def _to_safetensors(checkpoint: Checkpoint, dest: str, at: str | None, drop_unsupported: bool) -> Conversion:
     if at is None:
         refuse_piece(checkpoint)
-    chosen = chosen_state_dict(checkpoint, at)
+    chosen = choose.mapping(checkpoint, at)
     refuse_piece(checkpoint, chosen.at)
+    refuse_odd_keys(checkpoint, chosen.at)
     entries = [entry for entry in checkpoint.entries if entry.at == chosen.at]
     plain = [replace(entry, at="") for entry in entries]
     fitting = [entry for entry in plain if fits(entry)]
@@ -164,16 +165,27 @@ def _to_safetensors(checkpoint: Checkpoint, dest: str, at: str | None, drop_unsu
     return Conversion(plan, "safetensors", chosen.at, len(fitting), promise, (*left, *lost), lost, ties)
 
 
-BROKEN = frozenset({"bad-crc", "bad-tensor", "truncated", "unknown-dtype", "too-deep", "duplicate-record"})
+BROKEN = frozenset({
+    *("bad-crc", "bad-tensor", "truncated", "unknown-dtype", "too-deep", "duplicate-record", "duplicate-key")
+})  # fmt: skip
+MISREAD = frozenset({"bad-tensor", "unknown-dtype", "too-deep", "duplicate-record", "duplicate-key"})
+"""Those of them that no length and no checksum tells."""
 
 
-def refuse_damaged(checkpoint: Checkpoint) -> None:
+def refuse_damaged(checkpoint: Checkpoint, ids: Collection[str] = BROKEN, below: str = "") -> None:
     """Tensors that were listed as broken would be missing from the output, or stand there as something else.
+
+    Args:
+        ids: what is looked for.
+        below: an address; what is said of tensors elsewhere does not count.
 
     Raises:
         WouldLoseData: a finding says that a tensor cannot be read as its writer meant it.
     """
-    broken = [row for row in checkpoint.findings if row.id in BROKEN]
+    broken = [row for row in checkpoint.findings if row.id in ids and not row.where.startswith("__metadata__/")]
+    if below:
+        elsewhere = {entry.name for entry in checkpoint.entries if not entry.name.startswith(f"{below}/")}
+        broken = [row for row in broken if row.where not in elsewhere]
     if broken:
         message = f"{broken[0].message} ({len(broken)} such)" if len(broken) > 1 else broken[0].message
         where, offset = broken[0].where or None, broken[0].offset
@@ -207,7 +219,7 @@ def little(checkpoint: Checkpoint, entries: Sequence[TensorEntry]) -> list[Tenso
     return out
 
 
-def _left_behind(checkpoint: Checkpoint, chosen: StateDict) -> list[str]:
+def _left_behind(checkpoint: Checkpoint, chosen: Candidate) -> list[str]:
     """Addresses at the top of what is outside the chosen state dict, and its values that are no tensors."""
     inside = f"{chosen.at}/" if chosen.at else ""
     taken = {entry.name for entry in checkpoint.entries if entry.at == chosen.at}
@@ -226,47 +238,6 @@ def _left_behind(checkpoint: Checkpoint, chosen: StateDict) -> list[str]:
 def _top(address: str, inside: str) -> str:
     """The address, cut to its first part when it lies outside the chosen mapping."""
     return address if inside and address.startswith(inside) else address.partition("/")[0]
-
-
-def chosen_state_dict(checkpoint: Checkpoint, at: str | None) -> StateDict:
-    """The state dict at `at`, or the only one that looks like a model's.
-
-    Raises:
-        NoSuchTensor: there is none at `at`.
-        Refused: there is none, or there are several.
-    """
-    if at is not None:
-        (site,) = chosen_sites(checkpoint, at)[:1]
-        return next(state for state in checkpoint.state_dicts if state.at == site.at)
-    inside = module_of(checkpoint)
-    modules = list(dict.fromkeys(inside.values()))
-    states = [state for state in checkpoint.state_dicts if state.at not in inside]
-    found = [state for state in states if state.weights]
-    if modules and not found:
-        raise whole_module(checkpoint, modules[0])
-    found = found or [state for state in states if not state.optimizer]
-    if len(found) == 1 and not modules:
-        return found[0]
-    if not found:
-        raise Refused("no state dict was found in it", path=checkpoint.path, hint=_without_state_dict(checkpoint))
-    addresses = ", ".join(state.at or "''" for state in found)
-    if modules:
-        raise Refused(
-            f"it holds a whole pickled module at {', '.join(modules)}, and a state dict at {addresses}",
-            path=checkpoint.path,
-            hint=f"choose with --at {found[0].at or repr('')}; `ckptfix extract` takes the module",
-        )
-    raise Refused(
-        f"it holds {len(found)} state dicts: {addresses}",
-        path=checkpoint.path,
-        hint=f"choose one with --at {found[0].at or repr('')}",
-    )
-
-
-def _without_state_dict(checkpoint: Checkpoint) -> str:
-    if any(entry.at.endswith("_parameters") for entry in checkpoint.entries):
-        return f"it is a whole pickled module: ckptfix extract {shlex.quote(checkpoint.path)} OUT takes its state dict"
-    return "`ckptfix inspect` shows what it holds"
 
 
 def _from_safetensors(checkpoint: Checkpoint, dest: str, target: str) -> Conversion:

@@ -15,7 +15,7 @@ from ckptfix.ops.diff_tensors import UNSTATED, Tensors, sharing
 
 __all__ = ["DiffResult", "diff"]
 
-UNREAD = frozenset({"bad-tensor", "bad-storage", "truncated"})
+UNREAD = frozenset({"bad-tensor", "bad-storage", "truncated", "not-taken"})
 """Findings of a reader that say that a tensor is missing from its entries, or is not what it should be."""
 
 
@@ -50,13 +50,15 @@ def diff(
 
     Raises:
         NoSuchTensor: a file has no tensors at `at`.
+        Undecided: which state dict is to be compared with the other file's cannot be told.
         KeyConflict: two tensors have one name after `strip`.
         Truncated, DamagedFile: a file does not hold what it promises.
         ValueError: a tolerance that is negative or NaN.
     """
     if not (rtol >= 0 and atol >= 0):
         raise ValueError(f"tolerances must not be negative: rtol={rtol}, atol={atol}")
-    side_a, side_b, pairings = sides(a, b, at=at, strip=strip, filter=filter)
+    side_a, side_b, pairings, modules = sides(a, b, at=at, strip=strip, filter=filter)
+    a, b = side_a.checkpoint, side_b.checkpoint
     matched, rest_a, rest_b = match(side_a, side_b)
     unstated = UNSTATED.get(a.format, frozenset()) | UNSTATED.get(b.format, frozenset())
     tensors = Tensors((a.byteorder, b.byteorder), rtol, atol, quick, unstated)
@@ -83,6 +85,7 @@ def diff(
         format_b=b.format,
         keys_only=keys_only,
         pairings=pairings,
+        modules=modules,
         only_a=tuple(OneSided.of(entry) for entry in rest_a if id(entry) not in taken),
         only_b=tuple(OneSided.of(entry) for entry in rest_b if id(entry) not in taken),
         wrapped=tuple(NamePair(pair.a.name, pair.b.name) for pair in matched if pair.wrapped),

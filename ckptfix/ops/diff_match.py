@@ -9,10 +9,12 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 from ckptfix import keys
-from ckptfix.checkpoint import Checkpoint, StateDict, TensorEntry
-from ckptfix.errors import KeyConflict, NoSuchTensor
+from ckptfix.checkpoint import Checkpoint, TensorEntry
+from ckptfix.errors import KeyConflict, NoSuchTensor, Undecided
 from ckptfix.formats import safetensors, safetensors_ties
-from ckptfix.ops.diff_rows import Pairing
+from ckptfix.ops import choose
+from ckptfix.ops.diff_modules import as_state_dicts
+from ckptfix.ops.diff_rows import ModuleRead, Pairing
 
 At = str | tuple[str, str] | None
 
@@ -62,42 +64,55 @@ def _is_under(address: str, root: str) -> bool:
 
 def sides(
     a: Checkpoint, b: Checkpoint, *, at: At, strip: Sequence[str], filter: str | None
-) -> tuple[Side, Side, tuple[Pairing, ...]]:
-    """The two sides, with their mappings paired.
+) -> tuple[Side, Side, tuple[Pairing, ...], tuple[ModuleRead, ...]]:
+    """The two sides, with their mappings paired, and the modules among them that were read as state dicts.
 
     Raises:
         NoSuchTensor: a file has nothing at `at`.
+        Undecided: the files have no address in common, and several state dicts of one could be meant.
     """
-    pairings = tuple(_pairings(a, b)) if at is None else (_chosen(a, b, at),)
+    mains = _meant(a), _meant(b)
+    a, b, modules = as_state_dicts(a, b)
+    pairings = tuple(_pairings(a, b, *mains)) if at is None else (_chosen(a, b, at, *mains),)
     prefixes = tuple(prefix.rstrip(".") for prefix in strip)
     side_a = Side(a, tuple(row.at_a for row in pairings), at is None, prefixes, filter)
     side_b = Side(b, tuple(row.at_b for row in pairings), at is None, prefixes, filter)
-    return side_a, side_b, pairings
+    return side_a, side_b, pairings, modules
 
 
-def _pairings(a: Checkpoint, b: Checkpoint) -> Iterator[Pairing]:
+def _pairings(a: Checkpoint, b: Checkpoint, main_a: list[str], main_b: list[str]) -> Iterator[Pairing]:
     """The mappings to pair although their addresses differ; mappings at one address need no word.
 
-    Where no two state dicts of weights have the same address, the largest of each are paired; and the
+    The state dicts that are meant are paired where neither file has one at the address of the other's; and the
     optimizers, where each side has one.
     """
-    weights_a, weights_b = _weights(a), _weights(b)
-    ats_b = {state.at for state in weights_b}
-    if weights_a and weights_b and not any(state.at in ats_b for state in weights_a):
-        yield Pairing(_largest(weights_a), _largest(weights_b), "main state dict")
+    ats_a, ats_b = _weights(a), _weights(b)
+    if main_a and main_b and not (ats_a & set(main_b) or ats_b & set(main_a)):
+        if len(main_a) == len(main_b) == 1:
+            yield Pairing(main_a[0], main_b[0], "main state dict")
+        elif not ats_a & ats_b:
+            raise _undecided(a, b, main_a, main_b)
     optimizers = _optimizers(a), _optimizers(b)
     if len(optimizers[0]) == len(optimizers[1]) == 1 and optimizers[0] != optimizers[1]:
         yield Pairing(optimizers[0][0], optimizers[1][0], "optimizer")
 
 
-def _weights(checkpoint: Checkpoint) -> list[StateDict]:
+def _meant(checkpoint: Checkpoint) -> list[str]:
+    """Addresses of the state dict that is meant, or of those between which nothing decides."""
+    return [row.at for row in choose.meant(checkpoint)]
+
+
+def _weights(checkpoint: Checkpoint) -> set[str]:
     states = [state for state in checkpoint.state_dicts if not state.optimizer]
-    return [state for state in states if state.weights] or states
+    return {state.at for state in states if state.weights} or {state.at for state in states}
 
 
-def _largest(states: Iterable[StateDict]) -> str:
-    """The address of the state dict with most tensors, the first of several."""
-    return max(states, key=lambda state: state.tensors).at
+def _undecided(a: Checkpoint, b: Checkpoint, main_a: list[str], main_b: list[str]) -> Undecided:
+    """Which of several to compare with the other file is asked for."""
+    several, of = (main_a, a) if len(main_a) > 1 else (main_b, b)
+    message = f"it holds {len(several)} state dicts: {', '.join(at or repr('') for at in several)}"
+    choice = {"at": (main_a[0], main_b[0])}
+    return Undecided(message, choices=tuple(several), choice=choice, path=of.path)
 
 
 def _optimizers(checkpoint: Checkpoint) -> list[str]:
@@ -110,7 +125,9 @@ def _optimizers(checkpoint: Checkpoint) -> list[str]:
     return list(found)
 
 
-def _chosen(a: Checkpoint, b: Checkpoint, at: str | tuple[str, str]) -> Pairing:
+def _chosen(
+    a: Checkpoint, b: Checkpoint, at: str | tuple[str, str], main_a: list[str], main_b: list[str]
+) -> Pairing:
     """The mappings at `at`; a file that has none at an address given for both is represented by its main one."""
     if not isinstance(at, str):
         at_a, at_b = (address.strip("/") for address in at)
@@ -122,10 +139,12 @@ def _chosen(a: Checkpoint, b: Checkpoint, at: str | tuple[str, str]) -> Pairing:
     has_a, has_b = _has(a, address), _has(b, address)
     if not has_a and not has_b:
         raise _missing(a, address)
-    weights_a, weights_b = _weights(a), _weights(b)
-    if (not has_a and not weights_a) or (not has_b and not weights_b):
-        raise _missing(b if has_a else a, address)
-    return Pairing(address if has_a else _largest(weights_a), address if has_b else _largest(weights_b), "chosen")
+    lacking, mains = (b, main_b) if has_a else (a, main_a)
+    if not (has_a and has_b) and not mains:
+        raise _missing(lacking, address)
+    if not (has_a and has_b) and len(mains) > 1:
+        raise _undecided(a, b, [address] if has_a else main_a, [address] if has_b else main_b)
+    return Pairing(address if has_a else main_a[0], address if has_b else main_b[0], "chosen")
 
 
 def _has(checkpoint: Checkpoint, address: str) -> bool:

@@ -8,7 +8,10 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from ckptfix.checkpoint import Finding, TensorEntry
+from ckptfix.commands import command
+from ckptfix.errors import printable
 from ckptfix.ops.values import ValueDiff
+from ckptfix.words import plural
 
 How = Literal["chosen", "main state dict", "optimizer"]
 Match = Literal["name", "wrapper", "content"]
@@ -21,6 +24,15 @@ class Pairing:
     at_a: str
     at_b: str
     how: How
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleRead:
+    """The whole module at `at` of the file `side` was compared as its state dict; `left` are its tensors outside."""
+
+    side: Literal["a", "b"]
+    at: str
+    left: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +129,7 @@ class Counts:
     values: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class DiffResult:
     """How two checkpoints differ. A is the first one, and B the reference of relative numbers.
 
@@ -136,6 +148,7 @@ class DiffResult:
         values: values that are no tensors and differ.
         unread: what one of the files has and could not be read; the files are then not the same.
         counts: how much was compared.
+        modules: whole pickled modules that were compared as their state dicts.
     """
 
     path_a: str
@@ -155,6 +168,20 @@ class DiffResult:
     values: tuple[ValueChange, ...]
     unread: tuple[Finding, ...]
     counts: Counts
+    modules: tuple[ModuleRead, ...] = ()
+
+    def __str__(self) -> str:
+        """The sentences that sum it up, and a line for each tensor that differs."""
+        lines = [*self.lines]
+        lines += [f"only in A: {row.name}" for row in self.only_a] + [f"only in B: {row.name}" for row in self.only_b]
+        lines += [f"A: {row.name_a}  B: {row.name_b}" for row in (*self.wrapped, *self.renamed)]
+        lines += [f"differs: {row.name_b}" for row in self.changed]
+        lines += [f"differs: {row.name_b or row.name_a}" for row in self.values]
+        return "\n".join(map(printable, lines))
+
+    def __repr__(self) -> str:
+        what = "the same" if self.same else "different"
+        return f"<DiffResult of {self.path_a!r} and {self.path_b!r}: {what}>"
 
     @property
     def same(self) -> bool:
@@ -200,10 +227,6 @@ def jsonable(value: Any) -> Any:
     if isinstance(value, bytes):
         return value.hex() if len(value) <= 64 else f"{value[:64].hex()}... ({len(value)} bytes)"
     return repr(value)
-
-
-def plural(count: int, noun: str) -> str:
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def _listed(parts: Iterable[tuple[int, str]]) -> str:
@@ -252,3 +275,10 @@ def _sentences(result: DiffResult) -> Iterable[str]:
         if pairing.at_a != pairing.at_b:
             a, b = (at or "the top" for at in (pairing.at_a, pairing.at_b))
             yield f"Compared {a} of A with {b} of B ({pairing.how})."
+    for row in result.modules:
+        path = result.path_a if row.side == "a" else result.path_b
+        what = f"the module {row.at}" if row.at else "the module"
+        way = command("extract", path, "OUT", at=row.at or None)
+        yield f"{row.side.upper()}: {what} was compared as its state dict, which `{way}` writes."
+        if row.left:
+            yield f"{row.side.upper()}: not compared, as no state dict has them: {', '.join(row.left)}."

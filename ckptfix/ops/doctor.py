@@ -15,9 +15,19 @@ from typing import Any
 from ckptfix.checkpoint import ByteRange, Checkpoint, Finding
 from ckptfix.containers.zip_local import record_data
 from ckptfix.containers.zip_read import Record
-from ckptfix.errors import CkptfixError, DamagedFile, DistributedPart, NoFile, NoSuchTensor, UnknownFormat, Unsupported
+from ckptfix.errors import (
+    CkptfixError,
+    DamagedFile,
+    DistributedPart,
+    NoFile,
+    NoSuchFile,
+    NoSuchTensor,
+    UnknownFormat,
+    Unsupported,
+    file_name,
+)
 from ckptfix.fileio import Reader
-from ckptfix.formats import FORMATS, open_checkpoint, torch_module, torch_zip
+from ckptfix.formats import FORMATS, demands, open_checkpoint, torch_module, torch_zip
 from ckptfix.formats.torch_common import Parts, all_findings
 from ckptfix.ops import (
     error_names,
@@ -32,9 +42,9 @@ from ckptfix.ops import (
     scan_target,
     scan_zip,
 )
+from ckptfix.ops.candidates import is_inside
 from ckptfix.ops.catalogue import RANK, Remedy, errors_of, found, place_of, remedy_of
 from ckptfix.ops.doctor_report import Diagnosis, message_of
-from ckptfix.ops.extract_sources import is_inside
 from ckptfix.ops.pieces import piece_of
 from ckptfix.ops.targets import Side
 
@@ -63,9 +73,9 @@ def examine(
     Raises:
         CkptfixError: there is no such file, or it can not be read.
     """
-    name = os.fspath(path)
+    name = file_name(path)
     if not Path(name).exists():
-        raise CkptfixError("no such file or folder", path=name)
+        raise NoSuchFile(name)
     rows = error_texts.rows(error) if error is not None else ()
     prefix = error_names.prefix(error_names.listed(error)) if error is not None else None
     looked = ["its first bytes"]
@@ -198,6 +208,8 @@ def _pickles(checkpoint: Checkpoint, looked: list[str], at: str | None) -> Itera
         base = data.offset if isinstance(data, ByteRange) else 0
         yield from scan_pickle.after_stop(graph.data, graph.end, where, base)
         yield from _hidden(checkpoint, parts.container.directory.records, parts.container.root)
+    for finding in demands.findings(graph):
+        yield replace(finding, where=where, offset=base + (finding.offset or 0))
     module = scan_pickle.modules(graph)
     if at is not None and not any(is_inside(place, at) for place, _ in torch_module.modules(checkpoint)):
         module = None

@@ -8,9 +8,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ckptfix.checkpoint import Finding
+from ckptfix.errors import printable
 from ckptfix.ops import error_names, error_texts
 from ckptfix.ops.catalogue import ENTRIES, RANK, Remedy, errors_of, shell_line
 from ckptfix.ops.remedies import chain
+from ckptfix.words import plural
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,7 @@ class Message:
     advice: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Diagnosis:
     """What was found out about a file.
 
@@ -54,6 +56,18 @@ class Diagnosis:
     looked_at: tuple[str, ...]
     message: Message | None = None
     remedies: tuple[Remedy, ...] = ()
+
+    def __str__(self) -> str:
+        """What is wrong, and a line for each finding with what helps."""
+        lines = [f"{self.path}: {self.title}", self.sentence]
+        for finding in self.findings:
+            place = f"{finding.where}: " if finding.where and finding.where not in finding.message else ""
+            lines.append(f"{finding.severity}: {finding.id}: {place}{finding.message}")
+            lines += [f"  {finding.fix}"] if finding.fix else []
+        return "\n".join(map(printable, lines))
+
+    def __repr__(self) -> str:
+        return f"<Diagnosis of {self.path!r}: {plural(len(self.findings), 'finding')}>"
 
     @property
     def sentence(self) -> str:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ckptfix.checkpoint import Checkpoint, Finding, Plan
-from ckptfix.errors import Refused, WouldLoseData
+from ckptfix.errors import Refused, Undecided, WouldLoseData
 from ckptfix.formats import exported, open_checkpoint, safetensors, torchscript
 from ckptfix.formats.weights import Weights, plan_torch
+from ckptfix.ops import choose as choose_op
+from ckptfix.ops.averages import is_average
+from ckptfix.ops.candidates import candidates
 from ckptfix.ops.convert import fits, little, refuse_other_suffix, target_format, why_not
-from ckptfix.ops.extract_ema import averaged, is_averaged
-from ckptfix.ops.extract_sources import Candidate, at_address, candidates, read
+from ckptfix.ops.extract_ema import averaged
+from ckptfix.ops.extract_sources import read
 from ckptfix.ops.law_promise import Promise
 from ckptfix.ops.pieces import refuse_piece
 
@@ -47,7 +49,7 @@ def choose(checkpoint: Checkpoint, at: str | None, ema: bool) -> tuple[Weights, 
 
     Raises:
         NoSuchTensor: there is none at `at`.
-        Refused: there are several, or none.
+        Refused: there are several between which nothing decides, or none.
     """
     if at is None:
         refuse_piece(checkpoint)
@@ -57,23 +59,14 @@ def choose(checkpoint: Checkpoint, at: str | None, ema: bool) -> tuple[Weights, 
         return weights, tuple(row.at for row in found if row.at != weights.at)
     if at is not None:
         refuse_piece(checkpoint, at.strip("/"))
-        return read(checkpoint, at_address(checkpoint, at)), ()
-    plain = [candidate for candidate in found if not is_averaged(checkpoint, candidate)]
-    chosen = plain if len(plain) == 1 else found
-    if len(chosen) == 1:
-        return read(checkpoint, chosen[0]), tuple(row.at for row in found if row is not chosen[0])
-    raise _undecided(checkpoint, plain, found)
-
-
-def _undecided(checkpoint: Checkpoint, plain: Sequence[Candidate], found: Sequence[Candidate]) -> Refused:
-    if not found:
-        hint = "`ckptfix inspect` shows what it holds"
-        return Refused("no state dict and no module was found in it", path=checkpoint.path, hint=hint)
-    addresses = ", ".join(row.at or "''" for row in found)
-    hint = f"choose one with --at {found[0].at or repr('')}"
-    if len(found) > len(plain):
-        hint += "; --ema takes the averaged one"
-    return Refused(f"it holds {len(found)} state dicts: {addresses}", path=checkpoint.path, hint=hint)
+    try:
+        chosen = choose_op.choose(checkpoint, at)
+    except Undecided as error:
+        error.averages = any(is_average(row.at, row.names) for row in found)
+        error.choose_with(error.choice)
+        raise
+    others = tuple(row.at for row in found if row.at != chosen.at) if at is None else ()
+    return read(checkpoint, chosen), others
 
 
 def plan(weights: Weights, dest: str, *, to: str | None = None, drop_unsupported: bool = False) -> Extraction:
@@ -129,10 +122,20 @@ def open_weights(path: str, at: str | None, ema: bool) -> tuple[Weights, tuple[s
     """
     if not Path(path).is_file():
         return choose(open_checkpoint(path), at, ema)
-    for program in (torchscript, exported):
-        weights = program.read(path, at)
-        if weights is not None:
-            if ema:
-                raise Refused("a program holds one set of weights; --ema is for checkpoints of training", path=path)
-            return weights, ()
-    return choose(open_checkpoint(path), at, ema)
+    weights = read_program(path, at)
+    if weights is None:
+        return choose(open_checkpoint(path), at, ema)
+    if ema:
+        raise Refused("a program holds one set of weights; --ema is for checkpoints of training", path=path)
+    return weights, ()
+
+
+def read_program(path: str, at: str | None = None) -> Weights | None:
+    """The state dict of a TorchScript archive or an exported program; None for every other file.
+
+    Raises:
+        CkptfixError: as `torchscript.read` and `exported.read`.
+    """
+    if not Path(path).is_file():
+        return None
+    return next((found for program in (torchscript, exported) if (found := program.read(path, at)) is not None), None)

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from ckptfix import keys
 from ckptfix.checkpoint import Checkpoint
-from ckptfix.errors import Refused
+from ckptfix.errors import Refused, Undecided
 from ckptfix.formats.torch_common import Parts
 from ckptfix.formats.torch_detach import detached_entry
 from ckptfix.formats.torch_tensors import BadTensor, tensor_entry
 from ckptfix.formats.weights import Weights
 from ckptfix.ops.averages import KEYS as KEYS
-from ckptfix.ops.averages import is_under_key
-from ckptfix.ops.extract_sources import Candidate, at_address, picked, read
+from ckptfix.ops.averages import is_average
+from ckptfix.ops.candidates import Candidate, at_address
+from ckptfix.ops.choose import meant
+from ckptfix.ops.extract_sources import picked, read
 
 SHADOW_LIST = "shadow_params"
 """Key of torch_ema's ExponentialMovingAverage.state_dict(): a list of tensors in the order of the parameters."""
@@ -52,49 +53,41 @@ def averaged(checkpoint: Checkpoint, found: list[Candidate], at: str | None) -> 
         addresses = ", ".join(candidate.at or "''" for candidate in found[:8])
         hint = f"--at takes the state dict at {addresses}" if found else "`ckptfix inspect` shows what it holds"
         raise Refused("no averaged weights were found in it", path=checkpoint.path, hint=hint)
-    addresses = ", ".join(row.at or "''" for row in rows)
-    hint = f"choose one with --ema --at {rows[0].at or repr('')}"
-    raise Refused(f"it holds {len(rows)} sets of averaged weights: {addresses}", path=checkpoint.path, hint=hint)
-
-
-def is_averaged(checkpoint: Checkpoint, candidate: Candidate) -> bool:
-    """Whether a state dict stands under a key for averaged weights, or is that of an AveragedModel."""
-    if is_under_key(candidate.at):
-        return True
-    names = _names(checkpoint, candidate)
-    return "n_averaged" in names or keys.is_average(names)
-
-
-def _names(checkpoint: Checkpoint, candidate: Candidate) -> tuple[str, ...]:
-    """Keys of the mapping of a candidate, or of the buffers of a module."""
-    at = f"{candidate.at}/_buffers".lstrip("/") if candidate.module is not None else candidate.at
-    return next((site.names for site in checkpoint.sites if site.at == at and site.kind == "state_dict"), ())
+    ats = tuple(row.at for row in rows)
+    message = f"it holds {len(rows)} sets of averaged weights: {', '.join(at or repr('') for at in ats)}"
+    raise Undecided(message, choices=ats, choice={"ema": True, "at": ats[0]}, path=checkpoint.path)
 
 
 def _named(checkpoint: Checkpoint, found: list[Candidate]) -> list[Averaged]:
     out = []
     for candidate in found:
-        if is_averaged(checkpoint, candidate) and not _is_swapped(checkpoint, candidate, found):
+        if is_average(candidate.at, candidate.names) and not _is_swapped(candidate, found):
             out.append(Averaged(candidate.at, lambda candidate=candidate: _plain(read(checkpoint, candidate))))  # type: ignore[misc]
     return out
 
 
-def _is_swapped(checkpoint: Checkpoint, candidate: Candidate, found: list[Candidate]) -> bool:
-    names = _names(checkpoint, candidate)
-    if candidate.at != "ema_state_dict" or "steps" not in names:
-        return False
-    return any(other.at == "state_dict" for other in found)
+def _is_swapped(candidate: Candidate, found: list[Candidate]) -> bool:
+    """Whether what stands under a key for averages are the weights before averaging, of MMEngine."""
+    names = candidate.names
+    return candidate.at == "ema_state_dict" and "steps" in names and any(row.at == "state_dict" for row in found)
 
 
 def _swapped(checkpoint: Checkpoint, found: list[Candidate]) -> list[Averaged]:
-    """MMEngine's EMAHook puts the averaged weights into ``state_dict``, and the others into ``ema_state_dict``.
+    """Trainers that save the average as ``state_dict``, and the weights before averaging beside it.
 
-    Source: mmengine/hooks/ema_hook.py, before_save_checkpoint. Its averaged model has the buffer ``steps``.
+    Sources: mmengine/hooks/ema_hook.py, before_save_checkpoint (its averaged model has the buffer ``steps``);
+    lightning/pytorch/callbacks/weight_averaging.py, on_save_checkpoint.
     """
-    if not any(_is_swapped(checkpoint, candidate, found) for candidate in found):
+    if any(_is_swapped(candidate, found) for candidate in found):
+        writer, others = "MMEngine", "ema_state_dict"
+    elif any(row.at == "current_model_state" for row in found):
+        writer, others = "Lightning's WeightAveraging", "current_model_state"
+    else:
         return []
-    candidate = next(candidate for candidate in found if candidate.at == "state_dict")
-    why = "the averaged weights, which MMEngine saves as state_dict (its ema_state_dict has the others)"
+    candidate = next((candidate for candidate in found if candidate.at == "state_dict"), None)
+    if candidate is None:
+        return []
+    why = f"the averaged weights, which {writer} saves as state_dict (its {others} has the others)"
     return [Averaged("state_dict", lambda: replace(read(checkpoint, candidate), what=why))]
 
 
@@ -119,7 +112,7 @@ def _flat(checkpoint: Checkpoint, found: list[Candidate]) -> list[Averaged]:
     """
     out = []
     for candidate in found:
-        names = _names(checkpoint, candidate)
+        names = candidate.names
         if {"model_ema.decay", "model_ema.num_updates"} <= set(names):
             out.append(Averaged(candidate.at, lambda candidate=candidate: _unflattened(checkpoint, candidate)))  # type: ignore[misc]
     return out
@@ -157,8 +150,7 @@ def _lists(checkpoint: Checkpoint, found: list[Candidate]) -> list[Averaged]:
         return []
     tensors = checkpoint.graph.found.tensors
     places = dict.fromkeys(at for at, _, _ in tensors if at.rpartition("/")[2] == SHADOW_LIST)
-    models = [candidate for candidate in found if not is_averaged(checkpoint, candidate) or SHADOW_LIST in candidate.at]
-    models = [candidate for candidate in models if SHADOW_LIST not in candidate.at.split("/")]
+    models = meant(checkpoint, [row for row in found if SHADOW_LIST not in row.at.split("/")])
     return [Averaged(at, lambda at=at: _from_list(checkpoint, at, models)) for at in places]  # type: ignore[misc]
 
 
@@ -190,4 +182,5 @@ def _from_list(checkpoint: Checkpoint, at: str, models: list[Candidate]) -> Weig
     new = {old.key: replace(value, key=old.key) for old, value in zip(named, values, strict=True)}
     entries = tuple(new.get(entry.key, entry) for entry in weights.entries)
     what = f"the averaged parameters at {at}, by their order, under the names at {models[0].at or 'the top'}"
-    return replace(weights, entries=entries, what=what)
+    replaced = tuple(f"{weights.at}/{name}".lstrip("/") for name in new)
+    return replace(weights, entries=entries, what=what, left=(*weights.left, *replaced))

@@ -1,80 +1,27 @@
-"""The state dicts of a checkpoint that `extract` can take: those that stand in it, and those of whole modules."""
+"""The tensors of the state dict that `extract` takes, and what it leaves behind."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from ckptfix.checkpoint import Checkpoint, Finding, TensorEntry
-from ckptfix.errors import CkptfixError, DamagedFile, NoSuchTensor, WouldLoseData
-from ckptfix.formats import safetensors, torch_module
+from ckptfix.errors import DamagedFile
+from ckptfix.formats import safetensors
 from ckptfix.formats.torch_common import Parts
 from ckptfix.formats.torch_detach import detached_call, detached_entry
-from ckptfix.formats.torch_drop import node_at
 from ckptfix.formats.torch_emit import Calls
-from ckptfix.formats.torch_module import Module
 from ckptfix.formats.torch_object import plain
-from ckptfix.formats.torch_tensors import BadTensor, tensor_entry
 from ckptfix.formats.torch_zip import Archive
 from ckptfix.formats.weights import Weights, check_whole
+from ckptfix.ops.candidates import Candidate, is_inside, leaves, plain_entries, read_module, view
+from ckptfix.ops.convert import MISREAD, refuse_damaged
+from ckptfix.ops.pieces import refuse_odd_keys
 from ckptfix.pickles.graph import label, pairs
 
 EXTRA_STATE = "_extra_state"
 """Last component of the name of what a module keeps in a state dict that is no tensor (Module.get_extra_state)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A state dict that could be taken: its address, and the node if it is a whole module."""
-
-    at: str
-    module: Any = None
-
-
-def candidates(checkpoint: Checkpoint) -> list[Candidate]:
-    """Every one that looks like a model's, in file order; where none does, those that are no optimizer's."""
-    modules = [Candidate(at, node) for at, node in torch_module.modules(checkpoint)]
-    states = [
-        state
-        for state in checkpoint.state_dicts
-        if not state.optimizer and not any(is_inside(state.at, module.at) for module in modules)
-    ]
-    weights = [Candidate(state.at) for state in states if state.weights]
-    if modules and weights:
-        addresses = [address for address, _ in _addresses(checkpoint)]
-
-        def place(row: Candidate) -> int:
-            return next((index for index, address in enumerate(addresses) if is_inside(address, row.at)), 0)
-
-        return sorted([*modules, *weights], key=place)
-    return [*modules, *weights] or [Candidate(state.at) for state in states]
-
-
-def is_inside(address: str, at: str) -> bool:
-    """Whether `address` is that of the mapping or module at `at`, or of something in it."""
-    return not at or address == at or address.startswith(f"{at}/")
-
-
-def at_address(checkpoint: Checkpoint, at: str) -> Candidate:
-    """The module or the mapping with tensors at an address.
-
-    Raises:
-        NoSuchTensor: there is neither.
-    """
-    at = at.strip("/")
-    if isinstance(checkpoint.graph, Parts):
-        try:
-            node = node_at(checkpoint.graph.graph.root, at)
-        except NoSuchTensor:
-            node = None
-        if torch_module.parts_of(node) is not None:
-            return Candidate(at, node)
-    if any(state.at == at for state in checkpoint.state_dicts):
-        return Candidate(at)
-    near = tuple(candidate.at or "''" for candidate in candidates(checkpoint))
-    hint = f"there is one at {', '.join(near[:8])}" if near else "`ckptfix inspect` shows what it holds"
-    raise NoSuchTensor(f"no state dict and no module at {at!r}", near=near, path=checkpoint.path, hint=hint)
 
 
 def read(checkpoint: Checkpoint, candidate: Candidate) -> Weights:
@@ -91,30 +38,22 @@ def read(checkpoint: Checkpoint, candidate: Candidate) -> Weights:
         raise DamagedFile("the pickle does not match its CRC-32", path=checkpoint.path, where="data.pkl", hint=hint)
     made = _of_module(checkpoint, candidate) if candidate.module is not None else _of_mapping(checkpoint, candidate.at)
     check_whole(made, checkpoint.size)
-    taken = {_view(entry) for entry in made.entries}
-    inside = candidate.at if candidate.module is not None else None
-    beside = [
-        entry
-        for entry in checkpoint.entries
-        if entry.at != candidate.at
-        and not (inside is not None and is_inside(entry.name, inside) and _view(entry) in taken)
-    ]
-    return replace(made, beside=tuple(beside))
-
-
-def _view(entry: TensorEntry) -> tuple[Any, ...]:
-    """What tells a tensor from others of its file, names aside."""
-    key = entry.storage.key if entry.storage is not None else entry.name
-    return key, entry.dtype, entry.offset, entry.shape, entry.stride
+    refuse_damaged(checkpoint, MISREAD, candidate.at)
+    if candidate.module is None:
+        beside = [entry for entry in checkpoint.entries if entry.at != candidate.at]
+        return replace(made, beside=tuple(beside))
+    taken = {view(entry) for entry in made.entries}
+    inside = [entry for entry in checkpoint.entries if is_inside(entry.name, candidate.at)]
+    # Buffers that no state dict has, and tensors that are plain attributes.
+    own = [entry for entry in inside if view(entry) not in taken]
+    beside = [*own, *(entry for entry in checkpoint.entries if not is_inside(entry.name, candidate.at))]
+    left = dict.fromkeys((*made.left, *(entry.name for entry in own)))
+    return replace(made, beside=tuple(beside), left=tuple(left))
 
 
 def _of_module(checkpoint: Checkpoint, candidate: Candidate) -> Weights:
-    try:
-        module = torch_module.read_module(candidate.module, candidate.at)
-    except CkptfixError as error:
-        error.path = checkpoint.path
-        raise
-    entries = _entries(checkpoint, module.tensors)
+    module = read_module(checkpoint, candidate)
+    entries = plain_entries(checkpoint, module.tensors)
     return Weights(
         path=checkpoint.path,
         what=f"the module {module.cls}",
@@ -129,26 +68,6 @@ def _of_module(checkpoint: Checkpoint, candidate: Candidate) -> Weights:
     )
 
 
-def module_entries(checkpoint: Checkpoint, module: Module) -> tuple[TensorEntry, ...]:
-    """The entries of a module's state dict, under their full names.
-
-    Raises:
-        WouldLoseData: one of them describes no tensor of the file.
-    """
-    return _entries(checkpoint, module.tensors)
-
-
-def _entries(checkpoint: Checkpoint, tensors: Iterable[tuple[str, Any]]) -> tuple[TensorEntry, ...]:
-    storages = checkpoint.graph.storages
-    entries = []
-    for name, node in tensors:
-        try:
-            entries.append(detached_entry(tensor_entry(node, name, "", storages), name))
-        except BadTensor as error:
-            raise WouldLoseData(str(error), path=checkpoint.path, where=name) from None
-    return tuple(entries)
-
-
 def _calls(
     checkpoint: Checkpoint, tensors: Iterable[tuple[str, Any]], entries: Iterable[TensorEntry]
 ) -> Calls | None:
@@ -159,6 +78,7 @@ def _calls(
 
 
 def _of_mapping(checkpoint: Checkpoint, at: str) -> Weights:
+    refuse_odd_keys(checkpoint, at)
     what = f"the state dict {at}" if at else "the state dict"
     left = left_behind(checkpoint, at)
     if not isinstance(checkpoint.graph, Parts):
@@ -169,7 +89,7 @@ def _of_mapping(checkpoint: Checkpoint, at: str) -> Weights:
         return Weights(checkpoint.path, what, at, own, left=left, byteorder=checkpoint.byteorder)
     found = checkpoint.graph.found
     tensors = [(key, node) for where, key, node in found.tensors if where == at]
-    entries = _entries(checkpoint, tensors)
+    entries = plain_entries(checkpoint, tensors)
     return Weights(
         path=checkpoint.path,
         what=what,
@@ -209,7 +129,7 @@ def left_behind(checkpoint: Checkpoint, at: str, *, module: bool = False) -> tup
     own = at.split("/") if at else []
     taken = {} if module else {entry.name: entry for entry in checkpoint.entries if entry.at == at}
     left: dict[str, None] = {}
-    for address, holder in _addresses(checkpoint):
+    for address, holder in leaves(checkpoint):
         if (tensor := _around(address, taken)) is not None:
             # What a wrapper carries goes with it; a plain tensor is written anew, without attributes.
             if holder is not None and tensor.kind == "dense":
@@ -234,21 +154,10 @@ def _around(address: str, tensors: Mapping[str, TensorEntry]) -> TensorEntry | N
     return None
 
 
-def _addresses(checkpoint: Checkpoint) -> Iterator[tuple[str, str | None]]:
-    """(address, address of the mapping that holds it if it is a tensor) of every leaf."""
-    if isinstance(checkpoint.graph, Parts):
-        found = checkpoint.graph.found
-        yield from ((f"{at}/{key}" if at else key, at) for at, key, _ in found.tensors)
-        yield from ((address, None) for address, _ in found.values if address)
-    else:
-        yield from ((entry.name, entry.at) for entry in checkpoint.entries)
-        yield from ((address, None) for address, _ in checkpoint.values())
-
-
 def _losses(checkpoint: Checkpoint, at: str, left: Iterable[str]) -> Iterator[Finding]:
     """What is left of a state dict that its model would miss: extra state, and tensors in tuples (packed weights)."""
     depth = len(at.split("/")) + 1 if at else 1
-    tensors = [address for address, holder in _addresses(checkpoint) if holder is not None]
+    tensors = [address for address, holder in leaves(checkpoint) if holder is not None]
     packed = {*tensors, *("/".join(address.split("/")[:depth]) for address in tensors)}
     for address in left:
         name = address[len(at) :].lstrip("/")

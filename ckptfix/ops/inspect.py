@@ -9,11 +9,16 @@ from typing import Any
 
 from ckptfix import keys
 from ckptfix.checkpoint import Checkpoint, Finding, StateDict, TensorEntry
+from ckptfix.errors import CkptfixError, printable
 from ckptfix.formats import FORMATS, trusted
 from ckptfix.formats.torch_common import Parts
+from ckptfix.ops import choose
+from ckptfix.ops.candidates import is_inside, state_dict_of, view
+from ckptfix.ops.inspect_text import summary
+from ckptfix.words import plural, shape, size
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Inspection:
     """A checkpoint in numbers.
 
@@ -47,6 +52,17 @@ class Inspection:
     metadata: Mapping[str, str]
     findings: tuple[Finding, ...]
     entries: tuple[TensorEntry, ...]
+
+    def __str__(self) -> str:
+        """What the file is, a fact a line, and a line for each tensor."""
+        shown = "".join(
+            f"\n{printable(entry.name)}  {entry.dtype}  {shape(entry.shape)}  {size(entry.nbytes)}  {entry.location}"
+            for entry in self.entries
+        )
+        return "\n".join(summary(self, most=0)) + (f"\n{shown}" if shown else "")
+
+    def __repr__(self) -> str:
+        return f"<Inspection of {self.path!r}: {self.title}, {plural(self.tensors, 'tensor')}>"
 
     def as_dict(self) -> dict[str, Any]:
         """The same for JSON, the entries without their places."""
@@ -91,10 +107,6 @@ def _row(entry: TensorEntry) -> dict[str, Any]:
 def inspect(checkpoint: Checkpoint) -> Inspection:
     """Describe `checkpoint`; no tensor byte is read."""
     entries = checkpoint.entries
-    weights = {state.at for state in checkpoint.state_dicts if state.weights}
-    weights = weights or {state.at for state in checkpoint.state_dicts if not state.optimizer}
-    seen: set[tuple[object, ...]] = set()
-    parameters = 0
     storages: dict[str, int] = {}
     stack = list(entries)
     while stack:
@@ -102,11 +114,6 @@ def inspect(checkpoint: Checkpoint) -> Inspection:
         stack.extend(entry.parts)
         if entry.storage is not None:
             storages[entry.storage.key] = entry.storage.nbytes
-    for entry in entries:
-        place = (entry.storage.key if entry.storage else entry.name, entry.offset, entry.shape, entry.stride)
-        if entry.at in weights and place not in seen:
-            seen.add(place)
-            parameters += entry.numel
     names = [name for site in checkpoint.sites if site.kind == "state_dict" for name in site.names]
     graph = checkpoint.graph.graph if isinstance(checkpoint.graph, Parts) else None
     found = dict.fromkeys(trusted.canonical(node) for node in graph.globals) if graph else {}
@@ -117,7 +124,7 @@ def inspect(checkpoint: Checkpoint) -> Inspection:
         size=checkpoint.size,
         traits=checkpoint.traits,
         tensors=len(entries),
-        parameters=parameters,
+        parameters=_parameters(checkpoint),
         nbytes=sum(storages.values()),
         dtypes=dict(Counter(entry.dtype for entry in entries)),
         devices=checkpoint.devices,
@@ -129,3 +136,20 @@ def inspect(checkpoint: Checkpoint) -> Inspection:
         findings=tuple(checkpoint.findings),
         entries=entries,
     )
+
+
+def _parameters(checkpoint: Checkpoint) -> int:
+    """Elements of the tensors of the model, or of all between which nothing decides; tied ones once."""
+    seen: set[object] = set()
+    count = 0
+    for row in choose.meant(checkpoint):
+        try:
+            entries = state_dict_of(checkpoint, row)
+        except CkptfixError:  # a broken module is still to be described
+            entries = tuple(entry for entry in checkpoint.entries if is_inside(entry.name, row.at))
+        for entry in entries:
+            place = view(entry) if entry.storage is not None else (row.at, entry.key)
+            if place not in seen:
+                seen.add(place)
+                count += entry.numel
+    return count

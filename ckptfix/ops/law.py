@@ -37,12 +37,12 @@ def audit(promise: Promise, plan: Plan, format: str) -> tuple[Plan, Account]:
         entries = [*promise.kept, *promise.others]
         nbytes = bytes_of(entries)
         return plan, Account(len(entries), nbytes, len(entries), nbytes)
-    out = Output(plan, format)
+    out = Output(plan, format, promise.same)
     lost: list[str] = []
     for entry in promise.kept:
         parts = list(leaves(entry))
         missing = sum(not out.take(part, promise) for part in parts)
-        if missing or (promise.names_stay and any(out.has_other(part, promise) for part in parts)):
+        if missing or (promise.names_stay and any(out.has_other(part) for part in parts)):
             lost.append(entry.name)
     covered = {storage.key for entry in promise.kept for storage in storages(entry)}
     for storage in {storage.key: storage for storage in promise.storages if storage.key not in covered}.values():
@@ -61,6 +61,7 @@ def audit(promise: Promise, plan: Plan, format: str) -> tuple[Plan, Account]:
         nbytes_written=bytes_of(out.entries),
         left=tuple(left),
         lost=tuple(dict.fromkeys(lost)),
+        excused=bool(promise.told),
     )
     return replace(plan, checks=tuple(out.unchecked(promise))), account
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -50,7 +51,7 @@ def _extent(entry: TensorEntry) -> tuple[int, int]:
 class Output:
     """The planned files, read back: their tensors by kind and by the bytes of the input that they are made of."""
 
-    def __init__(self, plan: Plan, format: str) -> None:
+    def __init__(self, plan: Plan, format: str, same: Sequence[tuple[Data, Data]] = ()) -> None:
         self.entries: list[TensorEntry] = []
         self._named: dict[str, tuple[Kind, Place | Derived | None]] = {}
         self._at: Counter[tuple[Kind, Place]] = Counter()
@@ -60,6 +61,7 @@ class Output:
         self._sources: list[ByteRange] = []
         self._sums: set[tuple[Place, int, int]] = set()
         self._copied: list[ByteRange] = []
+        self._same = _Same(same)
         for file in plan.files:
             name = PlannedFile(file)
             try:
@@ -111,7 +113,7 @@ class Output:
         if storage is None or storage.data is None or not part.numel:
             return _taken(self._bare, kind)
         first = _place(storage, _extent(part)[0])
-        for place in (first, *_instead(first, promise.same)):
+        for place in (first, *self._same.instead(first)):
             if any(_taken(self._at, (one, place)) for one in (kind, *_reshaped(part, promise.shapes))):
                 return True
         spans = _spans(part)
@@ -124,7 +126,7 @@ class Output:
                 return True
         return False
 
-    def has_other(self, part: TensorEntry, promise: Promise) -> bool:
+    def has_other(self, part: TensorEntry) -> bool:
         """Whether a tensor of the same kind has the name of this one, and bytes of another."""
         kind, found = self._named.get(part.name, (None, None))
         storage = part.storage
@@ -133,7 +135,7 @@ class Output:
         if isinstance(found, Derived):
             return not any(_overlap(span, source) for span in _spans(part) for source in found.sources)
         first = _place(storage, _extent(part)[0])
-        return found not in (first, *_instead(first, promise.same))
+        return found not in (first, *self._same.instead(first))
 
     def has(self, part: TensorEntry) -> bool:
         """Whether a tensor that nobody promised is in the output all the same, under any name."""
@@ -192,14 +194,24 @@ def _place(storage: Storage, offset: int) -> Place:
     return "", id(data), offset
 
 
-def _instead(place: Place, same: Sequence[tuple[Data, Data]]) -> Iterator[Place]:
-    """The places that stand for this one, where equal bytes take the place of others."""
-    path, offset, inner = place
-    for old, new in same:
-        if not isinstance(old, ByteRange) or not isinstance(new, ByteRange):
-            continue
-        if path == old.path and old.offset <= offset < old.end:
-            yield new.path, new.offset + offset - old.offset, inner
+class _Same:
+    """Bytes of the input whose place others with equal bytes take, to be found by where they are."""
+
+    def __init__(self, same: Sequence[tuple[Data, Data]]) -> None:
+        rows = [(old, new) for old, new in same if isinstance(old, ByteRange) and isinstance(new, ByteRange)]
+        self._rows = sorted(rows, key=lambda row: (row[0].path, row[0].offset))
+        self._starts = [(old.path, old.offset) for old, _ in self._rows]
+
+    def instead(self, place: Place) -> tuple[Place, ...]:
+        """The places that stand for `place`: one, or none."""
+        path, offset, inner = place
+        index = bisect_right(self._starts, (path, offset)) - 1
+        if index < 0:
+            return ()
+        old, new = self._rows[index]
+        if path != old.path or offset >= old.end:
+            return ()
+        return ((new.path, new.offset + offset - old.offset, inner),)
 
 
 def _reshaped(part: TensorEntry, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[Kind]:

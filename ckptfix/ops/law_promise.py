@@ -45,6 +45,7 @@ class Account:
         written, nbytes_written: the same of the output.
         left: names of tensors that are not in the output and that the verb did not list.
         lost: names of tensors that should be in the output and are not.
+        excused: the verb itself names losses; what it left out may have held those in `lost`.
     """
 
     tensors: int = 0
@@ -53,13 +54,15 @@ class Account:
     nbytes_written: int = 0
     left: tuple[str, ...] = ()
     lost: tuple[str, ...] = ()
+    excused: bool = False
 
     def findings(self) -> tuple[Finding, ...]:
+        """A note for each name in `left`, and a finding for each loss."""
+        behind = [Finding("left-behind", "info", name, "is not in the output") for name in self.left]
+        if self.excused:
+            return (*behind, *(Finding("lost", "warning", name, "was in what is left out") for name in self.lost))
         message = "it should be in the output and is not: a fault in ckptfix; please report it"
-        return (
-            *(Finding("left-behind", "info", name, "is not in the output") for name in self.left),
-            *(Finding("lost", "error", name, message) for name in self.lost),
-        )
+        return (*behind, *(Finding("lost", "error", name, message) for name in self.lost))
 
 
 def everything(checkpoint: Checkpoint, told: Iterable[str] = ()) -> Promise:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Sequence
+from itertools import islice, pairwise
 
 from ckptfix.ops.match_groups import Effort, groups, levelled, lonely_units
 from ckptfix.ops.match_names import Unit
@@ -36,6 +36,8 @@ def _cut(mine: list[Unit], others: list[Unit], key: Key) -> tuple[list[Unit], li
     shared = {name: count for name, count in surplus.items() if want[name]}
     if not shared:
         return mine, others
+    if not _counted_alike(mine, others, shared, key):
+        return mine, others
     tails = list(islice(_tails(mine, key, shared, surplus), MOST + 1))
     found = []
     for tail in tails if len(tails) <= MOST else ():
@@ -46,6 +48,38 @@ def _cut(mine: list[Unit], others: list[Unit], key: Key) -> tuple[list[Unit], li
             if len(found) > 1:
                 break
     return (found[0], others) if len(found) == 1 else (mine, others)
+
+
+def _counted_alike(mine: Sequence[Unit], others: Sequence[Unit], shared: Container[Hashable], key: Key) -> bool:
+    """Whether no block of the others may be missing in the middle: they leave out numbers only as `mine` do.
+
+    Of ``0, 1, 2`` and ``0, 2`` the first may be the one that has a block more, in the middle.
+    """
+    ours, theirs = (_steps(unit for unit in units if key(unit) in shared) for units in (mine, others))
+    even = {steps[0] for _, steps in ours if len(set(steps)) == 1} | {1}
+    return all(
+        (late, steps) in ours or (not late and (not steps or (len(set(steps)) == 1 and steps[0] in even)))
+        for late, steps in theirs
+    )
+
+
+def _steps(units: Iterable[Unit]) -> set[tuple[int, tuple[int, ...]]]:
+    """For each stack, how far its first number is from the least in stacks like it, and each from the one before."""
+    stacks: dict[str, set[int]] = {}
+    for unit in units:
+        for match in _NUMBER.finditer(unit.path):
+            stacks.setdefault(unit.path[: match.start()], set()).add(int(match[0]))
+    least: dict[str, int] = {}
+    for stack, numbers in stacks.items():
+        like = _NUMBER.sub("{}", stack)
+        least[like] = min(least.get(like, min(numbers)), *numbers)
+    return {
+        (
+            min(numbers) - least[_NUMBER.sub("{}", stack)],
+            tuple(after - before for before, after in pairwise(sorted(numbers))),
+        )
+        for stack, numbers in stacks.items()
+    }
 
 
 def _tails(

@@ -66,14 +66,20 @@ def _in_blocks(group: Group, side: Side) -> bool:
 
 
 def _same_course(one: Group, other: Group, sides: tuple[Side, Side]) -> bool:
-    """Whether, on most places, the same kind of module is defined after those that would go together."""
+    """Whether, on most places, the same kind of module is defined after those that would go together.
+
+    Another module of these shapes after both tells nothing.
+    """
     if not all(side.numbers_rise for side in sides):
         return False
-    same = sum(
-        sides[0].following.get(unit.first) == sides[1].following.get(twin.first)
+    own = one.units[0].signature
+    courses = [
+        (sides[0].following.get(unit.first), sides[1].following.get(twin.first))
         for unit, twin in zip(one.units, other.units, strict=True)
-    )
-    return same * 2 > len(one)
+    ]
+    telling = [course for course in courses if course != (own, own)]
+    same = sum(ours == theirs for ours, theirs in telling)
+    return same * 2 > len(telling)
 
 
 def _said(levels: Sequence[tuple[frozenset[str], frozenset[str]]]) -> int:

@@ -88,6 +88,16 @@ class Side:
         return {one.first: after.signature for one, after in pairwise(self.units)}
 
     @cached_property
+    def _places(self) -> dict[Unit, int]:
+        return {unit: place for place, unit in enumerate(self.units)}
+
+    def beside(self, unit: Unit) -> tuple[Unit | None, Unit | None]:
+        """The units just before and just after `unit`."""
+        place = self._places[unit]
+        after = self.units[place + 1] if place + 1 < len(self.units) else None
+        return (self.units[place - 1] if place else None), after
+
+    @cached_property
     def in_order(self) -> bool:
         """Whether the order of the keys is that in which modules were defined, as far as one can see.
 

@@ -26,10 +26,13 @@ ROLES: dict[str, dict[str, str]] = {
     "feed-forward": {"first": "intermediate wi c_fc", "second": "down contract"},
     "path": {"shortcut": "shortcut downsample skip identity residual proj projection"},
     "block": {
-        "attention": "attention attn sa self input before pre",
-        "feed-forward": "ffn mlp feed ff output final after post_attention post_attn post_self",
+        "attention": "attention attn sa ca crossattention self input before pre",
+        "feed-forward": "ffn mlp feed ff intermediate c_fc output final after post_attention post_attn post_self",
     },
-    "cross": {"self": "self", "cross": "cross encdec multihead src encoder_attn encoder_attention enc_attn src_attn"},
+    "cross": {
+        "self": "self sa",
+        "cross": "cross ca crossattention encdec multihead src encoder_attn encoder_attention enc_attn src_attn",
+    },
     "half": {"encoder": "encoder enc down downs", "decoder": "decoder dec up ups"},
     "embedding": {
         "token": "word words token tokens tok wte",
@@ -90,6 +93,8 @@ def parts(texts: Sequence[str]) -> list[Part]:
         own = [set(counts) for counts in terms]
     gated = any("w3" in counts for counts in own) and any("w1" in counts for counts in own)
     roles = [_roles(counts, gated) for counts in own]
+    if any(played.get("cross") == frozenset(["cross"]) for played in roles):
+        roles = [_to_itself(played) for played in roles]
     ordinals = _ordinals(texts, roles, gated)
     return [Part(frozenset(own[i] - LISTS), roles[i], ordinals[i], _numbers(texts[i])) for i in range(len(texts))]
 
@@ -114,12 +119,18 @@ def _roles(terms: set[str], gated: bool) -> dict[str, frozenset[str]]:
             continue
         for kind, part in _PARTS.get(key, ()):
             found.setdefault(kind, set()).add(part)
-    if len(found.get("block", ())) > 1 and not terms & {"ffn", "mlp", "feed", "ff"}:
+    if len(found.get("block", ())) > 1 and not terms & {"ffn", "mlp", "feed", "ff", "intermediate"}:
         found["block"].discard("feed-forward")  # attention.output is of the attention
     if len(found.get("attention", ())) > 1 or "feed-forward" in found or found.get("block") == {"feed-forward"}:
         found.get("attention", set()).discard("out")  # v_proj is a projection, and no output
         found = {kind: played for kind, played in found.items() if played}
     return {kind: frozenset(played) for kind, played in found.items()}
+
+
+def _to_itself(roles: dict[str, frozenset[str]]) -> dict[str, frozenset[str]]:
+    """`roles` beside parts of cross attention: attention that does not say which is to the input itself."""
+    attends = "attention" in roles or roles.get("block") == frozenset(["attention"])
+    return {**roles, "cross": frozenset(["self"])} if attends and "cross" not in roles else roles
 
 
 def _lettered(text: str) -> str:

@@ -12,22 +12,22 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from ckptfix import keys
-from ckptfix.ops import assignment, match_roles
+from ckptfix.ops import assignment, match_classes, match_roles
 from ckptfix.ops.learn_rules import learn
 from ckptfix.ops.match import Matching, Pair, Skipped, Slot
 from ckptfix.ops.match_depth import same_depth
 from ckptfix.ops.match_groups import MOST, Effort, Group, Sides, alike, buckets, groups, levelled
 from ckptfix.ops.match_levels import surroundings, turned
-from ckptfix.ops.match_names import Side, Unit, side, template
+from ckptfix.ops.match_names import Side, Signature, Unit, side, template
+from ckptfix.ops.match_nesting import crossed, turnable
+from ckptfix.ops.match_scores import ordered_alike, ranks, rising, same_block, unlike, untold
 
 ENOUGH = 2.5
 """By how much an assignment must be better than the next best to be certain. Order of definition alone, which tells
 ``query, key, value`` from ``q, k, v`` but also from ``k, v, q``, gives 2."""
-
-FAR = 0.45
-"""The most that a place among landmarks counts: less than a word, and with the order of definition just `ENOUGH`."""
 
 SUPPORT = 3.0
 """What names must say for a pair where one side has more modules of these shapes than the other."""
@@ -50,7 +50,7 @@ class Link:
     instead: tuple[Unit, ...] = ()
 
 
-@dataclass(slots=True)
+@dataclass
 class _State:
     """The two sides, and what is certain: for each side, the places of the linked units in order."""
 
@@ -60,6 +60,13 @@ class _State:
     pins: tuple[list[int], list[int]] = ([], [])
     effort: Effort = field(default_factory=Effort)
     compared: int = 0
+
+    @cached_property
+    def by_signature(self) -> dict[Signature, list[Unit]]:
+        found: dict[Signature, list[Unit]] = {}
+        for unit in self.b.units:
+            found.setdefault(unit.signature, []).append(unit)
+        return found
 
     @property
     def ordered(self) -> bool:
@@ -71,8 +78,25 @@ class _State:
     def pin(self) -> None:
         """Take the links that are beyond doubt as landmarks, the longest run of them that is in the same order."""
         certain = sorted((link.one.first, link.other.first) for link in self.links if not link.instead)
-        kept = _rising([other for _, other in certain])
+        kept = rising([other for _, other in certain])
         self.pins = ([certain[index][0] for index in kept], [certain[index][1] for index in kept])
+
+    def between(self, one: Group, other: Group, *, swapped: bool) -> bool:
+        """Whether what is defined just before and just after each of two groups' units is linked, and beyond doubt."""
+        ours, theirs = (other, one) if swapped else (one, other)
+        if not alike(ours, theirs):
+            return False
+        twins = {link.one: link.other for link in self.links if not link.instead}
+        found = 0
+        for unit, twin in zip(ours.units, theirs.units, strict=True):
+            before, after = (
+                None if beside is None or beside not in twins else twins[beside] is other
+                for beside, other in zip(self.a.beside(unit), self.b.beside(twin), strict=True)
+            )
+            if before is False or after is False:
+                return False
+            found += bool(before and after)
+        return found >= max(1, len(ours) - 1)
 
     def place(self, group: Group, which: int) -> list[int]:
         """For each unit, how many landmarks come before it."""
@@ -83,9 +107,39 @@ def match(source: Sequence[Slot], target: Sequence[Slot], *, reshape: bool = Fal
     """See `ckptfix.ops.match.match`."""
     state = _State(side(source), side(target))
     state.add(_same_names(state.a, state.b))
-    for key in (_whole, _main, _vector, *((_flat,) if reshape else ())):
+    for key in (
+        match_classes.whole,
+        match_classes.main,
+        match_classes.vector,
+        *((match_classes.flat,) if reshape else ()),
+    ):
         _by_class(state, key)
+    _doubt_blocks(state)
     return _matching(state, source, target)
+
+
+def _doubt_blocks(state: _State) -> None:
+    """Put links in doubt whose blocks do not nest or may be counted from either end.
+
+    Where shapes leave one candidate, there is no doubt.
+    """
+    certain = [link for link in state.links if not link.instead]
+    doubtful = [certain[index] for index in crossed([(link.one, link.other) for link in certain])]
+    turned_round = turnable([(link.one, link.other) for link in state.links], (state.a.units, state.b.units))
+    for link in (*doubtful, *(state.links[index] for index in turned_round)):
+        link.instead = link.instead or _rivals(state, link)
+    for link in state.links:
+        if link.other in link.instead:
+            link.instead = tuple(unit for unit in link.instead if unit is not link.other) or _rivals(state, link)
+
+
+def _rivals(state: _State, link: Link) -> tuple[Unit, ...]:
+    """Another unit of the target for which shapes leave the link's choice; none where there is no choice."""
+    if link.other.signature not in state.by_signature:
+        return ()
+    alike = state.by_signature[link.other.signature]
+    at = alike.index(link.other)
+    return (alike[at - 1],) if at else tuple(alike[1:2])
 
 
 def _same_names(a: Side, b: Side) -> list[Link]:
@@ -131,32 +185,6 @@ def _bare(units: Sequence[Unit]) -> dict[str, Unit]:
         paths = [path[len(front) :] for path in paths]
     found = dict(zip(paths, units, strict=True))
     return found if len(found) == len(units) else {unit.path: unit for unit in units}
-
-
-def _whole(unit: Unit) -> Hashable:
-    return unit.signature
-
-
-def _main(unit: Unit) -> Hashable:
-    """For what is left: a module with or without a bias, a parameter that one side holds in a module of its own."""
-    slot = unit.slots.get("weight") or unit.slots.get("")
-    if slot is None or (not unit.slots.get("weight") and len(slot.shape) == 2 and slot.shape[0] == slot.shape[1]):
-        return ()  # a square matrix on its own may be the transpose of a Linear's weight
-    return ("weight", slot.shape)
-
-
-def _vector(unit: Unit) -> Hashable:
-    """For what is then left: a vector on its own, whatever it is called (a norm's ``scale``, a lone bias)."""
-    if len(unit.slots) != 1:
-        return ()
-    (slot,) = unit.slots.values()
-    return ("vector", slot.shape) if len(slot.shape) == 1 else ()
-
-
-def _flat(unit: Unit) -> Hashable:
-    if len(unit.slots) != 1:
-        return tuple(sorted((leaf, math.prod(slot.shape)) for leaf, slot in unit.slots.items()))
-    return ("one", math.prod(next(iter(unit.slots.values())).shape))
 
 
 def _by_class(state: _State, key: Callable[[Unit], Hashable]) -> None:
@@ -222,56 +250,40 @@ def _assigned(state: _State, left: list[Group], right: list[Group]) -> tuple[flo
     ]
     sides = (state.b, state.a) if swapped else (state.a, state.b)
     around = [[surroundings(group, which) for group in gs] for which, gs in zip(sides, (rows, columns), strict=True)]
-    ranks = _ranks(rows), _ranks(columns)
+    ranked = ranks(rows), ranks(columns)
     uneven = sum(map(len, rows)) != sum(map(len, columns))
     said = [[match_roles.score(one, other) for other in parts[1]] for one in parts[0]]
-    scores = []
-    for i, one in enumerate(rows):
-        line = []
-        for j, other in enumerate(columns):
-            score = said[i][j] - _unlike(around[0][i], around[1][j])
-            if state.ordered:
-                score += float(ranks[0][i] == ranks[1][j] and len(rows) == len(columns))
-                score -= _apart(places[0][i], places[1][j])
-            line.append(score if alike(one, other) else score - 100)
-        scores.append(line)
+    told = [
+        [said[i][j] - unlike(around[0][i], around[1][j]) - (0 if alike(one, other) else 100)
+         for j, other in enumerate(columns)]
+        for i, one in enumerate(rows)
+    ]  # fmt: skip
+    scores = [
+        [score + ordered_alike(ranked, (i, j), (places[0][i], places[1][j])) for j, score in enumerate(line)]
+        for i, line in enumerate(told)
+    ] if state.ordered else told  # fmt: skip
     chosen = assignment.best(scores)
+    unsure = untold(told, chosen) if state.ordered else set[int]()
+    unsure -= {i for i in unsure if state.between(rows[i], columns[chosen[i]], swapped=swapped)}
     links = []
-    for (i, j), (margin, rival) in zip(enumerate(chosen), assignment.margins(scores, chosen, ENOUGH), strict=True):
+    margins = assignment.margins(scores, chosen, ENOUGH)
+    listed = [[bool(group.units[0].numbers) for group in side_groups] for side_groups in (rows, columns)]
+    mixed = all(len(set(line)) == 2 for line in listed)
+    doubts = []
+    for (i, j), (margin, rival) in zip(enumerate(chosen), margins, strict=True):
+        contrary = (said[i][j] < 0 and rival != j) or (mixed and listed[0][i] != listed[1][j])
+        unfit = not alike(rows[i], columns[j]) or (uneven and scores[i][j] < SUPPORT)
+        doubts.append(margin < ENOUGH or i in unsure or contrary or unfit)
+    for (i, j), (margin, rival) in zip(enumerate(chosen), margins, strict=True):
         one, other = (columns[j], rows[i]) if swapped else (rows[i], columns[j])
         rivals: tuple[Unit, ...] = ()
-        contrary = said[i][j] < 0 and rival != j
-        if margin < ENOUGH or contrary or not alike(one, other) or (uneven and scores[i][j] < SUPPORT):
+        if doubts[i] or (any(doubts) and said[i][j] <= 0 and len(rows) > 1):
+            rival = rival if rival != j else (j + 1) % len(columns)
             rivals = tuple(other.units if swapped else columns[rival].units)
+            margin = min(margin, ENOUGH)
         links += _instances(one, other, margin, rivals, state)
-    sure = sum(said[i][j] + 2 * _same_block(around[0][i], around[1][j]) for i, j in enumerate(chosen))
+    sure = sum(said[i][j] + 2 * same_block(around[0][i], around[1][j]) for i, j in enumerate(chosen))
     return sum(scores[i][j] for i, j in enumerate(chosen)), sure, links
-
-
-def _ranks(groups: Sequence[Group]) -> list[int]:
-    """Place of each group when they stand in the order of their first units."""
-    order = sorted(range(len(groups)), key=lambda index: groups[index].units[0].first)
-    return [order.index(index) for index in range(len(groups))]
-
-
-def _apart(one: Sequence[int], other: Sequence[int]) -> float:
-    """How far two groups are from each other among the landmarks; at most `FAR`."""
-    if len(one) != len(other):
-        return 0.0
-    return min(FAR, sum(min(abs(i - j), 3) for i, j in zip(one, other, strict=True)) / len(one))
-
-
-def _unlike(one: Sequence[float], other: Sequence[float]) -> float:
-    """How differently large blocks are, in doublings; at most 2."""
-    if len(one) != len(other):
-        one, other = one[:1], other[:1]
-    steps = [abs(math.log2((i + 1) / (j + 1))) for i, j in zip(one, other, strict=True)]
-    return min(2.0, sum(steps) / len(steps)) if steps else 0.0
-
-
-def _same_block(one: Sequence[float], other: Sequence[float]) -> bool:
-    """Whether two groups repeat with a block of several modules, which has equally many on both sides."""
-    return bool(one and other) and one[0] > 1 and abs(math.log2(one[0] / max(other[0], 1))) <= 0.5
 
 
 def _instances(one: Group, other: Group, margin: float, rivals: Sequence[Unit], state: _State) -> list[Link]:
@@ -296,6 +308,11 @@ def _instances(one: Group, other: Group, margin: float, rivals: Sequence[Unit], 
     return [Link(unit, twin, 0.3, "order", tuple(rivals[-1:])) for unit, twin in pairs]
 
 
+def _why(link: Link, slot: Slot, twin: Slot) -> str:
+    """Why two tensors are a pair; one of a shape of its own may have its name still."""
+    return "same name" if slot.name == twin.name and link.why == "only shape" else link.why
+
+
 def _in_definition_order(left: list[Group], right: list[Group]) -> list[Link]:
     """Too many paths that have nothing in common: a proposal, and each pair of it ambiguous."""
     units = [sorted((unit for group in side_groups for unit in group.units), key=lambda unit: unit.first)
@@ -305,24 +322,6 @@ def _in_definition_order(left: list[Group], right: list[Group]) -> list[Link]:
         rival = units[1][index - 1 if index else min(1, len(units[1]) - 1)]
         links.append(Link(one, other, 0.2, "order", (rival,)))
     return links
-
-
-def _rising(values: Sequence[int]) -> list[int]:
-    """Indices of a longest increasing subsequence."""
-    tails: list[int] = []
-    ends: list[int] = []
-    back: list[int] = []
-    for index, value in enumerate(values):
-        at = bisect_left(tails, value)
-        tails[at : at + 1] = [value]
-        ends[at : at + 1] = [index]
-        back.append(ends[at - 1] if at else -1)
-    kept = []
-    index = ends[-1] if ends else -1
-    while index >= 0:
-        kept.append(index)
-        index = back[index]
-    return kept[::-1]
 
 
 def _matching(state: _State, source: Sequence[Slot], target: Sequence[Slot]) -> Matching:
@@ -335,11 +334,11 @@ def _matching(state: _State, source: Sequence[Slot], target: Sequence[Slot]) -> 
                 continue
             instead = tuple(rival.name for unit in link.instead if (rival := _twin(link.one, leaf, unit)) is not None)
             shape = None if slot.shape == twin.shape else twin.shape
-            pairs[slot.name] = Pair(slot.name, twin.name, link.confidence, link.why, instead, shape)
+            pairs[slot.name] = Pair(slot.name, twin.name, link.confidence, _why(link, slot, twin), instead, shape)
         for leaf, (slot, _) in link.one.optional.items():
             if leaf in link.other.optional and link.other.optional[leaf][0].shape == slot.shape:
                 twin = link.other.optional[leaf][0]
-                pairs[slot.name] = Pair(slot.name, twin.name, link.confidence, link.why)
+                pairs[slot.name] = Pair(slot.name, twin.name, link.confidence, _why(link, slot, twin))
     taken = {pair.target for pair in pairs.values()}
     _pair_aliases(state, pairs, taken)
     taken = {pair.target for pair in pairs.values()}

@@ -17,16 +17,17 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ckptfix.checkpoint import Checkpoint, StateDict, TensorEntry
-from ckptfix.errors import WouldLoseData
-from ckptfix.formats import deepspeed, safetensors
+from ckptfix.checkpoint import Checkpoint, TensorEntry
+from ckptfix.errors import KeyConflict, WouldLoseData
+from ckptfix.formats import deepspeed, safetensors, torch_module
 from ckptfix.formats.torch_common import Parts
 from ckptfix.formats.torch_state import SHARDED, state_rows
 from ckptfix.formats.torch_tensors import BadTensor, sizes
+from ckptfix.ops import choose
 from ckptfix.pickles import Call, Global
 from ckptfix.pickles.graph import pairs
 
@@ -77,6 +78,23 @@ class Piece:
         return f"{whose} ({self.kind}): {self.missing}"
 
 
+def refuse_odd_keys(checkpoint: Checkpoint, at: str) -> None:
+    """Refuse to take the mapping at `at` as a state dict, if its tensors would go by names that they do not have.
+
+    Raises:
+        KeyConflict: tensors under bytes or tuples, or under a number beside the same number as text.
+    """
+    odd = checkpoint.graph.found.odd_keys.get(at, ()) if isinstance(checkpoint.graph, Parts) else ()
+    if odd:
+        raise KeyConflict(
+            f"{len(odd)} keys of tensors are no names that a state dict can have: {', '.join(odd[:5])}",
+            path=checkpoint.path,
+            where=at or None,
+            pairs=tuple((name, (name,)) for name in odd),
+            hint="convert between zip and legacy keeps the keys as they are; no state dict can be taken from them",
+        )
+
+
 def refuse_piece(checkpoint: Checkpoint, at: str | None = None) -> None:
     """Refuse to take a piece for the whole.
 
@@ -87,6 +105,20 @@ def refuse_piece(checkpoint: Checkpoint, at: str | None = None) -> None:
     if piece is not None:
         hint = f"`{piece.way_out}` makes the whole" if piece.command else piece.way_out
         raise WouldLoseData(piece.message, path=checkpoint.path, hint=hint)
+
+
+def refuse_flat_partition(checkpoint: Checkpoint) -> None:
+    """Refuse to take the optimizer's state of one ZeRO rank for that of the whole model.
+
+    Raises:
+        WouldLoseData: it is one.
+    """
+    piece = piece_of(checkpoint)
+    if piece is not None and piece.kind == "ZeRO optimizer":
+        piece = replace(piece, missing="the optimizer's state in it is a flat ZeRO partition, without names and shapes")
+        weights = f"`{piece.way_out}` makes the weights whole" if piece.command else piece.way_out
+        hint = f"DeepSpeed's own engine.load_checkpoint joins the partitions of all ranks; {weights}"
+        raise WouldLoseData(piece.message, path=checkpoint.path, where=piece.where, hint=hint)
 
 
 def piece_of(checkpoint: Checkpoint, at: str | None = None) -> Piece | None:
@@ -179,8 +211,13 @@ def _fields(node: Any) -> dict[str, Any]:
 
 def _of_tensors(checkpoint: Checkpoint, at: str | None) -> Piece | None:
     """The first of the tensors that counts and is a piece by what the pickle says of it."""
-    ats = {state.at for state in _models(checkpoint)} if at is None else {at}
-    nodes = {(where, key): node for where, key, node in checkpoint.graph.found.tensors if where in ats}
+    ats = {row.at for row in choose.meant(checkpoint)} if at is None else {at}
+    parts = tuple(f"{at}/{holder}".lstrip("/") for at in ats for holder in torch_module.HOLDERS)
+    nodes = {
+        (where, key): node
+        for where, key, node in checkpoint.graph.found.tensors
+        if where in ats or where.startswith(parts)
+    }
     first: Piece | None = None
     count = 0
     for entry in checkpoint.entries:
@@ -197,11 +234,6 @@ def _of_tensors(checkpoint: Checkpoint, at: str | None) -> Piece | None:
         return None
     rank = _rank_in_name(checkpoint.path) if first.rank is None else first.rank
     return Piece(first.kind, rank, first.world, first.missing + _more(count - 1), first.where, first.way_out)
-
-
-def _models(checkpoint: Checkpoint) -> list[StateDict]:
-    states = [state for state in checkpoint.state_dicts if not state.optimizer]
-    return [state for state in states if state.weights] or states
 
 
 def _piece(entry: TensorEntry, node: Any) -> Piece | None:

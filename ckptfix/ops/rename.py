@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import difflib
 import re
-import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ckptfix import keys
 from ckptfix.checkpoint import Checkpoint, Finding, NameSite, Rename
-from ckptfix.errors import KeyConflict, NoSuchTensor, PartialPrefix, Refused
-from ckptfix.formats import torch_module
+from ckptfix.errors import KeyConflict, PartialPrefix, Refused
 from ckptfix.keys import Rule
-from ckptfix.ops import averages
+from ckptfix.ops import averages, choose
+from ckptfix.ops.candidates import at_address, module_of, whole_module
 from ckptfix.ops.name_rules import NameRule, is_rule
+from ckptfix.words import plural
 
 Names = dict[str, str]
 
@@ -122,7 +122,8 @@ def add(checkpoint: Checkpoint, *, prefix: str = "module", at: str | None = None
             return None
         carrying, others = keys.split_prefix(site.names, prefix)
         if carrying and not others and site.kind == "state_dict":
-            message = f"all {len(carrying)} keys began with '{prefix}.' before, and now begin with '{prefix}.{prefix}.'"
+            every = "the key" if len(carrying) == 1 else f"all {len(carrying):,} keys"
+            message = f"{every} began with '{prefix}.' before, and now '{prefix}.{prefix}.'"
             findings.append(Finding("prefix-twice", "info", site.at, message))
         return {name: rule(name) for name in site.names}, rule
 
@@ -163,7 +164,8 @@ def unwrap(checkpoint: Checkpoint, *, at: str | None = None) -> Renames:
         for component in () if own else keys.LEADING:
             carrying, _ = keys.split_prefix(current, component)
             if carrying and site.kind == "state_dict":
-                message = f"left '{component}.' on {len(carrying)} of {len(current)} keys, as the others lack it"
+                some_of = f"{len(carrying):,} of {plural(len(current), 'key')}"
+                message = f"left '{component}.' on {some_of}, as the others lack it"
                 findings.append(Finding("partial-prefix", "info", site.at, message))
         names = _changed(site.names, current)
         return (names, keys.composed(steps)) if names else None
@@ -287,9 +289,8 @@ def _renames(
             modules = _module_names(metadata[site.at], names, rule)
             references += len(modules)
             edits.append(Rename(site.at, "metadata", modules))
-    inside = {} if at is not None or changes else module_of(checkpoint)
-    if inside:
-        raise whole_module(checkpoint, next(iter(inside.values())))
+    if at is None and not changes:
+        _refuse_module(checkpoint)
     others = _names_elsewhere(checkpoint, at)
     left = 0
     for site in checkpoint.sites:
@@ -307,6 +308,15 @@ def _renames(
         message = f"left {left} names of an optimizer, which another state dict has too"
         findings.append(Finding("optimizer-names-left", "info", "", message))
     return Renames(tuple(edits), tuple(changes), references, tuple(findings))
+
+
+def _refuse_module(checkpoint: Checkpoint) -> None:
+    """Nothing was renamed: is it that what the file holds is a whole module?"""
+    if not module_of(checkpoint):
+        return
+    module = next((row for row in choose.meant(checkpoint) if row.module is not None), None)
+    if module is not None:
+        raise whole_module(checkpoint, module.at)
 
 
 def _names_elsewhere(checkpoint: Checkpoint, at: str | None) -> set[str]:
@@ -329,44 +339,20 @@ def chosen_sites(checkpoint: Checkpoint, at: str | None, *, weights_only: bool =
 
     Raises:
         NoSuchTensor: there is none at `at`.
+        Refused: a whole module is there.
     """
     sites = [site for site in checkpoint.sites if site.kind == "state_dict"]
     if at is not None:
-        found = [site for site in sites if site.at == at.strip("/")]
-        if not found:
-            addresses = [site.at or "''" for site in sites]
-            near = tuple(difflib.get_close_matches(at, addresses, 3, 0.4)) or tuple(addresses[:5])
-            raise NoSuchTensor(
-                f"no state dict at {at!r}",
-                near=near,
-                path=checkpoint.path,
-                hint=f"there is one at {', '.join(near)}" if near else "the file holds no state dict",
-            )
-        return found
+        row = at_address(checkpoint, at)
+        if row.module is not None:
+            raise whole_module(checkpoint, row.at)
+        return [site for site in sites if site.at == row.at]
     inside = module_of(checkpoint)
     sites = [site for site in sites if site.at not in inside]
     if weights_only:
-        weights = {state.at for state in checkpoint.state_dicts if state.weights}
-        other = {state.at for state in checkpoint.state_dicts if not state.optimizer}
-        return [site for site in sites if site.at in (weights or other)]
+        weights = {state.at for state in choose.states(checkpoint)}
+        return [site for site in sites if site.at in weights]
     return sites
-
-
-def module_of(checkpoint: Checkpoint) -> dict[str, str]:
-    """Address of a mapping in a whole pickled module (its ``_parameters``) -> address of the module."""
-    holders = [site.at for site in checkpoint.sites if site.at.rpartition("/")[2] in torch_module.HOLDERS]
-    if not holders:
-        return {}
-    modules = [at for at, _ in torch_module.modules(checkpoint)]
-    states = [site.at for site in checkpoint.sites]
-    return {at: module for at in states for module in modules if not module or at.startswith(f"{module}/")}
-
-
-def whole_module(checkpoint: Checkpoint, at: str) -> Refused:
-    """Why the names in the module at `at` are left: there its tensors stand under no names of a state dict."""
-    place = f" --at {shlex.quote(at)}" if at else ""
-    hint = f"`ckptfix extract {shlex.quote(checkpoint.path)} OUT{place}` first takes its state dict"
-    return Refused("a whole pickled module, not a state dict", path=checkpoint.path, where=at or None, hint=hint)
 
 
 def _refuse_conflict(checkpoint: Checkpoint, site: NameSite, names: Names) -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 from ckptfix import dtypes
 from ckptfix.checkpoint import Checkpoint, Data, Finding, OutputFile, Plan, Storage, TensorEntry
 from ckptfix.containers.zip_write import NewRecord, fresh_archive
-from ckptfix.errors import DamagedFile, Unsupported
+from ckptfix.errors import DamagedFile, Refused, Unsupported
 from ckptfix.formats.torch_common import fields
 from ckptfix.formats.torch_drop import legacy_plan, storage_keys
 from ckptfix.formats.torch_object import TorchObject
@@ -127,13 +128,16 @@ def repair_torch(wreck: Wreck, *, fill: Fill | None = None, donor: Checkpoint | 
     if losses and not kept and not any(loss.filled for loss in losses):
         _refuse_empty(wreck.path, losses)
     for key, data in filled.data.items():
-        wreck.parts[key] = Part(data, None, sight.counts.get(key, 0))
-    after = _Sight(wreck)
+        wreck.parts[key] = Part(data, None, filled.counts.get(key, sight.counts.get(key, 0)))
+    after = _Sight(wreck, frozenset(filled.data))
     after.see_all(found)
     gone = after.gone(found)
+    resized = _resized(found, filled.counts)
     # What an unpickler calls and throws away is in the stream, and not in the object: only a new stream is without it.
-    fresh = gone or cleaned.kept is not None
-    rewritten = reemit(found.graph, items=cleaned.items, gone=gone | cleaned.gone) if fresh else _untouched(found)
+    if gone or resized or cleaned.kept is not None:
+        rewritten = reemit(found.graph, items=cleaned.items, gone=gone | cleaned.gone, replaced=resized)
+    else:
+        rewritten = _untouched(found)
 
     def plan_to(dest: str) -> Plan:
         return _plan(wreck, rewritten, dest)
@@ -151,6 +155,10 @@ def _refuse_empty(path: str, losses: Sequence[Loss]) -> None:
     )
 
 
+MOST_FILLED = 64 << 20
+FILLED_TIMES = 100
+"""Bytes that are made up at most: so many, and so many times the file. A hostile shape must not fill the disk."""
+
 MAX_BELOW = 1_000_000
 """Nodes below calls that describe no tensor that are looked at; some of them may lie below each other."""
 
@@ -161,24 +169,30 @@ Row = tuple[str, TensorEntry | None, Collection[str]]
 class _Sight:
     """The storages of a wreck as the object refers to them: whole ones with their data, lost ones without.
 
-    `counts` are the elements of each storage that was asked for.
+    `counts` are the elements of each storage that was asked for, `viewed` those of which references state a part;
+    those of `filled` are whole at any size.
     """
 
-    def __init__(self, wreck: Wreck) -> None:
+    def __init__(self, wreck: Wreck, filled: frozenset[str] = frozenset()) -> None:
         self.wreck = wreck
+        self.filled = filled
         self.counts: dict[str, int] = {}
         self.lost: dict[str, str] = {}
+        self.viewed: set[str] = set()
         self.budget = MAX_BELOW
         self._made: dict[tuple[str, str, str], Storage] = {}
 
     def __call__(self, persid: PersId) -> Storage:
         key, kind, location, count = fields(persid)
+        if len(persid.pid) > 5 and persid.pid[5] is not None:
+            self.viewed.add(key)
         made = self._made.get((key, kind, location))
         if made is None:
             nbytes = count * dtypes.by_name(kind).itemsize
             self.counts[key] = count
             part = self.wreck.parts.get(key)
-            data = part.data if part is not None and part.data.length == nbytes and location != "meta" else None
+            whole = part is not None and (part.data.length == nbytes or key in self.filled)
+            data = part.data if part is not None and whole and location != "meta" else None
             if data is None and location != "meta":
                 reason = self.wreck.faults.get(key, "its storage is not in the file")
                 if part is not None:
@@ -251,9 +265,13 @@ class _Sight:
 
 @dataclass(slots=True)
 class _Filled:
-    """Storage key -> its new bytes; -> what they are; -> why it could not be filled from the other file."""
+    """Storage key -> its new bytes; -> what they are; -> why it could not be filled from the other file.
+
+    `counts` are the elements of those that get fewer than the pickle promises.
+    """
 
     data: dict[str, Data] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
     done: dict[str, str] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
 
@@ -265,6 +283,7 @@ def _filled(
     if fill is None and donor is None:
         return out
     other = Donor(donor, wreck.byteorder) if donor is not None else None
+    made, most = 0, MOST_FILLED + FILLED_TIMES * _size(wreck)
     on: dict[str, list[Leaf]] = {}
     storages: dict[str, Storage] = {}
     for name, entry, lost in rows:
@@ -277,10 +296,47 @@ def _filled(
         if not isinstance(taken, str):
             out.data[key], out.done[key] = taken, f"{TAKEN}{other.path if other else ''}"
         elif fill is not None:
-            out.data[key], out.done[key] = constant(fill, several, storages[key].nbytes, wreck.byteorder)
+            itemsize = dtypes.by_name(storages[key].dtype).itemsize
+            count = -(-reached([leaf.entry for leaf in several]) // itemsize)
+            nbytes = storages[key].nbytes if key in sight.viewed else min(count * itemsize, storages[key].nbytes)
+            if nbytes < storages[key].nbytes:
+                out.counts[key] = count
+            made += nbytes
+            if made > most:
+                message = f"lost tensors of {made:,} bytes or more; for this file --fill makes up at most {most:,}"
+                raise Refused(message, path=wreck.path, where=several[0].name, hint="without --fill, they are left out")
+            out.data[key], out.done[key] = constant(fill, several, nbytes, wreck.byteorder)
         else:
             out.refused[key] = taken
     return out
+
+
+def _size(wreck: Wreck) -> int:
+    """Bytes of the damaged file, or of what is whole in a folder."""
+    whole = sum(part.data.length for part in wreck.parts.values())
+    place = Path(wreck.path)
+    return max(place.stat().st_size, whole) if place.is_file() else whole
+
+
+def reached(entries: Sequence[TensorEntry]) -> int:
+    """Bytes from the beginning of their storage that dense tensors reach."""
+    end = 0
+    for entry in entries:
+        if 0 not in entry.shape:
+            steps = ((size - 1) * step for size, step in zip(entry.shape, entry.stride, strict=True))
+            end = max(end, dtypes.by_name(entry.dtype).nbytes(entry.offset + 1 + sum(steps)))
+    return end
+
+
+def _resized(found: TorchObject, counts: Mapping[str, int]) -> dict[int, PersId]:
+    """``id`` of each reference to a storage of `counts` -> the same with that number of elements."""
+    made: dict[int, PersId] = {}
+    for node in found.graph.persids if counts else ():
+        with suppress(BadTensor):
+            key = fields(node)[0]
+            if key in counts:
+                made[id(node)] = PersId((*node.pid[:4], counts[key], *node.pid[5:]), node.position, -1)
+    return made
 
 
 def _untouched(found: TorchObject) -> Rewritten:

@@ -15,7 +15,8 @@ from ckptfix.formats.safetensors_ties import follow, ties
 from ckptfix.ops.repair import TAKEN, Loss, Repair
 from ckptfix.ops.repair_fill import Donor, Fill, Leaf, constant, with_data
 
-_LOSS = frozenset({"truncated", "bad-tensor", "unknown-dtype"})
+_LOSS = frozenset({"truncated", "bad-tensor", "unknown-dtype", "duplicate-key"})
+"""Of a name that stands twice nobody knows which tensor is meant."""
 
 
 def repair_safetensors(path: str, *, fill: Fill | None = None, donor: Other | None = None) -> Repair:
@@ -49,7 +50,8 @@ def repair_safetensors(path: str, *, fill: Fill | None = None, donor: Other | No
         raise DamagedFile(message, path=path, offset=header.data_start, hint="--fill-from OLDER takes them from there")
     rows = {row.key: row for row in header.rows}
     end = max((row.stop for row in rows.values()), default=0)
-    notes = [row for row in checkpoint.findings if row.id not in _LOSS]
+    lost = {loss.name for loss in losses}
+    notes = [row for row in checkpoint.findings if row.id not in _LOSS or row.where not in lost]
     if header.data_size > end:
         message = f"{header.data_size - end:,} bytes follow the last tensor"
         notes.append(Finding("trailing-bytes", "info", "", message, header.data_start + end))

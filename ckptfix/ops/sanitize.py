@@ -7,14 +7,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ckptfix.checkpoint import ByteRange, Checkpoint, OutputFile, Plan
+from ckptfix.checkpoint import ByteRange, Checkpoint, Finding, OutputFile, Plan
+from ckptfix.commands import command
 from ckptfix.errors import Refused, Unsupported
-from ckptfix.formats import torch_legacy, torch_zip, trusted
-from ckptfix.formats.torch_common import fields, parts_of
+from ckptfix.formats import demands, torch_legacy, torch_zip, trusted
+from ckptfix.formats.torch_common import all_findings, fields, parts_of
 from ckptfix.formats.torch_drop import node_at
 from ckptfix.formats.torch_rewrite import plan_rewrite, written
 from ckptfix.formats.torch_tensors import BadTensor
+from ckptfix.ops import choose
 from ckptfix.ops import sanitize_versions as versions
+from ckptfix.ops.candidates import candidates, whole_module
 from ckptfix.ops.convert import refuse_damaged
 from ckptfix.ops.sanitize_classes import class_name
 from ckptfix.ops.sanitize_convert import Converter
@@ -41,6 +44,7 @@ class Sanitized:
         losses: what is left out.
         identical: nothing was to be done; the output is a copy.
         reason: why weights_only=True refused the file, None if nothing was seen.
+        unloadable: tensors and calls of the output on which torch.load is known to fail, whatever takes their names.
     """
 
     plan: Plan
@@ -49,6 +53,7 @@ class Sanitized:
     losses: tuple[Loss, ...] = ()
     identical: bool = False
     reason: str | None = None
+    unloadable: tuple[Finding, ...] = ()
 
 
 def sanitize(
@@ -96,9 +101,10 @@ def sanitize(
     moved = settings.legacy and checkpoint.format != torch_legacy.NAME
     if not report.changes and not report.losses and reason is None and not moved:
         copy = Plan((OutputFile.of(dest, (ByteRange(checkpoint.path, 0, checkpoint.size),)),))
-        return Sanitized(copy, checkpoint.format, identical=True)
+        unloadable = _unloadable(checkpoint, report, graph)
+        return Sanitized(copy, checkpoint.format, identical=True, unloadable=unloadable)
     rewritten = written(checkpoint, root)
-    _refuse_unclean(checkpoint, rewritten.pickle)
+    unloadable = _unloadable(checkpoint, report, _refuse_unclean(checkpoint, rewritten.pickle))
     if reason is not None and all(trusted.accepted(trusted.canonical(node)) for node in graph.globals):
         # With every global accepted, it was an opcode that is refused.
         report.changes["", f"pickle of protocol {graph.protocol}", "protocol 2"] += 1
@@ -106,7 +112,27 @@ def sanitize(
         report.changes["", "zip container", "legacy container"] += 1
     plan = plan_rewrite(checkpoint, rewritten, dest, report.storages, legacy=settings.legacy)
     format = torch_legacy.NAME if settings.legacy else checkpoint.format
-    return Sanitized(plan, format, dict(report.changes), tuple(report.losses), reason=reason)
+    return Sanitized(plan, format, dict(report.changes), tuple(report.losses), reason=reason, unloadable=unloadable)
+
+
+UNLOADABLE = ("bad-tensor", "bad-call", "memory-bomb")
+"""Findings of tensors that torch.load fails on, or has no memory for."""
+
+
+def _unloadable(checkpoint: Checkpoint, report: Report, output: Graph) -> tuple[Finding, ...]:
+    """Each tensor and call of `output` that torch.load is known to fail on."""
+    left_out = {loss.where for loss in report.losses}
+
+    def is_left_out(where: str) -> bool:
+        parts = where.split("/")
+        return any("/".join(parts[:count]) in left_out for count in range(1, len(parts) + 1))
+
+    known = [finding for finding in all_findings(checkpoint) if finding.id in UNLOADABLE]
+    tensors = [finding for finding in known if not is_left_out(finding.where)]
+    return tuple(
+        Finding("unloadable", "warning", finding.where, finding.message)
+        for finding in [*tensors, *demands.findings(output)]
+    )
 
 
 def _settings(
@@ -140,8 +166,9 @@ def _keys(graph: Graph) -> Iterable[str]:
 
 
 def _weights(checkpoint: Checkpoint) -> frozenset[int]:
-    found = [state for state in checkpoint.state_dicts if state.weights]
-    found = found or [state for state in checkpoint.state_dicts if not state.optimizer]
+    found = choose.states(checkpoint)
+    if not found and (modules := candidates(checkpoint)):
+        raise whole_module(checkpoint, modules[0].at)
     if not found:
         raise Refused("no state dict was found in it", path=checkpoint.path, hint=INSPECT)
     root = parts_of(checkpoint).graph.root
@@ -178,7 +205,7 @@ def _nothing_left(checkpoint: Checkpoint, report: Report) -> Refused:
     root = parts_of(checkpoint).graph.root
     name = class_name(root) if type(root) is Call else None
     why = report.losses[-1].why if report.losses else "is no plain value"
-    hint = f"ckptfix extract {checkpoint.path} OUT" if why == EXTRACT else INSPECT
+    hint = command("extract", checkpoint.path, "OUT") if why == EXTRACT else INSPECT
     message = f"nothing would be left of it: {name or 'the object'} {_clause(why)}"
     return Refused(message, path=checkpoint.path, hint=hint)
 
@@ -187,15 +214,17 @@ def _clause(why: str) -> str:
     return "is " + why.partition(";")[0] if why == EXTRACT else why
 
 
-def _refuse_unclean(checkpoint: Checkpoint, pickle: bytes) -> None:
-    """Read the result once more: what is not expressed in plain values must not be written as if it were.
+def _refuse_unclean(checkpoint: Checkpoint, pickle: bytes) -> Graph:
+    """The result, read once more: what is not expressed in plain values must not be written as if it were.
 
     Raises:
         Unsupported: weights_only=True would still refuse it.
     """
-    left = trusted.refusal(parse(pickle, path=checkpoint.path, where="sanitized pickle"))
+    graph = parse(pickle, path=checkpoint.path, where="sanitized pickle")
+    left = trusted.refusal(graph)
     if left is not None:
         raise Unsupported(f"no plain form is known for all of it: {left}", path=checkpoint.path)
+    return graph
 
 
 def _refuse_codec(encoding: str) -> None:

@@ -102,7 +102,7 @@ def read_dtype(node: Any, depth: int = 0) -> NumpyDtype:
     Raises:
         BadValue: it is none, or one with subarrays.
     """
-    if type(node) is not Call or not node.args or depth > 8:
+    if type(node) is not Call or not node.arguments or depth > 8:
         raise BadValue("no dtype")
     code = node.args[0]
     if type(code) is Global:  # a dtype of another package, by its scalar type
@@ -137,7 +137,7 @@ def read_array(call: Call, name: str) -> Array:
         BadValue: it makes none, or its bytes do not match its shape.
     """
     if name == FROM_BUFFER:
-        if len(call.args) != 4:
+        if len(call.arguments) != 4:
             raise BadValue("an array without its parts")
         data, dtype_node, shape, order = call.args
         fortran = str(order) == "F"

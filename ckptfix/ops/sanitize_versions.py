@@ -130,7 +130,7 @@ def older_storage(pid: tuple[Any, ...], version: Version) -> tuple[Any, ...]:
     Raises:
         Unsupported: it has no such elements.
     """
-    kind = pid[1]
+    kind: Any = pid[1] if len(pid) > 1 else None
     row = dtypes.by_storage_class(kind.name) if type(kind) is Global else None
     if row is None:
         raise Unsupported("a storage of an unknown class")
@@ -147,8 +147,16 @@ def older(call: Call, version: Version) -> tuple[Call, Losses]:
     """A call of torch's own as `version` knows it, and the attributes that it has no place for.
 
     Raises:
-        Unsupported: `version` knows neither the call nor an older form of it.
+        Unsupported: `version` knows neither the call nor an older form of it, or nobody does.
     """
+    try:
+        return _older(call, version)
+    except (IndexError, TypeError, ValueError, AttributeError):
+        name = call.func.name if type(call.func) is Global else "a call"
+        raise Unsupported(f"{name} with arguments that no torch can read", offset=call.position) from None
+
+
+def _older(call: Call, version: Version) -> tuple[Call, Losses]:
     losses: Losses = []
     for _ in range(8):
         name = call.func.name if type(call.func) is Global else ""

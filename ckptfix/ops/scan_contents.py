@@ -10,10 +10,10 @@ from dataclasses import replace
 from ckptfix import dtypes, keys
 from ckptfix.checkpoint import Checkpoint, Finding, StateDict, TensorEntry
 from ckptfix.formats import safetensors, torch_legacy, torch_zip
-from ckptfix.ops import averages, families, sanitize_versions
+from ckptfix.ops import averages, choose, families, sanitize_versions
+from ckptfix.ops.candidates import is_inside
 from ckptfix.ops.catalogue import found
 from ckptfix.ops.error_names import Prefix
-from ckptfix.ops.extract_sources import is_inside
 from ckptfix.ops.rename import chosen_sites
 
 PICKLED = (torch_zip.NAME, torch_legacy.NAME)
@@ -28,9 +28,8 @@ _SUFFIX_FORMATS = {".safetensors": safetensors.NAME}
 
 
 def weights(checkpoint: Checkpoint) -> list[StateDict]:
-    """The state dicts that are a model's; else those that are at least no optimizer's."""
-    chosen = [state for state in checkpoint.state_dicts if state.weights]
-    return chosen or [state for state in checkpoint.state_dicts if not state.optimizer]
+    """The state dicts that are a model's, the one that is meant first; else those that are at least no optimizer's."""
+    return choose.states(checkpoint)
 
 
 def only_at(checkpoint: Checkpoint, at: str) -> Checkpoint:
@@ -138,7 +137,8 @@ def _nesting(checkpoint: Checkpoint) -> Iterator[Finding]:
             fix = "ckptfix extract {source} {weights} --at {at}"
             yield found("training-checkpoint", message, where=state.at, fix=fix)
     fronts = _optimizers(checkpoint)
-    optimizer = [entry for entry in checkpoint.entries if entry.at.startswith(fronts)]
+    lengths = sorted(set(map(len, fronts)))
+    optimizer = [entry for entry in checkpoint.entries if any(entry.at[:length] in fronts for length in lengths)]
     if optimizer:
         nbytes = sum(entry.storage.nbytes for entry in optimizer if entry.storage is not None)
         message = f"an optimizer's state is {nbytes:,} of its {checkpoint.size:,} bytes"
@@ -149,11 +149,17 @@ def _nesting(checkpoint: Checkpoint) -> Iterator[Finding]:
             yield found("no-lightning-version")
 
 
-def _optimizers(checkpoint: Checkpoint) -> tuple[str, ...]:
+def _optimizers(checkpoint: Checkpoint) -> frozenset[str]:
     """Beginnings of addresses that are an optimizer's."""
-    return tuple(dict.fromkeys(state.at.rpartition("/")[0] for state in checkpoint.state_dicts if state.optimizer)) or (
-        "\0",
-    )
+    return frozenset(state.at.rpartition("/")[0] for state in checkpoint.state_dicts if state.optimizer)
+
+
+def _by_address(checkpoint: Checkpoint) -> dict[str, list[TensorEntry]]:
+    """Address of a mapping -> its tensors."""
+    found: dict[str, list[TensorEntry]] = {}
+    for entry in checkpoint.entries:
+        found.setdefault(entry.at, []).append(entry)
+    return found
 
 
 def _sizes(checkpoint: Checkpoint) -> Iterator[Finding]:
@@ -214,11 +220,11 @@ def _overlaps(checkpoint: Checkpoint, ats: set[str]) -> Iterator[Finding]:
     """What a conversion to safetensors would say of overlapping tensors."""
     if checkpoint.format not in PICKLED:
         return
+    inside = _by_address(checkpoint)
     for at in ats:
-        entries = [entry for entry in checkpoint.entries if entry.at == at and entry.kind == "dense"]
         shared = defaultdict(list)
-        for entry in entries:
-            if entry.storage is not None:
+        for entry in inside.get(at, ()):
+            if entry.storage is not None and entry.kind == "dense":
                 shared[entry.storage.key].append(entry)
         groups: Sequence[TensorEntry] = [entry for group in shared.values() if len(group) > 1 for entry in group]
         if groups:
@@ -237,8 +243,9 @@ def _covered(spans: Sequence[tuple[int, int, str]]) -> int:
 
 def _spellings(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Names in an older spelling: LayerNorm's, weight_norm's, spectral_norm's."""
+    inside = _by_address(checkpoint)
     for state in weights(checkpoint):
-        names = [entry.key for entry in checkpoint.entries if entry.at == state.at]
+        names = [entry.key for entry in inside.get(state.at, ())]
         other = {
             name: new for name, new in families.canonical(names).items() if name.rpartition(".")[2] != "in_proj_weight"
             and not new.rpartition(".")[0].endswith("qkv")

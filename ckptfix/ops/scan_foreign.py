@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ckptfix.checkpoint import Finding
+from ckptfix.commands import command, verbatim
 from ckptfix.containers.zip_read import END, Directory, read_directory
 from ckptfix.errors import (
     BadDirectory,
@@ -24,7 +25,6 @@ from ckptfix.fileio import Reader
 from ckptfix.formats import safetensors
 from ckptfix.formats.distributed import merge_command
 from ckptfix.formats.foreign_archives import CHECKPOINTS
-from ckptfix.formats.foreign_file import quote
 from ckptfix.ops import scan_inside, scan_pickle
 from ckptfix.ops.catalogue import ENTRIES, found
 from ckptfix.ops.dangerous import is_dangerous
@@ -121,8 +121,7 @@ def _fix(path: str, error: UnknownFormat) -> str | None:
         return hint
     if id == "bare-data-pkl":
         parent = Path(path).resolve().parent
-        folder = str(parent).replace("{", "{{").replace("}", "}}")
-        return f"ckptfix doctor {quote(folder)}" if (parent / "data").is_dir() else None
+        return verbatim(command("doctor", parent)) if (parent / "data").is_dir() else None
     if id == "dcp-folder" and not Path(path).is_dir():
         # torch's merger takes the folder, and of a file in it says that it found no checkpoint.
         folder = str(Path(path).parent).replace("{", "{{").replace("}", "}}")

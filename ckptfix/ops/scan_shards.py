@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from ckptfix.checkpoint import Checkpoint, Finding
+from ckptfix.commands import command, quoted, verbatim
 from ckptfix.errors import CkptfixError
 from ckptfix.fileio import Reader
 from ckptfix.formats import open_checkpoint
-from ckptfix.formats.foreign_file import quote
 from ckptfix.ops.catalogue import found
 
 MAX_INDEX = 1 << 28
@@ -69,7 +69,7 @@ def scan(index: str) -> Iterator[Finding]:
         try:
             checkpoint = open_checkpoint(folder / shard)
         except CkptfixError as error:
-            fix = f"ckptfix doctor {_quoted(folder / shard)}"
+            fix = verbatim(command("doctor", folder / shard))
             yield found("missing-shard", f"{shard} can not be read: {error.message}", where=shard, fix=fix)
             whole = False
             continue
@@ -139,4 +139,4 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _quoted(path: Path) -> str:
-    return quote(str(path)).replace("{", "{{").replace("}", "}}")
+    return verbatim(quoted(path))

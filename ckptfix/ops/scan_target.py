@@ -12,14 +12,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from ckptfix.checkpoint import Checkpoint, Finding
+from ckptfix.commands import verbatim, word
 from ckptfix.errors import CkptfixError
-from ckptfix.ops import families, fitting, prefixes
+from ckptfix.ops import choose, families, fitting, prefixes
 from ckptfix.ops.catalogue import found
 from ckptfix.ops.grouping import collapse, shown
 from ckptfix.ops.match import Slot, match
-from ckptfix.ops.scan_contents import weights
 from ckptfix.ops.scan_match import offered
-from ckptfix.ops.targets import Side, of_checkpoint
+from ckptfix.ops.targets import Side, of_candidate
 
 _POSITIONS = ("pos_embed", "position_embedding", "positional_embedding", "relative_position_bias_table", "wpe.weight")
 
@@ -46,7 +46,7 @@ def scan(checkpoint: Checkpoint, target: Side, *, at: str | None = None, fast: b
         return
     renaming, side = compared
     have = {slot.name: slot for slot in side.slots}
-    several = len(weights(checkpoint)) > 1
+    several = len(choose.states(checkpoint)) > 1
     alignable = not fast and not renaming.agreeing and len(have) <= MOST_MATCHED
     if alignable and (rules := _by_structure(side, target)):
         message = f"all {len(have):,} tensors are the model's under other names, as {rules}"
@@ -80,7 +80,7 @@ def _told(
 def _compared(checkpoint: Checkpoint, target: Side, at: str | None) -> tuple[prefixes.Renaming, Side] | None:
     """The state dict whose names agree best with the model's, and how its names go into them."""
     wanted = [slot.name for slot in target.slots]
-    sides = [of_checkpoint(checkpoint, state.at) for state in weights(checkpoint) if at in (None, state.at)]
+    sides = [of_candidate(checkpoint, row) for row in choose.models(checkpoint) if at in (None, row.at)]
     tried = [(prefixes.find([slot.name for slot in side.slots], wanted), side) for side in sides]
     return max(tried, key=lambda row: row[0].agreeing, default=None)
 
@@ -119,8 +119,7 @@ def _prefix_fix(rule: str, old: str, new: str) -> str | None:
     for front, sub in ((old.removesuffix(new), "^{}="), (new.removesuffix(old), "^={}")):
         if front and front.endswith(".") and (front + new == old or front + old == new):
             text = sub.format(front if sub.startswith("^=") else re.escape(front).replace("\\.", "[.]"))
-            quoted = shlex.quote(text).replace("{", "{{").replace("}", "}}")
-            return f"ckptfix rename {{source}} {{renamed}} --sub {quoted}"
+            return f"ckptfix rename {{source}} {{renamed}} --sub {verbatim(word(text))}"
     return None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -79,6 +80,10 @@ def slim(
         return _slim_torch(checkpoint, dest, no_optimizer, dedupe, contiguous)
     except BadTensor as error:
         raise BadPickle(str(error), path=checkpoint.path) from None
+    except Unsupported as error:
+        error.path = error.path or checkpoint.path
+        error.hint = error.hint or f"`ckptfix extract {shlex.quote(checkpoint.path)} OUT` takes the weights out of it"
+        raise
 
 
 def _slim_torch(checkpoint: Checkpoint, dest: str, no_optimizer: bool, dedupe: bool, contiguous: bool) -> Slimmed:

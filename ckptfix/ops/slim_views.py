@@ -180,9 +180,13 @@ def _note_view(found: Mapping[str, Used], node: Call, args: tuple[Any, ...], sto
     if row is None or row.per_item != 1 or type(args[1]) is not int or len(shape) != len(stride):
         used.whole = True
         return
+    if args[1] < 0:
+        raise BadTensor("an offset that is no count")
     base, _ = viewed(args[0], storages(args[0]))
     first = args[1] * row.itemsize + base * used.itemsize
     reach = 0 if 0 in shape else 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+    if reach and first + reach * row.itemsize > used.data.length:
+        raise BadTensor(f"{first + reach * row.itemsize} bytes of storage {used.key} needed, of {used.data.length}")
     used.views.append(View(args, row.itemsize, shape, stride, first, first + reach * row.itemsize))
 
 

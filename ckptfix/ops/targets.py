@@ -21,10 +21,12 @@ from typing import Any
 
 from ckptfix import dtypes
 from ckptfix.checkpoint import Checkpoint
-from ckptfix.errors import CkptfixError, Refused
+from ckptfix.errors import CkptfixError, Refused, Undecided, file_name, not_readable
 from ckptfix.formats import open_checkpoint, safetensors
-from ckptfix.ops.convert import chosen_state_dict
+from ckptfix.ops import choose
+from ckptfix.ops.candidates import Candidate, state_dict_of
 from ckptfix.ops.match import Slot
+from ckptfix.words import where_else
 
 _FACTORY = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 _FORMS = 'give {"name": [shape]}, {"name": {"shape": ..., "dtype": ...}}, or what `ckptfix inspect --json` prints'
@@ -58,15 +60,15 @@ def read(target: str | os.PathLike[str], *, at: str | None = None, allow_import:
         Refused: ``module:factory`` without `allow_import`, or several state dicts without `at`.
         CkptfixError: the file says no shapes, or the model could not be built.
     """
-    text = os.fspath(target)
+    text = file_name(target, "the model's file or module:factory")
     if _FACTORY.fullmatch(text) and not Path(text).exists():
         return _model(text, allow_import)
     if text.endswith(".json") and Path(text).is_file():
         return _keys_file(text, at)
     try:
         return of_checkpoint(open_checkpoint(text), at)
-    except Refused as error:
-        error.hint = error.hint and error.hint.replace("with --at ", "with --like-at ")
+    except Undecided as error:
+        error.choose_with({"like_at": error.choices[0]})
         raise
 
 
@@ -77,18 +79,26 @@ def of_checkpoint(checkpoint: Checkpoint, at: str | None = None) -> Side:
         Refused: there is none, or there are several.
         NoSuchTensor: there is none at `at`.
     """
-    chosen = chosen_state_dict(checkpoint, at)
-    entries = [entry for entry in checkpoint.entries if entry.at == chosen.at]
+    return of_candidate(checkpoint, choose.mapping(checkpoint, at))
+
+
+def of_candidate(checkpoint: Checkpoint, row: Candidate) -> Side:
+    """One state dict of a checkpoint, or that of a whole module.
+
+    Raises:
+        CkptfixError: a module that is none, or a tensor of it that cannot be read.
+    """
+    entries = list(state_dict_of(checkpoint, row))
     in_order = checkpoint.format != safetensors.NAME
     if not in_order:
         # Recorded views would be compared with their bases byte by byte; names need only the ties.
         pairs = {key: value for key, value in checkpoint.metadata.items() if key != safetensors.VIEWS_KEY}
         entries = list(safetensors.restore_ties(entries, pairs))
-    rows = []
+    slots = []
     for entry in entries:
         storage = entry.storage.key if entry.storage is not None and entry.numel else None
-        rows.append((entry.key, entry.shape, entry.dtype, storage and (storage, entry.offset, entry.stride)))
-    return Side(checkpoint.path, _slots(rows), chosen.at, in_order)
+        slots.append((entry.key, entry.shape, entry.dtype, storage and (storage, entry.offset, entry.stride)))
+    return Side(checkpoint.path, _slots(slots), row.at, in_order)
 
 
 def _slots(rows: Iterable[tuple[str, tuple[int, ...], str, object]]) -> tuple[Slot, ...]:
@@ -126,7 +136,7 @@ def _keys_file(path: str, at: str | None) -> Side:
             raise Refused("a file of keys has no addresses", path=path, where=at)
         return Side(path, _slots(_rows(document)))
     except OSError as error:
-        raise CkptfixError((error.strerror or str(error)).lower(), path=path) from None
+        raise not_readable(error, path) from None
     except UnicodeDecodeError as error:
         raise CkptfixError("a file of keys is UTF-8 text", path=path, offset=error.start) from None
     except json.JSONDecodeError as error:
@@ -194,6 +204,11 @@ def _fields(name: str, value: Any) -> tuple[tuple[int, ...], str]:
     return tuple(shape), row.name
 
 
+def _below(names: Iterable[object], at: str) -> tuple[str, ...]:
+    front = f"{at}/" if at else ""
+    return tuple(name[len(front) :] for name in names if isinstance(name, str) and name.startswith(front))
+
+
 def _inspection(path: str, document: Mapping[str, Any], at: str | None) -> Side:
     """The state dict at `at` of what ``inspect --json`` printed, or the only one that looks like a model's."""
     listed = document.get("state_dicts")
@@ -202,16 +217,14 @@ def _inspection(path: str, document: Mapping[str, Any], at: str | None) -> Side:
         for state in (listed if isinstance(listed, list) else ())
         if isinstance(state, dict) and isinstance(state.get("at"), str)
     ]
-    wanted = [state["at"] for state in states if state.get("weights")]
-    wanted = wanted or [state["at"] for state in states if not state.get("optimizer")] or [""]
-    if at is not None:
-        wanted = [at.strip("/")]
+    models = [state["at"] for state in states if state.get("weights")]
+    models = models or [state["at"] for state in states if not state.get("optimizer")] or [""]
+    names = [entry["name"] for entry in document["entries"] if isinstance(entry, dict) and "name" in entry]
+    rows_of = [Candidate(each, None, _below(names, each)) for each in models]
+    wanted = [row.at for row in choose.narrowed(rows_of)] if at is None else [at.strip("/")]
     if len(wanted) > 1:
-        raise Refused(
-            f"it holds {len(wanted)} state dicts: {', '.join(state or repr('') for state in wanted)}",
-            path=path,
-            hint=f"choose one with --like-at {wanted[0] or repr('')}",
-        )
+        message = f"it holds {len(wanted)} state dicts: {', '.join(state or repr('') for state in wanted)}"
+        raise Undecided(message, choices=tuple(wanted), choice={"like_at": wanted[0]}, path=path)
     prefix = f"{wanted[0]}/" if wanted[0] else ""
     others = [f"{state['at']}/" for state in states if state["at"] and len(state["at"]) >= len(prefix)]
     rows = []
@@ -223,6 +236,6 @@ def _inspection(path: str, document: Mapping[str, Any], at: str | None) -> Side:
         place = json.dumps([value.get(field) for field in ("storage", "offset", "stride")])
         rows.append((inside, *_fields(name, value), place if value.get("storage") is not None else None))
     if not rows:
-        hint = f"there is one at {', '.join(state['at'] or repr('') for state in states[:5])}" if states else None
+        hint = where_else([state["at"] for state in states]) if states else None
         raise CkptfixError(f"it lists no tensor at {wanted[0]!r}", path=path, hint=hint)
     return Side(path, _slots(rows), wanted[0], document.get("format") != safetensors.NAME)

@@ -10,15 +10,18 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ckptfix import formats, output
 from ckptfix.checkpoint import Checkpoint, Finding, OutputFile, Plan
 from ckptfix.errors import CkptfixError, DamagedFile
-from ckptfix.fileio import Progress
+from ckptfix.fileio import Progress, stamp
 from ckptfix.ops.convert import refuse_other_suffix
 from ckptfix.ops.law import audit
 from ckptfix.ops.law_promise import Promise
+from ckptfix.replacing import given_up
+from ckptfix.stamps import Stamp
 
 StrPath = str | os.PathLike[str]
 LOSSES = 3
@@ -32,7 +35,7 @@ class Draft:
     """What a verb is about to write.
 
     Attributes:
-        source: the input; `stamp` is what `formats.stamp` said of it before it was read.
+        source: the input; `stamp` is what `fileio.stamp` said of it before it was read.
         dest, format: the output.
         promise: what the output has to hold.
         lines: what was done, in one or two sentences.
@@ -41,7 +44,7 @@ class Draft:
     """
 
     source: str
-    stamp: tuple[int, ...]
+    stamp: Stamp
     dest: str
     format: str
     plan: Plan
@@ -86,12 +89,16 @@ def carry_out(
     refuse_other_suffix(draft.source, draft.dest, draft.format)
     with about(draft.source):
         plan, account = audit(draft.promise, draft.plan, draft.format)
-    if formats.stamp(draft.source) != draft.stamp:
+    if not stamp(draft.source).same(draft.stamp):
         raise DamagedFile("it changed while it was read", path=draft.source, hint="wait until its writer is done")
+    # A folder changes by what is written into it.
+    inputs = {} if Path(draft.source).is_dir() else {draft.source: draft.stamp}
+    replaced = given_up(plan, inputs)
     backup = None
     if not dry_run:
         keep = formats.is_checkpoint if keep_old else None
-        backup = output.write_plan(plan, overwrite=force, keep_old=keep, progress=progress).get(draft.dest)
+        kept = output.write_plan(plan, overwrite=force, keep_old=keep, inputs=inputs, progress=progress)
+        backup = kept.get(draft.dest)
     lines = list(draft.lines)
     if account.lost:
         lines.append(f"LOST: {_some(account.lost)}")
@@ -105,7 +112,7 @@ def carry_out(
         "written": not dry_run,
         "backup": backup,
         "lines": tuple(lines),
-        "findings": (*draft.findings, *account.findings()),
+        "findings": (*draft.findings, *account.findings(), *replaced),
         "exit_code": LOSSES if account.lost else draft.exit_code,
         "account": account,
     }
@@ -115,7 +122,7 @@ def write_text(dest: StrPath, text: str, *, force: bool, source: str) -> None:
     """Write a file that holds no tensors, such as a report or rules."""
     output.check_destination(dest, [source], overwrite=force)
     plan = Plan((OutputFile.of(dest, [text.encode("utf-8", "surrogatepass")]),))
-    output.write_plan(plan, overwrite=force)
+    output.write_plan(plan, overwrite=force, inputs={source: stamp(source)})
 
 
 def _some(names: tuple[str, ...]) -> str:

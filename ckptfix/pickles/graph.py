@@ -71,6 +71,11 @@ class Call:
         self.elements: list[Any] | None = None
         self.state: Any = None
 
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        """`args` where they are the tuple that a well-formed pickle has; otherwise nothing."""
+        return self.args if type(self.args) is tuple else ()
+
     def is_call_of(self, module: str, name: str) -> bool:
         func = self.func
         return type(func) is Global and func.name == name and func.module == module
@@ -159,12 +164,13 @@ def pairs(node: Any) -> list[tuple[Any, Any]] | None:
         found = node.items
     elif kind is Call and (node.items is not None or _is_empty_mapping(node)):
         found = node.items or []
-        if not found and node.args and type(node.args[0]) is list:
+        first = node.arguments[0] if node.arguments else None
+        if not found and type(first) is list:
             # Python 2 pickled an OrderedDict as OrderedDict([[key, value], ...]).
-            found = [tuple(pair) for pair in node.args[0] if type(pair) in (list, tuple) and len(pair) == 2]
-        elif not found and node.args and type(node.args[0]) is Dict:
+            found = [tuple(pair) for pair in first if type(pair) in (list, tuple) and len(pair) == 2]
+        elif not found and type(first) is Dict:
             # A Counter is pickled as Counter({...}).
-            found = node.args[0].items
+            found = first.items
     else:
         return None
     if len({_identity(key) for key, _ in found}) == len(found):

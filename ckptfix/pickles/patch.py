@@ -7,8 +7,10 @@ needs no new memo entry, so implicit numbering (MEMOIZE) stays valid.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Container, Iterable
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple
 
 from ckptfix.errors import Unsupported
@@ -163,13 +165,13 @@ def splice(graph: Graph, patches: Iterable[Patch]) -> bytes:
 def _frame_patches(graph: Graph, ordered: list[Patch]) -> list[Patch]:
     """New lengths for the frames in which patches lie. A frame's length counts what follows its opcode."""
     out = []
+    starts = [patch.start for patch in ordered]
+    ends = [patch.end for patch in ordered]
+    grown = [0, *accumulate(len(patch.new) - (patch.end - patch.start) for patch in ordered)]
     for start, length in graph.frames:
-        first, last = start + 9, start + 9 + length
-        delta = sum(
-            len(patch.new) - (patch.end - patch.start)
-            for patch in ordered
-            if first <= patch.start and patch.end <= last
-        )
+        low = bisect_left(starts, start + 9)
+        high = bisect_right(ends, start + 9 + length, low)
+        delta = grown[high] - grown[low]
         if delta:
             out.append(Patch(start + 1, start + 9, (length + delta).to_bytes(8, "little")))
     return out

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from ckptfix import keys
+from ckptfix.commands import command
 from ckptfix.errors import LoadMismatch, Refused
 from ckptfix.formats import open_checkpoint
 from ckptfix.loaders import load_state_dict
@@ -82,7 +83,7 @@ def foreign(path: Path, why: str) -> Refused:
     return Refused(
         f"this trainer did not write it: {why}",
         path=path,
-        hint=f"ckptfix inspect {path} shows what it holds; --resume takes a state dict of the model from any writer",
+        hint=f"{command('inspect', path)} shows its content; --resume takes a state dict of the model from any writer",
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -13,7 +14,8 @@ from pathlib import Path
 
 import click
 import pytest
-from cli.conftest import Cli
+from builders import written
+from cli.conftest import Cli, wrapped
 
 from ckptfix.cli import COMMANDS, commands
 
@@ -119,3 +121,43 @@ def test_a_terminal_of_forty_columns_still_gets_help() -> None:
     for name in COMMANDS:
         run = subprocess.run([sys.executable, "-m", "ckptfix", name, "-h"], env=environment, capture_output=True)
         assert run.returncode == 0, name
+
+
+FILES = {
+    "inspect": [["-"]],
+    "doctor": [["-"], ["a.pth", "--like", "-"]],
+    "diff": [["-", "a.pth"], ["a.pth", "-"]],
+    "match": [["-", "o.pth", "--like", "a.pth"], ["a.pth", "-", "--like", "a.pth"], ["a.pth", "o.pth", "--like", "-"],
+              ["a.pth", "--like", "a.pth", "--rules", "-"]],
+    "rename": [["a.pth", "o.pth", "--map", "-"]],
+    "repair": [["a.pth", "o.pth", "--fill-from", "-"], ["a.pth", "o.pth", "--like", "-"]],
+    "map-location": [["-", "o.pth", "cpu"], ["a.pth", "-", "cpu"], ["a.pth", "-o", "-", "cpu"]],
+}  # fmt: skip
+"""Command lines with - in the place of a file; for the other verbs it is IN, OUT and -o."""
+
+
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name != "completion"])
+def test_a_dash_is_no_file(cli: Cli, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path / "a.pth", wrapped())
+    files = FILES.get(name, [])
+    if not files or name in ("rename", "repair"):
+        files = [*files, ["-", "o.pth"], ["a.pth", "-"], ["a.pth", "-o", "-"]]
+    for line in files:
+        result = cli(name, *line)
+        assert result.exit_code == 2, line
+        assert "needs files" in result.stderr and "Write the stream to a file first" in result.stderr, line
+        assert "./-" in result.stderr
+        assert [path.name for path in tmp_path.iterdir()] == ["a.pth"], line
+        assert json.loads(cli(name, *line, "--json").stdout)["error"]["type"] == "BadParameter", line
+
+
+def test_a_file_called_dash_is_one_with_its_folder(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path / "-", wrapped())
+    assert cli("inspect", "./-").exit_code == 0
+    assert cli("strip-module", "./-", "./--").exit_code == 0
+
+
+def test_help_says_that_a_dash_is_no_file(cli: Cli) -> None:
+    assert "never - (a stream)" in " ".join(cli("--help").stdout.split())

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 from builders import Tensor, assemble, safetensors, state_dict_ops, torch_zip, written
 from cli.conftest import Cli, floats, state, wrapped
 
-from ckptfix.cli import diff
+from ckptfix.cli import console, diff
 
 
 def saved(path: Path, **tensors: tuple[float, ...]) -> Path:
@@ -89,13 +90,27 @@ def test_strip_filter_and_at(cli: Cli, tmp_path: Path) -> None:
     assert cli("diff", nested, flat, *["--at", "x"] * 3).exit_code == 2
 
 
-def test_long_lists_are_cut(cli: Cli, tmp_path: Path) -> None:
+def test_long_lists_are_cut_on_a_terminal_and_whole_in_a_pipe(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     a = saved(tmp_path / "a.pth", **{f"t{index}": (float(index),) for index in range(30)})
     b = saved(tmp_path / "b.pth", **{f"t{index}": (index + 0.5,) for index in range(30)})
-    assert "... 10 more (--limit 0 shows all)" in cli("diff", a, b).stdout
-    everything = cli("diff", a, b, "--limit", "0").stdout
+    everything = cli("diff", a, b).stdout
     assert "more" not in everything
     assert everything.count(" 1 of 1 ") == 30
+    assert "... 25 more (--limit 0 shows all)" in cli("diff", a, b, "--limit", "5").stdout
+    monkeypatch.setattr(console, "is_terminal", lambda stream: stream is sys.stdout)
+    assert "... 10 more (--limit 0 shows all)" in cli("diff", a, b).stdout
+    assert cli("diff", a, b, "--limit", "0").stdout == everything
+
+
+def test_a_pipe_gets_a_row_for_each_property(cli: Cli, tmp_path: Path) -> None:
+    def on(name: str, device: str) -> Path:
+        items = {f"t{index}": Tensor("0", (1,), 1, location=device) for index in range(30)}
+        return written(tmp_path / name, torch_zip(assemble(("PROTO", 2), *state_dict_ops(items), "STOP"), [floats(1)]))
+
+    shown = cli("diff", on("a.pth", "cpu"), on("b.pth", "cuda:0")).stdout
+    assert [line.split()[0] for line in shown.splitlines() if "cuda:0" in line] == [f"t{index}" for index in range(30)]
 
 
 def test_values_that_are_no_tensors(cli: Cli, tmp_path: Path) -> None:

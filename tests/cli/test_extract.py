@@ -47,4 +47,4 @@ def test_an_existing_output_needs_force(cli: Cli, whole: Path, tmp_path: Path) -
 
 def test_a_wrong_address_names_the_right_ones(cli: Cli, whole: Path, tmp_path: Path) -> None:
     result = cli("extract", whole, tmp_path / "out.pth", "--at", "net")
-    assert result.exit_code == 2 and "hint: there is one at model, ema" in result.stderr
+    assert result.exit_code == 2 and "hint: there are 2, at model, ema" in result.stderr

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
 from pathlib import Path
 
 import pytest
-from builders import Tensor, assemble, state_dict_ops, torch_zip, written
+from builders import Tensor, assemble, safetensors, state_dict_ops, torch_zip, written
 from cli.conftest import Cli, floats, wrapped
+
+from ckptfix.cli import console
 
 
 def test_the_summary_says_what_the_file_is(cli: Cli, ddp: Path) -> None:
@@ -49,9 +53,16 @@ def many(count: int) -> bytes:
     )
 
 
-@pytest.mark.parametrize(("limit", "shown"), [([], 40), (["--limit", "3"], 3), (["--limit", "0"], 61)])
-def test_a_long_list_is_cut_and_says_so(cli: Cli, tmp_path: Path, limit: list[str], shown: int) -> None:
+@pytest.mark.parametrize(
+    ("limit", "shown", "terminal"),
+    [([], 40, True), ([], 61, False), (["--limit", "3"], 3, True), (["--limit", "3"], 3, False),
+     (["--limit", "0"], 61, True)],
+)  # fmt: skip
+def test_a_long_list_is_cut_on_a_terminal_and_says_so(
+    cli: Cli, tmp_path: Path, limit: list[str], shown: int, terminal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = written(tmp_path / "many.pth", many(60))
+    monkeypatch.setattr(console, "is_terminal", lambda stream: terminal and stream is sys.stdout)
     lines = cli("inspect", path, "--tensors", *limit).stdout.splitlines()
     cut = shown < 61
     assert len(lines) == 2 + shown + cut
@@ -59,6 +70,26 @@ def test_a_long_list_is_cut_and_says_so(cli: Cli, tmp_path: Path, limit: list[st
     document = json.loads(cli("inspect", path, "--json", *limit).stdout)
     assert len(document["entries"]) == (3 if limit == ["--limit", "3"] else 61), "JSON is cut only on request"
     assert document["tensors"] == 61
+
+
+def test_a_pipe_gets_every_tensor_on_a_line_of_columns(cli: Cli, tmp_path: Path) -> None:
+    path = written(tmp_path / "many.pth", many(100))
+    lines = cli("inspect", path).stdout.splitlines()
+    rows = [re.split("  +", line) for line in lines if line.startswith("layers.")]
+    assert [row[:5] for row in rows] == [
+        [f"layers.{index}.w", "float32", "[2, 2]", "16 B", "cpu"] for index in range(100)
+    ]
+    assert not any("more" in line for line in lines)
+
+
+def test_a_pipe_gets_every_line_of_the_summary_and_the_tree(cli: Cli, tmp_path: Path) -> None:
+    metadata = {f"key{index}": "value" for index in range(60)}
+    rows = [(f"t{index}", "F32", [index], b"\0" * 4 * index) for index in range(60)]
+    path = written(tmp_path / "m.safetensors", safetensors(rows, metadata=metadata))
+    shown = cli("inspect", path, "--tree").stdout
+    assert shown.count(": value") == 60
+    assert shown.count("float32 [") == 60
+    assert "more" not in shown
 
 
 def test_a_filter_picks_by_address_or_key(cli: Cli, ddp: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from builders import Tensor, assemble, state_dict_ops, torch_zip, written
 from cli.conftest import Cli
 from torch import nn
 
@@ -370,3 +371,17 @@ def test_the_library_previews_without_a_destination(one: Path, other: Path) -> N
     assert not result.written
     assert len(result.names) == 23
     assert [str(rule) for rule in result.rules] == RULES
+
+
+def test_equal_names_are_not_called_a_match_by_shape(cli: Cli, tmp_path: Path) -> None:
+    """A module that is the only one of its shapes is found by these, and its name may be the same all the same."""
+    items = {"features.1.weight": Tensor("0", (3, 5), 15), "old.weight": Tensor("0", (2, 2), 4)}
+    other = {"features.1.weight": Tensor("0", (3, 5), 15), "new.other.weight": Tensor("0", (2, 2), 4)}
+    a, b = (
+        written(tmp_path / name, torch_zip(assemble(("PROTO", 2), *state_dict_ops(rows), "STOP"), [bytes(60)]))
+        for name, rows in (("a.pth", items), ("b.pth", other))
+    )
+    shown = cli("match", a, "--like", b, "--report").stdout.splitlines()
+    (same,) = [line for line in shown if line.startswith("features.1.weight")]
+    assert "only shape" not in same and same.endswith("same name")
+    assert any("only shape" in line for line in shown if line.startswith("old.weight"))

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from ckptfix import words
 from ckptfix.cli import tables
 
 
@@ -64,6 +65,14 @@ def test_shapes() -> None:
     assert tables.shape((64, 3, 7, 7)) == "[64, 3, 7, 7]"
 
 
-def test_plurals() -> None:
-    assert tables.plural(1, "tensor") == "1 tensor"
-    assert tables.plural(2000, "tensor") == "2,000 tensors"
+def test_a_long_account_keeps_both_ends() -> None:
+    lines = [str(number) for number in range(20)]
+    assert tables.middle_cut(lines, 0) == lines
+    assert tables.middle_cut(lines[:8], 8) == lines[:8]
+    cut = tables.middle_cut(lines, 8)
+    assert cut == ["0", "1", "2", "3", "4", "5", "... 12 more lines (a pipe gets all)", "18", "19"]
+
+
+def test_a_shape_of_millions_of_dimensions_is_one_short_cell() -> None:
+    assert words.shape([2] * 64).count("2") == 64
+    assert words.shape(range(1, 2_000_001)) == "[1, 2, 3, 4, 5, 6, 7, 8, ... 2,000,000 dimensions]"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults.scenarios import SCENARIOS, SMALLER, complaint, plan, prepare, writing
+from faults.scenarios import OLD, SCENARIOS, SMALLER, complaint, plan, prepare, states, writing
 
 from ckptfix import fileio, output
 from ckptfix.errors import CkptfixError
@@ -160,3 +160,37 @@ def test_the_calls_are_the_ones_that_are_made(tmp_path: Path) -> None:
         assert outcome(tmp_path, "several", armed) is None
         counts[call] = armed.count
     assert min(counts.values()) >= 3
+
+
+@pytest.mark.parametrize("without_links", [False, True])
+def test_what_could_not_be_put_back_is_told_and_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without_links: bool
+) -> None:
+    """Two faults: the index cannot take its name, and neither can the old shard take its own again."""
+    scenario = SCENARIOS["several"]
+    prepare(tmp_path, scenario)
+    real = os.replace
+    count = 0
+
+    def replace(*arguments: Any) -> None:
+        nonlocal count
+        count += 1
+        if count > 1:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        real(*arguments)
+
+    def no_link(*arguments: Any) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "replace", replace)
+    if without_links:
+        monkeypatch.setattr(os, "link", no_link)
+    with pytest.raises(CkptfixError) as caught:
+        write_plan(plan(tmp_path, scenario), overwrite=True)
+    message = str(caught.value)
+    assert states(tmp_path, scenario) == ["new", "old", "old"]
+    assert f"{tmp_path / 'one'} is the new file already, and could not be put back" in message
+    kept = [path for path in tmp_path.iterdir() if path.name.endswith(output.TEMP_SUFFIX)]
+    assert [path.read_bytes() for path in kept] == ([] if without_links else [OLD])
+    assert all(f"the old one is {path}" in message for path in kept)
+    assert str(tmp_path / "two") not in message.partition("; ")[2]

@@ -24,7 +24,7 @@ SEEDS = range(8000 if LONG else 300)
 STEP = 20
 
 
-def slots(rows: Sequence[tuple[Slot, Key]]) -> list[Slot]:
+def slots(rows: Sequence[tuple[Slot, object]]) -> list[Slot]:
     return [slot for slot, _ in rows]
 
 
@@ -37,7 +37,7 @@ def wrong(one: Sequence[tuple[Slot, Key]], other: Sequence[tuple[Slot, Key]], fo
     ]
 
 
-def distinct(rows: Sequence[tuple[Slot, Key]]) -> bool:
+def distinct(rows: Sequence[tuple[Slot, object]]) -> bool:
     return len({slot.name for slot, _ in rows}) == len(rows)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from conftest import LONG, ROOT
 from real.truth import Truth, Unreadable, tensors
 
-__all__ = ["FIXTURES", "SHARED", "name_of", "real_files", "real_folders", "truth_beside", "truth_of"]
+__all__ = ["FIXTURES", "SHARED", "fixture_files", "name_of", "real_files", "real_folders", "truth_beside", "truth_of"]
 
 SHARED = ROOT.parent / "shared"
 FIXTURES = ROOT / "fixtures"
@@ -41,6 +41,13 @@ def real_files() -> tuple[Path, ...]:
         content = name if path.suffix == ".distcp" else hashlib.sha256(path.read_bytes()).hexdigest()
         found.setdefault(content, path)
     return tuple(found.values())
+
+
+@functools.cache
+def fixture_files() -> tuple[Path, ...]:
+    """The files of fixtures/, which are here in every clone."""
+    suffixes = (".pth", ".pt", ".safetensors", ".distcp")
+    return tuple(sorted(path for path in FIXTURES.iterdir() if path.suffix in suffixes))
 
 
 @functools.cache

@@ -124,11 +124,12 @@ def test_several_are_refused_and_named(tmp_path: Path) -> None:
     checkpoint = {"model": net(1).state_dict(), "model_ema": net(2).state_dict(), "shadow": net(3).state_dict()}
     with pytest.raises(errors.Refused, match="2 sets of averaged weights: model_ema, shadow") as caught:
         extracted(tmp_path, checkpoint, ema=True)
-    assert caught.value.hint == "choose one with --ema --at model_ema"
+    assert caught.value.hint == "choose one with ema=True, at='model_ema'"
+    assert caught.value.shell_hint == "choose one with --ema --at model_ema"
     assert_is(extracted(tmp_path, checkpoint, ema=True, at="shadow"), net(3))
     with pytest.raises(errors.Refused, match="2 state dicts: generator, critic") as caught:
         extracted(tmp_path, {"generator": net(1).state_dict(), "critic": net(2)})
-    assert caught.value.hint == "choose one with --at generator"
+    assert caught.value.hint == "choose one with at='generator'"
 
 
 def test_none_is_refused(tmp_path: Path) -> None:

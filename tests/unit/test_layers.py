@@ -20,9 +20,10 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
     map(
         frozenset,
         (
-            ("errors", "collector"),
+            ("errors", "collector", "commands", "stamps"),
+            ("words",),
             ("checkpoint", "dtypes"),
-            ("fileio", "streams", "checking", "durable", "output"),
+            ("fileio", "streams", "checking", "durable", "sources", "replacing", "written", "output"),
             ("pickles", "containers"),
             ("keys",),
             ("formats",),
@@ -37,7 +38,8 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
 
 BESIDE = {
     *(("checkpoint", "dtypes"), ("output", "fileio"), ("streams", "fileio")),
-    *(("durable", "fileio"), ("output", "durable")),
+    *(("durable", "fileio"), ("output", "durable"), ("sources", "fileio"), ("replacing", "sources")),
+    *(("output", "sources"), ("output", "written")),
     *(("checking", "fileio"), ("checking", "streams"), ("output", "checking")),
     ("weights", "results"),
     *(("loaders", "api"), ("api", "results"), ("matching", "results"), ("rescue", "results"), ("cleaning", "results")),

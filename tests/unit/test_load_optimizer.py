@@ -15,7 +15,7 @@ from kinds import tensor
 from torch import nn
 
 import ckptfix
-from ckptfix.errors import NoSuchTensor, Refused
+from ckptfix.errors import NoSuchTensor, Refused, WouldLoseData
 
 ORDERS = (("a", "b", "c"), ("c", "a", "b"))
 
@@ -629,3 +629,16 @@ def test_order_alone_is_said_where_a_swap_would_not_show(tmp_path: Path, shapes:
     told = [row for row in caught if "order alone" in str(row.message)]
     assert len(told) == (shapes[0] == shapes[1])
     assert all(row.filename == __file__ for row in told)
+
+
+def test_a_flat_partition_of_zero_is_named_with_its_way_out(tmp_path: Path) -> None:
+    """What DeepSpeed's stages 1 and 2 write for a rank: groups of one row, whatever the number of parameters."""
+    flat = torch.ones(5)
+    inner = {"state": {0: {"exp_avg": flat}}, "param_groups": [{"lr": 0.1, "params": [0]}]}
+    states = {"base_optimizer_state": inner, "single_partition_of_fp32_groups": [flat], "partition_count": [2]}
+    path = tmp_path / "zero_pp_rank_0_mp_rank_00_optim_states.pt"
+    torch.save({"optimizer_state_dict": states, "ds_version": "0.15"}, path)
+    model = nn.Linear(3, 2)
+    with pytest.raises(WouldLoseData, match=r"rank 0 of 2.* a flat ZeRO partition") as caught:
+        ckptfix.load_optimizer(torch.optim.Adam(model.parameters()), path)
+    assert "engine.load_checkpoint" in str(caught.value.hint) and "zero_to_fp32" in str(caught.value.hint)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ckptfix import fileio, output
+from ckptfix import fileio, output, sources
 from ckptfix.checkpoint import ByteRange, Derived, OutputFile, Plan, Segment
 from ckptfix.errors import (
     CkptfixError,
@@ -70,8 +70,8 @@ class TestContent:
                 opened.append(path)
                 super().__init__(path)
 
-        monkeypatch.setattr(output, "Reader", Counting)
-        monkeypatch.setattr(output, "OPEN_SOURCES", 3)
+        monkeypatch.setattr(sources, "Reader", Counting)
+        monkeypatch.setattr(sources, "OPEN_SOURCES", 3)
         segments: list[Segment] = []
         for number in range(8):
             (tmp_path / str(number)).write_bytes(bytes([number]) * 100)
@@ -286,7 +286,7 @@ class TestMeanwhile:
         plan = plan_of(dest, ByteRange(source, 0, 200_000), Derived(6, chunks), ByteRange(source, 0, 10))
         write_plan(plan, overwrite=overwrite)
 
-    @pytest.mark.parametrize("how", ["grown", "same size", "replaced", "gone"])
+    @pytest.mark.parametrize("how", ["grown", "same size", "mtime put back", "replaced", "gone"])
     def test_a_source_that_changes(self, tmp_path: Path, source: str, how: str) -> None:
         def act() -> None:
             if how == "grown":
@@ -295,6 +295,10 @@ class TestMeanwhile:
             elif how == "same size":
                 Path(source).write_bytes(CONTENT[::-1])
                 os.utime(source, ns=(0, Path(source).stat().st_mtime_ns + 1))
+            elif how == "mtime put back":
+                before = Path(source).stat().st_mtime_ns
+                Path(source).write_bytes(CONTENT[::-1])
+                os.utime(source, ns=(before, before))
             elif how == "replaced":
                 stamp = Path(source).stat().st_mtime_ns
                 (tmp_path / "copy").write_bytes(CONTENT)
@@ -310,6 +314,23 @@ class TestMeanwhile:
         assert caught.value.path == source
         assert (tmp_path / "out").read_bytes() == b"old"
         assert [name for name in names(tmp_path) if "ckptfix" in name] == []
+
+    @pytest.mark.parametrize("how", ["made", "gone"])
+    def test_a_link_to_a_source_is_no_change(self, tmp_path: Path, source: str, how: str) -> None:
+        """A link changes the ctime: one of ours, to what is kept, or that of a backup by links."""
+        link = tmp_path / "link"
+        if how == "gone":
+            link.hardlink_to(source)
+        self.write_while(tmp_path / "out", source, lambda: link.hardlink_to(source) if how == "made" else link.unlink())
+        assert (tmp_path / "out").stat().st_size == 200_016
+
+    def test_a_source_that_changed_before_the_plan_was_written(self, tmp_path: Path, source: str) -> None:
+        before = fileio.stamp(source)
+        Path(source).write_bytes(CONTENT[::-1])
+        os.utime(source, ns=(before.mtime_ns, before.mtime_ns))
+        with pytest.raises(WriteFailed, match="changed"):
+            write_plan(plan_of(tmp_path / "out", ByteRange(source, 0, 9)), inputs={source: before})
+        assert names(tmp_path) == ["source"]
 
     def test_a_source_that_only_a_derived_stream_reads(self, tmp_path: Path, source: str) -> None:
         def chunks() -> Iterator[bytes]:

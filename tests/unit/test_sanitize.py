@@ -147,7 +147,10 @@ VALUES: list[tuple[Any, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("value", "plain"), VALUES, ids=[str(row[0])[:30] for row in VALUES])
+NUMBERED = [f"{number}-{type(value).__name__}" for number, (value, _) in enumerate(VALUES)]
+
+
+@pytest.mark.parametrize(("value", "plain"), VALUES, ids=NUMBERED)
 def test_an_object_becomes_its_closest_plain_value(
     tmp_path: Path, container: str, value: Any, plain: Any
 ) -> None:

@@ -118,7 +118,7 @@ def test_what_inspect_prints_of_several_state_dicts(tmp_path: Path) -> None:
     for several in (path, keys):
         with pytest.raises(Refused, match="2 state dicts") as caught:
             read(several)
-        assert caught.value.hint == "choose one with --like-at g"
+        assert caught.value.hint == "choose one with like_at='g'"
     assert read(keys, at="d").slots == (Slot("b.w", (3,), "float32"),)
     with pytest.raises(CkptfixError, match="no tensor at 'x'"):
         read(keys, at="x")

@@ -21,7 +21,6 @@ OPERATIONS: dict[str, Callable[[Path, Path], Any]] = {
     "strip-module": lambda source, folder: ckptfix.strip_module(source, folder / "out.pth"),
     "add-module": lambda source, folder: ckptfix.add_module(source, folder / "out.pth"),
     "unwrap": lambda source, folder: ckptfix.unwrap(source, folder / "out.pth"),
-    "load_state_dict": lambda source, folder: ckptfix.load_state_dict(source),
 }
 
 
@@ -60,7 +59,7 @@ def test_a_state_dict_beside_a_module_is_renamed_and_the_module_left(tmp_path: P
 def test_a_state_dict_beside_a_module_is_not_guessed(tmp_path: Path) -> None:
     source = tmp_path / "both.pth"
     torch.save({"model": net(), "state_dict": net().state_dict()}, source)
-    with pytest.raises(Refused, match="a whole pickled module at model, and a state dict at state_dict"):
+    with pytest.raises(Refused, match="2 state dicts: model, state_dict; model is a whole pickled module"):
         ckptfix.convert(source, tmp_path / "out.safetensors")
     assert ckptfix.convert(source, tmp_path / "out.safetensors", at="state_dict").tensors == 9
 
@@ -70,3 +69,34 @@ def test_mappings_that_are_called_like_a_module_s_are_none(tmp_path: Path) -> No
     torch.save({"_parameters": {"module.weight": torch.ones(2)}}, source)
     ckptfix.strip_module(source, out)
     assert list(torch.load(out)["_parameters"]) == ["weight"]
+
+
+@pytest.mark.parametrize("at", [None, "model", "model/module"])
+@pytest.mark.parametrize("strip", ["auto", "module", None])
+def test_load_state_dict_takes_its_state_dict(tmp_path: Path, at: str | None, strip: str | None) -> None:
+    source = tmp_path / "whole.pth"
+    model = nn.DataParallel(net())
+    torch.save({"model": model, "epoch": 3}, source)
+    inner = at == "model/module"
+    loaded = ckptfix.load_state_dict(source, at="model/_modules/module" if inner else at, strip=strip)
+    expected = (model.module if inner or strip else model).state_dict()
+    assert list(loaded) == list(expected)
+    assert all(torch.equal(loaded[name], expected[name]) for name in expected)
+    assert loaded._metadata == expected._metadata  # type: ignore[attr-defined]
+    assert not any(tensor.requires_grad for tensor in loaded.values())
+
+
+def test_load_state_dict_of_a_module_wrapped_twice(tmp_path: Path) -> None:
+    source = tmp_path / "whole.pth"
+    model = net()
+    torch.save(nn.DataParallel(nn.DataParallel(model)), source)
+    net().load_state_dict(ckptfix.load_state_dict(source))
+    assert list(ckptfix.load_state_dict(source, at="")) == list(model.state_dict())
+
+
+def test_load_state_dict_does_not_guess_between_two_modules(tmp_path: Path) -> None:
+    source = tmp_path / "two.pth"
+    torch.save({"g": net(), "d": net()}, source)
+    with pytest.raises(Refused):
+        ckptfix.load_state_dict(source)
+    assert list(ckptfix.load_state_dict(source, at="d")) == list(net().state_dict())

@@ -1,0 +1,185 @@
+"""The state dicts that a checkpoint holds: mappings with a model's tensors, and whole pickled modules."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ckptfix.checkpoint import Checkpoint, TensorEntry
+from ckptfix.commands import command
+from ckptfix.errors import CkptfixError, NoSuchTensor, Refused, WouldLoseData
+from ckptfix.formats import torch_module
+from ckptfix.formats.torch_common import Parts
+from ckptfix.formats.torch_detach import detached_entry
+from ckptfix.formats.torch_drop import node_at
+from ckptfix.formats.torch_module import Module
+from ckptfix.formats.torch_tensors import BadTensor, tensor_entry
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A state dict that could be meant.
+
+    Attributes:
+        at: its address.
+        module: the node, if it is a whole module.
+        names: keys of the mapping, or of the buffers of the module itself.
+    """
+
+    at: str
+    module: Any = None
+    names: tuple[str, ...] = ()
+
+
+def candidates(checkpoint: Checkpoint) -> list[Candidate]:
+    """Every one that looks like a model's, in file order; where none does, those that are no optimizer's.
+
+    A module without tensors (a loss, an activation) counts only where there is nothing else.
+    """
+    names = {site.at: site.names for site in checkpoint.sites if site.kind == "state_dict"}
+    modules = [
+        Candidate(at, node, names.get(f"{at}/_buffers".lstrip("/"), ()))
+        for at, node in torch_module.modules(checkpoint)
+    ]
+    states = [
+        state
+        for state in checkpoint.state_dicts
+        if not state.optimizer and not any(is_inside(state.at, module.at) for module in modules)
+    ]
+    weights = [Candidate(state.at, None, names.get(state.at, ())) for state in states if state.weights]
+    full = [row for row in modules if len(modules) + len(weights) == 1 or _has_tensors(row)]
+    if full and weights:
+        addresses = [address for address, _ in leaves(checkpoint)]
+
+        def place(row: Candidate) -> int:
+            return next((index for index, address in enumerate(addresses) if is_inside(address, row.at)), 0)
+
+        return sorted([*full, *weights], key=place)
+    others = [Candidate(state.at, None, names.get(state.at, ())) for state in states]
+    return [*full, *weights] or others or modules
+
+
+def _has_tensors(row: Candidate) -> bool:
+    """Whether the state dict of a module holds anything, as far as can be told."""
+    try:
+        module = torch_module.read_module(row.module, row.at)
+    except CkptfixError:
+        return True
+    return bool(module.tensors) or any(finding.id == "not-taken" for finding in module.findings)
+
+
+def at_address(checkpoint: Checkpoint, at: str) -> Candidate:
+    """The module or the mapping with tensors at an address.
+
+    Raises:
+        NoSuchTensor: there is neither.
+    """
+    at = at.strip("/")
+    known = next((row for row in candidates(checkpoint) if row.at == at), None)
+    if known is not None:
+        return known
+    if isinstance(checkpoint.graph, Parts):
+        try:
+            node = node_at(checkpoint.graph.graph.root, at)
+        except NoSuchTensor:
+            node = None
+        if torch_module.parts_of(node) is not None:
+            return Candidate(at, node)
+    names = {site.at: site.names for site in checkpoint.sites if site.kind == "state_dict"}
+    if at in names:
+        return Candidate(at, None, names[at])
+    known_ats = [row.at for row in candidates(checkpoint)]
+    addresses = list(dict.fromkeys([*known_ats, *names]))
+    near = tuple(difflib.get_close_matches(at, addresses, 3, 0.4)) or tuple(known_ats[:8])
+    shown = ", ".join(other or "''" for other in near)
+    hint = f"there is one at {shown}" if near else "`ckptfix inspect` shows what it holds"
+    raise NoSuchTensor(f"no state dict and no module at {at!r}", near=near, path=checkpoint.path, hint=hint)
+
+
+def is_inside(address: str, at: str) -> bool:
+    """Whether `address` is that of the mapping or module at `at`, or of something in it."""
+    return not at or address == at or address.startswith(f"{at}/")
+
+
+def leaves(checkpoint: Checkpoint) -> Iterator[tuple[str, str | None]]:
+    """(address, address of the mapping that holds it if it is a tensor) of every leaf."""
+    if isinstance(checkpoint.graph, Parts):
+        found = checkpoint.graph.found
+        yield from ((f"{at}/{key}" if at else key, at) for at, key, _ in found.tensors)
+        yield from ((address, None) for address, _ in found.values if address)
+    else:
+        yield from ((entry.name, entry.at) for entry in checkpoint.entries)
+        yield from ((address, None) for address, _ in checkpoint.values())
+
+
+def state_dict_of(checkpoint: Checkpoint, row: Candidate) -> tuple[TensorEntry, ...]:
+    """The tensors of a candidate under the names that ``state_dict()`` gives them; a mapping's keep their address.
+
+    Raises:
+        CkptfixError: a module that is none, or a tensor of it that cannot be read.
+    """
+    if row.module is None:
+        return tuple(entry for entry in checkpoint.entries if entry.at == row.at)
+    return module_entries(checkpoint, read_module(checkpoint, row))
+
+
+def read_module(checkpoint: Checkpoint, row: Candidate) -> Module:
+    """The whole module that a candidate is.
+
+    Raises:
+        DamagedFile, KeyConflict, Unsupported: as `torch_module.read_module`, about the file.
+    """
+    try:
+        return torch_module.read_module(row.module, row.at)
+    except CkptfixError as error:
+        error.path = checkpoint.path
+        raise
+
+
+def module_entries(checkpoint: Checkpoint, module: Module) -> tuple[TensorEntry, ...]:
+    """The entries of a module's state dict, under their full names.
+
+    Raises:
+        WouldLoseData: one of them describes no tensor of the file.
+    """
+    return plain_entries(checkpoint, module.tensors)
+
+
+def plain_entries(checkpoint: Checkpoint, tensors: Iterable[tuple[str, Any]]) -> tuple[TensorEntry, ...]:
+    """The entries of (name, node), as plain tensors.
+
+    Raises:
+        WouldLoseData: one of them describes no tensor of the file.
+    """
+    storages = checkpoint.graph.storages
+    entries = []
+    for name, node in tensors:
+        try:
+            entries.append(detached_entry(tensor_entry(node, name, "", storages), name))
+        except BadTensor as error:
+            raise WouldLoseData(str(error), path=checkpoint.path, where=name) from None
+    return tuple(entries)
+
+
+def view(entry: TensorEntry) -> tuple[Any, ...]:
+    """What tells a tensor from others of its file, names aside; those that have no data are alike."""
+    key = entry.storage.key if entry.storage is not None else tuple(view(part) for part in entry.parts)
+    return key, entry.dtype, entry.offset, entry.shape, entry.stride
+
+
+def module_of(checkpoint: Checkpoint) -> dict[str, str]:
+    """Address of a mapping in a whole pickled module (its ``_parameters``) -> address of the module."""
+    holders = [site.at for site in checkpoint.sites if site.at.rpartition("/")[2] in torch_module.HOLDERS]
+    if not holders:
+        return {}
+    modules = [at for at, _ in torch_module.modules(checkpoint)]
+    states: Collection[str] = [site.at for site in checkpoint.sites]
+    return {at: module for at in states for module in modules if not module or at.startswith(f"{module}/")}
+
+
+def whole_module(checkpoint: Checkpoint, at: str) -> Refused:
+    """Why the names in the module at `at` are left: there its tensors stand under no names of a state dict."""
+    hint = f"`{command('extract', checkpoint.path, 'OUT', at=at or None)}` first takes its state dict"
+    return Refused("a whole pickled module, not a state dict", path=checkpoint.path, where=at or None, hint=hint)

@@ -1,0 +1,34 @@
+"""What a file was when it was first looked at, to see later that it is still the same."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """What tells a file from the same one written to, or from another that took its name.
+
+    Attributes:
+        size: bytes.
+        mtime_ns: of its content, which a program may put back; `ctime_ns`, of any change, it may not.
+        links: names of the file.
+    """
+
+    size: int = 0
+    mtime_ns: int = 0
+    ctime_ns: int = 0
+    inode: int = 0
+    device: int = 0
+    links: int = 0
+
+    def same(self, other: Stamp) -> bool:
+        """Whether nobody wrote to the file between the two. A link made or removed moves the ctime too, ours among
+        them: it tells nothing where the number of links is another."""
+        mine = (self.size, self.mtime_ns, self.inode, self.device)
+        theirs = (other.size, other.mtime_ns, other.inode, other.device)
+        return mine == theirs and (self.ctime_ns == other.ctime_ns or self.links != other.links)
+
+
+UNSEEN = Stamp()
+"""Of no file."""

@@ -1,0 +1,79 @@
+"""Counts, sizes, shapes and lists as people read them: ``1 tensor``, ``2,000 tensors``, ``a, b and 3 more``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ckptfix.errors import printable
+
+IRREGULAR = {
+    "address": "addresses",
+    "copy": "copies",
+    "entry": "entries",
+    "prefix": "prefixes",
+}
+"""What has a plural of its own."""
+
+
+def plural(count: int, noun: str, several: str | None = None) -> str:
+    """``1 tensor``, ``2,000 tensors``; `several` is the plural where it is not `noun` with an s."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {several or IRREGULAR.get(noun, f'{noun}s')}"
+
+
+def several(count: int, what: str) -> str:
+    """``2 numpy arrays of float32``; a class or a function (``argparse.Namespace``) keeps its name."""
+    for link in (" of ", " in "):
+        head, found, rest = what.partition(link)
+        if found:
+            break
+    if "." in head or "_" in head:
+        return f"{count:,} {what}"
+    return f"{plural(count, head)}{found}{rest}"
+
+
+def some(names: Sequence[str], most: int = 8) -> str:
+    """The first `most` names, and how many there are beyond them."""
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def where_else(addresses: Sequence[str], most: int = 8) -> str:
+    """Where what was looked for is instead: ``there is one at model``, ``there are 2, at model, ema``."""
+    named = [address or "the top level ('')" for address in addresses]
+    if len(named) == 1:
+        return f"there is one at {named[0]}"
+    return f"there are {len(named):,}, at {some(named, most)}"
+
+
+def size(nbytes: float) -> str:
+    """Bytes in decimal units, three digits: ``44.7 MB``."""
+    if nbytes < 1000:
+        return f"{int(nbytes)} B"
+    value = float(nbytes)
+    for unit in ("kB", "MB", "GB", "TB", "PB", "EB"):
+        value /= 1000
+        if value < 999.5 or unit == "EB":
+            return f"{value:.{0 if value >= 99.95 else 1 if value >= 9.995 else 2}f} {unit}"
+    raise AssertionError(nbytes)
+
+
+MOST_SIZES = 64
+"""Dimensions that a tensor of torch has at most; a header may state millions."""
+
+
+def shape(sizes: Sequence[int]) -> str:
+    """``[64, 3, 7, 7]``, as torch writes it; of more dimensions than torch can have, the first ones and how many."""
+    if len(sizes) > MOST_SIZES:
+        return f"[{', '.join(map(str, sizes[:8]))}, ... {len(sizes):,} dimensions]"
+    return f"[{', '.join(map(str, sizes))}]"
+
+
+def facts(rows: Iterable[tuple[str, Sequence[str]]]) -> list[str]:
+    """Lines of ``name  value``, a value of several lines set under its first; rows without a value are left out."""
+    kept = [(name, values) for name, values in rows if values]
+    width = max((len(name) for name, _ in kept), default=0)
+    lines = []
+    for name, values in kept:
+        for index, value in enumerate(values):
+            lines.append(f"{(name if index == 0 else '').ljust(width)}  {printable(value)}".rstrip())
+    return lines

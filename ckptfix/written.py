@@ -1,0 +1,27 @@
+"""What a run has written so far: who ends it early, by an error or a signal, has to tell the truth about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+_record: ContextVar[list[str] | None] = ContextVar("written", default=None)
+
+
+@contextmanager
+def recorded() -> Iterator[list[str]]:
+    """A list that grows by a sentence with each file that is written inside."""
+    lines: list[str] = []
+    token = _record.set(lines)
+    try:
+        yield lines
+    finally:
+        _record.reset(token)
+
+
+def record(line: str) -> None:
+    """Say of a file what is true whatever comes now."""
+    lines = _record.get()
+    if lines is not None:
+        lines.append(line)

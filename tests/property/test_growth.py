@@ -1,0 +1,125 @@
+"""Work that grows with its input and no faster: eight times the input costs at most twenty times the CPU seconds."""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from builders import Record, Tensor, assemble, build_zip, push, replace, state_dict_ops, tensor_ops, torch_zip
+
+import ckptfix
+from ckptfix.errors import CkptfixError, Unsupported
+
+TIMES = 8
+MOST = 20
+"""A square would be 64; the machine is shared, and a run that is disturbed is taken again."""
+
+DATA = struct.pack("<2f", 1, 2)
+WEIGHT = Tensor("0", (2,), 2, location="cuda:0")
+
+
+def frames(count: int) -> bytes:
+    """A frame for each key."""
+    parts = [assemble(("PROTO", 4), "EMPTY_DICT", "MARK")]
+    for index in range(count):
+        body = assemble(*push(f"module.{index}"), *tensor_ops(WEIGHT))
+        parts += [assemble(("FRAME", len(body))), body]
+    return torch_zip(b"".join((*parts, assemble("SETITEMS", "STOP"))), [DATA])
+
+
+def dicts(count: int) -> bytes:
+    """A mapping of one tensor, many times."""
+    mappings = {str(index): state_dict_ops({"module.fc.weight": WEIGHT}) for index in range(count)}
+    return torch_zip(assemble(("PROTO", 2), *state_dict_ops(mappings), "STOP"), [DATA])
+
+
+def optimizers(count: int) -> bytes:
+    """As many optimizers as tensors."""
+    state = ["EMPTY_DICT", *push("state"), *state_dict_ops({"w": state_dict_ops({"exp_avg": WEIGHT})}), "SETITEM",
+             *push("param_groups"), "EMPTY_LIST", "SETITEM"]  # fmt: skip
+    mappings = {f"optimizer{index}": list(state) for index in range(count)}
+    return torch_zip(assemble(("PROTO", 2), *state_dict_ops(mappings), "STOP"), [DATA])
+
+
+def overlapping(count: int) -> bytes:
+    """Directory rows, each for all that follows its header, and no checksum that agrees."""
+    size = count * 60
+    records = [Record(f"archive/data/{index}", b"x" * 20, crc=5, align=1) for index in range(count)]
+    return build_zip([replace(record, size=size // 2, compressed_size=size // 2) for record in records])
+
+
+def signatures(count: int) -> bytes:
+    return b"PK\x03\x04" * (count * 8) + b"archive/data.pkl"
+
+
+def seconds(work: Callable[[], object]) -> float:
+    start = time.process_time()
+    work()
+    return time.process_time() - start
+
+
+def attempt(work: Callable[[], object]) -> None:
+    with contextlib.suppress(CkptfixError):
+        work()
+
+
+VERBS: dict[str, tuple[Callable[[int], bytes], int, Callable[[Path], object]]] = {
+    "frames, strip-module": (frames, 1000, lambda path: ckptfix.strip_module(path, path.with_name("o"), dry_run=True)),
+    "frames, to-cpu": (frames, 1000, lambda path: ckptfix.to_cpu(path, path.with_name("o"), dry_run=True)),
+    "dicts, doctor": (dicts, 500, ckptfix.doctor),
+    "dicts, doctor --fast": (dicts, 500, lambda path: ckptfix.doctor(path, fast=True)),
+    "optimizers, doctor": (optimizers, 300, ckptfix.doctor),
+    "rows, repair": (overlapping, 1500, lambda path: ckptfix.repair(path, path.with_name("o"), check_only=True)),
+    "signatures, repair": (signatures, 5000, lambda path: ckptfix.repair(path, path.with_name("o"), check_only=True)),
+}
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_growth(name: str, tmp_path: Path) -> None:
+    make, count, verb = VERBS[name]
+    small, large = tmp_path / "small.pth", tmp_path / "large.pth"
+    small.write_bytes(make(count))
+    large.write_bytes(make(count * TIMES))
+    attempt(lambda: verb(small))
+    ratios = []
+    for _ in range(3):
+        before = max(min(seconds(lambda: attempt(lambda: verb(small))) for _ in range(2)), 0.005)
+        ratios.append(seconds(lambda: attempt(lambda: verb(large))) / before)
+        if ratios[-1] < MOST:
+            return
+    pytest.fail(f"{TIMES} times the input took {ratios} times the CPU")
+
+
+MEMORY = """
+import sys
+import ckptfix
+from ckptfix.errors import CkptfixError
+try:
+    ckptfix.repair(sys.argv[1], sys.argv[1] + "o", check_only=True)
+except CkptfixError as error:
+    print(error)
+print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc here")
+def test_memory_of_a_file_of_signatures(tmp_path: Path) -> None:
+    """4 MB of local headers' signatures took 1.5 GB."""
+    path = tmp_path / "in.pth"
+    path.write_bytes(signatures(1 << 17))
+    done = subprocess.run([sys.executable, "-c", MEMORY, str(path)], capture_output=True, text=True, check=True)
+    assert int(done.stdout.split()[-1]) < 150_000, done.stdout
+
+
+def test_headers_inside_headers_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "in.pth"
+    header = b"PK\x03\x04" + b"\0" * 22 + struct.pack("<HH", 4000, 60_000) + b"name"
+    path.write_bytes(header * 20_000 + b"archive/data.pkl" + b"x" * 70_000)
+    with pytest.raises(Unsupported, match="local headers"):
+        ckptfix.repair(path, tmp_path / "o", check_only=True)

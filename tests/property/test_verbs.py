@@ -1,0 +1,120 @@
+"""Every verb and every loader on files that no torch wrote: a result or one of our errors, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from itertools import cycle, islice
+from pathlib import Path
+
+import pytest
+from builders import push, state_dict_ops, torch_zip
+from conftest import ROOT
+from property import impossible
+from property.campaign import outcomes
+from property.hostile import WEIGHT, WEIGHT_DATA, one_pickle
+from property.verbs import COMMANDS, LOADERS, Outcome, run_command, run_commands, run_loaders
+
+ATTACKS = ROOT.parent / "shared" / "attacks"
+ATTACK_FILES = sorted(ATTACKS.rglob("*.p*")) if ATTACKS.is_dir() else []
+
+RUNS = ("os.system", "os.exec", "os.posix_spawn", "subprocess.Popen", "socket.connect", "pty.spawn", "webbrowser.open")
+
+_seen: list[str] = []
+_watching = False
+
+
+def _watch(event: str, arguments: object) -> None:
+    if _watching and event in RUNS:
+        _seen.append(f"{event} {arguments!r:.100}")
+
+
+sys.addaudithook(_watch)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_run() -> Iterator[None]:
+    global _watching
+    _seen.clear()
+    _watching = True
+    yield
+    _watching = False
+    assert not _seen
+
+
+def failures(outcomes: Iterable[Outcome], name: str) -> list[str]:
+    return [f"{name}: {outcome.name}: {outcome.failure}" for outcome in outcomes if outcome.failure]
+
+
+def some(files: Iterable[tuple[str, bytes]], folder: Path, each: int) -> tuple[int, list[str]]:
+    """Run each file through the next `each` commands and the next loader: every pair of neighbours gets all of them."""
+    commands, loaders = cycle(COMMANDS), cycle(LOADERS)
+    path = folder / "in.pth"
+    count, found = 0, []
+    for name, data in files:
+        path.write_bytes(data)
+        found += failures(run_commands(path, tuple(islice(commands, each))), name)
+        found += failures(run_loaders(path, tuple(islice(loaders, 1))), name)
+        count += 1
+    return count, found
+
+
+def test_the_harness_sees_a_raw_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*arguments: object, **options: object) -> None:
+        raise KeyError("unforeseen")
+
+    (tmp_path / "in.pth").write_bytes(next(impossible.storages())[1])
+    monkeypatch.setattr("ckptfix.cli.to_cpu.command.callback", broken)
+    (outcome,) = run_commands(tmp_path / "in.pth", ("to-cpu",))
+    assert "KeyError" in outcome.failure
+
+
+@pytest.mark.skipif(not ATTACK_FILES, reason="no ../shared/attacks here")
+@pytest.mark.parametrize("path", ATTACK_FILES, ids=[path.name for path in ATTACK_FILES])
+def test_hand_made_attacks(path: Path, tmp_path: Path) -> None:
+    """Every verb and every loader."""
+    copy = tmp_path / path.name
+    copy.write_bytes(path.read_bytes())
+    assert not failures([*run_commands(copy), *run_loaders(copy)], path.name)
+
+
+@pytest.mark.parametrize("name", impossible.GOOD)
+def test_impossible_arguments(name: str, tmp_path: Path) -> None:
+    """A call with wrong arguments: each file gets some verbs in turn, all of them together get all."""
+    count, found = some(impossible.impossible(name), tmp_path, 2)
+    assert count > 30
+    assert not found, "\n".join(found[:5])
+
+
+@pytest.mark.parametrize("files", [impossible.quantizers, impossible.storages, impossible.nested])
+def test_impossible_tensors(files: object, tmp_path: Path) -> None:
+    assert callable(files)
+    each = len(COMMANDS) if files is not impossible.quantizers else 2
+    count, found = some(files(), tmp_path, each)
+    assert count >= 3
+    assert not found, "\n".join(found[:5])
+
+
+@pytest.mark.parametrize("argument", [[("BININT1", 5)], ["EMPTY_DICT"], ["NONE"]])
+def test_a_call_without_a_tuple_hides_nothing(argument: list[object], tmp_path: Path) -> None:
+    """``OrderedDict`` called with an int, beside posix.system: doctor names it."""
+    hidden = impossible.called("posix.system", push(("true",)))
+    odd = impossible.called("collections.OrderedDict", argument)  # type: ignore[arg-type]
+    ops = state_dict_ops({"module.w": WEIGHT, "x": odd, "y": hidden})
+    path = tmp_path / "in.pth"
+    path.write_bytes(torch_zip(one_pickle(*ops), [WEIGHT_DATA]))
+    outcome = run_command(("doctor", os.fspath(path)))
+    assert outcome.code == 1 and "posix.system" in outcome.stdout and not outcome.failure
+
+
+SLICE = range(500)
+"""Mutants of the normal tests; `property.campaign` tries a million."""
+
+
+def test_a_slice_of_the_mutants(tmp_path: Path) -> None:
+    """Each mutant by two commands and a loader, as the campaign does it."""
+    found = []
+    for number in SLICE:
+        found += failures(outcomes(number, tmp_path / "in.pth", 2), f"mutant {number}")
+    assert not found, "\n".join(found[:5])

@@ -1,0 +1,187 @@
+"""Every verb with its options, and every loader, on one file: what came out of each.
+
+The commands run in this process, so that thousands of files can be tried; the loaders need torch, which is imported
+when they are first used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import click
+from property.small_files import SMALL
+
+from ckptfix.cli import commands, exits
+from ckptfix.errors import CkptfixError
+
+IN, OUT, OTHER = "{in}", "{out}", "{other}"
+
+COMMANDS: dict[str, tuple[str, ...]] = {
+    "inspect": ("inspect", IN),
+    "inspect --tree": ("inspect", IN, "--tree"),
+    "inspect --json": ("inspect", IN, "--json"),
+    "inspect --tensors": ("inspect", IN, "--tensors", "--sort", "size", "--filter", "*.weight", "--limit", "3"),
+    "doctor": ("doctor", IN),
+    "doctor --fast": ("doctor", IN, "--fast", "--json"),
+    "doctor --like": ("doctor", IN, "--like", OTHER),
+    "doctor --error": ("doctor", IN, "--error", "Error(s) in loading state_dict: Missing key(s) \"w\""),
+    "diff": ("diff", IN, IN),
+    "diff other": ("diff", IN, OTHER, "--rtol", "1e-3", "--json"),
+    "diff --keys-only": ("diff", OTHER, IN, "--keys-only", "--strip", "module"),
+    "diff --quick": ("diff", IN, IN, "--quick"),
+    "strip-module": ("strip-module", IN, OUT),
+    "strip-module --partial": ("strip-module", IN, OUT, "--partial", "--all-levels", "--dry-run"),
+    "add-module": ("add-module", IN, OUT),
+    "unwrap": ("unwrap", IN, OUT),
+    "rename": ("rename", IN, OUT, "--sub", "w=v", "--sub", "^module\\.="),
+    "match": ("match", IN, OUT, "--like", OTHER, "--partial", "--report"),
+    "match --by": ("match", IN, OUT, "--like", OTHER, "--by", "position", "--reshape", "--accept-ambiguous"),
+    "match as target": ("match", OTHER, OUT, "--like", IN, "--partial", "--accept-ambiguous"),
+    "to-cpu": ("to-cpu", IN, OUT),
+    "map-location": ("map-location", IN, OUT, "cpu=cuda:0", "cuda:0=cuda:1"),
+    "convert zip": ("convert", IN, OUT, "--to", "zip"),
+    "convert legacy": ("convert", IN, OUT, "--to", "legacy", "--drop-unsupported"),
+    "convert safetensors": ("convert", IN, OUT, "--to", "safetensors", "--drop-unsupported"),
+    "extract": ("extract", IN, OUT, "--to", "zip", "--drop-unsupported"),
+    "extract legacy": ("extract", IN, OUT, "--to", "legacy", "--drop-unsupported"),
+    "extract safetensors": ("extract", IN, OUT, "--to", "safetensors", "--drop-unsupported"),
+    "extract --ema": ("extract", IN, OUT, "--to", "zip", "--ema"),
+    "sanitize": ("sanitize", IN, OUT),
+    "sanitize --torch": ("sanitize", IN, OUT, "--torch", "1.5"),
+    "sanitize --torch 1.13": ("sanitize", IN, OUT, "--torch", "1.13", "--encoding", "latin-1"),
+    "sanitize --keep-only": ("sanitize", IN, OUT, "--keep-only", "weights"),
+    "repair": ("repair", IN, OUT),
+    "repair --check-only": ("repair", IN, "--check-only", "--json"),
+    "repair --fill": ("repair", IN, OUT, "--fill", "zeros"),
+    "repair --fill nan": ("repair", IN, OUT, "--fill", "nan", "--dry-run"),
+    "repair --fill-from": ("repair", IN, OUT, "--fill-from", OTHER),
+    "repair from it": ("repair", OTHER, OUT, "--fill-from", IN),
+    "repair --like": ("repair", IN, OUT, "--like", OTHER),
+    "slim": ("slim", IN, OUT),
+    "slim --dedupe": ("slim", IN, OUT, "--dedupe", "--contiguous", "--no-optimizer"),
+    "slim --check-only": ("slim", IN, OUT, "--check-only"),
+}  # fmt: skip
+"""Name -> arguments; `IN` is the file, `OTHER` a good one."""
+
+
+class Outcome(NamedTuple):
+    """What a verb or a loader did: its exit code (None for a loader), its output, and a failure, which nobody may have.
+
+    Attributes:
+        failure: the end of a traceback of an error that is not ours; empty if there was none.
+    """
+
+    name: str
+    code: int | None
+    stdout: str
+    stderr: str
+    failure: str
+
+
+def failure_of(error: BaseException) -> str:
+    """The end of the traceback of `error` as text."""
+    return "".join(traceback.format_exception(error)[-4:])
+
+
+def run_command(arguments: tuple[str, ...], name: str = "") -> Outcome:
+    """``ckptfix ARGUMENTS`` in this process."""
+    raw: list[BaseException] = []
+    report = exits.describe
+
+    def describe(error: Exception) -> dict[str, Any]:
+        if not isinstance(error, CkptfixError | click.ClickException):
+            raw.append(error)
+        return report(error)
+
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), patch.object(exits, "describe", describe):
+        try:
+            code = commands.main(list(arguments), standalone_mode=False)
+        except Exception as error:
+            raw.append(error)
+            code = None
+    failure = failure_of(raw[0]) if raw else ""
+    if not failure and (code not in (0, 1, 2, 3) or "fault in ckptfix" in err.getvalue()):
+        failure = f"exit code {code}: {err.getvalue()[-500:]}"
+    return Outcome(name or " ".join(arguments), code, out.getvalue(), err.getvalue(), failure)
+
+
+def run_commands(path: Path, names: tuple[str, ...] = tuple(COMMANDS)) -> Iterator[Outcome]:
+    """What each command says of `path`; outputs are written beside it, and removed."""
+    out, other = path.with_name("verbs-out"), path.with_name("verbs-other")
+    if not other.exists():
+        other.write_bytes(SMALL["zip"])
+    places = {IN: str(path), OUT: str(out), OTHER: str(other)}
+    for name in names:
+        try:
+            yield run_command(tuple(places.get(part, part) for part in COMMANDS[name]), name)
+        finally:
+            out.unlink(missing_ok=True)
+
+
+def load_state_dict(path: Path) -> None:
+    import ckptfix
+
+    for key, value in ckptfix.load_state_dict(path, map_location="cpu").items():
+        assert isinstance(key, str) and value is not None
+
+
+def load_checkpoint(path: Path) -> None:
+    import ckptfix
+
+    ckptfix.load_checkpoint(path, map_location="cpu")
+
+
+def load_into(path: Path) -> None:
+    import torch
+
+    import ckptfix
+
+    model = torch.nn.Sequential(torch.nn.Linear(2, 1))
+    before = [value.clone() for value in model.state_dict().values()]
+    try:
+        ckptfix.load_into(model, path, strict=False)
+    except CkptfixError:
+        after = model.state_dict().values()
+        assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True)), "a refusal changed it"
+        raise
+
+
+def load_optimizer(path: Path) -> None:
+    import torch
+
+    import ckptfix
+
+    model = torch.nn.Linear(2, 1)
+    ckptfix.load_optimizer(torch.optim.Adam(model.parameters()), path, model=model)
+
+
+LOADERS: dict[str, Callable[[Path], None]] = {
+    "load_state_dict": load_state_dict,
+    "load_checkpoint": load_checkpoint,
+    "load_into": load_into,
+    "load_optimizer": load_optimizer,
+}
+
+
+def run_loaders(path: Path, names: tuple[str, ...] = tuple(LOADERS)) -> Iterator[Outcome]:
+    """What each loader says of `path`."""
+    for name in names:
+        said = failure = ""
+        with warnings.catch_warnings(), open(os.devnull, "w") as null, contextlib.redirect_stderr(null):
+            warnings.simplefilter("ignore")
+            try:
+                LOADERS[name](path)
+            except CkptfixError as error:
+                said = str(error)
+            except Exception as error:
+                failure = failure_of(error)
+        yield Outcome(name, None, "", said, failure)

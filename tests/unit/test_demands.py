@@ -1,0 +1,92 @@
+"""What torch.load fails on whatever weights_only=True accepts: found by doctor, and said by sanitize."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from builders import Op, Tensor, assemble, push, replace, state_dict_ops, tensor_ops, torch_zip
+
+import ckptfix
+
+DATA = b"\0\0\x80\x3f\0\0\0\x40"
+WEIGHT = Tensor("0", (2,), 2)
+
+
+def called(module: str, name: str, *arguments: Op) -> list[Op]:
+    return [("GLOBAL", module, name), *arguments, "REDUCE"]
+
+
+def written(path: Path, value: Tensor | list[Op]) -> Path:
+    ops = state_dict_ops({"w": WEIGHT, "x": value})
+    path.write_bytes(torch_zip(assemble(("PROTO", 2), *ops, "STOP"), [DATA, DATA]))
+    return path
+
+
+BAD: dict[str, tuple[str, Tensor | list[Op]]] = {
+    "bytearray": ("memory-bomb", called("builtins", "bytearray", *push((2**40,)))),
+    "stride 0": ("memory-bomb", replace(WEIGHT, shape=(2**62,), stride=(0,))),
+    "windows": ("memory-bomb", replace(WEIGHT, shape=(2**20, 2**20), stride=(0, 0))),
+    "numel": ("bad-tensor", replace(WEIGHT, key="1", numel=2**40)),
+    "beyond": ("bad-tensor", replace(WEIGHT, shape=(9,))),
+    "OrderedDict": ("bad-call", called("collections", "OrderedDict", *push(5))),
+    "Counter": ("bad-call", called("collections", "Counter", *push((5,)))),
+    "set": ("bad-call", called("builtins", "set", *push((5,)))),
+    "device": ("bad-call", called("torch", "device", *push(("a:b:c",)))),
+    "encode": ("bad-call", called("_codecs", "encode", *push(("\u4e2d", "latin1")))),
+    "gradient": ("bad-call", replace(WEIGHT, key="1", storage_class="IntStorage", requires_grad=True)),
+}
+GOOD: dict[str, Tensor | list[Op]] = {
+    "bytearray": called("builtins", "bytearray", *push((8,))),
+    "bytes": called("_codecs", "encode", *push(("\xff", "latin1"))),
+    "OrderedDict": called("collections", "OrderedDict", "EMPTY_TUPLE"),
+    "pairs": called("collections", "OrderedDict", *push(([["a", 1]],))),
+    "Counter": called("collections", "Counter", *push(({"a": 1},))),
+    "set": called("builtins", "set", *push(([1, 2],))),
+    "Size": called("torch", "Size", *push(((2, 3),))),
+    "device": called("torch", "device", *push(("cpu", 0))),
+    "complex": called("builtins", "complex", *push((1.0, 2.0))),
+    "expanded": replace(WEIGHT, shape=(4096, 4096), stride=(0, 0)),
+    "gradient": replace(WEIGHT, requires_grad=True),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_doctor_has_a_finding_and_sanitize_exits_3(name: str, tmp_path: Path) -> None:
+    id, value = BAD[name]
+    path = written(tmp_path / "in.pth", value)
+    diagnosis = ckptfix.doctor(path)
+    assert diagnosis.exit_code() == 1
+    assert [finding.severity for finding in diagnosis.findings if finding.id == id] == ["error"]
+    result = ckptfix.sanitize(path, tmp_path / "out.pth")
+    assert result.exit_code == 3 and "nothing to do" not in " ".join(result.lines)
+    assert [finding.id for finding in result.findings] == ["unloadable"]
+    assert json.dumps(result.as_dict())
+
+
+@pytest.mark.parametrize("name", [name for name, (id, _) in BAD.items() if id != "memory-bomb"])
+def test_torch_does_fail(name: str, tmp_path: Path) -> None:
+    path = written(tmp_path / "in.pth", BAD[name][1])
+    with pytest.raises((RuntimeError, TypeError, ValueError)):
+        torch.load(path, weights_only=True)
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_what_torch_takes_has_no_finding(name: str, tmp_path: Path) -> None:
+    path = written(tmp_path / "in.pth", GOOD[name])
+    torch.load(path, weights_only=True)
+    ids = {finding.id for finding in ckptfix.doctor(path).findings}
+    assert not ids & {"memory-bomb", "bad-call", "bad-tensor"}
+    assert ckptfix.sanitize(path, tmp_path / "out.pth").exit_code == 0
+
+
+def test_what_was_left_out_is_not_told(tmp_path: Path) -> None:
+    bad = ["EMPTY_LIST", *tensor_ops(replace(WEIGHT, shape=(9,))), "APPEND"]
+    ops = state_dict_ops({"state_dict": state_dict_ops({"a.weight": WEIGHT}), "x": bad})
+    path = tmp_path / "in.pth"
+    path.write_bytes(torch_zip(assemble(("PROTO", 2), *ops, "STOP"), [DATA]))
+    assert ckptfix.sanitize(path, tmp_path / "all.pth").exit_code == 3
+    assert ckptfix.sanitize(path, tmp_path / "weights.pth", keep_only="weights").exit_code == 0
+    assert torch.load(tmp_path / "weights.pth", weights_only=True)["state_dict"]["a.weight"].tolist() == [1, 2]

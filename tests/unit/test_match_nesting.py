@@ -1,0 +1,40 @@
+"""Blocks of two sides nest, or what links them is in doubt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+
+from ckptfix.ops.match import Slot
+from ckptfix.ops.match_names import Unit, side
+from ckptfix.ops.match_nesting import crossed
+
+
+def units(names: Iterable[str]) -> tuple[Unit, ...]:
+    return side([Slot(f"{name}.weight", (2, 2), "float32") for name in names]).units
+
+
+def doubted(pairs: dict[str, str]) -> set[str]:
+    rows = list(zip(units(pairs), units(pairs.values()), strict=True))
+    return {rows[index][0].path for index in crossed(rows)}
+
+
+def test_two_roles_that_send_a_block_to_two_blocks() -> None:
+    straight = {f"up.{at}.conv": f"dec.{at}.c" for at in range(3)}
+    shifted = {f"up.{at}.norm": f"dec.{(at + 1) % 3}.n" for at in range(3)}
+    assert doubted({**straight, **shifted}) == {*straight, *shifted}
+    assert not doubted({**straight, **{name: f"dec.{name[3]}.n" for name in shifted}})
+
+
+@pytest.mark.parametrize(
+    "pairs",
+    [
+        {f"features.{at}": f"stage.{at // 2}.conv.{at % 2}" for at in range(6)},
+        {f"layers.{at}.experts.{part}": f"experts.{part}.layers.{at}" for at in range(3) for part in range(2)},
+        {f"{part}.{at}": f"blocks.{at}.{part}" for part in ("attentions", "norms") for at in range(3)},
+    ],
+    ids=["flat against stages", "a grid", "lists by role"],
+)
+def test_what_nests_or_crosses_as_a_grid_is_left(pairs: dict[str, str]) -> None:
+    assert not doubted(pairs)
