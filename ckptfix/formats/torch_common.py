@@ -117,7 +117,7 @@ class Storages:
         key, kind, location, numel = fields(persid)
         made = self._made.get((key, kind, location))
         if made is None:
-            expected = numel * dtypes.by_name(kind).itemsize
+            expected = expected_bytes(kind, numel)
             try:
                 data, nbytes, crc32 = self.place(key) if location != "meta" else (None, expected, None)
             except CkptfixError as error:
@@ -127,11 +127,19 @@ class Storages:
             if expected != nbytes:
                 raise BadTensor(f"storage {key} has {nbytes} bytes where {expected} are promised")
             made = self._made[key, kind, location] = Storage(key, kind, nbytes, location, data, crc32)
+        elif made.nbytes != expected_bytes(kind, numel):
+            message = f"storage {key} has {made.nbytes} bytes, and another reference to it promises another number"
+            raise BadTensor(message)
         return made
 
 
 MAX_KEY = 1024
 """Characters of a storage key: torch writes numbers, and the name of a zip record has no more than 65,535 bytes."""
+
+
+def expected_bytes(kind: str, numel: int) -> int:
+    """Bytes of a storage of `numel` elements of the dtype `kind`."""
+    return numel * dtypes.by_name(kind).itemsize
 
 
 def fields(persid: PersId) -> tuple[str, str, str, int]:

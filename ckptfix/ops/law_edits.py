@@ -155,11 +155,21 @@ _HOLDERS: Mapping[type, Callable[[Any], Any]] = {
 
 
 def _same_reference(one: Any, other: Any) -> bool:
-    """Whether two references are to one storage, wherever it is to be loaded."""
-    if type(one) is not tuple or type(other) is not tuple or len(one) != len(other) or len(one) < 5:
-        return bool(one == other)
+    """Whether two references are to one storage, wherever it is to be loaded; False for what torch never wrote."""
+    if type(one) is not tuple or type(other) is not tuple or len(one) != len(other) or not 5 <= len(one) <= 6:
+        return False
     kinds = getattr(one[1], "full", None), getattr(other[1], "full", None)
-    return kinds[0] == kinds[1] and one[2] == other[2] and one[4:] == other[4:]
+    rest = _numbers(one[4:])
+    if type(one[2]) is not Text or rest is None:
+        return False
+    return bool(kinds[0] == kinds[1] and one[2] == other[2] and rest == _numbers(other[4:]))
+
+
+def _numbers(fields: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """The numbers of a reference, and its view (key, first, count); None for anything else."""
+    plain = (int, Text, type(None))
+    flat = [part for value in fields for part in (value if type(value) is tuple else (value,))]
+    return tuple(flat) if all(type(part) in plain for part in flat) else None
 
 
 def size(checkpoint: Checkpoint) -> tuple[int, int]:
