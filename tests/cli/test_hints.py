@@ -88,8 +88,8 @@ def test_every_command_names_the_file(name: str, tmp_path: Path, monkeypatch: py
                 told += 1
                 wanted = {name, f"./{name}", str(place), str(place.resolve())}
                 # The second line of a chain names what the first one writes.
-                made = any(part.removeprefix("./").startswith(name.removesuffix(".pth")) for part in found)
-                assert wanted & set(found) or made or str(place.parent) in found, (line, found)
+                follows = any(part.removeprefix("./").startswith(name.removesuffix(".pth")) for part in found)
+                assert wanted & set(found) or follows or str(place.parent) in found, (line, found)
     assert told >= 40
     assert not list(tmp_path.rglob("PWNED*"))
 
