@@ -16,6 +16,7 @@ from ckptfix.formats.torch_detach import detached_entry
 from ckptfix.formats.torch_drop import node_at
 from ckptfix.formats.torch_module import Module
 from ckptfix.formats.torch_tensors import BadTensor, tensor_entry
+from ckptfix.words import where_else
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +94,7 @@ def at_address(checkpoint: Checkpoint, at: str) -> Candidate:
     known_ats = [row.at for row in candidates(checkpoint)]
     addresses = list(dict.fromkeys([*known_ats, *names]))
     near = tuple(difflib.get_close_matches(at, addresses, 3, 0.4)) or tuple(known_ats[:8])
-    shown = ", ".join(other or "''" for other in near)
-    hint = f"there is one at {shown}" if near else "`ckptfix inspect` shows what it holds"
+    hint = where_else(near) if near else "`ckptfix inspect` shows what it holds"
     raise NoSuchTensor(f"no state dict and no module at {at!r}", near=near, path=checkpoint.path, hint=hint)
 
 

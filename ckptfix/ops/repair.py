@@ -12,7 +12,7 @@ from ckptfix import dtypes
 from ckptfix.checkpoint import Checkpoint, Data, Finding, OutputFile, Plan, Storage, TensorEntry
 from ckptfix.containers.zip_write import NewRecord, fresh_archive
 from ckptfix.errors import DamagedFile, Refused, Unsupported
-from ckptfix.formats.torch_common import fields
+from ckptfix.formats.torch_common import expected_bytes, fields
 from ckptfix.formats.torch_drop import legacy_plan, storage_keys
 from ckptfix.formats.torch_object import TorchObject
 from ckptfix.formats.torch_tensors import BadTensor, is_tensor, storage_entry, tensor_entry
@@ -187,6 +187,8 @@ class _Sight:
         if len(persid.pid) > 5 and persid.pid[5] is not None:
             self.viewed.add(key)
         made = self._made.get((key, kind, location))
+        if made is not None and made.nbytes != expected_bytes(kind, count):
+            raise BadTensor(f"another reference to storage {key} promises another number of bytes")
         if made is None:
             nbytes = count * dtypes.by_name(kind).itemsize
             self.counts[key] = count

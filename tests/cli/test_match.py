@@ -375,8 +375,8 @@ def test_the_library_previews_without_a_destination(one: Path, other: Path) -> N
 
 def test_equal_names_are_not_called_a_match_by_shape(cli: Cli, tmp_path: Path) -> None:
     """A module that is the only one of its shapes is found by these, and its name may be the same all the same."""
-    items = {"features.1.weight": Tensor("0", (3, 5), 15), "old.weight": Tensor("0", (2, 2), 4)}
-    other = {"features.1.weight": Tensor("0", (3, 5), 15), "new.other.weight": Tensor("0", (2, 2), 4)}
+    items = {"features.1.weight": Tensor("0", (3, 5), 15), "old.weight": Tensor("0", (2, 2), 15)}
+    other = {"features.1.weight": Tensor("0", (3, 5), 15), "new.other.weight": Tensor("0", (2, 2), 15)}
     a, b = (
         written(tmp_path / name, torch_zip(assemble(("PROTO", 2), *state_dict_ops(rows), "STOP"), [bytes(60)]))
         for name, rows in (("a.pth", items), ("b.pth", other))

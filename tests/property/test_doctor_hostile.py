@@ -16,7 +16,7 @@ from property.hostile_files import hostile_files
 
 import ckptfix
 
-SECONDS = 2.0
+SECONDS = 4.0
 MEMORY = 100 << 20
 TESTS = Path(__file__).parents[1]
 

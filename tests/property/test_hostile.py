@@ -17,7 +17,7 @@ from property.hostile_files import hostile_files
 import ckptfix
 from ckptfix import errors
 
-SECONDS = 2.0
+SECONDS = 4.0
 """CPU time of one operation."""
 MEMORY = 100 << 20
 TESTS = Path(__file__).parents[1]
