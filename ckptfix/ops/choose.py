@@ -12,9 +12,9 @@ What still are several is a tie (a generator and a discriminator), and is asked 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from ckptfix.checkpoint import Checkpoint, StateDict
+from ckptfix.checkpoint import Checkpoint, StateDict, TensorEntry
 from ckptfix.errors import CkptfixError, Refused, Undecided
 from ckptfix.ops import averages
 from ckptfix.ops.candidates import Candidate, at_address, candidates, state_dict_of, view, whole_module
@@ -121,10 +121,14 @@ def meant(checkpoint: Checkpoint, rows: Sequence[Candidate] | None = None) -> li
     found = narrowed(candidates(checkpoint) if rows is None else rows)
     if len(found) < 2:
         return found
+    held: dict[str, list[TensorEntry]] = {}
+    for entry in checkpoint.entries:
+        held.setdefault(entry.at, []).append(entry)
     first: dict[object, Candidate] = {}
     for row in sorted(found, key=lambda row: row.module is not None):
-        first.setdefault(_tensors(checkpoint, row), row)
-    return [row for row in found if row in first.values()]
+        first.setdefault(_tensors(checkpoint, row, held), row)
+    kept = {id(row) for row in first.values()}
+    return [row for row in found if id(row) in kept]
 
 
 def narrowed(rows: Sequence[Candidate]) -> list[Candidate]:
@@ -147,10 +151,11 @@ def _standing(row: Candidate) -> tuple[int, int]:
     return _OTHER, 0
 
 
-def _tensors(checkpoint: Checkpoint, row: Candidate) -> object:
-    """Equal for candidates that are made of the same tensors of the file."""
+def _tensors(checkpoint: Checkpoint, row: Candidate, held: Mapping[str, Sequence[TensorEntry]]) -> object:
+    """Equal for candidates that are made of the same tensors of the file; `held` are those of each mapping."""
     try:
-        return frozenset(view(entry) for entry in state_dict_of(checkpoint, row)) or row.at
+        entries = held.get(row.at, ()) if row.module is None else state_dict_of(checkpoint, row)
+        return frozenset(view(entry) for entry in entries) or row.at
     except CkptfixError:
         return row.at
 
