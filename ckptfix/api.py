@@ -19,7 +19,7 @@ from ckptfix.ops.convert import refuse_other_suffix
 from ckptfix.ops.inspect import Inspection
 from ckptfix.ops.inspect import inspect as inspect_op
 from ckptfix.ops.law_promise import Promise
-from ckptfix.ops.writing import Draft, about, carry_out, open_input
+from ckptfix.ops.writing import LOSSES, Draft, about, carry_out, open_input
 from ckptfix.results import ConvertResult, RelocateResult, RenameResult
 from ckptfix.words import plural, some
 
@@ -159,16 +159,8 @@ def map_location(
     else:
         here = ", ".join(checkpoint.devices) or "no device"
         line = f"nothing to move (the file names {here})"
-    draft = Draft(
-        source=checkpoint.path,
-        stamp=checkpoint.stamp,
-        dest=os.fspath(dest),
-        format=checkpoint.format,
-        plan=plan,
-        promise=Promise(names_stay=False, edited=checkpoint),
-        lines=(line + _copy_note(not moves.moved),),
-        findings=moves.findings,
-    )
+    lines = (line + _copy_note(not moves.moved),)
+    draft = Draft.of(checkpoint, dest, plan, Promise(names_stay=False, edited=checkpoint), lines, moves.findings)
     done = carry_out(draft, force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
     return RelocateResult(**done, moved=moves.moved, kept=moves.kept)
 
@@ -223,17 +215,9 @@ def convert(
     behind = [address for address in done.left if address not in done.lost]
     if behind:
         lines.append(f"left behind: {some(behind)}")
-    draft = Draft(
-        source=checkpoint.path,
-        stamp=checkpoint.stamp,
-        dest=os.fspath(dest),
-        format=done.format,
-        plan=done.plan,
-        promise=done.promise,
-        lines=tuple(lines),
-        findings=done.plan.findings,
-        exit_code=3 if done.lost else 0,
-    )
+    code = LOSSES if done.lost else 0
+    findings = done.plan.findings
+    draft = Draft.of(checkpoint, dest, done.plan, done.promise, lines, findings, format=done.format, exit_code=code)
     return ConvertResult(
         **carry_out(draft, force=force, keep_old=keep_old, dry_run=dry_run, progress=progress),
         at=done.at,
@@ -329,16 +313,7 @@ def _renamed(
     notes = [f"{found.where}: {found.message}" for found in renames.findings if found.severity == "info"]
     if notes:
         lines.append("; ".join(notes[:5]).removeprefix(": "))
-    draft = Draft(
-        source=checkpoint.path,
-        stamp=checkpoint.stamp,
-        dest=os.fspath(dest),
-        format=checkpoint.format,
-        plan=plan,
-        promise=Promise(names_stay=False, edited=checkpoint),
-        lines=tuple(lines),
-        findings=renames.findings,
-    )
+    draft = Draft.of(checkpoint, dest, plan, Promise(names_stay=False, edited=checkpoint), lines, renames.findings)
     return RenameResult(
         **carry_out(draft, force=force, keep_old=keep_old, dry_run=dry_run, progress=progress),
         changes=renames.changes,

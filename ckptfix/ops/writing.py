@@ -7,7 +7,7 @@ over every draft (`law`), so that no verb can forget it, and writes.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,12 +22,11 @@ from ckptfix.ops.law import audit
 from ckptfix.ops.law_promise import Promise
 from ckptfix.replacing import given_up
 from ckptfix.stamps import Stamp
+from ckptfix.words import some
 
 StrPath = str | os.PathLike[str]
 LOSSES = 3
 """Exit code of a verb that is done, with losses."""
-
-SHOWN = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +51,32 @@ class Draft:
     lines: tuple[str, ...]
     findings: tuple[Finding, ...] = ()
     exit_code: int = 0
+
+    @classmethod
+    def of(
+        cls,
+        checkpoint: Checkpoint,
+        dest: StrPath,
+        plan: Plan,
+        promise: Promise,
+        lines: Iterable[str],
+        findings: Iterable[Finding] = (),
+        *,
+        format: str | None = None,
+        exit_code: int = 0,
+    ) -> Draft:
+        """The draft of a verb that read `checkpoint` and writes `dest`, in the same format by default."""
+        return cls(
+            source=checkpoint.path,
+            stamp=checkpoint.stamp,
+            dest=os.fspath(dest),
+            format=format or checkpoint.format,
+            plan=plan,
+            promise=promise,
+            lines=tuple(lines),
+            findings=tuple(findings),
+            exit_code=exit_code,
+        )
 
 
 def open_input(source: StrPath, dest: StrPath, force: bool) -> Checkpoint:
@@ -101,9 +126,9 @@ def carry_out(
         backup = kept.get(draft.dest)
     lines = list(draft.lines)
     if account.lost:
-        lines.append(f"LOST: {_some(account.lost)}")
+        lines.append(f"LOST: {some(account.lost)}")
     if account.left:
-        lines.append(f"left behind: {_some(account.left)}")
+        lines.append(f"left behind: {some(account.left)}")
     return {
         "source": draft.source,
         "dest": draft.dest,
@@ -123,10 +148,3 @@ def write_text(dest: StrPath, text: str, *, force: bool, source: str) -> None:
     output.check_destination(dest, [source], overwrite=force)
     plan = Plan((OutputFile.of(dest, [text.encode("utf-8", "surrogatepass")]),))
     output.write_plan(plan, overwrite=force, inputs={source: stamp(source)})
-
-
-def _some(names: tuple[str, ...]) -> str:
-    more = f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + more
-
-
