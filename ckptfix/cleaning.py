@@ -17,7 +17,7 @@ from ckptfix.ops.convert import refuse_other_suffix
 from ckptfix.ops.law_promise import everything
 from ckptfix.ops.sanitize_objects import EXTRACT
 from ckptfix.ops.sanitize_report import Loss
-from ckptfix.ops.writing import Draft, about, carry_out, open_input
+from ckptfix.ops.writing import LOSSES, Draft, about, carry_out, open_input
 from ckptfix.results import Result
 from ckptfix.words import plural, several, some
 
@@ -76,17 +76,11 @@ def sanitize(
     with about(checkpoint.path):
         done = sanitize_op.sanitize(checkpoint, os.fspath(dest), keep_only=keep_only, encoding=encoding, torch=torch)
     unasked = [loss for loss in done.losses if not loss.asked]
-    draft = Draft(
-        source=checkpoint.path,
-        stamp=checkpoint.stamp,
-        dest=os.fspath(dest),
-        format=done.format,
-        plan=done.plan,
-        promise=everything(checkpoint, [loss.where for loss in done.losses]),
-        lines=_sanitized_lines(done),
-        findings=(*(_finding(loss, checkpoint.path) for loss in unasked), *done.unloadable),
-        exit_code=3 if unasked or done.unloadable else 0,
-    )
+    findings = (*(_finding(loss, checkpoint.path) for loss in unasked), *done.unloadable)
+    promise = everything(checkpoint, [loss.where for loss in done.losses])
+    code = LOSSES if findings else 0
+    lines = _sanitized_lines(done)
+    draft = Draft.of(checkpoint, dest, done.plan, promise, lines, findings, format=done.format, exit_code=code)
     return SanitizeResult(
         **carry_out(draft, force=force, keep_old=keep_old, dry_run=dry_run, progress=progress),
         changes=done.changes,
@@ -177,15 +171,8 @@ def slim(
         done = slim_op.slim(
             checkpoint, os.fspath(dest), no_optimizer=no_optimizer, dedupe=dedupe, contiguous=contiguous
         )
-    draft = Draft(
-        source=checkpoint.path,
-        stamp=checkpoint.stamp,
-        dest=os.fspath(dest),
-        format=checkpoint.format,
-        plan=done.plan,
-        promise=replace(everything(checkpoint, done.dropped), same=done.same),
-        lines=_slimmed_lines(done, checkpoint.size, no_optimizer),
-    )
+    promise = replace(everything(checkpoint, done.dropped), same=done.same)
+    draft = Draft.of(checkpoint, dest, done.plan, promise, _slimmed_lines(done, checkpoint.size, no_optimizer))
     return SlimResult(
         **carry_out(draft, force=force, keep_old=keep_old, dry_run=dry_run, progress=progress),
         saved=done.saved,

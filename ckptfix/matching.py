@@ -211,17 +211,8 @@ def _draft(found: Found, dest: StrPath) -> Draft:
         if isinstance(edit, Reshape)
         for name, shape in edit.shapes.items()
     }
-    return Draft(
-        source=checkpoint.path,
-        stamp=checkpoint.stamp,
-        dest=os.fspath(dest),
-        format=checkpoint.format,
-        plan=plan,
-        promise=Promise(names_stay=False, edited=checkpoint, shapes=shapes),
-        lines=_lines(found),
-        findings=_findings(found),
-        exit_code=_exit_code(found),
-    )
+    promise = Promise(names_stay=False, edited=checkpoint, shapes=shapes)
+    return Draft.of(checkpoint, dest, plan, promise, _lines(found), _findings(found), exit_code=_exit_code(found))
 
 
 def _findings(found: Found) -> tuple[Finding, ...]:

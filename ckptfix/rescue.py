@@ -27,7 +27,7 @@ from ckptfix.ops.repair import Loss, Repair
 from ckptfix.ops.repair_clean import listed
 from ckptfix.ops.repair_fill import Fill
 from ckptfix.ops.repair_open import repair as repair_op
-from ckptfix.ops.writing import Draft, carry_out
+from ckptfix.ops.writing import LOSSES, Draft, carry_out
 from ckptfix.results import Result
 from ckptfix.words import plural
 
@@ -151,7 +151,7 @@ def _findings(found: Repair) -> tuple[Finding, ...]:
 
 
 def _exit_code(found: Repair) -> int:
-    return 3 if found.losses or found.left_out else 0
+    return LOSSES if found.losses or found.left_out else 0
 
 
 def _result(source: str, found: Repair, done: dict[str, Any]) -> RepairResult:

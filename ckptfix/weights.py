@@ -12,7 +12,7 @@ from ckptfix.collector import without_collections
 from ckptfix.errors import NoSuchFile, file_name
 from ckptfix.fileio import Progress, stamp
 from ckptfix.ops import extract as extract_op
-from ckptfix.ops.writing import Draft, carry_out
+from ckptfix.ops.writing import LOSSES, Draft, carry_out
 from ckptfix.results import Result
 from ckptfix.words import plural, some
 
@@ -109,7 +109,7 @@ def extract(
         promise=done.promise(),
         lines=_lines(done),
         findings=done.plan.findings,
-        exit_code=3 if done.lost or missing else 0,
+        exit_code=LOSSES if done.lost or missing else 0,
     )
     return ExtractResult(
         **carry_out(draft, force=force, keep_old=keep_old, dry_run=dry_run, progress=progress),
