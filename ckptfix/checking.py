@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from threading import Event
 from typing import TYPE_CHECKING
 
-from ckptfix.checkpoint import ByteRange, Check
+from ckptfix.checkpoint import Check
 from ckptfix.commands import quoted
 from ckptfix.errors import DamagedFile
-from ckptfix.fileio import read_chunks
+from ckptfix.fileio import read_chunks, read_from
 from ckptfix.streams import CRC_CHUNK
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Checking:
 
 
 def _place(check: Check) -> tuple[str, int]:
-    first = check.data if isinstance(check.data, ByteRange) else next(iter(check.data.sources), None)
+    first = next(iter(read_from(check.data)), None)
     return (first.path, first.offset) if first is not None else ("", 0)
 
 

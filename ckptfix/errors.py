@@ -33,7 +33,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shlex
 from collections.abc import Mapping
 
 
@@ -227,7 +226,9 @@ def _option(name: str, value: object) -> str:
     if value is True:
         return option
     values = value if isinstance(value, tuple) else (value,)
-    return " ".join(f"{option} {shlex.quote(str(one))}" for one in values)
+    from ckptfix.commands import word
+
+    return " ".join(f"{option} {word(str(one))}" for one in values)
 
 
 class NoMatch(Refused):

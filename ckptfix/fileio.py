@@ -11,7 +11,7 @@ import os
 import stat
 import sys
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import accumulate
 from types import TracebackType
@@ -131,6 +131,23 @@ class PlannedFile(str):
         return b"".join(pieces)
 
 
+def read_from(segment: Segment) -> tuple[ByteRange, ...]:
+    """The ranges of files that a segment is made of."""
+    if isinstance(segment, bytes):
+        return ()
+    return (segment,) if isinstance(segment, ByteRange) else segment.sources
+
+
+def cut(chunks: Iterable[bytes], start: int, count: int) -> Iterator[bytes]:
+    """What of `chunks`, one behind another, are the `count` bytes from `start` on; all of them are asked for."""
+    at = 0
+    for chunk in chunks:
+        piece = chunk[max(start - at, 0) : max(start + count - at, 0)]
+        if piece:
+            yield piece
+        at += len(chunk)
+
+
 CHECKSUM = "checksum"
 """What `Derived.what` says of a checksum of other bytes of the plan."""
 
@@ -140,10 +157,8 @@ def _made(segment: Derived, start: int, count: int) -> bytes:
     if segment.what == CHECKSUM:
         return bytes(count)
     found = bytearray()
-    at = 0
-    for chunk in segment.chunks():
-        found += chunk[max(start - at, 0) : max(start + count - at, 0)]
-        at += len(chunk)
+    for piece in cut(segment.chunks(), start, count):
+        found += piece
         if len(found) == count:
             break
     return bytes(found).ljust(count, b"\0")

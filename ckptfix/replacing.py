@@ -7,12 +7,12 @@ over, for they may say of the old content what is not true of the new (a checksu
 from __future__ import annotations
 
 import os
-import shlex
 import stat
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
 from ckptfix.checkpoint import Finding, Plan
+from ckptfix.commands import quoted
 from ckptfix.sources import permissions, ranges
 
 OTHERS_READ = stat.S_IRGRP | stat.S_IROTH
@@ -38,7 +38,7 @@ def _of_file(path: str, allowed: int) -> Iterator[Finding]:
     mode = stat.S_IMODE(status.st_mode)
     if mode & OTHERS_READ & ~allowed:
         message = f"it keeps its mode {mode:04o}, and more may read it than the input, of mode {allowed:04o}"
-        remedy = f"chmod {mode & (allowed | ~OTHERS_READ):o} {shlex.quote(path)}"
+        remedy = f"chmod {mode & (allowed | ~OTHERS_READ):o} {quoted(path)}"
         yield Finding("more-open", "warning", path, message, fix=remedy)
     if status.st_nlink > 1:
         links = "1 other hard link" if status.st_nlink == 2 else f"{status.st_nlink - 1} other hard links"

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from ckptfix.checkpoint import ByteRange, Plan
 from ckptfix.errors import WriteFailed
-from ckptfix.fileio import Reader, named, stamp, truncated
+from ckptfix.fileio import Reader, named, read_from, stamp, truncated
 from ckptfix.stamps import Stamp
 
 OPEN_SOURCES = 16
@@ -18,10 +18,7 @@ def ranges(plan: Plan) -> Iterator[ByteRange]:
     """Everything that `plan` reads."""
     for file in plan.files:
         for segment in file.segments:
-            if isinstance(segment, ByteRange):
-                yield segment
-            elif not isinstance(segment, bytes):
-                yield from segment.sources
+            yield from read_from(segment)
 
 
 def permissions(paths: Iterable[str]) -> int:

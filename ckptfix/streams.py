@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from ckptfix.checkpoint import ByteRange, Data, Derived
 from ckptfix.errors import DamagedFile
-from ckptfix.fileio import CHECKSUM, Reader, read_chunks
+from ckptfix.fileio import CHECKSUM, Reader, read_chunks, read_from
 
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
@@ -37,10 +37,6 @@ CRC_TASK = 16 << 20
 
 TASKS_AHEAD = 16
 """Tasks that may run ahead of the writer: few enough that it still finds what they read in the page cache."""
-
-
-def _sources(data: Data) -> tuple[ByteRange, ...]:
-    return (data,) if isinstance(data, ByteRange) else data.sources
 
 
 def inflated(data: ByteRange, length: int) -> Derived:
@@ -106,7 +102,7 @@ def byteswapped(data: Data, itemsize: int) -> Derived:
             rest = chunk[whole:]
             yield numbers.tobytes()
 
-    return Derived(data.length, chunks, "byteswapped", _sources(data))
+    return Derived(data.length, chunks, "byteswapped", read_from(data))
 
 
 def gathered(data: ByteRange, itemsize: int, shape: Sequence[int], stride: Sequence[int], offset: int) -> Derived:
@@ -269,7 +265,7 @@ class Checksums:
 
     def segment(self, index: int, pack: Callable[[int], bytes], length: int) -> Derived:
         """`pack(checksum)` of the range number `index`, as a segment of `length` bytes."""
-        return Derived(length, lambda: (pack(self.value(index)),), CHECKSUM, _sources(self._ranges[index]))
+        return Derived(length, lambda: (pack(self.value(index)),), CHECKSUM, read_from(self._ranges[index]))
 
     def _summon(self, needed: int) -> None:
         """Have the first `needed` tasks begun, and some after them."""

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from ckptfix import dtypes
 from ckptfix.checkpoint import ByteRange, Data, Derived, Finding, OutputFile, Plan, Segment, TensorEntry
 from ckptfix.errors import KeyConflict, Unsupported, WouldLoseData
-from ckptfix.fileio import read_chunks
+from ckptfix.fileio import cut, read_chunks
 from ckptfix.formats.safetensors_header import ALIGNMENT, MAX_HEADER, METADATA
 from ckptfix.streams import gathered
 
@@ -116,15 +116,7 @@ def _part(data: Derived, offset: int, length: int) -> Derived:
     if (offset, length) == (0, data.length):
         return data
 
-    def chunks() -> Iterator[bytes]:
-        at = 0
-        for chunk in read_chunks(data):
-            piece = chunk[max(offset - at, 0) : max(offset + length - at, 0)]
-            if piece:
-                yield piece
-            at += len(chunk)
-
-    return Derived(length, chunks, data.what, data.sources)
+    return Derived(length, lambda: cut(read_chunks(data), offset, length), data.what, data.sources)
 
 
 def framed(text: str) -> bytes:

@@ -28,7 +28,7 @@ def audit(promise: Promise, plan: Plan, format: str) -> tuple[Plan, Account]:
         WouldLoseData: the planned file cannot be read back.
     """
     source = promise.edited
-    if source is not None and not promise.shapes and not is_copy(plan) and law_edits.holds_the_same(source, plan):
+    if source is not None and not promise.shapes and law_edits.holds_the_same(source, plan):
         tensors, nbytes = law_edits.size(source)
         return plan, Account(tensors, nbytes, tensors, nbytes)
     if source is not None:

@@ -34,6 +34,8 @@ def holds_the_same(source: Checkpoint, plan: Plan) -> bool:
     if not isinstance(source.graph, Parts) or len(plan.files) != 1:
         return False
     name = PlannedFile(plan.files[0])
+    if plan.files[0].segments == (ByteRange(source.path, 0, source.size),):
+        return True
     try:
         container, graph = _READ[source.format](name)
     except CkptfixError:

@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ckptfix import dtypes
-from ckptfix.checkpoint import ByteRange, Check, Data, Derived, Plan, Segment, Storage, TensorEntry
+from ckptfix.checkpoint import ByteRange, Check, Data, Derived, Plan, Storage, TensorEntry
 from ckptfix.errors import CkptfixError, UnknownFormat, WouldLoseData
-from ckptfix.fileio import PlannedFile
+from ckptfix.fileio import PlannedFile, read_from
 from ckptfix.formats import FORMATS
 from ckptfix.ops.law_promise import Promise, listed, referred
 
@@ -69,7 +69,7 @@ class Output:
                 entries = listed(checkpoint)
             except UnknownFormat:
                 # A program (TorchScript) whose archive was repaired: what it holds is told by its bytes alone.
-                self._copied += (range for segment in file.segments for range in _ranges(segment))
+                self._copied += (range for segment in file.segments for range in read_from(segment))
                 continue
             except CkptfixError as error:
                 message = f"the output that was planned cannot be read back ({error.message}): a fault in ckptfix"
@@ -149,7 +149,7 @@ class Output:
             return True
         if _place(storage, 0) in self._places:
             return True
-        return any(_overlap(span, source) for span in _ranges(storage.data) for source in self._sources)
+        return any(_overlap(span, source) for span in read_from(storage.data) for source in self._sources)
 
     def unchecked(self, promise: Promise) -> Iterator[Check]:
         """The storages that a checksum of the input covers and none of the output."""
@@ -229,13 +229,6 @@ def _spans(part: TensorEntry) -> tuple[ByteRange, ...]:
         return data.sources
     start, end = _extent(part)
     return (ByteRange(data.path, data.offset + start, end - start),)
-
-
-def _ranges(segment: Segment) -> tuple[ByteRange, ...]:
-    """The ranges of files that a segment is made of."""
-    if isinstance(segment, bytes):
-        return ()
-    return (segment,) if isinstance(segment, ByteRange) else segment.sources
 
 
 def _contains(outer: ByteRange, inner: ByteRange) -> bool:

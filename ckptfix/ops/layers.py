@@ -30,9 +30,11 @@ class Packing(NamedTuple):
     start: Callable[[], Any]
 
 
+BZIP2 = Packing("bzip2", b"BZh", bz2.BZ2Decompressor)
+
 PACKINGS = (
     Packing("gzip", b"\x1f\x8b\x08", lambda: zlib.decompressobj(31)),
-    Packing("bzip2", b"BZh", bz2.BZ2Decompressor),
+    BZIP2,
     Packing("xz", b"\xfd7zXZ\0", lambda: lzma.LZMADecompressor(memlimit=MEMORY)),
 )
 

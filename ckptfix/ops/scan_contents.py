@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from ckptfix import dtypes, keys
 from ckptfix.checkpoint import Checkpoint, Finding, StateDict, TensorEntry
+from ckptfix.commands import verbatim, word
 from ckptfix.formats import safetensors, torch_legacy, torch_zip
 from ckptfix.ops import averages, choose, families, sanitize_versions
 from ckptfix.ops.candidates import is_inside
@@ -306,7 +306,7 @@ def prefixed(checkpoint: Checkpoint, prefix: Prefix) -> Iterator[Finding]:
         verb, *options = prefix.options
         options += ["--partial"] if prefix.in_file and others else []
         options += ["--at", state.at] if state.at and len(checkpoint.state_dicts) > 1 else []
-        fixed = " ".join(shlex.quote(word.replace("{", "{{").replace("}", "}}")) for word in options)
+        fixed = " ".join(verbatim(word(option)) for option in options)
         out = "{stripped}" if prefix.in_file else "{wrapped}"
         fix = f"ckptfix {verb} {{source}} {out} {fixed}"
         said = prefix.meaning

@@ -22,7 +22,7 @@ from ckptfix.fileio import BATCH, Reader
 from ckptfix.formats import trusted
 from ckptfix.formats.foreign_archives import tar_members
 from ckptfix.ops.dangerous import is_dangerous
-from ckptfix.ops.layers import FAULTS, Memory, Packing, Unpacked, Window, any_packing_of, base_of, lzma_of_zip
+from ckptfix.ops.layers import BZIP2, FAULTS, Memory, Packing, Unpacked, Window, any_packing_of, base_of, lzma_of_zip
 from ckptfix.pickles import Global, Seen, survey
 from ckptfix.pickles.names import MAGIC, MOST_OPCODES
 
@@ -192,7 +192,7 @@ class _Looker:
         if method == DEFLATED:
             packing = Packing("deflate", b"", lambda: zlib.decompressobj(-zlib.MAX_WBITS))
         elif method == _BZIP2:
-            packing = any_packing_of(b"BZh") or Packing("bzip2", b"", zlib.decompressobj)
+            packing = BZIP2
         elif method == _LZMA and len(head) == 9:
             packing = Packing("lzma", b"", lambda: lzma_of_zip(head))
             reader = Window(reader, 9, reader.size - 9)

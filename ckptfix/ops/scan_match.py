@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from ckptfix.checkpoint import Checkpoint, Finding
+from ckptfix.commands import word
 from ckptfix.errors import CkptfixError
 from ckptfix.ops import match_plan
 from ckptfix.ops.match import match
@@ -41,7 +41,7 @@ def offered(
     about = [row for row in rows if row.id in _ABOUT_NAMES and row.fix is None]
     small = max(len(side.slots), len(target.slots)) <= most
     options = _options(checkpoint, side, target, agreeing) if about and small else None
-    place = f" --at {shlex.quote(side.at)}" if several and side.at else ""
+    place = f" --at {word(side.at)}" if several and side.at else ""
     fix = None if options is None else f"ckptfix match {{source}} {{matched}} --like {{like}}{options}{_plain(place)}"
     for row in rows:
         if row not in about:

@@ -16,6 +16,7 @@ from ckptfix.ops.scan_inside import Hidden
 from ckptfix.pickles import Call, Global, Graph, PersId, survey
 from ckptfix.pickles import opcodes as op
 from ckptfix.pickles.graph import attributes, pairs
+from ckptfix.words import some
 
 _ABOUT = (
     ("numpy._core", "a name of NumPy 2, which NumPy 1 does not have"),
@@ -146,8 +147,7 @@ def named_in(data: bytes) -> str:
 def listed(names: Sequence[str]) -> str:
     """Names in one line, those that run code first."""
     ordered = sorted(names, key=lambda name: not is_dangerous(name))
-    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
-    return ", ".join(ordered[:LISTED]) + more
+    return some(ordered, LISTED)
 
 
 def after_stop(data: bytes, end: int, where: str, base: int = 0) -> Iterator[Finding]:

@@ -7,7 +7,6 @@ taken off or put on (`prefixes`). What differs then is sorted by what is known o
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -50,7 +49,7 @@ def scan(checkpoint: Checkpoint, target: Side, *, at: str | None = None, fast: b
     alignable = not fast and not renaming.agreeing and len(have) <= MOST_MATCHED
     if alignable and (rules := _by_structure(side, target)):
         message = f"all {len(have):,} tensors are the model's under other names, as {rules}"
-        place = f" --at {shlex.quote(side.at)}".replace("{", "{{").replace("}", "}}") if side.at else ""
+        place = f" --at {verbatim(word(side.at))}" if side.at else ""
         fix = f"ckptfix match {{source}} {{matched}} --like {{like}}{place if several else ''}"
         yield found("matched-by-structure", message, where=side.at or "", fix=fix)
         return

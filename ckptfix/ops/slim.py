@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from ckptfix.checkpoint import ByteRange, Checkpoint, Data, OutputFile, Plan
+from ckptfix.commands import command
 from ckptfix.errors import BadPickle, Refused, Unsupported
 from ckptfix.fileio import read_chunks
 from ckptfix.formats import safetensors, torch_legacy
@@ -82,7 +82,7 @@ def slim(
         raise BadPickle(str(error), path=checkpoint.path) from None
     except Unsupported as error:
         error.path = error.path or checkpoint.path
-        error.hint = error.hint or f"`ckptfix extract {shlex.quote(checkpoint.path)} OUT` takes the weights out of it"
+        error.hint = error.hint or f"`{command('extract', checkpoint.path, 'OUT')}` takes the weights out of it"
         raise
 
 

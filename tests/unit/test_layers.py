@@ -37,6 +37,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
 """From the bottom up. A room imports from layers below its own, and of its own layer only where `BESIDE` says so."""
 
 BESIDE = {
+    ("errors", "commands"),
     *(("checkpoint", "dtypes"), ("output", "fileio"), ("streams", "fileio")),
     *(("durable", "fileio"), ("output", "durable"), ("sources", "fileio"), ("replacing", "sources")),
     *(("output", "sources"), ("output", "written")),
