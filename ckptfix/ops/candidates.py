@@ -78,7 +78,8 @@ def at_address(checkpoint: Checkpoint, at: str) -> Candidate:
         NoSuchTensor: there is neither.
     """
     at = at.strip("/")
-    known = next((row for row in candidates(checkpoint) if row.at == at), None)
+    rows = candidates(checkpoint)
+    known = next((row for row in rows if row.at == at), None)
     if known is not None:
         return known
     if isinstance(checkpoint.graph, Parts):
@@ -91,7 +92,7 @@ def at_address(checkpoint: Checkpoint, at: str) -> Candidate:
     names = {site.at: site.names for site in checkpoint.sites if site.kind == "state_dict"}
     if at in names:
         return Candidate(at, None, names[at])
-    known_ats = [row.at for row in candidates(checkpoint)]
+    known_ats = [row.at for row in rows]
     addresses = list(dict.fromkeys([*known_ats, *names]))
     near = tuple(difflib.get_close_matches(at, addresses, 3, 0.4)) or tuple(known_ats[:8])
     hint = where_else(near) if near else "`ckptfix inspect` shows what it holds"
@@ -167,6 +168,12 @@ def view(entry: TensorEntry) -> tuple[Any, ...]:
     """What tells a tensor from others of its file, names aside; those that have no data are alike."""
     key = entry.storage.key if entry.storage is not None else tuple(view(part) for part in entry.parts)
     return key, entry.dtype, entry.offset, entry.shape, entry.stride
+
+
+def beside_state_dict(checkpoint: Checkpoint, at: str, taken: Iterable[TensorEntry]) -> list[TensorEntry]:
+    """Tensors in the module at `at` that its state dict, `taken`, does not have: other buffers, plain attributes."""
+    views = {view(entry) for entry in taken}
+    return [entry for entry in checkpoint.entries if is_inside(entry.name, at) and view(entry) not in views]
 
 
 def module_of(checkpoint: Checkpoint) -> dict[str, str]:

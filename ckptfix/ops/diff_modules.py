@@ -9,7 +9,7 @@ from typing import Any, Literal
 from ckptfix.checkpoint import Checkpoint, NameSite, StateDict, TensorEntry
 from ckptfix.formats.torch_module import Module
 from ckptfix.ops import choose
-from ckptfix.ops.candidates import Candidate, is_inside, module_entries, read_module, view
+from ckptfix.ops.candidates import Candidate, beside_state_dict, is_inside, module_entries, read_module
 from ckptfix.ops.diff_rows import ModuleRead
 
 
@@ -59,15 +59,9 @@ def _without_modules(
         sites=tuple(sites),
         findings=(*checkpoint.findings, *noticed),
     )
-    return made_of, [ModuleRead(side, row.at, _left(checkpoint, row, made[row.at])) for row in rows]
+    left = {row.at: beside_state_dict(checkpoint, row.at, made[row.at]) for row in rows}
+    return made_of, [ModuleRead(side, row.at, tuple(entry.name for entry in left[row.at])) for row in rows]
 
 
 def _entries(checkpoint: Checkpoint, row: Candidate, module: Module) -> tuple[TensorEntry, ...]:
     return tuple(replace(entry, at=row.at) for entry in module_entries(checkpoint, module))
-
-
-def _left(checkpoint: Checkpoint, row: Candidate, taken: tuple[TensorEntry, ...]) -> tuple[str, ...]:
-    """Tensors in a module that its state dict does not have."""
-    views = {view(entry) for entry in taken}
-    inside = [entry for entry in checkpoint.entries if is_inside(entry.name, row.at)]
-    return tuple(entry.name for entry in inside if view(entry) not in views)

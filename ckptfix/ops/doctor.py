@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ckptfix.checkpoint import ByteRange, Checkpoint, Finding
+from ckptfix.commands import verbatim
 from ckptfix.containers.zip_local import record_data
 from ckptfix.containers.zip_read import Record
 from ckptfix.errors import (
@@ -157,7 +158,7 @@ def _judge(
     yield from _container(path, checkpoint)
     piece = piece_of(checkpoint, at)
     if piece is not None:
-        fix = piece.way_out.replace("{", "{{").replace("}", "}}")
+        fix = verbatim(piece.way_out)
         yield found("one-rank", piece.message, where=piece.where, fix=fix)
     view = checkpoint if at is None else scan_contents.only_at(checkpoint, at)
     yield from _pickles(checkpoint, looked, at)

@@ -15,7 +15,7 @@ from ckptfix.formats.torch_emit import Calls
 from ckptfix.formats.torch_object import plain
 from ckptfix.formats.torch_zip import Archive
 from ckptfix.formats.weights import Weights, check_whole
-from ckptfix.ops.candidates import Candidate, is_inside, leaves, plain_entries, read_module, view
+from ckptfix.ops.candidates import Candidate, beside_state_dict, is_inside, leaves, plain_entries, read_module
 from ckptfix.ops.convert import MISREAD, refuse_damaged
 from ckptfix.ops.pieces import refuse_odd_keys
 from ckptfix.pickles.graph import label, pairs
@@ -42,10 +42,7 @@ def read(checkpoint: Checkpoint, candidate: Candidate) -> Weights:
     if candidate.module is None:
         beside = [entry for entry in checkpoint.entries if entry.at != candidate.at]
         return replace(made, beside=tuple(beside))
-    taken = {view(entry) for entry in made.entries}
-    inside = [entry for entry in checkpoint.entries if is_inside(entry.name, candidate.at)]
-    # Buffers that no state dict has, and tensors that are plain attributes.
-    own = [entry for entry in inside if view(entry) not in taken]
+    own = beside_state_dict(checkpoint, candidate.at, made.entries)
     beside = [*own, *(entry for entry in checkpoint.entries if not is_inside(entry.name, candidate.at))]
     left = dict.fromkeys((*made.left, *(entry.name for entry in own)))
     return replace(made, beside=tuple(beside), left=tuple(left))

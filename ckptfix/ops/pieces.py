@@ -28,6 +28,7 @@ from ckptfix.formats.torch_common import Parts
 from ckptfix.formats.torch_state import SHARDED, state_rows
 from ckptfix.formats.torch_tensors import BadTensor, sizes
 from ckptfix.ops import choose
+from ckptfix.ops.call_classes import class_of
 from ckptfix.pickles import Call, Global
 from ckptfix.pickles.graph import pairs
 
@@ -310,12 +311,8 @@ def _dtensor(entry: TensorEntry, state: Mapping[str, Any]) -> Piece | None:
 
 
 def _name_of(node: Any) -> str:
-    if type(node) is not Call:
-        return ""
-    func, args = node.func, node.args
-    if type(func) is Global and func.name in ("_reconstructor", "__newobj__") and type(args) is tuple and args:
-        func = args[0]
-    return func.name if type(func) is Global else ""
+    found = class_of(node) if type(node) is Call else None
+    return "" if found is None else found.name
 
 
 def _listed(node: Any) -> list[Any]:

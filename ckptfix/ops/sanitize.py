@@ -17,9 +17,9 @@ from ckptfix.formats.torch_rewrite import plan_rewrite, written
 from ckptfix.formats.torch_tensors import BadTensor
 from ckptfix.ops import choose
 from ckptfix.ops import sanitize_versions as versions
+from ckptfix.ops.call_classes import class_name
 from ckptfix.ops.candidates import candidates, whole_module
 from ckptfix.ops.convert import refuse_damaged
-from ckptfix.ops.sanitize_classes import class_name
 from ckptfix.ops.sanitize_convert import Converter
 from ckptfix.ops.sanitize_objects import EXTRACT
 from ckptfix.ops.sanitize_report import DROPPED, Loss, Report, Settings

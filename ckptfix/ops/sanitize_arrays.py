@@ -8,7 +8,7 @@ from ckptfix import dtypes
 from ckptfix.checkpoint import contiguous_stride
 from ckptfix.formats.torch_rewrite import NewStorage, literal, new_tensor
 from ckptfix.ops import sanitize_numpy as numpy_pickles
-from ckptfix.ops.sanitize_classes import class_name
+from ckptfix.ops.call_classes import class_name
 from ckptfix.ops.sanitize_numpy import Array, BadValue, new_dict
 from ckptfix.ops.sanitize_report import Steps
 from ckptfix.pickles import Call

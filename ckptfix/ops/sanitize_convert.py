@@ -13,7 +13,7 @@ from ckptfix.errors import Unsupported
 from ckptfix.formats import trusted
 from ckptfix.ops import sanitize_objects as objects
 from ckptfix.ops import sanitize_versions as versions
-from ckptfix.ops.sanitize_classes import class_name
+from ckptfix.ops.call_classes import class_name
 from ckptfix.ops.sanitize_keys import hashable, refuse_conflicts
 from ckptfix.ops.sanitize_numpy import SCALAR_TYPES, BadValue
 from ckptfix.ops.sanitize_report import DROPPED, Loss, Report, Settings, Steps

@@ -11,7 +11,7 @@ from ckptfix.formats.torch_state import state_rows
 from ckptfix.formats.torch_tensors import is_tensor
 from ckptfix.ops import sanitize_arrays as arrays
 from ckptfix.ops import sanitize_numpy as numpy_pickles
-from ckptfix.ops.sanitize_classes import NEW, RECONSTRUCT, class_name
+from ckptfix.ops.call_classes import NEW, RECONSTRUCT, class_name
 from ckptfix.ops.sanitize_numpy import BadValue, new_dict
 from ckptfix.ops.sanitize_report import DROPPED, Steps
 from ckptfix.ops.sanitize_values import LISTS, MAPPINGS, RULES, STATEFUL

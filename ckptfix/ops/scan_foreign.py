@@ -81,7 +81,7 @@ def scan(path: str, error: CkptfixError) -> Iterator[Finding]:
 
 def _part(path: str, error: DistributedPart) -> Finding:
     beside = Path(path).with_name(".metadata").is_file()
-    command = merge_command(str(Path(path).parent)).replace("{", "{{").replace("}", "}}")
+    command = verbatim(merge_command(str(Path(path).parent)))
     return found("distributed-shard", error.message, fix=command if beside else None)
 
 
@@ -114,7 +114,7 @@ def _unknown(path: str, error: UnknownFormat) -> Iterator[Finding]:
 
 def _fix(path: str, error: UnknownFormat) -> str | None:
     """What helps, where it is not what the row of the kind says."""
-    id, hint = error.kind, (error.hint or "").replace("{", "{{").replace("}", "}}")
+    id, hint = error.kind, verbatim(error.hint or "")
     if id in _KEPT_HINTS and hint:
         return hint
     if id == "compressed" and packing_of(_head(path)) is None:
@@ -124,8 +124,7 @@ def _fix(path: str, error: UnknownFormat) -> str | None:
         return verbatim(command("doctor", parent)) if (parent / "data").is_dir() else None
     if id == "dcp-folder" and not Path(path).is_dir():
         # torch's merger takes the folder, and of a file in it says that it found no checkpoint.
-        folder = str(Path(path).parent).replace("{", "{{").replace("}", "}}")
-        return merge_command(folder)
+        return verbatim(merge_command(str(Path(path).parent)))
     return None
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from ckptfix.checkpoint import Checkpoint, Finding
-from ckptfix.commands import word
+from ckptfix.commands import verbatim, word
 from ckptfix.errors import CkptfixError
 from ckptfix.ops import match_plan
 from ckptfix.ops.match import match
@@ -42,7 +42,7 @@ def offered(
     small = max(len(side.slots), len(target.slots)) <= most
     options = _options(checkpoint, side, target, agreeing) if about and small else None
     place = f" --at {word(side.at)}" if several and side.at else ""
-    fix = None if options is None else f"ckptfix match {{source}} {{matched}} --like {{like}}{options}{_plain(place)}"
+    fix = None if options is None else f"ckptfix match {{source}} {{matched}} --like {{like}}{options}{verbatim(place)}"
     for row in rows:
         if row not in about:
             yield row
@@ -50,10 +50,6 @@ def offered(
             yield replace(row, fix=fix)
         else:
             yield replace(row, fix=_OTHER_MODEL if row.id == "no-names-match" else "")
-
-
-def _plain(text: str) -> str:
-    return text.replace("{", "{{").replace("}", "}}")
 
 
 def _options(checkpoint: Checkpoint, side: Side, target: Side, agreeing: int) -> str | None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from ckptfix.checkpoint import Finding
 from ckptfix.formats import trusted
 from ckptfix.ops import scan_inside
+from ckptfix.ops.call_classes import class_of
 from ckptfix.ops.catalogue import found
 from ckptfix.ops.dangerous import is_dangerous
 from ckptfix.ops.layers import Memory
@@ -189,12 +190,5 @@ def modules(graph: Graph) -> tuple[str, int] | None:
 
 def _class_name(node: Call) -> str:
     """The class of an object, however the pickle names it."""
-    func = node.func
-    for _ in range(3):
-        # copyreg._reconstructor(cls, object, None) and NEWOBJ stand for the same.
-        if type(func) is Global and func.name in ("_reconstructor", "__newobj__") and node.args:
-            func = node.args[0]
-        # torch's old format names a class with its source: ('module', class, file, text).
-        elif type(func) is PersId and type(func.pid) is tuple and func.pid[:1] == ("module",) and len(func.pid) > 1:
-            func = func.pid[1]
-    return func.full if type(func) is Global else "a class that it does not name"
+    found = class_of(node)
+    return found.full if found is not None else "a class that it does not name"
