@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from ckptfix.api import diff as diff
     from ckptfix.api import inspect as inspect
     from ckptfix.api import map_location as map_location
-    from ckptfix.api import open_checkpoint as open_checkpoint
     from ckptfix.api import rename as rename
     from ckptfix.api import strip_module as strip_module
     from ckptfix.api import to_cpu as to_cpu
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from ckptfix.diagnosis import doctor as doctor
     from ckptfix.errors import CkptfixError as CkptfixError
     from ckptfix.errors import LoadMismatch as LoadMismatch
+    from ckptfix.formats import open_checkpoint as open_checkpoint
     from ckptfix.loaders import ForeignObject as ForeignObject
     from ckptfix.loaders import LoadReport as LoadReport
     from ckptfix.loaders import OptimizerReport as OptimizerReport
@@ -45,13 +45,14 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    **dict.fromkeys(("add_module", "convert", "diff", "inspect", "map_location", "open_checkpoint"), "ckptfix.api"),
+    **dict.fromkeys(("add_module", "convert", "diff", "inspect", "map_location"), "ckptfix.api"),
     **dict.fromkeys(("rename", "strip_module", "to_cpu", "unwrap"), "ckptfix.api"),
     "Checkpoint": "ckptfix.checkpoint",
     "CkptfixError": "ckptfix.errors",
     "LoadMismatch": "ckptfix.errors",
     "doctor": "ckptfix.diagnosis",
     "match": "ckptfix.matching",
+    "open_checkpoint": "ckptfix.formats",
     "repair": "ckptfix.rescue",
     **dict.fromkeys(("sanitize", "slim"), "ckptfix.cleaning"),
     "extract": "ckptfix.weights",

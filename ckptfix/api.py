@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ckptfix import formats
 from ckptfix.checkpoint import Checkpoint, Edit, Plan
 from ckptfix.collector import without_collections
-from ckptfix.errors import Refused
-from ckptfix.formats import torch_legacy
+from ckptfix.errors import Refused, StrPath
+from ckptfix.fileio import Progress
+from ckptfix.formats import open_checkpoint, torch_legacy
 from ckptfix.ops import convert as convert_op
 from ckptfix.ops import relocate as relocate_op
 from ckptfix.ops import rename as rename_op
@@ -26,10 +27,7 @@ from ckptfix.words import plural, some
 if TYPE_CHECKING:
     from ckptfix.ops.diff import DiffResult
 
-StrPath = str | os.PathLike[str]
-Progress = Callable[[int, int], None]
 
-open_checkpoint = without_collections(formats.open_checkpoint)
 
 
 @without_collections
@@ -151,7 +149,7 @@ def map_location(
     """
     checkpoint = open_input(source, dest, force)
     moves = relocate_op.relocate(checkpoint, target)
-    plan = _edit(checkpoint, moves.edits, dest)
+    plan = plan_edits(checkpoint, moves.edits, dest)
     if moves.moved:
         rows = ", ".join(f"{old} -> {new} in {plural(count, 'place')}" for (old, new), count in moves.moved.items())
         kept = ", ".join(f"{count} on {location}" for location, count in moves.kept.items())
@@ -159,7 +157,7 @@ def map_location(
     else:
         here = ", ".join(checkpoint.devices) or "no device"
         line = f"nothing to move (the file names {here})"
-    lines = (line + _copy_note(not moves.moved),)
+    lines = (line + copy_note(not moves.moved),)
     draft = Draft.of(checkpoint, dest, plan, Promise(names_stay=False, edited=checkpoint), lines, moves.findings)
     done = carry_out(draft, force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
     return RelocateResult(**done, moved=moves.moved, kept=moves.kept)
@@ -204,7 +202,7 @@ def convert(
     done = convert_op.convert(checkpoint, os.fspath(dest), to=to, at=at, drop_unsupported=drop_unsupported)
     line = f"{plural(done.tensors, 'tensor')} from {checkpoint.format} to {done.format}"
     if done.format == checkpoint.format:
-        line = f"nothing to do: it is {done.format} already{_copy_note(True)}"
+        line = f"nothing to do: it is {done.format} already{copy_note(True)}"
     if done.at:
         line += f", those of {done.at}"
     if done.ties:
@@ -276,7 +274,7 @@ def inspect(path: StrPath) -> Inspection:
     return inspect_op(open_checkpoint(path))
 
 
-def _edit(checkpoint: Checkpoint, edits: Sequence[Edit], dest: StrPath) -> Plan:
+def plan_edits(checkpoint: Checkpoint, edits: Sequence[Edit], dest: StrPath) -> Plan:
     refuse_other_suffix(checkpoint.path, os.fspath(dest), checkpoint.format)
     if edits:
         # A new header over the data that is left would be a file as broken, made without a word.
@@ -296,7 +294,7 @@ def _renamed(
     dry_run: bool,
     progress: Progress | None,
 ) -> RenameResult:
-    plan = _edit(checkpoint, renames.edits, dest)
+    plan = plan_edits(checkpoint, renames.edits, dest)
     if renames.changes:
         first = renames.changes[0]
         places = len({change.at for change in renames.changes})
@@ -309,7 +307,7 @@ def _renamed(
         line = f"{verb} {plural(renames.references, 'name')} of an optimizer"
     else:
         line = f"nothing to do: {nothing}"
-    lines = [line + _copy_note(not renames.edits)]
+    lines = [line + copy_note(not renames.edits)]
     notes = [f"{found.where}: {found.message}" for found in renames.findings if found.severity == "info"]
     if notes:
         lines.append("; ".join(notes[:5]).removeprefix(": "))
@@ -321,5 +319,5 @@ def _renamed(
     )
 
 
-def _copy_note(unchanged: bool) -> str:
+def copy_note(unchanged: bool) -> str:
     return "; the output is an identical copy" if unchanged else ""

@@ -10,6 +10,7 @@ from typing import Any
 from ckptfix.checkpoint import Finding
 from ckptfix.collector import without_collections
 from ckptfix.commands import command
+from ckptfix.errors import StrPath
 from ckptfix.fileio import Progress
 from ckptfix.ops import sanitize as sanitize_op
 from ckptfix.ops import slim as slim_op
@@ -20,8 +21,6 @@ from ckptfix.ops.sanitize_report import Loss
 from ckptfix.ops.writing import LOSSES, Draft, about, carry_out, open_input
 from ckptfix.results import Result
 from ckptfix.words import plural, several, some
-
-StrPath = str | os.PathLike[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

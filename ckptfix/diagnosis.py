@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-
 from ckptfix.collector import without_collections
+from ckptfix.errors import StrPath
 from ckptfix.ops import doctor as doctor_op
 from ckptfix.ops import targets
 from ckptfix.ops.catalogue import ENTRIES
 from ckptfix.ops.catalogue_row import Entry
 from ckptfix.ops.doctor_report import Diagnosis, of_message
-
-StrPath = str | os.PathLike[str]
 
 
 @without_collections

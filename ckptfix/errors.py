@@ -35,6 +35,9 @@ import errno
 import os
 from collections.abc import Mapping
 
+StrPath = str | os.PathLike[str]
+"""What names a file."""
+
 
 def printable(text: object) -> str:
     """`text` with control characters, lone surrogates and escapes made visible.

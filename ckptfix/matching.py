@@ -12,7 +12,7 @@ from typing import Any
 from ckptfix import formats, output
 from ckptfix.checkpoint import Checkpoint, Finding, Plan, Reshape
 from ckptfix.collector import without_collections
-from ckptfix.errors import CkptfixError, NoMatch, Refused, file_name, printable
+from ckptfix.errors import CkptfixError, NoMatch, Refused, StrPath, file_name, printable
 from ckptfix.fileio import Progress
 from ckptfix.ops import match as match_op
 from ckptfix.ops import match_plan, targets
@@ -22,8 +22,6 @@ from ckptfix.ops.match import Matching
 from ckptfix.ops.name_rules import NameRule
 from ckptfix.ops.writing import Draft, about, carry_out, write_text
 from ckptfix.results import MatchResult
-
-StrPath = str | os.PathLike[str]
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from weakref import finalize
 from ckptfix import formats, output
 from ckptfix.checkpoint import Finding, Plan
 from ckptfix.collector import without_collections
-from ckptfix.errors import NoSuchFile, Refused, WriteFailed, file_name
+from ckptfix.errors import NoSuchFile, Refused, StrPath, WriteFailed, file_name
 from ckptfix.fileio import Progress, stamp
 from ckptfix.ops import targets
 from ckptfix.ops.convert import refuse_other_suffix
@@ -30,8 +30,6 @@ from ckptfix.ops.repair_open import repair as repair_op
 from ckptfix.ops.writing import LOSSES, Draft, carry_out
 from ckptfix.results import Result
 from ckptfix.words import plural
-
-StrPath = str | os.PathLike[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

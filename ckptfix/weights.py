@@ -9,14 +9,12 @@ from typing import Any
 
 from ckptfix import output
 from ckptfix.collector import without_collections
-from ckptfix.errors import NoSuchFile, file_name
+from ckptfix.errors import NoSuchFile, StrPath, file_name
 from ckptfix.fileio import Progress, stamp
 from ckptfix.ops import extract as extract_op
 from ckptfix.ops.writing import LOSSES, Draft, carry_out
 from ckptfix.results import Result
 from ckptfix.words import plural, some
-
-StrPath = str | os.PathLike[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

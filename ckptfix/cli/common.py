@@ -12,6 +12,7 @@ from ckptfix.cli import tables
 from ckptfix.cli.console import Console, pass_console
 from ckptfix.cli.tables import size
 from ckptfix.errors import printable
+from ckptfix.fileio import Progress
 from ckptfix.words import plural
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class How(TypedDict):
     force: bool
     keep_old: bool
     dry_run: bool
-    progress: Callable[[int, int], None] | None
+    progress: Progress | None
 
 
 def at_option() -> click.Option:

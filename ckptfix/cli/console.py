@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ckptfix.fileio import Progress
+
 import contextlib
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -78,7 +83,7 @@ class Console:
             self.note(f"... {len(shown) - most:,} more findings (--json has all)")
 
     @contextlib.contextmanager
-    def progress(self, at_end: str = "") -> Iterator[Callable[[int, int], None] | None]:
+    def progress(self, at_end: str = "") -> Iterator[Progress | None]:
         """A callable (bytes done, bytes in all) that draws on stderr; None where nobody would see it.
 
         Args:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import cast
 
 from ckptfix.checkpoint import Checkpoint
+from ckptfix.collector import without_collections
 from ckptfix.errors import CkptfixError, NoFile, UnknownFormat, file_name, not_readable
 from ckptfix.fileio import stamp
 from ckptfix.formats import base, distributed, safetensors, torch_legacy, torch_zip
@@ -65,6 +66,7 @@ def is_checkpoint(path: str | os.PathLike[str]) -> bool:
     return True
 
 
+@without_collections
 def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     """Read a checkpoint of any format: names, shapes and places, not one tensor byte.
 

@@ -62,16 +62,16 @@ def read(path: str) -> Checkpoint:
     """Read names, shapes and places; see the contract in `base`."""
     findings: list[Finding] = []
     with Reader(path) as reader:
-        graphs = _pickles(reader, path)
+        graphs = read_pickles(reader, path)
         magic, protocol, info, graph, key_graph = graphs
         if magic.root != MAGIC or protocol.root != PROTOCOL:
             raise BadPickle("the magic number or protocol is computed, not written", path=path, where="header")
-        for part, side in zip(_PARTS, graphs, strict=True):
+        for part, side in zip(PARTS, graphs, strict=True):
             if side is not graph:
                 _note(side, part, graph)
         known = {str(key): value for key, value in pairs(info.root) or () if isinstance(key, str)}
         keys = [str(key) for key in key_graph.root] if type(key_graph.root) is list else []
-        storages = _storages(reader, path, graph, keys, key_graph.end, findings)
+        storages = read_storages(reader, path, graph, keys, key_graph.end, findings)
         size = reader.size
     layout = Layout(graph.start, graph.end, storages)
     return torch_common.build(
@@ -80,7 +80,7 @@ def read(path: str) -> Checkpoint:
         size=size,
         graph=graph,
         container=layout,
-        storages=torch_common.Storages(_Places(layout)),
+        storages=torch_common.Storages(Places(layout)),
         traits={"storages": len(storages), "written on": f"{'little' if known.get('little_endian') else 'big'}-endian"},
         byteorder="little",
         findings=findings,
@@ -98,13 +98,13 @@ def _note(side: Graph, part: str, graph: Graph) -> None:
 def read_object(path: str) -> tuple[Layout, Graph]:
     """Where the parts are, and the parsed pickle of the object, and nothing made of them. Raises as `read`."""
     with Reader(path) as reader:
-        *_, graph, key_graph = _pickles(reader, path)
+        *_, graph, key_graph = read_pickles(reader, path)
         keys = [str(key) for key in key_graph.root] if type(key_graph.root) is list else []
-        storages = _storages(reader, path, graph, keys, key_graph.end, [])
+        storages = read_storages(reader, path, graph, keys, key_graph.end, [])
     return Layout(graph.start, graph.end, storages), graph
 
 
-def _pickles(reader: Reader, path: str) -> list[Graph]:
+def read_pickles(reader: Reader, path: str) -> list[Graph]:
     """The five pickles; their spans are offsets in the file.
 
     The size of the object's pickle is stated nowhere: a window from the start of the file is parsed, and
@@ -117,7 +117,7 @@ def _pickles(reader: Reader, path: str) -> list[Graph]:
         position = 0
         try:
             for _ in range(5):
-                graphs.append(parse(data, start=position, path=path, where=_PARTS[len(graphs)]))
+                graphs.append(parse(data, start=position, path=path, where=PARTS[len(graphs)]))
                 position = graphs[-1].end
             return graphs
         except TruncatedPickle:
@@ -128,10 +128,10 @@ def _pickles(reader: Reader, path: str) -> list[Graph]:
             window *= 4
 
 
-_PARTS = ("magic number", "protocol", "sys_info", "object", "storage keys")
+PARTS = ("magic number", "protocol", "sys_info", "object", "storage keys")
 
 
-def _storages(
+def read_storages(
     reader: Reader, path: str, graph: Graph, keys: list[str], position: int, findings: list[Finding]
 ) -> dict[str, tuple[ByteRange, int]]:
     """The place of each storage; those beyond the end of the file keep their promised place."""
@@ -165,12 +165,12 @@ def _storages(
     return found
 
 
-class _Places:
+class Places:
     def __init__(self, layout: Layout) -> None:
-        self._storages = layout.storages
+        self.read_storages = layout.storages
 
     def __call__(self, key: str) -> tuple[Data | None, int, int | None]:
-        found = self._storages.get(key)
+        found = self.read_storages.get(key)
         return (None, -1, None) if found is None else (found[0], found[0].length, None)
 
 

@@ -112,12 +112,12 @@ def walk(graph: Graph) -> TorchObject:
         if (literal := _encoded(node)) is not None:
             found.values.append((address, literal))
             continue
-        if not _is_container(node) or (kind in (tuple, list) and not any(map(_is_container, node))):
+        if not is_container(node) or (kind in (tuple, list) and not any(map(is_container, node))):
             # A tuple of plain values is one value: picklers share equal ones, which means nothing.
             found.values.append((address, node))
             continue
         if id(node) in visited:
-            found.values.append((address, f"<same object as before: {_describe(node)}>"))
+            found.values.append((address, f"<same object as before: {described(node)}>"))
             continue
         visited.add(id(node))
         if address in addresses:
@@ -152,11 +152,11 @@ def _encoded(node: Any) -> bytes | None:
     return None
 
 
-def _is_container(node: Any) -> bool:
-    return type(node) in _CONTAINERS
+def is_container(node: Any) -> bool:
+    return type(node) in CONTAINERS
 
 
-_CONTAINERS = frozenset((tuple, list, Dict, Call, Set, PersId))
+CONTAINERS = frozenset((tuple, list, Dict, Call, Set, PersId))
 
 
 def _is_storage(node: PersId) -> bool:
@@ -270,7 +270,7 @@ def _note_optimizer(found: TorchObject, at: str, parts: dict[str, Any]) -> None:
                     found.sites.append(Site(f"{prefix}param_groups/{index}/{key}", "param_names", uses))
 
 
-def _describe(node: Any) -> str:
+def described(node: Any) -> str:
     if type(node) is Call and type(node.func) is Global:
         return node.func.full
     return {Dict: "dict"}.get(type(node), type(node).__name__)
@@ -299,7 +299,7 @@ def _scalar(node: Any) -> Any:
         return str(node)
     if kind is int and node.bit_length() > MAX_BITS:
         return hex(node)
-    if kind in _CONTAINERS or kind is Global:
+    if kind in CONTAINERS or kind is Global:
         return "".join(_told(node, [MAX_NODES]))
     return node
 
@@ -315,7 +315,7 @@ def _told(node: Any, left: list[int], depth: int = 0) -> Iterator[str]:
     elif kind is PersId:
         yield "<persistent id>"
     elif kind is Call:
-        yield f"<{_describe(node)}("
+        yield f"<{described(node)}("
         yield from _listed(node.args if type(node.args) is tuple else (), left, depth)
         yield ")>"
     elif kind in (tuple, list):

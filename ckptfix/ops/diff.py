@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from ckptfix.checkpoint import Checkpoint, Finding, TensorEntry
 from ckptfix.collector import without_collections
+from ckptfix.fileio import Progress
 from ckptfix.ops.diff_content import Group, Renamed, find_renamed
 from ckptfix.ops.diff_match import At, Side, match, sides
 from ckptfix.ops.diff_plain import compare_values
@@ -31,7 +32,7 @@ def diff(
     strip: Sequence[str] = (),
     quick: bool = False,
     at: At = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> DiffResult:
     """Compare checkpoint `a` with `b`: names, properties, elements, and the values that are no tensors.
 

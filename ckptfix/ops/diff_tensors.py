@@ -9,6 +9,7 @@ from operator import attrgetter
 
 from ckptfix.checkpoint import ByteRange, TensorEntry
 from ckptfix.errors import Unsupported
+from ckptfix.fileio import Progress
 from ckptfix.formats import torch_tensors
 from ckptfix.ops import diff_bytes, diff_sources
 from ckptfix.ops.diff_bytes import Job
@@ -17,8 +18,6 @@ from ckptfix.ops.diff_elements import Comparison
 from ckptfix.ops.diff_rows import Difference, Match, Sharing, TensorChange
 from ckptfix.ops.diff_sources import Readers, Workers
 from ckptfix.ops.values import ValueDiff
-
-Progress = Callable[[int, int], None]
 
 UNSTATED = {"safetensors": frozenset({"device", "requires_grad", "parameter", "stride", "detail", "sharing"})}
 """What a format says nothing of: it is not compared with what the other file says."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from ckptfix import formats, output
 from ckptfix.checkpoint import Checkpoint, Finding, OutputFile, Plan
-from ckptfix.errors import CkptfixError, DamagedFile
+from ckptfix.errors import CkptfixError, DamagedFile, StrPath
 from ckptfix.fileio import Progress, stamp
 from ckptfix.ops.convert import refuse_other_suffix
 from ckptfix.ops.law import audit
@@ -24,7 +24,6 @@ from ckptfix.replacing import given_up
 from ckptfix.stamps import Stamp
 from ckptfix.words import some
 
-StrPath = str | os.PathLike[str]
 LOSSES = 3
 """Exit code of a verb that is done, with losses."""
 

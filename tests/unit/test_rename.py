@@ -227,14 +227,14 @@ def test_a_source_that_changes_between_reading_and_writing(
     from ckptfix.errors import DamagedFile
 
     source = save(tmp_path / "a.pth", weights("module.a"))
-    plan = api._edit
+    plan = api.plan_edits
 
     def late(*arguments: Any) -> Any:
         with open(source, "ab") as file:
             file.write(b"more")
         return plan(*arguments)
 
-    monkeypatch.setattr(api, "_edit", late)
+    monkeypatch.setattr(api, "plan_edits", late)
     with pytest.raises(DamagedFile, match="changed while it was read"):
         ckptfix.strip_module(source, out)
     assert not out.exists()
