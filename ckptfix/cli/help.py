@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator
+from textwrap import indent
 from typing import TYPE_CHECKING
 
 import click
@@ -73,16 +74,10 @@ def _of_command(name: str) -> str:
 
 def plain(text: str) -> str:
     """Markdown `text` for a terminal: code is indented instead of fenced, and links are their texts."""
-    lines = []
-    fenced = False
-    for line in text.splitlines():
-        if line.startswith("```"):
-            fenced = not fenced
-        elif fenced:
-            lines.append(f"    {line}".rstrip())
-        else:
-            lines.append(_CODE_OR_LINK.sub(lambda found: found["code"] or found["text"], line))
-    return "\n".join(lines) + "\n"
+    parts = re.split(r"^```.*\n", text, flags=re.MULTILINE)
+    parts[::2] = [_CODE_OR_LINK.sub(lambda found: found["code"] or found["text"], part) for part in parts[::2]]
+    parts[1::2] = [indent(part, "    ") for part in parts[1::2]]
+    return "".join(parts)
 
 
-_CODE_OR_LINK = re.compile(r"(?P<code>`[^`]*`)|\[(?P<text>[^\]]+)\]\([^)]*\)")
+_CODE_OR_LINK = re.compile(r"(?P<code>`[^`]*`)|\[(?P<text>[^\]]+)\]\([^)\s]*\)")

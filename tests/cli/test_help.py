@@ -70,5 +70,5 @@ def test_topics_and_commands_are_completed() -> None:
 
 
 def test_markdown_becomes_plain_text() -> None:
-    text = "# A\n\nSee [x](y.md#z), [`u v`](w.md), `[a](b)`.\n\n```console\n$ [c](d)\n\n2\n```\n"
-    assert plain(text) == "# A\n\nSee x, `u v`, `[a](b)`.\n\n    $ [c](d)\n\n    2\n"
+    text = "# A\n\nSee [x\ny](y.md#z), [`u v`](w.md), `[a](b)`.\n\n```console\n$ [c](d)\n\n2\n```\n"
+    assert plain(text) == "# A\n\nSee x\ny, `u v`, `[a](b)`.\n\n    $ [c](d)\n\n    2\n"
