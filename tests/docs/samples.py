@@ -96,6 +96,8 @@ FILES = {
     "cut.pth": transformer("blocks.{}", MINE)[:9000],
     "settings.pth": saved(with_settings),
     "view.pth": saved(one_row),
+    "ten_classes.pth": model({"fc.weight": (4, 3), "head.weight": (10, 4), "head.bias": (10,)}),
+    "five_classes.pth": model({"fc.weight": (4, 3), "head.weight": (5, 4), "head.bias": (5,)}),
     "heads.pth": model({"left.weight": (4, 4), "right.weight": (4, 4)}),
     "like.pth": model({"one.weight": (4, 4), "other.weight": (4, 4)}),
 }
