@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import PurePosixPath
 from typing import Any
 
-from builders import Tensor, assemble, state_dict_ops, torch_zip
+from builders import Tensor, assemble, safetensors, state_dict_ops, torch_zip
 from cli.conftest import state, wrapped
 
 
@@ -91,6 +91,7 @@ FILES = {
     "model.pth": wrapped("", "cpu"),
     "a.pth": state(fc__weight=(1, 2, 3), fc__bias=(4, 5)),
     "b.pth": state(fc__weight=(1, 2, 4), fc__bias=(4, 5)),
+    "model.safetensors": safetensors([("fc.weight", "F32", [2, 3], bytes(24))], metadata={"format": "pt"}),
     "bert.pth": transformer("bert.encoder.layer.{}", BERT),
     "mine.pth": transformer("blocks.{}", MINE),
     "cut.pth": transformer("blocks.{}", MINE)[:9000],
