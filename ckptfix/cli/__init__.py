@@ -48,7 +48,7 @@ COMMANDS: dict[str, Row] = {
     "sanitize": Row("Container", "sanitize", "Turn what weights_only=True refuses into plain values."),
     "repair": Row("Damage", "repair", "Save what is whole in a damaged file, and name the rest."),
     "slim": Row("Container", "slim", "Leave out bytes that no tensor uses, and the optimizer."),
-    "help": Row("Help", "help", "Show a page of the documentation: recipes, formats, findings ..."),
+    "help": Row("Help", "help", "Show the documentation: recipes, formats, findings ..."),
     "completion": Row("Help", "completion", "Print the completion script of a shell."),
 }
 
