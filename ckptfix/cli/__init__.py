@@ -48,7 +48,8 @@ COMMANDS: dict[str, Row] = {
     "sanitize": Row("Container", "sanitize", "Turn what weights_only=True refuses into plain values."),
     "repair": Row("Damage", "repair", "Save what is whole in a damaged file, and name the rest."),
     "slim": Row("Container", "slim", "Leave out bytes that no tensor uses, and the optimizer."),
-    "completion": Row("Shell", "completion", "Print the completion script of a shell."),
+    "help": Row("Help", "help", "Show the documentation: recipes, formats, findings ..."),
+    "completion": Row("Help", "completion", "Print the completion script of a shell."),
 }
 
 

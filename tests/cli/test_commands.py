@@ -137,7 +137,7 @@ FILES = {
 """Command lines with - in the place of a file; for the other verbs it is IN, OUT and -o."""
 
 
-@pytest.mark.parametrize("name", [name for name in COMMANDS if name != "completion"])
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name not in ("completion", "help")])
 def test_a_dash_is_no_file(cli: Cli, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     written(tmp_path / "a.pth", wrapped())

@@ -20,7 +20,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
     map(
         frozenset,
         (
-            ("errors", "collector", "commands", "stamps"),
+            ("errors", "collector", "commands", "stamps", "docs"),
             ("words",),
             ("checkpoint", "dtypes"),
             ("fileio", "streams", "checking", "durable", "sources", "replacing", "written", "output"),
@@ -192,7 +192,8 @@ COMMANDS = {
     "doctor": ["doctor", "{torch}"],
     "extract": ["extract", "{torch}", "{out}.pth"],
     "completion": ["completion", "bash"],
-    "help": ["--help"],
+    "help": ["help", "recipes"],
+    "the overview": ["--help"],
     "an error": ["inspect", "{out}"],
 }
 

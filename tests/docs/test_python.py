@@ -1,4 +1,4 @@
-"""The README's Python blocks run, in order, in one folder, on files as the libraries that they speak of make them."""
+"""The Python blocks of a page run, in order, in one folder, on files as the libraries that they speak of make them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 import torch
+from docs.pages import PAGES, page_of
 from torch import nn
 
 import ckptfix
-
-README = Path(__file__).parents[2] / "README.md"
 
 
 class Net(nn.Module):
@@ -50,8 +49,8 @@ class Classifier(nn.Module):
         self.head = nn.Linear(4, 2)
 
 
-def blocks() -> Iterator[str]:
-    yield from re.findall(r"^```python\n(.*?)^```", README.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+def blocks(page: Path) -> Iterator[str]:
+    yield from re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
 
 
 def trained() -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -85,27 +84,35 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_every_python_block_runs(folder: Path) -> None:
-    model, optimizer = Net(), torch.optim.Adam(Net().parameters())
-    model.load_state_dict(Net().state_dict())
-    optimizer = torch.optim.Adam(model.parameters())
+def run(page: Path) -> dict[str, Any]:
+    """The names that the blocks of `page` leave behind."""
+    model = Net()
     space: dict[str, Any] = {
         "torch": torch,
+        "ckptfix": ckptfix,
         "Net": Net,
         "model": model,
-        "optimizer": optimizer,
+        "optimizer": torch.optim.Adam(model.parameters()),
         "classifier": Classifier(),
         "twenty_classes": Net(20),
         "other_names": OtherNames(),
     }
-    found = list(blocks())
-    assert len(found) >= 8
-    for block in found:
-        exec(compile(block, "README.md", "exec"), space)
-        if "head.bias" in block:
-            assert space["report"].missing == ("head.weight", "head.bias")
-        if "twenty_classes" in block:
-            assert [row.name for row in space["report"].mismatched] == ["head.weight", "head.bias"]
+    for block in blocks(page):
+        exec(compile(block, page.name, "exec"), space)
+    return space
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_python_block_runs(page: Path, folder: Path) -> None:
+    run(page)
+
+
+def test_there_are_blocks_to_run() -> None:
+    assert sum(len(list(blocks(page))) for page in PAGES) >= 8
+
+
+def test_the_recipes_do_what_they_say(folder: Path) -> None:
+    space = run(page_of("recipes"))
     assert space["epoch"] == 3
     assert space["optimizer"].param_groups[0]["lr"] == 0.01
     assert space["settings"].name == "Settings"

@@ -1,0 +1,83 @@
+"""ckptfix help."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from textwrap import indent
+from typing import TYPE_CHECKING
+
+import click
+
+from ckptfix.cli import COMMANDS, commands
+from ckptfix.cli.common import reads
+from ckptfix.cli.console import Console, is_terminal
+from ckptfix.docs import TOPICS, page
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+
+def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    from click.shell_completion import CompletionItem
+
+    summaries = {**TOPICS, **{name: row.summary for name, row in COMMANDS.items()}}
+    return [CompletionItem(name, help=text) for name, text in summaries.items() if name.startswith(incomplete)]
+
+
+@reads(
+    "help",
+    click.Argument(["topic"], metavar="[TOPIC | COMMAND]", required=False, shell_complete=_complete),
+    example="ckptfix help recipes",
+    output=False,
+)
+def command(console: Console, *, topic: str | None) -> int:
+    """Show a page of the documentation, or the help of a command.
+
+    Without an argument, list the topics. A page is shown in the pager of a terminal, and as plain text in a pipe.
+    """
+    if topic is None:
+        for line in overview():
+            console.say(line)
+    elif topic in TOPICS:
+        text = plain(page(topic))
+        if is_terminal(sys.stdout):
+            click.echo_via_pager(text)
+        else:
+            click.echo(text, nl=False)
+    else:
+        console.say(_of_command(topic))
+    return 0
+
+
+def overview() -> Iterator[str]:
+    """The topics, a line each."""
+    width = max(map(len, TOPICS))
+    yield "Topics:"
+    yield from (f"  {topic.ljust(width)}  {summary}" for topic, summary in TOPICS.items())
+    yield ""
+    yield "`ckptfix help TOPIC` shows one; `ckptfix help COMMAND` shows the help of a command."
+
+
+def _of_command(name: str) -> str:
+    found = commands.get_command(click.get_current_context(), name)
+    if found is None:
+        from difflib import get_close_matches
+
+        near = get_close_matches(name.lower().replace("_", "-"), [*TOPICS, *COMMANDS], n=3, cutoff=0.5)
+        advice = f"Did you mean {' or '.join(near)}?" if near else "`ckptfix help` lists the topics."
+        raise click.UsageError(f"No topic or command is called {name!r}. {advice}")
+    with click.Context(found, parent=click.get_current_context().find_root(), info_name=name) as ctx:
+        return found.get_help(ctx)
+
+
+def plain(text: str) -> str:
+    """Markdown `text` for a terminal: code is indented instead of fenced, and links are their texts."""
+    parts = re.split(r"^```.*\n", text, flags=re.MULTILINE)
+    parts[::2] = [_CODE_OR_LINK.sub(lambda found: found["code"] or found["text"], part) for part in parts[::2]]
+    parts[1::2] = [indent(part, "    ") for part in parts[1::2]]
+    return "".join(parts)
+
+
+_CODE_OR_LINK = re.compile(r"(?P<code>`[^`]*`)|\[(?P<text>[^\]]+)\]\([^)\s]*\)")

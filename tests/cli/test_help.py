@@ -1,0 +1,74 @@
+"""ckptfix help: topics, the help of commands, near names."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+from cli.conftest import Cli
+
+from ckptfix.cli import COMMANDS, COMPLETE
+from ckptfix.cli import help as help_command
+from ckptfix.cli.help import plain
+from ckptfix.docs import TOPICS, page
+
+
+def test_the_topics_are_listed_with_a_line_each(cli: Cli) -> None:
+    result = cli("help")
+    assert result.exit_code == 0
+    for topic, summary in TOPICS.items():
+        assert re.search(rf"^  {topic} +{re.escape(summary)}$", result.stdout, re.MULTILINE)
+
+
+@pytest.mark.parametrize("topic", TOPICS)
+def test_a_topic_is_its_page_for_a_terminal(cli: Cli, topic: str) -> None:
+    result = cli("help", topic)
+    assert result.exit_code == 0
+    assert result.stdout == plain(page(topic))
+    assert "```" not in result.stdout
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_is_what_its_help_says(cli: Cli, name: str) -> None:
+    result = cli("help", name)
+    assert result.exit_code == 0
+    assert result.stdout == cli(name, "--help").stdout
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("recipe", "recipes"), ("Format", "formats"), ("strip_module", "strip-module")]
+)
+def test_a_mistyped_topic_is_answered_with_the_nearest(cli: Cli, typed: str, meant: str) -> None:
+    result = cli("help", typed)
+    assert result.exit_code == 2
+    assert meant in result.stderr.partition("Did you mean")[2]
+    assert result.stdout == ""
+
+
+def test_no_near_topic_no_guess(cli: Cli) -> None:
+    result = cli("help", "qqqqqq")
+    assert result.exit_code == 2
+    assert "Did you mean" not in result.stderr
+    assert "`ckptfix help` lists the topics" in result.stderr
+
+
+def test_a_terminal_gets_a_pager(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    paged: list[str] = []
+    monkeypatch.setattr(help_command, "is_terminal", lambda stream: True)
+    monkeypatch.setattr("click.echo_via_pager", paged.append)
+    assert cli("help", "formats").stdout == ""
+    assert paged == [plain(page("formats"))]
+
+
+def test_topics_and_commands_are_completed() -> None:
+    environment = {COMPLETE: "bash_complete", "COMP_WORDS": "ckptfix help re", "COMP_CWORD": "2"}
+    command = [sys.executable, "-m", "ckptfix"]
+    shown = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    assert {line.partition(",")[2] for line in shown.splitlines()} == {"recipes", "rename", "repair"}
+
+
+def test_markdown_becomes_plain_text() -> None:
+    text = "# A\n\nSee [x\ny](y.md#z), [`u v`](w.md), `[a](b)`.\n\n```console\n$ [c](d)\n\n2\n```\n"
+    assert plain(text) == "# A\n\nSee x\ny, `u v`, `[a](b)`.\n\n    $ [c](d)\n\n    2\n"

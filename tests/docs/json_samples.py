@@ -1,0 +1,111 @@
+"""Runs whose ``--json`` output has, together, every field that the documentation lists."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from builders import Tensor, assemble, safetensors, state_dict_ops, torch_zip
+from cli.conftest import floats, state, wrapped
+from docs.samples import FILES, model, saved
+
+
+class Net(torch.nn.Module):
+    """A module with a tensor that no state dict has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = torch.nn.Linear(2, 2)
+        self.kept = torch.ones(3)
+
+
+def rich() -> Any:
+    """A training checkpoint with a tie, an average, an optimizer, and a value that is not plain."""
+    layer = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.Adam(layer.parameters())
+    layer(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    weights = {"weight": torch.ones(2, 3), "tied": torch.zeros(3)}
+    weights["other"] = weights["tied"]
+    return {"model": weights, "ema": {**weights}, "optimizer": optimizer.state_dict(), "run": argparse.Namespace(a=1)}
+
+
+def meta() -> Any:
+    """A tensor without data, which safetensors cannot hold."""
+    return {"w": torch.ones(2), "m": torch.ones(2, device="meta")}
+
+
+def functions() -> Any:
+    """A value that sanitize leaves out."""
+    return {"w": torch.ones(2), "call": saved}
+
+
+def norm(counted: bool) -> Any:
+    names = torch.nn.BatchNorm1d(2).state_dict()
+    return {name: value for name, value in names.items() if counted or name != "num_batches_tracked"}
+
+
+def tied(same: bool) -> Any:
+    weight = torch.ones(2)
+    return {"a": weight, "b": weight if same else weight.clone()}
+
+
+def half() -> Any:
+    return {"fc.weight": torch.ones(3).half(), "fc.bias": torch.ones(2).half()}
+
+
+def damaged() -> bytes:
+    """A tensor that is larger than its storage."""
+    items = {"fc.weight": Tensor("0", (3,), 3), "x": Tensor("1", (4,), 4)}
+    return torch_zip(assemble(("PROTO", 2), *state_dict_ops(items), "STOP"), [floats(1, 2, 3), floats(1)])
+
+
+def make() -> Iterator[tuple[str, bytes]]:
+    """(name, content) of the files."""
+    yield from FILES.items()
+    for name, contents in {
+        "rich.pth": rich, "module.pth": Net, "meta.pth": meta, "functions.pth": functions,
+        "norm.pth": lambda: norm(False), "counted.pth": lambda: norm(True),
+        "half.pth": half, "tied.pth": lambda: tied(True), "untied.pth": lambda: tied(False),
+    }.items():  # fmt: skip
+        yield name, saved(contents)
+    yield "old.pth", wrapped()
+    yield "damaged.pth", damaged()
+    yield "renamed.pth", state(new__weight=(1, 2, 3), fc__bias=(4, 5))
+    yield "copies.pth", state(one=(1, 2, 3), two=(1, 2, 3))
+    yield "original.pth", state(three=(1, 2, 3))
+    yield "flat.pth", model({"fc.weight": (6,)})
+    yield "square.pth", model({"head.weight": (2, 3)})
+    yield "plain.safetensors", safetensors([("a", "F32", [2], floats(1, 2))], metadata={"format": "pt"})
+    yield "page.pth", b"<!DOCTYPE html><html></html>"
+    yield "truncated.pth", wrapped()[:900]
+
+
+RUNS: dict[str, tuple[str, ...]] = {
+    "inspect": ("inspect ddp.pth", "inspect rich.pth", "inspect meta.pth", "inspect plain.safetensors"),
+    "doctor": ("doctor ddp.pth --error 'Unexpected key(s) in state_dict: \"module.fc.weight\"'", "doctor cut.pth",
+               "doctor page.pth", "doctor rich.pth"),
+    "doctor --explain": ("doctor --explain bad-pickle", "doctor --explain bad-pickle"),
+    "diff": ("diff ddp.pth rich.pth", "diff rich.pth ddp.pth", "diff model.pth ddp.pth", "diff a.pth b.pth",
+             "diff a.pth b.pth --atol 2", "diff module.pth meta.pth", "diff copies.pth original.pth",
+             "diff tied.pth untied.pth", "diff a.pth renamed.pth", "diff damaged.pth a.pth"),
+    "strip-module, add-module, unwrap, rename": ("strip-module ddp.pth OUT.pth", "rename ddp.pth OUT.pth --sub a=b"),
+    "match": ("match bert.pth OUT.pth --like mine.pth", "match heads.pth OUT.pth --like like.pth --accept-ambiguous",
+              "match bert.pth --like like.pth --report", "match flat.pth OUT.pth --like square.pth --reshape",
+              "match counted.pth OUT.pth --like norm.pth", "match norm.pth OUT.pth --like counted.pth",
+              "match a.pth OUT.pth --like half.pth"),
+    "to-cpu, map-location": ("to-cpu ddp.pth OUT.pth", "map-location ddp.pth OUT.pth cuda:1=cpu",
+                             "to-cpu ddp.pth old.pth --force"),
+    "convert": ("convert model.pth OUT.safetensors", "convert meta.pth OUT.safetensors --drop-unsupported",
+                "convert model.pth OUT.pth --to legacy"),
+    "extract": ("extract module.pth OUT.pth", "extract rich.pth OUT.pth",
+                "extract meta.pth OUT.safetensors --drop-unsupported"),
+    "sanitize": ("sanitize rich.pth OUT.pth", "sanitize functions.pth OUT.pth"),
+    "repair": ("repair cut.pth OUT.pth", "repair cut.pth OUT.pth --fill zeros"),
+    "slim": ("slim view.pth OUT.pth", "slim rich.pth OUT.pth --no-optimizer"),
+    "Errors": ("inspect none.pth", "inspect --nonsense", "rename model.pth OUT.pth --sub 'bias|weight=x'",
+               "inspect truncated.pth"),
+}  # fmt: skip
+"""Section of the page -> command lines; OUT is a name of their own."""

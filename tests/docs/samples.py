@@ -1,0 +1,105 @@
+"""The small checkpoints that the console blocks of the documentation call by name."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import math
+from collections.abc import Callable
+from pathlib import PurePosixPath
+from typing import Any
+
+from builders import Tensor, assemble, safetensors, state_dict_ops, torch_zip
+from cli.conftest import state, wrapped
+
+
+def model(shapes: dict[str, tuple[int, ...]]) -> bytes:
+    """A torch zip of float32 zeros on the CPU."""
+    sizes = [math.prod(shape) for shape in shapes.values()]
+    items = {
+        name: Tensor(str(index), shape, size)
+        for index, ((name, shape), size) in enumerate(zip(shapes.items(), sizes, strict=True))
+    }
+    return torch_zip(assemble(("PROTO", 2), *state_dict_ops(items), "STOP"), [bytes(4 * size) for size in sizes])
+
+
+def transformer(layer: str, modules: str, *, width: int = 8, depth: int = 2) -> bytes:
+    """A checkpoint of `depth` layers; `modules` has them in order, each after what it is: linear, up, down or norm."""
+    shapes = {"linear": (width, width), "up": (4 * width, width), "down": (width, 4 * width), "norm": (width,)}
+    rows = [row.split() for row in modules.strip().splitlines()]
+    named: dict[str, tuple[int, ...]] = {}
+    for index in range(depth):
+        for kind, path in rows:
+            named[f"{layer.format(index)}.{path}.weight"] = shapes[kind]
+            named[f"{layer.format(index)}.{path}.bias"] = shapes[kind][:1]
+    return model(named)
+
+
+BERT = """
+linear attention.self.query
+linear attention.self.key
+linear attention.self.value
+linear attention.output.dense
+norm attention.output.LayerNorm
+up intermediate.dense
+down output.dense
+norm output.LayerNorm
+"""
+
+MINE = """
+linear attn.k
+linear attn.v
+linear attn.q
+linear attn.proj
+norm norm1
+up mlp.0
+down mlp.2
+norm norm2
+"""
+
+
+def saved(contents: Callable[[], Any]) -> bytes:
+    """What torch.save makes of `contents`."""
+    import torch
+
+    file = io.BytesIO()
+    torch.save(contents(), file)
+    return file.getvalue()
+
+
+def with_settings() -> Any:
+    """A training checkpoint with what only its own libraries unpickle."""
+    import numpy as np
+    import torch
+
+    settings = argparse.Namespace(lr=0.1, out=PurePosixPath("runs/7"))
+    return {"state_dict": {"fc.weight": torch.ones(2, 3)}, "best": np.float64(0.75), "args": settings}
+
+
+def one_row() -> Any:
+    """A view of six elements that drags a storage of 60,000 along."""
+    import torch
+
+    return {"head.weight": torch.zeros(10_000, 6)[0]}
+
+
+FILES = {
+    "ddp.pth": wrapped(),
+    "multi_gpu.pth": wrapped(),
+    "cuda.pth": wrapped(""),
+    "compiled.pth": wrapped("module._orig_mod."),
+    "model.pth": wrapped("", "cpu"),
+    "a.pth": state(fc__weight=(1, 2, 3), fc__bias=(4, 5)),
+    "b.pth": state(fc__weight=(1, 2, 4), fc__bias=(4, 5)),
+    "model.safetensors": safetensors([("fc.weight", "F32", [2, 3], bytes(24))], metadata={"format": "pt"}),
+    "bert.pth": transformer("bert.encoder.layer.{}", BERT),
+    "mine.pth": transformer("blocks.{}", MINE),
+    "cut.pth": transformer("blocks.{}", MINE)[:9000],
+    "settings.pth": saved(with_settings),
+    "view.pth": saved(one_row),
+    "ten_classes.pth": model({"fc.weight": (4, 3), "head.weight": (10, 4), "head.bias": (10,)}),
+    "five_classes.pth": model({"fc.weight": (4, 3), "head.weight": (5, 4), "head.bias": (5,)}),
+    "heads.pth": model({"left.weight": (4, 4), "right.weight": (4, 4)}),
+    "like.pth": model({"one.weight": (4, 4), "other.weight": (4, 4)}),
+}
+"""Name -> content."""
