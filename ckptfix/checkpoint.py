@@ -251,7 +251,7 @@ class Checkpoint:
         metadata: string pairs that the format keeps beside the tensors (safetensors ``__metadata__``).
         sites: every place that holds names.
         devices: location -> how often it stands in the file.
-        fixed_devices: places whose device can not be edited, as text.
+        fixed_devices: places whose device cannot be edited, as text.
         graph: what the format keeps for its own edits; opaque to everybody else.
         findings: what reading noticed; building `entries` may add to it.
         stamp: what `fileio.stamp` said of the file before it was read, to see that it is still the same.

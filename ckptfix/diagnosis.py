@@ -40,7 +40,7 @@ def doctor(
         help, and ``diagnosis.exit_code()`` is that of ``ckptfix doctor``.
 
     Raises:
-        CkptfixError: `path` can not be read; `like` can not, as `targets.read`.
+        CkptfixError: `path` cannot be read; `like` cannot, as `targets.read`.
     """
     target = None if like is None else targets.read(like, at=like_at, allow_import=allow_import)
     return doctor_op.examine(path, like=target, error=error, fast=fast, at=at, like_at=like_at)

@@ -146,7 +146,7 @@ def adopt_mode(fd: int, old: os.stat_result | None, allowed: int = 0o666) -> Non
 
 
 def _umask() -> int:
-    # It can not be asked for without being set: for a moment other threads make private files, never open ones.
+    # It cannot be asked for without being set: for a moment other threads make private files, never open ones.
     mask = os.umask(0o077)
     os.umask(mask)
     return mask

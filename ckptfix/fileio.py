@@ -168,7 +168,7 @@ class Reader:
     """A regular file, opened once for many exact reads; safe to share between threads.
 
     Raises:
-        WriteFailed: it can not be opened.
+        WriteFailed: it cannot be opened.
         Unsupported: it is a folder, a pipe or a device.
     """
 
@@ -206,7 +206,7 @@ class Reader:
             try:
                 data = os.pread(self.fd, length - have, offset + have)
             except OSError as error:
-                raise WriteFailed(f"can not be read: {error.strerror}", path=self.path, offset=offset + have) from error
+                raise WriteFailed(f"cannot be read: {error.strerror}", path=self.path, offset=offset + have) from error
             have += len(data)
             if have == length:
                 return b"".join((*pieces, data)) if pieces else data
@@ -289,8 +289,8 @@ def copy_range(where: ByteRange, out_fd: int, progress: Progress | None = None) 
 
     Raises:
         Truncated: the file ends before; what it had has been written.
-        WriteFailed: the source can not be read.
-        OSError: `out_fd` can not be written.
+        WriteFailed: the source cannot be read.
+        OSError: `out_fd` cannot be written.
     """
     done = 0
 

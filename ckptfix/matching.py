@@ -189,7 +189,7 @@ def write_rules(found: Found, path: StrPath, *, force: bool = False) -> None:
     else:
         odd = next((text for rule in rules for text in (rule.old, rule.new) if not _is_word(text)), None)
         if odd is not None:
-            raise Refused(f"{odd!r} can not stand in a line of rules", path=name, hint="give a file called *.json")
+            raise Refused(f"{odd!r} cannot stand in a line of rules", path=name, hint="give a file called *.json")
         text = "".join(f"{rule}\n" for rule in rules)
         text = f"# {printable(Path(found.checkpoint.path).name)} -> {printable(Path(found.target.label).name)}\n{text}"
     write_text(name, text, force=force, source=found.checkpoint.path)

@@ -254,7 +254,7 @@ class Checksums:
         """The checksum of the range number `index`; waits until it is known.
 
         Raises:
-            CkptfixError: the range can not be read, as `read_chunks`.
+            CkptfixError: the range cannot be read, as `read_chunks`.
         """
         first, position, count = self._places[index]
         self._summon(first + count)

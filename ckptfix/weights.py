@@ -88,8 +88,8 @@ def extract(
 
     Raises:
         NoSuchTensor: nothing at `at`.
-        Refused: there are several, or none; WouldLoseData, if a tensor can not be read or written.
-        CkptfixError: `source` can not be read, or `dest` not be written.
+        Refused: there are several, or none; WouldLoseData, if a tensor cannot be read or written.
+        CkptfixError: `source` cannot be read, or `dest` not be written.
     """
     output.check_destination(dest, [source], overwrite=force)
     path = file_name(source)

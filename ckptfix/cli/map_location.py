@@ -41,6 +41,6 @@ def parse_targets(targets: Sequence[str]) -> str | dict[str, str]:
         if not before or not after:
             raise click.BadParameter(f"{target!r} is half a pair; write it as in cuda:1=cuda:0.")
         if pairs.get(before, after) != after:
-            raise click.BadParameter(f"{before} can not go to both {pairs[before]} and {after}.")
+            raise click.BadParameter(f"{before} cannot go to both {pairs[before]} and {after}.")
         pairs[before] = after
     return pairs

@@ -210,7 +210,7 @@ class Archive:
                 where = ByteRange(self.reader.path, way.data, way.stored)
                 data: Data = where if way.method == STORED else inflated(where, way.size)
                 return Salvaged(name, data, way.size, crc32, crc32 == way.crc32, header, way.end)
-            reason = "its bytes can not be read or inflated" if crc32 is None else "its bytes do not match their CRC-32"
+            reason = "its bytes cannot be read or inflated" if crc32 is None else "its bytes do not match their CRC-32"
             if self._left < 0:
                 reason = "its bytes are not examined: the records before it overlap again and again"
             ends = way.end if expected is not None else min(way.end, self._next_after(way.data))
@@ -279,7 +279,7 @@ class Archive:
         )
 
     def _crc32(self, way: _Way) -> int | None:
-        """The CRC-32 of the data; None if it can not be read, or inflated to its size."""
+        """The CRC-32 of the data; None if it cannot be read, or inflated to its size."""
         place = (way.data, way.stored, way.size, way.method)
         if place not in self._sums:
             self._sums[place] = self._sum(way)

@@ -109,7 +109,7 @@ def signatures(reader: Reader) -> Signatures:
 def pieces(reader: Reader) -> Iterator[tuple[int, bytes | None]]:
     """The file in windows, each with its offset; where the disk fails, in pages, and None for those that it keeps.
 
-    A sector that can not be read costs the records in it, and no others.
+    A sector that cannot be read costs the records in it, and no others.
     """
     for offset in range(0, reader.size, WINDOW):
         length = min(WINDOW, reader.size - offset)

@@ -33,7 +33,7 @@ def detect(path: str | os.PathLike[str]) -> Format:
         DistributedPart: it is a file of a distributed checkpoint.
         NoSuchFile: there is none.
         WrongType: `path` is no name of a file.
-        CkptfixError: it can not be read.
+        CkptfixError: it cannot be read.
     """
     name = file_name(path)
     try:

@@ -152,7 +152,7 @@ def folder(path: str) -> Answer:
         inner = [entry for entry in entries if entry.is_dir()]
         nested = next((entry for entry in inner if (entry / "data.pkl").is_file()), None)
     except OSError as error:
-        return Answer("no-checkpoint", f"a folder that can not be read ({(error.strerror or str(error)).lower()})")
+        return Answer("no-checkpoint", f"a folder that cannot be read ({(error.strerror or str(error)).lower()})")
     names = {entry.name for entry in entries}
     if "data.pkl" in names or nested is not None:
         root = nested if nested is not None else Path(path)

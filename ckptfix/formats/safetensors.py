@@ -90,7 +90,7 @@ def check(path: str) -> Iterator[Finding]:
     """Everything that is wrong with the file; see the contract in `base`.
 
     Raises:
-        DamagedFile: the header can not be read.
+        DamagedFile: the header cannot be read.
     """
     header = read_header(path)
     yield from header.findings

@@ -144,7 +144,7 @@ class _Names:
             stated = _stated_shape(row, shape)
             if stated is None or row.key in self.views:
                 why = "its bytes are recorded as a view of another tensor" if stated else f"it holds {list(row.shape)}"
-                message = f"it can not become {list(shape)}: {why}"
+                message = f"it cannot become {list(shape)}: {why}"
                 raise Unsupported(message, path=self.path, where=name)
             if self.shapes.setdefault(row.key, stated) != stated:
                 raise Unsupported("names tied to it would have two shapes", path=self.path, where=row.key)

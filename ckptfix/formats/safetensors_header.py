@@ -113,7 +113,7 @@ def read_header(path: str) -> Header:
     Raises:
         Truncated: the file ends before its header does.
         BadDirectory: no header, or one that describes no tensors.
-        WriteFailed: the file can not be read.
+        WriteFailed: the file cannot be read.
     """
     with Reader(path) as reader:
         if reader.size < 8:

@@ -31,7 +31,7 @@ class Devices:
     Attributes:
         tags: location tags of storages, and device arguments that are one string.
         calls: calls of ``torch.device``, with the location that each gives.
-        fixed: places that can not be edited, in words.
+        fixed: places that cannot be edited, in words.
     """
 
     tags: list[Text] = field(default_factory=list)
@@ -104,7 +104,7 @@ def patches(found: TorchObject, edits: Sequence[Edit]) -> list[Patch]:
     """The patches that carry out `edits`.
 
     Raises:
-        Unsupported: an edit that a torch pickle does not take, or a place that can not be edited.
+        Unsupported: an edit that a torch pickle does not take, or a place that cannot be edited.
     """
     strings: list[tuple[Text, str]] = []
     others: list[Patch] = []

@@ -139,7 +139,7 @@ def _drop_sources(out: _Recoding, graph: Graph, path: str) -> None:
 
 
 def _unmovable(reason: str, path: str, persid: PersId) -> Unsupported:
-    message = f"a reference that can not be recoded: {reason}"
+    message = f"a reference that cannot be recoded: {reason}"
     return Unsupported(message, path=path, where="pickle", offset=persid.position)
 
 

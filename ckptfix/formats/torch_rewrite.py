@@ -69,7 +69,7 @@ def written(checkpoint: Checkpoint, root: Any) -> Rewritten:
     """The pickle of the object `root` under protocol 2; its nodes may be those of `checkpoint`.
 
     Raises:
-        Unsupported: a node that can not be written.
+        Unsupported: a node that cannot be written.
     """
     old = parts_of(checkpoint).graph
     graph = Graph(old.data, old.start)

@@ -167,5 +167,5 @@ class _Fields(dict[str, str]):
 
 
 def operand(path: str) -> str:
-    """`path` for a command line; one that begins with a dash can not be taken for an option."""
+    """`path` for a command line; one that begins with a dash cannot be taken for an option."""
     return f"./{path}" if path.startswith("-") else path

@@ -275,7 +275,7 @@ CONTAINERS: tuple[Entry, ...] = (
         (32,), _REPAIR,
     ),
     Entry(
-        "deflated", "warning", "records are compressed: torch can not map them into memory",
+        "deflated", "warning", "records are compressed: torch cannot map them into memory",
         "A program zipped the checkpoint again. torch.load reads it slowly, and not with mmap=True.",
         (60,), _REPAIR,
     ),
@@ -331,7 +331,7 @@ CONTAINERS: tuple[Entry, ...] = (
         "The name of a shard is absolute or has `..` in it. Nothing outside the folder was opened.",
     ),
     Entry(
-        "bad-index", "error", "the index of a sharded checkpoint can not be read",
+        "bad-index", "error", "the index of a sharded checkpoint cannot be read",
         "An index is JSON with a weight_map from names to files.",
         (31,), "fetch the index again",
     ),

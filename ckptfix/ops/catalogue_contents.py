@@ -201,14 +201,14 @@ CONTENTS: tuple[Entry, ...] = (
         (41, 50, 54), "with the model at hand: " + _LOAD_INTO.removeprefix("in Python: "),
     ),
     Entry(
-        "needs-torch", "info", "older releases of torch can not read it",
+        "needs-torch", "info", "older releases of torch cannot read it",
         "torch 1.6 brought the zip container, later releases new rebuild calls and dtypes. Older ones say `is a zip "
         "archive (did you "
         "mean to use torch.jit.load()?)`, `kMaxSupportedFileFormatVersion` or miss a function.",
         (16, 35, 39), "ckptfix convert {source} {legacy} --to legacy",
     ),
     Entry(
-        "no-mmap", "info", "torch's old format can not be mapped into memory",
+        "no-mmap", "info", "torch's old format cannot be mapped into memory",
         "torch.load(mmap=True) takes only the zip container.",
         (60,), "ckptfix convert {source} {zip} --to zip",
     ),

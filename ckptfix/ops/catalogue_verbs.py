@@ -25,7 +25,7 @@ VERBS: tuple[Entry, ...] = (
     Entry("optimizer-shapes", "warning", "the optimizer's tensors keep their shapes",
           "match --reshape changed a parameter's shape, and not those of its averages."),
     Entry("surrogate-name", "warning", "a name that is no valid Unicode",
-          "It can not be written to JSON as it is, and gets other characters."),
+          "It cannot be written to JSON as it is, and gets other characters."),
     Entry("refused", "warning", "what match would refuse", "The report says why; nothing was written."),
     Entry("no-counterpart", "warning", "a name that only one side has", "match found nothing to pair it with."),
     Entry("dropped", "warning", "a value that sanitize left out",

@@ -198,7 +198,7 @@ def _add_integers(x: NDArray[Any], y: NDArray[Any], rtol: float, atol: float, su
     sums.finite += x.size
     sums.differing += _differing(distance, y, rtol, atol)
     sums.max_abs = max(sums.max_abs, int(distance.max()))
-    # In halves: 2**15 elements of 32 bits can not overflow a sum of 64.
+    # In halves: 2**15 elements of 32 bits cannot overflow a sum of 64.
     sums.sum_abs += (int((distance >> numpy.uint64(32)).sum()) << 32) + int((distance & numpy.uint64(0xFFFFFFFF)).sum())
     _add_norms(x, y, _dot(d, d), sums)
 

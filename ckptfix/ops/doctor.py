@@ -72,7 +72,7 @@ def examine(
         like_at: address of the state dict of `like`, where somebody gave one.
 
     Raises:
-        CkptfixError: there is no such file, or it can not be read.
+        CkptfixError: there is no such file, or it cannot be read.
     """
     name = file_name(path)
     if not Path(name).exists():

@@ -172,7 +172,7 @@ def _from_list(checkpoint: Checkpoint, at: str, models: list[Candidate]) -> Weig
             if where == at
         ]
     except BadTensor as error:
-        raise Refused(f"an average that can not be read: {error}", path=checkpoint.path, where=at) from None
+        raise Refused(f"an average that cannot be read: {error}", path=checkpoint.path, where=at) from None
     named = [entry for entry in weights.entries if entry.key.rpartition(".")[2] not in STATISTICS]
     if [entry.shape for entry in named] != [entry.shape for entry in values]:
         where = models[0].at or "the top"

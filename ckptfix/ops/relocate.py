@@ -25,7 +25,7 @@ class Relocation:
         edits: for `plan_edit`.
         moved: (from, to) -> how many places.
         kept: location -> how many places stay as they are.
-        findings: sources that do not occur, places that can not be edited.
+        findings: sources that do not occur, places that cannot be edited.
     """
 
     edits: tuple[SetLocation, ...]

@@ -90,7 +90,7 @@ class Donor:
         return alike[0] if len(alike) == 1 else None
 
     def storage(self, storage: Storage, leaves: Sequence[Leaf]) -> Data | str:
-        """The bytes for `storage`, all of whose tensors are `leaves`; or why they can not be taken from here."""
+        """The bytes for `storage`, all of whose tensors are `leaves`; or why they cannot be taken from here."""
         found: list[TensorEntry] = []
         for leaf in leaves:
             other = self.entry(leaf.name)

@@ -192,12 +192,12 @@ def _describe(wreck: Wreck, rebuilt: Rebuilt, prefix: str, size: int) -> None:
     if rebuilt.first:
         wreck.note("leading-bytes", f"{rebuilt.first:,} bytes stand before the archive", offset=0)
     if any(not isinstance(record.data, ByteRange) for record in rebuilt.records):
-        wreck.note("deflated", "its records are compressed, which torch can not map")
+        wreck.note("deflated", "its records are compressed, which torch cannot map")
     if prefix.count("/") != 1:
         where = f"under {prefix!r}" if prefix else "under no folder"
         wreck.note("wrong-root", f"its records stand {where}, where torch looks for one folder")
     for offset, length in rebuilt.unread:
-        wreck.note("unreadable", f"{length:,} bytes can not be read", warns=True, offset=offset)
+        wreck.note("unreadable", f"{length:,} bytes cannot be read", warns=True, offset=offset)
     if kinds["twice"] or kinds["checksum"]:
         wreck.notes.append(_torn(damaged, rebuilt.records))
     if not wreck.sums:

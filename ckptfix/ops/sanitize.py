@@ -73,7 +73,7 @@ def sanitize(
 
     Raises:
         Refused: nothing of the object would be left, or what `keep_only` names is not there.
-        Unsupported: no torch file, an unknown version or codec, or a tensor that the version can not have.
+        Unsupported: no torch file, an unknown version or codec, or a tensor that the version cannot have.
         KeyConflict: two keys would become one.
     """
     if checkpoint.format not in FORMATS:

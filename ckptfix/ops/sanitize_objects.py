@@ -183,7 +183,7 @@ def _module(out: Converter, call: Call, name: str) -> Steps:
     try:
         found = torch_module.read_module(call)
     except CkptfixError as error:
-        return out.drop(name, f"is a whole module that can not be walked ({error.message})")
+        return out.drop(name, f"is a whole module that cannot be walked ({error.message})")
     out.changed(name, "its state_dict()")
     out.drop_at(None, name, "is a whole module; of it only the state_dict() stays")
     made = Call(Global("collections", "OrderedDict", 0), (), "REDUCE", 0)

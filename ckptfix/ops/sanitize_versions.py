@@ -173,7 +173,7 @@ def _older(call: Call, version: Version) -> tuple[Call, Losses]:
             return call, losses
         form = _OLDER.get(name)
         if form is None:
-            raise Unsupported(f"torch {version.name} can not read {name}, which came with {Version(since.number).name}")
+            raise Unsupported(f"torch {version.name} cannot read {name}, which came with {Version(since.number).name}")
         call = form(call, version, losses)
     raise Unsupported(f"torch {version.name} has no form of {name}")
 

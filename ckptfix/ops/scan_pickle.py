@@ -22,7 +22,7 @@ from ckptfix.words import some
 _ABOUT = (
     ("numpy._core", "a name of NumPy 2, which NumPy 1 does not have"),
     ("numpy", "a NumPy object"),
-    ("pathlib", "a path, which the other system can not build"),
+    ("pathlib", "a path, which the other system cannot build"),
     ("argparse.Namespace", "hyper-parameters"),
     ("pytorch_lightning", "an object of Lightning"),
     ("lightning", "an object of Lightning"),

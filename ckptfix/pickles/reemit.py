@@ -47,7 +47,7 @@ def reemit(
         replaced: ``id`` of nodes -> what is written in their place, wherever they stand.
 
     Raises:
-        Unsupported: something that can not be written as it was meant: a global that was computed, state that was
+        Unsupported: something that cannot be written as it was meant: a global that was computed, state that was
             set twice on one object.
     """
     writer = _Writer(graph, items or {}, frozenset(gone), replaced or {})
@@ -124,7 +124,7 @@ class _Writer:
             else:
                 steps = _NODES.get(type(node))
                 if steps is None:
-                    raise Unsupported(f"a {type(node).__name__}, which can not be written to a pickle")
+                    raise Unsupported(f"a {type(node).__name__}, which cannot be written to a pickle")
                 if node == () and type(node) is tuple:
                     self.out.append(b")")
                 elif not self.fetched(id(node)):

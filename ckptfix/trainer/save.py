@@ -148,7 +148,7 @@ def check(path: Path, container: str, *, nested: bool = False, sharded: bool = F
     Raises:
         Unsupported: the container does not hold that, or a file is in the way of a folder or a folder of a file.
         WouldOverwrite: a folder that is no checkpoint is at `path`.
-        WriteFailed: the folder that `path` is to be in does not exist or can not be written to.
+        WriteFailed: the folder that `path` is to be in does not exist or cannot be written to.
     """
     kind = CONTAINERS[container]
     if nested and not kind.nested:
@@ -163,7 +163,7 @@ def check(path: Path, container: str, *, nested: bool = False, sharded: bool = F
         if any(path.iterdir()) and not (path / dcp.METADATA).exists():
             raise WouldOverwrite("is a folder with other things in it", path=path, hint="give another name")
         if not os.access(path.absolute().parent, os.W_OK | os.X_OK):
-            raise WriteFailed("its folder can not be written to", path=path)
+            raise WriteFailed("its folder cannot be written to", path=path)
     elif path.exists():
         raise Unsupported("is a file, and a checkpoint directory is to be written there", path=path)
     else:

@@ -84,9 +84,9 @@ REASONS: dict[int, str] = {
     68: "doctor_samples leading-bytes, unknown-field",
     69: "refused by the header reader: tests/unit/test_safetensors.py",
     70: "tests/cli/test_doctor.py",
-    72: "can not be seen; said by the finding no-checksums",
+    72: "cannot be seen; said by the finding no-checksums",
 }
-"""Threat -> where it is shown, or why it can not be."""
+"""Threat -> where it is shown, or why it cannot be."""
 
 
 @pytest.fixture(scope="module")

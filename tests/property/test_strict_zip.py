@@ -138,7 +138,7 @@ def test_every_flip_of_the_headers_that_torch_minds_is_an_error(place: Path) -> 
 
 
 def test_every_flip_of_a_legacy_file_that_torch_refuses_is_reported(place: Path) -> None:
-    """Nothing in it has a checksum: what still loads can not be known to be otherwise."""
+    """Nothing in it has a checksum: what still loads cannot be known to be otherwise."""
     whole = (ROOT / "fixtures" / "legacy-tied.pth").read_bytes()
     known = reported(whole, place)
     silent = []

@@ -162,12 +162,12 @@ def _breaches(
     try:
         truth = before()
     except Unreadable as error:
-        yield f"made an output of what torch can not read: {error}"
+        yield f"made an output of what torch cannot read: {error}"
         return
     try:
         after = tensors(dest, trusted=True)
     except Unreadable as error:
-        yield f"torch can not read the output: {error}"
+        yield f"torch cannot read the output: {error}"
         return
     yield from judge(command, truth, after, done)
 

@@ -175,7 +175,7 @@ class TestDestination:
     def test_a_folder_without_permission(self, tmp_path: Path) -> None:
         tmp_path.chmod(0o500)
         try:
-            with pytest.raises(WriteFailed, match="can not be written"):
+            with pytest.raises(WriteFailed, match="cannot be written"):
                 check_destination(tmp_path / "out", overwrite=False)
         finally:
             tmp_path.chmod(0o700)
