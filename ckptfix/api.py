@@ -46,13 +46,13 @@ def strip_module(
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> RenameResult:
-    """Write `source` to `dest` with `prefix` taken off its names.
+    """Write `source` to `dest` with `prefix` removed from its names.
 
     Args:
         prefix: path components at the front of a name, ``"module"`` for what DataParallel adds.
         at: address of the one mapping to change; all by default.
-        all_levels: take it off as often as all names carry it.
-        partial: take it off where only some names of a mapping carry it.
+        all_levels: remove it as often as all names have it.
+        partial: remove it where only some names of a mapping have it.
         force: replace an existing `dest`.
         keep_old: a checkpoint that `force` replaces is kept beside it, as ``DEST.~1~``; see `Result.backup`.
         dry_run: plan, and write nothing.
@@ -196,7 +196,7 @@ def convert(
     Args:
         to: ``"zip"``, ``"legacy"`` or ``"safetensors"``; by the suffix of `dest` by default.
         at: address of the state dict to take, when there are several.
-        drop_unsupported: leave out tensors that the format cannot hold; they are named, and `exit_code` is 3.
+        drop_unsupported: leave out tensors that the format cannot hold; they are listed, and `exit_code` is 3.
 
     The rest as `strip_module`.
     """
@@ -206,7 +206,7 @@ def convert(
     if done.format == checkpoint.format:
         line = f"nothing to do: it is {done.format} already{_copy_note(True)}"
     if done.at:
-        line += f", those of {done.at}"
+        line += f" from {done.at}"
     if done.ties:
         line += f"; {plural(done.ties, 'name')} tied to another"
     lines = [line]
@@ -247,7 +247,7 @@ def diff(
         keys_only: names, shapes and dtypes; no tensor byte is read.
         rtol, atol: values that differ by at most ``atol + rtol * abs(b)`` count as the same.
         filter: a glob; only tensors whose names match are compared.
-        strip: prefixes to take off on both sides before names are matched.
+        strip: prefixes to remove on both sides before names are matched.
         quick: equal CRC-32 and size count as equal bytes.
         at: address of the state dicts to compare, one for both or one each.
     """

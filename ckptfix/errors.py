@@ -101,7 +101,7 @@ class CkptfixError(Exception):
 
 
 class NoSuchFile(CkptfixError, FileNotFoundError):
-    """There is no file or folder of that name. A ``FileNotFoundError`` too, with its `errno` and `filename`."""
+    """No file or folder has that name. A ``FileNotFoundError`` too, with its `errno` and `filename`."""
 
     def __init__(self, path: str | os.PathLike[str] | None = None, *, hint: str | None = None) -> None:
         super().__init__("no such file or folder", path=path, hint=hint)
@@ -166,7 +166,7 @@ class DistributedPart(Unsupported):
 
 
 class Refused(CkptfixError):
-    """Possible, and not done without being told to."""
+    """Possible, but only done when it is asked for."""
 
 
 class WouldOverwrite(Refused):

@@ -44,7 +44,7 @@ _OTHER_MEANS = {
     errno.EOPNOTSUPP,
     errno.ETXTBSY,
     errno.EPERM,  # a sandbox that knows no such call, or an immutable file
-    errno.EIO,  # pread and write then tell which side it was
+    errno.EIO,  # pread and write then show which side it was
 }
 
 
@@ -149,7 +149,7 @@ def cut(chunks: Iterable[bytes], start: int, count: int) -> Iterator[bytes]:
 
 
 CHECKSUM = "checksum"
-"""What `Derived.what` says of a checksum of other bytes of the plan."""
+"""`Derived.what` for a checksum of other bytes of the plan."""
 
 
 def _made(segment: Derived, start: int, count: int) -> bytes:
@@ -181,7 +181,7 @@ class Reader:
             self.size = self._planned.file.nbytes
             return
         with named(self.path):
-            # Without O_NONBLOCK, opening a FIFO waits for somebody to write to it.
+            # Without O_NONBLOCK, opening a FIFO waits for a writer.
             self.fd = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK)
             status = os.fstat(self.fd)
         if not stat.S_ISREG(status.st_mode):
@@ -245,7 +245,7 @@ def truncated(where: ByteRange, size: int) -> Truncated:
 
 def cut_hint(path: str | os.PathLike[str]) -> str:
     """What to do about a file that was cut short."""
-    return f"copy or download it again, or `{command('repair', path, 'OUT')}` keeps what is whole"
+    return f"copy or download it again, or `{command('repair', path, 'OUT')}` keeps what is intact"
 
 
 def kind_of(mode: int) -> str:

@@ -1,6 +1,6 @@
 """Names of parameters: one table of wrapper prefixes, and the rules that change names.
 
-A prefix is whole path components at the front of a dotted name, never a substring: ``submodule.weight``
+A prefix is one or more full path components at the front of a dotted name, never a substring: ``submodule.weight``
 does not begin with ``module``.
 """
 
@@ -18,9 +18,9 @@ class Wrapper:
 
     Attributes:
         component: the path component it adds.
-        anywhere: nobody gives a module this name, so it goes wherever it stands, at any depth. The others
+        anywhere: no model gives a module this name, so it is removed wherever it stands, at any depth. The others
             are names that a model may really have and count only at the front, on every key.
-        made_by: what adds it, for people.
+        made_by: what adds it, in words.
         source: where the name is defined.
     """
 

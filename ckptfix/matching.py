@@ -1,4 +1,4 @@
-"""``ckptfix.match``: a checkpoint's keys renamed to those of another model."""
+"""``ckptfix.match``: a checkpoint's keys renamed to another model's."""
 
 from __future__ import annotations
 
@@ -63,14 +63,14 @@ def match(
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> MatchResult:
-    """Write `source` to `dest` with the keys that the model `like` has; values stay as they are.
+    """Write `source` to `dest` with the keys that the model `like` has; values do not change.
 
     Args:
         like: a checkpoint, a file of keys (``keys.json``), or ``module:factory``.
         by: ``"structure"`` (names, shapes, dtypes, neighbours) or ``"position"`` (order of definition).
         at, like_at: addresses of the state dicts, where there are several.
         accept_ambiguous: take the proposed target also where another would do as well.
-        partial: rename what has a counterpart; what has none stays under its name, and `exit_code` is 1.
+        partial: rename what has a counterpart; what has none keeps its name, and `exit_code` is 1.
         reshape: pair, and give new shapes to, tensors of equally many elements.
         allow_import: import the module of ``module:factory`` and call the factory, which runs their code.
         force: replace an existing `dest`.
@@ -80,7 +80,7 @@ def match(
 
     Raises:
         NoMatch: pairs are ambiguous, tensors are left over, or two orders do not go together; `lines` show which.
-        KeyConflict: a key that stays would be the new name of another.
+        KeyConflict: an unchanged key would be the new name of another.
         CkptfixError: as `strip_module`, and as `targets.read` for `like`.
     """
     check(source, dest, like, force)
@@ -118,7 +118,7 @@ def find(
     reshape: bool = False,
     allow_import: bool = False,
 ) -> Found:
-    """Match `source` to `like`; the arguments are those of `match`."""
+    """Match `source` to `like`; the arguments are as for `match`."""
     if by not in ("structure", "position"):
         raise Refused(f"no way to match by {by!r}", hint="by structure, or by position")
     target = targets.read(like, at=like_at, allow_import=allow_import)

@@ -1,4 +1,4 @@
-"""Output that is whole and durable, or not there at all.
+"""Output that is complete and durable, or not there at all.
 
 A file is written beside its destination under a name that nothing reads, ``.NAME.RANDOM.ckptfix-tmp``, synced,
 given the mode of what it replaces, and renamed over it; then the folder is synced. Whatever stops it on the way,
@@ -332,7 +332,7 @@ def write_plan(
 
     Args:
         overwrite: replace files that exist.
-        keep_old: of these, keep those of whose path it is true: as ``PATH.~1~``, or the next number that is free,
+        keep_old: of these, keep those whose path it accepts: as ``PATH.~1~``, or the next number that is free,
             beside the file that a symbolic link points to. At no time is the old content under neither name.
 
         inputs: files that the plan was made from, as they were before they were read. A new file is open to those

@@ -153,7 +153,7 @@ def destination(*, optional: bool = False) -> list[click.Parameter]:
 def where_to(dest: str | None, output: str | None, *, force: bool, without: str | None = "") -> tuple[str | None, bool]:
     """The output, and whether a checkpoint that it replaces is kept.
 
-    IN and OUT side by side may be what a shell made of ``*.pth``: nobody said which of them is the output.
+    IN and OUT side by side may be what a shell made of ``*.pth``: neither was given as the output.
 
     Args:
         without: the options with which there need be none; None if they are given.
@@ -212,7 +212,7 @@ def writes(name: str, *params: click.Parameter, example: str) -> Callable[[Calla
 def show(console: Console, result: Written) -> int:
     """Show what an operation wrote, or would write; its exit code.
 
-    Its `lines` tell a person of findings that are mere notes; warnings and losses are named on stderr, each.
+    Its `lines` include the findings that are just notes; warnings and losses are listed on stderr, each.
     """
     if console.json:
         console.emit(result.as_dict())

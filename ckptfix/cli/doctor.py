@@ -65,7 +65,7 @@ def command(
     FILE may be a folder, or the index of a sharded checkpoint; with --error it may be left out. It is read as text and
     never run. The first lines are what is wrong and what fixes it: of several commands, each reads what the one before
     it wrote. The exit code is 1 with an error: damage, what weights_only=True refuses, a misfit with --like, or a file
-    that is no checkpoint. Devices and names of wrappers are warnings.
+    that is not a checkpoint. Devices and names of wrappers are warnings.
     """
     from ckptfix import diagnosis
 
@@ -113,7 +113,7 @@ def _explained(console: Console, id: str, entry: Entry | None, ids: tuple[str, .
     if entry.fix:
         from ckptfix.ops.doctor_report import readable
 
-        console.say(f"what helps: {readable(entry.fix)}")
+        console.say(f"Fix: {readable(entry.fix)}")
     return 0
 
 
@@ -145,12 +145,12 @@ def _message(console: Console, done: Diagnosis) -> None:
     message = done.message
     assert message is not None
     if message.explained:
-        console.say(f"the message is explained by {', '.join(message.explained)}")
+        console.say(f"This matches your error message ({', '.join(message.explained)}).")
     elif message.meanings:
         for meaning in message.meanings[:3]:
             console.say(f"such a message usually means: {meaning}")
     else:
-        console.say("the message is none that ckptfix knows")
+        console.say("I don't recognise that error message.")
 
 
 def _remedies(done: Diagnosis) -> Iterator[str]:
@@ -159,11 +159,11 @@ def _remedies(done: Diagnosis) -> Iterator[str]:
 
     cause = done.cause
     if done.advice is not None:
-        yield f"what helps: {printable(done.advice)}"
+        yield f"Try: {printable(done.advice)}"
     for number, words in enumerate(done.fixes):
-        yield f"{'then' if number else 'mend it'}: {shell_line(words)}"
+        yield f"{'Then' if number else 'Fix'}: {shell_line(words)}"
     if done.advice is None and not done.fixes and cause is not None and cause.severity == "error":
-        yield "no command mends it"
+        yield "No automatic fix."
 
 
 def _row(finding: Finding) -> tuple[str, str, str, str]:
@@ -174,7 +174,7 @@ def _row(finding: Finding) -> tuple[str, str, str, str]:
 
 
 def _others(console: Console, done: Diagnosis) -> None:
-    """Advice in words that was not given first, each once; a mere note's only where the message is about it."""
+    """Advice in words that was not given first, each once; a note's only where the message is about it."""
     explained = done.message.explained if done.message is not None else ()
     said: dict[str, str] = {}
     for finding, row in zip(done.findings, done.remedies, strict=True):

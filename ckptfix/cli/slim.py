@@ -24,8 +24,8 @@ def command(
 ) -> Written:
     """Write OUT: IN without bytes that no tensor uses.
 
-    A view that was saved drags its whole storage along; OUT has only what the tensors reach. Tensors that share memory
-    go on sharing it, and every value stays. In safetensors, holes and hidden bytes go.
+    A view is saved with its whole storage; OUT has only what the tensors reach. Tensors that share memory
+    still share it, and every value is kept. In safetensors, holes and hidden bytes are dropped.
     """
     from ckptfix import cleaning
 

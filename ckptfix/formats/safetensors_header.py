@@ -286,9 +286,9 @@ class _Scan:
         if type(code) is not str:
             _refuse(header, "a tensor without a dtype", start, key)
         if not _is_sizes(shape):
-            _refuse(header, "a shape that is no list of sizes", start, key)
+            _refuse(header, "a shape that is not a list of sizes", start, key)
         if not _is_sizes(offsets) or len(offsets) != 2:
-            _refuse(header, "data_offsets that are no two positions", start, key)
+            _refuse(header, "data_offsets that are not two positions", start, key)
         if len(value) > len(_FIELDS):
             self._note("unknown-field", "warning", key, "has a field that no reader knows", start)
         sizes = tuple(shape)
@@ -315,7 +315,7 @@ class _Scan:
             self._twice(first, start, where)
         value, end = DECODER.raw_decode(self.header.text, value_start)
         if type(value) is not str:
-            _refuse(self.header, "metadata that is no string", start, where)
+            _refuse(self.header, "metadata that is not a string", start, where)
         self.header.pairs.append(Pair(key, value, start, end))
         return end
 

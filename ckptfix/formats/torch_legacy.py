@@ -44,7 +44,7 @@ class Layout:
     """Where the parts of a legacy file are.
 
     Attributes:
-        object_start: offset of the object's pickle; its end is that of the graph, from there.
+        object_start: offset of the object's pickle; it ends where the graph does, counted from there.
         storages: key -> (range of the elements, number of elements), in file order.
     """
 
@@ -180,7 +180,7 @@ def check(path: str) -> Iterator[Finding]:
 
 
 def plan_edit(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan:
-    """The checkpoint with `edits` applied to its object; every other byte is copied, and with a Drop laid out anew.
+    """The checkpoint with `edits` applied to its object; every other byte is copied; with a Drop the layout is new.
 
     Raises:
         Truncated: the file is cut short; an edit would give a copy as broken.

@@ -204,7 +204,7 @@ def check(path: str) -> Iterator[Finding]:
 
 
 def plan_edit(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan:
-    """The checkpoint with `edits` applied to its pickle; every other byte is copied, and with a Drop laid out anew.
+    """The checkpoint with `edits` applied to its pickle; every other byte is copied; with a Drop the layout is new.
 
     Raises:
         DamagedFile: the pickle does not match its checksum, and an edit would hide that; or torch reads other bytes

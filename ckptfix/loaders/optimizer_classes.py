@@ -1,4 +1,4 @@
-"""What tells torch's optimizers from one another: the options of their groups, and the state of their parameters."""
+"""What distinguishes torch's optimizers: the options of their groups, and the state of their parameters."""
 
 from __future__ import annotations
 
@@ -62,14 +62,14 @@ def refuse_other_options(
     """Compare the options of a group of the file, `saved`, with the optimizer's `own`.
 
     Raises:
-        Refused: they are those of another optimizer.
+        Refused: they belong to another optimizer.
     """
     strange, lacking = set(saved) - set(own) - SCHEDULED, set(own) - set(saved) - SCHEDULED
     hint = f"this one is {type(optimizer).__name__}"
     torchs = type(optimizer).__module__.startswith("torch.optim")
     if strange and (lacking or (torchs and strange & OWN)):
-        told = [f"it has {named(sorted(strange))}", *([f"and not {named(sorted(lacking))}"] if lacking else [])]
-        raise Refused(f"saved by another optimizer: {', '.join(told)}", hint=hint)
+        reasons = [f"it has {named(sorted(strange))}", *([f"and not {named(sorted(lacking))}"] if lacking else [])]
+        raise Refused(f"saved by another optimizer: {', '.join(reasons)}", hint=hint)
     key = "decoupled_weight_decay"
     if key in saved and key in own and bool(saved[key]) != bool(own[key]):
         kind = "AdamW" if saved[key] else "Adam"
@@ -81,7 +81,7 @@ def refuse_other_state(optimizer: torch.optim.Optimizer, states: Mapping[str, Ma
     """Compare the state of parameters, by name, with what the optimizer's class writes.
 
     Raises:
-        Refused: it is that of another optimizer.
+        Refused: it belongs to another optimizer.
     """
     kinds = [kind for kind in type(optimizer).__mro__ if kind.__module__.startswith("torch.optim")]
     needed = next((STATE[kind.__name__] for kind in kinds if kind.__name__ in STATE), ())
@@ -94,7 +94,7 @@ def refuse_other_state(optimizer: torch.optim.Optimizer, states: Mapping[str, Ma
 
 
 def refuse_swapped(saved: Sequence[Mapping[str, Any]], own: Sequence[Mapping[str, Any]]) -> None:
-    """Groups that only their order tells: options that agree, but in another order, say that the order is another.
+    """Refuse groups known only by their order if their options agree, but in another order.
 
     Args:
         saved, own: options of the groups in their order.

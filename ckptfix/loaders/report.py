@@ -84,7 +84,7 @@ class LoadReport:
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """The report for people: one line if all went well, else one for each kind of trouble."""
+        """The report as text: one line if all went well, else one for each kind of trouble."""
         return tuple(map(printable, self._lines()))
 
     def _lines(self) -> Iterator[str]:
@@ -101,7 +101,7 @@ class LoadReport:
             yield "assigned"
         if self.casts:
             kinds = dict.fromkeys(self.casts.values())
-            verb = "dtype now that of the file for" if self.assigned else "cast"
+            verb = "took the file's dtype for" if self.assigned else "cast"
             yield f"{verb} {len(self.casts)} ({', '.join(f'{old} -> {new}' for old, new in kinds)})"
         if self.tied:
             yield f"{len(self.tied)} tied to another name"

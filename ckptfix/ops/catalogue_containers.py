@@ -74,7 +74,7 @@ CONTAINERS: tuple[Entry, ...] = (
     Entry(
         "torch-tar", "error", "a torch checkpoint from before torch 0.1.10 (a tar archive)",
         "The first format of torch.save. torch reads it only with weights_only=False, which can run code.",
-        (59,), "if you trust it, torch.load(FILE, weights_only=False) and torch.save write it anew",
+        (59,), "if you trust it, load it with torch.load(FILE, weights_only=False) and save it again with torch.save",
     ),
     Entry(
         "tar-archive", "error", "a tar archive",
@@ -85,12 +85,12 @@ CONTAINERS: tuple[Entry, ...] = (
     ),
     Entry(
         "numpy-file", "error", "NumPy arrays, not a torch checkpoint",
-        "A .npy or .npz file. torch.load takes a .npz for a broken zip of its own.",
+        "A .npy or .npz file. torch.load takes a .npz for a damaged zip checkpoint.",
         (57,), "numpy.load reads it",
     ),
     Entry(
         "other-framework", "error", "a file of another framework",
-        "Keras, TensorFlow, ONNX and others keep their weights in formats of their own, which torch does not read.",
+        "Keras, TensorFlow, ONNX and others keep their weights in their own formats, which torch does not read.",
         (17,), "convert it with that framework",
     ),
     Entry(
@@ -100,7 +100,7 @@ CONTAINERS: tuple[Entry, ...] = (
     ),
     Entry(
         "zip-in-zip", "error", "a zip archive around a checkpoint",
-        "Somebody zipped the checkpoint, which is a zip archive itself. torch looks for data.pkl in the outer one "
+        "The checkpoint was zipped, and it is a zip archive itself. torch looks for data.pkl in the outer one "
         "and says "
         "that the file is not in a subdirectory.",
         (57,), _REPAIR,
@@ -130,7 +130,7 @@ CONTAINERS: tuple[Entry, ...] = (
         "pickle.dump or joblib wrote it. torch.load says `Invalid magic number`, or names an opcode. A plain pickle "
         "can run "
         "code when it is loaded, and its tensors are pickled in pieces that only torch can join.",
-        (58,), "if you trust it, pickle.load reads it, and torch.save writes it anew",
+        (58,), "if you trust it, load it with pickle.load and save it again with torch.save",
     ),
     Entry(
         "dcp-folder", "error", "a folder: a distributed checkpoint (DCP)",
@@ -166,7 +166,7 @@ CONTAINERS: tuple[Entry, ...] = (
     ),
     Entry(
         "deepspeed-folder", "error", "a folder: a DeepSpeed checkpoint",
-        "DeepSpeed saves the module and the optimizer in files of their own, with ZeRO a part of them on each rank. "
+        "DeepSpeed saves the module and the optimizer in separate files; with ZeRO, each rank saves a part of them. "
         "Its script zero_to_fp32.py makes one file of the weights.",
         (46,), "python -m deepspeed.utils.zero_to_fp32 {source} OUT",
     ),
@@ -187,7 +187,7 @@ CONTAINERS: tuple[Entry, ...] = (
         "A download, a copy or a save was cut short: a full disk, a signal, a lost connection. torch says `failed "
         "finding "
         "central directory`, `unexpected EOF`, `Invalid argument` or `negative seek value`; safetensors says "
-        "`MetadataIncompleteBuffer`. What was written before the cut is whole, and can be saved.",
+        "`MetadataIncompleteBuffer`. What was written before the cut is intact and can be recovered.",
         (1, 17, 22, 33, 47), _REPAIR,
     ),
     Entry(
@@ -248,7 +248,7 @@ CONTAINERS: tuple[Entry, ...] = (
     ),
     Entry(
         "odd-name", "warning", "a record's name would lead out of the folder it is unpacked to",
-        "Absolute names, `..`, backslashes and NUL bytes are no part of a checkpoint. ckptfix never unpacks by name.",
+        "Absolute names, `..`, backslashes and NUL bytes do not belong in a checkpoint. ckptfix never unpacks by name.",
         (), _REPAIR,
     ),
     Entry(
@@ -258,7 +258,7 @@ CONTAINERS: tuple[Entry, ...] = (
     ),
     Entry(
         "hidden-pickle", "error", "a pickle that torch does not load stands in a record",
-        "A second pickle beside data.pkl is read by no loader of torch, but by whoever is told to. It names functions.",
+        "torch never reads a second pickle beside data.pkl, but other code may. This one contains functions.",
         (), None,
     ),
     Entry(
@@ -315,7 +315,7 @@ CONTAINERS: tuple[Entry, ...] = (
     ),
     Entry(
         "overlap", "error", "two tensors of a safetensors file overlap",
-        "safetensors' own reader refuses it; nobody can tell whose bytes they are.",
+        "The safetensors library refuses it; it is not known which tensor the bytes belong to.",
         (47,), None,
     ),
     Entry("leading-bytes", "warning", "white space or a mark before a safetensors header",
@@ -337,7 +337,7 @@ CONTAINERS: tuple[Entry, ...] = (
     ),
     Entry(
         "missing-shard", "error", "a file that the index lists is not there",
-        "Shards were not all downloaded, or were renamed. The tensors that it should hold are named.",
+        "Shards were not all downloaded, or were renamed. The tensors that it should hold are listed.",
         (31,), "download the missing file into the same folder",
     ),
     Entry(

@@ -97,7 +97,7 @@ CONTENTS: tuple[Entry, ...] = (
         (30,), "ckptfix slim {source} {slim}",
     ),
     Entry(
-        "oversized-storage", "warning", "saved views drag a larger storage along",
+        "oversized-storage", "warning", "saved views keep a larger storage in the file",
         "torch.save writes the whole storage behind a view: a slice of a large tensor saves all of it. `.clone()` "
         "before "
         "saving helps next time.",
@@ -119,7 +119,7 @@ CONTENTS: tuple[Entry, ...] = (
     Entry(
         "nan-values", "warning", "values that are not a number",
         "Training diverged, or bytes are damaged or read as another dtype.",
-        (), "take a checkpoint from before: no command can tell the values that were meant",
+        (), "go back to an earlier checkpoint; the original values can't be recovered",
     ),
     Entry(
         "infinite-values", "info", "infinite values",
@@ -140,7 +140,7 @@ CONTENTS: tuple[Entry, ...] = (
         "DeepSpeed ZeRO-3 keeps each parameter on all ranks in parts; a plain save on one of them writes empty "
         "tensors, such as an "
         "adapter of 443 bytes. The values are in the ZeRO checkpoint, if one was saved.",
-        (46,), "nothing here can be mended: run zero_to_fp32.py on the ZeRO checkpoint, or save with gathering on",
+        (46,), "nothing here can be fixed: run zero_to_fp32.py on the ZeRO checkpoint, or save with gathering on",
     ),
     Entry(
         "no-tensors", "info", "it holds no tensor",
@@ -154,7 +154,7 @@ CONTENTS: tuple[Entry, ...] = (
         (53,), "upgrade safetensors and torch",
     ),
     Entry(
-        "wrapped-names", "warning", "the names carry what a wrapper put on them",
+        "wrapped-names", "warning", "the keys have a wrapper's prefix",
         "DataParallel and DDP put `module.` before every name, torch.compile `_orig_mod.`, FSDP, checkpointing and "
         "Lightning "
         "theirs. A model without that wrapper finds none of its names: `Unexpected key(s)`.",
@@ -190,7 +190,7 @@ CONTENTS: tuple[Entry, ...] = (
         "no-format-metadata", "warning", "a safetensors file that does not say who wrote it",
         "transformers asks its metadata for `format` and says `'NoneType' object has no attribute 'get'`. save_file "
         "writes "
-        "none unless told to.",
+        "none unless asked to.",
         (38,), "ckptfix convert {source} {zip} --to zip && ckptfix convert {zip} {safetensors} --to safetensors",
     ),
     Entry(
@@ -224,8 +224,8 @@ CONTENTS: tuple[Entry, ...] = (
         (28,), "ckptfix convert {source} {safetensors}",
     ),
     Entry(
-        "state-dict-file", "info", "it holds weights, and no program",
-        "A state dict is no model: it has no eval(), and torch.jit.load finds no constants.pkl. Build the model by "
+        "state-dict-file", "info", "it holds weights, not a program",
+        "A state dict is not a model: it has no eval(), and torch.jit.load finds no constants.pkl. Build the model by "
         "its code, "
         "then load the weights into it. pickle.load does not read it either; torch.load does.",
         (15, 27, 44), _LOAD_INTO,
@@ -241,23 +241,23 @@ CONTENTS: tuple[Entry, ...] = (
     ),
     # With --like.
     Entry(
-        "names-prefixed", "error", "the names are those of the model but for a prefix",
-        "The model was saved inside another, or inside a wrapper. With strict=False nothing would be loaded, silently.",
+        "names-prefixed", "error", "the keys match the model's except for a prefix",
+        "The model was saved inside another, or inside a wrapper. With strict=False nothing would load, silently.",
         (2, 13, 48, 52), _MATCH,
     ),
     Entry(
-        "no-names-match", "error", "no name of the file is one of the model",
-        "strict=False would load nothing, and say nothing of it.",
+        "no-names-match", "error", "no key of the file is in the model",
+        "strict=False would load nothing, without any error.",
         (48,), _MATCH,
     ),
     Entry(
-        "matched-by-structure", "error", "the tensors are those of the model under other names",
+        "matched-by-structure", "error", "the file has the model's tensors under other names",
         "Names differ throughout, and shapes, order and neighbours agree: every tensor has one place in the model.",
         (41, 48, 50, 54), _MATCH,
     ),
     Entry(
-        "missing-keys", "error", "the model has names that the file lacks",
-        "They would stay as the model was initialised.",
+        "missing-keys", "error", "the model has keys that the file lacks",
+        "They would keep the values that the model was initialised with.",
         (2, 48), None,
     ),
     Entry(
@@ -269,7 +269,7 @@ CONTENTS: tuple[Entry, ...] = (
         "optional-buffers", "warning", "buffers that one side lacks, and that hold no weights",
         "Releases differ in whether num_batches_tracked, position_ids, masks and the like are saved. A strict "
         "load_state_dict "
-        "stops at them; the model makes them anew.",
+        "stops at them; the model computes them again.",
         (19, 21), _LOAD_INTO,
     ),
     Entry(

@@ -36,7 +36,7 @@ class Conversion:
     """What a conversion will do.
 
     Attributes:
-        plan: what will be written; its findings name what stays behind.
+        plan: what will be written; its findings list what is left out.
         format: of the output.
         at: address of the state dict that was taken; None for the whole object.
         tensors: how many names are written.
@@ -60,7 +60,7 @@ def target_format(dest: str, to: str | None) -> str:
     """The format's name for `to`, or for the suffix of `dest`.
 
     Raises:
-        Unsupported: neither tells.
+        Unsupported: neither determines it.
     """
     if to is not None:
         name = ALIASES.get(to.lower(), to.lower())
@@ -76,12 +76,12 @@ def target_format(dest: str, to: str | None) -> str:
 
 
 def refuse_other_suffix(source: str, dest: str, name: str, *, chosen: bool = False) -> None:
-    """A file of one format must not go by another's name: whoever reads it would take it for that.
+    """A file of one format must not have another's suffix: its reader would take it for that format.
 
     Args:
         source: the file that `dest` is made of.
         name: the format of the output.
-        chosen: somebody asked for this format (``--to``), instead of what the suffix says.
+        chosen: the user asked for this format (``--to``), instead of what the suffix says.
 
     Raises:
         Refused: the suffix of `dest` is one of another format, and none of the format `name`.
@@ -103,7 +103,7 @@ def convert(
 ) -> Conversion:
     """Plan `dest` as another format of `checkpoint`.
 
-    torch to torch keeps the whole object. To safetensors goes one state dict: the one at `at`, or the only
+    torch to torch keeps the whole object. safetensors takes one state dict: the one at `at`, or the only
     one that looks like a model's.
 
     Raises:
@@ -161,7 +161,7 @@ def _to_safetensors(checkpoint: Checkpoint, dest: str, at: str | None, drop_unsu
     plan = Plan(plan.files, tuple(noticed))
     ties = len(fitting) - len(kept)
     others = [entry for entry in checkpoint.entries if entry.at != chosen.at]
-    promise = Promise(fitting, others=others, told=frozenset(left))
+    promise = Promise(fitting, others=others, reported=frozenset(left))
     return Conversion(plan, "safetensors", chosen.at, len(fitting), promise, (*left, *lost), lost, ties)
 
 
@@ -169,7 +169,7 @@ BROKEN = frozenset({
     *("bad-crc", "bad-tensor", "truncated", "unknown-dtype", "too-deep", "duplicate-record", "duplicate-key")
 })  # fmt: skip
 MISREAD = frozenset({"bad-tensor", "unknown-dtype", "too-deep", "duplicate-record", "duplicate-key"})
-"""Those of them that no length and no checksum tells."""
+"""Those of them that no length and no checksum shows."""
 
 
 def refuse_damaged(checkpoint: Checkpoint, ids: Collection[str] = BROKEN, below: str = "") -> None:
@@ -177,7 +177,7 @@ def refuse_damaged(checkpoint: Checkpoint, ids: Collection[str] = BROKEN, below:
 
     Args:
         ids: what is looked for.
-        below: an address; what is said of tensors elsewhere does not count.
+        below: an address; findings about tensors elsewhere do not count.
 
     Raises:
         WouldLoseData: a finding says that a tensor cannot be read as its writer meant it.
@@ -220,7 +220,7 @@ def little(checkpoint: Checkpoint, entries: Sequence[TensorEntry]) -> list[Tenso
 
 
 def _left_behind(checkpoint: Checkpoint, chosen: Candidate) -> list[str]:
-    """Addresses at the top of what is outside the chosen state dict, and its values that are no tensors."""
+    """Addresses at the top of what is outside the chosen state dict, and its values that are not tensors."""
     inside = f"{chosen.at}/" if chosen.at else ""
     taken = {entry.name for entry in checkpoint.entries if entry.at == chosen.at}
     left: dict[str, None] = {}

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 BLOCK = 1 << 15
-"""Elements of one pass: five arrays of float64 (1.3 MB) stay in a core's own cache."""
+"""Elements of one pass: five arrays of float64 (1.3 MB) fit in a core's cache."""
 
 DOT = 1 << 13
-"""Elements of one dot product: OpenBLAS starts threads of its own above 10,000, which then fight with ours."""
+"""Elements of one dot product: OpenBLAS starts its own threads above 10,000, which then compete with ours."""
 
 Arithmetic = Literal["integer", "real", "complex", "bits"]
 
@@ -130,7 +130,7 @@ PACKED = frozenset({"quint4x2", "quint2x4"})
 
 
 def decode(data: bytes, dtype: Dtype, swap: bool) -> NDArray[Any]:
-    """The elements in `data`; those of a dtype without arithmetic as rows of bytes."""
+    """The elements in `data`; a dtype without arithmetic gives rows of bytes."""
     import numpy
 
     view = dtypes.numpy_dtype(dtype.name)

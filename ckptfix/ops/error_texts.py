@@ -19,13 +19,13 @@ ERRORS: dict[int, str] = {
     4: "a tensor of the file has another shape than the model's, mostly a head for another number of classes",
     5: "the tensors were saved on a GPU that is not here",
     6: "the file is a git-lfs pointer",
-    7: "the file is no checkpoint: a web page, JSON, something compressed, or zeros",
+    7: "the file is not a checkpoint: a web page, JSON, something compressed, or zeros",
     8: "a whole model was pickled, and the code of its classes is not here",
     9: "the pickle names a class of the script that saved it",
     10: "a whole model was pickled by another release of torch, whose modules have other attributes",
-    11: "the file is no safetensors file: a git-lfs pointer, or a torch file under that name",
+    11: "the file is not a safetensors file: a git-lfs pointer, or a torch file under that name",
     12: "the pickle names classes of a package that is not installed; the weights do not need them",
-    13: "the names carry `_orig_mod.`, which torch.compile puts on them",
+    13: "the keys begin with `_orig_mod.`, which torch.compile adds",
     14: "the optimizer was saved for another number of parameters",
     15: "data.pkl, or a torch checkpoint, was loaded by pickle.load",
     16: "the file is a zip checkpoint, and this torch is older than 1.6",
@@ -178,7 +178,7 @@ _OF_NAMES = {row: re.compile(pattern, re.IGNORECASE) for row, pattern in (
     (19, r"num_batches_tracked"), (21, r"position_ids"), (26, r"lm_head"), (41, r"LayerNorm|gamma|beta"),
     (50, r"weight_g|weight_v|original"), (54, r"weight_orig|weight_u\b|original|\._u\b|\._v\b"),
 )}  # fmt: skip
-"""Load errors that are told by a word in the names, and the word."""
+"""Load errors that are recognised by a word in the names, and the word."""
 
 
 def _of_all(row: int, names: error_names.Listed) -> bool:

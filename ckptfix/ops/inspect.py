@@ -25,7 +25,7 @@ class Inspection:
     Attributes:
         title: what the format is called.
         size: bytes of the file.
-        traits: what the format says of itself.
+        traits: what the format states about the file.
         tensors: names that hold a tensor.
         parameters: elements of the model's tensors, buffers too, tied ones once, an optimizer's not.
         nbytes: bytes of all storages, each once.

@@ -14,7 +14,7 @@ from ckptfix.errors import Refused
 DEVICES = ("cpu", "cuda", "mps", "xpu", "xla", "hpu", "npu", "mtia", "maia", "ipu", "vulkan", "privateuseone")
 
 ALIASES = {"gpu": "cuda", "nvidia": "cuda", "amd": "cuda", "rocm": "cuda", "metal": "mps"}
-"""What people call them, for hints; torch calls AMD's GPUs cuda too."""
+"""What users call them, for hints; torch calls AMD's GPUs cuda too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Relocation:
     Attributes:
         edits: for `plan_edit`.
         moved: (from, to) -> how many places.
-        kept: location -> how many places stay as they are.
+        kept: location -> how many places are unchanged.
         findings: sources that do not occur, places that cannot be edited.
     """
 

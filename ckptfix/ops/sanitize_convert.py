@@ -1,7 +1,7 @@
 """The object of a checkpoint made of plain values only: what ``torch.load(weights_only=True)`` takes.
 
 One walk over the inert graph by a stack of generators, each of which makes one container and asks for what is in it.
-A node that stands in several places is converted once, so ties and references stay. Nothing is imported or called.
+A node that stands in several places is converted once, so ties and references are kept. Nothing is imported or called.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_INT_BITS = 8 * 255 - 1
 """LONG1 counts its bytes in one; weights_only=True knows no other opcode for large ints."""
 
 MAX_LABELS, MAX_LABEL = 64, 80
-"""How much of an address is told: a hostile one is as deep and as long as the file."""
+"""How much of an address is shown: a hostile one is as deep and as long as the file."""
 
 class Converter:
     """Converts the nodes of one graph; `report` says what became what."""
@@ -153,7 +153,7 @@ class Converter:
         yield
 
     def raw(self, value: bytes) -> Any:
-        """Bytes, as protocol 2 writes them; those of a Python 2 file as text where an encoding was given."""
+        """Bytes, as protocol 2 writes them; a Python 2 file's as text where an encoding was given."""
         if self.settings.python2 and self.settings.encoding is not None:
             try:
                 text = value.decode(self.settings.encoding)
@@ -188,7 +188,7 @@ class Converter:
             into.append(None if value is DROPPED else value)
 
     def passed_over(self, value: Any, name: str) -> bool:
-        """Whether a plain value goes, as it does where only what leads to the weights is kept."""
+        """Whether a plain value is dropped, as it is where only what leads to the weights is kept."""
         if self.settings.kept is None or self.inside or (type(value) in _STEPS and value != ()):
             return False
         self.drop_at(name, "a value", "is outside the weights", asked=True)

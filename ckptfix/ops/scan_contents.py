@@ -19,7 +19,7 @@ from ckptfix.ops.rename import chosen_sites
 PICKLED = (torch_zip.NAME, torch_legacy.NAME)
 
 WASTE = 4096
-"""Bytes of a storage that no tensor views before they are told, if they are a tenth of it too."""
+"""Unused bytes of a storage are reported from this many on, if they are also a tenth of it."""
 
 _LIGHTNING = ("hyper_parameters", "global_step", "callbacks", "lr_schedulers", "hparams_name")
 """Keys that beside ``state_dict`` make a file look like one of Lightning's (checkpoint_connector.py)."""
@@ -168,7 +168,7 @@ def _sizes(checkpoint: Checkpoint) -> Iterator[Finding]:
         return
     ats = {state.at for state in weights(checkpoint)}
     mine = [entry for entry in checkpoint.entries if entry.at in ats]
-    # A name without a dot is a tensor of somebody's own, which may be empty on purpose.
+    # A name without a dot is not a module's tensor, and may be empty on purpose.
     empty = [entry for entry in mine if entry.shape == (0,) and "." in entry.key]
     if empty and len(empty) * 2 >= len(mine):
         names = ", ".join(entry.name for entry in empty[:3])
@@ -217,7 +217,7 @@ def _sharing(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 
 def _overlaps(checkpoint: Checkpoint, ats: set[str]) -> Iterator[Finding]:
-    """What a conversion to safetensors would say of overlapping tensors."""
+    """What a conversion to safetensors would report about overlapping tensors."""
     if checkpoint.format not in PICKLED:
         return
     inside = _by_address(checkpoint)
@@ -276,7 +276,7 @@ def needs_torch(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 
 def asked(checkpoint: Checkpoint, rows: Sequence[int]) -> Iterator[Finding]:
-    """What is no fault of the file, and explains an error: told only to somebody who asks about it."""
+    """Notes that explain an error but are not faults; reported only with ``--error``."""
     root = checkpoint.traits.get("zip root")
     if 49 in rows and root not in (None, "archive"):
         yield found("zip-root", f"the folder in the archive is called {root!r}, not 'archive'")
@@ -295,7 +295,7 @@ def asked(checkpoint: Checkpoint, rows: Sequence[int]) -> Iterator[Finding]:
 def prefixed(checkpoint: Checkpoint, prefix: Prefix) -> Iterator[Finding]:
     """The state dicts whose names differ by `prefix` from those that a message asks for."""
     if prefix.in_file and set(prefix.name.split(".")) <= {wrapper.component for wrapper in keys.WRAPPERS}:
-        # Told as what a wrapper put there.
+        # Reported as what a wrapper added.
         return
     states = weights(checkpoint)
     for state in states:

@@ -157,7 +157,7 @@ class _Looker:
             self.file(reader, _joined(place, name), depth)
 
     def archive(self, reader: Reader, place: str, depth: int) -> None:
-        """The members of a zip: those of its directory, and those that only have a header of their own."""
+        """The members of a zip: those in its directory, and those that only have a local header."""
         listed = {}
         with suppress(CkptfixError):
             listed = {row.header: row for row in read_directory(reader, reader.path).records[:MOST_MEMBERS]}

@@ -12,7 +12,7 @@ from ckptfix.formats.safetensors_write import framed, metadata_text, quoted
 def packed(checkpoint: Checkpoint, dest: str) -> tuple[Plan, int]:
     """The file with its tensors side by side in the order of their bytes, and how many bytes that saved.
 
-    Tensors that overlap stay as they overlap. Names, order, metadata and values are the same.
+    Tensors that overlap still overlap in the same way. Names, order, metadata and values are the same.
 
     Raises:
         Truncated: a tensor whose bytes are beyond the end.
