@@ -158,7 +158,8 @@ def map_location(
         line = f"moved {rows}" + (f"; left {kept}" if kept else "")
     else:
         here = ", ".join(checkpoint.devices) or "no device"
-        line = f"nothing to move (the file names {here})"
+        already = " already" if isinstance(target, str) else ""
+        line = f"nothing to do: the tensors are on {here}{already}"
     lines = (line + _copy_note(not moves.moved),)
     draft = Draft.of(checkpoint, dest, plan, Promise(names_stay=False, edited=checkpoint), lines, moves.findings)
     done = carry_out(draft, force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
@@ -279,7 +280,7 @@ def inspect(path: StrPath) -> Inspection:
 def _edit(checkpoint: Checkpoint, edits: Sequence[Edit], dest: StrPath) -> Plan:
     refuse_other_suffix(checkpoint.path, os.fspath(dest), checkpoint.format)
     if edits:
-        # A new header over the data that is left would be a file as broken, made without a word.
+        # A new header over the data that is left would be an equally broken file, made silently.
         torch_legacy.refuse_truncated(checkpoint)
     with about(checkpoint.path):
         return formats.FORMATS[checkpoint.format].plan_edit(checkpoint, edits, os.fspath(dest))
@@ -304,7 +305,7 @@ def _renamed(
         if places > 1 or first.at:
             line += f" ({some(list(dict.fromkeys(change.at or 'top level' for change in renames.changes)))})"
         if renames.references:
-            line += f", and {plural(renames.references, 'name')} that refer to them"
+            line += f" (and {plural(renames.references, 'related name')})"
     elif renames.references:
         line = f"{verb} {plural(renames.references, 'name')} of an optimizer"
     else:

@@ -22,6 +22,7 @@ from ckptfix.ops.match import Matching
 from ckptfix.ops.name_rules import NameRule
 from ckptfix.ops.writing import Draft, about, carry_out, write_text
 from ckptfix.results import MatchResult
+from ckptfix.words import plural
 
 StrPath = str | os.PathLike[str]
 
@@ -32,7 +33,7 @@ class Found:
 
     Attributes:
         source, target: the two sides.
-        refusals: why it is not carried out; empty if nothing speaks against it.
+        refusals: why it is not carried out; empty if nothing is against it.
         planned: the edits; None where they are refused themselves.
     """
 
@@ -259,7 +260,7 @@ def _lines(found: Found) -> tuple[str, ...]:
     if planned is not None:
         line += f"; {len(planned.names):,} renamed" if planned.names else "; all have their names already"
         if planned.references:
-            line += f", and {planned.references:,} names that refer to them"
+            line += f" (and {plural(planned.references, 'related name')})"
         reshaped = sum(pair.reshape is not None for pair in matching.pairs)
         line += f"; {reshaped:,} reshaped" if reshaped else ""
     rules: Sequence[NameRule] = planned.rules if planned else matching.rules

@@ -1,4 +1,4 @@
-"""``ckptfix.repair``: what is provably whole in a damaged checkpoint, in a fresh file."""
+"""``ckptfix.repair``: what is provably intact in a damaged checkpoint, in a fresh file."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def repair(
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> RepairResult:
-    """Write to `dest` what is provably whole in `source`, a damaged file or an unzipped folder.
+    """Write to `dest` what is provably intact in `source`, a damaged file or an unzipped folder.
 
     The output has the format of the input, written from scratch. Damaged tensors are left out, or filled, and listed;
     `exit_code` is 3 then, and 0 when all are intact. What can run code is left out and listed too, with exit code 3.
@@ -177,7 +177,7 @@ def _lines(found: Repair, *, written: bool) -> tuple[str, ...]:
     left_out = [loss.name for loss in found.losses if not loss.filled]
     filled = [loss.name for loss in found.losses if loss.filled]
     total = len(names) + len(found.losses)
-    verb = "kept" if written else "whole:"
+    verb = "kept" if written else "intact:"
     line = f"{verb} {len(names):,} of {plural(total, 'tensor')} ({_size(found.nbytes)})"
     if not found.losses:
         line = f"{verb} {'the' if total == 1 else 'all'} {plural(total, 'tensor')} ({_size(found.nbytes)})"

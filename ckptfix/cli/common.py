@@ -156,7 +156,7 @@ def where_to(dest: str | None, output: str | None, *, force: bool, without: str 
     IN and OUT side by side may be what a shell made of ``*.pth``: neither was given as the output.
 
     Args:
-        without: the options with which there need be none; None if they are given.
+        without: the options that need no output; None if they are given.
 
     Raises:
         UsageError: it is given twice, or not at all.
@@ -164,8 +164,7 @@ def where_to(dest: str | None, output: str | None, *, force: bool, without: str 
     if dest is not None and output is not None:
         raise click.UsageError("The output is given twice: as OUT and with --output.")
     if dest is None and output is None and without is not None:
-        alone = f": only {without} without" if without else ""
-        raise click.UsageError(f"Missing argument 'OUT'{alone}.")
+        raise click.UsageError(f"OUT is required unless you use {without}." if without else "Missing argument 'OUT'.")
     return (dest, force) if output is None else (output, False)
 
 

@@ -34,7 +34,7 @@ SHOWN = 30
     ),
     click.Option(
         ["--error"], metavar="TEXT",
-        help="The message that you got, to say what explains it; - reads it from stdin, @PATH from a file.",
+        help="The error message you saw: what explains it is listed first. - reads it from stdin, @PATH from a file.",
     ),
     click.Option(["--fast"], is_flag=True, help="Read no tensor bytes: no checksums, no NaN, no zeros."),
     at_option(),
@@ -44,7 +44,7 @@ SHOWN = 30
         ["--fail-on"], type=click.Choice(["error", "warning", "never"]), default="error", show_default=True,
         help="The least serious finding that makes the exit code 1.",
     ),
-    click.Option(["--explain"], metavar="ID", help="Print the longer story of a finding, and stop."),
+    click.Option(["--explain"], metavar="ID", help="Explain a finding in detail, and stop."),
     example="ckptfix doctor model.pth --error 'failed finding central directory'",
 )
 def command(
@@ -63,7 +63,7 @@ def command(
     """Say why FILE does not load, and which commands fix it.
 
     FILE may be a folder, or the index of a sharded checkpoint; with --error it may be left out. It is read as text and
-    never run. The first lines are what is wrong and what fixes it: of several commands, each reads what the one before
+    never run. The first lines say what is wrong and what fixes it: of several commands, each reads what the one before
     it wrote. The exit code is 1 with an error: damage, what weights_only=True refuses, a misfit with --like, or a file
     that is not a checkpoint. Devices and names of wrappers are warnings.
     """
@@ -79,7 +79,7 @@ def command(
     elif error is not None:
         done = diagnosis.message(error)
     else:
-        raise click.UsageError("Missing argument 'FILE': only --error and --explain do without.")
+        raise click.UsageError("FILE is required unless you use --error or --explain.")
     if console.json:
         console.emit(done.as_dict())
     else:
@@ -88,7 +88,7 @@ def command(
 
 
 def _text(error: str) -> str:
-    """The message: as it is, from stdin for ``-``, or from a file for ``@FILE``."""
+    """The message itself, from stdin for ``-``, or from a file for ``@FILE``."""
     if error == "-":
         return sys.stdin.read(MOST_TEXT)
     if error.startswith("@"):
@@ -138,7 +138,7 @@ def _show(console: Console, done: Diagnosis) -> None:
         _others(console, done)
     if done.path and (done.cause is not None or done.message is not None):
         console.say()
-        console.say(f"looked at {', '.join(done.looked_at)}")
+        console.say(f"Checked: {', '.join(done.looked_at)}.")
 
 
 def _message(console: Console, done: Diagnosis) -> None:
@@ -148,7 +148,7 @@ def _message(console: Console, done: Diagnosis) -> None:
         console.say(f"This matches your error message ({', '.join(message.explained)}).")
     elif message.meanings:
         for meaning in message.meanings[:3]:
-            console.say(f"such a message usually means: {meaning}")
+            console.say(f"This message usually means: {meaning}")
     else:
         console.say("I don't recognise that error message.")
 

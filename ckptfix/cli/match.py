@@ -81,7 +81,7 @@ def command(
 
     alone = report or dry_run or rules_file is not None
     dest, keep_old = where_to(
-        dest, output, force=force, without=None if alone else "--report, --rules and --dry-run do"
+        dest, output, force=force, without=None if alone else "--report, --rules or --dry-run"
     )
     if dest is not None:
         matching.check(source, dest, like, force)

@@ -37,7 +37,8 @@ def command(
 ) -> Written:
     """Write OUT: IN with its names changed by rule.
 
-    If two names would become one, nothing is written. A rule that matched no name is reported.
+    In a state dict no two keys may end up with the same name: then nothing is written. A rule that matched no name is
+    reported.
     """
     from ckptfix import api
 

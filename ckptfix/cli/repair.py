@@ -53,7 +53,7 @@ def command(
     """
     from ckptfix import rescue
 
-    dest, keep_old = where_to(dest, output, force=force, without=None if check_only else "--check-only does")
+    dest, keep_old = where_to(dest, output, force=force, without=None if check_only else "--check-only")
     with console.progress(at_end="flushing to disk") as progress:
         result = rescue.repair(
             source,

@@ -11,12 +11,14 @@ from ckptfix.cli.common import How, Written, writes
     "slim",
     click.Option(["--no-optimizer"], is_flag=True, help="Leave out every optimizer's state."),
     click.Option(
-        ["--dedupe"], is_flag=True, help="Make one storage of equal ones. Their tensors are tied: one changes with all."
+        ["--dedupe"],
+        is_flag=True,
+        help="Store identical tensors once. They become tied: changing one changes all.",
     ),
     click.Option(
         ["--contiguous"], is_flag=True, help="Also close the gaps of strided views, such as columns: strides change."
     ),
-    click.Option(["--check-only"], is_flag=True, help="Say what would be saved, and write nothing; as --dry-run."),
+    click.Option(["--check-only"], is_flag=True, help="List what would be saved; write nothing. The same as --dry-run."),
     example="ckptfix slim training.ckpt small.ckpt --no-optimizer",
 )
 def command(

@@ -2,7 +2,7 @@
 
 ::
 
-    archive  [raw bytes]  archive  [raw bytes]  ...      each whole: data.pkl first, offsets counted from its own start
+    archive  [raw bytes]  archive  [raw bytes]  ...     each intact: data.pkl first, offsets counted from its own start
 
 A reader that goes by the last end record, or from the first header, sees one archive of many.
 """

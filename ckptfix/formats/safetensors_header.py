@@ -211,7 +211,7 @@ def members(text: str, at: int) -> list[Member]:
 def _fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("a field stands twice in the description of one tensor")
+        raise ValueError("a field occurs twice in the description of one tensor")
     return found
 
 
@@ -269,7 +269,7 @@ class _Scan:
         self.notes.append(_Note(name, severity, where, message, position, first))
 
     def _twice(self, first: int, again: int, where: str) -> None:
-        message = "stands twice, first at {first}; readers differ in which they take"
+        message = "duplicate key, first at {first}: libraries disagree on which copy to load"
         self._note("duplicate-key", "error", where, message, again, first)
 
     def _member(self, key: str, start: int, key_end: int, value_start: int) -> int:

@@ -88,7 +88,7 @@ def read(path: str) -> Checkpoint:
 
 
 def _note(side: Graph, part: str, graph: Graph) -> None:
-    """Put on the object's `graph` what weights_only=True refuses of another pickle of the file, which it reads too."""
+    """Add to the object's `graph` what weights_only=True refuses of another pickle of the file, which it reads too."""
     graph.globals += (node for node in side.globals if not trusted.accepted(trusted.canonical(node)))
     refused = trusted.refused_opcode(side)
     if refused is not None:
@@ -218,7 +218,7 @@ CANNOT_LOAD = "from a legacy file torch cannot load"
 def refuse_unloadable(entries: Sequence[TensorEntry], path: str) -> None:
     """Refuse tensors that torch saves to a legacy file and does not load from it.
 
-    - Those of an UntypedStorage (up to 2.13): ``_legacy_load`` asks the storage class for a dtype, and it has none.
+    - Storages of UntypedStorage (up to 2.13): ``_legacy_load`` asks the storage class for a dtype, and it has none.
     - Those whose rebuild call reads values, such as the sizes of a nested tensor's parts: a legacy file has its bytes
       behind the pickle, so while the calls run every storage holds whatever was in memory.
     """

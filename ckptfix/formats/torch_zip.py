@@ -230,7 +230,7 @@ def plan_edit(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan:
 
 
 def refuse_disputed(checkpoint: Checkpoint) -> None:
-    """A record whose bytes torch would not read as the file means them must not be handed on without a word.
+    """A record whose bytes torch would not read as the file means them must not be copied silently.
 
     Raises:
         BadDirectory: there is one (see `Record.dispute`).

@@ -123,7 +123,7 @@ def open_program(path: str, marker: str) -> Program | None:
 
 
 def read(path: str, at: str | None = None) -> Weights | None:
-    """The state dict of the TorchScript module at `path`, or its constants; None if it is no TorchScript archive.
+    """The state dict of the TorchScript module at `path`, or its constants; None if it is not a TorchScript archive.
 
     Args:
         at: ``"constants"`` for the constants, or the path of a submodule, such as ``"encoder"``.

@@ -240,7 +240,7 @@ class Builder:
             raise WouldLoseData(str(error), path=self.checkpoint.path, where=address) from None
 
     def _storage(self, node: PersId, where: tuple[Any, str]) -> Any:
-        """A storage that stands by itself, or a persistent id that is none."""
+        """A storage that stands by itself, or a persistent id that is not one."""
         if not _is_storage(node):
             return ForeignObject("", "persistent id", (plain(node.pid),))
         import torch

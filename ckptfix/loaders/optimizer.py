@@ -101,7 +101,7 @@ class OptimizerReport:
         return "\n".join(self.lines)
 
     def as_dict(self) -> dict[str, Any]:
-        """The same for JSON; option values that are no JSON become text."""
+        """The same for JSON; option values that JSON does not have become text."""
         found = asdict(self)
         for row in found["groups"]:
             row["restored"] = {key: [_plain(old), _plain(new)] for key, (old, new) in row["restored"].items()}

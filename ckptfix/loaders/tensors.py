@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class TensorMaker:
-    """Builds tensors of one checkpoint; storages are made once, so ties stay ties.
+    """Builds tensors of one checkpoint; storages are made once, so ties are kept.
 
     Args:
         restore: moves a CPU storage to where its location tag says; see `restore_location`.

@@ -102,7 +102,7 @@ def wrapper(names: Sequence[str]) -> str:
 
 
 def is_kept(checkpoint: Checkpoint, site: NameSite, names: Sequence[str], at: str | None) -> bool:
-    """Whether a wrapper that averages keeps its ``module.`` among `names`, which is what those of `site` are by now.
+    """Whether a wrapper that averages keeps its ``module.`` among `names`, which are the names of `site` by now.
 
     It does unless it is asked for by its address `at`, or is all that the file holds: then nothing else was meant.
     """

@@ -27,12 +27,12 @@ CONTAINERS: tuple[Entry, ...] = (
         "json-file", "error", "a JSON file, not a checkpoint",
         "A server's answer or a configuration file stands where the weights should be. torch says `invalid load key, "
         "'{'` or `Unsupported operand 123`.",
-        (7, 17), "download it again, or name the file that holds the weights",
+        (7, 17), "download it again, or pass the file that holds the weights",
     ),
     Entry(
         "text-file", "error", "a text file, not a checkpoint",
         "The file is readable text: a message, a list, a script. There are no weights in it.",
-        (7, 17), "download it again, or name the file that holds the weights",
+        (7, 17), "download it again, or pass the file that holds the weights",
     ),
     Entry(
         "compressed", "error", "compressed as a whole",
@@ -80,7 +80,7 @@ CONTAINERS: tuple[Entry, ...] = (
         "tar-archive", "error", "a tar archive",
         "A tar around a checkpoint, or around something else: torch.save has written none since 0.1.10, and files "
         "called "
-        ".pth.tar are mostly no tar at all.",
+        ".pth.tar are mostly not tar archives at all.",
         (40, 59), "unpack it first: tar -xf {source}",
     ),
     Entry(
@@ -96,7 +96,7 @@ CONTAINERS: tuple[Entry, ...] = (
     Entry(
         "other-archive", "error", "an archive, which may hold a checkpoint",
         "The file has to be unpacked before torch can read what is inside.",
-        (7, 57), "unpack it, and name the checkpoint that it holds",
+        (7, 57), "unpack it, and pass the checkpoint that it holds",
     ),
     Entry(
         "zip-in-zip", "error", "a zip archive around a checkpoint",
@@ -114,7 +114,7 @@ CONTAINERS: tuple[Entry, ...] = (
     ),
     Entry(
         "unzipped-folder", "error", "a folder: a torch checkpoint that was unzipped",
-        "A browser or a person unpacked the file, as .pth is a zip. torch says `persistent id instruction` when "
+        "A browser or a user unpacked the file, as .pth is a zip. torch says `persistent id instruction` when "
         "data.pkl "
         "is loaded by itself, and `is a directory` for the folder. All data is there.",
         (15, 40), _REPAIR,
@@ -123,11 +123,11 @@ CONTAINERS: tuple[Entry, ...] = (
         "bare-data-pkl", "error", "the data.pkl of an unzipped checkpoint, without its tensors' data",
         "It is one record of a torch zip. The tensors' bytes are in the folder data beside it; unpicklers say "
         "`persistent id instruction was encountered`.",
-        (15,), "name its folder in place of data.pkl: ckptfix doctor says then how to make one file of it",
+        (15,), "pass its folder in place of data.pkl: ckptfix doctor then says how to make one file of it",
     ),
     Entry(
         "plain-pickle", "error", "a plain pickle, not written by torch.save",
-        "pickle.dump or joblib wrote it. torch.load says `Invalid magic number`, or names an opcode. A plain pickle "
+        "pickle.dump or joblib wrote it. torch.load says `Invalid magic number`, or mentions an opcode. A plain pickle "
         "can run "
         "code when it is loaded, and its tensors are pickled in pieces that only torch can join.",
         (58,), "if you trust it, load it with pickle.load and save it again with torch.save",
@@ -149,7 +149,7 @@ CONTAINERS: tuple[Entry, ...] = (
     Entry(
         "one-rank", "error", "one rank's piece of a model",
         "FSDP, tensor parallelism and ZeRO-3 keep a part of each parameter on each rank, and a plain save on a rank "
-        "writes just that. No model takes it; the other parts are in what the other ranks saved.",
+        "writes just that. No model can load it; the other parts are in what the other ranks saved.",
         (46,), "gather the state dict on all ranks before saving it, or save with torch.distributed.checkpoint",
     ),
     Entry(
@@ -176,7 +176,7 @@ CONTAINERS: tuple[Entry, ...] = (
         (), "name a file",
     ),
     Entry(
-        "wrong-suffix", "warning", "its name says another format than its content",
+        "wrong-suffix", "warning", "its suffix suggests another format than its content",
         "Loaders choose by the suffix: a torch file called .safetensors gives `HeaderTooLarge`, a safetensors file "
         "called "
         ".bin or .pth an unpickling error.",
@@ -212,7 +212,7 @@ CONTAINERS: tuple[Entry, ...] = (
     Entry(
         "bad-directory", "error", "the zip directory or the header contradicts itself",
         "The list of what stands where is damaged, was written by another program, or is of another file. The records "
-        "themselves may be whole.",
+        "themselves may be intact.",
         (1, 11, 32, 56), _REPAIR,
     ),
     Entry(
@@ -225,8 +225,7 @@ CONTAINERS: tuple[Entry, ...] = (
     Entry(
         "bad-crc", "error", "the bytes do not match their CRC-32",
         "A bit flipped on a disk, in memory or on the way. torch never looks at the checksums and loads the wrong "
-        "value "
-        "without a word.",
+        "value without any error.",
         (32, 61), _REPAIR,
     ),
     Entry(
@@ -238,7 +237,7 @@ CONTAINERS: tuple[Entry, ...] = (
     ),
     Entry(
         "duplicate-record", "error", "several records have this name",
-        "Readers differ in which of them they take: torch the first, others the last.",
+        "Libraries disagree on which copy to read: torch takes the first, others the last.",
         (), _REPAIR,
     ),
     Entry(
@@ -253,7 +252,7 @@ CONTAINERS: tuple[Entry, ...] = (
     ),
     Entry(
         "hidden-bytes", "warning", "bytes that no record accounts for",
-        "Between the records stand bytes that the directory does not name: the rest of an edit, or something hidden.",
+        "Between the records stand bytes that the directory does not list: the rest of an edit, or something hidden.",
         (), _REPAIR,
     ),
     Entry(
@@ -300,7 +299,7 @@ CONTAINERS: tuple[Entry, ...] = (
     ),
     Entry(
         "damaged", "error", "the file contradicts itself",
-        "A part of it is not what it must be; the message names the place.",
+        "A part of it is not what it must be; the message says where.",
         (1, 32), _REPAIR,
     ),
     Entry(
@@ -322,8 +321,8 @@ CONTAINERS: tuple[Entry, ...] = (
           "The format begins with an opening brace; some readers refuse other bytes.", (11,)),
     Entry("nul-padding", "error", "a safetensors header padded with NUL bytes",
           "The format pads with spaces, and its reader refuses NUL.", (11,)),
-    Entry("duplicate-key", "error", "a name stands twice in a safetensors header",
-          "Readers differ in which of them they take.", ()),
+    Entry("duplicate-key", "error", "a key occurs twice in a safetensors header",
+          "Libraries disagree on which copy to load.", ()),
     Entry("unknown-field", "warning", "a safetensors header with a field that no reader knows",
           "The format has three fields for a tensor: dtype, shape, data_offsets.", ()),
     Entry(
@@ -347,7 +346,7 @@ CONTAINERS: tuple[Entry, ...] = (
     ),
     Entry(
         "index-mismatch", "error", "index and shards disagree about a name",
-        "The index sends a loader to a file that does not have the tensor, or does not name one that is there.",
+        "The index sends a loader to a file that does not have the tensor, or does not list one that is there.",
         (31,), "keep index and shards of one save together; fetch both again",
     ),
     Entry(

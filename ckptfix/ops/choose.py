@@ -179,7 +179,7 @@ def states(checkpoint: Checkpoint) -> list[StateDict]:
 
 def undecided(checkpoint: Checkpoint, rows: Sequence[Candidate], *, fit: bool = False) -> Undecided:
     """The error that asks for one of `rows`, which the file holds, or which fit a model equally well."""
-    addresses = ", ".join(row.at or "''" for row in rows)
+    addresses = ", ".join(row.at or "the top level ('')" for row in rows)
     several = f"{len(rows)} state dicts"
     message = f"{several} fit equally well: {addresses}" if fit else f"it holds {several}: {addresses}"
     modules = [row.at for row in rows if row.module is not None]

@@ -71,8 +71,9 @@ def target_format(dest: str, to: str | None) -> str:
         if dest.lower().endswith(FORMATS[name].SUFFIXES):
             return name
     suffix = os.path.splitext(dest)[1]  # noqa: PTH122 (dest is text, whatever the system makes of it)
-    what = f"the suffix {suffix!r}" if suffix else "a name without suffix"
-    raise Unsupported(f"{what} names no format", path=dest, hint="say --to zip, --to legacy or --to safetensors")
+    what = f"the suffix {suffix!r}" if suffix else "a name without a suffix"
+    message = f"cannot tell the output format from {what}"
+    raise Unsupported(message, path=dest, hint="use another suffix, or --to zip, --to legacy or --to safetensors")
 
 
 def refuse_other_suffix(source: str, dest: str, name: str, *, chosen: bool = False) -> None:
@@ -84,7 +85,7 @@ def refuse_other_suffix(source: str, dest: str, name: str, *, chosen: bool = Fal
         chosen: the user asked for this format (``--to``), instead of what the suffix says.
 
     Raises:
-        Refused: the suffix of `dest` is one of another format, and none of the format `name`.
+        Refused: the suffix of `dest` belongs to another format, and not to `name`.
     """
     own = FORMATS[name].SUFFIXES
     for other in FORMATS.values():
@@ -92,9 +93,9 @@ def refuse_other_suffix(source: str, dest: str, name: str, *, chosen: bool = Fal
             way = command("convert", source, dest)
             first = f"without --to it writes {other.NAME}" if chosen else f"`{way}` first, and work on that"
             raise Refused(
-                f"the output would be a {FORMATS[name].TITLE}, and its name says {other.TITLE}",
+                f"the output would be {FORMATS[name].TITLE}, but its suffix suggests {other.TITLE}",
                 path=dest,
-                hint=f"{first}; or name the output *{own[0]}",
+                hint=f"{first}; or call the output *{own[0]}",
             )
 
 
@@ -169,7 +170,7 @@ BROKEN = frozenset({
     *("bad-crc", "bad-tensor", "truncated", "unknown-dtype", "too-deep", "duplicate-record", "duplicate-key")
 })  # fmt: skip
 MISREAD = frozenset({"bad-tensor", "unknown-dtype", "too-deep", "duplicate-record", "duplicate-key"})
-"""Those of them that no length and no checksum shows."""
+"""The ones among them that no length and no checksum shows."""
 
 
 def refuse_damaged(checkpoint: Checkpoint, ids: Collection[str] = BROKEN, below: str = "") -> None:

@@ -35,7 +35,7 @@ def diff(
 ) -> DiffResult:
     """Compare checkpoint `a` with `b`: names, properties, elements, and the values that are not tensors.
 
-    Tensors are matched by address and name; then by name without wrapper prefixes; then by content. Memory stays
+    Tensors are matched by address and name; then by name without wrapper prefixes; then by content. Memory use is
     bounded by a few MiB a core, whatever the tensors' sizes.
 
     Args:

@@ -79,12 +79,12 @@ def examine(
         raise NoSuchFile(name)
     rows = error_texts.rows(error) if error is not None else ()
     prefix = error_names.prefix(error_names.listed(error)) if error is not None else None
-    looked = ["its first bytes"]
+    looked = ["first bytes"]
     checkpoint: Checkpoint | None = None
     findings: list[Finding]
     index = scan_shards.index_of(name)
     if index is not None:
-        looked = ["the index", "the headers of its shards"]
+        looked = ["index", "headers of its shards"]
         findings = list(scan_shards.scan(index))
         title = "a sharded checkpoint"
     else:
@@ -99,7 +99,7 @@ def examine(
                 which = f"{Path(alone).name}, the only checkpoint in the folder"
                 return replace(inner, looked_at=(which, *inner.looked_at))
             program = isinstance(trouble, UnknownFormat) and trouble.kind in scan_foreign.PROGRAMS
-            looked += ["its records"] if program else []
+            looked += ["records"] if program else []
             if isinstance(trouble, DistributedPart):
                 inside = []
             else:
@@ -148,7 +148,7 @@ def _judge(
     looked: list[str],
 ) -> Iterator[Finding]:
     """Everything about a file that can be opened."""
-    looked[:] = ["its container", "its names and devices"]
+    looked[:] = ["container", "key names", "devices"]
     path = checkpoint.path
     pickled = isinstance(checkpoint.graph, Parts)
     # A second reading would find no more: reading a pickled format notes everything that its check reports.
@@ -176,7 +176,7 @@ def _judge(
             yield found("missing-keys", error.message)
     yield from contents
     if not fast:
-        looked.append("every byte of its tensors")
+        looked.append("tensor data")
         yield from scan_records.scan(_pieces(checkpoint, view), checkpoint.byteorder)
 
 
@@ -199,7 +199,7 @@ def _pickles(checkpoint: Checkpoint, looked: list[str], at: str | None) -> Itera
     parts = checkpoint.graph
     if not isinstance(parts, Parts):
         return
-    looked.append("its pickle, read as text")
+    looked.append("pickle")
     graph = parts.graph
     zipped = checkpoint.format == torch_zip.NAME
     where, base = (parts.container.pickle.name, 0) if zipped else ("pickle", 0)

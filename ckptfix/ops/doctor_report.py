@@ -43,7 +43,7 @@ class Diagnosis:
         size: bytes of the file; 0 for a folder.
         findings: the most serious first, those that explain the message before others of their kind; `fix` is a
             command line for a shell, or words, or None where nothing helps.
-        looked_at: what was looked at, in words.
+        looked_at: what was checked, in words.
         message: what the pasted message is; None without one.
         remedies: what to do about each of the findings, in their order.
     """
@@ -79,9 +79,9 @@ class Diagnosis:
         if not self.path:
             meanings = self.message.meanings if self.message is not None else ()
             unknown = "I don't recognise that error message."
-            return f"such a message usually means that {meanings[0]}" if meanings else unknown
+            return f"This message usually means that {meanings[0]}" if meanings else unknown
         if self.message is not None and self.message.meanings:
-            return f"the file shows no cause of this message, which usually means that {self.message.meanings[0]}"
+            return f"no cause of this message was found in the file; it usually means that {self.message.meanings[0]}"
         return f"No problems found. (Checked: {', '.join(self.looked_at)}.)"
 
     @property

@@ -170,7 +170,7 @@ def picked(weights: Weights, names: Mapping[str, str], what: str, prefix: str = 
     """The tensors that `names` lists (old -> new), under their new names; the others are left behind.
 
     Args:
-        prefix: path of the module whose versions become those of the root.
+        prefix: path of the module whose versions become the root's.
     """
     entries = tuple(replace(entry, key=names[entry.key]) for entry in weights.entries if entry.key in names)
     calls = weights.calls

@@ -32,7 +32,7 @@ class Inspection:
         dtypes, devices: how many tensors of a dtype, how many places of a location.
         wrappers: component -> (how many keys carry it, the first of them).
         globals: (name, whether weights_only=True accepts it) of every class and function that the pickle names.
-        weights_only: why ``torch.load(weights_only=True)`` would refuse the file; None if nothing speaks against it.
+        weights_only: why ``torch.load(weights_only=True)`` would refuse the file; None if it would not.
     """
 
     path: str

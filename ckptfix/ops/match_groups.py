@@ -201,7 +201,7 @@ def lonely_units(left: Sequence[Group], right: Sequence[Group]) -> int:
 
 
 def _lonely(mine: Sequence[Group], others: Sequence[Group]) -> list[Group]:
-    """Those of `mine` that have no like in `others`, each of which serves once."""
+    """The ones of `mine` without an equal in `others`, each of which serves once."""
     free: dict[int, list[Group]] = {}
     for group in reversed(others):
         free.setdefault(len(group), []).append(group)

@@ -61,7 +61,7 @@ def strip(
     all_levels: bool = False,
     partial: bool = False,
 ) -> Renames:
-    """Take `prefix` off the names of every state dict whose names carry it.
+    """Remove `prefix` from the names of every state dict whose names begin with it.
 
     Args:
         prefix: path components, with or without the trailing dot.

@@ -1,4 +1,4 @@
-"""Repair: a fresh, clean file of what is provably whole in a damaged one, the rest left out or filled, and named."""
+"""Repair: a fresh, clean file of what is provably intact in a damaged one, the rest left out or filled, and listed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ckptfix.ops.repair_wreck import Part, Wreck
 from ckptfix.pickles import Call, PersId
 from ckptfix.pickles.reemit import Rewritten, every_node, reemit
 
-TAKEN = "that of "
+TAKEN = "the tensor of "
 """How `Loss.filled` begins where the tensor came from another file."""
 
 

@@ -42,7 +42,7 @@ Folder = Callable[[], str]
 
 
 def unwrap(path: str, folder: Folder) -> Unwrapped:
-    """Take off every layer around the checkpoint in `path`; new files go to `folder()`.
+    """Remove every layer around the checkpoint in `path`; new files are written to `folder()`.
 
     Raises:
         Unsupported: more layers than are ever needed, or one that expands without limit.

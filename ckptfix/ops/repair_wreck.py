@@ -1,4 +1,4 @@
-"""What is left of a torch checkpoint: its object, and the storages that are provably whole.
+"""What is left of a torch checkpoint: its object, and the storages that are provably intact.
 
 A zip is rebuilt from its records, a folder is one that was unzipped, and a legacy file is read up to its first fault.
 """

@@ -15,6 +15,7 @@ from ckptfix.ops.candidates import is_inside
 from ckptfix.ops.catalogue import found
 from ckptfix.ops.error_names import Prefix
 from ckptfix.ops.rename import chosen_sites
+from ckptfix.words import plural
 
 PICKLED = (torch_zip.NAME, torch_legacy.NAME)
 
@@ -101,14 +102,15 @@ def _wrappers(checkpoint: Checkpoint) -> Iterator[Finding]:
         sure = {part: row for part, row in carried.items() if part in keys.ANYWHERE or row[0] >= len(others)}
         if not sure:
             for part, (count, first) in carried.items():
-                message = f"{count} of {len(others)} names begin with {part}., as in {first}; it may be the model's own"
+                message = f"{count} of {len(others)} keys begin with {part}., as in {first}; it may be the model's own"
                 yield found("partial-prefix", message, where=site.at)
             continue
         (_, example) = next(iter(sure.values()))
         made = "; ".join(wrapper.made_by for wrapper in keys.WRAPPERS if wrapper.component in sure)
         prefixes = " and ".join(f"{part}." for part in sure)
         count = max(count for count, _ in sure.values())
-        message = f"{count:,} names carry {prefixes} ({made}), as in {example}"
+        begin = f"{plural(count, 'key')} {'begins' if count == 1 else 'begin'} with"
+        message = f"{begin} {prefixes} ({made}), as in {example}"
         if own and not whole:
             message += f", inside the module. of {averages.wrapper(site.names)}"
         simple = list(sure) == ["module"] and not any(name.startswith("module.module.") for name in names)
@@ -117,14 +119,15 @@ def _wrappers(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 
 _OF_AVERAGES = "ckptfix extract {source} {weights} --ema"
-"""What gives averages, which are all that a file holds, the names of a plain model, and drops their counter."""
+"""Fix for a file that holds only averages: it gives them the names of a plain model, and drops their counter."""
 
 
 def _devices(checkpoint: Checkpoint) -> Iterator[Finding]:
     away = {place: count for place, count in checkpoint.devices.items() if place not in ("cpu", "meta")}
     if away:
-        rows = ", ".join(f"{place} in {count:,} places" for place, count in list(away.items())[:6])
-        yield found("device-tags", f"tensors were saved on {rows}, and load back there")
+        rows = ", ".join(f"{place} ({plural(count, 'place')})" for place, count in list(away.items())[:6])
+        needed = "that device" if len(away) == 1 else "those devices"
+        yield found("device-tags", f"tensors were saved on {rows}; without map_location, torch.load needs {needed}")
     for place in checkpoint.fixed_devices[:20]:
         yield found("fixed-device", f"a device that no edit reaches: {place}")
 
