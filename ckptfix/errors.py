@@ -16,7 +16,7 @@
     ├── Refused              we could, and will not
     │   ├── WouldOverwrite   the output exists, or is the input
     │   ├── WouldLoseData    the output could not hold everything
-    │   ├── PartialPrefix    only some keys of a mapping carry the prefix
+    │   ├── PartialPrefix    only some keys of a mapping have the prefix
     │   ├── Undecided        several state dicts could be meant
     │   ├── NoMatch          the names of two models do not go together
     │   └── WrongType        an argument of another type than is asked for; also a TypeError
@@ -178,7 +178,7 @@ class WouldLoseData(Refused):
 
 
 class PartialPrefix(Refused):
-    """Only some keys of a mapping carry the prefix; `others` are those that do not."""
+    """Only some keys of a mapping have the prefix; `others` are those that do not."""
 
     def __init__(self, message: str, *, others: tuple[str, ...] = (), **place: object) -> None:
         super().__init__(message, **place)  # type: ignore[arg-type]

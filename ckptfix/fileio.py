@@ -240,10 +240,10 @@ class Reader:
 def truncated(where: ByteRange, size: int) -> Truncated:
     left = max(0, min(size - where.offset, where.length)) if where.offset >= 0 else 0
     message = f"{where.length} bytes promised, {left} left"
-    return Truncated(message, path=where.path, offset=where.offset, hint=cut_hint(where.path))
+    return Truncated(message, path=where.path, offset=where.offset, hint=truncated_hint(where.path))
 
 
-def cut_hint(path: str | os.PathLike[str]) -> str:
+def truncated_hint(path: str | os.PathLike[str]) -> str:
     """What to do about a file that was cut short."""
     return f"copy or download it again, or `{command('repair', path, 'OUT')}` keeps what is intact"
 

@@ -46,7 +46,7 @@ COMMANDS: dict[str, Row] = {
     "convert": Row("Container", "convert", "Convert between torch zip, torch legacy and safetensors."),
     "extract": Row("Container", "extract", "Take the weights out of a pickled module or a program."),
     "sanitize": Row("Container", "sanitize", "Turn what weights_only=True refuses into plain values."),
-    "repair": Row("Damage", "repair", "Recover the intact tensors of a damaged file, and list the lost ones."),
+    "repair": Row("Damage", "repair", "Recover the intact tensors of a damaged file."),
     "slim": Row("Container", "slim", "Leave out bytes that no tensor uses, and the optimizer."),
     "completion": Row("Shell", "completion", "Print the completion script of a shell."),
 }

@@ -21,7 +21,7 @@ from ckptfix.cli.common import How, Written, writes
     click.Option(
         ["--drop-unsupported"],
         is_flag=True,
-        help="Leave out tensors that OUT's format cannot hold, name them, and exit with 3.",
+        help="Leave out tensors that OUT's format cannot hold, list them, and exit with 3.",
     ),
     example="ckptfix extract whole_model.pth state_dict.pth",
 )

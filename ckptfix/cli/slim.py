@@ -18,7 +18,7 @@ from ckptfix.cli.common import How, Written, writes
     click.Option(
         ["--contiguous"], is_flag=True, help="Also close the gaps of strided views, such as columns: strides change."
     ),
-    click.Option(["--check-only"], is_flag=True, help="List what would be saved; write nothing. The same as --dry-run."),
+    click.Option(["--check-only"], is_flag=True, help="List what would be saved; write nothing. As --dry-run."),
     example="ckptfix slim training.ckpt small.ckpt --no-optimizer",
 )
 def command(

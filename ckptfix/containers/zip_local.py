@@ -11,7 +11,7 @@ from typing import NamedTuple
 from ckptfix.checkpoint import ByteRange, Data
 from ckptfix.containers.zip_read import DEFLATED, ENCRYPTED, LOCAL, MAX32, STORED, Record, extra_fields
 from ckptfix.errors import BadDirectory, Truncated, Unsupported
-from ckptfix.fileio import Reader, cut_hint
+from ckptfix.fileio import Reader, truncated_hint
 from ckptfix.streams import inflated
 
 
@@ -108,7 +108,7 @@ def read_local(reader: Reader, path: str, record: Record) -> Local:
             path=path,
             where=record.name,
             offset=start,
-            hint=cut_hint(path),
+            hint=truncated_hint(path),
         )
     return local
 

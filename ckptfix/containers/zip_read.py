@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from ckptfix.commands import command
 from ckptfix.errors import BadDirectory, Truncated, Unsupported
-from ckptfix.fileio import Reader, cut_hint
+from ckptfix.fileio import Reader, truncated_hint
 
 END = struct.Struct("<4s4H2LH")
 END64 = struct.Struct("<4sQ2H2L4Q")
@@ -159,7 +159,7 @@ def _find_end(reader: Reader, path: str) -> _End:
         "no zip directory at the end: the file was cut short while it was written or copied",
         path=path,
         offset=reader.size,
-        hint=cut_hint(path),
+        hint=truncated_hint(path),
     )
 
 

@@ -18,7 +18,7 @@ _AROUND = ("_rebuild_parameter", "_rebuild_parameter_with_state")
 """Calls around another tensor, whose attributes are listed as their own."""
 
 _HOOKS_AT = {"_rebuild_tensor_v2": 5, "_rebuild_tensor_v3": 5, "_rebuild_qtensor": 6, "_rebuild_parameter": 2}
-"""Place of the hooks among the arguments of rebuild calls: a dict, and empty in every file that torch itself wrote."""
+"""Argument index of the hooks in rebuild calls: a dict, and empty in every file that torch itself wrote."""
 
 
 def tensor_attributes(node: Any) -> list[tuple[Any, Any]]:

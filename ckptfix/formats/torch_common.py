@@ -97,14 +97,14 @@ def all_findings(checkpoint: Checkpoint) -> Sequence[Finding]:
     return checkpoint.findings
 
 
-Place = Callable[[str], tuple[Data | None, int, int | None]]
+Lookup = Callable[[str], tuple[Data | None, int, int | None]]
 """key -> (where the bytes are, how many, their CRC-32); a negative number for a key that the file lacks."""
 
 
 class Storages:
     """Storage nouns by key: `place` gives where the bytes of a key are and their CRC-32."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Lookup) -> None:
         self.place = place
         self._made: dict[tuple[str, str, str], Storage] = {}
 

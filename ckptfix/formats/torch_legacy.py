@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from ckptfix import dtypes
 from ckptfix.checkpoint import ByteRange, Checkpoint, Data, Drop, Edit, Finding, OutputFile, Plan, Segment, TensorEntry
 from ckptfix.errors import BadPickle, Truncated, TruncatedPickle, Unsupported, WouldLoseData
-from ckptfix.fileio import Reader, cut_hint
+from ckptfix.fileio import Reader, truncated_hint
 from ckptfix.formats import torch_common, torch_emit, trusted
 from ckptfix.formats.torch_edit import patches
 from ckptfix.formats.torch_tensors import DEVICE_TENSOR, BadTensor
@@ -208,7 +208,7 @@ def refuse_truncated(checkpoint: Checkpoint) -> None:
     """Raise Truncated for a checkpoint of any format that ends before its last tensor does."""
     for finding in checkpoint.findings:
         if finding.id == "truncated":
-            hint = cut_hint(checkpoint.path)
+            hint = truncated_hint(checkpoint.path)
             raise Truncated(finding.message, path=checkpoint.path, offset=finding.offset, hint=hint)
 
 

@@ -89,7 +89,7 @@ ClassOf = Callable[[Any], str]
 
 
 def class_of(node: Any) -> str:
-    """The dotted name of the class that a call makes an object of; ``"?"`` for what names none.
+    """The dotted name of the class that a call makes an object of; ``"?"`` for what has none.
 
     Protocols 0 and 1 say ``copyreg._reconstructor(class, object, None)``, and torch before 1.6 pickled a module's
     class as the persistent id ``('module', class, file, source text)``.

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from ckptfix.checkpoint import Checkpoint, Derived, Finding, OutputFile, Plan, Storage, TensorEntry
 from ckptfix.errors import Truncated, WouldLoseData
-from ckptfix.fileio import cut_hint
+from ckptfix.fileio import truncated_hint
 from ckptfix.formats import torch_emit, torch_legacy, torch_zip
 from ckptfix.formats.torch_common import element_sizes, little_endian
 from ckptfix.formats.torch_emit import Calls
@@ -80,7 +80,7 @@ def check_whole(weights: Weights, size: int) -> None:
         for part in data.sources if isinstance(data, Derived) else (data,):
             if part.end > size:
                 message = f"{part.length:,} bytes promised, {max(size - part.offset, 0):,} left"
-                hint = cut_hint(weights.path)
+                hint = truncated_hint(weights.path)
                 raise Truncated(message, path=weights.path, where=entry.name, offset=part.offset, hint=hint)
 
 

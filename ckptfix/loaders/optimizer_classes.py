@@ -15,7 +15,7 @@ SCHEDULED = frozenset(("initial_lr", "max_lr", "min_lr", "base_momentum", "max_m
 """Options that learning-rate schedulers add to groups (torch/optim/lr_scheduler.py)."""
 
 MACHINE = frozenset(("foreach", "fused", "capturable", "differentiable"))
-"""Options that say how to compute on the machine at hand, and nothing of what was trained."""
+"""Options that say how to compute on this machine, not what was trained."""
 
 OWN = frozenset((
     *("betas", "amsgrad", "momentum_decay", "decoupled_weight_decay"),  # Adam and its kin
@@ -24,7 +24,7 @@ OWN = frozenset((
     *("lambd", "t0", "etas", "step_sizes", "beta2_decay", "d", "ns_coefficients", "ns_steps", "adjust_lr_fn"),
     *("max_iter", "max_eval", "tolerance_grad", "tolerance_change", "history_size", "line_search_fn"),  # LBFGS
 ))  # fmt: skip
-"""Options that only some classes of torch.optim have: where such a one is strange, the class is another."""
+"""Options that only some classes of torch.optim have: one that the other side lacks means another class."""
 
 STATE: Mapping[str, tuple[str, ...]] = {
     "Adam": ("exp_avg", "exp_avg_sq"),
@@ -46,14 +46,14 @@ FLAT = frozenset(("old_dirs", "prev_flat_grad"))
 
 
 def refuse_not_an_optimizer(optimizer: Any) -> None:
-    """Anything that has groups, state and a way to load them is an optimizer, whatever its class.
+    """Refuse what is not an optimizer: anything with groups, state and a way to load them is one, whatever its class.
 
     Raises:
-        WrongType: `optimizer` is none.
+        WrongType: `optimizer` is not one.
     """
     if not all(hasattr(optimizer, name) for name in ("param_groups", "state", "load_state_dict")):
         hint = "give the optimizer itself; a scheduler's state is in load_checkpoint(...)"
-        raise WrongType(f"no optimizer but a {type(optimizer).__name__}", hint=hint)
+        raise WrongType(f"not an optimizer but a {type(optimizer).__name__}", hint=hint)
 
 
 def refuse_other_options(

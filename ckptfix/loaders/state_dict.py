@@ -63,7 +63,7 @@ def load_state_dict(
         Refused: no state dict was found, or several and no `at`.
         WouldLoseData: a tensor of the file cannot be read; the message names it.
         DamagedFile: the pickle, or the data of a tensor, has another checksum than the file states.
-        PartialPrefix: only some names carry the prefix `strip`.
+        PartialPrefix: only some names have the prefix `strip`.
         Unsupported: a tensor that only its own library can rebuild (DTensor, nested).
     """
     checkpoint = opened(path, programs=True)
@@ -123,7 +123,7 @@ def _names(checkpoint: Checkpoint, at: str, strip: str | None) -> tuple[Mapping[
         else:
             renames = rename_op.strip(checkpoint, prefix=strip, at=at)
     except (PartialPrefix, KeyConflict) as error:
-        error.hint = "strip=None keeps the names" + ("" if strip == "auto" else "; strip='auto' removes what all carry")
+        error.hint = "strip=None keeps the names" + ("" if strip == "auto" else "; strip='auto' removes what all begin with")
         raise
     names: dict[str, str] = {}
     modules: dict[str, str] = {}

@@ -18,7 +18,7 @@ from ckptfix.checkpoint import (
 )
 from ckptfix.commands import command
 from ckptfix.errors import Refused, Unsupported, WouldLoseData
-from ckptfix.fileio import cut_hint
+from ckptfix.fileio import truncated_hint
 from ckptfix.formats import FORMATS, safetensors, torch_recode
 from ckptfix.formats.safetensors_write import row_major
 from ckptfix.formats.torch_common import element_sizes, little_endian
@@ -190,7 +190,7 @@ def refuse_damaged(checkpoint: Checkpoint, ids: Collection[str] = BROKEN, below:
     if broken:
         message = f"{broken[0].message} ({len(broken)} such)" if len(broken) > 1 else broken[0].message
         where, offset = broken[0].where or None, broken[0].offset
-        hint = cut_hint(checkpoint.path) if broken[0].id == "truncated" else None
+        hint = truncated_hint(checkpoint.path) if broken[0].id == "truncated" else None
         raise WouldLoseData(message, path=checkpoint.path, where=where, offset=offset, hint=hint)
 
 

@@ -32,7 +32,7 @@ def undecided(likeness: Sequence[Sequence[float]], chosen: Sequence[int]) -> set
 
 
 def ranks(groups: Sequence[Group]) -> list[int]:
-    """Place of each group when they stand in the order of their first units."""
+    """Position of each group in the order of their first units."""
     order = sorted(range(len(groups)), key=lambda index: groups[index].units[0].first)
     return [order.index(index) for index in range(len(groups))]
 

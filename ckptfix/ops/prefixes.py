@@ -91,7 +91,7 @@ def unwrapped(names: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
     """The names without wrappers' components, and the components that were removed.
 
     Components that only wrappers have go wherever they stand; ``module`` and ``_module`` only from the front, and
-    only while all names carry them (known companions such as ``n_averaged`` aside).
+    only while all names have them (known companions such as ``n_averaged`` aside).
     """
     current = [keys.without_anywhere(name) for name in names]
     taken = [part for part in keys.wrappers_in(names) if part in keys.ANYWHERE]
@@ -149,7 +149,7 @@ def _inner_components(*sides: Iterable[str]) -> list[str]:
 def _base_tries(source: Sequence[str], target: Sequence[str]) -> Iterator[tuple[tuple[str, ...], str, str]]:
     """(prefixes of the rule, the one to remove from the source's names, the one to add to them)."""
     known = [row.component for row in BASE_PREFIXES]
-    # Whole components that all names of a side carry can be nothing but a prefix, whatever they are called.
+    # Full components that all names of a side begin with can only be a prefix, whatever they are called.
     common = {"source": _common(source), "target": _common(target)}
     sides = {"source": source, "target": target}
     found: dict[str, list[str]] = {}
@@ -168,7 +168,7 @@ def _base_tries(source: Sequence[str], target: Sequence[str]) -> Iterator[tuple[
 
 
 def _fronts(name: str) -> Iterator[str]:
-    """What `name` may carry as a prefix of the table: its first component and its first two, with something left."""
+    """What `name` may begin with as a prefix of the table: its first component and its first two, with something left."""
     first, dot, rest = name.partition(".")
     if dot:
         yield first
@@ -178,7 +178,7 @@ def _fronts(name: str) -> Iterator[str]:
 
 
 def _common(names: Sequence[str]) -> list[str]:
-    """Every prefix of whole components that all `names` carry, the shortest first."""
+    """Every prefix of full components that all `names` have, the shortest first."""
     if not names:
         return []
     # The smallest and the largest name share what all share.

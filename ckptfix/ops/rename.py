@@ -66,11 +66,11 @@ def strip(
     Args:
         prefix: path components, with or without the trailing dot.
         at: only the mapping at this address.
-        all_levels: as often as all names carry it, instead of once.
-        partial: strip the names that carry it where others do not.
+        all_levels: as often as all names have it, instead of once.
+        partial: strip the names that have it where others do not.
 
     Raises:
-        PartialPrefix: only some names of a mapping carry it.
+        PartialPrefix: only some names of a mapping have it.
         KeyConflict: two names would become one.
     """
     prefix = _components(prefix)

@@ -99,7 +99,7 @@ def repair_torch(wreck: Wreck, *, fill: Fill | None = None, donor: Checkpoint | 
     """
     found = wreck.found
     assert found is not None
-    sight = _Sight(wreck)
+    sight = _Lookup(wreck)
     cleaned = clean(found)
     every = zip(sight.tensors(found), found.tensors, strict=True)
     rows: list[Row] = []
@@ -129,7 +129,7 @@ def repair_torch(wreck: Wreck, *, fill: Fill | None = None, donor: Checkpoint | 
         _refuse_empty(wreck.path, losses)
     for key, data in filled.data.items():
         wreck.parts[key] = Part(data, None, filled.counts.get(key, sight.counts.get(key, 0)))
-    after = _Sight(wreck, frozenset(filled.data))
+    after = _Lookup(wreck, frozenset(filled.data))
     after.see_all(found)
     gone = after.gone(found)
     resized = _resized(found, filled.counts)
@@ -166,7 +166,7 @@ Row = tuple[str, TensorEntry | None, Collection[str]]
 """A tensor: its name, its entry if it describes one, and the keys of its lost storages."""
 
 
-class _Sight:
+class _Lookup:
     """The storages of a wreck as the object refers to them: intact ones with their data, lost ones without.
 
     `counts` are the elements of each storage that was asked for, `viewed` the keys of which references state a part;
@@ -279,7 +279,7 @@ class _Filled:
 
 
 def _filled(
-    wreck: Wreck, sight: _Sight, rows: Sequence[Row], fill: Fill | None, donor: Checkpoint | None
+    wreck: Wreck, sight: _Lookup, rows: Sequence[Row], fill: Fill | None, donor: Checkpoint | None
 ) -> _Filled:
     out = _Filled()
     if fill is None and donor is None:

@@ -81,7 +81,7 @@ def _ordered_dict(out: Converter, call: Call, rows: list[tuple[Any, Any]]) -> St
     made = Call(Global("collections", "OrderedDict", 0), (), "REDUCE", 0)
     made.items = []
     out.done[id(call)] = made
-    out.alive.append(call)
+    out.keep_alive.append(call)
     yield from out.fill(made.items, rows)
     named = _attributes(call.state)
     if call.elements or call.kwargs or (call.items and call.args) or not (named or _is_empty(call.state)):

@@ -112,7 +112,7 @@ def find(text: str) -> Version:
     """The version that `text` names: ``"1.5"``, ``"1.5.1"``, ``"0.4"``.
 
     Raises:
-        Unsupported: it names none, or one outside the table.
+        Unsupported: it is not a version, or one outside the table.
     """
     parts = text.removeprefix("v").split(".")
     if not 2 <= len(parts) <= 4 or not all(part.isascii() and part.isdigit() and len(part) < 5 for part in parts[:2]):

@@ -1,6 +1,6 @@
 """The globals that a file names wherever they hide: in members of archives, packed data, arrays, pickles in pickles.
 
-Doctor asks it about what no format of ours takes, before it proposes anything; repair about what it would carry along.
+doctor asks it about what no format of ours reads, before it proposes anything; repair about what it would copy along.
 Nothing is imported or run; nothing is unpacked further than a pickle in it reaches, and never beyond `LIMIT`.
 """
 

@@ -127,7 +127,7 @@ def _old_strings(graph: Graph, where: str, base: int) -> Iterator[Finding]:
 
 
 def _nested(graph: Graph, where: str, base: int) -> Iterator[Finding]:
-    """Strings that are pickles, or files that hold some, and name functions."""
+    """Strings that are pickles, or files that hold some, and contain functions."""
     # Protocols before 3 write bytes as text, which this function encodes.
     encoded = any(node.name == "encode" and node.module == "_codecs" for node in graph.globals)
     if not encoded and not _BYTES & set(graph.rare):

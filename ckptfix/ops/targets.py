@@ -171,7 +171,7 @@ def _rows(document: Any) -> list[tuple[str, tuple[int, ...], str, object]]:
     else:
         raise _Wrong("neither an object of keys nor a list of them")
     if not named:
-        raise _Wrong("it names no tensor")
+        raise _Wrong("it lists no tensor")
     if len(dict(named)) < len(named):
         names = [name for name, _ in named]
         raise _Wrong(f"{next(name for name in names if names.count(name) > 1)!r} stands in it twice")

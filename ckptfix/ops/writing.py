@@ -87,7 +87,7 @@ def open_input(source: StrPath, dest: StrPath, force: bool) -> Checkpoint:
 
 @contextmanager
 def about(path: str) -> Iterator[None]:
-    """Errors inside that name no file are about `path`."""
+    """Errors inside that have no path are about `path`."""
     try:
         yield
     except CkptfixError as error:

@@ -77,7 +77,7 @@ def read(path: Path) -> dict[str, Any]:
 
     Raises:
         DamagedFile: it is not such a directory, or an incomplete one.
-        BadPickle: it names classes that such a directory does not have.
+        BadPickle: it contains classes that such a directory does not have.
     """
     found: dict[str, Any] = {}
     if not (path / METADATA).is_file():
@@ -93,7 +93,7 @@ def read(path: Path) -> dict[str, Any]:
         error.path = error.path or str(path)
         raise
     except (Exception, CheckpointException) as error:
-        # Anything may come from a damaged file: torch does not check what it reads there, and its error is no Exception.
+        # Anything may come from a damaged file: torch does not check what it reads there, and its error is not one.
         causes = error.failures.values() if isinstance(error, CheckpointException) else [(error, None)]
         words = "; ".join(" ".join(str(cause).split())[:200] for cause, _ in causes)
         raise DamagedFile(f"torch cannot read it: {words}", path=path) from error

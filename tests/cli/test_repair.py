@@ -42,7 +42,7 @@ def test_json_lists_kept_and_lost(cli: Cli, cut: Path, tmp_path: Path) -> None:
 
 def test_check_only_needs_no_output_and_writes_none(cli: Cli, cut: Path, tmp_path: Path) -> None:
     result = cli("repair", cut, "--check-only")
-    assert result.exit_code == 3 and result.stdout.startswith("whole: 1 of 2 tensors")
+    assert result.exit_code == 3 and result.stdout.startswith("intact: 1 of 2 tensors")
     assert cli("repair", cut, tmp_path / "out.pth", "--check-only").exit_code == 3
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cut.pth"]
 

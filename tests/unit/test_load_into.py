@@ -54,7 +54,7 @@ def test_exact_names_and_what_the_report_says(tmp_path: Path) -> None:
     assert same(model, net())
     assert (report.rule, report.at, report.format, report.done, report.complete) == ("exact", "", "zip", True, True)
     assert report.loaded == tuple(net().state_dict())
-    assert str(report) == f"loaded 9 of 9 names from {path}: names exact"
+    assert str(report) == f"loaded 9 of 9 tensors from {path}: names match exactly"
     json.dumps(report.as_dict())
 
 
@@ -264,7 +264,7 @@ def test_assign_maps_the_file_and_keeps_requires_grad(tmp_path: Path) -> None:
     report = ckptfix.load_into(model, path, assign=True)
     weight = model[0].weight
     assert weight.dtype == torch.float16 and isinstance(weight, nn.Parameter) and not weight.requires_grad
-    assert model[2].weight.requires_grad and "dtype now that of the file" in str(report)
+    assert model[2].weight.requires_grad and "took the file's dtype" in str(report)
     if Path("/proc/self/maps").exists():
         assert str(path) in Path("/proc/self/maps").read_text()
     with torch.no_grad():

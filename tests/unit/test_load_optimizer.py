@@ -326,7 +326,7 @@ def test_shapes_must_fit(tmp_path: Path) -> None:
 def test_an_order_of_its_own_is_not_guessed(tmp_path: Path) -> None:
     _, model = current()
     shuffled = torch.optim.Adam(list(model.parameters())[::-1])
-    refused(tmp_path, trained_file(), shuffled, model, "an order of its own")
+    refused(tmp_path, trained_file(), shuffled, model, "its own order")
     trained, same_order = Net(), Net()
     optimizer, again = (torch.optim.Adam(list(net.parameters())[::-1]) for net in (trained, same_order))
     train(trained, optimizer, 0, 1)
@@ -602,7 +602,7 @@ def test_state_in_no_group_and_parameters_that_are_none(tmp_path: Path) -> None:
     value["optimizer"]["param_groups"][0]["params"] = [[0]] * 8
     torch.save(value, tmp_path / "a.pth")
     optimizer, model = current()
-    with pytest.raises(Refused, match="a parameter that is no number and no name"):
+    with pytest.raises(Refused, match="a parameter that is neither a number nor a name"):
         ckptfix.load_optimizer(optimizer, tmp_path / "a.pth", model=model)
 
 

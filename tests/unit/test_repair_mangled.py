@@ -134,7 +134,7 @@ def test_a_file_missing_from_the_folder_is_named(good: Path, tmp_path: Path) -> 
     result = rescue.repair(tmp_path / "folder", tmp_path / "out.pth")
     assert [loss.name for loss in result.losses] == ["model/fc.bias"] and result.exit_code == 3
     shutil.rmtree(tmp_path / "folder" / "good" / "data")
-    with pytest.raises(DamagedFile, match="not one of its 2 tensors"):
+    with pytest.raises(DamagedFile, match="none of its 2 tensors"):
         rescue.repair(tmp_path / "folder", tmp_path / "none.pth")
     (tmp_path / "folder" / "good" / "data.pkl").unlink()
     with pytest.raises(DamagedFile, match=r"no data\.pkl"):

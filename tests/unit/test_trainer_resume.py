@@ -179,7 +179,7 @@ def test_what_it_does_not_know_is_refused(tmp_path: Path) -> None:
         ({**own, "args": {"model": "gpt"}}, Refused, "'gpt'"),
         (fewer, LoadMismatch, "does not fit"),
         ({**own, "rng_state": {"torch": [3], "cuda": []}}, LoadMismatch, "does not fit"),
-        ({**own, "args": "none"}, Refused, "its args are no dict"),
+        ({**own, "args": "none"}, Refused, "its args are not a dict"),
         ({"fc.weight": torch.zeros(2, 2), "fc.bias": torch.zeros(5), "x": torch.zeros(1)}, LoadMismatch,
          r"1 unexpected \(x\); 1 of another shape \(fc.weight\)"),
         (TASKS["vgg"].model().state_dict(), LoadMismatch, "2 missing"),
