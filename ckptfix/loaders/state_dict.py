@@ -123,7 +123,7 @@ def _names(checkpoint: Checkpoint, at: str, strip: str | None) -> tuple[Mapping[
         else:
             renames = rename_op.strip(checkpoint, prefix=strip, at=at)
     except (PartialPrefix, KeyConflict) as error:
-        error.hint = "strip=None keeps the names" + ("" if strip == "auto" else "; strip='auto' removes what all begin with")
+        error.hint = "strip=None keeps the names" + ("" if strip == "auto" else "; strip='auto' removes what all have")
         raise
     names: dict[str, str] = {}
     modules: dict[str, str] = {}

@@ -168,7 +168,7 @@ def _base_tries(source: Sequence[str], target: Sequence[str]) -> Iterator[tuple[
 
 
 def _fronts(name: str) -> Iterator[str]:
-    """What `name` may begin with as a prefix of the table: its first component and its first two, with something left."""
+    """The prefixes of `name` to look up in the table: its first component and its first two, with something left."""
     first, dot, rest = name.partition(".")
     if dot:
         yield first

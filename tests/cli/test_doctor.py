@@ -19,7 +19,7 @@ def test_the_first_lines_are_the_cause_and_the_command(cli: Cli, ddp: Path) -> N
     assert "begin with module." in first and "module.fc.weight" in first
     assert second == f"Fix: ckptfix strip-module {ddp} {ddp.with_name('ddp.stripped.pth')}"
     both = ddp.with_name("ddp.stripped.cpu.pth")
-    assert result.stdout.splitlines()[2] == f"then: ckptfix to-cpu {ddp.with_name('ddp.stripped.pth')} {both}"
+    assert result.stdout.splitlines()[2] == f"Then: ckptfix to-cpu {ddp.with_name('ddp.stripped.pth')} {both}"
 
 
 def test_nothing_wrong_is_said_with_what_was_looked_at(cli: Cli, tmp_path: Path) -> None:

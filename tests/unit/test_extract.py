@@ -340,7 +340,7 @@ def _collision() -> Call:
 
 HOSTILE: dict[str, tuple[Any, type[errors.CkptfixError], str]] = {
     "cycle": (_cycle, errors.BadPickle, "contains itself"),
-    "modules a list": (lambda: _module(_parameters=_dict(), _modules=[1]), errors.BadPickle, "_modules is not a mapping"),
+    "modules a list": (lambda: _module(_parameters=_dict(), _modules=[1]), errors.BadPickle, "is not a mapping"),
     "modules an int": (lambda: _module(_parameters=_dict(), _modules=4), errors.BadPickle, "_modules is not a mapping"),
     "a parameter that is text": (
         lambda: _module(_parameters=_dict(w="x"), _modules=_dict()), errors.BadPickle, "no tensor but str",
