@@ -27,7 +27,7 @@ def test_nothing_wrong_is_said_with_what_was_looked_at(cli: Cli, tmp_path: Path)
     result = cli("doctor", path)
     assert result.exit_code == 0
     assert result.stdout.startswith("No problems found. (Checked: container, ")
-    assert result.stdout.count("every byte of its tensors") == 1
+    assert result.stdout.count("tensor data") == 1
     assert "safe" not in result.stdout
 
 
@@ -55,7 +55,7 @@ def test_a_message_that_the_file_does_not_explain(cli: Cli, tmp_path: Path) -> N
     path = written(tmp_path / "a.pth", state(fc__weight=(1, 2)))
     result = cli("doctor", path, "--error", "_pickle.UnpicklingError: invalid load key, 'v'.")
     assert result.exit_code == 0
-    assert "the file shows no cause" in result.stdout and "git-lfs pointer" in result.stdout
+    assert "no cause of this message was found" in result.stdout and "git-lfs pointer" in result.stdout
 
 
 def test_a_message_that_nobody_knows(cli: Cli, tmp_path: Path) -> None:

@@ -240,7 +240,7 @@ FULL = """
 import os, subprocess
 subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], check=True)
 for asked in (True, False):
-    if not asked:  # as if somebody took the space after the question
+    if not asked:  # as if the space was taken after the question
         output.free_space = lambda folder: None
     for taken in range(0, (1 << 20) - 400_000, step):
         prepare(folder, scenario)

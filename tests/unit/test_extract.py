@@ -267,7 +267,7 @@ def test_rows_of_the_catalogue_fail_in_torch_and_load_when_extracted(tmp_path: P
 
 
 def _fail(row: str, path: Path, model: nn.Module) -> None:
-    """Make the file of a row, and use it as people do."""
+    """Make the file of a row, and use it as users do."""
     if row == "10":
         # As Upsample of before 1.5, whose missing attribute torch 2 fills in by now; GELU of before 1.12 is left.
         del model[1].__dict__["approximate"]  # type: ignore[index]

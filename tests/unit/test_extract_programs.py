@@ -1,4 +1,4 @@
-"""TorchScript archives and exported programs made here: the extracted state dict is that of the program."""
+"""TorchScript archives and exported programs made here: the extracted state dict is the program's."""
 
 from __future__ import annotations
 

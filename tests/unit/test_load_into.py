@@ -561,7 +561,7 @@ def test_what_a_matcher_is_not_sure_of_is_not_loaded(tmp_path: Path, monkeypatch
     assert torch.equal(model.state_dict()["0.weight"], state["x"])
 
 
-# --- what cannot be told, or not be changed -----------------------------------------------------------------------
+# --- what is not certain, or cannot be changed ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("fronts", [("student", "teacher"), ("model", "ema")])
@@ -586,7 +586,7 @@ def test_two_parts_of_the_model_that_fit_want_a_choice(tmp_path: Path) -> None:
     assert same(model["encoder_k"], net()) and untouched(model["encoder_q"])
 
 
-def test_an_expanded_tensor_is_told_before_anything_is_changed(tmp_path: Path) -> None:
+def test_an_expanded_tensor_is_reported_before_anything_is_changed(tmp_path: Path) -> None:
     model: Any = nn.Linear(3, 4)
     model.register_buffer("scale", torch.zeros(1, 3).expand(4, 3))
     state = {**nn.Linear(3, 4).state_dict(), "scale": tensor(4, 3)}

@@ -21,7 +21,7 @@ ORDERS = (("a", "b", "c"), ("c", "a", "b"))
 
 
 class Net(nn.Module):
-    """Three layers of equal shapes, defined in a given order, used in another: only names tell them apart."""
+    """Three layers of equal shapes, defined in a given order, used in another: only names distinguish them."""
 
     a: nn.Linear
     b: nn.Linear
@@ -485,7 +485,7 @@ def test_options_that_an_older_torch_did_not_write_stay(tmp_path: Path) -> None:
 
 
 def test_groups_of_equal_shapes_in_another_order(tmp_path: Path) -> None:
-    """Without names nothing but their options tells them apart."""
+    """Without names only their options distinguish them."""
 
     def make(model: Net, names: str) -> torch.optim.Optimizer:
         decay = {"a": 0.5, "b": 0.0}

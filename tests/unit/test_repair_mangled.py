@@ -1,4 +1,4 @@
-"""Files that were mangled on their way: what torch says of each, and that it loads after repair."""
+"""Files that were mangled on their way: what torch says about each, and that it loads after repair."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def test_the_root_is_what_checkers_look_for(good: Path, tmp_path: Path) -> None:
         assert archive.namelist()[0] == "archive/data.pkl" and archive.testzip() is None
 
 
-def test_a_text_mode_legacy_file_is_told_and_not_guessed_at(tmp_path: Path) -> None:
+def test_a_text_mode_legacy_file_is_reported_and_not_guessed_at(tmp_path: Path) -> None:
     torch.save(VALUE, tmp_path / "in.pth", _use_new_zipfile_serialization=False)
     path = written(tmp_path / "bad.pth", _crlf(tmp_path / "in.pth"))
     with pytest.raises(DamagedFile, match="transferred as text"):
@@ -336,7 +336,7 @@ def test_a_model_that_fits_twice_or_nowhere_is_refused(tmp_path: Path) -> None:
 
 
 def test_tied_and_partly_lost_storages(tmp_path: Path) -> None:
-    """All tensors of a lost storage are lost, and those of a list leave None, so that the others keep their places."""
+    """All tensors of a lost storage are lost, and in a list they leave None, so that the others keep their places."""
     shared = torch.arange(8.0)
     value = {"kept": torch.ones(4), "w": shared, "part": shared[2:4], "list": [1, shared, 2]}
     torch.save(value, tmp_path / "in.pth")

@@ -303,7 +303,7 @@ def test_processes_go_on_exactly(group: Path) -> None:
 
 
 def test_from_processes_into_one(group: Path) -> None:
-    """Averaged gradients are those of the whole batch: without dropout, one process learns the same."""
+    """Averaged gradients equal the whole batch's: without dropout, one process learns the same."""
     losses = json.loads((group / "losses.json").read_text())
     for name in ("fsdp2+compile", "compile+fsdp2", "compile+ddp"):
         resumed = trained(resume=group / name, epochs=2)

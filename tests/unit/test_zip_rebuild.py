@@ -1,4 +1,4 @@
-"""Records found again: by their headers, descriptors or rows, whoever wrote the archive."""
+"""Records found again: by their headers, descriptors or rows, whatever program wrote the archive."""
 
 from __future__ import annotations
 
