@@ -115,7 +115,7 @@ def _model(text: str, allow_import: bool) -> Side:
     if not allow_import:
         raise Refused(
             f"no such file: {text}",
-            hint="add --allow-import to import it as Python code, or pass a checkpoint or keys.json",
+            hint="add --allow-import to import it, which runs its code, or pass a checkpoint or keys.json",
         )
     from ckptfix.ops.target_model import build
 

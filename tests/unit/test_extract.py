@@ -343,11 +343,11 @@ HOSTILE: dict[str, tuple[Any, type[errors.CkptfixError], str]] = {
     "modules a list": (lambda: _module(_parameters=_dict(), _modules=[1]), errors.BadPickle, "is not a mapping"),
     "modules an int": (lambda: _module(_parameters=_dict(), _modules=4), errors.BadPickle, "_modules is not a mapping"),
     "a parameter that is text": (
-        lambda: _module(_parameters=_dict(w="x"), _modules=_dict()), errors.BadPickle, "no tensor but str",
+        lambda: _module(_parameters=_dict(w="x"), _modules=_dict()), errors.BadPickle, "not a tensor but str",
     ),
     "a buffer that is a call": (
         lambda: _module(_parameters=_dict(), _buffers=_dict(w=Call(Global("os", "system", 0), ("x",), "REDUCE", 0))),
-        errors.BadPickle, "no tensor but os.system",
+        errors.BadPickle, "not a tensor but os.system",
     ),
     "a module that is a number": (lambda: _module(_parameters=_dict(), _modules=_dict(a=5)), errors.BadPickle, "int"),
     "1,002 deep": (lambda: _deep(1_002), errors.Unsupported, "1,000 deep"),

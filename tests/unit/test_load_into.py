@@ -144,7 +144,7 @@ def test_a_load_that_is_not_strict_copies_what_fits_and_nothing_in_part(tmp_path
     assert (loaded["0.weight"] == 7).all() and (loaded["2.bias"] == 7).all()
     assert torch.equal(loaded["2.weight"], net().state_dict()["2.weight"])
     assert report.done and not report.complete and "0.weight" not in report.loaded
-    assert str(report).splitlines()[0].startswith("loaded 7 of 9 names")
+    assert str(report).splitlines()[0].startswith("loaded 7 of 9 tensors")
     assert report.missing == ("2.bias",) and [row.name for row in report.mismatched] == ["0.weight"]
 
 
@@ -638,7 +638,7 @@ def test_a_model_made_in_inference_mode(tmp_path: Path) -> None:
 def test_only_a_module_is_a_model(tmp_path: Path) -> None:
     path = saved(tmp_path / "a.pth", net().state_dict())
     not_a_model: Any = net().state_dict()
-    with pytest.raises(Refused, match=r"no torch\.nn\.Module but a OrderedDict"):
+    with pytest.raises(Refused, match=r"not a torch\.nn\.Module but a OrderedDict"):
         ckptfix.load_into(not_a_model, path)
 
 

@@ -611,7 +611,7 @@ def test_what_is_no_optimizer(tmp_path: Path) -> None:
     optimizer, model = current()
     others: list[Any] = [model, torch.optim.lr_scheduler.StepLR(optimizer, 1), {}]
     for other in others:
-        with pytest.raises(Refused, match=f"no optimizer but a {type(other).__name__}"):
+        with pytest.raises(Refused, match=f"not an optimizer but a {type(other).__name__}"):
             ckptfix.load_optimizer(other, tmp_path / "a.pth", model=model)
 
 

@@ -51,7 +51,7 @@ def test_a_file_of_one_format_is_not_written_under_another_s_name(
     with pytest.raises(Refused) as caught:
         COMMANDS[command](source, dest)
     assert f"ckptfix convert {source} {dest}" in (caught.value.hint or "")
-    assert f"name the output *{suffix[:3]}" in (caught.value.hint or "")
+    assert f"call the output *{suffix[:3]}" in (caught.value.hint or "")
     assert not dest.exists()
 
 
