@@ -44,13 +44,13 @@ def strip_module(
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> RenameResult:
-    """Write `source` to `dest` with `prefix` taken off its names.
+    """Write `source` to `dest` with `prefix` removed from its names.
 
     Args:
         prefix: path components at the front of a name, ``"module"`` for what DataParallel adds.
         at: address of the one mapping to change; all by default.
-        all_levels: take it off as often as all names carry it.
-        partial: take it off where only some names of a mapping carry it.
+        all_levels: remove it as often as all names have it.
+        partial: remove it where only some names of a mapping have it.
         force: replace an existing `dest`.
         keep_old: a checkpoint that `force` replaces is kept beside it, as ``DEST.~1~``; see `Result.backup`.
         dry_run: plan, and write nothing.
@@ -156,7 +156,8 @@ def map_location(
         line = f"moved {rows}" + (f"; left {kept}" if kept else "")
     else:
         here = ", ".join(checkpoint.devices) or "no device"
-        line = f"nothing to move (the file names {here})"
+        already = " already" if isinstance(target, str) else ""
+        line = f"nothing to do: the tensors are on {here}{already}"
     lines = (line + copy_note(not moves.moved),)
     draft = Draft.of(checkpoint, dest, plan, Promise(names_stay=False, edited=checkpoint), lines, moves.findings)
     done = carry_out(draft, force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
@@ -194,7 +195,7 @@ def convert(
     Args:
         to: ``"zip"``, ``"legacy"`` or ``"safetensors"``; by the suffix of `dest` by default.
         at: address of the state dict to take, when there are several.
-        drop_unsupported: leave out tensors that the format cannot hold; they are named, and `exit_code` is 3.
+        drop_unsupported: leave out tensors that the format cannot hold; they are listed, and `exit_code` is 3.
 
     The rest as `strip_module`.
     """
@@ -204,7 +205,7 @@ def convert(
     if done.format == checkpoint.format:
         line = f"nothing to do: it is {done.format} already{copy_note(True)}"
     if done.at:
-        line += f", those of {done.at}"
+        line += f" from {done.at}"
     if done.ties:
         line += f"; {plural(done.ties, 'name')} tied to another"
     lines = [line]
@@ -245,7 +246,7 @@ def diff(
         keys_only: names, shapes and dtypes; no tensor byte is read.
         rtol, atol: values that differ by at most ``atol + rtol * abs(b)`` count as the same.
         filter: a glob; only tensors whose names match are compared.
-        strip: prefixes to take off on both sides before names are matched.
+        strip: prefixes to remove on both sides before names are matched.
         quick: equal CRC-32 and size count as equal bytes.
         at: address of the state dicts to compare, one for both or one each.
     """
@@ -277,7 +278,7 @@ def inspect(path: StrPath) -> Inspection:
 def plan_edits(checkpoint: Checkpoint, edits: Sequence[Edit], dest: StrPath) -> Plan:
     refuse_other_suffix(checkpoint.path, os.fspath(dest), checkpoint.format)
     if edits:
-        # A new header over the data that is left would be a file as broken, made without a word.
+        # A new header over the data that is left would be an equally broken file, made silently.
         torch_legacy.refuse_truncated(checkpoint)
     with about(checkpoint.path):
         return formats.FORMATS[checkpoint.format].plan_edit(checkpoint, edits, os.fspath(dest))
@@ -302,7 +303,7 @@ def _renamed(
         if places > 1 or first.at:
             line += f" ({some(list(dict.fromkeys(change.at or 'top level' for change in renames.changes)))})"
         if renames.references:
-            line += f", and {plural(renames.references, 'name')} that refer to them"
+            line += f" (and {plural(renames.references, 'related name')})"
     elif renames.references:
         line = f"{verb} {plural(renames.references, 'name')} of an optimizer"
     else:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Checking:
-    """The checks of a plan, one after the other in a thread of their own.
+    """The checks of a plan, one after the other in a separate thread.
 
     They read what the writer reads, in the same order: what one of them has read the other finds in the page cache.
     CRC-32 takes 0.4 s a GB, and leaves the interpreter to others.

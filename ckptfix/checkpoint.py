@@ -100,7 +100,7 @@ class TensorEntry:
         parameter: whether it was saved as an nn.Parameter.
         kind: ``"dense"`` has its data in `storage`; the others have it in `parts`, or nowhere (``"meta"``).
         parts: the dense tensors that a sparse, quantized, nested or wrapper tensor is made of.
-        detail: what else tells this tensor from another of its kind (a quantizer, a layout, a class).
+        detail: what else distinguishes this tensor from another of its kind (a quantizer, a layout, a class).
     """
 
     key: str
@@ -155,7 +155,7 @@ class TensorEntry:
         """
         storage = self.storage
         if storage is None or self.kind not in ("dense", "quantized"):
-            raise Unsupported(f"a {self.kind} tensor has no bytes of its own", where=self.name)
+            raise Unsupported(f"a {self.kind} tensor has no bytes itself", where=self.name)
         if not self.is_contiguous:
             raise Unsupported("a strided view is not one run of bytes", where=self.name)
         if not isinstance(storage.data, ByteRange):
@@ -246,15 +246,15 @@ class Checkpoint:
         path: the file.
         format: NAME of the format module that read it.
         size: bytes of the file.
-        traits: what else the format says of itself, for `inspect` (protocol, zip root, byte order ...).
+        traits: what else the format states about the file, for `inspect` (protocol, zip root, byte order ...).
         byteorder: of the tensor data.
         metadata: string pairs that the format keeps beside the tensors (safetensors ``__metadata__``).
         sites: every place that holds names.
         devices: location -> how often it stands in the file.
-        fixed_devices: places whose device can not be edited, as text.
-        graph: what the format keeps for its own edits; opaque to everybody else.
+        fixed_devices: places whose device cannot be edited, as text.
+        graph: what the format keeps for its own edits; opaque to all other code.
         findings: what reading noticed; building `entries` may add to it.
-        stamp: what `fileio.stamp` said of the file before it was read, to see that it is still the same.
+        stamp: what `fileio.stamp` returned for the file before it was read, to see that it is still the same.
     """
 
     path: str
@@ -285,7 +285,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Rename:
-    """Change names at the site (`at`, `kind`): `names` maps old to new; others stay."""
+    """Change names at the site (`at`, `kind`): `names` maps old to new; others do not change."""
 
     at: str
     kind: SiteKind
@@ -302,7 +302,7 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class SetLocation:
-    """Change devices: `moves` maps a location to its new one, all at once; others stay."""
+    """Change devices: `moves` maps a location to its new one, all at once; others do not change."""
 
     moves: Mapping[str, str]
 
@@ -316,7 +316,7 @@ class SetMetadata:
 
 @dataclass(frozen=True, slots=True)
 class Reshape:
-    """Give tensors of the mapping `at` other shapes with equally many elements; the bytes stay.
+    """Give tensors of the mapping `at` other shapes with equally many elements; the bytes do not change.
 
     `shapes` maps a name, as it is in the file, to its new shape. A name that is the very same tensor object, or tied
     to it in the file's metadata, changes with it.

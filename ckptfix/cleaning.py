@@ -1,4 +1,4 @@
-"""``ckptfix.sanitize`` and ``ckptfix.slim``: a checkpoint of plain values, and one without what nobody uses."""
+"""``ckptfix.sanitize`` and ``ckptfix.slim``: a checkpoint of plain values, and one without unused bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``ckptfix.doctor``: why a checkpoint does not load, and the command that mends it."""
+"""``ckptfix.doctor``: why a checkpoint does not load, and the command that fixes it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def doctor(
 
     Args:
         like: the model that it is meant for: a checkpoint, a file of keys (``keys.json``), or ``module:factory``.
-        error: the message that somebody got; the findings that explain it come first.
+        error: the error message the user saw; the findings that explain it come first.
         fast: read no tensor bytes: no checksums, no search for NaN and zeros.
         at: address of the state dict that counts, where there are several; of the others, nothing is said.
         like_at: the same for `like`.
@@ -34,10 +34,10 @@ def doctor(
 
     Returns:
         What was found: ``diagnosis.sentence`` says it in one sentence, ``diagnosis.fixes`` are the commands that
-        help, and ``diagnosis.exit_code()`` is that of ``ckptfix doctor``.
+        help, and ``diagnosis.exit_code()`` is the exit code of ``ckptfix doctor``.
 
     Raises:
-        CkptfixError: `path` can not be read; `like` can not, as `targets.read`.
+        CkptfixError: `path` cannot be read; `like` cannot, as `targets.read`.
     """
     target = None if like is None else targets.read(like, at=like_at, allow_import=allow_import)
     return doctor_op.examine(path, like=target, error=error, fast=fast, at=at, like_at=like_at)

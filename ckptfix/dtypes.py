@@ -2,7 +2,7 @@
 
 Sources: torch/storage.py (``_dtype_to_storage_type_map``, ``_new_dtypes``), c10/core/ScalarType.h for sizes,
 the safetensors format description for its codes. The names of numpy views that numpy itself does not
-have are those of the package ml_dtypes.
+have come from the package ml_dtypes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What `output` is made of: the mode, the folder's sync, and a name of its own for a file that is replaced."""
+"""What `output` is made of: the mode, the folder's sync, and the second name of a file that is replaced."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXD
 
 _NO_FOLDER_SYNC = {errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF, errno.EACCES, errno.EPERM}
 TRIES = 200
-"""How often a step of the cleaning up is begun anew for want of memory."""
+"""How often a step of the cleaning up is retried for want of memory."""
 
 _DEFERRED = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 
 
 @dataclass(slots=True)
 class Kept:
-    """A file that is replaced, under a name of its own for good: ``NAME.~1~``, or the next number that is free.
+    """A file that is replaced, kept under another name: ``NAME.~1~``, or the next number that is free.
 
     Attributes:
         path: the file, as its user spells it.
@@ -54,10 +54,10 @@ class Kept:
         return kept_line(self.path, self.spelled)
 
     def keep(self, old: os.stat_result) -> None:
-        """Make the second name: a hard link, or a copy that is whole and on the disk before it gets the name.
+        """Make the second name: a hard link, or a copy that is complete and on the disk before it gets the name.
 
         Raises:
-            WriteFailed: there is no room for it, or for the name. An OSError is what the system says.
+            WriteFailed: the disk has no room for it, or for the name. An OSError is the system's.
         """
         self.identity = identity(self.dest)
         for name in _numbered(self.dest):
@@ -119,7 +119,7 @@ class Kept:
 
 
 def kept_line(path: str, name: str) -> str:
-    """What to say of a file at `path` that was replaced and is kept as `name`."""
+    """The line about a file at `path` that was replaced and is kept as `name`."""
     return f"kept the old {path} as {name}"
 
 
@@ -129,7 +129,7 @@ def _numbered(path: str) -> Iterator[str]:
 
 
 def identity(path: str) -> tuple[int, int]:
-    """What tells the file at `path` from every other: device and inode."""
+    """What identifies the file at `path`: device and inode."""
     status = os.stat(path)
     return status.st_dev, status.st_ino
 
@@ -146,7 +146,7 @@ def adopt_mode(fd: int, old: os.stat_result | None, allowed: int = 0o666) -> Non
 
 
 def _umask() -> int:
-    # It can not be asked for without being set: for a moment other threads make private files, never open ones.
+    # It cannot be asked for without being set: for a moment other threads make private files, never open ones.
     mask = os.umask(0o077)
     os.umask(mask)
     return mask

@@ -16,7 +16,7 @@
     ├── Refused              we could, and will not
     │   ├── WouldOverwrite   the output exists, or is the input
     │   ├── WouldLoseData    the output could not hold everything
-    │   ├── PartialPrefix    only some keys of a mapping carry the prefix
+    │   ├── PartialPrefix    only some keys of a mapping have the prefix
     │   ├── Undecided        several state dicts could be meant
     │   ├── NoMatch          the names of two models do not go together
     │   └── WrongType        an argument of another type than is asked for; also a TypeError
@@ -104,7 +104,7 @@ class CkptfixError(Exception):
 
 
 class NoSuchFile(CkptfixError, FileNotFoundError):
-    """There is no file or folder of that name. A ``FileNotFoundError`` too, with its `errno` and `filename`."""
+    """No file or folder has that name. A ``FileNotFoundError`` too, with its `errno` and `filename`."""
 
     def __init__(self, path: str | os.PathLike[str] | None = None, *, hint: str | None = None) -> None:
         super().__init__("no such file or folder", path=path, hint=hint)
@@ -169,7 +169,7 @@ class DistributedPart(Unsupported):
 
 
 class Refused(CkptfixError):
-    """Possible, and not done without being told to."""
+    """Possible, but only done when it is asked for."""
 
 
 class WouldOverwrite(Refused):
@@ -181,7 +181,7 @@ class WouldLoseData(Refused):
 
 
 class PartialPrefix(Refused):
-    """Only some keys of a mapping carry the prefix; `others` are those that do not."""
+    """Only some keys of a mapping have the prefix; `others` are those that do not."""
 
     def __init__(self, message: str, *, others: tuple[str, ...] = (), **place: object) -> None:
         super().__init__(message, **place)  # type: ignore[arg-type]

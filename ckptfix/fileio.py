@@ -44,7 +44,7 @@ _OTHER_MEANS = {
     errno.EOPNOTSUPP,
     errno.ETXTBSY,
     errno.EPERM,  # a sandbox that knows no such call, or an immutable file
-    errno.EIO,  # pread and write then tell which side it was
+    errno.EIO,  # pread and write then show which side it was
 }
 
 
@@ -149,7 +149,7 @@ def cut(chunks: Iterable[bytes], start: int, count: int) -> Iterator[bytes]:
 
 
 CHECKSUM = "checksum"
-"""What `Derived.what` says of a checksum of other bytes of the plan."""
+"""`Derived.what` for a checksum of other bytes of the plan."""
 
 
 def _made(segment: Derived, start: int, count: int) -> bytes:
@@ -168,7 +168,7 @@ class Reader:
     """A regular file, opened once for many exact reads; safe to share between threads.
 
     Raises:
-        WriteFailed: it can not be opened.
+        WriteFailed: it cannot be opened.
         Unsupported: it is a folder, a pipe or a device.
     """
 
@@ -181,7 +181,7 @@ class Reader:
             self.size = self._planned.file.nbytes
             return
         with named(self.path):
-            # Without O_NONBLOCK, opening a FIFO waits for somebody to write to it.
+            # Without O_NONBLOCK, opening a FIFO waits for a writer.
             self.fd = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK)
             status = os.fstat(self.fd)
         if not stat.S_ISREG(status.st_mode):
@@ -206,7 +206,7 @@ class Reader:
             try:
                 data = os.pread(self.fd, length - have, offset + have)
             except OSError as error:
-                raise WriteFailed(f"can not be read: {error.strerror}", path=self.path, offset=offset + have) from error
+                raise WriteFailed(f"cannot be read: {error.strerror}", path=self.path, offset=offset + have) from error
             have += len(data)
             if have == length:
                 return b"".join((*pieces, data)) if pieces else data
@@ -240,12 +240,12 @@ class Reader:
 def truncated(where: ByteRange, size: int) -> Truncated:
     left = max(0, min(size - where.offset, where.length)) if where.offset >= 0 else 0
     message = f"{where.length} bytes promised, {left} left"
-    return Truncated(message, path=where.path, offset=where.offset, hint=cut_hint(where.path))
+    return Truncated(message, path=where.path, offset=where.offset, hint=truncated_hint(where.path))
 
 
-def cut_hint(path: str | os.PathLike[str]) -> str:
+def truncated_hint(path: str | os.PathLike[str]) -> str:
     """What to do about a file that was cut short."""
-    return f"copy or download it again, or `{command('repair', path, 'OUT')}` keeps what is whole"
+    return f"copy or download it again, or `{command('repair', path, 'OUT')}` keeps what is intact"
 
 
 def kind_of(mode: int) -> str:
@@ -289,8 +289,8 @@ def copy_range(where: ByteRange, out_fd: int, progress: Progress | None = None) 
 
     Raises:
         Truncated: the file ends before; what it had has been written.
-        WriteFailed: the source can not be read.
-        OSError: `out_fd` can not be written.
+        WriteFailed: the source cannot be read.
+        OSError: `out_fd` cannot be written.
     """
     done = 0
 

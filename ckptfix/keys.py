@@ -1,6 +1,6 @@
 """Names of parameters: one table of wrapper prefixes, and the rules that change names.
 
-A prefix is whole path components at the front of a dotted name, never a substring: ``submodule.weight``
+A prefix is one or more full path components at the front of a dotted name, never a substring: ``submodule.weight``
 does not begin with ``module``.
 """
 
@@ -18,9 +18,9 @@ class Wrapper:
 
     Attributes:
         component: the path component it adds.
-        anywhere: nobody gives a module this name, so it goes wherever it stands, at any depth. The others
+        anywhere: no model gives a module this name, so it is removed wherever it stands, at any depth. The others
             are names that a model may really have and count only at the front, on every key.
-        made_by: what adds it, for people.
+        made_by: what adds it, in words.
         source: where the name is defined.
     """
 
@@ -50,9 +50,9 @@ COUNTERS: dict[str, str] = {
     "n_averaged": "AveragedModel (torch/optim/swa_utils.py)",
     "steps": "BaseAveragedModel (mmengine/model/averaged_model.py)",
 }
-"""The buffer in which such a wrapper counts its updates, beside names that all carry its component -> the wrapper."""
+"""The buffer in which such a wrapper counts its updates, beside names that all have its component -> the wrapper."""
 
-# Keys that a wrapper adds beside those that carry its prefix, whatever these are.
+# Keys that a wrapper adds beside those that have its prefix, whatever these are.
 COMPANIONS = frozenset({"n_averaged"})
 
 
@@ -113,7 +113,7 @@ def unwrapped(name: str) -> str:
 
 
 def wrappers_in(names: Iterable[str]) -> dict[str, tuple[int, str]]:
-    """component -> (how many names carry it where it counts, the first of them)."""
+    """component -> (how many names have it where it counts, the first of them)."""
     found: dict[str, tuple[int, str]] = {}
     for name in names:
         parts = name.split(".")
@@ -128,7 +128,7 @@ def wrappers_in(names: Iterable[str]) -> dict[str, tuple[int, str]]:
 
 
 def split_prefix(names: Iterable[str], prefix: str) -> tuple[list[str], list[str]]:
-    """(the names that carry `prefix`, the others without known companions)."""
+    """(the names that begin with `prefix`, the others without known companions)."""
     carrying: list[str] = []
     others: list[str] = []
     for name in names:

@@ -1,4 +1,4 @@
-"""``ckptfix.match``: a checkpoint's keys renamed to those of another model."""
+"""``ckptfix.match``: a checkpoint's keys renamed to another model's."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from ckptfix.ops.match import Matching
 from ckptfix.ops.name_rules import NameRule
 from ckptfix.ops.writing import Draft, about, carry_out, write_text
 from ckptfix.results import MatchResult
+from ckptfix.words import plural
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Found:
 
     Attributes:
         source, target: the two sides.
-        refusals: why it is not carried out; empty if nothing speaks against it.
+        refusals: why it is not carried out; empty if nothing is against it.
         planned: the edits; None where they are refused themselves.
     """
 
@@ -61,14 +62,14 @@ def match(
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> MatchResult:
-    """Write `source` to `dest` with the keys that the model `like` has; values stay as they are.
+    """Write `source` to `dest` with the keys that the model `like` has; values do not change.
 
     Args:
         like: a checkpoint, a file of keys (``keys.json``), or ``module:factory``.
         by: ``"structure"`` (names, shapes, dtypes, neighbours) or ``"position"`` (order of definition).
         at, like_at: addresses of the state dicts, where there are several.
         accept_ambiguous: take the proposed target also where another would do as well.
-        partial: rename what has a counterpart; what has none stays under its name, and `exit_code` is 1.
+        partial: rename what has a counterpart; what has none keeps its name, and `exit_code` is 1.
         reshape: pair, and give new shapes to, tensors of equally many elements.
         allow_import: import the module of ``module:factory`` and call the factory, which runs their code.
         force: replace an existing `dest`.
@@ -78,7 +79,7 @@ def match(
 
     Raises:
         NoMatch: pairs are ambiguous, tensors are left over, or two orders do not go together; `lines` show which.
-        KeyConflict: a key that stays would be the new name of another.
+        KeyConflict: an unchanged key would be the new name of another.
         CkptfixError: as `strip_module`, and as `targets.read` for `like`.
     """
     check(source, dest, like, force)
@@ -116,7 +117,7 @@ def find(
     reshape: bool = False,
     allow_import: bool = False,
 ) -> Found:
-    """Match `source` to `like`; the arguments are those of `match`."""
+    """Match `source` to `like`; the arguments are as for `match`."""
     if by not in ("structure", "position"):
         raise Refused(f"no way to match by {by!r}", hint="by structure, or by position")
     target = targets.read(like, at=like_at, allow_import=allow_import)
@@ -187,7 +188,7 @@ def write_rules(found: Found, path: StrPath, *, force: bool = False) -> None:
     else:
         odd = next((text for rule in rules for text in (rule.old, rule.new) if not _is_word(text)), None)
         if odd is not None:
-            raise Refused(f"{odd!r} can not stand in a line of rules", path=name, hint="give a file called *.json")
+            raise Refused(f"{odd!r} cannot stand in a line of rules", path=name, hint="give a file called *.json")
         text = "".join(f"{rule}\n" for rule in rules)
         text = f"# {printable(Path(found.checkpoint.path).name)} -> {printable(Path(found.target.label).name)}\n{text}"
     write_text(name, text, force=force, source=found.checkpoint.path)
@@ -257,7 +258,7 @@ def _lines(found: Found) -> tuple[str, ...]:
     if planned is not None:
         line += f"; {len(planned.names):,} renamed" if planned.names else "; all have their names already"
         if planned.references:
-            line += f", and {planned.references:,} names that refer to them"
+            line += f" (and {plural(planned.references, 'related name')})"
         reshaped = sum(pair.reshape is not None for pair in matching.pairs)
         line += f"; {reshaped:,} reshaped" if reshaped else ""
     rules: Sequence[NameRule] = planned.rules if planned else matching.rules

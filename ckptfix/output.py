@@ -1,4 +1,4 @@
-"""Output that is whole and durable, or not there at all.
+"""Output that is complete and durable, or not there at all.
 
 A file is written beside its destination under a name that nothing reads, ``.NAME.RANDOM.ckptfix-tmp``, synced,
 given the mode of what it replaces, and renamed over it; then the folder is synced. Whatever stops it on the way,
@@ -200,7 +200,7 @@ def _sync_folders(outputs: Iterable[_Output]) -> None:
 def _publish(outputs: list[_Output], overwrite: bool, keep_old: Callable[[str], bool] | None) -> None:
     """All of them, or none; the last (an index) when the names of the others are on the disk.
 
-    Replaced files come back through a second hard link: a file system without links can not undo them, but for
+    Replaced files come back through a second hard link: a file system without links cannot undo them, but for
     those that are kept.
     """
     *others, last = outputs
@@ -282,7 +282,7 @@ def check_destination(
     Raises:
         WouldOverwrite: it is one of `sources` (by name, symlink or hard link), or exists without `overwrite`.
         Unsupported: it is a folder, a pipe or a device.
-        WriteFailed: its folder does not exist or can not be written to.
+        WriteFailed: its folder does not exist or cannot be written to.
     """
     path = file_name(dest, "the output")
     status = _status(path)
@@ -303,7 +303,7 @@ def check_destination(
             raise WouldOverwrite("exists", path=path, hint="give another name, or --force to replace it")
         folder = os.path.dirname(os.path.realpath(path))
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise WriteFailed("its folder can not be written to", path=path)
+        raise WriteFailed("its folder cannot be written to", path=path)
 
 
 def _status(path: str) -> os.stat_result | None:
@@ -332,7 +332,7 @@ def write_plan(
 
     Args:
         overwrite: replace files that exist.
-        keep_old: of these, keep those of whose path it is true: as ``PATH.~1~``, or the next number that is free,
+        keep_old: of these, keep those whose path it accepts: as ``PATH.~1~``, or the next number that is free,
             beside the file that a symbolic link points to. At no time is the old content under neither name.
 
         inputs: files that the plan was made from, as they were before they were read. A new file is open to those

@@ -1,7 +1,7 @@
 """What a file loses that is replaced, and whether more may read it than the inputs of what replaces it.
 
 It keeps its owner and mode. Its other hard links keep the old content, and its extended attributes are not carried
-over, for they may say of the old content what is not true of the new (a checksum, an origin): both are told.
+over, for they may describe the old content (a checksum, an origin): both are reported.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ckptfix.sources import permissions, ranges
 
 OTHERS_READ = stat.S_IRGRP | stat.S_IROTH
 NAMESPACES = ("user.", "system.posix_acl_access")
-"""Extended attributes that somebody set. Others, such as SELinux's, the system gives to each file by its place."""
+"""Extended attributes that a user set. Others, such as SELinux's, the system gives to each file by its place."""
 
 
 def given_up(plan: Plan, inputs: Iterable[str]) -> tuple[Finding, ...]:

@@ -1,4 +1,4 @@
-"""``ckptfix.repair``: what is provably whole in a damaged checkpoint, in a fresh file."""
+"""``ckptfix.repair``: what is provably intact in a damaged checkpoint, in a fresh file."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class RepairResult(Result):
     """What was saved of a damaged file, or could be.
 
     Attributes:
-        kept: names of the tensors that are whole.
+        kept: names of the intact tensors.
         nbytes_kept: bytes of their storages.
-        losses: what is not whole, each with what stands in its place.
+        losses: what is not intact, each with what stands in its place.
     """
 
     kept: tuple[str, ...] = ()
@@ -69,10 +69,10 @@ def repair(
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> RepairResult:
-    """Write to `dest` what is provably whole in `source`, a damaged file or an unzipped folder.
+    """Write to `dest` what is provably intact in `source`, a damaged file or an unzipped folder.
 
-    The output has the format of the input, made anew. Tensors that are not whole are left out, or filled, and named;
-    `exit_code` is 3 then, and 0 when all are whole. What can run code is left out and named too, with exit code 3.
+    The output has the format of the input, written from scratch. Damaged tensors are left out, or filled, and listed;
+    `exit_code` is 3 then, and 0 when all are intact. What can run code is left out and listed too, with exit code 3.
 
     Args:
         check_only: find out, and write nothing; `dest` may be None.
@@ -87,7 +87,7 @@ def repair(
 
     Raises:
         DamagedFile: nothing of it can be saved.
-        UnknownFormat: it is no checkpoint.
+        UnknownFormat: it is not a checkpoint.
         Refused: it has no tensor.
         NoMatch: `like` does not say which storage is which tensor.
         CkptfixError: as `convert`.
@@ -125,7 +125,7 @@ def repair(
         )
         fields = carry_out(draft, force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
         if dry_run:
-            # What was unpacked stays as long as the plan that points to it.
+            # What was unpacked is kept as long as the plan that points to it.
             stack.pop_all()
     return _result(name, found, fields)
 
@@ -133,7 +133,7 @@ def repair(
 class _Folder:
     """A folder for what is unpacked, beside the output, where there is room for it.
 
-    It goes with `stack`, or, once that has let go of it, when nobody holds it any more.
+    It is removed with `stack`, or, once that has released it, when nothing refers to it any more.
     """
 
     def __init__(self, near: str, stack: ExitStack) -> None:
@@ -175,24 +175,24 @@ def _lines(found: Repair, *, written: bool) -> tuple[str, ...]:
     left_out = [loss.name for loss in found.losses if not loss.filled]
     filled = [loss.name for loss in found.losses if loss.filled]
     total = len(names) + len(found.losses)
-    verb = "kept" if written else "whole:"
+    verb = "kept" if written else "intact:"
     line = f"{verb} {len(names):,} of {plural(total, 'tensor')} ({_size(found.nbytes)})"
     if not found.losses:
         line = f"{verb} {'the' if total == 1 else 'all'} {plural(total, 'tensor')} ({_size(found.nbytes)})"
     everything = [*names, *left_out, *filled]
     for word, some in (("lost", left_out), ("filled", filled)):
         if some:
-            line += f"; {word} {len(some):,}: {_told(some, everything)}"
+            line += f"; {word} {len(some):,}: {_in_words(some, everything)}"
     if found.left_out:
         line += f"; left out what can run code: {listed(found.left_out)}"
-    told = [note.message for note in found.notes if note.severity == "info"]
-    return (line, *([f"note: {'; '.join(told)}"] if told else []))
+    notes = [note.message for note in found.notes if note.severity == "info"]
+    return (line, *([f"note: {'; '.join(notes)}"] if notes else []))
 
 
 _STATE = re.compile(r"(?:(.*)/)?state/\d+/[^/]+", re.ASCII)
 
 
-def _told(names: list[str], everything: list[str]) -> str:
+def _in_words(names: list[str], everything: list[str]) -> str:
     """Names in one line; an optimizer's, several for each parameter, as a count."""
     of: Counter[str] = Counter()
     others = []
@@ -207,7 +207,7 @@ def _told(names: list[str], everything: list[str]) -> str:
 
 
 def _size(nbytes: int) -> str:
-    """Bytes as people say them, in powers of ten."""
+    """Bytes in the usual units, in powers of ten."""
     for unit, width in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if nbytes >= width:
             return f"{nbytes / width:.1f} {unit}"

@@ -89,7 +89,7 @@ class RenameResult(Result):
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class RelocateResult(Result):
-    """`moved`: (from, to) -> how many places; `kept`: location -> how many stay."""
+    """`moved`: (from, to) -> how many places; `kept`: location -> how many did not move."""
 
     moved: Mapping[tuple[str, str], int] = field(default_factory=dict)
     kept: Mapping[str, int] = field(default_factory=dict)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """What tells a file from the same one written to, or from another that took its name.
+    """What changes when a file is written to, or when another takes its name.
 
     Attributes:
         size: bytes.
@@ -23,8 +23,8 @@ class Stamp:
     links: int = 0
 
     def same(self, other: Stamp) -> bool:
-        """Whether nobody wrote to the file between the two. A link made or removed moves the ctime too, ours among
-        them: it tells nothing where the number of links is another."""
+        """Whether the file was not written to between the two. A link made or removed moves the ctime too, ours among
+        them: it proves nothing where the number of links changed."""
         mine = (self.size, self.mtime_ns, self.inode, self.device)
         theirs = (other.size, other.mtime_ns, other.inode, other.device)
         return mine == theirs and (self.ctime_ns == other.ctime_ns or self.links != other.links)

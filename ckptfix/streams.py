@@ -1,6 +1,6 @@
 """Makers of derived segments: bytes that no file has as they must be written, in bounded memory.
 
-Nothing is read when a segment is made, only when its chunks are asked for: a plan stays a plan.
+Nothing is read when a segment is made, only when its chunks are asked for: planning reads no data.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ READ_COST = 4096
 """Bytes that could have been read in the time that one more pread takes: some 2 us at 2 GB/s."""
 
 CRC_CHUNK = 256 << 10
-"""Bytes per read while summing: they stay in the processor's cache."""
+"""Bytes per read while summing: they fit in the processor's cache."""
 
 CRC_TASK = 16 << 20
 """Bytes that one background task sums."""
@@ -52,7 +52,7 @@ def inflated(data: ByteRange, length: int) -> Derived:
         try:
             for packed in read_chunks(data, CRC_CHUNK):
                 while True:
-                    # One byte more than promised is allowed to come: it tells a stream that is too long.
+                    # One byte more than promised is asked for: it shows that a stream is too long.
                     chunk = stream.decompress(packed, min(left + 1, 1 << 20))
                     left -= len(chunk)
                     if left < 0:
@@ -90,7 +90,7 @@ def byteswapped(data: Data, itemsize: int) -> Derived:
     """
     code = _UNSIGNED[itemsize]
     if data.length % itemsize:
-        raise DamagedFile(f"{data.length} bytes are not whole numbers of {itemsize} bytes")
+        raise DamagedFile(f"{data.length} bytes are not a whole number of {itemsize}-byte elements")
 
     def chunks() -> Iterator[bytes]:
         rest = b""
@@ -223,8 +223,8 @@ def _spanned(order: Sequence[int], itemsize: int, box: Sequence[int], steps: Seq
 class Checksums:
     """CRC-32 of many ranges, summed by two threads shortly before the writer needs them.
 
-    The zip format wants a checksum behind the data and once more in the directory. Summing starts with the first
-    question and goes on a little way ahead of the last one. A long range is summed in parts, by both threads.
+    The zip format wants a checksum behind the data and again in the directory. Summing starts with the first
+    question and reads a little ahead of the last one. A long range is summed in parts, by both threads.
     """
 
     def __init__(self, ranges: Sequence[Data]) -> None:
@@ -254,7 +254,7 @@ class Checksums:
         """The checksum of the range number `index`; waits until it is known.
 
         Raises:
-            CkptfixError: the range can not be read, as `read_chunks`.
+            CkptfixError: the range cannot be read, as `read_chunks`.
         """
         first, position, count = self._places[index]
         self._summon(first + count)
@@ -303,7 +303,7 @@ _CRC32 = 0xEDB88320
 
 
 def crc32_joined(first: int, second: int, length: int) -> int:
-    """The CRC-32 of two byte strings one after the other, from theirs; `length` is that of the second.
+    """The CRC-32 of two byte strings one after the other, from theirs; `length` is the second one's.
 
     Appending n bytes multiplies the polynomial that the first stands for by x**8n.
     """

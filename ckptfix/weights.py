@@ -78,7 +78,7 @@ def extract(
         at: address of the mapping or module to take; the only one by default.
         ema: take the averaged weights, wherever the trainer keeps them, under the names of a plain model.
         to: ``"zip"``, ``"legacy"`` or ``"safetensors"``; by the suffix of `dest` by default.
-        drop_unsupported: leave out tensors that the format cannot hold; they are named, and `exit_code` is 3.
+        drop_unsupported: leave out tensors that the format cannot hold; they are listed, and `exit_code` is 3.
         force: replace an existing `dest`.
         keep_old: a checkpoint that `force` replaces is kept beside it, as ``DEST.~1~``; see `Result.backup`.
         dry_run: plan, and write nothing.
@@ -86,8 +86,8 @@ def extract(
 
     Raises:
         NoSuchTensor: nothing at `at`.
-        Refused: there are several, or none; WouldLoseData, if a tensor can not be read or written.
-        CkptfixError: `source` can not be read, or `dest` not be written.
+        Refused: there are several, or none; WouldLoseData, if a tensor cannot be read or written.
+        CkptfixError: `source` cannot be read, or `dest` not be written.
     """
     output.check_destination(dest, [source], overwrite=force)
     path = file_name(source)

@@ -1,4 +1,4 @@
-"""Counts, sizes, shapes and lists as people read them: ``1 tensor``, ``2,000 tensors``, ``a, b and 3 more``."""
+"""Counts, sizes, shapes and lists in readable text: ``1 tensor``, ``2,000 tensors``, ``a, b and 3 more``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ IRREGULAR = {
     "entry": "entries",
     "prefix": "prefixes",
 }
-"""What has a plural of its own."""
+"""Words with an irregular plural."""
 
 
 def plural(count: int, noun: str, several: str | None = None) -> str:

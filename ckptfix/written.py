@@ -1,4 +1,4 @@
-"""What a run has written so far: who ends it early, by an error or a signal, has to tell the truth about it."""
+"""What a run has written so far: what ends it early, an error or a signal, has to report it truthfully."""
 
 from __future__ import annotations
 

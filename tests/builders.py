@@ -174,7 +174,7 @@ def state_dict_ops(items: Mapping[str, Tensor | Sequence[Op] | Any]) -> list[Op]
 
 @dataclass(frozen=True)
 class Record:
-    """One zip record. None means what torch writes; ``local_*`` tell the local header from the directory.
+    """One zip record. None means what torch writes; ``local_*`` make the local header differ from the directory.
 
     Attributes:
         data: the bytes, before compression.

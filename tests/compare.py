@@ -17,7 +17,7 @@ def assert_same(a: Any, b: Any, *, rename: Rename | None = None, device: str | N
     Args:
         rename: what happened to the names of `a`'s state dicts, their ``_metadata`` and what refers to them; an
             optimizer (a key with "optim" in it) only has references.
-        device: where the tensors of `b` must be; None: where those of `a` are.
+        device: where the tensors of `b` must be; None: where the tensors of `a` are.
     """
     _Comparison(rename, device).same(a, b, "root")
 

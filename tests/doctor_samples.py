@@ -1,4 +1,4 @@
-"""Files for findings of `doctor` that are no load error: id -> how to make a file that has it."""
+"""Files for findings of `doctor` that are not load errors: id -> how to make a file that has it."""
 
 from __future__ import annotations
 

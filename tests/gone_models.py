@@ -11,7 +11,7 @@ from torch.nn.utils import parametrize
 
 
 def fill(model: nn.Module) -> nn.Module:
-    """Numbers that tell every tensor from every other."""
+    """Numbers that distinguish every tensor from every other."""
     torch.manual_seed(3)
     with torch.no_grad():
         for tensor in [*model.parameters(), *model.buffers()]:

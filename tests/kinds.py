@@ -1,4 +1,4 @@
-"""Every kind of object that people save with torch, by name, and how to save it.
+"""Every kind of object that users save with torch, by name, and how to save it.
 
 ``KINDS[name].save(path, container="zip")`` writes one; ``make()`` gives an equal object each time (fixed seeds),
 so a test compares what it loads with ``make()``.

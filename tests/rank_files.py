@@ -1,4 +1,4 @@
-"""What one of two ranks saves, made on one process: the group is torch's fake one, which talks to nobody.
+"""What one of two ranks saves, made on one process: the group is torch's fake one, which talks to no other process.
 
 ``zero3`` is put together to DeepSpeed's layout (deepspeed/runtime/engine.py, ``_save_checkpoint``), without DeepSpeed.
 """

@@ -1,4 +1,4 @@
-"""Generated checkpoints: small objects out of the kinds that people save."""
+"""Generated checkpoints: small objects of the kinds that users save."""
 
 from __future__ import annotations
 

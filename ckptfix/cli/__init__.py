@@ -34,9 +34,9 @@ class Row(NamedTuple):
 
 COMMANDS: dict[str, Row] = {
     "inspect": Row("Look", "inspect", "Say what a file is, and list its tensors."),
-    "doctor": Row("Look", "doctor", "Say why a file does not load, and what mends it."),
+    "doctor": Row("Look", "doctor", "Say why a file does not load, and what fixes it."),
     "diff": Row("Look", "diff", "Compare two checkpoints: names, shapes, devices, values."),
-    "strip-module": Row("Names", "strip_module", "Remove the prefix that DataParallel or DDP put on the names."),
+    "strip-module": Row("Names", "strip_module", "Remove the prefix that DataParallel or DDP adds to the keys."),
     "add-module": Row("Names", "add_module", "Add that prefix, for a model that is wrapped."),
     "unwrap": Row("Names", "unwrap", "Remove every known wrapper's prefix: DDP, FSDP, compile."),
     "rename": Row("Names", "rename", "Rename by regular expressions, or by a file of names."),
@@ -46,7 +46,7 @@ COMMANDS: dict[str, Row] = {
     "convert": Row("Container", "convert", "Convert between torch zip, torch legacy and safetensors."),
     "extract": Row("Container", "extract", "Take the weights out of a pickled module or a program."),
     "sanitize": Row("Container", "sanitize", "Turn what weights_only=True refuses into plain values."),
-    "repair": Row("Damage", "repair", "Save what is whole in a damaged file, and name the rest."),
+    "repair": Row("Damage", "repair", "Recover the intact tensors of a damaged file."),
     "slim": Row("Container", "slim", "Leave out bytes that no tensor uses, and the optimizer."),
     "help": Row("Help", "help", "Show the documentation: recipes, formats, findings ..."),
     "completion": Row("Help", "completion", "Print the completion script of a shell."),

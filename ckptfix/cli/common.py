@@ -154,10 +154,10 @@ def destination(*, optional: bool = False) -> list[click.Parameter]:
 def where_to(dest: str | None, output: str | None, *, force: bool, without: str | None = "") -> tuple[str | None, bool]:
     """The output, and whether a checkpoint that it replaces is kept.
 
-    IN and OUT side by side may be what a shell made of ``*.pth``: nobody said which of them is the output.
+    IN and OUT side by side may be what a shell made of ``*.pth``: neither was given as the output.
 
     Args:
-        without: the options with which there need be none; None if they are given.
+        without: the options that need no output; None if they are given.
 
     Raises:
         UsageError: it is given twice, or not at all.
@@ -165,8 +165,7 @@ def where_to(dest: str | None, output: str | None, *, force: bool, without: str 
     if dest is not None and output is not None:
         raise click.UsageError("The output is given twice: as OUT and with --output.")
     if dest is None and output is None and without is not None:
-        alone = f": only {without} without" if without else ""
-        raise click.UsageError(f"Missing argument 'OUT'{alone}.")
+        raise click.UsageError(f"OUT is required unless you use {without}." if without else "Missing argument 'OUT'.")
     return (dest, force) if output is None else (output, False)
 
 
@@ -213,7 +212,7 @@ def writes(name: str, *params: click.Parameter, example: str) -> Callable[[Calla
 def show(console: Console, result: Written) -> int:
     """Show what an operation wrote, or would write; its exit code.
 
-    Its `lines` tell a person of findings that are mere notes; warnings and losses are named on stderr, each.
+    Its `lines` include the findings that are just notes; warnings and losses are listed on stderr, each.
     """
     if console.json:
         console.emit(result.as_dict())

@@ -28,7 +28,7 @@ class Console:
 
     Attributes:
         json: stdout gets one JSON object and nothing else.
-        quiet: no results for people, no notes, no progress; warnings and errors still show.
+        quiet: no results in text, no notes, no progress; warnings and errors still show.
     """
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class Console:
     def rows(self, asked: int | None, default: int) -> int:
         """How many rows of a list to show, 0 for all: `asked`, else `default` on a terminal, else all.
 
-        A list that goes to a file or another program is data, and data is complete.
+        A list that is written to a file or another program is data, and data is complete.
         """
         return asked if asked is not None else default if is_terminal(sys.stdout) else 0
 
@@ -84,7 +84,7 @@ class Console:
 
     @contextlib.contextmanager
     def progress(self, at_end: str = "") -> Iterator[Progress | None]:
-        """A callable (bytes done, bytes in all) that draws on stderr; None where nobody would see it.
+        """A callable (bytes done, bytes in all) that draws on stderr; None where it would not be seen.
 
         Args:
             at_end: shown when all bytes are done and the command still works on.

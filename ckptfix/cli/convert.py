@@ -18,7 +18,7 @@ from ckptfix.cli.common import How, Written, at_option, writes
     click.Option(
         ["--drop-unsupported"],
         is_flag=True,
-        help="Leave out what OUT's format can not hold, name it, and exit with 3.",
+        help="Leave out what OUT's format cannot hold, list it, and exit with 3.",
     ),
     example="ckptfix convert model.pth model.safetensors",
 )

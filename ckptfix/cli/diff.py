@@ -63,7 +63,7 @@ def _one_or_two(ctx: click.Context, param: click.Parameter, value: tuple[str, ..
 def command(console: Console, *, a: str, b: str, limit: int | None, **options: Any) -> int:
     """Compare two checkpoints, of any formats and nestings.
 
-    Names, shapes, dtypes, devices, requires_grad, values to the bit, and whatever is no tensor. Names that differ by a
+    Names, shapes, dtypes, devices, requires_grad, values to the bit, and what is not a tensor. Names that differ by a
     wrapper's prefix belong together, and so do equal tensors under other names. Exit code 0 for the same, 1 for
     differences.
     """
@@ -92,7 +92,7 @@ def report(result: DiffResult, limit: int) -> Iterator[str]:
     yield from _table("Equal names but for a wrapper's prefix", ["A", "B"], map(_pair, result.wrapped), limit)
     yield from _table("Renamed", ["A", "B"], map(_pair, result.renamed), limit)
     groups = [(", ".join(row.names_a), ", ".join(row.names_b)) for row in result.ambiguous]
-    yield from _table("Equal to each other, so that no pairs can be told", ["A", "B"], groups, limit)
+    yield from _table("Equal to each other, so the pairs are not certain", ["A", "B"], groups, limit)
     yield from _table("Properties", ["name", "what", "A", "B"], _properties(result.changed, bool(limit)), limit)
     yield from _values("Values", result.changed, limit)
     yield from _values("Other bytes, equal values", result.close, limit)

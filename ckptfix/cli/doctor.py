@@ -34,7 +34,7 @@ SHOWN = 30
     ),
     click.Option(
         ["--error"], metavar="TEXT",
-        help="The message that you got, to say what explains it; - reads it from stdin, @PATH from a file.",
+        help="The error message you saw: what explains it is listed first. - reads it from stdin, @PATH from a file.",
     ),
     click.Option(["--fast"], is_flag=True, help="Read no tensor bytes: no checksums, no NaN, no zeros."),
     at_option(),
@@ -44,7 +44,7 @@ SHOWN = 30
         ["--fail-on"], type=click.Choice(["error", "warning", "never"]), default="error", show_default=True,
         help="The least serious finding that makes the exit code 1.",
     ),
-    click.Option(["--explain"], metavar="ID", help="Print the longer story of a finding, and stop."),
+    click.Option(["--explain"], metavar="ID", help="Explain a finding in detail, and stop."),
     example="ckptfix doctor model.pth --error 'failed finding central directory'",
 )
 def command(
@@ -63,9 +63,9 @@ def command(
     """Say why FILE does not load, and which commands fix it.
 
     FILE may be a folder, or the index of a sharded checkpoint; with --error it may be left out. It is read as text and
-    never run. The first lines are what is wrong and what fixes it: of several commands, each reads what the one before
+    never run. The first lines say what is wrong and what fixes it: of several commands, each reads what the one before
     it wrote. The exit code is 1 with an error: damage, what weights_only=True refuses, a misfit with --like, or a file
-    that is no checkpoint. Devices and names of wrappers are warnings.
+    that is not a checkpoint. Devices and names of wrappers are warnings.
     """
     from ckptfix import diagnosis
 
@@ -79,7 +79,7 @@ def command(
     elif error is not None:
         done = diagnosis.message(error)
     else:
-        raise click.UsageError("Missing argument 'FILE': only --error and --explain do without.")
+        raise click.UsageError("FILE is required unless you use --error or --explain.")
     if console.json:
         console.emit(done.as_dict())
     else:
@@ -88,7 +88,7 @@ def command(
 
 
 def _text(error: str) -> str:
-    """The message: as it is, from stdin for ``-``, or from a file for ``@FILE``."""
+    """The message itself, from stdin for ``-``, or from a file for ``@FILE``."""
     if error == "-":
         return sys.stdin.read(MOST_TEXT)
     if error.startswith("@"):
@@ -113,7 +113,7 @@ def _explained(console: Console, id: str, entry: Entry | None, ids: tuple[str, .
     if entry.fix:
         from ckptfix.ops.doctor_report import readable
 
-        console.say(f"what helps: {readable(entry.fix)}")
+        console.say(f"Fix: {readable(entry.fix)}")
     return 0
 
 
@@ -138,19 +138,19 @@ def _show(console: Console, done: Diagnosis) -> None:
         _others(console, done)
     if done.path and (done.cause is not None or done.message is not None):
         console.say()
-        console.say(f"looked at {', '.join(done.looked_at)}")
+        console.say(f"Checked: {', '.join(done.looked_at)}.")
 
 
 def _message(console: Console, done: Diagnosis) -> None:
     message = done.message
     assert message is not None
     if message.explained:
-        console.say(f"the message is explained by {', '.join(message.explained)}")
+        console.say(f"This matches your error message ({', '.join(message.explained)}).")
     elif message.meanings:
         for meaning in message.meanings[:3]:
-            console.say(f"such a message usually means: {meaning}")
+            console.say(f"This message usually means: {meaning}")
     else:
-        console.say("the message is none that ckptfix knows")
+        console.say("I don't recognise that error message.")
 
 
 def _remedies(done: Diagnosis) -> Iterator[str]:
@@ -159,11 +159,11 @@ def _remedies(done: Diagnosis) -> Iterator[str]:
 
     cause = done.cause
     if done.advice is not None:
-        yield f"what helps: {printable(done.advice)}"
+        yield f"Try: {printable(done.advice)}"
     for number, words in enumerate(done.fixes):
-        yield f"{'then' if number else 'mend it'}: {shell_line(words)}"
+        yield f"{'Then' if number else 'Fix'}: {shell_line(words)}"
     if done.advice is None and not done.fixes and cause is not None and cause.severity == "error":
-        yield "no command mends it"
+        yield "No automatic fix."
 
 
 def _row(finding: Finding) -> tuple[str, str, str, str]:
@@ -174,7 +174,7 @@ def _row(finding: Finding) -> tuple[str, str, str, str]:
 
 
 def _others(console: Console, done: Diagnosis) -> None:
-    """Advice in words that was not given first, each once; a mere note's only where the message is about it."""
+    """Advice in words that was not given first, each once; a note's only where the message is about it."""
     explained = done.message.explained if done.message is not None else ()
     said: dict[str, str] = {}
     for finding, row in zip(done.findings, done.remedies, strict=True):

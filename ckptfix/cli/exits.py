@@ -129,7 +129,7 @@ def describe(error: Exception) -> dict[str, Any]:
 def _signals_raise() -> Iterator[None]:
     """SIGINT, SIGTERM and SIGHUP raise `Stopped` in the main thread, once: a second one must not cut the cleanup short.
 
-    One that was ignored at the start (nohup, a background job) stays ignored.
+    One that was ignored at the start (nohup, a background job) remains ignored.
     """
     stopped = False
 
@@ -140,7 +140,7 @@ def _signals_raise() -> Iterator[None]:
             raise Stopped(number)
 
     before = {}
-    with contextlib.suppress(ValueError):  # not the main thread: signals are somebody else's
+    with contextlib.suppress(ValueError):  # not the main thread: signals are not ours
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) is not signal.SIG_IGN:
                 before[number] = signal.signal(number, stop)

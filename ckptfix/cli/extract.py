@@ -21,7 +21,7 @@ from ckptfix.cli.common import How, Written, writes
     click.Option(
         ["--drop-unsupported"],
         is_flag=True,
-        help="Leave out tensors that OUT's format can not hold, name them, and exit with 3.",
+        help="Leave out tensors that OUT's format cannot hold, list them, and exit with 3.",
     ),
     example="ckptfix extract whole_model.pth state_dict.pth",
 )
@@ -31,8 +31,8 @@ def command(
     """Write OUT: one state dict of IN, as torch.save(model.state_dict(), OUT) would.
 
     IN is a whole pickled module (torch.save(model)), whose classes need not exist, a training checkpoint, a
-    TorchScript archive or an exported program (.pt2). Nothing in it is imported or run. What a state dict of the
-    living module may have beside that is named; if it is tensors, the exit code is 3.
+    TorchScript archive or an exported program (.pt2). Nothing in it is imported or run. What else a state dict of the
+    living module may have is listed; if it is tensors, the exit code is 3.
     """
     from ckptfix import weights
 

@@ -36,7 +36,7 @@ _SORTS: dict[str, Callable[[TensorEntry], Any]] = {
 @reads(
     "inspect",
     file_argument("path", "FILE"),
-    click.Option(["--tensors"], is_flag=True, help="Only the tensors, without what is said of the file."),
+    click.Option(["--tensors"], is_flag=True, help="Only the tensors, without the facts about the file."),
     click.Option(["--tree"], is_flag=True, help="The tensors as a tree of modules, layers that are alike as one."),
     click.Option(
         ["--filter", "globs"], metavar="GLOB", multiple=True, help="Only tensors whose names match. Repeatable."

@@ -18,7 +18,7 @@ def command(source: str, dest: str, how: How, *, targets: tuple[str, ...]) -> Wr
     """Write OUT: IN with its tensors on another device.
 
     One DEVICE (cpu, cuda:1, mps ...) takes everything there. Pairs move what is on FROM to TO, all at once, so two
-    devices can be swapped; what stays where it was is listed.
+    devices can be swapped; what does not move is listed.
     """
     from ckptfix import api
 
@@ -37,10 +37,10 @@ def parse_targets(targets: Sequence[str]) -> str | dict[str, str]:
     for target in targets:
         before, sign, after = (part.strip() for part in target.partition("="))
         if not sign:
-            raise click.BadParameter(f"give one DEVICE, or pairs FROM=TO; {target!r} is no pair.")
+            raise click.BadParameter(f"give one DEVICE, or pairs FROM=TO; {target!r} is not a pair.")
         if not before or not after:
             raise click.BadParameter(f"{target!r} is half a pair; write it as in cuda:1=cuda:0.")
         if pairs.get(before, after) != after:
-            raise click.BadParameter(f"{before} can not go to both {pairs[before]} and {after}.")
+            raise click.BadParameter(f"{before} cannot move to both {pairs[before]} and {after}.")
         pairs[before] = after
     return pairs

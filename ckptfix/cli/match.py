@@ -47,7 +47,7 @@ _OUT, *_HOW = destination(optional=True)
     click.Option(["--rules", "rules_file"], metavar="FILE", type=FileName(),
                  help="Write the learned rules there (an old file: --force); `rename --map` takes them."),
     click.Option(["--accept-ambiguous"], is_flag=True, help="Take the first target where another would do as well."),
-    click.Option(["--partial"], is_flag=True, help="Rename what has a counterpart; the rest of IN stays as it is."),
+    click.Option(["--partial"], is_flag=True, help="Rename what has a counterpart; the rest of IN is unchanged."),
     click.Option(["--reshape"], is_flag=True, help="Also give other shapes to tensors of equally many elements."),
     click.Option(["--allow-import"], is_flag=True, help="Import module:factory and call it. This runs its code."),
     *_HOW,
@@ -81,7 +81,7 @@ def command(
 
     alone = report or dry_run or rules_file is not None
     dest, keep_old = where_to(
-        dest, output, force=force, without=None if alone else "--report, --rules and --dry-run do"
+        dest, output, force=force, without=None if alone else "--report, --rules or --dry-run"
     )
     if dest is not None:
         matching.check(source, dest, like, force)

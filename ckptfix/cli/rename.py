@@ -37,7 +37,8 @@ def command(
 ) -> Written:
     """Write OUT: IN with its names changed by rule.
 
-    If two names would become one, nothing is written. A rule that matched no name is reported.
+    In a state dict no two keys may end up with the same name: then nothing is written. A rule that matched no name is
+    reported.
     """
     from ckptfix import api
 
@@ -64,7 +65,7 @@ def read_map(path: str) -> dict[str, str]:
     """The names and rules of a map file: old -> new.
 
     Raises:
-        CkptfixError: it is neither form, or a rule is none; the line is named.
+        CkptfixError: it is neither form, or a rule is malformed; the message names the line.
     """
     from ckptfix.ops.name_rules import NameRule, is_rule
 
@@ -112,7 +113,7 @@ def _json_pairs(text: str) -> list[tuple[str, str]]:
         raise _BadLine("not JSON that holds names: nested too deeply") from None
     for old, new in pairs:
         if not isinstance(new, str):
-            raise _BadLine(f"the new name of {printable(repr(old))} is no string")
+            raise _BadLine(f"the new name of {printable(repr(old))} is not a string")
     return pairs
 
 

@@ -14,7 +14,7 @@ _OUT, *_HOW = destination(optional=True)
     "repair",
     file_argument("source", "IN"),
     _OUT,
-    click.Option(["--check-only"], is_flag=True, help="Say what would be saved, and write nothing. OUT is optional."),
+    click.Option(["--check-only"], is_flag=True, help="List what would be recovered; write nothing. OUT is optional."),
     click.Option(["--fill"], type=click.Choice(["zeros", "nan"]), help="Put these in place of lost tensors."),
     click.Option(
         ["--fill-from"],
@@ -46,14 +46,14 @@ def command(
     force: bool,
     dry_run: bool,
 ) -> int:
-    """Write OUT: what is provably whole in IN, a damaged checkpoint or a folder it was unzipped to.
+    """Write OUT: what is provably intact in IN, a damaged checkpoint or a folder it was unzipped to.
 
-    Every storage is compared with its own size and checksum. Tensors that are not whole are left out, or filled, and
-    each is named; the exit code is 3 then. Cut-short, re-zipped, gzipped and otherwise mangled files are recognised.
+    Every storage is compared with its own size and checksum. Damaged tensors are left out, or filled, and
+    each is listed; the exit code is 3 then. Truncated, re-zipped, gzipped and otherwise mangled files are recognised.
     """
     from ckptfix import rescue
 
-    dest, keep_old = where_to(dest, output, force=force, without=None if check_only else "--check-only does")
+    dest, keep_old = where_to(dest, output, force=force, without=None if check_only else "--check-only")
     with console.progress(at_end="flushing to disk") as progress:
         result = rescue.repair(
             source,

@@ -11,12 +11,14 @@ from ckptfix.cli.common import How, Written, writes
     "slim",
     click.Option(["--no-optimizer"], is_flag=True, help="Leave out every optimizer's state."),
     click.Option(
-        ["--dedupe"], is_flag=True, help="Make one storage of equal ones. Their tensors are tied: one changes with all."
+        ["--dedupe"],
+        is_flag=True,
+        help="Store identical tensors once. They become tied: changing one changes all.",
     ),
     click.Option(
         ["--contiguous"], is_flag=True, help="Also close the gaps of strided views, such as columns: strides change."
     ),
-    click.Option(["--check-only"], is_flag=True, help="Say what would be saved, and write nothing; as --dry-run."),
+    click.Option(["--check-only"], is_flag=True, help="List what would be saved; write nothing. As --dry-run."),
     example="ckptfix slim training.ckpt small.ckpt --no-optimizer",
 )
 def command(
@@ -24,8 +26,8 @@ def command(
 ) -> Written:
     """Write OUT: IN without bytes that no tensor uses.
 
-    A view that was saved drags its whole storage along; OUT has only what the tensors reach. Tensors that share memory
-    go on sharing it, and every value stays. In safetensors, holes and hidden bytes go.
+    A view is saved with its whole storage; OUT has only what the tensors reach. Tensors that share memory
+    still share it, and every value is kept. In safetensors, holes and hidden bytes are dropped.
     """
     from ckptfix import cleaning
 

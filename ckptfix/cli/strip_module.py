@@ -18,11 +18,12 @@ from ckptfix.cli.common import How, Written, at_option, writes
 def command(
     source: str, dest: str, how: How, *, prefix: str, all_levels: bool, partial: bool, at: str | None
 ) -> Written:
-    """Write OUT: IN with `module.` taken off the front of its names.
+    """Write OUT: IN with `module.` removed from the front of its names.
 
     DataParallel and DistributedDataParallel put it there. Every state dict in the file is done, at any depth, and
-    with it whatever else holds its names: `_metadata`, the optimizer's `param_names`. A prefix is whole path
-    components, so `submodule.weight` stays. If only some names of a state dict begin with it, nothing is written.
+    with it everything else that holds its names: `_metadata`, the optimizer's `param_names`. Only full path
+    components count: `submodule.weight` is unchanged. If only some names of a state dict begin with it, nothing is
+    written.
     """
     from ckptfix import api
 

@@ -1,4 +1,4 @@
-"""Tables, and numbers for people."""
+"""Tables, and readable numbers."""
 
 from __future__ import annotations
 

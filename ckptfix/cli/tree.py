@@ -23,7 +23,7 @@ class Node:
         tensors, nbytes: all that is below.
         likeness: equal for nodes whose contents are equal in names, dtypes, shapes and devices.
         last: name of the last of the siblings that this node stands for, when they were folded into it.
-        count: how many it stands for; `tensors` and `nbytes` are those of all of them.
+        count: how many it stands for; `tensors` and `nbytes` count all of them.
     """
 
     name: str
@@ -96,7 +96,7 @@ def _runs(children: Iterable[Node]) -> Iterator[Node]:
 
 
 def _follows(name: str, after: str) -> bool:
-    """Whether `after` is the number after `name`; longer ones than 9 digits are no layer numbers."""
+    """Whether `after` is the number after `name`; longer ones than 9 digits are not layer numbers."""
     return name.isdecimal() and after.isdecimal() and len(after) < 10 and str(int(name) + 1) == after
 
 

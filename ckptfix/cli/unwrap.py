@@ -9,8 +9,8 @@ from ckptfix.cli.common import How, Written, at_option, writes
 def command(source: str, dest: str, how: How, *, at: str | None) -> Written:
     """Write OUT: IN without the prefix of any known wrapper, in any order and at any depth.
 
-    Names that only wrappers give (`_orig_mod`, `_fsdp_wrapped_module`, `_checkpoint_wrapped_module` ...) go wherever
-    they stand; `module`, which a model may have itself, goes from the front and only if every name begins with it.
+    Names that only wrappers give (`_orig_mod`, `_fsdp_wrapped_module`, `_checkpoint_wrapped_module` ...) are removed
+    at any place; `module`, which a model may have itself, only from the front and only if every name begins with it.
     """
     from ckptfix import api
 

@@ -30,7 +30,7 @@ NEWEST = 63
 """The version of the format, in tenths, beyond which zipfile reads no record."""
 
 FILE_TYPE, FOLDER_MODE = 0o170000 << 16, 0o040000 << 16
-"""The Unix file type in the external attributes, and that of a folder."""
+"""The Unix file type in the external attributes, and a folder's mode."""
 
 
 UNIX = 3
@@ -157,8 +157,8 @@ def _local(reader: Reader, local: Local, data: int, record: Record) -> list[tupl
         return said
     stored, size = local_sizes(reader, local)
     if (stored or size or not deferred) and (stored, size) != (record.stored, record.size):
-        told = f"{size:,} bytes, {stored:,} stored, in the local header"
-        said.append((f"{told}; {record.size:,} and {record.stored:,} in the directory", True))
+        here = f"{size:,} bytes, {stored:,} stored, in the local header"
+        said.append((f"{here}; {record.size:,} and {record.stored:,} in the directory", True))
     if (local.crc32 or not deferred) and local.crc32 != record.crc32:
         said.append((f"CRC-32 {local.crc32:08x} in the local header, {record.crc32:08x} in the directory", True))
     return said

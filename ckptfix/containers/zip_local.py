@@ -1,4 +1,4 @@
-"""Local headers, which stand before the data of each record of a zip archive, and tell where the data begins.
+"""Local headers, which stand before the data of each record of a zip archive, and state where the data begins.
 
 One reader for all: edits, repairs and diagnoses see the same header. Layout: see `zip_read`.
 """
@@ -11,7 +11,7 @@ from typing import NamedTuple
 from ckptfix.checkpoint import ByteRange, Data
 from ckptfix.containers.zip_read import DEFLATED, ENCRYPTED, LOCAL, MAX32, STORED, Record, extra_fields
 from ckptfix.errors import BadDirectory, Truncated, Unsupported
-from ckptfix.fileio import Reader, cut_hint
+from ckptfix.fileio import Reader, truncated_hint
 from ckptfix.streams import inflated
 
 
@@ -69,7 +69,7 @@ def local_extra(reader: Reader, local: Local) -> bytes:
 
 
 def local_sizes(reader: Reader, local: Local) -> tuple[int, int]:
-    """(bytes in the file, bytes of the data) that `local` states, those of the zip64 field where it refers to one."""
+    """(bytes in the file, bytes of the data) that `local` states, from the zip64 field where it refers to one."""
     if MAX32 in (local.stored, local.size):
         wide = next((payload for kind, payload in extra_fields(local_extra(reader, local)) if kind == 1), b"")
         if len(wide) >= 16:
@@ -82,7 +82,7 @@ def read_local(reader: Reader, path: str, record: Record) -> Local:
     """The local header of `record`, compared with the directory; not a byte of the data is read.
 
     Raises:
-        BadDirectory: there is no local header, or it carries another name.
+        BadDirectory: the local header is missing, or it has another name.
         Unsupported: the record is encrypted.
         Truncated: the file ends inside the data.
     """
@@ -108,7 +108,7 @@ def read_local(reader: Reader, path: str, record: Record) -> Local:
             path=path,
             where=record.name,
             offset=start,
-            hint=cut_hint(path),
+            hint=truncated_hint(path),
         )
     return local
 

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from ckptfix.commands import command
 from ckptfix.errors import BadDirectory, Truncated, Unsupported
-from ckptfix.fileio import Reader, cut_hint
+from ckptfix.fileio import Reader, truncated_hint
 
 END = struct.Struct("<4s4H2LH")
 END64 = struct.Struct("<4sQ2H2L4Q")
@@ -46,7 +46,7 @@ class Record(NamedTuple):
         header: offset of the local header in the file.
         stored: bytes that the data takes in the file.
         size: bytes of the data once decompressed.
-        crc32: as stated; torch never checks it, and may have been told not to compute it (0).
+        crc32: as stated; torch never checks it, and can be set not to compute it (0).
         method, flags: as stated.
         position: offset of this row in the directory.
         attributes: the external ones, of MS-DOS in their low byte.
@@ -67,7 +67,7 @@ class Record(NamedTuple):
         """Why readers disagree on what its bytes are, whatever its local header says; None if they do not.
 
         miniz, with which torch reads, takes a record for a folder by an attribute or by its name, gives back memory
-        that nobody wrote to in place of the bytes of a folder or of a record that takes no room in the file, and
+        that was never written to in place of the bytes of a folder or of a record that takes no room in the file, and
         compares the two sizes of a stored record only where the row has no time of day.
         """
         if self.size and self.name.endswith("/"):
@@ -105,7 +105,7 @@ def read_directory(reader: Reader, path: str) -> Directory:
     """Find and read the central directory.
 
     Raises:
-        Truncated: there is no end record, as in a file whose writing was cut short.
+        Truncated: it has no end record, as in a file whose writing was cut short.
         BadDirectory: the end record and the directory contradict each other, or records overlap.
         Unsupported: a multi-disk or encrypted archive.
     """
@@ -149,8 +149,8 @@ def _find_end(reader: Reader, path: str) -> _End:
             continue
         if wrong and reader.read(reader.size - end.trailing, min(end.trailing, 4)) != b"PK\x03\x04":
             # torch takes the last signature in the file, whatever it finds there. Where another archive follows, as in
-            # a piece of a distributed checkpoint, the trailing bytes are all that there is to tell.
-            message = f"another end record, behind the right one, is no end of this archive ({wrong})"
+            # a piece of a distributed checkpoint, the trailing bytes are the only fault to report.
+            message = f"another end record, behind the right one, does not end this archive ({wrong})"
             end = end._replace(disputes=((message, last_at, True), *end.disputes))
         return end
     if wrong:
@@ -159,7 +159,7 @@ def _find_end(reader: Reader, path: str) -> _End:
         "no zip directory at the end: the file was cut short while it was written or copied",
         path=path,
         offset=reader.size,
-        hint=cut_hint(path),
+        hint=truncated_hint(path),
     )
 
 
@@ -181,7 +181,7 @@ def _parse_end(reader: Reader, tail: bytes, position: int, base: int, path: str)
                 raise BadDirectory(f"no zip64 end record at {at64:#x}, where the locator points")
             disputes = list(_end_disputes(fields, (disk, start_disk, here, count, size, offset), at64, at))
             if disks != 1 or disk64:
-                message = f"the zip64 locator tells of {disks} disks, and the directory on disk {disk64}"
+                message = f"the zip64 locator states {disks} disks, and the directory on disk {disk64}"
                 disputes.append((message, at - LOCATOR.size, disks != 1))
             _, _, _, _, disk, start_disk, here, count, size, offset = fields
             first = at64

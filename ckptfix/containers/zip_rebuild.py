@@ -1,4 +1,4 @@
-"""The records of a damaged zip archive, each kept only if it is whole and its own size and CRC-32 agree.
+"""The records of a damaged zip archive, each kept only if it is complete and its own size and CRC-32 agree.
 
 Every record is described up to three times: by its local header, by the descriptor behind its data, and by its row of
 the directory. One description that agrees with the bytes is enough, so a file may lack its directory, its end, or
@@ -23,7 +23,7 @@ from ckptfix.fileio import Reader, read_chunks
 from ckptfix.streams import CRC_CHUNK, inflated
 
 Expected = Callable[[str], int | None]
-"""Name of a record -> bytes it must have; None when nobody knows."""
+"""Name of a record -> bytes it must have; None when that is not known."""
 
 MOST_DESCRIPTIONS = 16
 """Ways to read one record that are tried: a file that is full of signatures must not cost the square of its size."""
@@ -39,7 +39,7 @@ TORCH_NAME = re.compile(
 
 
 class Salvaged(NamedTuple):
-    """A whole record: its data, from `header` to `end` with what describes it; `verified` by a CRC-32."""
+    """An intact record: its data, from `header` to `end` with what describes it; `verified` by a CRC-32."""
 
     name: str
     data: Data
@@ -51,7 +51,7 @@ class Salvaged(NamedTuple):
 
 
 class Damaged(NamedTuple):
-    """A record that is not whole, and why; `kind` is "cut", "checksum", "twice" or "other"."""
+    """A record that is not intact, and why; `kind` is "cut", "checksum", "twice" or "other"."""
 
     name: str
     header: int
@@ -64,10 +64,10 @@ class Rebuilt:
     """What a zip archive still holds.
 
     Attributes:
-        records: whole ones, in the order of the file, each name once.
+        records: intact ones, in the order of the file, each name once.
         damaged: the others that had a header or a row.
         directory: whether rows of a directory were found.
-        first, last: where the first whole record begins and the last one ends.
+        first, last: where the first intact record begins and the last one ends.
         unread: (offset, length) of what the disk did not give.
     """
 
@@ -80,7 +80,7 @@ class Rebuilt:
 
 
 class _Fault(NamedTuple):
-    """Why a record is not whole, and where another one may begin."""
+    """Why a record is not intact, and where another one may begin."""
 
     kind: str
     reason: str
@@ -131,7 +131,7 @@ class Archive:
                 yield local.crc32 or 0
 
     def rebuild(self, expected: Expected = lambda name: None) -> Rebuilt:
-        """Every record that is whole. What lies inside another record is that record's data, whatever it looks like."""
+        """Every intact record. What lies inside another record is that record's data, whatever it looks like."""
         whole: list[Salvaged] = []
         damaged: list[Damaged] = []
         position = 0
@@ -189,12 +189,12 @@ class Archive:
             yield record
 
     def _whole(self, header: int, name: str, expected: int | None) -> Salvaged | _Fault:
-        """The record at `header`; or why it is not whole, and where to look on."""
+        """The record at `header`; or why it is not intact, and where to continue."""
         local, row = self.locals.get(header), self.rows.get(header)
         if all(one.flags & ENCRYPTED for one in (local, row) if one is not None):
             return _Fault("other", "it is encrypted", header + 1)
         begins = local.data if local else header + LOCAL.size
-        fault = _Fault("cut", "the file ends before its size and CRC-32 are told", header + LOCAL.size)
+        fault = _Fault("cut", "the file ends before its size and CRC-32 are stated", header + LOCAL.size)
         tried = False
         for way in self._ways(header, expected):
             if expected is not None and way.size != expected:
@@ -210,7 +210,7 @@ class Archive:
                 where = ByteRange(self.reader.path, way.data, way.stored)
                 data: Data = where if way.method == STORED else inflated(where, way.size)
                 return Salvaged(name, data, way.size, crc32, crc32 == way.crc32, header, way.end)
-            reason = "its bytes can not be read or inflated" if crc32 is None else "its bytes do not match their CRC-32"
+            reason = "its bytes cannot be read or inflated" if crc32 is None else "its bytes do not match their CRC-32"
             if self._left < 0:
                 reason = "its bytes are not examined: the records before it overlap again and again"
             ends = way.end if expected is not None else min(way.end, self._next_after(way.data))
@@ -279,7 +279,7 @@ class Archive:
         )
 
     def _crc32(self, way: _Way) -> int | None:
-        """The CRC-32 of the data; None if it can not be read, or inflated to its size."""
+        """The CRC-32 of the data; None if it cannot be read, or inflated to its size."""
         place = (way.data, way.stored, way.size, way.method)
         if place not in self._sums:
             self._sums[place] = self._sum(way)

@@ -6,7 +6,7 @@
     PK 07 08  descriptor      CRC-32, stored size, size (4 bytes each, 8 in zip64), right behind the data
     PK 01 02  directory row   46 bytes, name, extra, comment
 
-(APPNOTE.TXT of the zip format, 4.3.7, 4.3.9 and 4.3.12.) A descriptor tells where its data begins: its own place less
+(APPNOTE.TXT of the zip format, 4.3.7, 4.3.9 and 4.3.12.) A descriptor shows where its data begins: its own offset less
 the stored size. Tensor bytes may hold any of these, so `zip_rebuild` takes what they say only with a matching CRC-32.
 """
 
@@ -31,7 +31,7 @@ MAX_SIGNATURES = 4_000_000
 FEW = 16
 """Signatures beyond one for each smallest record that the file has room for: tensor bytes may look like some."""
 OVERLAP = 2
-"""How often local headers may cover the file together: those of an archive lie apart."""
+"""How often local headers may cover the file together: an archive's do not overlap."""
 MAX_NAME = 4096
 MOST_PLACES = 16
 """Headers of one name that are compared with its row."""
@@ -109,7 +109,7 @@ def signatures(reader: Reader) -> Signatures:
 def pieces(reader: Reader) -> Iterator[tuple[int, bytes | None]]:
     """The file in windows, each with its offset; where the disk fails, in pages, and None for those that it keeps.
 
-    A sector that can not be read costs the records in it, and no others.
+    A sector that cannot be read costs the records in it, and no others.
     """
     for offset in range(0, reader.size, WINDOW):
         length = min(WINDOW, reader.size - offset)
@@ -129,7 +129,7 @@ def locals_at(reader: Reader, places: Iterable[int]) -> dict[int, Local]:
     """The local headers at `places`.
 
     Raises:
-        Unsupported: they overlap each other again and again, as those of no archive do.
+        Unsupported: they overlap each other again and again, as no archive's do.
     """
     found: dict[int, Local] = {}
     left = OVERLAP * reader.size + (1 << 20)

@@ -2,9 +2,9 @@
 
 ::
 
-    archive  [raw bytes]  archive  [raw bytes]  ...      each whole: data.pkl first, offsets counted from its own start
+    archive  [raw bytes]  archive  [raw bytes]  ...     each intact: data.pkl first, offsets counted from its own start
 
-Whoever reads such a file by its last end record, or from its first header, sees one archive of many.
+A reader that goes by the last end record, or from the first header, sees one archive of many.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def is_archive(head: bytes) -> bool:
 def several(reader: Reader) -> tuple[Span, Span] | None:
     """Two archives of those that the file holds end to end; None where it holds one, or none.
 
-    An archive inside another one's tensor is a part of that; bytes before or behind one that are no archive count as
-    nothing.
+    An archive inside another one's tensor is a part of that. Bytes before or behind one that are not an archive do
+    not count.
     """
     size = reader.size
     last = next(_archives(reader, max(0, size - END.size), size), None)

@@ -154,7 +154,7 @@ def end_records(count: int, size: int, offset: int, comment: bytes = b"") -> byt
 def replace_record(reader: Reader, directory: Directory, record: Record, new: bytes) -> list[Segment]:
     """The archive with the data of `record` replaced by `new`; everything else keeps its bytes.
 
-    What follows moves by a multiple of 64 bytes (of 4096 if it is large), so that every tensor stays as
+    What follows moves by a multiple of 64 bytes (of 4096 if it is large), so that every tensor is as
     aligned as it was and one range copies them all: the record after the replaced one gets a local header
     whose padding takes up the difference. Only the directory's offsets change for the others.
 

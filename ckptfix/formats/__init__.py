@@ -33,8 +33,8 @@ def detect(path: str | os.PathLike[str]) -> Format:
         UnknownFormat: it is none of ours; the message says what it is instead.
         DistributedPart: it is a file of a distributed checkpoint.
         NoSuchFile: there is none.
-        WrongType: `path` is no name of a file.
-        CkptfixError: it can not be read.
+        WrongType: `path` is not a file name.
+        CkptfixError: it cannot be read.
     """
     name = file_name(path)
     try:
@@ -56,7 +56,7 @@ def detect(path: str | os.PathLike[str]) -> Format:
 
 
 def is_checkpoint(path: str | os.PathLike[str]) -> bool:
-    """Whether the content of the file at `path` is that of a checkpoint, whole or not; True where it cannot be read."""
+    """Whether the file at `path` has the content of a checkpoint, intact or not; True where it cannot be read."""
     try:
         detect(path)
     except UnknownFormat:

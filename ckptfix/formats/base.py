@@ -2,7 +2,7 @@
 
 A format module has these names, and tests/contract runs the same suite over all of them:
 
-- ``NAME``, ``TITLE``, ``SUFFIXES``: what commands call it, what people call it, what files of it are called.
+- ``NAME``, ``TITLE``, ``SUFFIXES``: its name in commands, its name in text, its files' suffixes.
 - ``score(path, head, size) -> int``: how surely the content is this format; 0 for not at all.
 - ``read(path) -> Checkpoint``: forgiving; builds what it can and notes the rest as findings.
 - ``check(path) -> Iterator[Finding]``: strict; judges, and names all that is wrong.

@@ -34,7 +34,7 @@ def way_out(path: str) -> tuple[str, bool]:
         return words, False
     whole = _whole_states(inside)
     if whole is not None:
-        words = f"`ckptfix extract {quoted(str(whole))} OUT --at module` takes the weights, which are whole there"
+        words = f"`ckptfix extract {quoted(str(whole))} OUT --at module` takes the weights, which are complete there"
         return words, False
     outer = inside.parent if _is_step(inside) else inside
     tag = f" -t {quoted(inside.name)}" if _is_step(inside) and not (outer / "latest").is_file() else ""

@@ -41,7 +41,7 @@ def findings(graph: Graph) -> Iterator[Finding]:
 
 
 def of_tensors(entries: Iterable[TensorEntry]) -> Iterator[Finding]:
-    """Tensors that torch refuses to make, and those of far more bytes than their storage, by a stride such as 0."""
+    """Tensors that torch refuses to make, and tensors of far more bytes than their storage, by a stride such as 0."""
     for entry in entries:
         if (entry.kind != "dense" or entry.requires_grad or entry.detail) and (why := _refused(entry)):
             yield Finding("bad-call", "error", entry.name, f"{why}: torch.load fails there")

@@ -6,7 +6,7 @@
     FOLDER/__0_0.distcp       what rank 0 wrote: torch archives end to end, one for each tensor or value
     FOLDER/__1_0.distcp       ...
 
-It is told from its content, two whole archives end to end, or from its name, also where it holds one item or is cut.
+It is recognised by its content, two whole archives end to end, or by its name, also where it holds one item or is cut.
 Source: torch/distributed/checkpoint/filesystem.py.
 """
 
@@ -31,7 +31,7 @@ def merge_command(folder: str) -> str:
 
 
 def refuse_part(path: str) -> None:
-    """Nobody reads one item of a file and takes it for all of it.
+    """One item of a file is never taken for all of it.
 
     Raises:
         DistributedPart: the file at `path` holds several archives, or is by its name a file of such a folder.

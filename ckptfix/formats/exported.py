@@ -62,13 +62,13 @@ _CONFIG = re.compile(r"data/(weights|constants)/(.*)_\1_config\.json")
 
 
 def read(path: str, at: str | None = None) -> Weights | None:
-    """The state dict of the exported program at `path`, or its constants; None if it is no such archive.
+    """The state dict of the exported program at `path`, or its constants; None if it is not such an archive.
 
     Args:
         at: name of the model, where there are several, or ``"constants"``.
 
     Raises:
-        NoSuchTensor: there is no model of this name.
+        NoSuchTensor: no model has this name.
         Refused: there are several.
         BadIndex: a description that torch does not write.
         Unsupported: an archive of torch before 2.8, whose state dict is a checkpoint inside it.
@@ -114,7 +114,7 @@ def _weights(program: Program, name: str, kind: str) -> Weights:
     for key, row in config.items():
         try:
             if row["use_pickle"] or row["tensor_meta"]["layout"] != STRIDED:
-                message = "it is stored as a pickle of its own, or not as a dense tensor; it is not taken"
+                message = "it is stored as a separate pickle, or not as a dense tensor; it is not taken"
                 findings.append(Finding("not-taken", "warning", key, message))
                 continue
             entries.append(_entry(program, key, row, kind, storages))
@@ -143,7 +143,7 @@ def _config(program: Program, name: str, where: str) -> Mapping[str, Any]:
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise BadIndex(f"no description of tensors ({error!r})", path=program.path, where=where) from None
     if not isinstance(config, dict):
-        raise BadIndex("a description of tensors that is no mapping", path=program.path, where=where)
+        raise BadIndex("a description of tensors that is not a mapping", path=program.path, where=where)
     return config
 
 
@@ -182,5 +182,5 @@ def _entry(
 def _count(value: Any) -> int:
     number = value["as_int"]
     if type(number) is not int or not 0 <= number < 1 << 63:
-        raise ValueError("a size that is no number")
+        raise ValueError("a size that is not a number")
     return number

@@ -1,6 +1,6 @@
-"""What a file is, when it is no checkpoint that we read: one sentence and, where there is one, the way on.
+"""What a file is, when it is not a checkpoint that we read: one sentence and, where there is one, the way on.
 
-Somebody who asked for a model got a pointer, a web page or an archive; torch then speaks of an unsupported operand
+Instead of a model, the user got a pointer, a web page or an archive; torch then speaks of an unsupported operand
 and advises ``weights_only=False``, which never helps. Each kind is a row of a table here; the first that fits speaks.
 Nothing is unpickled, unpacked or read whole.
 """
@@ -148,7 +148,7 @@ def _first_bytes(decompressor: Any, packed: bytes) -> bytes:
 
 
 def _inside(head: bytes) -> str:
-    """What begins with `head`, in two words; there is no file to look further."""
+    """What begins with `head`, in two words; without a file to look further."""
     if head.startswith(b"PK\x03\x04"):
         return "a torch checkpoint" if b"/data.pkl" in head[:300] else "a zip archive"
     if head[257:262] == b"ustar":

@@ -1,4 +1,4 @@
-"""What a zip, a tar or a folder is that is no checkpoint: told from the names of its members."""
+"""What a zip, a tar or a folder is that is not a checkpoint, by the names of its members."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def tar_archive(file: File) -> Answer | None:
         names += [name for name, _, _ in tar_members(reader, _MAX_MEMBERS)]
     bare = {name.removeprefix("./") for name in names}
     if {"sys_info", "pickle", "storages"} <= bare:
-        hint = "if you trust it, torch.load(FILE, weights_only=False) and torch.save write it anew"
+        hint = "if you trust it, load it with torch.load(FILE, weights_only=False) and save it again with torch.save"
         return Answer("torch-tar", "a torch checkpoint from before torch 0.1.10 (a tar archive)", hint)
     return Answer("tar-archive", f"a tar archive of {_listed(names)}", f"unpack it first: tar -xf {quoted(file.path)}")
 
@@ -123,7 +123,7 @@ def _is_tar_header(block: bytes) -> bool:
 
 
 def tar_members(reader: Reader, most: int) -> Iterator[tuple[str, int, int]]:
-    """(name, offset, length) of the first members of a tar, until something is no header; none for another file."""
+    """(name, offset, length) of the first members of a tar, until something is not a header; none for another file."""
     at = 0
     for _ in range(most):
         if at + 512 > reader.size or not _is_tar_header(block := reader.read(at, 512)):
@@ -152,7 +152,7 @@ def folder(path: str) -> Answer:
         inner = [entry for entry in entries if entry.is_dir()]
         nested = next((entry for entry in inner if (entry / "data.pkl").is_file()), None)
     except OSError as error:
-        return Answer("no-checkpoint", f"a folder that can not be read ({(error.strerror or str(error)).lower()})")
+        return Answer("no-checkpoint", f"a folder that cannot be read ({(error.strerror or str(error)).lower()})")
     names = {entry.name for entry in entries}
     if "data.pkl" in names or nested is not None:
         root = nested if nested is not None else Path(path)

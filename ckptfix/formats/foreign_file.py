@@ -37,7 +37,7 @@ class File:
         return Path(self.path).name
 
     def read(self, offset: int, length: int) -> bytes:
-        """Up to `length` bytes at `offset`; none where they can not be read."""
+        """Up to `length` bytes at `offset`; none where they cannot be read."""
         try:
             with Reader(self.path) as reader:
                 return reader.read(offset, min(length, max(reader.size - offset, 0)))

@@ -1,7 +1,7 @@
 """safetensors files: reading and judging; the byte layout is drawn in `safetensors_header`.
 
-The format states names, dtypes and shapes, and nothing of devices, ties, strides or requires_grad; what it cannot
-say of ties and views stands in metadata pairs (`safetensors_ties`). It has no checksums: a flipped bit of the data is
+The format states names, dtypes and shapes, but no devices, ties, strides or requires_grad; what it cannot
+state about ties and views stands in metadata pairs (`safetensors_ties`). It has no checksums: a flipped data bit is
 not to be found.
 """
 
@@ -90,7 +90,7 @@ def check(path: str) -> Iterator[Finding]:
     """Everything that is wrong with the file; see the contract in `base`.
 
     Raises:
-        DamagedFile: the header can not be read.
+        DamagedFile: the header cannot be read.
     """
     header = read_header(path)
     yield from header.findings
@@ -153,7 +153,7 @@ def _unreadable(header: Header) -> Iterator[Finding]:
 
 
 def _short(shape: tuple[int, ...]) -> str:
-    """A shape for people, which a hostile file does not make pages long."""
+    """A shape as text, which a hostile file does not make pages long."""
     shown = ", ".join(map(str, shape[:8]))
     return f"[{shown}, ...]" if len(shape) > 8 else f"[{shown}]"
 

@@ -1,8 +1,8 @@
 """Edits of a safetensors file: new text over the spans of its header that they name, the rest as it was.
 
-Dropped tensors take their bytes with them, so the tensors behind them move up and their offsets are written anew.
-Holes, overlaps and trailing bytes stay: they are nobody's to judge here. Only the padding of a changed header is made
-anew, so that the data is aligned.
+Dropped tensors take their bytes with them, so the tensors behind them move up and get new offsets.
+Holes, overlaps and trailing bytes are kept: an edit does not judge them. Only the padding of a changed header is
+new, so that the data is aligned.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class _Names:
         for name, kept in self.tied.items():
             if self.new[kept] is None and self.new[name] is not None:
                 raise WouldLoseData(
-                    f"{name!r} is tied to it and has no bytes of its own",
+                    f"{name!r} is tied to it and has no other bytes",
                     path=self.path,
                     where=kept,
                     hint="drop both names, or neither",
@@ -144,7 +144,7 @@ class _Names:
             stated = _stated_shape(row, shape)
             if stated is None or row.key in self.views:
                 why = "its bytes are recorded as a view of another tensor" if stated else f"it holds {list(row.shape)}"
-                message = f"it can not become {list(shape)}: {why}"
+                message = f"it cannot become {list(shape)}: {why}"
                 raise Unsupported(message, path=self.path, where=name)
             if self.shapes.setdefault(row.key, stated) != stated:
                 raise Unsupported("names tied to it would have two shapes", path=self.path, where=row.key)
@@ -259,7 +259,7 @@ def _removals(spans: Sequence[tuple[int, int, bool]]) -> list[Patch]:
 
 
 def _metadata_patches(header: Header, names: _Names, wanted: Mapping[str, str | None]) -> list[Patch]:
-    """What becomes of ``__metadata__``: pairs that name tensors follow them, then come those of the edits."""
+    """What becomes of ``__metadata__``: pairs that name tensors follow them, then come the edits' pairs."""
     changes = {name: new for name, new in names.new.items() if new != name} if header.pairs else {}
     missing = {key: value for key, value in wanted.items() if value is not None}
     patches: list[Patch] = []

@@ -113,7 +113,7 @@ def read_header(path: str) -> Header:
     Raises:
         Truncated: the file ends before its header does.
         BadDirectory: no header, or one that describes no tensors.
-        WriteFailed: the file can not be read.
+        WriteFailed: the file cannot be read.
     """
     with Reader(path) as reader:
         if reader.size < 8:
@@ -211,7 +211,7 @@ def members(text: str, at: int) -> list[Member]:
 def _fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("a field stands twice in the description of one tensor")
+        raise ValueError("a field occurs twice in the description of one tensor")
     return found
 
 
@@ -269,7 +269,7 @@ class _Scan:
         self.notes.append(_Note(name, severity, where, message, position, first))
 
     def _twice(self, first: int, again: int, where: str) -> None:
-        message = "stands twice, first at {first}; readers differ in which they take"
+        message = "duplicate key, first at {first}: libraries disagree on which copy to load"
         self._note("duplicate-key", "error", where, message, again, first)
 
     def _member(self, key: str, start: int, key_end: int, value_start: int) -> int:
@@ -286,9 +286,9 @@ class _Scan:
         if type(code) is not str:
             _refuse(header, "a tensor without a dtype", start, key)
         if not _is_sizes(shape):
-            _refuse(header, "a shape that is no list of sizes", start, key)
+            _refuse(header, "a shape that is not a list of sizes", start, key)
         if not _is_sizes(offsets) or len(offsets) != 2:
-            _refuse(header, "data_offsets that are no two positions", start, key)
+            _refuse(header, "data_offsets that are not two positions", start, key)
         if len(value) > len(_FIELDS):
             self._note("unknown-field", "warning", key, "has a field that no reader knows", start)
         sizes = tuple(shape)
@@ -315,7 +315,7 @@ class _Scan:
             self._twice(first, start, where)
         value, end = DECODER.raw_decode(self.header.text, value_start)
         if type(value) is not str:
-            _refuse(self.header, "metadata that is no string", start, where)
+            _refuse(self.header, "metadata that is not a string", start, where)
         self.header.pairs.append(Pair(key, value, start, end))
         return end
 

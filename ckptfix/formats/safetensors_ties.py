@@ -44,7 +44,7 @@ class _Extent:
 def share_plan(
     entries: Sequence[TensorEntry],
 ) -> tuple[tuple[TensorEntry, ...], dict[str, str], tuple[Finding, ...]]:
-    """What of `entries` to write, and the metadata pairs that tell `restore_ties` the rest.
+    """What of `entries` to write, and the metadata pairs from which `restore_ties` gets the rest.
 
     Of tensors that are the same view of one storage the first is kept. A view of a part of a contiguous tensor is
     kept and recorded. Tensors that overlap in any other way are kept, with a finding: they come back apart.
@@ -110,7 +110,7 @@ def _find_views(extents: list[_Extent], views: dict[str, dict[str, Any]], findin
 def restore_ties(entries: Sequence[TensorEntry], metadata: Mapping[str, str]) -> tuple[TensorEntry, ...]:
     """The tensors as they were before `share_plan`: names tied again, views again views of their base.
 
-    A recorded view becomes one only if its own bytes are those of that part of its base: another program may have
+    A recorded view becomes one only if its own bytes equal that part of its base: another program may have
     changed either and kept the metadata. That is the only case in which tensor bytes are read.
     """
     found = {entry.key: entry for entry in entries}
@@ -174,7 +174,7 @@ def _digest(entry: TensorEntry) -> bytes:
 
 
 def ties(metadata: Mapping[str, str], tensors: Collection[str]) -> dict[str, str]:
-    """The pairs of `metadata` that are ties: from a name that is no tensor of the file to one that is."""
+    """The pairs of `metadata` that are ties: from a name that is not a tensor of the file to one that is."""
     return {
         name: kept
         for name, kept in metadata.items()

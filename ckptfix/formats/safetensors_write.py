@@ -31,7 +31,7 @@ _RANK = {code: rank for rank, code in enumerate(_LAYOUT_ORDER)}
 def plan_write(entries: Sequence[TensorEntry], dest: str, *, metadata: Mapping[str, str] | None = None) -> Plan:
     """A file at `dest` that holds `entries` under their keys; see the contract in `base`.
 
-    `metadata` goes to ``__metadata__``, with ``format: pt`` unless it says otherwise. Views are written contiguous.
+    `metadata` is written to ``__metadata__``, with ``format: pt`` unless it says otherwise. Views become contiguous.
 
     Raises:
         WouldLoseData: tensors that the format cannot hold; the message names all of them.

@@ -1,4 +1,4 @@
-"""What a rebuilt tensor carries beside its data: attributes, hooks, and state of a subclass that is no part of it."""
+"""What a rebuilt tensor carries beside its data: attributes, hooks, and state of a subclass that is not part of it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _AROUND = ("_rebuild_parameter", "_rebuild_parameter_with_state")
 """Calls around another tensor, whose attributes are listed as their own."""
 
 _HOOKS_AT = {"_rebuild_tensor_v2": 5, "_rebuild_tensor_v3": 5, "_rebuild_qtensor": 6, "_rebuild_parameter": 2}
-"""Place of the hooks among the arguments of rebuild calls: a dict, and empty in every file that torch itself wrote."""
+"""Argument index of the hooks in rebuild calls: a dict, and empty in every file that torch itself wrote."""
 
 
 def tensor_attributes(node: Any) -> list[tuple[Any, Any]]:
@@ -55,7 +55,7 @@ def _below(node: Any, depth: int) -> list[tuple[str, Any]]:
 
 
 def _beside_parts(args: Args, rows: list[tuple[str, Any]], depth: int) -> list[tuple[str, Any]]:
-    """What of the state of ``_rebuild_from_type_v2(*args)`` is no part of its tensor."""
+    """What in the state of ``_rebuild_from_type_v2(*args)`` is not part of its tensor."""
     func, inner_args = args[0], args[2]
     inner = Call(func, inner_args, "REDUCE", 0)
     try:
@@ -69,7 +69,7 @@ def _beside_parts(args: Args, rows: list[tuple[str, Any]], depth: int) -> list[t
 
 
 def _apart_from_data(node: Call) -> list[tuple[str, Any]]:
-    """Arguments of a rebuild call that are no data of the tensor and yet may hold some: hooks, an array."""
+    """Arguments of a rebuild call that are not the tensor's data and yet may hold some: hooks, an array."""
     place = _HOOKS_AT.get(node.func.name)
     if place is not None and len(node.args) > place:
         hooks = node.args[place]

@@ -19,7 +19,7 @@ ByteOrder = Literal["little", "big"]
 
 
 SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".tar")
-"""What files of torch are called, whichever of its formats they have: none is that of one alone. ``.tar`` stands for
+"""What files of torch are called, whichever of its formats they have: none belongs to one alone. ``.tar`` stands for
 ``.pth.tar`` (the ImageNet example) and others too."""
 
 
@@ -92,19 +92,19 @@ def parts_of(checkpoint: Checkpoint) -> Parts:
 
 
 def all_findings(checkpoint: Checkpoint) -> Sequence[Finding]:
-    """What reading noticed, that of building the entries included."""
+    """What reading noticed, building the entries included."""
     _ = checkpoint.entries
     return checkpoint.findings
 
 
-Place = Callable[[str], tuple[Data | None, int, int | None]]
+Lookup = Callable[[str], tuple[Data | None, int, int | None]]
 """key -> (where the bytes are, how many, their CRC-32); a negative number for a key that the file lacks."""
 
 
 class Storages:
-    """Storage nouns by key: `place` tells where the bytes of a key are and their CRC-32."""
+    """Storage nouns by key: `place` gives where the bytes of a key are and their CRC-32."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Lookup) -> None:
         self.place = place
         self._made: dict[tuple[str, str, str], Storage] = {}
 
@@ -146,11 +146,11 @@ def fields(persid: PersId) -> tuple[str, str, str, int]:
     """(key, dtype, location, elements) of a storage reference.
 
     Raises:
-        BadTensor: it is no reference to a storage as torch writes them.
+        BadTensor: it is not a reference to a storage as torch writes them.
     """
     pid = persid.pid
     if type(pid) is not tuple or not 5 <= len(pid) <= 6 or pid[0] != "storage":
-        raise BadTensor("a persistent id that is no storage")
+        raise BadTensor("a persistent id that is not a storage")
     _, kind, key, location, numel = pid[:5]
     if type(key) is not Text or type(location) is not Text or type(numel) is not int or numel < 0:
         raise BadTensor("a storage reference with unusable fields")

@@ -17,7 +17,7 @@ _GRAD_AT = {
     "_rebuild_device_tensor_from_numpy": 3,
     "_rebuild_device_tensor_from_cpu_tensor": 3,
 }
-"""Place of ``requires_grad`` among the arguments of rebuild calls (torch/_utils.py)."""
+"""Argument index of ``requires_grad`` in rebuild calls (torch/_utils.py)."""
 
 _PARAMETERS = frozenset(("_rebuild_parameter", "_rebuild_parameter_with_state"))
 

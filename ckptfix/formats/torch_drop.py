@@ -1,6 +1,6 @@
 """Items left out of a torch checkpoint: keys of mappings, or tensors wherever they are, and the storages with them.
 
-The pickle is written again rather than spliced (`pickles.reemit`): what goes may have defined a memo entry that
+The pickle is written again rather than spliced (`pickles.reemit`): what is dropped may have defined a memo entry that
 something else fetches. Both torch formats take the result.
 """
 
@@ -24,7 +24,7 @@ def without(found: TorchObject, drops: Sequence[Drop] = (), *, gone: Collection[
     """The pickle of `found` without the items that `drops` name.
 
     Args:
-        drops: keys, as they are shown, and the address of their mapping; a key that stands there twice goes twice.
+        drops: keys, as they are shown, and the address of their mapping; a key that is there twice is dropped twice.
         gone: ``id`` of nodes (such as a tensor's call) that are left out of every mapping they are a value of, and
             that None replaces anywhere else.
 
@@ -90,7 +90,7 @@ def _first(row: Any) -> tuple[Any, Any]:
 def plan_drop(checkpoint: Checkpoint, drops: Sequence[Drop], dest: str, *, gone: Collection[int] = ()) -> Plan:
     """A fresh file of the same torch format without the items that `drops` name, and without their storages.
 
-    A storage that something left still views stays whole.
+    A storage that a remaining tensor still views is kept whole.
 
     Raises:
         NoSuchTensor, Unsupported: as `without`.

@@ -31,7 +31,7 @@ class Devices:
     Attributes:
         tags: location tags of storages, and device arguments that are one string.
         calls: calls of ``torch.device``, with the location that each gives.
-        fixed: places that can not be edited, in words.
+        fixed: places that cannot be edited, in words.
     """
 
     tags: list[Text] = field(default_factory=list)
@@ -86,12 +86,12 @@ def _note_call(call: Call, found: Devices) -> None:
         if call.args and type(call.args[0]) is Text:
             index = call.args[1] if len(call.args) > 1 else None
             if index is not None and not (type(index) is int and 0 <= index < 1 << 16):
-                found.fixed.append("a torch.device whose index is no index")
+                found.fixed.append("a torch.device whose index is not an index")
                 return
             location = call.args[0] if index is None else f"{call.args[0]}:{index}"
             found.calls.append((call, location))
         else:
-            found.fixed.append("a torch.device whose type is no string")
+            found.fixed.append("a torch.device whose type is not a string")
     elif func.name in _DEVICE_TENSORS and len(call.args) > 2 and type(call.args[2]) is Text:
         found.tags.append(call.args[2])
     elif func.name == "DeviceMesh":
@@ -104,7 +104,7 @@ def patches(found: TorchObject, edits: Sequence[Edit]) -> list[Patch]:
     """The patches that carry out `edits`.
 
     Raises:
-        Unsupported: an edit that a torch pickle does not take, or a place that can not be edited.
+        Unsupported: an edit that a torch pickle does not take, or a place that cannot be edited.
     """
     strings: list[tuple[Text, str]] = []
     others: list[Patch] = []

@@ -156,7 +156,7 @@ def _hooks() -> Call:
 
 
 def _metadata(versions: Versions) -> Dict:
-    """The state of an OrderedDict whose attribute ``_metadata`` is this; values that are no plain ones are left out."""
+    """The state of an OrderedDict whose attribute ``_metadata`` is this; values that are not plain are left out."""
     rows = Call(_ORDERED_DICT, (), "REDUCE", 0)
     rows.items = [(path, _plain_dict(own)) for path, own in versions.items()]
     state = Dict()
@@ -175,7 +175,7 @@ def _plain_dict(own: Mapping[str, Any]) -> Dict:
 
 
 def _copied(node: Any, calls: Calls, storages: _Storages, done: dict[int, Any], where: str, depth: int = 0) -> Any:
-    """`node` with references to the storages of the new file; what was shared stays shared."""
+    """`node` with references to the storages of the new file; what was shared is still shared."""
     kind = type(node)
     if kind not in (tuple, list, Dict, Set, Call, PersId):
         return node

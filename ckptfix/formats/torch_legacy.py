@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from ckptfix import dtypes
 from ckptfix.checkpoint import ByteRange, Checkpoint, Data, Drop, Edit, Finding, OutputFile, Plan, Segment, TensorEntry
 from ckptfix.errors import BadPickle, Truncated, TruncatedPickle, Unsupported, WouldLoseData
-from ckptfix.fileio import Reader, cut_hint
+from ckptfix.fileio import Reader, truncated_hint
 from ckptfix.formats import torch_common, torch_emit, trusted
 from ckptfix.formats.torch_edit import patches
 from ckptfix.formats.torch_tensors import DEVICE_TENSOR, BadTensor
@@ -44,7 +44,7 @@ class Layout:
     """Where the parts of a legacy file are.
 
     Attributes:
-        object_start: offset of the object's pickle; its end is that of the graph, from there.
+        object_start: offset of the object's pickle; it ends where the graph does, counted from there.
         storages: key -> (range of the elements, number of elements), in file order.
     """
 
@@ -88,7 +88,7 @@ def read(path: str) -> Checkpoint:
 
 
 def _note(side: Graph, part: str, graph: Graph) -> None:
-    """Put on the object's `graph` what weights_only=True refuses of another pickle of the file, which it reads too."""
+    """Add to the object's `graph` what weights_only=True refuses of another pickle of the file, which it reads too."""
     graph.globals += (node for node in side.globals if not trusted.accepted(trusted.canonical(node)))
     refused = trusted.refused_opcode(side)
     if refused is not None:
@@ -180,7 +180,7 @@ def check(path: str) -> Iterator[Finding]:
 
 
 def plan_edit(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan:
-    """The checkpoint with `edits` applied to its object; every other byte is copied, and with a Drop laid out anew.
+    """The checkpoint with `edits` applied to its object; every other byte is copied; with a Drop the layout is new.
 
     Raises:
         Truncated: the file is cut short; an edit would give a copy as broken.
@@ -208,7 +208,7 @@ def refuse_truncated(checkpoint: Checkpoint) -> None:
     """Raise Truncated for a checkpoint of any format that ends before its last tensor does."""
     for finding in checkpoint.findings:
         if finding.id == "truncated":
-            hint = cut_hint(checkpoint.path)
+            hint = truncated_hint(checkpoint.path)
             raise Truncated(finding.message, path=checkpoint.path, offset=finding.offset, hint=hint)
 
 
@@ -218,7 +218,7 @@ CANNOT_LOAD = "from a legacy file torch cannot load"
 def refuse_unloadable(entries: Sequence[TensorEntry], path: str) -> None:
     """Refuse tensors that torch saves to a legacy file and does not load from it.
 
-    - Those of an UntypedStorage (up to 2.13): ``_legacy_load`` asks the storage class for a dtype, and it has none.
+    - Storages of UntypedStorage (up to 2.13): ``_legacy_load`` asks the storage class for a dtype, and it has none.
     - Those whose rebuild call reads values, such as the sizes of a nested tensor's parts: a legacy file has its bytes
       behind the pickle, so while the calls run every storage holds whatever was in memory.
     """

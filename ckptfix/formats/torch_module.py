@@ -7,7 +7,7 @@ A module is pickled as its class and its ``__dict__``, in which stand (torch/nn/
     _state_dict_hooks                   what may change the result of state_dict()
 
 ``state_dict()`` gives the parameters, then the persistent buffers, then what the submodules give, in order; a shared
-module gives its tensors under each of its names. The class is needed for nothing but what it does by code of its own.
+module gives its tensors under each of its names. The class is needed only for what it does by its own code.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _VERSIONS = {
     "torch.ao.quantization.observer.MovingAveragePerChannelMinMaxObserver": 3,
     "torch.ao.quantization.observer.HistogramObserver": 3,
 }
-"""``_version`` of classes where it is not 1 (torch 2.13); norms with running statistics are told by their buffers."""
+"""``_version`` of classes where it is not 1 (torch 2.13); norms with running statistics are known by their buffers."""
 
 NORM_BUFFERS = frozenset(("running_mean", "running_var", "num_batches_tracked"))
 """Buffers of a ``torch.nn.modules.batchnorm._NormBase`` since its ``_version`` 2; None where it keeps no statistics."""
@@ -89,7 +89,7 @@ ClassOf = Callable[[Any], str]
 
 
 def class_of(node: Any) -> str:
-    """The dotted name of the class that a call makes an object of; ``"?"`` for what names none.
+    """The dotted name of the class that a call makes an object of; ``"?"`` for what has none.
 
     Protocols 0 and 1 say ``copyreg._reconstructor(class, object, None)``, and torch before 1.6 pickled a module's
     class as the persistent id ``('module', class, file, source text)``.
@@ -172,10 +172,10 @@ def read_module(node: Any, at: str = "", *, parts_of: PartsOf = parts_of, class_
 
     Args:
         at: its address.
-        parts_of, class_of: how the attributes and the class of a module are read; TorchScript has ways of its own.
+        parts_of, class_of: how the attributes and the class of a module are read; TorchScript has its own ways.
 
     Raises:
-        BadPickle: it is no module as torch pickles them: a module inside itself, a parameter that is no tensor.
+        BadPickle: it is not a module as torch pickles them: a module inside itself, a parameter that is not a tensor.
         KeyConflict: two tensors have one name.
         Unsupported: deeper than any living module, or names without end.
     """
@@ -230,7 +230,7 @@ def _own_tensors(walk: _Walk, prefix: str, module: Call, parts: Mapping[str, Any
             if tensor is None:
                 what = class_of(value) if type(value) is Call else type(value).__name__
                 kind = "parameter" if holder == "_parameters" else "buffer"
-                raise BadPickle(f"a {kind} that is no tensor but {what}", where=name, offset=_offset(value))
+                raise BadPickle(f"a {kind} that is not a tensor but {what}", where=name, offset=_offset(value))
             yield name, tensor
 
 
@@ -258,7 +258,7 @@ def _mapping(parts: Mapping[str, Any], holder: str, module: Any, where: str | No
     if found is None:
         if holder not in parts:
             return ()
-        raise BadPickle(f"a module whose {holder} is no mapping", where=where, offset=_offset(module))
+        raise BadPickle(f"a module whose {holder} is not a mapping", where=where, offset=_offset(module))
     return found
 
 
@@ -272,7 +272,7 @@ def _elements(node: Any) -> Sequence[Any]:
 
 
 def _note(walk: _Walk, prefix: str, module: Call, parts: Mapping[str, Any]) -> None:
-    """The version of a module, and what it would add to the state dict by code of its own."""
+    """The version of a module, and what it would add to the state dict by its own code."""
     cls = walk.class_of(module)
     path = prefix.removesuffix(".")
     buffers = {str(key) for key, _ in pairs(parts.get("_buffers")) or ()}
@@ -283,7 +283,7 @@ def _note(walk: _Walk, prefix: str, module: Call, parts: Mapping[str, Any]) -> N
     if not cls.startswith(("torch.nn.", "torch.ao.", "torch.fx.", "torch._dynamo.", "torch.optim.")):
         walk.classes.setdefault(cls)
     if cls.startswith(_QUANTIZED) and cls.split(".")[-2] in _PACKED:
-        message = f"{cls} keeps weights in packed form and writes them into a state dict by code of its own"
+        message = f"{cls} keeps weights in packed form and writes them into a state dict by its own code"
         walk.findings.append(Finding("not-taken", "warning", path, message, _offset(module)))
     for _, hook in pairs(parts.get("_state_dict_hooks")) or ():
         name = class_of(hook) if type(hook) is Call else getattr(hook, "full", "a function")
@@ -304,15 +304,15 @@ def _spectral_name(hook: Any) -> str:
 
 
 def _not_read(node: Any, prefix: str) -> Finding:
-    """A submodule whose class pickles it by a way of its own.
+    """A submodule whose class pickles it in a private format.
 
     Raises:
-        BadPickle: it is no object at all.
+        BadPickle: it is not an object at all.
     """
     path = prefix.removesuffix(".")
     if type(node) is not Call:
         raise BadPickle(f"a submodule that is {type(node).__name__}", where=path or None, offset=_offset(node))
-    message = f"{class_of(node)} is pickled in a way of its own (__getstate__ or __reduce__); its tensors are not taken"
+    message = f"{class_of(node)} is pickled in a private format (__getstate__ or __reduce__); its tensors are not taken"
     return Finding("not-taken", "warning", path, message, _offset(node))
 
 

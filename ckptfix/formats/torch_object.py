@@ -41,7 +41,7 @@ class TorchObject:
         tensors: (address of the mapping, key, node) of every tensor and free-standing storage, in order.
         values: (address, node) of every other leaf.
         metadata: address of a state dict -> the mapping node of its ``_metadata``.
-        odd_keys: address of a state dict -> those keys of its tensors that are no names: neither text nor a whole
+        odd_keys: address of a state dict -> those keys of its tensors that are not names: neither text nor a whole
             number (bytes, tuples), or a number beside its own text (1 and "1").
     """
 
@@ -68,13 +68,13 @@ class TorchObject:
         return entries, findings
 
     def plain_values(self) -> Iterator[tuple[str, Any]]:
-        """Every leaf that is no tensor, as (address, plain value)."""
+        """Every leaf that is not a tensor, as (address, plain value)."""
         for at, node in self.values:
             yield at, plain(node)
 
 
     def module_metadata(self, at: str) -> dict[str, dict[str, Any]] | None:
-        """The ``_metadata`` of the state dict at `at`: module path -> what the module says of its version."""
+        """The ``_metadata`` of the state dict at `at`: module path -> what the module states about its version."""
         node = self.metadata.get(at)
         if node is None:
             return None
@@ -83,7 +83,7 @@ class TorchObject:
 
 
 MAX_ADDRESS = 1024
-"""Characters of an address: every name below repeats it, and nobody writes longer ones."""
+"""Characters of an address: every name below repeats it, and no program writes longer ones."""
 
 
 def walk(graph: Graph) -> TorchObject:
@@ -121,7 +121,7 @@ def walk(graph: Graph) -> TorchObject:
             continue
         visited.add(id(node))
         if address in addresses:
-            # 'a/b' and 'b' in 'a', or 1 and '1': every mapping needs an address of its own.
+            # 'a/b' and 'b' in 'a', or 1 and '1': every mapping needs its own address.
             address = f"{address}#{len(addresses)}"
         addresses.add(address)
         if len(address) > MAX_ADDRESS:
@@ -177,7 +177,7 @@ def _is_optimizer(mapping: list[tuple[Any, Any]]) -> bool:
 def _note_mapping(
     found: TorchObject, at: str, node: Any, mapping: list[tuple[Any, Any]], optimizer: bool
 ) -> None:
-    """Record what `mapping` says of names: a state dict, its metadata, an optimizer's references."""
+    """Record what `mapping` says about names: a state dict, its metadata, an optimizer's references."""
     tensors = sum(1 for _, value in mapping if is_tensor(value))
     uses = [key for key, _ in mapping if type(key) is Text]
     if tensors and uses:
@@ -218,13 +218,13 @@ def _metadata_of(node: Any) -> Any:
 
 
 _PATH_OF_PARAMETER = re.compile(r"(\w+\.)+(?!(?:ckpt|pt|pth|bin)$)\w+", re.ASCII)
-"""A dotted name that is no file's: Lightning keeps a score for each file name (``best_k_models``)."""
+"""A dotted name that is not a file name: Lightning keeps a score for each file name (``best_k_models``)."""
 
 
 def _looks_like_weights(mapping: list[tuple[Any, Any]], at: str) -> bool:
     """Whether these tensors are a model's: dotted names, what one layer alone would have, or numbers throughout.
 
-    Scalars inside something else, under names that are no parameters', are what a trainer counted: a callback's
+    Scalars inside something else, under names that are not parameters', are what a trainer counted: a callback's
     ``best_model_score``, losses.
     """
     if at and not any(
@@ -281,13 +281,13 @@ MAX_BITS = 4096
 
 
 MAX_NODES = 1000
-"""How much of a foreign object's arguments is told: nodes may be shared so that they unfold without end."""
+"""How much of a foreign object's arguments is shown: nodes may be shared so that they unfold without end."""
 
 
 def plain(node: Any) -> Any:
     """A leaf as a plain value: a foreign object becomes a string that names its class and arguments."""
     if type(node) in (tuple, list):
-        # A sequence of its own is given whole: whoever compares values must see all of it.
+        # A sequence that is a value itself is given whole: a comparison of values must see all of it.
         return type(node)(_scalar(value) for value in node)
     return _scalar(node)
 
@@ -300,12 +300,12 @@ def _scalar(node: Any) -> Any:
     if kind is int and node.bit_length() > MAX_BITS:
         return hex(node)
     if kind in CONTAINERS or kind is Global:
-        return "".join(_told(node, [MAX_NODES]))
+        return "".join(_in_words(node, [MAX_NODES]))
     return node
 
 
-def _told(node: Any, left: list[int], depth: int = 0) -> Iterator[str]:
-    """`node` in words, in pieces; `left` is how many more nodes may be told."""
+def _in_words(node: Any, left: list[int], depth: int = 0) -> Iterator[str]:
+    """`node` in words, in pieces; `left` is how many more nodes may be shown."""
     left[0] -= 1
     kind = type(node)
     if left[0] < 0 or depth > 4:
@@ -339,4 +339,4 @@ def _listed(nodes: Sequence[Any], left: list[int], depth: int) -> Iterator[str]:
             return
         if index:
             yield ", "
-        yield from _told(node, left, depth + 1)
+        yield from _in_words(node, left, depth + 1)

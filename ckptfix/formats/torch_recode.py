@@ -1,7 +1,7 @@
 """zip <-> legacy for the whole object: persistent ids gain or lose their sixth field, storages move.
 
 A legacy storage may be a view of another one, which a zip cannot say. Tensors on a view get the storage
-below it and a larger offset, so they stay tied; a view that stands by itself becomes a storage of its own.
+below it and a larger offset, so they are still tied; a view that stands by itself becomes a separate storage.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def to_zip(checkpoint: Checkpoint, dest: str) -> Plan:
         out.storages.setdefault(key, (data, crc32, itemsize))
     pickle = splice(graph, out.patches.values())
     if out.findings:
-        # What went may have defined a memo entry that something else fetches: read the result once more.
+        # What was dropped may have defined a memo entry that something else fetches: read the result again.
         parse(pickle, path=checkpoint.path, where="recoded pickle")
     storages = [(key, data, crc32) for key, (data, crc32, _) in out.storages.items()]
     return Plan((OutputFile.of(dest, torch_zip.fresh(pickle, storages)),), tuple(out.findings))
@@ -108,7 +108,7 @@ def _is_source(persid: PersId) -> bool:
 def _drop_sources(out: _Recoding, graph: Graph, path: str) -> None:
     """Leave of each class with its source the class alone, as a zip has it.
 
-    Strings that went with it and are fetched elsewhere are written out there.
+    Strings that were dropped with it and are fetched elsewhere are written out there.
     """
     gone: list[tuple[int, int]] = []
     for persid in filter(_is_source, graph.persids):
@@ -128,18 +128,18 @@ def _drop_sources(out: _Recoding, graph: Graph, path: str) -> None:
         return
     starts = [start for start, _ in gone]
 
-    def went(position: int) -> bool:
+    def dropped(position: int) -> bool:
         index = bisect_right(starts, position) - 1
         return index >= 0 and position < gone[index][1]
 
     for use in graph.gets:
-        if use.origin is not None and went(use.origin.start) and not went(use.start):
+        if use.origin is not None and dropped(use.origin.start) and not dropped(use.start):
             new = string_opcode(use, graph.protocol, graph.data[use.origin.start], graph.rare)
             out.patch(Patch(use.start, use.end, new))
 
 
 def _unmovable(reason: str, path: str, persid: PersId) -> Unsupported:
-    message = f"a reference that can not be recoded: {reason}"
+    message = f"a reference that cannot be recoded: {reason}"
     return Unsupported(message, path=path, where="pickle", offset=persid.position)
 
 
@@ -160,7 +160,7 @@ def _fields_pushed(graph: Graph, persid: PersId) -> list[Item]:
 def _resolve_view(
     out: _Recoding, checkpoint: Checkpoint, persid: PersId, items: list[Item], owners: Mapping[int, int], itemsize: int
 ) -> None:
-    """Replace a view by the storage below it and a larger tensor offset, or by a storage of its own."""
+    """Replace a view by the storage below it and a larger tensor offset, or by a separate storage."""
     parts = parts_of(checkpoint)
     graph = parts.graph
     try:

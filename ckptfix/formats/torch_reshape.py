@@ -62,7 +62,7 @@ def reshaped(found: TorchObject, edit: Reshape) -> list[Patch]:
             raise Unsupported("it has another name, and would have two shapes", where=where)
         old = _old_shape(args, where)
         if math.prod(shape) != math.prod(old):
-            raise Unsupported(f"it can not become {list(shape)}: it holds {list(old)}", where=where)
+            raise Unsupported(f"it cannot become {list(shape)}: it holds {list(old)}", where=where)
         if shape != old:
             uses += _uses(found.graph.data, call, args, shape, where)
     if waiting:

@@ -1,6 +1,6 @@
 """A torch checkpoint with another object: its graph of nodes replaced in part or whole, its storages moved as they are.
 
-The new object is made of the nodes of `pickles` (plain values, Global, Call, PersId, Dict); those of the old one that
+The new object is made of the nodes of `pickles` (plain values, Global, Call, PersId, Dict); nodes of the old one that
 did not change may be part of it. It is written as a fresh pickle of protocol 2. Both torch formats take the result.
 """
 
@@ -66,10 +66,10 @@ def new_tensor(
 
 
 def written(checkpoint: Checkpoint, root: Any) -> Rewritten:
-    """The pickle of the object `root` under protocol 2; its nodes may be those of `checkpoint`.
+    """The pickle of the object `root` under protocol 2; its nodes may come from `checkpoint`.
 
     Raises:
-        Unsupported: a node that can not be written.
+        Unsupported: a node that cannot be written.
     """
     old = parts_of(checkpoint).graph
     graph = Graph(old.data, old.start)
@@ -125,7 +125,7 @@ def plan_rewrite(
 
 
 def plan_drops(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan:
-    """The checkpoint with `edits` carried out in their order, some of them a Drop: storages that nobody needs go too.
+    """The checkpoint with `edits` carried out in order, some of them a Drop; unused storages are dropped too.
 
     Raises:
         NoSuchTensor: a key or an address that the object, as the edits before left it, does not have.

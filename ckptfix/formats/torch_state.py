@@ -63,7 +63,7 @@ def held(node: Any) -> list[tuple[str, Any]]:
 
 
 MAX_PARTS = 1 << 16
-"""Parts of one tensor, and rows beside them, that are listed; nobody has as many shards."""
+"""Parts of one tensor, and rows beside them, that are listed; no model has as many shards."""
 
 
 def split(
@@ -71,7 +71,7 @@ def split(
 ) -> tuple[list[tuple[str, Any]], list[tuple[str, Any]]]:
     """(name, node) of the parts that `rows` hold in tuples, lists, dicts and shards; and of all else in them.
 
-    What holds no part so stays in one piece.
+    What holds no part so remains in one piece.
 
     Raises:
         TooManyParts: more than any tensor has.
@@ -102,7 +102,7 @@ def split(
 
 
 MAX_DEPTH = 16
-"""Containers in containers in which parts of a tensor are looked for; what is deeper has an address of its own."""
+"""Containers in containers in which parts of a tensor are looked for; what is deeper has a separate address."""
 
 
 class TooManyParts(ValueError):

@@ -55,7 +55,7 @@ def tensor_entry(node: Call, key: str, at: str, storage_of: StorageOf) -> Tensor
     read = REBUILD.get((func.module, func.name), _old_tensor)
     args = node.state if read is _old_tensor else node.args
     if type(args) is not tuple:
-        raise BadTensor(f"{func.name} with arguments that are no tuple")
+        raise BadTensor(f"{func.name} with arguments that are not a tuple")
     try:
         return read(args, key, at, storage_of)
     except (IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
@@ -93,7 +93,7 @@ def storage_dtype(node: Any) -> str:
     """The dtype that a storage class stands for.
 
     Raises:
-        BadTensor: it is no storage class that torch ever had.
+        BadTensor: it is not a storage class that torch ever had.
     """
     row = dtypes.by_storage_class(node.name) if type(node) is Global else None
     if row is None:
@@ -116,7 +116,7 @@ def sizes(node: Any) -> tuple[int, ...]:
     if type(node) is Call and node.arguments:
         node = node.arguments[0]
     if type(node) not in (tuple, list) or not all(type(value) is int and 0 <= value < 1 << 63 for value in node):
-        raise BadTensor("a shape or stride that is no tuple of sizes")
+        raise BadTensor("a shape or stride that is not a tuple of sizes")
     return tuple(node)
 
 
@@ -129,7 +129,7 @@ def _dense(
     storage = storage_of(persid)
     shape, stride = _matching(shape, stride)
     if type(offset) is not int or not 0 <= offset < 1 << 63:
-        raise BadTensor("an offset that is no count")
+        raise BadTensor("an offset that is not a count")
     if len(persid.pid) > 5:
         offset += viewed(persid, storage)[0]
     entry = TensorEntry(key, at, storage, dtype or storage.dtype, shape, stride, offset, bool(requires_grad))
@@ -170,7 +170,7 @@ def _parameter(args: Args, key: str, at: str, storage_of: StorageOf) -> TensorEn
 
 def _inner(node: Any, key: str, at: str, storage_of: StorageOf) -> TensorEntry:
     if not is_tensor(node):
-        raise BadTensor("a part that is no tensor")
+        raise BadTensor("a part that is not a tensor")
     _refuse_bottomless(node)
     return tensor_entry(node, key, at, storage_of)
 
@@ -273,7 +273,7 @@ def _wrapper(args: Args, key: str, at: str, storage_of: StorageOf) -> TensorEntr
 
 
 def _from_type(args: Args, key: str, at: str, storage_of: StorageOf) -> TensorEntry:
-    """``_rebuild_from_type_v2(func, type, args, state)``: a subclass, or a tensor with attributes of its own."""
+    """``_rebuild_from_type_v2(func, type, args, state)``: a subclass, or a tensor with attributes."""
     func, cls, inner_args, state = args[:4]
     call = Call(func, inner_args, "REDUCE", 0)
     if not is_tensor(call):
@@ -288,12 +288,12 @@ def _from_type(args: Args, key: str, at: str, storage_of: StorageOf) -> TensorEn
 
 
 def _of_other_function(args: Args, key: str, at: str, storage_of: StorageOf) -> TensorEntry:
-    """A tensor that a library's own function makes, as of a nested tensor: the shape is that of its first part."""
+    """A tensor that a library's own function makes, as of a nested tensor: the shape is its first part's."""
     cls, inner_args, state = args[1:4]
     rows = [("args", inner_args), *state_rows(cls, state)]
     parts = _parts(rows, key, at, storage_of)
     if not parts:
-        raise BadTensor("a part that is no tensor")
+        raise BadTensor("a part that is not a tensor")
     first = parts[0]
     name = cls.full if type(cls) is Global else "tensor subclass"
     return TensorEntry(

@@ -204,7 +204,7 @@ def check(path: str) -> Iterator[Finding]:
 
 
 def plan_edit(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan:
-    """The checkpoint with `edits` applied to its pickle; every other byte is copied, and with a Drop laid out anew.
+    """The checkpoint with `edits` applied to its pickle; every other byte is copied; with a Drop the layout is new.
 
     Raises:
         DamagedFile: the pickle does not match its checksum, and an edit would hide that; or torch reads other bytes
@@ -230,7 +230,7 @@ def plan_edit(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan:
 
 
 def refuse_disputed(checkpoint: Checkpoint) -> None:
-    """A record whose bytes torch would not read as the file means them must not be handed on without a word.
+    """A record whose bytes torch would not read as the file means them must not be copied silently.
 
     Raises:
         BadDirectory: there is one (see `Record.dispute`).

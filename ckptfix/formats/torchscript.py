@@ -12,7 +12,7 @@
           weight : Tensor
           __annotations__["0"] = __torch__.torch.nn.modules.linear.Linear
 
-The attributes of an object stand in the order of its class, which is that of ``state_dict()``. Source:
+The attributes of an object stand in the order of its class, as in ``state_dict()``. Source:
 torch/csrc/jit/serialization/export_module.cpp and python_print.cpp.
 """
 
@@ -53,7 +53,7 @@ _MANGLED = re.compile(r"\.___torch_mangle_\d+")
 
 @dataclass(slots=True)
 class _Class:
-    """What the text of a program says of a class; `buffers` is None where an old one does not say."""
+    """What the text of a program says about a class; `buffers` is None where an old one does not say."""
 
     parameters: frozenset[str] = frozenset()
     buffers: frozenset[str] | None = None
@@ -123,13 +123,13 @@ def open_program(path: str, marker: str) -> Program | None:
 
 
 def read(path: str, at: str | None = None) -> Weights | None:
-    """The state dict of the TorchScript module at `path`, or its constants; None if it is no TorchScript archive.
+    """The state dict of the TorchScript module at `path`, or its constants; None if it is not a TorchScript archive.
 
     Args:
         at: ``"constants"`` for the constants, or the path of a submodule, such as ``"encoder"``.
 
     Raises:
-        NoSuchTensor: there is no such submodule.
+        NoSuchTensor: no submodule has this name.
         DamagedFile: the archive, its pickle or its classes are not as torch writes them.
         WouldLoseData: a tensor that cannot be read.
     """
@@ -222,7 +222,7 @@ class _Classes:
         self._files: dict[str, dict[str, _Class]] = {}
 
     def parts_of(self, node: Any) -> dict[str, Any] | None:
-        """The attributes of a scripted module, sorted as those of a pickled one; None for what is none."""
+        """The attributes of a scripted module, sorted as a pickled one's; None for anything else."""
         if type(node) is not Call or type(node.func) is not Global or not node.func.module.startswith("__torch__"):
             return None
         cls = self._find(node.func)

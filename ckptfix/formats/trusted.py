@@ -90,6 +90,6 @@ def global_findings(graph: Graph) -> Iterator[Finding]:
                 "foreign-global",
                 "warning",
                 name,
-                "the pickle names a class or function that weights_only=True refuses; it was not imported",
+                "the pickle contains a class or function that weights_only=True refuses; it was not imported",
                 offset=node.start,
             )

@@ -1,4 +1,4 @@
-"""A state dict on its way into a file of its own: what all sources of one have in common.
+"""A state dict on its way into a separate file: what all sources of one have in common.
 
 Sources are state dicts inside a checkpoint, whole pickled modules, TorchScript archives and exported programs.
 """
@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from ckptfix.checkpoint import Checkpoint, Derived, Finding, OutputFile, Plan, Storage, TensorEntry
 from ckptfix.errors import Truncated, WouldLoseData
-from ckptfix.fileio import cut_hint
+from ckptfix.fileio import truncated_hint
 from ckptfix.formats import torch_emit, torch_legacy, torch_zip
 from ckptfix.formats.torch_common import element_sizes, little_endian
 from ckptfix.formats.torch_emit import Calls
@@ -23,11 +23,11 @@ class Weights:
 
     Attributes:
         path: the file.
-        what: what it was, for people: ``"the module models.Net"``.
+        what: what it was, in words: ``"the module models.Net"``.
         at: its address in the file; ``""`` for the whole of it.
         entries: its tensors in order, each under its full name, detached.
-        versions: module path -> its ``_metadata``; None where nothing is known of it.
-        calls: how those of `entries` that are not dense are rebuilt.
+        versions: module path -> its ``_metadata``; None where it is not known.
+        calls: how the `entries` that are not dense are rebuilt.
         left: addresses of what else the file holds.
         classes: classes that it names; nothing of them was run.
         findings: what it may lack; ids ``not-taken`` are losses.
@@ -80,7 +80,7 @@ def check_whole(weights: Weights, size: int) -> None:
         for part in data.sources if isinstance(data, Derived) else (data,):
             if part.end > size:
                 message = f"{part.length:,} bytes promised, {max(size - part.offset, 0):,} left"
-                hint = cut_hint(weights.path)
+                hint = truncated_hint(weights.path)
                 raise Truncated(message, path=weights.path, where=entry.name, offset=part.offset, hint=hint)
 
 

@@ -61,7 +61,7 @@ def best_fit(checkpoint: Checkpoint, found: Sequence[Source], target: Target, ho
         how: ``"auto"``, ``"position"`` or ``"structure"``.
 
     Raises:
-        Refused: two of them fit equally well, or there is no such way to match.
+        Refused: two of them fit equally well, or `match` is not a way to match.
     """
     if how not in _WAYS:
         raise Refused(f"no way to match called {how!r}", hint=f"ways are {', '.join(_WAYS)}")
@@ -141,8 +141,8 @@ def _settle(
 
     Args:
         found: name of the model -> name in the file.
-        over: names of the file that are no name of the model.
-        passed: names that have been told already.
+        over: names of the file that the model does not have.
+        passed: names that have been reported already.
     """
     source, target = fit.source, fit.target
     for name in target.names:

@@ -17,7 +17,7 @@ from ckptfix.loaders.opened import opened, refuse_swapped_arguments
 from ckptfix.loaders.overlaps import refuse_other_values
 from ckptfix.loaders.report import LoadReport, Mismatch, nearest_names
 from ckptfix.loaders.sources import chosen, same_place
-from ckptfix.loaders.tensors import TensorMaker, restore_location, stay
+from ckptfix.loaders.tensors import TensorMaker, restore_location, unmoved
 from ckptfix.loaders.values import ForeignObject
 from ckptfix.ops.convert import refuse_damaged
 from ckptfix.ops.grouping import collapse, shown
@@ -46,7 +46,7 @@ def load_into(
 
     Either side may be wrapped: DataParallel, DistributedDataParallel, FSDP, torch.compile, checkpoint wrapper,
     AveragedModel, and stacks of them. Parameters and buffers keep their device and dtype; values are copied from a map
-    of the file, tensor by tensor. Names that the model ties count as one. What a module does of its own when it is
+    of the file, tensor by tensor. Names that the model ties count as one. What a module does itself when it is
     loaded (hooks, an overridden ``_load_from_state_dict``, extra state) is done; such hooks run twice, the first time
     on a copy of the module without data, to know before anything is changed whether all will fit.
 
@@ -54,7 +54,7 @@ def load_into(
         map_location: as for torch.load; where tensors that are assigned go. Copies go straight to the parameter's
             device, so only a callable is asked for them.
         match: ``"auto"``: exact names, else without wrappers' prefixes on either side, else with a base prefix
-            (``model.``, ``backbone.``, ...) taken off or put on; nothing beyond that is guessed. ``"position"``: in
+            (``model.``, ``backbone.``, ...) removed or added; nothing beyond that is guessed. ``"position"``: in
             definition order, shapes checked. ``"structure"``: by an alignment of names and shapes.
         at: address of the state dict. By default the one that fits.
         strict: raise unless everything fits, before anything is changed; False loads what fits. A tensor of another
@@ -62,7 +62,7 @@ def load_into(
         assign: the model gets the tensors of the file (dtype and all, requires_grad aside) in place of its own. They
             are a private map of the file, which must not be changed while they live.
         verify: compare the data with the checksums that a zip states for it (legacy files and safetensors state
-            none). That reads all that is loaded once more: a second or so for a GB that is in memory already. With
+            none). That reads all loaded data again: a second or so for a GB that is in memory already. With
             False, assigned tensors are a map of the file whose pages are read when they are touched. The pickle is
             always compared.
         allow_empty: with `strict` False, nothing at all may be loaded. Where less than half of the names of both sides
@@ -87,15 +87,16 @@ def load_into(
     found = chosen(checkpoint, at, goal.leaves())
     refuse_damaged(checkpoint)
     restore = restore_location(map_location)
-    maker = TensorMaker(checkpoint, restore if assign or callable(map_location) else stay, tell=assign, verify=verify)
+    where = restore if assign or callable(map_location) else unmoved
+    maker = TensorMaker(checkpoint, where, warn=assign, verify=verify)
     fit = best_fit(checkpoint, found, goal, match, assign=assign)
     if fit.rivals and not strict:
         raise _rivals(checkpoint, fit)
     _refuse_unwritable(fit, assign)
     maker.check(fit.source.entries[old] for old in fit.pairs.values() if old in fit.source.entries)
-    refuse_two_values(fit, TensorMaker(checkpoint, stay))
+    refuse_two_values(fit, TensorMaker(checkpoint, unmoved))
     if not assign:
-        refuse_other_values(fit, TensorMaker(checkpoint, stay))
+        refuse_other_values(fit, TensorMaker(checkpoint, unmoved))
     extra = _extra_state(checkpoint, fit, maker)
     if goal.own_way:
         torch_path.rehearse(fit, maker, extra, assign=assign)

@@ -32,10 +32,10 @@ class Target:
     Attributes:
         model: the model, wrapped or not.
         tensors: name in its state dict -> parameter or persistent buffer, in definition order.
-        extra: name of a value that is no tensor -> the module whose extra state it is; None for any other.
+        extra: name of a value that is not a tensor -> the module whose extra state it is; None for any other.
         places: where its modules keep these tensors; keys are module paths and may have wrappers' names that the
             state dict has not.
-        own_way: a module saves or loads in a way of its own (a hook, an overridden method), so that only torch's
+        own_way: a module saves or loads in its own way (a hook, an overridden method), so that only torch's
             path through all modules does it justice.
         reshaped: names whose shape a hook or method of their module, or of one above, may change when it loads them.
     """
@@ -52,7 +52,7 @@ class Target:
         return [*self.tensors, *self.extra]
 
     def leaves(self) -> frozenset[str]:
-        """Last components of the names of values that are no tensors."""
+        """Last components of the names of values that are not tensors."""
         return frozenset(name.rpartition(".")[2] for name in self.extra) | {EXTRA_STATE}
 
     def aliases(self) -> dict[str, str]:
@@ -78,14 +78,14 @@ def target(model: nn.Module) -> Target:
     """`model` as something to load into; none of its tensors is touched.
 
     Raises:
-        WrongType: it is no nn.Module.
+        WrongType: it is not an nn.Module.
     """
     from torch import nn
 
     if not isinstance(model, nn.Module):
         kind = type(model).__name__
         hint = "pass the model itself, not its state dict"
-        raise WrongType(f"the model is no torch.nn.Module but a {kind}", hint=hint)
+        raise WrongType(f"the model is not a torch.nn.Module but a {kind}", hint=hint)
     places = tuple(_places(model))
     takers: dict[str, nn.Module | None] = {
         f"{path}{EXTRA_STATE}": module for path, module in _paths(model) if overrides(module, "set_extra_state")
@@ -170,7 +170,7 @@ def is_tensor_like(value: Any) -> bool:
 
 
 def is_lazy(tensor: Any) -> bool:
-    """Whether a parameter has no shape yet and takes that of the file."""
+    """Whether a parameter has no shape yet and takes the file's."""
     from torch.nn.parameter import is_lazy as without_shape
 
     return bool(without_shape(tensor))

@@ -2,7 +2,7 @@
 
 A pickle's nodes become values in three passes without recursion: an empty shell for everything that can be filled
 later, then what must be made from its parts (tuples, tensors, numpy arrays), then the shells are filled. So shared
-objects stay shared, an object may contain itself, and depth is no limit.
+objects are still shared, an object may contain itself, and depth is not limited.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 MOST_IN_TUPLE = 1 << 24
-"""Parts of a tuple, those of tuples in it included: hashing them takes some 0.2 s."""
+"""Parts of a tuple, including the parts of tuples in it: hashing them takes some 0.2 s."""
 
 
 def load_checkpoint(
@@ -52,7 +52,7 @@ def load_checkpoint(
     they were, torch.Size, torch.dtype, torch.device and numpy arrays and scalars as well; an attribute such as
     ``_metadata`` of a state dict comes with it. Whatever was one object is one object. What only another class could
     be is a `ForeignObject`: nothing is imported, nothing is called. The values of an
-    ``argparse.Namespace`` are its record's `state`, those of a namedtuple its `args`. A tensor of a subclass is a plain
+    ``argparse.Namespace`` are its record's `state`, a namedtuple's are its `args`. A tensor of a subclass is a plain
     tensor with the subclass's attributes, and a warning says so once; one that only its own library can rebuild
     (DTensor, nested) is a record of its parts.
 
@@ -67,10 +67,10 @@ def load_checkpoint(
     Raises:
         WouldLoseData: a tensor of the file cannot be read; the message names it.
         DamagedFile: the pickle, or the data of a tensor, has another checksum than the file states.
-        BadPickle: the object is none that Python could hold, such as a dict with a list for a key.
+        BadPickle: Python could not hold the object, such as a dict with a list for a key.
     """
     checkpoint = opened(path)
-    maker = TensorMaker(checkpoint, restore_location(map_location), tell=True, verify=verify)
+    maker = TensorMaker(checkpoint, restore_location(map_location), warn=True, verify=verify)
     if isinstance(checkpoint.graph, Parts):
         with collector_paused():
             return Builder(checkpoint, maker).build(checkpoint.graph.graph.root)
@@ -80,7 +80,7 @@ def load_checkpoint(
 
 
 def from_entries(checkpoint: Checkpoint, maker: TensorMaker) -> Any:
-    """The tensors and values of a format that has no object of its own, as mappings by address."""
+    """The tensors and values of a format without an object, as mappings by address."""
     root: OrderedDict[str, Any] = OrderedDict()
     entries = checkpoint.entries
     if checkpoint.format == safetensors.NAME:
@@ -129,7 +129,7 @@ class Builder:
         self.unfolded: dict[int, int] = {}
         """``id`` of a tuple that was made -> how many parts it has, counted each time that they stand there."""
         for row in checkpoint.findings:
-            # Depth is no limit here, and tensors are judged when they are made.
+            # Depth is not limited here, and tensors are judged when they are made.
             if row.id in BROKEN - {"too-deep", "bad-tensor"}:
                 raise WouldLoseData(row.message, path=checkpoint.path, where=row.where or None, offset=row.offset)
 
@@ -152,7 +152,7 @@ class Builder:
         return self.made[id(root)]
 
     def _make(self, root: Any) -> None:
-        """Make `root` and everything below it; shells stay empty."""
+        """Make `root` and everything below it; shells are left empty."""
         stack = [_Step(root, (None, ""))]
         open_nodes: set[int] = set()
         while stack:
@@ -240,7 +240,7 @@ class Builder:
             raise WouldLoseData(str(error), path=self.checkpoint.path, where=address) from None
 
     def _storage(self, node: PersId, where: tuple[Any, str]) -> Any:
-        """A storage that stands by itself, or a persistent id that is none."""
+        """A storage that stands by itself, or a persistent id that is not one."""
         if not _is_storage(node):
             return ForeignObject("", "persistent id", (plain(node.pid),))
         import torch
@@ -303,7 +303,7 @@ def _is_storage(node: PersId) -> bool:
 
 
 def _is_plain_tensor(node: Any) -> bool:
-    """A tensor that can be made here; others (DTensor, nested) stay records of what would make them."""
+    """A tensor that can be made here; others (DTensor, nested) become records of what would make them."""
     if not is_tensor(node):
         return False
     name = node.func.name

@@ -1,4 +1,4 @@
-"""Resuming an optimizer: its state goes to the parameters that it belongs to, or nowhere."""
+"""Resuming an optimizer: its state is loaded to the parameters that it belongs to, or not at all."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ckptfix.loaders.optimizer_classes import (
 from ckptfix.loaders.param_match import Held, Matched, SavedGroup, matched
 from ckptfix.loaders.report import named
 from ckptfix.loaders.saved_optimizers import parts, saved_optimizer
-from ckptfix.loaders.tensors import TensorMaker, restore_location, stay
+from ckptfix.loaders.tensors import TensorMaker, restore_location, unmoved
 from ckptfix.loaders.torch_path import placed
 from ckptfix.ops.pieces import refuse_flat_partition
 from ckptfix.words import plural
@@ -61,7 +61,7 @@ class OptimizerReport:
 
     Attributes:
         path, at: the file, and the address of the optimizer's state in it.
-        by: how parameters were told: ``"param_names"`` or ``"names"`` (those that the file has), ``"model order"`` (the
+        by: what identified parameters: ``"param_names"`` or ``"names"`` (if the file has them), ``"model order"`` (the
             order of the model's state dict in the file), ``"order"`` (the optimizer's own, as torch does).
         rule: how names were matched, as in `LoadReport`; ``""`` where there were none.
         restored: parameters that got their state.
@@ -81,7 +81,7 @@ class OptimizerReport:
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """The report for people."""
+        """The report as text."""
         place = f" ({self.at})" if self.at else ""
         how = f"{self.by}, {self.rule}" if self.rule else self.by
         rows = [f"restored the state of {plural(len(self.restored), 'parameter')} from {self.path}{place}: by {how}"]
@@ -101,7 +101,7 @@ class OptimizerReport:
         return "\n".join(self.lines)
 
     def as_dict(self) -> dict[str, Any]:
-        """The same for JSON; option values that are no JSON become text."""
+        """The same for JSON; option values that JSON does not have become text."""
         found = asdict(self)
         for row in found["groups"]:
             row["restored"] = {key: [_plain(old), _plain(new)] for key, (old, new) in row["restored"].items()}
@@ -125,7 +125,7 @@ def load_optimizer(
 ) -> OptimizerReport:
     """Load the optimizer's state from the checkpoint at `path`, each parameter's to that parameter.
 
-    Parameters are told by name where the file has names (``param_names`` in its groups, or state keyed by name), with
+    Parameters are found by name where the file has names (``param_names`` in its groups, or state keyed by name), with
     wrappers' and base prefixes on either side. Where it has none, the order of the model's state dict in the same file
     gives names to the numbers; so the model may define its parameters in another order now. Options of the groups
     (lr, betas, ...) come from the file, but for those that say how to compute on this machine (foreach, fused,
@@ -137,12 +137,12 @@ def load_optimizer(
         model: the model whose parameters `optimizer` holds, wrapped or not. Without it, names come from the
             optimizer's own ``param_names``, and without those the order alone counts, as in torch.
         at: address of the optimizer's state, when the file has several.
-        map_location: asked for each storage if it is a callable; state goes to its parameter's device anyway.
+        map_location: asked for each storage if it is a callable; state is moved to its parameter's device anyway.
         verify: as for `load_into`.
 
     Raises:
         Refused: what belongs to which parameter is not certain: counts, groups or shapes differ, or names are
-            missing; the message says which. Or the state is that of an optimizer of another class, or the file holds
+            missing; the message says which. Or the state belongs to an optimizer of another class, or the file holds
             no optimizer, or several and no `at`.
         NoSuchTensor: no optimizer at `at`.
     """
@@ -151,7 +151,7 @@ def load_optimizer(
     checkpoint = opened(path)
     refuse_flat_partition(checkpoint)
     restore = restore_location(map_location)
-    maker = TensorMaker(checkpoint, restore if callable(map_location) else stay, verify=verify)
+    maker = TensorMaker(checkpoint, restore if callable(map_location) else unmoved, verify=verify)
     place, saved = saved_optimizer(checkpoint, maker, at)
     try:
         groups, state = parts(saved)
@@ -171,7 +171,7 @@ def load_optimizer(
         raise
     if found.by == "order" and _interchangeable(found, state):
         warnings.warn(
-            f"{checkpoint.path}: no names tell whose state is whose: it went by order alone, as torch does"
+            f"{checkpoint.path}: no names say whose state is whose: it was loaded by order alone, as torch does"
             + ("" if model is not None else " (model= takes the names that a file with the model's state dict has)"),
             stacklevel=2,
         )
@@ -238,7 +238,7 @@ def _refuse_shapes(held: Held, found: Matched, state: Mapping[Any, Any]) -> None
     for key, parameter in found.owners.items():
         own = state.get(key) or {}
         if not isinstance(own, Mapping):
-            raise Refused(f"the state of {held.name(parameter)} is no mapping")
+            raise Refused(f"the state of {held.name(parameter)} is not a mapping")
         for name, value in own.items():
             if name in PARAMETER_SHAPED and isinstance(value, Tensor) and value.shape != parameter.shape:
                 shapes = f"{list(value.shape)} in the file, {list(parameter.shape)} in the model"
@@ -287,7 +287,7 @@ def _options(
     """The groups of the new state dict, and what of their options changes.
 
     Raises:
-        Refused: the options are those of another optimizer.
+        Refused: the options belong to another optimizer.
     """
     made: list[dict[str, Any]] = []
     reports = []
@@ -327,7 +327,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _copied(value: Any, parameter: torch.Tensor) -> Any:
-    """State of its own memory: an optimizer writes into it, and the file may be saved over."""
+    """A copy of the state: an optimizer writes into it, and the file may be saved over."""
     from torch import Tensor
 
     if isinstance(value, Tensor):

@@ -1,4 +1,4 @@
-"""What tells torch's optimizers from one another: the options of their groups, and the state of their parameters."""
+"""What distinguishes torch's optimizers: the options of their groups, and the state of their parameters."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SCHEDULED = frozenset(("initial_lr", "max_lr", "min_lr", "base_momentum", "max_m
 """Options that learning-rate schedulers add to groups (torch/optim/lr_scheduler.py)."""
 
 MACHINE = frozenset(("foreach", "fused", "capturable", "differentiable"))
-"""Options that say how to compute on the machine at hand, and nothing of what was trained."""
+"""Options that say how to compute on this machine, not what was trained."""
 
 OWN = frozenset((
     *("betas", "amsgrad", "momentum_decay", "decoupled_weight_decay"),  # Adam and its kin
@@ -24,7 +24,7 @@ OWN = frozenset((
     *("lambd", "t0", "etas", "step_sizes", "beta2_decay", "d", "ns_coefficients", "ns_steps", "adjust_lr_fn"),
     *("max_iter", "max_eval", "tolerance_grad", "tolerance_change", "history_size", "line_search_fn"),  # LBFGS
 ))  # fmt: skip
-"""Options that only some classes of torch.optim have: where such a one is strange, the class is another."""
+"""Options that only some classes of torch.optim have: one that the other side lacks means another class."""
 
 STATE: Mapping[str, tuple[str, ...]] = {
     "Adam": ("exp_avg", "exp_avg_sq"),
@@ -46,14 +46,14 @@ FLAT = frozenset(("old_dirs", "prev_flat_grad"))
 
 
 def refuse_not_an_optimizer(optimizer: Any) -> None:
-    """Anything that has groups, state and a way to load them is an optimizer, whatever its class.
+    """Refuse what is not an optimizer: anything with groups, state and a way to load them is one, whatever its class.
 
     Raises:
-        WrongType: `optimizer` is none.
+        WrongType: `optimizer` is not one.
     """
     if not all(hasattr(optimizer, name) for name in ("param_groups", "state", "load_state_dict")):
         hint = "give the optimizer itself; a scheduler's state is in load_checkpoint(...)"
-        raise WrongType(f"no optimizer but a {type(optimizer).__name__}", hint=hint)
+        raise WrongType(f"not an optimizer but a {type(optimizer).__name__}", hint=hint)
 
 
 def refuse_other_options(
@@ -62,14 +62,14 @@ def refuse_other_options(
     """Compare the options of a group of the file, `saved`, with the optimizer's `own`.
 
     Raises:
-        Refused: they are those of another optimizer.
+        Refused: they belong to another optimizer.
     """
     strange, lacking = set(saved) - set(own) - SCHEDULED, set(own) - set(saved) - SCHEDULED
     hint = f"this one is {type(optimizer).__name__}"
     torchs = type(optimizer).__module__.startswith("torch.optim")
     if strange and (lacking or (torchs and strange & OWN)):
-        told = [f"it has {named(sorted(strange))}", *([f"and not {named(sorted(lacking))}"] if lacking else [])]
-        raise Refused(f"saved by another optimizer: {', '.join(told)}", hint=hint)
+        reasons = [f"it has {named(sorted(strange))}", *([f"and not {named(sorted(lacking))}"] if lacking else [])]
+        raise Refused(f"saved by another optimizer: {', '.join(reasons)}", hint=hint)
     key = "decoupled_weight_decay"
     if key in saved and key in own and bool(saved[key]) != bool(own[key]):
         kind = "AdamW" if saved[key] else "Adam"
@@ -81,7 +81,7 @@ def refuse_other_state(optimizer: torch.optim.Optimizer, states: Mapping[str, Ma
     """Compare the state of parameters, by name, with what the optimizer's class writes.
 
     Raises:
-        Refused: it is that of another optimizer.
+        Refused: it belongs to another optimizer.
     """
     kinds = [kind for kind in type(optimizer).__mro__ if kind.__module__.startswith("torch.optim")]
     needed = next((STATE[kind.__name__] for kind in kinds if kind.__name__ in STATE), ())
@@ -94,7 +94,7 @@ def refuse_other_state(optimizer: torch.optim.Optimizer, states: Mapping[str, Ma
 
 
 def refuse_swapped(saved: Sequence[Mapping[str, Any]], own: Sequence[Mapping[str, Any]]) -> None:
-    """Groups that only their order tells: options that agree, but in another order, say that the order is another.
+    """Refuse groups known only by their order if their options agree, but in another order.
 
     Args:
         saved, own: options of the groups in their order.

@@ -72,7 +72,7 @@ def _plain(tensor: torch.Tensor) -> bool:
 
 
 def _view(tensor: torch.Tensor, base: torch.UntypedStorage) -> torch.Tensor:
-    """The same part of `base` as `tensor` is of its own storage."""
+    """The part of `base` that `tensor` is of its storage."""
     empty = tensor.detach().new_empty((0,))
     return empty.set_(base, tensor.storage_offset(), tensor.shape, tensor.stride())
 

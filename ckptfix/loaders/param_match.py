@@ -98,7 +98,7 @@ def matched(
     state: Mapping[Any, Any],
     model: nn.Module | None,
 ) -> Matched:
-    """Match the saved parameters to those of the optimizer.
+    """Match the saved parameters to the optimizer's.
 
     Raises:
         Refused: it is not certain which is which; the message says what is missing.
@@ -144,10 +144,10 @@ def _by_name(held: Held, names: Mapping[Any, str], state: Mapping[Any, Any], by:
     missing = [held.name(parameter) for parameter in held.parameters if id(parameter) not in taken]
     lost = [name for name, has_state in over if has_state]
     if missing or lost:
-        told = [f"not in the file: {named(missing)}"] if missing else []
-        told += [f"not held by the optimizer: {named(lost)}"] if lost else []
+        reasons = [f"not in the file: {named(missing)}"] if missing else []
+        reasons += [f"not held by the optimizer: {named(lost)}"] if lost else []
         hint = "hold the same parameters as when the file was saved; load_into(..., match=...) is for the model alone"
-        raise Refused(f"parameters do not agree (names {renaming.rule}); {'; '.join(told)}", hint=hint)
+        raise Refused(f"parameters do not agree (names {renaming.rule}); {'; '.join(reasons)}", hint=hint)
     return Matched(owners, by, renaming.rule, tuple(name for name, _ in over))
 
 
@@ -184,7 +184,7 @@ def _file_order(checkpoint: Checkpoint, held: Held, model: nn.Module) -> list[st
     missing = [name for name in goal.tensors if name in lacking]
     if missing:
         message = f"the optimizer's numbers have no names, and the file's state dict lacks {named(missing)}"
-        raise Refused(message, hint="which state belongs to which parameter cannot be told")
+        raise Refused(message, hint="it is not certain which state belongs to which parameter")
     return orders[0]
 
 
@@ -207,8 +207,8 @@ def _by_order(held: Held, groups: Sequence[SavedGroup], state: Mapping[Any, Any]
         elif _ids(in_file) == _ids(in_model):
             meant = parameters
         else:
-            message = f"group {index} has an order of its own, and the model has another order now than in the file"
-            raise Refused(message, hint="which state belongs to which parameter cannot be told")
+            message = f"group {index} has its own order, and the model has another order now than in the file"
+            raise Refused(message, hint="it is not certain which state belongs to which parameter")
         owners.update(zip(group.ids, meant, strict=True))
     return Matched(owners, "model order")
 

@@ -84,16 +84,16 @@ class LoadReport:
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """The report for people: one line if all went well, else one for each kind of trouble."""
+        """The report as text: one line if all went well, else one for each kind of trouble."""
         return tuple(map(printable, self._lines()))
 
     def _lines(self) -> Iterator[str]:
         total = len(self.model_names)
         place = f" ({self.at})" if self.at else ""
-        head = f"{'loaded' if self.done else 'nothing was loaded;'} {len(self.loaded)} of {total} names"
+        head = f"{'loaded' if self.done else 'nothing was loaded;'} {len(self.loaded)} of {total} tensors"
         if not self.done:
             head += " fit"
-        yield f"{head} from {self.path}{place}: {', '.join([f'names {self.rule}', *self._notes()])}"
+        yield f"{head} from {self.path}{place}: {', '.join([_in_words(self.rule), *self._notes()])}"
         yield from self.trouble()
 
     def _notes(self) -> Iterator[str]:
@@ -101,7 +101,7 @@ class LoadReport:
             yield "assigned"
         if self.casts:
             kinds = dict.fromkeys(self.casts.values())
-            verb = "dtype now that of the file for" if self.assigned else "cast"
+            verb = "took the file's dtype for" if self.assigned else "cast"
             yield f"{verb} {len(self.casts)} ({', '.join(f'{old} -> {new}' for old, new in kinds)})"
         if self.tied:
             yield f"{len(self.tied)} tied to another name"
@@ -162,6 +162,13 @@ def _leaf(name: str) -> str:
 
 def _alike(one: str, other: str) -> float:
     return difflib.SequenceMatcher(None, one, other).ratio()
+
+
+def _in_words(rule: str) -> str:
+    """How the names were matched: ``wrapper module.`` is a prefix that one side has."""
+    if rule == "exact" or rule in ("position", "structure"):
+        return "names match exactly" if rule == "exact" else f"matched by {rule}"
+    return f"names match without {rule}"
 
 
 def named(names: Iterable[str], most: int = 5) -> str:

@@ -79,7 +79,7 @@ def _is_flat(names: Collection[str]) -> bool:
 
 
 def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """A flattened state as torch.optim has it, each parameter in a group of its own, by name.
+    """A flattened state as torch.optim has it, each parameter in a separate group, by name.
 
     Raises:
         Refused: a parameter has state and no group.
@@ -141,7 +141,7 @@ def parts(saved: Mapping[str, Any]) -> tuple[list[SavedGroup], Mapping[Any, Any]
         found.append(SavedGroup(ids, None if names is None else [str(name) for name in names], options))
     everything = [key for group in found for key in group.ids]
     if not all(isinstance(key, int | str) for key in everything):
-        raise Refused("a parameter that is no number and no name")
+        raise Refused("a parameter that is neither a number nor a name")
     if len(set(everything)) != len(everything):
         raise Refused("a parameter that is in two groups")
     return found, state

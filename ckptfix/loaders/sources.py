@@ -20,7 +20,7 @@ from ckptfix.ops.candidates import Candidate, at_address, candidates, module_ent
 from ckptfix.ops.match import Slot
 
 EXTRA_STATE = "_extra_state"
-"""Last component of the name under which a module keeps what is no tensor (torch.nn.Module.get_extra_state)."""
+"""Last component of the name under which a module keeps what is not a tensor (torch.nn.Module.get_extra_state)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Source:
         row: what of the file it is.
         entries: name -> tensor, in file order, tied names too.
         versions: module path -> its ``_metadata``.
-        extra: names of values that are no tensors and that the model may take -> their nodes.
+        extra: names of values that are not tensors and that the model may take -> their nodes.
     """
 
     row: Candidate
@@ -133,7 +133,7 @@ def _beside(checkpoint: Checkpoint, at: str, leaves: Collection[str]) -> tuple[d
         return versions, {}
     try:
         values = mapping_of(node_at(checkpoint.graph.graph.root, at))
-    except NoSuchTensor:  # an address with a number that tells it from another: no key is called so
+    except NoSuchTensor:  # an address with a number that distinguishes it from another: no key is called so
         return versions, {}
     tensors = {entry.key for entry in checkpoint.entries if entry.at == at}
     found = {name: node for name, node in values.items() if name.rpartition(".")[2] in leaves and name not in tensors}

@@ -48,7 +48,7 @@ def load_state_dict(
             that one, None keeps the names.
         at: address of the state dict, or of a whole pickled module, when there are several.
         verify: compare the data with the checksums that a zip states for it (legacy files and safetensors state
-            none). That reads all that is loaded once more: a second or so for a GB that is in memory already. With
+            none). That reads all loaded data again: a second or so for a GB that is in memory already. With
             False, tensors are a map of the file whose pages are read when they are touched. The pickle is
             always compared.
 
@@ -56,14 +56,14 @@ def load_state_dict(
         name -> tensor, in file order, with ``_metadata`` where the file has it. Shapes, strides, ties,
         requires_grad and nn.Parameter are as saved. CPU tensors are a private map of the file: they cost
         memory as they are touched, writing to them does not change the file, and the file must not be
-        changed while they live. Values that are no tensors are left out. A tensor of a subclass comes as a plain one,
+        changed while they live. Values that are not tensors are left out. A tensor of a subclass comes as a plain one,
         with a warning.
 
     Raises:
         Refused: no state dict was found, or several and no `at`.
         WouldLoseData: a tensor of the file cannot be read; the message names it.
         DamagedFile: the pickle, or the data of a tensor, has another checksum than the file states.
-        PartialPrefix: only some names carry the prefix `strip`.
+        PartialPrefix: only some names have the prefix `strip`.
         Unsupported: a tensor that only its own library can rebuild (DTensor, nested).
     """
     checkpoint = opened(path, programs=True)
@@ -77,7 +77,7 @@ def load_state_dict(
     if checkpoint.format == safetensors.NAME:
         entries = list(safetensors.restore_ties(entries, checkpoint.metadata))
     names, module_path = _names(seen, chosen.at, strip)
-    make = TensorMaker(checkpoint, restore_location(map_location), tell=True, verify=verify)
+    make = TensorMaker(checkpoint, restore_location(map_location), warn=True, verify=verify)
     loaded: OrderedDict[str, Any] = OrderedDict()
     for entry in entries:
         name = names.get(entry.key, entry.key)
@@ -123,7 +123,7 @@ def _names(checkpoint: Checkpoint, at: str, strip: str | None) -> tuple[Mapping[
         else:
             renames = rename_op.strip(checkpoint, prefix=strip, at=at)
     except (PartialPrefix, KeyConflict) as error:
-        error.hint = "strip=None keeps the names" + ("" if strip == "auto" else "; strip='auto' removes what all carry")
+        error.hint = "strip=None keeps the names" + ("" if strip == "auto" else "; strip='auto' removes what all have")
         raise
     names: dict[str, str] = {}
     modules: dict[str, str] = {}

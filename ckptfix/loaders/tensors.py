@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 
 class TensorMaker:
-    """Builds tensors of one checkpoint; storages are made once, so ties stay ties.
+    """Builds tensors of one checkpoint; storages are made once, so ties are kept.
 
     Args:
         restore: moves a CPU storage to where its location tag says; see `restore_location`.
-        tell: warn, once, that a tensor of a subclass becomes a plain one: whoever copies its values need not know.
+        warn: warn, once, that a tensor of a subclass becomes a plain one: code that copies its values need not know.
         verify: compare the bytes of a storage with the CRC-32 that the file states, before it is made.
     """
 
@@ -42,13 +42,13 @@ class TensorMaker:
         checkpoint: Checkpoint,
         restore: Callable[[Any, str], Any],
         *,
-        tell: bool = False,
+        warn: bool = False,
         verify: bool = False,
     ) -> None:
         self.checkpoint = checkpoint
         self.verify = verify
         self.verified: set[str] = set()
-        self.tell = tell
+        self.warn = warn
         self.restore = restore
         self.units = element_sizes(checkpoint) if checkpoint.byteorder == "big" else {}
         self.storages: dict[str, Any] = {}
@@ -88,8 +88,8 @@ class TensorMaker:
                 path=self.checkpoint.path,
                 where=entry.name,
             )
-        if self.tell and entry.kind == "dense" and _is_subclass(entry):
-            self.tell = False
+        if self.warn and entry.kind == "dense" and _is_subclass(entry):
+            self.warn = False
             message = f"{entry.name} is a {entry.detail}, which is not imported: it comes as a plain tensor"
             warnings.warn(message, stacklevel=_caller())
         if entry.parameter:
@@ -203,7 +203,7 @@ class TensorMaker:
         if storage.key in self.verified or storage.data is None:
             return
         self.verified.add(storage.key)
-        # torch can be told not to compute checksums, and writes 0.
+        # torch can be set not to compute checksums, and writes 0.
         if not storage.crc32 and not isinstance(storage.data, Derived):
             return
         crc32 = 0
@@ -256,7 +256,7 @@ def _number(text: str) -> Any:
     """A parameter of a quantizer, as its repr stands in the detail of an entry.
 
     Raises:
-        ValueError: it is no number.
+        ValueError: it is not a number.
     """
     try:
         return int(text)
@@ -292,8 +292,8 @@ def _record_name(checkpoint: Checkpoint, key: str) -> str:
     return f"storage {key}" if root is None else f"{root}/data/{key}"
 
 
-def stay(storage: Any, location: str) -> Any:
-    """Leaves a storage on the CPU, mapped, whatever its tag says: for values that are copied elsewhere at once."""
+def unmoved(storage: Any, location: str) -> Any:
+    """Leave a storage on the CPU, mapped, whatever its tag says: for values that are copied elsewhere at once."""
     return storage
 
 
@@ -301,7 +301,7 @@ def restore_location(map_location: Any) -> Callable[[Any, str], Any]:
     """The function that moves a CPU storage to where its location tag and `map_location` say.
 
     Raises:
-        Refused: `map_location` is no device.
+        Refused: `map_location` is not a device.
     """
     import torch
     from torch.serialization import default_restore_location
@@ -319,7 +319,7 @@ def restore_location(map_location: Any) -> Callable[[Any, str], Any]:
         try:
             target = str(torch.device(map_location))
         except (RuntimeError, TypeError) as error:
-            message = f"map_location is no device: {str(error).splitlines()[0]}"
+            message = f"map_location is not a device: {str(error).splitlines()[0]}"
             raise Refused(message, hint="give 'cpu', 'cuda:0', a dict of locations or a callable") from None
         return lambda storage, location: default_restore_location(storage, target)
     warned = False

@@ -1,4 +1,4 @@
-"""Loading module by module as torch does it, for models with a module that loads in a way of its own.
+"""Loading module by module as torch does it, for models with a module that loads in its own way.
 
 The same walk as in ``torch.nn.Module.load_state_dict`` (torch/nn/modules/module.py): each module sees the names
 below it, after the hooks of those above. It is rehearsed first, on copies of such modules whose tensors have no data.
@@ -37,7 +37,7 @@ class _Later:
 
 
 class Tensors(MutableMapping[str, Any]):
-    """A state dict whose tensors are made when they are asked for; what is put in stays.
+    """A state dict whose tensors are made when they are asked for; what is assigned is kept.
 
     Attributes:
         given: names that were asked for, of this one and of all that it is a part of.
@@ -54,8 +54,8 @@ class Tensors(MutableMapping[str, Any]):
             try:
                 made = self.maker(value.entry)
             except CkptfixError as error:
-                told = named(self.given) if self.given else "nothing"
-                error.message = f"{error.message}; what the model's modules were given before: {told}"
+                given = named(self.given) if self.given else "nothing"
+                error.message = f"{error.message}; what the model's modules were given before: {given}"
                 raise
             self.given[key] = None
             self.maker.forget(value.entry)

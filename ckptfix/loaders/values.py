@@ -28,7 +28,7 @@ Value = Callable[[Any], Any]
 
 @dataclass(slots=True, eq=False, repr=False)
 class ForeignObject:
-    """What a pickle says of an object whose class only its own library has.
+    """What a pickle says about an object whose class only its own library has.
 
     Two are equal only if they are the same one, and each can be a dict's key. What its `state` holds by name is read as
     from the object itself: ``found.lr``, ``vars(found)``; where a name is also one of the fields below, as
@@ -51,8 +51,8 @@ class ForeignObject:
     elements: list[Any] | None = field(default=None)
 
     def __getattr__(self, name: str) -> Any:
-        """A value of the state; only asked for names that are no fields."""
-        if name == "__dict__":  # for vars(); a class with slots has none of its own
+        """A value of the state; only asked for names that are not fields."""
+        if name == "__dict__":  # for vars(); a class with slots has none
             return self._named()
         if (name.startswith("__") and name.endswith("__")) or name in ForeignObject.__slots__:
             raise AttributeError(name)
@@ -119,7 +119,7 @@ def leaf(node: Any) -> Any:
 
 def _constant(node: Global) -> Any:
     """``torch.float32``, ``torch.contiguous_format``, ``torch.per_tensor_affine``; NOTHING for other names."""
-    # Where a constant has no module of its own, pickle names whichever module has imported torch.
+    # Where a constant has no module, pickle names whichever module has imported torch.
     name = node.name.removeprefix("torch.")
     if node.module != "torch" and name == node.name:
         return NOTHING

@@ -62,7 +62,7 @@ def margins(
     row (Floyd 1962, Warshall 1962). The columns that are free are one more node: who takes one leaves another.
 
     Args:
-        enough: where swaps of two say of every row that it loses less, no more is looked at.
+        enough: once swapping two rows shows that every row would lose less than this, the search ends.
     """
     if not assigned:
         return []

@@ -1,8 +1,8 @@
 """Averaged weights in a checkpoint: where they stand, and whether a ``module.`` is their wrapper's own.
 
 A wrapper that averages is a module around a copy of the model: ``AveragedModel(net).load_state_dict`` wants the
-``module.`` that it wrote. Without that level its state dict loads nowhere. Two things tell its ``module.`` from that
-of DataParallel:
+``module.`` that it wrote. Without that level its state dict loads nowhere. Two things distinguish its ``module.`` from
+DataParallel's:
 
 - Its counter of updates stands beside the names (`keys.COUNTERS`). Around a DataParallel model the names have two
   levels, ``module.module.x``: one of them is DataParallel's.
@@ -51,12 +51,12 @@ def is_under_key(at: str) -> bool:
 
 
 def is_average(at: str, names: Sequence[str]) -> bool:
-    """Whether the state dict at `at` stands under a key for averages, or is that of a wrapper that averages."""
+    """Whether the state dict at `at` stands under a key for averages, or belongs to a wrapper that averages."""
     return is_under_key(at) or "n_averaged" in names or keys.is_average(names)
 
 
 def has_own_level(checkpoint: Checkpoint, site: NameSite, names: Sequence[str]) -> bool:
-    """Whether the first ``module.`` of `names`, which stand at `site`, is that of a wrapper that averages."""
+    """Whether the first ``module.`` of `names`, which stand at `site`, comes from a wrapper that averages."""
     if keys.is_average(names):
         return True
     if not is_under_key(site.at) or any(name in keys.COUNTERS for name in site.names):
@@ -97,12 +97,12 @@ def with_level(rule: keys.Rule) -> keys.Rule:
 
 
 def wrapper(names: Sequence[str]) -> str:
-    """What wraps averages of these names, for people."""
+    """The class that wraps averages of these names, for messages."""
     return next((made.partition(" ")[0] for counter, made in keys.COUNTERS.items() if counter in names), "its wrapper")
 
 
 def is_kept(checkpoint: Checkpoint, site: NameSite, names: Sequence[str], at: str | None) -> bool:
-    """Whether a wrapper that averages keeps its ``module.`` among `names`, which is what those of `site` are by now.
+    """Whether a wrapper that averages keeps its ``module.`` among `names`, which are the names of `site` by now.
 
     It does unless it is asked for by its address `at`, or is all that the file holds: then nothing else was meant.
     """
@@ -120,7 +120,7 @@ def note_kept(findings: list[Finding], site: NameSite, names: Sequence[str]) -> 
 
 
 def left(site: NameSite) -> Finding:
-    """What add-module says of averages that have the level of their wrapper."""
+    """What add-module reports about averages that have the level of their wrapper."""
     at = word(site.at)
     return _kept(site, f"left as it is, with the 'module.' of {wrapper(site.names)} (--at {at} adds another)")
 

@@ -35,7 +35,7 @@ class Candidate:
 
 
 def candidates(checkpoint: Checkpoint) -> list[Candidate]:
-    """Every one that looks like a model's, in file order; where none does, those that are no optimizer's.
+    """Every one that looks like a model's, in file order; where none does, all but optimizers'.
 
     A module without tensors (a loss, an activation) counts only where there is nothing else.
     """
@@ -63,7 +63,7 @@ def candidates(checkpoint: Checkpoint) -> list[Candidate]:
 
 
 def _has_tensors(row: Candidate) -> bool:
-    """Whether the state dict of a module holds anything, as far as can be told."""
+    """Whether the state dict of a module holds anything, as far as is known."""
     try:
         module = torch_module.read_module(row.module, row.at)
     except CkptfixError:
@@ -100,7 +100,7 @@ def at_address(checkpoint: Checkpoint, at: str) -> Candidate:
 
 
 def is_inside(address: str, at: str) -> bool:
-    """Whether `address` is that of the mapping or module at `at`, or of something in it."""
+    """Whether `address` is the mapping or module at `at`, or something in it."""
     return not at or address == at or address.startswith(f"{at}/")
 
 
@@ -165,7 +165,7 @@ def plain_entries(checkpoint: Checkpoint, tensors: Iterable[tuple[str, Any]]) ->
 
 
 def view(entry: TensorEntry) -> tuple[Any, ...]:
-    """What tells a tensor from others of its file, names aside; those that have no data are alike."""
+    """What distinguishes a tensor from others of its file, names aside; tensors without data are alike."""
     key = entry.storage.key if entry.storage is not None else tuple(view(part) for part in entry.parts)
     return key, entry.dtype, entry.offset, entry.shape, entry.stride
 

@@ -1,4 +1,4 @@
-"""The one table of findings: every id that ckptfix reports, what it means, and the command that mends it.
+"""The one table of findings: every id that ckptfix reports, what it means, and the command that fixes it.
 
 An id never changes its meaning. A row says how serious it is when nothing else is known of it, which rows of the
 catalogue of load errors it explains, and what to do: a command of ckptfix, or an instruction in words. The rows stand
@@ -67,7 +67,7 @@ def remedy_of(finding: Finding, path: str, *, at: str | None = None, **values: s
     ``{at}`` is where the finding is; other fields come from `values`.
 
     Args:
-        at: the address that somebody asked about, for the commands that take one.
+        at: the address that the user asked about, for the commands that take one.
     """
     entry = ENTRIES.get(finding.id)
     template = finding.fix if finding.fix is not None else entry.fix if entry else None
@@ -167,5 +167,5 @@ class _Fields(dict[str, str]):
 
 
 def operand(path: str) -> str:
-    """`path` for a command line; one that begins with a dash can not be taken for an option."""
+    """`path` for a command line; one that begins with a dash cannot be taken for an option."""
     return f"./{path}" if path.startswith("-") else path

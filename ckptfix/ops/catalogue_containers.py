@@ -27,12 +27,12 @@ CONTAINERS: tuple[Entry, ...] = (
         "json-file", "error", "a JSON file, not a checkpoint",
         "A server's answer or a configuration file stands where the weights should be. torch says `invalid load key, "
         "'{'` or `Unsupported operand 123`.",
-        (7, 17), "download it again, or name the file that holds the weights",
+        (7, 17), "download it again, or pass the file that holds the weights",
     ),
     Entry(
         "text-file", "error", "a text file, not a checkpoint",
         "The file is readable text: a message, a list, a script. There are no weights in it.",
-        (7, 17), "download it again, or name the file that holds the weights",
+        (7, 17), "download it again, or pass the file that holds the weights",
     ),
     Entry(
         "compressed", "error", "compressed as a whole",
@@ -74,33 +74,33 @@ CONTAINERS: tuple[Entry, ...] = (
     Entry(
         "torch-tar", "error", "a torch checkpoint from before torch 0.1.10 (a tar archive)",
         "The first format of torch.save. torch reads it only with weights_only=False, which can run code.",
-        (59,), "if you trust it, torch.load(FILE, weights_only=False) and torch.save write it anew",
+        (59,), "if you trust it, load it with torch.load(FILE, weights_only=False) and save it again with torch.save",
     ),
     Entry(
         "tar-archive", "error", "a tar archive",
         "A tar around a checkpoint, or around something else: torch.save has written none since 0.1.10, and files "
         "called "
-        ".pth.tar are mostly no tar at all.",
+        ".pth.tar are mostly not tar archives at all.",
         (40, 59), "unpack it first: tar -xf {source}",
     ),
     Entry(
         "numpy-file", "error", "NumPy arrays, not a torch checkpoint",
-        "A .npy or .npz file. torch.load takes a .npz for a broken zip of its own.",
+        "A .npy or .npz file. torch.load takes a .npz for a damaged zip checkpoint.",
         (57,), "numpy.load reads it",
     ),
     Entry(
         "other-framework", "error", "a file of another framework",
-        "Keras, TensorFlow, ONNX and others keep their weights in formats of their own, which torch does not read.",
+        "Keras, TensorFlow, ONNX and others keep their weights in their own formats, which torch does not read.",
         (17,), "convert it with that framework",
     ),
     Entry(
         "other-archive", "error", "an archive, which may hold a checkpoint",
         "The file has to be unpacked before torch can read what is inside.",
-        (7, 57), "unpack it, and name the checkpoint that it holds",
+        (7, 57), "unpack it, and pass the checkpoint that it holds",
     ),
     Entry(
         "zip-in-zip", "error", "a zip archive around a checkpoint",
-        "Somebody zipped the checkpoint, which is a zip archive itself. torch looks for data.pkl in the outer one "
+        "The checkpoint was zipped, and it is a zip archive itself. torch looks for data.pkl in the outer one "
         "and says "
         "that the file is not in a subdirectory.",
         (57,), _REPAIR,
@@ -114,7 +114,7 @@ CONTAINERS: tuple[Entry, ...] = (
     ),
     Entry(
         "unzipped-folder", "error", "a folder: a torch checkpoint that was unzipped",
-        "A browser or a person unpacked the file, as .pth is a zip. torch says `persistent id instruction` when "
+        "A browser or a user unpacked the file, as .pth is a zip. torch says `persistent id instruction` when "
         "data.pkl "
         "is loaded by itself, and `is a directory` for the folder. All data is there.",
         (15, 40), _REPAIR,
@@ -123,14 +123,14 @@ CONTAINERS: tuple[Entry, ...] = (
         "bare-data-pkl", "error", "the data.pkl of an unzipped checkpoint, without its tensors' data",
         "It is one record of a torch zip. The tensors' bytes are in the folder data beside it; unpicklers say "
         "`persistent id instruction was encountered`.",
-        (15,), "name its folder in place of data.pkl: ckptfix doctor says then how to make one file of it",
+        (15,), "pass its folder in place of data.pkl: ckptfix doctor then says how to make one file of it",
     ),
     Entry(
         "plain-pickle", "error", "a plain pickle, not written by torch.save",
-        "pickle.dump or joblib wrote it. torch.load says `Invalid magic number`, or names an opcode. A plain pickle "
+        "pickle.dump or joblib wrote it. torch.load says `Invalid magic number`, or mentions an opcode. A plain pickle "
         "can run "
         "code when it is loaded, and its tensors are pickled in pieces that only torch can join.",
-        (58,), "if you trust it, pickle.load reads it, and torch.save writes it anew",
+        (58,), "if you trust it, load it with pickle.load and save it again with torch.save",
     ),
     Entry(
         "dcp-folder", "error", "a folder: a distributed checkpoint (DCP)",
@@ -149,7 +149,7 @@ CONTAINERS: tuple[Entry, ...] = (
     Entry(
         "one-rank", "error", "one rank's piece of a model",
         "FSDP, tensor parallelism and ZeRO-3 keep a part of each parameter on each rank, and a plain save on a rank "
-        "writes just that. No model takes it; the other parts are in what the other ranks saved.",
+        "writes just that. No model can load it; the other parts are in what the other ranks saved.",
         (46,), "gather the state dict on all ranks before saving it, or save with torch.distributed.checkpoint",
     ),
     Entry(
@@ -166,7 +166,7 @@ CONTAINERS: tuple[Entry, ...] = (
     ),
     Entry(
         "deepspeed-folder", "error", "a folder: a DeepSpeed checkpoint",
-        "DeepSpeed saves the module and the optimizer in files of their own, with ZeRO a part of them on each rank. "
+        "DeepSpeed saves the module and the optimizer in separate files; with ZeRO, each rank saves a part of them. "
         "Its script zero_to_fp32.py makes one file of the weights.",
         (46,), "python -m deepspeed.utils.zero_to_fp32 {source} OUT",
     ),
@@ -176,7 +176,7 @@ CONTAINERS: tuple[Entry, ...] = (
         (), "name a file",
     ),
     Entry(
-        "wrong-suffix", "warning", "its name says another format than its content",
+        "wrong-suffix", "warning", "its suffix suggests another format than its content",
         "Loaders choose by the suffix: a torch file called .safetensors gives `HeaderTooLarge`, a safetensors file "
         "called "
         ".bin or .pth an unpickling error.",
@@ -187,7 +187,7 @@ CONTAINERS: tuple[Entry, ...] = (
         "A download, a copy or a save was cut short: a full disk, a signal, a lost connection. torch says `failed "
         "finding "
         "central directory`, `unexpected EOF`, `Invalid argument` or `negative seek value`; safetensors says "
-        "`MetadataIncompleteBuffer`. What was written before the cut is whole, and can be saved.",
+        "`MetadataIncompleteBuffer`. What was written before the cut is intact and can be recovered.",
         (1, 17, 22, 33, 47), _REPAIR,
     ),
     Entry(
@@ -212,7 +212,7 @@ CONTAINERS: tuple[Entry, ...] = (
     Entry(
         "bad-directory", "error", "the zip directory or the header contradicts itself",
         "The list of what stands where is damaged, was written by another program, or is of another file. The records "
-        "themselves may be whole.",
+        "themselves may be intact.",
         (1, 11, 32, 56), _REPAIR,
     ),
     Entry(
@@ -225,8 +225,7 @@ CONTAINERS: tuple[Entry, ...] = (
     Entry(
         "bad-crc", "error", "the bytes do not match their CRC-32",
         "A bit flipped on a disk, in memory or on the way. torch never looks at the checksums and loads the wrong "
-        "value "
-        "without a word.",
+        "value without any error.",
         (32, 61), _REPAIR,
     ),
     Entry(
@@ -238,7 +237,7 @@ CONTAINERS: tuple[Entry, ...] = (
     ),
     Entry(
         "duplicate-record", "error", "several records have this name",
-        "Readers differ in which of them they take: torch the first, others the last.",
+        "Libraries disagree on which copy to read: torch takes the first, others the last.",
         (), _REPAIR,
     ),
     Entry(
@@ -248,17 +247,17 @@ CONTAINERS: tuple[Entry, ...] = (
     ),
     Entry(
         "odd-name", "warning", "a record's name would lead out of the folder it is unpacked to",
-        "Absolute names, `..`, backslashes and NUL bytes are no part of a checkpoint. ckptfix never unpacks by name.",
+        "Absolute names, `..`, backslashes and NUL bytes do not belong in a checkpoint. ckptfix never unpacks by name.",
         (), _REPAIR,
     ),
     Entry(
         "hidden-bytes", "warning", "bytes that no record accounts for",
-        "Between the records stand bytes that the directory does not name: the rest of an edit, or something hidden.",
+        "Between the records stand bytes that the directory does not list: the rest of an edit, or something hidden.",
         (), _REPAIR,
     ),
     Entry(
         "hidden-pickle", "error", "a pickle that torch does not load stands in a record",
-        "A second pickle beside data.pkl is read by no loader of torch, but by whoever is told to. It names functions.",
+        "torch never reads a second pickle beside data.pkl, but other code may. This one contains functions.",
         (), None,
     ),
     Entry(
@@ -275,7 +274,7 @@ CONTAINERS: tuple[Entry, ...] = (
         (32,), _REPAIR,
     ),
     Entry(
-        "deflated", "warning", "records are compressed: torch can not map them into memory",
+        "deflated", "warning", "records are compressed: torch cannot map them into memory",
         "A program zipped the checkpoint again. torch.load reads it slowly, and not with mmap=True.",
         (60,), _REPAIR,
     ),
@@ -300,7 +299,7 @@ CONTAINERS: tuple[Entry, ...] = (
     ),
     Entry(
         "damaged", "error", "the file contradicts itself",
-        "A part of it is not what it must be; the message names the place.",
+        "A part of it is not what it must be; the message says where.",
         (1, 32), _REPAIR,
     ),
     Entry(
@@ -315,15 +314,15 @@ CONTAINERS: tuple[Entry, ...] = (
     ),
     Entry(
         "overlap", "error", "two tensors of a safetensors file overlap",
-        "safetensors' own reader refuses it; nobody can tell whose bytes they are.",
+        "The safetensors library refuses it; it is not known which tensor the bytes belong to.",
         (47,), None,
     ),
     Entry("leading-bytes", "warning", "white space or a mark before a safetensors header",
           "The format begins with an opening brace; some readers refuse other bytes.", (11,)),
     Entry("nul-padding", "error", "a safetensors header padded with NUL bytes",
           "The format pads with spaces, and its reader refuses NUL.", (11,)),
-    Entry("duplicate-key", "error", "a name stands twice in a safetensors header",
-          "Readers differ in which of them they take.", ()),
+    Entry("duplicate-key", "error", "a key occurs twice in a safetensors header",
+          "Libraries disagree on which copy to load.", ()),
     Entry("unknown-field", "warning", "a safetensors header with a field that no reader knows",
           "The format has three fields for a tensor: dtype, shape, data_offsets.", ()),
     Entry(
@@ -331,13 +330,13 @@ CONTAINERS: tuple[Entry, ...] = (
         "The name of a shard is absolute or has `..` in it. Nothing outside the folder was opened.",
     ),
     Entry(
-        "bad-index", "error", "the index of a sharded checkpoint can not be read",
+        "bad-index", "error", "the index of a sharded checkpoint cannot be read",
         "An index is JSON with a weight_map from names to files.",
         (31,), "fetch the index again",
     ),
     Entry(
         "missing-shard", "error", "a file that the index lists is not there",
-        "Shards were not all downloaded, or were renamed. The tensors that it should hold are named.",
+        "Shards were not all downloaded, or were renamed. The tensors that it should hold are listed.",
         (31,), "download the missing file into the same folder",
     ),
     Entry(
@@ -347,7 +346,7 @@ CONTAINERS: tuple[Entry, ...] = (
     ),
     Entry(
         "index-mismatch", "error", "index and shards disagree about a name",
-        "The index sends a loader to a file that does not have the tensor, or does not name one that is there.",
+        "The index sends a loader to a file that does not have the tensor, or does not list one that is there.",
         (31,), "keep index and shards of one save together; fetch both again",
     ),
     Entry(

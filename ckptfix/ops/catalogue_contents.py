@@ -12,13 +12,12 @@ _MATCH = "ckptfix match {source} {matched} --like {like}"
 CONTENTS: tuple[Entry, ...] = (
     Entry(
         "bad-pickle", "error", "the pickle is broken: no unpickler takes it",
-        "A byte of it is wrong, or it was made so that scanners stop before what they look for. What it names before "
-        "that "
-        "place is listed.",
+        "A byte of it is wrong, or it was made so that scanners stop before what they look for. What it contains "
+        "before that place is listed.",
         (3, 32), _REPAIR,
     ),
     Entry(
-        "dangerous-global", "error", "the pickle names a function that can run code or open files",
+        "dangerous-global", "error", "the pickle contains a function that can run code or open files",
         "No checkpoint needs it. torch.load(weights_only=False) and pickle.load would call it; here nothing was "
         "imported and "
         "nothing called. Do not load the file that way.",
@@ -32,7 +31,7 @@ CONTENTS: tuple[Entry, ...] = (
         (3, 8, 9, 10, 44), "ckptfix extract {source} {weights}",
     ),
     Entry(
-        "foreign-global", "error", "the pickle names a class or function that weights_only=True refuses",
+        "foreign-global", "error", "the pickle contains a class or function that weights_only=True refuses",
         "Hyper-parameters, paths, NumPy numbers or a training framework's objects were saved beside the weights. "
         "torch.load says `Unsupported global` or `No module named ...`; the weights do not need them.",
         (3, 9, 12, 25, 45), _SANITIZE,
@@ -55,7 +54,7 @@ CONTENTS: tuple[Entry, ...] = (
         (), _SANITIZE,
     ),
     Entry(
-        "nested-pickle", "error", "a bytes value holds a pickle that names functions",
+        "nested-pickle", "error", "a bytes value holds a pickle that contains functions",
         "It is inert until a program unpickles it, which some classes do when they are restored.",
         (), _SANITIZE,
     ),
@@ -72,7 +71,7 @@ CONTENTS: tuple[Entry, ...] = (
         (23, 32), "ckptfix repair {source} {repaired}",
     ),
     Entry(
-        "memory-bomb", "error", "loading it asks for memory that the file has not",
+        "memory-bomb", "error", "loading it asks for far more memory than the file has data",
         "bytearray(2**40) in a pickle of 100 bytes, or a view of 2**62 elements on a storage of one: no training "
         "writes that. torch.load, or the first copy of the tensor, ends with MemoryError or `not enough memory`.",
         (), None,
@@ -97,7 +96,7 @@ CONTENTS: tuple[Entry, ...] = (
         (30,), "ckptfix slim {source} {slim}",
     ),
     Entry(
-        "oversized-storage", "warning", "saved views drag a larger storage along",
+        "oversized-storage", "warning", "saved views keep a larger storage in the file",
         "torch.save writes the whole storage behind a view: a slice of a large tensor saves all of it. `.clone()` "
         "before "
         "saving helps next time.",
@@ -119,7 +118,7 @@ CONTENTS: tuple[Entry, ...] = (
     Entry(
         "nan-values", "warning", "values that are not a number",
         "Training diverged, or bytes are damaged or read as another dtype.",
-        (), "take a checkpoint from before: no command can tell the values that were meant",
+        (), "go back to an earlier checkpoint; the original values can't be recovered",
     ),
     Entry(
         "infinite-values", "info", "infinite values",
@@ -140,7 +139,7 @@ CONTENTS: tuple[Entry, ...] = (
         "DeepSpeed ZeRO-3 keeps each parameter on all ranks in parts; a plain save on one of them writes empty "
         "tensors, such as an "
         "adapter of 443 bytes. The values are in the ZeRO checkpoint, if one was saved.",
-        (46,), "nothing here can be mended: run zero_to_fp32.py on the ZeRO checkpoint, or save with gathering on",
+        (46,), "nothing here can be fixed: run zero_to_fp32.py on the ZeRO checkpoint, or save with gathering on",
     ),
     Entry(
         "no-tensors", "info", "it holds no tensor",
@@ -154,15 +153,15 @@ CONTENTS: tuple[Entry, ...] = (
         (53,), "upgrade safetensors and torch",
     ),
     Entry(
-        "wrapped-names", "warning", "the names carry what a wrapper put on them",
-        "DataParallel and DDP put `module.` before every name, torch.compile `_orig_mod.`, FSDP, checkpointing and "
+        "wrapped-names", "warning", "the keys have a wrapper's prefix",
+        "DataParallel and DDP put `module.` before every key, torch.compile `_orig_mod.`, FSDP, checkpointing and "
         "Lightning "
-        "theirs. A model without that wrapper finds none of its names: `Unexpected key(s)`.",
+        "theirs. A model without that wrapper finds none of its keys: `Unexpected key(s)`.",
         (2, 13, 48, 52), "ckptfix unwrap {source} {unwrapped}",
     ),
     Entry(
         "device-tags", "warning", "tensors load to a device that may not be there",
-        "torch.load puts each tensor back where it was: `Attempting to deserialize object on a CUDA device`, `don't "
+        "torch.load puts each tensor on its old device: `Attempting to deserialize object on a CUDA device`, `don't "
         "know how to "
         "restore data location`, or every process on cuda:0 and out of memory.",
         (5, 29, 34, 43), "ckptfix to-cpu {source} {cpu}",
@@ -187,28 +186,27 @@ CONTENTS: tuple[Entry, ...] = (
         (42,), _LOAD_INTO,
     ),
     Entry(
-        "no-format-metadata", "warning", "a safetensors file that does not say who wrote it",
+        "no-format-metadata", "warning", "metadata has no \"format\" entry (transformers needs format=pt)",
         "transformers asks its metadata for `format` and says `'NoneType' object has no attribute 'get'`. save_file "
         "writes "
-        "none unless told to.",
+        "none unless asked to.",
         (38,), "ckptfix convert {source} {zip} --to zip && ckptfix convert {zip} {safetensors} --to safetensors",
     ),
     Entry(
         "old-spelling", "info", "names in an older spelling",
         "LayerNorm's gamma and beta, weight_norm's weight_g and weight_v, spectral_norm's weight_orig: newer models "
-        "call the same "
-        "tensors otherwise.",
+        "have other names for the same tensors.",
         (41, 50, 54), "with the model at hand: " + _LOAD_INTO.removeprefix("in Python: "),
     ),
     Entry(
-        "needs-torch", "info", "older releases of torch can not read it",
+        "needs-torch", "info", "older releases of torch cannot read it",
         "torch 1.6 brought the zip container, later releases new rebuild calls and dtypes. Older ones say `is a zip "
         "archive (did you "
         "mean to use torch.jit.load()?)`, `kMaxSupportedFileFormatVersion` or miss a function.",
         (16, 35, 39), "ckptfix convert {source} {legacy} --to legacy",
     ),
     Entry(
-        "no-mmap", "info", "torch's old format can not be mapped into memory",
+        "no-mmap", "info", "torch's old format cannot be mapped into memory",
         "torch.load(mmap=True) takes only the zip container.",
         (60,), "ckptfix convert {source} {zip} --to zip",
     ),
@@ -224,14 +222,14 @@ CONTENTS: tuple[Entry, ...] = (
         (28,), "ckptfix convert {source} {safetensors}",
     ),
     Entry(
-        "state-dict-file", "info", "it holds weights, and no program",
-        "A state dict is no model: it has no eval(), and torch.jit.load finds no constants.pkl. Build the model by "
+        "state-dict-file", "info", "it holds weights, not a program",
+        "A state dict is not a model: it has no eval(), and torch.jit.load finds no constants.pkl. Build the model by "
         "its code, "
         "then load the weights into it. pickle.load does not read it either; torch.load does.",
         (15, 27, 44), _LOAD_INTO,
     ),
     Entry(
-        "misnamed-tar", "info", "called .tar, and no tar",
+        "misnamed-tar", "info", "called .tar, but not a tar archive",
         "The suffix .pth.tar is a habit: torch.load reads the file as it is, and tar does not.",
         (40,), "do not unpack it: torch.load reads it as it is",
     ),
@@ -241,35 +239,34 @@ CONTENTS: tuple[Entry, ...] = (
     ),
     # With --like.
     Entry(
-        "names-prefixed", "error", "the names are those of the model but for a prefix",
-        "The model was saved inside another, or inside a wrapper. With strict=False nothing would be loaded, silently.",
+        "names-prefixed", "error", "the keys match the model's except for a prefix",
+        "The model was saved inside another, or inside a wrapper. With strict=False nothing would load, silently.",
         (2, 13, 48, 52), _MATCH,
     ),
     Entry(
-        "no-names-match", "error", "no name of the file is one of the model",
-        "strict=False would load nothing, and say nothing of it.",
+        "no-names-match", "error", "no key of the file is in the model",
+        "strict=False would load nothing, without any error.",
         (48,), _MATCH,
     ),
     Entry(
-        "matched-by-structure", "error", "the tensors are those of the model under other names",
-        "Names differ throughout, and shapes, order and neighbours agree: every tensor has one place in the model.",
+        "matched-by-structure", "error", "the file has the model's tensors under other names",
+        "The names differ, but shapes, order and neighbours agree: every tensor has one place in the model.",
         (41, 48, 50, 54), _MATCH,
     ),
     Entry(
-        "missing-keys", "error", "the model has names that the file lacks",
-        "They would stay as the model was initialised.",
+        "missing-keys", "error", "the model has keys that the file lacks",
+        "They would keep the values that the model was initialised with.",
         (2, 48), None,
     ),
     Entry(
-        "unexpected-keys", "error", "the file has names that the model lacks",
+        "unexpected-keys", "error", "the file has keys that the model lacks",
         "They would not be loaded.",
         (2, 48), None,
     ),
     Entry(
         "optional-buffers", "warning", "buffers that one side lacks, and that hold no weights",
         "Releases differ in whether num_batches_tracked, position_ids, masks and the like are saved. A strict "
-        "load_state_dict "
-        "stops at them; the model makes them anew.",
+        "load_state_dict stops at them; the model computes them again.",
         (19, 21), _LOAD_INTO,
     ),
     Entry(
@@ -278,7 +275,7 @@ CONTENTS: tuple[Entry, ...] = (
         (26,), _LOAD_INTO,
     ),
     Entry(
-        "other-spelling", "error", "names that the model spells otherwise",
+        "other-spelling", "error", "keys that the model spells differently",
         "The same tensors under the names of an older or newer release: LayerNorm, weight_norm, spectral_norm, "
         "in_proj.",
         (41, 50, 54), _MATCH,

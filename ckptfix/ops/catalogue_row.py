@@ -17,7 +17,7 @@ class Entry:
         severity: ``"error"``: some bytes are lost or wrong, or no loader takes the file. ``"warning"``: a load may
             fail or go wrong because of it. ``"info"``: good to know.
         title: it in one sentence, where a finding says nothing more exact.
-        story: what it comes from, what people see of it, and what helps; for ``doctor --explain``.
+        story: where it comes from, what the user sees, and what helps; for ``doctor --explain``.
         errors: numbers of the load errors that it explains (`error_texts.ERRORS`).
         fix: a command with fields in braces (see `catalogue.remedy`), or an instruction; None where nothing helps.
     """

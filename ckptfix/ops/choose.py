@@ -2,9 +2,9 @@
 
 The answer is an address of the caller, or else what these steps leave of the candidates:
 
-1. What is the least of it goes: other things that trainers keep (`ASIDE`: hyper-parameters, losses, optimizers) where
+1. Unlikely ones are dropped: what else trainers keep (`ASIDE`: hyper-parameters, losses, optimizers) where
    there is a model or an average; averages and other copies (`COPIES`) where there is a model.
-2. The one stays that is called as training code calls its model (`NAMES`), the outermost of several.
+2. Kept is the one with a name that training code gives its model (`NAMES`), the outermost of several.
 3. Several names for the same tensors are one state dict.
 
 What still are several is a tie (a generator and a discriminator), and is asked for.
@@ -48,12 +48,12 @@ ASIDE: dict[str, str] = {
     "callbacks": "Lightning: what its callbacks keep",
     "loops": "Lightning: counters",
     "averaging_state": "Lightning WeightAveraging: n_averaged",
-    "loss": "a loss with weights of its own",
-    "loss_fn": "a loss with weights of its own",
+    "loss": "a loss with its own weights",
+    "loss_fn": "a loss with its own weights",
     "loss_func": "fastai Learner.export",
-    "criterion": "a loss with weights of its own",
-    "loss_state_dict": "a loss with weights of its own",
-    "criterion_state_dict": "a loss with weights of its own",
+    "criterion": "a loss with its own weights",
+    "loss_state_dict": "a loss with its own weights",
+    "criterion_state_dict": "a loss with its own weights",
     "opt": "fastai save_model: the optimizer's state, a row a parameter",
     "optim": "an optimizer whose state is not torch's",
     "optimizer": "an optimizer whose state is not torch's",
@@ -152,7 +152,7 @@ def _standing(row: Candidate) -> tuple[int, int]:
 
 
 def _tensors(checkpoint: Checkpoint, row: Candidate, held: Mapping[str, Sequence[TensorEntry]]) -> object:
-    """Equal for candidates that are made of the same tensors of the file; `held` are those of each mapping."""
+    """Equal for candidates made of the same tensors of the file; `held` are the tensors of each mapping."""
     try:
         entries = held.get(row.at, ()) if row.module is None else state_dict_of(checkpoint, row)
         return frozenset(view(entry) for entry in entries) or row.at
@@ -179,7 +179,7 @@ def states(checkpoint: Checkpoint) -> list[StateDict]:
 
 def undecided(checkpoint: Checkpoint, rows: Sequence[Candidate], *, fit: bool = False) -> Undecided:
     """The error that asks for one of `rows`, which the file holds, or which fit a model equally well."""
-    addresses = ", ".join(row.at or "''" for row in rows)
+    addresses = ", ".join(row.at or "the top level ('')" for row in rows)
     several = f"{len(rows)} state dicts"
     message = f"{several} fit equally well: {addresses}" if fit else f"it holds {several}: {addresses}"
     modules = [row.at for row in rows if row.module is not None]

@@ -18,7 +18,7 @@ from ckptfix.checkpoint import (
 )
 from ckptfix.commands import command
 from ckptfix.errors import Refused, Unsupported, WouldLoseData
-from ckptfix.fileio import cut_hint
+from ckptfix.fileio import truncated_hint
 from ckptfix.formats import FORMATS, safetensors, torch_recode
 from ckptfix.formats.safetensors_write import row_major
 from ckptfix.formats.torch_common import element_sizes, little_endian
@@ -36,7 +36,7 @@ class Conversion:
     """What a conversion will do.
 
     Attributes:
-        plan: what will be written; its findings name what stays behind.
+        plan: what will be written; its findings list what is left out.
         format: of the output.
         at: address of the state dict that was taken; None for the whole object.
         tensors: how many names are written.
@@ -60,7 +60,7 @@ def target_format(dest: str, to: str | None) -> str:
     """The format's name for `to`, or for the suffix of `dest`.
 
     Raises:
-        Unsupported: neither tells.
+        Unsupported: neither determines it.
     """
     if to is not None:
         name = ALIASES.get(to.lower(), to.lower())
@@ -71,20 +71,21 @@ def target_format(dest: str, to: str | None) -> str:
         if dest.lower().endswith(FORMATS[name].SUFFIXES):
             return name
     suffix = os.path.splitext(dest)[1]  # noqa: PTH122 (dest is text, whatever the system makes of it)
-    what = f"the suffix {suffix!r}" if suffix else "a name without suffix"
-    raise Unsupported(f"{what} names no format", path=dest, hint="say --to zip, --to legacy or --to safetensors")
+    what = f"the suffix {suffix!r}" if suffix else "a name without a suffix"
+    message = f"cannot tell the output format from {what}"
+    raise Unsupported(message, path=dest, hint="use another suffix, or --to zip, --to legacy or --to safetensors")
 
 
 def refuse_other_suffix(source: str, dest: str, name: str, *, chosen: bool = False) -> None:
-    """A file of one format must not go by another's name: whoever reads it would take it for that.
+    """A file of one format must not have another's suffix: its reader would take it for that format.
 
     Args:
         source: the file that `dest` is made of.
         name: the format of the output.
-        chosen: somebody asked for this format (``--to``), instead of what the suffix says.
+        chosen: the user asked for this format (``--to``), instead of what the suffix says.
 
     Raises:
-        Refused: the suffix of `dest` is one of another format, and none of the format `name`.
+        Refused: the suffix of `dest` belongs to another format, and not to `name`.
     """
     own = FORMATS[name].SUFFIXES
     for other in FORMATS.values():
@@ -92,9 +93,9 @@ def refuse_other_suffix(source: str, dest: str, name: str, *, chosen: bool = Fal
             way = command("convert", source, dest)
             first = f"without --to it writes {other.NAME}" if chosen else f"`{way}` first, and work on that"
             raise Refused(
-                f"the output would be a {FORMATS[name].TITLE}, and its name says {other.TITLE}",
+                f"the output would be {FORMATS[name].TITLE}, but its suffix suggests {other.TITLE}",
                 path=dest,
-                hint=f"{first}; or name the output *{own[0]}",
+                hint=f"{first}; or call the output *{own[0]}",
             )
 
 
@@ -103,7 +104,7 @@ def convert(
 ) -> Conversion:
     """Plan `dest` as another format of `checkpoint`.
 
-    torch to torch keeps the whole object. To safetensors goes one state dict: the one at `at`, or the only
+    torch to torch keeps the whole object. safetensors takes one state dict: the one at `at`, or the only
     one that looks like a model's.
 
     Raises:
@@ -161,7 +162,7 @@ def _to_safetensors(checkpoint: Checkpoint, dest: str, at: str | None, drop_unsu
     plan = Plan(plan.files, tuple(noticed))
     ties = len(fitting) - len(kept)
     others = [entry for entry in checkpoint.entries if entry.at != chosen.at]
-    promise = Promise(fitting, others=others, told=frozenset(left))
+    promise = Promise(fitting, others=others, reported=frozenset(left))
     return Conversion(plan, "safetensors", chosen.at, len(fitting), promise, (*left, *lost), lost, ties)
 
 
@@ -169,7 +170,7 @@ BROKEN = frozenset({
     *("bad-crc", "bad-tensor", "truncated", "unknown-dtype", "too-deep", "duplicate-record", "duplicate-key")
 })  # fmt: skip
 MISREAD = frozenset({"bad-tensor", "unknown-dtype", "too-deep", "duplicate-record", "duplicate-key"})
-"""Those of them that no length and no checksum tells."""
+"""The ones among them that no length and no checksum shows."""
 
 
 def refuse_damaged(checkpoint: Checkpoint, ids: Collection[str] = BROKEN, below: str = "") -> None:
@@ -177,7 +178,7 @@ def refuse_damaged(checkpoint: Checkpoint, ids: Collection[str] = BROKEN, below:
 
     Args:
         ids: what is looked for.
-        below: an address; what is said of tensors elsewhere does not count.
+        below: an address; findings about tensors elsewhere do not count.
 
     Raises:
         WouldLoseData: a finding says that a tensor cannot be read as its writer meant it.
@@ -189,7 +190,7 @@ def refuse_damaged(checkpoint: Checkpoint, ids: Collection[str] = BROKEN, below:
     if broken:
         message = f"{broken[0].message} ({len(broken)} such)" if len(broken) > 1 else broken[0].message
         where, offset = broken[0].where or None, broken[0].offset
-        hint = cut_hint(checkpoint.path) if broken[0].id == "truncated" else None
+        hint = truncated_hint(checkpoint.path) if broken[0].id == "truncated" else None
         raise WouldLoseData(message, path=checkpoint.path, where=where, offset=offset, hint=hint)
 
 
@@ -220,7 +221,7 @@ def little(checkpoint: Checkpoint, entries: Sequence[TensorEntry]) -> list[Tenso
 
 
 def _left_behind(checkpoint: Checkpoint, chosen: Candidate) -> list[str]:
-    """Addresses at the top of what is outside the chosen state dict, and its values that are no tensors."""
+    """Addresses at the top of what is outside the chosen state dict, and its values that are not tensors."""
     inside = f"{chosen.at}/" if chosen.at else ""
     taken = {entry.name for entry in checkpoint.entries if entry.at == chosen.at}
     left: dict[str, None] = {}

@@ -24,7 +24,7 @@ _HARMLESS = frozenset(
     | {"functools.partial", "types.SimpleNamespace", "types.MappingProxyType", "_io.BytesIO"}
     | {"joblib.numpy_pickle.NumpyArrayWrapper", "joblib.numpy_pickle.NDArrayWrapper"}
 )  # fmt: skip
-"""Names of those modules that hold data; `partial` runs nothing by itself, and is told like any other."""
+"""Names of those modules that hold data; `partial` runs nothing by itself, and is reported like any other."""
 
 _DANGEROUS = frozenset({
     "torch.load", "torch.serialization.load", "torch.hub.load", "torch.jit.load", "torch.storage._load_from_bytes",

@@ -34,16 +34,16 @@ def diff(
     at: At = None,
     progress: Progress | None = None,
 ) -> DiffResult:
-    """Compare checkpoint `a` with `b`: names, properties, elements, and the values that are no tensors.
+    """Compare checkpoint `a` with `b`: names, properties, elements, and the values that are not tensors.
 
-    Tensors are matched by address and name; then by name without wrapper prefixes; then by content. Memory stays
+    Tensors are matched by address and name; then by name without wrapper prefixes; then by content. Memory use is
     bounded by a few MiB a core, whatever the tensors' sizes.
 
     Args:
         keys_only: names, shapes and dtypes; no tensor byte is read.
         rtol, atol: elements and floats are the same where ``|a - b| <= atol + rtol * |b|``. NaN is NaN.
         filter: a glob; only tensors and values whose address or last part matches are compared.
-        strip: prefixes to take off the names of both sides, in this order, before they are matched.
+        strip: prefixes to remove from the names of both sides, in this order, before they are matched.
         quick: tensors that fill a storage count as equal where size and the stated CRC-32 are.
         at: compare the mapping at this address only; one for both (a file without it: its main state dict)
             or one each.
@@ -51,7 +51,7 @@ def diff(
 
     Raises:
         NoSuchTensor: a file has no tensors at `at`.
-        Undecided: which state dict is to be compared with the other file's cannot be told.
+        Undecided: it is not certain which state dict to compare with the other file's.
         KeyConflict: two tensors have one name after `strip`.
         Truncated, DamagedFile: a file does not hold what it promises.
         ValueError: a tolerance that is negative or NaN.

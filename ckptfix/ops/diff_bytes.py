@@ -1,7 +1,7 @@
 """The bytes of two tensors side by side, in chunks, on every core.
 
 Equal bytes are the common case and the fast one: chunks are compared as bytes, and only from the first that
-differs are elements decoded. What was equal before is then read once more, on one side, for the norms.
+differs are elements decoded. What was equal before is then read again, on one side, for the norms.
 """
 
 from __future__ import annotations

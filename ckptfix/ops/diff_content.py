@@ -1,7 +1,7 @@
 """Tensors that have the same bytes under another name.
 
 Only tensors without a counterpart by name are looked at, and of these only the ones whose dtype and shape
-occur on the other side too. They are told apart by CRC-32, where the files state it, or else by their first
+occur on the other side too. They are distinguished by CRC-32, where the files state it, or else by their first
 bytes; what is then still alike, by BLAKE2b of all their bytes.
 """
 
@@ -35,7 +35,7 @@ class Renamed:
 
 
 def leaves(entry: TensorEntry) -> list[TensorEntry]:
-    """The tensors with data of their own that `entry` is made of, in order: itself, and its parts."""
+    """The tensors with their own data that `entry` is made of, in order: itself, and its parts."""
     if not entry.parts:
         return [entry] if entry.storage is not None else []
     found = []
@@ -125,7 +125,7 @@ def _split(groups: Iterable[Group], key: Key) -> list[Group]:
 def _by_digest(
     groups: list[Group], swap: bool, a: Checkpoint, b: Checkpoint, readers: Readers, workers: Workers
 ) -> list[Group]:
-    """The groups divided by content: by that of the first bytes, and where there are more, by that of all."""
+    """The groups divided by content: by the first bytes, and where there are more, by all bytes."""
     done: list[Group] = []
     for limit in (HEAD, None):
         tasks = [

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 BLOCK = 1 << 15
-"""Elements of one pass: five arrays of float64 (1.3 MB) stay in a core's own cache."""
+"""Elements of one pass: five arrays of float64 (1.3 MB) fit in a core's cache."""
 
 DOT = 1 << 13
-"""Elements of one dot product: OpenBLAS starts threads of its own above 10,000, which then fight with ours."""
+"""Elements of one dot product: OpenBLAS starts its own threads above 10,000, which then compete with ours."""
 
 Arithmetic = Literal["integer", "real", "complex", "bits"]
 
@@ -130,7 +130,7 @@ PACKED = frozenset({"quint4x2", "quint2x4"})
 
 
 def decode(data: bytes, dtype: Dtype, swap: bool) -> NDArray[Any]:
-    """The elements in `data`; those of a dtype without arithmetic as rows of bytes."""
+    """The elements in `data`; a dtype without arithmetic gives rows of bytes."""
     import numpy
 
     view = dtypes.numpy_dtype(dtype.name)
@@ -198,7 +198,7 @@ def _add_integers(x: NDArray[Any], y: NDArray[Any], rtol: float, atol: float, su
     sums.finite += x.size
     sums.differing += _differing(distance, y, rtol, atol)
     sums.max_abs = max(sums.max_abs, int(distance.max()))
-    # In halves: 2**15 elements of 32 bits can not overflow a sum of 64.
+    # In halves: 2**15 elements of 32 bits cannot overflow a sum of 64.
     sums.sum_abs += (int((distance >> numpy.uint64(32)).sum()) << 32) + int((distance & numpy.uint64(0xFFFFFFFF)).sum())
     _add_norms(x, y, _dot(d, d), sums)
 

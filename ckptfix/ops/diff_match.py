@@ -24,7 +24,7 @@ class Side:
     """One of the two checkpoints, and where its mappings stand in a common naming of addresses.
 
     Attributes:
-        roots: addresses of the paired mappings; the n-th of one side goes with the n-th of the other.
+        roots: addresses of the paired mappings; the n-th of one side is paired with the n-th of the other.
         everything: whether what is outside of them takes part too, under the address that it has.
     """
 
@@ -116,7 +116,7 @@ def _undecided(a: Checkpoint, b: Checkpoint, main_a: list[str], main_b: list[str
 
 
 def _optimizers(checkpoint: Checkpoint) -> list[str]:
-    """Addresses of the optimizers: what stands before ``state`` in those of their tensors."""
+    """Addresses of the optimizers: what stands before ``state`` in their tensors' addresses."""
     found: dict[str, None] = {}
     for state in checkpoint.state_dicts:
         parts = state.at.split("/")

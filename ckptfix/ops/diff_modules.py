@@ -17,7 +17,7 @@ def as_state_dicts(a: Checkpoint, b: Checkpoint) -> tuple[Checkpoint, Checkpoint
     """Both checkpoints, each with the state dict of every module that the other one does not have as a module.
 
     Modules at one address are compared as they were pickled, with all that state dicts lack; and so are those among
-    hyper-parameters, which are no models.
+    hyper-parameters, which are not models.
 
     Raises:
         CkptfixError: a module that is none, or a tensor of it that cannot be read.

@@ -57,7 +57,7 @@ def _values(side: Side) -> Iterator[tuple[Place, tuple[str, Any]]]:
 
 
 def _leave_out_marks(side: Side, found: Found, matched: set[Place]) -> None:
-    """Take out plain attributes of plain tensors that only one file has: what a library noted there of its own use.
+    """Take out plain attributes of plain tensors that only one file has: a library's notes for its own use.
 
     FSDP sets ``_has_been_cloned`` on every tensor that it saves; no load_state_dict takes such a thing over.
     """
@@ -68,7 +68,7 @@ def _leave_out_marks(side: Side, found: Found, matched: set[Place]) -> None:
 
 
 def _metadata(side: Side) -> Found:
-    """The string pairs that the format keeps beside the tensors, as values of a mapping of their own."""
+    """The string pairs that the format keeps beside the tensors, as values of a separate mapping."""
     pairs = side.checkpoint.metadata.items()
     return {(-2, key): (f"__metadata__/{key}", text) for key, text in pairs if side.chosen(f"__metadata__/{key}")}
 

@@ -79,7 +79,7 @@ class TensorChange:
     """What differs between two tensors that belong together.
 
     Attributes:
-        name_a, name_b: their names; those of a part for a part of a sparse, quantized or wrapper tensor.
+        name_a, name_b: their names; for a part of a sparse, quantized or wrapper tensor, the part's names.
         match: what brought them together.
         differences: properties that differ.
         values: how far apart the elements are; None if they are equal, or could not differ.
@@ -94,7 +94,7 @@ class TensorChange:
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """Tensors that share one storage in the file `side` and do not in the other; `names` are those of that side."""
+    """Tensors that share one storage in the file `side` and do not in the other; `names` are as in that file."""
 
     side: Literal["a", "b"]
     names: tuple[str, ...]
@@ -102,7 +102,7 @@ class Sharing:
 
 @dataclass(frozen=True, slots=True)
 class ValueChange:
-    """A value that is no tensor. `name_a` or `name_b` is None where that side does not have it."""
+    """A value that is not a tensor. `name_a` or `name_b` is None where that side does not have it."""
 
     name_a: str | None
     name_b: str | None
@@ -119,7 +119,7 @@ class Counts:
         equal: of these, how many have equal properties and values.
         trusted: of these, how many were not read, because CRC-32 and size are equal.
         nbytes: bytes of one side that were to be compared.
-        values: values that are no tensors, on either side.
+        values: values that are not tensors, on either side.
     """
 
     matched: int
@@ -145,7 +145,7 @@ class DiffResult:
         close: matched tensors whose values are the same, and their bytes are not: within the tolerance, zeros of
             different sign, NaNs of different payload. No difference in the sense of `same`.
         sharing: tensors that share a storage on one side only.
-        values: values that are no tensors and differ.
+        values: values that are not tensors and differ.
         unread: what one of the files has and could not be read; the files are then not the same.
         counts: how much was compared.
         modules: whole pickled modules that were compared as their state dicts.

@@ -68,7 +68,7 @@ def content(entry: TensorEntry) -> Content:
     """Where the elements of a dense tensor, or of the dense part of a quantized one, are to be read.
 
     Raises:
-        Unsupported: nowhere, or in a form that can not be streamed.
+        Unsupported: nowhere, or in a form that cannot be streamed.
         DamagedFile: they would lie outside of the storage.
     """
     storage = entry.storage

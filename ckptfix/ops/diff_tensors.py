@@ -20,7 +20,7 @@ from ckptfix.ops.diff_sources import Readers, Workers
 from ckptfix.ops.values import ValueDiff
 
 UNSTATED = {"safetensors": frozenset({"device", "requires_grad", "parameter", "stride", "detail", "sharing"})}
-"""What a format says nothing of: it is not compared with what the other file says."""
+"""What a format does not state: it is not compared with what the other file states."""
 
 LAZY = frozenset(torch_tensors.LAZY)
 
@@ -65,13 +65,13 @@ class Row:
 
 @dataclass(slots=True)
 class Tensors:
-    """Matched tensors: a row each, and one more for each part; and the jobs that tell their values apart.
+    """Matched tensors: a row each, and one more for each part; and the jobs that compare their values.
 
     Attributes:
         byteorders: of the two files.
         rtol, atol: see `Comparison`.
         quick: whether an equal CRC-32 and size will do.
-        unstated: properties that one of the formats says nothing of.
+        unstated: properties that one of the formats does not state.
         jobs: by what is compared, so that tied tensors are compared once.
         trusted: owners of rows whose bytes are not read.
     """
@@ -222,7 +222,7 @@ def _steps(entry: TensorEntry) -> tuple[int, ...]:
 
 
 def _place(entry: TensorEntry) -> Hashable:
-    """What tells whether two tensors are the same elements of a file."""
+    """Equal for tensors that are the same elements of a file."""
     storage = entry.storage
     data = storage.data if storage is not None else None
     place = data if isinstance(data, ByteRange) else id(data)

@@ -1,4 +1,4 @@
-"""Why a checkpoint does not load: everything that can be seen of it, judged, with the command that mends it.
+"""Why a checkpoint does not load: everything that can be seen of it, judged, with the command that fixes it.
 
 The file is read as text and numbers; nothing of it is imported or run. Nothing is called safe: a diagnosis says what
 was looked at.
@@ -66,25 +66,25 @@ def examine(
 
     Args:
         like: the model that it is meant for, as `targets.read` gives it.
-        error: a message that somebody got, to say which findings explain it.
+        error: the error message the user saw, to say which findings explain it.
         fast: read no tensor bytes: no checksums, no search for NaN and zeros.
-        at: address of the state dict that counts; of the others, nothing is said.
-        like_at: address of the state dict of `like`, where somebody gave one.
+        at: address of the state dict that counts; the others are not reported on.
+        like_at: address of the state dict of `like`, if the caller gave one.
 
     Raises:
-        CkptfixError: there is no such file, or it can not be read.
+        CkptfixError: there is no such file, or it cannot be read.
     """
     name = file_name(path)
     if not Path(name).exists():
         raise NoSuchFile(name)
     rows = error_texts.rows(error) if error is not None else ()
     prefix = error_names.prefix(error_names.listed(error)) if error is not None else None
-    looked = ["its first bytes"]
+    looked = ["first bytes"]
     checkpoint: Checkpoint | None = None
     findings: list[Finding]
     index = scan_shards.index_of(name)
     if index is not None:
-        looked = ["the index", "the headers of its shards"]
+        looked = ["index", "headers of its shards"]
         findings = list(scan_shards.scan(index))
         title = "a sharded checkpoint"
     else:
@@ -99,15 +99,15 @@ def examine(
                 which = f"{Path(alone).name}, the only checkpoint in the folder"
                 return replace(inner, looked_at=(which, *inner.looked_at))
             program = isinstance(trouble, UnknownFormat) and trouble.kind in scan_foreign.PROGRAMS
-            looked += ["its records"] if program else []
+            looked += ["records"] if program else []
             if isinstance(trouble, DistributedPart):
                 inside = []
             else:
                 inside = list(scan_program.scan(name, fast=fast) if program else _container(name))
-            # An archive whose records can be listed is no unknown file.
+            # An archive whose records can be listed is not an unknown file.
             said = scan_foreign.scan(name, trouble)
-            told = [finding for finding in said if finding.id != "unknown-format" or not inside]
-            findings = [*told, *inside]
+            known = [finding for finding in said if finding.id != "unknown-format" or not inside]
+            findings = [*known, *inside]
             title = trouble.message
         else:
             title = FORMATS[checkpoint.format].TITLE
@@ -116,7 +116,7 @@ def examine(
     ordered = _ordered(findings, rows)
     remedies = [_remedy(finding, name, like, at=at, like_at=like_at) for finding in ordered]
     if any(finding.id == "one-rank" for finding in ordered):
-        # Plain values of a piece would load, and be no model: the whole is made by who knows all ranks.
+        # Plain values of a piece would load, but are not a model: the whole needs the files of all ranks.
         remedies = [_without(row, "sanitize") for row in remedies]
     done = tuple(replace(finding, fix=row.text) for finding, row in zip(ordered, remedies, strict=True))
     form = checkpoint.format if checkpoint is not None else None
@@ -124,7 +124,7 @@ def examine(
 
 
 def _remedy(finding: Finding, path: str, like: Side | None, *, at: str | None, like_at: str | None) -> Remedy:
-    """The remedy of a finding, with what `match` has to be told of the model."""
+    """The remedy of a finding, with the options about the model that `match` needs."""
     if like is None:
         return remedy_of(finding, path, at=at)
     more: tuple[str, ...] = ("--like-at", like_at) if like_at else ()
@@ -148,12 +148,12 @@ def _judge(
     looked: list[str],
 ) -> Iterator[Finding]:
     """Everything about a file that can be opened."""
-    looked[:] = ["its container", "its names and devices"]
+    looked[:] = ["container", "key names", "devices"]
     path = checkpoint.path
     pickled = isinstance(checkpoint.graph, Parts)
-    # A second reading would find no more: what reads a pickled format notes everything that its check tells.
+    # A second reading would find no more: reading a pickled format notes everything that its check reports.
     judged = all_findings(checkpoint) if pickled else FORMATS[checkpoint.format].check(path)
-    # Globals are told with their calls below.
+    # Globals are reported with their calls below.
     yield from (finding for finding in judged if finding.id != "foreign-global")
     yield from _container(path, checkpoint)
     piece = piece_of(checkpoint, at)
@@ -176,7 +176,7 @@ def _judge(
             yield found("missing-keys", error.message)
     yield from contents
     if not fast:
-        looked.append("every byte of its tensors")
+        looked.append("tensor data")
         yield from scan_records.scan(_pieces(checkpoint, view), checkpoint.byteorder)
 
 
@@ -199,7 +199,7 @@ def _pickles(checkpoint: Checkpoint, looked: list[str], at: str | None) -> Itera
     parts = checkpoint.graph
     if not isinstance(parts, Parts):
         return
-    looked.append("its pickle, read as text")
+    looked.append("pickle")
     graph = parts.graph
     zipped = checkpoint.format == torch_zip.NAME
     where, base = (parts.container.pickle.name, 0) if zipped else ("pickle", 0)
@@ -216,7 +216,7 @@ def _pickles(checkpoint: Checkpoint, looked: list[str], at: str | None) -> Itera
         module = None
     for finding in scan_pickle.scan(graph, where, base):
         if finding.id == "foreign-global" and not checkpoint.entries and module is None:
-            # A scheduler's state, or a program's settings: there are no weights that would not load.
+            # A scheduler's state, or a program's settings: no weights fail to load.
             finding = replace(finding, severity="warning")
         # Without its classes nothing of a module is left for sanitize to write; extract takes the weights out.
         taken = module is not None and finding.id in ("foreign-global", "dangerous-global")
@@ -291,7 +291,7 @@ def _pieces(checkpoint: Checkpoint, view: Checkpoint) -> list[scan_records.Piece
 
 
 def _inside(piece: scan_records.Piece, size: int) -> bool:
-    """Whether the file has the bytes; where it has not, the cut has been told."""
+    """Whether the file has the bytes; where it has not, the cut is reported already."""
     return not isinstance(piece.data, ByteRange) or (piece.data.length >= 0 and piece.data.end <= size)
 
 

@@ -39,11 +39,11 @@ class Diagnosis:
     Attributes:
         path: the file or folder; ``""`` where there is only a message.
         format: NAME of the format that reads it; None where none does.
-        title: what it is, for people.
+        title: what it is, in words.
         size: bytes of the file; 0 for a folder.
         findings: the most serious first, those that explain the message before others of their kind; `fix` is a
             command line for a shell, or words, or None where nothing helps.
-        looked_at: what was looked at, in words.
+        looked_at: what was checked, in words.
         message: what the pasted message is; None without one.
         remedies: what to do about each of the findings, in their order.
     """
@@ -78,11 +78,11 @@ class Diagnosis:
             return f"{place}{first.message}"
         if not self.path:
             meanings = self.message.meanings if self.message is not None else ()
-            unknown = "the message is none that ckptfix knows"
-            return f"such a message usually means that {meanings[0]}" if meanings else unknown
+            unknown = "I don't recognise that error message."
+            return f"This message usually means that {meanings[0]}" if meanings else unknown
         if self.message is not None and self.message.meanings:
-            return f"the file shows no cause of this message, which usually means that {self.message.meanings[0]}"
-        return f"nothing wrong was found in {', '.join(self.looked_at)}"
+            return f"no cause of this message was found in the file; it usually means that {self.message.meanings[0]}"
+        return f"No problems found. (Checked: {', '.join(self.looked_at)}.)"
 
     @property
     def cause(self) -> Finding | None:
@@ -102,7 +102,7 @@ class Diagnosis:
 
     @property
     def fixes(self) -> tuple[tuple[str, ...], ...]:
-        """The commands that fix what is no mere note, or explains the message, as lists of words, in their order.
+        """The commands that fix the findings that are not just notes, or explain the message: lists of words, in order.
 
         Each reads what the one before it wrote; empty where no command of ckptfix helps.
         """
@@ -119,7 +119,7 @@ class Diagnosis:
         )
 
     def _counted(self) -> list[tuple[Finding, Remedy]]:
-        """The findings that are no mere notes, or explain the message, with their remedies; the cause first."""
+        """The findings that are not just notes, or explain the message, with their remedies; the cause first."""
         cause = self.cause
         rows = [
             (finding, row) for finding, row in zip(self.findings, self.remedies, strict=True)

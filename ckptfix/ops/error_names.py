@@ -29,7 +29,7 @@ class Listed:
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """All that the names differ by: path components that the file's names carry (`in_file`), or the model's."""
+    """All that the names differ by: path components that the file's names begin with (`in_file`), or the model's."""
 
     name: str
     in_file: bool
@@ -38,8 +38,8 @@ class Prefix:
     def meaning(self) -> str:
         """It in words."""
         if self.in_file:
-            return f"the names in the file carry the prefix `{self.name}.`, and the model's do not"
-        return f"the model's names carry the prefix `{self.name}.`, and those in the file do not"
+            return f"the keys in the file have the prefix `{self.name}.`, and the model's do not"
+        return f"the model's keys have the prefix `{self.name}.`, and those in the file do not"
 
     @property
     def options(self) -> tuple[str, str, str]:

@@ -14,18 +14,18 @@ from ckptfix.ops import error_names
 
 ERRORS: dict[int, str] = {
     1: "the zip archive has no directory at its end: it was cut short, or other bytes follow it",
-    2: "the names in the file and in the model differ, mostly by the `module.` of DataParallel",
-    3: "the pickle names classes that torch.load(weights_only=True) does not allow",
+    2: "the keys in the file and in the model differ, mostly by the `module.` of DataParallel",
+    3: "the pickle contains classes that torch.load(weights_only=True) does not allow",
     4: "a tensor of the file has another shape than the model's, mostly a head for another number of classes",
     5: "the tensors were saved on a GPU that is not here",
     6: "the file is a git-lfs pointer",
-    7: "the file is no checkpoint: a web page, JSON, something compressed, or zeros",
+    7: "the file is not a checkpoint: a web page, JSON, something compressed, or zeros",
     8: "a whole model was pickled, and the code of its classes is not here",
-    9: "the pickle names a class of the script that saved it",
+    9: "the pickle contains a class of the script that saved it",
     10: "a whole model was pickled by another release of torch, whose modules have other attributes",
-    11: "the file is no safetensors file: a git-lfs pointer, or a torch file under that name",
-    12: "the pickle names classes of a package that is not installed; the weights do not need them",
-    13: "the names carry `_orig_mod.`, which torch.compile puts on them",
+    11: "the file is not a safetensors file: a git-lfs pointer, or a torch file under that name",
+    12: "the pickle contains classes of a package that is not installed; the weights do not need them",
+    13: "the keys begin with `_orig_mod.`, which torch.compile adds",
     14: "the optimizer was saved for another number of parameters",
     15: "data.pkl, or a torch checkpoint, was loaded by pickle.load",
     16: "the file is a zip checkpoint, and this torch is older than 1.6",
@@ -43,16 +43,16 @@ ERRORS: dict[int, str] = {
     28: "transformers refuses pickled checkpoints with torch before 2.6",
     29: "every process loads the tensors to the GPU that they were saved on",
     30: "a view was saved, and with it the whole storage behind it",
-    31: "the index names a shard that is not there, or is of another save",
+    31: "the index lists a shard that is missing, or belongs to another save",
     32: "a record of the zip archive is damaged",
     33: "the disk was full while the file was written; what is there is cut short",
     34: "the tensors were saved on a kind of device that this torch does not have",
     35: "a newer torch wrote the archive",
     36: "tensors share memory, which safetensors cannot hold",
     37: "the checkpoint is a distributed one: a folder, or without its .metadata",
-    38: "the safetensors file does not say that torch wrote it",
+    38: "the safetensors file has no \"format\" entry in its metadata",
     39: "a newer torch wrote the file: this one lacks a function that it names",
-    40: "the file was unpacked, or is no tar though it is called so",
+    40: "the file was unpacked, or is not a tar though its name says so",
     41: "LayerNorm's weight and bias are called gamma and beta on one side",
     42: "Lightning was given a checkpoint that Lightning did not write",
     43: "the optimizer's state is on another device than it must be",
@@ -61,11 +61,11 @@ ERRORS: dict[int, str] = {
     46: "the weights are empty, or one rank's parts: DeepSpeed ZeRO-3, FSDP or tensor parallelism had "
     "them in parts when they were saved",
     47: "the data of a safetensors file is shorter or longer than its header says",
-    48: "no name of the file is one of the model's: nothing was loaded",
+    48: "no key of the file is in the model: nothing was loaded",
     49: "a checker knows only archives whose folder is called archive",
     50: "weight_norm is spelled in the old way on one side and in the new way on the other",
     51: "position embeddings are for another resolution or length",
-    52: "the names carry what FSDP, checkpointing, Lightning or Opacus put on them",
+    52: "the keys have a prefix that FSDP, checkpointing, Lightning or Opacus adds",
     53: "the file has a dtype that this reader does not know",
     54: "spectral_norm is spelled in the old way on one side and in the new way on the other",
     55: "the file is a TorchScript program, which torch.jit.load reads",
@@ -168,7 +168,7 @@ def rows(text: str) -> tuple[int, ...]:
     names = error_names.listed(text)
     if names is None:
         return tuple(found)
-    # A word that some of the names have is no cause, unless all that one side lists have it.
+    # A word that some of the names have is not a cause, unless all that one side lists have it.
     chance = [row for row in found if row in _OF_NAMES and not _of_all(row, names)]
     cause = [2] if error_names.prefix(names) is not None else []
     return tuple(dict.fromkeys([*cause, *(row for row in found if row not in chance), 2, 48, *chance]))
@@ -178,7 +178,7 @@ _OF_NAMES = {row: re.compile(pattern, re.IGNORECASE) for row, pattern in (
     (19, r"num_batches_tracked"), (21, r"position_ids"), (26, r"lm_head"), (41, r"LayerNorm|gamma|beta"),
     (50, r"weight_g|weight_v|original"), (54, r"weight_orig|weight_u\b|original|\._u\b|\._v\b"),
 )}  # fmt: skip
-"""Load errors that are told by a word in the names, and the word."""
+"""Load errors that are recognised by a word in the names, and the word."""
 
 
 def _of_all(row: int, names: error_names.Listed) -> bool:

@@ -41,7 +41,7 @@ class Extraction:
         """What the output has to hold: the tensors that were taken, but for those that its format cannot hold."""
         weights = self.weights
         kept = [entry for entry in weights.entries if entry.key not in self.lost]
-        return Promise(kept, others=weights.beside, told=frozenset(weights.left))
+        return Promise(kept, others=weights.beside, reported=frozenset(weights.left))
 
 
 def choose(checkpoint: Checkpoint, at: str | None, ema: bool) -> tuple[Weights, tuple[str, ...]]:

@@ -172,11 +172,11 @@ def _from_list(checkpoint: Checkpoint, at: str, models: list[Candidate]) -> Weig
             if where == at
         ]
     except BadTensor as error:
-        raise Refused(f"an average that can not be read: {error}", path=checkpoint.path, where=at) from None
+        raise Refused(f"an average cannot be read: {error}", path=checkpoint.path, where=at) from None
     named = [entry for entry in weights.entries if entry.key.rpartition(".")[2] not in STATISTICS]
     if [entry.shape for entry in named] != [entry.shape for entry in values]:
         where = models[0].at or "the top"
-        message = f"the {len(values)} averages at {at} are not those of the {len(named)} parameters at {where}"
+        message = f"the {len(values)} averages at {at} do not belong to the {len(named)} parameters at {where}"
         hint = "their numbers or shapes differ, so their names are not known"
         raise Refused(message, path=checkpoint.path, hint=hint)
     new = {old.key: replace(value, key=old.key) for old, value in zip(named, values, strict=True)}

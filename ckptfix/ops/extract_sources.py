@@ -21,7 +21,7 @@ from ckptfix.ops.pieces import refuse_odd_keys
 from ckptfix.pickles.graph import label, pairs
 
 EXTRA_STATE = "_extra_state"
-"""Last component of the name of what a module keeps in a state dict that is no tensor (Module.get_extra_state)."""
+"""Last component of the name under which a module keeps what is not a tensor (Module.get_extra_state)."""
 
 
 def read(checkpoint: Checkpoint, candidate: Candidate) -> Weights:
@@ -120,7 +120,7 @@ def _plain_dict(node: Any, depth: int = 0) -> dict[str, Any]:
 def left_behind(checkpoint: Checkpoint, at: str, *, module: bool = False) -> tuple[str, ...]:
     """Addresses of what is outside the mapping or module at `at`, cut where they part from it.
 
-    The values of a mapping that are no tensors are among them; other attributes of a module are no part of any state
+    The values of a mapping that are not tensors are among them; other attributes of a module do not belong to a state
     dict, and are not.
     """
     own = at.split("/") if at else []
@@ -128,7 +128,7 @@ def left_behind(checkpoint: Checkpoint, at: str, *, module: bool = False) -> tup
     left: dict[str, None] = {}
     for address, holder in leaves(checkpoint):
         if (tensor := _around(address, taken)) is not None:
-            # What a wrapper carries goes with it; a plain tensor is written anew, without attributes.
+            # What a wrapper carries is kept with it; a plain tensor is written again, without attributes.
             if holder is not None and tensor.kind == "dense":
                 left[address] = None
             continue
@@ -161,7 +161,7 @@ def _losses(checkpoint: Checkpoint, at: str, left: Iterable[str]) -> Iterator[Fi
         if not address.startswith(at) or (at and name == address):
             continue
         if name.rpartition(".")[2] == EXTRA_STATE:
-            yield Finding("not-taken", "warning", address, "extra state of a module, which is no tensor")
+            yield Finding("not-taken", "warning", address, "extra state of a module, which is not a tensor")
         elif address in packed and ("." in name or "/" in name):
             yield Finding("not-taken", "warning", address, "tensors packed in another object, which are not taken")
 
@@ -170,7 +170,7 @@ def picked(weights: Weights, names: Mapping[str, str], what: str, prefix: str = 
     """The tensors that `names` lists (old -> new), under their new names; the others are left behind.
 
     Args:
-        prefix: path of the module whose versions become those of the root.
+        prefix: path of the module whose versions become the root's.
     """
     entries = tuple(replace(entry, key=names[entry.key]) for entry in weights.entries if entry.key in names)
     calls = weights.calls

@@ -21,7 +21,7 @@ class Family:
     Attributes:
         id: short name, as it stands in reports.
         how: ``"same"``: two spellings of one tensor. ``"optional"``: a buffer that is computed, counted or left over,
-            so that either side may lack it. ``"fused"``: one tensor here, several there; told, never done.
+            so that either side may lack it. ``"fused"``: one tensor here, several there; reported, never done.
         about: what the spellings are.
         source: where they are defined.
     """
@@ -133,8 +133,8 @@ _STATISTICS = (("moving_mean", "moving_variance"), ("moving_mean", "moving_var")
 _COUNTS = {"num_batches_tracked"}
 
 FUSED_QKV = ("qkv", "Wqkv", "qkv_proj", "to_qkv", "c_attn", "in_proj")
-"""Modules that project to query, key and value in one, in this order. GPT-NeoX's ``query_key_value`` is not one of
-them: it goes head by head."""
+"""Modules that project to query, key and value in one, in this order. GPT-NeoX's ``query_key_value`` is not among
+them: it is ordered head by head."""
 
 _SPLIT_QKV = (
     ("q_proj", "k_proj", "v_proj"),
@@ -157,7 +157,7 @@ _FUSIONS: tuple[tuple[str, tuple[str, ...], tuple[tuple[str, ...], ...]], ...] =
 """Family, modules that are fused, and what they may be in parts, in the order of the fused tensor's rows."""
 
 _NO_ATTENTION = {"A_log", "conv1d.weight", "x_proj.weight"}
-"""Beside an ``in_proj`` these say that it is Mamba's, which is no attention."""
+"""Beside an ``in_proj`` these say that it is Mamba's, which is not attention."""
 
 
 def canonical(names: Sequence[str]) -> dict[str, str]:
@@ -165,7 +165,7 @@ def canonical(names: Sequence[str]) -> dict[str, str]:
 
     The canonical spelling is what torch's newest module writes (``weight``, ``running_mean``,
     ``parametrizations.weight.original0``); a fused attention projection is ``qkv``. A spelling counts only where the
-    whole of it is there: a lone ``gamma`` is a layer scale and stays. Two names never get one canonical name.
+    whole of it is there: a lone ``gamma`` is a layer scale and is kept. Two names never get one canonical name.
     """
     modules: dict[str, list[str]] = defaultdict(list)
     for name in names:
@@ -294,7 +294,7 @@ def optional(slot: Slot) -> Family | None:
 def fusions(one: Iterable[Slot], other: Iterable[Slot]) -> tuple[tuple[str, tuple[str, ...]], ...]:
     """Tensors of `one` that are several of `other` in one piece: (fused name, names of the parts).
 
-    They are told by their last components and by shapes: the parts' rows add up to the fused tensor's.
+    They are recognised by their last components and by shapes: the parts' rows add up to the fused tensor's.
     """
     groups = _split_groups({slot.name: slot for slot in other})
     found: list[tuple[str, tuple[str, ...]]] = []

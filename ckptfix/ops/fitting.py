@@ -12,7 +12,7 @@ _WHOLE = {"int": "whole", "bool": "whole"}
 
 
 def misfit(source: Slot, target: Slot, *, reshape: bool = False) -> str | None:
-    """Why `source` can not go where `target` is expected, in a few words; None if it can.
+    """Why `source` cannot go where `target` is expected, in a few words; None if it can.
 
     A float32 in place of a float16 fits, as loading converts it; an int in place of a float does not. With `reshape`
     another shape of equally many elements fits, unless one is a transposition of the other: the elements would then

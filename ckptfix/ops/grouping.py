@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 MAX_PARTS = 64
-"""Components that are looked at; what follows in a longer name counts as one. Nobody nests modules so deep."""
+"""Components that are looked at; what follows in a longer name counts as one. Modules are never nested so deep."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ def collapse(names: Iterable[str], among: Iterable[str] = ()) -> tuple[Group, ..
     one range, so that it reads which layers are meant.
 
     Args:
-        names: what to tell.
+        names: what to list.
         among: the other names that there are; they decide whether a module is given as a whole.
     """
     wanted = tuple(dict.fromkeys(names))
@@ -77,7 +77,7 @@ def _add(root: _Node, name: str, *, given: bool) -> None:
 
 
 def _whole(node: _Node) -> bool:
-    """Everything below is given; layers are told by their numbers instead."""
+    """Everything below is given; layers are listed by their numbers instead."""
     complete = node.given >= node.known and node.given > 1 and not node.here
     return complete and not any(part.isdecimal() for part in node.children)
 
@@ -104,7 +104,7 @@ def _ranges(parts: list[str]) -> str:
     """``0-3,5`` for 0, 1, 2, 3 and 5; a single part as it is."""
     if len(parts) == 1:
         return parts[0]
-    # Leading zeros and other scripts' digits are names of their own.
+    # Numbers with leading zeros or other scripts' digits are names, not layer numbers.
     plain = [part for part in parts if part == str(int(part))]
     runs: list[list[int]] = []
     for number in sorted(map(int, plain)):

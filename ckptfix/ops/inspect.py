@@ -25,14 +25,14 @@ class Inspection:
     Attributes:
         title: what the format is called.
         size: bytes of the file.
-        traits: what the format says of itself.
+        traits: what the format states about the file.
         tensors: names that hold a tensor.
         parameters: elements of the model's tensors, buffers too, tied ones once, an optimizer's not.
         nbytes: bytes of all storages, each once.
         dtypes, devices: how many tensors of a dtype, how many places of a location.
-        wrappers: component -> (how many keys carry it, the first of them).
+        wrappers: component -> (how many keys have it, the first of them).
         globals: (name, whether weights_only=True accepts it) of every class and function that the pickle names.
-        weights_only: why ``torch.load(weights_only=True)`` would refuse the file; None if nothing speaks against it.
+        weights_only: why ``torch.load(weights_only=True)`` would refuse the file; None if it would not.
     """
 
     path: str

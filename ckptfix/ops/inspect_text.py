@@ -16,7 +16,7 @@ LINES = 8
 
 
 def summary(inspection: Inspection, most: int = LINES) -> list[str]:
-    """What is said of the file, a fact a line, of a fact with several lines at most so many; 0 for all."""
+    """What is known about the file, one fact a line; a fact with more lines has at most `most`, 0 for all."""
     rows: list[tuple[str, Sequence[str]]] = [
         ("file", [inspection.path]),
         ("format", [inspection.title]),

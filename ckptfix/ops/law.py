@@ -1,6 +1,6 @@
 """The law of weights, counted: each tensor of an input is in the output, left out as asked, or named as lost.
 
-What a verb says of itself is not asked. The planned output is read back through its plan, as any reader will read the
+What a verb reports is not relied on. The planned output is read back through its plan, as any reader will read the
 file, and its tensors are compared with those that the verb has to keep: by shape, dtype, and the bytes of the input
 that they will be made of. No tensor byte is read for that.
 
@@ -15,7 +15,7 @@ from dataclasses import replace
 from ckptfix.checkpoint import ByteRange, Plan
 from ckptfix.ops import law_edits
 from ckptfix.ops.law_output import Output, bytes_of, leaves, storages
-from ckptfix.ops.law_promise import Account, Promise, everything, is_told
+from ckptfix.ops.law_promise import Account, Promise, everything, is_reported
 
 
 def audit(promise: Promise, plan: Plan, format: str) -> tuple[Plan, Account]:
@@ -51,7 +51,7 @@ def audit(promise: Promise, plan: Plan, format: str) -> tuple[Plan, Account]:
     left = [
         entry.name
         for entry in promise.others
-        if not is_told(entry.name, promise.told) and not all(out.has(part) for part in leaves(entry))
+        if not is_reported(entry.name, promise.reported) and not all(out.has(part) for part in leaves(entry))
     ]
     everyone = [*promise.kept, *promise.others]
     account = Account(
@@ -61,11 +61,11 @@ def audit(promise: Promise, plan: Plan, format: str) -> tuple[Plan, Account]:
         nbytes_written=bytes_of(out.entries),
         left=tuple(left),
         lost=tuple(dict.fromkeys(lost)),
-        excused=bool(promise.told),
+        excused=bool(promise.reported),
     )
     return replace(plan, checks=tuple(out.unchecked(promise))), account
 
 
 def is_copy(plan: Plan) -> bool:
-    """Whether every file of the plan is one range of another file: what the plan says of it holds by itself."""
+    """Whether every file of the plan is one range of another file, so that there is nothing to check."""
     return all(len(file.segments) == 1 and isinstance(file.segments[0], ByteRange) for file in plan.files)

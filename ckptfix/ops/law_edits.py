@@ -1,6 +1,6 @@
 """The law of weights for an edit of names and devices, at a tenth of the price: the same calls over the same bytes.
 
-An edit copies every byte but those of the pickle. So each storage is at the place of the input that it was at, which
+An edit copies every byte outside the pickle. So each storage is at the place of the input that it was at, which
 the directory of the output shows, and the object is the same object, node by node, strings and devices aside.
 Where that does not hold, nothing is said: `law.audit` then looks at each tensor.
 """
@@ -88,7 +88,7 @@ def _same_records(old: Archive, new: Archive, name: PlannedFile) -> bool:
 
 
 def _same_data(reader: Reader, was: Record, planned: Reader, now: Record, name: PlannedFile) -> bool:
-    """Whether a record with a header of its own has the data that it had."""
+    """Whether a record with its own header has the data that it had."""
     data = record_data(reader, reader.path, was)
     made = record_data(planned, name, now)
     return isinstance(data, ByteRange) and isinstance(made, ByteRange) and _comes_from(name, made.offset, data)

@@ -22,7 +22,7 @@ Kind = tuple[str, tuple[int, ...]]
 
 
 def leaves(entry: TensorEntry) -> Iterator[TensorEntry]:
-    """The tensors with bytes of their own that `entry` is made of; itself if it has none."""
+    """The tensors with their own bytes that `entry` is made of; itself if it has none."""
     stack = [entry]
     while stack:
         part = stack.pop()
@@ -68,7 +68,7 @@ class Output:
                 checkpoint = FORMATS[format].read(name)
                 entries = listed(checkpoint)
             except UnknownFormat:
-                # A program (TorchScript) whose archive was repaired: what it holds is told by its bytes alone.
+                # A program (TorchScript) whose archive was repaired: what it holds is known from its bytes alone.
                 self._copied += (range for segment in file.segments for range in read_from(segment))
                 continue
             except CkptfixError as error:
@@ -107,7 +107,7 @@ class Output:
             self._sources += found.sources
 
     def take(self, part: TensorEntry, promise: Promise) -> bool:
-        """Whether the output has this tensor, once more than was asked for."""
+        """Whether the output has this tensor, one more time than was asked for."""
         kind = part.dtype, part.shape
         storage = part.storage
         if storage is None or storage.data is None or not part.numel:
@@ -138,7 +138,7 @@ class Output:
         return found not in (first, *self._same.instead(first))
 
     def has(self, part: TensorEntry) -> bool:
-        """Whether a tensor that nobody promised is in the output all the same, under any name."""
+        """Whether a tensor that was not promised is in the output all the same, under any name."""
         if part.storage is None or part.storage.data is None or not part.numel:
             return (part.dtype, part.shape) in self._bare
         return self._everywhere[(part.dtype, part.shape), _place(part.storage, _extent(part)[0])] > 0

@@ -21,7 +21,7 @@ class Promise:
         others: every other tensor of the input, left out by request or because the verb takes one state dict.
         shapes: name -> new shape, for tensors that the verb reshapes.
         same: (bytes of the input, equal bytes of it that take their place).
-        told: addresses that the verb itself lists as left behind or lost, each with all that is below it.
+        reported: addresses that the verb itself lists as left behind or lost, each with all that is below it.
         names_stay: the verb gives no tensor the name of another.
         edited: the input, where the verb keeps its object and changes names and devices alone.
     """
@@ -31,7 +31,7 @@ class Promise:
     others: Sequence[TensorEntry] = ()
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     same: Sequence[tuple[Data, Data]] = ()
-    told: Collection[str] = ()
+    reported: Collection[str] = ()
     names_stay: bool = True
     edited: Checkpoint | None = None
 
@@ -65,17 +65,17 @@ class Account:
         return (*behind, *(Finding("lost", "error", name, message) for name in self.lost))
 
 
-def everything(checkpoint: Checkpoint, told: Iterable[str] = ()) -> Promise:
-    """The promise of a verb that keeps all tensors of `checkpoint` but those at or below the addresses in `told`."""
-    gone = frozenset(told)
+def everything(checkpoint: Checkpoint, reported: Iterable[str] = ()) -> Promise:
+    """The promise of a verb that keeps all tensors of `checkpoint` but those at or below an address in `reported`."""
+    gone = frozenset(reported)
     entries = listed(checkpoint)
     if not gone:
         return Promise(entries, list(referred(checkpoint)))
-    kept = [entry for entry in entries if not is_told(entry.name, gone)]
-    return Promise(kept, others=[entry for entry in entries if is_told(entry.name, gone)], told=gone)
+    kept = [entry for entry in entries if not is_reported(entry.name, gone)]
+    return Promise(kept, others=[entry for entry in entries if is_reported(entry.name, gone)], reported=gone)
 
 
-def is_told(name: str, addresses: Collection[str]) -> bool:
+def is_reported(name: str, addresses: Collection[str]) -> bool:
     """Whether `name` is one of `addresses`, or below one."""
     if not addresses:
         return False

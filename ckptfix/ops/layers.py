@@ -23,7 +23,7 @@ FAULTS = (zlib.error, lzma.LZMAError, OSError, ValueError, EOFError)
 
 
 class Packing(NamedTuple):
-    """A way of packing a stream: its name, how it begins, and what takes it off."""
+    """A way of packing a stream: its name, its first bytes, and what unpacks it."""
 
     name: str
     magic: bytes
@@ -50,7 +50,7 @@ def packing_of(head: bytes) -> Packing | None:
 
 
 def any_packing_of(head: bytes) -> Packing | None:
-    """The same, zlib streams too, which have no mark of their own."""
+    """The same, with zlib streams too, which have no magic number."""
     return packing_of(head) or next((row for row in _ZLIB if head.startswith(row.magic)), None)
 
 

@@ -23,10 +23,10 @@ Row = tuple[Numbers, Numbers]
 
 
 class _Names:
-    """What is to be learned, and what must stay as it is: a tree of the components of all names.
+    """What is to be learned, and what must not change: a tree of the components of all names.
 
     Attributes:
-        wanted: old -> new; other names of the tree stay.
+        wanted: old -> new; other names of the tree do not change.
     """
 
     def __init__(self, wanted: Mapping[str, str], names: Iterable[str]) -> None:
@@ -70,8 +70,8 @@ def learn(wanted: Mapping[str, str], names: Sequence[str], loose: Collection[str
 
     Args:
         wanted: old -> new.
-        names: all names that the rules will be applied to; those not in `wanted` stay as they are.
-        loose: names among them that may be renamed along with their module, as nobody looks for them.
+        names: all names that the rules will be applied to; those not in `wanted` do not change.
+        loose: names among them that may be renamed along with their module, as nothing looks for them.
     """
     if all(old == new for old, new in wanted.items()):
         return ()

@@ -31,7 +31,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """`source` goes to `target`.
+    """`source` is paired with `target`.
 
     Attributes:
         confidence: 0 to 1; 1 where names are equal, or only one tensor could be meant.
@@ -58,15 +58,15 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class Matching:
-    """What goes where.
+    """Which source tensor is paired with which target.
 
     Attributes:
         by: ``"position"`` or ``"structure"``.
         pairs: in the order of the source.
         rules: renames that give exactly these pairs, in few lines.
-        left, missing: names of the source without a target, and of the target without a source.
-        skipped_source, skipped_target: those of them that a family's rule lets pass.
-        notes: what else a person should know, a sentence each.
+        left, missing: names of the source without a target, and names of the target without a source.
+        skipped_source, skipped_target: those that a family's rule allows to be absent.
+        notes: what else the user should know, a sentence each.
     """
 
     by: str

@@ -13,7 +13,7 @@ def whole(unit: Unit) -> Hashable:
 
 
 def main(unit: Unit) -> Hashable:
-    """For what is left: a module with or without a bias, a parameter that one side holds in a module of its own."""
+    """For what is left: a module with or without a bias, a parameter that one side holds in its own module."""
     slot = unit.slots.get("weight") or unit.slots.get("")
     if slot is None or (not unit.slots.get("weight") and len(slot.shape) == 2 and slot.shape[0] == slot.shape[1]):
         return ()  # a square matrix on its own may be the transpose of a Linear's weight

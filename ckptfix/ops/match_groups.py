@@ -34,7 +34,7 @@ class Group:
 
     @cached_property
     def varying(self) -> list[int]:
-        """Which of `open` tell the units apart: not those that are the same in all, or go along with another one."""
+        """Which of `open` distinguish the units: not the ones that are the same in all, or vary along with another."""
         found: list[int] = []
         columns = list(zip(*([unit.numbers[index] for index in self.open] for unit in self.units), strict=True))
         for index, column in enumerate(columns):
@@ -47,7 +47,7 @@ class Group:
 
     @cached_property
     def numbers(self) -> list[tuple[int, ...]]:
-        """The numbers of each unit that tell it from the others."""
+        """The numbers that distinguish each unit from the others."""
         places = [self.open[index] for index in self.varying]
         return [tuple(unit.numbers[place] for place in places) for unit in self.units]
 
@@ -201,7 +201,7 @@ def lonely_units(left: Sequence[Group], right: Sequence[Group]) -> int:
 
 
 def _lonely(mine: Sequence[Group], others: Sequence[Group]) -> list[Group]:
-    """Those of `mine` that have no like in `others`, each of which serves once."""
+    """The ones of `mine` without an equal in `others`, each of which serves once."""
     free: dict[int, list[Group]] = {}
     for group in reversed(others):
         free.setdefault(len(group), []).append(group)

@@ -1,7 +1,7 @@
 """Numbers at several levels of a path: which number of one side counts what a number of the other counts.
 
 ``layers.{}.experts.{}`` and ``experts.{}.layers.{}`` have equally many modules under each number, if there are as many
-layers as experts. Then the words before the numbers tell, or what else stands under them; or nothing does.
+layers as experts. Then the words before the numbers decide, or what else stands under them; or nothing does.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ckptfix.ops.match_groups import Group, branches
 from ckptfix.ops.match_names import Side, Unit, fronts, words
 
 NESTS = frozenset(["layer", "block", "stage", "module", "group"])
-"""Words for what is in a list of its kind at any level; they tell no level from another."""
+"""Words for what is in a list of its kind at any level; they do not distinguish levels."""
 
 COUNTED = frozenset(["expert", "head", "branch", "codebook"])
 """Words that say what a number counts: where only one side has one, the numbers may be others."""
@@ -24,7 +24,7 @@ LEVELS = 4
 
 
 def turned(one: Group, other: Group, sides: tuple[Side, Side]) -> tuple[list[Unit], dict[Unit, Unit]]:
-    """The units of `other` in the order in which they go with those of `one`, and for those in doubt another one.
+    """The units of `other` in the order of their partners in `one`, and another candidate for each unit in doubt.
 
     The given order of the numbers holds where as many modules stand under each on both sides, and another one only
     where words say so.
@@ -68,7 +68,7 @@ def _in_blocks(group: Group, side: Side) -> bool:
 def _same_course(one: Group, other: Group, sides: tuple[Side, Side]) -> bool:
     """Whether, on most places, the same kind of module is defined after those that would go together.
 
-    Another module of these shapes after both tells nothing.
+    Another module of these shapes after both decides nothing.
     """
     if not all(side.numbers_rise for side in sides):
         return False
@@ -77,9 +77,9 @@ def _same_course(one: Group, other: Group, sides: tuple[Side, Side]) -> bool:
         (sides[0].following.get(unit.first), sides[1].following.get(twin.first))
         for unit, twin in zip(one.units, other.units, strict=True)
     ]
-    telling = [course for course in courses if course != (own, own)]
-    same = sum(ours == theirs for ours, theirs in telling)
-    return same * 2 > len(telling)
+    deciding = [course for course in courses if course != (own, own)]
+    same = sum(ours == theirs for ours, theirs in deciding)
+    return same * 2 > len(deciding)
 
 
 def _said(levels: Sequence[tuple[frozenset[str], frozenset[str]]]) -> int:
@@ -124,6 +124,6 @@ def surroundings(group: Group, side: Side) -> tuple[float, ...]:
     rows = [fronts(unit.path) for unit in group.units]
     if len(rows) == 1:
         block = max((side.under[front] for front in rows[0]), default=0)
-        return (block if block > 1 else 0,)  # a number at the end of a name is no block
+        return (block if block > 1 else 0,)  # a number at the end of a name does not count blocks
     places = [group.open[index] for index in group.varying]
     return tuple(sum(side.under[row[place]] for row in rows) / len(rows) for place in places)

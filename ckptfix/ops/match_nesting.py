@@ -24,7 +24,7 @@ UPWARD = frozenset(
 """Words for the levels of a U-Net's way up: some count them as they run, some as those on the way down."""
 
 MOST = 6
-"""Numbers in one path that count as those of blocks."""
+"""How many numbers in one path count as block numbers."""
 
 
 def crossed(pairs: Sequence[tuple[Unit, Unit]]) -> set[int]:
@@ -65,8 +65,8 @@ def _nest(numbers: Iterable[tuple[int, int]]) -> bool:
 def turnable(pairs: Sequence[tuple[Unit, Unit]], sides: tuple[Iterable[Unit], Iterable[Unit]]) -> set[int]:
     """Indices of the pairs in the way up of a U-Net whose levels may be counted from either end.
 
-    `sides` have all units. Shapes that one level alone has tell where it is, and so where the others are, if this is
-    the same end on both sides; equal levels say nothing.
+    `sides` have all units. Shapes that one level alone has show where it is, and so where the others are, if this is
+    the same end on both sides; equal levels decide nothing.
     """
     convolving = {_front(unit.path) for unit in sides[0] if any(len(slot.shape) > 2 for slot in unit.slots.values())}
     levels = _levels(sides[0]), _levels(sides[1])
@@ -82,7 +82,7 @@ def turnable(pairs: Sequence[tuple[Unit, Unit]], sides: tuple[Iterable[Unit], It
     for (ours, stack), rows in shared.items():
         own = levels[0][ours], levels[1][stack]
         if len({number for number, _, _ in rows}) < 2 or len({twin for _, twin, _ in rows}) < 2:
-            continue  # what is counted on one side is no level
+            continue  # what is counted on one side only is not a level
         anchored = False
         free = []
         for number, twin, index in rows:

@@ -44,10 +44,10 @@ class MatchPlan:
 def plan(checkpoint: Checkpoint, source: Side, matching: Matching) -> MatchPlan:
     """The edits that give the state dict of `source` in `checkpoint` the names of `matching`.
 
-    Names without a target stay as they are. Whatever refers to the names changes too.
+    Names without a target are not changed. Whatever refers to the names changes too.
 
     Raises:
-        KeyConflict: a name that stays is also the new name of another.
+        KeyConflict: an unchanged name is also the new name of another.
         NoMatch: names of one tensor would have two shapes, or a transposed one.
     """
     names = with_buffers(source.slots, matching)
@@ -100,7 +100,7 @@ def learned(
 ) -> tuple[NameRule, ...]:
     """Rules that make exactly `names` of the names in `every` and leave the others.
 
-    `rules` are taken if they do that already. What no rule can say of a name is said by a line for it alone, which
+    `rules` are taken if they do that already. A name that no rule covers gets a line of its own, which
     `rename --map` takes before all rules.
     """
     if not names:
@@ -110,7 +110,7 @@ def learned(
         found = learn(names, every)
     single = []
     for name in _wrong(names, every, found):
-        with suppress(Refused):  # a name that looks like a rule, and like none that there is
+        with suppress(Refused):  # a name that looks like a rule, but not a valid one
             single.append(NameRule(name, names.get(name, name)))
     return (*single, *found)
 
@@ -150,8 +150,8 @@ def _shapes(slots: Sequence[Slot], matching: Matching) -> dict[str, tuple[int, .
     for group in ties.values():
         wanted = {paired[slot.name].reshape or slot.shape for slot in group if slot.name in paired}
         if len(wanted) > 1:
-            told = " and ".join(str(list(shape)) for shape in sorted(wanted))
-            raise NoMatch(f"its names are to have the shapes {told}, and are one tensor", where=group[0].name)
+            listed = " and ".join(str(list(shape)) for shape in sorted(wanted))
+            raise NoMatch(f"its names are one tensor, but would get the shapes {listed}", where=group[0].name)
         shapes.update((slot.name, shape) for slot in group for shape in wanted if shape != slot.shape)
     return shapes
 
@@ -159,7 +159,7 @@ def _shapes(slots: Sequence[Slot], matching: Matching) -> dict[str, tuple[int, .
 def refusals(
     source: Side, target: Side, matching: Matching, *, accept_ambiguous: bool = False, partial: bool = False
 ) -> tuple[CkptfixError, ...]:
-    """Why the matching is not carried out unless told to; empty if nothing speaks against it."""
+    """Why the matching is not carried out unless it is asked for; empty if nothing is against it."""
     found: list[CkptfixError] = []
     unsure = matching.ambiguous
     if unsure and not accept_ambiguous:
@@ -178,7 +178,7 @@ def refusals(
             NoMatch(
                 f"{len(matching.left)} tensors of IN and {len(matching.missing)} of TARGET have no counterpart",
                 lines=(*lines, *notes[:MOST]),
-                hint="--partial renames the others; those of IN stay under their names",
+                hint="--partial renames the others; those of IN keep their names",
             )
         )
     return tuple(found)
@@ -239,6 +239,6 @@ def _dtype_notes(pairs: Iterable[Pair], ours: Mapping[str, Slot], theirs: Mappin
         if all(change) and change[0] != change[1]:
             found.setdefault(change, []).append(pair)
     return [
-        f"{len(rows):,} of IN are {one} and {other} in TARGET, as {rows[0].source}: they stay {one}"
+        f"{len(rows):,} of IN are {one} and {other} in TARGET, as {rows[0].source}: they remain {one}"
         for (one, other), rows in found.items()
     ]

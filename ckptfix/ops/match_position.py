@@ -1,6 +1,6 @@
 """Matching by position: the n-th tensor of one model is the n-th of the other.
 
-Both sequences are in definition order. Each pair is checked for shape and dtype. What only one side has goes by a rule
+Both sequences are in definition order. Pairs are checked for shape and dtype. What one side lacks is allowed by a rule
 of `families`, or as a tied name, or is an error; nothing is cut off to make the lengths equal.
 """
 
@@ -37,7 +37,7 @@ def match(source: Sequence[Slot], target: Sequence[Slot], *, reshape: bool = Fal
     """Pair `source` and `target` in order.
 
     A buffer that a family's rule lets pass is skipped where the other side does not have it at that place. Tied names
-    are taken as tensors of their own first, and skipped only where the sequences do not go together otherwise. So is a
+    are taken as separate tensors first, and skipped only where the sequences do not agree otherwise. So is a
     buffer of which the other side has its own under a name that no rule knows (``count`` for ``num_batches_tracked``).
 
     Raises:
@@ -59,7 +59,7 @@ def _walk(
 ) -> _Walk:
     """Walk both sequences; `source_ties` and `target_ties` say whether tied names count.
 
-    With `by_shape`, a buffer of whole numbers, which no weight is, goes to one that no rule knows if it fits there.
+    With `by_shape`, a buffer of whole numbers, which no weight is, is paired with an unknown one if it fits there.
     """
     walk = _Walk()
     i = j = 0

@@ -1,6 +1,6 @@
-"""What the words in a module's path say of its part: one table of synonyms, and a score for two paths.
+"""What the words in a module's path say about its part: one table of synonyms, and a score for two paths.
 
-Where shapes leave a choice (query, key and value are equally large), only words can tell. A word stands for a part of a
+Where shapes leave a choice (query, key and value are equally large), only words decide. A word stands for a part of a
 kind; two modules that play different parts of one kind are not each other's counterpart.
 """
 
@@ -70,7 +70,7 @@ _LETTER = re.compile(r"(?<![A-Za-z])[a-h](?![A-Za-z])")
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What tells one of several modules of the same signature from the others.
+    """What distinguishes one of several modules of the same signature.
 
     Attributes:
         terms: words that not all of them have.

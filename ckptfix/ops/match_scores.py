@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from ckptfix.ops import assignment
 from ckptfix.ops.match_groups import Group
 
-TOLD = 1.0
+DECIDED = 1.0
 """By how much it must be better by words and numbers alone: order and place, however good, make nothing certain."""
 
 FAR = 0.45
@@ -24,15 +24,15 @@ def ordered_alike(
     return float(same) - apart(*places)
 
 
-def untold(told: Sequence[Sequence[float]], chosen: Sequence[int]) -> set[int]:
+def undecided(likeness: Sequence[Sequence[float]], chosen: Sequence[int]) -> set[int]:
     """The rows whose column words and numbers alone would not choose, or not clearly."""
-    alone = assignment.best(told)
-    margins = assignment.margins(told, alone, TOLD)
-    return {row for row, column in enumerate(chosen) if alone[row] != column or margins[row][0] < TOLD}
+    alone = assignment.best(likeness)
+    margins = assignment.margins(likeness, alone, DECIDED)
+    return {row for row, column in enumerate(chosen) if alone[row] != column or margins[row][0] < DECIDED}
 
 
 def ranks(groups: Sequence[Group]) -> list[int]:
-    """Place of each group when they stand in the order of their first units."""
+    """Position of each group in the order of their first units."""
     order = sorted(range(len(groups)), key=lambda index: groups[index].units[0].first)
     return [order.index(index) for index in range(len(groups))]
 

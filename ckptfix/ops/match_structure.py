@@ -1,4 +1,4 @@
-"""Matching by structure: modules of equal shapes, told apart by numbers, words and places.
+"""Matching by structure: modules of equal shapes, distinguished by numbers, words and places.
 
 What is compared are modules (`match_names.Unit`). Those whose tensors have the same names, shapes and kinds on both
 sides form a class. Inside a class, repeating paths are groups (`match_groups`), and the best assignment of groups is
@@ -23,10 +23,10 @@ from ckptfix.ops.match_groups import MOST, Effort, Group, Sides, alike, buckets,
 from ckptfix.ops.match_levels import surroundings, turned
 from ckptfix.ops.match_names import Side, Signature, Unit, side, template
 from ckptfix.ops.match_nesting import crossed, turnable
-from ckptfix.ops.match_scores import ordered_alike, ranks, rising, same_block, unlike, untold
+from ckptfix.ops.match_scores import ordered_alike, ranks, rising, same_block, undecided, unlike
 
 ENOUGH = 2.5
-"""By how much an assignment must be better than the next best to be certain. Order of definition alone, which tells
+"""By how much an assignment must beat the next best to be certain. Definition order alone, which distinguishes
 ``query, key, value`` from ``q, k, v`` but also from ``k, v, q``, gives 2."""
 
 SUPPORT = 3.0
@@ -121,7 +121,7 @@ def match(source: Sequence[Slot], target: Sequence[Slot], *, reshape: bool = Fal
 def _doubt_blocks(state: _State) -> None:
     """Put links in doubt whose blocks do not nest or may be counted from either end.
 
-    Where shapes leave one candidate, there is no doubt.
+    Where shapes leave one candidate, it is certain.
     """
     certain = [link for link in state.links if not link.instead]
     doubtful = [certain[index] for index in crossed([(link.one, link.other) for link in certain])]
@@ -134,7 +134,7 @@ def _doubt_blocks(state: _State) -> None:
 
 
 def _rivals(state: _State, link: Link) -> tuple[Unit, ...]:
-    """Another unit of the target for which shapes leave the link's choice; none where there is no choice."""
+    """Another unit of the target for which shapes leave the link a choice; None without a choice."""
     if link.other.signature not in state.by_signature:
         return ()
     alike = state.by_signature[link.other.signature]
@@ -143,7 +143,7 @@ def _rivals(state: _State, link: Link) -> tuple[Unit, ...]:
 
 
 def _same_names(a: Side, b: Side) -> list[Link]:
-    """Units of equal paths, wrappers and a common prefix aside, if these are so many that it is no accident.
+    """Units of equal paths, wrappers and a common prefix aside, if there are too many for an accident.
 
     Where numbers seem to be moved (one side counts from 0 and the other from 1), equal ones mean nothing.
     """
@@ -188,7 +188,7 @@ def _bare(units: Sequence[Unit]) -> dict[str, Unit]:
 
 
 def _by_class(state: _State, key: Callable[[Unit], Hashable]) -> None:
-    """Link the free units of equal `key`: first where there is no choice, then where there is."""
+    """Link the free units of equal `key`: first where shapes leave one candidate, then where they leave several."""
     linked = {id(unit) for link in state.links for unit in (link.one, link.other)}
     unsure = {unit.signature for link in state.links if link.instead for unit in (link.one, link.other)}
     free = [[unit for unit in units
@@ -253,17 +253,17 @@ def _assigned(state: _State, left: list[Group], right: list[Group]) -> tuple[flo
     ranked = ranks(rows), ranks(columns)
     uneven = sum(map(len, rows)) != sum(map(len, columns))
     said = [[match_roles.score(one, other) for other in parts[1]] for one in parts[0]]
-    told = [
+    likeness = [
         [said[i][j] - unlike(around[0][i], around[1][j]) - (0 if alike(one, other) else 100)
          for j, other in enumerate(columns)]
         for i, one in enumerate(rows)
     ]  # fmt: skip
     scores = [
         [score + ordered_alike(ranked, (i, j), (places[0][i], places[1][j])) for j, score in enumerate(line)]
-        for i, line in enumerate(told)
-    ] if state.ordered else told  # fmt: skip
+        for i, line in enumerate(likeness)
+    ] if state.ordered else likeness  # fmt: skip
     chosen = assignment.best(scores)
-    unsure = untold(told, chosen) if state.ordered else set[int]()
+    unsure = undecided(likeness, chosen) if state.ordered else set[int]()
     unsure -= {i for i in unsure if state.between(rows[i], columns[chosen[i]], swapped=swapped)}
     links = []
     margins = assignment.margins(scores, chosen, ENOUGH)
@@ -309,7 +309,7 @@ def _instances(one: Group, other: Group, margin: float, rivals: Sequence[Unit], 
 
 
 def _why(link: Link, slot: Slot, twin: Slot) -> str:
-    """Why two tensors are a pair; one of a shape of its own may have its name still."""
+    """Why two tensors are a pair; one with a unique shape may still have its name."""
     return "same name" if slot.name == twin.name and link.why == "only shape" else link.why
 
 
@@ -364,7 +364,7 @@ def _matching(state: _State, source: Sequence[Slot], target: Sequence[Slot]) -> 
 
 
 def _twin(one: Unit, leaf: str, other: Unit) -> Slot | None:
-    """The slot of `other` for `leaf` of `one`; a lone parameter goes with a lone weight."""
+    """The slot of `other` for `leaf` of `one`; a lone parameter is paired with a lone weight."""
     found = other.slots.get(leaf)
     if found is None and leaf in ("", "weight"):
         found = other.slots.get("weight" if leaf == "" else "")

@@ -1,7 +1,7 @@
 """Rules that rename many keys at once, as a person reads and edits them.
 
 ``features.{n}.conv.weight -> backbone.{n}.0.weight`` is a rule: a placeholder in braces stands for something in a
-name, and goes where the new name has it.
+name, and moves to where the new name has it.
 
 ======================  ======================================================
 ``{n}`` (any letter)    a whole number

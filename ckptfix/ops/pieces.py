@@ -2,14 +2,14 @@
 
 ::
 
-    ShardedTensor, DTensor    what FSDP and tensor parallelism leave on a rank; the pickle says of which whole
+    ShardedTensor, DTensor    what FSDP and tensor parallelism leave on a rank; the pickle states of which whole
     _flat_param               the parameters of an FSDP unit in one row, and a part of that
     ZeRO-3 model states       shapes in param_shapes, and tensors of shape [0] in module
     ZeRO optimizer states     the fp32 weights of a rank as flat groups, without names
     DCP_SHARDING_INFO         a safetensors file of HuggingFaceStorageWriter: where each slice lies in its tensor
 
-A DTensor that is replicated, and a ShardedTensor of one shard, are whole. Edits of names and devices are no concern of
-this: they leave a piece a piece.
+A replicated DTensor and a ShardedTensor of one shard are complete. Edits of names and devices do not concern
+this module: they leave a piece a piece.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def refuse_odd_keys(checkpoint: Checkpoint, at: str) -> None:
     odd = checkpoint.graph.found.odd_keys.get(at, ()) if isinstance(checkpoint.graph, Parts) else ()
     if odd:
         raise KeyConflict(
-            f"{len(odd)} keys of tensors are no names that a state dict can have: {', '.join(odd[:5])}",
+            f"{len(odd)} keys of tensors are not names that a state dict can have: {', '.join(odd[:5])}",
             path=checkpoint.path,
             where=at or None,
             pairs=tuple((name, (name,)) for name in odd),
@@ -109,7 +109,7 @@ def refuse_piece(checkpoint: Checkpoint, at: str | None = None) -> None:
 
 
 def refuse_flat_partition(checkpoint: Checkpoint) -> None:
-    """Refuse to take the optimizer's state of one ZeRO rank for that of the whole model.
+    """Refuse to take one ZeRO rank's optimizer state for the whole model's.
 
     Raises:
         WouldLoseData: it is one.
@@ -123,7 +123,7 @@ def refuse_flat_partition(checkpoint: Checkpoint) -> None:
 
 
 def piece_of(checkpoint: Checkpoint, at: str | None = None) -> Piece | None:
-    """The piece that the file is; None where it holds whole tensors, as far as it says.
+    """The piece that the file is; None where it holds whole tensors, as far as it states.
 
     Args:
         at: address of the state dict that counts; by default those that are a model's.
@@ -211,7 +211,7 @@ def _fields(node: Any) -> dict[str, Any]:
 
 
 def _of_tensors(checkpoint: Checkpoint, at: str | None) -> Piece | None:
-    """The first of the tensors that counts and is a piece by what the pickle says of it."""
+    """The first of the tensors that counts and that the pickle describes as a piece."""
     ats = {row.at for row in choose.meant(checkpoint)} if at is None else {at}
     parts = tuple(f"{at}/{holder}".lstrip("/") for at in ats for holder in torch_module.HOLDERS)
     nodes = {

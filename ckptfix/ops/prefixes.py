@@ -1,7 +1,7 @@
 """The renaming between two sets of names that differ by what wraps the model, and by nothing else.
 
 Tried in this order: the names as they are; without wrappers' components on either side; with a base prefix
-(``model.``, ``backbone.``, ...) taken off or put on. Nothing beyond that is guessed.
+(``model.``, ``backbone.``, ...) removed or added. Nothing beyond that is guessed.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def find(
         done = len(agreeing) == len(wanted) == len(names) if complete is None else complete(names)
         if done:
             return here
-        # A tie goes to the earlier one; exact names are the first.
+        # Of equally good ones the earlier wins; exact names are the first.
         if best is None or here.agreeing > best.agreeing:
             best, rivals = here, []
         elif _BASE in best.rule and here.agreeing == best.agreeing and _pairs(here, wanted) != _pairs(best, wanted):
@@ -88,10 +88,10 @@ def _tries(source: Sequence[str], target: Sequence[str]) -> Iterator[tuple[str, 
 
 
 def unwrapped(names: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
-    """The names without wrappers' components, and the components that were taken off.
+    """The names without wrappers' components, and the components that were removed.
 
     Components that only wrappers have go wherever they stand; ``module`` and ``_module`` only from the front, and
-    only while all names carry them (known companions such as ``n_averaged`` aside).
+    only while all names have them (known companions such as ``n_averaged`` aside).
     """
     current = [keys.without_anywhere(name) for name in names]
     taken = [part for part in keys.wrappers_in(names) if part in keys.ANYWHERE]
@@ -147,9 +147,9 @@ def _inner_components(*sides: Iterable[str]) -> list[str]:
 
 
 def _base_tries(source: Sequence[str], target: Sequence[str]) -> Iterator[tuple[tuple[str, ...], str, str]]:
-    """(prefixes of the rule, the one to take off the source's names, the one to put on them)."""
+    """(prefixes of the rule, the one to remove from the source's names, the one to add to them)."""
     known = [row.component for row in BASE_PREFIXES]
-    # Whole components that all names of a side carry can be nothing but a prefix, whatever they are called.
+    # Full components that all names of a side begin with can only be a prefix, whatever they are called.
     common = {"source": _common(source), "target": _common(target)}
     sides = {"source": source, "target": target}
     found: dict[str, list[str]] = {}
@@ -168,7 +168,7 @@ def _base_tries(source: Sequence[str], target: Sequence[str]) -> Iterator[tuple[
 
 
 def _fronts(name: str) -> Iterator[str]:
-    """What `name` may carry as a prefix of the table: its first component and its first two, with something left."""
+    """The prefixes of `name` to look up in the table: its first component and its first two, with something left."""
     first, dot, rest = name.partition(".")
     if dot:
         yield first
@@ -178,7 +178,7 @@ def _fronts(name: str) -> Iterator[str]:
 
 
 def _common(names: Sequence[str]) -> list[str]:
-    """Every prefix of whole components that all `names` carry, the shortest first."""
+    """Every prefix of full components that all `names` have, the shortest first."""
     if not names:
         return []
     # The smallest and the largest name share what all share.

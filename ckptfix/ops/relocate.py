@@ -14,7 +14,7 @@ from ckptfix.errors import Refused
 DEVICES = ("cpu", "cuda", "mps", "xpu", "xla", "hpu", "npu", "mtia", "maia", "ipu", "vulkan", "privateuseone")
 
 ALIASES = {"gpu": "cuda", "nvidia": "cuda", "amd": "cuda", "rocm": "cuda", "metal": "mps"}
-"""What people call them, for hints; torch calls AMD's GPUs cuda too."""
+"""What users call them, for hints; torch calls AMD's GPUs cuda too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +24,8 @@ class Relocation:
     Attributes:
         edits: for `plan_edit`.
         moved: (from, to) -> how many places.
-        kept: location -> how many places stay as they are.
-        findings: sources that do not occur, places that can not be edited.
+        kept: location -> how many places are unchanged.
+        findings: sources that do not occur, places that cannot be edited.
     """
 
     edits: tuple[SetLocation, ...]
@@ -68,10 +68,10 @@ def relocate(checkpoint: Checkpoint, target: str | Mapping[str, str]) -> Relocat
         moves = {source: goal for source, goal in pairs.items() if source in present and source != goal}
         for source in pairs:
             if source not in present:
-                here = ", ".join(present) or "none"
-                findings.append(Finding("no-such-location", "warning", source, f"nothing is on {source}; here: {here}"))
+                message = f"no tensor is on it, only on {', '.join(present)}" if present else "the file has no tensors"
+                findings.append(Finding("no-such-location", "warning", source, message))
     for place in checkpoint.fixed_devices:
-        findings.append(Finding("fixed-device", "warning", "", f"left as it was: {place}"))
+        findings.append(Finding("fixed-device", "warning", "", f"not changed: {place}"))
     kept = {location: count for location, count in present.items() if location not in moves}
     moved = {(source, goal): present[source] for source, goal in moves.items()}
     return Relocation((SetLocation(moves),) if moves else (), moved, kept, tuple(findings))

@@ -106,7 +106,7 @@ def _ordered(steps: dict[str, list[Step]], misnamed: bool) -> Iterator[Step]:
 
 
 def _word(line: Words) -> str:
-    """What the output's name says of the conversion: ``safetensors``, ``zip``; of others, what the command does."""
+    """What the output's name says about the conversion: ``safetensors``, ``zip``; of others, what the command does."""
     if line[1] != "convert":
         return VERBS[line[1]].word
     if "--to" in line:
@@ -115,7 +115,7 @@ def _word(line: Words) -> str:
 
 
 def _joined(options: Words, more: Words) -> Words:
-    """The options of both; the value of one that takes a value stays behind it."""
+    """The options of both; an option that takes a value keeps it behind it."""
     groups = dict.fromkeys((*_groups(options), *_groups(more)))
     return tuple(word for group in groups for word in group)
 

@@ -61,16 +61,16 @@ def strip(
     all_levels: bool = False,
     partial: bool = False,
 ) -> Renames:
-    """Take `prefix` off the names of every state dict whose names carry it.
+    """Remove `prefix` from the names of every state dict whose names begin with it.
 
     Args:
         prefix: path components, with or without the trailing dot.
         at: only the mapping at this address.
-        all_levels: as often as all names carry it, instead of once.
-        partial: strip the names that carry it where others do not.
+        all_levels: as often as all names have it, instead of once.
+        partial: strip the names that have it where others do not.
 
     Raises:
-        PartialPrefix: only some names of a mapping carry it.
+        PartialPrefix: only some names of a mapping have it.
         KeyConflict: two names would become one.
     """
     prefix = _components(prefix)
@@ -197,7 +197,7 @@ def rename(
             before all rules, and the first rule that speaks of a name before the others.
 
     Raises:
-        Refused: a pattern or replacement that is no regular expression, or a rule that is none.
+        Refused: a pattern or replacement is not a regular expression, or a rule is malformed.
         KeyConflict: two names would become one.
     """
     compiled = [(_pattern(pattern, replacement), replacement) for pattern, replacement in subs]
@@ -356,7 +356,7 @@ def chosen_sites(checkpoint: Checkpoint, at: str | None, *, weights_only: bool =
 
 
 def _refuse_conflict(checkpoint: Checkpoint, site: NameSite, names: Names) -> None:
-    """Two names of one place must stay two."""
+    """Two names of one place must remain two."""
     if site.kind == "param_names":
         return
     origin: dict[str, list[str]] = {}

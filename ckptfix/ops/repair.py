@@ -1,4 +1,4 @@
-"""Repair: a fresh, clean file of what is provably whole in a damaged one, the rest left out or filled, and named."""
+"""Repair: a fresh, clean file of what is provably intact in a damaged one, the rest left out or filled, and listed."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from ckptfix.ops.repair_wreck import Part, Wreck
 from ckptfix.pickles import Call, PersId
 from ckptfix.pickles.reemit import Rewritten, every_node, reemit
 
-TAKEN = "that of "
+TAKEN = "the tensor of "
 """How `Loss.filled` begins where the tensor came from another file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A tensor that is not whole, and why; `filled` says what stands in its place, "" if it is left out.
+    """A tensor that is not intact, and why; `filled` says what stands in its place, "" if it is left out.
 
     `shape` and `dtype` are None and "" for a call that describes no tensor.
     """
@@ -53,7 +53,7 @@ class Repair:
 
     Attributes:
         format: of the file that `plan_to` plans.
-        kept: the tensors that are whole.
+        kept: the intact tensors.
         losses: the others, each by name.
         notes: what happened to the file.
         left_out: what can run code, and is not in the plan.
@@ -88,18 +88,18 @@ def leaves(entry: TensorEntry) -> Iterator[TensorEntry]:
 
 
 def repair_torch(wreck: Wreck, *, fill: Fill | None = None, donor: Checkpoint | None = None) -> Repair:
-    """Plan the repair of a torch checkpoint whose object is whole.
+    """Plan the repair of a torch checkpoint whose object is intact.
 
     Args:
-        fill: what goes in place of lost tensors that `donor` does not have.
-        donor: an older checkpoint, whose tensors of the same name, shape and dtype go there first.
+        fill: what replaces lost tensors that `donor` does not have.
+        donor: an older checkpoint, whose tensors of the same name, shape and dtype are used first.
 
     Raises:
-        DamagedFile: not one tensor is whole, and nothing is filled.
+        DamagedFile: no tensor is intact, and nothing is filled.
     """
     found = wreck.found
     assert found is not None
-    sight = _Sight(wreck)
+    sight = _Lookup(wreck)
     cleaned = clean(found)
     every = zip(sight.tensors(found), found.tensors, strict=True)
     rows: list[Row] = []
@@ -129,7 +129,7 @@ def repair_torch(wreck: Wreck, *, fill: Fill | None = None, donor: Checkpoint | 
         _refuse_empty(wreck.path, losses)
     for key, data in filled.data.items():
         wreck.parts[key] = Part(data, None, filled.counts.get(key, sight.counts.get(key, 0)))
-    after = _Sight(wreck, frozenset(filled.data))
+    after = _Lookup(wreck, frozenset(filled.data))
     after.see_all(found)
     gone = after.gone(found)
     resized = _resized(found, filled.counts)
@@ -149,7 +149,7 @@ def _refuse_empty(path: str, losses: Sequence[Loss]) -> None:
     names = ", ".join(loss.name for loss in losses[:4])
     more = f" and {len(losses) - 4} more" if len(losses) > 4 else ""
     raise DamagedFile(
-        f"not one of its {len(losses)} tensors is whole: {names}{more} ({losses[0].reason})",
+        f"none of its {len(losses)} tensors is intact: {names}{more} ({losses[0].reason})",
         path=path,
         hint="--fill-from OLDER takes them from an older checkpoint",
     )
@@ -166,11 +166,11 @@ Row = tuple[str, TensorEntry | None, Collection[str]]
 """A tensor: its name, its entry if it describes one, and the keys of its lost storages."""
 
 
-class _Sight:
-    """The storages of a wreck as the object refers to them: whole ones with their data, lost ones without.
+class _Lookup:
+    """The storages of a wreck as the object refers to them: intact ones with their data, lost ones without.
 
-    `counts` are the elements of each storage that was asked for, `viewed` those of which references state a part;
-    those of `filled` are whole at any size.
+    `counts` are the elements of each storage that was asked for, `viewed` the keys of which references state a part;
+    storages in `filled` are complete at any size.
     """
 
     def __init__(self, wreck: Wreck, filled: frozenset[str] = frozenset()) -> None:
@@ -279,7 +279,7 @@ class _Filled:
 
 
 def _filled(
-    wreck: Wreck, sight: _Sight, rows: Sequence[Row], fill: Fill | None, donor: Checkpoint | None
+    wreck: Wreck, sight: _Lookup, rows: Sequence[Row], fill: Fill | None, donor: Checkpoint | None
 ) -> _Filled:
     out = _Filled()
     if fill is None and donor is None:
@@ -314,7 +314,7 @@ def _filled(
 
 
 def _size(wreck: Wreck) -> int:
-    """Bytes of the damaged file, or of what is whole in a folder."""
+    """Bytes of the damaged file, or of the intact files of a folder."""
     whole = sum(part.data.length for part in wreck.parts.values())
     place = Path(wreck.path)
     return max(place.stat().st_size, whole) if place.is_file() else whole

@@ -1,7 +1,7 @@
 """What runs code is left out of a repaired file: calls in its object, and records beside it that no tensor needs.
 
-A damaged file is no more to be trusted than a whole one, and nobody loads it as it is: repair would be what makes it
-loadable. What a class of the user's own holds stays, as repair gives back what was saved; `sanitize` takes that out.
+A damaged file is no safer than an intact one, and it does not load as it is: repair would be what makes it
+loadable. What a user's class holds is kept, as repair gives back what was saved; `sanitize` removes that.
 """
 
 from __future__ import annotations
@@ -64,12 +64,12 @@ def clean(found: TorchObject) -> Cleaned:
         if places:
             out.items[id(node)] = places
     out.kept = set(_reached(graph.root, out))
-    out.findings += _told(found, names, made_by)
+    out.findings += _findings(found, names, made_by)
     return out
 
 
 def _pickled(root: Any) -> dict[int, str]:
-    """Strings of bytes that hold a pickle, which runs code when somebody unpickles it: ``id`` -> the function."""
+    """Strings of bytes that hold a pickle, which runs code when it is unpickled: ``id`` -> the function."""
     out: dict[int, str] = {}
     for node in every_node(root):
         for part in (node, *parts_of(node)):
@@ -86,7 +86,7 @@ def _bad(inside: Inside) -> str:
 
 
 def _spread(root: Any, made_by: dict[int, str]) -> None:
-    """Add every call and reference that has one of the nodes as its function or as an argument of its own."""
+    """Add every call and reference that has one of the nodes as its function or as an argument."""
     users: dict[int, list[Any]] = {}
     for node in every_node(root):
         if type(node) is Call:
@@ -125,7 +125,7 @@ def _reached(root: Any, out: Cleaned) -> Iterator[int]:
             stack += parts_of(node)
 
 
-def _told(found: TorchObject, names: dict[int, str], made_by: dict[int, str]) -> Iterator[Finding]:
+def _findings(found: TorchObject, names: dict[int, str], made_by: dict[int, str]) -> Iterator[Finding]:
     """A finding for each function, with the first places that hold what it makes."""
     places: dict[str, list[str]] = {name: [] for name in dict.fromkeys(names.values())}
     for at, node in found.values:

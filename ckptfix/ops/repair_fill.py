@@ -1,4 +1,4 @@
-"""Bytes in place of lost ones: zeros, NaN, or those of the same tensor in another checkpoint."""
+"""Bytes in place of lost ones: zeros, NaN, or the same tensor's bytes in another checkpoint."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Donor:
 
     def __init__(self, checkpoint: Checkpoint, byteorder: str) -> None:
         if checkpoint.byteorder != byteorder:
-            raise Unsupported("its byte order is not that of the damaged file", path=checkpoint.path)
+            raise Unsupported("its byte order differs from the damaged file's", path=checkpoint.path)
         self.path = checkpoint.path
         entries: Sequence[TensorEntry] = checkpoint.entries
         if checkpoint.format == "safetensors":
@@ -90,7 +90,7 @@ class Donor:
         return alike[0] if len(alike) == 1 else None
 
     def storage(self, storage: Storage, leaves: Sequence[Leaf]) -> Data | str:
-        """The bytes for `storage`, all of whose tensors are `leaves`; or why they can not be taken from here."""
+        """The bytes for `storage`, all of whose tensors are `leaves`; or why they cannot be taken from here."""
         found: list[TensorEntry] = []
         for leaf in leaves:
             other = self.entry(leaf.name)

@@ -1,6 +1,6 @@
-"""What was put around a checkpoint on its way: gzip, another zip, line ends of another system. Each is taken off.
+"""Layers around a checkpoint: gzip, another zip, another system's line ends. Each is removed.
 
-What is inside goes to a file of its own in a folder that the caller gives, and throws away.
+What is inside is written to a file in a folder that the caller gives, and deletes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ HEAD = 4096
 
 
 class Unwrapped(NamedTuple):
-    """The innermost file, and the layers that were taken off, outermost first."""
+    """The innermost file, and the layers that were removed, outermost first."""
 
     path: str
     notes: tuple[Finding, ...]
@@ -42,10 +42,10 @@ Folder = Callable[[], str]
 
 
 def unwrap(path: str, folder: Folder) -> Unwrapped:
-    """Take off every layer around the checkpoint in `path`; new files go to `folder()`.
+    """Remove every layer around the checkpoint in `path`; new files are written to `folder()`.
 
     Raises:
-        Unsupported: more layers than anybody wraps, or one that unfolds beyond measure.
+        Unsupported: more layers than are ever needed, or one that expands without limit.
         DamagedFile: line ends were changed, and nothing proves how to undo it.
     """
     notes: list[Finding] = []

@@ -33,11 +33,11 @@ def repair(
 
     Args:
         folder: gives the folder where what is unpacked is put; the plan points there.
-        fill, donor: what goes in place of lost tensors; see `repair_torch`.
+        fill, donor: what replaces lost tensors; see `repair_torch`.
         like: the model whose tensors the storages are, for a file whose pickle is lost.
 
     Raises:
-        UnknownFormat: it is no checkpoint, damaged or not; the message says what it is.
+        UnknownFormat: it is not a checkpoint, damaged or not; the message says what it is.
         DistributedPart: it is a file of a distributed checkpoint; one archive of many would be kept.
         DamagedFile: nothing of it can be saved.
         Refused: it has no tensor, and never had.

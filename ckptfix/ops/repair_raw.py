@@ -24,21 +24,21 @@ def repair_raw(wreck: Wreck, like: Side | None = None) -> Repair:
     the tensors of a model, where number and size leave one way only.
 
     Raises:
-        DamagedFile: not one storage is whole.
+        DamagedFile: no storage is intact.
         NoMatch: several ways, or none, to give the storages to the model; `lines` list both sides.
     """
     if not wreck.parts:
-        message = f"neither its pickle nor a storage is whole ({wreck.pickle_fault})"
+        message = f"neither its pickle nor any storage is intact ({wreck.pickle_fault})"
         raise DamagedFile(message, path=wreck.path, hint="take an older checkpoint, or copy it again")
     entries = _numbered(wreck) if like is None else _matched(wreck, like)
     losses = [Loss(f"storage_{key}", None, "", reason) for key, reason in wreck.faults.items()]
     if like is not None:
         named = {entry.key for entry in entries}
-        reason = "its storage is not whole"
+        reason = "its storage is not intact"
         losses = [Loss(slot.name, slot.shape, slot.dtype, reason) for slot in like.slots if slot.name not in named]
     message = f"its pickle is lost ({wreck.pickle_fault}), and with it names, shapes and dtypes"
     if like is not None:
-        message += f"; they are those of {like.label}, by number and size"
+        message += f"; they match {like.label} by number and size"
     lost = Loss("data.pkl", None, "", wreck.pickle_fault)
     notes = (Finding("pickle-lost", "warning", "data.pkl", message), *wreck.notes)
 
@@ -109,7 +109,7 @@ def _no_match(wreck: Wreck, like: Side, own: Sequence[Slot], ways: Sequence[int]
         starts = ", ".join(map(str, ways[:6])) + (", ..." if len(ways) > 6 else "")
         message = f"the {len(own)} tensors of {like.label} could begin at storage {starts}: that would be a guess"
     else:
-        message = f"the sizes of the storages are nowhere those of the {len(own)} tensors of {like.label}"
+        message = f"the sizes of the storages do not match the {len(own)} tensors of {like.label}"
     return NoMatch(
         message,
         path=wreck.path,

@@ -1,6 +1,6 @@
 """A safetensors file that was cut short, or is longer than its header says.
 
-The header stands first, so every tensor whose bytes end before the file does is whole as far as anybody can tell: the
+The header stands first, so every tensor whose bytes end before the file does counts as intact: the
 format has no checksums.
 """
 
@@ -16,15 +16,15 @@ from ckptfix.ops.repair import TAKEN, Loss, Repair
 from ckptfix.ops.repair_fill import Donor, Fill, Leaf, constant, with_data
 
 _LOSS = frozenset({"truncated", "bad-tensor", "unknown-dtype", "duplicate-key"})
-"""Of a name that stands twice nobody knows which tensor is meant."""
+"""Where a name stands twice, it is not known which tensor is meant."""
 
 
 def repair_safetensors(path: str, *, fill: Fill | None = None, donor: Other | None = None) -> Repair:
     """Plan the repair of a safetensors file.
 
     Raises:
-        Truncated, BadDirectory: its header is not whole, and without it no byte means anything.
-        DamagedFile: not one tensor is whole, and nothing is filled.
+        Truncated, BadDirectory: its header is not intact, and without it the bytes have no meaning.
+        DamagedFile: no tensor is intact, and nothing is filled.
     """
     try:
         checkpoint = safetensors.read(path)
@@ -46,7 +46,7 @@ def repair_safetensors(path: str, *, fill: Fill | None = None, donor: Other | No
         losses.append(loss)
         written += [made] if made is not None else []
     if losses and not written:
-        message = f"not one of its {len(losses)} tensors is whole"
+        message = f"none of its {len(losses)} tensors is intact"
         raise DamagedFile(message, path=path, offset=header.data_start, hint="--fill-from OLDER takes them from there")
     rows = {row.key: row for row in header.rows}
     end = max((row.stop for row in rows.values()), default=0)

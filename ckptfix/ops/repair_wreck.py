@@ -1,6 +1,6 @@
-"""What is left of a torch checkpoint: its object, and the storages that are provably whole.
+"""What is left of a torch checkpoint: its object, and the storages that are provably intact.
 
-A zip is rebuilt from its records, a folder is one that was unzipped, and a legacy file is read as far as it goes.
+A zip is rebuilt from its records, a folder is one that was unzipped, and a legacy file is read up to its first fault.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ STANDARD = re.compile(r"data\.pkl|data/[^/]+|byteorder|version|\.format_version|
 """Records below the root that torch writes itself."""
 
 _NOISE = re.compile(r"(.*/)?(__MACOSX/.*|\._[^/]*|\.DS_Store|Thumbs\.db|desktop\.ini)")
-"""What systems put into archives and folders of their own accord."""
+"""What operating systems add to archives and folders by themselves."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A whole storage: its bytes, their CRC-32 if it was summed, and how many elements a legacy file counts in it."""
+    """An intact storage: its bytes, their CRC-32 if it was summed, and how many elements a legacy file counts in it."""
 
     data: Data
     crc32: int | None = None
@@ -49,8 +49,8 @@ class Wreck:
         path: the file that ranges point into.
         format: "zip" or "legacy": what it was, and will be again.
         found: the object; None when its pickle is lost, and `pickle_fault` says why.
-        parts: key -> storage, of those that are whole.
-        faults: key -> why the storage is not whole, for those of which that is known.
+        parts: key -> storage, of the intact ones.
+        faults: key -> why the storage is not intact, where that is known.
         extras: name below the root -> data and CRC-32, of records that torch does not write itself.
         notes: what was found out about the file.
         sums: whether the storages agree with checksums; legacy files and unzipped folders have none.
@@ -72,7 +72,7 @@ class Wreck:
 
 
 def is_noise(name: str) -> bool:
-    """Whether a record or file is no part of any checkpoint: ``__MACOSX``, ``.DS_Store``."""
+    """Whether a record or file is never part of a checkpoint: ``__MACOSX``, ``.DS_Store``."""
     return _NOISE.fullmatch(name) is not None
 
 
@@ -139,7 +139,7 @@ def _is_pickle(name: str) -> bool:
 
 
 def _likely_prefix(rebuilt: Rebuilt) -> str:
-    """The folder of the storages, and without any that of a damaged data.pkl."""
+    """The folder of the storages; without any, the folder of a damaged data.pkl."""
     names = [_plain(record.name) for record in rebuilt.records]
     votes = Counter(name.rpartition("data/")[0] for name in names if re.fullmatch(r"(.*/)?data/[^/]+", name))
     votes.update(_plain(row.name)[: -len("data.pkl")] for row in rebuilt.damaged if _is_pickle(_plain(row.name)))
@@ -192,29 +192,29 @@ def _describe(wreck: Wreck, rebuilt: Rebuilt, prefix: str, size: int) -> None:
     if rebuilt.first:
         wreck.note("leading-bytes", f"{rebuilt.first:,} bytes stand before the archive", offset=0)
     if any(not isinstance(record.data, ByteRange) for record in rebuilt.records):
-        wreck.note("deflated", "its records are compressed, which torch can not map")
+        wreck.note("deflated", "its records are compressed, which torch cannot map")
     if prefix.count("/") != 1:
         where = f"under {prefix!r}" if prefix else "under no folder"
         wreck.note("wrong-root", f"its records stand {where}, where torch looks for one folder")
     for offset, length in rebuilt.unread:
-        wreck.note("unreadable", f"{length:,} bytes can not be read", warns=True, offset=offset)
+        wreck.note("unreadable", f"{length:,} bytes cannot be read", warns=True, offset=offset)
     if kinds["twice"] or kinds["checksum"]:
         wreck.notes.append(_torn(damaged, rebuilt.records))
     if not wreck.sums:
-        message = "it has no checksums: records are kept by their size, and nothing tells whether their bytes are right"
+        message = "it has no checksums: records are kept by their size, and their bytes cannot be verified"
         wreck.note("unverifiable", message, warns=True)
 
 
 def _torn(damaged: list[Damaged], records: tuple[Salvaged, ...]) -> Finding:
-    """What records that do not match their checksums, amid others that do, are told as."""
+    """The finding for records whose checksums do not match."""
     wrong = [row for row in damaged if row.kind in ("twice", "checksum")]
     later = any(record.header > wrong[0].header for record in records)
-    amid = " amid whole ones" if later else ""
+    between = " between intact ones" if later else ""
     several = [row for row in wrong if row.kind == "twice"]
     if several:
         message = f"{len(several)} records stand in it twice with other bytes: two processes wrote one file"
         return Finding("torn-write", "warning", several[0].name, message, several[0].header)
-    message = f"{len(wrong)} records do not match their checksums{amid}: bytes changed on disk or on the way"
+    message = f"{len(wrong)} records do not match their checksums{between}: bytes changed on disk or on the way"
     if len(wrong) > 1 and later:
         message += ", or two processes wrote one file"
     return Finding("torn-write", "warning", wrong[0].name, message, wrong[0].header)
@@ -254,10 +254,10 @@ def read_folder(path: str) -> Wreck:
 
 
 def read_legacy(path: str, start: int = 0) -> Wreck:
-    """A legacy file as far as it goes, whose first pickle begins at `start`.
+    """A legacy file up to its first fault; its first pickle begins at `start`.
 
     Raises:
-        TruncatedPickle, BadPickle: its object is not whole; without it no byte behind it means anything.
+        TruncatedPickle, BadPickle: its object is damaged; without it the bytes behind it have no meaning.
     """
     wreck = Wreck(path, "legacy", sums=False)
     if start:
@@ -290,7 +290,7 @@ def read_legacy(path: str, start: int = 0) -> Wreck:
             position += 8 + nbytes
         absent = len(keys) - len(wreck.parts)
         if absent or len(graphs) < 5:
-            message = f"the file was cut short at {reader.size:,} bytes: {absent or 'all'} storages are not whole"
+            message = f"the file was cut short at {reader.size:,} bytes: {absent or 'all'} storages are not intact"
             wreck.note("truncated", message, offset=reader.size)
             cut = f"the file ends at {reader.size:#x}"
             wreck.faults.update((str(key), cut) for key in keys if str(key) not in wreck.parts)

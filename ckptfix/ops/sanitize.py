@@ -73,7 +73,7 @@ def sanitize(
 
     Raises:
         Refused: nothing of the object would be left, or what `keep_only` names is not there.
-        Unsupported: no torch file, an unknown version or codec, or a tensor that the version can not have.
+        Unsupported: not a torch file, an unknown version or codec, or a tensor that the version cannot have.
         KeyConflict: two keys would become one.
     """
     if checkpoint.format not in FORMATS:
@@ -204,7 +204,7 @@ def _held(node: Any) -> Iterable[Any]:
 def _nothing_left(checkpoint: Checkpoint, report: Report) -> Refused:
     root = parts_of(checkpoint).graph.root
     name = class_name(root) if type(root) is Call else None
-    why = report.losses[-1].why if report.losses else "is no plain value"
+    why = report.losses[-1].why if report.losses else "is not a plain value"
     hint = command("extract", checkpoint.path, "OUT") if why == EXTRACT else INSPECT
     message = f"nothing would be left of it: {name or 'the object'} {_clause(why)}"
     return Refused(message, path=checkpoint.path, hint=hint)
@@ -215,7 +215,7 @@ def _clause(why: str) -> str:
 
 
 def _refuse_unclean(checkpoint: Checkpoint, pickle: bytes) -> Graph:
-    """The result, read once more: what is not expressed in plain values must not be written as if it were.
+    """The result, read again: what is not expressed in plain values must not be written as if it were.
 
     Raises:
         Unsupported: weights_only=True would still refuse it.

@@ -33,7 +33,7 @@ def array(out: Converter, call: Call, args: tuple[Any, ...]) -> Steps:
 
 
 def _plain_array(out: Converter, array: Array) -> Any:
-    """The tensor of a numeric array, over a storage of its own; nested lists of text."""
+    """The tensor of a numeric array, over its own storage; nested lists of text."""
     assert isinstance(array.data, bytes)
     dtype, shape = array.dtype, array.shape
     name = {"M": "int64", "m": "int64"}.get(dtype.kind, dtype.name)
@@ -66,7 +66,7 @@ def scalar(out: Converter, call: Call, args: tuple[Any, ...]) -> Steps:
         return (yield None, args[1])
     raw = numpy_pickles.raw_bytes(args[1])
     if raw is None or len(raw) != dtype.itemsize:
-        raise BadValue("a scalar whose bytes are not those of its dtype")
+        raise BadValue("a scalar whose bytes do not fit its dtype")
     found = numpy_pickles.items(dtype, raw) or ["" if dtype.kind == "U" else b""]
     value = found[0]
     out.changed("numpy scalar", "complex" if type(value) is Call else type(value).__name__)

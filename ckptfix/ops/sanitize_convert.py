@@ -1,7 +1,7 @@
 """The object of a checkpoint made of plain values only: what ``torch.load(weights_only=True)`` takes.
 
 One walk over the inert graph by a stack of generators, each of which makes one container and asks for what is in it.
-A node that stands in several places is converted once, so ties and references stay. Nothing is imported or called.
+A node that stands in several places is converted once, so ties and references are kept. Nothing is imported or called.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_INT_BITS = 8 * 255 - 1
 """LONG1 counts its bytes in one; weights_only=True knows no other opcode for large ints."""
 
 MAX_LABELS, MAX_LABEL = 64, 80
-"""How much of an address is told: a hostile one is as deep and as long as the file."""
+"""How much of an address is shown: a hostile one is as deep and as long as the file."""
 
 class Converter:
     """Converts the nodes of one graph; `report` says what became what."""
@@ -33,11 +33,11 @@ class Converter:
         self.settings = settings
         self.report = Report()
         self.done: dict[int, Any] = {}
-        self.open: set[int] = set()
-        self.alive: list[Any] = []
+        self.in_progress: set[int] = set()
+        self.keep_alive: list[Any] = []
         self.labels: list[str | None] = []
         self.next_key = 0
-        self.inside = 0
+        self.kept_depth = 0
         self.recode = settings.python2
         self.rebuilds = settings.python2 or settings.target is not None
 
@@ -50,10 +50,10 @@ class Converter:
             value, steps = self.begin(node, name)
             if steps is not None:
                 whole = id(node) in self.settings.whole
-                self.inside += whole
+                self.kept_depth += whole
                 stack.append((node, steps, name, whole))
                 self.labels.append(name)
-                self.open.add(id(node))
+                self.in_progress.add(id(node))
                 value = None
             while stack:
                 node, steps, _, whole = stack[-1]
@@ -66,11 +66,11 @@ class Converter:
                     value = self.drop(_described(node), str(error))
                 stack.pop()
                 self.labels.pop()
-                self.inside -= whole
-                self.open.discard(id(node))
+                self.kept_depth -= whole
+                self.in_progress.discard(id(node))
                 if id(node) not in self.done or value is DROPPED:
                     self.done[id(node)] = value
-                    self.alive.append(node)
+                    self.keep_alive.append(node)
             else:
                 return value
 
@@ -90,7 +90,7 @@ class Converter:
             if value is DROPPED:
                 self.drop_at(name, _described(node), "as before")
             return value, None
-        if id(node) in self.open:
+        if id(node) in self.in_progress:
             return self.drop_at(name, _described(node), "refers back to what holds it"), None
         if kind is Call and not self.rebuilds and _is_settled(node):
             return node, None
@@ -100,7 +100,7 @@ class Converter:
     def left_out(self, node: Any, name: str | None) -> Steps | None:
         """Steps that make nothing, where only some nodes are kept and `node` is none of them."""
         settings = self.settings
-        if settings.kept is None or self.inside or id(node) in settings.kept:
+        if settings.kept is None or self.kept_depth or id(node) in settings.kept:
             return None
         return self.nothing(node)
 
@@ -153,7 +153,7 @@ class Converter:
         yield
 
     def raw(self, value: bytes) -> Any:
-        """Bytes, as protocol 2 writes them; those of a Python 2 file as text where an encoding was given."""
+        """Bytes, as protocol 2 writes them; a Python 2 file's as text where an encoding was given."""
         if self.settings.python2 and self.settings.encoding is not None:
             try:
                 text = value.decode(self.settings.encoding)
@@ -177,7 +177,7 @@ class Converter:
     def list_(self, node: list[Any]) -> Steps:
         made: list[Any] = []
         self.done[id(node)] = made
-        self.alive.append(node)
+        self.keep_alive.append(node)
         yield from self.listed(made, node)
         return made
 
@@ -188,8 +188,8 @@ class Converter:
             into.append(None if value is DROPPED else value)
 
     def passed_over(self, value: Any, name: str) -> bool:
-        """Whether a plain value goes, as it does where only what leads to the weights is kept."""
-        if self.settings.kept is None or self.inside or (type(value) in _STEPS and value != ()):
+        """Whether a plain value is dropped, as it is where only what leads to the weights is kept."""
+        if self.settings.kept is None or self.kept_depth or (type(value) in _STEPS and value != ()):
             return False
         self.drop_at(name, "a value", "is outside the weights", asked=True)
         return True
@@ -197,7 +197,7 @@ class Converter:
     def dict_(self, node: Dict) -> Steps:
         made = Dict()
         self.done[id(node)] = made
-        self.alive.append(node)
+        self.keep_alive.append(node)
         yield from self.fill(made.items, pairs(node) or [])
         return made
 

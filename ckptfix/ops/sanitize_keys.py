@@ -39,7 +39,7 @@ def refuse_conflicts(rows: list[tuple[Any, Any]], where: str) -> None:
         if not isinstance(key, PLAIN_KEYS):
             continue
         kind = "str" if isinstance(key, str) else "number"
-        # Numbers by their text, whose hash nobody can foresee; 1, 1.0 and True are one key.
+        # Numbers by their text, whose hash cannot be predicted; 1, 1.0 and True are one key.
         same = (kind, hex(int(key)) if isinstance(key, (int, float)) and _is_whole(key) else str(key))
         if same in seen:
             raise KeyConflict("two keys become one", where=f"{where}/{label(key)}" if where else label(key))

@@ -178,7 +178,7 @@ def ordered(array: Array, *, big: bool = False) -> bytes:
 
 
 def columns(array: Array) -> list[tuple[str, Array]]:
-    """The fields of a structured array, each an array of its own.
+    """The fields of a structured array, each as a separate array.
 
     Raises:
         BadValue: a field that lies outside the record.
@@ -188,7 +188,7 @@ def columns(array: Array) -> list[tuple[str, Array]]:
     found = []
     for name, dtype, offset in array.dtype.fields:
         if offset + dtype.itemsize > size or dtype.kind == "O":
-            raise BadValue(f"a field {name!r} that is no part of the record's bytes")
+            raise BadValue(f"a field {name!r} outside the record's bytes")
         column = bytearray(len(array.data) // max(size, 1) * dtype.itemsize)
         for place in range(dtype.itemsize):
             column[place :: dtype.itemsize] = array.data[offset + place :: size]
@@ -243,7 +243,7 @@ def complex_call(real: float, imaginary: float) -> Call:
 
 
 def nested(shape: Sequence[int], flat: list[Any], fortran: bool) -> Any:
-    """`flat` as nested lists of this shape; the one element itself where there is no dimension."""
+    """`flat` as nested lists of this shape; the one element itself where it has no dimensions."""
     if not shape:
         return flat[0] if flat else None
     if not flat:

@@ -1,4 +1,4 @@
-"""Calls and objects as plain values: tensors stay, what is known has a row, of the rest what its state holds."""
+"""Calls and objects as plain values: tensors are kept, known classes have a row, and of any other the state is kept."""
 
 from __future__ import annotations
 
@@ -81,11 +81,11 @@ def _ordered_dict(out: Converter, call: Call, rows: list[tuple[Any, Any]]) -> St
     made = Call(Global("collections", "OrderedDict", 0), (), "REDUCE", 0)
     made.items = []
     out.done[id(call)] = made
-    out.alive.append(call)
+    out.keep_alive.append(call)
     yield from out.fill(made.items, rows)
     named = _attributes(call.state)
     if call.elements or call.kwargs or (call.items and call.args) or not (named or _is_empty(call.state)):
-        out.drop("what was set on an OrderedDict", "is no item and no attribute of it")
+        out.drop("what was set on an OrderedDict", "is neither an item nor an attribute of it")
     if named:
         state: list[tuple[Any, Any]] = []
         yield from out.fill(state, named)
@@ -183,9 +183,9 @@ def _module(out: Converter, call: Call, name: str) -> Steps:
     try:
         found = torch_module.read_module(call)
     except CkptfixError as error:
-        return out.drop(name, f"is a whole module that can not be walked ({error.message})")
+        return out.drop(name, f"is a whole module that cannot be read ({error.message})")
     out.changed(name, "its state_dict()")
-    out.drop_at(None, name, "is a whole module; of it only the state_dict() stays")
+    out.drop_at(None, name, "is a whole module; only its state_dict() is kept")
     made = Call(Global("collections", "OrderedDict", 0), (), "REDUCE", 0)
     made.items = []
     yield from out.fill(made.items, list(found.tensors))
@@ -219,7 +219,7 @@ def _mapping(
     named: list[tuple[Any, Any]],
     beside: list[tuple[Any, Any]],
 ) -> Steps:
-    """A mapping of an unknown class; an attribute that is no item becomes one, save a state dict's ``_metadata``."""
+    """Mappings of unknown classes; an attribute outside the items becomes one, but not a state dict's ``_metadata``."""
     known = {str(key): value for key, value in rows if isinstance(key, str)}
     if any(key == "_metadata" for key, _ in named):
         out.changed(name, "OrderedDict")
@@ -248,7 +248,7 @@ def _list(out: Converter, name: str, elements: list[Any], named: list[tuple[Any,
 
 
 def _stands_for_itself(name: str, state: Any) -> bool:
-    """Whether a call's arguments tell what it makes, as those of a class do (an enum, an exception)."""
+    """Whether a call's arguments show what it makes, as a class's do (an enum, an exception)."""
     module, _, last = name.rpartition(".")
     if name in STATEFUL or (state is not None and not module.startswith("builtins")):
         return True
@@ -358,4 +358,4 @@ _SPECIAL: dict[str, Any] = {
     "torch._utils._rebuild_device_tensor_from_numpy": _device_tensor,
     "torch._utils._rebuild_xla_tensor": _device_tensor,
 }
-"""Calls with a rule of their own, under numpy 1's names."""
+"""Calls that have a rule, under numpy 1's names."""

@@ -1,4 +1,4 @@
-"""What a conversion to plain values is told, and what it tells."""
+"""What a conversion to plain values is given, and what it reports."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ class Settings:
         encoding: codec of a Python 2 file's byte strings; None for UTF-8, and Latin-1 in keys that are not.
         python2: the stream has no bytes but the str of Python 2.
         keys_in_use: storage keys of the file.
-        kept: ``id`` of the nodes on the way to those in `whole`; what is beside them goes. None keeps all.
-        whole: ``id`` of nodes that stay with all that is below them.
+        kept: ``id`` of the nodes on the way to `whole`; what is beside them is dropped. None keeps all.
+        whole: ``id`` of nodes that are kept with all that is below them.
         target: the torch version that is to read the output; None for today's.
     """
 

@@ -1,7 +1,7 @@
 """Objects of the standard library as plain values: one table, a row for each class or function.
 
 A row's rule takes the arguments of the call and its state, as inert nodes, and gives plain values. Nothing is called;
-the encodings are those of each class's ``__reduce__`` in CPython.
+the encodings are as in each class's ``__reduce__`` in CPython.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _windows(args: tuple[Any, ...], state: Any) -> str:
 
 def _strings(args: tuple[Any, ...]) -> list[str]:
     if not all(isinstance(part, str) for part in args):
-        raise BadValue("a path whose parts are no strings")
+        raise BadValue("a path whose parts are not strings")
     return [str(part) for part in args]
 
 

@@ -54,7 +54,7 @@ class Since:
     source: str
 
 
-UNSTATED = "no public statement of the version was found; that of the feature it serves, or a later one"
+UNSTATED = "no public statement of the version was found; this is the version of the feature it serves, or a later one"
 
 CALLS: dict[str, Since] = {
     "_rebuild_tensor": Since((0, 2), "pytorch/pytorch#1050"),
@@ -112,15 +112,15 @@ def find(text: str) -> Version:
     """The version that `text` names: ``"1.5"``, ``"1.5.1"``, ``"0.4"``.
 
     Raises:
-        Unsupported: it names none, or one outside the table.
+        Unsupported: it is not a version, or one outside the table.
     """
     parts = text.removeprefix("v").split(".")
     if not 2 <= len(parts) <= 4 or not all(part.isascii() and part.isdigit() and len(part) < 5 for part in parts[:2]):
-        raise Unsupported(f"{text!r} is no torch version", hint="such as 1.5 or 2.0")
+        raise Unsupported(f"{text!r} is not a torch version", hint="such as 1.5 or 2.0")
     number = (int(parts[0]), int(parts[1]))
     if not OLDEST <= number <= NEWEST:
         first, last = Version(OLDEST).name, Version(NEWEST).name
-        raise Unsupported(f"torch {text} is not in the table, which goes from {first} to {last}")
+        raise Unsupported(f"torch {text} is not in the table, which covers {first} to {last}")
     return Version(number)
 
 
@@ -147,7 +147,7 @@ def older(call: Call, version: Version) -> tuple[Call, Losses]:
     """A call of torch's own as `version` knows it, and the attributes that it has no place for.
 
     Raises:
-        Unsupported: `version` knows neither the call nor an older form of it, or nobody does.
+        Unsupported: `version` knows neither the call nor an older form of it, or no version does.
     """
     try:
         return _older(call, version)
@@ -173,7 +173,7 @@ def _older(call: Call, version: Version) -> tuple[Call, Losses]:
             return call, losses
         form = _OLDER.get(name)
         if form is None:
-            raise Unsupported(f"torch {version.name} can not read {name}, which came with {Version(since.number).name}")
+            raise Unsupported(f"torch {version.name} cannot read {name}, which came with {Version(since.number).name}")
         call = form(call, version, losses)
     raise Unsupported(f"torch {version.name} has no form of {name}")
 
@@ -200,7 +200,7 @@ def _v3(call: Call, version: Version, losses: Losses) -> Call:
         raise Unsupported(f"torch {version.name} has no {getattr(dtype, 'name', 'such dtype')}")
     pid = persid.pid
     if pid[4] % row.itemsize:
-        raise Unsupported(f"a storage of {pid[4]} bytes is no number of {row.name}")
+        raise Unsupported(f"a storage of {pid[4]} bytes does not hold whole {row.name} elements")
     count = pid[4] // row.itemsize
     typed = type(persid)((*pid[:1], Global("torch", row.storage_class, 0), *pid[2:4], count, *pid[5:]), 0, -1)
     return _of("_rebuild_tensor_v2", (typed, *call.args[1:6], *call.args[7:]))

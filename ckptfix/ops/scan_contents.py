@@ -15,11 +15,12 @@ from ckptfix.ops.candidates import is_inside
 from ckptfix.ops.catalogue import found
 from ckptfix.ops.error_names import Prefix
 from ckptfix.ops.rename import chosen_sites
+from ckptfix.words import plural
 
 PICKLED = (torch_zip.NAME, torch_legacy.NAME)
 
 WASTE = 4096
-"""Bytes of a storage that no tensor views before they are told, if they are a tenth of it too."""
+"""Unused bytes of a storage are reported from this many on, if they are also a tenth of it."""
 
 _LIGHTNING = ("hyper_parameters", "global_step", "callbacks", "lr_schedulers", "hparams_name")
 """Keys that beside ``state_dict`` make a file look like one of Lightning's (checkpoint_connector.py)."""
@@ -101,14 +102,15 @@ def _wrappers(checkpoint: Checkpoint) -> Iterator[Finding]:
         sure = {part: row for part, row in carried.items() if part in keys.ANYWHERE or row[0] >= len(others)}
         if not sure:
             for part, (count, first) in carried.items():
-                message = f"{count} of {len(others)} names begin with {part}., as in {first}; it may be the model's own"
+                message = f"{count} of {len(others)} keys begin with {part}., as in {first}; it may be the model's own"
                 yield found("partial-prefix", message, where=site.at)
             continue
         (_, example) = next(iter(sure.values()))
         made = "; ".join(wrapper.made_by for wrapper in keys.WRAPPERS if wrapper.component in sure)
         prefixes = " and ".join(f"{part}." for part in sure)
         count = max(count for count, _ in sure.values())
-        message = f"{count:,} names carry {prefixes} ({made}), as in {example}"
+        begin = f"{plural(count, 'key')} {'begins' if count == 1 else 'begin'} with"
+        message = f"{begin} {prefixes} ({made}), as in {example}"
         if own and not whole:
             message += f", inside the module. of {averages.wrapper(site.names)}"
         simple = list(sure) == ["module"] and not any(name.startswith("module.module.") for name in names)
@@ -117,14 +119,15 @@ def _wrappers(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 
 _OF_AVERAGES = "ckptfix extract {source} {weights} --ema"
-"""What gives averages, which are all that a file holds, the names of a plain model, and drops their counter."""
+"""Fix for a file that holds only averages: it gives them the names of a plain model, and drops their counter."""
 
 
 def _devices(checkpoint: Checkpoint) -> Iterator[Finding]:
     away = {place: count for place, count in checkpoint.devices.items() if place not in ("cpu", "meta")}
     if away:
-        rows = ", ".join(f"{place} in {count:,} places" for place, count in list(away.items())[:6])
-        yield found("device-tags", f"tensors were saved on {rows}, and load back there")
+        rows = ", ".join(f"{place} ({plural(count, 'place')})" for place, count in list(away.items())[:6])
+        needed = "that device" if len(away) == 1 else "those devices"
+        yield found("device-tags", f"tensors were saved on {rows}; without map_location, torch.load needs {needed}")
     for place in checkpoint.fixed_devices[:20]:
         yield found("fixed-device", f"a device that no edit reaches: {place}")
 
@@ -168,7 +171,7 @@ def _sizes(checkpoint: Checkpoint) -> Iterator[Finding]:
         return
     ats = {state.at for state in weights(checkpoint)}
     mine = [entry for entry in checkpoint.entries if entry.at in ats]
-    # A name without a dot is a tensor of somebody's own, which may be empty on purpose.
+    # A name without a dot is not a module's tensor, and may be empty on purpose.
     empty = [entry for entry in mine if entry.shape == (0,) and "." in entry.key]
     if empty and len(empty) * 2 >= len(mine):
         names = ", ".join(entry.name for entry in empty[:3])
@@ -217,7 +220,7 @@ def _sharing(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 
 def _overlaps(checkpoint: Checkpoint, ats: set[str]) -> Iterator[Finding]:
-    """What a conversion to safetensors would say of overlapping tensors."""
+    """What a conversion to safetensors would report about overlapping tensors."""
     if checkpoint.format not in PICKLED:
         return
     inside = _by_address(checkpoint)
@@ -276,7 +279,7 @@ def needs_torch(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 
 def asked(checkpoint: Checkpoint, rows: Sequence[int]) -> Iterator[Finding]:
-    """What is no fault of the file, and explains an error: told only to somebody who asks about it."""
+    """Notes that explain an error but are not faults; reported only with ``--error``."""
     root = checkpoint.traits.get("zip root")
     if 49 in rows and root not in (None, "archive"):
         yield found("zip-root", f"the folder in the archive is called {root!r}, not 'archive'")
@@ -295,7 +298,7 @@ def asked(checkpoint: Checkpoint, rows: Sequence[int]) -> Iterator[Finding]:
 def prefixed(checkpoint: Checkpoint, prefix: Prefix) -> Iterator[Finding]:
     """The state dicts whose names differ by `prefix` from those that a message asks for."""
     if prefix.in_file and set(prefix.name.split(".")) <= {wrapper.component for wrapper in keys.WRAPPERS}:
-        # Told as what a wrapper put there.
+        # Reported as what a wrapper added.
         return
     states = weights(checkpoint)
     for state in states:

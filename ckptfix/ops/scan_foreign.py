@@ -51,7 +51,7 @@ _REPAIR = "ckptfix repair {source} {repaired}"
 PROGRAMS = ("torchscript", "exported-program")
 
 _TRUSTED = ("plain-pickle", "torch-tar", "numpy-file")
-"""Kinds whose remedy is to load the file, for somebody who trusts it."""
+"""Kinds whose remedy is to load the file, if the user trusts it."""
 
 _UNSEEN = ("empty-file", "zero-filled", "lfs-pointer", "gguf-file", "dcp-no-metadata")
 """Kinds in which no pickle can hide."""
@@ -65,7 +65,7 @@ _TAIL = 1 << 26
 
 
 def scan(path: str, error: CkptfixError) -> Iterator[Finding]:
-    """What `error`, raised when the file was opened, says of it; and what else can be told."""
+    """The finding for `error`, raised when the file was opened; and what else can be found out."""
     if isinstance(error, DistributedPart):
         yield _part(path, error)
         return
@@ -136,7 +136,7 @@ def only_checkpoint(path: str, error: CkptfixError) -> str | None:
     """The one checkpoint in the folder `path`, apart from what trainers save beside it; None if there are several.
 
     Args:
-        error: raised when the folder was opened; one that is a checkpoint itself is no folder of others.
+        error: raised when the folder was opened; a folder that is a checkpoint itself is not searched for others.
     """
     folder = Path(path)
     if not folder.is_dir() or not isinstance(error, UnknownFormat) or error.kind != "no-checkpoint":
@@ -157,7 +157,7 @@ def _repairs(finding: Finding) -> bool:
 
 
 def _with_names(finding: Finding, inside: Inside) -> Finding:
-    """The finding of a kind of file, with what runs code in it; repair is no remedy where no tensor is in sight."""
+    """The finding of a kind of file, with what runs code in it; repair is not offered where no tensor was found."""
     if finding.severity == "info":
         return finding
     dangerous = [name for name in inside.names if is_dangerous(name)]
@@ -177,7 +177,7 @@ def _hidden(kinds: Sequence[Finding], inside: Inside) -> Iterator[Finding]:
     fix = _REPAIR if inside.tensors and any(map(_repairs, kinds)) else ""
     rows = inside.hidden
     if ids.intersection((*PROGRAMS, "dcp-folder")):
-        # What these write by themselves is no news.
+        # What these formats always contain is not reported.
         rows = [row for row in rows if is_dangerous(row.name)]
     yield from scan_pickle.hidden(rows, fix=fix)
 

@@ -1,6 +1,6 @@
 """The globals that a file names wherever they hide: in members of archives, packed data, arrays, pickles in pickles.
 
-Doctor asks it about what no format of ours takes, before it proposes anything; repair about what it would carry along.
+doctor asks it about what no format of ours reads, before it proposes anything; repair about what it would copy along.
 Nothing is imported or run; nothing is unpacked further than a pickle in it reaches, and never beyond `LIMIT`.
 """
 
@@ -157,7 +157,7 @@ class _Looker:
             self.file(reader, _joined(place, name), depth)
 
     def archive(self, reader: Reader, place: str, depth: int) -> None:
-        """The members of a zip: those of its directory, and those that only have a header of their own."""
+        """The members of a zip: those in its directory, and those that only have a local header."""
         listed = {}
         with suppress(CkptfixError):
             listed = {row.header: row for row in read_directory(reader, reader.path).records[:MOST_MEMBERS]}

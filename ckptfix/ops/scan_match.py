@@ -1,4 +1,4 @@
-"""Whether `match` would make the names of a file those of a model: tried before it is offered, and nothing written."""
+"""Whether `match` would give a file the names of a model: tried before it is offered, without writing."""
 
 from __future__ import annotations
 

@@ -20,9 +20,9 @@ from ckptfix.pickles.graph import attributes, pairs
 from ckptfix.words import some
 
 _ABOUT = (
-    ("numpy._core", "a name of NumPy 2, which NumPy 1 does not have"),
+    ("numpy._core", "a name that only NumPy 2 has"),
     ("numpy", "a NumPy object"),
-    ("pathlib", "a path, which the other system can not build"),
+    ("pathlib", "a path, which another system cannot build"),
     ("argparse.Namespace", "hyper-parameters"),
     ("pytorch_lightning", "an object of Lightning"),
     ("lightning", "an object of Lightning"),
@@ -63,12 +63,14 @@ def scan(graph: Graph, where: str, base: int = 0) -> Iterator[Finding]:
 
 def _global(name: str, where: str, offset: int, call: int | None, base: int) -> Finding:
     module = name.partition(".")[0]
-    called = "" if call is None else f"; it would be called at {base + call:#x}"
+    called = "" if call is None else f", which would be called at {base + call:#x}"
     if is_dangerous(name):
-        return found("dangerous-global", f"names {name}{called}; it was not imported", where=where, offset=offset)
+        message = f"the pickle contains {name}, which can run code or open files"
+        return found("dangerous-global", f"{message}{called}", where=where, offset=offset)
     about = next((text for front, text in _ABOUT if name == front or name.startswith(f"{front}.")), "")
-    what = f"names {name}{f' ({about})' if about else f', a name of the package {module}' if module else ''}{called}"
-    return found("foreign-global", f"{what}; it was not imported", where=where, offset=offset)
+    what = f"{name} ({about or f'from the package {module}'})" if about or module else name
+    message = f"torch.load refuses this file: weights_only=True does not allow {what}{called}"
+    return found("foreign-global", message, where=where, offset=offset)
 
 
 def _calls(graph: Graph) -> dict[str, int]:
@@ -125,7 +127,7 @@ def _old_strings(graph: Graph, where: str, base: int) -> Iterator[Finding]:
 
 
 def _nested(graph: Graph, where: str, base: int) -> Iterator[Finding]:
-    """Strings that are pickles, or files that hold some, and name functions."""
+    """Strings that are pickles, or files that hold some, and contain functions."""
     # Protocols before 3 write bytes as text, which this function encodes.
     encoded = any(node.name == "encode" and node.module == "_codecs" for node in graph.globals)
     if not encoded and not _BYTES & set(graph.rare):
@@ -136,7 +138,7 @@ def _nested(graph: Graph, where: str, base: int) -> Iterator[Finding]:
         if inner.text:
             data = data.decode("utf-8", "replace").encode("latin-1", "replace")
         if names := named_in(data):
-            message = f"a bytes value holds a pickle that names {names}"
+            message = f"a bytes value holds a pickle that contains {names}"
             yield found("nested-pickle", message, where=where, offset=base + inner.at)
 
 
@@ -162,7 +164,7 @@ def after_stop(data: bytes, end: int, where: str, base: int = 0) -> Iterator[Fin
         message = f"{rest:,} bytes follow the end of the pickle"
         yield found("bytes-after-stop", message, where=where, offset=base + end)
         return
-    named = f", and names {names}" if names else ""
+    named = f", and contains {names}" if names else ""
     message = f"another pickle of {seen.end - end:,} bytes follows the first{named}"
     yield found("stacked-pickles", message, where=where, offset=base + end)
 

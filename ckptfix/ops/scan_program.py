@@ -1,4 +1,4 @@
-"""What is wrong inside a program with weights (TorchScript, .pt2), which is whole where nothing is."""
+"""What is wrong inside a program with weights (TorchScript, .pt2); no finding means that it is intact."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _FILES = (
 torch/export/pt2_archive/constants.py)."""
 
 _OF_PLAIN_FILES = frozenset({"stray-record", "deflated", "no-version", "misaligned-storage"})
-"""Findings about a checkpoint's records that say nothing of a program's: torch deflates its code."""
+"""Findings about a checkpoint's records that do not apply to a program's: torch deflates its code."""
 
 
 def scan(path: str, *, fast: bool) -> Iterator[Finding]:

@@ -1,7 +1,7 @@
 """The one pass over all bytes: checksums, NaN and Inf, zeros. Two threads, at the speed of the disk.
 
-A NaN or an infinity of an IEEE type is a bit pattern at or above that of infinity, with either sign. Two integer maxima
-over a chunk therefore tell that it has neither, and whether it is all zeros; only a chunk that has one is counted.
+A NaN or an infinity of an IEEE type is a bit pattern at or above infinity's, with either sign. Two integer maxima
+over a chunk therefore show that it has neither, and whether it is all zeros; only a chunk that has one is counted.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ MAX_RATIO = 100
 """A deflated record that unfolds to more than this many times its bytes is not unfolded."""
 
 ZERO_TAIL = 4096
-"""Bytes of zeros at the end of a tensor before they are told: a page, the least that a lost write leaves."""
+"""Zeros at the end of a tensor are reported from this many bytes on: a page, the least that a lost write leaves."""
 
 SMALL_ZERO = 4096
-"""Bytes of a tensor of zeros before it is told; biases of a new layer are smaller."""
+"""A tensor of zeros is reported from this many bytes on; biases of a new layer are smaller."""
 
 _PATTERNS: Mapping[str, tuple[str, int, int]] = {
     "float64": ("8", 0x7FF0 << 48, 1 << 63),
@@ -55,7 +55,7 @@ class Piece:
         where: the record, or the tensor.
         data: its bytes.
         crc32: as stated; None where nothing states it.
-        dtype: of the elements; ``""`` for bytes that are no tensor's.
+        dtype: of the elements; ``""`` for bytes that do not belong to a tensor.
         entries: the tensors that are in it.
     """
 
@@ -212,7 +212,7 @@ def _chunks(data: ByteRange) -> Iterator[bytes]:
 
 
 def _some(chunk: bytes) -> bool:
-    """Whether a byte of `chunk` is not zero; mostly one of the first tells."""
+    """Whether a byte of `chunk` is not zero; mostly one of the first is not."""
     return any(chunk[:64]) or bool(chunk.lstrip(b"\0"))
 
 

@@ -70,7 +70,7 @@ def scan(index: str) -> Iterator[Finding]:
             checkpoint = open_checkpoint(folder / shard)
         except CkptfixError as error:
             fix = verbatim(command("doctor", folder / shard))
-            yield found("missing-shard", f"{shard} can not be read: {error.message}", where=shard, fix=fix)
+            yield found("missing-shard", f"{shard} cannot be read: {error.message}", where=shard, fix=fix)
             whole = False
             continue
         for entry in checkpoint.entries:

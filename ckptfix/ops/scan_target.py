@@ -1,7 +1,7 @@
 """How a checkpoint fits a model: names, shapes, and what is known of the differences.
 
 The names go together as `load_into` takes them: as they are, without wrappers' components, or with a base prefix
-taken off or put on (`prefixes`). What differs then is sorted by what is known of it.
+removed or added (`prefixes`). What differs then is sorted by what is known about it.
 """
 
 from __future__ import annotations
@@ -53,15 +53,15 @@ def scan(checkpoint: Checkpoint, target: Side, *, at: str | None = None, fast: b
         fix = f"ckptfix match {{source}} {{matched}} --like {{like}}{place if several else ''}"
         yield found("matched-by-structure", message, where=side.at or "", fix=fix)
         return
-    told = _told(renaming, side, have, wanted)
+    misfits = _misfits(renaming, side, have, wanted)
     exact = renaming.agreeing if renaming.rule == prefixes.EXACT else 0
     most = FEW if fast else MOST_MATCHED
-    yield from offered(told, checkpoint, side, target, exact, several=several, most=most)
+    yield from offered(misfits, checkpoint, side, target, exact, several=several, most=most)
     if renaming.agreeing:
         yield from _optimizers(checkpoint, target)
 
 
-def _told(
+def _misfits(
     renaming: prefixes.Renaming, side: Side, have: dict[str, Slot], wanted: dict[str, Slot]
 ) -> Iterator[Finding]:
     """What the names are, and what differs."""
@@ -87,7 +87,7 @@ def _compared(checkpoint: Checkpoint, target: Side, at: str | None) -> tuple[pre
 def settled(
     findings: Sequence[Finding], checkpoint: Checkpoint, target: Side, *, at: str | None = None
 ) -> list[Finding]:
-    """`findings` with what the model says of wrapped names: no fault where the model has them too, and told once."""
+    """`findings` in view of the model: wrapped names are reported once, and not where the model has them too."""
     compared = _compared(checkpoint, target, at)
     if compared is None or not compared[0].agreeing:
         return list(findings)
@@ -101,10 +101,10 @@ def settled(
         noted = [found(row.id, f"{row.message}; the model has them too", where=where, severity="info", fix="")
                  for row in wrapped]  # fmt: skip
         return [*(row for row in findings if row not in wrapped), *noted]
-    told = wrapped if any(row.fix == _UNWRAP for row in prefixed) or not prefixed else prefixed
+    misfit = wrapped if any(row.fix == _UNWRAP for row in prefixed) or not prefixed else prefixed
     others = [row for row in findings if row not in wrapped and row not in prefixed]
-    # Names that the model does not have are a misfit, whoever put them there.
-    return [*others, *(replace(row, severity="error") for row in told)]
+    # Names that the model does not have are a misfit, whatever added them.
+    return [*others, *(replace(row, severity="error") for row in misfit)]
 
 
 _UNWRAP = "ckptfix unwrap {source} {unwrapped}"
@@ -141,10 +141,10 @@ def _differences(have: dict[str, Slot], wanted: dict[str, Slot], names: object) 
             rows.append(f"{name} is {list(source.shape)} here, {list(slot.shape)} in the model{note}")
         elif misfit := fitting.misfit(source, slot):
             kinds.append(f"{name}: {misfit}")
-    for id, told in (("shape-mismatch", shapes), ("position-embedding", positions), ("dtype-mismatch", kinds)):
-        if told:
-            more = f"; and {len(told) - 3:,} more" if len(told) > 3 else ""
-            yield found(id, f"{'; '.join(told[:3])}{more}", where=told[0].partition(" ")[0].rstrip(":"))
+    for id, lines in (("shape-mismatch", shapes), ("position-embedding", positions), ("dtype-mismatch", kinds)):
+        if lines:
+            more = f"; and {len(lines) - 3:,} more" if len(lines) > 3 else ""
+            yield found(id, f"{'; '.join(lines[:3])}{more}", where=lines[0].partition(" ")[0].rstrip(":"))
     spelled = _spelled({slot.name: slot for slot in over}, {slot.name: slot for slot in missing})
     if spelled:
         old, new = next(iter(spelled.items()))
@@ -155,14 +155,14 @@ def _differences(have: dict[str, Slot], wanted: dict[str, Slot], names: object) 
     tied = {slot.name for slot in missing if _tied(slot, have, wanted, found_names)} - optional
     lacking = [slot.name for slot in missing if slot.name not in optional | tied]
     left = [slot.name for slot in over if slot.name not in optional]
-    for id, told, of in (
+    for id, names, of in (
         ("optional-buffers", [slot.name for slot in (*missing, *over) if slot.name in optional], "one side lacks"),
         ("tied-missing", [slot.name for slot in missing if slot.name in tied], "saved under its other name only:"),
         ("missing-keys", lacking, f"the model has {len(lacking):,} more:"),
         ("unexpected-keys", left, f"the model lacks {len(left):,} of them:"),
     ):
-        if told:
-            yield found(id, f"{of} {shown(collapse(told), 5)}", where=told[0])
+        if names:
+            yield found(id, f"{of} {shown(collapse(names), 5)}", where=names[0])
 
 
 def _tied(slot: Slot, have: dict[str, Slot], wanted: dict[str, Slot], found_names: dict[str, str]) -> bool:

@@ -65,7 +65,7 @@ def _fields(records: Sequence[Record], root: str) -> Iterator[Finding]:
             yield found("unknown-compression", message, where=record.name, offset=record.header)
     if deflated:
         saved = sum(record.size - record.stored for record in deflated)
-        message = f"{len(deflated)} records are compressed, by {max(saved, 0):,} bytes: torch can not map them"
+        message = f"{len(deflated)} records are compressed, by {max(saved, 0):,} bytes: torch cannot map them"
         yield found("deflated", message, where=deflated[0].name, offset=deflated[0].header)
     known = {f"{root}/{name}" for name in _TORCH_RECORDS}
     stray = [

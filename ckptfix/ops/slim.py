@@ -71,7 +71,7 @@ def slim(
     refuse_damaged(checkpoint)
     if checkpoint.format == safetensors.NAME:
         if dedupe:
-            message = "in a safetensors file every name has bytes of its own"
+            message = "in a safetensors file every tensor has its own bytes"
             hint = "convert it to zip and slim that; convert to safetensors writes ties as metadata"
             raise Unsupported(message, path=checkpoint.path, hint=hint)
         plan, saved = packed(checkpoint, dest)
@@ -92,8 +92,8 @@ def _slim_torch(checkpoint: Checkpoint, dest: str, no_optimizer: bool, dedupe: b
     legacy = checkpoint.format == torch_legacy.NAME
     gone, dropped = _optimizers(root) if no_optimizer else ({}, ())
     if id(root) in gone:
-        hint = "without --no-optimizer it stays"
-        raise Refused("it is an optimizer's state and nothing else", path=checkpoint.path, hint=hint)
+        hint = "leave out --no-optimizer to keep it"
+        raise Refused("it holds only an optimizer's state", path=checkpoint.path, hint=hint)
     before = find_used(root, parts.storages)
     used = find_used(root, parts.storages, gone) if gone else before
     keys = set(before)

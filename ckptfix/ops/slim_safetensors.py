@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ckptfix.checkpoint import ByteRange, Checkpoint, OutputFile, Plan, Segment
 from ckptfix.errors import Truncated
-from ckptfix.fileio import cut_hint
+from ckptfix.fileio import truncated_hint
 from ckptfix.formats.safetensors_header import METADATA, Header
 from ckptfix.formats.safetensors_write import framed, metadata_text, quoted
 
@@ -12,7 +12,7 @@ from ckptfix.formats.safetensors_write import framed, metadata_text, quoted
 def packed(checkpoint: Checkpoint, dest: str) -> tuple[Plan, int]:
     """The file with its tensors side by side in the order of their bytes, and how many bytes that saved.
 
-    Tensors that overlap stay as they overlap. Names, order, metadata and values are the same.
+    Tensors that overlap still overlap in the same way. Names, order, metadata and values are the same.
 
     Raises:
         Truncated: a tensor whose bytes are beyond the end.
@@ -23,7 +23,7 @@ def packed(checkpoint: Checkpoint, dest: str) -> tuple[Plan, int]:
     for begin, stop in spans:
         if stop > header.data_size:
             message = f"a tensor ends {stop - header.data_size} bytes beyond the end"
-            raise Truncated(message, path=checkpoint.path, offset=header.size, hint=cut_hint(checkpoint.path))
+            raise Truncated(message, path=checkpoint.path, offset=header.size, hint=truncated_hint(checkpoint.path))
         if runs and begin <= runs[-1][1]:
             runs[-1] = (runs[-1][0], max(runs[-1][1], stop))
         else:

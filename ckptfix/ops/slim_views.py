@@ -181,7 +181,7 @@ def _note_view(found: Mapping[str, Used], node: Call, args: tuple[Any, ...], sto
         used.whole = True
         return
     if args[1] < 0:
-        raise BadTensor("an offset that is no count")
+        raise BadTensor("an offset that is not a count")
     base, _ = viewed(args[0], storages(args[0]))
     first = args[1] * row.itemsize + base * used.itemsize
     reach = 0 if 0 in shape else 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
@@ -193,7 +193,7 @@ def _note_view(found: Mapping[str, Used], node: Call, args: tuple[Any, ...], sto
 def units_of(used: Used, new_key: Callable[[], str], *, contiguous: bool = False) -> list[Unit]:
     """The storages that hold only what the views of `used` reach; one, as it was, where nothing is to be saved.
 
-    Views that touch or overlap stay on one storage.
+    Views that touch or overlap remain on one storage.
 
     Args:
         new_key: makes a storage key that the file does not have.

@@ -19,8 +19,8 @@ def build(text: str) -> list[Row]:
     """(name, shape, dtype, identity) of the state dict of what ``module:factory`` makes, in definition order.
 
     The model is built on the meta device, where it takes no memory. A constructor that computes with values, as those
-    that space drop rates evenly, can not run there, and is called again on the CPU. The folder of the call is on the
-    import path, and what the module prints goes to stderr.
+    that space drop rates evenly, cannot run there, and is called again on the CPU. The folder of the call is on the
+    import path, and what the module prints is sent to stderr.
 
     Raises:
         CkptfixError: the module does not import, has no such factory, or the factory fails or makes no model.
@@ -31,7 +31,7 @@ def build(text: str) -> list[Row]:
             module = importlib.import_module(module_name)
             factory = reduce(getattr, factory_name.split("."), module)
         except (Exception, SystemExit) as error:
-            raise CkptfixError(f"can not import {text!r}: {_told(error)}") from error
+            raise CkptfixError(f"cannot import {text!r}: {_in_words(error)}") from error
         made = _made(text, factory)
     import torch
 
@@ -57,7 +57,7 @@ def _made(text: str, factory: Any) -> Any:
         return factory()
     except (Exception, SystemExit) as error:
         hint = "give a callable without arguments: def build(): return Net(num_classes=10)"
-        raise CkptfixError(f"{text!r} can not be called: {_told(error)}", hint=hint) from error
+        raise CkptfixError(f"{text!r} cannot be called: {_in_words(error)}", hint=hint) from error
 
 
 def _tensors(text: str, made: Any) -> Mapping[str, Any]:
@@ -72,7 +72,7 @@ def _tensors(text: str, made: Any) -> Mapping[str, Any]:
     raise CkptfixError(f"{text!r} makes a {type(made).__name__}, not a module or a state dict")
 
 
-def _told(error: BaseException) -> str:
+def _in_words(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}".rstrip(": ")
 
 

@@ -40,7 +40,7 @@ class Side:
         label: what it is called in messages: the file, or ``module:factory``.
         slots: its tensors in order.
         at: address of the state dict they are in; None where there are no addresses.
-        in_order: whether the order is that of definition; safetensors files are sorted otherwise.
+        in_order: whether the order is the definition order; safetensors files are sorted otherwise.
     """
 
     label: str
@@ -83,7 +83,7 @@ def of_checkpoint(checkpoint: Checkpoint, at: str | None = None) -> Side:
 
 
 def of_candidate(checkpoint: Checkpoint, row: Candidate) -> Side:
-    """One state dict of a checkpoint, or that of a whole module.
+    """One state dict of a checkpoint, or the state dict of a whole module.
 
     Raises:
         CkptfixError: a module that is none, or a tensor of it that cannot be read.
@@ -102,7 +102,7 @@ def of_candidate(checkpoint: Checkpoint, row: Candidate) -> Side:
 
 
 def _slots(rows: Iterable[tuple[str, tuple[int, ...], str, object]]) -> tuple[Slot, ...]:
-    """Slots of (name, shape, dtype, place); tensors of one place, shape and dtype are tied. None is no place."""
+    """Slots of (name, shape, dtype, place); tensors of one place, shape and dtype are tied; None has no place."""
     slots: dict[str, Slot] = {}
     first: dict[object, str] = {}
     for name, shape, dtype, place in rows:
@@ -114,8 +114,8 @@ def _slots(rows: Iterable[tuple[str, tuple[int, ...], str, object]]) -> tuple[Sl
 def _model(text: str, allow_import: bool) -> Side:
     if not allow_import:
         raise Refused(
-            f"{text!r} is no file, and to import it would run its code",
-            hint="--allow-import does that; a file of keys or a checkpoint of the model does without",
+            f"no such file: {text}",
+            hint="add --allow-import to import it, which runs its code, or pass a checkpoint or keys.json",
         )
     from ckptfix.ops.target_model import build
 
@@ -171,7 +171,7 @@ def _rows(document: Any) -> list[tuple[str, tuple[int, ...], str, object]]:
     else:
         raise _Wrong("neither an object of keys nor a list of them")
     if not named:
-        raise _Wrong("it names no tensor")
+        raise _Wrong("it lists no tensor")
     if len(dict(named)) < len(named):
         names = [name for name, _ in named]
         raise _Wrong(f"{next(name for name in names if names.count(name) > 1)!r} stands in it twice")
@@ -193,7 +193,7 @@ def _fields(name: str, value: Any) -> tuple[tuple[int, ...], str]:
     given = value if isinstance(value, dict) else {"shape": value}
     shape, dtype = given.get("shape"), given.get("dtype")
     if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
-        raise _Wrong(f"{name!r} has no shape: {json.dumps(shape)[:80]} is no list of sizes")
+        raise _Wrong(f"{name!r} has no shape: {json.dumps(shape)[:80]} is not a list of sizes")
     if dtype is None:
         return tuple(shape), ""
     row = None

@@ -39,7 +39,7 @@ class ValueDiff:
 
 @dataclass(slots=True)
 class Sums:
-    """Running totals over pairs of elements; `added` joins those of two parts of a tensor."""
+    """Running totals over pairs of elements; `added` joins the totals of two parts of a tensor."""
 
     finite: int = 0
     differing: int = 0

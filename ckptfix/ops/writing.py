@@ -33,7 +33,7 @@ class Draft:
     """What a verb is about to write.
 
     Attributes:
-        source: the input; `stamp` is what `fileio.stamp` said of it before it was read.
+        source: the input; `stamp` is what `fileio.stamp` returned before it was read.
         dest, format: the output.
         promise: what the output has to hold.
         lines: what was done, in one or two sentences.
@@ -86,7 +86,7 @@ def open_input(source: StrPath, dest: StrPath, force: bool) -> Checkpoint:
 
 @contextmanager
 def about(path: str) -> Iterator[None]:
-    """Errors inside that name no file are about `path`."""
+    """Errors inside that have no path are about `path`."""
     try:
         yield
     except CkptfixError as error:
@@ -100,13 +100,13 @@ def carry_out(
     """Count and write `draft`; a dry run writes nothing.
 
     Args:
-        keep_old: a checkpoint that is replaced stays, under a name of its own beside `dest`.
+        keep_old: a checkpoint that is replaced is kept, under another name beside `dest`.
 
     Returns:
         The fields that the result of every verb has.
 
     Raises:
-        Refused: the suffix of the output is that of another format.
+        Refused: the suffix of the output belongs to another format.
         DamagedFile: the input changed since it was read, or its bytes do not have the checksum that it states.
         CkptfixError: as `output.write_plan`.
     """

@@ -14,8 +14,8 @@ from typing import Any, Literal
 class Text(str):
     """A string at one of its uses.
 
-    Each use is an object of its own, so that one use can be edited while others of the same memo entry
-    stay. ``data[start:end]`` are the bytes that push it (without the PUT that may follow).
+    Each use is a separate object, so that one use can be edited while others of the same memo entry
+    do not change. ``data[start:end]`` are the bytes that push it (without the PUT that may follow).
 
     Attributes:
         origin: the use that defined the memo entry this one was fetched from; None if written out here.
@@ -189,7 +189,7 @@ def pairs(node: Any) -> list[tuple[Any, Any]] | None:
 def _identity(key: Any) -> Any:
     """What two keys of a dict have in common if they are the same key.
 
-    Numbers become text, whose hash nobody can foresee: the hashes of chosen ints collide by the thousand.
+    Numbers become text, whose hash cannot be predicted: the hashes of chosen ints collide by the thousand.
     """
     if type(key) is Text:
         return key
@@ -267,7 +267,7 @@ def _items(mapping: Iterable[tuple[Any, Any]]) -> Iterator[tuple[str, Any]]:
 
 
 def _is_only_metadata(state: Any) -> bool:
-    """Whether a state is that of a state dict: nothing, or ``_metadata`` of plain values by module path."""
+    """Whether a state belongs to a state dict: nothing, or ``_metadata`` of plain values by module path."""
     if state is None:
         return True
     if pairs(state) is None:
@@ -282,7 +282,7 @@ def is_versions(metadata: Any) -> bool:
 
 
 def _holds_objects(value: Any, depth: int = 0) -> bool:
-    """Whether a value is or holds anything but plain values, or more containers in each other than anybody writes."""
+    """Whether a value is or holds anything but plain values, or containers nested deeper than any program writes."""
     kind = type(value)
     if kind not in _NODES:
         return False

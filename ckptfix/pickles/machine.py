@@ -44,7 +44,7 @@ def parse(
     """Read the pickle that begins at ``data[start]``, up to its STOP.
 
     Args:
-        data: the stream; bytes after STOP are left alone (`Graph.end` tells where it stopped).
+        data: the stream; bytes after STOP are left alone (`Graph.end` is where it stopped).
         path, where, base: for errors: the file, the record, and the offset of ``data[0]`` in it.
 
     Raises:
@@ -177,7 +177,7 @@ class _Machine(RareOpcodes):
                     args = stack.pop()
                     func = stack[-1]
                     if type(func) is not new_global:
-                        graph.misuses.append((pos, "REDUCE calls what is no function"))
+                        graph.misuses.append((pos, "REDUCE calls what is not a function"))
                     stack[-1] = Call(func, args, "REDUCE", pos)
                     pos += 1
                 elif code == 0x85:  # TUPLE1

@@ -25,7 +25,7 @@ AHEAD = 1 << 12
 """Bytes from the end of a window on which the next one is read: room for an opcode and its argument."""
 
 LONGEST = 1024
-"""Bytes of a string that may be a name; a longer one is no module's."""
+"""Bytes of a string that may be a name; a longer one is not a module's."""
 
 MAX_MARKS = 100_000
 MOST_KEPT = 1 << 20
@@ -65,7 +65,7 @@ class Survey:
 
     Attributes:
         seen: each global once, in order.
-        inner: strings whose first bytes are those of a pickle, an archive or packed data.
+        inner: strings that begin as a pickle, an archive or packed data.
         pickles: how many of the pickles in it came to their STOP.
         end: the byte after the last opcode that was understood.
         whole: whether the last opcode that was understood is a STOP.
@@ -119,7 +119,7 @@ _PLAIN: dict[int, tuple[int, int, int]] = {
 
 
 def survey(read: Read, start: int, stop: int, most: int = MOST_OPCODES) -> Survey:
-    """What the pickles from `start` on, one behind another, name before `stop`; it ends at what is no opcode."""
+    """What the pickles from `start` on, one behind another, name before `stop`; it ends at what is not an opcode."""
     machine = _Names(read, start, stop)
     with collector_paused():
         machine.run(most)

@@ -2,7 +2,7 @@
 
 A string that the memo shares among many uses is edited use by use. Where a use and the memo entry it is
 fetched from no longer agree, the use is written out in place of the fetch; that costs some bytes and
-needs no new memo entry, so implicit numbering (MEMOIZE) stays valid.
+needs no new memo entry, so implicit numbering (MEMOIZE) remains valid.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Patch(NamedTuple):
 def string_opcode(value: str, protocol: int, like: int = op.BINUNICODE, used: Container[int] = ()) -> bytes:
     """The opcode and argument that push `value` under `protocol`.
 
-    `like` is the opcode it replaces: a Python 2 str stays one, so that what reads it decodes it alike. Of the opcodes
+    `like` is the opcode it replaces: a Python 2 str remains one, so that what reads it decodes it alike. Of the opcodes
     that weights_only=True refuses only those in `used`, which the stream has already, are written: an edit must not
     turn a file that it accepts into one that it refuses, whatever protocol the stream claims.
     """

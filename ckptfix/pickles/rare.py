@@ -74,7 +74,7 @@ class RareOpcodes:
         elif code == op.NEWOBJ:
             args = stack.pop()
             if type(stack[-1]) is not Global:
-                graph.misuses.append((pos, "NEWOBJ makes an object of what is no class"))
+                graph.misuses.append((pos, "NEWOBJ makes an object of what is not a class"))
             stack[-1] = Call(stack[-1], args, "NEWOBJ", pos)
         elif code == op.GLOBAL:
             end = data.index(b"\n", data.index(b"\n", pos) + 1) + 1
@@ -230,13 +230,13 @@ class RareOpcodes:
         """SETITEM and SETITEMS, which the unpickler of weights_only=True allows on three kinds of mapping."""
         set_items(target, items)
         if type(target) is Call and not any(target.is_call_of("collections", name) for name in _MAPPINGS):
-            self.graph.misuses.append((pos, "items are set on what is no dict, OrderedDict or Counter"))
+            self.graph.misuses.append((pos, "items are set on what is not a dict, OrderedDict or Counter"))
 
     def extend(self, target: Any, values: list[Any], pos: int) -> None:
         """APPEND and APPENDS, which the unpickler of weights_only=True allows on a list."""
         extend(target, values)
         if type(target) is not list:
-            self.graph.misuses.append((pos, "values are appended to what is no list"))
+            self.graph.misuses.append((pos, "values are appended to what is not a list"))
 
     def add_global(self, module: str, name: str, pos: int) -> None:
         node = Global(str(module), str(name), pos)
@@ -271,7 +271,7 @@ def extend(target: Any, items: list[Any]) -> None:
 def _build(target: Any, state: Any) -> None:
     if type(target) is not Call:
         raise BadPickle(f"state set on a {_kind(target)}")
-    # A second BUILD on one object is legal and adds to the first; both stay reachable.
+    # A second BUILD on one object is legal and adds to the first; both remain reachable.
     target.state = state if target.state is None else (target.state, state)
 
 

@@ -39,7 +39,7 @@ def reemit(
     gone: Collection[int] = (),
     replaced: Mapping[int, Any] | None = None,
 ) -> Rewritten:
-    """The stream of `graph` without some of its nodes. What other nodes share with those that go stays whole.
+    """The stream of `graph` without some of its nodes. What other nodes share with the dropped ones is kept whole.
 
     Args:
         items: ``id`` of a Dict or Call -> places in its ``items`` that are left out; or of a list -> of its elements.
@@ -47,13 +47,13 @@ def reemit(
         replaced: ``id`` of nodes -> what is written in their place, wherever they stand.
 
     Raises:
-        Unsupported: something that can not be written as it was meant: a global that was computed, state that was
+        Unsupported: something that cannot be written as it was meant: a global that was computed, state that was
             set twice on one object.
     """
     writer = _Writer(graph, items or {}, frozenset(gone), replaced or {})
     writer.run(graph.root)
     if writer.pairs_of_states:
-        # Two states of one object are kept as a pair, as that of a class with __slots__ is: BUILDs tell which.
+        # Two states of one object are kept as a pair, like the state of a class with __slots__: BUILDs show which.
         builds = sum(opcode.code == op.BUILD for opcode in op.walk(graph.data, graph.start, graph.end))
         if builds > sum(type(node) is Call and node.state is not None for node in every_node(graph.root)):
             raise Unsupported("state that is set twice on one object, or on one that was thrown away")
@@ -124,7 +124,7 @@ class _Writer:
             else:
                 steps = _NODES.get(type(node))
                 if steps is None:
-                    raise Unsupported(f"a {type(node).__name__}, which can not be written to a pickle")
+                    raise Unsupported(f"a {type(node).__name__}, which cannot be written to a pickle")
                 if node == () and type(node) is tuple:
                     self.out.append(b")")
                 elif not self.fetched(id(node)):

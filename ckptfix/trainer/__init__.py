@@ -1,7 +1,7 @@
 """A small reference trainer: real checkpoints of real training, wrapped as DataParallel, DDP, FSDP2 and compile do.
 
 `tasks` says what is trained and on which data, `devices` where, `parallel` wraps, `processes` starts what runs in
-several of them, `train` trains, `save` writes and `resume` goes on from what was written. It runs on the CPU alone,
+several of them, `train` trains, `save` writes and `resume` continues from what was written. It runs on the CPU alone,
 and on GPUs where there are some. ``python -m ckptfix.trainer --help`` is its command line.
 """
 

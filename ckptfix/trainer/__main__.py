@@ -16,7 +16,7 @@ from ckptfix.output import check_destination
 from ckptfix.trainer import devices, parallel, resume
 from ckptfix.trainer import save as saving
 from ckptfix.trainer.parallel import WRAPPERS
-from ckptfix.trainer.processes import launch, told
+from ckptfix.trainer.processes import launch, show_error
 from ckptfix.trainer.save import CONTAINERS
 from ckptfix.trainer.tasks import TASKS
 from ckptfix.trainer.train import Job, built, resolved, run
@@ -29,7 +29,7 @@ examples:
     python -m ckptfix.trainer --gpu_ids 0,1,2,3 --model mlp --nested --unwrapped --save clean.pth
   what each of three replicas sees, on one device
     python -m ckptfix.trainer --model tutorial --replicas 3 --log-steps --epochs 1
-  processes of its own, and under torchrun
+  several processes, and under torchrun
     python -m ckptfix.trainer --model vgg --parallel compile,ddp --processes 2 --save stacked.pth
     torchrun --nproc-per-node 2 -m ckptfix.trainer --parallel ddp --save ddp.pth
     torchrun --nproc-per-node 2 -m ckptfix.trainer --parallel fsdp2 --nested --format dcp --save sharded
@@ -48,13 +48,13 @@ the optimizer:
   Only the model is wrapped. nn.DataParallel around an optimizer is an old habit that does not work: torch may take
   it, but it has no step(), its zero_grad() leaves every gradient, its state_dict() is empty, and a scheduler refuses
   it. Call optimizer.step(), set the rate in optimizer.param_groups, and save optimizer.state_dict(), which --nested
-  does: its state goes by the number of each parameter, and no wrapper's name is in it.
+  does: its state is keyed by the number of each parameter, and no wrapper's name is in it.
 
 resuming:
-  A training checkpoint (--nested) goes on exactly: the losses are those of a run that never stopped, in any container
+  A training checkpoint (--nested) continues exactly: the losses equal a run's that never stopped, in any container
   and whatever wraps the model now, as long as there are as many processes, replicas and GPUs. --model, --seed, --amp,
   --averaged and --full-size are remembered; --parallel is not. Any other checkpoint brings back weights only.
-  Pickles are read, not run, those of whole modules and folders too.
+  Pickles are read, not run, also in whole modules and folders.
 
 GPUs:
   CUDA_VISIBLE_DEVICES renumbers: with CUDA_VISIBLE_DEVICES=3, GPU 3 is cuda:0 here and in the checkpoint; the log says
@@ -79,21 +79,21 @@ def gpu_ids(text: str) -> tuple[int, ...]:
     """The numbers in ``"0,1,2,3"``."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isascii() and part.isdigit() for part in parts) or len(set(parts)) < len(parts):
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of different numbers from 0, as in 0,1,2,3")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of different numbers from 0, as in 0,1,2,3")
     return tuple(map(int, parts))
 
 
 def count(text: str) -> int:
     """A number from 1 on."""
     if not (text.isascii() and text.isdigit() and int(text)):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 on")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on")
     return int(text)
 
 
 def whole(text: str) -> int:
     """A number from 0 on."""
     if not (text.isascii() and text.isdigit()):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 0 on")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 on")
     return int(text)
 
 
@@ -104,7 +104,7 @@ def rate(text: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is no learning rate, which is above 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a learning rate, which is above 0")
     return value
 
 
@@ -118,12 +118,12 @@ def parser() -> argparse.ArgumentParser:
     )
     what = made.add_argument_group("what to train")
     listed = "; ".join(f"{task.name}: {task.about}" for task in TASKS.values())
-    what.add_argument("--model", choices=TASKS, help=f"{listed} (demo, or that of --resume)")
+    what.add_argument("--model", choices=TASKS, help=f"{listed} (demo, or --resume's)")
     sizes = ", ".join(task.name for task in TASKS.values() if task.full)
     what.add_argument("--full-size", action="store_true", help=f"the published shapes, for {sizes}")
     what.add_argument("--epochs", type=whole, default=2, help="passes over the data, resumed ones included (2)")
-    what.add_argument("--seed", type=int, help="of model, data and order (0, or that of --resume)")
-    what.add_argument("--rate", type=rate, help="learning rate from here on (the model's own, or that of --resume)")
+    what.add_argument("--seed", type=int, help="of model, data and order (0, or --resume's)")
+    what.add_argument("--rate", type=rate, help="learning rate from here on (the model's own, or --resume's)")
     what.add_argument("--amp", action="store_true", help="autocast (float16 on a GPU, else bfloat16), with a scaler")
     what.add_argument("--averaged", action="store_true", help="keep a running average of the weights, and save that")
     what.add_argument("--resume", type=Path, metavar="PATH", help="go on from a checkpoint; see below")
@@ -248,13 +248,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return launch(run, job, chosen.processes, job.gpus)
         run(job)
     except CkptfixError as error:
-        told(error)
+        show_error(error)
         return 2
     except KeyboardInterrupt:
         print("ckptfix.trainer: interrupted; nothing half written is left", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        # Who read the log has gone; what is still buffered goes nowhere, so that the end of Python is quiet too.
+        # The reader of the log has exited; what is still buffered is discarded, so that Python ends quietly too.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     return 0

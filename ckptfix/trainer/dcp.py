@@ -1,7 +1,7 @@
 """torch.distributed.checkpoint directories: written by all processes, read by one, and no pickle of theirs run.
 
 A directory has ``.metadata``, a pickle that says which tensor has which parts in which file, and ``.distcp`` files
-in which each tensor or value is a torch zip file of its own. torch's reader unpickles the first whatever is in it,
+in which each tensor or value is a separate torch zip file. torch's reader unpickles the first whatever is in it,
 and values too; `SafeReader` and `SafePlanner` take only what such a directory is made of.
 """
 
@@ -76,16 +76,16 @@ def read(path: Path) -> dict[str, Any]:
     """All that the directory holds, nested as it was saved, with whole tensors on the CPU.
 
     Raises:
-        DamagedFile: it is no such directory, or an incomplete one.
-        BadPickle: it names classes that such a directory does not have.
+        DamagedFile: it is not such a directory, or an incomplete one.
+        BadPickle: it contains classes that such a directory does not have.
     """
     found: dict[str, Any] = {}
     if not (path / METADATA).is_file():
-        raise DamagedFile(f"a folder without {METADATA} is no checkpoint directory", path=path)
+        raise DamagedFile(f"a folder without {METADATA} is not a checkpoint directory", path=path)
     reader, planner = SafeReader(path), SafePlanner()
     try:
         metadata = reader.read_metadata()
-        # torch's loader reads .metadata once more, and logs a failure of it with a traceback.
+        # torch's loader reads .metadata again, and logs a failure of it with a traceback.
         if not isinstance(metadata, Metadata):
             raise DamagedFile(f"{METADATA} holds no metadata", path=path)
         _load_state_dict(found, storage_reader=reader, planner=planner, no_dist=True)
@@ -93,7 +93,7 @@ def read(path: Path) -> dict[str, Any]:
         error.path = error.path or str(path)
         raise
     except (Exception, CheckpointException) as error:
-        # Anything may come from a damaged file: torch checks none of what it reads there, and its own is no Exception.
+        # Anything may come from a damaged file: torch does not check what it reads there, and its error is not one.
         causes = error.failures.values() if isinstance(error, CheckpointException) else [(error, None)]
         words = "; ".join(" ".join(str(cause).split())[:200] for cause, _ in causes)
         raise DamagedFile(f"torch cannot read it: {words}", path=path) from error

@@ -1,4 +1,4 @@
-"""What ``make demo`` shows: wrapped checkpoints of real training, mended and put to use, in ``.demo/``.
+"""What ``make demo`` shows: wrapped checkpoints of real training, fixed and put to use, in ``.demo/``.
 
 Every step is checked; the first that is not as it should be ends the demo with exit status 1.
 """
@@ -72,14 +72,14 @@ def works(model: str, state: Mapping[str, Any], trained: Path) -> None:
 
 
 def data_parallel() -> None:
-    wrapped, mended, trained = FOLDER / "dp.pth", FOLDER / "dp-plain.pth", FOLDER / "dp-outputs.pt"
+    wrapped, fixed, trained = FOLDER / "dp.pth", FOLDER / "dp-plain.pth", FOLDER / "dp-outputs.pt"
     title("A training checkpoint of nn.DataParallel")
     shell(f"python -m ckptfix.trainer --model mlp --parallel dp --nested --save {wrapped} --outputs {trained}")
     refused("a plain model refuses it:", lambda: plain("mlp", read(wrapped)["model_state_dict"]))
     shell(f"ckptfix inspect {wrapped} --limit 4")
-    shell(f"ckptfix strip-module {wrapped} {mended}")
-    works("mlp", read(mended)["model_state_dict"], trained)
-    shell(f"ckptfix diff {wrapped} {mended}", status=1)
+    shell(f"ckptfix strip-module {wrapped} {fixed}")
+    works("mlp", read(fixed)["model_state_dict"], trained)
+    shell(f"ckptfix diff {wrapped} {fixed}", status=1)
 
 
 def losses(path: Path) -> list[float]:
@@ -89,7 +89,7 @@ def losses(path: Path) -> list[float]:
 
 def resumed() -> None:
     wrapped, longer, whole = FOLDER / "dp.pth", FOLDER / "dp-longer.pth", FOLDER / "whole.pth"
-    title("Training goes on without DataParallel, as if it had never stopped")
+    title("Training continues without DataParallel, as if it had never stopped")
     shell(f"python -m ckptfix.trainer --resume {wrapped} --epochs 4 --nested --save {longer}")
     shell(f"python -m ckptfix.trainer --model mlp --epochs 4 --nested --save {whole}")
     if losses(longer) != losses(whole):
@@ -99,30 +99,30 @@ def resumed() -> None:
 
 
 def distributed() -> None:
-    wrapped, mended, trained = FOLDER / "ddp.pth", FOLDER / "ddp-plain.pth", FOLDER / "ddp-outputs.pt"
+    wrapped, fixed, trained = FOLDER / "ddp.pth", FOLDER / "ddp-plain.pth", FOLDER / "ddp-outputs.pt"
     title("A state dict of a compiled model in DistributedDataParallel, two processes")
     shell(f"python -m ckptfix.trainer --model vgg --parallel compile,ddp --save {wrapped} --outputs {trained}")
     refused("a plain model refuses it:", lambda: plain("vgg", read(wrapped)))
-    shell(f"ckptfix unwrap {wrapped} {mended}")
-    works("vgg", read(mended), trained)
+    shell(f"ckptfix unwrap {wrapped} {fixed}")
+    works("vgg", read(fixed), trained)
 
 
 def matched() -> None:
-    source, target, mended = FOLDER / "ddp-plain.pth", FOLDER / "named.pth", FOLDER / "named-mended.pth"
+    source, target, fixed = FOLDER / "ddp-plain.pth", FOLDER / "named.pth", FOLDER / "named-fixed.pth"
     title("The weights of one VGG for another, whose layers have other names")
     shell(f"python -m ckptfix.trainer --model vgg-named --epochs 1 --save {target}")
     refused("the other VGG refuses it:", lambda: plain("vgg-named", read(source)))
-    shell(f"ckptfix match {source} {mended} --like {target}")
-    works("vgg-named", read(mended), FOLDER / "ddp-outputs.pt")
+    shell(f"ckptfix match {source} {fixed} --like {target}")
+    works("vgg-named", read(fixed), FOLDER / "ddp-outputs.pt")
 
 
 def devices() -> None:
-    source, foreign, mended = FOLDER / "ddp-plain.pth", FOLDER / "gpu.pth", FOLDER / "cpu.pth"
+    source, foreign, fixed = FOLDER / "ddp-plain.pth", FOLDER / "gpu.pth", FOLDER / "cpu.pth"
     title("A checkpoint from a GPU that is not here")
     shell(f"ckptfix map-location {source} {foreign} {NO_SUCH_GPU}")
     refused("torch.load refuses it:", lambda: read(foreign))
-    shell(f"ckptfix to-cpu {foreign} {mended}")
-    works("vgg", read(mended), FOLDER / "ddp-outputs.pt")
+    shell(f"ckptfix to-cpu {foreign} {fixed}")
+    works("vgg", read(fixed), FOLDER / "ddp-outputs.pt")
 
 
 def containers() -> None:

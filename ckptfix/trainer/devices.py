@@ -44,7 +44,7 @@ def visible() -> int:
 
 
 def choose(gpus: tuple[int, ...] = (), output: int | None = None) -> Place:
-    """The place of this process among the GPUs `gpus`, or among all where none are named.
+    """The place of this process among the GPUs `gpus`, or among all where none are listed.
 
     Alone, a process takes the first one and leaves the others to DataParallel. In a group, each takes the one
     with its own number; where there are fewer than processes on this machine, all train on the CPU.

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 CLASSES = 4
-"""Of the points and images that the small models tell apart."""
+"""Of the points and images that the small models classify."""
 
 
 class Demo(nn.Module):
@@ -42,7 +42,7 @@ class Tutorial(nn.Module):
     """One linear layer, ``fc``, from 5 features to 2, as in PyTorch's tutorial on DataParallel.
 
     https://docs.pytorch.org/tutorials/beginner/blitz/data_parallel_tutorial.html prints what its model sees from
-    within; here `ckptfix.trainer.replicas` tells that of any model.
+    within; here `ckptfix.trainer.replicas` logs that for any model.
     """
 
     def __init__(self) -> None:

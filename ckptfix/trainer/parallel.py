@@ -27,7 +27,7 @@ class Wrapper:
 
     Attributes:
         about: one line for the help.
-        attribute: what it calls the model inside, which stands before every key; empty where keys stay clean.
+        attribute: what it calls the model inside, which stands before every key; empty where keys are unchanged.
         wrap: does it.
         spreads: it shares the work out, to GPUs or processes: a stack has one such wrapper at most.
         in_group: it works in a group of processes, which `processes.launch` makes.

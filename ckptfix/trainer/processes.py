@@ -29,7 +29,7 @@ def world() -> int:
     return distributed.get_world_size() if distributed.is_initialized() else 1
 
 
-def told(error: CkptfixError) -> None:
+def show_error(error: CkptfixError) -> None:
     """Print an error as the command line shows it: one line, and one with what to do."""
     print(f"ckptfix.trainer: error: {error}", file=sys.stderr)
     if error.hint:
@@ -66,14 +66,14 @@ def member(
     argument: Argument,
 ) -> None:
     """The whole life of process `number`, which meets the others at a file."""
-    # What torchrun tells its processes; `devices` reads it.
+    # What torchrun sets for its processes; `devices` reads it.
     os.environ.update(LOCAL_RANK=str(number), LOCAL_WORLD_SIZE=str(processes))
     # With a thread for every core in each, they would wait for one another.
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // processes))
     try:
         share(work, argument, processes, meeting, number, gpus)
     except CkptfixError as error:
-        told(error)
+        show_error(error)
         raise SystemExit(2) from None
 
 

@@ -33,7 +33,7 @@ SCALARS = (
     "Was asked to gather along dimension 0, but all input tensors were scalars; "
     "will instead unsqueeze and return a vector."
 )
-"""The warning in torch's words, which people's filters match."""
+"""The warning in torch's words, which users' filters match."""
 
 
 class Replicas(nn.DataParallel[nn.Module]):
@@ -41,16 +41,16 @@ class Replicas(nn.DataParallel[nn.Module]):
 
     On one device the copies share the module's parameters and run one after another, in order, so that equal seeds
     give equal numbers; on several GPUs they run at once. As in torch, only the first copy has the module's own
-    buffers: BatchNorm's running statistics are those of the first share, and what the others find is dropped.
+    buffers: BatchNorm's running statistics come from the first share, and what the others find is dropped.
 
     Args:
-        module: what each copy is one of; it stays on its device unless GPUs of their own are used.
+        module: what each copy is one of; it remains on its device unless each copy gets its own GPU.
         replicas: how many copies. A small batch may leave some without a share.
         device_ids: GPUs to use, one for each copy; None takes the first `replicas` GPUs where there are as many,
             and otherwise the device of the module for all of them.
         output_device: where outputs are gathered; None is the first of `device_ids`.
         dim: the dimension that is cut.
-        log: told a line for each replica and one for the whole; None is silent. A pickle or a copy has none.
+        log: called with a line for each replica and one for the whole; None is silent. A pickle or a copy has none.
         steps: log the four steps too.
 
     Raises:
@@ -107,7 +107,7 @@ class Replicas(nn.DataParallel[nn.Module]):
         outputs = super().forward(*inputs, **kwargs)
         # torch passes one device its batch as it is, and does the first step only.
         what = "gathered" if self.replicas > 1 else "replica 1 of 1"
-        self.tell(f"{what}: input {arguments(inputs, kwargs)} -> output {shapes(outputs)}")
+        self.report(f"{what}: input {arguments(inputs, kwargs)} -> output {shapes(outputs)}")
         return outputs
 
     def scatter(self, inputs: tuple[Any, ...], kwargs: dict[str, Any] | None, device_ids: Sequence[Any]) -> Shares:
@@ -124,7 +124,7 @@ class Replicas(nn.DataParallel[nn.Module]):
             shares = super().scatter(inputs, kwargs, device_ids)
         if self.steps:
             cut = sizes(zip(*shares, strict=True), self.dim)
-            self.tell(f"scatter: {sizes([(inputs, kwargs)], self.dim)} -> {cut or '-'}")
+            self.report(f"scatter: {sizes([(inputs, kwargs)], self.dim)} -> {cut or '-'}")
         return shares
 
     def replicate(self, module: nn.Module, device_ids: Sequence[Any]) -> list[nn.Module]:
@@ -134,7 +134,7 @@ class Replicas(nn.DataParallel[nn.Module]):
         else:
             copies = super().replicate(module, device_ids)
         if self.steps:
-            self.tell(f"replicate: {len(copies)} {'copy' if len(copies) == 1 else 'copies'}")
+            self.report(f"replicate: {len(copies)} {'copy' if len(copies) == 1 else 'copies'}")
         return copies
 
     def parallel_apply(self, replicas: Sequence[nn.Module], inputs: Sequence[Any], kwargs: Any) -> list[Any]:
@@ -144,14 +144,14 @@ class Replicas(nn.DataParallel[nn.Module]):
             Exception: of the class of the first that a copy raised, with its replica named in the message.
         """
         if self.steps:
-            self.tell("parallel_apply")
+            self.report("parallel_apply")
         if self.one_device:
             calls = enumerate(zip(replicas, inputs, kwargs, strict=True), 1)
             outputs = [called(*call, f"replica {number} of {len(replicas)}") for number, call in calls]
         else:
             outputs = super().parallel_apply(replicas, inputs, kwargs)
         for number, (placed, named, output) in enumerate(zip(inputs, kwargs, outputs, strict=True), 1):
-            self.tell(
+            self.report(
                 f"replica {number} of {len(outputs)}: input {arguments(placed, named)} -> output {shapes(output)}"
             )
         return outputs
@@ -159,11 +159,11 @@ class Replicas(nn.DataParallel[nn.Module]):
     def gather(self, outputs: Any, output_device: Any) -> Any:
         """One output of the copies': tensors joined, containers entered, None left as it is."""
         if self.steps:
-            self.tell("gather")
+            self.report("gather")
         return gathered(outputs, self.dim) if self.one_device else super().gather(outputs, output_device)
 
-    def tell(self, line: str) -> None:
-        """Log `line`, if anybody listens."""
+    def report(self, line: str) -> None:
+        """Log `line`, if a log is set."""
         if self.log is not None:
             self.log(line)
 
@@ -209,7 +209,7 @@ def gathered(outputs: Sequence[Any], dim: int) -> Any:
             raise ValueError("replicas returned dicts of different lengths")
         return type(first)((key, gathered([output[key] for output in outputs], dim)) for key in first)
     if not isinstance(first, tuple | list):
-        raise TypeError(f"replicas returned {type(first).__name__}, of which there is no gathering")
+        raise TypeError(f"replicas returned {type(first).__name__}, which cannot be gathered")
     return like(first, [gathered(parts, dim) for parts in zip(*outputs, strict=True)])
 
 

@@ -62,8 +62,8 @@ def read(path: Path) -> Saved:
     """The checkpoint at `path`, on the CPU.
 
     Raises:
-        Refused: it is a checkpoint, and not one of this trainer's.
-        CkptfixError: it is no checkpoint, or a damaged one.
+        Refused: it is a checkpoint, but not this trainer's.
+        CkptfixError: it is not a checkpoint, or a damaged one.
     """
     if path.is_dir():
         return split(path, dcp.read(path))
@@ -106,7 +106,7 @@ def split(path: Path, found: Mapping[str, Any], weights: Mapping[str, Tensor] | 
     if missing:
         raise foreign(path, f"it lacks {', '.join(missing)}")
     if not isinstance(found["args"], Mapping):
-        raise foreign(path, "its args are no dict")
+        raise foreign(path, "its args are not a dict")
     rest = {name: value for name, value in found.items() if name not in (STATE, AVERAGED)}
     return Saved(path, named(found[STATE] if weights is None else weights), rest, found.get(AVERAGED), rest["args"])
 
@@ -129,7 +129,7 @@ def of_module(path: Path, places: Sequence[str]) -> dict[str, Tensor]:
 
 
 def mismatch(saved: Saved, model: nn.Module) -> None:
-    """Refuse weights that are not those of `model`.
+    """Refuse weights that do not fit `model`.
 
     Raises:
         LoadMismatch: names or shapes differ.
@@ -144,11 +144,11 @@ def mismatch(saved: Saved, model: nn.Module) -> None:
             name for name in wanted.keys() & saved.weights.keys() if wanted[name].shape != saved.weights[name].shape
         ),
     }
-    told = [f"{len(names)} {what} ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})"
+    misfits = [f"{len(names)} {what} ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})"
             for what, names in groups.items() if names]  # fmt: skip
-    if told:
+    if misfits:
         raise LoadMismatch(
-            f"its tensors are not those of this model: {'; '.join(told)}",
+            f"its tensors do not fit this model: {'; '.join(misfits)}",
             path=saved.path,
             hint="--model (and --full-size) must name the model that was saved",
         )
@@ -169,10 +169,10 @@ def restore(saved: Saved, training: Training) -> list[str]:
     """Bring back everything but the weights; lines for the log.
 
     Raises:
-        LoadMismatch: the optimizer's state is not that of this model, or another part is not what it should be.
+        LoadMismatch: the optimizer's state does not fit this model, or another part is not what it should be.
     """
     if saved.rest is None:
-        return [f"resumed {saved.path}: a bare state dict, so weights only; optimizer, epoch and seeds start anew"]
+        return [f"resumed {saved.path}: a bare state dict, so only weights; optimizer, epoch and seeds start afresh"]
     rest, names = saved.rest, ["optimizer", "scheduler"]
     try:
         training.optimizer.load_state_dict(optimizer_state(rest["optimizer_state_dict"], training))
@@ -186,8 +186,8 @@ def restore(saved: Saved, training: Training) -> list[str]:
         lines = restore_rng(rest["rng_state"], rest["args"].get("seed", 0) + rest["epoch"])
         training.losses[:] = map(float, rest["losses"])
     except (ValueError, LookupError, RuntimeError, TypeError, AttributeError) as error:
-        told = " ".join(str(error).split())[:200]
-        raise LoadMismatch(f"its training state does not fit: {told}", path=saved.path) from error
+        reason = " ".join(str(error).split())[:200]
+        raise LoadMismatch(f"its training state does not fit: {reason}", path=saved.path) from error
     return [f"resumed {saved.path}: after epoch {rest['epoch']}, with {', '.join(names)} and RNG state", *lines]
 
 

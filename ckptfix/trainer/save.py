@@ -1,4 +1,4 @@
-"""Writing a checkpoint the ways people do: wrapped or not, bare or nested, in five containers."""
+"""Writing a checkpoint in the usual ways: wrapped or not, bare or nested, in five containers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Container:
 
     Attributes:
         about: one line for the help.
-        write: puts contents at a path that nobody else uses.
+        write: puts contents at a path that nothing else uses.
         nested: it holds more than tensors by name.
         module: it holds the module itself, and not its state dict.
         folder: it is a folder, which all processes write to, each its own shards.
@@ -112,11 +112,11 @@ def rng_state() -> dict[str, list[Any]]:
 def contents(training: Training, *, wrapped: bool, nested: bool, gather: bool = True) -> dict[str, Any]:
     """What is saved: a state dict alone, or with all that resuming needs. Every process must call this.
 
-    Alone, it is that of the averaged model where there is one: `n_averaged`, and keys with `module.`; unwrapped,
-    that of the model inside.
+    Alone, it is the averaged model's where there is one: `n_averaged`, and keys with `module.`; unwrapped,
+    the state dict of the model inside.
 
     Args:
-        wrapped: keys of the wrappers, as in ``module.fc.weight``; False for those of the model inside.
+        wrapped: keys of the wrappers, as in ``module.fc.weight``; False for the keys of the model inside.
         gather: whole tensors on rank 0 in place of DTensors.
     """
     chosen = training.averaged if training.averaged is not None and not nested else training.model
@@ -147,8 +147,8 @@ def check(path: Path, container: str, *, nested: bool = False, sharded: bool = F
 
     Raises:
         Unsupported: the container does not hold that, or a file is in the way of a folder or a folder of a file.
-        WouldOverwrite: a folder that is no checkpoint is at `path`.
-        WriteFailed: the folder that `path` is to be in does not exist or can not be written to.
+        WouldOverwrite: a folder that is not a checkpoint is at `path`.
+        WriteFailed: the folder that `path` is to be in does not exist or cannot be written to.
     """
     kind = CONTAINERS[container]
     if nested and not kind.nested:
@@ -163,7 +163,7 @@ def check(path: Path, container: str, *, nested: bool = False, sharded: bool = F
         if any(path.iterdir()) and not (path / dcp.METADATA).exists():
             raise WouldOverwrite("is a folder with other things in it", path=path, hint="give another name")
         if not os.access(path.absolute().parent, os.W_OK | os.X_OK):
-            raise WriteFailed("its folder can not be written to", path=path)
+            raise WriteFailed("its folder cannot be written to", path=path)
     elif path.exists():
         raise Unsupported("is a file, and a checkpoint directory is to be written there", path=path)
     else:
@@ -205,7 +205,7 @@ def wait() -> None:
 
 @contextmanager
 def complete(path: Path, *, together: bool = False) -> Iterator[Path]:
-    """A path beside `path`; what is written there takes the place of `path` at the end, or goes after an error.
+    """A path beside `path`; what is written there takes the place of `path` at the end, or is removed after an error.
 
     Args:
         together: every process of the group writes there, and rank 0 renames when all have.

@@ -14,7 +14,7 @@ PADDING = 0
 """The word that fills a row after its last one."""
 
 IGNORED = -100
-"""A target that counts for nothing; torch's cross_entropy leaves this one out unless told otherwise."""
+"""A target that counts for nothing; torch's cross_entropy leaves this one out by default."""
 
 
 def word_loss(logits: Tensor, targets: Tensor) -> Tensor:
@@ -100,7 +100,7 @@ class Bert(nn.Module):
 class TokenClassifier(nn.Module):
     """One of 35 labels for each word: B- and I- of 17 kinds of names, and O.
 
-    With targets the model returns its loss first. In DataParallel each replica has a loss of its own, gathering
+    With targets the model returns its loss first. In DataParallel each replica has its own loss, gathering
     makes a vector of them (torch warns so), and one trains on ``loss.mean()``: a mean of means, in which every
     replica counts alike, however few words its share has.
     """

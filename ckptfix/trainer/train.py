@@ -34,10 +34,10 @@ class Job:
     """What one run is to do.
 
     Attributes:
-        model: name in `TASKS`; None takes that of the resumed training checkpoint, or the demo.
+        model: name in `TASKS`; None takes the resumed training checkpoint's, or the demo.
         parallel: names in `WRAPPERS`, the innermost first.
-        epochs: passes over the data, those before a resumed checkpoint included.
-        seed: of the model, the data and its order; None takes that of the resumed checkpoint, or 0.
+        epochs: passes over the data, including the ones before a resumed checkpoint.
+        seed: of the model, the data and its order; None takes the resumed checkpoint's, or 0.
         rate: learning rate from here on; None leaves the task's, or the resumed one.
         gpus: ids of GPUs; empty for all.
         output_device: the GPU that DataParallel gathers to; None for its first one.
@@ -53,7 +53,7 @@ class Job:
         save: the checkpoint to write; None for none.
         wrapped, nested, container: see `ckptfix.trainer.save.save`.
         outputs: file for what the trained model makes of the first samples; None for none.
-        log: told what happens, by the first process only.
+        log: called with what happens, by the first process only.
     """
 
     model: str | None = None
@@ -157,7 +157,7 @@ def run(job: Job) -> Training:
         resume.load_weights(saved, model)
     training = start(wrap(model.to(place.device), job.parallel, place), task, job)
     if rank():
-        # Each process draws dropout masks of its own.
+        # Each process draws its own dropout masks.
         torch.manual_seed((job.seed or 0) + rank())
     if saved:
         for line in resume.restore(saved, training):
@@ -177,7 +177,7 @@ def run(job: Job) -> Training:
 
 
 def silent(line: str) -> None:
-    """Log to nobody."""
+    """Log nothing."""
 
 
 def start(model: nn.Module, task: Task, job: Job) -> Training:
@@ -197,7 +197,7 @@ def start(model: nn.Module, task: Task, job: Job) -> Training:
 
 
 def set_rate(training: Training, rate: float) -> None:
-    """Let `rate` be the learning rate from here on; the scheduler goes on from it."""
+    """Let `rate` be the learning rate from here on; the scheduler continues from it."""
     for group in training.optimizer.param_groups:
         group["lr"] = group["initial_lr"] = rate
     training.scheduler.base_lrs = [rate] * len(training.optimizer.param_groups)
@@ -243,7 +243,7 @@ def loss_of(model: nn.Module, task: Task, inputs: tuple[Tensor, ...], targets: T
 
 
 def show(model: nn.Module, log: Callable[[str], None] | None) -> None:
-    """Let the replicas in `model`, if any, tell `log` what they see."""
+    """Let the replicas in `model`, if any, log what they see to `log`."""
     for part in model.modules():
         if isinstance(part, Replicas):
             part.log = log
@@ -262,7 +262,7 @@ def batches(task: Task, seed: int) -> Iterator[Tensor]:
 def shared(chosen: Tensor, number: int, processes: int) -> Tensor:
     """The part of a batch that process `number` takes: equally many for each, the first ones again if need be.
 
-    So does torch's DistributedSampler: with unequal parts, a mean of gradients would not be that of the samples,
+    So does torch's DistributedSampler: with unequal parts, a mean of gradients would not be the mean over the samples,
     and a process without any would wait for ever.
     """
     each = math.ceil(len(chosen) / processes)

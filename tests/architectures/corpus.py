@@ -1,4 +1,4 @@
-"""Models of real files in the corpus, written anew under their names, each with a twin that has other names."""
+"""Models of real files in the corpus, written again under their names, each with a twin that has other names."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ class StableBaselines(nn.Module):
 
 
 class SpinningUp(nn.Module):
-    """v.v_net.N before pi.logits_net.N: the order of the parts tells nothing, the last layers' shapes all."""
+    """v.v_net.N before pi.logits_net.N: the order of the parts decides nothing, the last layers' shapes everything."""
 
     def __init__(self, depth: int) -> None:
         super().__init__()

@@ -25,7 +25,7 @@ from ckptfix.ops.match import Slot, match
 SAME = 1e-9
 """Outputs of equal models in float64 differ by less, as part of the largest output ..."""
 OTHER = 1e-6
-"""... and those of different ones by more."""
+"""... and the scores of different ones by more."""
 
 
 @dataclass(frozen=True, slots=True)

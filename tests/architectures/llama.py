@@ -55,7 +55,7 @@ def wide(x: Tensor, width: int) -> Tensor:
 class GatedLayer(nn.Module):
     """A layer of LLaMA, whose submodules a style defines in its order and names in NAMES.
 
-    NAMES are those of query, key, value, output, gate, up, down, the norm of attention and that of the gated part.
+    NAMES are for query, key, value, output, gate, up, down, the norm of attention and the gated part's norm.
     """
 
     NAMES: tuple[str, ...]

@@ -14,7 +14,7 @@ WIDTH = 12
 HIDDEN = 8
 TAGS = 6
 BIASES = (("bias_ih", "bias_hh"),)
-"""An LSTM adds them, so that nothing tells them apart."""
+"""An LSTM adds them, so that nothing distinguishes them."""
 
 
 class Tagger(nn.Module):

@@ -34,7 +34,7 @@ def blocks(depth: int, bottleneck: bool) -> Iterator[tuple[int, int, int, int, i
 
 
 def convolutions(inside: int, within: int, outside: int, stride: int, bottleneck: bool) -> list[nn.Conv2d]:
-    """Those of a block on its main path."""
+    """Names of a block's layers on its main path."""
     if bottleneck:
         return [conv(inside, within, 1), conv(within, within, 3, stride), conv(within, outside, 1)]
     return [conv(inside, within, 3, stride), conv(within, outside, 3)]

@@ -22,7 +22,7 @@ from packages import ROOT
 
 COLUMNS = ("job", "ckptfix", "MB", "against", "its time", "its MB", "ckptfix takes", "target", "")
 QUICK = 1 / 32
-"""Scale of ``--quick``: 67 MB, and 3,125 tensors. It tells that everything runs, not how fast."""
+"""Scale of ``--quick``: 67 MB, and 3,125 tensors. It shows that everything runs, not how fast."""
 
 Line = tuple[tuple[str, ...], bool]
 """Cells of the table, and whether their target is reached."""

@@ -1,4 +1,4 @@
-"""What people do today, one function each: ``python baselines.py NAME ARGUMENT...``.
+"""What is done without ckptfix, one function each: ``python baselines.py NAME ARGUMENT...``.
 
 Each is written as well as its libraries allow. They run in processes of their own, some of them under another
 interpreter, so every import stands in the function that needs it.
@@ -13,7 +13,7 @@ from typing import Any
 
 
 def torch_strip(source: str, dest: str, mmap: str = "") -> None:
-    """Load to CPU, take ``module.`` off every key, save."""
+    """Load to CPU, remove ``module.`` from every key, save."""
     import torch
 
     state = torch.load(source, map_location="cpu", weights_only=True, mmap=bool(mmap))
@@ -69,7 +69,7 @@ def load_into(source: str) -> None:
 
 
 def load_state_dict(source: str, mmap: str = "") -> None:
-    """Load to CPU, take ``module.`` off every key, copy into the model."""
+    """Load to CPU, remove ``module.`` from every key, copy into the model."""
     import torch
 
     model = _model(source)

@@ -44,7 +44,7 @@ class Case:
         job: what the table calls it.
         ours: ckptfix.
         rivals: each with the target for ckptfix against it, None where there is none.
-        memory: most bytes that ckptfix may hold; None where there is no limit.
+        memory: most bytes that ckptfix may hold; None for no limit.
         check: name of a function in checks.py, and the file that outputs are checked against.
         skipped: rivals that are not here, and why.
     """

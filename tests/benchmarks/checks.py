@@ -1,6 +1,6 @@
 """Whether a contender did its work, asked of its first output: ``python checks.py NAME SOURCE OUTPUT``.
 
-A fast wrong answer is no result. The values of every tenth tensor are compared, and all names and shapes.
+A fast wrong answer is not a result. The values of every tenth tensor are compared, and all names and shapes.
 """
 
 from __future__ import annotations

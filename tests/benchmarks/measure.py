@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-"""A program in daily use is not compiled anew at every start; the warm-up leaves its .pyc files."""
+"""A program in daily use is not compiled again at every start; the warm-up leaves its .pyc files."""
 
 RSS_UNIT = 1 if sys.platform == "darwin" else 1024
 """Bytes in one unit of ``ru_maxrss`` (getrusage(2): KiB on Linux, bytes on macOS)."""
@@ -92,7 +92,7 @@ def race(
     """Every contender once a round, and what came of it: runs by name, and reasons of those that failed.
 
     One more round goes before, unmeasured: it warms caches, and `check` sees what each has written. Every second
-    round goes backwards, so that nobody always follows the same neighbour.
+    round goes backwards, so that none always follows the same neighbour.
     """
     runs: dict[str, list[Run]] = {contender.name: [] for contender in contenders}
     failed: dict[str, str] = {}

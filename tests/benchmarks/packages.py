@@ -1,4 +1,4 @@
-"""Other people's packages, each in a virtual environment of its own under ``.bench/venvs``."""
+"""Third-party packages, each in a separate virtual environment under ``.bench/venvs``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SAME = ("torch", "numpy", "safetensors")
 
 
 def pins() -> list[str]:
-    """What pip is told: the constraints of this repository, or else the versions of this interpreter."""
+    """What pip is given: the constraints of this repository, or else the versions of this interpreter."""
     if CONSTRAINTS.exists():
         return ["--constraint", str(CONSTRAINTS)]
     file = VENVS / "same-versions.txt"

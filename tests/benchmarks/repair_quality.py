@@ -84,7 +84,7 @@ def measure(folder: Path, count: int) -> dict[str, dict[str, Score]]:
 def _count(score: Score, values: Rescued, tool: Tool, folder: Path) -> None:
     try:
         loaded = tool(folder / "wreck.zip", folder / "out.zip")
-    except Exception:  # whatever torch says of a wreck
+    except Exception:  # whatever torch says about a wreck
         score.nothing += 1
         return
     for name, value in loaded.items():

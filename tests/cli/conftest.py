@@ -33,7 +33,7 @@ def floats(*values: float) -> bytes:
 def wrapped(prefix: str = "module.", location: str = "cuda:0", *, second: str | None = None) -> bytes:
     """A training checkpoint: epoch, and a state dict of two tensors.
 
-    `prefix` begins their names, `second` that of the second one if it is another.
+    `prefix` begins their names, `second` the second one's if it is another.
     """
     weight = Tensor("0", (2, 3), 6, location=location)
     bias = Tensor("1", (2,), 2, location=location)

@@ -16,18 +16,18 @@ def test_the_first_lines_are_the_cause_and_the_command(cli: Cli, ddp: Path) -> N
     result = cli("doctor", ddp)
     first, second = result.stdout.splitlines()[:2]
     assert result.exit_code == 0 and result.stderr == ""
-    assert "names carry module." in first and "module.fc.weight" in first
-    assert second == f"mend it: ckptfix strip-module {ddp} {ddp.with_name('ddp.stripped.pth')}"
+    assert "begin with module." in first and "module.fc.weight" in first
+    assert second == f"Fix: ckptfix strip-module {ddp} {ddp.with_name('ddp.stripped.pth')}"
     both = ddp.with_name("ddp.stripped.cpu.pth")
-    assert result.stdout.splitlines()[2] == f"then: ckptfix to-cpu {ddp.with_name('ddp.stripped.pth')} {both}"
+    assert result.stdout.splitlines()[2] == f"Then: ckptfix to-cpu {ddp.with_name('ddp.stripped.pth')} {both}"
 
 
 def test_nothing_wrong_is_said_with_what_was_looked_at(cli: Cli, tmp_path: Path) -> None:
     path = written(tmp_path / "a.pth", state(fc__weight=(1, 2), fc__bias=(3,)))
     result = cli("doctor", path)
     assert result.exit_code == 0
-    assert result.stdout.startswith("nothing wrong was found in its container")
-    assert result.stdout.count("every byte of its tensors") == 1
+    assert result.stdout.startswith("No problems found. (Checked: container, ")
+    assert result.stdout.count("tensor data") == 1
     assert "safe" not in result.stdout
 
 
@@ -55,12 +55,12 @@ def test_a_message_that_the_file_does_not_explain(cli: Cli, tmp_path: Path) -> N
     path = written(tmp_path / "a.pth", state(fc__weight=(1, 2)))
     result = cli("doctor", path, "--error", "_pickle.UnpicklingError: invalid load key, 'v'.")
     assert result.exit_code == 0
-    assert "the file shows no cause" in result.stdout and "git-lfs pointer" in result.stdout
+    assert "no cause of this message was found" in result.stdout and "git-lfs pointer" in result.stdout
 
 
 def test_a_message_that_nobody_knows(cli: Cli, tmp_path: Path) -> None:
     path = written(tmp_path / "a.pth", state(fc__weight=(1, 2)))
-    assert "none that ckptfix knows" in cli("doctor", path, "--error", "xyzzy").stdout
+    assert "I don't recognise that error message." in cli("doctor", path, "--error", "xyzzy").stdout
 
 
 def test_explain(cli: Cli) -> None:
@@ -97,7 +97,7 @@ def test_a_pointer_tells_what_to_fetch(cli: Cli, tmp_path: Path) -> None:
     result = cli("doctor", written(tmp_path / "model.safetensors", POINTER))
     first, second = result.stdout.splitlines()[:2]
     assert "4d" * 32 in first and "1,340,616,616 bytes" in first
-    assert second == "what helps: git lfs pull --include=model.safetensors"
+    assert second == "Try: git lfs pull --include=model.safetensors"
 
 
 def test_a_model_that_is_wrapped_too_makes_no_finding_of_wrapped_names(cli: Cli, tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_a_whole_module_is_to_be_extracted(cli: Cli, tmp_path: Path) -> None:
     path = tmp_path / "whole.pth"
     torch.save(torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3)), path)
     result = cli("doctor", path)
-    assert f"mend it: ckptfix extract {path} {tmp_path / 'whole.weights.pth'}" in result.stdout.splitlines()
+    assert f"Fix: ckptfix extract {path} {tmp_path / 'whole.weights.pth'}" in result.stdout.splitlines()
     assert "--at" not in result.stdout and "sanitize" not in result.stdout and "_buffers" not in result.stdout
 
 
@@ -134,7 +134,7 @@ def test_a_cut_file_is_repaired_first(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "cut.pth").write_bytes(whole[:-3000])
     said = cli("doctor", tmp_path / "cut.pth").output
     fixed = tmp_path / "cut.repaired.pth"
-    assert f"mend it: ckptfix repair {tmp_path / 'cut.pth'} {fixed}\nthen: ckptfix strip-module {fixed} " in said
+    assert f"Fix: ckptfix repair {tmp_path / 'cut.pth'} {fixed}\nThen: ckptfix strip-module {fixed} " in said
     assert "ckptfix convert" not in said
 
 

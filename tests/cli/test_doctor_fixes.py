@@ -106,7 +106,7 @@ def test_no_command_is_null(cli: Cli, tmp_path: Path) -> None:
     assert document["fix"] is None and document["fixes"] == [] and "again" in document["advice"]
 
 
-def test_only_what_is_at_the_address_is_told(cli: Cli, tmp_path: Path) -> None:
+def test_only_what_is_at_the_address_is_reported(cli: Cli, tmp_path: Path) -> None:
     path = tmp_path / "gan.pth"
     torch.save({"generator": wrapped(), "discriminator": {**wrapped(), "module.nan": torch.tensor(torch.nan)}}, path)
     on_gpu(path)
@@ -120,7 +120,7 @@ def test_only_what_is_at_the_address_is_told(cli: Cli, tmp_path: Path) -> None:
     assert "weight" in both["generator"] and "module.weight" in both["discriminator"]
 
 
-def test_damage_elsewhere_is_told_with_an_address_too(cli: Cli, tmp_path: Path) -> None:
+def test_damage_elsewhere_is_reported_with_an_address_too(cli: Cli, tmp_path: Path) -> None:
     path = tmp_path / "gan.pth"
     torch.save({"generator": {"a.w": torch.ones(5)}, "discriminator": {"a.w": torch.full((5,), 7.5)}}, path)
     path.write_bytes(path.read_bytes().replace(torch.full((5,), 7.5).numpy().tobytes(), b"\1" * 20))
@@ -189,7 +189,7 @@ def net() -> torch.nn.Sequential:
 
 @pytest.mark.parametrize("extra", [{}, {"criterion.w": torch.ones(2)}], ids=["all", "some"])
 def test_the_prefix_of_lightning_comes_from_the_message(cli: Cli, tmp_path: Path, extra: dict[str, Any]) -> None:
-    """With BatchNorm's counters among the names, which are no cause."""
+    """With BatchNorm's counters among the names, which are not the cause."""
     inner = {f"model.{name}": value for name, value in net().state_dict().items()}
     torch.save({"state_dict": inner | extra, "epoch": 1}, tmp_path / "a.ckpt")
     message = incompatible(net(), inner | extra)
@@ -218,7 +218,7 @@ def test_a_message_without_a_file(cli: Cli, tmp_path: Path, monkeypatch: pytest.
         assert done.exit_code == 0
         assert "`model.`" in done.stdout and "ckptfix strip-module FILE OUT --prefix model" in done.stdout
     assert "ckptfix repair FILE OUT" in cli("doctor", "--error", "failed finding central directory").stdout
-    assert "none that ckptfix knows" in cli("doctor", "--error", "xyzzy").stdout
+    assert "I don't recognise that error message." in cli("doctor", "--error", "xyzzy").stdout
     assert cli("doctor", "--error", f"@{tmp_path / 'absent'}").exit_code == 2
     document = json.loads(cli("doctor", "--error", message, "--json").stdout)
     assert document["fix"] is None and document["advice"].startswith("ckptfix strip-module")

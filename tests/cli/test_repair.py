@@ -42,7 +42,7 @@ def test_json_lists_kept_and_lost(cli: Cli, cut: Path, tmp_path: Path) -> None:
 
 def test_check_only_needs_no_output_and_writes_none(cli: Cli, cut: Path, tmp_path: Path) -> None:
     result = cli("repair", cut, "--check-only")
-    assert result.exit_code == 3 and result.stdout.startswith("whole: 1 of 2 tensors")
+    assert result.exit_code == 3 and result.stdout.startswith("intact: 1 of 2 tensors")
     assert cli("repair", cut, tmp_path / "out.pth", "--check-only").exit_code == 3
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cut.pth"]
 
@@ -94,7 +94,7 @@ LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n"
 
 
 @pytest.mark.parametrize("data", [b"", LFS, b"\0" * 99], ids=["empty", "lfs", "zeros"])
-def test_what_is_no_checkpoint_is_told(cli: Cli, tmp_path: Path, data: bytes) -> None:
+def test_what_is_not_a_checkpoint_is_identified(cli: Cli, tmp_path: Path, data: bytes) -> None:
     result = cli("repair", written(tmp_path / "in.pth", data), tmp_path / "out.pth")
     assert result.exit_code == 2 and result.stderr.count("\n") <= 2
     assert [path.name for path in tmp_path.iterdir()] == ["in.pth"]

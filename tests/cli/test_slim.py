@@ -32,7 +32,7 @@ def test_what_each_reason_saves_is_said(cli: Cli, views: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("flag", ["--check-only", "--dry-run"])
-def test_what_would_be_saved_is_told_and_nothing_written(cli: Cli, views: Path, tmp_path: Path, flag: str) -> None:
+def test_what_would_be_saved_is_listed_and_nothing_written(cli: Cli, views: Path, tmp_path: Path, flag: str) -> None:
     result = cli("slim", views, tmp_path / "out.pt", flag, "--json")
     assert result.exit_code == 0
     told = json.loads(result.stdout)

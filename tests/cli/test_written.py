@@ -1,4 +1,4 @@
-"""What is said of OUT when a command ends badly: that it is complete, once it is, and never before."""
+"""What is reported about OUT when a command ends badly: that it is complete, once it is, and never before."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of other people: inspected, stripped or unwrapped, moved, converted, compared, and loaded by torch."""
+"""Files from other projects: inspected, stripped or unwrapped, moved, converted, compared, and loaded by torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the fault tests write: plans of every kind of segment, and how to tell old, new and torn files apart.
+"""What the fault tests write: plans of every kind of segment, and how to distinguish old, new and torn files.
 
 Run as a program, it writes one plan and says how it went: ``scenarios.py FOLDER NAME [step]``. It ends with 0,
 with 2 and the error on stderr, or with 128+n after a signal, as the commands do. With ``step`` it waits for a line on

@@ -163,7 +163,7 @@ def test_the_calls_are_the_ones_that_are_made(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("without_links", [False, True])
-def test_what_could_not_be_put_back_is_told_and_not_lost(
+def test_what_could_not_be_put_back_is_reported_and_not_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without_links: bool
 ) -> None:
     """Two faults: the index cannot take its name, and neither can the old shard take its own again."""

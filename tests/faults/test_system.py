@@ -29,7 +29,7 @@ SIGNALS = [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP]
 
 @functools.cache
 def strace_refuses() -> str:
-    """Why strace can not be used here; empty if it can."""
+    """Why strace cannot be used here; empty if it can."""
     if shutil.which("strace") is None:
         return "strace is not installed"
     tried = subprocess.run(["strace", *STRACE, "-o", "/dev/null", "true"], capture_output=True, text=True, check=False)
@@ -161,7 +161,7 @@ class Traced:
             return "nothing was injected"
         wrong = complaint(self.folder, self.scenario, -9 if code == 137 else code, done.stderr)
         if wrong and call.startswith("unlink") and fault.startswith("error") and len(leftovers(self.folder)) == 1:
-            return None  # what can not be removed stays
+            return None  # what cannot be removed stays
         return wrong
 
 
@@ -240,7 +240,7 @@ FULL = """
 import os, subprocess
 subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], check=True)
 for asked in (True, False):
-    if not asked:  # as if somebody took the space after the question
+    if not asked:  # as if the space was taken after the question
         output.free_space = lambda folder: None
     for taken in range(0, (1 << 20) - 400_000, step):
         prepare(folder, scenario)

@@ -41,7 +41,7 @@ class Hung(BaseException):
 
 
 def outcomes(number: int, path: Path, verbs: int) -> Iterator[Outcome]:
-    """What some commands and a loader say of mutant `number`."""
+    """What some commands and a loader say about mutant `number`."""
     _, data = mutant(number)
     path.write_bytes(data)
     names, loaders = list(COMMANDS), list(LOADERS)

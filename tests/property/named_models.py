@@ -2,7 +2,7 @@
 
 A model is a list of parts: blocks of a stack, each with tensors of certain roles, and what stands around them. A style
 names the parts, and puts them in an order of definition. What two styles make of one part is one tensor: so the right
-matching is known, however little the names say of it.
+matching is known, however little the names say about it.
 
 What every style keeps to is what any reader of names must take for granted: numbers count up as blocks are run, words
 that say something say what is so, and two styles that number the same parts number them in the same order.

@@ -1,6 +1,6 @@
 """Random training checkpoints: tensors of every kind in objects of every shape, as torch.save takes them.
 
-The classes stand for those of users: no file that holds one needs it to be read by ckptfix.
+The classes stand for users' classes: no file that holds one needs it to be read by ckptfix.
 """
 
 from __future__ import annotations

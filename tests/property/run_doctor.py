@@ -2,7 +2,7 @@
 
     python -m property.run_doctor FOLDER
 
-A line for each file: name, ids of its findings, whether one is no mere note, seconds of CPU, growth of the peak of
+A line for each file: name, ids of its findings, whether one is more than a note, seconds of CPU, growth of the peak of
 memory in bytes, an error that came out, events that the hook saw. The last line is a control.
 """
 
@@ -59,7 +59,7 @@ def main(folder: Path) -> None:
         else:
             allowed = None
             ids = [finding.id for finding in diagnosis.findings]
-            # What every sample has beside its threat says nothing of the threat.
+            # What every sample has beside its threat does not show the threat.
             told = (finding for finding in diagnosis.findings if finding.id not in ("wrapped-names", "device-tags"))
             serious = any(finding.severity != "info" for finding in told)
         seconds = time.process_time() - start

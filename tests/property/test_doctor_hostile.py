@@ -84,9 +84,9 @@ REASONS: dict[int, str] = {
     68: "doctor_samples leading-bytes, unknown-field",
     69: "refused by the header reader: tests/unit/test_safetensors.py",
     70: "tests/cli/test_doctor.py",
-    72: "can not be seen; said by the finding no-checksums",
+    72: "cannot be seen; said by the finding no-checksums",
 }
-"""Threat -> where it is shown, or why it can not be."""
+"""Threat -> where it is shown, or why it cannot be."""
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +96,7 @@ def samples() -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory, samples: dict[str, bytes]) -> dict[str, dict[str, Any]]:
-    """name -> what doctor said of it, with the row ``"control"``, in a process of its own under an audit hook."""
+    """name -> what doctor said about it, with the row ``"control"``, in a separate process under an audit hook."""
     folder = tmp_path_factory.mktemp("hostile")
     for index, data in enumerate(samples.values()):
         (folder / str(index)).write_bytes(data)
@@ -154,7 +154,7 @@ def test_every_threat_of_groups_a_to_d_has_a_test_or_a_reason() -> None:
     assert set(THREATS) | set(REASONS) == set(range(1, 73))
 
 
-def test_what_a_broken_pickle_names_is_told(samples: dict[str, bytes], tmp_path: Path) -> None:
+def test_what_a_broken_pickle_contains_is_reported(samples: dict[str, bytes], tmp_path: Path) -> None:
     path = tmp_path / "a.pth"
     path.write_bytes(samples["zip-payload-then-broken"])
     found = {finding.id: finding for finding in ckptfix.doctor(path).findings}
@@ -162,7 +162,7 @@ def test_what_a_broken_pickle_names_is_told(samples: dict[str, bytes], tmp_path:
     assert found["dangerous-global"].offset == samples["zip-payload-then-broken"].index(b"cos\nsystem")
 
 
-def test_a_call_is_told_with_its_place_in_the_file(samples: dict[str, bytes], tmp_path: Path) -> None:
+def test_a_call_is_reported_with_its_offset_in_the_file(samples: dict[str, bytes], tmp_path: Path) -> None:
     data = samples["zip-global-os.system"]
     path = tmp_path / "a.pth"
     path.write_bytes(data)

@@ -113,7 +113,7 @@ def check_cuts(folder: Path, data: bytes, step: int) -> int:
             assert set(again) == expected and equal(again, values)
             assert set(result.kept) == expected
             once_more = rescue.repair(out, folder / "twice", force=True)
-            assert once_more.exit_code == 0 and set(once_more.kept) == expected, "its own output is not whole"
+            assert once_more.exit_code == 0 and set(once_more.kept) == expected, "its own output is not intact"
         before = kept
     return len(cuts)
 
@@ -174,7 +174,7 @@ def test_every_flipped_bit(tmp_path: Path, name: str) -> None:
         assert {*again, *(loss.name for loss in result.losses)} == set(values), f"bit {bit}: a tensor went unnamed"
         whole += not result.losses
     if summed:
-        assert whole and partly and not refused, "headers mend each other; only what is inside a record can be lost"
+        assert whole and partly and not refused, "headers help each other; only what is inside a record can be lost"
 
 
 def test_hostile_files_are_repaired_or_refused(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ MODULE: list[Op] = [
 ]
 WEIGHTS = state_dict_ops({"w": WEIGHT, "_extra_state": 1})
 SECOND = [*state_dict_ops({})[:-1], ("BININT1", 1), *push(5), *push("1"), *WEIGHTS, "SETITEMS"]
-"""Weights whose address is told apart by a number: ``1#2``, which no key is called."""
+"""Weights whose address is made unique by a number: ``1#2``, which no key is called."""
 KINDS: dict[str, list[Op]] = {
     "dict": DICT,
     "ordered": ORDERED,

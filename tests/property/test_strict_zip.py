@@ -46,7 +46,7 @@ VARIANTS = {"torch": PLAIN, "zipfile": _again(zipfile.ZIP_STORED), "deflated": _
 
 @pytest.fixture(scope="module", autouse=True)
 def poison() -> None:
-    """Fresh memory is filled with a pattern, so that memory that nobody wrote to is never right by chance."""
+    """Fresh memory is filled with a pattern, so that memory that was never written to is never right by chance."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).mallopt(-6, 0xA5)
 
@@ -126,7 +126,7 @@ def _headers(whole: bytes) -> Iterator[int]:
 
 
 def test_every_flip_of_the_headers_that_torch_minds_is_an_error(place: Path) -> None:
-    """What torch refuses or reads otherwise is no mere warning."""
+    """What torch refuses or reads otherwise is more than a warning."""
     weak = []
     for byte in list(_headers(PLAIN))[:: 1 if LONG else 5]:
         for bit in range(byte * 8, byte * 8 + 8):
@@ -138,7 +138,7 @@ def test_every_flip_of_the_headers_that_torch_minds_is_an_error(place: Path) -> 
 
 
 def test_every_flip_of_a_legacy_file_that_torch_refuses_is_reported(place: Path) -> None:
-    """Nothing in it has a checksum: what still loads can not be known to be otherwise."""
+    """Nothing in it has a checksum: what still loads cannot be known to be otherwise."""
     whole = (ROOT / "fixtures" / "legacy-tied.pth").read_bytes()
     known = reported(whole, place)
     silent = []

@@ -73,7 +73,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
 
 
 class Outcome(NamedTuple):
-    """What a verb or a loader did: its exit code (None for a loader), its output, and a failure, which nobody may have.
+    """What a verb or a loader did: its exit code (None for a loader), its output, and a failure, which none may have.
 
     Attributes:
         failure: the end of a traceback of an error that is not ours; empty if there was none.
@@ -115,7 +115,7 @@ def run_command(arguments: tuple[str, ...], name: str = "") -> Outcome:
 
 
 def run_commands(path: Path, names: tuple[str, ...] = tuple(COMMANDS)) -> Iterator[Outcome]:
-    """What each command says of `path`; outputs are written beside it, and removed."""
+    """What each command says about `path`; outputs are written beside it, and removed."""
     out, other = path.with_name("verbs-out"), path.with_name("verbs-other")
     if not other.exists():
         other.write_bytes(SMALL["zip"])
@@ -173,7 +173,7 @@ LOADERS: dict[str, Callable[[Path], None]] = {
 
 
 def run_loaders(path: Path, names: tuple[str, ...] = tuple(LOADERS)) -> Iterator[Outcome]:
-    """What each loader says of `path`."""
+    """What each loader says about `path`."""
     for name in names:
         said = failure = ""
         with warnings.catch_warnings(), open(os.devnull, "w") as null, contextlib.redirect_stderr(null):

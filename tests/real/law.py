@@ -22,7 +22,7 @@ __all__ = ["BY_AT", "COMMANDS", "TO_TRUTH", "Command", "Outcome", "breaches", "c
 
 
 SHOWN = 4
-"""Breaches of one command that are told."""
+"""Breaches of one command that are reported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ def breaches(command: Command, source: Path, folder: Path, before: Callable[[], 
     """Carry `command` out on `source` in the empty `folder`, and judge it.
 
     Args:
-        before: the tensors of `source`; asked for only if something was written that is no copy of it.
+        before: the tensors of `source`; asked for only if something was written that is not a copy of it.
         last: what ends the command line: an address, or a file.
     """
     dest = folder / "out"
@@ -162,12 +162,12 @@ def _breaches(
     try:
         truth = before()
     except Unreadable as error:
-        yield f"made an output of what torch can not read: {error}"
+        yield f"made an output of what torch cannot read: {error}"
         return
     try:
         after = tensors(dest, trusted=True)
     except Unreadable as error:
-        yield f"torch can not read the output: {error}"
+        yield f"torch cannot read the output: {error}"
         return
     yield from judge(command, truth, after, done)
 

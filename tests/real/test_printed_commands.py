@@ -73,7 +73,7 @@ def faults(path: Path, folder: Path) -> list[tuple[str, str]]:
     chain = document["fixes"]
     assert all(words[0] == "ckptfix" for words in chain) and document["fix"] == (chain[0] if chain else None)
     for row in document["findings"]:
-        # Those of the mere notes are printed where somebody asks about them.
+        # The commands of notes are printed where the user asks about them.
         if row["severity"] == "info" or not row["fixes"] or len(row["fixes"][0]) < 4:
             continue
         made, wrong = outcome(row["fixes"])

@@ -1,4 +1,4 @@
-"""The judge itself can fail: a file with one tensor dropped, changed or added is told from the one without."""
+"""The judge itself can fail: it sees a file with one tensor dropped, changed or added."""
 
 from __future__ import annotations
 

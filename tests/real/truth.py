@@ -33,7 +33,7 @@ TIE_KEYS = {"format", "ckptfix.order", "ckptfix.views"}
 
 
 class Unreadable(Exception):
-    """Torch can not read it, even with every class a stub."""
+    """Torch cannot read it, even with every class a stub."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -148,7 +148,7 @@ WHOLE = 181
 
 
 def test_order_and_suffixes_do_worse() -> None:
-    """On these pairs the simple ways fail often, so that a right answer is no matter of course."""
+    """On these pairs the simple ways fail often, so that a right answer is not a matter of course."""
     matchable = [pair for pair in PAIRS if pair.expect == "match"][::3]
     for matcher, most in ((zipped, 0.5), (longest_suffix, 0.6)):
         verdicts = Counter(

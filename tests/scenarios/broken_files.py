@@ -1,7 +1,7 @@
-"""A broken file for every load error of the catalogue: how it is built, how a loader fails at it, what mends it.
+"""A broken file for every load error of the catalogue: how it is built, how a loader fails at it, what fixes it.
 
 Each builder writes into a folder and returns the file; its row says which number of `error_texts.ERRORS` it is, the
-id of the finding that explains it, and the message that people paste. Where the loader here gives the message itself,
+id of the finding that explains it, and the message that users paste. Where the loader here gives the message itself,
 `fails` calls it.
 """
 
@@ -44,13 +44,13 @@ class Case:
     Attributes:
         row: its number.
         id: the finding that explains it.
-        message: as people paste it.
+        message: as users paste it.
         build: makes the file in a folder.
         fails: what fails, and a part of what it says; None where no loader here says it.
-        loads: what works on the mended file.
+        loads: what works on the fixed file.
         like: makes the model's side.
         words: a part of the remedy, where it is an instruction and no command.
-        code: exit code of the mending command.
+        code: exit code of the fixing command.
     """
 
     name: str

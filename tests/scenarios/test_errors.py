@@ -1,6 +1,6 @@
 """Every load error of the catalogue: the broken file is built, doctor names the cause, its command is run as printed.
 
-Where a loader here gives the message, it is shown to do so first, and to load the mended file afterwards.
+Where a loader here gives the message, it is shown to do so first, and to load the fixed file afterwards.
 """
 
 from __future__ import annotations

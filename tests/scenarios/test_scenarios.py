@@ -1,6 +1,6 @@
-"""The scenarios that the project exists for, a test each: the trainer makes it, ckptfix mends it, torch alone loads it.
+"""The scenarios that the project exists for, a test each: the trainer makes it, ckptfix fixes it, torch alone loads it.
 
-A rows are about making a checkpoint, B rows about mending one. What a row shows in detail has tests of its own
+A rows are about making a checkpoint, B rows about fixing one. What a row shows in detail has tests of its own
 elsewhere; here it works from end to end, through the command lines that a person would type.
 """
 

@@ -103,7 +103,7 @@ def test_swapped_arguments_are_named(tmp_path: Path) -> None:
 
 def test_a_model_of_another_type(tmp_path: Path) -> None:
     wrong: Any = {}
-    with pytest.raises(WrongType, match=r"no torch\.nn\.Module but a dict"):
+    with pytest.raises(WrongType, match=r"not a torch\.nn\.Module but a dict"):
         ckptfix.load_into(wrong, sound(tmp_path))
-    with pytest.raises(TypeError, match="no optimizer but a dict"):
+    with pytest.raises(TypeError, match="not an optimizer but a dict"):
         ckptfix.load_optimizer(wrong, sound(tmp_path))

@@ -103,7 +103,7 @@ def test_after_what_doctor_proposes_the_average_loads(tmp_path: Path, wrapper: s
     source = saved(tmp_path / "in.pth", checkpoint)
     rows = [row for row in doctor(source).findings if row.id == "wrapped-names"]
     assert [row.where for row in rows] == (["model"] if inside == "plain" else ["model", "ema"])
-    assert all(row.message.startswith("9 names carry module. ") for row in rows)
+    assert all(row.message.startswith("9 keys begin with module. ") for row in rows)
     for row in rows:
         assert row.fix is not None
         assert commands.main([*shlex.split(row.fix)[1:], "-f"], standalone_mode=False) == 0

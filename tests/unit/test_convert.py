@@ -178,9 +178,9 @@ def test_deflated_archives_convert(tmp_path: Path) -> None:
     assert torch.equal(torch.load(tmp_path / "c.pth", weights_only=True)["module.a"], model()["a"])
 
 
-def test_the_target_is_told_by_suffix_or_by_word(tmp_path: Path) -> None:
+def test_the_target_is_chosen_by_suffix_or_by_word(tmp_path: Path) -> None:
     source = save(tmp_path / "a.pth", model())
-    with pytest.raises(Unsupported, match="names no format"):
+    with pytest.raises(Unsupported, match="cannot tell the output format"):
         ckptfix.convert(source, tmp_path / "b.xyz")
     with pytest.raises(Unsupported, match="no format called"):
         ckptfix.convert(source, tmp_path / "b.pth", to="gguf")

@@ -82,7 +82,7 @@ def test_what_torch_takes_has_no_finding(name: str, tmp_path: Path) -> None:
     assert ckptfix.sanitize(path, tmp_path / "out.pth").exit_code == 0
 
 
-def test_what_was_left_out_is_not_told(tmp_path: Path) -> None:
+def test_what_was_left_out_is_not_reported(tmp_path: Path) -> None:
     bad = ["EMPTY_LIST", *tensor_ops(replace(WEIGHT, shape=(9,))), "APPEND"]
     ops = state_dict_ops({"state_dict": state_dict_ops({"a.weight": WEIGHT}), "x": bad})
     path = tmp_path / "in.pth"

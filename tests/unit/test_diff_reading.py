@@ -207,7 +207,7 @@ def sparse_file(path: Path, code: str, count: int, itemsize: int, changes: dict[
 def measured(a: Path, b: Path) -> dict[str, Any]:
     """The result, the peak memory in MiB and the loaded modules of a process that compares two files.
 
-    Not by getrusage: its peak is that of the parent, when that was larger before exec.
+    Not by getrusage: its peak is the parent's, when that was larger before exec.
     """
     if not Path("/proc/self/status").exists():
         pytest.skip("peak memory is read from /proc")

@@ -1,4 +1,4 @@
-"""What a comparison says of values that are no tensors, and how it says everything."""
+"""What a comparison says about values that are not tensors, and how it says everything."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What doctor finds in a file, and what it does not say of a sound one."""
+"""What doctor finds in a file, and what it does not say about an intact one."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_sound_model_has_no_finding_but_notes(tmp_path: Path) -> None:
     torch.save(model.state_dict(), tmp_path / "a.pth")
     diagnosis = ckptfix.doctor(tmp_path / "a.pth")
     assert diagnosis.exit_code() == 0 and diagnosis.cause is None
-    assert "every byte of its tensors" in diagnosis.looked_at
+    assert "tensor data" in diagnosis.looked_at
 
 
 def test_a_real_file_gets_a_diagnosis(real_file: RealFile) -> None:
@@ -81,7 +81,7 @@ def test_a_real_file_gets_a_diagnosis(real_file: RealFile) -> None:
 
 
 def test_the_version_that_a_file_needs_is_that_of_the_one_table(tmp_path: Path) -> None:
-    """What `sanitize --torch` writes for a version, and what doctor says of it, come from the same rows."""
+    """What `sanitize --torch` writes for a version, and what doctor says about it, come from the same rows."""
     storage = torch.ones(4, dtype=torch.uint16)
     torch.save({"w": storage}, tmp_path / "a.pth")
     [said] = [row.message for row in ckptfix.doctor(tmp_path / "a.pth").findings if row.id == "needs-torch"]
@@ -96,12 +96,12 @@ def test_a_whole_module_of_the_old_format_is_of_its_class(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
-def test_a_name_that_stands_in_the_memo_is_told_in_full(tmp_path: Path, protocol: int) -> None:
+def test_a_name_that_stands_in_the_memo_is_shown_in_full(tmp_path: Path, protocol: int) -> None:
     torch.save({"w": torch.ones(2), "n": [np.float64(3), np.ones(2)]}, tmp_path / "a.pth", pickle_protocol=protocol)
     (tmp_path / "np.pkl").write_bytes(pickle.dumps({"w": np.ones(3), "x": np.float32(1)}, protocol=protocol))
     for name in ("a.pth", "np.pkl"):
         said = " ".join(finding.message for finding in ckptfix.doctor(tmp_path / name).findings)
-        assert "names numpy.dtype" in said and "ndarray.dtype" not in said
+        assert "does not allow numpy.dtype" in said and "ndarray.dtype" not in said
 
 
 def test_the_headline_is_the_most_serious_with_a_remedy(tmp_path: Path) -> None:

@@ -267,7 +267,7 @@ def test_rows_of_the_catalogue_fail_in_torch_and_load_when_extracted(tmp_path: P
 
 
 def _fail(row: str, path: Path, model: nn.Module) -> None:
-    """Make the file of a row, and use it as people do."""
+    """Make the file of a row, and use it as users do."""
     if row == "10":
         # As Upsample of before 1.5, whose missing attribute torch 2 fills in by now; GELU of before 1.12 is left.
         del model[1].__dict__["approximate"]  # type: ignore[index]
@@ -340,14 +340,14 @@ def _collision() -> Call:
 
 HOSTILE: dict[str, tuple[Any, type[errors.CkptfixError], str]] = {
     "cycle": (_cycle, errors.BadPickle, "contains itself"),
-    "modules a list": (lambda: _module(_parameters=_dict(), _modules=[1]), errors.BadPickle, "_modules is no mapping"),
-    "modules an int": (lambda: _module(_parameters=_dict(), _modules=4), errors.BadPickle, "_modules is no mapping"),
+    "modules a list": (lambda: _module(_parameters=_dict(), _modules=[1]), errors.BadPickle, "is not a mapping"),
+    "modules an int": (lambda: _module(_parameters=_dict(), _modules=4), errors.BadPickle, "_modules is not a mapping"),
     "a parameter that is text": (
-        lambda: _module(_parameters=_dict(w="x"), _modules=_dict()), errors.BadPickle, "no tensor but str",
+        lambda: _module(_parameters=_dict(w="x"), _modules=_dict()), errors.BadPickle, "not a tensor but str",
     ),
     "a buffer that is a call": (
         lambda: _module(_parameters=_dict(), _buffers=_dict(w=Call(Global("os", "system", 0), ("x",), "REDUCE", 0))),
-        errors.BadPickle, "no tensor but os.system",
+        errors.BadPickle, "not a tensor but os.system",
     ),
     "a module that is a number": (lambda: _module(_parameters=_dict(), _modules=_dict(a=5)), errors.BadPickle, "int"),
     "1,002 deep": (lambda: _deep(1_002), errors.Unsupported, "1,000 deep"),

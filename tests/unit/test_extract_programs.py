@@ -1,4 +1,4 @@
-"""TorchScript archives and exported programs made here: the extracted state dict is that of the program."""
+"""TorchScript archives and exported programs made here: the extracted state dict is the program's."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def rewritten(source: Path, dest: Path, change: Callable[[str, bytes], bytes]) -
 
 
 BAD: dict[str, tuple[str, Any]] = {
-    "no mapping": ("no mapping", {"config": [1]}),
+    "no mapping": ("not a mapping", {"config": [1]}),
     "no config": ("no description", {}),
     "no path": ("is not what torch writes", {"config": {"w": {"use_pickle": False}}}),
     "a row of text": ("is not what torch writes", {"config": {"w": "x"}}),

@@ -1,4 +1,4 @@
-"""Files that are no checkpoint are named for what they are; each is made here by its own library or by hand."""
+"""Files that are not checkpoints are identified by type; each is made here by its own library or by hand."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ POINTER = f"version https://git-lfs.github.com/spec/v1\noid sha256:{OID}\nsize 1
 
 
 def described(path: Path) -> tuple[str, str]:
-    """What `foreign` says of a file, and its hint."""
+    """What `foreign` says about a file, and its hint."""
     with open(path, "rb") as file:
         head = file.read(4096)
     _, what, hint = foreign.describe(str(path), head, path.stat().st_size)

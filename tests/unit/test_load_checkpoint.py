@@ -245,7 +245,7 @@ def test_nothing_in_the_file_is_imported_or_called(tmp_path: Path) -> None:
 
 
 def test_the_values_of_a_namespace(tmp_path: Path) -> None:
-    """Its own names may be ``name`` or ``args``, so they are no attributes of the record."""
+    """Its own names may be ``name`` or ``args``, so they are not attributes of the record."""
     settings = argparse.Namespace(lr=0.5, name="small", args=[1])
     loaded = ckptfix.load_checkpoint(saved(tmp_path / "a.pth", {"args": settings}))["args"]
     assert type(loaded) is ForeignObject and (loaded.module, loaded.name) == ("argparse", "Namespace")

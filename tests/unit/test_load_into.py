@@ -54,7 +54,7 @@ def test_exact_names_and_what_the_report_says(tmp_path: Path) -> None:
     assert same(model, net())
     assert (report.rule, report.at, report.format, report.done, report.complete) == ("exact", "", "zip", True, True)
     assert report.loaded == tuple(net().state_dict())
-    assert str(report) == f"loaded 9 of 9 names from {path}: names exact"
+    assert str(report) == f"loaded 9 of 9 tensors from {path}: names match exactly"
     json.dumps(report.as_dict())
 
 
@@ -144,7 +144,7 @@ def test_a_load_that_is_not_strict_copies_what_fits_and_nothing_in_part(tmp_path
     assert (loaded["0.weight"] == 7).all() and (loaded["2.bias"] == 7).all()
     assert torch.equal(loaded["2.weight"], net().state_dict()["2.weight"])
     assert report.done and not report.complete and "0.weight" not in report.loaded
-    assert str(report).splitlines()[0].startswith("loaded 7 of 9 names")
+    assert str(report).splitlines()[0].startswith("loaded 7 of 9 tensors")
     assert report.missing == ("2.bias",) and [row.name for row in report.mismatched] == ["0.weight"]
 
 
@@ -264,7 +264,7 @@ def test_assign_maps_the_file_and_keeps_requires_grad(tmp_path: Path) -> None:
     report = ckptfix.load_into(model, path, assign=True)
     weight = model[0].weight
     assert weight.dtype == torch.float16 and isinstance(weight, nn.Parameter) and not weight.requires_grad
-    assert model[2].weight.requires_grad and "dtype now that of the file" in str(report)
+    assert model[2].weight.requires_grad and "took the file's dtype" in str(report)
     if Path("/proc/self/maps").exists():
         assert str(path) in Path("/proc/self/maps").read_text()
     with torch.no_grad():
@@ -561,7 +561,7 @@ def test_what_a_matcher_is_not_sure_of_is_not_loaded(tmp_path: Path, monkeypatch
     assert torch.equal(model.state_dict()["0.weight"], state["x"])
 
 
-# --- what cannot be told, or not be changed -----------------------------------------------------------------------
+# --- what is not certain, or cannot be changed ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("fronts", [("student", "teacher"), ("model", "ema")])
@@ -586,7 +586,7 @@ def test_two_parts_of_the_model_that_fit_want_a_choice(tmp_path: Path) -> None:
     assert same(model["encoder_k"], net()) and untouched(model["encoder_q"])
 
 
-def test_an_expanded_tensor_is_told_before_anything_is_changed(tmp_path: Path) -> None:
+def test_an_expanded_tensor_is_reported_before_anything_is_changed(tmp_path: Path) -> None:
     model: Any = nn.Linear(3, 4)
     model.register_buffer("scale", torch.zeros(1, 3).expand(4, 3))
     state = {**nn.Linear(3, 4).state_dict(), "scale": tensor(4, 3)}
@@ -638,7 +638,7 @@ def test_a_model_made_in_inference_mode(tmp_path: Path) -> None:
 def test_only_a_module_is_a_model(tmp_path: Path) -> None:
     path = saved(tmp_path / "a.pth", net().state_dict())
     not_a_model: Any = net().state_dict()
-    with pytest.raises(Refused, match=r"no torch\.nn\.Module but a OrderedDict"):
+    with pytest.raises(Refused, match=r"not a torch\.nn\.Module but a OrderedDict"):
         ckptfix.load_into(not_a_model, path)
 
 

@@ -21,7 +21,7 @@ ORDERS = (("a", "b", "c"), ("c", "a", "b"))
 
 
 class Net(nn.Module):
-    """Three layers of equal shapes, defined in a given order, used in another: only names tell them apart."""
+    """Three layers of equal shapes, defined in a given order, used in another: only names distinguish them."""
 
     a: nn.Linear
     b: nn.Linear
@@ -326,7 +326,7 @@ def test_shapes_must_fit(tmp_path: Path) -> None:
 def test_an_order_of_its_own_is_not_guessed(tmp_path: Path) -> None:
     _, model = current()
     shuffled = torch.optim.Adam(list(model.parameters())[::-1])
-    refused(tmp_path, trained_file(), shuffled, model, "an order of its own")
+    refused(tmp_path, trained_file(), shuffled, model, "its own order")
     trained, same_order = Net(), Net()
     optimizer, again = (torch.optim.Adam(list(net.parameters())[::-1]) for net in (trained, same_order))
     train(trained, optimizer, 0, 1)
@@ -485,7 +485,7 @@ def test_options_that_an_older_torch_did_not_write_stay(tmp_path: Path) -> None:
 
 
 def test_groups_of_equal_shapes_in_another_order(tmp_path: Path) -> None:
-    """Without names nothing but their options tells them apart."""
+    """Without names only their options distinguish them."""
 
     def make(model: Net, names: str) -> torch.optim.Optimizer:
         decay = {"a": 0.5, "b": 0.0}
@@ -602,7 +602,7 @@ def test_state_in_no_group_and_parameters_that_are_none(tmp_path: Path) -> None:
     value["optimizer"]["param_groups"][0]["params"] = [[0]] * 8
     torch.save(value, tmp_path / "a.pth")
     optimizer, model = current()
-    with pytest.raises(Refused, match="a parameter that is no number and no name"):
+    with pytest.raises(Refused, match="a parameter that is neither a number nor a name"):
         ckptfix.load_optimizer(optimizer, tmp_path / "a.pth", model=model)
 
 
@@ -611,7 +611,7 @@ def test_what_is_no_optimizer(tmp_path: Path) -> None:
     optimizer, model = current()
     others: list[Any] = [model, torch.optim.lr_scheduler.StepLR(optimizer, 1), {}]
     for other in others:
-        with pytest.raises(Refused, match=f"no optimizer but a {type(other).__name__}"):
+        with pytest.raises(Refused, match=f"not an optimizer but a {type(other).__name__}"):
             ckptfix.load_optimizer(other, tmp_path / "a.pth", model=model)
 
 

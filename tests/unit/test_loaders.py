@@ -205,7 +205,7 @@ def test_a_device_that_is_not_here_is_one_error(cuda_file: Path) -> None:
         with pytest.raises(Refused, match="saved on cuda:5, and cannot be moved") as caught:
             ckptfix.load_state_dict(cuda_file, map_location=map_location)
         assert caught.value.path == str(cuda_file) and "map_location='cpu'" in str(caught.value.hint)
-    with pytest.raises(Refused, match="map_location is no device"):
+    with pytest.raises(Refused, match="map_location is not a device"):
         ckptfix.load_state_dict(cuda_file, map_location="gpu")
 
 

@@ -68,7 +68,7 @@ def test_two_slots_of_one_name_are_both_kept() -> None:
 NAMES = [f"{part}.{at}.weight" for part in ("stem", "body") for at in range(12)]
 
 
-def test_the_order_of_definition_is_told_from_others() -> None:
+def test_the_order_of_definition_is_recognised() -> None:
     assert of(*NAMES).in_order
     assert not of(*sorted(NAMES)).numbers_rise
     assert not of(*reversed(NAMES)).in_order

@@ -152,7 +152,7 @@ def test_dtypes(ours: str, theirs: str, fits: bool) -> None:
             match(source, target)
 
 
-def test_reshape_only_when_told() -> None:
+def test_reshape_only_when_asked() -> None:
     source, target = slots("a", (4, 6, 1, 1), (4,)), slots("b", (4, 6), (4,))
     with pytest.raises(NoMatch, match="of equally many elements"):
         match(source, target)

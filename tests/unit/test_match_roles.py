@@ -1,4 +1,4 @@
-"""What words say of a module's part: who agrees, who contradicts, and who says nothing."""
+"""What words say about a module's part: which agree, which contradict, and which say nothing."""
 
 from __future__ import annotations
 

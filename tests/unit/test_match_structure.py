@@ -49,7 +49,7 @@ def test_lists_by_role_against_blocks(depth: int) -> None:
 
 @pytest.mark.parametrize("count", [2, 3])
 def test_as_many_experts_as_layers(count: int) -> None:
-    """Which number counts what, only words can tell."""
+    """Which number counts what, only words can decide."""
     grid = [(layer, expert) for layer in range(count) for expert in range(count)]
     told = [f"layers.{layer}.experts.{expert}.weight" for layer, expert in grid]
     right(told, [f"experts.{expert}.layers.{layer}.weight" for layer, expert in grid])
@@ -123,7 +123,7 @@ def test_two_stacks_of_other_depths() -> None:
 
 
 def test_blocks_too_many_beside_a_module_of_the_same_shape() -> None:
-    """Two last blocks less, or one and the other module: nothing tells."""
+    """Two last blocks less, or one and the other module: nothing decides."""
     one = [*(f"h.{at}.q.weight" for at in range(4)), "extra.q.weight"]
     assert not sure(match(slots(one), slots(f"l.{at}.q.weight" for at in range(3))))
 

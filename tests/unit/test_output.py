@@ -175,7 +175,7 @@ class TestDestination:
     def test_a_folder_without_permission(self, tmp_path: Path) -> None:
         tmp_path.chmod(0o500)
         try:
-            with pytest.raises(WriteFailed, match="can not be written"):
+            with pytest.raises(WriteFailed, match="cannot be written"):
                 check_destination(tmp_path / "out", overwrite=False)
         finally:
             tmp_path.chmod(0o700)
@@ -317,7 +317,7 @@ class TestMeanwhile:
 
     @pytest.mark.parametrize("how", ["made", "gone"])
     def test_a_link_to_a_source_is_no_change(self, tmp_path: Path, source: str, how: str) -> None:
-        """A link changes the ctime: one of ours, to what is kept, or that of a backup by links."""
+        """A link changes the ctime: one of ours, to what is kept, or one of a backup by links."""
         link = tmp_path / "link"
         if how == "gone":
             link.hardlink_to(source)
@@ -394,7 +394,7 @@ class TestMeanwhile:
 
 
 class TestSpace:
-    def test_a_full_disk_is_told_before_the_first_byte(
+    def test_a_full_disk_is_reported_before_the_first_byte(
         self, tmp_path: Path, source: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(output, "free_space", lambda folder: 299_999)

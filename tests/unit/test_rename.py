@@ -275,7 +275,7 @@ def test_a_prefix_that_no_key_has_names_the_nearest_one(tmp_path: Path, out: Pat
     assert "nearest" not in far.lines[0]
 
 
-def test_a_prefix_that_all_keys_have_already_is_told_when_it_is_added_again(tmp_path: Path, out: Path) -> None:
+def test_a_prefix_that_all_keys_have_already_is_reported_when_it_is_added_again(tmp_path: Path, out: Path) -> None:
     source = save(tmp_path / "a.pth", {"state_dict": weights("module.fc.weight", "module.fc.bias")})
     result = ckptfix.add_module(source, out)
     assert list(load(out)["state_dict"]) == ["module.module.fc.weight", "module.module.fc.bias"]

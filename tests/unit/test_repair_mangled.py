@@ -1,4 +1,4 @@
-"""Files that were mangled on their way: what torch says of each, and that it loads after repair."""
+"""Files that were mangled on their way: what torch says about each, and that it loads after repair."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_a_file_missing_from_the_folder_is_named(good: Path, tmp_path: Path) -> 
     result = rescue.repair(tmp_path / "folder", tmp_path / "out.pth")
     assert [loss.name for loss in result.losses] == ["model/fc.bias"] and result.exit_code == 3
     shutil.rmtree(tmp_path / "folder" / "good" / "data")
-    with pytest.raises(DamagedFile, match="not one of its 2 tensors"):
+    with pytest.raises(DamagedFile, match="none of its 2 tensors"):
         rescue.repair(tmp_path / "folder", tmp_path / "none.pth")
     (tmp_path / "folder" / "good" / "data.pkl").unlink()
     with pytest.raises(DamagedFile, match=r"no data\.pkl"):
@@ -164,7 +164,7 @@ def test_the_root_is_what_checkers_look_for(good: Path, tmp_path: Path) -> None:
         assert archive.namelist()[0] == "archive/data.pkl" and archive.testzip() is None
 
 
-def test_a_text_mode_legacy_file_is_told_and_not_guessed_at(tmp_path: Path) -> None:
+def test_a_text_mode_legacy_file_is_reported_and_not_guessed_at(tmp_path: Path) -> None:
     torch.save(VALUE, tmp_path / "in.pth", _use_new_zipfile_serialization=False)
     path = written(tmp_path / "bad.pth", _crlf(tmp_path / "in.pth"))
     with pytest.raises(DamagedFile, match="transferred as text"):
@@ -331,12 +331,12 @@ def test_a_model_that_fits_twice_or_nowhere_is_refused(tmp_path: Path) -> None:
         rescue.repair(path, tmp_path / "out.pth", like=tmp_path / "like.pth")
     assert "storage 0: 12 bytes" in caught.value.lines
     torch.save({"x": torch.zeros(5)}, tmp_path / "like.pth")
-    with pytest.raises(NoMatch, match="nowhere"):
+    with pytest.raises(NoMatch, match="do not match the"):
         rescue.repair(path, tmp_path / "out.pth", like=tmp_path / "like.pth")
 
 
 def test_tied_and_partly_lost_storages(tmp_path: Path) -> None:
-    """All tensors of a lost storage are lost, and those of a list leave None, so that the others keep their places."""
+    """All tensors of a lost storage are lost, and in a list they leave None, so that the others keep their places."""
     shared = torch.arange(8.0)
     value = {"kept": torch.ones(4), "w": shared, "part": shared[2:4], "list": [1, shared, 2]}
     torch.save(value, tmp_path / "in.pth")

@@ -68,7 +68,7 @@ def test_an_input_of_which_no_byte_is_copied_counts_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("old", "told"), [(0o644, True), (0o640, True), (0o600, False), (0o711, False)])
-def test_a_replaced_file_keeps_its_mode_and_it_is_told_where_more_may_read_it(
+def test_a_replaced_file_keeps_its_mode_and_it_is_reported_where_more_may_read_it(
     tmp_path: Path, old: int, told: bool
 ) -> None:
     source = made(tmp_path / "in", 0o600)
@@ -84,7 +84,7 @@ def test_a_replaced_file_keeps_its_mode_and_it_is_told_where_more_may_read_it(
 
 
 @pytest.mark.parametrize(("others", "said"), [(0, ""), (1, "1 other hard link,"), (2, "2 other hard links,")])
-def test_other_hard_links_of_a_replaced_file_are_told(tmp_path: Path, others: int, said: str) -> None:
+def test_other_hard_links_of_a_replaced_file_are_reported(tmp_path: Path, others: int, said: str) -> None:
     made(tmp_path / "out", 0o600)
     for number in range(others):
         (tmp_path / f"link{number}").hardlink_to(tmp_path / "out")
@@ -97,7 +97,7 @@ def test_other_hard_links_of_a_replaced_file_are_told(tmp_path: Path, others: in
     assert all((tmp_path / f"link{number}").read_bytes() == b"content of some length" for number in range(others))
 
 
-def test_extended_attributes_of_a_replaced_file_are_told(tmp_path: Path) -> None:
+def test_extended_attributes_of_a_replaced_file_are_reported(tmp_path: Path) -> None:
     if not hasattr(os, "setxattr"):
         pytest.skip("no extended attributes on this system")
     made(tmp_path / "out", 0o600)

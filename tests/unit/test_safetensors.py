@@ -341,8 +341,8 @@ def test_dropping_what_is_cut_off_mends_the_file(tmp_path: Path) -> None:
     path = tmp_path / "m.safetensors"
     path.write_bytes(builders.safetensors(TENSORS)[:-3])
     (lost,) = (finding.where for finding in safetensors.read(str(path)).findings)
-    mended = edited(str(path), Drop("", (lost,)))
-    assert set(library.load(mended)) == {"fc.weight", "fc.bias"}
+    fixed = edited(str(path), Drop("", (lost,)))
+    assert set(library.load(fixed)) == {"fc.weight", "fc.bias"}
 
 
 def test_every_bit_flip_gives_a_result_or_our_error(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A program with weights is said to be one, once; what is damaged inside it is found; a zip of several is no wreck."""
+"""A program with weights is reported as one, once; damage inside it is found; a zip of several is not damaged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Derived segments: the right bytes, in bounded memory, and damage told as damage."""
+"""Derived segments: the right bytes, in bounded memory, and damage reported as damage."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def test_a_file_of_one_format_is_not_written_under_another_s_name(
     with pytest.raises(Refused) as caught:
         COMMANDS[command](source, dest)
     assert f"ckptfix convert {source} {dest}" in (caught.value.hint or "")
-    assert f"name the output *{suffix[:3]}" in (caught.value.hint or "")
+    assert f"call the output *{suffix[:3]}" in (caught.value.hint or "")
     assert not dest.exists()
 
 
@@ -77,7 +77,7 @@ def test_to_is_not_written_under_another_s_name(tmp_path: Path, verb: Callable[.
     wrong = TORCH_NAMES if to == "safetensors" else (".safetensors", ".SafeTensors")
     for name in wrong:
         dest = tmp_path / f"out{name}"
-        with pytest.raises(Refused, match="its name says") as caught:
+        with pytest.raises(Refused, match="its suffix suggests") as caught:
             verb(source, dest, to=to)
         assert not dest.exists()
         assert (caught.value.hint or "").startswith("without --to it writes ")

@@ -43,7 +43,7 @@ def test_a_shared_tuple_is_a_value_at_each_place() -> None:
     assert found == {"0/betas": betas, "1/betas": betas}
 
 
-def test_a_foreign_object_is_told_and_its_state_is_walked() -> None:
+def test_a_foreign_object_is_described_and_its_state_is_walked() -> None:
     found = values(b"\x80\x02cgone\nArgs\n)\x81}X\x02\0\0\0lrG?\xb9\x99\x99\x99\x99\x99\x9asb.")
     assert found == {"": "<gone.Args()>", "lr": 0.1}
 

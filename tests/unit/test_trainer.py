@@ -1,4 +1,4 @@
-"""The trainer wraps, learns the same however it is wrapped, repeats itself, and runs where it is told to."""
+"""The trainer wraps, learns the same however it is wrapped, repeats itself, and runs where it is asked to."""
 
 from __future__ import annotations
 
@@ -273,7 +273,7 @@ def test_the_log_tells_how_visible_gpus_are_numbered(machine: Machine) -> None:
 
 
 def test_an_optimizer_in_data_parallel_does_not_work() -> None:
-    """What --help says of it: the old habit of optimizer.module.step() has no place any more."""
+    """What --help says about it: the old habit of optimizer.module.step() has no place any more."""
     model: Any = TASKS["demo"].model()
     model(torch.ones(1, 3)).sum().backward()
     optimizer = Adam(model.parameters())

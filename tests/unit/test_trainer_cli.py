@@ -65,21 +65,21 @@ WRONG = [
     ("--nested --format safetensors", "leave out --nested"),
     ("--parallel fsdp2 --format module", "sharded module"),
     ("--parallel fsdp2 --averaged", "cannot be copied"),
-    ("--gpu_ids 0,x", "'0,x' is no list"),
-    ("--gpu_ids 0,0", "'0,0' is no list"),
-    ("--replicas 0", "'0' is no number from 1 on"),
+    ("--gpu_ids 0,x", "'0,x' is not a list"),
+    ("--gpu_ids 0,0", "'0,0' is not a list"),
+    ("--replicas 0", "'0' is not a number from 1 on"),
     ("--replicas 3 --gpu_ids 0,1", "contradict"),
     ("--replicas 2 --parallel ddp", "--replicas is for DataParallel"),
     ("--output-device 1", "--output-device is for DataParallel"),
     ("--log-steps", "--replicas N"),
-    ("--epochs -1", "'-1' is no number from 0 on"),
-    ("--output-device x --parallel dp", "'x' is no number from 0 on"),
-    ("--rate -1", "'-1' is no learning rate"),
+    ("--epochs -1", "'-1' is not a number from 0 on"),
+    ("--output-device x --parallel dp", "'x' is not a number from 0 on"),
+    ("--rate -1", "'-1' is not a learning rate"),
     ("--model bert --full-size", "one size only"),
     ("--resume text.txt", "text.txt: a text file"),
     ("--resume foreign.pth", "foreign.pth: this trainer did not write it"),
     ("--resume foreign.pth --parallel ddp", "foreign.pth: this trainer did not write it"),
-    ("--resume vgg.pth", "its tensors are not those of this model"),
+    ("--resume vgg.pth", "its tensors do not fit this model"),
     ("--resume absent.pth", "no such file"),
     ("--save absent/dp.pth", "its folder does not exist"),
     ("--outputs absent/o.pt", "its folder does not exist"),
@@ -109,7 +109,7 @@ def test_what_is_wrong_is_said_before_training(
 
 
 def test_a_mistake_in_a_process_is_one_line_too(here: Path) -> None:
-    """A folder that goes away during training is nobody's to foresee; each process that sees it says so."""
+    """A folder that disappears during training cannot be foreseen; each process that sees it says so."""
     script = here / "late.py"
     script.write_text(
         "import sys\n"

@@ -250,7 +250,7 @@ def test_padding_is_not_attended_to(name: str) -> None:
 @pytest.mark.parametrize("name", WITH_TARGETS)
 @pytest.mark.parametrize("training", [False, True])
 def test_short_rows_leave_the_width_as_it_is(name: str, training: bool) -> None:
-    """Else the outputs of replicas would not fit together, as those of the tagger without its total length."""
+    """Else the outputs of replicas would not fit together, as the tagger's without its total length."""
     words = torch.tensor([[3, 4, 0, 0], [5, 0, 0, 0]])
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -319,7 +319,7 @@ def test_tied_weights_are_one_parameter_under_two_names() -> None:
 
 @pytest.fixture
 def group(tmp_path: Path) -> Iterator[None]:
-    """A process group of this process alone: a new one, or that of a test before."""
+    """A process group of this process alone: a new one, or an earlier test's."""
     if distributed.is_initialized():
         yield
         return

@@ -112,7 +112,7 @@ def test_one_replica_is_the_module_itself() -> None:
     assert lines == ["replica 1 of 1: input [30, 5] -> output [30, 2]"]
 
 
-def test_nothing_is_told_to_nobody(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_log_nothing_is_logged(capsys: pytest.CaptureFixture[str]) -> None:
     Replicas(made("tutorial"), 3, steps=True)(torch.randn(30, 5))
     assert capsys.readouterr() == ("", "")
 
@@ -196,7 +196,7 @@ def test_another_dimension_is_cut_and_joined() -> None:
     ]
 
 
-def test_arguments_reach_each_copy_and_are_told() -> None:
+def test_arguments_reach_each_copy_and_are_logged() -> None:
     lines: list[str] = []
 
     def answer(rows: Tensor, how: str, *, options: dict[str, Any]) -> dict[str, Tensor]:
@@ -254,7 +254,7 @@ def test_outputs_and_gradients_are_those_of_the_plain_model(task: str, replicas:
 
 @pytest.mark.parametrize("task", ["bert", "bert-tied"])
 def test_the_mean_of_the_losses_of_replicas_is_trained_on(task: str) -> None:
-    """Its gradients are those of the mean of each share's mean, computed without replicas."""
+    """Its gradients come from the mean of each share's mean, computed without replicas."""
     plain = made(task).eval()
     wrapped = Replicas(copy.deepcopy(plain), 3)
     inputs, targets = samples(task, 30)

@@ -136,7 +136,7 @@ def test_a_bare_one_brings_back_weights_and_says_so(container: str, stack: tuple
     lines: list[str] = []
     resumed = trained(model="mlp", resume=path, epochs=0, log=lines.append)
     assert same_weights(resumed, before)
-    assert "weights only" in lines[0]
+    assert "only weights" in lines[0]
     assert resumed.losses == [] and not resumed.optimizer.state
 
 
@@ -179,7 +179,7 @@ def test_what_it_does_not_know_is_refused(tmp_path: Path) -> None:
         ({**own, "args": {"model": "gpt"}}, Refused, "'gpt'"),
         (fewer, LoadMismatch, "does not fit"),
         ({**own, "rng_state": {"torch": [3], "cuda": []}}, LoadMismatch, "does not fit"),
-        ({**own, "args": "none"}, Refused, "its args are no dict"),
+        ({**own, "args": "none"}, Refused, "its args are not a dict"),
         ({"fc.weight": torch.zeros(2, 2), "fc.bias": torch.zeros(5), "x": torch.zeros(1)}, LoadMismatch,
          r"1 unexpected \(x\); 1 of another shape \(fc.weight\)"),
         (TASKS["vgg"].model().state_dict(), LoadMismatch, "2 missing"),
@@ -197,7 +197,7 @@ def test_files_that_are_no_checkpoints(tmp_path: Path, capsys: pytest.CaptureFix
     empty.mkdir()
     with pytest.raises(UnknownFormat):
         trained(resume=text)
-    with pytest.raises(DamagedFile, match="no checkpoint directory"):
+    with pytest.raises(DamagedFile, match="not a checkpoint directory"):
         trained(resume=empty)
     with pytest.raises(CkptfixError, match="no such file"):
         trained(resume=tmp_path / "absent.pth")
@@ -303,7 +303,7 @@ def test_processes_go_on_exactly(group: Path) -> None:
 
 
 def test_from_processes_into_one(group: Path) -> None:
-    """Averaged gradients are those of the whole batch: without dropout, one process learns the same."""
+    """Averaged gradients equal the whole batch's: without dropout, one process learns the same."""
     losses = json.loads((group / "losses.json").read_text())
     for name in ("fsdp2+compile", "compile+fsdp2", "compile+ddp"):
         resumed = trained(resume=group / name, epochs=2)

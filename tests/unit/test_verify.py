@@ -135,7 +135,7 @@ class TestNothing:
         with pytest.raises(LoadMismatch, match="nothing of the file fits"):
             ckptfix.load_into(net(), tmp_path / "x.pth", strict=False)
 
-    def test_little_is_told(self, tmp_path: Path) -> None:
+    def test_little_is_reported(self, tmp_path: Path) -> None:
         torch.save({"0.bias": torch.ones(8), "a": torch.ones(2), "b": torch.ones(2)}, tmp_path / "x.pth")
         with pytest.warns(UserWarning, match="only 1 of the file's 3 names and the model's 4 go together"):
             ckptfix.load_into(net(), tmp_path / "x.pth", strict=False)

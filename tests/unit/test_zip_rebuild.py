@@ -1,4 +1,4 @@
-"""Records found again: by their headers, descriptors or rows, whoever wrote the archive."""
+"""Records found again: by their headers, descriptors or rows, whatever program wrote the archive."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_a_sector_that_can_not_be_read_costs_what_is_in_it(tmp_path: Path, monke
 
     def broken(self: Reader, offset: int, length: int) -> bytes:
         if offset <= bad < offset + length:
-            raise WriteFailed("can not be read: Input/output error", path=self.path, offset=offset)
+            raise WriteFailed("cannot be read: Input/output error", path=self.path, offset=offset)
         return read(self, offset, length)
 
     monkeypatch.setattr(Reader, "read", broken)
