@@ -20,7 +20,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
     map(
         frozenset,
         (
-            ("errors", "collector", "commands", "stamps"),
+            ("errors", "extras", "collector", "commands", "stamps"),
             ("words",),
             ("checkpoint", "dtypes"),
             ("fileio", "streams", "checking", "durable", "sources", "replacing", "written", "output"),
@@ -37,7 +37,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
 """From the bottom up. A room imports from layers below its own, and of its own layer only where `BESIDE` says so."""
 
 BESIDE = {
-    ("errors", "commands"),
+    *(("errors", "commands"), ("extras", "errors")),
     *(("checkpoint", "dtypes"), ("output", "fileio"), ("streams", "fileio")),
     *(("durable", "fileio"), ("output", "durable"), ("sources", "fileio"), ("replacing", "sources")),
     *(("output", "sources"), ("output", "written")),
