@@ -11,7 +11,7 @@ from ckptfix.errors import MissingExtra
 from ckptfix.extras import need_torch
 
 try:
-    need_torch("ckptfix.trainer")
+    need_torch("the trainer")
 except MissingExtra as error:
     # While `python -m` looks for the module that it is to run, argv[0] is "-m": no caller is there to catch an error.
     if sys.argv[:1] != ["-m"]:
