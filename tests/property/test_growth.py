@@ -80,6 +80,7 @@ VERBS: dict[str, tuple[Callable[[int], bytes], int, Callable[[Path], object]]] =
 }
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("name", VERBS)
 def test_growth(name: str, tmp_path: Path) -> None:
     make, count, verb = VERBS[name]

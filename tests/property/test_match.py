@@ -41,6 +41,7 @@ def distinct(rows: Sequence[tuple[Slot, object]]) -> bool:
     return len({slot.name for slot, _ in rows}) == len(rows)
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("start", range(SEEDS.start, SEEDS.stop, STEP))
 def test_what_is_complete_is_right_and_its_rules_say_so(start: int) -> None:
     for seed in range(start, start + STEP):
@@ -57,12 +58,14 @@ def test_what_is_complete_is_right_and_its_rules_say_so(start: int) -> None:
         assert {row.target for row in found.pairs} | set(found.missing) == {slot.name for slot, _ in other}, seed
 
 
+@pytest.mark.campaign
 def test_many_are_complete() -> None:
     """So that refusing all would not do."""
     found = Counter(match(slots(one), slots(other)).complete for one, other in map(pair, range(200)))
     assert found[True] >= 65, found
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("start", range(0, 100, STEP))
 def test_the_way_back_is_right_too(start: int) -> None:
     for seed in range(start, start + STEP):

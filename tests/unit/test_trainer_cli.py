@@ -40,6 +40,7 @@ def test_the_examples_of_the_help_run(here: Path, capsys: pytest.CaptureFixture[
     assert len(torch.load("slower.pth", weights_only=True)["losses"]) == 6
 
 
+@pytest.mark.campaign
 def test_torchrun(here: Path) -> None:
     """The example with DDP, and in one more run FSDP2 that saves a folder, with half the samples in each process."""
     for name, saved in (("ddp.pth", ["module.fc.weight", "module.fc.bias"]), ("sharded", None)):
