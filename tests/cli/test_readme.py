@@ -141,6 +141,7 @@ def matches(expected: str, shown: str) -> bool:
     return re.fullmatch("".join(pattern), shown.rstrip("\n") + "\n" if shown.strip() else "") is not None
 
 
+@pytest.mark.slow
 def test_the_readme_shows_what_happens(tmp_path: Path) -> None:
     commands = list(console(README.read_text(encoding="utf-8")))
     assert any(command.line.startswith("ckptfix ") for command in commands)

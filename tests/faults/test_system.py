@@ -21,6 +21,8 @@ import pytest
 from faults import scenarios
 from faults.scenarios import LONG, SCENARIOS, complaint, leftovers, prepare, states
 
+pytestmark = pytest.mark.slow
+
 WRITER = [sys.executable, "-B", scenarios.__file__]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(scenarios.__file__).parents[2])}
 STRACE = ["-f", "-y"]  # with --seccomp-bpf, strace 6.1 injects no signals

@@ -109,6 +109,7 @@ print(next(line.split()[1] for line in open("/proc/self/status") if line.startsw
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc here")
 def test_memory_of_a_file_of_signatures(tmp_path: Path) -> None:
     """4 MB of local headers' signatures took 1.5 GB."""

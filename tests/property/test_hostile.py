@@ -96,6 +96,7 @@ def test_memory(outcomes: dict[str, dict[str, Any]]) -> None:
     assert first is None, f"{first}: {grown[first]} bytes"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("container", ["zip", "legacy"])
 @pytest.mark.parametrize(("name", "function", "pickle"), SAMPLES, ids=[name for name, _, _ in SAMPLES])
 def test_a_gadget_is_named_and_not_run(name: str, function: str, pickle: bytes, container: str, tmp_path: Path) -> None:

@@ -130,6 +130,7 @@ def test_learned_rules_of_names_that_look_like_rules_are_no_rules() -> None:
     assert renamed(names, learn(names, list(names))) == {"e.0": "f.0"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["words", "equal shapes", "numbers", "moved", "experts"])
 def test_thousands_of_keys(kind: str) -> None:
     """Irregular and regular names in number: every key is accounted for, and what can be known is."""

@@ -152,6 +152,7 @@ def test_every_flip_of_a_legacy_file_that_torch_refuses_is_reported(place: Path)
     assert not silent
 
 
+@pytest.mark.slow
 def test_every_flip_of_a_safetensors_header_is_reported_where_its_reader_refuses(place: Path) -> None:
     load = pytest.importorskip("safetensors.torch").load
     whole = safetensors([("a", "F32", (4,), DATA), ("b", "I8", (1,), b"\1")], metadata={"format": "pt"})

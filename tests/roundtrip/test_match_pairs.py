@@ -35,6 +35,8 @@ from architectures.judge import (
 )
 from conftest import CORPUS, LONG
 
+pytestmark = pytest.mark.slow
+
 STYLES = [
     pytest.param(family, style, id=f"{family.name}: {style.name}") for family in FAMILIES for style in family.styles
 ]

@@ -14,6 +14,8 @@ import torch
 
 from ckptfix.trainer.__main__ import EPILOG, gpu_ids, main, wrappers
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = re.findall(r"^    (python -m ckptfix\.trainer.*|torchrun .*)$", EPILOG, re.MULTILINE)
 
 
