@@ -7,7 +7,12 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench match-quality fixtures fuzz campaigns clean
+.PHONY: help demo quick test test-all lint dist bench match-quality fixtures fuzz campaigns clean
+
+# Tests start many interpreters: without compiled modules each takes twice as long.
+unexport PYTHONDONTWRITEBYTECODE
+# Two workers; tests of one xdist_group share what takes long to make.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -15,12 +20,22 @@ help: ## Show this list
 demo: $(READY) ## Train small wrapped models, save, mend and compare their checkpoints
 	$(BIN)/python -m ckptfix.trainer.demo
 
-test: $(READY) ## Run the tests
-	$(BIN)/python -m pytest -n 2 $(ARGS)
+quick: $(READY) ## Run the tests that show a mistake soonest; under a minute on two cores
+	$(PYTEST) -m "not campaign and not slow" $(ARGS)
+
+test: $(READY) ## Run the tests; under five minutes
+	$(PYTEST) -m "not campaign" $(ARGS)
+
+test-all: $(READY) ## Run the tests and a slice of every campaign; under fifteen minutes
+	$(PYTEST) $(ARGS)
 
 lint: $(READY) ## Check style and types
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+dist: $(READY) ## Build wheel and sdist, and try each in an environment of its own, without torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c tests/constraints.txt -e '.[dist]'
+	$(BIN)/python tests/release.py
 
 bench: $(READY) ## Measure against cp, cmp, torch and others; needs several GB of disk
 	$(BIN)/python -m pip install --quiet -c tests/constraints.txt -e '.[bench]'
@@ -33,11 +48,11 @@ fixtures: $(READY) ## Make the small files of fixtures/ anew
 	$(BIN)/python fixtures/make.py
 
 fuzz: $(READY) ## Run the property tests for longer, and a campaign of mutants
-	CKPTFIX_LONG=1 $(BIN)/python -m pytest -n 2 tests/property $(ARGS)
+	CKPTFIX_LONG=1 $(PYTEST) tests/property $(ARGS)
 	PYTHONPATH=.:tests $(BIN)/python -m property.campaign --mutants $(MUTANTS)
 
 campaigns: $(READY) ## Break the writer in every way; long
-	CKPTFIX_LONG=1 $(BIN)/python -m pytest -n 2 -rs tests/faults $(ARGS)
+	CKPTFIX_LONG=1 $(PYTEST) -rs tests/faults $(ARGS)
 	PYTHONPATH=tests $(BIN)/python -m campaigns
 
 clean: ## Remove the environment and everything that was made

@@ -24,6 +24,7 @@
     ├── LoadMismatch         model and file disagree: missing, unexpected, shapes
     ├── NoSuchFile           no file or folder of that name; also a FileNotFoundError
     ├── NoSuchTensor         a name or an address that the file does not have
+    ├── MissingExtra         a package that an extra of ckptfix installs; also an ImportError
     └── WriteFailed          the machine's fault: disk full, an I/O error, a read-only folder
 
 Nothing here is parsed from text: a caller who needs the offset reads ``error.offset``.
@@ -288,6 +289,14 @@ class NoSuchTensor(CkptfixError):
     def __init__(self, message: str, *, near: tuple[str, ...] = (), **place: object) -> None:
         super().__init__(message, **place)  # type: ignore[arg-type]
         self.near = near
+
+
+class MissingExtra(CkptfixError, ImportError):
+    """A package that only an extra of ckptfix installs is missing; `name` is that package. An ``ImportError`` too."""
+
+    def __init__(self, message: str, *, name: str, hint: str) -> None:
+        super().__init__(message, hint=hint)
+        self.name = name
 
 
 class WriteFailed(CkptfixError):

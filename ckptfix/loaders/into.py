@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckptfix.checkpoint import Checkpoint, TensorEntry
 from ckptfix.errors import CkptfixError, LoadMismatch, Refused
+from ckptfix.extras import need_torch
 from ckptfix.loaders import torch_path
 from ckptfix.loaders.fitting import Fit, best_fit, refuse_two_values
 from ckptfix.loaders.models import Place, dtype_of, identity, is_lazy, target
@@ -79,7 +80,9 @@ def load_into(
         DamagedFile: the same, found while it was read, or another checksum than the file states. With `verify` all
             records are read before anything is changed, else deflated ones; where another one fails, the message says
             which names were loaded until then.
+        MissingExtra: torch is not installed.
     """
+    need_torch("load_into")
     refuse_swapped_arguments(model, path, "model")
     checkpoint = opened(path, programs=True)
     goal = target(model)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ckptfix.checkpoint import Checkpoint
 from ckptfix.collector import collector_paused
 from ckptfix.errors import BadPickle, WouldLoseData
+from ckptfix.extras import need_torch
 from ckptfix.formats import safetensors
 from ckptfix.formats.torch_attributes import tensor_attributes
 from ckptfix.formats.torch_common import Parts, fields
@@ -68,7 +69,9 @@ def load_checkpoint(
         WouldLoseData: a tensor of the file cannot be read; the message names it.
         DamagedFile: the pickle, or the data of a tensor, has another checksum than the file states.
         BadPickle: Python could not hold the object, such as a dict with a list for a key.
+        MissingExtra: torch is not installed.
     """
+    need_torch("load_checkpoint")
     checkpoint = opened(path)
     maker = TensorMaker(checkpoint, restore_location(map_location), warn=True, verify=verify)
     if isinstance(checkpoint.graph, Parts):

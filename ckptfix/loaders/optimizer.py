@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ckptfix.errors import CkptfixError, Refused, printable
+from ckptfix.extras import need_torch
 from ckptfix.loaders.opened import opened, refuse_swapped_arguments
 from ckptfix.loaders.optimizer_classes import (
     FLAT,
@@ -145,7 +146,9 @@ def load_optimizer(
             missing; the message says which. Or the state belongs to an optimizer of another class, or the file holds
             no optimizer, or several and no `at`.
         NoSuchTensor: no optimizer at `at`.
+        MissingExtra: torch is not installed.
     """
+    need_torch("load_optimizer")
     refuse_swapped_arguments(optimizer, path, "optimizer")
     refuse_not_an_optimizer(optimizer)
     checkpoint = opened(path)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ckptfix import keys
 from ckptfix.checkpoint import Checkpoint, NameSite, StateDict
 from ckptfix.errors import KeyConflict, PartialPrefix
+from ckptfix.extras import need_torch
 from ckptfix.formats import safetensors
 from ckptfix.formats.torch_common import Parts
 from ckptfix.loaders.opened import opened
@@ -65,7 +66,9 @@ def load_state_dict(
         DamagedFile: the pickle, or the data of a tensor, has another checksum than the file states.
         PartialPrefix: only some names have the prefix `strip`.
         Unsupported: a tensor that only its own library can rebuild (DTensor, nested).
+        MissingExtra: torch is not installed.
     """
+    need_torch("load_state_dict")
     checkpoint = opened(path, programs=True)
     if at is None:
         refuse_piece(checkpoint)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ckptfix.errors import CkptfixError
+from ckptfix.extras import need_torch
 
 Row = tuple[str, tuple[int, ...], str, object]
 
@@ -23,8 +24,10 @@ def build(text: str) -> list[Row]:
     import path, and what the module prints is sent to stderr.
 
     Raises:
+        MissingExtra: torch is not installed.
         CkptfixError: the module does not import, has no such factory, or the factory fails or makes no model.
     """
+    need_torch(f"building {text!r}")
     module_name, _, factory_name = text.partition(":")
     with _own_folder_importable(), redirect_stdout(sys.stderr):
         try:

@@ -117,6 +117,7 @@ def test_the_readme_names_every_command() -> None:
     assert not missing
 
 
+@pytest.mark.slow
 def test_a_terminal_of_forty_columns_still_gets_help() -> None:
     environment = {**os.environ, "COLUMNS": "40"}
     for name in COMMANDS:

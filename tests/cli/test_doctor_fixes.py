@@ -66,6 +66,7 @@ def test_the_commands_together_leave_a_clean_file(
     assert list(torch.load(made, weights_only=True)["model"]) == ["weight", "bias"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["a b'c.pth", "-x.pth", "odd\n\x1b[2Jname.pth"])
 def test_the_printed_lines_run_in_a_shell(tmp_path: Path, name: str) -> None:
     training(tmp_path / name)

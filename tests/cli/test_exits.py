@@ -123,6 +123,7 @@ def test_a_reader_that_left_early_is_no_trouble(tensors: Path) -> None:
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
 @pytest.mark.parametrize("arguments", [["inspect"], ["inspect", "--json"]])
 def test_a_full_disk_under_stdout_is_trouble(tensors: Path, arguments: list[str]) -> None:
@@ -131,12 +132,14 @@ def test_a_full_disk_under_stdout_is_trouble(tensors: Path, arguments: list[str]
     assert (done.returncode, done.stderr) == (2, "No space left on device\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
 def test_closed_streams_are_no_trouble(tensors: Path, closed: str) -> None:
     script = f'"{sys.executable}" -m ckptfix inspect "{tensors}" {closed}'
     assert subprocess.run(["sh", "-c", script], capture_output=True).returncode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
 @pytest.mark.parametrize("name", ["モデル.pth", os.fsdecode(b"caf\xe9.pth"), "red\x1b[31m.pth"])
 def test_any_name_under_any_locale(tmp_path: Path, encoding: str, name: str) -> None:
@@ -184,6 +187,7 @@ def interrupted(tmp_path: Path, *numbers: signal.Signals, cleanup: float = 0.0) 
         return child.returncode, err, mark.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_cleans_up_and_exits_with_its_number(tmp_path: Path, number: signal.Signals) -> None:
     assert interrupted(tmp_path, number) == (128 + number, f"stopped by {number.name}\n", True)

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 from cli.conftest import state, wrapped
 
+pytestmark = pytest.mark.slow
+
 OLD = state(weight=(1.0, 2.0))
 COMPLETE = "is complete: it was written before that"
 

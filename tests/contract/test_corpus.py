@@ -15,6 +15,8 @@ import ckptfix
 from ckptfix import errors
 from ckptfix.checkpoint import StateDict
 
+pytestmark = pytest.mark.campaign
+
 OURS = {"zip": "zip", "legacy": "legacy", "safetensors": "safetensors"}
 """container of the manifest -> format; the others are not ours to read."""
 

@@ -17,6 +17,8 @@ from ckptfix import fileio, output
 from ckptfix.errors import CkptfixError
 from ckptfix.output import write_plan
 
+pytestmark = pytest.mark.slow
+
 CALLS = [
     "copy_file_range", "fchmod", "fchown", "fdatasync", "fstat", "fsync", "link", "open", "pread", "replace",
     "sendfile", "stat", "statvfs", "unlink", "write",

@@ -52,6 +52,7 @@ class Command:
         )
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("name", inputs())
 @pytest.mark.parametrize(
     ("fault", "code"),

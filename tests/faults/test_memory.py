@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from campaigns.memory import limited, requests
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("_testcapi", reason="this interpreter cannot be refused memory")
 
 

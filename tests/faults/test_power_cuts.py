@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from campaigns.power_cuts import run
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def counts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, list[str]]]:

@@ -21,6 +21,8 @@ import pytest
 from faults import scenarios
 from faults.scenarios import LONG, SCENARIOS, complaint, leftovers, prepare, states
 
+pytestmark = pytest.mark.slow
+
 WRITER = [sys.executable, "-B", scenarios.__file__]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(scenarios.__file__).parents[2])}
 STRACE = ["-f", "-y"]  # with --seccomp-bpf, strace 6.1 injects no signals
@@ -43,6 +45,7 @@ def strace() -> None:
 
 
 class TestSignals:
+    @pytest.mark.campaign
     @pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
     @pytest.mark.parametrize(("name", "stride"), [("new", 1 if LONG else 2), ("several", 1 if LONG else 5)])
     def test_at_every_step(self, tmp_path: Path, name: str, stride: int, number: signal.Signals) -> None:
@@ -172,6 +175,7 @@ SOME_FAULTS = [("replace", "error=EIO"), ("replace", "signal=KILL"), ("new", "er
 
 @pytest.mark.usefixtures("strace")
 class TestSystemCalls:
+    @pytest.mark.campaign
     @pytest.mark.parametrize(("name", "fault"), EVERY_FAULT if LONG else SOME_FAULTS)
     def test_each_fails_once(self, tmp_path: Path, name: str, fault: str) -> None:
         traced = Traced(tmp_path, name)
@@ -186,6 +190,7 @@ class TestSystemCalls:
                 wrong.append(f"{fault} at {call} number {number}: {found}")
         assert wrong == []
 
+    @pytest.mark.campaign
     def test_interrupted_calls_are_continued(self, tmp_path: Path) -> None:
         traced = Traced(tmp_path, "replace")
         for call, number in traced.places():

@@ -16,6 +16,8 @@ from property.hostile_files import hostile_files
 
 import ckptfix
 
+pytestmark = [pytest.mark.campaign, pytest.mark.xdist_group("hostile files under doctor")]
+
 SECONDS = 4.0
 MEMORY = 100 << 20
 TESTS = Path(__file__).parents[1]

@@ -80,6 +80,7 @@ VERBS: dict[str, tuple[Callable[[int], bytes], int, Callable[[Path], object]]] =
 }
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("name", VERBS)
 def test_growth(name: str, tmp_path: Path) -> None:
     make, count, verb = VERBS[name]
@@ -108,6 +109,7 @@ print(next(line.split()[1] for line in open("/proc/self/status") if line.startsw
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc here")
 def test_memory_of_a_file_of_signatures(tmp_path: Path) -> None:
     """4 MB of local headers' signatures took 1.5 GB."""

@@ -24,6 +24,9 @@ TESTS = Path(__file__).parents[1]
 
 SAMPLES = list(gadgets())
 
+TOGETHER = pytest.mark.xdist_group("hostile files")
+"""The tests that look at `outcomes`, in one worker: it takes half a minute to make."""
+
 
 def run(folder: Path, samples: dict[str, bytes]) -> dict[str, dict[str, Any]]:
     """name -> what happened, with the row ``"control"``, in a process of its own."""
@@ -56,26 +59,36 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory, samples: dict[str, bytes]
     return run(tmp_path_factory.mktemp("hostile"), samples)
 
 
+@pytest.mark.campaign
+@TOGETHER
 def test_the_hook_sees_an_import(outcomes: dict[str, dict[str, Any]]) -> None:
     control = outcomes["control"]
     assert any("colorsys" in event for event in control["events"]) and not control["torch"]
 
 
+@pytest.mark.campaign
+@TOGETHER
 def test_only_our_errors_come_out(outcomes: dict[str, dict[str, Any]]) -> None:
     failures = {name: row["failure"] for name, row in outcomes.items() if row.get("failure")}
     assert not failures, "\n".join(f"{name}: {text}" for name, text in failures.items())
 
 
+@pytest.mark.campaign
+@TOGETHER
 def test_nothing_is_imported_called_or_opened(outcomes: dict[str, dict[str, Any]]) -> None:
     seen = {name: row["events"] for name, row in outcomes.items() if row["events"] and name != "control"}
     assert not seen
 
 
+@pytest.mark.campaign
+@TOGETHER
 def test_time(outcomes: dict[str, dict[str, Any]]) -> None:
     slow = {name: row["seconds"] for name, row in outcomes.items() if row.get("seconds", 0) > SECONDS}
     assert not slow
 
 
+@pytest.mark.campaign
+@TOGETHER
 def test_memory(outcomes: dict[str, dict[str, Any]]) -> None:
     names = list(outcomes)
     grown = {name: outcomes[name].get("grown", 0) for name in names}
@@ -83,6 +96,7 @@ def test_memory(outcomes: dict[str, dict[str, Any]]) -> None:
     assert first is None, f"{first}: {grown[first]} bytes"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("container", ["zip", "legacy"])
 @pytest.mark.parametrize(("name", "function", "pickle"), SAMPLES, ids=[name for name, _, _ in SAMPLES])
 def test_a_gadget_is_named_and_not_run(name: str, function: str, pickle: bytes, container: str, tmp_path: Path) -> None:
@@ -103,6 +117,8 @@ def test_a_gadget_is_named_and_not_run(name: str, function: str, pickle: bytes, 
 BREAKING = ("payload-then-broken", "frame-straddle", "ext1", "next-buffer", "unknown-opcode-ff", "setitem-on-tensor")
 
 
+@pytest.mark.campaign
+@TOGETHER
 @pytest.mark.parametrize("name", BREAKING)
 def test_what_no_unpickler_takes_is_refused(name: str, outcomes: dict[str, dict[str, Any]]) -> None:
     assert any("BadPickle" in message for message in outcomes[f"zip-{name}"]["messages"]), outcomes[f"zip-{name}"]

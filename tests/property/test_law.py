@@ -25,6 +25,8 @@ from real.truth import Unreadable, tensors
 import ckptfix
 from ckptfix import errors
 
+pytestmark = pytest.mark.campaign
+
 SANITIZE = tuple(command for command in COMMANDS if command.line[0] == "sanitize")
 OTHERS = tuple(command for command in COMMANDS if command.line[0] != "sanitize")
 

@@ -41,6 +41,7 @@ def distinct(rows: Sequence[tuple[Slot, object]]) -> bool:
     return len({slot.name for slot, _ in rows}) == len(rows)
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("start", range(SEEDS.start, SEEDS.stop, STEP))
 def test_what_is_complete_is_right_and_its_rules_say_so(start: int) -> None:
     for seed in range(start, start + STEP):
@@ -57,12 +58,14 @@ def test_what_is_complete_is_right_and_its_rules_say_so(start: int) -> None:
         assert {row.target for row in found.pairs} | set(found.missing) == {slot.name for slot, _ in other}, seed
 
 
+@pytest.mark.campaign
 def test_many_are_complete() -> None:
     """So that refusing all would not do."""
     found = Counter(match(slots(one), slots(other)).complete for one, other in map(pair, range(200)))
     assert found[True] >= 65, found
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("start", range(0, 100, STEP))
 def test_the_way_back_is_right_too(start: int) -> None:
     for seed in range(start, start + STEP):
@@ -127,6 +130,7 @@ def test_learned_rules_of_names_that_look_like_rules_are_no_rules() -> None:
     assert renamed(names, learn(names, list(names))) == {"e.0": "f.0"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["words", "equal shapes", "numbers", "moved", "experts"])
 def test_thousands_of_keys(kind: str) -> None:
     """Irregular and regular names in number: every key is accounted for, and what can be known is."""

@@ -11,6 +11,8 @@ from property.test_match import distinct, slots
 
 from ckptfix.ops.match import Slot, match
 
+pytestmark = pytest.mark.campaign
+
 SEEDS = range(900 if LONG else 300)
 STEP = 20
 

@@ -21,6 +21,8 @@ from property.wrecks import fixture, survivors
 from ckptfix import rescue
 from ckptfix.errors import CkptfixError
 
+pytestmark = pytest.mark.campaign
+
 NAMED = {
     "legacy": SMALL["legacy"],
     "safetensors": SMALL["safetensors"],

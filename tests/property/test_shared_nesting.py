@@ -8,8 +8,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 from builders import Op, assemble, push, state_dict_ops, tensor_ops, torch_zip
 from property.hostile import WEIGHT, WEIGHT_DATA
+
+pytestmark = pytest.mark.campaign
 
 TESTS = Path(__file__).parents[1]
 DEPTH = 60

@@ -104,6 +104,7 @@ def _bits(data: bytes, step: int) -> Iterator[int]:
     return iter(range(0, len(data) * 8, 1 if LONG else step))
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_flip_is_harmless_or_reported(variant: str, place: Path) -> None:
     whole = VARIANTS[variant]
@@ -125,6 +126,7 @@ def _headers(whole: bytes) -> Iterator[int]:
         yield from range(at, at + 30)
 
 
+@pytest.mark.campaign
 def test_every_flip_of_the_headers_that_torch_minds_is_an_error(place: Path) -> None:
     """What torch refuses or reads otherwise is more than a warning."""
     weak = []
@@ -137,6 +139,7 @@ def test_every_flip_of_the_headers_that_torch_minds_is_an_error(place: Path) -> 
     assert not weak
 
 
+@pytest.mark.campaign
 def test_every_flip_of_a_legacy_file_that_torch_refuses_is_reported(place: Path) -> None:
     """Nothing in it has a checksum: what still loads cannot be known to be otherwise."""
     whole = (ROOT / "fixtures" / "legacy-tied.pth").read_bytes()
@@ -149,6 +152,7 @@ def test_every_flip_of_a_legacy_file_that_torch_refuses_is_reported(place: Path)
     assert not silent
 
 
+@pytest.mark.slow
 def test_every_flip_of_a_safetensors_header_is_reported_where_its_reader_refuses(place: Path) -> None:
     load = pytest.importorskip("safetensors.torch").load
     whole = safetensors([("a", "F32", (4,), DATA), ("b", "I8", (1,), b"\1")], metadata={"format": "pt"})
@@ -237,6 +241,7 @@ for _what, _mark, _fields in ENDS:
             DISPUTES[f"{_what}: {_field} {_label}"] = _add(_last(_mark), _where, _change)
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("name", DISPUTES)
 def test_every_dispute_is_harmless_or_reported(name: str, place: Path) -> None:
     data = bytearray(PLAIN)

@@ -70,6 +70,7 @@ def test_the_harness_sees_a_raw_error(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "KeyError" in outcome.failure
 
 
+@pytest.mark.campaign
 @pytest.mark.skipif(not ATTACK_FILES, reason="no ../shared/attacks here")
 @pytest.mark.parametrize("path", ATTACK_FILES, ids=[path.name for path in ATTACK_FILES])
 def test_hand_made_attacks(path: Path, tmp_path: Path) -> None:
@@ -79,6 +80,7 @@ def test_hand_made_attacks(path: Path, tmp_path: Path) -> None:
     assert not failures([*run_commands(copy), *run_loaders(copy)], path.name)
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("name", impossible.GOOD)
 def test_impossible_arguments(name: str, tmp_path: Path) -> None:
     """A call with wrong arguments: each file gets some verbs in turn, all of them together get all."""
@@ -87,6 +89,7 @@ def test_impossible_arguments(name: str, tmp_path: Path) -> None:
     assert not found, "\n".join(found[:5])
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("files", [impossible.quantizers, impossible.storages, impossible.nested])
 def test_impossible_tensors(files: object, tmp_path: Path) -> None:
     assert callable(files)
@@ -112,6 +115,7 @@ SLICE = range(500)
 """Mutants of the normal tests; `property.campaign` tries a million."""
 
 
+@pytest.mark.campaign
 def test_a_slice_of_the_mutants(tmp_path: Path) -> None:
     """Each mutant by two commands and a loader, as the campaign does it."""
     found = []

@@ -16,6 +16,8 @@ from real.law import BY_AT, COMMANDS, TO_TRUTH, Command, breaches
 import ckptfix
 from ckptfix import errors
 
+pytestmark = pytest.mark.campaign
+
 MOST_ADDRESSES = 1000 if LONG else 3
 
 

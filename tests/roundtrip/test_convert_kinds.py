@@ -17,6 +17,8 @@ from safetensors.torch import load_file, save_file
 import ckptfix
 from ckptfix import errors
 
+pytestmark = pytest.mark.slow
+
 OTHER = {"zip": "legacy", "legacy": "zip"}
 
 

@@ -13,6 +13,8 @@ from kinds import CONTAINERS, KINDS, Kind, cases, location_tags, tensor
 
 import ckptfix
 
+pytestmark = pytest.mark.slow
+
 
 def loadable(kind: Kind) -> bool:
     return kind.name != "gone-classes"

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from compare import assert_same, names_of
 from hypothesis import given
@@ -17,6 +18,8 @@ from strategies import Saved, checkpoints
 
 import ckptfix
 from ckptfix import errors
+
+pytestmark = pytest.mark.slow
 
 
 @contextmanager

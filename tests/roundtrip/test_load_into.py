@@ -16,6 +16,8 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 
 import ckptfix
 
+pytestmark = pytest.mark.slow
+
 Wrap = Callable[[nn.Module], Any]
 
 

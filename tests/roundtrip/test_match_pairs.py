@@ -35,6 +35,8 @@ from architectures.judge import (
 )
 from conftest import CORPUS, LONG
 
+pytestmark = pytest.mark.slow
+
 STYLES = [
     pytest.param(family, style, id=f"{family.name}: {style.name}") for family in FAMILIES for style in family.styles
 ]
@@ -65,6 +67,7 @@ def alike(family: Family, one: str, other: str) -> bool:
     return any(other in (one.replace(a, b), one.replace(b, a)) for a, b in family.symmetric)
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("family", FAMILIES, ids=[family.name for family in FAMILIES])
 def test_all_styles_compute_the_same_and_each_key_shows(family: Family) -> None:
     plain = fingerprints(family, family.styles[0], family.depth)[""]
@@ -75,6 +78,7 @@ def test_all_styles_compute_the_same_and_each_key_shows(family: Family) -> None:
         assert all(changed.isfinite().all() for changed in prints.values()), style.name
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("family", FAMILIES, ids=[family.name for family in FAMILIES])
 def test_each_key_has_one_counterpart(family: Family) -> None:
     """But for what is tied, or plays the same part by design."""
@@ -87,6 +91,7 @@ def test_each_key_has_one_counterpart(family: Family) -> None:
             assert all(alike(family, first, other) for other in more), (pair.name, name, others)
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize(("family", "style"), STYLES)
 def test_any_two_tensors_that_change_places_change_the_outputs(family: Family, style: Style) -> None:
     model, inputs = randomise(style.build(family.depth), 1).double(), family.inputs()

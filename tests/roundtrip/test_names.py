@@ -17,6 +17,8 @@ from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
 import ckptfix
 
+pytestmark = pytest.mark.slow
+
 
 def strip(name: str) -> str:
     return "" if name == "module" else name.removeprefix("module.")

@@ -14,6 +14,8 @@ from kinds import KINDS, Kind, cases
 import ckptfix
 from ckptfix.errors import Refused
 
+pytestmark = pytest.mark.slow
+
 NO_OPS: dict[str, Callable[[Path, Path], Any]] = {
     "rename": lambda source, dest: ckptfix.rename(source, dest, mapping={"no such key": "other"}),
     "sub": lambda source, dest: ckptfix.rename(source, dest, subs=[("no such key", "other")]),

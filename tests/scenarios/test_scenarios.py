@@ -25,6 +25,8 @@ from ckptfix.cli import commands
 from ckptfix.trainer import TASKS, outputs
 from ckptfix.trainer.__main__ import main as trainer
 
+pytestmark = pytest.mark.slow
+
 Train = Callable[..., str]
 Cli = Callable[..., str]
 

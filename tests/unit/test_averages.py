@@ -73,6 +73,7 @@ def loads(average: nn.Module, state: Any) -> None:
     assert dict(state._metadata) == dict(wanted._metadata)  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("zipped", [True, False])
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("inside", INSIDE)

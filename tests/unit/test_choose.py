@@ -295,6 +295,7 @@ def run(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["torchvision references", "Lightning, hydra", "DeepSpeed"])
 def test_the_command_line_takes_the_same(saved: Callable[[str], Path], tmp_path: Path, name: str) -> None:
     source, at = saved(name), CASES[name].at
@@ -307,6 +308,7 @@ def test_the_command_line_takes_the_same(saved: Callable[[str], Path], tmp_path:
     assert run("match", source, tmp_path / "m.pt", "--like", tmp_path / "plain.pt").returncode == 0
 
 
+@pytest.mark.slow
 def test_the_command_line_asks_in_its_words(saved: Callable[[str], Path], tmp_path: Path) -> None:
     source = saved("GAN")
     torch.save(state(), tmp_path / "plain.pt")

@@ -216,6 +216,7 @@ def measured(a: Path, b: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_equal_files_of_a_gigabyte_take_little_memory_and_no_numpy(tmp_path: Path) -> None:
     count = 1 << 28
     one = np.float32(1).tobytes()
@@ -226,6 +227,7 @@ def test_equal_files_of_a_gigabyte_take_little_memory_and_no_numpy(tmp_path: Pat
     assert {"numpy", "torch", "ml_dtypes"}.isdisjoint(found["modules"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("code", "itemsize", "dtype"), [("F32", 4, "<f4"), ("F8_E5M2", 1, None)])
 def test_different_files_take_little_memory(code: str, itemsize: int, dtype: str | None, tmp_path: Path) -> None:
     count = (1 << 27) // itemsize

@@ -36,6 +36,7 @@ def emitted() -> Iterator[tuple[str, str]]:
                 yield first.value, f"{path.relative_to(PACKAGE)}:{node.lineno}"
 
 
+@pytest.mark.slow
 def test_every_id_that_is_reported_has_a_row() -> None:
     found_ids = dict(emitted())
     assert len(found_ids) > 80
@@ -67,6 +68,7 @@ def test_every_row_can_be_produced() -> None:
     assert not set(ENTRIES) - produced - BY_COMMANDS - set(ELSEWHERE)
 
 
+@pytest.mark.slow
 def test_a_row_of_a_command_is_reported_by_one() -> None:
     """Their own tests show them; here no row stands for what nothing reports."""
     assert not BY_COMMANDS - {id for id, _ in emitted()}

@@ -73,6 +73,7 @@ def reread(state: Any) -> Any:
     return torch.load(stream, weights_only=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("container", ["zip", "legacy"])
 @pytest.mark.parametrize("which", list(gone_models.MODELS))
 def test_the_state_dict_of_a_module_whose_code_is_gone(tmp_path: Path, which: str, container: str) -> None:
@@ -116,6 +117,7 @@ def test_it_loads_strictly_into_a_fresh_model(tmp_path: Path) -> None:
         assert all(torch.equal(tensor, wanted[name]) for name, tensor in fresh.state_dict().items())
 
 
+@pytest.mark.slow
 def test_architectures_in_two_styles_each(tmp_path: Path) -> None:
     styles = [(house.__name__, style) for house in HOUSES for family in _families(house) for style in family.styles[:2]]
     assert len(styles) > 20 and len({house for house, _ in styles}) >= 10
@@ -356,6 +358,7 @@ HOSTILE: dict[str, tuple[Any, type[errors.CkptfixError], str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", list(HOSTILE))
 def test_hostile_modules_give_one_error(case: str) -> None:
     make, kind, words = HOSTILE[case]
@@ -373,6 +376,7 @@ def test_dtypes_that_torch_loads_from_no_legacy_file(tmp_path: Path) -> None:
         ckptfix.extract(tmp_path / "whole.pth", tmp_path / "old.pth", to="legacy")
 
 
+@pytest.mark.slow
 def test_a_file_of_modules_100_000_deep(tmp_path: Path) -> None:
     empty = [*push("_parameters"), "EMPTY_DICT", *push("_buffers"), "EMPTY_DICT", *push("_modules")]
     begin = [("GLOBAL", "a", "B"), "EMPTY_TUPLE", "NEWOBJ", "EMPTY_DICT", "MARK", *empty, "EMPTY_DICT", *push("m")]

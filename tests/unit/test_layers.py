@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from builders import Tensor, assemble, push, safetensors, state_dict_ops, torch_zip, written
+from file_commands import CODES, COMMANDS, arguments
+from forks import Forks
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "ckptfix"
@@ -20,7 +21,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
     map(
         frozenset,
         (
-            ("errors", "collector", "commands", "stamps", "docs"),
+            ("errors", "extras", "collector", "commands", "stamps", "docs"),
             ("words",),
             ("checkpoint", "dtypes"),
             ("fileio", "streams", "checking", "durable", "sources", "replacing", "written", "output"),
@@ -37,7 +38,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
 """From the bottom up. A room imports from layers below its own, and of its own layer only where `BESIDE` says so."""
 
 BESIDE = {
-    ("errors", "commands"),
+    *(("errors", "commands"), ("extras", "errors")),
     *(("checkpoint", "dtypes"), ("output", "fileio"), ("streams", "fileio")),
     *(("durable", "fileio"), ("output", "durable"), ("sources", "fileio"), ("replacing", "sources")),
     *(("output", "sources"), ("output", "written")),
@@ -159,67 +160,27 @@ def test_these_tests_can_fail() -> None:
     assert top == {"torch", "click", "ckptfix.ops.x"}
 
 
-def small_files(folder: Path) -> tuple[str, str]:
-    """A torch zip with wrapped names on a GPU, and a safetensors file."""
-    model = state_dict_ops({"module.w": Tensor("0", (2,), 2, location="cuda:0")})
-    pickle = assemble(("PROTO", 2), "EMPTY_DICT", "MARK", *push("model"), *model, "SETITEMS", "STOP")
-    raw = bytes(8)
-    return (
-        str(written(folder / "in.pth", torch_zip(pickle, [raw]))),
-        str(written(folder / "in.safetensors", safetensors([("w", "F32", [2], raw)]))),
-    )
-
-
-COMMANDS = {
-    "strip-module": ["strip-module", "{torch}", "{out}.pth"],
-    "add-module": ["add-module", "{torch}", "{out}.pth"],
-    "unwrap": ["unwrap", "{torch}", "{out}.pth"],
-    "rename": ["rename", "{torch}", "{out}.pth", "--sub", "w=v"],
-    "match": ["match", "{torch}", "{out}.pth", "--like", "{torch}"],
-    "to-cpu": ["to-cpu", "{torch}", "{out}.pth"],
-    "map-location": ["map-location", "{torch}", "{out}.pth", "cuda:1"],
-    "convert": ["convert", "{torch}", "{out}.safetensors"],
-    "convert back": ["convert", "{safetensors}", "{out}.pth"],
-    "convert to legacy": ["convert", "{torch}", "{out}.pth", "--to", "legacy"],
-    "sanitize": ["sanitize", "{torch}", "{out}.pth"],
-    "repair": ["repair", "{torch}", "{out}.pth"],
-    "repair safetensors": ["repair", "{safetensors}", "{out}.safetensors"],
-    "slim": ["slim", "{torch}", "{out}.pth"],
-    "slim safetensors": ["slim", "{safetensors}", "{out}.safetensors"],
-    "inspect": ["inspect", "{torch}"],
-    "inspect safetensors": ["inspect", "{safetensors}"],
-    "diff": ["diff", "{torch}", "{safetensors}"],
-    "doctor": ["doctor", "{torch}"],
-    "extract": ["extract", "{torch}", "{out}.pth"],
-    "completion": ["completion", "bash"],
-    "help": ["help", "recipes"],
-    "the overview": ["--help"],
-    "an error": ["inspect", "{out}"],
-}
-
 PROBE = """
 import json, sys
 from ckptfix.cli import commands
-code = commands.main(json.loads(sys.argv[1]), standalone_mode=False)
+code = commands.main(sys.argv[1:], standalone_mode=False)
 heavy = sorted({name.partition('.')[0] for name in sys.modules} & {'torch', 'numpy', 'safetensors', 'ml_dtypes'})
 print(json.dumps([code, heavy]), file=sys.stderr)
 """
 
 
-def probe(arguments: list[str]) -> tuple[int, list[str]]:
-    """Exit code of a command in a process of its own, and which heavy packages it loaded."""
-    done = subprocess.run([sys.executable, "-c", PROBE, json.dumps(arguments)], capture_output=True, text=True)
-    code, heavy = json.loads(done.stderr.splitlines()[-1])
-    return code, heavy
+@pytest.fixture(scope="module")
+def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
+    with Forks(tmp_path_factory.mktemp("out"), "import ckptfix.cli") as made:
+        yield made
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_no_command_loads_torch(tmp_path: Path, name: str) -> None:
-    torch_file, safetensors_file = small_files(tmp_path)
-    values = {"torch": torch_file, "safetensors": safetensors_file, "out": str(tmp_path / "out")}
-    code, heavy = probe([argument.format(**values) for argument in COMMANDS[name]])
-    assert code == {"an error": 2, "diff": 1}.get(name, 0)
-    assert not set(heavy) - ({"numpy", "ml_dtypes"} if name in ("diff", "doctor") else set())
+def test_no_command_loads_torch(forks: Forks, tmp_path: Path, name: str) -> None:
+    done = forks(PROBE, arguments(name, tmp_path))
+    code, heavy = json.loads(done.stderr.splitlines()[-1])
+    assert code == CODES.get(name, 0)
+    assert not set(heavy) - ({"numpy", "ml_dtypes"} if name.split()[0] in ("diff", "doctor") else set())
 
 
 def test_every_command_is_probed() -> None:

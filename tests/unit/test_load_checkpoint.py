@@ -29,6 +29,7 @@ from ckptfix.errors import BadPickle, WouldLoseData
 FOREIGN = {"jagged", "dtensor", "numpy-values", "whole-module", "gone-classes", "subclass"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "container"), cases(lambda kind: kind.name not in FOREIGN))
 def test_it_is_what_torch_loads(kind: Kind, container: str, tmp_path: Path) -> None:
     path = kind.save(tmp_path / "in", container)
@@ -222,6 +223,7 @@ print(json.dumps([names, seen, len(events) > len(seen)]))
 """
 
 
+@pytest.mark.slow
 def test_nothing_in_the_file_is_imported_or_called(tmp_path: Path) -> None:
     made = str(tmp_path / "made")
     model = nn.Linear(2, 2)

@@ -72,6 +72,7 @@ def checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, *
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("zipped", [True, False], ids=["zip", "legacy"])
 @pytest.mark.parametrize("order", ORDERS, ids="".join)
 @pytest.mark.parametrize("named", [False, True], ids=["numbers", "names"])

@@ -127,6 +127,7 @@ def test_limits() -> None:
         parse(pickle.dumps("a" * 20), limits=Limits(nbytes=10))
 
 
+@pytest.mark.slow
 def test_depth_does_not_recurse() -> None:
     graph = parse(b"]" * 1_000_000 + b"a" * 999_999 + b".")
     assert len(graph.root) == 1

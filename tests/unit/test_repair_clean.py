@@ -41,6 +41,7 @@ def _opcodes(data: bytes) -> Any:
         return
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("layer", [*hidden.LAYERS, "folder"])
 def test_what_runs_code_is_left_out_and_named(layer: str, how: str, tmp_path: Path) -> None:

@@ -272,6 +272,7 @@ def test_without_checksums_sizes_are_what_is_known(tmp_path: Path) -> None:
     torch.load(tmp_path / "out.pth")
 
 
+@pytest.mark.slow
 def test_tensor_bytes_that_look_like_records_do_not_fool_it(tmp_path: Path) -> None:
     """A tensor that holds a whole checkpoint with records of the same names; then the file is cut inside of it."""
     inner_pickle = assemble(("PROTO", 2), *state_dict_ops({"w": Tensor("1", (4,), 4)}), "STOP")

@@ -345,6 +345,7 @@ def test_dropping_what_is_cut_off_mends_the_file(tmp_path: Path) -> None:
     assert set(library.load(fixed)) == {"fc.weight", "fc.bias"}
 
 
+@pytest.mark.slow
 def test_every_bit_flip_gives_a_result_or_our_error(tmp_path: Path) -> None:
     path = tmp_path / "m.safetensors"
     (length,) = struct.unpack_from("<Q", SMALL)
@@ -560,6 +561,7 @@ def test_the_bytes_of_a_tied_name_are_not_dropped(tmp_path: Path) -> None:
     assert "head" not in header_of(edited(path, Drop("", ("head",))))["__metadata__"]
 
 
+@pytest.mark.slow
 def test_a_header_longer_than_readers_take_is_not_made(tmp_path: Path) -> None:
     path = made(tmp_path / "m.safetensors", TENSORS)
     with pytest.raises(Unsupported):
@@ -812,6 +814,7 @@ def test_a_name_that_metadata_has_a_use_for_is_no_tie(tmp_path: Path) -> None:
     assert sharing(planned(entries, tmp_path / "m.safetensors")) == [("w", "format", 0)]
 
 
+@pytest.mark.slow
 def test_many_views_of_one_storage_take_no_quadratic_time(tmp_path: Path) -> None:
     storage = Storage("0", "float32", 1 << 19, "cpu", ByteRange("/nowhere", 0, 1 << 19))
     pieces = [view(f"{index}", storage, (4,), offset=index * 4) for index in range(30_000)]

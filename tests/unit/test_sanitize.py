@@ -372,6 +372,7 @@ HOSTILE: dict[str, list[Op]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HOSTILE)
 def test_depth_and_sharing_cost_what_the_file_does(name: str) -> None:
     graph = parse(assemble(("PROTO", 2), *HOSTILE[name], "STOP"))

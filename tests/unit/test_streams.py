@@ -65,6 +65,7 @@ def storage(tmp_path_factory: pytest.TempPathFactory) -> tuple[ByteRange, bytes]
 
 
 class TestGathered:
+    @pytest.mark.slow
     @given(view=views(), block=st.sampled_from([16, 100, 4 << 20]), cost=st.sampled_from([0, 64, 4096]))
     @settings(max_examples=300, deadline=None)
     def test_as_numpy_sees_it(
@@ -187,6 +188,7 @@ class TestInflated:
         assert made <= promised
         assert (caught.value.path, caught.value.offset) == (packed.path, packed.offset)
 
+    @pytest.mark.slow
     def test_a_bomb_is_stopped_at_the_promised_length(self, tmp_path: Path) -> None:
         packed = placed(tmp_path, deflated(bytes(1 << 28)))
         with memory_below(2 << 20), pytest.raises(DamagedFile):

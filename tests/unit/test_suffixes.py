@@ -69,6 +69,7 @@ def test_a_suffix_of_the_same_format_or_of_none_is_taken(tmp_path: Path, command
 TORCH_NAMES = (".pt", ".pth", ".ckpt", ".bin", ".tar", ".pth.tar", ".pt.tar", ".PTH", ".PTH.TAR", ".CKPT", ".Bin")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("to", ["zip", "legacy", "safetensors"])
 @pytest.mark.parametrize("suffix", [".pth", ".pth.tar", ".safetensors"])
 @pytest.mark.parametrize("verb", [ckptfix.convert, ckptfix.extract])

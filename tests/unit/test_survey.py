@@ -68,6 +68,7 @@ KINDS: dict[str, bytes] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_doctor_names_it(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "model.pkl"

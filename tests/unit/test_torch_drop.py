@@ -39,6 +39,7 @@ def reread(data: bytes, **edits: Any) -> Any:
     return pickle.loads(reemit(pickles.parse(data), **edits).pickle)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "container"), cases())
 def test_every_kind_of_object_is_written_again_as_it_was(tmp_path: Path, kind: Kind, container: str) -> None:
     path = kind.save(tmp_path / "in.pth", container)
@@ -199,6 +200,7 @@ def test_an_ordered_dict_of_python_2_loses_its_pair(tmp_path: Path) -> None:
     assert torch.load(dropped(path, Drop("", ("a",)))) == collections.OrderedDict(b=2)
 
 
+@pytest.mark.slow
 def test_deep_nesting_is_no_matter_of_the_stack() -> None:
     data = b"\x80\x02" + b"]" * 50_000 + b"a" * 49_999 + b"."
     assert reemit(pickles.parse(data)).pickle.count(b"]") >= 50_000

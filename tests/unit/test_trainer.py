@@ -19,6 +19,8 @@ from ckptfix.trainer.parallel import check
 from ckptfix.trainer.replicas import Replicas
 from ckptfix.trainer.train import built, loss_of, shared
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread() -> Iterator[None]:

@@ -14,6 +14,8 @@ import torch
 
 from ckptfix.trainer.__main__ import EPILOG, gpu_ids, main, wrappers
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = re.findall(r"^    (python -m ckptfix\.trainer.*|torchrun .*)$", EPILOG, re.MULTILINE)
 
 
@@ -40,6 +42,7 @@ def test_the_examples_of_the_help_run(here: Path, capsys: pytest.CaptureFixture[
     assert len(torch.load("slower.pth", weights_only=True)["losses"]) == 6
 
 
+@pytest.mark.campaign
 def test_torchrun(here: Path) -> None:
     """The example with DDP, and in one more run FSDP2 that saves a folder, with half the samples in each process."""
     for name, saved in (("ddp.pth", ["module.fc.weight", "module.fc.bias"]), ("sharded", None)):

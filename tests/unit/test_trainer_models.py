@@ -19,6 +19,8 @@ from ckptfix.trainer import models, text
 from ckptfix.trainer.replicas import Replicas
 from ckptfix.trainer.tasks import TASKS, Task
 
+pytestmark = pytest.mark.slow
+
 FULL = [name for name, task in TASKS.items() if task.full is not None]
 WITH_TARGETS = [name for name, task in TASKS.items() if task.with_targets]
 

@@ -19,6 +19,8 @@ from ckptfix.trainer import CONTAINERS, TASKS, Job, Training, inner, run
 from ckptfix.trainer.dcp import METADATA
 from ckptfix.trainer.resume import read
 
+pytestmark = pytest.mark.slow
+
 NESTED = [name for name, container in CONTAINERS.items() if container.nested]
 
 
