@@ -15,19 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ckptfix.api import add_module as add_module
-    from ckptfix.api import convert as convert
-    from ckptfix.api import diff as diff
-    from ckptfix.api import inspect as inspect
-    from ckptfix.api import map_location as map_location
-    from ckptfix.api import rename as rename
-    from ckptfix.api import strip_module as strip_module
-    from ckptfix.api import to_cpu as to_cpu
-    from ckptfix.api import unwrap as unwrap
     from ckptfix.checkpoint import Checkpoint as Checkpoint
-    from ckptfix.cleaning import sanitize as sanitize
-    from ckptfix.cleaning import slim as slim
-    from ckptfix.diagnosis import doctor as doctor
     from ckptfix.errors import CkptfixError as CkptfixError
     from ckptfix.errors import LoadMismatch as LoadMismatch
     from ckptfix.formats import open_checkpoint as open_checkpoint
@@ -38,9 +26,21 @@ if TYPE_CHECKING:
     from ckptfix.loaders import load_into as load_into
     from ckptfix.loaders import load_optimizer as load_optimizer
     from ckptfix.loaders import load_state_dict as load_state_dict
-    from ckptfix.matching import match as match
-    from ckptfix.rescue import repair as repair
-    from ckptfix.weights import extract as extract
+    from ckptfix.ops.convert import convert as convert
+    from ckptfix.ops.diff import diff as diff
+    from ckptfix.ops.doctor import doctor as doctor
+    from ckptfix.ops.extract import extract as extract
+    from ckptfix.ops.inspect import inspect as inspect
+    from ckptfix.ops.match import match as match
+    from ckptfix.ops.relocate import map_location as map_location
+    from ckptfix.ops.relocate import to_cpu as to_cpu
+    from ckptfix.ops.rename import add_module as add_module
+    from ckptfix.ops.rename import rename as rename
+    from ckptfix.ops.rename import strip_module as strip_module
+    from ckptfix.ops.rename import unwrap as unwrap
+    from ckptfix.ops.repair import repair as repair
+    from ckptfix.ops.sanitize import sanitize as sanitize
+    from ckptfix.ops.slim import slim as slim
 
 __version__ = "0.1.0"
 
@@ -50,12 +50,12 @@ _HOMES = {
     "Checkpoint": "ckptfix.checkpoint",
     "CkptfixError": "ckptfix.errors",
     "LoadMismatch": "ckptfix.errors",
-    "doctor": "ckptfix.diagnosis",
-    "match": "ckptfix.matching",
+    "doctor": "ckptfix.ops.doctor",
+    "match": "ckptfix.ops.match",
     "open_checkpoint": "ckptfix.formats",
-    "repair": "ckptfix.rescue",
+    "repair": "ckptfix.ops.repair",
     **dict.fromkeys(("sanitize", "slim"), "ckptfix.cleaning"),
-    "extract": "ckptfix.weights",
+    "extract": "ckptfix.ops.extract",
     **dict.fromkeys(("load_checkpoint", "load_into", "load_optimizer", "load_state_dict"), "ckptfix.loaders"),
     **dict.fromkeys(("ForeignObject", "LoadReport", "OptimizerReport"), "ckptfix.loaders"),
 }

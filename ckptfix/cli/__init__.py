@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import click
 
-from ckptfix.cli.console import Console
-from ckptfix.cli.exits import run
+from ckptfix.cli.shared.console import Console
+from ckptfix.cli.shared.exits import run
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from ckptfix.cli.common import How, Written, at_option, writes
+from ckptfix.cli.shared.common import How, Written, at_option, writes
+from ckptfix.ops import rename
 
 
 @writes(
@@ -18,6 +19,5 @@ def command(source: str, dest: str, how: How, *, prefix: str, at: str | None) ->
 
     A model wrapped in DataParallel or DistributedDataParallel loads it as it is.
     """
-    from ckptfix import api
 
-    return api.add_module(source, dest, prefix=prefix, at=at, **how)
+    return rename.add_module(source, dest, prefix=prefix, at=at, **how)

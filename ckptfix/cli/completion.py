@@ -5,8 +5,8 @@ from __future__ import annotations
 import click
 
 from ckptfix.cli import COMPLETE
-from ckptfix.cli.common import reads
-from ckptfix.cli.console import Console
+from ckptfix.cli.shared.common import reads
+from ckptfix.cli.shared.console import Console
 
 SHELLS = ("bash", "zsh", "fish")
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from ckptfix.cli.common import How, Written, at_option, writes
+from ckptfix.cli.shared.common import How, Written, at_option, writes
+from ckptfix.ops import convert
 
 
 @writes(
@@ -28,6 +29,5 @@ def command(source: str, dest: str, how: How, *, to: str | None, at: str | None,
     zip and legacy hold the same, so between them nothing is lost. safetensors holds one state dict: the one found,
     or the one --at names; what else the file had is listed. Tied tensors are tied again on the way back.
     """
-    from ckptfix import api
 
-    return api.convert(source, dest, to=to, at=at, drop_unsupported=drop_unsupported, **how)
+    return convert.convert(source, dest, to=to, at=at, drop_unsupported=drop_unsupported, **how)

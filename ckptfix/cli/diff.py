@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ckptfix.cli import tables
-from ckptfix.cli.common import file_argument, reads
-from ckptfix.cli.console import Console
+from ckptfix.cli.shared import tables
+from ckptfix.cli.shared.common import file_argument, reads
+from ckptfix.cli.shared.console import Console
 from ckptfix.errors import NoSuchTensor, printable
+from ckptfix.ops import diff
 
 if TYPE_CHECKING:
-    from ckptfix.ops.diff_rows import DiffResult, NamePair, OneSided, TensorChange
-    from ckptfix.ops.values import ValueDiff
+    from ckptfix.ops.diff.result import DiffResult, NamePair, OneSided, TensorChange
+    from ckptfix.ops.diff.sums import ValueDiff
 
 ROWS = 20
 """Rows of each list that a terminal gets, unless --limit says otherwise."""
@@ -67,10 +68,9 @@ def command(console: Console, *, a: str, b: str, limit: int | None, **options: A
     wrapper's prefix belong together, and so do equal tensors under other names. Exit code 0 for the same, 1 for
     differences.
     """
-    from ckptfix import api
 
     with console.progress() as progress:
-        result = api.diff(a, b, progress=progress, **options)
+        result = diff.diff(a, b, progress=progress, **options)
     if options["filter"] and not (result.counts.matched or result.only_a or result.only_b):
         raise NoSuchTensor(
             f"no tensor on either side is called {options['filter']}", hint="`ckptfix inspect` lists them"

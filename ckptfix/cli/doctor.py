@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ckptfix.cli import tables
-from ckptfix.cli.common import FileName, at_option, reads
-from ckptfix.cli.console import Console
+from ckptfix.cli.shared import tables
+from ckptfix.cli.shared.common import FileName, at_option, reads
+from ckptfix.cli.shared.console import Console
 from ckptfix.errors import printable
 
 if TYPE_CHECKING:
-    from ckptfix.checkpoint import Finding
-    from ckptfix.ops.catalogue_row import Entry
-    from ckptfix.ops.doctor_report import Diagnosis
+    from ckptfix.findings.row import Entry, Finding
+    from ckptfix.ops.doctor.report import Diagnosis
 
 MOST_TEXT = 4 << 20
 """Characters of a message that are read."""
@@ -67,7 +66,7 @@ def command(
     it wrote. The exit code is 1 with an error: damage, what weights_only=True refuses, a misfit with --like, or a file
     that is not a checkpoint. Devices and names of wrappers are warnings.
     """
-    from ckptfix import diagnosis
+    from ckptfix.ops import doctor as diagnosis
 
     if explain is not None:
         return _explained(console, explain, diagnosis.explain(explain), diagnosis.ids())
@@ -111,7 +110,7 @@ def _explained(console: Console, id: str, entry: Entry | None, ids: tuple[str, .
     for line in _wrapped(entry.story):
         console.say(line)
     if entry.fix:
-        from ckptfix.ops.doctor_report import readable
+        from ckptfix.ops.doctor.report import readable
 
         console.say(f"Fix: {readable(entry.fix)}")
     return 0
@@ -155,7 +154,7 @@ def _message(console: Console, done: Diagnosis) -> None:
 
 def _remedies(done: Diagnosis) -> Iterator[str]:
     """What to do about the cause, and the commands for all that is found, a line each."""
-    from ckptfix.ops.catalogue import shell_line
+    from ckptfix.findings.table import shell_line
 
     cause = done.cause
     if done.advice is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ckptfix.cli.common import How, Written, writes
+from ckptfix.cli.shared.common import How, Written, writes
 
 
 @writes(
@@ -34,6 +34,6 @@ def command(
     TorchScript archive or an exported program (.pt2). Nothing in it is imported or run. What else a state dict of the
     living module may have is listed; if it is tensors, the exit code is 3.
     """
-    from ckptfix import weights
+    from ckptfix.ops import extract as weights
 
     return weights.extract(source, dest, at=at, ema=ema, to=to, drop_unsupported=drop_unsupported, **how)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import click
 
 from ckptfix.cli import COMMANDS, commands
-from ckptfix.cli.common import reads
-from ckptfix.cli.console import Console, is_terminal
+from ckptfix.cli.shared.common import reads
+from ckptfix.cli.shared.console import Console, is_terminal
 from ckptfix.docs import TOPICS, page
 
 if TYPE_CHECKING:

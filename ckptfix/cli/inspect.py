@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ckptfix.cli import tables
-from ckptfix.cli.common import file_argument, reads
-from ckptfix.cli.console import Console
+from ckptfix.cli.shared import tables
+from ckptfix.cli.shared.common import file_argument, reads
+from ckptfix.cli.shared.console import Console
 from ckptfix.errors import NoSuchTensor
+from ckptfix.ops import inspect
 
 if TYPE_CHECKING:
     from ckptfix.checkpoint import TensorEntry
-    from ckptfix.ops.inspect import Inspection
+    from ckptfix.ops.inspect.describe import Inspection
 
 ROWS = 40
 """Rows of the tensors that a terminal gets, unless --limit says otherwise."""
@@ -63,9 +64,8 @@ def command(
     A tensor is a line: name, dtype, shape, size, device and notes, with two or more spaces between them. In a pipe the
     list is complete: ckptfix inspect FILE --tensors | awk -F '  +' '{print $1}'
     """
-    from ckptfix import api
 
-    inspection = api.inspect(path)
+    inspection = inspect.inspect(path)
     entries = sorted(chosen(inspection.entries, globs, path), key=_SORTS[sort])
     if console.json:
         kept = entries[: limit or None]
@@ -79,7 +79,7 @@ def _show(
     console: Console, inspection: Inspection, entries: list[TensorEntry], tensors: bool, tree: bool, limit: int
 ) -> None:
     if not tensors:
-        from ckptfix.ops.inspect_text import LINES, summary
+        from ckptfix.ops.inspect.describe import LINES, summary
 
         for line in summary(inspection, most=console.rows(None, LINES)):
             console.say(line)
@@ -151,7 +151,7 @@ def _note(entry: TensorEntry, first: dict[str, str]) -> str:
 
 
 def _tree(entries: Sequence[TensorEntry], limit: int) -> Iterator[str]:
-    from ckptfix.cli.tree import lines
+    from ckptfix.cli.shared.tree import lines
 
     shown = list(lines(entries))
     yield from shown[: limit or None]

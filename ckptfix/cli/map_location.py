@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import click
 
-from ckptfix.cli.common import How, Written, writes
+from ckptfix.cli.shared.common import How, Written, writes
+from ckptfix.ops import relocate
 
 
 @writes(
@@ -20,9 +21,8 @@ def command(source: str, dest: str, how: How, *, targets: tuple[str, ...]) -> Wr
     One DEVICE (cpu, cuda:1, mps ...) takes everything there. Pairs move what is on FROM to TO, all at once, so two
     devices can be swapped; what does not move is listed.
     """
-    from ckptfix import api
 
-    return api.map_location(source, dest, parse_targets(targets), **how)
+    return relocate.map_location(source, dest, parse_targets(targets), **how)
 
 
 def parse_targets(targets: Sequence[str]) -> str | dict[str, str]:

@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ckptfix.cli import tables
-from ckptfix.cli.common import FileName, at_option, destination, file_argument, reads, show, where_to
-from ckptfix.cli.console import Console
-from ckptfix.cli.exits import TROUBLE
+from ckptfix.cli.shared import tables
+from ckptfix.cli.shared.common import FileName, at_option, destination, file_argument, reads, show, where_to
+from ckptfix.cli.shared.console import Console
+from ckptfix.cli.shared.exits import TROUBLE
 from ckptfix.errors import printable
 
 if TYPE_CHECKING:
-    from ckptfix.matching import Found
-    from ckptfix.ops.match import Skipped
-    from ckptfix.results import MatchResult
+    from ckptfix.align.result import Skipped
+    from ckptfix.ops.match import Found, MatchResult
 
 
 _OUT, *_HOW = destination(optional=True)
@@ -77,7 +76,7 @@ def command(
     Values never change. What is ambiguous or left over is refused, and listed. The rules behind the pairs are shown:
     features.{n}.conv.weight -> backbone.{n}.0.weight.
     """
-    from ckptfix import matching
+    from ckptfix.ops import match as matching
 
     alone = report or dry_run or rules_file is not None
     dest, keep_old = where_to(
@@ -121,7 +120,7 @@ def command(
 
 def lines(found: Found, result: MatchResult) -> Iterator[str]:
     """The report: pairs, then rules, then what only one side has."""
-    from ckptfix.ops.grouping import collapse
+    from ckptfix.names.groups import collapse
 
     pairs = result.matching.pairs
     columns = {
@@ -158,7 +157,7 @@ def lines(found: Found, result: MatchResult) -> Iterator[str]:
 
 
 def _skipped(skipped: tuple[Skipped, ...]) -> Iterator[str]:
-    from ckptfix.ops.grouping import collapse
+    from ckptfix.names.groups import collapse
 
     rules: dict[str, list[str]] = {}
     for one in skipped:

@@ -9,8 +9,9 @@ from typing import Any
 
 import click
 
-from ckptfix.cli.common import FileName, How, Written, at_option, writes
+from ckptfix.cli.shared.common import FileName, How, Written, at_option, writes
 from ckptfix.errors import CkptfixError, Refused, printable
+from ckptfix.ops import rename
 
 
 @writes(
@@ -40,13 +41,12 @@ def command(
     In a state dict no two keys may end up with the same name: then nothing is written. A rule that matched no name is
     reported.
     """
-    from ckptfix import api
 
     if not subs and not map_file:
         raise click.UsageError("Nothing to rename by: give --sub or --map.")
     pairs = [split_substitution(text) for text in subs]
     mapping = read_map(map_file) if map_file else None
-    return api.rename(source, dest, subs=pairs, mapping=mapping, at=at, **how)
+    return rename.rename(source, dest, subs=pairs, mapping=mapping, at=at, **how)
 
 
 def split_substitution(text: str) -> tuple[str, str]:
@@ -67,7 +67,7 @@ def read_map(path: str) -> dict[str, str]:
     Raises:
         CkptfixError: it is neither form, or a rule is malformed; the message names the line.
     """
-    from ckptfix.ops.name_rules import NameRule, is_rule
+    from ckptfix.names.rules import NameRule, is_rule
 
     with open(path, encoding="utf-8-sig") as file:
         try:

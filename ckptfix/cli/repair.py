@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from ckptfix.cli.common import FileName, destination, file_argument, reads, show, where_to
-from ckptfix.cli.console import Console
+from ckptfix.cli.shared.common import FileName, destination, file_argument, reads, show, where_to
+from ckptfix.cli.shared.console import Console
 
 _OUT, *_HOW = destination(optional=True)
 
@@ -51,7 +51,7 @@ def command(
     Every storage is compared with its own size and checksum. Damaged tensors are left out, or filled, and
     each is listed; the exit code is 3 then. Truncated, re-zipped, gzipped and otherwise mangled files are recognised.
     """
-    from ckptfix import rescue
+    from ckptfix.ops import repair as rescue
 
     dest, keep_old = where_to(dest, output, force=force, without=None if check_only else "--check-only")
     with console.progress(at_end="flushing to disk") as progress:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from ckptfix.cli.common import How, Written, writes
+from ckptfix.cli.shared.common import How, Written, writes
+from ckptfix.ops import sanitize
 
 
 @writes(
@@ -26,6 +27,5 @@ def command(
     exit code 3. Nothing is imported, and tensors keep their bytes. --torch also re-emits the calls that rebuild
     tensors as that version knows them.
     """
-    from ckptfix import cleaning
 
-    return cleaning.sanitize(source, dest, keep_only=keep_only, encoding=encoding, torch=torch, **how)
+    return sanitize.sanitize(source, dest, keep_only=keep_only, encoding=encoding, torch=torch, **how)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from ckptfix.cli.common import How, Written, writes
+from ckptfix.cli.shared.common import How, Written, writes
+from ckptfix.ops import slim
 
 
 @writes(
@@ -29,8 +30,7 @@ def command(
     A view is saved with its whole storage; OUT has only what the tensors reach. Tensors that share memory
     still share it, and every value is kept. In safetensors, holes and hidden bytes are dropped.
     """
-    from ckptfix import cleaning
 
     if check_only:
         how["dry_run"] = True
-    return cleaning.slim(source, dest, no_optimizer=no_optimizer, dedupe=dedupe, contiguous=contiguous, **how)
+    return slim.slim(source, dest, no_optimizer=no_optimizer, dedupe=dedupe, contiguous=contiguous, **how)

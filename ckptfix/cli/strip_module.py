@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from ckptfix.cli.common import How, Written, at_option, writes
+from ckptfix.cli.shared.common import How, Written, at_option, writes
+from ckptfix.ops import rename
 
 
 @writes(
@@ -25,6 +26,5 @@ def command(
     components count: `submodule.weight` is unchanged. If only some names of a state dict begin with it, nothing is
     written.
     """
-    from ckptfix import api
 
-    return api.strip_module(source, dest, prefix=prefix, all_levels=all_levels, partial=partial, at=at, **how)
+    return rename.strip_module(source, dest, prefix=prefix, all_levels=all_levels, partial=partial, at=at, **how)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ckptfix.cli.common import How, Written, writes
+from ckptfix.cli.shared.common import How, Written, writes
+from ckptfix.ops import relocate
 
 
 @writes("to-cpu", example="ckptfix to-cpu gpu.pth cpu.pth")
@@ -11,6 +12,5 @@ def command(source: str, dest: str, how: How) -> Written:
 
     Short for `map-location IN OUT cpu`.
     """
-    from ckptfix import api
 
-    return api.to_cpu(source, dest, **how)
+    return relocate.to_cpu(source, dest, **how)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ckptfix.cli.common import How, Written, at_option, writes
+from ckptfix.cli.shared.common import How, Written, at_option, writes
+from ckptfix.ops import rename
 
 
 @writes("unwrap", at_option(), example="ckptfix unwrap fsdp_compiled.pt plain.pt")
@@ -12,6 +13,5 @@ def command(source: str, dest: str, how: How, *, at: str | None) -> Written:
     Names that only wrappers give (`_orig_mod`, `_fsdp_wrapped_module`, `_checkpoint_wrapped_module` ...) are removed
     at any place; `module`, which a model may have itself, only from the front and only if every name begins with it.
     """
-    from ckptfix import api
 
-    return api.unwrap(source, dest, at=at, **how)
+    return rename.unwrap(source, dest, at=at, **how)

@@ -13,11 +13,14 @@ from pathlib import Path
 from typing import cast
 
 from ckptfix.checkpoint import Checkpoint
-from ckptfix.collector import without_collections
 from ckptfix.errors import CkptfixError, NoFile, UnknownFormat, file_name, not_readable
-from ckptfix.fileio import stamp
-from ckptfix.formats import base, distributed, safetensors, torch_legacy, torch_zip
+from ckptfix.formats import base, distributed
 from ckptfix.formats.base import Format
+from ckptfix.formats.safetensors import format as safetensors
+from ckptfix.formats.torch import legacy as torch_legacy
+from ckptfix.formats.torch import zip as torch_zip
+from ckptfix.io.read import stamp
+from ckptfix.pickles.collector import without_collections
 
 FORMATS: dict[str, Format] = {
     module.NAME: cast(Format, module) for module in (torch_zip, torch_legacy, safetensors)

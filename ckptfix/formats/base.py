@@ -15,8 +15,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
-from ckptfix.checkpoint import Checkpoint, Edit, Finding, Plan, TensorEntry
+from ckptfix.checkpoint import Checkpoint, Edit, Plan, TensorEntry
 from ckptfix.errors import UnknownFormat
+from ckptfix.findings.row import Finding
 
 
 class Format(Protocol):
@@ -46,7 +47,7 @@ class Format(Protocol):
 
 def unknown(path: str, head: bytes, size: int) -> UnknownFormat:
     """The error for a file or folder that is none of our formats: what it is instead, and what to do."""
-    from ckptfix.formats import foreign
+    from ckptfix.formats.foreign import kinds as foreign
 
     kind, what, hint = foreign.describe(path, head, size)
     return UnknownFormat(what, kind=kind, path=path, hint=hint)

@@ -16,9 +16,9 @@ import re
 from pathlib import Path
 
 from ckptfix.commands import quoted
-from ckptfix.containers.zip_several import is_archive, several
 from ckptfix.errors import CkptfixError, DistributedPart
-from ckptfix.fileio import Reader
+from ckptfix.io.read import Reader
+from ckptfix.zips.several import is_archive, several
 
 SUFFIX = ".distcp"
 _OWN_NAME = re.compile(r"__\d+_\d+(\..*)?")

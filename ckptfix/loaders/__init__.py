@@ -5,10 +5,10 @@ torch is imported inside the functions, so that everything else of ckptfix start
 
 from __future__ import annotations
 
-from ckptfix.loaders.into import load_into
+from ckptfix.loaders.model.load import load_into
+from ckptfix.loaders.model.report import LoadReport, Mismatch
 from ckptfix.loaders.objects import load_checkpoint
-from ckptfix.loaders.optimizer import GroupReport, OptimizerReport, load_optimizer
-from ckptfix.loaders.report import LoadReport, Mismatch
+from ckptfix.loaders.optimizer.load import GroupReport, OptimizerReport, load_optimizer
 from ckptfix.loaders.state_dict import load_state_dict
 from ckptfix.loaders.values import ForeignObject
 

@@ -14,26 +14,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ckptfix.checkpoint import Checkpoint
-from ckptfix.collector import collector_paused
 from ckptfix.errors import BadPickle, WouldLoseData
 from ckptfix.extras import need_torch
-from ckptfix.formats import safetensors
-from ckptfix.formats.torch_attributes import tensor_attributes
-from ckptfix.formats.torch_common import Parts, fields
-from ckptfix.formats.torch_object import plain
-from ckptfix.formats.torch_tensors import (
-    REBUILD,
-    BadTensor,
-    is_tensor,
-    storage_entry,
-    tensor_entry,
-)
+from ckptfix.formats.safetensors import format as safetensors
+from ckptfix.formats.torch.attributes import tensor_attributes
+from ckptfix.formats.torch.common import Parts, fields
+from ckptfix.formats.torch.plain import plain
+from ckptfix.formats.torch.tensors import REBUILD, BadTensor, is_tensor, storage_entry, tensor_entry
 from ckptfix.loaders import values
 from ckptfix.loaders.opened import opened
 from ckptfix.loaders.tensors import TensorMaker, restore_location
 from ckptfix.loaders.values import NOTHING, ForeignObject
-from ckptfix.ops.convert import BROKEN, refuse_damaged
+from ckptfix.ops.choose import BROKEN, refuse_damaged
 from ckptfix.pickles import Call, Dict, Global, PersId, Set
+from ckptfix.pickles.collector import collector_paused
 from ckptfix.pickles.graph import Text, attributes, label, pairs
 
 if TYPE_CHECKING:

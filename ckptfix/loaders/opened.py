@@ -10,8 +10,8 @@ from ckptfix.checkpoint import Checkpoint, NameSite, StateDict
 from ckptfix.commands import quoted
 from ckptfix.errors import DamagedFile, UnknownFormat, WrongType, file_name
 from ckptfix.formats import open_checkpoint
-from ckptfix.formats.weights import Weights
-from ckptfix.ops.extract import read_program
+from ckptfix.formats.torch.weights import Weights
+from ckptfix.ops.extract.plan import read_program
 
 
 def refuse_swapped_arguments(first: object, path: object, what: str) -> None:

@@ -12,12 +12,12 @@ from typing import Any
 
 from ckptfix.checkpoint import Checkpoint, TensorEntry
 from ckptfix.errors import NoSuchTensor, Refused
-from ckptfix.formats import safetensors
-from ckptfix.formats.torch_common import Parts
-from ckptfix.formats.torch_drop import node_at
+from ckptfix.formats.safetensors import format as safetensors
+from ckptfix.formats.torch.common import Parts
+from ckptfix.formats.torch.object import node_at
 from ckptfix.loaders.objects import mapping_of
+from ckptfix.names.slots import Slot
 from ckptfix.ops.candidates import Candidate, at_address, candidates, module_entries, read_module
-from ckptfix.ops.match import Slot
 
 EXTRA_STATE = "_extra_state"
 """Last component of the name under which a module keeps what is not a tensor (torch.nn.Module.get_extra_state)."""

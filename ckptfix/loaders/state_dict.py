@@ -8,20 +8,20 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ckptfix import keys
 from ckptfix.checkpoint import Checkpoint, NameSite, StateDict
 from ckptfix.errors import KeyConflict, PartialPrefix
 from ckptfix.extras import need_torch
-from ckptfix.formats import safetensors
-from ckptfix.formats.torch_common import Parts
+from ckptfix.formats.safetensors import format as safetensors
+from ckptfix.formats.torch.common import Parts
 from ckptfix.loaders.opened import opened
 from ckptfix.loaders.tensors import TensorMaker, restore_location
+from ckptfix.names import wrappers as keys
 from ckptfix.ops import choose
-from ckptfix.ops import rename as rename_op
 from ckptfix.ops.candidates import Candidate
-from ckptfix.ops.convert import refuse_damaged
-from ckptfix.ops.extract_sources import read
+from ckptfix.ops.choose import refuse_damaged
+from ckptfix.ops.extract.sources import read
 from ckptfix.ops.pieces import refuse_piece
+from ckptfix.ops.rename import sites as rename_op
 
 if TYPE_CHECKING:
     import torch

@@ -12,14 +12,13 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ckptfix import dtypes
-from ckptfix.checkpoint import ByteRange, Checkpoint, Data, Derived, Storage, TensorEntry
+from ckptfix.checkpoint import ByteRange, Checkpoint, Data, Derived, Storage, TensorEntry, dtypes
 from ckptfix.commands import quoted
 from ckptfix.errors import DamagedFile, Refused, Unsupported
-from ckptfix.fileio import read_chunks, truncated
-from ckptfix.formats.torch_common import element_sizes, little_endian
-from ckptfix.formats.torch_tensors import LAYOUTS, LAZY
-from ckptfix.streams import CRC_CHUNK
+from ckptfix.formats.torch.common import element_sizes, little_endian
+from ckptfix.formats.torch.tensors import LAYOUTS, LAZY
+from ckptfix.io.read import read_chunks, truncated
+from ckptfix.io.sums import CRC_CHUNK
 
 if TYPE_CHECKING:
     import torch

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ckptfix.errors import printable
-from ckptfix.formats.trusted import canonical
+from ckptfix.formats.torch.weights_only import canonical
 from ckptfix.pickles import Call, Dict, Global, Set
 from ckptfix.pickles.graph import Text
 from ckptfix.words import plural, some

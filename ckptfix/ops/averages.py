@@ -18,9 +18,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ckptfix import keys
-from ckptfix.checkpoint import Checkpoint, Finding, NameSite
+from ckptfix.checkpoint import Checkpoint, NameSite
 from ckptfix.commands import word
+from ckptfix.findings.row import Finding
+from ckptfix.names import wrappers as keys
 from ckptfix.words import plural
 
 KEYS: dict[str, str] = {

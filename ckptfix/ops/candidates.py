@@ -10,12 +10,12 @@ from typing import Any
 from ckptfix.checkpoint import Checkpoint, TensorEntry
 from ckptfix.commands import command
 from ckptfix.errors import CkptfixError, NoSuchTensor, Refused, WouldLoseData
-from ckptfix.formats import torch_module
-from ckptfix.formats.torch_common import Parts
-from ckptfix.formats.torch_detach import detached_entry
-from ckptfix.formats.torch_drop import node_at
-from ckptfix.formats.torch_module import Module
-from ckptfix.formats.torch_tensors import BadTensor, tensor_entry
+from ckptfix.formats.torch import module as torch_module
+from ckptfix.formats.torch.common import Parts
+from ckptfix.formats.torch.detach import detached_entry
+from ckptfix.formats.torch.module import Module
+from ckptfix.formats.torch.object import node_at
+from ckptfix.formats.torch.tensors import BadTensor, tensor_entry
 from ckptfix.words import where_else
 
 

@@ -12,12 +12,13 @@ What still are several is a tie (a generator and a discriminator), and is asked 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
-from ckptfix.checkpoint import Checkpoint, StateDict, TensorEntry
-from ckptfix.errors import CkptfixError, Refused, Undecided
+from ckptfix.checkpoint import Checkpoint, NameSite, StateDict, TensorEntry
+from ckptfix.errors import CkptfixError, Refused, Undecided, WouldLoseData
+from ckptfix.io.read import truncated_hint
 from ckptfix.ops import averages
-from ckptfix.ops.candidates import Candidate, at_address, candidates, state_dict_of, view, whole_module
+from ckptfix.ops.candidates import Candidate, at_address, candidates, module_of, state_dict_of, view, whole_module
 
 NAMES: dict[str, str] = {
     "model": "torchvision references, fvcore Checkpointer, Ultralytics, fairseq, fastai save_model with its optimizer",
@@ -187,3 +188,54 @@ def undecided(checkpoint: Checkpoint, rows: Sequence[Candidate], *, fit: bool = 
         message += f"; {', '.join(modules)} {'is a whole pickled module' if len(modules) == 1 else 'are whole modules'}"
     ats = tuple(row.at for row in rows)
     return Undecided(message, choices=ats, choice={"at": ats[0]}, path=checkpoint.path)
+
+
+BROKEN = frozenset({
+    *("bad-crc", "bad-tensor", "truncated", "unknown-dtype", "too-deep", "duplicate-record", "duplicate-key")
+})  # fmt: skip
+
+
+MISREAD = frozenset({"bad-tensor", "unknown-dtype", "too-deep", "duplicate-record", "duplicate-key"})
+"""The ones among them that no length and no checksum shows."""
+
+
+def refuse_damaged(checkpoint: Checkpoint, ids: Collection[str] = BROKEN, below: str = "") -> None:
+    """Tensors that were listed as broken would be missing from the output, or stand there as something else.
+
+    Args:
+        ids: what is looked for.
+        below: an address; findings about tensors elsewhere do not count.
+
+    Raises:
+        WouldLoseData: a finding says that a tensor cannot be read as its writer meant it.
+    """
+    broken = [row for row in checkpoint.findings if row.id in ids and not row.where.startswith("__metadata__/")]
+    if below:
+        elsewhere = {entry.name for entry in checkpoint.entries if not entry.name.startswith(f"{below}/")}
+        broken = [row for row in broken if row.where not in elsewhere]
+    if broken:
+        message = f"{broken[0].message} ({len(broken)} such)" if len(broken) > 1 else broken[0].message
+        where, offset = broken[0].where or None, broken[0].offset
+        hint = truncated_hint(checkpoint.path) if broken[0].id == "truncated" else None
+        raise WouldLoseData(message, path=checkpoint.path, where=where, offset=offset, hint=hint)
+
+
+def chosen_sites(checkpoint: Checkpoint, at: str | None, *, weights_only: bool = False) -> list[NameSite]:
+    """The state dicts to work on: the one at `at`, or all, or those that look like a model's.
+
+    Raises:
+        NoSuchTensor: there is none at `at`.
+        Refused: a whole module is there.
+    """
+    sites = [site for site in checkpoint.sites if site.kind == "state_dict"]
+    if at is not None:
+        row = at_address(checkpoint, at)
+        if row.module is not None:
+            raise whole_module(checkpoint, row.at)
+        return [site for site in sites if site.at == row.at]
+    inside = module_of(checkpoint)
+    sites = [site for site in sites if site.at not in inside]
+    if weights_only:
+        weights = {state.at for state in states(checkpoint)}
+        return [site for site in sites if site.at in weights]
+    return sites

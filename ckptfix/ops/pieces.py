@@ -23,12 +23,14 @@ from typing import Any
 
 from ckptfix.checkpoint import Checkpoint, TensorEntry
 from ckptfix.errors import KeyConflict, WouldLoseData
-from ckptfix.formats import deepspeed, safetensors, torch_module
-from ckptfix.formats.torch_common import Parts
-from ckptfix.formats.torch_state import SHARDED, state_rows
-from ckptfix.formats.torch_tensors import BadTensor, sizes
+from ckptfix.formats import deepspeed
+from ckptfix.formats.safetensors import format as safetensors
+from ckptfix.formats.torch import module as torch_module
+from ckptfix.formats.torch.call_classes import class_of
+from ckptfix.formats.torch.common import Parts
+from ckptfix.formats.torch.state import SHARDED, state_rows
+from ckptfix.formats.torch.tensors import BadTensor, sizes
 from ckptfix.ops import choose
-from ckptfix.ops.call_classes import class_of
 from ckptfix.pickles import Call, Global
 from ckptfix.pickles.graph import pairs
 

@@ -7,21 +7,25 @@ over every draft (`law`), so that no verb can forget it, and writes.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ckptfix import formats, output
-from ckptfix.checkpoint import Checkpoint, Finding, OutputFile, Plan
-from ckptfix.errors import CkptfixError, DamagedFile, StrPath
-from ckptfix.fileio import Progress, stamp
-from ckptfix.ops.convert import refuse_other_suffix
+from ckptfix import formats
+from ckptfix.checkpoint import Checkpoint, Edit, OutputFile, Plan
+from ckptfix.checkpoint.stamp import Stamp
+from ckptfix.errors import CkptfixError, DamagedFile, StrPath, printable
+from ckptfix.findings.row import Finding
+from ckptfix.formats.target import refuse_other_suffix
+from ckptfix.formats.torch import legacy_layout
+from ckptfix.io import write as output
+from ckptfix.io.durable import kept_line
+from ckptfix.io.read import Progress, stamp
+from ckptfix.io.replacing import given_up
 from ckptfix.ops.law import audit
-from ckptfix.ops.law_promise import Promise
-from ckptfix.replacing import given_up
-from ckptfix.stamps import Stamp
+from ckptfix.ops.law.promise import Account, Promise
 from ckptfix.words import some
 
 LOSSES = 3
@@ -147,3 +151,77 @@ def write_text(dest: StrPath, text: str, *, force: bool, source: str) -> None:
     output.check_destination(dest, [source], overwrite=force)
     plan = Plan((OutputFile.of(dest, [text.encode("utf-8", "surrogatepass")]),))
     output.write_plan(plan, overwrite=force, inputs={source: stamp(source)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Result:
+    """What a writing verb did, or would do.
+
+    Attributes:
+        source, dest: the files.
+        format: of `dest`.
+        plan: what was written.
+        written: False after a dry run.
+        backup: name under which the checkpoint that `dest` replaced is kept, where that was asked for.
+        lines: one or two sentences for a person; warnings and errors among the findings are not repeated there.
+        findings: what was noticed on the way.
+        exit_code: 0, or 3 after named losses.
+        account: how the tensors of the input fared, counted from the plan.
+    """
+
+    source: str
+    dest: str
+    format: str
+    plan: Plan = field(repr=False)
+    written: bool
+    lines: tuple[str, ...]
+    findings: tuple[Finding, ...] = ()
+    exit_code: int = 0
+    backup: str | None = None
+    account: Account = field(default_factory=Account)
+
+    def __str__(self) -> str:
+        """What the command prints: what was done, the old file's new name, warnings and losses, each on a line."""
+        lines = [*self.lines]
+        if self.backup is not None:
+            lines.append(kept_line(self.dest, self.backup))
+        for finding in self.findings:
+            if finding.severity != "info":
+                parts = (finding.severity, finding.where, finding.message)
+                lines.append(": ".join(part for part in parts if part))
+        return "\n".join(map(printable, lines))
+
+    def __repr__(self) -> str:
+        done = "written" if self.written else "not written"
+        return f"<{type(self).__name__}: {self.source!r} to {self.dest!r}, {done}, exit code {self.exit_code}>"
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same for JSON."""
+        return {
+            "source": self.source,
+            "dest": self.dest,
+            "format": self.format,
+            "written": self.written,
+            "backup": self.backup,
+            "nbytes": self.plan.nbytes,
+            "summary": list(self.lines),
+            "findings": [asdict(finding) for finding in self.findings],
+            "account": asdict(self.account),
+            **self._details(),
+        }
+
+    def _details(self) -> dict[str, Any]:
+        return {}
+
+
+def plan_edits(checkpoint: Checkpoint, edits: Sequence[Edit], dest: StrPath) -> Plan:
+    refuse_other_suffix(checkpoint.path, os.fspath(dest), checkpoint.format)
+    if edits:
+        # A new header over the data that is left would be an equally broken file, made silently.
+        legacy_layout.refuse_truncated(checkpoint)
+    with about(checkpoint.path):
+        return formats.FORMATS[checkpoint.format].plan_edit(checkpoint, edits, os.fspath(dest))
+
+
+def copy_note(unchanged: bool) -> str:
+    return "; the output is an identical copy" if unchanged else ""

@@ -12,9 +12,9 @@ import struct
 from dataclasses import dataclass
 from typing import Any
 
-from ckptfix.collector import collector_paused
 from ckptfix.errors import BadPickle, TruncatedPickle
 from ckptfix.pickles import opcodes as op
+from ckptfix.pickles.collector import collector_paused
 from ckptfix.pickles.graph import Call, Global, Graph, PersId, Text
 from ckptfix.pickles.rare import RareOpcodes
 

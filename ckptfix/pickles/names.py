@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ckptfix.collector import collector_paused
 from ckptfix.pickles import opcodes as op
+from ckptfix.pickles.collector import collector_paused
 from ckptfix.pickles.rare import UNRESOLVABLE
 
 Read = Callable[[int, int], bytes]

@@ -12,14 +12,15 @@ from pathlib import Path
 import torch
 
 from ckptfix.errors import CkptfixError, Refused
-from ckptfix.output import check_destination
+from ckptfix.io.write import check_destination
 from ckptfix.trainer import devices, parallel, resume
 from ckptfix.trainer import save as saving
+from ckptfix.trainer.job import Job
 from ckptfix.trainer.parallel import WRAPPERS
 from ckptfix.trainer.processes import launch, show_error
 from ckptfix.trainer.save import CONTAINERS
 from ckptfix.trainer.tasks import TASKS
-from ckptfix.trainer.train import Job, built, resolved, run
+from ckptfix.trainer.train import built, resolved, run
 
 EPILOG = """
 examples:

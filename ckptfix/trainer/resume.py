@@ -18,17 +18,17 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from ckptfix import keys
 from ckptfix.commands import command
 from ckptfix.errors import LoadMismatch, Refused
 from ckptfix.formats import open_checkpoint
 from ckptfix.loaders import load_state_dict
+from ckptfix.names import wrappers as keys
 from ckptfix.trainer import dcp
 from ckptfix.trainer.parallel import inner
 from ckptfix.trainer.processes import rank, world
 
 if TYPE_CHECKING:
-    from ckptfix.trainer.train import Training
+    from ckptfix.trainer.job import Training
 
 STATE = "model_state_dict"
 AVERAGED = "averaged_state_dict"

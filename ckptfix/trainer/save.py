@@ -20,13 +20,13 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from ckptfix.errors import Unsupported, WouldOverwrite, WriteFailed
-from ckptfix.output import check_destination
+from ckptfix.io.write import check_destination
 from ckptfix.trainer import dcp
 from ckptfix.trainer.parallel import inner, is_sharded
 from ckptfix.trainer.processes import rank, world
 
 if TYPE_CHECKING:
-    from ckptfix.trainer.train import Training
+    from ckptfix.trainer.job import Training
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from zlib import crc32
 import torch
 from torch import Tensor, nn
 
-from ckptfix.ops.match import Slot
+from ckptfix.names.slots import Slot
 
 CONSTANTS = ("inv_freq", "masked_bias", "position_ids", "num_batches_tracked")
 """Last parts of the names of buffers that are computed or counted, never learned; masks are bool, and go by that."""

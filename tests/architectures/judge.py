@@ -19,8 +19,9 @@ import torch
 from architectures.family import Family, Pair, Style, drawn, learned, randomise, seed_of, slots
 from torch import Tensor, nn
 
+from ckptfix.align.match import match
 from ckptfix.errors import Refused
-from ckptfix.ops.match import Slot, match
+from ckptfix.names.slots import Slot
 
 SAME = 1e-9
 """Outputs of equal models in float64 differ by less, as part of the largest output ..."""

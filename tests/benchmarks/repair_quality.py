@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from ckptfix import rescue
+from ckptfix.ops import repair as rescue
 
 Rescued = dict[str, torch.Tensor]
 Tool = Callable[[Path, Path], Rescued]

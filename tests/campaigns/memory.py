@@ -16,7 +16,7 @@ from builders import Tensor, assemble, state_dict_ops, torch_zip
 from faults.scenarios import OLD, SCENARIOS, complaint, plan, prepare, writing
 
 from ckptfix.errors import CkptfixError
-from ckptfix.output import write_plan
+from ckptfix.io.write import write_plan
 
 SECONDS = 20
 """After which a process that has not ended counts as hanging."""

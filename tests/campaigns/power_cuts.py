@@ -21,8 +21,9 @@ from typing import Any
 
 from faults.scenarios import OLD, SCENARIOS, SMALLER, Scenario, expected, plan, prepare, writing
 
-from ckptfix import fileio
-from ckptfix.output import write_plan
+from ckptfix.io import copy as io_copy
+from ckptfix.io import read as fileio
+from ckptfix.io.write import write_plan
 
 EMPTY = hash(b"")
 Names = dict[str, int]
@@ -69,7 +70,7 @@ class Recorder:
     def recording(self) -> Iterator[None]:
         calls = ("open", "write", "fsync", "fdatasync", "link", "replace", "unlink")
         real = {name: getattr(os, name) for name in calls}
-        means = fileio._kernel_means
+        means = io_copy._kernel_means
 
         def opened(path: Any, flags: int, *mode: Any, **options: Any) -> int:
             fd: int = real["open"](path, flags, *mode, **options)
@@ -108,13 +109,13 @@ class Recorder:
         shims = (opened, written, synced, synced, linked, replaced, unlinked)
         for name, shim in zip(real, shims, strict=True):
             setattr(os, name, shim)
-        fileio._kernel_means = list  # every byte by way of os.write
+        io_copy._kernel_means = list  # every byte by way of os.write
         try:
             yield
         finally:
             for name, call in real.items():
                 setattr(os, name, call)
-            fileio._kernel_means = means
+            io_copy._kernel_means = means
 
 
 def recorded(folder: Path, name: str) -> Recorder:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from ckptfix.checkpoint import Finding
-from ckptfix.cli.console import Console
+from ckptfix.cli.shared.console import Console
+from ckptfix.findings.row import Finding
 
 
 def emitted(document: dict[str, Any]) -> str:

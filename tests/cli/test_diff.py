@@ -8,7 +8,8 @@ import pytest
 from builders import Tensor, assemble, safetensors, state_dict_ops, torch_zip, written
 from cli.conftest import Cli, floats, state, wrapped
 
-from ckptfix.cli import console, diff
+from ckptfix.cli import diff
+from ckptfix.cli.shared import console
 
 
 def saved(path: Path, **tensors: tuple[float, ...]) -> Path:

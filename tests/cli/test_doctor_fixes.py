@@ -16,7 +16,7 @@ import torch
 from cli.conftest import Cli
 
 import ckptfix
-from ckptfix.ops import error_texts
+from ckptfix.findings import messages as error_texts
 
 
 def wrapped() -> dict[str, torch.Tensor]:

@@ -15,8 +15,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from ckptfix.cli.console import Console
-from ckptfix.cli.exits import describe, run
+from ckptfix.cli.shared.console import Console
+from ckptfix.cli.shared.exits import describe, run
 from ckptfix.errors import CkptfixError, KeyConflict, Truncated
 
 CKPTFIX = [sys.executable, "-m", "ckptfix"]
@@ -200,7 +200,7 @@ def test_a_second_signal_does_not_cut_the_cleanup_short(tmp_path: Path) -> None:
 
 def test_a_signal_ignored_at_the_start_stays_ignored() -> None:
     script = (
-        "import os, signal; from ckptfix.cli.exits import run; from ckptfix.cli.console import Console\n"
+        "import os, signal; from ckptfix.cli.shared.exits import run; from ckptfix.cli.shared.console import Console\n"
         "def invoke():\n    os.kill(os.getpid(), signal.SIGHUP); return 0\n"
         "raise SystemExit(run(invoke, Console(), []))"
     )

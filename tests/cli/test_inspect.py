@@ -9,7 +9,7 @@ import pytest
 from builders import Tensor, assemble, safetensors, state_dict_ops, torch_zip, written
 from cli.conftest import Cli, floats, wrapped
 
-from ckptfix.cli import console
+from ckptfix.cli.shared import console
 
 
 def test_the_summary_says_what_the_file_is(cli: Cli, ddp: Path) -> None:

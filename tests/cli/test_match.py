@@ -14,10 +14,11 @@ from cli.conftest import Cli
 from torch import nn
 
 import ckptfix
-from ckptfix import matching as matching_module
+from ckptfix.align import match as match_op
+from ckptfix.align.result import Matching, Pair
 from ckptfix.errors import KeyConflict, NoMatch
-from ckptfix.ops import match as match_op
-from ckptfix.ops.match import Matching, Pair, Slot
+from ckptfix.names.slots import Slot
+from ckptfix.ops import match as matching_module
 
 
 class One(nn.Module):

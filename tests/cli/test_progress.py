@@ -10,7 +10,7 @@ from io import StringIO
 
 import pytest
 
-from ckptfix.cli.progress import INTERVAL, PATIENCE, Progress
+from ckptfix.cli.shared.progress import INTERVAL, PATIENCE, Progress
 
 GB = 10**9
 

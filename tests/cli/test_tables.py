@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from ckptfix import words
-from ckptfix.cli import tables
+from ckptfix.cli.shared import tables
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from ckptfix.checkpoint import Storage, TensorEntry, contiguous_stride
-from ckptfix.cli.tree import lines
+from ckptfix.cli.shared.tree import lines
 
 
 def tensor(name: str, *shape: int, dtype: str = "float32", location: str = "cpu") -> TensorEntry:

@@ -177,7 +177,7 @@ def entry_point() -> str:
 
 
 @pytest.mark.parametrize("how", ["module", entry_point()])
-@pytest.mark.parametrize("name", ["ckptfix.cli", "click", "ckptfix.cli.exits"])
+@pytest.mark.parametrize("name", ["ckptfix.cli", "click", "ckptfix.cli.shared.exits"])
 def test_an_interrupt_while_it_starts_gives_no_traceback(how: str, name: str) -> None:
     line = [sys.executable, "-c", f"how = {how!r}\n{STARTING}", name, "inspect", "a.pth"]
     done = subprocess.run(line, capture_output=True, text=True, check=False)

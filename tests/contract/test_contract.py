@@ -12,9 +12,11 @@ from compare import tensor_bytes
 from contract.samples import SAMPLES, Sample
 from kinds import DTYPES, of_dtype, tensor
 
-from ckptfix import errors, fileio, output
+from ckptfix import errors
 from ckptfix.checkpoint import ByteRange, Drop, Edit, OutputFile, Plan, Rename, SetLocation
 from ckptfix.formats import FORMATS, detect, open_checkpoint
+from ckptfix.io import read as fileio
+from ckptfix.io import write as output
 
 pytestmark = pytest.mark.parametrize("name", SAMPLES)
 

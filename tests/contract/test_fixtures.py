@@ -15,8 +15,8 @@ from conftest import ROOT
 
 import ckptfix
 from ckptfix.checkpoint import TensorEntry
-from ckptfix.fileio import read_chunks
-from ckptfix.streams import gathered
+from ckptfix.io.derived import gathered
+from ckptfix.io.read import read_chunks
 
 FOLDER = ROOT / "fixtures"
 FILES = sorted(path for path in FOLDER.iterdir() if path.suffix in (".pth", ".safetensors"))

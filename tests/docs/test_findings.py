@@ -8,12 +8,12 @@ from textwrap import fill
 
 from docs.pages import UPDATE, page_of
 
-from ckptfix.ops.catalogue import ENTRIES
-from ckptfix.ops.catalogue_containers import CONTAINERS
-from ckptfix.ops.catalogue_contents import CONTENTS
-from ckptfix.ops.catalogue_row import Entry
-from ckptfix.ops.catalogue_verbs import VERBS
-from ckptfix.ops.doctor_report import readable
+from ckptfix.findings.contents import CONTENTS
+from ckptfix.findings.files import CONTAINERS
+from ckptfix.findings.row import Entry
+from ckptfix.findings.table import ENTRIES
+from ckptfix.findings.verbs import VERBS
+from ckptfix.ops.doctor.report import readable
 
 HEAD = """# Findings
 

@@ -17,10 +17,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Literal, NoReturn
 
-from ckptfix import fileio
 from ckptfix.checkpoint import ByteRange, Derived, OutputFile, Plan
 from ckptfix.errors import CkptfixError
-from ckptfix.output import TEMP_SUFFIX, write_plan
+from ckptfix.io import read as fileio
+from ckptfix.io.write import TEMP_SUFFIX, write_plan
 
 LONG = os.environ.get("CKPTFIX_LONG") == "1"
 """Whether to take all the time that a thorough campaign needs."""

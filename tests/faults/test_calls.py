@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 from faults.scenarios import OLD, SCENARIOS, SMALLER, complaint, plan, prepare, states, writing
 
-from ckptfix import fileio, output
 from ckptfix.errors import CkptfixError
-from ckptfix.output import write_plan
+from ckptfix.io import read as fileio
+from ckptfix.io import write as output
+from ckptfix.io.write import write_plan
 
 pytestmark = pytest.mark.slow
 

@@ -14,7 +14,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from ckptfix.ops.match import Slot
+from ckptfix.names.slots import Slot
 
 Key = tuple[str, int, str, int, str]
 """What a tensor is: stack, block, role, expert, leaf."""

@@ -12,7 +12,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ckptfix.ops.match import Slot
+from ckptfix.names.slots import Slot
 
 Key = tuple[str, int, str, str]
 """What a tensor is: tower, block (-1: stem, -2: tail), part, leaf."""

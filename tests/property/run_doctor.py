@@ -23,7 +23,7 @@ from property.small_files import SMALL
 
 import ckptfix
 
-_OWN = ("numpy", "concurrent.futures.thread", "ckptfix.diagnosis", "ml_dtypes", "ckptfix.formats.foreign_archives")
+_OWN = ("numpy", "concurrent.futures.thread", "ckptfix.ops.doctor", "ml_dtypes", "ckptfix.formats.foreign.archives")
 
 
 def main(folder: Path) -> None:

@@ -29,7 +29,7 @@ WATCHED = (
 LAZY = (
     "ckptfix.api",
     "ckptfix.loaders",
-    "ckptfix.formats.foreign",
+    "ckptfix.formats.foreign.kinds",
     "encodings.unicode_escape",
     "encodings.raw_unicode_escape",
     "encodings.idna",

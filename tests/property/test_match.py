@@ -16,9 +16,11 @@ import pytest
 from conftest import LONG
 from property.named_models import Key, pair
 
-from ckptfix.ops.learn_rules import learn
-from ckptfix.ops.match import Matching, Slot, match
-from ckptfix.ops.name_rules import renamed
+from ckptfix.align.match import match
+from ckptfix.align.result import Matching
+from ckptfix.names.learn import learn
+from ckptfix.names.rules import renamed
+from ckptfix.names.slots import Slot
 
 SEEDS = range(8000 if LONG else 300)
 STEP = 20

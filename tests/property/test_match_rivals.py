@@ -9,7 +9,8 @@ from conftest import LONG
 from property import named_models, named_rivals
 from property.test_match import distinct, slots
 
-from ckptfix.ops.match import Slot, match
+from ckptfix.align.match import match
+from ckptfix.names.slots import Slot
 
 pytestmark = pytest.mark.campaign
 

@@ -18,8 +18,8 @@ from property.hostile_files import hostile_files
 from property.small_files import SMALL
 from property.wrecks import fixture, survivors
 
-from ckptfix import rescue
 from ckptfix.errors import CkptfixError
+from ckptfix.ops import repair as rescue
 
 pytestmark = pytest.mark.campaign
 

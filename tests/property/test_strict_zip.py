@@ -24,7 +24,7 @@ from conftest import LONG, ROOT
 
 from ckptfix.errors import CkptfixError
 from ckptfix.formats import FORMATS, open_checkpoint
-from ckptfix.ops.doctor import examine
+from ckptfix.ops.doctor.examine import examine
 
 DATA = struct.pack("<4f", 1, 2, 3, 4)
 TIED = {"a": Tensor("0", (4,), 4), "b": Tensor("0", (2,), 4, offset=2), "c": Tensor("1", (4,), 4)}
@@ -277,7 +277,7 @@ def test_an_edit_does_not_hand_on_what_torch_would_misread(place: Path) -> None:
 def test_an_edit_of_rows_with_64_bit_fields_can_be_read(wide: str, place: Path) -> None:
     """The row of the pickle gets new sizes, and its zip64 field must not keep the old ones before the offset."""
     from ckptfix.checkpoint import Rename
-    from ckptfix.output import write_plan
+    from ckptfix.io.write import write_plan
 
     place.write_bytes(build_zip([replace(row, zip64=row.name.endswith(wide)) for row in RECORDS]))
     checkpoint = open_checkpoint(place)

@@ -19,7 +19,8 @@ from unittest.mock import patch
 import click
 from property.small_files import SMALL
 
-from ckptfix.cli import commands, exits
+from ckptfix.cli import commands
+from ckptfix.cli.shared import exits
 from ckptfix.errors import CkptfixError
 
 IN, OUT, OTHER = "{in}", "{out}", "{other}"

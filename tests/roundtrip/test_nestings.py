@@ -14,7 +14,7 @@ from nestings import covered, found_in, key_of, nestings, referenced, tensors_of
 
 import ckptfix
 from ckptfix.formats import open_checkpoint
-from ckptfix.formats.torch_common import Parts
+from ckptfix.formats.torch.common import Parts
 
 Made = tuple[dict[str, Any], dict[str, list[torch.Tensor]]]
 

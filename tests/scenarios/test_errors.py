@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from scenarios.broken_files import CASES, Case
 
 from ckptfix.cli import COMMANDS, commands
-from ckptfix.ops import error_texts
+from ckptfix.findings import messages as error_texts
 
 
 def run(words: list[str], code: int) -> None:

@@ -12,7 +12,7 @@ import safetensors.torch
 import torch
 
 from ckptfix import formats
-from ckptfix.ops.diff import DiffResult, diff
+from ckptfix.ops.diff.compare import DiffResult, diff
 
 Compare = Callable[..., DiffResult]
 

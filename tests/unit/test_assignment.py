@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptfix.ops import assignment
+from ckptfix.align import assignment
 
 Scores = list[list[float]]
 

@@ -20,7 +20,7 @@ from torch.optim.swa_utils import AveragedModel
 
 import ckptfix
 from ckptfix import errors
-from ckptfix.cli.exits import describe
+from ckptfix.cli.shared.exits import describe
 from ckptfix.ops import averages, choose
 from ckptfix.ops.candidates import Candidate, candidates
 

@@ -14,9 +14,9 @@ from compare import assert_same
 
 import ckptfix
 from ckptfix.errors import DamagedFile, Refused, Unsupported, WouldLoseData
-from ckptfix.fileio import read_exact
 from ckptfix.formats import open_checkpoint
-from ckptfix.formats.torch_emit import state_dict_pickle
+from ckptfix.formats.torch.emit import state_dict_pickle
+from ckptfix.io.read import read_exact
 
 
 def save(path: Path, value: Any, **how: Any) -> Path:

@@ -16,8 +16,8 @@ from torch import nn
 
 from ckptfix import formats
 from ckptfix.errors import CkptfixError
-from ckptfix.ops.diff import DiffResult, diff
-from ckptfix.ops.diff_rows import Difference, Sharing
+from ckptfix.ops.diff.compare import DiffResult, diff
+from ckptfix.ops.diff.result import Difference, Sharing
 
 Compare = Callable[..., DiffResult]
 Save = Callable[..., Path]

@@ -12,8 +12,8 @@ from kinds import tensor
 from torch import nn
 
 from ckptfix.errors import KeyConflict, NoSuchTensor
-from ckptfix.ops.diff import DiffResult
-from ckptfix.ops.diff_rows import Ambiguous, Difference, NamePair, OneSided, Pairing, ValueChange
+from ckptfix.ops.diff.compare import DiffResult
+from ckptfix.ops.diff.result import Ambiguous, Difference, NamePair, OneSided, Pairing, ValueChange
 
 Compare = Callable[..., DiffResult]
 Save = Callable[..., Path]

@@ -20,9 +20,10 @@ from builders import Tensor, assemble, state_dict_ops, torch_zip, written
 from kinds import tensor
 
 from ckptfix.errors import Truncated
-from ckptfix.ops import diff_bytes, diff_sources
-from ckptfix.ops.diff import DiffResult
-from ckptfix.ops.diff_rows import NamePair
+from ckptfix.ops.diff import bytes as diff_bytes
+from ckptfix.ops.diff import sources as diff_sources
+from ckptfix.ops.diff.compare import DiffResult
+from ckptfix.ops.diff.result import NamePair
 
 Compare = Callable[..., DiffResult]
 Save = Callable[..., Path]
@@ -53,7 +54,7 @@ def test_keys_only_reads_no_tensor(compare: Compare, monkeypatch: pytest.MonkeyP
     def refuse(*_: Any) -> None:
         raise AssertionError("a tensor was read")
 
-    monkeypatch.setattr("ckptfix.ops.diff_sources.Readers.__getitem__", refuse)
+    monkeypatch.setattr("ckptfix.ops.diff.sources.Readers.__getitem__", refuse)
     a, b = {"w": tensor(3), "x": tensor(2), "n": 1}, {"w": tensor(3) + 1, "x": tensor(4), "n": 2}
     result = compare(a, b, keys_only=True)
     assert [(row.name_a, row.values) for row in result.changed] == [("x", None)]

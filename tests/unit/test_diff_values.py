@@ -13,8 +13,8 @@ from builders import Tensor, assemble, push, state_dict_ops, torch_zip, written
 from kinds import tensor
 from torch import nn
 
-from ckptfix.ops.diff import DiffResult
-from ckptfix.ops.diff_rows import ValueChange, jsonable
+from ckptfix.ops.diff.compare import DiffResult
+from ckptfix.ops.diff.result import ValueChange, jsonable
 
 Compare = Callable[..., DiffResult]
 Save = Callable[..., Path]

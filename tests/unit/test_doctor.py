@@ -14,7 +14,7 @@ from conftest import CORPUS, RealFile
 from doctor_samples import SAMPLES, Sample
 
 import ckptfix
-from ckptfix.ops.sanitize_versions import CALLS, DTYPES, Version
+from ckptfix.ops.sanitize.versions import CALLS, DTYPES, Version
 
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.id)

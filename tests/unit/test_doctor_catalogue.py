@@ -12,11 +12,11 @@ import pytest
 from doctor_samples import SAMPLES
 from scenarios.broken_files import CASES
 
-from ckptfix.checkpoint import Finding
 from ckptfix.cli import COMMANDS
-from ckptfix.ops import error_texts
-from ckptfix.ops.catalogue import ENTRIES, found, proposed, remedy
-from ckptfix.ops.catalogue_verbs import VERBS
+from ckptfix.findings import messages as error_texts
+from ckptfix.findings.row import Finding
+from ckptfix.findings.table import ENTRIES, found, proposed, remedy
+from ckptfix.findings.verbs import VERBS
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "ckptfix"

@@ -25,7 +25,7 @@ from torch import nn
 
 import ckptfix
 from ckptfix import errors
-from ckptfix.formats import torch_module
+from ckptfix.formats.torch import module as torch_module
 from ckptfix.pickles import Call, Dict, Global, Text
 
 HOUSES: tuple[types.ModuleType, ...] = (

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations, spectral_norm, weight_norm
 
-from ckptfix.ops import families
-from ckptfix.ops.families import canonical, fusions, optional
-from ckptfix.ops.match import Slot
+from ckptfix.names import spellings as families
+from ckptfix.names.slots import Slot
+from ckptfix.names.spellings import canonical, fusions, optional
 
 
 def keys(module: nn.Module) -> list[str]:

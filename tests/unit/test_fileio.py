@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from ckptfix import fileio
 from ckptfix.checkpoint import ByteRange, Derived
 from ckptfix.errors import DamagedFile, Truncated, Unsupported, WriteFailed
+from ckptfix.io import copy as io_copy
+from ckptfix.io import read as fileio
 
 CONTENT = bytes(range(256)) * 1200  # 300 KiB: above SMALL, so that the kernel copies it
 FALLBACKS = [errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ETXTBSY, errno.EPERM]
@@ -141,14 +142,14 @@ class TestReading:
 class TestCopying:
     def test_appends_at_the_current_position(self, source: str, out: int) -> None:
         os.write(out, b"head")
-        fileio.copy_range(ByteRange(source, 5, 250_000), out)
+        io_copy.copy_range(ByteRange(source, 5, 250_000), out)
         os.write(out, b"tail")
         assert written(out) == b"head" + CONTENT[5:250_005] + b"tail"
 
     def test_progress_counts_to_the_end(self, source: str, out: int, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(fileio, "KERNEL_CHUNK", 100_000)
         calls: list[tuple[int, int]] = []
-        fileio.copy_range(ByteRange(source, 0, 300_000), out, lambda done, total: calls.append((done, total)))
+        io_copy.copy_range(ByteRange(source, 0, 300_000), out, lambda done, total: calls.append((done, total)))
         assert calls == [(100_000, 300_000), (200_000, 300_000), (300_000, 300_000)]
 
     @pytest.mark.parametrize(
@@ -158,14 +159,14 @@ class TestCopying:
         self, source: str, out: int, monkeypatch: pytest.MonkeyPatch, head: int, offset: int, kernel: bool
     ) -> None:
         calls = []
-        means = fileio._kernel_means()[0]
+        means = io_copy._kernel_means()[0]
 
         def counted(*arguments: int) -> int:
             calls.append(arguments)
             return means(*arguments)
 
         monkeypatch.setattr(fileio, "_kernel_means", lambda: [counted])
-        sink = fileio.Sink(out, lambda count: None)
+        sink = io_copy.Sink(out, lambda count: None)
         with fileio.Reader(source) as reader:
             sink.add(bytes(head))
             sink.copy(reader, offset, 200_000)
@@ -176,7 +177,7 @@ class TestCopying:
         read, write = os.pipe()
         with open(read, "rb") as end:
             with open(write, "wb"):
-                fileio.copy_range(ByteRange(source, 0, 1000), write)
+                io_copy.copy_range(ByteRange(source, 0, 1000), write)
             assert end.read() == CONTENT[:1000]
 
     @pytest.mark.skipif(not hasattr(os, "copy_file_range"), reason="this system has no copy_file_range")
@@ -196,7 +197,7 @@ class TestCopying:
             return copy_file_range(src, dst, min(count, 70_000), offset_src)
 
         monkeypatch.setattr(os, "copy_file_range", failing)
-        fileio.copy_range(ByteRange(source, 0, 290_000), out)
+        io_copy.copy_range(ByteRange(source, 0, 290_000), out)
         assert written(out) == CONTENT[:290_000]
         assert calls == [0, 70_000][: already + 1]
 
@@ -209,7 +210,7 @@ class TestCopying:
 
         monkeypatch.setattr(os, "copy_file_range", failing, raising=False)
         monkeypatch.setattr(os, "sendfile", failing, raising=False)
-        fileio.copy_range(ByteRange(source, 0, 290_000), out)
+        io_copy.copy_range(ByteRange(source, 0, 290_000), out)
         assert written(out) == CONTENT[:290_000]
 
     def test_an_answer_of_zero_is_not_taken_for_the_end(
@@ -217,7 +218,7 @@ class TestCopying:
     ) -> None:
         monkeypatch.setattr(os, "copy_file_range", lambda *arguments: 0, raising=False)
         monkeypatch.setattr(os, "sendfile", lambda *arguments: 0, raising=False)
-        fileio.copy_range(ByteRange(source, 0, 200_000), out)
+        io_copy.copy_range(ByteRange(source, 0, 200_000), out)
         assert written(out) == CONTENT[:200_000]
 
     @pytest.mark.parametrize("kernel", [True, False])
@@ -228,7 +229,7 @@ class TestCopying:
             without_kernel(monkeypatch)
         with fileio.Reader(source) as reader:
             os.truncate(source, 200_000)
-            sink = fileio.Sink(out, lambda count: None)
+            sink = io_copy.Sink(out, lambda count: None)
             with pytest.raises(Truncated) as caught:
                 sink.copy(reader, 8192, 290_000)
         assert caught.value.path == source
@@ -238,7 +239,7 @@ class TestCopying:
         without_kernel(monkeypatch)
         write = os.write
         monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:9999]))
-        fileio.copy_range(ByteRange(source, 0, 250_000), out)
+        io_copy.copy_range(ByteRange(source, 0, 250_000), out)
         assert written(out) == CONTENT[:250_000]
 
     def test_a_write_that_takes_nothing_is_an_error(
@@ -246,7 +247,7 @@ class TestCopying:
     ) -> None:
         monkeypatch.setattr(os, "write", lambda fd, data: 0)
         with pytest.raises(OSError, match="took no bytes"):
-            fileio.copy_range(ByteRange(source, 0, 10), out)
+            io_copy.copy_range(ByteRange(source, 0, 10), out)
 
     @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
     def test_a_full_disk_is_not_tried_again(
@@ -259,7 +260,7 @@ class TestCopying:
         monkeypatch.setattr(os, "sendfile", full, raising=False)
         monkeypatch.setattr(os, "write", full)
         with pytest.raises(OSError) as caught:
-            fileio.copy_range(ByteRange(source, 0, 250_000), out)
+            io_copy.copy_range(ByteRange(source, 0, 250_000), out)
         assert caught.value.errno == number
         assert written(out) == b""
 
@@ -272,7 +273,7 @@ class TestCopying:
             return write(fd, data)
 
         monkeypatch.setattr(os, "write", counted)
-        sink = fileio.Sink(out, lambda count: None)
+        sink = io_copy.Sink(out, lambda count: None)
         expected = b""
         with fileio.Reader(source) as reader:
             for number in range(1000):

@@ -25,7 +25,8 @@ import torch
 from conftest import CORPUS
 
 from ckptfix.errors import CkptfixError, UnknownFormat
-from ckptfix.formats import foreign, open_checkpoint
+from ckptfix.formats import open_checkpoint
+from ckptfix.formats.foreign import kinds as foreign
 
 OID = "4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393"
 POINTER = f"version https://git-lfs.github.com/spec/v1\noid sha256:{OID}\nsize 1340616616\n"

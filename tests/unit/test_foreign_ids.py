@@ -8,8 +8,8 @@ from pathlib import Path
 import hidden
 import pytest
 
-from ckptfix.ops import doctor
-from ckptfix.ops.catalogue import ENTRIES
+from ckptfix.findings.table import ENTRIES
+from ckptfix.ops.doctor import examine as doctor
 
 QUOTED = (
     "an empty file was received", "a git-lfs pointer", "12 zero bytes", "overwritten with zeros", "a web page",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ckptfix.ops.grouping import collapse, shown
+from ckptfix.names.groups import collapse, shown
 
 
 def texts(names: list[str], among: list[str] | None = None) -> list[str]:

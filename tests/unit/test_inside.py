@@ -7,8 +7,8 @@ from pathlib import Path
 import hidden
 import pytest
 
-from ckptfix.ops import doctor
-from ckptfix.ops.doctor_report import Diagnosis
+from ckptfix.ops.doctor import examine as doctor
+from ckptfix.ops.doctor.report import Diagnosis
 
 HOW = [*hidden.PAYLOADS, hidden.SIBLING]
 NAME = {how: name for how, (name, _) in hidden.PAYLOADS.items()} | {hidden.SIBLING: "posix.system"}

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from ckptfix import keys
+from ckptfix.names import wrappers as keys
 
 
 @pytest.mark.parametrize(

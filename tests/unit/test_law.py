@@ -15,11 +15,13 @@ from torch import nn
 import ckptfix
 from ckptfix.checkpoint import ByteRange, Derived, OutputFile, Plan
 from ckptfix.errors import CkptfixError, DamagedFile, WouldLoseData
-from ckptfix.fileio import PlannedFile, Reader
-from ckptfix.formats import safetensors
-from ckptfix.ops import law, law_edits, law_promise, writing
-from ckptfix.results import Result
-from ckptfix.streams import Checksums
+from ckptfix.formats.safetensors import format as safetensors
+from ckptfix.io.read import PlannedFile, Reader
+from ckptfix.io.sums import Checksums
+from ckptfix.ops import law, writing
+from ckptfix.ops.law import edits as law_edits
+from ckptfix.ops.law import promise as law_promise
+from ckptfix.ops.writing import Result
 
 PACKAGE = Path(ckptfix.__file__).parent
 

@@ -20,8 +20,15 @@ from real.law import Outcome, carry_out, named, names
 from real.truth import Leaf, Truth, tensors
 from safetensors.torch import save_file
 
-from ckptfix.formats import safetensors, safetensors_edit, torch_emit, torch_legacy, torch_recode, torch_zip
-from ckptfix.ops import repair, sanitize_convert, slim
+from ckptfix.formats.safetensors import edit as safetensors_edit
+from ckptfix.formats.safetensors import format as safetensors
+from ckptfix.formats.torch import emit as torch_emit
+from ckptfix.formats.torch import legacy as torch_legacy
+from ckptfix.formats.torch import recode as torch_recode
+from ckptfix.formats.torch import zip as torch_zip
+from ckptfix.ops.repair import torch as repair
+from ckptfix.ops.sanitize import convert as sanitize_convert
+from ckptfix.ops.slim import plan as slim
 from ckptfix.pickles import parse, reemit
 from ckptfix.pickles.graph import label
 

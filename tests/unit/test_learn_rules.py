@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptfix.ops.learn_rules import learn
-from ckptfix.ops.name_rules import NameRule, is_rule, renamed
+from ckptfix.names.learn import learn
+from ckptfix.names.rules import NameRule, is_rule, renamed
 
 PARTS = st.sampled_from(
     [

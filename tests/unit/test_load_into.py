@@ -540,7 +540,7 @@ def test_by_structure(tmp_path: Path) -> None:
 
 
 def test_what_a_matcher_is_not_sure_of_is_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ckptfix.ops.match import Matching, Pair, Skipped
+    from ckptfix.align.result import Matching, Pair, Skipped
 
     def unsure(source: Any, target: Any, *, by: str) -> Matching:
         assert [slot.name for slot in source] == ["x", "y", "p", "q"] and target[1].name == "0.bias"
@@ -548,7 +548,7 @@ def test_what_a_matcher_is_not_sure_of_is_not_loaded(tmp_path: Path, monkeypatch
         skipped = (Skipped("q", "rotary"),)
         return Matching(by, pairs, (), left=("p",), missing=("1.weight", "1.bias"), skipped_source=skipped)
 
-    monkeypatch.setattr("ckptfix.loaders.fitting.match", unsure)
+    monkeypatch.setattr("ckptfix.loaders.model.fitting.match", unsure)
     state = OrderedDict(x=tensor(2, 2), y=tensor(2), p=tensor(1), q=tensor(1))
     model = blank(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
     path = saved(tmp_path / "a.pth", state)

@@ -6,12 +6,12 @@ from collections.abc import Iterable
 
 import pytest
 
-from ckptfix.ops.match import Slot
-from ckptfix.ops.match_depth import same_depth
-from ckptfix.ops.match_groups import MOST, Effort, Group, alike, groups
-from ckptfix.ops.match_groups import levelled as levelled_with
-from ckptfix.ops.match_levels import surroundings, turned
-from ckptfix.ops.match_names import Side, Unit, side
+from ckptfix.align.depth import same_depth
+from ckptfix.align.groups import MOST, Effort, Group, alike, groups
+from ckptfix.align.groups import levelled as levelled_with
+from ckptfix.align.levels import surroundings, turned
+from ckptfix.align.units import Side, Unit, side
+from ckptfix.names.slots import Slot
 
 
 def of(names: Iterable[str], shape: tuple[int, ...] = (2,)) -> Side:

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from ckptfix.ops.match import Slot
-from ckptfix.ops.match_names import Side, fronts, natural, side, template, words
+from ckptfix.align.units import Side, fronts, natural, side, template, words
+from ckptfix.names.slots import Slot
 
 
 def of(*names: str, shape: tuple[int, ...] = (2,)) -> Side:

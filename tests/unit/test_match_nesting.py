@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 import pytest
 
-from ckptfix.ops.match import Slot
-from ckptfix.ops.match_names import Unit, side
-from ckptfix.ops.match_nesting import crossed
+from ckptfix.align.nesting import crossed
+from ckptfix.align.units import Unit, side
+from ckptfix.names.slots import Slot
 
 
 def units(names: Iterable[str]) -> tuple[Unit, ...]:

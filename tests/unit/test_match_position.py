@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import pytest
 
+from ckptfix.align.position import match
+from ckptfix.align.result import Skipped
 from ckptfix.errors import NoMatch
-from ckptfix.ops.fitting import is_transposed, misfit
-from ckptfix.ops.match import Skipped, Slot
-from ckptfix.ops.match_position import match
+from ckptfix.names.slots import Slot, is_transposed, misfit
 
 
 def slots(prefix: str, *shapes: Sequence[int], dtype: str = "float32") -> list[Slot]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ckptfix.ops.match_roles import parts, score
+from ckptfix.align.roles import parts, score
 
 SCORED = [
     (["attn.q_proj", "attn.k_proj", "attn.v_proj"], ["sa.query", "sa.key", "sa.value"]),

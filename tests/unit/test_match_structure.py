@@ -7,8 +7,10 @@ from collections.abc import Iterable, Sequence
 
 import pytest
 
-from ckptfix.ops import match_structure
-from ckptfix.ops.match import Matching, Slot, match
+from ckptfix.align import structure as match_structure
+from ckptfix.align.match import match
+from ckptfix.align.result import Matching
+from ckptfix.names.slots import Slot
 
 SQUARE = (8, 8)
 

@@ -11,7 +11,7 @@ import torch
 import ckptfix
 from ckptfix.cli.rename import read_map
 from ckptfix.errors import CkptfixError, Refused
-from ckptfix.ops.name_rules import NameRule, is_rule, renamed
+from ckptfix.names.rules import NameRule, is_rule, renamed
 
 
 @pytest.mark.parametrize(

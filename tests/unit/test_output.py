@@ -12,17 +12,12 @@ from typing import Any
 
 import pytest
 
-from ckptfix import fileio, output, sources
 from ckptfix.checkpoint import ByteRange, Derived, OutputFile, Plan, Segment
-from ckptfix.errors import (
-    CkptfixError,
-    DamagedFile,
-    Truncated,
-    Unsupported,
-    WouldOverwrite,
-    WriteFailed,
-)
-from ckptfix.output import check_destination, write_plan
+from ckptfix.errors import CkptfixError, DamagedFile, Truncated, Unsupported, WouldOverwrite, WriteFailed
+from ckptfix.io import read as fileio
+from ckptfix.io import sources
+from ckptfix.io import write as output
+from ckptfix.io.write import check_destination, write_plan
 
 CONTENT = bytes(range(256)) * 1200
 ROOT = hasattr(os, "geteuid") and os.geteuid() == 0

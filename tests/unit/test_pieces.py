@@ -17,7 +17,7 @@ from torch import nn
 import ckptfix
 from ckptfix.errors import CkptfixError, DistributedPart, WouldLoseData
 from ckptfix.formats import open_checkpoint
-from ckptfix.ops.doctor import examine
+from ckptfix.ops.doctor.examine import examine
 from ckptfix.ops.pieces import piece_of
 
 LOCAL = {"fc.weight": torch.arange(6.0).view(2, 3), "fc.bias": torch.tensor([1.0, 2.0, 3.0])}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ckptfix.ops.prefixes import find
+from ckptfix.names.bases import find
 
 BARE = ["fc.weight", "fc.bias", "out.weight"]
 

@@ -11,6 +11,7 @@ import torch
 
 import ckptfix
 from ckptfix.errors import KeyConflict, NoSuchTensor, PartialPrefix, Refused
+from ckptfix.ops import writing
 
 
 def save(path: Path, value: Any, **how: Any) -> Path:
@@ -227,7 +228,7 @@ def test_a_source_that_changes_between_reading_and_writing(
     from ckptfix.errors import DamagedFile
 
     source = save(tmp_path / "a.pth", weights("module.a"))
-    plan = api.plan_edits
+    plan = writing.plan_edits
 
     def late(*arguments: Any) -> Any:
         with open(source, "ab") as file:

@@ -15,8 +15,8 @@ from unit.test_inside import HOW, NAME, dangers
 
 import ckptfix
 from ckptfix.errors import CkptfixError
-from ckptfix.fileio import read_chunks
-from ckptfix.ops import doctor
+from ckptfix.io.read import read_chunks
+from ckptfix.ops.doctor import examine as doctor
 
 
 def globals_in(path: Path) -> set[str]:

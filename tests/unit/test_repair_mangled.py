@@ -16,9 +16,9 @@ from builders import Record, Tensor, assemble, build_zip, legacy, state_dict_ops
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from ckptfix import rescue
 from ckptfix.errors import DamagedFile, NoMatch, Refused, UnknownFormat, Unsupported
-from ckptfix.rescue import RepairResult
+from ckptfix.ops import repair as rescue
+from ckptfix.ops.repair import RepairResult
 
 VALUE = {"epoch": 3, "model": {"fc.weight": torch.arange(600.0).reshape(30, 20), "fc.bias": torch.ones(30)}}
 
@@ -382,7 +382,7 @@ def test_archives_of_several_checkpoints_are_refused(good: Path, tmp_path: Path)
 
 
 def test_what_unfolds_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ckptfix.ops.repair_layers.MAX_UNPACKED", 1 << 16)
+    monkeypatch.setattr("ckptfix.ops.repair.layers.MAX_UNPACKED", 1 << 16)
     path = written(tmp_path / "in.pth", gzip.compress(b"\0" * (1 << 24)))
     with pytest.raises(Unsupported, match="unfold"):
         rescue.repair(path, tmp_path / "out.pth")

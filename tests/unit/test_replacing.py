@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from ckptfix.checkpoint import ByteRange, OutputFile, Plan
-from ckptfix.fileio import stamp
-from ckptfix.output import write_plan
-from ckptfix.replacing import given_up
+from ckptfix.io.read import stamp
+from ckptfix.io.replacing import given_up
+from ckptfix.io.write import write_plan
 
 
 @pytest.fixture(autouse=True)

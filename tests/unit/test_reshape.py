@@ -15,10 +15,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import ckptfix
-from ckptfix import output
 from ckptfix.checkpoint import Edit, Rename, Reshape
 from ckptfix.errors import CkptfixError, NoSuchTensor, Unsupported
 from ckptfix.formats import FORMATS, open_checkpoint
+from ckptfix.io import write as output
 
 ZIP = [True, False]
 Shapes = dict[str, tuple[int, ...]]

@@ -42,8 +42,8 @@ from ckptfix.errors import (
     Unsupported,
     WouldLoseData,
 )
-from ckptfix.fileio import read_chunks
-from ckptfix.formats import safetensors
+from ckptfix.formats.safetensors import format as safetensors
+from ckptfix.io.read import read_chunks
 
 FLOATS = bytes(range(24))
 TENSORS = (("fc.weight", "F32", (2, 3), FLOATS), ("fc.bias", "F16", (3,), b"abcdef"), ("steps", "I64", (), b"12345678"))

@@ -29,10 +29,10 @@ from builders import Op, Tensor, assemble, legacy, push, state_dict_ops, tensor_
 from conftest import RealFile
 
 import ckptfix
-from ckptfix.cleaning import SanitizeResult, sanitize
 from ckptfix.errors import KeyConflict, Refused, Unsupported
-from ckptfix.ops.sanitize_convert import Converter
-from ckptfix.ops.sanitize_report import Settings
+from ckptfix.ops.sanitize import SanitizeResult, sanitize
+from ckptfix.ops.sanitize.convert import Converter
+from ckptfix.ops.sanitize.report import Settings
 from ckptfix.pickles import parse
 
 

@@ -11,7 +11,8 @@ import pytest
 import torch
 from builders import Op, Tensor, assemble, legacy, push, tensor_ops, torch_zip, written
 
-from ckptfix.cleaning import sanitize, slim
+from ckptfix.ops.sanitize import sanitize
+from ckptfix.ops.slim import slim
 
 RAW = bytes(8)
 

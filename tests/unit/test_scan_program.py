@@ -13,7 +13,7 @@ import pytest
 import torch
 from builders import Record, build_zip
 
-from ckptfix.ops import doctor
+from ckptfix.ops.doctor import examine as doctor
 
 Save = Callable[[Path], None]
 

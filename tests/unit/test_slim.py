@@ -12,8 +12,8 @@ from builders import Tensor, assemble, flip, legacy, safetensors, state_dict_ops
 from conftest import RealFile
 
 import ckptfix
-from ckptfix.cleaning import SlimResult, slim
 from ckptfix.errors import CkptfixError, Refused, Unsupported
+from ckptfix.ops.slim import SlimResult, slim
 
 
 @pytest.fixture(params=["zip", "legacy"])

@@ -17,12 +17,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.lib.stride_tricks import as_strided
 
-from ckptfix import streams
 from ckptfix.checkpoint import ByteRange, Data, Derived, OutputFile, Plan, Segment
 from ckptfix.errors import DamagedFile, Truncated
-from ckptfix.fileio import Reader
-from ckptfix.output import write_plan
-from ckptfix.streams import Checksums, byteswapped, crc32_joined, gathered, inflated
+from ckptfix.io import derived as streams
+from ckptfix.io import sums as io_sums
+from ckptfix.io.derived import byteswapped, gathered, inflated
+from ckptfix.io.read import Reader
+from ckptfix.io.sums import Checksums, crc32_joined
+from ckptfix.io.write import write_plan
 
 AHEAD = 7
 """Bytes before the storage in the test files, so that a forgotten offset shows."""
@@ -285,7 +287,7 @@ class TestChecksums:
         monkeypatch.setattr(streams, "CRC_TASK", 100)
         data = placed(tmp_path, bytes(100_000))
         summed = []
-        real = streams._crc32_of
+        real = io_sums._crc32_of
 
         def counted(task: Sequence[Data]) -> list[int]:
             summed.append(task)
@@ -295,7 +297,7 @@ class TestChecksums:
         sums = Checksums([data.sub(offset, 100) for offset in range(0, 100_000, 100)])
         sums.value(0)
         sums._pool.shutdown()  # type: ignore[union-attr]
-        assert 1 <= len(summed) <= streams.TASKS_AHEAD + 1
+        assert 1 <= len(summed) <= io_sums.TASKS_AHEAD + 1
 
     def test_an_error_reaches_whoever_asks(self, tmp_path: Path) -> None:
         data = placed(tmp_path, bytes(1000))

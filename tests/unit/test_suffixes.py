@@ -12,9 +12,10 @@ import safetensors.torch
 import torch
 
 import ckptfix
-from ckptfix import doctor, formats, rescue
+from ckptfix import doctor, formats
 from ckptfix.cli import commands
 from ckptfix.errors import Refused
+from ckptfix.ops import repair as rescue
 
 WEIGHTS = {"module.fc.weight": torch.ones(2, 3), "module.fc.bias": torch.zeros(2)}
 

@@ -13,8 +13,8 @@ from torch import nn
 
 import ckptfix
 from ckptfix.errors import CkptfixError, Refused
-from ckptfix.ops.match import Slot
-from ckptfix.ops.targets import Side, read
+from ckptfix.names.slots import Slot
+from ckptfix.ops.target.targets import Side, read
 
 
 class Tied(nn.Module):

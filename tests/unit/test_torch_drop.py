@@ -15,11 +15,12 @@ from builders import Op, Tensor, assemble, push, state_dict_ops, tensor_ops, tor
 from compare import assert_same
 from kinds import CONTAINERS, KINDS, Kind, cases, tensor
 
-from ckptfix import formats, output, pickles
+from ckptfix import formats, pickles
 from ckptfix.checkpoint import Drop
 from ckptfix.errors import NoSuchTensor, Unsupported
-from ckptfix.formats import torch_drop
-from ckptfix.formats.torch_common import parts_of
+from ckptfix.formats.torch import rewrite
+from ckptfix.formats.torch.common import parts_of
+from ckptfix.io import write as output
 from ckptfix.pickles.reemit import reemit
 
 
@@ -31,7 +32,7 @@ def saved(tmp_path: Path, value: Any, container: str = "zip", protocol: int = 2)
 
 def dropped(path: Path, *drops: Drop, gone: tuple[int, ...] = ()) -> Path:
     dest = path.with_name("out.pth")
-    output.write_plan(torch_drop.plan_drop(formats.open_checkpoint(path), drops, str(dest), gone=gone), overwrite=True)
+    output.write_plan(rewrite.plan_drop(formats.open_checkpoint(path), drops, str(dest), gone=gone), overwrite=True)
     return dest
 
 
@@ -100,7 +101,7 @@ def test_gone_tensors_leave_mappings_and_are_none_in_sequences(tmp_path: Path) -
     path = saved(tmp_path, value)
     checkpoint = formats.open_checkpoint(path)
     nodes = [node for _, key, node in parts_of(checkpoint).found.tensors if key != "kept"]
-    plan = torch_drop.plan_drop(checkpoint, (), str(tmp_path / "out.pth"), gone={id(node) for node in nodes})
+    plan = rewrite.plan_drop(checkpoint, (), str(tmp_path / "out.pth"), gone={id(node) for node in nodes})
     output.write_plan(plan)
     out = torch.load(tmp_path / "out.pth")
     assert list(out) == ["list", "pair", "kept", "more"]

@@ -12,7 +12,8 @@ import builders
 import pytest
 import torch
 
-from ckptfix.formats.torch_object import plain, walk
+from ckptfix.formats.torch.object import walk
+from ckptfix.formats.torch.plain import plain
 from ckptfix.pickles import parse
 
 

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from ckptfix import formats, output
+from ckptfix import formats
 from ckptfix.checkpoint import Drop, Edit, Rename, SetLocation
 from ckptfix.errors import DamagedFile, NoSuchTensor
+from ckptfix.io import write as output
 
 Made = dict[str, object]
 

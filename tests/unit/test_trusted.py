@@ -12,9 +12,10 @@ import pytest
 import torch
 from torch._weights_only_unpickler import _get_allowed_globals
 
-from ckptfix import dtypes
-from ckptfix.formats import open_checkpoint, trusted
-from ckptfix.ops.inspect import inspect
+from ckptfix.checkpoint import dtypes
+from ckptfix.formats import open_checkpoint
+from ckptfix.formats.torch import weights_only as trusted
+from ckptfix.ops.inspect.describe import inspect
 
 
 def test_the_table_is_torchs() -> None:

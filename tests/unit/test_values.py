@@ -13,9 +13,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptfix.ops import diff_elements
-from ckptfix.ops.diff_elements import Comparison
-from ckptfix.ops.values import Sums, ValueDiff
+from ckptfix.ops.diff import elements as diff_elements
+from ckptfix.ops.diff.elements import Comparison
+from ckptfix.ops.diff.sums import Sums, ValueDiff
 
 OTHER = "big" if sys.byteorder == "little" else "little"
 NATIVE = (sys.byteorder, sys.byteorder)

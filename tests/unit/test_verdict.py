@@ -14,9 +14,10 @@ from builders import Op, Tensor, assemble, legacy, push, state_dict_ops, torch_z
 from click.testing import CliRunner
 
 from ckptfix.cli import commands
-from ckptfix.formats import open_checkpoint, trusted
-from ckptfix.formats.torch_common import parts_of
-from ckptfix.ops.doctor import examine
+from ckptfix.formats import open_checkpoint
+from ckptfix.formats.torch import weights_only as trusted
+from ckptfix.formats.torch.common import parts_of
+from ckptfix.ops.doctor.examine import examine
 from ckptfix.pickles import parse
 
 DATA = b"\0\0\x80\x3f" * 4

@@ -13,12 +13,12 @@ import pytest
 import torch
 
 from ckptfix.checkpoint import ByteRange, OutputFile, Plan
-from ckptfix.containers.zip_local import read_local, record_data
-from ckptfix.containers.zip_read import read_directory
-from ckptfix.containers.zip_write import NewRecord, fresh_archive, replace_record
 from ckptfix.errors import BadDirectory, CkptfixError, Truncated, Unsupported
-from ckptfix.fileio import Reader, read_chunks
-from ckptfix.output import write_plan
+from ckptfix.io.read import Reader, read_chunks
+from ckptfix.io.write import write_plan
+from ckptfix.zips.local import read_local, record_data
+from ckptfix.zips.read import read_directory
+from ckptfix.zips.write import NewRecord, fresh_archive, replace_record
 
 
 def saved(path: Path, tensors: int = 5) -> Path:

@@ -12,11 +12,12 @@ import pytest
 import torch
 from builders import Record, build_zip, replace, torch_records, written
 
-from ckptfix import rescue
-from ckptfix.containers import zip_rebuild, zip_scan
-from ckptfix.containers.zip_rebuild import Archive, Rebuilt
 from ckptfix.errors import Unsupported, WriteFailed
-from ckptfix.fileio import Reader, read_chunks
+from ckptfix.io.read import Reader, read_chunks
+from ckptfix.ops import repair as rescue
+from ckptfix.zips import rebuild as zip_rebuild
+from ckptfix.zips import scan as zip_scan
+from ckptfix.zips.rebuild import Archive, Rebuilt
 
 RECORDS = torch_records(b"\x80\x02}.", {"0": b"\x01" * 100, "1": random.Random(0).randbytes(3000), "2": b""})
 CONTENT = {record.name: record.data for record in RECORDS}

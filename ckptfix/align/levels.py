@@ -1,0 +1,129 @@
+"""Numbers at several levels of a path: which number of one side counts what a number of the other counts.
+
+``layers.{}.experts.{}`` and ``experts.{}.layers.{}`` have equally many modules under each number, if there are as many
+layers as experts. Then the words before the numbers decide, or what else stands under them; or nothing does.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from itertools import permutations
+
+from ckptfix.align.groups import Group, branches
+from ckptfix.align.units import Side, Unit, fronts, words
+
+NESTS = frozenset(["layer", "block", "stage", "module", "group"])
+"""Words for what is in a list of its kind at any level; they do not distinguish levels."""
+
+COUNTED = frozenset(["expert", "head", "branch", "codebook"])
+"""Words that say what a number counts: where only one side has one, the numbers may be others."""
+
+LEVELS = 4
+"""Numbers that vary in one path; of more, only their given order is looked at."""
+
+
+def turned(one: Group, other: Group, sides: tuple[Side, Side]) -> tuple[list[Unit], dict[Unit, Unit]]:
+    """The units of `other` in the order of their partners in `one`, and another candidate for each unit in doubt.
+
+    The given order of the numbers holds where as many modules stand under each on both sides, and another one only
+    where words say so.
+    """
+    if one.nesting[0] != other.nesting[0] and not (
+        all(_in_blocks(group, side) for group, side in zip((one, other), sides, strict=True))
+        or _same_course(one, other, sides)
+    ):
+        return other.units, dict(zip(other.units, (*other.units[1:], other.units[0]), strict=True))
+    ways = _ways(one, other)
+    if len(ways) < 2 or one.text == other.text:
+        return other.units, {}
+    named = _level_words(one), _level_words(other)
+    said = [_said([(named[0][at], named[1][to]) for at, to in enumerate(way)]) for way in ways]
+    blocks = [surroundings(group, which)[:-1] for group, which in zip((one, other), sides, strict=True)]
+    alike = blocks[0] == blocks[1]
+    best = max(range(len(ways)), key=lambda index: (said[index], -index))
+    twins = _sorted(other, ways[best])
+    shared = [sum(bool(named[0][at] & named[1][to]) for at, to in enumerate(way)) for way in ways]
+    against = any(one & COUNTED != other & COUNTED for one, other in zip(*named, strict=True))
+    as_given = best == 0 and alike and not against and shared[0] == max(shared)
+    as_said = said[best] > 0 and not alike and said.count(said[best]) == 1
+    if as_given or as_said:
+        return twins, {}
+    doubts: dict[Unit, Unit] = {}
+    for index, way in enumerate(ways):
+        if index != best:
+            for twin, rival in zip(twins, _sorted(other, way), strict=True):
+                if rival is not twin:
+                    doubts.setdefault(twin, rival)
+    return twins, doubts
+
+
+def _in_blocks(group: Group, side: Side) -> bool:
+    """Whether more than modules of the group stand under its first number, where it has several."""
+    if group.nesting[0] < 2:
+        return True
+    return surroundings(group, side)[0] > len(group) / len({numbers[0] for numbers in group.numbers})
+
+
+def _same_course(one: Group, other: Group, sides: tuple[Side, Side]) -> bool:
+    """Whether, on most places, the same kind of module is defined after those that would go together.
+
+    Another module of these shapes after both decides nothing.
+    """
+    if not all(side.numbers_rise for side in sides):
+        return False
+    own = one.units[0].signature
+    courses = [
+        (sides[0].following.get(unit.first), sides[1].following.get(twin.first))
+        for unit, twin in zip(one.units, other.units, strict=True)
+    ]
+    deciding = [course for course in courses if course != (own, own)]
+    same = sum(ours == theirs for ours, theirs in deciding)
+    return same * 2 > len(deciding)
+
+
+def _said(levels: Sequence[tuple[frozenset[str], frozenset[str]]]) -> int:
+    """At how many levels words agree; less than 0 if they do not at one."""
+    if any(one != other and not one & other for one, other in levels):
+        return -1
+    return sum(bool(one & other) for one, other in levels)
+
+
+def _ways(one: Group, other: Group) -> list[tuple[int, ...]]:
+    """Orders of `other`'s numbers by which it branches as `one` does; the given order first."""
+    levels, branched = one.nesting
+    if levels != other.nesting[0] or not 2 <= levels <= LEVELS:
+        return [tuple(range(levels))]
+    return [
+        way
+        for way in permutations(range(levels))
+        if branches(sorted(tuple(row[at] for at in way) for row in other.numbers)) == branched
+    ]
+
+
+def _sorted(group: Group, way: Sequence[int]) -> list[Unit]:
+    rows = zip((tuple(row[at] for at in way) for row in group.numbers), range(len(group)), strict=True)
+    return [group.units[index] for _, index in sorted(rows)]
+
+
+def _level_words(group: Group) -> list[frozenset[str]]:
+    """For each number that varies, the words of the nearest component before it that has any, singular."""
+    found = []
+    for index in group.varying:
+        before = "{}".join(group.text.split("{}")[: index + 1])
+        component = re.split(r"\.|\{\}", before.removesuffix("."))[-1]
+        found.append(frozenset(word.removesuffix("s") for word in words(component)) - NESTS)
+    return found
+
+
+def surroundings(group: Group, side: Side) -> tuple[float, ...]:
+    """For each number that varies in the group, how many units stand under one value of it on average.
+
+    A group of one unit has the size of the block that it stands in.
+    """
+    rows = [fronts(unit.path) for unit in group.units]
+    if len(rows) == 1:
+        block = max((side.under[front] for front in rows[0]), default=0)
+        return (block if block > 1 else 0,)  # a number at the end of a name does not count blocks
+    places = [group.open[index] for index in group.varying]
+    return tuple(sum(side.under[row[place]] for row in rows) / len(rows) for place in places)

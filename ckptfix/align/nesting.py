@@ -1,0 +1,126 @@
+"""Linked modules must nest: a numbered block of one side is never in two of the other side, each with more than it.
+
+Classes of shapes are assigned one after another, each by itself. Where one rule sends block 3 to block 2 and another
+rule sends block 3 to block 3, at least one of them is wrong, and nothing here says which.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from ckptfix.align.units import Signature, Unit, words
+from ckptfix.names import wrappers as keys
+
+_NUMBER = re.compile(r"\d{1,18}")
+
+Stack = str
+"""The path before a number: ``encoder.layers.``"""
+
+UPWARD = frozenset(
+    ["up", "ups", "upsample", "upsamples", "upconv", "upconvs", "upblock", "upblocks", "dec", "decoder", "decoders"]
+)
+"""Words for the levels of a U-Net's way up: some count them as they run, some as those on the way down."""
+
+MOST = 6
+"""How many numbers in one path count as block numbers."""
+
+
+def crossed(pairs: Sequence[tuple[Unit, Unit]]) -> set[int]:
+    """Indices of the pairs that belong to stacks whose blocks do not nest."""
+    shared: dict[tuple[Stack, Stack], list[tuple[int, int, int]]] = {}
+    for index, (one, other) in enumerate(pairs):
+        theirs = list(_blocks(other.path))
+        for ours, number in _blocks(one.path):
+            for stack, twin in theirs:
+                shared.setdefault((ours, stack), []).append((number, twin, index))
+    found: set[int] = set()
+    for rows in shared.values():
+        if not _nest([(number, twin) for number, twin, _ in rows]):
+            found.update(index for _, _, index in rows)
+    return found
+
+
+def _blocks(path: str) -> Iterator[tuple[Stack, int]]:
+    """The stacks that a module stands in, and the number of its block there."""
+    for count, match in enumerate(_NUMBER.finditer(path)):
+        if count == MOST:
+            return
+        yield path[: match.start()], int(match[0])
+
+
+def _nest(numbers: Iterable[tuple[int, int]]) -> bool:
+    """Whether each block of one side is within one of the other, or both sides count things that cross, as in a grid.
+
+    ``layers.{}`` and ``experts.{}`` cross: each has as much of each.
+    """
+    counts = Counter(numbers)
+    ours, theirs = Counter(one for one, _ in counts), Counter(other for _, other in counts)
+    if max(ours.values()) == 1 or max(theirs.values()) == 1:
+        return True
+    return len(counts) == len(ours) * len(theirs) and len(set(counts.values())) == 1
+
+
+def turnable(pairs: Sequence[tuple[Unit, Unit]], sides: tuple[Iterable[Unit], Iterable[Unit]]) -> set[int]:
+    """Indices of the pairs in the way up of a U-Net whose levels may be counted from either end.
+
+    `sides` have all units. Shapes that one level alone has show where it is, and so where the others are, if this is
+    the same end on both sides; equal levels decide nothing.
+    """
+    convolving = {_front(unit.path) for unit in sides[0] if any(len(slot.shape) > 2 for slot in unit.slots.values())}
+    levels = _levels(sides[0]), _levels(sides[1])
+    shared: dict[tuple[Stack, Stack], list[tuple[int, int, int]]] = {}
+    for index, (one, other) in enumerate(pairs):
+        if _front(one.path) not in convolving:
+            continue
+        for ours, number in _blocks(one.path):
+            for stack, twin in _blocks(other.path):
+                if _counts_up(ours, stack):
+                    shared.setdefault((ours, stack), []).append((number, twin, index))
+    found: set[int] = set()
+    for (ours, stack), rows in shared.items():
+        own = levels[0][ours], levels[1][stack]
+        if len({number for number, _, _ in rows}) < 2 or len({twin for _, twin, _ in rows}) < 2:
+            continue  # what is counted on one side only is not a level
+        anchored = False
+        free = []
+        for number, twin, index in rows:
+            signatures = pairs[index][0].signature, pairs[index][1].signature
+            if len(own[0][signatures[0]]) > 1 or len(own[1][signatures[1]]) > 1:
+                free.append(index)
+            else:
+                ends = [_end(at, side) for at, side in zip((number, twin), own, strict=True)]
+                anchored = anchored or ends[0] * ends[1] > 0
+        if not anchored:
+            found.update(free)
+    return found
+
+
+def _levels(side: Iterable[Unit]) -> dict[Stack, dict[Signature, set[int]]]:
+    """For each stack, in which of its blocks there are modules of the same shapes."""
+    found: dict[Stack, dict[Signature, set[int]]] = {}
+    for unit in side:
+        for stack, number in _blocks(unit.path):
+            found.setdefault(stack, {}).setdefault(unit.signature, set()).add(number)
+    return found
+
+
+def _end(number: int, levels: Mapping[Signature, set[int]]) -> float:
+    """Below 0 in the first half of the levels, above 0 in the second, 0 in the middle."""
+    order = sorted(set().union(*levels.values()))
+    return order.index(number) - (len(order) - 1) / 2
+
+
+def _counts_up(ours: Stack, stack: Stack) -> bool:
+    """Whether the stacks count the levels of a way up: by the words before the number, or both by those before that."""
+    own = [_NUMBER.split(text)[-1] for text in (ours, stack)]
+    bare = [not words(text) for text in own]
+    if any(bare):
+        return all(bare) and bool(UPWARD.intersection((*words(ours), *words(stack))))
+    return any(UPWARD.intersection(words(text)) for text in own)
+
+
+def _front(path: str) -> str:
+    """The words of the path before its first number, of the first component that has any."""
+    return _NUMBER.split(keys.unwrapped(path).partition(".")[0])[0]

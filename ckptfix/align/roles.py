@@ -1,0 +1,180 @@
+"""What the words in a module's path say about its part: one table of synonyms, and a score for two paths.
+
+Where shapes leave a choice (query, key and value are equally large), only words decide. A word stands for a part of a
+kind; two modules that play different parts of one kind are not each other's counterpart.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from ckptfix.align.units import words
+
+ROLES: dict[str, dict[str, str]] = {
+    "attention": {
+        "query": "q query queries wq",
+        "key": "k key keys wk",
+        "value": "v value values wv",
+        "out": "o out output wo dense proj",
+        "fused": "qkv wqkv",
+    },
+    "gated": {"gate": "gate g w1/3", "up": "up x w3/3", "down": "down w2/3"},
+    "feed-forward": {"first": "intermediate wi c_fc", "second": "down contract"},
+    "path": {"shortcut": "shortcut downsample skip identity residual proj projection"},
+    "block": {
+        "attention": "attention attn sa ca crossattention self input before pre",
+        "feed-forward": "ffn mlp feed ff intermediate c_fc output final after post_attention post_attn post_self",
+    },
+    "cross": {
+        "self": "self sa",
+        "cross": "cross ca crossattention encdec multihead src encoder_attn encoder_attention enc_attn src_attn",
+    },
+    "half": {"encoder": "encoder enc down downs", "decoder": "decoder dec up ups"},
+    "embedding": {
+        "token": "word words token tokens tok wte",
+        "position": "position positions pos wpe positional",
+        "type": "type segment seg",
+    },
+    "inverted": {"expand": "expand expansion", "depthwise": "dw depthwise", "project": "pwl project reduce"},
+    "squeeze": {"reduce": "reduce squeeze", "expand": "expand excite excitation"},
+    "modality": {"image": "visual vision image img pixel", "text": "text textual language"},
+    "agent": {"actor": "actor policy", "critic": "critic"},
+    "pair": {"student": "student online", "teacher": "teacher target momentum ema"},
+    "adversary": {"generator": "generator gen", "discriminator": "discriminator disc"},
+    "reverse": {"reverse": "reverse backward bw", "forward": "forward fw"},
+}
+"""Kind -> part -> the terms for it: words, two words in a row, or ``w1/3``: w1 where w3 is one of the choices too
+(LLaMA, llama/model.py FeedForward). A term may play parts of several kinds."""
+
+LISTS = frozenset(["layer", "layers", "block", "blocks", "stage", "stages", "module", "modules", "net", "model"])
+"""Words for any list of modules: that two sides both have one means nothing."""
+
+BEFORE = {"attention": 1, "feed-forward": 9}
+"""Order of the parts of the kind ``block``: norms are numbered so."""
+
+_PARTS: dict[str, list[tuple[str, str]]] = {}
+for _kind, _parts in ROLES.items():
+    for _part, _written in _parts.items():
+        for _term in _written.split():
+            _PARTS.setdefault(_term, []).append((_kind, _part))
+
+W123 = frozenset(("w1", "w2", "w3"))
+"""Terms of which any two mean different parts."""
+
+_LETTER = re.compile(r"(?<![A-Za-z])[a-h](?![A-Za-z])")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What distinguishes one of several modules of the same signature.
+
+    Attributes:
+        terms: words that not all of them have.
+        roles: kind -> parts that the words play.
+        ordinal: (how many are numbered alike, which of them it is), where it is numbered.
+        numbers: that stand in its path, single letters too.
+    """
+
+    terms: frozenset[str]
+    roles: dict[str, frozenset[str]]
+    ordinal: tuple[int, int] | None
+    numbers: tuple[int, ...]
+
+
+def parts(texts: Sequence[str]) -> list[Part]:
+    """The part of each of `texts`, the paths among which a choice is to be made."""
+    terms = [Counter(_terms(text)) for text in texts]
+    own = [{term for term in counts if any(counts[term] != other[term] for other in terms)} for counts in terms]
+    if len(texts) == 1:
+        own = [set(counts) for counts in terms]
+    gated = any("w3" in counts for counts in own) and any("w1" in counts for counts in own)
+    roles = [_roles(counts, gated) for counts in own]
+    if any(played.get("cross") == frozenset(["cross"]) for played in roles):
+        roles = [_to_itself(played) for played in roles]
+    ordinals = _ordinals(texts, roles, gated)
+    return [Part(frozenset(own[i] - LISTS), roles[i], ordinals[i], _numbers(texts[i])) for i in range(len(texts))]
+
+
+def _terms(text: str) -> list[str]:
+    """Words, two that are neighbours in one component, and w1, w2, w3."""
+    found = re.findall(r"\bw[1-3]\b", text)
+    for component in text.split("."):
+        single = words(component)
+        found += [*single, *map("_".join, pairwise(single))]
+    return found
+
+
+def _roles(terms: set[str], gated: bool) -> dict[str, frozenset[str]]:
+    """The parts that `terms` play; two words in a row outweigh each of them."""
+    pairs = [term for term in terms if "_" in term and term in _PARTS]
+    hidden = {word for pair in pairs for word in pair.split("_")}
+    found: dict[str, set[str]] = {}
+    for term in terms:
+        key = f"{term}/3" if gated and term in ("w1", "w2", "w3") else term
+        if term in hidden:
+            continue
+        for kind, part in _PARTS.get(key, ()):
+            found.setdefault(kind, set()).add(part)
+    if len(found.get("block", ())) > 1 and not terms & {"ffn", "mlp", "feed", "ff", "intermediate"}:
+        found["block"].discard("feed-forward")  # attention.output is of the attention
+    if len(found.get("attention", ())) > 1 or "feed-forward" in found or found.get("block") == {"feed-forward"}:
+        found.get("attention", set()).discard("out")  # v_proj is a projection, and no output
+        found = {kind: played for kind, played in found.items() if played}
+    return {kind: frozenset(played) for kind, played in found.items()}
+
+
+def _to_itself(roles: dict[str, frozenset[str]]) -> dict[str, frozenset[str]]:
+    """`roles` beside parts of cross attention: attention that does not say which is to the input itself."""
+    attends = "attention" in roles or roles.get("block") == frozenset(["attention"])
+    return {**roles, "cross": frozenset(["self"])} if attends and "cross" not in roles else roles
+
+
+def _lettered(text: str) -> str:
+    return _LETTER.sub(lambda match: str(ord(match[0]) - ord("a")), text)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d{1,18}", _lettered(text))))
+
+
+def _ordinals(
+    texts: Sequence[str], roles: Sequence[dict[str, frozenset[str]]], gated: bool
+) -> list[tuple[int, int] | None]:
+    """Rank among those that differ by numbers (or single letters) alone, or by a part that has an order."""
+    alike: dict[str, list[tuple[tuple[int, ...], int]]] = {}
+    for index, text in enumerate(texts):
+        lettered, numbers = _lettered(text), _numbers(text)
+        alike.setdefault(re.sub(r"\d+", "#", lettered), []).append((numbers, index))
+    found: list[tuple[int, int] | None] = [None] * len(texts)
+    for rows in alike.values():
+        if len(rows) > 1:
+            for rank, (_, index) in enumerate(sorted(rows)):
+                found[index] = (len(rows), rank)
+    if gated:
+        found = [None if re.search(r"\bw[1-3]\b", text) else row for text, row in zip(texts, found, strict=True)]
+    if not all(re.search("norm|ln", text, re.IGNORECASE) for text in texts):
+        return found
+    placed = [BEFORE.get(next(iter(played.get("block", ())), ""), 5) if len(played.get("block", ())) < 2 else 0
+              for played in roles]  # fmt: skip
+    if len(texts) == 2 and not any(found) and len(set(placed)) == 2 and 0 not in placed:
+        return [(2, int(place == max(placed))) for place in placed]
+    return found
+
+
+def score(one: Part, other: Part) -> float:
+    """How well two parts go together: 4 for each kind in which they agree, or -4 for each in which they differ."""
+    kinds = one.roles.keys() & other.roles.keys()
+    differ = sum(not one.roles[kind] & other.roles[kind] for kind in kinds)
+    differ += bool(one.terms & W123 and other.terms & W123 and not one.terms & other.terms & W123)
+    total = -4.0 * differ if differ else 4.0 * len(kinds)
+    either = one.terms | other.terms
+    numbered_alike = one.ordinal or other.ordinal or not one.numbers or not other.numbers
+    if either and (numbered_alike or one.numbers[-1] == other.numbers[-1]):
+        total += 3 * len(one.terms & other.terms) / len(either)
+    if one.ordinal and other.ordinal and one.ordinal[0] == other.ordinal[0]:
+        total += 1.5 if one.ordinal == other.ordinal else -1.5
+    return total

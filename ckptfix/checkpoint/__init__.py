@@ -1,0 +1,31 @@
+"""The nouns: what a checkpoint is made of, what is done to it, and what will be written. Frozen, and without I/O.
+
+Tensor data is a place, not a value: a `ByteRange`. An output is a sequence of segments, each literal ``bytes`` (a
+header, a pickle, padding), a `ByteRange` that the kernel copies, or a `Derived` stream for the few bytes that are in no
+file (a strided view made contiguous, a deflated record, a checksum). A `Plan` is what will be written, and is not yet.
+"""
+
+from ckptfix.checkpoint.checkpoint import Checkpoint as Checkpoint
+from ckptfix.checkpoint.checkpoint import NameSite as NameSite
+from ckptfix.checkpoint.checkpoint import SiteKind as SiteKind
+from ckptfix.checkpoint.checkpoint import StateDict as StateDict
+from ckptfix.checkpoint.edits import Drop as Drop
+from ckptfix.checkpoint.edits import Edit as Edit
+from ckptfix.checkpoint.edits import Rename as Rename
+from ckptfix.checkpoint.edits import Reshape as Reshape
+from ckptfix.checkpoint.edits import SetLocation as SetLocation
+from ckptfix.checkpoint.edits import SetMetadata as SetMetadata
+from ckptfix.checkpoint.places import ByteRange as ByteRange
+from ckptfix.checkpoint.places import Data as Data
+from ckptfix.checkpoint.places import Derived as Derived
+from ckptfix.checkpoint.places import Segment as Segment
+from ckptfix.checkpoint.places import joined as joined
+from ckptfix.checkpoint.places import segment_length as segment_length
+from ckptfix.checkpoint.plan import Check as Check
+from ckptfix.checkpoint.plan import OutputFile as OutputFile
+from ckptfix.checkpoint.plan import Plan as Plan
+from ckptfix.checkpoint.tensors import Kind as Kind
+from ckptfix.checkpoint.tensors import Storage as Storage
+from ckptfix.checkpoint.tensors import TensorEntry as TensorEntry
+from ckptfix.checkpoint.tensors import contiguous_stride as contiguous_stride
+from ckptfix.checkpoint.tensors import is_contiguous as is_contiguous

@@ -1,0 +1,94 @@
+"""A checkpoint as read, before any tensor byte is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+from ckptfix.checkpoint.stamp import UNSEEN, Stamp
+from ckptfix.checkpoint.tensors import TensorEntry
+from ckptfix.findings.row import Finding
+
+SiteKind = Literal["state_dict", "metadata", "param_names", "optimizer_state"]
+
+
+@dataclass(frozen=True, slots=True)
+class NameSite:
+    """A place that holds parameter or module names, all of which change together.
+
+    Attributes:
+        at: its address. The ``_metadata`` of a state dict has the address of that state dict.
+        kind: ``"state_dict"`` (names are keys of tensors), ``"metadata"`` (names are module paths, the root
+            being ``""``), ``"param_names"`` (a list of names), ``"optimizer_state"`` (name -> its state).
+        names: in order. A state dict's non-tensor keys are here too.
+    """
+
+    at: str
+    kind: SiteKind
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StateDict:
+    """A mapping with string keys and a tensor among its values, and where it is.
+
+    Attributes:
+        at: its address.
+        tensors, extra: how many of its values are tensors, and how many are not.
+        optimizer: it is a part of an optimizer's state.
+        weights: it looks like what ``Module.state_dict()`` gives, rather than RNG state or statistics that
+            happen to be tensors. Only such mappings get a prefix added or become a safetensors file.
+    """
+
+    at: str
+    tensors: int
+    extra: int
+    optimizer: bool = False
+    weights: bool = True
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint as read: names, shapes and places; no tensor byte has been read.
+
+    Attributes:
+        path: the file.
+        format: NAME of the format module that read it.
+        size: bytes of the file.
+        traits: what else the format states about the file, for `inspect` (protocol, zip root, byte order ...).
+        byteorder: of the tensor data.
+        metadata: string pairs that the format keeps beside the tensors (safetensors ``__metadata__``).
+        sites: every place that holds names.
+        devices: location -> how often it stands in the file.
+        fixed_devices: places whose device cannot be edited, as text.
+        graph: what the format keeps for its own edits; opaque to all other code.
+        findings: what reading noticed; building `entries` may add to it.
+        stamp: what `fileio.stamp` returned for the file before it was read, to see that it is still the same.
+    """
+
+    path: str
+    format: str
+    size: int
+    traits: Mapping[str, Any]
+    load_entries: Callable[[], tuple[TensorEntry, ...]] = field(repr=False, compare=False)
+    load_values: Callable[[], Iterator[tuple[str, Any]]] = field(repr=False, compare=False)
+    byteorder: Literal["little", "big"] = "little"
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    sites: tuple[NameSite, ...] = ()
+    state_dicts: tuple[StateDict, ...] = ()
+    devices: Mapping[str, int] = field(default_factory=dict)
+    fixed_devices: tuple[str, ...] = ()
+    graph: Any = field(default=None, repr=False, compare=False)
+    findings: Sequence[Finding] = ()
+    stamp: Stamp = UNSEEN
+
+    @cached_property
+    def entries(self) -> tuple[TensorEntry, ...]:
+        """Every tensor, in file order; built at the first use."""
+        return self.load_entries()
+
+    def values(self) -> Iterator[tuple[str, Any]]:
+        """Every leaf that is not a tensor, as (address, plain value); foreign objects are inert records."""
+        return self.load_values()

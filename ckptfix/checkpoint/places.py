@@ -1,0 +1,80 @@
+"""Where bytes are: a range of a file, a stream made of ranges, or literal bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class ByteRange:
+    """`length` bytes at `offset` of the file `path`."""
+
+    path: str
+    offset: int
+    length: int
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.length
+
+    def sub(self, offset: int, length: int) -> ByteRange:
+        """The range of `length` bytes that starts `offset` bytes into this one.
+
+        Raises:
+            ValueError: the part does not lie inside.
+        """
+        if offset < 0 or length < 0 or offset + length > self.length:
+            raise ValueError(f"{length} bytes at {offset} do not lie inside a range of {self.length}")
+        return ByteRange(self.path, self.offset + offset, length)
+
+
+@dataclass(frozen=True, slots=True)
+class Derived:
+    """`length` bytes that `chunks()` yields in small pieces; `sources` are what they are read from."""
+
+    length: int
+    chunks: Callable[[], Iterable[bytes]] = field(compare=False, repr=False)
+    what: str = ""
+    sources: tuple[ByteRange, ...] = ()
+
+
+Data = ByteRange | Derived
+
+
+Segment = bytes | ByteRange | Derived
+
+
+def segment_length(segment: Segment) -> int:
+    """Bytes that `segment` will be in the output."""
+    return len(segment) if isinstance(segment, bytes) else segment.length
+
+
+def joined(segments: Iterable[Segment]) -> Iterator[Segment]:
+    """The same bytes in fewer segments."""
+    last: Segment = b""
+    literal: list[bytes] = []
+    for segment in segments:
+        if not segment_length(segment):
+            continue
+        if isinstance(segment, bytes):
+            if not isinstance(last, bytes):
+                yield last
+                last = b""
+            literal.append(segment)
+            continue
+        if literal:
+            yield b"".join(literal)
+            literal.clear()
+        if isinstance(last, ByteRange):
+            if isinstance(segment, ByteRange) and segment.path == last.path and segment.offset == last.end:
+                last = ByteRange(last.path, last.offset, last.length + segment.length)
+                continue
+            yield last
+        elif isinstance(last, Derived):
+            yield last
+        last = segment
+    if not isinstance(last, bytes):
+        yield last
+    if literal:
+        yield b"".join(literal)

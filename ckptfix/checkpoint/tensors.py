@@ -1,0 +1,138 @@
+"""Tensors by their place: storages, and the views of them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from ckptfix.checkpoint import dtypes
+from ckptfix.checkpoint.places import ByteRange, Data
+from ckptfix.errors import DamagedFile, Unsupported
+
+Kind = Literal["dense", "quantized", "sparse", "meta", "wrapper", "nested"]
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """A run of bytes that tensors view.
+
+    Attributes:
+        key: its name in the file (``"17"`` for the zip record ``archive/data/17``).
+        dtype: torch dtype name of its elements (``"float32"``); ``"uint8"`` for an untyped storage.
+        nbytes: size in bytes.
+        location: location tag, such as ``"cpu"`` or ``"cuda:3"``.
+        data: where the bytes are; None when the file does not hold them (meta).
+        crc32: checksum that the file states for the bytes; None when it states none.
+    """
+
+    key: str
+    dtype: str
+    nbytes: int
+    location: str
+    data: Data | None
+    crc32: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """A tensor by its place.
+
+    Attributes:
+        key: its key in the mapping that holds it, such as ``"module.fc.weight"``.
+        at: address of that mapping: ``""`` for the top one, ``"model_state_dict"``, ``"optimizer/state/0"``.
+        dtype: torch dtype name, such as ``"bfloat16"``.
+        shape: sizes in elements.
+        stride: steps in elements; contiguous unless the tensor is a view.
+        offset: first element in the storage, counted in elements of `dtype`.
+        requires_grad: as saved.
+        parameter: whether it was saved as an nn.Parameter.
+        kind: ``"dense"`` has its data in `storage`; the others have it in `parts`, or nowhere (``"meta"``).
+        parts: the dense tensors that a sparse, quantized, nested or wrapper tensor is made of.
+        detail: what else distinguishes this tensor from another of its kind (a quantizer, a layout, a class).
+    """
+
+    key: str
+    at: str
+    storage: Storage | None
+    dtype: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int = 0
+    requires_grad: bool = False
+    parameter: bool = False
+    kind: Kind = "dense"
+    parts: tuple[TensorEntry, ...] = ()
+    detail: str = ""
+
+    @property
+    def name(self) -> str:
+        """The address of the tensor in the file: `at` and `key`, joined by a slash."""
+        return f"{self.at}/{self.key}" if self.at else self.key
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element, or of the smallest item that holds several (quint4x2)."""
+        return dtypes.by_name(self.dtype).itemsize
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the elements, as if contiguous."""
+        return dtypes.by_name(self.dtype).nbytes(self.numel)
+
+    @property
+    def location(self) -> str:
+        if self.storage is not None:
+            return self.storage.location
+        return self.parts[0].location if self.parts else "meta"
+
+    @property
+    def is_contiguous(self) -> bool:
+        return self.numel == 0 or is_contiguous(self.shape, self.stride)
+
+    @property
+    def data(self) -> ByteRange:
+        """The bytes of the tensor in row-major order.
+
+        Raises:
+            Unsupported: they do not lie so in the file (a strided view, a deflated record, a sparse tensor).
+            DamagedFile: they would lie outside the storage.
+        """
+        storage = self.storage
+        if storage is None or self.kind not in ("dense", "quantized"):
+            raise Unsupported(f"a {self.kind} tensor has no bytes itself", where=self.name)
+        if not self.is_contiguous:
+            raise Unsupported("a strided view is not one run of bytes", where=self.name)
+        if not isinstance(storage.data, ByteRange):
+            raise Unsupported("its record is not stored as plain bytes", where=self.name)
+        if self.numel == 0:
+            return storage.data.sub(0, 0)
+        try:
+            return storage.data.sub(dtypes.by_name(self.dtype).nbytes(self.offset), self.nbytes)
+        except ValueError as error:
+            raise DamagedFile(f"it reaches outside its storage: {error}", where=self.name) from None
+
+
+def is_contiguous(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
+    """Whether a tensor of this shape and stride is row-major without gaps, as torch defines it."""
+    expected = 1
+    for size, step in zip(reversed(shape), reversed(stride), strict=True):
+        if size != 1:
+            if step != expected:
+                return False
+            expected *= size
+    return True
+
+
+def contiguous_stride(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The stride that torch gives a new tensor of `shape`."""
+    stride = []
+    step = 1
+    for size in reversed(shape):
+        stride.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(stride))

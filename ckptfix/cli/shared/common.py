@@ -1,0 +1,254 @@
+"""What the commands share: their options, and how a result is shown."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict
+
+import click
+
+from ckptfix.cli.shared import tables
+from ckptfix.cli.shared.console import Console, pass_console
+from ckptfix.cli.shared.tables import size
+from ckptfix.errors import printable
+from ckptfix.io.read import Progress
+from ckptfix.words import plural
+
+if TYPE_CHECKING:
+    from ckptfix.checkpoint import OutputFile, Plan
+    from ckptfix.findings.row import Finding
+
+
+LINES = 16
+"""Lines that say what was done, on a terminal; a pipe gets all of them."""
+
+
+class Written(Protocol):
+    """What every operation that writes returns."""
+
+    @property
+    def plan(self) -> Plan: ...
+    @property
+    def written(self) -> bool: ...
+    @property
+    def lines(self) -> tuple[str, ...]: ...
+    @property
+    def findings(self) -> tuple[Finding, ...]: ...
+    @property
+    def exit_code(self) -> int: ...
+    @property
+    def dest(self) -> str: ...
+    @property
+    def backup(self) -> str | None: ...
+    def as_dict(self) -> Mapping[str, Any]: ...
+
+
+class How(TypedDict):
+    """The keywords that every operation that writes takes."""
+
+    force: bool
+    keep_old: bool
+    dry_run: bool
+    progress: Progress | None
+
+
+def at_option() -> click.Option:
+    """--at PATH."""
+    return click.Option(
+        ["--at"], metavar="PATH", help="Only the mapping at this address, such as model_state_dict (see inspect)."
+    )
+
+
+class Verb(click.Command):
+    """A command whose help ends with an example."""
+
+    def __init__(self, name: str, *, example: str, **attributes: Any) -> None:
+        super().__init__(name, **attributes)
+        self.example = example
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        formatter.write(f"\nExample:\n  {self.example}\n")
+
+
+class FileName(click.Path):
+    """The name of a file, or of another TARGET; whether it can be read is for the library to say.
+
+    ``-`` is none: a checkpoint is read at places all over the file, and its output is renamed into place.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(readable=False)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "-":
+            self.fail(
+                "standard input and output are not files, and ckptfix needs files: it reads them at random places. "
+                "Write the stream to a file first, and give its name; ./- is a file called -.",
+                param,
+                ctx,
+            )
+        return super().convert(value, param, ctx)
+
+
+def file_argument(name: str, metavar: str) -> click.Argument:
+    """A file; whether it can be read is for the library to say."""
+    return click.Argument([name], metavar=metavar, type=FileName())
+
+
+def _set(name: str) -> Callable[[click.Context, click.Parameter, bool], None]:
+    def callback(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+        if value:
+            setattr(ctx.ensure_object(Console), name, True)
+
+    return callback
+
+
+def output_options() -> list[click.Parameter]:
+    """--quiet and --json, which the console keeps."""
+    shared: dict[str, Any] = {"is_flag": True, "is_eager": True, "expose_value": False}
+    return [
+        click.Option(["-q", "--quiet"], callback=_set("quiet"), help="Say nothing but warnings and errors.", **shared),
+        click.Option(["--json"], callback=_set("json"), help="Print the result as one JSON object.", **shared),
+    ]
+
+
+def reads(
+    name: str, *params: click.Parameter, example: str, output: bool = True
+) -> Callable[[Callable[..., int]], Verb]:
+    """Make a command of a function that takes the console and `params`, and returns the exit code.
+
+    Its docstring is the help text, and `example` ends it. `output` says whether it has --quiet and --json.
+    """
+
+    def decorate(function: Callable[..., int]) -> Verb:
+        return Verb(
+            name,
+            example=example,
+            params=[*params, *(output_options() if output else [])],
+            callback=pass_console(function),
+            help=function.__doc__,
+        )
+
+    return decorate
+
+
+def destination(*, optional: bool = False) -> list[click.Parameter]:
+    """OUT and --output, --force and --dry-run; `where_to` takes what they are given."""
+    return [
+        click.Argument(["dest"], metavar="[OUT]" if optional else "OUT", required=False, type=FileName()),
+        click.Option(
+            ["-o", "--output", "output"],
+            metavar="OUT",
+            type=FileName(),
+            help="The output; with --force an old file there is replaced without being kept.",
+        ),
+        click.Option(
+            ["-f", "--force"],
+            is_flag=True,
+            help="Replace OUT if it exists. A checkpoint there is kept as OUT.~1~, unless -o named it.",
+        ),
+        click.Option(["-n", "--dry-run"], is_flag=True, help="Show what would be written, and write nothing."),
+    ]
+
+
+def where_to(dest: str | None, output: str | None, *, force: bool, without: str | None = "") -> tuple[str | None, bool]:
+    """The output, and whether a checkpoint that it replaces is kept.
+
+    IN and OUT side by side may be what a shell made of ``*.pth``: neither was given as the output.
+
+    Args:
+        without: the options that need no output; None if they are given.
+
+    Raises:
+        UsageError: it is given twice, or not at all.
+    """
+    if dest is not None and output is not None:
+        raise click.UsageError("The output is given twice: as OUT and with --output.")
+    if dest is None and output is None and without is not None:
+        raise click.UsageError(f"OUT is required unless you use {without}." if without else "Missing argument 'OUT'.")
+    return (dest, force) if output is None else (output, False)
+
+
+def writes(name: str, *params: click.Parameter, example: str) -> Callable[[Callable[..., Written]], Verb]:
+    """Make a command ``NAME IN OUT`` of a function (source, dest, how, `params`) that writes and returns its result.
+
+    An argument among `params` is one that takes the rest of the line, and must be given something.
+    """
+
+    def decorate(function: Callable[..., Written]) -> Verb:
+        @functools.wraps(function)
+        def callback(
+            console: Console,
+            /,
+            source: str,
+            dest: str | None,
+            output: str | None,
+            *,
+            force: bool,
+            dry_run: bool,
+            **options: Any,
+        ) -> int:
+            for param in rest_of_line:
+                assert param.name is not None
+                if output is not None and dest is not None:
+                    # With --output, what stands in OUT's place is the first of these.
+                    dest, options[param.name] = None, (dest, *options[param.name])
+                if not options[param.name]:
+                    raise click.UsageError(f"Missing argument '{param.metavar}'.")
+            out, keep_old = where_to(dest, output, force=force)
+            assert out is not None
+            with console.progress(at_end="flushing to disk") as progress:
+                how = How(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
+                result = function(source, out, how, **options)
+            return show(console, result)
+
+        rest_of_line = [param for param in params if isinstance(param, click.Argument)]
+        out, *how_to = destination()
+        return reads(name, file_argument("source", "IN"), out, *params, *how_to, example=example)(callback)
+
+    return decorate
+
+
+def show(console: Console, result: Written) -> int:
+    """Show what an operation wrote, or would write; its exit code.
+
+    Its `lines` include the findings that are just notes; warnings and losses are listed on stderr, each.
+    """
+    if console.json:
+        console.emit(result.as_dict())
+        return result.exit_code
+    from ckptfix.io.durable import kept_line
+
+    for line in tables.middle_cut(result.lines, console.rows(None, LINES)):
+        console.say(printable(line))
+    if result.backup is not None:
+        console.say(printable(kept_line(result.dest, result.backup)))
+    if not result.written:
+        for file in result.plan.files:
+            for line in plan_lines(file):
+                console.say(line)
+    console.findings(finding for finding in result.findings if finding.severity != "info")
+    return result.exit_code
+
+
+def plan_lines(file: OutputFile) -> list[str]:
+    """What would be written to `file`, and where its bytes would come from."""
+    from ckptfix.checkpoint import ByteRange
+
+    new = [segment for segment in file.segments if isinstance(segment, bytes)]
+    lines = [f"would write {printable(file.path)}: {size(file.nbytes)}"]
+    if new:
+        lines.append(f"  {size(sum(map(len, new)))} new, in {plural(len(new), 'piece')}")
+    copied: dict[str, list[int]] = {}
+    derived: dict[str, list[int]] = {}
+    for segment in file.segments:
+        if isinstance(segment, ByteRange):
+            copied.setdefault(segment.path, []).append(segment.length)
+        elif not isinstance(segment, bytes):
+            derived.setdefault(segment.what or "computed", []).append(segment.length)
+    for path, lengths in copied.items():
+        lines.append(f"  {size(sum(lengths))} copied from {printable(path)}, in {plural(len(lengths), 'range')}")
+    for what, lengths in derived.items():
+        lines.append(f"  {size(sum(lengths))} {printable(what)}, in {plural(len(lengths), 'piece')}")
+    return lines

@@ -1,0 +1,122 @@
+"""What a command says and where: results to stdout, everything else to stderr."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ckptfix.io.read import Progress
+
+import contextlib
+import math
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ckptfix.errors import printable
+
+if TYPE_CHECKING:
+    from ckptfix.findings.row import Finding
+
+_WORDS = {"info": "note", "warning": "warning", "error": "error"}
+
+
+class Console:
+    """The two streams of one run.
+
+    Attributes:
+        json: stdout gets one JSON object and nothing else.
+        quiet: no results in text, no notes, no progress; warnings and errors still show.
+    """
+
+    def __init__(self) -> None:
+        self.json = False
+        self.quiet = False
+
+    def say(self, text: str = "") -> None:
+        """A line of the result, for a person."""
+        if not self.json and not self.quiet:
+            click.echo(text)
+
+    def note(self, text: str) -> None:
+        """A line beside the result."""
+        click.echo(text, err=True)
+
+    def rows(self, asked: int | None, default: int) -> int:
+        """How many rows of a list to show, 0 for all: `asked`, else `default` on a terminal, else all.
+
+        A list that is written to a file or another program is data, and data is complete.
+        """
+        return asked if asked is not None else default if is_terminal(sys.stdout) else 0
+
+    def emit(self, document: Mapping[str, Any]) -> None:
+        """The result as one JSON object, ASCII only; a number that JSON lacks is a string (``"NaN"``)."""
+        import json
+
+        indent = 2 if is_terminal(sys.stdout) else None
+        try:
+            text = json.dumps(document, indent=indent, allow_nan=False)
+        except ValueError:
+            text = json.dumps(_finite(document), indent=indent, allow_nan=False)
+        click.echo(text)
+
+    def findings(self, findings: Iterable[Finding], *, most: int | None = None) -> None:
+        """What an operation noticed, a line each, and its remedy below. JSON carries them in the result.
+
+        Args:
+            most: how many are shown; a file could be made to have millions. None for all.
+        """
+        if self.json:
+            return
+        shown = [finding for finding in findings if not (self.quiet and finding.severity == "info")]
+        for finding in shown[:most]:
+            place = printable(finding.where)
+            if finding.offset is not None:
+                place = f"{place} @ {finding.offset:#x}".strip()
+            parts = [_WORDS[finding.severity], place, printable(finding.message)]
+            self.note(": ".join(part for part in parts if part))
+            if finding.fix:
+                self.note(f"  hint: {printable(finding.fix)}")
+        if most is not None and len(shown) > most:
+            self.note(f"... {len(shown) - most:,} more findings (--json has all)")
+
+    @contextlib.contextmanager
+    def progress(self, at_end: str = "") -> Iterator[Progress | None]:
+        """A callable (bytes done, bytes in all) that draws on stderr; None where it would not be seen.
+
+        Args:
+            at_end: shown when all bytes are done and the command still works on.
+        """
+        if self.quiet or not is_terminal(sys.stderr):
+            yield None
+            return
+        from ckptfix.cli.shared.progress import Progress
+
+        bar = Progress(sys.stderr, at_end=at_end)
+        try:
+            yield bar
+        finally:
+            bar.clear()
+
+
+pass_console = click.make_pass_decorator(Console, ensure=True)
+
+
+def is_terminal(stream: Any) -> bool:
+    """Whether a person watches `stream`."""
+    try:
+        return bool(stream.isatty())
+    except (AttributeError, ValueError):  # no stream at all, or a closed one
+        return False
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value

@@ -1,0 +1,174 @@
+"""The one place where an error or a signal becomes an exit code.
+
+0 done, same or clean; 1 differences or findings; 2 trouble or wrong usage; 3 done with named losses; 128+n a signal.
+After 2 and 128+n the output is as it was, unless a line says that it is complete.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from io import TextIOWrapper
+from types import FrameType
+from typing import Any
+
+import click
+
+from ckptfix.cli.shared.console import Console, is_terminal
+from ckptfix.errors import CkptfixError, NoSuchFile, printable
+from ckptfix.io.written import recorded
+
+TROUBLE = 2
+DEBUG = "CKPTFIX_DEBUG"
+"""Environment variable: set to 1, errors show their traceback."""
+
+
+class Stopped(SystemExit):
+    """A signal arrived. A SystemExit, so that every ``finally`` runs and nothing but `run` takes it for an error."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(128 + number)
+        self.number = number
+
+
+def run(invoke: Callable[[], object], console: Console, arguments: Sequence[str]) -> int:
+    """Call `invoke`, which returns an exit code or raises; say what went wrong; return the exit code.
+
+    Args:
+        arguments: the command line, to know whether JSON was asked for when it could not be parsed.
+    """
+    _tolerate_any_text()
+    with recorded() as written:
+        return _ended(invoke, console, arguments, written)
+
+
+def _ended(invoke: Callable[[], object], console: Console, arguments: Sequence[str], written: Sequence[str]) -> int:
+    try:
+        with _signals_raise():
+            try:
+                code = invoke()
+                _flush()
+                return code if isinstance(code, int) else 0
+            except click.exceptions.Exit as done:
+                return done.exit_code
+            except Exception as error:
+                if os.environ.get(DEBUG) == "1":
+                    import traceback
+
+                    traceback.print_exc()
+                return _report(error, console, arguments, written)
+    except Stopped as stopped:
+        over = "\r" if is_terminal(sys.stderr) else ""  # the terminal has echoed ^C
+        console.note(f"{over}stopped by {signal.Signals(stopped.number).name}")
+        _tell(console, written)
+        return 128 + stopped.number
+    finally:
+        _settle()
+
+
+def _tell(console: Console, written: Sequence[str]) -> None:
+    for line in written:
+        console.note(printable(line))
+
+
+def _report(error: Exception, console: Console, arguments: Sequence[str], written: Sequence[str]) -> int:
+    if isinstance(error, BrokenPipeError):
+        _tell(console, written)
+        return 128 + signal.SIGPIPE
+    document = describe(error)
+    if isinstance(error, click.ClickException):
+        error.show()
+    else:
+        place = "" if isinstance(error, CkptfixError) or not document["path"] else f"{printable(document['path'])}: "
+        console.note(place + (str(error) if isinstance(error, CkptfixError) else printable(document["message"])))
+        for line in document.get("lines", ()):
+            console.note(f"  {printable(line)}")
+        if document["hint"]:
+            console.note(f"hint: {printable(document['hint'])}")
+    _tell(console, written)
+    if written:
+        document["written"] = [*written]
+    if console.json or "--json" in arguments:
+        with contextlib.suppress(OSError):
+            console.emit({"error": document})
+            _flush()
+    return TROUBLE
+
+
+def describe(error: Exception) -> dict[str, Any]:
+    """The fields of an error: type, message, path, where, offset, hint, and what its class adds to them."""
+    fields: dict[str, Any] = {
+        "type": type(error).__name__, "message": "", "path": None, "where": None, "offset": None, "hint": None
+    }  # fmt: skip
+    match error:
+        case CkptfixError():
+            fields |= {name: value for name, value in vars(error).items() if not name.startswith("_")}
+            fields["hint"] = error.shell_hint
+        case click.ClickException():
+            fields["message"] = error.format_message()
+        case OSError():
+            path = None if error.filename is None else os.fsdecode(error.filename)
+            if isinstance(error, FileNotFoundError) and path is not None:
+                return describe(NoSuchFile(path))
+            fields["message"] = error.strerror or str(error) or type(error).__name__
+            fields["path"] = path
+        case MemoryError():
+            fields["message"] = "not enough memory"
+        case RecursionError():
+            fields["message"] = "nested too deeply"
+        case _:
+            fields["message"] = f"a fault in ckptfix: {type(error).__name__}: {error}"
+            fields["hint"] = f"please report it, with what {DEBUG}=1 shows"
+    return fields
+
+
+@contextlib.contextmanager
+def _signals_raise() -> Iterator[None]:
+    """SIGINT, SIGTERM and SIGHUP raise `Stopped` in the main thread, once: a second one must not cut the cleanup short.
+
+    One that was ignored at the start (nohup, a background job) remains ignored.
+    """
+    stopped = False
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        nonlocal stopped
+        if not stopped:
+            stopped = True
+            raise Stopped(number)
+
+    before = {}
+    with contextlib.suppress(ValueError):  # not the main thread: signals are not ours
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                before[number] = signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _tolerate_any_text() -> None:
+    """Names that stdout's encoding lacks are shown escaped: under LANG=C, and for lone surrogates in paths."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _flush() -> None:
+    if sys.stdout is not None:
+        sys.stdout.flush()
+
+
+def _settle() -> None:
+    """Leave nothing in stdout's buffer that the interpreter would fail to flush at its exit, with a traceback."""
+    try:
+        _flush()
+    except (OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError):
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, sys.stdout.fileno())
+            os.close(null)

@@ -1,0 +1,87 @@
+"""One line on a terminal that says how far a command is: bytes, rate, time left."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import TextIO
+
+from ckptfix.cli.shared.tables import duration, size
+
+PATIENCE = 0.4
+"""Seconds before the first drawing: what is done by then needs no line."""
+
+INTERVAL = 0.1
+"""Seconds between two drawings."""
+
+WINDOW = 5.0
+"""Seconds over which the rate is taken, so that it follows a page cache that has filled up."""
+
+
+class Progress:
+    """Draws (bytes done, bytes in all) on `stream`, over and over on one line.
+
+    Plain carriage returns and spaces: they work on every terminal, ``TERM=dumb`` too.
+    """
+
+    def __init__(
+        self,
+        stream: TextIO,
+        *,
+        at_end: str = "",
+        clock: Callable[[], float] = time.monotonic,
+        columns: int | None = None,
+    ) -> None:
+        self._stream = stream
+        self._at_end = at_end
+        self._clock = clock
+        self._columns = _columns(stream) if columns is None else columns
+        self._next = clock() + PATIENCE
+        self._marks: deque[tuple[float, int]] = deque([(clock(), 0)])
+        self._width = 0
+
+    def __call__(self, done: int, total: int) -> None:
+        now = self._clock()
+        finished = done >= total and bool(self._width) and bool(self._at_end)
+        if now < self._next and not finished:
+            return
+        self._next = now + INTERVAL
+        self._marks.append((now, done))
+        while len(self._marks) > 2 and self._marks[0][0] < now - WINDOW:
+            self._marks.popleft()
+        self._draw(self._line(done, total))
+
+    def clear(self) -> None:
+        """Remove the line; the cursor is where it was before."""
+        if self._width:
+            # Two columns more than were drawn: a terminal echoes ^C behind the line.
+            width = min(self._width + 2, max(self._columns - 1, 1))
+            self._stream.write("\r" + " " * width + "\r")
+            self._stream.flush()
+            self._width = 0
+
+    def _line(self, done: int, total: int) -> str:
+        share = f"{100 * done // total:3d} %" if total else "100 %"
+        parts = [f"{size(done)} of {size(total)}", share]
+        if done >= total:
+            return "  ".join([*parts, self._at_end]).rstrip()
+        (since, before), (now, _) = self._marks[0], self._marks[-1]
+        if now > since and done > before:
+            rate = (done - before) / (now - since)
+            parts += [f"{size(rate)}/s", f"{duration((total - done) / rate)} left"]
+        return "  ".join(parts)
+
+    def _draw(self, line: str) -> None:
+        line = line[: max(self._columns - 1, 1)]
+        self._stream.write("\r" + line.ljust(self._width))
+        self._stream.flush()
+        self._width = max(self._width, len(line))
+
+
+def _columns(stream: TextIO) -> int:
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or 80
+    except OSError:
+        return 80

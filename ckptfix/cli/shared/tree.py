@@ -1,0 +1,125 @@
+"""Tensors as a tree of modules, layers that are alike folded into one line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from ckptfix.checkpoint import TensorEntry
+from ckptfix.cli.shared.tables import shape, size
+from ckptfix.errors import printable
+from ckptfix.words import plural
+
+DEPTH = 100
+"""Levels at most: a longer name keeps its rest in one piece, so no file can make the recursion deep."""
+
+
+@dataclass(slots=True)
+class Node:
+    """A module, or a tensor when it has an `entry`.
+
+    Attributes:
+        folded: the children, those that are alike and numbered in a row as one.
+        tensors, nbytes: all that is below.
+        likeness: equal for nodes whose contents are equal in names, dtypes, shapes and devices.
+        last: name of the last of the siblings that this node stands for, when they were folded into it.
+        count: how many it stands for; `tensors` and `nbytes` count all of them.
+    """
+
+    name: str
+    entry: TensorEntry | None = None
+    children: dict[str, Node] = field(default_factory=dict)
+    tensors: int = 0
+    nbytes: int = 0
+    folded: list[Node] = field(default_factory=list)
+    likeness: int = -1
+    last: str = ""
+    count: int = 1
+
+
+def lines(entries: Iterable[TensorEntry]) -> Iterator[str]:
+    """The tree of `entries`, two spaces a level: modules with what they hold, tensors with what they are."""
+    root = _grow(entries)
+    _fold(root, {})
+    rows = list(_walk(root, 0))
+    width = min(max((len(label) for label, _ in rows), default=0), 60)
+    for label, detail in rows:
+        yield f"{label.ljust(width)}  {detail}".rstrip()
+
+
+def _grow(entries: Iterable[TensorEntry]) -> Node:
+    root = Node("")
+    for entry in entries:
+        parts = [f"{part}/" for part in entry.at.split("/") if part] + entry.key.split(".")
+        if len(parts) > DEPTH:
+            parts[DEPTH - 1 :] = [".".join(parts[DEPTH - 1 :])]
+        path = [root]
+        for part in parts[:-1]:
+            path.append(path[-1].children.setdefault(part, Node(part)))
+        # A key may be both a tensor ("a") and a module ("a.b"); the colon keeps the two apart.
+        path.append(path[-1].children.setdefault(f"{parts[-1]}:", Node(parts[-1], entry)))
+        for node in path:
+            node.tensors += 1
+            node.nbytes += entry.nbytes
+    return root
+
+
+def _fold(node: Node, seen: dict[object, int]) -> None:
+    """Give every node its likeness, and fold the children that are alike."""
+    for child in node.children.values():
+        _fold(child, seen)
+    entry = node.entry
+    content: object = (
+        tuple((name, child.likeness) for name, child in node.children.items())
+        if entry is None
+        else (entry.dtype, entry.shape, entry.location, entry.kind)
+    )
+    node.likeness = seen.setdefault(content, len(seen))
+    node.folded = list(_runs(node.children.values()))
+
+
+def _runs(children: Iterable[Node]) -> Iterator[Node]:
+    """`children`, runs of numbered ones that are alike as one: layers 0 to 11."""
+    run: Node | None = None
+    for child in children:
+        if run is not None and child.likeness == run.likeness and _follows(run.last or run.name, child.name):
+            run.last = child.name
+            run.count += 1
+            run.tensors += child.tensors
+            run.nbytes += child.nbytes
+            continue
+        if run is not None:
+            yield run
+        run = child
+    if run is not None:
+        yield run
+
+
+def _follows(name: str, after: str) -> bool:
+    """Whether `after` is the number after `name`; longer ones than 9 digits are not layer numbers."""
+    return name.isdecimal() and after.isdecimal() and len(after) < 10 and str(int(name) + 1) == after
+
+
+def _walk(node: Node, level: int) -> Iterator[tuple[str, str]]:
+    for child in node.folded:
+        label, count, bottom = _label(child), child.count, child
+        while len(bottom.folded) == 1:
+            (bottom,) = bottom.folded
+            label += ("" if label.endswith("/") else ".") + _label(bottom)
+            count *= bottom.count
+        indent = "  " * level
+        if bottom.entry is not None:
+            times = f"{count} x " if count > 1 else ""
+            yield indent + label, f"{times}{_tensor(bottom.entry)}"
+        else:
+            yield indent + label, f"{plural(child.tensors, 'tensor')}, {size(child.nbytes)}"
+            yield from _walk(bottom, level + 1)
+
+
+def _label(node: Node) -> str:
+    return printable(f"{node.name}-{node.last}" if node.last else node.name)
+
+
+def _tensor(entry: TensorEntry) -> str:
+    device = "" if entry.location == "cpu" else f"  {entry.location}"
+    return printable(f"{entry.dtype} {shape(entry.shape)}{device}")

@@ -1,0 +1,133 @@
+"""The remedies of several findings as one chain of commands: each reads what the one before it wrote.
+
+Two commands that read the same file leave two files, each fixed by half. Here they stand in the order in which they go
+together: what makes a file readable first, then what takes its weights out, then names, then devices, then the format.
+The names of the files between say what has been done to them: ``train.plain.pth``, ``train.plain.stripped.pth``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from ckptfix.findings.row import Finding
+from ckptfix.findings.table import Remedy, operand, proposed
+
+Words = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Verb:
+    """A command in a chain.
+
+    Attributes:
+        word: what the name of its output says.
+        spares: commands with nothing left to do after it.
+        flattens: the output is the state dict itself, so that no address of the input is one of it.
+    """
+
+    word: str
+    spares: frozenset[str] = frozenset()
+    flattens: bool = False
+
+
+VERBS: dict[str, Verb] = {
+    "repair": Verb("repaired"),
+    "extract": Verb("weights", frozenset({"sanitize", "slim"}), flattens=True),
+    "sanitize": Verb("plain"),
+    "slim": Verb("slim"),
+    "unwrap": Verb("unwrapped", frozenset({"strip-module"})),
+    "strip-module": Verb("stripped"),
+    "add-module": Verb("wrapped"),
+    "rename": Verb("renamed"),
+    "match": Verb("matched"),
+    "to-cpu": Verb("cpu"),
+    "convert": Verb("converted", flattens=True),
+}
+"""In the order of a chain."""
+
+_PLACE = {name: place for place, name in enumerate(VERBS)}
+
+Step = tuple[str, str, Words]
+"""A command, what the name of its output says, and its options."""
+
+
+def chain(path: str, remedies: Sequence[tuple[Finding, Remedy]]) -> tuple[Words, ...]:
+    """The commands that fix all of `remedies`, in the order in which they are to be run.
+
+    Args:
+        path: the file, which the first of them reads.
+    """
+    misnamed = any(finding.id == "wrong-suffix" for finding, _ in remedies)
+    steps = list(_ordered(_merged(remedies), misnamed))
+    if not steps:
+        return next((remedy.commands for _, remedy in remedies if remedy.commands), ())
+    made: list[Words] = []
+    source, flat = path, False
+    for verb, word, options in steps:
+        dest = proposed(source, word)
+        made.append(("ckptfix", verb, operand(source), operand(dest), *(_without_at(options) if flat else options)))
+        flat = flat or (VERBS[verb].flattens and (verb == "extract" or dest.endswith(".safetensors")))
+        source = dest
+    return tuple(made)
+
+
+def _merged(remedies: Iterable[tuple[Finding, Remedy]]) -> dict[str, list[Step]]:
+    """Each command once, with the options of all that ask for it; of conversions and choices of weights, the first."""
+    steps: dict[str, list[Step]] = {}
+    for _, remedy in remedies:
+        for index, line in enumerate(remedy.commands):
+            verb = line[1]
+            if verb not in VERBS or len(line) < 4:
+                continue
+            step = (verb, _word(line), line[4:])
+            kept = steps.get(verb)
+            if kept is None or (verb == "convert" and index):
+                steps.setdefault(verb, []).append(step)
+            elif verb not in ("extract", "convert", "rename", "match") and step not in kept:
+                kept[:] = [(verb, step[1], _joined(kept[0][2], line[4:]))]
+            if verb == "convert" and kept is not None and not index:
+                break
+    return steps
+
+
+def _ordered(steps: dict[str, list[Step]], misnamed: bool) -> Iterator[Step]:
+    """The steps in their order; a file under the name of another format gets its own first, as others refuse it."""
+    if misnamed and "extract" in steps:
+        steps.pop("convert", None)
+    place = {**_PLACE, "convert": _PLACE["repair"] + 0.5} if misnamed else _PLACE
+    spared = {name for verb in steps for name in VERBS[verb].spares}
+    converted = steps.get("convert", ())
+    if converted and "extract" not in steps and converted[0][1] == "safetensors":
+        spared |= {"sanitize"}
+    for verb in sorted(steps, key=place.__getitem__):
+        if verb not in spared:
+            yield from steps[verb]
+
+
+def _word(line: Words) -> str:
+    """What the output's name says about the conversion: ``safetensors``, ``zip``; of others, what the command does."""
+    if line[1] != "convert":
+        return VERBS[line[1]].word
+    if "--to" in line:
+        return line[line.index("--to") + 1]
+    return "safetensors"
+
+
+def _joined(options: Words, more: Words) -> Words:
+    """The options of both; an option that takes a value keeps it behind it."""
+    groups = dict.fromkeys((*_groups(options), *_groups(more)))
+    return tuple(word for group in groups for word in group)
+
+
+def _groups(options: Words) -> Iterator[Words]:
+    start = 0
+    for place in range(1, len(options) + 1):
+        if place == len(options) or options[place].startswith("--"):
+            yield options[start:place]
+            start = place
+
+
+def _without_at(options: Words) -> Words:
+    return tuple(word for group in _groups(options) if group and group[0] != "--at" for word in group)
+

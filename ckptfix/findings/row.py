@@ -1,0 +1,42 @@
+"""What can be said of a file: a finding, and the row of the table that it belongs to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that `check` or an operation noticed; `fix` is a command or an instruction."""
+    id: str
+    severity: Literal["info", "warning", "error"]
+    where: str
+    message: str
+    offset: int | None = None
+    fix: str | None = None
+
+
+Severity = Literal["info", "warning", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A finding as such.
+
+    Attributes:
+        id: its name, which never changes.
+        severity: ``"error"``: some bytes are lost or wrong, or no loader takes the file. ``"warning"``: a load may
+            fail or go wrong because of it. ``"info"``: good to know.
+        title: it in one sentence, where a finding says nothing more exact.
+        story: where it comes from, what the user sees, and what helps; for ``doctor --explain``.
+        errors: numbers of the load errors that it explains (`error_texts.ERRORS`).
+        fix: a command with fields in braces (see `catalogue.remedy`), or an instruction; None where nothing helps.
+    """
+
+    id: str
+    severity: Severity
+    title: str
+    story: str
+    errors: tuple[int, ...] = ()
+    fix: str | None = None

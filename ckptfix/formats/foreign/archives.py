@@ -1,0 +1,179 @@
+"""What a zip, a tar or a folder is that is not a checkpoint, by the names of its members."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+
+from ckptfix.commands import quoted
+from ckptfix.errors import CkptfixError, Truncated, printable
+from ckptfix.formats import deepspeed
+from ckptfix.formats.distributed import merge_command
+from ckptfix.formats.foreign.file import Answer, File
+from ckptfix.io.read import Reader
+from ckptfix.zips.read import END, END64, LOCATOR, MAX16, read_directory
+
+CHECKPOINTS = (".pth", ".pt", ".ckpt", ".bin", ".th", ".safetensors", ".distcp", ".pth.tar")
+_MAX_MEMBERS = 1000
+"""Members of a tar, and entries of a folder, that are looked at."""
+
+_REPACK = "zip it again so that data.pkl lies in one folder: zip -0 -r FIXED.pth FOLDER"
+
+
+def zip_archive(file: File) -> Answer | None:
+    """A zip, also with other bytes before it."""
+    if not file.head.startswith((b"PK\x03\x04", b"PK\x05\x06")):
+        before = _bytes_before_zip(file)
+        if not before:
+            return None
+        cut = f"tail -c +{before + 1} {quoted(file.path)} > FIXED.pth"
+        return Answer("junk-before", f"a zip archive with {before} other bytes before it", f"cut them off: {cut}")
+    try:
+        with Reader(file.path) as reader:
+            names = [record.name for record in read_directory(reader, file.path).records]
+    except CkptfixError as error:
+        torch = " that torch.save wrote" if b"/data.pkl" in file.head[:300] else ""
+        id = "truncated" if isinstance(error, Truncated) else "bad-directory"
+        what = f"a damaged zip archive{torch} ({error.message})"
+        return Answer(id, what, error.hint or "copy or download it again")
+    return _zip_of(names, file)
+
+
+def _bytes_before_zip(file: File) -> int:
+    """How far a zip directory stands behind the place that its end record states; 0 where there is none."""
+    start = max(0, file.size - END.size - MAX16)
+    tail = file.read(start, file.size - start)
+    at = tail.rfind(b"PK\x05\x06")
+    if at < 0 or at + END.size > len(tail):
+        return 0
+    size, offset = END.unpack_from(tail, at)[5:7]
+    # torch always puts a zip64 end record and its locator between the directory and the end record.
+    zip64 = at - END64.size - LOCATOR.size
+    if zip64 >= 0 and tail.startswith(b"PK\x06\x06", zip64):
+        size, offset = END64.unpack_from(tail, zip64)[8:10]
+        at = zip64
+    first = start + at - size
+    return first - offset if first > offset and file.read(first, 4) == b"PK\x01\x02" else 0
+
+
+def _zip_of(names: Sequence[str], file: File) -> Answer:
+    lasts = [name.rpartition("/")[2] for name in names]
+    files = [name for name, last in zip(names, lasts, strict=True) if last]
+    if not files:
+        return Answer("other-archive", "a zip archive without files")
+    if "constants.pkl" in lasts:
+        hint = f"ckptfix extract {quoted(file.path)} OUT takes its weights; torch.jit.load({file.name!r}) reads it"
+        return Answer("torchscript", "a TorchScript program (torch.jit.save), not a state dict", hint)
+    if "archive_format" in lasts:
+        hint = f"ckptfix extract {quoted(file.path)} OUT takes its weights; torch.export.load({file.name!r}) reads it"
+        return Answer("exported-program", "an exported program (.pt2), not a state dict", hint)
+    if "data.pkl" in lasts:
+        mac = ", with the __MACOSX files of the Finder" if any(name.startswith("__MACOSX/") for name in names) else ""
+        return Answer(
+            "repacked-zip", f"a torch checkpoint that was unpacked and zipped again{mac}", f"unzip it, then {_REPACK}"
+        )
+    if all(name.endswith(".npy") for name in files):
+        return Answer("numpy-file", f"NumPy arrays (.npz): {_listed(files)}", f"numpy.load({file.name!r}) reads it")
+    if "[Content_Types].xml" in files:
+        return Answer("unknown-format", "an office document (Word, Excel or PowerPoint)")
+    if "model.weights.h5" in lasts:
+        return Answer("other-framework", "a Keras model (.keras)", f"keras.saving.load_model({file.name!r}) reads it")
+    if "MAR-INF/MANIFEST.json" in files:
+        return Answer("other-framework", "a TorchServe archive (.mar)", f"unpack it first: unzip {quoted(file.path)}")
+    if "META-INF/MANIFEST.MF" in files:
+        return Answer("unknown-format", "a Java archive")
+    inner = [name for name in files if name.lower().endswith(CHECKPOINTS) and not name.startswith("__MACOSX/")]
+    unzip = f"unpack it first: unzip {quoted(file.path)}"
+    if len(inner) > 1:
+        hint = f"unpack it, and name one of its files: unzip {quoted(file.path)}"
+        return Answer("other-archive", f"a zip archive of {len(inner)} checkpoints: {_listed(files)}", hint)
+    return Answer("zip-in-zip" if inner else "other-archive", f"a zip archive of {_listed(files)}", unzip)
+
+
+def _listed(names: Sequence[str]) -> str:
+    """The first names, checkpoints before others, and how many more there are."""
+    ordered = sorted(names, key=lambda name: not name.endswith(CHECKPOINTS))
+    shown = ", ".join(printable(name) for name in ordered[:4])
+    return f"{shown} and {len(ordered) - 4} more" if len(ordered) > 4 else shown
+
+
+def tar_archive(file: File) -> Answer | None:
+    """A tar, torch's own from before 0.1.10 among them."""
+    if len(file.head) < 512 or not _is_tar_header(file.head[:512]):
+        return None
+    names: list[str] = []
+    with suppress(CkptfixError), Reader(file.path) as reader:
+        names += [name for name, _, _ in tar_members(reader, _MAX_MEMBERS)]
+    bare = {name.removeprefix("./") for name in names}
+    if {"sys_info", "pickle", "storages"} <= bare:
+        hint = "if you trust it, load it with torch.load(FILE, weights_only=False) and save it again with torch.save"
+        return Answer("torch-tar", "a torch checkpoint from before torch 0.1.10 (a tar archive)", hint)
+    return Answer("tar-archive", f"a tar archive of {_listed(names)}", f"unpack it first: tar -xf {quoted(file.path)}")
+
+
+def _is_tar_header(block: bytes) -> bool:
+    """Whether the checksum of a tar header is right: the sum of its bytes, its own field taken as spaces."""
+    try:
+        stated = int(block[148:156].strip(b" \0") or b"x", 8)
+    except ValueError:
+        return False
+    return stated == sum(block[:148]) + 8 * 32 + sum(block[156:])
+
+
+def tar_members(reader: Reader, most: int) -> Iterator[tuple[str, int, int]]:
+    """(name, offset, length) of the first members of a tar, until something is not a header; none for another file."""
+    at = 0
+    for _ in range(most):
+        if at + 512 > reader.size or not _is_tar_header(block := reader.read(at, 512)):
+            return
+        size = _tar_size(block[124:136])
+        # Types L, K and x hold a long name or attributes of the next member.
+        if block[156:157] not in b"LKxg":
+            yield block[:100].partition(b"\0")[0].decode("utf-8", "replace"), at + 512, size
+        at += 512 + (size + 511) // 512 * 512
+
+
+def _tar_size(field: bytes) -> int:
+    """A size in octal, or in base 256 when its first bit is set."""
+    if field[0] & 0x80:
+        return int.from_bytes(field[1:], "big")
+    try:
+        return int(field.strip(b" \0") or b"0", 8)
+    except ValueError:
+        return 0
+
+
+def folder(path: str) -> Answer:
+    """What a folder holds, and which of its files to name instead."""
+    try:
+        entries = sorted(islice(Path(path).iterdir(), _MAX_MEMBERS))
+        inner = [entry for entry in entries if entry.is_dir()]
+        nested = next((entry for entry in inner if (entry / "data.pkl").is_file()), None)
+    except OSError as error:
+        return Answer("no-checkpoint", f"a folder that cannot be read ({(error.strerror or str(error)).lower()})")
+    names = {entry.name for entry in entries}
+    if "data.pkl" in names or nested is not None:
+        root = nested if nested is not None else Path(path)
+        parent, name = quoted(str(root.parent)), quoted(root.name)
+        hint = f"(cd {parent} && zip -0 -r {quoted(root.name + '.pth')} {name}) makes it one file again"
+        return Answer("unzipped-folder", "a folder: a torch checkpoint that was unzipped", hint)
+    if ".metadata" in names or any(name.endswith(".distcp") for name in names):
+        return Answer("dcp-folder", "a folder: a distributed checkpoint (DCP)", merge_command(path))
+    index = next((name for name in sorted(names) if name.endswith(".index.json")), None)
+    if index is not None:
+        return Answer(
+            "no-checkpoint", f"a folder: a sharded checkpoint ({printable(index)})", "name one shard at a time"
+        )
+    if "saved_model.pb" in names:
+        return Answer("other-framework", "a folder: a TensorFlow SavedModel")
+    if ("latest" in names and any(name.startswith("global_step") for name in names)) or any(
+        name.endswith(deepspeed.STATES) for name in names
+    ):
+        return Answer("deepspeed-folder", "a folder: a DeepSpeed checkpoint", deepspeed.way_out(path)[0])
+    found = [name for name in sorted(names) if name.endswith(CHECKPOINTS)]
+    if found:
+        hint = f"name a file: {quoted(str(Path(path) / found[0]))}"
+        return Answer("no-checkpoint", f"a folder; it holds {_listed(found)}", hint)
+    return Answer("no-checkpoint", "a folder without checkpoints" if names else "an empty folder")

@@ -1,0 +1,45 @@
+"""A file that no format of ours claims, as the rows of `foreign` look at it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from ckptfix.errors import CkptfixError
+from ckptfix.io.read import Reader
+
+
+class Answer(NamedTuple):
+    """What a file is.
+
+    Attributes:
+        id: of the finding that doctor reports for it; a row of `ops.catalogue_containers`.
+        what: it in one sentence, which may quote the file.
+        hint: what to do about it; None where there is nothing.
+    """
+
+    id: str
+    what: str
+    hint: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A path, its first bytes and its size."""
+
+    path: str
+    head: bytes
+    size: int
+
+    @property
+    def name(self) -> str:
+        return Path(self.path).name
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Up to `length` bytes at `offset`; none where they cannot be read."""
+        try:
+            with Reader(self.path) as reader:
+                return reader.read(offset, min(length, max(reader.size - offset, 0)))
+        except CkptfixError:
+            return b""

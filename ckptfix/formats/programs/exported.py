@@ -1,0 +1,186 @@
+"""Exported programs (``.pt2``, ``torch.export.save``): their state dict, from its description in JSON.
+
+::
+
+    ROOT/archive_format                             'pt2'
+    ROOT/models/NAME.json                           the graph
+    ROOT/data/weights/NAME_weights_config.json      {"config": {"fc.weight": {"path_name": "weight_0", "is_param": true,
+                                                     "use_pickle": false, "tensor_meta": {...}}}}
+    ROOT/data/weights/weight_0                      the bytes of a storage
+    ROOT/data/constants/NAME_constants_config.json  the same for what is in no state dict
+
+A tensor's meta has ``dtype`` (a number), ``sizes``, ``strides`` and ``storage_offset`` as ``{"as_int": n}``, and
+``device``. Source: torch/export/pt2_archive/constants.py and torch/_export/serde/schema.py (torch 2.13).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from ckptfix.checkpoint import Storage, TensorEntry, dtypes
+from ckptfix.commands import quoted
+from ckptfix.errors import BadIndex, CkptfixError, NoSuchTensor, Refused, Unsupported
+from ckptfix.findings.row import Finding
+from ckptfix.formats.programs.torchscript import Program, open_program
+from ckptfix.formats.torch.weights import Weights, check_whole
+from ckptfix.io.read import Reader
+from ckptfix.zips.local import record_data
+
+DTYPES = {
+    1: "uint8",
+    2: "int8",
+    3: "int16",
+    4: "int32",
+    5: "int64",
+    6: "float16",
+    7: "float32",
+    8: "float64",
+    9: "complex32",
+    10: "complex64",
+    11: "complex128",
+    12: "bool",
+    13: "bfloat16",
+    28: "uint16",
+    29: "float8_e4m3fn",
+    30: "float8_e5m2",
+    31: "float8_e4m3fnuz",
+    32: "float8_e5m2fnuz",
+    33: "float8_e8m0fnu",
+    34: "uint32",
+    35: "uint64",
+}
+"""``ScalarType`` of the schema -> dtype."""
+
+STRIDED = 7
+"""``Layout`` of the schema."""
+
+CONSTANTS = "constants"
+_CONFIG = re.compile(r"data/(weights|constants)/(.*)_\1_config\.json")
+
+
+def read(path: str, at: str | None = None) -> Weights | None:
+    """The state dict of the exported program at `path`, or its constants; None if it is not such an archive.
+
+    Args:
+        at: name of the model, where there are several, or ``"constants"``.
+
+    Raises:
+        NoSuchTensor: no model has this name.
+        Refused: there are several.
+        BadIndex: a description that torch does not write.
+        Unsupported: an archive of torch before 2.8, whose state dict is a checkpoint inside it.
+    """
+    program = open_program(path, "archive_format")
+    if program is None:
+        _refuse_old(path)
+        return None
+    kind = "constants" if at == CONSTANTS else "weights"
+    names = []
+    for name in program.records:
+        found = _CONFIG.fullmatch(name.removeprefix(f"{program.root}/"))
+        if found and found[1] == kind:
+            names.append(found[2])
+    if at is not None and kind == "weights":
+        if at not in names:
+            hint = f"there is {', '.join([*names, CONSTANTS])}"
+            raise NoSuchTensor(f"no model called {at!r}", near=tuple(names), path=path, hint=hint)
+        names = [at]
+    if len(names) != 1:
+        hint = f"choose one with --at {names[0]}" if names else "it may be compiled code only (AOTInductor)"
+        message = f"{len(names)} models with {kind} in it" + (f": {', '.join(names)}" if names else "")
+        raise Refused(message, path=path, hint=hint)
+    made = _weights(program, names[0], kind)
+    check_whole(made, program.size)
+    return made
+
+
+def _refuse_old(path: str) -> None:
+    with Reader(path) as reader:
+        head = reader.read(0, min(reader.size, 200))
+    if head.startswith(b"PK\x03\x04") and b"serialized_" in head[30:]:
+        hint = f"unzip -p {quoted(path)} serialized_state_dict.pt > state.pth, and go on with that"
+        raise Unsupported("an exported program of torch before 2.8", path=path, hint=hint)
+
+
+def _weights(program: Program, name: str, kind: str) -> Weights:
+    where = f"{program.root}/data/{kind}/{name}_{kind}_config.json"
+    config = _config(program, f"data/{kind}/{name}_{kind}_config.json", where)
+    storages: dict[str, Storage] = {}
+    entries: list[TensorEntry] = []
+    findings: list[Finding] = []
+    for key, row in config.items():
+        try:
+            if row["use_pickle"] or row["tensor_meta"]["layout"] != STRIDED:
+                message = "it is stored as a separate pickle, or not as a dense tensor; it is not taken"
+                findings.append(Finding("not-taken", "warning", key, message))
+                continue
+            entries.append(_entry(program, key, row, kind, storages))
+        except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
+            message = f"the description of {key!r} is not what torch writes ({error!r})"
+            raise BadIndex(message, path=program.path, where=where) from None
+        except CkptfixError as error:
+            error.path, error.where = program.path, key
+            raise
+    what = f"the exported program {name}" if kind == "weights" else f"the constants of the exported program {name}"
+    others = (CONSTANTS,) if kind == "weights" and _has_constants(program, name) else ()
+    return Weights(
+        path=program.path,
+        what=what,
+        at=CONSTANTS if kind == "constants" else "",
+        entries=tuple(entries),
+        left=others,
+        findings=tuple(findings),
+        byteorder=program.byteorder,
+    )
+
+
+def _config(program: Program, name: str, where: str) -> Mapping[str, Any]:
+    try:
+        config = json.loads(program.text(name) or b"{}")["config"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise BadIndex(f"no description of tensors ({error!r})", path=program.path, where=where) from None
+    if not isinstance(config, dict):
+        raise BadIndex("a description of tensors that is not a mapping", path=program.path, where=where)
+    return config
+
+
+def _has_constants(program: Program, name: str) -> bool:
+    config = f"data/constants/{name}_constants_config.json"
+    return bool(program.text(config)) and bool(_config(program, config, config))
+
+
+def _entry(
+    program: Program, key: str, row: Mapping[str, Any], kind: str, storages: dict[str, Storage]
+) -> TensorEntry:
+    meta = row["tensor_meta"]
+    dtype = dtypes.by_name(DTYPES[meta["dtype"]])
+    shape = tuple(_count(size) for size in meta["sizes"])
+    stride = tuple(_count(step) for step in meta["strides"])
+    offset = _count(meta["storage_offset"])
+    name = row["path_name"]
+    if name not in storages:
+        record = program.records.get(f"{program.root}/data/{kind}/{name}")
+        if record is None:
+            raise BadIndex(f"no record {name} in the archive")
+        device, index = meta["device"]["type"], meta["device"]["index"]
+        with Reader(program.path) as reader:
+            data = record_data(reader, program.path, record)
+        location = device if index is None else f"{device}:{int(index)}"
+        storages[name] = Storage(name, dtype.name, record.size, location, data, record.crc32 or None)
+    storage = storages[name]
+    if len(shape) != len(stride):
+        raise ValueError("as many strides as sizes")
+    reach = offset + 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+    if 0 not in shape and dtype.nbytes(reach) > storage.nbytes:
+        raise BadIndex(f"{dtype.nbytes(reach)} bytes of {name} needed, which has {storage.nbytes}")
+    return TensorEntry(key, "", storage, dtype.name, shape, stride, offset)
+
+
+def _count(value: Any) -> int:
+    number = value["as_int"]
+    if type(number) is not int or not 0 <= number < 1 << 63:
+        raise ValueError("a size that is not a number")
+    return number

@@ -1,0 +1,271 @@
+"""TorchScript archives (``torch.jit.save``): the state dict of the module in them, its program read as text.
+
+::
+
+    ROOT/data.pkl           the module; objects of classes ``__torch__.PATH Name``, their attributes as a dict
+    ROOT/data/KEY           storages of its tensors
+    ROOT/constants.pkl      a tuple of what the program calls CONSTANTS.c0, c1 ...; storages in ROOT/constants/KEY
+    ROOT/code/__torch__/PATH.py
+        class Name(Module):
+          __parameters__ = ["weight", "bias", ]
+          __buffers__ = ["running_mean", ]
+          weight : Tensor
+          __annotations__["0"] = __torch__.torch.nn.modules.linear.Linear
+
+The attributes of an object stand in the order of its class, as in ``state_dict()``. Source:
+torch/csrc/jit/serialization/export_module.cpp and python_print.cpp.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ckptfix.checkpoint import TensorEntry
+from ckptfix.errors import BadDirectory, BadPickle, CkptfixError, NoSuchTensor, Unsupported, WouldLoseData
+from ckptfix.findings.row import Finding
+from ckptfix.formats.torch import module as torch_module
+from ckptfix.formats.torch.common import Storages
+from ckptfix.formats.torch.detach import detached_call, detached_entry
+from ckptfix.formats.torch.emit import Calls
+from ckptfix.formats.torch.tensors import BadTensor, is_tensor, tensor_entry
+from ckptfix.formats.torch.weights import Weights, check_whole
+from ckptfix.formats.torch.zip_layout import Archive, Places, ambiguous_names
+from ckptfix.io.read import Reader, read_chunks
+from ckptfix.pickles import Call, Dict, Global, Graph, Text, parse
+from ckptfix.pickles.graph import attributes
+from ckptfix.zips.local import record_data
+from ckptfix.zips.read import Directory, Record, read_directory
+
+CONSTANTS = "constants"
+"""The address under which the constants of a program are taken, c0 to cN: all that a frozen module has."""
+
+MAX_TEXT = 256 << 20
+"""Bytes of one record that is read whole: a pickle, or the text of a program."""
+
+_CLASS = re.compile(r"^class (\w+)\(Module\):$")
+_LIST = re.compile(r"^  __(parameters|buffers)__ = \[(.*)\]$")
+_ATTRIBUTE = re.compile(r'^  (?:(\w+) : |__annotations__\["((?:[^"\\]|\\.)*)"\] = )(.*)$')
+_NAME = re.compile(r'"((?:[^"\\]|\\.)*)"')
+_MANGLED = re.compile(r"\.___torch_mangle_\d+")
+
+
+@dataclass(slots=True)
+class _Class:
+    """What the text of a program says about a class; `buffers` is None where an old one does not say."""
+
+    parameters: frozenset[str] = frozenset()
+    buffers: frozenset[str] | None = None
+    types: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A TorchScript archive: its directory, root folder and byte order."""
+
+    path: str
+    size: int
+    directory: Directory
+    records: Mapping[str, Record]
+    root: str
+    byteorder: Literal["little", "big"]
+
+    def text(self, name: str) -> bytes | None:
+        """The bytes of a record below the root; None if there is none."""
+        record = self.records.get(f"{self.root}/{name}")
+        if record is None:
+            return None
+        if record.size > MAX_TEXT or record.size > max(100 * record.stored, 1 << 20):
+            raise Unsupported(f"a record of {record.size:,} bytes", path=self.path, where=record.name)
+        with Reader(self.path) as reader:
+            return b"".join(read_chunks(record_data(reader, self.path, record)))
+
+    def pickle(self, name: str, folder: str) -> tuple[Graph, Storages]:
+        """A pickle, and the storages in `folder` that it refers to.
+
+        Raises:
+            BadDirectory: there is none, or several have its name.
+        """
+        data = self.text(name)
+        where = f"{self.root}/{name}"
+        if data is None:
+            raise BadDirectory(f"no {name} in the archive", path=self.path)
+        twice = ambiguous_names(self.directory)
+        if where in twice:
+            raise BadDirectory("several records have the name of the pickle", path=self.path, where=where)
+        archive = Archive(self.directory, self.root, self.records[where], True, twice)
+        return parse(data, path=self.path, where=where), Storages(Places(self.path, archive, folder))
+
+
+def open_program(path: str, marker: str) -> Program | None:
+    """The archive at `path` if it is a zip with the record ROOT/`marker`; None for every other file."""
+    with Reader(path) as reader:
+        if reader.size < 4 or reader.read(0, 4) != b"PK\x03\x04":
+            return None
+        try:
+            directory = read_directory(reader, path)
+        except CkptfixError:
+            return None
+        size = reader.size
+    records: dict[str, Record] = {}
+    for record in directory.records:
+        records.setdefault(record.name, record)
+    roots = [name.removesuffix(f"/{marker}") for name in records if name.endswith(f"/{marker}")]
+    roots = [root for root in roots if root and "/" not in root]
+    if len(roots) != 1:
+        return None
+    program = Program(path, size, directory, records, roots[0], "little")
+    order = program.text("byteorder")
+    if order is not None and order.strip() == b"big":
+        return Program(path, size, directory, records, roots[0], "big")
+    return program
+
+
+def read(path: str, at: str | None = None) -> Weights | None:
+    """The state dict of the TorchScript module at `path`, or its constants; None if it is not a TorchScript archive.
+
+    Args:
+        at: ``"constants"`` for the constants, or the path of a submodule, such as ``"encoder"``.
+
+    Raises:
+        NoSuchTensor: no submodule has this name.
+        DamagedFile: the archive, its pickle or its classes are not as torch writes them.
+        WouldLoseData: a tensor that cannot be read.
+    """
+    program = open_program(path, "constants.pkl")
+    if program is None:
+        return None
+    if at == CONSTANTS:
+        return _constants(program)
+    graph, storages = program.pickle("data.pkl", "data")
+    classes = _Classes(program)
+    node = graph.root
+    for part in re.split(r"[./]", at) if at else ():
+        node = dict(_attributes(node)).get(part)
+        if classes.parts_of(node) is None:
+            hint = "--at takes the path of a submodule, or constants"
+            raise NoSuchTensor(f"no module at {at!r}", path=path, hint=hint)
+    if classes.parts_of(node) is None:
+        raise BadPickle("a data.pkl that holds no module", path=path, where=f"{program.root}/data.pkl")
+    try:
+        module = torch_module.read_module(node, at or "", parts_of=classes.parts_of, class_of=class_of)
+    except CkptfixError as error:
+        error.path = path
+        raise
+    left = () if program.text("constants.pkl") in (None, b"\x80\x02).") else (CONSTANTS,)
+    findings = [*module.findings, *_unsaid(module.tensors)]
+    what = f"the TorchScript module {module.cls}"
+    return _weights(program, graph, storages, module.tensors, what, at or "", module.versions, left, tuple(findings))
+
+
+def _constants(program: Program) -> Weights:
+    graph, storages = program.pickle("constants.pkl", "constants")
+    values = graph.root if type(graph.root) in (tuple, list) else ()
+    tensors = tuple((f"c{index}", value) for index, value in enumerate(values) if is_tensor(value))
+    what = "the constants of a TorchScript program"
+    return _weights(program, graph, storages, tensors, what, CONSTANTS, None, ("data.pkl",), ())
+
+
+def _weights(
+    program: Program,
+    graph: Graph,
+    storages: Storages,
+    tensors: tuple[tuple[str, Any], ...],
+    what: str,
+    at: str,
+    versions: Mapping[str, Mapping[str, Any]] | None,
+    left: tuple[str, ...],
+    findings: tuple[Finding, ...],
+) -> Weights:
+    entries: list[TensorEntry] = []
+    for name, node in tensors:
+        try:
+            entries.append(detached_entry(tensor_entry(node, name, "", storages), name))
+        except BadTensor as error:
+            raise WouldLoseData(str(error), path=program.path, where=name) from None
+    odd = {entry.key for entry in entries if entry.kind != "dense"}
+    nodes = {name: detached_call(node) for name, node in tensors if name in odd}
+    made = Weights(
+        path=program.path,
+        what=what,
+        at=at,
+        entries=tuple(entries),
+        versions=versions,
+        calls=Calls(graph, storages, nodes) if nodes else None,
+        left=left,
+        findings=findings,
+        byteorder=program.byteorder,
+    )
+    check_whole(made, program.size)
+    return made
+
+
+def _unsaid(tensors: tuple[tuple[str, Any], ...]) -> Iterator[Finding]:
+    """TorchScript does not keep which buffers have ``persistent=False``: they are in its state dict."""
+    if tensors:
+        message = "buffers with persistent=False are in it too: TorchScript does not keep which those were"
+        yield Finding("all-buffers", "info", "", message)
+
+
+def class_of(node: Any) -> str:
+    """The class of a TorchScript object as it was called in Python."""
+    name = torch_module.class_of(node)
+    return _MANGLED.sub("", name).removeprefix("__torch__.")
+
+
+class _Classes:
+    """The classes of a program, each read when it is first met."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self._files: dict[str, dict[str, _Class]] = {}
+
+    def parts_of(self, node: Any) -> dict[str, Any] | None:
+        """The attributes of a scripted module, sorted as a pickled one's; None for anything else."""
+        if type(node) is not Call or type(node.func) is not Global or not node.func.module.startswith("__torch__"):
+            return None
+        cls = self._find(node.func)
+        if cls is None:
+            return None
+        parts = {name: Dict() for name in torch_module.HOLDERS}
+        for name, value in _attributes(node):
+            stated = cls.types.get(name, "")
+            if name in cls.parameters:
+                parts["_parameters"].items.append((name, value))
+            elif name in cls.buffers if cls.buffers is not None else stated == "Tensor":
+                parts["_buffers"].items.append((name, value))
+            elif stated.startswith("__torch__.") and type(value) is Call:
+                parts["_modules"].items.append((name, value))
+        return dict(parts)
+
+    def _find(self, named: Global) -> _Class | None:
+        if named.module not in self._files:
+            text = self._program.text(f"code/{named.module.replace('.', '/')}.py")
+            self._files[named.module] = {} if text is None else _read_classes(text.decode("utf-8", "replace"))
+        return self._files[named.module].get(named.name)
+
+
+def _attributes(node: Any) -> list[tuple[str, Any]]:
+    """Names and values of an object, in the order of its class."""
+    state = node.state if type(node) is Call else None
+    return [(str(key), value) for key, value in attributes(state) if type(key) is Text]
+
+
+def _read_classes(text: str) -> dict[str, _Class]:
+    """The modules that a file of a program defines. Nothing of it is run, and no method is looked at."""
+    found: dict[str, _Class] = {}
+    current = _Class()
+    for line in text.splitlines():
+        if begins := _CLASS.match(line):
+            current = found[begins[1]] = _Class()
+        elif names := _LIST.match(line):
+            listed = frozenset(_NAME.findall(names[2]))
+            if names[1] == "parameters":
+                current.parameters = listed
+            else:
+                current.buffers = listed
+        elif stated := _ATTRIBUTE.match(line):
+            current.types[stated[1] or stated[2]] = stated[3].strip()
+    return found

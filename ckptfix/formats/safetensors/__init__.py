@@ -1,0 +1,1 @@
+"""safetensors: a header of JSON, and the bytes of the tensors behind it."""

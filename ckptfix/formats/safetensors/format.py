@@ -1,0 +1,175 @@
+"""safetensors files: reading and judging; the byte layout is drawn in `safetensors_header`.
+
+The format states names, dtypes and shapes, but no devices, ties, strides or requires_grad; what it cannot
+state about ties and views stands in metadata pairs (`safetensors_ties`). It has no checksums: a flipped data bit is
+not to be found.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from ckptfix.checkpoint import (
+    ByteRange,
+    Checkpoint,
+    NameSite,
+    StateDict,
+    Storage,
+    TensorEntry,
+    contiguous_stride,
+    dtypes,
+)
+from ckptfix.findings.row import Finding
+from ckptfix.formats.safetensors.edit import plan_edit
+from ckptfix.formats.safetensors.header import ALIGNMENT, MAX_HEADER, Header, Row, read_header
+from ckptfix.formats.safetensors.ties import ORDER_KEY, TIE_KEYS, VIEWS_KEY, restore_ties, share_plan, ties
+from ckptfix.formats.safetensors.write import plan_write
+
+__all__ = [
+    "NAME",
+    "ORDER_KEY",
+    "SUFFIXES",
+    "TIE_KEYS",
+    "TITLE",
+    "VIEWS_KEY",
+    "check",
+    "plan_edit",
+    "plan_write",
+    "read",
+    "restore_ties",
+    "score",
+    "share_plan",
+]
+
+NAME = "safetensors"
+TITLE = "safetensors"
+SUFFIXES = (".safetensors",)
+
+_MANY = 1 << 63
+"""More elements than torch can count."""
+
+
+def score(path: str, head: bytes, size: int) -> int:
+    """100 for a plausible header length before an opening brace; 30 for an implausible one."""
+    opening = head[8:].lstrip(b"\xef\xbb\xbf \t\r\n")[:1] if size > 8 else b""
+    if opening != b"{":
+        return 0
+    length = int.from_bytes(head[:8], "little")
+    if 2 <= length <= min(size - 8, MAX_HEADER):
+        return 100
+    # A damaged length: text files that have a brace at their ninth byte are not meant.
+    return 30 if path.lower().endswith(SUFFIXES) or (length <= MAX_HEADER and head[9:10] == b'"') else 0
+
+
+def read(path: str) -> Checkpoint:
+    """Read names, shapes and places; see the contract in `base`.
+
+    Names that are only tied to a tensor are among the names of the site, though no tensor of the file has them.
+    """
+    header = read_header(path)
+    rows = {row.key: row for row in header.rows}
+    metadata = {pair.key: pair.value for pair in header.pairs}
+    tied = ties(metadata, rows.keys())
+    return Checkpoint(
+        path=path,
+        format=NAME,
+        size=header.size,
+        traits={"header bytes": header.length, "data at": header.data_start},
+        load_entries=lambda: tuple(_entry(header, row) for row in rows.values()),
+        load_values=lambda: iter(()),
+        metadata=metadata,
+        sites=(NameSite("", "state_dict", (*rows, *tied)),),
+        state_dicts=(StateDict("", len(rows), 0),) if rows else (),
+        graph=header,
+        findings=(*header.findings, *_unreadable(header)),
+    )
+
+
+def check(path: str) -> Iterator[Finding]:
+    """Everything that is wrong with the file; see the contract in `base`.
+
+    Raises:
+        DamagedFile: the header cannot be read.
+    """
+    header = read_header(path)
+    yield from header.findings
+    if header.data_start % ALIGNMENT:
+        message = f"the data begins at no multiple of {ALIGNMENT}"
+        yield Finding("misaligned-data", "warning", "", message, header.data_start)
+    yield from _unreadable(header)
+    yield from _layout(header)
+
+
+def _entry(header: Header, row: Row) -> TensorEntry:
+    """The tensor of a row; raw bytes where the format's code says nothing to torch."""
+    length = max(row.stop - row.begin, 0)
+    stated = _stated(row)
+    name, shape, detail = stated if stated else ("uint8", (length,), f"{row.code} {list(row.shape)}")
+    data = ByteRange(header.path, header.data_start + row.begin, length)
+    storage = Storage(row.key, name, length, "cpu", data)
+    return TensorEntry(row.key, "", storage, name, shape, contiguous_stride(shape), detail=detail)
+
+
+def _stated(row: Row) -> tuple[str, tuple[int, ...], str] | None:
+    """(torch dtype, shape, "") of a row; None if torch has no such dtype, or could not count the elements."""
+    dtype = dtypes.by_safetensors(row.code)
+    if dtype is None:
+        return None
+    count = 1
+    for size in row.shape:
+        count *= size or 1
+        if count >= _MANY:
+            return None
+    if dtype.packed == 1:
+        return dtype.name, row.shape, ""
+    if not row.shape or row.shape[-1] % dtype.packed:
+        return None
+    return dtype.name, (*row.shape[:-1], row.shape[-1] // dtype.packed), ""
+
+
+def _unreadable(header: Header) -> Iterator[Finding]:
+    """What keeps single tensors from being read as they are stated."""
+    available = header.data_size
+    for row in header.rows:
+        offset = header.data_start + row.begin
+        length = row.stop - row.begin
+        if length < 0:
+            yield Finding("bad-tensor", "error", row.key, f"its data ends {-length} bytes before it begins", offset)
+            continue
+        if length and row.stop > available:
+            left = max(available - row.begin, 0)
+            yield Finding("truncated", "error", row.key, f"{length} bytes promised, {min(left, length)} left", offset)
+        dtype = dtypes.by_safetensors(row.code)
+        if dtype is None:
+            message = f"unknown dtype {row.code!r}; taken as {length} raw bytes"
+            yield Finding("unknown-dtype", "warning", row.key, message, offset)
+            continue
+        stated = _stated(row)
+        needed = math.prod(stated[1]) * dtype.itemsize if stated else None
+        if needed != length:
+            message = f"{row.code} {_short(row.shape)} does not take the {length} bytes that it has"
+            yield Finding("bad-tensor", "error", row.key, message, offset)
+
+
+def _short(shape: tuple[int, ...]) -> str:
+    """A shape as text, which a hostile file does not make pages long."""
+    shown = ", ".join(map(str, shape[:8]))
+    return f"[{shown}, ...]" if len(shape) > 8 else f"[{shown}]"
+
+
+def _layout(header: Header) -> Iterator[Finding]:
+    """Holes, overlaps and bytes behind the last tensor."""
+    end, owner = 0, ""
+    for row in sorted(header.rows, key=lambda row: (row.begin, row.stop)):
+        offset = header.data_start + row.begin
+        if row.begin > end:
+            message = f"{row.begin - end} bytes before it belong to no tensor"
+            yield Finding("hole", "error", row.key, message, header.data_start + end)
+        elif row.begin < end:
+            yield Finding("overlap", "error", row.key, f"begins {end - row.begin} bytes before {owner!r} ends", offset)
+        if row.stop >= end:
+            end, owner = row.stop, row.key
+    if header.data_size > end:
+        message = f"{header.data_size - end} bytes follow the last tensor"
+        yield Finding("trailing-bytes", "error", "", message, header.data_start + end)

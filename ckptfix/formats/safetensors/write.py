@@ -1,0 +1,153 @@
+"""A fresh safetensors file from the tensors of a state dict.
+
+The data is laid out as the safetensors library does, which keeps every tensor aligned without gaps; the header lists
+the tensors in the order of the state dict, which the library does not keep and every reader accepts.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from ckptfix.checkpoint import ByteRange, Data, Derived, OutputFile, Plan, Segment, TensorEntry, dtypes
+from ckptfix.errors import KeyConflict, Unsupported, WouldLoseData
+from ckptfix.findings.row import Finding
+from ckptfix.formats.safetensors.header import ALIGNMENT, MAX_HEADER, METADATA
+from ckptfix.io.derived import gathered
+from ckptfix.io.read import cut, read_chunks
+
+# The variants of ``Dtype`` in safetensors/src/tensor.rs from last to first, as version 0.8 sorts them.
+_LAYOUT_ORDER = (
+    *("U64", "I64", "F64", "C64", "F32", "U32", "I32", "BF16", "F16", "U16", "I16"),
+    *("F8_E5M2FNUZ", "F8_E4M3FNUZ", "F8_E8M0", "F8_E4M3", "F8_E5M2", "I8", "U8", "F4", "BOOL"),
+)
+TOO_MANY = 1 << 63
+"""Elements, or bytes, that no reader can count."""
+
+_RANK = {code: rank for rank, code in enumerate(_LAYOUT_ORDER)}
+
+
+def plan_write(entries: Sequence[TensorEntry], dest: str, *, metadata: Mapping[str, str] | None = None) -> Plan:
+    """A file at `dest` that holds `entries` under their keys; see the contract in `base`.
+
+    `metadata` is written to ``__metadata__``, with ``format: pt`` unless it says otherwise. Views become contiguous.
+
+    Raises:
+        WouldLoseData: tensors that the format cannot hold; the message names all of them.
+        KeyConflict: two entries have one key, or one is called ``__metadata__``.
+        Unsupported: a strided view of a compressed record; a header longer than readers take.
+        DamagedFile: a tensor that reaches outside its storage.
+    """
+    described: dict[str, tuple[TensorEntry, str, tuple[int, ...]]] = {}
+    odd: list[str] = []
+    for entry in entries:
+        if entry.key in described or entry.key == METADATA:
+            raise KeyConflict(
+                f"{METADATA} is not a name for a tensor" if entry.key == METADATA else "two tensors have this name",
+                where=entry.key,
+                pairs=((entry.key, (entry.name,)),),
+            )
+        stated = _stated(entry)
+        if stated is None:
+            odd.append(entry.key)
+        else:
+            described[entry.key] = (entry, *stated)
+    if odd:
+        raise WouldLoseData(f"safetensors cannot hold {len(odd)} of {len(entries)} tensors: {', '.join(odd)}")
+    segments: list[Segment] = []
+    places: dict[str, tuple[int, int]] = {}
+    end = 0
+    for name, (entry, _, _) in sorted(described.items(), key=lambda item: (_RANK[item[1][1]], item[0])):
+        begin, end = end, end + entry.nbytes
+        places[name] = begin, end
+        if end > begin:
+            segments.append(row_major(entry))
+    pairs = {"format": "pt", **(metadata or {})}
+    items = [f"{quoted(METADATA)}:{metadata_text(pairs.items())}"]
+    for name, (_, code, shape) in described.items():
+        begin, end = places[name]
+        sizes = ",".join(map(str, shape))
+        items.append(f'{quoted(name)}:{{"dtype":"{code}","shape":[{sizes}],"data_offsets":[{begin},{end}]}}')
+    header = framed("{" + ",".join(items) + "}")
+    return Plan((OutputFile.of(dest, (header, *segments)),), tuple(_unreadable(described)))
+
+
+def _stated(entry: TensorEntry) -> tuple[str, tuple[int, ...]] | None:
+    """The code and the shape that a header states for `entry`; None if the format cannot hold it."""
+    row = dtypes.find(entry.dtype)
+    storage = entry.storage
+    if row is None or row.safetensors is None or entry.kind != "dense" or storage is None or storage.data is None:
+        return None
+    if math.prod(size or 1 for size in entry.shape) * row.itemsize >= TOO_MANY:
+        return None
+    if row.packed == 1:
+        return row.safetensors, entry.shape
+    # A scalar that packs two elements has no shape in elements.
+    return (row.safetensors, (*entry.shape[:-1], entry.shape[-1] * row.packed)) if entry.shape else None
+
+
+def _unreadable(names: Iterable[str]) -> Iterator[Finding]:
+    for name in names:
+        if not _encodes(name):
+            message = "its name holds a lone surrogate; the safetensors library will not open the file"
+            yield Finding("surrogate-name", "warning", name, message)
+
+
+def row_major(entry: TensorEntry) -> Data:
+    """The bytes of a dense tensor as if contiguous.
+
+    Raises:
+        Unsupported: a strided view of bytes that are in no file as such.
+        DamagedFile: it reaches outside its storage.
+    """
+    data = entry.storage.data if entry.storage is not None else None
+    if isinstance(data, Derived):
+        if not entry.is_contiguous:
+            raise Unsupported("a strided view of a compressed or big-endian record", where=entry.name)
+        return _part(data, entry.offset * entry.itemsize, entry.nbytes)
+    if isinstance(data, ByteRange) and not entry.is_contiguous:
+        return gathered(data, entry.itemsize, entry.shape, entry.stride, entry.offset)
+    return entry.data
+
+
+def _part(data: Derived, offset: int, length: int) -> Derived:
+    """`length` bytes that begin `offset` bytes into `data`."""
+    if (offset, length) == (0, data.length):
+        return data
+
+    return Derived(length, lambda: cut(read_chunks(data), offset, length), data.what, data.sources)
+
+
+def framed(text: str) -> bytes:
+    """A header of this JSON with its length before it, padded so that the data that follows is aligned.
+
+    Raises:
+        Unsupported: readers would not take a header so long.
+    """
+    raw = text.encode()
+    padding = b" " * (-len(raw) % ALIGNMENT)
+    length = len(raw) + len(padding)
+    if length > MAX_HEADER:
+        raise Unsupported(f"a safetensors header of {length:,} bytes; readers take at most {MAX_HEADER:,}")
+    return b"".join((length.to_bytes(8, "little"), raw, padding))
+
+
+def metadata_text(pairs: Iterable[tuple[str, str]]) -> str:
+    """``__metadata__`` as JSON."""
+    return "{" + ",".join(f"{quoted(key)}:{quoted(value)}" for key, value in pairs) + "}"
+
+
+def quoted(name: str) -> str:
+    """`name` as JSON: UTF-8 as it is, save for lone surrogates, which only an escape can hold."""
+    return json.dumps(name, ensure_ascii=not _encodes(name))
+
+
+def _encodes(name: str) -> bool:
+    if name.isascii():
+        return True
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,43 @@
+"""What class or function a call in a pickle is of, by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ckptfix.formats.torch import weights_only as trusted
+from ckptfix.pickles import Call, Global, PersId
+
+RECONSTRUCT = "copyreg._reconstructor"
+NEW = ("copyreg.__newobj__", "copyreg.__newobj_ex__")
+
+
+def class_of(call: Call) -> Global | None:
+    """The class or function of a call, also where a legacy file put its source beside it."""
+    func = _named(call.func)
+    if type(func) is PersId and type(func.pid) is tuple and len(func.pid) == 4 and func.pid[0] == "module":
+        func = func.pid[1]
+    if type(func) is not Global:
+        return None
+    if trusted.canonical(func) in (RECONSTRUCT, *NEW) and type(call.args) is tuple and call.args:
+        inner = _named(call.args[0])
+        if type(inner) is PersId and type(inner.pid) is tuple and len(inner.pid) == 4:
+            inner = inner.pid[1]
+        return inner if type(inner) is Global else None
+    return func
+
+
+def _named(func: Any) -> Any:
+    """``Outer.Inner`` for ``getattr(Outer, 'Inner')``, which is how protocols before 4 write a class in a class."""
+    if (type(func) is Call and func.is_call_of("__builtin__", "getattr")) or (
+        type(func) is Call and func.is_call_of("builtins", "getattr")
+    ):
+        args = func.args
+        if type(args) is tuple and len(args) == 2 and type(args[0]) is Global and isinstance(args[1], str):
+            return Global(args[0].module, f"{args[0].name}.{args[1]}", func.position)
+    return func
+
+
+def class_name(call: Call) -> str | None:
+    """``module.Name`` of a call's class or function; None where it is computed."""
+    found = class_of(call)
+    return None if found is None else trusted.canonical(found)

@@ -1,0 +1,191 @@
+"""What the zip and the legacy format of torch share: a pickled object, and storages beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+from ckptfix.checkpoint import Checkpoint, Data, Storage, TensorEntry, dtypes
+from ckptfix.errors import BadPickle, CkptfixError
+from ckptfix.findings.row import Finding
+from ckptfix.formats.torch import demands
+from ckptfix.formats.torch import weights_only as trusted
+from ckptfix.formats.torch.edit import find_devices
+from ckptfix.formats.torch.object import TorchObject, walk
+from ckptfix.formats.torch.tensors import BadTensor, storage_dtype
+from ckptfix.io.derived import byteswapped
+from ckptfix.pickles import Graph, PersId, Text
+
+ByteOrder = Literal["little", "big"]
+
+
+SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".tar")
+"""What files of torch are called, whichever of its formats they have: none belongs to one alone. ``.tar`` stands for
+``.pth.tar`` (the ImageNet example) and others too."""
+
+
+class Parts:
+    """What a torch checkpoint keeps for its own edits: the walked object, its storages, its container."""
+
+    __slots__ = ("container", "found", "storages")
+
+    def __init__(self, found: TorchObject, storages: Storages, container: Any) -> None:
+        self.found = found
+        self.storages = storages
+        self.container = container
+
+    @property
+    def graph(self) -> Graph:
+        return self.found.graph
+
+
+def build(
+    path: str,
+    *,
+    format: str,
+    size: int,
+    graph: Graph,
+    container: Any,
+    storages: Storages,
+    traits: Mapping[str, Any],
+    byteorder: ByteOrder,
+    findings: list[Finding],
+) -> Checkpoint:
+    """The Checkpoint of a parsed object; its entries are built when they are first asked for."""
+    try:
+        found = walk(graph)
+    except BadPickle as error:
+        error.path = path
+        raise
+    devices = find_devices(graph)
+    findings = [*findings, *trusted.global_findings(graph), *found.findings]
+
+    def load_entries() -> tuple[TensorEntry, ...]:
+        entries, bad = found.entries(storages)
+        findings.extend(bad)
+        findings.extend(demands.of_tensors(entries))
+        return tuple(entries)
+
+    def load_values() -> Iterator[tuple[str, Any]]:
+        return found.plain_values()
+
+    return Checkpoint(
+        path=path,
+        format=format,
+        size=size,
+        traits={"pickle protocol": graph.protocol, **traits},
+        load_entries=load_entries,
+        load_values=load_values,
+        byteorder=byteorder,
+        sites=tuple(site.noun() for site in found.sites),
+        state_dicts=tuple(found.state_dicts),
+        devices=devices.counts(),
+        fixed_devices=tuple(devices.fixed),
+        graph=Parts(found, storages, container),
+        findings=findings,
+    )
+
+
+def parts_of(checkpoint: Checkpoint) -> Parts:
+    parts = checkpoint.graph
+    assert isinstance(parts, Parts)
+    return parts
+
+
+def all_findings(checkpoint: Checkpoint) -> Sequence[Finding]:
+    """What reading noticed, building the entries included."""
+    _ = checkpoint.entries
+    return checkpoint.findings
+
+
+Lookup = Callable[[str], tuple[Data | None, int, int | None]]
+"""key -> (where the bytes are, how many, their CRC-32); a negative number for a key that the file lacks."""
+
+
+class Storages:
+    """Storage nouns by key: `place` gives where the bytes of a key are and their CRC-32."""
+
+    def __init__(self, place: Lookup) -> None:
+        self.place = place
+        self._made: dict[tuple[str, str, str], Storage] = {}
+
+    def __call__(self, persid: PersId) -> Storage:
+        """The storage that `persid` refers to.
+
+        Raises:
+            BadTensor: it does not refer to a storage that the file has.
+        """
+        key, kind, location, numel = fields(persid)
+        made = self._made.get((key, kind, location))
+        if made is None:
+            expected = expected_bytes(kind, numel)
+            try:
+                data, nbytes, crc32 = self.place(key) if location != "meta" else (None, expected, None)
+            except CkptfixError as error:
+                raise BadTensor(error.message) from None
+            if nbytes < 0:
+                raise BadTensor(f"the file has no storage {key!r}")
+            if expected != nbytes:
+                raise BadTensor(f"storage {key} has {nbytes} bytes where {expected} are promised")
+            made = self._made[key, kind, location] = Storage(key, kind, nbytes, location, data, crc32)
+        elif made.nbytes != expected_bytes(kind, numel):
+            message = f"storage {key} has {made.nbytes} bytes, and another reference to it promises another number"
+            raise BadTensor(message)
+        return made
+
+
+MAX_KEY = 1024
+"""Characters of a storage key: torch writes numbers, and the name of a zip record has no more than 65,535 bytes."""
+
+
+def expected_bytes(kind: str, numel: int) -> int:
+    """Bytes of a storage of `numel` elements of the dtype `kind`."""
+    return numel * dtypes.by_name(kind).itemsize
+
+
+def fields(persid: PersId) -> tuple[str, str, str, int]:
+    """(key, dtype, location, elements) of a storage reference.
+
+    Raises:
+        BadTensor: it is not a reference to a storage as torch writes them.
+    """
+    pid = persid.pid
+    if type(pid) is not tuple or not 5 <= len(pid) <= 6 or pid[0] != "storage":
+        raise BadTensor("a persistent id that is not a storage")
+    _, kind, key, location, numel = pid[:5]
+    if type(key) is not Text or type(location) is not Text or type(numel) is not int or numel < 0:
+        raise BadTensor("a storage reference with unusable fields")
+    if "/" in key or "\\" in key or "\0" in key:
+        raise BadTensor(f"a storage key that is a path: {key!r}")
+    if len(key) > MAX_KEY or any("\ud800" <= char <= "\udfff" for char in key):
+        raise BadTensor("a storage key that no record can have as its name")
+    dtype = storage_dtype(kind)
+    if numel * dtypes.by_name(dtype).itemsize >= 1 << 63 and location != "meta":
+        raise BadTensor(f"a storage of {numel:#x} elements, which nothing can hold")
+    return str(key), dtype, str(location), numel
+
+
+def element_sizes(checkpoint: Checkpoint) -> dict[str, int]:
+    """Storage key -> bytes of the unit whose byte order matters; complex numbers are two such units.
+
+    Raises:
+        BadPickle: two tensors read one storage with different units.
+    """
+    sizes: dict[str, int] = {}
+    stack = list(checkpoint.entries)
+    while stack:
+        entry = stack.pop()
+        stack.extend(entry.parts)
+        if entry.storage is None:
+            continue
+        row = dtypes.by_name(entry.dtype)
+        size = row.itemsize // 2 if row.family == "complex" or row.name == "complex32" else row.itemsize
+        if sizes.setdefault(entry.storage.key, size) != size:
+            message = "a big-endian storage is read with two element sizes"
+            raise BadPickle(message, path=checkpoint.path, where=entry.name)
+    return sizes
+
+
+def little_endian(data: Data, byteorder: ByteOrder, itemsize: int) -> Data:
+    """`data` as little-endian elements of `itemsize` bytes."""
+    return data if byteorder == "little" or itemsize == 1 else byteswapped(data, itemsize)

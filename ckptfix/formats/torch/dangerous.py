@@ -1,0 +1,54 @@
+"""Which globals run code, reach the network or touch files when they are called."""
+
+from __future__ import annotations
+
+from ckptfix.formats.torch import weights_only as trusted
+from ckptfix.pickles.rare import UNRESOLVABLE
+
+_DANGEROUS_MODULES = frozenset({
+    "os", "posix", "nt", "subprocess", "sys", "shutil", "importlib", "runpy", "pip", "webbrowser", "socket", "pty",
+    "inspect", "timeit", "bdb", "cProfile", "profile", "code", "codeop", "ctypes", "pickle", "_pickle", "dill",
+    "cloudpickle", "joblib", "marshal", "types", "http", "urllib", "requests", "asyncio", "multiprocessing",
+    "threading", "tempfile", "pydoc", "pdb", "doctest", "trace", "commands", "popen2", "ftplib", "smtplib",
+    "platform", "site", "distutils", "setuptools", "ensurepip", "venv", "zipimport", "pkgutil", "imp", "signal",
+    "operator", "functools", "_io", "io", "fileinput", "glob", "builtins", "aiohttp", "httpx", "cffi", "idlelib",
+    "lib2to3", "test", "ssl", "telnetlib", "xmlrpc", "_operator", "_posixsubprocess", "_ctypes", "_socket", "_ssl",
+    "_asyncio", "_signal", "_thread", "_imp", "_frozen_importlib", "_aix_support", "_osx_support", "posixpath",
+    "ntpath", "nturl2path", "linecache", "sqlite3",
+})  # fmt: skip
+"""Top modules of functions that run code, reach the network or touch files; no checkpoint needs one of theirs."""
+
+_HARMLESS = frozenset(
+    {f"builtins.{name}" for name in ("set", "frozenset", "dict", "list", "tuple", "int", "float", "str", "bytes",
+                                     "bool", "complex", "bytearray", "object", "slice", "range")}
+    | {"functools.partial", "types.SimpleNamespace", "types.MappingProxyType", "_io.BytesIO"}
+    | {"joblib.numpy_pickle.NumpyArrayWrapper", "joblib.numpy_pickle.NDArrayWrapper"}
+)  # fmt: skip
+"""Names of those modules that hold data; `partial` runs nothing by itself, and is reported like any other."""
+
+_DANGEROUS = frozenset({
+    "torch.load", "torch.serialization.load", "torch.hub.load", "torch.jit.load", "torch.storage._load_from_bytes",
+    "torch.utils.cpp_extension.load", "torch._inductor.codecache.compile_file", "numpy.load",
+    "numpy.testing._private.utils.runstring", "torch.utils.cpp_extension.load_inline",
+    "torch.hub.load_state_dict_from_url", f"{UNRESOLVABLE}.{UNRESOLVABLE}",
+})  # fmt: skip
+
+_RESTORING = ("numpy.random._pickle.", "torch.jit._pickle.")
+"""Modules of functions that restore NumPy's generators and TorchScript's lists, and do nothing else."""
+
+_PROGRAM = "__torch__"
+"""Top module of the classes of a TorchScript program, which no Python imports."""
+
+
+def is_dangerous(name: str) -> bool:
+    """Whether the global `name`, ``"module.name"``, runs code, reaches the network or touches files."""
+    if name in _HARMLESS or trusted.accepted(name):
+        return False
+    parts = [part.strip() for part in name.split(".")]
+    if parts[0] == _PROGRAM:
+        return False
+    if name in _DANGEROUS or parts[0] in _DANGEROUS_MODULES:
+        return True
+    # A dotted name under an innocent module (`torch._utils` `os.system`) reaches what that module imported.
+    inner = parts[3:-1] if name.startswith(_RESTORING) else parts[1:-1]
+    return any(part in _DANGEROUS_MODULES and part not in ("code", "test", "types", "platform") for part in inner)

@@ -1,0 +1,176 @@
+"""Edits of a torch pickle: names and devices, as patches over the strings that push them, and shapes.
+
+A device stands in three kinds of places: the location tag of every storage, calls of ``torch.device``,
+and the device argument of ``_rebuild_device_tensor_from_*``. Places that no edit reaches (a DeviceMesh of
+a DTensor) are reported as fixed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ckptfix.checkpoint import Edit, Rename, Reshape, SetLocation
+from ckptfix.errors import Unsupported
+from ckptfix.formats.torch.object import TorchObject
+from ckptfix.formats.torch.reshape import reshaped
+from ckptfix.pickles import Call, Dict, Global, Graph, Patch, Set, Text
+from ckptfix.pickles import opcodes as op
+from ckptfix.pickles.graph import attributes
+from ckptfix.pickles.patch import int_opcode, items_pushed, string_patches
+
+_DEVICE_TENSORS = ("_rebuild_device_tensor_from_numpy", "_rebuild_device_tensor_from_cpu_tensor")
+
+
+@dataclass(slots=True)
+class Devices:
+    """Every place where a device stands.
+
+    Attributes:
+        tags: location tags of storages, and device arguments that are one string.
+        calls: calls of ``torch.device``, with the location that each gives.
+        fixed: places that cannot be edited, in words.
+    """
+
+    tags: list[Text] = field(default_factory=list)
+    calls: list[tuple[Call, str]] = field(default_factory=list)
+    fixed: list[str] = field(default_factory=list)
+
+    def counts(self) -> dict[str, int]:
+        found = Counter(str(tag) for tag in self.tags)
+        found.update(location for _, location in self.calls)
+        return dict(found)
+
+
+def find_devices(graph: Graph) -> Devices:
+    """Find every device in the pickle."""
+    found = Devices()
+    for persid in graph.persids:
+        pid = persid.pid
+        if type(pid) is tuple and len(pid) >= 5 and type(pid[3]) is Text:
+            found.tags.append(pid[3])
+    names = {node.full for node in graph.globals}
+    if any(name == "torch.device" or name.endswith(_DEVICE_TENSORS) or name.endswith(".DeviceMesh") for name in names):
+        _find_in_calls(graph.root, found)
+    return found
+
+
+def _find_in_calls(root: Any, found: Devices) -> None:
+    visited: set[int] = set()
+    stack = [root]
+    while stack:
+        node = stack.pop()
+        kind = type(node)
+        if kind not in (tuple, list, Dict, Call, Set) or id(node) in visited:
+            continue
+        visited.add(id(node))
+        if kind is Call:
+            _note_call(node, found)
+            stack += [node.args, node.state, node.elements, node.kwargs]
+            stack += [value for _, value in node.items or ()]
+        elif kind is Dict:
+            stack += [value for _, value in node.items]
+        elif kind is Set:
+            stack += node.elements
+        else:
+            stack += node
+
+
+def _note_call(call: Call, found: Devices) -> None:
+    func = call.func
+    if type(func) is not Global or type(call.args) is not tuple:
+        return
+    if func.full == "torch.device":
+        if call.args and type(call.args[0]) is Text:
+            index = call.args[1] if len(call.args) > 1 else None
+            if index is not None and not (type(index) is int and 0 <= index < 1 << 16):
+                found.fixed.append("a torch.device whose index is not an index")
+                return
+            location = call.args[0] if index is None else f"{call.args[0]}:{index}"
+            found.calls.append((call, location))
+        else:
+            found.fixed.append("a torch.device whose type is not a string")
+    elif func.name in _DEVICE_TENSORS and len(call.args) > 2 and type(call.args[2]) is Text:
+        found.tags.append(call.args[2])
+    elif func.name == "DeviceMesh":
+        kinds = [value for key, value in attributes(call.state) if key in ("device_type", "_device_type")]
+        names = sorted({str(kind) for kind in kinds if isinstance(kind, str)})
+        found.fixed.append(f"a DeviceMesh of {', '.join(names) or 'some device'}")
+
+
+def patches(found: TorchObject, edits: Sequence[Edit]) -> list[Patch]:
+    """The patches that carry out `edits`.
+
+    Raises:
+        Unsupported: an edit that a torch pickle does not take, or a place that cannot be edited.
+    """
+    strings: list[tuple[Text, str]] = []
+    others: list[Patch] = []
+    for edit in edits:
+        if isinstance(edit, Rename):
+            strings += _renamed(found, edit)
+        elif isinstance(edit, SetLocation):
+            moved, extra = _moved(found.graph, edit.moves)
+            strings += moved
+            others += extra
+        elif isinstance(edit, Reshape):
+            others += reshaped(found, edit)
+        else:
+            raise Unsupported(f"{type(edit).__name__} on a torch pickle")
+    return string_patches(found.graph, strings) + others
+
+
+def _renamed(found: TorchObject, edit: Rename) -> list[tuple[Text, str]]:
+    names = edit.names
+    return [
+        (use, names[use])
+        for site in found.sites
+        if site.at == edit.at and site.kind == edit.kind
+        for use in site.uses
+        if use in names
+    ]
+
+
+def _moved(graph: Graph, moves: Mapping[str, str]) -> tuple[list[tuple[Text, str]], list[Patch]]:
+    devices = find_devices(graph)
+    strings = [(tag, moves[tag]) for tag in devices.tags if tag in moves]
+    others: list[Patch] = []
+    for call, location in devices.calls:
+        new = moves.get(location, location)
+        if new != location:
+            kind, _, index = new.partition(":")
+            strings.append((call.args[0], kind))
+            others += _reindexed(graph, call, int(index) if index else None)
+    return strings, others
+
+
+def _reindexed(graph: Graph, call: Call, index: int | None) -> list[Patch]:
+    """Patches that make the arguments of a ``torch.device`` call ``(type,)`` or ``(type, index)``."""
+    data = graph.data
+    first = call.args[0]
+    # The arguments are pushed right before the call; a tuple from the memo lies elsewhere.
+    closing = _closing(data, first.start, call.position)
+    inner = items_pushed(data, first.start, closing)
+    out = []
+    if len(inner) == 2:
+        out.append(Patch(inner[1].start, inner[1].end, b"" if index is None else int_opcode(index)))
+    elif index is not None:
+        out.append(Patch(inner[0].end, inner[0].end, int_opcode(index)))
+    if data[closing] != op.TUPLE:
+        out.append(Patch(closing, closing + 1, bytes((op.TUPLE1 if index is None else op.TUPLE2,))))
+    return out
+
+
+def _closing(data: bytes, start: int, stop: int) -> int:
+    """Offset of the opcode that makes one tuple of what ``data[start:stop]`` pushes."""
+    # Tuples of one to three need no MARK in protocol 2 and later; older ones begin with it.
+    for first in (start, start - 1):
+        try:
+            items = items_pushed(data, first, stop) if first < stop else []
+        except (Unsupported, ValueError):
+            continue
+        if len(items) == 1:
+            return items[0].last
+    raise Unsupported("a torch.device whose arguments are not written beside it", offset=stop)

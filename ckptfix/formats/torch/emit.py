@@ -1,0 +1,217 @@
+"""The pickle of a fresh state dict: an OrderedDict of rebuild calls, as torch.save writes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ckptfix.checkpoint import Data, Storage, TensorEntry, dtypes
+from ckptfix.errors import Unsupported, WouldLoseData
+from ckptfix.formats.torch.tensors import LAZY, BadTensor, StorageOf
+from ckptfix.pickles import Call, Dict, Global, Graph, PersId, Set
+from ckptfix.pickles.emit import emit
+from ckptfix.pickles.reemit import reemit
+
+_ORDERED_DICT = Global("collections", "OrderedDict", 0)
+_V2 = Global("torch._utils", "_rebuild_tensor_v2", 0)
+_V3 = Global("torch._utils", "_rebuild_tensor_v3", 0)
+_PARAMETER = Global("torch._utils", "_rebuild_parameter", 0)
+_UNTYPED = Global("torch.storage", "UntypedStorage", 0)
+
+Versions = Mapping[str, Mapping[str, Any]]
+MAX_PARTS = 64
+"""How deep the calls of one tensor may stand in each other; torch's own are four deep at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """Rebuild calls of the tensors that are not dense, by name, to be written as they are.
+
+    Attributes:
+        graph: the pickle that they come from.
+        storage_of: the storage of each reference in them.
+    """
+
+    graph: Graph
+    storage_of: StorageOf
+    nodes: Mapping[str, Any]
+
+
+@dataclass(slots=True)
+class _Storages:
+    """The storages of the new file, under new keys in the order of first use."""
+
+    legacy: bool
+    keys: dict[str, str] = field(default_factory=dict)
+    rows: list[tuple[str, Data, int | None]] = field(default_factory=list)
+    itemsizes: dict[str, int] = field(default_factory=dict)
+
+    def key(self, storage: Storage, where: str) -> str:
+        if storage.data is None:
+            raise WouldLoseData("its data is not in the file (a tensor on the meta device)", where=where)
+        if storage.key not in self.keys:
+            self.keys[storage.key] = str(len(self.keys))
+            self.rows.append((self.keys[storage.key], storage.data, storage.crc32))
+        return self.keys[storage.key]
+
+    def reference(self, kind: Global, storage: Storage, count: int, where: str) -> PersId:
+        key = self.key(storage, where)
+        row = dtypes.by_storage_class(kind.name)
+        self.itemsizes.setdefault(key, row.itemsize if row is not None else 1)
+        pid: tuple[Any, ...] = ("storage", kind, key, storage.location, count)
+        return PersId((*pid, None) if self.legacy else pid, 0, -1)
+
+
+@dataclass(frozen=True, slots=True)
+class Fresh:
+    """The pickle of a fresh state dict.
+
+    Attributes:
+        storages: (key, data, CRC-32) of each storage, in the order of first use.
+        itemsizes: key -> bytes of an element of it, as its first reference counts them.
+    """
+
+    pickle: bytes
+    storages: list[tuple[str, Data, int | None]]
+    itemsizes: Mapping[str, int]
+
+
+def state_dict_pickle(
+    entries: Sequence[TensorEntry], *, legacy: bool = False
+) -> tuple[bytes, list[tuple[str, Data, int | None]]]:
+    """The pickle of a state dict with these dense tensors, and (key, data, CRC-32) of each storage; as `fresh`."""
+    made = fresh(entries, legacy=legacy)
+    return made.pickle, made.storages
+
+
+def fresh(
+    entries: Sequence[TensorEntry],
+    *,
+    legacy: bool = False,
+    versions: Versions | None = None,
+    calls: Calls | None = None,
+) -> Fresh:
+    """The pickle of a state dict with these tensors.
+
+    Entries whose storages have one key share a storage; keys are new, in the order of first use.
+
+    Args:
+        versions: the ``_metadata`` of the state dict; none is written without it.
+        calls: how tensors that are not dense are rebuilt.
+
+    Raises:
+        WouldLoseData: an entry that is not dense and has no call, or whose data is not in the file.
+    """
+    nodes = calls.nodes if calls is not None else {}
+    odd = [entry.name for entry in entries if entry.kind != "dense" and entry.key not in nodes]
+    if odd:
+        raise WouldLoseData(f"only dense tensors can be written; not {', '.join(odd[:8])}")
+    storages = _Storages(legacy)
+    root = Call(_ORDERED_DICT, (), "REDUCE", 0)
+    copied: dict[int, Any] = {}
+    root.items = []
+    for entry in entries:
+        if entry.kind == "dense":
+            root.items.append((entry.key, _tensor(entry, storages)))
+        else:
+            assert calls is not None
+            root.items.append((entry.key, _copied(nodes[entry.key], calls, storages, copied, entry.key)))
+    if versions is not None:
+        root.state = _metadata(versions)
+    if not copied:
+        return Fresh(emit(root), storages.rows, storages.itemsizes)
+    assert calls is not None
+    graph = Graph(calls.graph.data, calls.graph.start)
+    graph.root = root
+    return Fresh(reemit(graph).pickle, storages.rows, storages.itemsizes)
+
+
+def _tensor(entry: TensorEntry, storages: _Storages) -> Call:
+    row = dtypes.by_name(entry.dtype)
+    storage = entry.storage
+    assert storage is not None
+    kind = Global("torch", row.storage_class, 0) if row.storage_class else _UNTYPED
+    count = storage.nbytes // row.itemsize if row.storage_class else storage.nbytes
+    reference = storages.reference(kind, storage, count, entry.name)
+    requires_grad = entry.requires_grad and not entry.parameter
+    args: tuple[Any, ...] = (reference, entry.offset, entry.shape, entry.stride, requires_grad, _hooks())
+    if not row.storage_class:
+        args += (Global("torch", row.name, 0),)
+    marks = [mark for mark in LAZY if mark in entry.detail.split(", ")]
+    if marks:
+        lazy = Dict()
+        lazy.items = [(mark, True) for mark in marks]
+        args += (lazy,)
+    call = Call(_V2 if row.storage_class else _V3, args, "REDUCE", 0)
+    if entry.parameter:
+        call = Call(_PARAMETER, (call, entry.requires_grad, _hooks()), "REDUCE", 0)
+    return call
+
+
+def _hooks() -> Call:
+    """An empty OrderedDict: every tensor is pickled with its own."""
+    return Call(_ORDERED_DICT, (), "REDUCE", 0)
+
+
+def _metadata(versions: Versions) -> Dict:
+    """The state of an OrderedDict whose attribute ``_metadata`` is this; values that are not plain are left out."""
+    rows = Call(_ORDERED_DICT, (), "REDUCE", 0)
+    rows.items = [(path, _plain_dict(own)) for path, own in versions.items()]
+    state = Dict()
+    state.items = [("_metadata", rows)]
+    return state
+
+
+def _plain_dict(own: Mapping[str, Any]) -> Dict:
+    out = Dict()
+    for key, value in own.items():
+        if isinstance(value, Mapping):
+            out.items.append((key, _plain_dict(value)))
+        elif value is None or isinstance(value, bool | int | float | str):
+            out.items.append((key, value))
+    return out
+
+
+def _copied(node: Any, calls: Calls, storages: _Storages, done: dict[int, Any], where: str, depth: int = 0) -> Any:
+    """`node` with references to the storages of the new file; what was shared is still shared."""
+    kind = type(node)
+    if kind not in (tuple, list, Dict, Set, Call, PersId):
+        return node
+    if id(node) in done:
+        return done[id(node)]
+    if depth > MAX_PARTS:
+        raise Unsupported("a tensor whose parts are nested too deeply", where=where)
+
+    def copy(part: Any) -> Any:
+        return _copied(part, calls, storages, done, where, depth + 1)
+
+    made: Any
+    if kind is PersId:
+        made = _reference(node, calls, storages, where)
+    elif kind is tuple or kind is list:
+        made = kind(copy(part) for part in node)
+    elif kind is Dict:
+        made = Dict()
+        made.items = [(copy(key), copy(value)) for key, value in node.items]
+    elif kind is Set:
+        made = Set(node.kind, [copy(part) for part in node.elements])
+    else:
+        made = Call(copy(node.func), copy(node.args), node.how, node.position, copy(node.kwargs))
+        made.items = None if node.items is None else [(copy(key), copy(value)) for key, value in node.items]
+        made.elements = None if node.elements is None else [copy(part) for part in node.elements]
+        made.state = copy(node.state)
+    done[id(node)] = made
+    return made
+
+
+def _reference(node: PersId, calls: Calls, storages: _Storages, where: str) -> PersId:
+    try:
+        storage = calls.storage_of(node)
+    except BadTensor as error:
+        error.where = where
+        raise
+    _, kind, _, _, count, *view = node.pid
+    if view and view[0] is not None:
+        raise Unsupported("a storage view in a tensor that is not dense", where=where, offset=node.position)
+    return storages.reference(kind, storage, count, where)

@@ -1,0 +1,142 @@
+"""torch.save from 0.1.10 to 1.5, and later with ``_use_new_zipfile_serialization=False``.
+
+::
+
+    pickle  magic number 0x1950a86a20f9469cfc6c
+    pickle  protocol version 1001
+    pickle  sys_info: {'protocol_version', 'little_endian', 'type_sizes'}
+    pickle  the object; storages are persistent ids ('storage', class, key, location, numel, view or None)
+    pickle  list of storage keys
+    then, for each key in that order: number of elements (8 bytes, little-endian), and the elements
+
+A view is ``(key of the view, first element, elements)``: the storage that the object holds is that part of
+the one stored under `key`. Source: torch/serialization.py (``_legacy_save``, ``_legacy_load``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from ckptfix.checkpoint import ByteRange, Checkpoint, Drop, Edit, OutputFile, Plan, Segment, TensorEntry, dtypes
+from ckptfix.errors import BadPickle
+from ckptfix.findings.row import Finding
+from ckptfix.formats.torch import common as torch_common
+from ckptfix.formats.torch import emit as torch_emit
+from ckptfix.formats.torch import weights_only as trusted
+from ckptfix.formats.torch.edit import patches
+from ckptfix.formats.torch.legacy_layout import (
+    MAGIC,
+    MAGIC_BYTES,
+    PARTS,
+    PROTOCOL,
+    Layout,
+    Places,
+    fresh,
+    read_pickles,
+    read_storages,
+    refuse_truncated,
+    refuse_unloadable,
+)
+from ckptfix.io.read import Reader
+from ckptfix.pickles import Graph, splice
+from ckptfix.pickles.graph import pairs
+
+NAME = "legacy"
+TITLE = "PyTorch legacy"
+SUFFIXES = torch_common.SUFFIXES
+
+
+def score(path: str, head: bytes, size: int) -> int:
+    """100 for a file that begins with the pickle of torch's magic number."""
+    return 100 if MAGIC_BYTES in head[:24] or head.startswith(f"L{MAGIC}L\n".encode()) else 0
+
+
+def read(path: str) -> Checkpoint:
+    """Read names, shapes and places; see the contract in `base`."""
+    findings: list[Finding] = []
+    with Reader(path) as reader:
+        graphs = read_pickles(reader, path)
+        magic, protocol, info, graph, key_graph = graphs
+        if magic.root != MAGIC or protocol.root != PROTOCOL:
+            raise BadPickle("the magic number or protocol is computed, not written", path=path, where="header")
+        for part, side in zip(PARTS, graphs, strict=True):
+            if side is not graph:
+                _note(side, part, graph)
+        known = {str(key): value for key, value in pairs(info.root) or () if isinstance(key, str)}
+        keys = [str(key) for key in key_graph.root] if type(key_graph.root) is list else []
+        storages = read_storages(reader, path, graph, keys, key_graph.end, findings)
+        size = reader.size
+    layout = Layout(graph.start, graph.end, storages)
+    return torch_common.build(
+        path,
+        format=NAME,
+        size=size,
+        graph=graph,
+        container=layout,
+        storages=torch_common.Storages(Places(layout)),
+        traits={"storages": len(storages), "written on": f"{'little' if known.get('little_endian') else 'big'}-endian"},
+        byteorder="little",
+        findings=findings,
+    )
+
+
+def _note(side: Graph, part: str, graph: Graph) -> None:
+    """Add to the object's `graph` what weights_only=True refuses of another pickle of the file, which it reads too."""
+    graph.globals += (node for node in side.globals if not trusted.accepted(trusted.canonical(node)))
+    refused = trusted.refused_opcode(side)
+    if refused is not None:
+        graph.misuses.append((refused[0], f"in the pickle of the {part}, {refused[1]}"))
+
+
+def read_object(path: str) -> tuple[Layout, Graph]:
+    """Where the parts are, and the parsed pickle of the object, and nothing made of them. Raises as `read`."""
+    with Reader(path) as reader:
+        *_, graph, key_graph = read_pickles(reader, path)
+        keys = [str(key) for key in key_graph.root] if type(key_graph.root) is list else []
+        storages = read_storages(reader, path, graph, keys, key_graph.end, [])
+    return Layout(graph.start, graph.end, storages), graph
+
+
+def check(path: str) -> Iterator[Finding]:
+    """What is wrong with the file as it stands; tensor bytes are not read."""
+    yield from torch_common.all_findings(read(path))
+
+
+def plan_edit(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan:
+    """The checkpoint with `edits` applied to its object; every other byte is copied; with a Drop the layout is new.
+
+    Raises:
+        Truncated: the file is cut short; an edit would give a copy as broken.
+    """
+    if any(isinstance(edit, Drop) for edit in edits):
+        from ckptfix.formats.torch import rewrite as torch_rewrite
+
+        return torch_rewrite.plan_drops(checkpoint, edits, dest)
+    parts = torch_common.parts_of(checkpoint)
+    layout: Layout = parts.container
+    path, size = checkpoint.path, checkpoint.size
+    changes = patches(parts.found, edits)
+    if not changes:
+        return Plan((OutputFile.of(dest, (ByteRange(path, 0, size),)),))
+    refuse_truncated(checkpoint)
+    segments: tuple[Segment, ...] = (
+        ByteRange(path, 0, layout.object_start),
+        splice(parts.graph, changes),
+        ByteRange(path, layout.object_end, size - layout.object_end),
+    )
+    return Plan((OutputFile.of(dest, segments),))
+
+
+def plan_write(entries: Sequence[TensorEntry], dest: str, *, metadata: Mapping[str, str] | None = None) -> Plan:
+    """A fresh file that holds the state dict of `entries` as an OrderedDict."""
+    refuse_unloadable(entries, dest)
+    pickle, storages = torch_emit.state_dict_pickle(entries, legacy=True)
+    itemsizes: dict[str, int] = {}
+    for entry in entries:
+        row = dtypes.by_name(entry.dtype)
+        assert entry.storage is not None
+        itemsizes.setdefault(entry.storage.key, row.itemsize if row.storage_class else 1)
+    sized = [(key, data, size) for (key, data, _), size in zip(storages, itemsizes.values(), strict=True)]
+    return Plan((OutputFile.of(dest, fresh(pickle, sized)),))
+
+

@@ -1,0 +1,167 @@
+"""The parts of a legacy file: five pickles, then the storages; and a fresh file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ckptfix.checkpoint import ByteRange, Checkpoint, Data, Segment, TensorEntry, dtypes
+from ckptfix.errors import Truncated, TruncatedPickle, Unsupported, WouldLoseData
+from ckptfix.findings.row import Finding
+from ckptfix.formats.torch import common as torch_common
+from ckptfix.formats.torch.tensors import DEVICE_TENSOR, BadTensor
+from ckptfix.io.read import Reader, truncated_hint
+from ckptfix.pickles import Dict, Graph, parse
+from ckptfix.pickles.emit import emit
+
+MAGIC = 0x1950A86A20F9469CFC6C
+
+
+PROTOCOL = 1001
+
+
+MAGIC_BYTES = MAGIC.to_bytes(10, "little")
+
+
+FIRST_WINDOW = 4 << 20
+
+
+MAX_PICKLE = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where the parts of a legacy file are.
+
+    Attributes:
+        object_start: offset of the object's pickle; it ends where the graph does, counted from there.
+        storages: key -> (range of the elements, number of elements), in file order.
+    """
+
+    object_start: int
+    object_end: int
+    storages: Mapping[str, tuple[ByteRange, int]]
+
+
+def read_pickles(reader: Reader, path: str) -> list[Graph]:
+    """The five pickles; their spans are offsets in the file.
+
+    The size of the object's pickle is stated nowhere: a window from the start of the file is parsed, and
+    a larger one if the pickle runs out of it.
+    """
+    window = FIRST_WINDOW
+    while True:
+        data = reader.read(0, min(window, reader.size))
+        graphs: list[Graph] = []
+        position = 0
+        try:
+            for _ in range(5):
+                graphs.append(parse(data, start=position, path=path, where=PARTS[len(graphs)]))
+                position = graphs[-1].end
+            return graphs
+        except TruncatedPickle:
+            if len(data) == reader.size:
+                raise
+            if window >= MAX_PICKLE:
+                raise Unsupported(f"a pickle of over {MAX_PICKLE} bytes", path=path) from None
+            window *= 4
+
+
+PARTS = ("magic number", "protocol", "sys_info", "object", "storage keys")
+
+
+def read_storages(
+    reader: Reader, path: str, graph: Graph, keys: list[str], position: int, findings: list[Finding]
+) -> dict[str, tuple[ByteRange, int]]:
+    """The place of each storage; those beyond the end of the file keep their promised place."""
+    itemsizes: dict[str, int] = {}
+    for persid in graph.persids:
+        try:
+            key, kind, _, _ = torch_common.fields(persid)
+        except BadTensor:
+            continue
+        itemsizes.setdefault(key, dtypes.by_name(kind).itemsize)
+    found: dict[str, tuple[ByteRange, int]] = {}
+    for key in keys:
+        if position + 8 > reader.size:
+            break
+        count = int.from_bytes(reader.read(position, 8), "little", signed=True)
+        nbytes = count * itemsizes.get(key, 1)
+        if count < 0:
+            findings.append(Finding("bad-storage", "error", key, f"a storage of {count} elements", position))
+            break
+        found[key] = (ByteRange(path, position + 8, nbytes), count)
+        position += 8 + nbytes
+    missing = [key for key in keys if key not in found]
+    if position > reader.size or missing:
+        message = f"the file ends at {reader.size}, {max(position - reader.size, 0)} bytes early"
+        if missing:
+            message += f"; {len(missing)} of {len(keys)} storages are absent"
+        findings.append(Finding("truncated", "error", "", message, reader.size))
+    elif position < reader.size:
+        message = f"{reader.size - position} bytes follow the last storage"
+        findings.append(Finding("trailing-bytes", "warning", "", message, position))
+    return found
+
+
+class Places:
+    def __init__(self, layout: Layout) -> None:
+        self.read_storages = layout.storages
+
+    def __call__(self, key: str) -> tuple[Data | None, int, int | None]:
+        found = self.read_storages.get(key)
+        return (None, -1, None) if found is None else (found[0], found[0].length, None)
+
+
+def refuse_truncated(checkpoint: Checkpoint) -> None:
+    """Raise Truncated for a checkpoint of any format that ends before its last tensor does."""
+    for finding in checkpoint.findings:
+        if finding.id == "truncated":
+            hint = truncated_hint(checkpoint.path)
+            raise Truncated(finding.message, path=checkpoint.path, offset=finding.offset, hint=hint)
+
+
+CANNOT_LOAD = "from a legacy file torch cannot load"
+
+
+def refuse_unloadable(entries: Sequence[TensorEntry], path: str) -> None:
+    """Refuse tensors that torch saves to a legacy file and does not load from it.
+
+    - Storages of UntypedStorage (up to 2.13): ``_legacy_load`` asks the storage class for a dtype, and it has none.
+    - Those whose rebuild call reads values, such as the sizes of a nested tensor's parts: a legacy file has its bytes
+      behind the pickle, so while the calls run every storage holds whatever was in memory.
+    """
+    untyped = [entry for entry in entries if entry.storage and dtypes.by_name(entry.dtype).storage_class is None]
+    if untyped:
+        kinds = ", ".join(sorted({entry.dtype for entry in untyped}))
+        raise untyped_refusal(path, f"{kinds} ({len(untyped)} tensors)", untyped[0].name)
+    stack = list(entries)
+    while stack:
+        entry = stack.pop()
+        if entry.kind == "nested" or (entry.detail.startswith(DEVICE_TENSOR) and entry.parts):
+            what = "a nested tensor" if entry.kind == "nested" else f"a {entry.detail}"
+            raise WouldLoseData(f"{CANNOT_LOAD} {what}", path=path, where=entry.name, hint="keep the zip format")
+        stack += entry.parts
+
+
+def untyped_refusal(path: str, what: str, where: str | None = None) -> WouldLoseData:
+    hint = "keep the zip format, or convert to safetensors"
+    return WouldLoseData(f"{CANNOT_LOAD} {what}", path=path, where=where, hint=hint)
+
+
+def fresh(pickle: bytes, storages: Sequence[tuple[str, Data, int]]) -> list[Segment]:
+    """The segments of a legacy file as torch 2.13 lays it out.
+
+    Args:
+        pickle: the object, with legacy persistent ids.
+        storages: (key, data, bytes of an element) in any order; they are written sorted by key, as torch does.
+    """
+    sizes = Dict()
+    sizes.items += [("short", 2), ("int", 4), ("long", 4)]
+    info = Dict()
+    info.items += [("protocol_version", PROTOCOL), ("little_endian", True), ("type_sizes", sizes)]
+    ordered = sorted(storages, key=lambda storage: storage[0])
+    segments: list[Segment] = [emit(MAGIC), emit(PROTOCOL), emit(info), pickle, emit([key for key, _, _ in ordered])]
+    for _, data, itemsize in ordered:
+        segments += ((data.length // itemsize).to_bytes(8, "little"), data)
+    return segments

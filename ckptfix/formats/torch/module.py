@@ -1,0 +1,323 @@
+"""Whole pickled modules, read from their inert nodes: the state dict that ``state_dict()`` of the living one gives.
+
+A module is pickled as its class and its ``__dict__``, in which stand (torch/nn/modules/module.py, ``Module``)::
+
+    _parameters, _buffers, _modules     mappings; None as a value is skipped
+    _non_persistent_buffers_set         names of buffers that no state dict has; absent before torch 1.6
+    _state_dict_hooks                   what may change the result of state_dict()
+
+``state_dict()`` gives the parameters, then the persistent buffers, then what the submodules give, in order; a shared
+module gives its tensors under each of its names. The class is needed only for what it does by its own code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ckptfix.checkpoint import Checkpoint
+from ckptfix.errors import BadPickle, KeyConflict, Unsupported
+from ckptfix.findings.row import Finding
+from ckptfix.formats.torch.tensors import is_tensor
+from ckptfix.pickles import Call, Dict, Global, PersId, Set, Text
+from ckptfix.pickles.graph import attributes, children, pairs
+
+HOLDERS = ("_parameters", "_buffers", "_modules")
+MAX_DEPTH = 1000
+"""Modules inside modules: ``state_dict()`` itself calls itself once a level, and Python stops there."""
+
+MAX_TEXT = 1 << 26
+"""Characters of all names together: a few modules may stand in each other so often that their names never end."""
+
+_QUANTIZED = (
+    *("torch.ao.nn.quantized.", "torch.nn.quantized.", "torch.ao.nn.sparse.quantized."),
+    *("torch.ao.nn.intrinsic.quantized.", "torch.nn.intrinsic.quantized."),
+)
+_PACKED = frozenset(("linear", "linear_relu", "conv", "conv_relu", "conv_add", "embedding_ops", "rnn"))
+"""Python modules of torch's quantized classes that keep packed weights, which ``_save_to_state_dict`` unpacks."""
+
+_VERSIONS = {
+    "torch.ao.nn.quantized.modules.linear.Linear": 3,
+    "torch.ao.nn.quantized.modules.linear.LinearPackedParams": 3,
+    "torch.ao.nn.quantized.dynamic.modules.linear.Linear": 4,
+    "torch.ao.nn.quantized.dynamic.modules.rnn.LSTM": 2,
+    "torch.ao.nn.quantized.dynamic.modules.rnn.GRU": 2,
+    "torch.ao.nn.intrinsic.qat.modules.conv_fused.ConvBn1d": 2,
+    "torch.ao.nn.intrinsic.qat.modules.conv_fused.ConvBn2d": 2,
+    "torch.ao.nn.intrinsic.qat.modules.conv_fused.ConvBn3d": 2,
+    "torch.ao.nn.intrinsic.qat.modules.conv_fused.ConvBnReLU1d": 2,
+    "torch.ao.nn.intrinsic.qat.modules.conv_fused.ConvBnReLU2d": 2,
+    "torch.ao.nn.intrinsic.qat.modules.conv_fused.ConvBnReLU3d": 2,
+    "torch.ao.quantization.observer.MinMaxObserver": 3,
+    "torch.ao.quantization.observer.MovingAverageMinMaxObserver": 3,
+    "torch.ao.quantization.observer.PerChannelMinMaxObserver": 3,
+    "torch.ao.quantization.observer.MovingAveragePerChannelMinMaxObserver": 3,
+    "torch.ao.quantization.observer.HistogramObserver": 3,
+}
+"""``_version`` of classes where it is not 1 (torch 2.13); norms with running statistics are known by their buffers."""
+
+NORM_BUFFERS = frozenset(("running_mean", "running_var", "num_batches_tracked"))
+"""Buffers of a ``torch.nn.modules.batchnorm._NormBase`` since its ``_version`` 2; None where it keeps no statistics."""
+
+_COMPILED = "torch._dynamo.eval_frame.OptimizedModule"
+_SPECTRAL_HOOK = "torch.nn.utils.spectral_norm.SpectralNormStateDictHook"
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """What ``state_dict()`` of a pickled module would give.
+
+    Attributes:
+        at: address of the module.
+        cls: its class.
+        tensors: (name, node) in order; the same node stands under several names where a tensor is tied.
+        versions: module path -> its ``_metadata``.
+        classes: classes outside torch among it and its submodules, by first appearance.
+        findings: what the state dict of the living module may have beside this, a row each.
+    """
+
+    at: str
+    cls: str
+    tensors: tuple[tuple[str, Any], ...]
+    versions: Mapping[str, Mapping[str, Any]]
+    classes: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()
+
+
+PartsOf = Callable[[Any], dict[str, Any] | None]
+ClassOf = Callable[[Any], str]
+
+
+def class_of(node: Any) -> str:
+    """The dotted name of the class that a call makes an object of; ``"?"`` for what has none.
+
+    Protocols 0 and 1 say ``copyreg._reconstructor(class, object, None)``, and torch before 1.6 pickled a module's
+    class as the persistent id ``('module', class, file, source text)``.
+    """
+    func = node.func if type(node) is Call else None
+    if type(func) is Global and func.name == "_reconstructor" and type(node.args) is tuple and node.args:
+        func = node.args[0]
+    if type(func) is PersId and type(func.pid) is tuple and len(func.pid) > 1 and func.pid[0] == "module":
+        func = func.pid[1]
+    return func.full if type(func) is Global else "?"
+
+
+def parts_of(node: Any) -> dict[str, Any] | None:
+    """The attributes of a pickled module by name; None for what is none.
+
+    They are its state, or a dict among the arguments of a function that makes the module again
+    (``torch.fx.graph_module.reduce_graph_module``).
+    """
+    if type(node) is not Call:
+        return None
+    if class_of(node) == _COMPILED and type(node.args) is tuple and node.args and parts_of(node.args[0]) is not None:
+        empty = Dict()
+        inner = Dict()
+        inner.items = [("_orig_mod", node.args[0])]
+        return {"_parameters": empty, "_buffers": empty, "_modules": inner}
+    arguments = node.args if type(node.args) is tuple else ()
+    for state in (node.state, *(argument for argument in arguments if type(argument) is Dict)):
+        found = {str(key): value for key, value in attributes(state) if type(key) is Text}
+        if sum(name in found for name in HOLDERS) > 1:
+            return found
+    return None
+
+
+def find_modules(root: Any) -> Iterator[tuple[str, Any]]:
+    """(address, node) of every outermost module below a node, in file order."""
+    seen: set[int] = set()
+    stack: list[tuple[str, Any]] = [("", root)]
+    while stack:
+        address, node = stack.pop()
+        if type(node) not in (tuple, list, Dict, Call, Set) or id(node) in seen or is_tensor(node):
+            continue
+        seen.add(id(node))
+        if parts_of(node) is not None:
+            yield address, node
+            continue
+        if len(address) > MAX_DEPTH:
+            continue
+        below = [(f"{address}/{name}" if address else name, child) for name, child in children(node)]
+        stack.extend(reversed(below))
+
+
+def modules(checkpoint: Checkpoint) -> list[tuple[str, Any]]:
+    """(address, node) of the whole modules of a torch checkpoint; none for other formats."""
+    graph = getattr(checkpoint.graph, "graph", None)
+    return [] if graph is None else list(find_modules(graph.root))
+
+
+@dataclass(slots=True)
+class _Walk:
+    class_of: ClassOf
+    tensors: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, dict[str, Any]] = field(default_factory=dict)
+    classes: dict[str, None] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+    text: int = 0
+
+    def name(self, prefix: str, key: Any, node: Any) -> str:
+        if type(key) is not Text and type(key) is not str:
+            raise BadPickle("a module whose part has no name", where=prefix or None, offset=_offset(node))
+        name = f"{prefix}{key}"
+        self.text += len(name)
+        if self.text > MAX_TEXT:
+            message = "modules that stand in each other so often that their names have no end"
+            raise Unsupported(message, where=name[:80], offset=_offset(node))
+        return name
+
+
+def read_module(node: Any, at: str = "", *, parts_of: PartsOf = parts_of, class_of: ClassOf = class_of) -> Module:
+    """Read the module that `node` stands for.
+
+    Args:
+        at: its address.
+        parts_of, class_of: how the attributes and the class of a module are read; TorchScript has its own ways.
+
+    Raises:
+        BadPickle: it is not a module as torch pickles them: a module inside itself, a parameter that is not a tensor.
+        KeyConflict: two tensors have one name.
+        Unsupported: deeper than any living module, or names without end.
+    """
+    walk = _Walk(class_of)
+    open_modules: set[int] = set()
+    stack: list[tuple[str, Any, int] | int] = [("", node, 0)]
+    while stack:
+        step = stack.pop()
+        if isinstance(step, int):
+            open_modules.discard(step)
+            continue
+        prefix, module, depth = step
+        where = prefix.removesuffix(".")[:200] or at or None
+        if id(module) in open_modules:
+            raise BadPickle("a module that contains itself", where=where, offset=_offset(module))
+        if depth > MAX_DEPTH:
+            raise Unsupported(f"modules nested more than {MAX_DEPTH:,} deep", where=where, offset=_offset(module))
+        parts = parts_of(module)
+        if parts is None:
+            walk.findings.append(_not_read(module, prefix))
+            continue
+        open_modules.add(id(module))
+        stack.append(id(module))
+        own = [*_own_tensors(walk, prefix, module, parts)]
+        for name, tensor in own:
+            if name in walk.tensors:
+                message = "two tensors of the module have this name"
+                raise KeyConflict(message, where=name, pairs=((name, (name, name)),))
+            walk.tensors[name] = tensor
+        _note(walk, prefix, module, parts)
+        below = []
+        for key, child in _mapping(parts, "_modules", module, where):
+            path = walk.name(prefix, key, module)
+            if child is not None:
+                below.append((f"{path}.", child, depth + 1))
+        stack.extend(reversed(below))
+    return Module(
+        at, class_of(node), tuple(walk.tensors.items()), walk.versions, tuple(walk.classes), tuple(walk.findings)
+    )
+
+
+def _own_tensors(walk: _Walk, prefix: str, module: Call, parts: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The parameters and persistent buffers that stand in the module itself."""
+    where = prefix.removesuffix(".") or None
+    passing = {str(name) for name in _elements(parts.get("_non_persistent_buffers_set"))}
+    for holder in ("_parameters", "_buffers"):
+        for key, value in _mapping(parts, holder, module, where):
+            name = walk.name(prefix, key, module)
+            if value is None or (holder == "_buffers" and str(key) in passing):
+                continue
+            tensor = tensor_of(value)
+            if tensor is None:
+                what = class_of(value) if type(value) is Call else type(value).__name__
+                kind = "parameter" if holder == "_parameters" else "buffer"
+                raise BadPickle(f"a {kind} that is not a tensor but {what}", where=name, offset=_offset(value))
+            yield name, tensor
+
+
+_PARAMETER_CLASSES = frozenset((
+    *("torch.nn.parameter.Parameter", "torch.nn.parameter.Buffer"),
+    *("torch.autograd.variable.Variable", "torch.nn.Parameter"),
+))  # fmt: skip
+
+
+def tensor_of(node: Any) -> Any:
+    """The node of the tensor in a parameter; None if there is none.
+
+    torch before 0.4 pickled a parameter as ``Parameter(tensor, requires_grad)`` and a variable as ``Variable(tensor)``.
+    """
+    if is_tensor(node):
+        return node
+    if type(node) is Call and class_of(node) in _PARAMETER_CLASSES and type(node.args) is tuple and node.args:
+        return node.args[0] if is_tensor(node.args[0]) else None
+    return None
+
+
+def _mapping(parts: Mapping[str, Any], holder: str, module: Any, where: str | None) -> Sequence[tuple[Any, Any]]:
+    node = parts.get(holder)
+    found = pairs(node)
+    if found is None:
+        if holder not in parts:
+            return ()
+        raise BadPickle(f"a module whose {holder} is not a mapping", where=where, offset=_offset(module))
+    return found
+
+
+def _elements(node: Any) -> Sequence[Any]:
+    """The elements of a set or list; protocols before 4 write a set as ``set([...])``."""
+    if type(node) is Set:
+        return node.elements
+    if type(node) is Call and type(node.args) is tuple and node.args:
+        node = node.args[0]
+    return node if type(node) in (list, tuple) else ()
+
+
+def _note(walk: _Walk, prefix: str, module: Call, parts: Mapping[str, Any]) -> None:
+    """The version of a module, and what it would add to the state dict by its own code."""
+    cls = walk.class_of(module)
+    path = prefix.removesuffix(".")
+    buffers = {str(key) for key, _ in pairs(parts.get("_buffers")) or ()}
+    version = parts.get("_version")
+    if type(version) is not int:
+        version = 2 if buffers >= NORM_BUFFERS else _VERSIONS.get(cls, 1)
+    walk.versions[path] = {"version": version}
+    if not cls.startswith(("torch.nn.", "torch.ao.", "torch.fx.", "torch._dynamo.", "torch.optim.")):
+        walk.classes.setdefault(cls)
+    if cls.startswith(_QUANTIZED) and cls.split(".")[-2] in _PACKED:
+        message = f"{cls} keeps weights in packed form and writes them into a state dict by its own code"
+        walk.findings.append(Finding("not-taken", "warning", path, message, _offset(module)))
+    for _, hook in pairs(parts.get("_state_dict_hooks")) or ():
+        name = class_of(hook) if type(hook) is Call else getattr(hook, "full", "a function")
+        if name == _SPECTRAL_HOOK:
+            key = _spectral_name(hook)
+            walk.versions[path].setdefault("spectral_norm", {})[f"{key}.version"] = 1
+        else:
+            message = f"{name} may change the state dict of the living module, and was not run"
+            walk.findings.append(Finding("hook-not-run", "info", path, message, _offset(module)))
+
+
+def _spectral_name(hook: Any) -> str:
+    """The parameter that a hook of ``torch.nn.utils.spectral_norm`` is for."""
+    for key, value in attributes(hook.state):
+        if key == "fn" and type(value) is Call:
+            return next((str(name) for field_, name in attributes(value.state) if field_ == "name"), "weight")
+    return "weight"
+
+
+def _not_read(node: Any, prefix: str) -> Finding:
+    """A submodule whose class pickles it in a private format.
+
+    Raises:
+        BadPickle: it is not an object at all.
+    """
+    path = prefix.removesuffix(".")
+    if type(node) is not Call:
+        raise BadPickle(f"a submodule that is {type(node).__name__}", where=path or None, offset=_offset(node))
+    message = f"{class_of(node)} is pickled in a private format (__getstate__ or __reduce__); its tensors are not taken"
+    return Finding("not-taken", "warning", path, message, _offset(node))
+
+
+def _offset(node: Any) -> int | None:
+    return getattr(node, "position", None)
+
+

@@ -1,0 +1,290 @@
+"""The object in a torch checkpoint: where its tensors, its names and its plain values are.
+
+One walk over the inert graph, by a stack and a set of visited nodes, in the order in which the mappings
+were saved. Addresses are the keys on the way, joined by slashes: ``optimizer/state/0/exp_avg``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from ckptfix.checkpoint import NameSite, SiteKind, StateDict, TensorEntry
+from ckptfix.errors import BadPickle, NoSuchTensor
+from ckptfix.findings.row import Finding
+from ckptfix.formats.torch.attributes import tensor_state
+from ckptfix.formats.torch.plain import described, is_container, plain
+from ckptfix.formats.torch.state import apart
+from ckptfix.formats.torch.tensors import StorageOf, is_tensor, storage_entry, tensor_entry
+from ckptfix.pickles import Call, Graph, PersId, Text
+from ckptfix.pickles.graph import children, is_versions, label, pairs
+
+
+@dataclass(slots=True)
+class Site:
+    """A NameSite and the uses of its strings, in the same order."""
+
+    at: str
+    kind: SiteKind
+    uses: list[Text]
+
+    def noun(self) -> NameSite:
+        return NameSite(self.at, self.kind, tuple(str(use) for use in self.uses))
+
+
+@dataclass(slots=True)
+class TorchObject:
+    """What the walk found.
+
+    Attributes:
+        tensors: (address of the mapping, key, node) of every tensor and free-standing storage, in order.
+        values: (address, node) of every other leaf.
+        metadata: address of a state dict -> the mapping node of its ``_metadata``.
+        odd_keys: address of a state dict -> those keys of its tensors that are not names: neither text nor a whole
+            number (bytes, tuples), or a number beside its own text (1 and "1").
+    """
+
+    graph: Graph
+    tensors: list[tuple[str, str, Any]] = field(default_factory=list)
+    values: list[tuple[str, Any]] = field(default_factory=list)
+    sites: list[Site] = field(default_factory=list)
+    state_dicts: list[StateDict] = field(default_factory=list)
+    metadata: dict[str, Any] = field(default_factory=dict)
+    odd_keys: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+
+    def entries(self, storage_of: StorageOf) -> tuple[list[TensorEntry], list[Finding]]:
+        """The entries of all tensors, and a finding for each call that describes none."""
+        entries = []
+        findings = []
+        for at, key, node in self.tensors:
+            try:
+                read = storage_entry if type(node) is PersId else tensor_entry
+                entries.append(read(node, key, at, storage_of))
+            except (ValueError, OverflowError) as error:
+                where = f"{at}/{key}" if at else key
+                findings.append(Finding("bad-tensor", "error", where, str(error)))
+        return entries, findings
+
+    def plain_values(self) -> Iterator[tuple[str, Any]]:
+        """Every leaf that is not a tensor, as (address, plain value)."""
+        for at, node in self.values:
+            yield at, plain(node)
+
+
+    def module_metadata(self, at: str) -> dict[str, dict[str, Any]] | None:
+        """The ``_metadata`` of the state dict at `at`: module path -> what the module states about its version."""
+        node = self.metadata.get(at)
+        if node is None:
+            return None
+        rows = [(label(path), pairs(own) or ()) for path, own in pairs(node) or ()]
+        return {path: {label(key): plain(value) for key, value in own} for path, own in rows}
+
+
+MAX_ADDRESS = 1024
+"""Characters of an address: every name below repeats it, and no program writes longer ones."""
+
+
+def walk(graph: Graph) -> TorchObject:
+    """Find everything in the object that `graph` stands for.
+
+    Raises:
+        BadPickle: an operation that no torch pickle has, such as items set on a tensor.
+    """
+    found = TorchObject(graph)
+    visited: set[int] = set()
+    addresses: set[str] = set()
+    stack: list[tuple[str, str, Any, bool]] = [("", "", graph.root, False)]
+    while stack:
+        at, key, node, optimizer = stack.pop()
+        address = f"{at}/{key}" if at else key
+        kind = type(node)
+        if is_tensor(node) or (kind is PersId and _is_storage(node)):
+            if kind is Call and (node.items or node.elements):
+                # An unpickler would write into the tensor, or beyond it (CVE-2026-24747).
+                raise BadPickle("items set on a tensor", where="data.pkl", offset=node.position)
+            found.tensors.append((at, key, node))
+            if (attributes_of := tensor_state(node)) is not None and id(node) not in visited:
+                visited.add(id(node))
+                stack += [(address, name, value, optimizer) for name, value in reversed(attributes_of)]
+            continue
+        if (literal := _encoded(node)) is not None:
+            found.values.append((address, literal))
+            continue
+        if not is_container(node) or (kind in (tuple, list) and not any(map(is_container, node))):
+            # A tuple of plain values is one value: picklers share equal ones, which means nothing.
+            found.values.append((address, node))
+            continue
+        if id(node) in visited:
+            found.values.append((address, f"<same object as before: {described(node)}>"))
+            continue
+        visited.add(id(node))
+        if address in addresses:
+            # 'a/b' and 'b' in 'a', or 1 and '1': every mapping needs its own address.
+            address = f"{address}#{len(addresses)}"
+        addresses.add(address)
+        if len(address) > MAX_ADDRESS:
+            message = "nested too deeply, or under too long a key: what is below is not listed"
+            found.findings.append(Finding("too-deep", "error", address[:80] + "...", message))
+            continue
+        mapping = pairs(node)
+        if mapping is None and kind is Call:
+            found.values.append((address, node))
+        if mapping is not None:
+            optimizer = optimizer or _is_optimizer(mapping)
+            _note_mapping(found, address, node, mapping, optimizer)
+        named = apart([(name, child) for name, child in children(node) if not _is_metadata(name, child)])
+        below = [(address, name, child, optimizer) for name, child in named]
+        if not below and kind is not Call:
+            found.values.append((address, node))
+        stack.extend(reversed(below))
+    return found
+
+
+def _encoded(node: Any) -> bytes | None:
+    """The bytes of ``_codecs.encode(text, 'latin1')``, which is how protocols before 3 write bytes."""
+    if type(node) is Call and node.is_call_of("_codecs", "encode") and type(node.args) is tuple and len(node.args) == 2:
+        text, encoding = node.args
+        if type(text) is Text and encoding == "latin1":
+            with suppress(UnicodeEncodeError):
+                return text.encode("latin-1")
+    return None
+
+
+def _is_storage(node: PersId) -> bool:
+    pid = node.pid
+    return type(pid) is tuple and len(pid) >= 5 and pid[0] == "storage"
+
+
+def _is_metadata(name: str, child: Any) -> bool:
+    """Whether this is the ``_metadata`` that a state dict carries as an attribute."""
+    return name == "_metadata" and is_versions(child)
+
+
+def _is_optimizer(mapping: list[tuple[Any, Any]]) -> bool:
+    keys = [key for key, _ in mapping if isinstance(key, str)]
+    return "state" in keys and "param_groups" in keys
+
+
+def _note_mapping(
+    found: TorchObject, at: str, node: Any, mapping: list[tuple[Any, Any]], optimizer: bool
+) -> None:
+    """Record what `mapping` says about names: a state dict, its metadata, an optimizer's references."""
+    tensors = sum(1 for _, value in mapping if is_tensor(value))
+    uses = [key for key, _ in mapping if type(key) is Text]
+    if tensors and uses:
+        nested = any(pairs(value) is not None for _, value in mapping)
+        if odd := _odd_keys(mapping):
+            found.odd_keys[at] = odd
+        metadata = _metadata_of(node)
+        weights = not optimizer and (metadata is not None or (not nested and _looks_like_weights(mapping, at)))
+        found.state_dicts.append(StateDict(at, tensors, len(mapping) - tensors, optimizer, weights))
+        found.sites.append(Site(at, "state_dict", _key_uses(node)))
+        if metadata is not None:
+            found.metadata[at] = metadata
+            found.sites.append(Site(at, "metadata", _key_uses(metadata)))
+    if optimizer and _is_optimizer(mapping):
+        _note_optimizer(found, at, {key: value for key, value in mapping if isinstance(key, str)})
+
+
+def _odd_keys(mapping: list[tuple[Any, Any]]) -> tuple[str, ...]:
+    """The keys of tensors that would get another name as text than they have, as they are listed."""
+    keys = [key for key, value in mapping if is_tensor(value) and not isinstance(key, str)]
+    if not keys:
+        return ()
+    texts = {str(key) for key, _ in mapping if isinstance(key, str)}
+    return tuple(label(key) for key in keys if type(key) is not int or str(key) in texts)
+
+
+def _key_uses(node: Any) -> list[Text]:
+    """Every use of a string key of a mapping node, repeated ones too."""
+    return [key for key, _ in node.items or pairs(node) or () if type(key) is Text]
+
+
+def _metadata_of(node: Any) -> Any:
+    state = getattr(node, "state", None)
+    for key, value in pairs(state) or ():
+        if key == "_metadata" and pairs(value):
+            return value
+    return None
+
+
+_PATH_OF_PARAMETER = re.compile(r"(\w+\.)+(?!(?:ckpt|pt|pth|bin)$)\w+", re.ASCII)
+"""A dotted name that is not a file name: Lightning keeps a score for each file name (``best_k_models``)."""
+
+
+def _looks_like_weights(mapping: list[tuple[Any, Any]], at: str) -> bool:
+    """Whether these tensors are a model's: dotted names, what one layer alone would have, or numbers throughout.
+
+    Scalars inside something else, under names that are not parameters', are what a trainer counted: a callback's
+    ``best_model_score``, losses.
+    """
+    if at and not any(
+        type(key) is Text and is_tensor(value) and (not _is_scalar(value) or _PATH_OF_PARAMETER.fullmatch(str(key)))
+        for key, value in mapping
+    ):
+        return False
+    names = [key for key, value in mapping if isinstance(key, str) and is_tensor(value)]
+    dotted = sum("." in name for name in names)
+    leaves = sum(name in ("weight", "bias", "weight_g", "weight_v", "running_mean", "running_var") for name in names)
+    if dotted or leaves:
+        return True
+    return len(names) == len(mapping) and any(_is_number(value) for _, value in mapping)
+
+
+def _is_scalar(node: Any) -> bool:
+    """Whether a tensor has no dimensions; parameters are calls around their tensors."""
+    while type(node) is Call and type(node.args) is tuple and node.args and is_tensor(node.args[0]):
+        node = node.args[0]
+    return type(node) is Call and type(node.args) is tuple and len(node.args) > 2 and node.args[2] == ()
+
+
+def _is_number(node: Any) -> bool:
+    """Whether a tensor is of another dtype than uint8, in which states of random generators come."""
+    while type(node) is Call and type(node.args) is tuple and node.args:
+        node = node.args[0]
+    return not (type(node) is PersId and type(node.pid) is tuple and getattr(node.pid[1], "name", "") == "ByteStorage")
+
+
+def _note_optimizer(found: TorchObject, at: str, parts: dict[str, Any]) -> None:
+    """The places where an optimizer's state refers to parameters by name."""
+    prefix = f"{at}/" if at else ""
+    state = parts["state"]
+    named = [key for key, value in pairs(state) or () if type(key) is Text and pairs(value) is not None]
+    if named:
+        found.sites.append(Site(f"{prefix}state", "optimizer_state", _key_uses(state)))
+    groups = parts["param_groups"]
+    for index, group in enumerate(groups if type(groups) in (list, tuple) else ()):
+        for key, value in pairs(group) or ():
+            if key in ("params", "param_names") and type(value) in (list, tuple):
+                uses = [name for name in value if type(name) is Text]
+                if uses:
+                    found.sites.append(Site(f"{prefix}param_groups/{index}/{key}", "param_names", uses))
+
+
+def node_at(root: Any, address: str) -> Any:
+    """The node at `address`: labels joined by slashes, as `torch_object.walk` gives them; keys may hold slashes too.
+
+    Raises:
+        NoSuchTensor: there is none.
+    """
+    # Cycles and shared nodes repeat addresses, never (node, rest of the address).
+    stack = [(root, address)]
+    seen: set[tuple[int, str]] = set()
+    while stack:
+        node, rest = stack.pop()
+        if not rest:
+            return node
+        if (id(node), rest) in seen:
+            continue
+        seen.add((id(node), rest))
+        # The last on the stack is the first that is tried, as the first mapping of an address is the one that has it.
+        for name, child in reversed(list(children(node))):
+            if rest == name:
+                stack.append((child, ""))
+            elif rest.startswith(f"{name}/"):
+                stack.append((child, rest[len(name) + 1 :]))
+    raise NoSuchTensor("no such place", where=address)

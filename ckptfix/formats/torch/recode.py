@@ -1,0 +1,223 @@
+"""zip <-> legacy for the whole object: persistent ids gain or lose their sixth field, storages move.
+
+A legacy storage may be a view of another one, which a zip cannot say. Tensors on a view get the storage
+below it and a larger offset, so they are still tied; a view that stands by itself becomes a separate storage.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from ckptfix.checkpoint import ByteRange, Checkpoint, Data, OutputFile, Plan, dtypes
+from ckptfix.errors import DamagedFile, Unsupported
+from ckptfix.findings.row import Finding
+from ckptfix.formats.torch import legacy_layout, zip_layout
+from ckptfix.formats.torch.common import element_sizes, fields, little_endian, parts_of
+from ckptfix.formats.torch.tensors import BadTensor, viewed
+from ckptfix.pickles import Call, Graph, Patch, PersId, Text, parse, splice
+from ckptfix.pickles import opcodes as op
+from ckptfix.pickles.patch import Item, int_opcode, items_pushed, string_opcode
+
+
+@dataclass(slots=True)
+class _Recoding:
+    """Patches of the pickle, and the storages of the new file: key -> (data, CRC-32, bytes of an element)."""
+
+    patches: dict[int, Patch] = field(default_factory=dict)
+    storages: dict[str, tuple[Data, int | None, int]] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+
+    def patch(self, new: Patch) -> None:
+        self.patches[new.start] = new
+
+
+def to_legacy(checkpoint: Checkpoint, dest: str) -> Plan:
+    """A zip checkpoint as a legacy file, the object unchanged.
+
+    Raises:
+        WouldLoseData: it holds tensors that torch reads from no legacy file.
+    """
+    parts = parts_of(checkpoint)
+    legacy_layout.refuse_unloadable(checkpoint.entries, checkpoint.path)
+    pids = (persid.pid for persid in parts.graph.persids)
+    if any(type(pid) is tuple and len(pid) > 1 and getattr(pid[1], "name", "") == "UntypedStorage" for pid in pids):
+        raise legacy_layout.untyped_refusal(checkpoint.path, "an untyped storage")
+    units = element_sizes(checkpoint) if checkpoint.byteorder == "big" else {}
+    out = _Recoding()
+    for persid, key, itemsize, data, crc32 in _references(checkpoint):
+        _beside(persid, checkpoint.path)
+        out.patch(Patch(persid.tuple_end, persid.tuple_end, b"N"))
+        data = little_endian(data, checkpoint.byteorder, units.get(key, itemsize))
+        out.storages.setdefault(key, (data, crc32, itemsize))
+    pickle = splice(parts.graph, out.patches.values())
+    storages = [(key, data, itemsize) for key, (data, _, itemsize) in out.storages.items()]
+    return Plan((OutputFile.of(dest, legacy_layout.fresh(pickle, storages)),), tuple(out.findings))
+
+
+def to_zip(checkpoint: Checkpoint, dest: str) -> Plan:
+    """A legacy checkpoint as a zip file, the object unchanged."""
+    legacy_layout.refuse_truncated(checkpoint)
+    parts = parts_of(checkpoint)
+    graph = parts.graph
+    out = _Recoding()
+    owners = _owners(checkpoint)
+    _drop_sources(out, graph, checkpoint.path)
+    for persid, key, itemsize, data, crc32 in _references(checkpoint):
+        pid = persid.pid
+        if len(pid) > 5:
+            _beside(persid, checkpoint.path)
+            items = _fields_pushed(graph, persid)
+            out.patch(Patch(items[5].start, items[5].end, b""))
+            if pid[5] is not None:
+                _resolve_view(out, checkpoint, persid, items, owners, itemsize)
+                continue
+        out.storages.setdefault(key, (data, crc32, itemsize))
+    pickle = splice(graph, out.patches.values())
+    if out.findings:
+        # What was dropped may have defined a memo entry that something else fetches: read the result again.
+        parse(pickle, path=checkpoint.path, where="recoded pickle")
+    storages = [(key, data, crc32) for key, (data, crc32, _) in out.storages.items()]
+    return Plan((OutputFile.of(dest, zip_layout.fresh(pickle, storages)),), tuple(out.findings))
+
+
+def _references(checkpoint: Checkpoint) -> Iterator[tuple[PersId, str, int, Data, int | None]]:
+    """Each storage reference with its key, bytes of an element, data and CRC-32."""
+    parts = parts_of(checkpoint)
+    places = parts.storages.place
+    for persid in parts.graph.persids:
+        if _is_source(persid):
+            continue
+        try:
+            key, kind, _, _ = fields(persid)
+        except BadTensor as error:
+            raise _unmovable(str(error), checkpoint.path, persid) from None
+        data, _, crc32 = places(key)
+        if data is None:
+            raise DamagedFile(f"the file has no storage {key!r}", path=checkpoint.path)
+        yield persid, key, dtypes.by_name(kind).itemsize, data, crc32
+
+
+def _is_source(persid: PersId) -> bool:
+    """Whether this is a class with its source, ``('module', class, file, text)``, which only legacy files have."""
+    pid = persid.pid
+    return type(pid) is tuple and len(pid) == 4 and pid[0] == "module" and type(pid[0]) is Text
+
+
+def _drop_sources(out: _Recoding, graph: Graph, path: str) -> None:
+    """Leave of each class with its source the class alone, as a zip has it.
+
+    Strings that were dropped with it and are fetched elsewhere are written out there.
+    """
+    gone: list[tuple[int, int]] = []
+    for persid in filter(_is_source, graph.persids):
+        if graph.protocol >= 4:
+            raise _unmovable("a class with its source under protocol 4, whose memo is numbered", path, persid)
+        _beside(persid, path)
+        items = _fields_pushed(graph, persid)
+        start, kept = items[0].start - 1, items[1]
+        if graph.data[start] != op.MARK:
+            raise _unmovable("a class whose reference is not written out", path, persid)
+        out.patch(Patch(start, persid.position + 1, graph.data[kept.start : kept.end]))
+        gone += [(start, kept.start), (kept.end, persid.position + 1)]
+        name = getattr(persid.pid[1], "full", "a class")
+        message = f"the source text of {name}, which a zip checkpoint has no place for"
+        out.findings.append(Finding("left-behind", "info", name, message))
+    if not gone:
+        return
+    starts = [start for start, _ in gone]
+
+    def dropped(position: int) -> bool:
+        index = bisect_right(starts, position) - 1
+        return index >= 0 and position < gone[index][1]
+
+    for use in graph.gets:
+        if use.origin is not None and dropped(use.origin.start) and not dropped(use.start):
+            new = string_opcode(use, graph.protocol, graph.data[use.origin.start], graph.rare)
+            out.patch(Patch(use.start, use.end, new))
+
+
+def _unmovable(reason: str, path: str, persid: PersId) -> Unsupported:
+    message = f"a reference that cannot be recoded: {reason}"
+    return Unsupported(message, path=path, where="pickle", offset=persid.position)
+
+
+def _beside(persid: PersId, path: str) -> None:
+    if persid.tuple_end < 0:
+        raise _unmovable("its tuple is not written beside it", path, persid)
+
+
+def _fields_pushed(graph: Graph, persid: PersId) -> list[Item]:
+    """The spans of the fields of a reference."""
+    first = persid.pid[0]
+    items = items_pushed(graph.data, first.start, persid.tuple_end)
+    if len(items) != len(persid.pid):
+        raise Unsupported("a storage reference that is not written out", offset=persid.position)
+    return items
+
+
+def _resolve_view(
+    out: _Recoding, checkpoint: Checkpoint, persid: PersId, items: list[Item], owners: Mapping[int, int], itemsize: int
+) -> None:
+    """Replace a view by the storage below it and a larger tensor offset, or by a separate storage."""
+    parts = parts_of(checkpoint)
+    graph = parts.graph
+    try:
+        storage = parts.storages(persid)
+        first, count = viewed(persid, storage)
+    except BadTensor as error:
+        raise _unmovable(str(error), checkpoint.path, persid) from None
+    data = storage.data
+    key, view_key = persid.pid[2], str(persid.pid[5][0])
+    assert isinstance(data, ByteRange) and isinstance(key, Text)
+    tensors = owners.get(id(persid), 0)
+    if tensors > 1:
+        raise _unmovable("a storage view that several tensors fetch from the memo", checkpoint.path, persid)
+    if tensors:
+        # In a rebuild call the tensor's own offset is pushed right after the reference.
+        start, end, offset = _int_at(graph, persid.position + 1)
+        out.patch(Patch(start, end, int_opcode(offset + first)))
+        out.storages.setdefault(str(key), (data, None, itemsize))
+        return
+    part = data.sub(first * itemsize, count * itemsize)
+    pushed = string_opcode(view_key, graph.protocol, graph.data[key.start], graph.rare)
+    out.patch(Patch(items[2].start, items[2].end, pushed))
+    out.patch(Patch(items[4].start, items[4].end, int_opcode(count)))
+    out.storages.setdefault(view_key, (part, None, itemsize))
+    message = f"the storage view {view_key!r} is stored apart from the storage {str(key)!r} that it viewed"
+    out.findings.append(Finding("tie-lost", "warning", view_key, message))
+
+
+def _owners(checkpoint: Checkpoint) -> dict[int, int]:
+    """id of a storage reference -> how many rebuild calls have it as their first argument."""
+    found: dict[int, int] = {}
+    seen: set[int] = set()
+    stack = [node for _, _, node in parts_of(checkpoint).found.tensors]
+    while stack:
+        node = stack.pop()
+        if type(node) not in (Call, tuple) or id(node) in seen:
+            continue
+        seen.add(id(node))
+        if type(node) is tuple:
+            stack += node
+        elif type(node.args) is tuple and node.args:
+            if type(node.args[0]) is PersId:
+                found[id(node.args[0])] = found.get(id(node.args[0]), 0) + 1
+            stack += node.args
+    return found
+
+
+def _int_at(graph: Graph, position: int) -> tuple[int, int, int]:
+    """(start, end, value) of the int that is pushed at `position`.
+
+    Raises:
+        Unsupported: something else is pushed there.
+    """
+    opcode = next(op.walk(graph.data, position, graph.end))
+    raw = graph.data[opcode.arg : opcode.end]
+    if opcode.code in (op.BININT, op.BININT1, op.BININT2):
+        return opcode.start, opcode.end, int.from_bytes(raw, "little", signed=opcode.code == op.BININT)
+    if opcode.code == op.LONG1:
+        return opcode.start, opcode.end, int.from_bytes(raw[1:], "little", signed=True)
+    raise Unsupported("a tensor whose offset is not written out", where="pickle", offset=position)

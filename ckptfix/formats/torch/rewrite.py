@@ -1,0 +1,247 @@
+"""A torch checkpoint with another object: its graph of nodes replaced in part or whole, its storages moved as they are.
+
+The new object is made of the nodes of `pickles` (plain values, Global, Call, PersId, Dict); nodes of the old one that
+did not change may be part of it. It is written as a fresh pickle of protocol 2. Both torch formats take the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from ckptfix.checkpoint import Checkpoint, Data, Derived, Drop, Edit, OutputFile, Plan, contiguous_stride, dtypes
+from ckptfix.errors import DamagedFile, NoSuchTensor
+from ckptfix.formats.torch import legacy as torch_legacy
+from ckptfix.formats.torch import legacy_layout, zip_layout
+from ckptfix.formats.torch.common import fields, parts_of
+from ckptfix.formats.torch.edit import patches
+from ckptfix.formats.torch.object import TorchObject, node_at, walk
+from ckptfix.formats.torch.tensors import BadTensor
+from ckptfix.pickles import Call, Dict, Global, Graph, PersId, parse, splice
+from ckptfix.pickles.graph import label, pairs
+from ckptfix.pickles.reemit import Rewritten, reemit
+
+PROTOCOL = 2
+
+
+@dataclass(frozen=True, slots=True)
+class NewStorage:
+    """Bytes that a key of the output stands for: `data` in the byte order of the file, in items of `itemsize` bytes."""
+
+    data: Data
+    itemsize: int
+    crc32: int | None = None
+
+
+def literal(data: bytes, what: str) -> Derived:
+    """Bytes that are in memory already, as data; for what a pickle held, never for a tensor's record."""
+    return Derived(len(data), lambda: (data,), what)
+
+
+def new_tensor(
+    key: str, dtype: str, shape: tuple[int, ...], stride: tuple[int, ...] | None = None, *, legacy: bool = False
+) -> Call:
+    """The rebuild call of a dense tensor over the whole CPU storage `key`, as torch.save writes it.
+
+    Args:
+        dtype: torch's name.
+        shape, stride: in elements; row-major without a stride.
+        legacy: for a legacy file, whose references have a sixth field.
+    """
+    row = dtypes.by_name(dtype)
+    count = 1
+    for size in shape:
+        count *= size
+    kind = Global("torch", row.storage_class, 0) if row.storage_class else Global("torch.storage", "UntypedStorage", 0)
+    numel = count if row.storage_class else count * row.itemsize
+    pid: tuple[Any, ...] = ("storage", kind, key, "cpu", numel, *((None,) if legacy else ()))
+    stride = contiguous_stride(shape) if stride is None else stride
+    hooks = Call(Global("collections", "OrderedDict", 0), (), "REDUCE", 0)
+    args: tuple[Any, ...] = (PersId(pid, 0, -1), 0, shape, stride, False, hooks)
+    if row.storage_class:
+        return Call(Global("torch._utils", "_rebuild_tensor_v2", 0), args, "REDUCE", 0)
+    dtype_node = Global("torch", row.name, 0)
+    return Call(Global("torch._utils", "_rebuild_tensor_v3", 0), (*args, dtype_node), "REDUCE", 0)
+
+
+def written(checkpoint: Checkpoint, root: Any) -> Rewritten:
+    """The pickle of the object `root` under protocol 2; its nodes may come from `checkpoint`.
+
+    Raises:
+        Unsupported: a node that cannot be written.
+    """
+    old = parts_of(checkpoint).graph
+    graph = Graph(old.data, old.start)
+    # Strings know by their place in the old stream how they were pushed; nothing else of it counts.
+    graph.end = graph.start
+    graph.root = root
+    graph.protocol = PROTOCOL
+    fresh = reemit(graph)
+    return Rewritten(bytes((0x80, PROTOCOL)) + fresh.pickle[2:], fresh.persids)
+
+
+def plan_rewrite(
+    checkpoint: Checkpoint,
+    rewritten: Rewritten,
+    dest: str,
+    storages: Mapping[str, NewStorage] | None = None,
+    *,
+    legacy: bool | None = None,
+) -> Plan:
+    """A fresh file that holds the object of `rewritten` and the storages it refers to.
+
+    Args:
+        storages: key -> bytes, for keys that the file lacks or that stand for other bytes now; the rest is copied.
+        legacy: the container; as `checkpoint` has it by default. References must have the fields of that container.
+
+    Raises:
+        DamagedFile: the file lacks a storage that the object refers to, or its pickle does not match its checksum,
+            which a new one would hide; Truncated, if it is cut short.
+    """
+    from_legacy = checkpoint.format == torch_legacy.NAME
+    parts = parts_of(checkpoint)
+    if from_legacy:
+        legacy_layout.refuse_truncated(checkpoint)
+    elif not parts.container.pickle_ok:
+        message = "the pickle does not match its CRC-32, and a new one would hide that"
+        raise DamagedFile(message, path=checkpoint.path, hint="copy or download the file again")
+    kept: list[tuple[str, Data, int | None]] = []
+    counts: dict[str, int] = {}
+    for key, numel in storage_sizes(rewritten).items():
+        new = (storages or {}).get(key)
+        if new is not None:
+            kept.append((key, new.data, new.crc32))
+            counts[key] = new.data.length // new.itemsize
+            continue
+        data, _, crc32 = parts.storages.place(key)
+        if data is None:
+            raise DamagedFile(f"the file has no storage {key!r}", path=checkpoint.path)
+        kept.append((key, data, crc32))
+        counts[key] = parts.container.storages[key][1] if from_legacy else numel
+    if from_legacy if legacy is None else legacy:
+        return legacy_plan(rewritten.pickle, [(key, data, counts[key]) for key, data, _ in kept], dest)
+    return Plan((OutputFile.of(dest, zip_layout.fresh(rewritten.pickle, kept, checkpoint.byteorder)),))
+
+
+def plan_drops(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan:
+    """The checkpoint with `edits` carried out in order, some of them a Drop; unused storages are dropped too.
+
+    Raises:
+        NoSuchTensor: a key or an address that the object, as the edits before left it, does not have.
+        DamagedFile: as `plan_rewrite`.
+        Unsupported: as the edits.
+    """
+    found = parts_of(checkpoint).found
+    for dropping, group in groupby(edits, lambda edit: isinstance(edit, Drop)):
+        if dropping:
+            pickle = without(found, [edit for edit in group if isinstance(edit, Drop)]).pickle
+        else:
+            pickle = splice(found.graph, patches(found, list(group)))
+        found = walk(parse(pickle, path=checkpoint.path, where="edited pickle"))
+    graph = found.graph
+    return plan_rewrite(checkpoint, Rewritten(graph.data[graph.start : graph.end], tuple(graph.persids)), dest)
+
+
+def storage_sizes(rewritten: Rewritten) -> dict[str, int]:
+    """The storages that a pickle refers to and that have bytes, in order of first use: key -> elements stated."""
+    sizes: dict[str, int] = {}
+    for persid in rewritten.persids:
+        pid = persid.pid
+        if type(pid) is tuple and len(pid) >= 5 and pid[0] == "storage" and pid[3] != "meta":
+            sizes.setdefault(str(pid[2]), pid[4] if type(pid[4]) is int else 0)
+    return sizes
+
+
+def without(found: TorchObject, drops: Sequence[Drop] = (), *, gone: Collection[int] = ()) -> Rewritten:
+    """The pickle of `found` without the items that `drops` name.
+
+    Args:
+        drops: keys, as they are shown, and the address of their mapping; a key that is there twice is dropped twice.
+        gone: ``id`` of nodes (such as a tensor's call) that are left out of every mapping they are a value of, and
+            that None replaces anywhere else.
+
+    Raises:
+        NoSuchTensor: no mapping at an address, or no such key in it.
+        Unsupported: as `reemit`.
+    """
+    items: dict[int, set[int]] = {}
+    for drop in drops:
+        mapping = node_at(found.graph.root, drop.at)
+        holder, rows = _rows(mapping, drop.at)
+        labels = [label(key) for key, _ in rows]
+        missing = set(drop.names).difference(labels)
+        if missing:
+            where = f"{drop.at}/{min(missing)}" if drop.at else min(missing)
+            raise NoSuchTensor("no such key", where=where)
+        wanted = set(drop.names)
+        items.setdefault(id(holder), set()).update(i for i, name in enumerate(labels) if name in wanted)
+    return reemit(found.graph, items=items, gone=gone)
+
+
+def _rows(mapping: Any, at: str) -> tuple[Any, list[tuple[Any, Any]]]:
+    """The node that holds the items of `mapping`, and the items, repeated keys too."""
+    if pairs(mapping) is None:
+        raise NoSuchTensor("no mapping", where=at)
+    if type(mapping) is Call and not mapping.items and mapping.arguments:
+        # Python 2 pickled an OrderedDict as OrderedDict([[key, value], ...]), and a Counter is Counter({...}).
+        held = mapping.arguments[0]
+        if type(held) in (list, Dict):
+            return held, held.items if type(held) is Dict else [_first(row) for row in held]
+    return mapping, mapping.items or []
+
+
+def _first(row: Any) -> tuple[Any, Any]:
+    return row[0] if type(row) in (list, tuple) and row else None, row
+
+
+def plan_drop(checkpoint: Checkpoint, drops: Sequence[Drop], dest: str, *, gone: Collection[int] = ()) -> Plan:
+    """A fresh file of the same torch format without the items that `drops` name, and without their storages.
+
+    A storage that a remaining tensor still views is kept whole.
+
+    Raises:
+        NoSuchTensor, Unsupported: as `without`.
+        DamagedFile: the file lacks a storage that is left; Truncated, if it is cut short.
+    """
+    if checkpoint.format == torch_legacy.NAME:
+        legacy_layout.refuse_truncated(checkpoint)
+    parts = parts_of(checkpoint)
+    rewritten = without(parts.found, drops, gone=gone)
+    storages = [(key, *parts.storages.place(key)) for key in storage_keys(rewritten, checkpoint.path)]
+    lacking = next((key for key, data, _, _ in storages if data is None), None)
+    if lacking is not None:
+        raise DamagedFile(f"the file has no storage {lacking!r}", path=checkpoint.path)
+    kept = [(key, data, crc32) for key, data, _, crc32 in storages if data is not None]
+    if checkpoint.format == torch_legacy.NAME:
+        layout: legacy_layout.Layout = parts.container
+        counts = {key: count for key, (_, count) in layout.storages.items()}
+        return legacy_plan(rewritten.pickle, [(key, data, counts[key]) for key, data, _ in kept], dest)
+    segments = zip_layout.fresh(rewritten.pickle, kept, checkpoint.byteorder)
+    return Plan((OutputFile.of(dest, segments),))
+
+
+def legacy_plan(pickle: bytes, storages: Sequence[tuple[str, Data, int]], dest: str) -> Plan:
+    """A legacy file of an object pickle and (key, data, number of elements) of each storage."""
+    sized = [(key, data, max(data.length // max(count, 1), 1)) for key, data, count in storages]
+    return Plan((OutputFile.of(dest, legacy_layout.fresh(pickle, sized)),))
+
+
+def storage_keys(rewritten: Rewritten, path: str) -> list[str]:
+    """The keys of the storages that a pickle still refers to, in order.
+
+    Raises:
+        DamagedFile: a reference that is none.
+    """
+    keys: dict[str, None] = {}
+    for persid in rewritten.persids:
+        if type(persid.pid) is tuple and persid.pid[:1] == ("module",):
+            continue
+        try:
+            key, _, location, _ = fields(persid)
+        except BadTensor as error:
+            raise DamagedFile(str(error), path=path, where="pickle", offset=persid.position) from None
+        if location != "meta":
+            keys[key] = None
+    return list(keys)

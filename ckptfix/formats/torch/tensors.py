@@ -1,0 +1,364 @@
+"""What torch's rebuild calls stand for: one table from call to tensor, none of them ever called.
+
+Sources: torch/_utils.py (``_rebuild_*``), torch/_tensor.py (``_reduce_ex_internal`` and
+``_rebuild_from_type_v2``), torch/storage.py; argument orders checked against torch 2.13.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ckptfix.checkpoint import Storage, TensorEntry, contiguous_stride, dtypes
+from ckptfix.errors import DamagedFile
+from ckptfix.formats.torch.state import TooManyParts, split, state_rows
+from ckptfix.pickles import Call, Global, PersId
+from ckptfix.pickles.graph import attributes, pairs
+
+StorageOf = Callable[[PersId], Storage]
+Args = tuple[Any, ...]
+Rows = list[tuple[str, Any]]
+
+
+class BadTensor(DamagedFile, ValueError):
+    """A rebuild call whose arguments describe no tensor; the message says why."""
+
+
+def is_tensor(node: Any) -> bool:
+    """Whether `node` is a call that torch would turn into a tensor."""
+    if type(node) is not Call or type(node.func) is not Global:
+        return False
+    func = node.func
+    return (func.module, func.name) in REBUILD or is_old_tensor(node)
+
+
+def is_old_tensor(node: Call) -> bool:
+    """A ``torch.FloatTensor`` object with its state set, as torch 0.1 wrote them."""
+    func = node.func
+    return (
+        func.module in ("torch", "torch.cuda", "torch._tensor")
+        and func.name.endswith("Tensor")
+        and type(node.state) is tuple
+        and len(node.state) >= 4
+    )
+
+
+def tensor_entry(node: Call, key: str, at: str, storage_of: StorageOf) -> TensorEntry:
+    """The entry of the tensor that `node` stands for.
+
+    Raises:
+        BadTensor: its arguments describe no tensor.
+    """
+    func = node.func
+    read = REBUILD.get((func.module, func.name), _old_tensor)
+    args = node.state if read is _old_tensor else node.args
+    if type(args) is not tuple:
+        raise BadTensor(f"{func.name} with arguments that are not a tuple")
+    try:
+        return read(args, key, at, storage_of)
+    except (IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        if isinstance(error, BadTensor):
+            raise
+        why = str(error) or "too few"
+        raise BadTensor(f"{func.name} with unusable arguments ({why})") from None
+
+
+def storage_entry(node: PersId, key: str, at: str, storage_of: StorageOf) -> TensorEntry:
+    """A storage that stands by itself in the checkpoint, as the flat tensor over all of it."""
+    storage = storage_of(node)
+    first, count = viewed(node, storage)
+    return TensorEntry(key, at, storage, storage.dtype, (count,), (1,), first, detail="storage")
+
+
+def viewed(persid: PersId, storage: Storage) -> tuple[int, int]:
+    """(first element, elements) of the part of `storage` that a reference means: all, or a legacy view.
+
+    Raises:
+        BadTensor: a view that does not lie in the storage.
+    """
+    elements = storage.nbytes // dtypes.by_name(storage.dtype).itemsize
+    view = persid.pid[5] if len(persid.pid) > 5 else None
+    if view is None:
+        return 0, elements
+    if type(view) is tuple and len(view) == 3 and isinstance(view[0], str):
+        _, first, count = view
+        if type(first) is int and type(count) is int and 0 <= first <= first + count <= elements:
+            return first, count
+    raise BadTensor("a storage view that does not lie in its storage")
+
+
+def storage_dtype(node: Any) -> str:
+    """The dtype that a storage class stands for.
+
+    Raises:
+        BadTensor: it is not a storage class that torch ever had.
+    """
+    row = dtypes.by_storage_class(node.name) if type(node) is Global else None
+    if row is None:
+        raise BadTensor(f"unknown storage class {node.full if type(node) is Global else node!r}")
+    return row.name
+
+
+def dtype_name(node: Any) -> str:
+    """The dtype of a ``torch.float32`` global."""
+    if type(node) is Global and node.module == "torch":
+        row = dtypes.find(node.name)
+        if row is not None:
+            return row.name
+        return node.name
+    raise BadTensor(f"unknown dtype {node!r}")
+
+
+def sizes(node: Any) -> tuple[int, ...]:
+    """A shape or stride: a tuple of ints, or ``torch.Size`` of one."""
+    if type(node) is Call and node.arguments:
+        node = node.arguments[0]
+    if type(node) not in (tuple, list) or not all(type(value) is int and 0 <= value < 1 << 63 for value in node):
+        raise BadTensor("a shape or stride that is not a tuple of sizes")
+    return tuple(node)
+
+
+def _dense(
+    args: Args, key: str, at: str, storage_of: StorageOf, dtype: str | None = None, requires_grad: Any = False
+) -> TensorEntry:
+    persid, offset, shape, stride = args[:4]
+    if type(persid) is not PersId:
+        raise BadTensor("a tensor without a storage")
+    storage = storage_of(persid)
+    shape, stride = _matching(shape, stride)
+    if type(offset) is not int or not 0 <= offset < 1 << 63:
+        raise BadTensor("an offset that is not a count")
+    if len(persid.pid) > 5:
+        offset += viewed(persid, storage)[0]
+    entry = TensorEntry(key, at, storage, dtype or storage.dtype, shape, stride, offset, bool(requires_grad))
+    row = dtypes.find(entry.dtype)
+    if row is None:
+        raise BadTensor(f"unknown dtype {entry.dtype}")
+    if 0 not in shape:
+        reach = offset + 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+        if row.nbytes(reach) > storage.nbytes:
+            raise BadTensor(f"{row.nbytes(reach)} bytes of storage {storage.key} needed, which has {storage.nbytes}")
+    return entry
+
+
+def _v1(args: Args, key: str, at: str, storage_of: StorageOf) -> TensorEntry:
+    return _dense(args, key, at, storage_of)
+
+
+def _v2(args: Args, key: str, at: str, storage_of: StorageOf) -> TensorEntry:
+    return _marked(_dense(args, key, at, storage_of, requires_grad=args[4]), args[6:])
+
+
+def _v3(args: Args, key: str, at: str, storage_of: StorageOf) -> TensorEntry:
+    return _marked(_dense(args, key, at, storage_of, dtype=dtype_name(args[6]), requires_grad=args[4]), args[7:])
+
+
+LAZY = ("conj", "neg")
+"""Marks of a tensor whose bytes stand for their conjugate or negative (``torch._utils.get_tensor_metadata``)."""
+
+
+def _marked(entry: TensorEntry, rest: Args) -> TensorEntry:
+    marks = [key for key, value in pairs(rest[0]) or () if value is True and key in LAZY] if rest else []
+    return replace(entry, detail=", ".join(marks)) if marks else entry
+
+
+def _parameter(args: Args, key: str, at: str, storage_of: StorageOf) -> TensorEntry:
+    return replace(_inner(args[0], key, at, storage_of), requires_grad=bool(args[1]), parameter=True)
+
+
+def _inner(node: Any, key: str, at: str, storage_of: StorageOf) -> TensorEntry:
+    if not is_tensor(node):
+        raise BadTensor("a part that is not a tensor")
+    _refuse_bottomless(node)
+    return tensor_entry(node, key, at, storage_of)
+
+
+MAX_DEPTH = 32
+MAX_PARTS = 100_000
+"""What a tensor may be made of, arguments and tuples included: far more than any real one."""
+
+
+def _refuse_bottomless(node: Call) -> None:
+    """Raise BadTensor for a parameter of a wrapper of a parameter ..., or parts that share parts without end.
+
+    Hostile depth must not become Python's, and what is shared is unfolded for each use of it.
+    """
+    left = MAX_PARTS
+    stack: list[tuple[Any, int]] = [(node, 0)]
+    while stack:
+        part, depth = stack.pop()
+        inside: Sequence[Any] = part
+        if type(part) is Call:
+            inside = part.arguments
+            inside = (*inside, *(value for _, value in attributes(inside[3]))) if len(inside) > 3 else inside
+        left -= len(inside)
+        if depth > MAX_DEPTH or left < 0:
+            raise BadTensor("tensors nested too deeply")
+        stack += [(child, depth + 1) for child in inside if type(child) in (tuple, list) or is_tensor(child)]
+
+
+QUANTIZERS: dict[str, tuple[Any, ...]] = {
+    "per_tensor_affine": ((float, int), (int,)),
+    "per_channel_affine": (Call, Call, (int,)),
+    "per_channel_affine_float_qparams": (Call, Call, (int,)),
+}
+"""Scheme -> types of its parameters (``torch._utils._rebuild_qtensor``): scale, zero point, axis; Call is a tensor."""
+
+
+def _quantized(args: Args, key: str, at: str, storage_of: StorageOf) -> TensorEntry:
+    entry = _dense(args, key, at, storage_of, requires_grad=args[5])
+    scheme, *rest = args[4]
+    name = scheme.name if type(scheme) is Global else ""
+    expected = QUANTIZERS.get(name)
+    if expected is None or len(rest) != len(expected):
+        raise BadTensor("a quantizer that torch does not have")
+    for value, kinds in zip(rest, expected, strict=True):
+        if not (is_tensor(value) if kinds is Call else type(value) in kinds):
+            raise BadTensor(f"a quantizer {name} with unusable parameters")
+    parts = tuple(
+        _inner(part, f"{key}.{name}", at, storage_of)
+        for part, name in zip(rest, ("scale", "zero_point"), strict=False)
+        if is_tensor(part)
+    )
+    plain = [repr(value) for value in rest if not is_tensor(value)]
+    return replace(entry, kind="quantized", parts=parts, detail=", ".join([name, *plain]))
+
+
+LAYOUTS = {"sparse_coo": 2, **dict.fromkeys(("sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc"), 3)}
+"""Sparse layout -> the tensors it is made of: indices and values, compressed indices before them."""
+
+
+def _sparse(args: Args, key: str, at: str, storage_of: StorageOf) -> TensorEntry:
+    layout, data = args[:2]
+    name = str(layout.args[0] if type(layout) is Call and layout.args else layout).removeprefix("torch.")
+    parts = tuple(part for part in data if is_tensor(part))
+    if LAYOUTS.get(name) != len(parts):
+        raise BadTensor("a sparse layout that torch does not have, or other parts than it needs")
+    names = ("indices", "values") if len(parts) == 2 else ("compressed_indices", "plain_indices", "values")
+    entries = tuple(
+        _inner(part, f"{key}.{label}", at, storage_of) for part, label in zip(parts, names, strict=True)
+    )
+    shape = sizes(next((value for value in data if not is_tensor(value)), None))
+    flags = [str(value) for value in data if type(value) is bool]
+    detail = name + "".join(f", coalesced={flag}" for flag in flags)
+    dtype = entries[-1].dtype
+    stride = contiguous_stride(shape)
+    return TensorEntry(key, at, None, dtype, shape, stride, kind="sparse", parts=entries, detail=detail)
+
+
+def _meta(args: Args, key: str, at: str, storage_of: StorageOf) -> TensorEntry:
+    dtype, shape, stride, requires_grad = args[:4]
+    shape, stride = _matching(shape, stride)
+    return TensorEntry(key, at, None, dtype_name(dtype), shape, stride, 0, bool(requires_grad), kind="meta")
+
+
+def _matching(shape: Any, stride: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    shape, stride = sizes(shape), sizes(stride)
+    if len(shape) != len(stride):
+        raise BadTensor(f"shape {shape} with stride {stride}")
+    return shape, stride
+
+
+def _wrapper(args: Args, key: str, at: str, storage_of: StorageOf) -> TensorEntry:
+    cls, dtype, shape, stride, offset, _, _, requires_grad = args[:8]
+    name = cls.full if type(cls) is Global else "tensor subclass"
+    shape, stride = _matching(shape, stride)
+    return TensorEntry(
+        *(key, at, None, dtype_name(dtype), shape, stride, int(offset), bool(requires_grad)),
+        kind="wrapper",
+        detail=name,
+    )
+
+
+def _from_type(args: Args, key: str, at: str, storage_of: StorageOf) -> TensorEntry:
+    """``_rebuild_from_type_v2(func, type, args, state)``: a subclass, or a tensor with attributes."""
+    func, cls, inner_args, state = args[:4]
+    call = Call(func, inner_args, "REDUCE", 0)
+    if not is_tensor(call):
+        return _of_other_function(args, key, at, storage_of)
+    entry = _inner(call, key, at, storage_of)
+    if entry.kind == "wrapper" and is_wrapper(func):
+        entry = replace(entry, parts=_parts(state_rows(cls, state), key, at, storage_of))
+    if type(cls) is Global and cls.full not in ("torch.Tensor", "torch._tensor.Tensor", entry.detail):
+        parameter = cls.full == "torch.nn.parameter.Parameter"
+        entry = replace(entry, parameter=entry.parameter or parameter, detail=entry.detail or cls.full)
+    return entry
+
+
+def _of_other_function(args: Args, key: str, at: str, storage_of: StorageOf) -> TensorEntry:
+    """A tensor that a library's own function makes, as of a nested tensor: the shape is its first part's."""
+    cls, inner_args, state = args[1:4]
+    rows = [("args", inner_args), *state_rows(cls, state)]
+    parts = _parts(rows, key, at, storage_of)
+    if not parts:
+        raise BadTensor("a part that is not a tensor")
+    first = parts[0]
+    name = cls.full if type(cls) is Global else "tensor subclass"
+    return TensorEntry(
+        key, at, None, first.dtype, first.shape, first.stride, kind="wrapper", parts=parts, detail=name
+    )
+
+
+def split_state(rows: Rows) -> tuple[Rows, Rows]:
+    """See `split`; the parts are tensors."""
+    try:
+        return split(rows, is_tensor)
+    except TooManyParts as error:
+        raise BadTensor(str(error)) from None
+
+
+def _parts(rows: list[tuple[str, Any]], key: str, at: str, storage_of: StorageOf) -> tuple[TensorEntry, ...]:
+    return tuple(_inner(node, f"{key}.{name}", at, storage_of) for name, node in split_state(rows)[0])
+
+
+def is_wrapper(func: Any) -> bool:
+    return type(func) is Global and func.name == "_rebuild_wrapper_subclass"
+
+
+def _nested(args: Args, key: str, at: str, storage_of: StorageOf) -> TensorEntry:
+    names = ("values", "sizes", "strides", "offsets")
+    parts = tuple(_inner(part, f"{key}.{name}", at, storage_of) for part, name in zip(args, names, strict=True))
+    shape = parts[0].shape
+    return TensorEntry(
+        key, at, None, parts[0].dtype, shape, contiguous_stride(shape), kind="nested", parts=parts, detail="nested"
+    )
+
+
+DEVICE_TENSOR = "device tensor on"
+"""How the detail of a tensor begins that is made from another one, or from an array, by a copy of its values."""
+
+
+def _device_tensor(args: Args, key: str, at: str, storage_of: StorageOf) -> TensorEntry:
+    data, dtype, device, requires_grad = args[:4]
+    # Otherwise a numpy array inside the pickle: its bytes are there, its shape is not worth interpreting.
+    parts = (_inner(data, f"{key}.data", at, storage_of),) if is_tensor(data) else ()
+    shape, stride = (parts[0].shape, parts[0].stride) if parts else ((), ())
+    return TensorEntry(
+        *(key, at, None, dtype_name(dtype), shape, stride, 0, bool(requires_grad)),
+        kind="wrapper",
+        parts=parts,
+        detail=f"{DEVICE_TENSOR} {device}",
+    )
+
+
+def _old_tensor(args: Args, key: str, at: str, storage_of: StorageOf) -> TensorEntry:
+    return _dense(args, key, at, storage_of)
+
+
+REBUILD: dict[tuple[str, str], Callable[[Args, str, str, StorageOf], TensorEntry]] = {
+    ("torch._utils", "_rebuild_tensor_v2"): _v2,
+    ("torch._utils", "_rebuild_tensor_v3"): _v3,
+    ("torch._utils", "_rebuild_tensor"): _v1,
+    ("torch._utils", "_rebuild_parameter"): _parameter,
+    ("torch._utils", "_rebuild_parameter_with_state"): _parameter,
+    ("torch._utils", "_rebuild_qtensor"): _quantized,
+    ("torch._utils", "_rebuild_sparse_tensor"): _sparse,
+    ("torch._utils", "_rebuild_sparse_csr_tensor"): _sparse,
+    ("torch._utils", "_rebuild_meta_tensor_no_storage"): _meta,
+    ("torch._utils", "_rebuild_wrapper_subclass"): _wrapper,
+    ("torch._utils", "_rebuild_nested_tensor"): _nested,
+    ("torch._utils", "_rebuild_device_tensor_from_numpy"): _device_tensor,
+    ("torch._utils", "_rebuild_device_tensor_from_cpu_tensor"): _device_tensor,
+    ("torch._tensor", "_rebuild_from_type_v2"): _from_type,
+}

@@ -1,0 +1,129 @@
+"""A state dict on its way into a separate file: what all sources of one have in common.
+
+Sources are state dicts inside a checkpoint, whole pickled modules, TorchScript archives and exported programs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from ckptfix.checkpoint import Checkpoint, Derived, OutputFile, Plan, Storage, TensorEntry
+from ckptfix.errors import Truncated, WouldLoseData
+from ckptfix.findings.row import Finding
+from ckptfix.formats.torch import emit as torch_emit
+from ckptfix.formats.torch import legacy_layout, zip_layout
+from ckptfix.formats.torch.common import element_sizes, little_endian
+from ckptfix.formats.torch.emit import Calls
+from ckptfix.io.read import truncated_hint
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """A state dict found somewhere.
+
+    Attributes:
+        path: the file.
+        what: what it was, in words: ``"the module models.Net"``.
+        at: its address in the file; ``""`` for the whole of it.
+        entries: its tensors in order, each under its full name, detached.
+        versions: module path -> its ``_metadata``; None where it is not known.
+        calls: how the `entries` that are not dense are rebuilt.
+        left: addresses of what else the file holds.
+        classes: classes that it names; nothing of them was run.
+        findings: what it may lack; ids ``not-taken`` are losses.
+        byteorder: of the data.
+        beside: the other tensors of the file.
+    """
+
+    path: str
+    what: str
+    at: str
+    entries: tuple[TensorEntry, ...]
+    versions: Mapping[str, Mapping[str, Any]] | None = None
+    calls: Calls | None = None
+    left: tuple[str, ...] = ()
+    classes: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    byteorder: Literal["little", "big"] = "little"
+    beside: tuple[TensorEntry, ...] = ()
+
+    def as_checkpoint(self) -> Checkpoint:
+        """The same as a checkpoint that holds nothing else."""
+        return Checkpoint(
+            path=self.path,
+            format="state dict",
+            size=0,
+            traits={},
+            load_entries=lambda: self.entries,
+            load_values=lambda: iter(()),
+            byteorder=self.byteorder,
+        )
+
+
+def check_whole(weights: Weights, size: int) -> None:
+    """Refuse tensors whose bytes the file of `size` bytes does not have.
+
+    Raises:
+        WouldLoseData: on the meta device.
+        Truncated: behind the end of the file.
+    """
+    stack = list(weights.entries)
+    while stack:
+        entry = stack.pop()
+        stack += entry.parts
+        if entry.storage is None:
+            continue
+        data = entry.storage.data
+        if data is None:
+            message = "its data is not in the file (a tensor on the meta device)"
+            raise WouldLoseData(message, path=weights.path, where=entry.name)
+        for part in data.sources if isinstance(data, Derived) else (data,):
+            if part.end > size:
+                message = f"{part.length:,} bytes promised, {max(size - part.offset, 0):,} left"
+                hint = truncated_hint(weights.path)
+                raise Truncated(message, path=weights.path, where=entry.name, offset=part.offset, hint=hint)
+
+
+def plan_torch(weights: Weights, dest: str, *, legacy: bool) -> Plan:
+    """A torch file at `dest` that holds the state dict as ``torch.save(model.state_dict(), dest)`` would.
+
+    Raises:
+        WouldLoseData: a tensor whose data is not in the file, or that torch would not load from a legacy file.
+        Unsupported: a tensor that cannot be written again.
+    """
+    if not legacy:
+        made = torch_emit.fresh(weights.entries, versions=weights.versions, calls=weights.calls)
+        segments = zip_layout.fresh(made.pickle, made.storages, weights.byteorder)
+        return Plan((OutputFile.of(dest, segments),))
+    legacy_layout.refuse_unloadable(weights.entries, weights.path)
+    if weights.byteorder == "big":
+        weights = _little(weights)
+    made = torch_emit.fresh(weights.entries, legacy=True, versions=weights.versions, calls=weights.calls)
+    sized = [(key, data, made.itemsizes[key]) for key, data, _ in made.storages]
+    return Plan((OutputFile.of(dest, legacy_layout.fresh(made.pickle, sized)),))
+
+
+def _little(weights: Weights) -> Weights:
+    """The same with every storage turned to little-endian as it streams."""
+    units = element_sizes(weights.as_checkpoint())
+    turned: dict[Storage, Storage] = {}
+
+    def turn(storage: Storage) -> Storage:
+        if storage not in turned:
+            assert storage.data is not None
+            data = little_endian(storage.data, "big", units.get(storage.key, 1))
+            turned[storage] = replace(storage, data=data, crc32=None)
+        return turned[storage]
+
+    entries = tuple(
+        entry if entry.storage is None else replace(entry, storage=turn(entry.storage)) for entry in weights.entries
+    )
+    calls = weights.calls
+    if calls is not None:
+        storage_of = calls.storage_of
+        calls = replace(calls, storage_of=lambda persid: turn(storage_of(persid)))
+    return replace(weights, entries=entries, calls=calls, byteorder="little")
+
+

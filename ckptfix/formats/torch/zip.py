@@ -1,0 +1,180 @@
+"""torch.save since 1.6: a zip archive of stored records under one root folder.
+
+::
+
+    ROOT/data.pkl               the object; storages are persistent ids ('storage', class, key, location, numel)
+    ROOT/.format_version        since 2.7; with .storage_alignment
+    ROOT/byteorder              'little' or 'big'; absent before 2.1, and then little
+    ROOT/data/KEY               the bytes of a storage
+    ROOT/version                of the archive format, '3'
+    ROOT/.data/serialization_id
+
+The root need not match the file's name. Source: torch/serialization.py (``_save``, ``_load``) and
+caffe2/serialize/inline_container.cc.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+
+from ckptfix.checkpoint import ByteRange, Checkpoint, Drop, Edit, OutputFile, Plan, Segment, TensorEntry
+from ckptfix.commands import quoted
+from ckptfix.errors import BadDirectory, Bomb, DamagedFile, Unsupported
+from ckptfix.findings.row import Finding
+from ckptfix.formats.base import unknown
+from ckptfix.formats.torch import common as torch_common
+from ckptfix.formats.torch import emit as torch_emit
+from ckptfix.formats.torch.edit import patches
+from ckptfix.formats.torch.zip_layout import MAX_PICKLE, MAX_RATIO, Archive, Places, ambiguous_names, fresh
+from ckptfix.io.read import Reader, read_chunks
+from ckptfix.pickles import Graph, parse, splice
+from ckptfix.zips.local import record_data
+from ckptfix.zips.read import Directory, read_directory
+from ckptfix.zips.write import replace_record
+
+NAME = "zip"
+TITLE = "PyTorch zip"
+SUFFIXES = torch_common.SUFFIXES
+MAX_VERSION = 10
+
+
+def score(path: str, head: bytes, size: int) -> int:
+    """90 for a zip whose first record is a data.pkl; 40 for any other zip."""
+    if not head.startswith(b"PK\x03\x04"):
+        return 0
+    name_length = int.from_bytes(head[26:28], "little")
+    return 90 if head[30 : 30 + name_length].endswith(b"/data.pkl") else 40
+
+
+def read(path: str) -> Checkpoint:
+    """Read names, shapes and places; see the contract in `base`."""
+    with Reader(path) as reader:
+        directory = read_directory(reader, path)
+        findings: list[Finding] = []
+        archive, pickle = _open(reader, path, directory, findings)
+        traits: dict[str, object] = {"zip root": archive.root, "records": len(directory.records)}
+        byteorder = _small_record(reader, directory, f"{archive.root}/byteorder")
+        if byteorder not in ("", "little", "big"):
+            raise DamagedFile(f"byte order {byteorder[:20]!r}", path=path, where=f"{archive.root}/byteorder")
+        version = _small_record(reader, directory, f"{archive.root}/version")
+        if version.isdigit() and int(version) > MAX_VERSION:
+            raise Unsupported(f"archive version {version}, newer than {MAX_VERSION}", path=path)
+        traits["version"] = version or "none"
+        size = reader.size
+    if byteorder:
+        traits["byteorder"] = byteorder
+    sums = [record.crc32 for record in directory.records if record.size]
+    if sums and not any(sums):
+        traits["checksums"] = "none"
+    if directory.trailing:
+        findings.append(
+            Finding("trailing-bytes", "warning", "", f"{directory.trailing} bytes follow the archive", size)
+        )
+    graph = parse(pickle, path=path, where=archive.pickle.name)
+    return torch_common.build(
+        path,
+        format=NAME,
+        size=size,
+        graph=graph,
+        container=archive,
+        storages=torch_common.Storages(Places(path, archive)),
+        traits=traits,
+        byteorder="big" if byteorder == "big" else "little",
+        findings=findings,
+    )
+
+
+def read_object(path: str) -> tuple[Archive, Graph]:
+    """The container and the parsed pickle of a file, and nothing made of them. Raises as `read`."""
+    with Reader(path) as reader:
+        archive, pickle = _open(reader, path, read_directory(reader, path), [])
+    return archive, parse(pickle, path=path, where=archive.pickle.name)
+
+
+def _open(reader: Reader, path: str, directory: Directory, findings: list[Finding]) -> tuple[Archive, bytes]:
+    """The archive and the bytes of its pickle."""
+    pickles = [record for record in directory.records if record.name.endswith("/data.pkl")]
+    roots = {record.name.partition("/")[0] for record in pickles if record.name.count("/") == 1}
+    scripted = any(record.name.endswith(("/constants.pkl", "/archive_format")) for record in directory.records)
+    if len(roots) != 1 or scripted:
+        raise unknown(path, reader.read(0, min(4096, reader.size)), reader.size)
+    (root,) = roots
+    record = next(record for record in pickles if record.name == f"{root}/data.pkl")
+    if record.size > MAX_PICKLE:
+        raise Unsupported(f"a pickle of {record.size} bytes", path=path, where=record.name)
+    if record.size > max(MAX_RATIO * record.stored, 1 << 20):
+        message = f"{record.stored} bytes that are said to unfold to {record.size}, more than any checkpoint's pickle"
+        raise Bomb(message, path=path, where=record.name, offset=record.header)
+    data = b"".join(read_chunks(record_data(reader, path, record)))
+    intact = record.crc32 in (0, zlib.crc32(data))
+    if not intact:
+        message = "the bytes do not match their CRC-32: the file is damaged"
+        findings.append(Finding("bad-crc", "error", record.name, message, record.header))
+    ambiguous = ambiguous_names(directory)
+    if record.name in ambiguous:
+        raise BadDirectory("several records have the name of the pickle", path=path, where=record.name)
+    for name in sorted(ambiguous):
+        findings.append(Finding("duplicate-record", "error", name, "several records have this name"))
+    return Archive(directory, root, record, intact, ambiguous), data
+
+
+def _small_record(reader: Reader, directory: Directory, name: str) -> str:
+    """The text of a short record, empty when there is none."""
+    record = next((record for record in directory.records if record.name == name), None)
+    if record is None or record.size > 64:
+        return ""
+    return b"".join(read_chunks(record_data(reader, directory.path, record))).decode("ascii", "replace").strip()
+
+
+def check(path: str) -> Iterator[Finding]:
+    """What is wrong with the file as it stands; tensor bytes are not read."""
+    yield from torch_common.all_findings(read(path))
+
+
+def plan_edit(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan:
+    """The checkpoint with `edits` applied to its pickle; every other byte is copied; with a Drop the layout is new.
+
+    Raises:
+        DamagedFile: the pickle does not match its checksum, and an edit would hide that; or torch reads other bytes
+            of a record than the file means (see `refuse_disputed`).
+    """
+    refuse_disputed(checkpoint)
+    if any(isinstance(edit, Drop) for edit in edits):
+        from ckptfix.formats.torch import rewrite as torch_rewrite
+
+        return torch_rewrite.plan_drops(checkpoint, edits, dest)
+    parts = torch_common.parts_of(checkpoint)
+    archive: Archive = parts.container
+    changes = patches(parts.found, edits)
+    path = checkpoint.path
+    segments: list[Segment] = [ByteRange(path, 0, checkpoint.size)]
+    if changes:
+        if not archive.pickle_ok:
+            message = "the pickle does not match its CRC-32, and an edit would hide that"
+            raise DamagedFile(message, path=path, where=archive.pickle.name, hint="copy or download the file again")
+        with Reader(path) as reader:
+            segments = replace_record(reader, archive.directory, archive.pickle, splice(parts.graph, changes))
+    return Plan((OutputFile.of(dest, segments),))
+
+
+def refuse_disputed(checkpoint: Checkpoint) -> None:
+    """A record whose bytes torch would not read as the file means them must not be copied silently.
+
+    Raises:
+        BadDirectory: there is one (see `Record.dispute`).
+    """
+    archive: Archive = torch_common.parts_of(checkpoint).container
+    for record in archive.directory.records:
+        dispute = record.dispute
+        if dispute is not None and record.name.startswith(f"{archive.root}/"):
+            hint = f"ckptfix repair {quoted(checkpoint.path)} OUT"
+            raise BadDirectory(dispute, path=checkpoint.path, where=record.name, offset=record.header, hint=hint)
+
+
+def plan_write(entries: Sequence[TensorEntry], dest: str, *, metadata: Mapping[str, str] | None = None) -> Plan:
+    """A fresh file that holds the state dict of `entries` as an OrderedDict."""
+    pickle, storages = torch_emit.state_dict_pickle(entries)
+    return Plan((OutputFile.of(dest, fresh(pickle, storages)),))
+
+

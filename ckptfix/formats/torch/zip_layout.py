@@ -1,0 +1,108 @@
+"""Where the records of a torch archive are, and a fresh archive; nothing above them."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from ckptfix.checkpoint import ByteRange, Data, Segment
+from ckptfix.errors import BadDirectory, DamagedFile, Unsupported
+from ckptfix.io.read import Reader
+from ckptfix.zips.local import record_data
+from ckptfix.zips.read import Directory, Record
+from ckptfix.zips.write import NewRecord, fresh_archive
+
+MAX_PICKLE = 1 << 30
+
+
+MAX_RATIO = 100
+"""Deflate shrinks the pickle of a large model some 10 to 20 times; a bomb, a thousand times."""
+
+
+@dataclass(frozen=True, slots=True)
+class Archive:
+    """The container of a zip checkpoint: its directory, its root folder, its pickle record.
+
+    `ambiguous` are names that several records have, if only in another case: torch looks names up without
+    regard to case, others do not, and which of two equal ones counts depends on the reader.
+    """
+
+    directory: Directory
+    root: str
+    pickle: Record
+    pickle_ok: bool
+    ambiguous: frozenset[str]
+
+
+def ambiguous_names(directory: Directory) -> frozenset[str]:
+    """Names that several records have, without regard to case."""
+    names = [record.name for record in directory.records]
+    if len({name.lower() for name in names}) == len(names):
+        return frozenset()
+    counts = Counter(name.lower() for name in names)
+    return frozenset(name for name in names if counts[name.lower()] > 1)
+
+
+class Places:
+    """Where the storages in `folder` are; local headers are read when the first one is asked for, in one pass."""
+
+    def __init__(self, path: str, archive: Archive, folder: str = "data") -> None:
+        self._path = path
+        self._prefix = f"{archive.root}/{folder}/"
+        self._records: dict[str, Record] = {}
+        for record in archive.directory.records:
+            if record.name.startswith(self._prefix):
+                self._records.setdefault(record.name[len(self._prefix) :], record)
+        self._headers = sorted((*(record.header for record in archive.directory.records), archive.directory.offset))
+        self._data: dict[str, Data] | None = None
+        self._wrong = {
+            name[len(self._prefix) :]: "several records have this name, and readers disagree which one counts"
+            for name in archive.ambiguous
+        }
+
+    def __call__(self, key: str) -> tuple[Data | None, int, int | None]:
+        if self._data is None:
+            self._data = self._read_headers()
+        record = self._records.get(key)
+        if record is None:
+            return None, -1, None
+        if key in self._wrong:
+            raise BadDirectory(self._wrong[key], path=self._path, where=record.name, offset=record.header)
+        return self._data[key], record.size, record.crc32 or None
+
+    def _read_headers(self) -> dict[str, Data]:
+        found: dict[str, Data] = {}
+        with Reader(self._path) as reader:
+            for key, record in self._records.items():
+                try:
+                    data = record_data(reader, self._path, record)
+                except (DamagedFile, Unsupported) as error:
+                    self._wrong[key] = error.message
+                    continue
+                following = self._headers[bisect_right(self._headers, record.header)]
+                if isinstance(data, ByteRange) and data.end > following:
+                    self._wrong[key] = f"its data, from {data.offset:#x} on, runs into what begins at {following:#x}"
+                found[key] = data
+        return found
+
+
+def fresh(
+    pickle: bytes, storages: Sequence[tuple[str, Data, int | None]], byteorder: Literal["little", "big"] = "little"
+) -> list[Segment]:
+    """The segments of an archive as torch 2.13 lays it out.
+
+    Args:
+        pickle: the object.
+        storages: (key, data, CRC-32 if known) in the order of the records.
+        byteorder: of the data.
+    """
+    root = "archive"
+    head = [("data.pkl", pickle), (".format_version", b"1"), (".storage_alignment", b"64")]
+    records = [NewRecord(f"{root}/{name}", data) for name, data in head]
+    records.append(NewRecord(f"{root}/byteorder", byteorder.encode()))
+    records += [NewRecord(f"{root}/data/{key}", data, crc32) for key, data, crc32 in storages]
+    records.append(NewRecord(f"{root}/version", b"3\n"))
+    return fresh_archive(records)

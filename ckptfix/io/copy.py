@@ -1,0 +1,144 @@
+"""Copies of ranges of a file into another, inside the kernel where it can."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from collections.abc import Callable
+
+from ckptfix.checkpoint import ByteRange
+from ckptfix.io.read import BATCH, Progress, Reader
+
+SMALL = 128 << 10
+"""Ranges below this are read and batched: one copy_file_range costs about as much as copying so many bytes."""
+
+
+KERNEL_CHUNK = 16 << 20
+"""Bytes of one call to the kernel: some 10 ms, so that progress moves and an interrupt is answered."""
+
+
+PAGE = 4096
+"""Bytes of a page. Where source and destination lie differently in theirs, the kernel copies each page in two parts:
+on ext4 that takes a third longer than reading and writing (0.71 s a GiB against 0.52 s, synced)."""
+
+
+_OTHER_MEANS = {
+    errno.EXDEV,  # two file systems
+    errno.EINVAL,  # the file system has no such operation, or an append-only descriptor
+    errno.ENOSYS,
+    errno.EOPNOTSUPP,
+    errno.ETXTBSY,
+    errno.EPERM,  # a sandbox that knows no such call, or an immutable file
+    errno.EIO,  # pread and write then show which side it was
+}
+
+
+def copy_range(where: ByteRange, out_fd: int, progress: Progress | None = None) -> None:
+    """Append `where` to `out_fd` at its current position, inside the kernel where it can.
+
+    Raises:
+        Truncated: the file ends before; what it had has been written.
+        WriteFailed: the source cannot be read.
+        OSError: `out_fd` cannot be written.
+    """
+    done = 0
+
+    def advance(count: int) -> None:
+        nonlocal done
+        done += count
+        if progress is not None:
+            progress(done, where.length)
+
+    with Reader(where.path) as source:
+        sink = Sink(out_fd, advance)
+        sink.copy(source, where.offset, where.length)
+        sink.flush()
+
+
+Means = Callable[[int, int, int, int], int]
+"""(out_fd, in_fd, offset, count) -> bytes copied to the current position of out_fd."""
+
+
+def _copy_file_range(out_fd: int, in_fd: int, offset: int, count: int) -> int:
+    return os.copy_file_range(in_fd, out_fd, count, offset)
+
+
+def _position(fd: int) -> int:
+    try:
+        return os.lseek(fd, 0, os.SEEK_CUR)
+    except OSError:  # a pipe
+        return 0
+
+
+def _kernel_means() -> list[Means]:
+    """The ways this system can copy without passing the bytes through the process, best first."""
+    means: list[Means] = []
+    if hasattr(os, "copy_file_range"):
+        means.append(_copy_file_range)
+    if sys.platform == "linux":  # elsewhere sendfile writes to sockets only
+        means.append(os.sendfile)
+    return means
+
+
+class Sink:
+    """A descriptor that is written front to back; small pieces are joined into writes of `BATCH` bytes."""
+
+    def __init__(self, fd: int, advance: Callable[[int], None]) -> None:
+        self._fd = fd
+        self._advance = advance
+        self._means = _kernel_means()
+        self._position = _position(fd)
+        self._pieces: list[bytes] = []
+        self._pending = 0
+
+    def add(self, data: bytes) -> None:
+        self._pieces.append(data)
+        self._pending += len(data)
+        if self._pending >= BATCH:
+            self.flush()
+
+    def copy(self, source: Reader, offset: int, length: int) -> None:
+        if length < SMALL:
+            self.add(source.read(offset, length))
+            return
+        self.flush()
+        aligned = (offset - self._position) % PAGE == 0
+        end = offset + length
+        while offset < end:
+            count = self._send(source, offset, min(end - offset, KERNEL_CHUNK), aligned)
+            offset += count
+            self._position += count
+            self._advance(count)
+
+    def _send(self, source: Reader, offset: int, count: int, aligned: bool) -> int:
+        while aligned and self._means:
+            try:
+                sent = self._means[0](self._fd, source.fd, offset, count)
+            except OSError as error:
+                if error.errno not in _OTHER_MEANS:
+                    raise
+                sent = 0
+            if sent:
+                return sent
+            # Some file systems answer 0 for "not here": only a read of nothing says that the file has ended.
+            del self._means[0]
+        data = source.read(offset, min(count, BATCH))
+        self._write(data)
+        return len(data)
+
+    def flush(self) -> None:
+        if self._pending:
+            pieces, count = self._pieces, self._pending
+            self._pieces, self._pending = [], 0
+            self._write(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+            self._position += count
+            self._advance(count)
+
+    def _write(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            written = os.write(self._fd, view)
+            if not written:
+                raise OSError(errno.EIO, "write took no bytes")
+            view = view[written:]

@@ -1,0 +1,227 @@
+"""What `output` is made of: the mode, the folder's sync, and the second name of a file that is replaced."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import stat
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+from ckptfix.errors import WriteFailed
+from ckptfix.io.copy import Sink
+from ckptfix.io.read import Reader
+from ckptfix.io.system import write_failed
+
+NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
+"""What a file system without hard links says, or one that allows no more of them."""
+
+_NO_FOLDER_SYNC = {errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF, errno.EACCES, errno.EPERM}
+TRIES = 200
+"""How often a step of the cleaning up is retried for want of memory."""
+
+_DEFERRED = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+
+
+@dataclass(slots=True)
+class Kept:
+    """A file that is replaced, kept under another name: ``NAME.~1~``, or the next number that is free.
+
+    Attributes:
+        path: the file, as its user spells it.
+        dest: the same without symbolic links.
+        copy: a temp name beside it, for file systems without links.
+        name: where it is kept.
+    """
+
+    path: str
+    dest: str
+    copy: str
+    name: str | None = None
+    identity: tuple[int, int] | None = None
+
+    @property
+    def spelled(self) -> str:
+        """`name` as `path` is spelled, unless that is a link to another place."""
+        assert self.name is not None
+        return self.name if os.path.islink(self.path) else self.path + self.name.removeprefix(self.dest)
+
+    @property
+    def line(self) -> str:
+        return kept_line(self.path, self.spelled)
+
+    def keep(self, old: os.stat_result) -> None:
+        """Make the second name: a hard link, or a copy that is complete and on the disk before it gets the name.
+
+        Raises:
+            WriteFailed: the disk has no room for it, or for the name. An OSError is the system's.
+        """
+        self.identity = identity(self.dest)
+        for name in _numbered(self.dest):
+            self.name = name
+            try:
+                os.link(self.dest, name)
+                break
+            except FileExistsError:
+                continue
+            except OSError as error:
+                if error.errno == errno.ENAMETOOLONG:
+                    message = f"the old file cannot be kept: {os.path.basename(name)} is too long a name"
+                    raise WriteFailed(message, path=self.path, hint="-o OUT --force replaces it") from error
+                if error.errno not in NO_LINKS:
+                    raise
+                self._copy(old)
+                break
+        sync_folder(os.path.dirname(self.dest))
+
+    def _copy(self, old: os.stat_result) -> None:
+        """Under a temp name, then renamed over an empty file that holds the name: so no other file is ever replaced."""
+        self.name = None
+        with Reader(self.dest) as source:
+            fd = os.open(self.copy, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+            with open(fd, "wb", buffering=0):
+                sink = Sink(fd, lambda count: None)
+                sink.copy(source, 0, source.size)
+                sink.flush()
+                adopt_mode(fd, old)
+                os.fsync(fd)
+                status = os.fstat(fd)
+        self.identity = (status.st_dev, status.st_ino)
+        with Undisturbed():
+            self._take_name()
+
+    def _take_name(self) -> None:
+        for name in _numbered(self.dest):
+            try:
+                os.close(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600))
+            except FileExistsError:
+                continue
+            try:
+                os.replace(self.copy, name)
+            except BaseException:
+                os.unlink(name)
+                raise
+            self.name = name
+            return
+
+    def undo(self, new: tuple[int, int] | None) -> None:
+        """Have the file under its old name alone, which may belong to `new` by now; OSError where that fails."""
+        # The name may be another file's that was there before: then nothing was kept yet.
+        if self.name is None or not os.path.lexists(self.name) or identity(self.name) != self.identity:
+            return
+        if identity(self.dest) == new:
+            os.replace(self.name, self.dest)
+        else:
+            os.unlink(self.name)
+
+
+def kept_line(path: str, name: str) -> str:
+    """The line about a file at `path` that was replaced and is kept as `name`."""
+    return f"kept the old {path} as {name}"
+
+
+def _numbered(path: str) -> Iterator[str]:
+    """``PATH.~1~``, ``PATH.~2~`` and so on: names of GNU's numbered backups."""
+    return (f"{path}.~{number}~" for number in count(1))
+
+
+def identity(path: str) -> tuple[int, int]:
+    """What identifies the file at `path`: device and inode."""
+    status = os.stat(path)
+    return status.st_dev, status.st_ino
+
+
+def adopt_mode(fd: int, old: os.stat_result | None, allowed: int = 0o666) -> None:
+    """Owner and mode of the file that is replaced, as far as we may; otherwise what the umask gives of `allowed`."""
+    with suppress(PermissionError):
+        if old is None:
+            os.fchmod(fd, allowed & ~_umask())
+        else:
+            with suppress(PermissionError):
+                os.fchown(fd, old.st_uid, old.st_gid)
+            os.fchmod(fd, stat.S_IMODE(old.st_mode) & 0o777)
+
+
+def _umask() -> int:
+    # It cannot be asked for without being set: for a moment other threads make private files, never open ones.
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
+def persist(clean_up: Callable[[], None]) -> None:
+    """Do what can be repeated, as far as it can be done. Memory that has run out comes back while errors unwind."""
+    for _ in range(TRIES):
+        try:
+            clean_up()
+        except (MemoryError, SystemError):  # an enum's __new__ says SystemError for want of memory
+            continue
+        except OSError:
+            pass
+        return
+
+
+class Undisturbed:
+    """Lets signals wait until what is inside is done; then they act as they would have.
+
+    Made before it is needed: it is entered even when memory has run out.
+    """
+
+    def __init__(self) -> None:
+        self._held: list[int] = []
+        self._handlers: dict[int, Any] = {}
+        self._mask: set[signal.Signals | int] | None = None
+
+    def __enter__(self) -> None:
+        persist(self._hold)
+
+    def _hold(self) -> None:
+        if self._mask is None:
+            self._mask = {*signal.pthread_sigmask(signal.SIG_BLOCK, ())}
+        signal.pthread_sigmask(signal.SIG_BLOCK, _DEFERRED)
+        # The mask is this thread's alone: another may take the signal, and then the handler still runs in this one.
+        if threading.current_thread() is threading.main_thread():
+            for number in _DEFERRED - {*self._handlers}:
+                handler = signal.getsignal(number)
+                if callable(handler):
+                    self._handlers[number] = handler
+                    signal.signal(number, self._arrived)
+
+    def _arrived(self, number: int, frame: object) -> None:
+        self._held.append(number)
+
+    def __exit__(self, *error: object) -> None:
+        persist(self._release)
+        held, self._held = self._held, []
+        for number in held:
+            signal.raise_signal(number)
+
+    def _release(self) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        mask, self._mask = self._mask, None
+        self._handlers = {}
+        if mask is not None:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def sync_folder(folder: str) -> None:
+    """Bring the names in `folder` to the disk, where its file system can do so.
+
+    Raises:
+        WriteFailed: it could not.
+    """
+    try:
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        if error.errno not in _NO_FOLDER_SYNC:
+            raise write_failed(error, folder) from error

@@ -1,0 +1,137 @@
+"""What may be put around a file, and how it comes off: packed data, and windows of a file or of memory as files.
+
+Nothing is unpacked further than it is asked for, and what is asked for is bounded by who asks.
+"""
+
+from __future__ import annotations
+
+import bz2
+import lzma
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+from ckptfix.checkpoint import ByteRange
+from ckptfix.errors import Unsupported
+from ckptfix.io.read import BATCH, Reader, truncated
+
+MEMORY = 1 << 28
+"""Bytes that an xz or lzma stream may ask for to be unpacked."""
+
+FAULTS = (zlib.error, lzma.LZMAError, OSError, ValueError, EOFError)
+"""What the decompressors raise for damaged data."""
+
+
+class Packing(NamedTuple):
+    """A way of packing a stream: its name, its first bytes, and what unpacks it."""
+
+    name: str
+    magic: bytes
+    start: Callable[[], Any]
+
+
+BZIP2 = Packing("bzip2", b"BZh", bz2.BZ2Decompressor)
+
+PACKINGS = (
+    Packing("gzip", b"\x1f\x8b\x08", lambda: zlib.decompressobj(31)),
+    BZIP2,
+    Packing("xz", b"\xfd7zXZ\0", lambda: lzma.LZMADecompressor(memlimit=MEMORY)),
+)
+
+_ZLIB = tuple(
+    Packing("zlib", magic, zlib.decompressobj) for magic in (b"\x78\x9c", b"\x78\x01", b"\x78\xda", b"\x78\x5e")
+)
+"""Old joblib wrote its pickles so. Two bytes say little: what comes out has to be something."""
+
+
+def packing_of(head: bytes) -> Packing | None:
+    """How the file that begins with `head` is packed as a whole; None if it is not."""
+    return next((row for row in PACKINGS if head.startswith(row.magic)), None)
+
+
+def any_packing_of(head: bytes) -> Packing | None:
+    """The same, with zlib streams too, which have no magic number."""
+    return packing_of(head) or next((row for row in _ZLIB if head.startswith(row.magic)), None)
+
+
+class Unpacked:
+    """What comes out of packed `chunks`, in pieces, up to the first damage.
+
+    Attributes:
+        whole: after it was read, whether everything came out; False while it is not read to its end.
+    """
+
+    def __init__(self, packing: Packing, chunks: Iterable[bytes]) -> None:
+        self.packing = packing
+        self.chunks = chunks
+        self.whole = False
+
+    def __iter__(self) -> Iterator[bytes]:
+        stream = self.packing.start()
+        for packed in self.chunks:
+            while packed or not getattr(stream, "needs_input", True):
+                if stream.eof:
+                    # Another member follows, or something that is none.
+                    if not packed.startswith(self.packing.magic):
+                        self.whole = True
+                        return
+                    stream = self.packing.start()
+                try:
+                    piece = stream.decompress(packed, BATCH)
+                except FAULTS:
+                    return
+                if piece:
+                    yield piece
+                packed = stream.unused_data if stream.eof else getattr(stream, "unconsumed_tail", b"")
+                if stream.eof and not packed:
+                    break
+        self.whole = stream.eof
+
+
+def lzma_of_zip(head: bytes) -> Any:
+    """The decompressor of a record of method 14, whose data begins with `head`: version, length, five properties."""
+    first = head[4]
+    size = int.from_bytes(head[5:9], "little")
+    filters = [{"id": lzma.FILTER_LZMA1, "dict_size": min(size, MEMORY), "lc": first % 9, "lp": first // 9 % 5,
+                "pb": first // 45}]  # fmt: skip
+    return lzma.LZMADecompressor(lzma.FORMAT_RAW, filters=filters)
+
+
+class Memory(Reader):
+    """Bytes in memory, read as a file; `path` is the file that they come from."""
+
+    def __init__(self, data: bytes, path: str) -> None:
+        self.data = data
+        self.path = path
+        self.fd = -1
+        self.size = len(data)
+        self.base = 0
+
+    def read(self, offset: int, length: int) -> bytes:
+        if not 0 <= offset <= offset + length <= self.size:
+            raise truncated(ByteRange(self.path, offset, length), self.size)
+        return self.data[offset : offset + length]
+
+
+class Window(Reader):
+    """`length` bytes from `offset` on of another file, as one; `base` is where it begins in the file or the memory."""
+
+    def __init__(self, reader: Reader, offset: int, length: int) -> None:
+        if offset < 0 or length < 0:
+            raise Unsupported("a window before the file", path=reader.path)
+        self.reader = reader
+        self.first = offset
+        self.path = reader.path
+        self.fd = -1
+        self.size = max(0, min(length, reader.size - offset))
+        self.base = base_of(reader) + offset
+
+    def read(self, offset: int, length: int) -> bytes:
+        if not 0 <= offset <= offset + length <= self.size:
+            raise truncated(ByteRange(self.path, offset, length), self.size)
+        return self.reader.read(self.first + offset, length)
+
+
+def base_of(reader: Reader) -> int:
+    """Where the first byte of `reader` stands in its file, or in the memory that it was unpacked to."""
+    return getattr(reader, "base", 0)

@@ -1,0 +1,49 @@
+"""What the operating system says, as errors of ckptfix."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ckptfix.errors import WriteFailed
+
+
+def write_failed(error: OSError, path: str, needed: int = 0) -> WriteFailed:
+    """What the operating system said, about `path`; `needed` is the size the file was to have."""
+    hint = None
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        free = free_space(os.path.dirname(os.path.realpath(path)))
+        left = "" if free is None else f", {free:,} are free"
+        hint = f"{needed:,} bytes are needed{left}: make room, or write to another disk"
+    elif error.errno == errno.EFBIG:
+        hint = f"the file system, or ulimit -f, does not allow a file of {needed:,} bytes"
+    return WriteFailed(error.strerror or str(error), path=path, hint=hint)
+
+
+def free_space(folder: str) -> int | None:
+    """Bytes that may be written to `folder`; None when its file system does not say."""
+    try:
+        status = os.statvfs(folder)
+    except OSError:
+        return None
+    return status.f_bavail * status.f_frsize if status.f_blocks else None
+
+
+@contextmanager
+def named(path: str, needed: int = 0) -> Iterator[None]:
+    """OSError inside becomes WriteFailed about `path`."""
+    try:
+        yield
+    except OSError as error:
+        raise write_failed(error, path, needed) from error
+
+
+def kind_of(mode: int) -> str:
+    if stat.S_ISDIR(mode):
+        return "a folder"
+    if stat.S_ISFIFO(mode):
+        return "a pipe"
+    return "a socket" if stat.S_ISSOCK(mode) else "a device"

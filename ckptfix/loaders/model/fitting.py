@@ -1,0 +1,301 @@
+"""Which state dict of a file fits a model, under which names, and what of it does not."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ckptfix.align.match import match
+from ckptfix.align.result import Skipped
+from ckptfix.checkpoint import Checkpoint, TensorEntry
+from ckptfix.errors import CkptfixError, Refused
+from ckptfix.loaders.model.places import Target, dtype_of, is_lazy, shape_of
+from ckptfix.loaders.model.report import Mismatch
+from ckptfix.loaders.sources import Source, same_place
+from ckptfix.loaders.tensors import TensorMaker
+from ckptfix.names import bases as prefixes
+from ckptfix.names import spellings as families
+from ckptfix.names import wrappers as keys
+from ckptfix.names.slots import Slot
+from ckptfix.ops import choose
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(slots=True)
+class Fit:
+    """A state dict of the file under the names of the model.
+
+    Attributes:
+        names: name in the file -> what it is called in the model, whether or not the model has it.
+        pairs: name of the model -> name in the file, for what can be loaded.
+        tied: name of the model -> the name in `pairs` that is the same parameter.
+        notes: what else a matcher said.
+        rivals: other rules under which as many names agree, in another way.
+    """
+
+    source: Source
+    target: Target
+    rule: str
+    names: Mapping[str, str]
+    pairs: dict[str, str] = field(default_factory=dict)
+    missing: list[str] = field(default_factory=list)
+    unexpected: list[str] = field(default_factory=list)
+    mismatched: list[Mismatch] = field(default_factory=list)
+    skipped: list[Skipped] = field(default_factory=list)
+    tied: dict[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    rivals: tuple[str, ...] = ()
+
+    @property
+    def complete(self) -> bool:
+        return not (self.missing or self.unexpected or self.mismatched)
+
+    def entry(self, name: str) -> TensorEntry:
+        """The tensor of the file for the model's `name`."""
+        return self.source.entries[self.pairs[name]]
+
+
+def best_fit(checkpoint: Checkpoint, found: Sequence[Source], target: Target, how: str, *, assign: bool) -> Fit:
+    """The state dict that fits `target` better than any other.
+
+    Args:
+        how: ``"auto"``, ``"position"`` or ``"structure"``.
+
+    Raises:
+        Refused: two of them fit equally well, or `match` is not a way to match.
+    """
+    if how not in _WAYS:
+        raise Refused(f"no way to match called {how!r}", hint=f"ways are {', '.join(_WAYS)}")
+    if how != "auto":
+        return _matched(checkpoint, _meant(checkpoint, found, fit=False), target, how, assign)
+    fits = [by_names(source, target, assign=assign) for source in found]
+    score = {id(fit): (fit.complete, len(fit.pairs)) for fit in fits}
+    top = max(score.values())
+    best = [fit for fit in fits if score[id(fit)] == top]
+    source = _meant(checkpoint, [fit.source for fit in best], fit=True)
+    return next(fit for fit in best if fit.source is source)
+
+
+_WAYS = ("auto", "position", "structure")
+
+
+def _meant(checkpoint: Checkpoint, found: Sequence[Source], *, fit: bool) -> Source:
+    """The one that is meant where no other thing decides.
+
+    Raises:
+        Undecided: several may be.
+    """
+    rows = choose.meant(checkpoint, [source.row for source in found])
+    if len(rows) > 1:
+        raise choose.undecided(checkpoint, rows, fit=fit)
+    return next(source for source in found if source.row is rows[0])
+
+
+def by_names(source: Source, target: Target, *, assign: bool = False) -> Fit:
+    """By exact names, wrappers' prefixes or a base prefix; the first that agrees completely, or the best."""
+    aliases = target.aliases()
+    groups = _groups(aliases)
+    wanted = set(target.names)
+
+    def complete(names: Mapping[str, str]) -> bool:
+        here = set(names.values()) & wanted
+        lacking = [name for name in target.names if name not in here and not _has_alias(name, aliases, groups, here)]
+        over = [old for old, new in names.items() if new not in wanted]
+        return None not in (*(_rule(target, name) for name in lacking), *(_source_rule(source, name) for name in over))
+
+    renaming = prefixes.find(source.names, target.names, complete)
+    fit = Fit(source, target, renaming.rule, renaming.names, rivals=renaming.rivals)
+    found = {new: old for old, new in renaming.names.items() if new in wanted}
+    over = [old for old, new in renaming.names.items() if new not in wanted]
+    _settle(fit, found, over, assign)
+    return fit
+
+
+def _matched(checkpoint: Checkpoint, source: Source, target: Target, how: str, assign: bool) -> Fit:
+    """By position or structure; what the matcher calls ambiguous is not loaded."""
+    try:
+        matching = match(source.slots(), target.slots(), by=how)
+    except CkptfixError as error:
+        error.path = error.path or checkpoint.path
+        if how == "position":
+            error.hint = "match='structure' looks at names and neighbours too"
+        raise
+    sure = {pair.source: pair.target for pair in matching.pairs if not pair.instead}
+    extra = {name: name for name in source.extra if name in target.extra}
+    fit = Fit(source, target, how, {**sure, **extra}, notes=matching.notes)
+    for pair in matching.ambiguous:
+        instead = " or ".join((pair.target, *pair.instead))
+        fit.mismatched.append(Mismatch(pair.target, pair.source, None, None, f"{pair.source} may as well be {instead}"))
+    passed = {skip.name for skip in (*matching.skipped_source, *matching.skipped_target)}
+    fit.skipped += [*matching.skipped_source, *matching.skipped_target]
+    doubtful = {pair.source for pair in matching.ambiguous} | {pair.target for pair in matching.ambiguous}
+    found = {new: old for old, new in fit.names.items()}
+    over = [name for name in source.names if name not in fit.names and name not in doubtful | passed]
+    _settle(fit, found, over, assign, passed | doubtful)
+    return fit
+
+
+def _settle(
+    fit: Fit, found: Mapping[str, str], over: Sequence[str], assign: bool, passed: Collection[str] = ()
+) -> None:
+    """Sort the names of both sides into what can be loaded and what cannot.
+
+    Args:
+        found: name of the model -> name in the file.
+        over: names of the file that the model does not have.
+        passed: names that have been reported already.
+    """
+    source, target = fit.source, fit.target
+    for name in target.names:
+        old = found.get(name)
+        if old is None:
+            continue
+        wrong = _misfit(source, target, name, old, assign)
+        if wrong is None:
+            fit.pairs[name] = old
+        else:
+            fit.mismatched.append(wrong)
+    aliases = target.aliases()
+    groups = _groups(aliases)
+    for name in target.names:
+        if name in found or name in passed:
+            continue
+        lead = _has_alias(name, aliases, groups, found)
+        rule = _rule(target, name)
+        if lead is not None:
+            fit.tied[name] = lead
+        elif rule is not None:
+            fit.skipped.append(Skipped(name, rule))
+        else:
+            fit.missing.append(name)
+    for old in over:
+        rule = _source_rule(source, old)
+        if rule is not None:
+            fit.skipped.append(Skipped(old, rule))
+        else:
+            fit.unexpected.append(old)
+
+
+def _groups(aliases: Mapping[str, str]) -> dict[str, list[str]]:
+    """First name of a tied tensor -> all its names."""
+    groups: dict[str, list[str]] = {}
+    for name, first in aliases.items():
+        groups.setdefault(first, [first]).append(name)
+    return groups
+
+
+def _has_alias(
+    name: str, aliases: Mapping[str, str], groups: Mapping[str, list[str]], here: Mapping[str, str] | set[str]
+) -> str | None:
+    """Another name of the same tensor that is in `here`."""
+    group = groups.get(aliases.get(name, name), ())
+    return next((other for other in group if other != name and other in here), None)
+
+
+def _rule(target: Target, name: str) -> str | None:
+    """The rule that lets the file lack `name`."""
+    tensor = target.tensors.get(name)
+    if tensor is None:
+        return None
+    return _optional(Slot(name, shape_of(tensor) or (), dtype_of(tensor)))
+
+
+def _source_rule(source: Source, name: str) -> str | None:
+    """The rule that lets the model lack `name`."""
+    entry = source.entries.get(name)
+    if name in keys.COUNTERS and keys.is_average(source.names):
+        return "a wrapper's own"
+    return None if entry is None else _optional(Slot(name, entry.shape, entry.dtype))
+
+
+def _optional(slot: Slot) -> str | None:
+    family = families.optional(slot)
+    if family is not None:
+        return family.id
+    return "a wrapper's own" if slot.name in keys.COMPANIONS else None
+
+
+def _misfit(source: Source, target: Target, name: str, old: str, assign: bool) -> Mismatch | None:
+    """Why the file's `old` cannot become the model's `name`; None if it can."""
+    entry, tensor = source.entries.get(old), target.tensors.get(name)
+    if entry is None or tensor is None:
+        if (tensor is None) != (name in target.extra) or (entry is not None and tensor is not None):
+            return Mismatch(name, old, None, None, "no tensor on one side")
+        if tensor is not None:
+            return Mismatch(name, old, None, None, "the file has no tensor there")
+        return None
+    shape = shape_of(tensor)
+    # torch up to 0.3 had no tensors without dimensions.
+    fits = shape is None or entry.shape == shape or (shape == () and entry.shape == (1,))
+    if shape is not None and not fits and name not in target.reshaped:
+        return Mismatch(name, old, shape, entry.shape, shapes_differ(entry.shape, shape))
+    reason = _wrong_kind(entry, tensor, assign)
+    return None if reason is None else Mismatch(name, old, shape, entry.shape, reason)
+
+
+def shapes_differ(found: tuple[int, ...], expected: tuple[int, ...]) -> str:
+    return f"{list(found)} in the file, {list(expected)} in the model"
+
+
+def _wrong_kind(entry: TensorEntry, tensor: object, assign: bool) -> str | None:
+    from torch import Tensor, strided
+
+    assert isinstance(tensor, Tensor)
+    if entry.kind in ("wrapper", "nested"):
+        return f"a {entry.kind} tensor ({entry.detail}), which only its own library can rebuild"
+    if assign:
+        return None
+    if any(step == 0 and size > 1 for size, step in _steps(tensor)):
+        return "expanded in the model: several of its elements are one in memory"
+    if entry.kind == "meta":
+        return "the file has no data for it (meta)"
+    if entry.kind == "sparse" and tensor.layout == strided:
+        return f"{entry.detail} in the file, dense in the model"
+    if entry.kind == "quantized" and not tensor.is_quantized:
+        return f"quantized in the file ({entry.dtype}), {dtype_of(tensor)} in the model"
+    if entry.dtype.startswith("complex") and not tensor.is_complex():
+        return f"complex in the file, {dtype_of(tensor)} in the model"
+    return None
+
+
+def _steps(tensor: torch.Tensor) -> Iterator[tuple[int, int]]:
+    """(size, stride) of each dimension of a tensor that has strides."""
+    import torch
+
+    if tensor.layout == torch.strided and not is_lazy(tensor):
+        yield from zip(tensor.shape, tensor.stride(), strict=True)
+
+
+def refuse_two_values(fit: Fit, maker: TensorMaker) -> None:
+    """Names that the model ties and the file has with different values become mismatches."""
+    for first, group in _groups(fit.target.aliases()).items():
+        having = [name for name in group if name in fit.pairs]
+        if len(having) < 2:
+            continue
+        lead = fit.entry(having[0])
+        for name in having[1:]:
+            entry = fit.entry(name)
+            place = same_place(entry)
+            if (place is not None and place == same_place(lead)) or _equal(maker, lead, entry):
+                continue
+            why = f"tied to {first} in the model, but {fit.pairs[having[0]]} and {fit.pairs[name]} differ in the file"
+            fit.mismatched.append(Mismatch(name, fit.pairs[name], lead.shape, entry.shape, why))
+            for both in having:
+                fit.pairs.pop(both, None)
+            break
+        else:
+            for name in having[1:]:
+                fit.tied[name] = having[0]
+
+
+def _equal(maker: TensorMaker, one: TensorEntry, other: TensorEntry) -> bool:
+    """Whether two tensors of the file have the same values, NaN being equal to NaN."""
+    import torch
+
+    a, b = maker(one).detach(), maker(other).detach()
+    equal = a.dtype == b.dtype and a.shape == b.shape and torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
+    maker.forget(one)
+    return bool(equal)

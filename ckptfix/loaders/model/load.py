@@ -1,0 +1,264 @@
+"""Loading a checkpoint into a model, whichever side is wrapped."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ckptfix.checkpoint import Checkpoint, TensorEntry
+from ckptfix.errors import CkptfixError, LoadMismatch, Refused
+from ckptfix.extras import need_torch
+from ckptfix.loaders.model import torch_way as torch_path
+from ckptfix.loaders.model.fitting import Fit, best_fit, refuse_two_values
+from ckptfix.loaders.model.overlaps import refuse_other_values
+from ckptfix.loaders.model.places import Place, dtype_of, identity, is_lazy, target
+from ckptfix.loaders.model.report import LoadReport, Mismatch, nearest_names
+from ckptfix.loaders.objects import Builder
+from ckptfix.loaders.opened import opened, refuse_swapped_arguments
+from ckptfix.loaders.sources import chosen, same_place
+from ckptfix.loaders.tensors import TensorMaker, restore_location, unmoved
+from ckptfix.loaders.values import ForeignObject
+from ckptfix.names.groups import collapse, shown
+from ckptfix.ops.choose import refuse_damaged
+from ckptfix.ops.pieces import refuse_piece
+from ckptfix.words import plural
+
+if TYPE_CHECKING:
+    import torch
+
+    from ckptfix.loaders.tensors import MapLocation
+
+
+def load_into(
+    model: torch.nn.Module,
+    path: str | os.PathLike[str],
+    *,
+    map_location: MapLocation = None,
+    match: str = "auto",
+    at: str | None = None,
+    strict: bool = True,
+    assign: bool = False,
+    verify: bool = True,
+    allow_empty: bool = False,
+) -> LoadReport:
+    """Load the checkpoint at `path` into `model`, and say what was done.
+
+    Either side may be wrapped: DataParallel, DistributedDataParallel, FSDP, torch.compile, checkpoint wrapper,
+    AveragedModel, and stacks of them. Parameters and buffers keep their device and dtype; values are copied from a map
+    of the file, tensor by tensor. Names that the model ties count as one. What a module does itself when it is
+    loaded (hooks, an overridden ``_load_from_state_dict``, extra state) is done; such hooks run twice, the first time
+    on a copy of the module without data, to know before anything is changed whether all will fit.
+
+    Args:
+        map_location: as for torch.load; where tensors that are assigned go. Copies go straight to the parameter's
+            device, so only a callable is asked for them.
+        match: ``"auto"``: exact names, else without wrappers' prefixes on either side, else with a base prefix
+            (``model.``, ``backbone.``, ...) removed or added; nothing beyond that is guessed. ``"position"``: in
+            definition order, shapes checked. ``"structure"``: by an alignment of names and shapes.
+        at: address of the state dict. By default the one that fits.
+        strict: raise unless everything fits, before anything is changed; False loads what fits. A tensor of another
+            shape is never loaded in part.
+        assign: the model gets the tensors of the file (dtype and all, requires_grad aside) in place of its own. They
+            are a private map of the file, which must not be changed while they live.
+        verify: compare the data with the checksums that a zip states for it (legacy files and safetensors state
+            none). That reads all loaded data again: a second or so for a GB that is in memory already. With
+            False, assigned tensors are a map of the file whose pages are read when they are touched. The pickle is
+            always compared.
+        allow_empty: with `strict` False, nothing at all may be loaded. Where less than half of the names of both sides
+            fit, there is a warning.
+
+    Raises:
+        LoadMismatch: model and file disagree, and `strict`, or nothing of the file fits the model; its `report` has
+            everything, and nothing was changed.
+        Refused: several state dicts fit equally well, or, with `strict` False, several base prefixes; or the model is
+            on the meta device and not `assign`, or made in inference mode; or it is none.
+        NoSuchTensor: no state dict at `at`.
+        WouldLoseData: a tensor of the file cannot be read; the message names it. Or the file is one rank's piece of
+            a model, and the message says which.
+        DamagedFile: the same, found while it was read, or another checksum than the file states. With `verify` all
+            records are read before anything is changed, else deflated ones; where another one fails, the message says
+            which names were loaded until then.
+        MissingExtra: torch is not installed.
+    """
+    need_torch("load_into")
+    refuse_swapped_arguments(model, path, "model")
+    checkpoint = opened(path, programs=True)
+    goal = target(model)
+    refuse_piece(checkpoint, None if at is None else at.strip("/"))
+    found = chosen(checkpoint, at, goal.leaves())
+    refuse_damaged(checkpoint)
+    restore = restore_location(map_location)
+    where = restore if assign or callable(map_location) else unmoved
+    maker = TensorMaker(checkpoint, where, warn=assign, verify=verify)
+    fit = best_fit(checkpoint, found, goal, match, assign=assign)
+    if fit.rivals and not strict:
+        raise _rivals(checkpoint, fit)
+    _refuse_unwritable(fit, assign)
+    maker.check(fit.source.entries[old] for old in fit.pairs.values() if old in fit.source.entries)
+    refuse_two_values(fit, TensorMaker(checkpoint, unmoved))
+    if not assign:
+        refuse_other_values(fit, TensorMaker(checkpoint, unmoved))
+    extra = _extra_state(checkpoint, fit, maker)
+    if goal.own_way:
+        torch_path.rehearse(fit, maker, extra, assign=assign)
+    empty = not (fit.pairs or fit.complete or allow_empty)
+    done = fit.complete or not (strict or empty)
+    report = _report(checkpoint, fit, done, assign)
+    if not done:
+        raise LoadMismatch(
+            "; ".join([*(() if strict else ("nothing of the file fits the model",)), *report.trouble()]),
+            report=report,
+            path=checkpoint.path,
+            where=fit.source.at or None,
+            hint=_HINT if strict else _EMPTY,
+        )
+    if fit.pairs and 2 * len(fit.pairs) < min(len(fit.source.names), len(goal.names)):
+        names = f"{len(fit.pairs):,} of the file's {len(fit.source.names):,} names and the model's {len(goal.names):,}"
+        warnings.warn(f"{checkpoint.path}: only {names} go together; the rest is not loaded", stacklevel=2)
+    if goal.own_way:
+        torch_path.perform(fit, maker, extra, assign=assign)
+    elif assign:
+        _assign(fit, maker)
+    else:
+        _copy(fit, maker)
+    if not goal.own_way:
+        for name, value in extra.items():
+            if (module := goal.extra[name]) is not None:
+                module.set_extra_state(value)
+    return report
+
+
+_HINT = "strict=False loads what fits; match='structure' aligns models that name the same layers differently"
+_EMPTY = "match='structure' aligns models that name the same layers differently; allow_empty=True lets it pass"
+
+
+def _rivals(checkpoint: Checkpoint, fit: Fit) -> Refused:
+    rules = " and by ".join((fit.rule, *fit.rivals))
+    hint = "load into the one part of the model that is meant, or take the other names out of the file before"
+    names = plural(len(fit.pairs), "name")
+    return Refused(f"{names} would fit equally well by {rules}", path=checkpoint.path, hint=hint)
+
+
+def _refuse_unwritable(fit: Fit, assign: bool) -> None:
+    import torch
+
+    tensors = {name: tensor for name, tensor in fit.target.tensors.items() if name in fit.pairs and not is_lazy(tensor)}
+    on_meta = [name for name, tensor in tensors.items() if tensor.is_meta]
+    if on_meta and not assign:
+        hint = "assign=True hands the tensors of the file over; or model.to_empty(device=...) first"
+        raise Refused(f"the model is on the meta device ({on_meta[0]}), where nothing can be copied to", hint=hint)
+    frozen = [name for name, tensor in tensors.items() if tensor.is_inference()]
+    if frozen and not assign and not torch.is_inference_mode_enabled():
+        hint = "call load_into inside torch.inference_mode() too; or assign=True"
+        raise Refused(f"the model was made in inference mode ({frozen[0]}), and must not be changed outside", hint=hint)
+
+
+def _extra_state(checkpoint: Checkpoint, fit: Fit, maker: TensorMaker) -> dict[str, Any]:
+    """name of the model -> the value for ``set_extra_state``; what holds a foreign object becomes a mismatch."""
+    found: dict[str, Any] = {}
+    for name in [name for name in fit.pairs if name in fit.target.extra]:
+        old = fit.pairs[name]
+        if old in fit.source.entries:
+            found[name] = maker(fit.source.entries[old]).detach()
+            continue
+        builder = Builder(checkpoint, maker)
+        value = builder.build(fit.source.extra[old])
+        foreign = next((made for made in (value, *builder.made.values()) if isinstance(made, ForeignObject)), None)
+        if foreign is None:
+            found[name] = value
+        else:
+            why = f"holds an object of class {foreign.module}.{foreign.name}, which is not imported"
+            fit.mismatched.append(Mismatch(name, old, None, None, why))
+            del fit.pairs[name]
+    return found
+
+
+def _report(checkpoint: Checkpoint, fit: Fit, done: bool, assign: bool) -> LoadReport:
+    tensors, entries = fit.target.tensors, fit.source.entries
+    pairs = {name: old for name, old in fit.pairs.items() if name in tensors and old in entries}
+    # A name may be several: tied to one that is loaded.
+    loaded = [name for name in fit.target.names if name in fit.pairs or fit.tied.get(name) in fit.pairs]
+    shapes = {name: entry.shape for name, entry in entries.items()}
+    shapes.update((name, tuple(tensor.shape)) for name, tensor in tensors.items() if not is_lazy(tensor))
+    casts = {name: (entries[old].dtype, dtype_of(tensors[name])) for name, old in pairs.items()}
+    return LoadReport(
+        path=checkpoint.path,
+        format=checkpoint.format,
+        at=fit.source.at,
+        rule=fit.rule,
+        done=done,
+        assigned=assign,
+        loaded=tuple(loaded),
+        missing=tuple(fit.missing),
+        unexpected=tuple(fit.unexpected),
+        mismatched=tuple(fit.mismatched),
+        skipped=tuple(fit.skipped),
+        renamed={old: name for name, old in fit.pairs.items() if old != name},
+        tied=dict(fit.tied),
+        casts={name: (old, new) for name, (old, new) in casts.items() if old != new},
+        nearest=nearest_names(fit.missing, fit.unexpected, shapes),
+        model_names=tuple(fit.target.names),
+        file_names=tuple(fit.source.names),
+    )
+
+
+def in_file_order(fit: Fit) -> Iterator[tuple[str, TensorEntry]]:
+    """(name of the model, entry) of what is to be loaded, each tensor of the model once."""
+    aliases = fit.target.aliases()
+    back = {old: name for name, old in fit.pairs.items() if name in fit.target.tensors}
+    seen = set()
+    for old, entry in fit.source.entries.items():
+        name = back.get(old)
+        if name is not None and aliases.get(name, name) not in seen:
+            seen.add(aliases.get(name, name))
+            yield name, entry
+
+
+def _so_far(rows: Sequence[tuple[str, TensorEntry]], index: int) -> str:
+    """What of the model has its new values when the tensor at `index` fails."""
+    if not index:
+        return "nothing of the model was changed"
+    names = [name for name, _ in rows]
+    loaded = shown(collapse(names[:index], names), most=len(rows))
+    return f"{index} of {plural(len(rows), 'tensor')} of the model were loaded before ({loaded}), and the others not"
+
+
+def _copy(fit: Fit, maker: TensorMaker) -> None:
+    import torch
+
+    with torch.no_grad():
+        rows = list(in_file_order(fit))
+        for index, (name, entry) in enumerate(rows):
+            parameter = fit.target.tensors[name]
+            try:
+                parameter.copy_(torch_path.placed(maker(entry), parameter))
+            except RuntimeError as error:
+                message = f"{str(error).splitlines()[0]}; {_so_far(rows, index)}"
+                raise LoadMismatch(message, path=maker.checkpoint.path, where=name) from None
+            except CkptfixError as error:
+                error.message = f"{error.message}; {_so_far(rows, index)}"
+                raise
+            maker.forget(rows[index + 1][1] if index + 1 < len(rows) else None)
+
+
+def _assign(fit: Fit, maker: TensorMaker) -> None:
+    import torch
+
+    holders: dict[object, list[Place]] = {}
+    for place in fit.target.places:
+        holders.setdefault(identity(place.tensor), []).append(place)
+    taken: set[object] = set()
+    for name, entry in in_file_order(fit):
+        old = fit.target.tensors[name]
+        value = torch_path.placed(maker(entry).detach(), old)
+        where = same_place(entry)
+        if where in taken:
+            # The file ties what the model does not: training one must not change the other.
+            value = value.clone()
+        if where is not None:
+            taken.add(where)
+        new = torch.nn.Parameter(value, old.requires_grad) if isinstance(old, torch.nn.Parameter) else value
+        for place in holders[identity(old)]:
+            setattr(place.module, place.name, new)

@@ -1,0 +1,196 @@
+"""A model as a loader sees it: the names that its state dict has, and the tensors behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ckptfix.errors import WrongType
+from ckptfix.loaders.sources import EXTRA_STATE
+from ckptfix.names.slots import Slot
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a module keeps a tensor: ``module.name``, which its state dict calls `key`."""
+
+    key: str
+    module: nn.Module
+    name: str
+    tensor: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What can be loaded into a model.
+
+    Attributes:
+        model: the model, wrapped or not.
+        tensors: name in its state dict -> parameter or persistent buffer, in definition order.
+        extra: name of a value that is not a tensor -> the module whose extra state it is; None for any other.
+        places: where its modules keep these tensors; keys are module paths and may have wrappers' names that the
+            state dict has not.
+        own_way: a module saves or loads in its own way (a hook, an overridden method), so that only torch's
+            path through all modules does it justice.
+        reshaped: names whose shape a hook or method of their module, or of one above, may change when it loads them.
+    """
+
+    model: nn.Module
+    tensors: dict[str, torch.Tensor]
+    extra: dict[str, nn.Module | None]
+    places: tuple[Place, ...]
+    own_way: bool
+    reshaped: frozenset[str] = frozenset()
+
+    @property
+    def names(self) -> list[str]:
+        return [*self.tensors, *self.extra]
+
+    def leaves(self) -> frozenset[str]:
+        """Last components of the names of values that are not tensors."""
+        return frozenset(name.rpartition(".")[2] for name in self.extra) | {EXTRA_STATE}
+
+    def aliases(self) -> dict[str, str]:
+        """name -> the first name of the same tensor, for every further name of it."""
+        first: dict[object, str] = {}
+        found = {}
+        for name, tensor in self.tensors.items():
+            known = first.setdefault(identity(tensor), name)
+            if known != name:
+                found[name] = known
+        return found
+
+    def slots(self) -> list[Slot]:
+        """For matchers."""
+        aliases = self.aliases()
+        return [
+            Slot(name, shape_of(tensor) or (), dtype_of(tensor), aliases.get(name))
+            for name, tensor in self.tensors.items()
+        ]
+
+
+def target(model: nn.Module) -> Target:
+    """`model` as something to load into; none of its tensors is touched.
+
+    Raises:
+        WrongType: it is not an nn.Module.
+    """
+    from torch import nn
+
+    if not isinstance(model, nn.Module):
+        kind = type(model).__name__
+        hint = "pass the model itself, not its state dict"
+        raise WrongType(f"the model is not a torch.nn.Module but a {kind}", hint=hint)
+    places = tuple(_places(model))
+    takers: dict[str, nn.Module | None] = {
+        f"{path}{EXTRA_STATE}": module for path, module in _paths(model) if overrides(module, "set_extra_state")
+    }
+    own_way = any(_own_way(module) for module in model.modules()) or overrides(model, "load_state_dict")
+    if not own_way:
+        return Target(model, {place.key: place.tensor for place in places}, takers, places, False)
+    tensors: dict[str, torch.Tensor] = {}
+    extra: dict[str, nn.Module | None] = {}
+    for name, value in model.state_dict(keep_vars=True).items():
+        if name.rpartition(".")[2] == EXTRA_STATE or not is_tensor_like(value):
+            extra[name] = takers.get(name)
+        else:
+            tensors[name] = value
+    if overrides(model, "load_state_dict"):
+        return Target(model, tensors, extra, places, True)
+    ways = tuple(path for path, module in _paths(model) if loads_own_way(module))
+    changing = {identity(place.tensor) for place in places if place.key.startswith(ways)} if ways else set()
+    reshaped = frozenset(name for name, tensor in tensors.items() if identity(tensor) in changing)
+    return Target(model, tensors, extra, places, True, reshaped)
+
+
+def _paths(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """(path with a trailing dot, module) in the order of a state dict; a shared module at each of its paths."""
+    stack: list[tuple[str, nn.Module]] = [("", model)]
+    while stack:
+        path, module = stack.pop()
+        yield path, module
+        children = [(f"{path}{name}.", child) for name, child in module._modules.items() if child is not None]
+        stack.extend(reversed(children))
+
+
+def _places(model: nn.Module) -> Iterator[Place]:
+    for path, module in _paths(model):
+        for name, tensor in local_tensors(module).items():
+            yield Place(path + name, module, name, tensor)
+
+
+def local_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Parameters and persistent buffers of `module` itself."""
+    passing = module._non_persistent_buffers_set
+    buffers = {name: value for name, value in module._buffers.items() if name not in passing}
+    return {name: value for name, value in (*module._parameters.items(), *buffers.items()) if value is not None}
+
+
+def loads_own_way(module: nn.Module) -> bool:
+    """Whether `module` takes its own tensors otherwise than nn.Module does."""
+    from torch.nn.modules.batchnorm import _NormBase
+
+    if module._load_state_dict_pre_hooks:
+        return True
+    changed = overrides(module, "_load_from_state_dict")
+    return changed and type(module)._load_from_state_dict is not _NormBase._load_from_state_dict
+
+
+_HOOKS = ("_load_state_dict_post_hooks", "_state_dict_hooks", "_state_dict_pre_hooks")
+_METHODS = ("_save_to_state_dict", "state_dict")
+
+
+def _own_way(module: nn.Module) -> bool:
+    """Whether `module` saves or loads otherwise than nn.Module does.
+
+    BatchNorm overrides a method only to let files lack ``num_batches_tracked``, which is a rule here.
+    """
+    if loads_own_way(module) or any(getattr(module, hooks, None) for hooks in _HOOKS):
+        return True
+    return any(overrides(module, name) for name in _METHODS)
+
+
+def overrides(module: nn.Module, method: str) -> bool:
+    from torch import nn
+
+    if method in vars(module):
+        return True
+    return getattr(type(module), method) is not getattr(nn.Module, method)
+
+
+def is_tensor_like(value: Any) -> bool:
+    import torch
+
+    return isinstance(value, torch.Tensor)
+
+
+def is_lazy(tensor: Any) -> bool:
+    """Whether a parameter has no shape yet and takes the file's."""
+    from torch.nn.parameter import is_lazy as without_shape
+
+    return bool(without_shape(tensor))
+
+
+def shape_of(tensor: torch.Tensor) -> tuple[int, ...] | None:
+    """The shape, or None if any will do."""
+    return None if is_lazy(tensor) else tuple(tensor.shape)
+
+
+def dtype_of(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def identity(tensor: torch.Tensor) -> object:
+    """Equal for tensors that are one: the same object, or the same part of the same memory."""
+    import torch
+
+    if tensor.is_meta or is_lazy(tensor) or type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        return id(tensor)
+    if tensor.layout != torch.strided or tensor.is_quantized or not tensor.numel():
+        return id(tensor)
+    return tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()

@@ -1,0 +1,324 @@
+"""Loading module by module as torch does it, for models with a module that loads in its own way.
+
+The same walk as in ``torch.nn.Module.load_state_dict`` (torch/nn/modules/module.py): each module sees the names
+below it, after the hooks of those above. It is rehearsed first, on copies of such modules whose tensors have no data.
+"""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from copy import copy as copied
+from dataclasses import dataclass
+from types import MethodType
+from typing import TYPE_CHECKING, Any
+
+from ckptfix.checkpoint import TensorEntry
+from ckptfix.errors import CkptfixError, LoadMismatch
+from ckptfix.loaders.model.fitting import Fit, shapes_differ
+from ckptfix.loaders.model.places import Place, identity, is_lazy, loads_own_way, local_tensors, overrides, shape_of
+from ckptfix.loaders.model.report import Mismatch, named
+from ckptfix.loaders.sources import EXTRA_STATE
+from ckptfix.loaders.tensors import TensorMaker
+from ckptfix.names import wrappers as keys
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+
+@dataclass(frozen=True, slots=True)
+class _Later:
+    """A tensor that is not made yet, and the one of the model that it is for."""
+
+    entry: TensorEntry
+    like: torch.Tensor | None
+
+
+class Tensors(MutableMapping[str, Any]):
+    """A state dict whose tensors are made when they are asked for; what is assigned is kept.
+
+    Attributes:
+        given: names that were asked for, of this one and of all that it is a part of.
+    """
+
+    def __init__(self, maker: TensorMaker, values: dict[str, Any], given: dict[str, None] | None = None) -> None:
+        self.maker = maker
+        self.raw = values
+        self.given = {} if given is None else given
+
+    def __getitem__(self, key: str) -> Any:
+        value = self.raw[key]
+        if isinstance(value, _Later):
+            try:
+                made = self.maker(value.entry)
+            except CkptfixError as error:
+                given = named(self.given) if self.given else "nothing"
+                error.message = f"{error.message}; what the model's modules were given before: {given}"
+                raise
+            self.given[key] = None
+            self.maker.forget(value.entry)
+            return made if value.like is None else placed(made, value.like)
+        return value
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self.raw[key] = value
+
+    def __delitem__(self, key: str) -> None:
+        del self.raw[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.raw)
+
+    def __len__(self) -> int:
+        return len(self.raw)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.raw
+
+    def shape(self, key: str) -> tuple[int, ...] | None:
+        """The shape of the tensor under `key`, without making it; None if there is none."""
+        value = self.raw.get(key)
+        found = value.entry.shape if isinstance(value, _Later) else getattr(value, "shape", None)
+        return None if found is None else tuple(found)
+
+    def below(self, prefix: str) -> dict[str, Tensors]:
+        """Child module -> the names below it."""
+        rows: dict[str, dict[str, Any]] = {}
+        for key, value in self.raw.items():
+            if key.startswith(prefix):
+                child, dot, _ = key[len(prefix) :].partition(".")
+                if dot:
+                    rows.setdefault(child, {})[key] = value
+        return {child: Tensors(self.maker, values, self.given) for child, values in rows.items()}
+
+
+Visit = Callable[["nn.Module", Tensors, str], None]
+
+
+def _walk(module: nn.Module, tensors: Tensors, prefix: str, visit: Visit, after: Callable[[nn.Module], None]) -> None:
+    visit(module, tensors, prefix)
+    below = tensors.below(prefix)
+    for name, child in module._modules.items():
+        if child is not None:
+            _walk(child, below.get(name, Tensors(tensors.maker, {})), f"{prefix}{name}.", visit, after)
+    after(module)
+
+
+def _state(fit: Fit, maker: TensorMaker, extra: Mapping[str, Any]) -> Tensors:
+    """What the model is given: everything of the file under its new names but what is known not to fit.
+
+    What the model has no name for is there too: its hooks may.
+    """
+    wrong = {mismatch.source for mismatch in fit.mismatched} | {mismatch.name for mismatch in fit.mismatched}
+    values: dict[str, Any] = {}
+    for old, entry in fit.source.entries.items():
+        new = fit.names.get(old)
+        if new is not None and old not in wrong and new not in wrong:
+            values[new] = _Later(entry, fit.target.tensors.get(new))
+    for name, lead in fit.tied.items():
+        if lead in values:
+            values[name] = values[lead]
+    values.update(extra)
+    return Tensors(maker, values)
+
+
+def _versions(fit: Fit, assign: bool) -> Callable[[str], dict[str, Any]]:
+    modules = keys.renamed_modules(dict(fit.names))
+    versions = {modules.get(path, path): value for path, value in fit.source.versions.items()}
+
+    def local(prefix: str) -> dict[str, Any]:
+        found = dict(versions.get(prefix[:-1], {}))
+        if assign:
+            found["assign_to_params_buffers"] = True
+        return found
+
+    return local
+
+
+def rehearse(fit: Fit, maker: TensorMaker, extra: Mapping[str, Any], *, assign: bool) -> None:
+    """Correct `fit` by what the model's own hooks and methods do with names and shapes; nothing is changed."""
+    if overrides(fit.target.model, "load_state_dict"):
+        return
+    from torch.nn.modules.module import _IncompatibleKeys
+
+    missing: list[str] = []
+    unexpected: list[str] = []
+    wrong: list[Mismatch] = []
+    versions = _versions(fit, assign)
+
+    def visit(module: nn.Module, tensors: Tensors, prefix: str) -> None:
+        lazy = any(map(is_lazy, local_tensors(module).values()))
+        if not loads_own_way(module) or lazy:
+            _check(module, tensors, prefix, missing, unexpected, wrong)
+            return
+        errors: list[str] = []
+        standin = _standin(module)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                standin._load_from_state_dict(tensors, prefix, versions(prefix), True, missing, unexpected, errors)
+        except Exception as error:
+            errors.append(f"{type(error).__name__}: {error}")
+        wrong.extend(_as_mismatch(error, prefix, module, tensors) for error in errors)
+
+    def after(module: nn.Module) -> None:
+        if missing or unexpected:
+            for hook in module._load_state_dict_post_hooks.values():
+                hook(module, _IncompatibleKeys(missing, unexpected))
+
+    _walk(fit.target.model, _state(fit, maker, extra), "", visit, after)
+    _correct(fit, missing, unexpected, wrong)
+
+
+def _correct(fit: Fit, missing: list[str], unexpected: list[str], wrong: list[Mismatch]) -> None:
+    """Put the names that torch's walk found missing or unexpected into the terms of `fit`."""
+    known = set(fit.target.names)
+    passed = {skip.name for skip in fit.skipped} | {mismatch.name for mismatch in fit.mismatched}
+    back = {new: old for old, new in fit.names.items()}
+    spelled = {name: name if name in known else keys.without_anywhere(name) for name in (*missing, *unexpected)}
+    fit.missing = [name for name in dict.fromkeys(spelled[name] for name in missing) if name not in passed]
+    over = [back.get(spelled[name], back.get(name, name)) for name in unexpected]
+    fit.unexpected = [name for name in dict.fromkeys(over) if name not in passed]
+    fit.mismatched += wrong
+    lost = {*fit.missing, *(mismatch.name for mismatch in fit.mismatched)}
+    pairs = {name: old for name, old in fit.pairs.items() if name not in lost}
+    # What hooks made of other names of the file has no single source; the name stands for itself.
+    for name in fit.target.names:
+        if name not in lost and name not in passed and name not in fit.tied:
+            pairs.setdefault(name, name)
+    fit.pairs = pairs
+
+
+def _check(
+    module: nn.Module,
+    tensors: Tensors,
+    prefix: str,
+    missing: list[str],
+    unexpected: list[str],
+    wrong: list[Mismatch],
+) -> None:
+    """What torch's own method would note of names and shapes."""
+    local = local_tensors(module)
+    for name, tensor in local.items():
+        key = prefix + name
+        found, shape = tensors.shape(key), shape_of(tensor)
+        if key not in tensors:
+            missing.append(key)
+        elif found is None:
+            wrong.append(Mismatch(key, key, shape, None, "no tensor in the file"))
+        elif shape is not None and found != shape and not (shape == () and found == (1,)):
+            wrong.append(Mismatch(key, key, shape, found, shapes_differ(found, shape)))
+    takes = overrides(module, "set_extra_state")
+    if takes and prefix + EXTRA_STATE not in tensors:
+        missing.append(prefix + EXTRA_STATE)
+    for key in tensors:
+        name, dot, _ = key[len(prefix) :].partition(".")
+        known = name in module._modules if dot else name in local or (takes and name == EXTRA_STATE)
+        if key.startswith(prefix) and not known:
+            unexpected.append(key)
+
+
+def _standin(module: nn.Module) -> Any:
+    """A copy of `module` alone whose tensors have no data, to be loaded without consequence."""
+    import torch
+
+    copy: Any = object.__new__(type(module))
+    copy.__dict__.update(module.__dict__)
+    for name in ("_parameters", "_buffers", "_modules"):
+        copy.__dict__[name] = dict(module.__dict__[name])
+
+    def empty(tensor: torch.Tensor) -> torch.Tensor:
+        try:
+            made = torch.empty_like(tensor, device="meta")
+        except (RuntimeError, NotImplementedError):
+            made = tensor.detach().clone()
+        if isinstance(tensor, torch.nn.Parameter):
+            return torch.nn.Parameter(made, requires_grad=tensor.requires_grad)
+        return made
+
+    for held in (copy.__dict__["_parameters"], copy.__dict__["_buffers"]):
+        held.update({name: empty(tensor) for name, tensor in held.items() if tensor is not None})
+    hooks = copy.__dict__["_load_state_dict_pre_hooks"]
+    copy.__dict__["_load_state_dict_pre_hooks"] = {key: _rebound(hook, module, copy) for key, hook in hooks.items()}
+    return copy
+
+
+def _rebound(hook: Any, module: nn.Module, standin: Any) -> Any:
+    """`hook` as it would have been registered on `standin`: what it changes is not the model's."""
+    if isinstance(hook, MethodType):
+        return MethodType(hook.__func__, standin) if hook.__self__ is module else hook
+    if not hasattr(hook, "with_module"):
+        return hook
+    new = copied(hook)
+    new.hook = _rebound(hook.hook, module, standin)
+    if hook.with_module and hook.module() is module:
+        new.module = weakref.ref(standin)
+    return new
+
+
+def _as_mismatch(error: str, prefix: str, module: nn.Module, tensors: Tensors) -> Mismatch:
+    """A message of torch's with the name and the shapes that it is about."""
+    for name, tensor in local_tensors(module).items():
+        key = prefix + name
+        if key in tensors and f"{key}:" in error.partition("copying")[0]:
+            shape, found = tuple(tensor.shape), tensors.shape(key) or ()
+            return Mismatch(key, key, shape, found, shapes_differ(found, shape))
+    return Mismatch(prefix.removesuffix(".") or "the model", "", None, None, " ".join(error.split()))
+
+
+def perform(fit: Fit, maker: TensorMaker, extra: Mapping[str, Any], *, assign: bool) -> None:
+    """Load what fits, in torch's way.
+
+    Raises:
+        LoadMismatch: a module refused what it had accepted in the rehearsal; some tensors may have changed.
+    """
+    model = fit.target.model
+    before: dict[object, list[Place]] = {}
+    for place in fit.target.places:
+        before.setdefault(identity(place.tensor), []).append(place)
+    state = _state(fit, maker, extra)
+    errors: list[str] = []
+    if overrides(model, "load_state_dict"):
+        how: dict[str, Any] = {"assign": True} if assign else {}
+        model.load_state_dict(state, strict=False, **how)
+    else:
+        _torch_walk(model, state, _versions(fit, assign), errors)
+    if errors and not fit.mismatched:
+        raise LoadMismatch("; ".join(" ".join(error.split()) for error in errors[:5]), path=maker.checkpoint.path)
+    for places in before.values() if assign else ():
+        first = getattr(places[0].module, places[0].name)
+        for place in places[1:]:
+            setattr(place.module, place.name, first)
+
+
+def _torch_walk(
+    model: nn.Module, state: Tensors, versions: Callable[[str], dict[str, Any]], errors: list[str]
+) -> None:
+    from torch.nn.modules.module import _IncompatibleKeys
+
+    missing: list[str] = []
+    unexpected: list[str] = []
+
+    def visit(module: nn.Module, tensors: Tensors, prefix: str) -> None:
+        module._load_from_state_dict(tensors, prefix, versions(prefix), True, missing, unexpected, errors)
+
+    def after(module: nn.Module) -> None:
+        for hook in module._load_state_dict_post_hooks.values():
+            hook(module, _IncompatibleKeys(missing, unexpected))
+
+    _walk(model, state, "", visit, after)
+
+
+def placed(value: Any, like: Any) -> Any:
+    """`value` as `like` wants it: of its number of dimensions, and distributed as it is (DTensor)."""
+    if value.dim() == 1 and not is_lazy(like) and like.dim() == 0:
+        value = value[0]
+    mesh = getattr(like, "device_mesh", None)
+    if mesh is None:
+        return value
+    from torch.distributed.tensor import distribute_tensor
+
+    # Every rank reads the file itself: nothing is sent.
+    return distribute_tensor(value.to(mesh.device_type), mesh, like.placements, src_data_rank=None)

@@ -1,0 +1,229 @@
+"""Which saved parameter of an optimizer is which parameter of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ckptfix.checkpoint import Checkpoint
+from ckptfix.errors import Refused
+from ckptfix.loaders.model.fitting import by_names
+from ckptfix.loaders.model.places import target
+from ckptfix.loaders.model.report import named
+from ckptfix.loaders.sources import sources
+from ckptfix.names import bases as prefixes
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+
+@dataclass(frozen=True, slots=True)
+class SavedGroup:
+    """A parameter group of the file: `ids` are its ``params`` (numbers or names), `names` its ``param_names``."""
+
+    ids: list[Any]
+    names: list[str] | None
+    options: Mapping[str, Any]
+
+    def owned(self, found: Matched) -> bool:
+        """Whether any of its parameters is one of the optimizer's."""
+        return any(key in found.owners for key in self.ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The parameters of an optimizer by group, and what the model calls them.
+
+    Attributes:
+        names: id of a parameter -> its names in the model's state dict, several if it is tied; empty if not known.
+        places: id of a parameter -> its number in the optimizer.
+    """
+
+    groups: tuple[tuple[torch.Tensor, ...], ...]
+    names: Mapping[int, tuple[str, ...]]
+    places: Mapping[int, int]
+
+    @classmethod
+    def of(cls, optimizer: torch.optim.Optimizer, model: nn.Module | None) -> Held:
+        """Of `optimizer`, with names from `model`, or from its own ``param_names``.
+
+        Raises:
+            Refused: it holds parameters that are not the model's.
+        """
+        groups = tuple(tuple(group["params"]) for group in optimizer.param_groups)
+        names: dict[int, tuple[str, ...]] = {}
+        if model is not None:
+            for name, tensor in target(model).tensors.items():
+                names[id(tensor)] = (*names.get(id(tensor), ()), name)
+            strange = sum(id(parameter) not in names for group in groups for parameter in group)
+            if strange:
+                hint = "build the optimizer from model.parameters(), after the model is wrapped, moved or assigned to"
+                raise Refused(f"{strange} parameters of the optimizer are not the model's", hint=hint)
+        elif all("param_names" in group for group in optimizer.param_groups):
+            for group in optimizer.param_groups:
+                pairs = zip(group["params"], group["param_names"], strict=True)
+                names.update((id(parameter), (name,)) for parameter, name in pairs)
+        everything = [parameter for group in groups for parameter in group]
+        numbers = {id(parameter): number for number, parameter in enumerate(everything)}
+        return cls(groups, names, numbers)
+
+    @property
+    def parameters(self) -> list[torch.Tensor]:
+        return [parameter for group in self.groups for parameter in group]
+
+    def name(self, parameter: torch.Tensor) -> str:
+        """Its first name, or its number."""
+        known = self.names.get(id(parameter))
+        if known:
+            return known[0]
+        return f"parameter {self.places[id(parameter)]}"
+
+
+@dataclass(frozen=True, slots=True)
+class Matched:
+    """Saved key -> the parameter that it is, in the order of the file; and how that is known."""
+
+    owners: Mapping[Any, torch.Tensor]
+    by: str
+    rule: str = ""
+    dropped: tuple[str, ...] = field(default=())
+
+
+def matched(
+    checkpoint: Checkpoint,
+    held: Held,
+    groups: Sequence[SavedGroup],
+    state: Mapping[Any, Any],
+    model: nn.Module | None,
+) -> Matched:
+    """Match the saved parameters to the optimizer's.
+
+    Raises:
+        Refused: it is not certain which is which; the message says what is missing.
+    """
+    keys = [key for group in groups for key in group.ids]
+    if all(group.names is not None for group in groups) and keys:
+        names = {key: name for group in groups for key, name in zip(group.ids, group.names or (), strict=True)}
+        return _by_name(held, names, state, "param_names")
+    if keys and all(isinstance(key, str) for key in keys):
+        return _by_name(held, {key: key for key in keys}, state, "names")
+    order = None if model is None else _file_order(checkpoint, held, model)
+    if order is None:
+        _same_sizes(held, groups)
+        return Matched(dict(zip(keys, held.parameters, strict=True)), "order")
+    return _by_order(held, groups, state, order)
+
+
+def _by_name(held: Held, names: Mapping[Any, str], state: Mapping[Any, Any], by: str) -> Matched:
+    if not held.names:
+        raise Refused("the file has names, and the optimizer has none", hint="give model=, whose parameters it holds")
+    if len(set(names.values())) != len(names):
+        raise Refused("two parameters of the file have one name")
+    owner = {name: parameter for parameter in held.parameters for name in held.names[id(parameter)]}
+
+    def complete(new: Mapping[str, str]) -> bool:
+        reached = [id(owner[name]) for name in new.values() if name in owner]
+        return len(reached) == len(set(reached)) == len(held.parameters)
+
+    renaming = prefixes.find(list(names.values()), list(owner), complete)
+    owners: dict[Any, torch.Tensor] = {}
+    taken: dict[int, str] = {}
+    over = []
+    for key, name in names.items():
+        parameter = owner.get(renaming.names[name])
+        if parameter is None:
+            over.append((name, bool(state.get(key))))
+        elif id(parameter) in taken:
+            message = f"{taken[id(parameter)]} and {name} of the file are one parameter of the model"
+            raise Refused(message, hint="the model ties what was trained apart")
+        else:
+            taken[id(parameter)] = name
+            owners[key] = parameter
+    missing = [held.name(parameter) for parameter in held.parameters if id(parameter) not in taken]
+    lost = [name for name, has_state in over if has_state]
+    if missing or lost:
+        reasons = [f"not in the file: {named(missing)}"] if missing else []
+        reasons += [f"not held by the optimizer: {named(lost)}"] if lost else []
+        hint = "hold the same parameters as when the file was saved; load_into(..., match=...) is for the model alone"
+        raise Refused(f"parameters do not agree (names {renaming.rule}); {'; '.join(reasons)}", hint=hint)
+    return Matched(owners, by, renaming.rule, tuple(name for name, _ in over))
+
+
+def _file_order(checkpoint: Checkpoint, held: Held, model: nn.Module) -> list[str] | None:
+    """First names of the model's parameters in the order in which the file's state dict has them.
+
+    None if the file has no state dict of this model.
+
+    Raises:
+        Refused: it has several, in different orders.
+    """
+    goal = target(model)
+    parameters = {id(parameter) for parameter in model.parameters()}
+    try:
+        fits = [by_names(source, goal) for source in sources(checkpoint)]
+    except Refused:
+        return None
+    most = max(len(fit.pairs) for fit in fits)
+    orders = []
+    for fit in fits:
+        if len(fit.pairs) < most or not most:
+            continue
+        back = {old: name for name, old in fit.pairs.items() if name in goal.tensors}
+        names = [back[old] for old in fit.source.entries if old in back]
+        first = {id(goal.tensors[name]): name for name in reversed(list(goal.tensors))}
+        found = [first[id(goal.tensors[name])] for name in names if id(goal.tensors[name]) in parameters]
+        orders.append(list(dict.fromkeys(found)))
+    if not orders:
+        return None
+    if any(order != orders[0] for order in orders[1:]):
+        raise Refused("the state dicts of the file have the model's parameters in different orders")
+    held_names = {held.name(parameter) for parameter in held.parameters}
+    lacking = held_names - set(orders[0])
+    missing = [name for name in goal.tensors if name in lacking]
+    if missing:
+        message = f"the optimizer's numbers have no names, and the file's state dict lacks {named(missing)}"
+        raise Refused(message, hint="it is not certain which state belongs to which parameter")
+    return orders[0]
+
+
+def _by_order(held: Held, groups: Sequence[SavedGroup], state: Mapping[Any, Any], order: list[str]) -> Matched:
+    """Numbers stand for the model's parameters in the order of the file."""
+    sizes, own_sizes = [len(group.ids) for group in groups], [len(group) for group in held.groups]
+    if sizes != own_sizes and len(groups) == 1 and len(groups[0].ids) == len(order):
+        # It held the whole model then, and holds a part or other groups of it now.
+        found = _by_name(held, dict(zip(groups[0].ids, order, strict=True)), state, "model order")
+        return Matched(found.owners, found.by, "", found.dropped)
+    _same_sizes(held, groups)
+    at = {name: place for place, name in enumerate(order)}
+    now = {name: place for place, name in enumerate(_model_order(held))}
+    owners: dict[Any, torch.Tensor] = {}
+    for index, (group, parameters) in enumerate(zip(groups, held.groups, strict=True)):
+        in_file = sorted(parameters, key=lambda parameter: at[held.name(parameter)])
+        in_model = sorted(parameters, key=lambda parameter: now[held.name(parameter)])
+        if _ids(in_model) == _ids(parameters):
+            meant: Sequence[torch.Tensor] = in_file
+        elif _ids(in_file) == _ids(in_model):
+            meant = parameters
+        else:
+            message = f"group {index} has its own order, and the model has another order now than in the file"
+            raise Refused(message, hint="it is not certain which state belongs to which parameter")
+        owners.update(zip(group.ids, meant, strict=True))
+    return Matched(owners, "model order")
+
+
+def _model_order(held: Held) -> list[str]:
+    """First names of all tensors in the order of the model; `names` was filled in it."""
+    return [names[0] for names in held.names.values()]
+
+
+def _ids(parameters: Sequence[torch.Tensor]) -> list[int]:
+    return [id(parameter) for parameter in parameters]
+
+
+def _same_sizes(held: Held, groups: Sequence[SavedGroup]) -> None:
+    sizes, own = [len(group.ids) for group in groups], [len(group) for group in held.groups]
+    if sizes != own:
+        message = f"the file has groups of {sizes} parameters without names, the optimizer of {own}"
+        raise Refused(message, hint="hold the same parameters in the same groups as when the file was saved")

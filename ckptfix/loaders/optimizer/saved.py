@@ -1,0 +1,147 @@
+"""Where the optimizers' states in a file are, and what is in them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+from ckptfix.checkpoint import Checkpoint
+from ckptfix.errors import NoSuchTensor, Refused
+from ckptfix.formats.torch.common import Parts
+from ckptfix.formats.torch.object import MAX_ADDRESS
+from ckptfix.formats.torch.tensors import is_tensor
+from ckptfix.loaders.model.report import named
+from ckptfix.loaders.objects import Builder, from_entries, is_leaf, mapping_of
+from ckptfix.loaders.optimizer.parameters import SavedGroup
+from ckptfix.loaders.tensors import TensorMaker
+from ckptfix.loaders.values import ForeignObject
+from ckptfix.ops.choose import refuse_damaged
+from ckptfix.pickles.graph import children
+from ckptfix.words import where_else
+
+Build = Callable[[], tuple[Any, list[Any]]]
+
+
+def optimizers_in(checkpoint: Checkpoint, maker: TensorMaker) -> Iterator[tuple[str, Build]]:
+    """(address, a function that builds it) of every mapping with ``state`` and ``param_groups``, flattened or not.
+
+    The function returns the mapping and every value that was made on the way.
+    """
+    if not isinstance(checkpoint.graph, Parts):
+        _ = checkpoint.entries
+        refuse_damaged(checkpoint)
+        stack: list[tuple[str, Any]] = [("", from_entries(checkpoint, maker))]
+        while stack:
+            at, value = stack.pop()
+            if isinstance(value, dict):
+                if value.keys() >= _OPTIMIZER:
+                    yield at, partial(_as_it_is, value)
+                else:
+                    stack += [(f"{at}/{key}".strip("/"), inner) for key, inner in reversed(list(value.items()))]
+        return
+    seen: set[int] = set()
+    nodes: list[tuple[str, Any]] = [("", checkpoint.graph.graph.root)]
+    while nodes:
+        at, node = nodes.pop()
+        if is_leaf(node) or id(node) in seen or is_tensor(node):
+            continue
+        seen.add(id(node))
+        names = mapping_of(node).keys()
+        if names >= _OPTIMIZER or _is_flat(names):
+            yield at, partial(_built, checkpoint, maker, node)
+        elif len(at) <= MAX_ADDRESS:
+            nodes += [(f"{at}/{name}".strip("/"), child) for name, child in reversed(list(children(node)))]
+
+
+_OPTIMIZER = frozenset(("state", "param_groups"))
+
+
+def _as_it_is(value: Any) -> tuple[Any, list[Any]]:
+    return value, []
+
+
+def _built(checkpoint: Checkpoint, maker: TensorMaker, node: Any) -> tuple[Any, list[Any]]:
+    builder = Builder(checkpoint, maker)
+    value = builder.build(node)
+    return value if value.keys() >= _OPTIMIZER else _nested(value), list(builder.made.values())
+
+
+_STATE, _GROUPS = "state.", "param_groups."
+
+
+def _is_flat(names: Collection[str]) -> bool:
+    """Whether these are the keys of an optimizer's state flattened: ``state.fc.weight.exp_avg``.
+
+    So torch.distributed.checkpoint.state_dict writes it with flatten_optimizer_state_dict=True.
+    """
+    return any(name.startswith(_GROUPS) for name in names) and all(name.startswith((_STATE, _GROUPS)) for name in names)
+
+
+def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """A flattened state as torch.optim has it, each parameter in a separate group, by name.
+
+    Raises:
+        Refused: a parameter has state and no group.
+    """
+    found: dict[str, dict[str, dict[str, Any]]] = {_STATE: {}, _GROUPS: {}}
+    for key, value in flat.items():
+        kind = _STATE if key.startswith(_STATE) else _GROUPS
+        name, _, option = key.removeprefix(kind).rpartition(".")
+        found[kind].setdefault(name, {})[option] = value
+    loose = [name for name in found[_STATE] if name not in found[_GROUPS]]
+    if loose:
+        raise Refused(f"state of parameters that are in no group: {named(loose)}")
+    groups = [{**options, "params": [name]} for name, options in found[_GROUPS].items()]
+    return {"state": found[_STATE], "param_groups": groups}
+
+
+def saved_optimizer(checkpoint: Checkpoint, maker: TensorMaker, at: str | None) -> tuple[str, Mapping[str, Any]]:
+    """(address, saved state) of the optimizer in the file."""
+    found = list(optimizers_in(checkpoint, maker))
+    addresses = [address for address, _ in found]
+    if at is not None:
+        found = [row for row in found if row[0] == at.strip("/")]
+        if not found:
+            hint = where_else(addresses) if addresses else "the file holds none"
+            raise NoSuchTensor(f"no optimizer at {at!r}", path=checkpoint.path, hint=hint)
+    if not found:
+        hint = "a training checkpoint has one beside the model's state dict; `ckptfix inspect` shows what this one has"
+        raise Refused("no optimizer's state was found in it", path=checkpoint.path, hint=hint)
+    if len(found) > 1:
+        hint = f"choose one with at={found[0][0]!r}"
+        listed = ", ".join(address or "''" for address in addresses)
+        raise Refused(f"it holds {len(found)} optimizers: {listed}", path=checkpoint.path, hint=hint)
+    address, build = found[0]
+    saved, made = build()
+    foreign = next((value for value in made if isinstance(value, ForeignObject)), None)
+    if foreign is not None:
+        what = f"{foreign.module}.{foreign.name}"
+        raise Refused(f"it holds an object of class {what}, which is not imported", path=checkpoint.path, where=address)
+    return address, saved
+
+
+def parts(saved: Mapping[str, Any]) -> tuple[list[SavedGroup], Mapping[Any, Any]]:
+    """The groups and the state of an optimizer's state dict.
+
+    Raises:
+        Refused: it is none as torch.optim writes it.
+    """
+    groups, state = saved["param_groups"], saved["state"]
+    if not isinstance(groups, list | tuple) or not isinstance(state, Mapping):
+        raise Refused("no optimizer's state as torch.optim writes it")
+    found = []
+    for group in groups:
+        if not isinstance(group, Mapping) or not isinstance(group.get("params"), list | tuple):
+            raise Refused("a parameter group without its parameters")
+        ids, names = list(group["params"]), group.get("param_names")
+        if names is not None and (not isinstance(names, list | tuple) or len(names) != len(ids)):
+            raise Refused("a parameter group with other names than parameters")
+        options = {key: value for key, value in group.items() if key not in ("params", "param_names")}
+        found.append(SavedGroup(ids, None if names is None else [str(name) for name in names], options))
+    everything = [key for group in found for key in group.ids]
+    if not all(isinstance(key, int | str) for key in everything):
+        raise Refused("a parameter that is neither a number nor a name")
+    if len(set(everything)) != len(everything):
+        raise Refused("a parameter that is in two groups")
+    return found, state

@@ -1,0 +1,1 @@
+"""Names of parameters: strings and shapes, no file."""

@@ -1,0 +1,330 @@
+"""Spellings that many models share: what is the same tensor under two names, and what one side may lack.
+
+One table, `FAMILIES`, says what is known and where it comes from; the functions here are what its rows mean.
+Nothing here looks at values, and nothing renames by itself: a matcher asks.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from ckptfix.names.slots import Slot
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A row of what is known.
+
+    Attributes:
+        id: short name, as it stands in reports.
+        how: ``"same"``: two spellings of one tensor. ``"optional"``: a buffer that is computed, counted or left over,
+            so that either side may lack it. ``"fused"``: one tensor here, several there; reported, never done.
+        about: what the spellings are.
+        source: where they are defined.
+    """
+
+    id: str
+    how: Literal["same", "optional", "fused"]
+    about: str
+    source: str
+
+
+FAMILIES: tuple[Family, ...] = (
+    Family("layer-norm", "same", "gamma and beta, a_2 and b_2, g and b: weight and bias", "google-research/bert"),
+    Family("batch-norm", "same", "moving_mean, moving_variance: running_mean, running_var", "keras, mindspore, paddle"),
+    Family(
+        "weight-norm", "same", "weight_g, weight_v: parametrizations.weight.original0, original1", "torch/nn/utils"
+    ),
+    Family(
+        "spectral-norm", "same", "weight_orig, _u, _v: parametrizations.weight.original, .0._u, .0._v", "torch/nn/utils"
+    ),
+    Family("in-proj", "same", "in_proj_weight, in_proj.weight, qkv.weight, Wqkv.weight, c_attn.weight", "torch, timm"),
+    Family("num_batches_tracked", "optional", "BatchNorm's count of steps", "torch/nn/modules/batchnorm.py"),
+    Family("position_ids", "optional", "0, 1, 2, ... as a buffer", "transformers, saved until 4.31"),
+    Family("token_type_ids", "optional", "zeros as a buffer", "transformers"),
+    Family("relative_position_index", "optional", "indices of a window's positions", "Swin, BEiT, MaxViT"),
+    Family("relative_coords_table", "optional", "log-spaced offsets of a window", "Swin V2"),
+    Family("attention-mask", "optional", "a causal or window mask as a buffer", "GPT-2, GPT-J, nanoGPT, Swin"),
+    Family("masked_bias", "optional", "the number that stands for minus infinity", "GPT-2 of transformers"),
+    Family("rotary", "optional", "frequencies, sines and cosines of rotary positions", "LLaMA, GPT-NeoX"),
+    Family("n_averaged", "optional", "AveragedModel's count of updates", "torch/optim/swa_utils.py"),
+    Family("profile", "optional", "total_ops and total_params, which a profiler leaves behind", "thop/profile.py"),
+    Family("fairseq-version", "optional", "version and _float_tensor, which hold no weights", "fairseq"),
+    Family("qkv", "fused", "one projection for query, key and value, or three", "torch MultiheadAttention, timm"),
+    Family("gate-up", "fused", "one projection for gate and value of a gated MLP, or two", "Phi-3, DINOv2 SwiGLU"),
+)
+
+FAMILY = {family.id: family for family in FAMILIES}
+
+
+@dataclass(frozen=True, slots=True)
+class BasePrefix:
+    """A name under which models hold the model that they are built on.
+
+    Attributes:
+        component: the path components, without the trailing dot.
+        used_by: who does so.
+    """
+
+    component: str
+    used_by: str
+
+
+BASE_PREFIXES: tuple[BasePrefix, ...] = (
+    BasePrefix("model", "LightningModules by habit; base_model_prefix of LLaMA, BART and others in transformers"),
+    BasePrefix("net", "LightningModules and training scripts by habit"),
+    BasePrefix("network", "nnU-Net and training scripts by habit"),
+    BasePrefix("backbone", "mmcv, mmdetection, detectron2, torchvision detection, Lightning Bolts"),
+    BasePrefix("encoder", "autoencoders, segmentation_models_pytorch"),
+    BasePrefix("base_model", "PEFT (base_model.model), stable-baselines"),
+    BasePrefix("base_model.model", "PEFT"),
+    BasePrefix("model.model", "a LightningModule that holds a wrapper"),
+    BasePrefix("encoder_q", "MoCo, main_moco.py"),
+    BasePrefix("encoder_k", "MoCo, main_moco.py"),
+    BasePrefix("base_encoder", "MoCo v3"),
+    BasePrefix("momentum_encoder", "MoCo v3"),
+    BasePrefix("student", "DINO, distillation"),
+    BasePrefix("teacher", "DINO, distillation"),
+    BasePrefix("student.backbone", "DINO, DINOv2"),
+    BasePrefix("teacher.backbone", "DINO, DINOv2"),
+    BasePrefix("ema", "exponential averages by habit"),
+    BasePrefix("model_ema", "latent diffusion"),
+    BasePrefix("ema_model", "ema-pytorch"),
+    BasePrefix("online_model", "ema-pytorch"),
+    BasePrefix("generator", "GANs"),
+    BasePrefix("discriminator", "GANs"),
+    BasePrefix("netG", "pytorch-CycleGAN-and-pix2pix"),
+    BasePrefix("netD", "pytorch-CycleGAN-and-pix2pix"),
+    BasePrefix("visual", "CLIP, open_clip"),
+    BasePrefix("visual.trunk", "open_clip with a timm model"),
+    BasePrefix("vision_model", "CLIP and SigLIP in transformers"),
+    BasePrefix("text_model", "CLIP and SigLIP in transformers"),
+    BasePrefix("image_encoder", "SAM, CLIP-likes"),
+    BasePrefix("feature_extractor", "transfer learning by habit"),
+    BasePrefix("trunk", "timm wrappers, metric learning"),
+    BasePrefix("bert", "base_model_prefix in transformers"),
+    BasePrefix("roberta", "base_model_prefix in transformers"),
+    BasePrefix("distilbert", "base_model_prefix in transformers"),
+    BasePrefix("albert", "base_model_prefix in transformers"),
+    BasePrefix("electra", "base_model_prefix in transformers"),
+    BasePrefix("deberta", "base_model_prefix in transformers"),
+    BasePrefix("transformer", "base_model_prefix of GPT-2, XLNet, T5 in transformers"),
+    BasePrefix("gpt_neox", "base_model_prefix in transformers"),
+    BasePrefix("vit", "base_model_prefix in transformers"),
+    BasePrefix("deit", "base_model_prefix in transformers"),
+    BasePrefix("beit", "base_model_prefix in transformers"),
+    BasePrefix("swin", "base_model_prefix in transformers"),
+    BasePrefix("convnext", "base_model_prefix in transformers"),
+    BasePrefix("resnet", "base_model_prefix in transformers"),
+    BasePrefix("segformer", "base_model_prefix in transformers"),
+    BasePrefix("wav2vec2", "base_model_prefix in transformers"),
+    BasePrefix("hubert", "base_model_prefix in transformers"),
+)
+
+_AFFINE = (("gamma", "beta"), ("a_2", "b_2"), ("g", "b"))
+"""Weight and bias of a norm as TensorFlow, the Annotated Transformer and OpenAI's first GPT spell them."""
+
+_STATISTICS = (("moving_mean", "moving_variance"), ("moving_mean", "moving_var"), ("_mean", "_variance"))
+"""Running mean and variance as Keras and MindSpore, MXNet-style ports and Paddle spell them."""
+
+_COUNTS = {"num_batches_tracked"}
+
+FUSED_QKV = ("qkv", "Wqkv", "qkv_proj", "to_qkv", "c_attn", "in_proj")
+"""Modules that project to query, key and value in one, in this order. GPT-NeoX's ``query_key_value`` is not among
+them: it is ordered head by head."""
+
+_SPLIT_QKV = (
+    ("q_proj", "k_proj", "v_proj"),
+    ("query", "key", "value"),
+    ("query_proj", "key_proj", "value_proj"),
+    ("to_q", "to_k", "to_v"),
+    ("q_lin", "k_lin", "v_lin"),
+    ("linear_q", "linear_k", "linear_v"),
+    ("w_q", "w_k", "w_v"),
+    ("w_qs", "w_ks", "w_vs"),
+    ("wq", "wk", "wv"),
+    ("W_q", "W_k", "W_v"),
+    ("q", "k", "v"),
+)
+
+_FUSIONS: tuple[tuple[str, tuple[str, ...], tuple[tuple[str, ...], ...]], ...] = (
+    ("qkv", FUSED_QKV, _SPLIT_QKV),
+    ("gate-up", ("gate_up_proj", "w12"), (("gate_proj", "up_proj"), ("w1", "w3"), ("w1", "w2"))),
+)
+"""Family, modules that are fused, and what they may be in parts, in the order of the fused tensor's rows."""
+
+_NO_ATTENTION = {"A_log", "conv1d.weight", "x_proj.weight"}
+"""Beside an ``in_proj`` these say that it is Mamba's, which is not attention."""
+
+
+def canonical(names: Sequence[str]) -> dict[str, str]:
+    """name -> canonical name, for the names of one model that a family spells in its own way.
+
+    The canonical spelling is what torch's newest module writes (``weight``, ``running_mean``,
+    ``parametrizations.weight.original0``); a fused attention projection is ``qkv``. A spelling counts only where the
+    whole of it is there: a lone ``gamma`` is a layer scale and is kept. Two names never get one canonical name.
+    """
+    modules: dict[str, list[str]] = defaultdict(list)
+    for name in names:
+        module, _, leaf = name.rpartition(".")
+        modules[module].append(leaf)
+    found: dict[str, str] = {}
+    for module, leaves in modules.items():
+        front = f"{module}." if module else ""
+        own = set(leaves)
+        for leaf, new in (*_norm(own), *_weight_norm(own), *_spectral_norm(own)):
+            found[front + leaf] = front + new
+    present = set(names)
+    for name in names:
+        fused = _fused_name(found.get(name, name), present)
+        if fused is not None:
+            found[name] = fused
+    taken = Counter(found.get(name, name) for name in present)
+    return {name: found[name] for name in names if name in found and taken[found[name]] == 1}
+
+
+def _norm(own: set[str]) -> Iterator[tuple[str, str]]:
+    """Affine parameters and statistics of a norm; nothing else may be in the module."""
+    statistics = {"running_mean", "running_var"}
+    for mean, variance in _STATISTICS:
+        if {mean, variance} <= own and not own & statistics:
+            statistics = {mean, variance}
+            yield mean, "running_mean"
+            yield variance, "running_var"
+            break
+    for weight, bias in _AFFINE:
+        if {weight, bias} <= own and own <= {weight, bias} | statistics | _COUNTS:
+            yield weight, "weight"
+            yield bias, "bias"
+            return
+
+
+def _weight_norm(own: set[str]) -> Iterator[tuple[str, str]]:
+    for leaf in own:
+        parameter = leaf.removesuffix("_g")
+        # Beside w_q and w_k, w_g and w_v are parameters of a gated attention; beside weight_orig, of a spectral norm.
+        siblings = {parameter, f"{parameter}_orig", f"{parameter}_q", f"{parameter}_k"}
+        if parameter != leaf and parameter and f"{parameter}_v" in own and not own & siblings:
+            yield leaf, f"parametrizations.{parameter}.original0"
+            yield f"{parameter}_v", f"parametrizations.{parameter}.original1"
+
+
+def _spectral_norm(own: set[str]) -> Iterator[tuple[str, str]]:
+    for leaf in own:
+        parameter = leaf.removesuffix("_orig")
+        if parameter != leaf and parameter and f"{parameter}_u" in own:
+            front = f"parametrizations.{parameter}"
+            yield leaf, f"{front}.original"
+            yield f"{parameter}_u", f"{front}.0._u"
+            if f"{parameter}_v" in own:  # files before torch 1.2 lack it
+                yield f"{parameter}_v", f"{front}.0._v"
+
+
+def _fused_name(name: str, present: set[str]) -> str | None:
+    """`name` with ``qkv`` for a fused projection's own name; None if it is none, or is spelled so already."""
+    module, _, leaf = name.rpartition(".")
+    if leaf in ("in_proj_weight", "in_proj_bias"):
+        return f"{module}.qkv.{leaf[8:]}".removeprefix(".")
+    parent, _, last = module.rpartition(".")
+    if last not in FUSED_QKV or last == "qkv":
+        return None
+    front = f"{parent}." if parent else ""
+    if last == "in_proj" and any(front + other in present for other in _NO_ATTENTION):
+        return None
+    return f"{front}qkv.{leaf}"
+
+
+Test = Callable[[Slot], bool]
+
+
+def _whole(slot: Slot) -> bool:
+    return slot.dtype in ("", "bool") or "int" in slot.dtype
+
+
+def _scalar(slot: Slot) -> bool:
+    return slot.shape in ((), (1,))
+
+
+def _square(slot: Slot) -> bool:
+    return len(slot.shape) >= 2 and slot.shape[-1] == slot.shape[-2]
+
+
+def _any(slot: Slot) -> bool:
+    return True
+
+
+_OPTIONAL: dict[str, tuple[str, Test]] = {
+    "num_batches_tracked": ("num_batches_tracked", lambda slot: _scalar(slot) and _whole(slot)),
+    "position_ids": ("position_ids", _whole),
+    "token_type_ids": ("token_type_ids", _whole),
+    "relative_position_index": ("relative_position_index", _whole),
+    "relative_coords_table": ("relative_coords_table", _any),
+    # A bias of a layer has one size; GPT-2's "bias" is a lower triangle of ones, float in nanoGPT.
+    "bias": ("attention-mask", lambda slot: slot.shape[:2] == (1, 1) and len(slot.shape) == 4 and _square(slot)),
+    "mask": ("attention-mask", _square),
+    "attn_mask": ("attention-mask", _square),
+    "causal_mask": ("attention-mask", _square),
+    "tril": ("attention-mask", _square),
+    "masked_bias": ("masked_bias", _scalar),
+    "inv_freq": ("rotary", _any),
+    "cos_cached": ("rotary", _any),
+    "sin_cached": ("rotary", _any),
+    "freqs_cis": ("rotary", _any),
+    "n_averaged": ("n_averaged", _scalar),
+    "total_ops": ("profile", _scalar),
+    "total_params": ("profile", _scalar),
+    "_float_tensor": ("fairseq-version", _scalar),
+    "version": ("fairseq-version", _scalar),
+}
+"""Last component of a name -> its family, and what must hold of shape and dtype for it to be one."""
+
+
+def optional(slot: Slot) -> Family | None:
+    """The family of a buffer that either side may lack, or None: a tensor that must not be passed over.
+
+    Shape and dtype must fit too, as ``attn.bias`` is a mask only if it is a square.
+    """
+    row = _OPTIONAL.get(slot.name.rpartition(".")[2])
+    return FAMILY[row[0]] if row is not None and row[1](slot) else None
+
+
+def fusions(one: Iterable[Slot], other: Iterable[Slot]) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """Tensors of `one` that are several of `other` in one piece: (fused name, names of the parts).
+
+    They are recognised by their last components and by shapes: the parts' rows add up to the fused tensor's.
+    """
+    groups = _split_groups({slot.name: slot for slot in other})
+    found: list[tuple[str, tuple[str, ...]]] = []
+    for slot in one:
+        module, _, leaf = slot.name.rpartition(".")
+        last = module.rpartition(".")[2]
+        if leaf in ("in_proj_weight", "in_proj_bias"):
+            last, leaf = "in_proj", leaf[8:]
+        family = next((family for family, fused, _ in _FUSIONS if last in fused), None)
+        waiting = groups.get((family or "", leaf, slot.shape))
+        if waiting:
+            found.append((slot.name, waiting.popleft()))
+    return tuple(found)
+
+
+def _split_groups(parts: dict[str, Slot]) -> dict[tuple[str, str, tuple[int, ...]], deque[tuple[str, ...]]]:
+    """(family, parameter, shape in one piece) -> the parts that would make one such tensor, in the order of `parts`."""
+    starts: dict[str, list[tuple[str, tuple[str, ...]]]] = defaultdict(list)
+    for family, _, splits in _FUSIONS:
+        for split in splits:
+            starts[split[0]].append((family, split))
+    groups: dict[tuple[str, str, tuple[int, ...]], deque[tuple[str, ...]]] = defaultdict(deque)
+    for name, slot in parts.items():
+        module, _, leaf = name.rpartition(".")
+        parent, _, last = module.rpartition(".")
+        front = f"{parent}." if parent else ""
+        for family, split in starts.get(last, ()):
+            names = tuple(f"{front}{part}.{leaf}" for part in split)
+            shapes = [parts[part].shape for part in names if part in parts]
+            if len(shapes) == len(names) and slot.shape and all(shape[1:] == slot.shape[1:] for shape in shapes):
+                rows = sum(shape[0] for shape in shapes if shape)
+                groups[family, leaf, (rows, *slot.shape[1:])].append(names)
+    return groups

@@ -1,0 +1,76 @@
+"""``ckptfix.convert``: the same tensors in another format."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from ckptfix.errors import StrPath
+from ckptfix.io.read import Progress
+from ckptfix.ops.convert import plan as convert_op
+from ckptfix.ops.writing import LOSSES, Draft, Result, carry_out, copy_note, open_input
+from ckptfix.pickles.collector import without_collections
+from ckptfix.words import plural, some
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class ConvertResult(Result):
+    """`at` is the state dict that was taken, None for the whole object; `left` is what the output lacks."""
+
+    at: str | None = None
+    tensors: int = 0
+    left: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()
+
+    def _details(self) -> dict[str, Any]:
+        return {"at": self.at, "tensors": self.tensors, "left_behind": list(self.left), "lost": list(self.lost)}
+
+
+@without_collections
+def convert(
+    source: StrPath,
+    dest: StrPath,
+    *,
+    to: str | None = None,
+    at: str | None = None,
+    drop_unsupported: bool = False,
+    force: bool = False,
+    keep_old: bool = False,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> ConvertResult:
+    """Write `source` to `dest` in another format.
+
+    Args:
+        to: ``"zip"``, ``"legacy"`` or ``"safetensors"``; by the suffix of `dest` by default.
+        at: address of the state dict to take, when there are several.
+        drop_unsupported: leave out tensors that the format cannot hold; they are listed, and `exit_code` is 3.
+
+    The rest as `strip_module`.
+    """
+    checkpoint = open_input(source, dest, force)
+    done = convert_op.convert(checkpoint, os.fspath(dest), to=to, at=at, drop_unsupported=drop_unsupported)
+    line = f"{plural(done.tensors, 'tensor')} from {checkpoint.format} to {done.format}"
+    if done.format == checkpoint.format:
+        line = f"nothing to do: it is {done.format} already{copy_note(True)}"
+    if done.at:
+        line += f" from {done.at}"
+    if done.ties:
+        line += f"; {plural(done.ties, 'name')} tied to another"
+    lines = [line]
+    if done.lost:
+        lines.append(f"LOST, as {done.format} cannot hold them: {some(done.lost)}")
+    behind = [address for address in done.left if address not in done.lost]
+    if behind:
+        lines.append(f"left behind: {some(behind)}")
+    code = LOSSES if done.lost else 0
+    findings = done.plan.findings
+    draft = Draft.of(checkpoint, dest, done.plan, done.promise, lines, findings, format=done.format, exit_code=code)
+    return ConvertResult(
+        **carry_out(draft, force=force, keep_old=keep_old, dry_run=dry_run, progress=progress),
+        at=done.at,
+        tensors=done.tensors,
+        left=done.left,
+        lost=done.lost,
+    )

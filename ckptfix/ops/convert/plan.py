@@ -1,0 +1,164 @@
+"""Containers: the same tensors in another format."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ckptfix.checkpoint import ByteRange, Checkpoint, OutputFile, Plan, TensorEntry, contiguous_stride
+from ckptfix.errors import Refused, WouldLoseData
+from ckptfix.findings.row import Finding
+from ckptfix.formats import FORMATS
+from ckptfix.formats.safetensors import format as safetensors
+from ckptfix.formats.safetensors.write import row_major
+from ckptfix.formats.target import fits, refuse_other_suffix, target_format, why_not
+from ckptfix.formats.torch import recode as torch_recode
+from ckptfix.formats.torch.common import element_sizes, little_endian
+from ckptfix.ops import choose
+from ckptfix.ops.candidates import Candidate
+from ckptfix.ops.choose import refuse_damaged
+from ckptfix.ops.law.promise import Promise, everything
+from ckptfix.ops.pieces import refuse_odd_keys, refuse_piece
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """What a conversion will do.
+
+    Attributes:
+        plan: what will be written; its findings list what is left out.
+        format: of the output.
+        at: address of the state dict that was taken; None for the whole object.
+        tensors: how many names are written.
+        left: addresses of what the output does not hold.
+        lost: names of tensors among them that were dropped on request.
+        ties: names that share their bytes with another one.
+        promise: what the output has to hold.
+    """
+
+    plan: Plan
+    format: str
+    at: str | None
+    tensors: int
+    promise: Promise
+    left: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()
+    ties: int = 0
+
+
+def convert(
+    checkpoint: Checkpoint, dest: str, *, to: str | None = None, at: str | None = None, drop_unsupported: bool = False
+) -> Conversion:
+    """Plan `dest` as another format of `checkpoint`.
+
+    torch to torch keeps the whole object. safetensors takes one state dict: the one at `at`, or the only
+    one that looks like a model's.
+
+    Raises:
+        WouldLoseData: tensors that the output cannot hold, without `drop_unsupported`.
+        Refused: several state dicts and no `at`; or they are one rank's piece, and the output would not say so.
+    """
+    target = target_format(dest, to)
+    refuse_other_suffix(checkpoint.path, dest, target, chosen=True)
+    if target == checkpoint.format:
+        return _copied(checkpoint, dest, target)
+    if target == "safetensors":
+        return _to_safetensors(checkpoint, dest, at, drop_unsupported)
+    if at is not None:
+        raise Refused("--at picks a state dict for safetensors; a torch file keeps the whole object")
+    if checkpoint.format == "safetensors":
+        return _from_safetensors(checkpoint, dest, target)
+    _ = checkpoint.entries
+    refuse_damaged(checkpoint)
+    plan = (torch_recode.to_zip if target == "zip" else torch_recode.to_legacy)(checkpoint, dest)
+    return Conversion(plan, target, None, len(checkpoint.entries), everything(checkpoint))
+
+
+def _copied(checkpoint: Checkpoint, dest: str, target: str) -> Conversion:
+    plan = Plan((OutputFile.of(dest, (ByteRange(checkpoint.path, 0, checkpoint.size),)),))
+    return Conversion(plan, target, None, len(checkpoint.entries), everything(checkpoint))
+
+
+def _to_safetensors(checkpoint: Checkpoint, dest: str, at: str | None, drop_unsupported: bool) -> Conversion:
+    if at is None:
+        refuse_piece(checkpoint)
+    chosen = choose.mapping(checkpoint, at)
+    refuse_piece(checkpoint, chosen.at)
+    refuse_odd_keys(checkpoint, chosen.at)
+    entries = [entry for entry in checkpoint.entries if entry.at == chosen.at]
+    plain = [replace(entry, at="") for entry in entries]
+    fitting = [entry for entry in plain if fits(entry)]
+    odd = [entry for entry in plain if not fits(entry)]
+    if odd and not drop_unsupported:
+        shown = ", ".join(f"{entry.key} ({why_not(entry)})" for entry in odd[:5])
+        more = f" and {len(odd) - 5} more" if len(odd) > 5 else ""
+        raise WouldLoseData(
+            f"safetensors cannot hold {len(odd)} of {len(plain)} tensors: {shown}{more}",
+            path=checkpoint.path,
+            where=chosen.at or None,
+            hint="--drop-unsupported leaves them out, and names them",
+        )
+    refuse_damaged(checkpoint)
+    kept, metadata, findings = safetensors.share_plan(fitting)
+    plan = safetensors.plan_write(little(checkpoint, kept), dest, metadata={"format": "pt", **metadata})
+    left = _left_behind(checkpoint, chosen)
+    lost = tuple(entry.key for entry in odd)
+    noticed = [*findings, *plan.findings]
+    noticed += [Finding("left-behind", "info", address, "is not in the output") for address in left]
+    noticed += [Finding("lost", "warning", key, "safetensors cannot hold it") for key in lost]
+    plan = Plan(plan.files, tuple(noticed))
+    ties = len(fitting) - len(kept)
+    others = [entry for entry in checkpoint.entries if entry.at != chosen.at]
+    promise = Promise(fitting, others=others, reported=frozenset(left))
+    return Conversion(plan, "safetensors", chosen.at, len(fitting), promise, (*left, *lost), lost, ties)
+
+
+def little(checkpoint: Checkpoint, entries: Sequence[TensorEntry]) -> list[TensorEntry]:
+    """The same entries with little-endian data, made contiguous first: elements are turned as they stream."""
+    if checkpoint.byteorder == "little":
+        return list(entries)
+    units = element_sizes(checkpoint)
+    out = []
+    for entry in entries:
+        storage = entry.storage
+        assert storage is not None
+        data = little_endian(row_major(entry), "big", units[storage.key])
+        turned = replace(storage, key=entry.key, nbytes=entry.nbytes, data=data, crc32=None)
+        out.append(replace(entry, storage=turned, offset=0, stride=contiguous_stride(entry.shape)))
+    return out
+
+
+def _left_behind(checkpoint: Checkpoint, chosen: Candidate) -> list[str]:
+    """Addresses at the top of what is outside the chosen state dict, and its values that are not tensors."""
+    inside = f"{chosen.at}/" if chosen.at else ""
+    taken = {entry.name for entry in checkpoint.entries if entry.at == chosen.at}
+    left: dict[str, None] = {}
+    for entry in checkpoint.entries:
+        if entry.at in taken:
+            left[entry.name] = None
+        elif entry.at != chosen.at:
+            left[_top(entry.name, inside)] = None
+    for address, _ in checkpoint.values():
+        if address.rpartition("/")[0] not in taken:
+            left[_top(address, inside)] = None
+    return [address for address in left if address]
+
+
+def _top(address: str, inside: str) -> str:
+    """The address, cut to its first part when it lies outside the chosen mapping."""
+    return address if inside and address.startswith(inside) else address.partition("/")[0]
+
+
+def _from_safetensors(checkpoint: Checkpoint, dest: str, target: str) -> Conversion:
+    refuse_piece(checkpoint)
+    entries = safetensors.restore_ties(checkpoint.entries, checkpoint.metadata)
+    refuse_damaged(checkpoint)
+    plan = FORMATS[target].plan_write(entries, dest)
+    names = {entry.key for entry in entries}
+    left = [key for key in checkpoint.metadata if key not in names and key not in {"format", *safetensors.TIE_KEYS}]
+    findings = list(plan.findings)
+    findings += [Finding("left-behind", "info", f"__metadata__/{key}", "is not in the output") for key in left]
+    plan = Plan(plan.files, tuple(findings))
+    ties = len(entries) - len(checkpoint.entries)
+    behind = tuple(f"__metadata__/{key}" for key in left)
+    return Conversion(plan, target, "", len(entries), everything(checkpoint), behind, (), max(ties, 0))

@@ -1,0 +1,58 @@
+"""``ckptfix.diff``: what is different between two checkpoints."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ckptfix.errors import Refused, StrPath
+from ckptfix.formats import open_checkpoint
+from ckptfix.io.read import Progress
+from ckptfix.pickles.collector import without_collections
+
+if TYPE_CHECKING:
+    from ckptfix.ops.diff.compare import DiffResult
+
+
+@without_collections
+def diff(
+    a: StrPath,
+    b: StrPath,
+    *,
+    keys_only: bool = False,
+    rtol: float = 0.0,
+    atol: float = 0.0,
+    filter: str | None = None,
+    strip: Sequence[str] | str = (),
+    quick: bool = False,
+    at: str | tuple[str, str] | None = None,
+    progress: Progress | None = None,
+) -> DiffResult:
+    """Compare two checkpoints of any formats; see `DiffResult`.
+
+    Args:
+        keys_only: names, shapes and dtypes; no tensor byte is read.
+        rtol, atol: values that differ by at most ``atol + rtol * abs(b)`` count as the same.
+        filter: a glob; only tensors whose names match are compared.
+        strip: prefixes to remove on both sides before names are matched.
+        quick: equal CRC-32 and size count as equal bytes.
+        at: address of the state dicts to compare, one for both or one each.
+    """
+    from ckptfix.ops.diff.compare import diff as diff_op
+
+    for name, tolerance in (("rtol", rtol), ("atol", atol)):
+        if not 0 <= tolerance < math.inf:
+            raise Refused(f"{name} is {tolerance}, and must be a number from 0 on")
+    return diff_op(
+        open_checkpoint(a),
+        open_checkpoint(b),
+        keys_only=keys_only,
+        rtol=rtol,
+        atol=atol,
+        filter=filter,
+        strip=(strip,) if isinstance(strip, str) else strip,
+        quick=quick,
+        at=at,
+        progress=progress,
+    )

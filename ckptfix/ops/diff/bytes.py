@@ -1,0 +1,165 @@
+"""The bytes of two tensors side by side, in chunks, on every core.
+
+Equal bytes are the common case and the fast one: chunks are compared as bytes, and only from the first that
+differs are elements decoded. What was equal before is then read again, on one side, for the norms.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from ckptfix.checkpoint import ByteRange
+from ckptfix.io.threads import Readers, Workers
+from ckptfix.ops.diff.elements import Comparison
+from ckptfix.ops.diff.sources import CHUNK, Content, source
+from ckptfix.ops.diff.sums import Sums, ValueDiff
+
+PIECE = 32 << 20
+"""Bytes of a task: some 10 ms of work, so that the cores end together and progress moves."""
+
+OVERHEAD = 16 << 10
+"""Bytes that are compared in the time that it takes to get to them: what a small tensor costs."""
+
+Range = tuple[int, int]
+
+
+@dataclass(slots=True)
+class Job:
+    """Two tensors whose elements are compared, and what is known of them so far.
+
+    Attributes:
+        spans: the bytes that strided views of one layout lie in; equal spans mean equal elements.
+        equal: ranges of elements that are equal and in no sum yet.
+        identical: no byte differs.
+        result: how they differ; None when they do not differ in value.
+    """
+
+    a: Content
+    b: Content
+    elements: int
+    comparison: Comparison
+    spans: tuple[Content, Content] | None = None
+    sums: Sums = field(default_factory=Sums)
+    equal: list[Range] = field(default_factory=list)
+    identical: bool = True
+    result: ValueDiff | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return self.a.nbytes
+
+    @property
+    def seekable(self) -> bool:
+        return isinstance(self.a.data, ByteRange) and isinstance(self.b.data, ByteRange)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The elements `start` to `end` of a job."""
+
+    job: Job
+    start: int
+    end: int
+
+
+def _pieces(jobs: Iterable[Job]) -> Iterator[list[Piece]]:
+    """Tasks of about `PIECE` bytes: parts of large tensors, several small ones together."""
+    batch: list[Piece] = []
+    held = 0
+    for job in jobs:
+        itemsize = job.comparison.a.itemsize
+        step = PIECE // itemsize if job.seekable else max(1, job.elements)
+        for start in range(0, job.elements, step):
+            end = min(start + step, job.elements)
+            batch.append(Piece(job, start, end))
+            held += (end - start) * itemsize + OVERHEAD
+            if held >= PIECE:
+                yield batch
+                batch, held = [], 0
+    if batch:
+        yield batch
+
+
+Found = tuple[Piece, Sums | None, list[Range]]
+
+
+def compare(jobs: Sequence[Job], readers: Readers, progress: Callable[[int], None]) -> None:
+    """Compare the tensors of all `jobs` and set their results; `progress` is called with bytes newly compared.
+
+    Raises:
+        Truncated, DamagedFile: a file does not hold what it promises.
+    """
+    workers = Workers()
+    for job in jobs:
+        if job.a.endless or job.b.endless:
+            job.result = ValueDiff(job.elements, 0, reason="a view that repeats its storage too often to be read")
+
+    def compare_all(pieces: list[Piece]) -> list[Found]:
+        return [_compare(piece, readers, workers.stopped) for piece in pieces]
+
+    readable = [job for job in jobs if job.result is None]
+    for batch in workers.run(compare_all, _pieces(readable)):
+        for piece, sums, equal in batch:
+            job = piece.job
+            if sums is not None:
+                job.sums = job.sums.added(sums)
+                job.identical = False
+            job.equal.extend(equal)
+            progress((piece.end - piece.start) * job.comparison.a.itemsize)
+    differing = [job for job in readable if not job.identical]
+    summable = [job for job in differing if job.sums.differing and job.comparison.arithmetic != "bits"]
+    for job, sums in workers.run(lambda part: _norms(part, readers, workers.stopped), _equal_parts(summable)):
+        job.sums = job.sums.added(sums)
+    for job in differing:
+        job.result = job.sums.result(job.elements)
+
+
+def _compare(piece: Piece, readers: Readers, stopped: threading.Event) -> Found:
+    """The sums from the first chunk of `piece` that differs, if any does; and the ranges that are equal."""
+    job, comparison = piece.job, piece.job.comparison
+    a, b = source(job.a, readers), source(job.b, readers)
+    size_a, size_b = comparison.a.itemsize, comparison.b.itemsize
+    step = CHUNK // max(size_a, size_b)
+    sums: Sums | None = None
+    equal: list[Range] = []
+    for start in range(piece.start, piece.end, step):
+        if stopped.is_set():
+            break
+        count = min(step, piece.end - start)
+        x, y = a.read(start * size_a, count * size_a), b.read(start * size_b, count * size_b)
+        if comparison.bytewise and x == y:
+            if sums is not None:
+                comparison.add_equal(x, sums)
+            elif equal:
+                equal[-1] = (equal[-1][0], start + count)
+            else:
+                equal.append((start, start + count))
+        else:
+            if sums is None:
+                sums = Sums()
+            comparison.add(x, y, sums)
+    return piece, sums, equal
+
+
+def _equal_parts(jobs: Iterable[Job]) -> Iterator[tuple[Job, list[Range]]]:
+    """The equal ranges of each job: one task each, or all of a stream in one."""
+    for job in jobs:
+        if job.seekable:
+            yield from ((job, [part]) for part in job.equal)
+        elif job.equal:
+            yield job, job.equal
+
+
+def _norms(part: tuple[Job, list[Range]], readers: Readers, stopped: threading.Event) -> tuple[Job, Sums]:
+    job, ranges = part
+    a, size = source(job.a, readers), job.comparison.a.itemsize
+    step = CHUNK // size
+    sums = Sums()
+    for first, end in ranges:
+        for start in range(first, end, step):
+            if stopped.is_set():
+                break
+            job.comparison.add_equal(a.read(start * size, min(step, end - start) * size), sums)
+    return job, sums

@@ -1,0 +1,119 @@
+"""Compare two checkpoints, whatever their formats and however deep their state dicts are nested."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ckptfix.checkpoint import Checkpoint, TensorEntry
+from ckptfix.findings.row import Finding
+from ckptfix.io.read import Progress
+from ckptfix.io.threads import Readers
+from ckptfix.ops.diff.content import Group, Renamed, find_renamed
+from ckptfix.ops.diff.pairs import At, Side, match, sides
+from ckptfix.ops.diff.plain import compare_values
+from ckptfix.ops.diff.result import Ambiguous, Counts, DiffResult, NamePair, OneSided, ValueChange
+from ckptfix.ops.diff.tensors import UNSTATED, Tensors, sharing
+from ckptfix.pickles.collector import without_collections
+
+__all__ = ["DiffResult", "diff"]
+
+UNREAD = frozenset({"bad-tensor", "bad-storage", "truncated", "not-taken"})
+"""Findings of a reader that say that a tensor is missing from its entries, or is not what it should be."""
+
+
+@without_collections
+def diff(
+    a: Checkpoint,
+    b: Checkpoint,
+    *,
+    keys_only: bool = False,
+    rtol: float = 0.0,
+    atol: float = 0.0,
+    filter: str | None = None,
+    strip: Sequence[str] = (),
+    quick: bool = False,
+    at: At = None,
+    progress: Progress | None = None,
+) -> DiffResult:
+    """Compare checkpoint `a` with `b`: names, properties, elements, and the values that are not tensors.
+
+    Tensors are matched by address and name; then by name without wrapper prefixes; then by content. Memory use is
+    bounded by a few MiB a core, whatever the tensors' sizes.
+
+    Args:
+        keys_only: names, shapes and dtypes; no tensor byte is read.
+        rtol, atol: elements and floats are the same where ``|a - b| <= atol + rtol * |b|``. NaN is NaN.
+        filter: a glob; only tensors and values whose address or last part matches are compared.
+        strip: prefixes to remove from the names of both sides, in this order, before they are matched.
+        quick: tensors that fill a storage count as equal where size and the stated CRC-32 are.
+        at: compare the mapping at this address only; one for both (a file without it: its main state dict)
+            or one each.
+        progress: called with bytes compared and bytes in all, of one side.
+
+    Raises:
+        NoSuchTensor: a file has no tensors at `at`.
+        Undecided: it is not certain which state dict to compare with the other file's.
+        KeyConflict: two tensors have one name after `strip`.
+        Truncated, DamagedFile: a file does not hold what it promises.
+        ValueError: a tolerance that is negative or NaN.
+    """
+    if not (rtol >= 0 and atol >= 0):
+        raise ValueError(f"tolerances must not be negative: rtol={rtol}, atol={atol}")
+    side_a, side_b, pairings, modules = sides(a, b, at=at, strip=strip, filter=filter)
+    a, b = side_a.checkpoint, side_b.checkpoint
+    matched, rest_a, rest_b = match(side_a, side_b)
+    unstated = UNSTATED.get(a.format, frozenset()) | UNSTATED.get(b.format, frozenset())
+    tensors = Tensors((a.byteorder, b.byteorder), rtol, atol, quick, unstated)
+    renamed: list[Renamed] = []
+    ambiguous: list[Group] = []
+    values: list[ValueChange] = []
+    total = 0
+    for pair in matched:
+        add = tensors.add_sizes if keys_only else tensors.add
+        add(pair.a, pair.b, "wrapper" if pair.wrapped else "name")
+    if not keys_only:
+        with Readers() as readers:
+            tensors.run(readers, progress)
+            renamed, ambiguous = find_renamed(a, b, rest_a, rest_b, readers, trust_crc=quick)
+        for found in renamed:
+            tensors.add_equal(found.a, found.b)
+        values, total = compare_values(side_a, side_b, rtol=rtol, atol=atol)
+    pairs = [(pair.a, pair.b) for pair in matched] + [(found.a, found.b) for found in renamed]
+    taken = {id(entry) for found in renamed for entry in (found.a, found.b)}
+    return DiffResult(
+        path_a=a.path,
+        path_b=b.path,
+        format_a=a.format,
+        format_b=b.format,
+        keys_only=keys_only,
+        pairings=pairings,
+        modules=modules,
+        only_a=tuple(OneSided.of(entry) for entry in rest_a if id(entry) not in taken),
+        only_b=tuple(OneSided.of(entry) for entry in rest_b if id(entry) not in taken),
+        wrapped=tuple(NamePair(pair.a.name, pair.b.name) for pair in matched if pair.wrapped),
+        renamed=tuple(NamePair(found.a.name, found.b.name, found.of_several) for found in renamed),
+        ambiguous=tuple(Ambiguous(_names(group_a), _names(group_b)) for group_a, group_b in ambiguous),
+        changed=tuple(row.change() for row in tensors.rows if row.differs),
+        close=tuple(row.change() for row in tensors.rows if row.is_close),
+        sharing=() if keys_only or "sharing" in unstated else tuple(sharing(pairs)),
+        values=tuple(values),
+        unread=(*_unread(side_a), *_unread(side_b)),
+        counts=Counts(
+            matched=len(matched),
+            equal=len(matched) - tensors.unequal(),
+            trusted=len(tensors.trusted),
+            nbytes=sum(pair.a.nbytes for pair in matched),
+            values=total,
+        ),
+    )
+
+
+def _names(entries: Sequence[TensorEntry]) -> tuple[str, ...]:
+    return tuple(entry.name for entry in entries)
+
+
+def _unread(side: Side) -> Iterator[Finding]:
+    """What the reader of a file could not make a tensor of, as far as it takes part."""
+    for finding in side.checkpoint.findings:
+        if finding.id in UNREAD and side.place(finding.where) is not None and side.chosen(finding.where):
+            yield finding

@@ -1,0 +1,210 @@
+"""Tensors that have the same bytes under another name.
+
+Only tensors without a counterpart by name are looked at, and of these only the ones whose dtype and shape
+occur on the other side too. They are distinguished by CRC-32, where the files state it, or else by their first
+bytes; what is then still alike, by BLAKE2b of all their bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from ckptfix.checkpoint import Checkpoint, TensorEntry, dtypes
+from ckptfix.errors import Unsupported
+from ckptfix.io.threads import Readers, Workers
+from ckptfix.ops.diff.sources import CHUNK, Content, content, source
+
+HEAD = 1 << 16
+"""Bytes at the front that are hashed first."""
+
+Key = Callable[[TensorEntry], Hashable]
+Group = tuple[list[TensorEntry], list[TensorEntry]]
+
+
+@dataclass(frozen=True, slots=True)
+class Renamed:
+    """Tensors of A and B with the same bytes, as many of each: pairs in order."""
+
+    a: TensorEntry
+    b: TensorEntry
+    of_several: bool
+
+
+def leaves(entry: TensorEntry) -> list[TensorEntry]:
+    """The tensors with their own data that `entry` is made of, in order: itself, and its parts."""
+    if not entry.parts:
+        return [entry] if entry.storage is not None else []
+    found = []
+    stack = [entry]
+    while stack:
+        part = stack.pop()
+        if part.storage is not None:
+            found.append(part)
+        stack.extend(reversed(part.parts))
+    return found
+
+
+def whole_crc(entry: TensorEntry) -> int | None:
+    """The CRC-32 that the file states for exactly the bytes of `entry`; None if there is none."""
+    storage = entry.storage
+    if storage is None or storage.crc32 is None or not entry.is_contiguous or entry.offset:
+        return None
+    return storage.crc32 if entry.nbytes == storage.nbytes else None
+
+
+def find_renamed(
+    a: Checkpoint,
+    b: Checkpoint,
+    rest_a: Sequence[TensorEntry],
+    rest_b: Sequence[TensorEntry],
+    readers: Readers,
+    *,
+    trust_crc: bool,
+) -> tuple[list[Renamed], list[Group]]:
+    """The tensors of `rest_a` and `rest_b` that are equal, and groups of equal ones of unequal number.
+
+    Raises:
+        Truncated, DamagedFile: a file does not hold what it promises.
+    """
+    groups = _split([(_readable(rest_a), _readable(rest_b))], _signature)
+    workers = Workers()
+    swap = a.byteorder != b.byteorder
+    if not swap:
+        by_crc = [group for group in groups if _all_crc(group)]
+        others = [group for group in groups if not _all_crc(group)]
+        by_crc = _split(by_crc, _crcs)
+        if trust_crc:
+            return _paired(by_crc + _by_digest(others, swap, a, b, readers, workers))
+        groups = by_crc + others
+    return _paired(_by_digest(groups, swap, a, b, readers, workers))
+
+
+def _readable(entries: Iterable[TensorEntry]) -> list[TensorEntry]:
+    """Those that have bytes to compare by."""
+    found = []
+    for entry in entries:
+        parts = leaves(entry)
+        try:
+            contents = [content(part) for part in parts]
+        except Unsupported:
+            continue
+        if any(place.nbytes for place in contents) and not any(place.endless for place in contents):
+            found.append(entry)
+    return found
+
+
+def _signature(entry: TensorEntry) -> Hashable:
+    return entry.kind, entry.dtype, entry.shape, entry.detail, tuple((part.dtype, part.shape) for part in leaves(entry))
+
+
+def _crcs(entry: TensorEntry) -> tuple[int | None, ...]:
+    return tuple(map(whole_crc, leaves(entry)))
+
+
+def _all_crc(group: Group) -> bool:
+    return all(None not in _crcs(entry) for entries in group for entry in entries)
+
+
+def _split(groups: Iterable[Group], key: Key) -> list[Group]:
+    """The groups divided by `key`; what occurs on one side only is dropped."""
+    found = []
+    for entries_a, entries_b in groups:
+        parts: defaultdict[Hashable, Group] = defaultdict(lambda: ([], []))
+        for entry in entries_a:
+            parts[key(entry)][0].append(entry)
+        for entry in entries_b:
+            parts[key(entry)][1].append(entry)
+        found += [group for group in parts.values() if group[0] and group[1]]
+    return found
+
+
+def _by_digest(
+    groups: list[Group], swap: bool, a: Checkpoint, b: Checkpoint, readers: Readers, workers: Workers
+) -> list[Group]:
+    """The groups divided by content: by the first bytes, and where there are more, by all bytes."""
+    done: list[Group] = []
+    for limit in (HEAD, None):
+        tasks = [
+            (entry, swap and checkpoint.byteorder == "big")
+            for group in groups
+            for entries, checkpoint in zip(group, (a, b), strict=True)
+            for entry in entries
+        ]
+        known: dict[int, bytes] = {}
+        for digests in workers.run(partial(_digests, limit, readers), _batches(tasks)):
+            known.update(digests)
+        groups = _split(groups, lambda entry, known=known: known[id(entry)])  # type: ignore[misc]
+        done += [group for group in groups if _is_short(group)]
+        groups = [group for group in groups if not _is_short(group)]
+    return done + groups
+
+
+Task = tuple[TensorEntry, bool]
+
+
+def _is_short(group: Group) -> bool:
+    """Whether the first bytes of these tensors, which are alike in shape and dtype, are all of them."""
+    return all(part.nbytes <= HEAD for part in leaves(group[0][0]))
+
+
+def _batches(tasks: Iterable[Task]) -> Iterator[list[Task]]:
+    """Several small tensors at a time: handing one over costs as much as hashing some 10 KB."""
+    batch: list[Task] = []
+    held = 0
+    for task in tasks:
+        batch.append(task)
+        held += task[0].nbytes + 1024
+        if held >= CHUNK:
+            yield batch
+            batch, held = [], 0
+    if batch:
+        yield batch
+
+
+def _digests(limit: int | None, readers: Readers, batch: list[Task]) -> list[tuple[int, bytes]]:
+    return [(id(entry), _digest(entry, swap, limit, readers)) for entry, swap in batch]
+
+
+def _digest(entry: TensorEntry, swap: bool, limit: int | None, readers: Readers) -> bytes:
+    """BLAKE2b of the bytes of `entry`, at most `limit` of each part, in little-endian order if `swap`."""
+    state = hashlib.blake2b(digest_size=32)
+    for part in leaves(entry):
+        unit = _unit(part) if swap else 1
+        for chunk in _chunks(content(part), limit, readers):
+            state.update(_swapped(chunk, unit) if unit > 1 else chunk)
+    return state.digest()
+
+
+def _chunks(place: Content, limit: int | None, readers: Readers) -> Iterator[bytes]:
+    nbytes = place.nbytes if limit is None else min(limit, place.nbytes)
+    bytes_of = source(place, readers)
+    for start in range(0, nbytes, CHUNK):
+        yield bytes_of.read(start, min(CHUNK, nbytes - start))
+
+
+def _unit(entry: TensorEntry) -> int:
+    """Bytes whose order a byte order reverses: half an element of a complex dtype."""
+    row = dtypes.by_name(entry.dtype)
+    return row.itemsize // 2 if row.family == "complex" or row.name == "complex32" else row.itemsize
+
+
+def _swapped(chunk: bytes, unit: int) -> bytes:
+    import numpy
+
+    return numpy.frombuffer(chunk, f"u{unit}").byteswap().tobytes()
+
+
+def _paired(groups: Iterable[Group]) -> tuple[list[Renamed], list[Group]]:
+    renamed: list[Renamed] = []
+    ambiguous: list[Group] = []
+    for group in groups:
+        if len(group[0]) == len(group[1]):
+            several = len(group[0]) > 1
+            renamed += [Renamed(x, y, several) for x, y in zip(*group, strict=True)]
+        else:
+            ambiguous.append(group)
+    return renamed, ambiguous

@@ -1,0 +1,222 @@
+"""The elements of two tensors, compared: every dtype, in float64 or exactly.
+
+Sums are taken in float64 over blocks that fit a core's cache, whatever the dtype; integers of every width are
+compared exactly. Elements that are NaN on both sides are equal, and so are infinities of one sign and zeros of
+either; what is not finite on both sides is left out of the sums. numpy is imported when the first element is
+decoded, not before.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from ckptfix.checkpoint import dtypes
+from ckptfix.checkpoint.dtypes import Dtype
+from ckptfix.ops.diff.sums import Sums
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+BLOCK = 1 << 15
+"""Elements of one pass: five arrays of float64 (1.3 MB) fit in a core's cache."""
+
+DOT = 1 << 13
+"""Elements of one dot product: OpenBLAS starts its own threads above 10,000, which then compete with ours."""
+
+Arithmetic = Literal["integer", "real", "complex", "bits"]
+
+_INTEGERS = ("int", "bool")
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """How the elements of two tensors are compared.
+
+    Attributes:
+        a, b: their dtypes.
+        swap_a, swap_b: whether their bytes are in the other order than this machine's.
+        rtol, atol: elements are the same where ``|a - b| <= atol + rtol * |b|``.
+        arithmetic: what is computed of them.
+        bytewise: equal bytes mean equal elements.
+    """
+
+    a: Dtype
+    b: Dtype
+    swap_a: bool
+    swap_b: bool
+    rtol: float
+    atol: float
+    arithmetic: Arithmetic
+    bytewise: bool
+
+    @classmethod
+    def of(cls, a: str, b: str, orders: tuple[str, str], rtol: float = 0.0, atol: float = 0.0) -> Comparison | None:
+        """The comparison of dtype `a` with dtype `b`, of files in these byte orders; None if there is none."""
+        row_a, row_b = dtypes.find(a), dtypes.find(b)
+        if row_a is None or row_b is None:
+            return None
+        arithmetic = _arithmetic(row_a, row_b)
+        if arithmetic is None:
+            return None
+        swap_a, swap_b = (
+            order != sys.byteorder and row.itemsize > 1 for order, row in zip(orders, (row_a, row_b), strict=True)
+        )
+        return cls(row_a, row_b, swap_a, swap_b, rtol, atol, arithmetic, row_a is row_b and swap_a == swap_b)
+
+    def add(self, a: bytes, b: bytes, sums: Sums) -> None:
+        """Add the elements of `a` and `b`, as many of each, to `sums`."""
+        import numpy
+
+        add = {"integer": _add_integers, "real": _add_floats, "complex": _add_floats, "bits": _add_bits}[
+            self.arithmetic
+        ]
+        with numpy.errstate(all="ignore"):
+            for x, y in self._blocks(a, b):
+                add(x, y, self.rtol, self.atol, sums)
+
+    def add_equal(self, a: bytes, sums: Sums) -> None:
+        """Add elements that are equal on both sides: they count only towards the norms and the mean."""
+        import numpy
+
+        if self.arithmetic == "bits":
+            return
+        with numpy.errstate(all="ignore"):
+            for start in range(0, len(a), BLOCK * self.a.itemsize):
+                x = self._computable(decode(a[start : start + BLOCK * self.a.itemsize], self.a, self.swap_a))
+                if self.arithmetic == "integer":
+                    x = x.astype(numpy.float64)
+                square = _dot(x, x)
+                if not math.isfinite(square):
+                    x = x[numpy.isfinite(x)]
+                    square = _dot(x, x)
+                sums.finite += x.size
+                sums.aa += square
+                sums.bb += square
+                sums.ab += square
+
+    def _blocks(self, a: bytes, b: bytes) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+        for start in range(0, len(a) // self.a.itemsize, BLOCK):
+            end = start + BLOCK
+            yield (
+                self._computable(decode(a[start * self.a.itemsize : end * self.a.itemsize], self.a, self.swap_a)),
+                self._computable(decode(b[start * self.b.itemsize : end * self.b.itemsize], self.b, self.swap_b)),
+            )
+
+    def _computable(self, elements: NDArray[Any]) -> NDArray[Any]:
+        if self.arithmetic == "real":
+            return elements.astype("f8")
+        return elements.astype("c16") if self.arithmetic == "complex" else elements
+
+
+def _arithmetic(a: Dtype, b: Dtype) -> Arithmetic | None:
+    """What can be computed of elements of two dtypes; None if they are not to be compared by value."""
+    families = {a.family, b.family}
+    if families & {"bits", "quantized"}:
+        if a is not b:
+            return None
+        return "bits" if a.family == "bits" or a.name in PACKED else "integer"
+    if "complex" in families:
+        return "complex"
+    signs = {row.name == "uint64" for row in (a, b)}
+    return "integer" if families <= set(_INTEGERS) and len(signs) == 1 else "real"
+
+
+PACKED = frozenset({"quint4x2", "quint2x4"})
+"""Dtypes of which torch counts every element while several share a byte: their storage is compared whole."""
+
+
+def decode(data: bytes, dtype: Dtype, swap: bool) -> NDArray[Any]:
+    """The elements in `data`; a dtype without arithmetic gives rows of bytes."""
+    import numpy
+
+    view = dtypes.numpy_dtype(dtype.name)
+    if view is None or dtype.family == "bits" or dtype.name in PACKED:
+        raw: NDArray[Any] = numpy.frombuffer(data, numpy.uint8).reshape(-1, dtype.itemsize)
+        return raw[:, ::-1] if swap else raw
+    if dtype.family == "bool":
+        truth: NDArray[Any] = numpy.frombuffer(data, numpy.uint8) != 0
+        return truth
+    if swap:
+        unit = dtype.itemsize // 2 if dtype.family == "complex" else dtype.itemsize
+        swapped: NDArray[Any] = numpy.frombuffer(data, f"u{unit}").byteswap()
+        return swapped.view(view)
+    return numpy.frombuffer(data, view)
+
+
+def _dot(x: NDArray[Any], y: NDArray[Any]) -> float:
+    """``sum(x * y)``; of complex arrays, over their real and imaginary components."""
+    if x.dtype.kind == "c":
+        x, y = x.view("f8"), y.view("f8")
+    return float(sum(x[start : start + DOT].dot(y[start : start + DOT]) for start in range(0, len(x), DOT)))
+
+
+def _add_floats(x: NDArray[Any], y: NDArray[Any], rtol: float, atol: float, sums: Sums) -> None:
+    d = x - y
+    dd = _dot(d, d)
+    if not math.isfinite(dd):
+        x, y = _set_aside(x, y, sums)
+        d = x - y
+        dd = _dot(d, d)
+    if not d.size:
+        return
+    distance = abs(d)
+    sums.finite += d.size
+    sums.differing += _differing(distance, y, rtol, atol)
+    sums.max_abs = max(sums.max_abs, float(distance.max()))
+    sums.sum_abs += float(distance.sum())
+    _add_norms(x, y, dd, sums)
+
+
+def _set_aside(x: NDArray[Any], y: NDArray[Any], sums: Sums) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Count the elements that are not finite on both sides; the others are left."""
+    import numpy
+
+    nan_x, nan_y = numpy.isnan(x), numpy.isnan(y)
+    finite = numpy.isfinite(x) & numpy.isfinite(y)
+    nan_a = int(numpy.count_nonzero(nan_x & ~nan_y))
+    nan_b = int(numpy.count_nonzero(nan_y & ~nan_x))
+    infinite = int(numpy.count_nonzero(~finite & ~nan_x & ~nan_y & (x != y)))
+    sums.nan_a += nan_a
+    sums.nan_b += nan_b
+    sums.infinite += infinite
+    sums.differing += nan_a + nan_b + infinite
+    return x[finite], y[finite]
+
+
+def _add_integers(x: NDArray[Any], y: NDArray[Any], rtol: float, atol: float, sums: Sums) -> None:
+    import numpy
+
+    wide = numpy.uint64 if x.dtype == numpy.uint64 else numpy.int64
+    x, y = x.astype(wide), y.astype(wide)
+    # Unsigned subtraction wraps, so that it is right where the signed one would overflow.
+    distance = numpy.maximum(x, y).view("u8") - numpy.minimum(x, y).view("u8")
+    x, y, d = x.astype("f8"), y.astype("f8"), distance.astype("f8")
+    sums.finite += x.size
+    sums.differing += _differing(distance, y, rtol, atol)
+    sums.max_abs = max(sums.max_abs, int(distance.max()))
+    # In halves: 2**15 elements of 32 bits cannot overflow a sum of 64.
+    sums.sum_abs += (int((distance >> numpy.uint64(32)).sum()) << 32) + int((distance & numpy.uint64(0xFFFFFFFF)).sum())
+    _add_norms(x, y, _dot(d, d), sums)
+
+
+def _add_norms(x: NDArray[Any], y: NDArray[Any], dd: float, sums: Sums) -> None:
+    sums.dd += dd
+    sums.aa += _dot(x, x)
+    sums.bb += _dot(y, y)
+    sums.ab += _dot(x, y)
+
+
+def _add_bits(x: NDArray[Any], y: NDArray[Any], rtol: float, atol: float, sums: Sums) -> None:
+    sums.differing += int((x != y).any(axis=1).sum())
+
+
+def _differing(distance: NDArray[Any], reference: NDArray[Any], rtol: float, atol: float) -> int:
+    import numpy
+
+    if not rtol and not atol:
+        return int(numpy.count_nonzero(distance))
+    return int(numpy.count_nonzero(distance > atol + rtol * abs(reference)))

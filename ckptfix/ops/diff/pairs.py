@@ -1,0 +1,238 @@
+"""Which tensor of one checkpoint belongs to which of the other, by address and name."""
+
+from __future__ import annotations
+
+import difflib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+
+from ckptfix.checkpoint import Checkpoint, TensorEntry
+from ckptfix.errors import KeyConflict, NoSuchTensor, Undecided
+from ckptfix.formats.safetensors import format as safetensors
+from ckptfix.formats.safetensors import ties as safetensors_ties
+from ckptfix.names import wrappers as keys
+from ckptfix.ops import choose
+from ckptfix.ops.diff.modules import as_state_dicts
+from ckptfix.ops.diff.result import ModuleRead, Pairing
+
+At = str | tuple[str, str] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of the two checkpoints, and where its mappings stand in a common naming of addresses.
+
+    Attributes:
+        roots: addresses of the paired mappings; the n-th of one side is paired with the n-th of the other.
+        everything: whether what is outside of them takes part too, under the address that it has.
+    """
+
+    checkpoint: Checkpoint
+    roots: tuple[str, ...]
+    everything: bool
+    prefixes: tuple[str, ...]
+    filter: str | None
+
+    def place(self, address: str) -> tuple[int, str] | None:
+        """(which root, the rest of the address); None for what does not take part."""
+        inside = [index for index, root in enumerate(self.roots) if _is_under(address, root)]
+        if not inside:
+            return (-1, address) if self.everything else None
+        innermost = max(inside, key=lambda index: len(self.roots[index]))
+        root = self.roots[innermost]
+        return innermost, address[len(root) + 1 :] if root else address
+
+    def stripped(self, name: str) -> str:
+        """`name` without the prefixes that are to be ignored."""
+        for prefix in self.prefixes:
+            name = keys.strip(name, prefix)
+        return name
+
+    def chosen(self, address: str) -> bool:
+        """Whether the filter lets `address` through: whole, or its last part in any of its forms."""
+        if self.filter is None:
+            return True
+        key = address.rpartition("/")[2]
+        forms = (address, key, self.stripped(key), keys.unwrapped(key))
+        return any(fnmatchcase(form, self.filter) for form in forms)
+
+
+def _is_under(address: str, root: str) -> bool:
+    return not root or address == root or address.startswith(root + "/")
+
+
+def sides(
+    a: Checkpoint, b: Checkpoint, *, at: At, strip: Sequence[str], filter: str | None
+) -> tuple[Side, Side, tuple[Pairing, ...], tuple[ModuleRead, ...]]:
+    """The two sides, with their mappings paired, and the modules among them that were read as state dicts.
+
+    Raises:
+        NoSuchTensor: a file has nothing at `at`.
+        Undecided: the files have no address in common, and several state dicts of one could be meant.
+    """
+    mains = _meant(a), _meant(b)
+    a, b, modules = as_state_dicts(a, b)
+    pairings = tuple(_pairings(a, b, *mains)) if at is None else (_chosen(a, b, at, *mains),)
+    prefixes = tuple(prefix.rstrip(".") for prefix in strip)
+    side_a = Side(a, tuple(row.at_a for row in pairings), at is None, prefixes, filter)
+    side_b = Side(b, tuple(row.at_b for row in pairings), at is None, prefixes, filter)
+    return side_a, side_b, pairings, modules
+
+
+def _pairings(a: Checkpoint, b: Checkpoint, main_a: list[str], main_b: list[str]) -> Iterator[Pairing]:
+    """The mappings to pair although their addresses differ; mappings at one address need no word.
+
+    The state dicts that are meant are paired where neither file has one at the address of the other's; and the
+    optimizers, where each side has one.
+    """
+    ats_a, ats_b = _weights(a), _weights(b)
+    if main_a and main_b and not (ats_a & set(main_b) or ats_b & set(main_a)):
+        if len(main_a) == len(main_b) == 1:
+            yield Pairing(main_a[0], main_b[0], "main state dict")
+        elif not ats_a & ats_b:
+            raise _undecided(a, b, main_a, main_b)
+    optimizers = _optimizers(a), _optimizers(b)
+    if len(optimizers[0]) == len(optimizers[1]) == 1 and optimizers[0] != optimizers[1]:
+        yield Pairing(optimizers[0][0], optimizers[1][0], "optimizer")
+
+
+def _meant(checkpoint: Checkpoint) -> list[str]:
+    """Addresses of the state dict that is meant, or of those between which nothing decides."""
+    return [row.at for row in choose.meant(checkpoint)]
+
+
+def _weights(checkpoint: Checkpoint) -> set[str]:
+    states = [state for state in checkpoint.state_dicts if not state.optimizer]
+    return {state.at for state in states if state.weights} or {state.at for state in states}
+
+
+def _undecided(a: Checkpoint, b: Checkpoint, main_a: list[str], main_b: list[str]) -> Undecided:
+    """Which of several to compare with the other file is asked for."""
+    several, of = (main_a, a) if len(main_a) > 1 else (main_b, b)
+    message = f"it holds {len(several)} state dicts: {', '.join(at or repr('') for at in several)}"
+    choice = {"at": (main_a[0], main_b[0])}
+    return Undecided(message, choices=tuple(several), choice=choice, path=of.path)
+
+
+def _optimizers(checkpoint: Checkpoint) -> list[str]:
+    """Addresses of the optimizers: what stands before ``state`` in their tensors' addresses."""
+    found: dict[str, None] = {}
+    for state in checkpoint.state_dicts:
+        parts = state.at.split("/")
+        if state.optimizer and "state" in parts[1:]:
+            found["/".join(parts[: parts.index("state", 1)])] = None
+    return list(found)
+
+
+def _chosen(
+    a: Checkpoint, b: Checkpoint, at: str | tuple[str, str], main_a: list[str], main_b: list[str]
+) -> Pairing:
+    """The mappings at `at`; a file that has none at an address given for both is represented by its main one."""
+    if not isinstance(at, str):
+        at_a, at_b = (address.strip("/") for address in at)
+        for checkpoint, address in ((a, at_a), (b, at_b)):
+            if not _has(checkpoint, address):
+                raise _missing(checkpoint, address)
+        return Pairing(at_a, at_b, "chosen")
+    address = at.strip("/")
+    has_a, has_b = _has(a, address), _has(b, address)
+    if not has_a and not has_b:
+        raise _missing(a, address)
+    lacking, mains = (b, main_b) if has_a else (a, main_a)
+    if not (has_a and has_b) and not mains:
+        raise _missing(lacking, address)
+    if not (has_a and has_b) and len(mains) > 1:
+        raise _undecided(a, b, [address] if has_a else main_a, [address] if has_b else main_b)
+    return Pairing(address if has_a else main_a[0], address if has_b else main_b[0], "chosen")
+
+
+def _has(checkpoint: Checkpoint, address: str) -> bool:
+    if not address:
+        return True
+    return any(_is_under(entry.at, address) for entry in checkpoint.entries)
+
+
+def _missing(checkpoint: Checkpoint, address: str) -> NoSuchTensor:
+    known = list(dict.fromkeys(state.at for state in checkpoint.state_dicts))
+    near = tuple(difflib.get_close_matches(address, known, 3) or known[:3])
+    shown = ", ".join(at or "the top" for at in near)
+    return NoSuchTensor(
+        f"no tensors at {address!r}", path=checkpoint.path, near=near, hint=f"it has {shown}" if shown else None
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Matched:
+    """Two tensors that belong together by name; `wrapped` if only without wrapper prefixes."""
+
+    a: TensorEntry
+    b: TensorEntry
+    wrapped: bool
+
+
+def match(a: Side, b: Side) -> tuple[list[Matched], list[TensorEntry], list[TensorEntry]]:
+    """Pairs by name in the order of A, and what is left of A and of B.
+
+    Names are matched as they are; what then remains, without wrapper prefixes, where that leaves no doubt.
+
+    Raises:
+        KeyConflict: two tensors of a side have one name after stripping.
+    """
+    named_a, named_b = _by_name(a), _by_name(b)
+    pairs = {name: Matched(entry, named_b[name], False) for name, entry in named_a.items() if name in named_b}
+    rest_a = {name: entry for name, entry in named_a.items() if name not in pairs}
+    rest_b = {name: entry for name, entry in named_b.items() if name not in pairs}
+    bare_a, bare_b = _unique_bare(rest_a), _unique_bare(rest_b)
+    for bare, name in bare_a.items():
+        other = bare_b.get(bare)
+        if other is not None:
+            pairs[name] = Matched(rest_a.pop(name), rest_b.pop(other), True)
+    ordered = [pairs[name] for name in named_a if name in pairs]
+    return ordered, list(rest_a.values()), list(rest_b.values())
+
+
+Name = tuple[int, str, str]
+
+
+def _by_name(side: Side) -> dict[Name, TensorEntry]:
+    """(root, address below it, key) -> tensor, of those that take part."""
+    found: dict[Name, TensorEntry] = {}
+    for entry in _entries(side.checkpoint):
+        place = side.place(entry.at)
+        if place is None or not side.chosen(entry.name):
+            continue
+        name = (*place, side.stripped(entry.key))
+        while name in found and found[name].key == entry.key:  # the keys 1 and "1" of one mapping
+            name = (*name[:2], name[2] + "\0")
+        if name in found:
+            raise KeyConflict(
+                "two tensors have one name",
+                path=side.checkpoint.path,
+                where=entry.name,
+                pairs=((name[2], (found[name].name, entry.name)),),
+            )
+        found[name] = entry
+    return found
+
+
+def _entries(checkpoint: Checkpoint) -> Iterator[TensorEntry]:
+    """Every tensor, and the names that metadata only ties to one."""
+    yield from checkpoint.entries
+    if checkpoint.format == safetensors.NAME:
+        known = {entry.key: entry for entry in checkpoint.entries}
+        for name, kept in safetensors_ties.ties(checkpoint.metadata, known).items():
+            yield replace(known[kept], key=name)
+
+
+def _unique_bare(names: Iterable[Name]) -> dict[Name, Name]:
+    """Name without wrapper prefixes -> name, where only one name becomes it."""
+    bare = {name: (name[0], bare_address(name[1]), keys.unwrapped(name[2])) for name in names}
+    counts = Counter(bare.values())
+    return {short: name for name, short in bare.items() if counts[short] == 1}
+
+
+def bare_address(address: str) -> str:
+    """An address whose parts have no wrapper prefixes: an optimizer's state may be keyed by parameter name."""
+    return "/".join(map(keys.unwrapped, address.split("/")))

@@ -1,0 +1,252 @@
+"""Matched tensors while they are being compared: their properties at once, their elements by jobs."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from dataclasses import dataclass, field
+from operator import attrgetter
+
+from ckptfix.checkpoint import ByteRange, TensorEntry
+from ckptfix.errors import Unsupported
+from ckptfix.formats.torch import tensors as torch_tensors
+from ckptfix.io.read import Progress
+from ckptfix.io.threads import Readers, Workers
+from ckptfix.ops.diff import bytes as diff_bytes
+from ckptfix.ops.diff import sources as diff_sources
+from ckptfix.ops.diff.bytes import Job
+from ckptfix.ops.diff.content import leaves, whole_crc
+from ckptfix.ops.diff.elements import Comparison
+from ckptfix.ops.diff.result import Difference, Match, Sharing, TensorChange
+from ckptfix.ops.diff.sums import ValueDiff
+
+UNSTATED = {"safetensors": frozenset({"device", "requires_grad", "parameter", "stride", "detail", "sharing"})}
+"""What a format does not state: it is not compared with what the other file states."""
+
+LAZY = frozenset(torch_tensors.LAZY)
+
+
+@dataclass(slots=True)
+class Row:
+    """Two tensors that belong together, or parts of such, while they are being compared; `owner` numbers the pair."""
+
+    owner: int
+    a: TensorEntry
+    b: TensorEntry
+    match: Match
+    differences: tuple[Difference, ...]
+    job: Job | None = None
+    reason: str | None = None
+
+    @property
+    def values(self) -> ValueDiff | None:
+        """How far apart the elements are; None when no byte differs, or none was compared."""
+        if self.reason is not None:
+            return ValueDiff(self.a.numel, 0, reason=self.reason)
+        return None if self.job is None else self.job.result
+
+    @property
+    def values_differ(self) -> bool:
+        values = self.values
+        return values is not None and (values.differing > 0 or values.reason is not None)
+
+    @property
+    def differs(self) -> bool:
+        return bool(self.differences) or self.values_differ
+
+    @property
+    def is_close(self) -> bool:
+        """Whether elements have other bytes and count as equal, and nothing else differs."""
+        return self.values is not None and not self.differs
+
+    def change(self) -> TensorChange:
+        values = self.values if self.values_differ or self.is_close else None
+        return TensorChange(self.a.name, self.b.name, self.match, self.differences, values)
+
+
+@dataclass(slots=True)
+class Tensors:
+    """Matched tensors: a row each, and one more for each part; and the jobs that compare their values.
+
+    Attributes:
+        byteorders: of the two files.
+        rtol, atol: see `Comparison`.
+        quick: whether an equal CRC-32 and size will do.
+        unstated: properties that one of the formats does not state.
+        jobs: by what is compared, so that tied tensors are compared once.
+        trusted: owners of rows whose bytes are not read.
+    """
+
+    byteorders: tuple[str, str]
+    rtol: float
+    atol: float
+    quick: bool
+    unstated: frozenset[str]
+    rows: list[Row] = field(default_factory=list)
+    jobs: dict[Hashable, Job] = field(default_factory=dict)
+    trusted: set[int] = field(default_factory=set)
+    _comparisons: dict[tuple[str, str], Comparison | None] = field(default_factory=dict)
+    _owner: int = 0
+
+    def unequal(self) -> int:
+        """How many tensors that were matched by name differ."""
+        return len({row.owner for row in self.rows if row.differs and row.match != "content"})
+
+    def add_sizes(self, a: TensorEntry, b: TensorEntry, match: Match) -> None:
+        """Compare shape and dtype only."""
+        self._add_row(a, b, match, sizes(a, b))
+
+    def add_equal(self, a: TensorEntry, b: TensorEntry) -> None:
+        """Compare the properties of two tensors whose bytes are known to be equal."""
+        self._add_row(a, b, "content", properties(a, b, self.unstated))
+
+    def add(self, a: TensorEntry, b: TensorEntry, match: Match) -> None:
+        """Compare the properties of two tensors, and note what of their data is to be compared."""
+        row = self._add_row(a, b, match, properties(a, b, self.unstated))
+        parts_a, parts_b = leaves(a), leaves(b)
+        if a.kind != b.kind:
+            return
+        if len(parts_a) != len(parts_b):
+            row.reason = f"made of {len(parts_a)} and of {len(parts_b)} parts"
+            return
+        for x, y in zip(parts_a, parts_b, strict=True):
+            part = row
+            if x is not a:
+                part = Row(row.owner, x, y, match, tuple(sizes(x, y)))
+                self.rows.append(part)
+            if x.shape == y.shape:
+                self._add_values(part)
+
+    def _add_row(self, a: TensorEntry, b: TensorEntry, match: Match, differences: Iterable[Difference]) -> Row:
+        self._owner += 1
+        row = Row(self._owner, a, b, match, tuple(differences))
+        self.rows.append(row)
+        return row
+
+    def _add_values(self, row: Row) -> None:
+        a, b = row.a, row.b
+        comparison = self._comparison(a.dtype, b.dtype)
+        if comparison is None:
+            return
+        if self.quick and comparison.bytewise and whole_crc(a) is not None and whole_crc(a) == whole_crc(b):
+            self.trusted.add(row.owner)
+            return
+        key = (_place(a), _place(b))
+        job = self.jobs.get(key)
+        if job is None:
+            try:
+                x, y = diff_sources.content(a), diff_sources.content(b)
+            except Unsupported as error:
+                row.reason = error.message
+                return
+            count, other = x.nbytes // comparison.a.itemsize, y.nbytes // comparison.b.itemsize
+            if count != other:
+                row.reason = f"{count} and {other} stored elements"
+                return
+            spans = diff_sources.spans(a, b) if comparison.bytewise else None
+            job = self.jobs[key] = Job(x, y, count, comparison, spans)
+        row.job = job
+
+    def _comparison(self, a: str, b: str) -> Comparison | None:
+        """None where dtypes differ so that the values say nothing; that they differ is then a property."""
+        if (a, b) not in self._comparisons:
+            self._comparisons[a, b] = Comparison.of(a, b, self.byteorders, self.rtol, self.atol)
+        return self._comparisons[a, b]
+
+    def run(self, readers: Readers, progress: Progress | None) -> None:
+        """Compare the elements.
+
+        Raises:
+            Truncated, DamagedFile: a file does not hold what it promises.
+        """
+        total = sum(job.nbytes for job in self.jobs.values())
+        done = 0
+
+        def advance(count: int) -> None:
+            nonlocal done
+            done += count
+            if progress is not None:
+                progress(done, total)
+
+        jobs = [job for job in self.jobs.values() if job.spans is None]
+        views = [job for job in self.jobs.values() if job.spans is not None]
+
+        def spans_equal(job: Job) -> bool:
+            return job.spans is not None and diff_sources.equal_bytes(*job.spans, readers)
+
+        # Views of one layout are equal where the storages are: no need to gather their elements.
+        for job, equal in zip(views, Workers().run(spans_equal, views), strict=True):
+            if equal:
+                advance(job.nbytes)
+            else:
+                jobs.append(job)
+        diff_bytes.compare(jobs, readers, advance)
+
+
+PROPERTIES: dict[str, Callable[[TensorEntry], object]] = {
+    "kind": attrgetter("kind"),
+    "shape": attrgetter("shape"),
+    "dtype": attrgetter("dtype"),
+    "device": attrgetter("location"),
+    "requires_grad": attrgetter("requires_grad"),
+    "parameter": attrgetter("parameter"),
+    "detail": attrgetter("detail"),
+}
+
+
+def properties(a: TensorEntry, b: TensorEntry, unstated: frozenset[str]) -> Iterator[Difference]:
+    """The properties in which two tensors differ, without those that one of the formats does not state."""
+    for what, read in PROPERTIES.items():
+        if read(a) != read(b) and (what not in unstated or (what == "detail" and _is_lazy(a) != _is_lazy(b))):
+            yield Difference(what, read(a), read(b))
+    if a.stride != b.stride and a.shape == b.shape and "stride" not in unstated and _steps(a) != _steps(b):
+        yield Difference("stride", a.stride, b.stride)
+
+
+def _is_lazy(entry: TensorEntry) -> bool:
+    """Whether the bytes stand for their conjugate or negative, which no format may leave unsaid."""
+    return not LAZY.isdisjoint(entry.detail.split(", "))
+
+
+def sizes(a: TensorEntry, b: TensorEntry) -> Iterator[Difference]:
+    """Shape and dtype, where they differ."""
+    for what, x, y in (("shape", a.shape, b.shape), ("dtype", a.dtype, b.dtype)):
+        if x != y:
+            yield Difference(what, x, y)
+
+
+def _steps(entry: TensorEntry) -> tuple[int, ...]:
+    """The stride in the dimensions in which there is a step to be made."""
+    if not entry.numel:
+        return ()
+    return tuple(step for size, step in zip(entry.shape, entry.stride, strict=True) if size > 1)
+
+
+def _place(entry: TensorEntry) -> Hashable:
+    """Equal for tensors that are the same elements of a file."""
+    storage = entry.storage
+    data = storage.data if storage is not None else None
+    place = data if isinstance(data, ByteRange) else id(data)
+    return place, entry.dtype, entry.shape, entry.stride, entry.offset
+
+
+def sharing(pairs: Iterable[tuple[TensorEntry, TensorEntry]]) -> Iterator[Sharing]:
+    """The groups of matched tensors that have one storage on one side and not on the other."""
+    known = list(pairs)
+    groups_a = _groups(a for a, _ in known)
+    groups_b = _groups(b for _, b in known)
+    for group in groups_a:
+        if group not in groups_b:
+            yield Sharing("a", tuple(known[index][0].name for index in sorted(group)))
+    for group in groups_b:
+        if group not in groups_a:
+            yield Sharing("b", tuple(known[index][1].name for index in sorted(group)))
+
+
+def _groups(entries: Iterable[TensorEntry]) -> dict[frozenset[int], None]:
+    """The sets of positions whose tensors share a storage, in order."""
+    by_storage: defaultdict[str, list[int]] = defaultdict(list)
+    for index, entry in enumerate(entries):
+        if entry.storage is not None and entry.numel:
+            by_storage[entry.storage.key].append(index)
+    return dict.fromkeys(frozenset(group) for group in by_storage.values() if len(group) > 1)

@@ -1,0 +1,58 @@
+"""``ckptfix.doctor``: why a checkpoint does not load, and the command that fixes it."""
+
+from __future__ import annotations
+
+from ckptfix.errors import StrPath
+from ckptfix.findings.row import Entry
+from ckptfix.findings.table import ENTRIES
+from ckptfix.ops.doctor import examine as doctor_op
+from ckptfix.ops.doctor.report import Diagnosis, of_message
+from ckptfix.ops.target import targets
+from ckptfix.pickles.collector import without_collections
+
+
+@without_collections
+def doctor(
+    path: StrPath,
+    *,
+    like: StrPath | None = None,
+    error: str | None = None,
+    fast: bool = False,
+    at: str | None = None,
+    like_at: str | None = None,
+    allow_import: bool = False,
+) -> Diagnosis:
+    """Look at a checkpoint, and say what keeps it from loading; nothing of it is imported, run or changed.
+
+    Args:
+        like: the model that it is meant for: a checkpoint, a file of keys (``keys.json``), or ``module:factory``.
+        error: the error message the user saw; the findings that explain it come first.
+        fast: read no tensor bytes: no checksums, no search for NaN and zeros.
+        at: address of the state dict that counts, where there are several; of the others, nothing is said.
+        like_at: the same for `like`.
+        allow_import: import the module of ``module:factory`` and call the factory, which runs their code.
+
+    Returns:
+        What was found: ``diagnosis.sentence`` says it in one sentence, ``diagnosis.fixes`` are the commands that
+        help, and ``diagnosis.exit_code()`` is the exit code of ``ckptfix doctor``.
+
+    Raises:
+        CkptfixError: `path` cannot be read; `like` cannot, as `targets.read`.
+    """
+    target = None if like is None else targets.read(like, at=like_at, allow_import=allow_import)
+    return doctor_op.examine(path, like=target, error=error, fast=fast, at=at, like_at=like_at)
+
+
+def message(error: str) -> Diagnosis:
+    """What the message `error` of a loader means, where the file is not at hand; nothing is found and nothing fixed."""
+    return of_message(error)
+
+
+def explain(id: str) -> Entry | None:
+    """The row of the table of findings that is called `id`; None if there is none."""
+    return ENTRIES.get(id)
+
+
+def ids() -> tuple[str, ...]:
+    """The ids of all findings."""
+    return tuple(ENTRIES)

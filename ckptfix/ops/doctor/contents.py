@@ -1,0 +1,323 @@
+"""What a checkpoint holds that keeps it from loading as it is: devices, wrappers, nesting, views, empty weights."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from ckptfix.checkpoint import Checkpoint, StateDict, TensorEntry, dtypes
+from ckptfix.commands import verbatim, word
+from ckptfix.findings.message_names import Prefix
+from ckptfix.findings.row import Finding
+from ckptfix.findings.table import found
+from ckptfix.formats.safetensors import format as safetensors
+from ckptfix.formats.torch import legacy as torch_legacy
+from ckptfix.formats.torch import zip as torch_zip
+from ckptfix.names import spellings as families
+from ckptfix.names import wrappers as keys
+from ckptfix.ops import averages, choose
+from ckptfix.ops.candidates import is_inside
+from ckptfix.ops.choose import chosen_sites
+from ckptfix.ops.sanitize import versions as sanitize_versions
+from ckptfix.words import plural
+
+PICKLED = (torch_zip.NAME, torch_legacy.NAME)
+
+WASTE = 4096
+"""Unused bytes of a storage are reported from this many on, if they are also a tenth of it."""
+
+_LIGHTNING = ("hyper_parameters", "global_step", "callbacks", "lr_schedulers", "hparams_name")
+"""Keys that beside ``state_dict`` make a file look like one of Lightning's (checkpoint_connector.py)."""
+
+_SUFFIX_FORMATS = {".safetensors": safetensors.NAME}
+
+
+def weights(checkpoint: Checkpoint) -> list[StateDict]:
+    """The state dicts that are a model's, the one that is meant first; else those that are at least no optimizer's."""
+    return choose.states(checkpoint)
+
+
+def only_at(checkpoint: Checkpoint, at: str) -> Checkpoint:
+    """`checkpoint` as if it held nothing but what is at the address `at`, for its names, shapes and devices.
+
+    Raises:
+        NoSuchTensor: there is nothing with tensors.
+    """
+    at = at.strip("/")
+    entries = tuple(entry for entry in checkpoint.entries if is_inside(entry.at, at))
+    if not entries:
+        chosen_sites(checkpoint, at)
+    devices: Counter[str] = Counter()
+    stack = list(entries)
+    while stack:
+        entry = stack.pop()
+        stack += entry.parts
+        devices[entry.location] += 1
+    return replace(
+        checkpoint,
+        load_entries=lambda: entries,
+        load_values=lambda: ((address, value) for address, value in checkpoint.values() if is_inside(address, at)),
+        sites=tuple(site for site in checkpoint.sites if is_inside(site.at, at)),
+        state_dicts=tuple(state for state in checkpoint.state_dicts if is_inside(state.at, at)),
+        devices=dict(devices),
+    )
+
+
+def scan(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Findings about `checkpoint` as a whole; no tensor byte is read."""
+    yield from _suffix(checkpoint)
+    yield from _wrappers(checkpoint)
+    yield from _devices(checkpoint)
+    yield from _nesting(checkpoint)
+    yield from _sizes(checkpoint)
+    yield from _sharing(checkpoint)
+    yield from _spellings(checkpoint)
+    if checkpoint.format == safetensors.NAME:
+        if checkpoint.entries and checkpoint.metadata.get("format") is None:
+            yield found("no-format-metadata")
+        yield found("no-checksums", "safetensors states no checksums: a flipped bit of the data could not be seen")
+    if checkpoint.format == torch_legacy.NAME:
+        yield found("no-mmap")
+        yield found("no-checksums", "torch's old format has no checksums: a flipped bit of the data could not be seen")
+    if checkpoint.byteorder == "big":
+        yield found("big-endian")
+
+
+def _suffix(checkpoint: Checkpoint) -> Iterator[Finding]:
+    path = checkpoint.path.lower()
+    if path.endswith(".safetensors") and checkpoint.format != safetensors.NAME:
+        message = "a torch checkpoint that is called .safetensors"
+        yield found("wrong-suffix", message, fix="ckptfix convert {source} {safetensors} --to safetensors")
+    elif checkpoint.format == safetensors.NAME and path.endswith(torch_zip.SUFFIXES):
+        message = "a safetensors file that is called like one of torch"
+        yield found("wrong-suffix", message, fix="ckptfix convert {source} {zip} --to zip")
+
+
+def _wrappers(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Wrappers on every name of a state dict, or anywhere where only wrappers have such a name."""
+    for site in checkpoint.sites:
+        if site.kind != "state_dict":
+            continue
+        own = averages.has_own_level(checkpoint, site, site.names)
+        whole = own and not site.at
+        names = averages.inside(site.names) if own and not whole else site.names
+        carried = keys.wrappers_in(names)
+        others = [name for name in names if name not in keys.COMPANIONS and not (whole and name in keys.COUNTERS)]
+        sure = {part: row for part, row in carried.items() if part in keys.ANYWHERE or row[0] >= len(others)}
+        if not sure:
+            for part, (count, first) in carried.items():
+                message = f"{count} of {len(others)} keys begin with {part}., as in {first}; it may be the model's own"
+                yield found("partial-prefix", message, where=site.at)
+            continue
+        (_, example) = next(iter(sure.values()))
+        made = "; ".join(wrapper.made_by for wrapper in keys.WRAPPERS if wrapper.component in sure)
+        prefixes = " and ".join(f"{part}." for part in sure)
+        count = max(count for count, _ in sure.values())
+        begin = f"{plural(count, 'key')} {'begins' if count == 1 else 'begin'} with"
+        message = f"{begin} {prefixes} ({made}), as in {example}"
+        if own and not whole:
+            message += f", inside the module. of {averages.wrapper(site.names)}"
+        simple = list(sure) == ["module"] and not any(name.startswith("module.module.") for name in names)
+        fix = "ckptfix strip-module {source} {stripped}" if simple else None
+        yield found("wrapped-names", message, where=site.at, fix=_OF_AVERAGES if whole else fix)
+
+
+_OF_AVERAGES = "ckptfix extract {source} {weights} --ema"
+"""Fix for a file that holds only averages: it gives them the names of a plain model, and drops their counter."""
+
+
+def _devices(checkpoint: Checkpoint) -> Iterator[Finding]:
+    away = {place: count for place, count in checkpoint.devices.items() if place not in ("cpu", "meta")}
+    if away:
+        rows = ", ".join(f"{place} ({plural(count, 'place')})" for place, count in list(away.items())[:6])
+        needed = "that device" if len(away) == 1 else "those devices"
+        yield found("device-tags", f"tensors were saved on {rows}; without map_location, torch.load needs {needed}")
+    for place in checkpoint.fixed_devices[:20]:
+        yield found("fixed-device", f"a device that no edit reaches: {place}")
+
+
+def _nesting(checkpoint: Checkpoint) -> Iterator[Finding]:
+    tops = {entry.at.partition("/")[0] or entry.key for entry in checkpoint.entries if entry.at}
+    for state in weights(checkpoint):
+        if state.at and state.weights and not {"_parameters", "_buffers"} & set(state.at.split("/")):
+            message = f"the weights are at {state.at!r}, in a training checkpoint"
+            fix = "ckptfix extract {source} {weights} --at {at}"
+            yield found("training-checkpoint", message, where=state.at, fix=fix)
+    fronts = _optimizers(checkpoint)
+    lengths = sorted(set(map(len, fronts)))
+    optimizer = [entry for entry in checkpoint.entries if any(entry.at[:length] in fronts for length in lengths)]
+    if optimizer:
+        nbytes = sum(entry.storage.nbytes for entry in optimizer if entry.storage is not None)
+        message = f"an optimizer's state is {nbytes:,} of its {checkpoint.size:,} bytes"
+        yield found("optimizer-state", message, where=optimizer[0].at)
+    if "state_dict" in tops and checkpoint.format in PICKLED:
+        addresses = {address.partition("/")[0] for address, _ in checkpoint.values()} | tops
+        if "pytorch-lightning_version" not in addresses and addresses & set(_LIGHTNING):
+            yield found("no-lightning-version")
+
+
+def _optimizers(checkpoint: Checkpoint) -> frozenset[str]:
+    """Beginnings of addresses that are an optimizer's."""
+    return frozenset(state.at.rpartition("/")[0] for state in checkpoint.state_dicts if state.optimizer)
+
+
+def _by_address(checkpoint: Checkpoint) -> dict[str, list[TensorEntry]]:
+    """Address of a mapping -> its tensors."""
+    found: dict[str, list[TensorEntry]] = {}
+    for entry in checkpoint.entries:
+        found.setdefault(entry.at, []).append(entry)
+    return found
+
+
+def _sizes(checkpoint: Checkpoint) -> Iterator[Finding]:
+    if not checkpoint.entries:
+        yield found("no-tensors")
+        return
+    ats = {state.at for state in weights(checkpoint)}
+    mine = [entry for entry in checkpoint.entries if entry.at in ats]
+    # A name without a dot is not a module's tensor, and may be empty on purpose.
+    empty = [entry for entry in mine if entry.shape == (0,) and "." in entry.key]
+    if empty and len(empty) * 2 >= len(mine):
+        names = ", ".join(entry.name for entry in empty[:3])
+        message = f"{len(empty):,} of {len(mine):,} tensors have the shape [0] and no values: {names}"
+        yield found("zero-size", message, where=empty[0].name)
+
+
+def _sharing(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Tied tensors, overlapping ones, and storages that are larger than what views them."""
+    whole: dict[str, int] = {}
+    ends: dict[str, list[tuple[int, int, str]]] = defaultdict(list)
+    ties: dict[tuple[object, ...], list[str]] = defaultdict(list)
+    stack: list[TensorEntry] = list(checkpoint.entries)
+    ats = {state.at for state in weights(checkpoint)}
+    while stack:
+        entry = stack.pop()
+        stack += entry.parts
+        storage = entry.storage
+        if storage is None or storage.data is None:
+            continue
+        whole[storage.key] = storage.nbytes
+        size = dtypes.by_name(entry.dtype)
+        if not entry.numel:
+            continue
+        reach = 1 + sum((count - 1) * step for count, step in zip(entry.shape, entry.stride, strict=True))
+        ends[storage.key].append((size.nbytes(entry.offset), size.nbytes(entry.offset + reach), entry.name))
+        if entry.at in ats:
+            ties[storage.key, entry.dtype, entry.offset, entry.shape, entry.stride].append(entry.key)
+    tied = [sorted(names) for names in ties.values() if len(names) > 1]
+    if tied:
+        shown = "; ".join(" = ".join(names[:4]) for names in sorted(tied)[:3])
+        several = "1 tensor has" if len(tied) == 1 else f"{len(tied):,} tensors have"
+        yield found("tied-tensors", f"{several} several names: {shown}", where=sorted(tied)[0][0])
+    wasted: list[tuple[int, int, str]] = []
+    for key, spans in ends.items():
+        used = _covered(spans)
+        if whole[key] - used >= max(WASTE, whole[key] // 10):
+            wasted.append((whole[key] - used, whole[key], spans[0][2]))
+    if wasted:
+        wasted.sort(reverse=True)
+        total = sum(row[0] for row in wasted)
+        _, held, name = wasted[0]
+        message = f"{total:,} bytes are saved that no tensor uses: {name} is a view of a storage of {held:,} bytes"
+        yield found("oversized-storage", message, where=name)
+    yield from _overlaps(checkpoint, ats)
+
+
+def _overlaps(checkpoint: Checkpoint, ats: set[str]) -> Iterator[Finding]:
+    """What a conversion to safetensors would report about overlapping tensors."""
+    if checkpoint.format not in PICKLED:
+        return
+    inside = _by_address(checkpoint)
+    for at in ats:
+        shared = defaultdict(list)
+        for entry in inside.get(at, ()):
+            if entry.storage is not None and entry.kind == "dense":
+                shared[entry.storage.key].append(entry)
+        groups: Sequence[TensorEntry] = [entry for group in shared.values() if len(group) > 1 for entry in group]
+        if groups:
+            _, _, findings = safetensors.share_plan(groups)
+            yield from findings[:5]
+
+
+def _covered(spans: Sequence[tuple[int, int, str]]) -> int:
+    """Bytes that the spans cover together."""
+    total = end = 0
+    for start, stop, _ in sorted(spans):
+        total += max(0, stop - max(start, end))
+        end = max(end, stop)
+    return total
+
+
+def _spellings(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Names in an older spelling: LayerNorm's, weight_norm's, spectral_norm's."""
+    inside = _by_address(checkpoint)
+    for state in weights(checkpoint):
+        names = [entry.key for entry in inside.get(state.at, ())]
+        other = {
+            name: new for name, new in families.canonical(names).items() if name.rpartition(".")[2] != "in_proj_weight"
+            and not new.rpartition(".")[0].endswith("qkv")
+        }  # fmt: skip
+        if other:
+            name, new = next(iter(other.items()))
+            message = f"{len(other):,} names in an older spelling, as {name}, which newer models call {new}"
+            yield found("old-spelling", message, where=state.at)
+
+
+def needs_torch(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Which release of torch the file asks for, where that is not the oldest."""
+    needs: dict[str, sanitize_versions.Number] = {}
+    if checkpoint.format == torch_zip.NAME:
+        needs["the zip container"] = sanitize_versions.ZIP_SINCE
+    graph = getattr(getattr(checkpoint.graph, "found", None), "graph", None)
+    for node in graph.globals if graph is not None else ():
+        since = sanitize_versions.since(node)
+        if since is not None:
+            needs[node.full] = since
+    newer = {what: since for what, since in needs.items() if since >= sanitize_versions.ZIP_SINCE}
+    if newer:
+        what, since = max(newer.items(), key=lambda item: item[1])
+        only_container = list(newer) == ["the zip container"]
+        fix = None if only_container else "ckptfix sanitize {source} {plain} --torch 1.5"
+        name = sanitize_versions.Version(since).name
+        yield found("needs-torch", f"torch {name} or later reads it ({what})", fix=fix)
+
+
+def asked(checkpoint: Checkpoint, rows: Sequence[int]) -> Iterator[Finding]:
+    """Notes that explain an error but are not faults; reported only with ``--error``."""
+    root = checkpoint.traits.get("zip root")
+    if 49 in rows and root not in (None, "archive"):
+        yield found("zip-root", f"the folder in the archive is called {root!r}, not 'archive'")
+    if 28 in rows and checkpoint.format in PICKLED:
+        yield found("pickle-format")
+    if {15, 27, 44} & set(rows) and checkpoint.format in PICKLED and checkpoint.entries:
+        yield found("state-dict-file")
+    if 42 in rows and checkpoint.format in PICKLED:
+        addresses = {address.partition("/")[0] for address, _ in checkpoint.values()}
+        if "pytorch-lightning_version" not in addresses:
+            yield found("no-lightning-version")
+    if 40 in rows and ".tar" in checkpoint.path:
+        yield found("misnamed-tar")
+
+
+def prefixed(checkpoint: Checkpoint, prefix: Prefix) -> Iterator[Finding]:
+    """The state dicts whose names differ by `prefix` from those that a message asks for."""
+    if prefix.in_file and set(prefix.name.split(".")) <= {wrapper.component for wrapper in keys.WRAPPERS}:
+        # Reported as what a wrapper added.
+        return
+    states = weights(checkpoint)
+    for state in states:
+        names = [entry.key for entry in checkpoint.entries if entry.at == state.at]
+        carrying, others = keys.split_prefix(names, prefix.name)
+        if bool(carrying) != prefix.in_file:
+            continue
+        verb, *options = prefix.options
+        options += ["--partial"] if prefix.in_file and others else []
+        options += ["--at", state.at] if state.at and len(checkpoint.state_dicts) > 1 else []
+        fixed = " ".join(verbatim(word(option)) for option in options)
+        out = "{stripped}" if prefix.in_file else "{wrapped}"
+        fix = f"ckptfix {verb} {{source}} {out} {fixed}"
+        said = prefix.meaning
+        if others and prefix.in_file:
+            said += f" ({len(carrying):,} of {len(names):,} do)"
+        yield found("names-prefixed", said, where=state.at, fix=fix)

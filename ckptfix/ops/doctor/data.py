@@ -1,0 +1,233 @@
+"""The one pass over all bytes: checksums, NaN and Inf, zeros. Two threads, at the speed of the disk.
+
+A NaN or an infinity of an IEEE type is a bit pattern at or above infinity's, with either sign. Two integer maxima
+over a chunk therefore show that it has neither, and whether it is all zeros; only a chunk that has one is counted.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ckptfix.checkpoint import ByteRange, Data, TensorEntry, dtypes
+from ckptfix.errors import CkptfixError, Unsupported
+from ckptfix.findings.row import Finding
+from ckptfix.findings.table import found
+from ckptfix.io.read import Reader, read_chunks
+from ckptfix.io.sums import crc32_joined
+
+CHUNK = 1 << 20
+"""Bytes per read: a multiple of every element, and small enough for a core's cache."""
+
+TASK = 16 << 20
+"""Bytes that one task of a thread reads; a long storage is several tasks."""
+
+MAX_RATIO = 100
+"""A deflated record that unfolds to more than this many times its bytes is not unfolded."""
+
+ZERO_TAIL = 4096
+"""Zeros at the end of a tensor are reported from this many bytes on: a page, the least that a lost write leaves."""
+
+SMALL_ZERO = 4096
+"""A tensor of zeros is reported from this many bytes on; biases of a new layer are smaller."""
+
+_PATTERNS: Mapping[str, tuple[str, int, int]] = {
+    "float64": ("8", 0x7FF0 << 48, 1 << 63),
+    "float32": ("4", 0x7F80 << 16, 1 << 31),
+    "float16": ("2", 0x7C00, 1 << 15),
+    "bfloat16": ("2", 0x7F80, 1 << 15),
+    "complex128": ("8", 0x7FF0 << 48, 1 << 63),
+    "complex64": ("4", 0x7F80 << 16, 1 << 31),
+    "complex32": ("2", 0x7C00, 1 << 15),
+    "float8_e5m2": ("1", 0x7C, 1 << 7),
+}
+"""dtype -> (bytes of a number, bits of infinity, bit of the sign)."""
+
+
+@dataclass(slots=True)
+class Piece:
+    """A run of bytes to be read, and what is known of it.
+
+    Attributes:
+        where: the record, or the tensor.
+        data: its bytes.
+        crc32: as stated; None where nothing states it.
+        dtype: of the elements; ``""`` for bytes that do not belong to a tensor.
+        entries: the tensors that are in it.
+    """
+
+    where: str
+    data: Data
+    crc32: int | None = None
+    dtype: str = ""
+    entries: list[TensorEntry] = field(default_factory=list)
+
+
+class Sums(NamedTuple):
+    """What one task found: `last` is the end of the last byte that is not zero, from the start of the piece."""
+
+    crc: int
+    length: int
+    nan: int
+    infinite: int
+    last: int
+
+
+def scan(pieces: Sequence[Piece], byteorder: str = "little") -> Iterator[Finding]:
+    """Read every byte of `pieces` and judge it."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    tasks: list[list[tuple[int, Data, int]]] = []
+    room = 0
+    for index, piece in enumerate(pieces):
+        if isinstance(piece.data, ByteRange) and piece.data.length > TASK:
+            cuts = range(0, piece.data.length, TASK)
+            tasks += [[(index, piece.data.sub(at, min(TASK, piece.data.length - at)), at)] for at in cuts]
+            room = 0
+            continue
+        if room < piece.data.length or not tasks:
+            tasks.append([])
+            room = TASK
+        tasks[-1].append((index, piece.data, 0))
+        # A read costs about as much as 4 KiB of it.
+        room -= piece.data.length + 4096
+    nan: dict[str, list[tuple[str, int]]] = defaultdict(list)
+    infinite: dict[str, list[tuple[str, int]]] = defaultdict(list)
+    zeros: list[Piece] = []
+    totals: dict[int, Sums] = {}
+    ends: dict[int, int] = {}
+    for index, task in enumerate(tasks):
+        for number, _, _ in task:
+            ends[number] = index
+    with ThreadPoolExecutor(2, "scan") as pool:
+        done = pool.map(lambda task: [_read(pieces[number], data, at, byteorder) for number, data, at in task], tasks)
+        for index, (task, results) in enumerate(zip(tasks, done, strict=True)):
+            for (number, _, _), result in zip(task, results, strict=True):
+                piece = pieces[number]
+                if isinstance(result, CkptfixError):
+                    id = "deflate-bomb" if isinstance(result, Unsupported) else "damaged"
+                    yield found(id, result.message, where=piece.where, offset=result.offset)
+                    continue
+                before = totals.get(number)
+                totals[number] = result if before is None else _joined(before, result)
+                if ends[number] != index:
+                    continue
+                sums = totals.pop(number)
+                yield from _judged(piece, sums)
+                label = _named(piece)
+                if sums.nan:
+                    nan[piece.dtype].append((label, sums.nan))
+                if sums.infinite:
+                    infinite[piece.dtype].append((label, sums.infinite))
+                if not sums.last and sums.length >= SMALL_ZERO and piece.entries:
+                    zeros.append(piece)
+    for id, groups in (("nan-values", nan), ("infinite-values", infinite)):
+        for dtype, rows in groups.items():
+            yield _counted(id, dtype, rows)
+    if zeros:
+        names = ", ".join(_named(piece) for piece in zeros[:5])
+        more = f" and {len(zeros) - 5:,} more" if len(zeros) > 5 else ""
+        total = sum(piece.data.length for piece in zeros)
+        every = len(zeros) == sum(piece.data.length >= SMALL_ZERO for piece in pieces if piece.entries)
+        what = "tensor is" if len(zeros) == 1 else "tensors are"
+        message = f"{len(zeros):,} {what} all zeros, {total:,} bytes: {names}{more}"
+        yield found("all-zero", message, where=_named(zeros[0]), severity="warning" if every else "info")
+
+
+def _counted(id: str, dtype: str, rows: Sequence[tuple[str, int]]) -> Finding:
+    what = "NaN" if id == "nan-values" else "infinite"
+    total = sum(count for _, count in rows)
+    names = ", ".join(f"{name} ({count:,})" for name, count in rows[:5])
+    more = f" and {len(rows) - 5:,} more" if len(rows) > 5 else ""
+    tensors = f"{len(rows):,} tensor{'' if len(rows) == 1 else 's'}"
+    return found(id, f"{total:,} {what} values of {dtype} in {tensors}: {names}{more}", where=rows[0][0])
+
+
+def _named(piece: Piece) -> str:
+    """The tensors of a piece in words."""
+    if not piece.entries:
+        return piece.where
+    more = len(piece.entries) - 1
+    return f"{piece.entries[0].name}{f' and {more} more' if more else ''}"
+
+
+def _joined(one: Sums, two: Sums) -> Sums:
+    crc = crc32_joined(one.crc, two.crc, two.length)
+    return Sums(crc, one.length + two.length, one.nan + two.nan, one.infinite + two.infinite, max(one.last, two.last))
+
+
+def _judged(piece: Piece, sums: Sums) -> Iterator[Finding]:
+    """What is wrong with a piece by itself."""
+    offset = piece.data.offset if isinstance(piece.data, ByteRange) else None
+    if piece.crc32 is not None and sums.crc != piece.crc32:
+        whose = f" of {_named(piece)}" if piece.entries else ""
+        message = f"the bytes{whose} do not match their CRC-32 ({sums.crc:08x} here, {piece.crc32:08x} stated)"
+        yield found("bad-crc", message, where=piece.where, offset=offset)
+    tail = sums.length - sums.last
+    if not sums.last or tail < ZERO_TAIL or len(piece.entries) != 1:
+        return
+    entry = piece.entries[0]
+    kind = dtypes.by_name(entry.dtype)
+    row = kind.nbytes(entry.numel // max(entry.shape[0], 1)) if entry.shape else 0
+    start = -(-sums.last // kind.itemsize) * kind.itemsize
+    # Rows that pad a vocabulary are zero too, and begin with a row.
+    if row and kind.family in ("float", "complex") and start % row:
+        message = f"its last {tail:,} of {sums.length:,} bytes are zero, from the middle of a row on"
+        yield found("zero-tail", message, where=entry.name, offset=None if offset is None else offset + sums.last)
+
+
+def _read(piece: Piece, data: Data, at: int, byteorder: str) -> Sums | CkptfixError:
+    """Read `data`, which begins `at` bytes into its piece."""
+    crc = length = nan = infinite = last = 0
+    pattern = _PATTERNS.get(piece.dtype)
+    plain = isinstance(data, ByteRange)
+    stored = data.length if isinstance(data, ByteRange) else sum(source.length for source in data.sources)
+    if data.length > MAX_RATIO * max(stored, 1 << 14):
+        return Unsupported(f"{stored:,} bytes that are said to unfold to {data.length:,}: not unfolded")
+    rest = b""
+    try:
+        chunks = _chunks(data) if isinstance(data, ByteRange) else read_chunks(data)
+        for chunk in chunks:
+            crc = zlib.crc32(chunk, crc)
+            if _some(chunk):
+                last = at + length + len(chunk.rstrip(b"\0"))
+                if pattern is not None:
+                    whole = chunk if plain else rest + chunk
+                    size = int(pattern[0])
+                    cut = len(whole) - len(whole) % size
+                    odd = _odd(whole[:cut] if cut < len(whole) else whole, pattern, byteorder)
+                    nan, infinite, rest = nan + odd[0], infinite + odd[1], whole[cut:]
+            length += len(chunk)
+    except CkptfixError as error:
+        return error
+    return Sums(crc, length, nan, infinite, last)
+
+
+def _chunks(data: ByteRange) -> Iterator[bytes]:
+    with Reader(data.path) as reader:
+        yield from reader.chunks(data.offset, data.length, CHUNK)
+
+
+def _some(chunk: bytes) -> bool:
+    """Whether a byte of `chunk` is not zero; mostly one of the first is not."""
+    return any(chunk[:64]) or bool(chunk.lstrip(b"\0"))
+
+
+def _odd(chunk: bytes, pattern: tuple[str, int, int], byteorder: str) -> tuple[int, int]:
+    """(NaN, infinite) elements of `chunk`."""
+    import numpy
+
+    width, infinity, sign = pattern
+    if not chunk:
+        return 0, 0
+    order = ">" if byteorder == "big" else "<"
+    bits = numpy.frombuffer(chunk, f"{order}u{width}")
+    signed = bits.view(f"{order}i{width}")
+    if int(signed.max()) < infinity and int(bits.max()) < infinity | sign:
+        return 0, 0
+    magnitude = bits & ~numpy.array(sign, bits.dtype)
+    infinite = int(numpy.count_nonzero(magnitude == infinity))
+    return int(numpy.count_nonzero(magnitude > infinity)), infinite

@@ -1,0 +1,322 @@
+"""Why a checkpoint does not load: everything that can be seen of it, judged, with the command that fixes it.
+
+The file is read as text and numbers; nothing of it is imported or run. Nothing is called safe: a diagnosis says what
+was looked at.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ckptfix.checkpoint import ByteRange, Checkpoint
+from ckptfix.commands import verbatim
+from ckptfix.errors import (
+    CkptfixError,
+    DamagedFile,
+    DistributedPart,
+    NoFile,
+    NoSuchFile,
+    NoSuchTensor,
+    UnknownFormat,
+    Unsupported,
+    file_name,
+)
+from ckptfix.findings import message_names as error_names
+from ckptfix.findings import messages as error_texts
+from ckptfix.findings.row import Finding
+from ckptfix.findings.table import RANK, Remedy, errors_of, found, place_of, remedy_of
+from ckptfix.formats import FORMATS, open_checkpoint
+from ckptfix.formats.torch import demands, zip_layout
+from ckptfix.formats.torch import module as torch_module
+from ckptfix.formats.torch import zip as torch_zip
+from ckptfix.formats.torch.common import Parts, all_findings
+from ckptfix.io.read import Reader
+from ckptfix.ops import inside as scan_inside
+from ckptfix.ops.candidates import is_inside
+from ckptfix.ops.doctor import contents as scan_contents
+from ckptfix.ops.doctor import data as scan_records
+from ckptfix.ops.doctor import fit as scan_target
+from ckptfix.ops.doctor import foreign as scan_foreign
+from ckptfix.ops.doctor import pickle as scan_pickle
+from ckptfix.ops.doctor import program as scan_program
+from ckptfix.ops.doctor import shards as scan_shards
+from ckptfix.ops.doctor import zip as scan_zip
+from ckptfix.ops.doctor.report import Diagnosis, message_of
+from ckptfix.ops.pieces import piece_of
+from ckptfix.ops.target.targets import Side
+from ckptfix.zips.local import record_data
+from ckptfix.zips.read import Record
+
+MOST = 200
+"""Findings of one id that are kept; a file could be made to have millions."""
+
+
+def examine(
+    path: str | os.PathLike[str],
+    *,
+    like: Side | None = None,
+    error: str | None = None,
+    fast: bool = False,
+    at: str | None = None,
+    like_at: str | None = None,
+) -> Diagnosis:
+    """Look at the file or folder at `path`, and say what keeps it from loading.
+
+    Args:
+        like: the model that it is meant for, as `targets.read` gives it.
+        error: the error message the user saw, to say which findings explain it.
+        fast: read no tensor bytes: no checksums, no search for NaN and zeros.
+        at: address of the state dict that counts; the others are not reported on.
+        like_at: address of the state dict of `like`, if the caller gave one.
+
+    Raises:
+        CkptfixError: there is no such file, or it cannot be read.
+    """
+    name = file_name(path)
+    if not Path(name).exists():
+        raise NoSuchFile(name)
+    rows = error_texts.rows(error) if error is not None else ()
+    prefix = error_names.prefix(error_names.listed(error)) if error is not None else None
+    looked = ["first bytes"]
+    checkpoint: Checkpoint | None = None
+    findings: list[Finding]
+    index = scan_shards.index_of(name)
+    if index is not None:
+        looked = ["index", "headers of its shards"]
+        findings = list(scan_shards.scan(index))
+        title = "a sharded checkpoint"
+    else:
+        try:
+            checkpoint = open_checkpoint(name)
+        except NoFile:
+            raise
+        except (DamagedFile, UnknownFormat, Unsupported) as trouble:
+            alone = scan_foreign.only_checkpoint(name, trouble)
+            if alone is not None:
+                inner = examine(alone, like=like, error=error, fast=fast, at=at, like_at=like_at)
+                which = f"{Path(alone).name}, the only checkpoint in the folder"
+                return replace(inner, looked_at=(which, *inner.looked_at))
+            program = isinstance(trouble, UnknownFormat) and trouble.kind in scan_foreign.PROGRAMS
+            looked += ["records"] if program else []
+            if isinstance(trouble, DistributedPart):
+                inside = []
+            else:
+                inside = list(scan_program.scan(name, fast=fast) if program else _container(name))
+            # An archive whose records can be listed is not an unknown file.
+            said = scan_foreign.scan(name, trouble)
+            known = [finding for finding in said if finding.id != "unknown-format" or not inside]
+            findings = [*known, *inside]
+            title = trouble.message
+        else:
+            title = FORMATS[checkpoint.format].TITLE
+            findings = list(_judge(checkpoint, like, rows, prefix, fast=fast, at=at, looked=looked))
+    size = Path(name).stat().st_size if Path(name).is_file() else 0
+    ordered = _ordered(findings, rows)
+    remedies = [_remedy(finding, name, like, at=at, like_at=like_at) for finding in ordered]
+    if any(finding.id == "one-rank" for finding in ordered):
+        # Plain values of a piece would load, but are not a model: the whole needs the files of all ranks.
+        remedies = [_without(row, "sanitize") for row in remedies]
+    done = tuple(replace(finding, fix=row.text) for finding, row in zip(ordered, remedies, strict=True))
+    form = checkpoint.format if checkpoint is not None else None
+    return Diagnosis(name, form, title, size, done, tuple(looked), message_of(error, rows, done), tuple(remedies))
+
+
+def _remedy(finding: Finding, path: str, like: Side | None, *, at: str | None, like_at: str | None) -> Remedy:
+    """The remedy of a finding, with the options about the model that `match` needs."""
+    if like is None:
+        return remedy_of(finding, path, at=at)
+    more: tuple[str, ...] = ("--like-at", like_at) if like_at else ()
+    more += () if Path(like.label).exists() else ("--allow-import",)
+    row = remedy_of(finding, path, at=at, like=like.label)
+    return replace(row, commands=tuple((*line, *more) if "--like" in line else line for line in row.commands))
+
+
+def _without(row: Remedy, verb: str) -> Remedy:
+    return Remedy() if any(line[1] == verb for line in row.commands) else row
+
+
+def _judge(
+    checkpoint: Checkpoint,
+    like: Side | None,
+    rows: Sequence[int],
+    prefix: error_names.Prefix | None,
+    *,
+    fast: bool,
+    at: str | None,
+    looked: list[str],
+) -> Iterator[Finding]:
+    """Everything about a file that can be opened."""
+    looked[:] = ["container", "key names", "devices"]
+    path = checkpoint.path
+    pickled = isinstance(checkpoint.graph, Parts)
+    # A second reading would find no more: reading a pickled format notes everything that its check reports.
+    judged = all_findings(checkpoint) if pickled else FORMATS[checkpoint.format].check(path)
+    # Globals are reported with their calls below.
+    yield from (finding for finding in judged if finding.id != "foreign-global")
+    yield from _container(path, checkpoint)
+    piece = piece_of(checkpoint, at)
+    if piece is not None:
+        fix = verbatim(piece.way_out)
+        yield found("one-rank", piece.message, where=piece.where, fix=fix)
+    view = checkpoint if at is None else scan_contents.only_at(checkpoint, at)
+    yield from _pickles(checkpoint, looked, at)
+    contents = list(scan_contents.scan(view))
+    yield from scan_contents.needs_torch(checkpoint)
+    yield from scan_contents.asked(view, rows)
+    if prefix is not None:
+        yield from scan_contents.prefixed(view, prefix)
+    if like is not None:
+        looked.append("names and shapes against the model")
+        try:
+            fit = [*contents, *scan_target.scan(view, like, at=at, fast=fast)]
+            contents = scan_target.settled(fit, view, like, at=at)
+        except NoSuchTensor as error:
+            yield found("missing-keys", error.message)
+    yield from contents
+    if not fast:
+        looked.append("tensor data")
+        yield from scan_records.scan(_pieces(checkpoint, view), checkpoint.byteorder)
+
+
+def _container(path: str, checkpoint: Checkpoint | None = None) -> Iterator[Finding]:
+    """Findings about a zip directory, whether or not the checkpoint in it can be read."""
+    if Path(path).is_dir() or (checkpoint is not None and checkpoint.format != torch_zip.NAME):
+        return
+    directory = scan_foreign.directory_of(path)
+    if directory is None:
+        return
+    pickles = [record.name for record in directory.records if record.name.endswith("/data.pkl")]
+    if not pickles:
+        return
+    with Reader(path) as reader:
+        yield from scan_zip.scan(reader, directory, pickles[0].rpartition("/")[0])
+
+
+def _pickles(checkpoint: Checkpoint, looked: list[str], at: str | None) -> Iterator[Finding]:
+    """Findings about the pickle, and about other pickles in the records."""
+    parts = checkpoint.graph
+    if not isinstance(parts, Parts):
+        return
+    looked.append("pickle")
+    graph = parts.graph
+    zipped = checkpoint.format == torch_zip.NAME
+    where, base = (parts.container.pickle.name, 0) if zipped else ("pickle", 0)
+    if zipped:
+        with Reader(checkpoint.path) as reader:
+            data = record_data(reader, checkpoint.path, parts.container.pickle)
+        base = data.offset if isinstance(data, ByteRange) else 0
+        yield from scan_pickle.after_stop(graph.data, graph.end, where, base)
+        yield from _hidden(checkpoint, parts.container.directory.records, parts.container.root)
+    for finding in demands.findings(graph):
+        yield replace(finding, where=where, offset=base + (finding.offset or 0))
+    module = scan_pickle.modules(graph)
+    if at is not None and not any(is_inside(place, at) for place, _ in torch_module.modules(checkpoint)):
+        module = None
+    for finding in scan_pickle.scan(graph, where, base):
+        if finding.id == "foreign-global" and not checkpoint.entries and module is None:
+            # A scheduler's state, or a program's settings: no weights fail to load.
+            finding = replace(finding, severity="warning")
+        # Without its classes nothing of a module is left for sanitize to write; extract takes the weights out.
+        taken = module is not None and finding.id in ("foreign-global", "dangerous-global")
+        yield replace(finding, fix="ckptfix extract {source} {weights}") if taken else finding
+    if module is not None:
+        message = f"a whole pickled module of class {module[0]}, not a state dict"
+        yield found("whole-module", message, where=where, offset=base + module[1])
+
+
+def _hidden(checkpoint: Checkpoint, records: Sequence[Record], root: str) -> Iterator[Finding]:
+    """Records that no tensor uses, and those that are pickles."""
+    used = {persid.pid[2] for persid in checkpoint.graph.graph.persids if _has_key(persid.pid)}
+    prefix = f"{root}/data/"
+    idle: list[Record] = []
+    with Reader(checkpoint.path) as reader:
+        for record in records:
+            key = record.name.removeprefix(prefix)
+            if record.name.startswith(prefix) and key not in used and record.size:
+                idle.append(record)
+            if record.name == f"{root}/data.pkl" or record.size <= 2:
+                continue
+            offset, names = scan_inside.names_in_record(reader, record)
+            if names:
+                message = f"a pickle that names {scan_pickle.listed(names)}"
+                yield found("hidden-pickle", message, where=record.name, offset=offset)
+    if idle:
+        total = sum(record.size for record in idle)
+        message = f"{total:,} bytes in {len(idle)} records belong to no tensor"
+        yield found("unused-record", message, where=idle[0].name, offset=idle[0].header)
+
+
+def _has_key(pid: Any) -> bool:
+    return type(pid) is tuple and len(pid) > 2 and isinstance(pid[2], str)
+
+
+def _pieces(checkpoint: Checkpoint, view: Checkpoint) -> list[scan_records.Piece]:
+    """All bytes of the file that hold tensors, and every other record of a zip; the values of `view` are judged."""
+    judged = {entry.name for entry in view.entries}
+    pieces: dict[object, scan_records.Piece] = {}
+    stack = [(entry, entry) for entry in reversed(checkpoint.entries)]
+    while stack:
+        entry, whole = stack.pop()
+        stack += [(part, whole) for part in reversed(entry.parts)]
+        storage = entry.storage
+        if storage is None or storage.data is None:
+            continue
+        piece = pieces.get(storage.key)
+        if piece is None:
+            piece = pieces[storage.key] = scan_records.Piece(storage.key, storage.data, storage.crc32)
+        if whole.name in judged:
+            piece.dtype = piece.dtype or entry.dtype
+            piece.entries.append(entry)
+    if checkpoint.format != torch_zip.NAME:
+        return [piece for piece in pieces.values() if _inside(piece, checkpoint.size)]
+    archive: zip_layout.Archive = checkpoint.graph.container
+    prefix = f"{archive.root}/data/"
+    for piece in pieces.values():
+        piece.where = f"{prefix}{piece.where}"
+    known = {piece.where for piece in pieces.values()}
+    others: list[scan_records.Piece] = []
+    with Reader(checkpoint.path) as reader:
+        for record in archive.directory.records:
+            # The pickle's checksum was compared when it was read.
+            if record.name in known or record is archive.pickle or record.name in archive.ambiguous or not record.size:
+                continue
+            try:
+                data = record_data(reader, checkpoint.path, record)
+            except CkptfixError:
+                continue
+            others.append(scan_records.Piece(record.name, data, record.crc32 or None))
+    return [*pieces.values(), *others]
+
+
+def _inside(piece: scan_records.Piece, size: int) -> bool:
+    """Whether the file has the bytes; where it has not, the cut is reported already."""
+    return not isinstance(piece.data, ByteRange) or (piece.data.length >= 0 and piece.data.end <= size)
+
+
+def _ordered(findings: Iterable[Finding], rows: Sequence[int]) -> list[Finding]:
+    """The findings once each, the most serious first; of equals, those first that explain the message."""
+    wanted = {row: place for place, row in enumerate(rows)}
+    kept: dict[tuple[object, ...], Finding] = {}
+    counts: dict[str, int] = {}
+    for finding in findings:
+        # A format's own finding about a place stands for the scan's, which only knows more of it.
+        key = (finding.id, finding.where, finding.offset if finding.id not in _SAME else None)
+        counts[finding.id] = counts.get(finding.id, 0) + (key not in kept)
+        if key in kept or counts[finding.id] <= MOST:
+            kept[key] = finding
+    return sorted(
+        kept.values(),
+        key=lambda finding: (
+            RANK[finding.severity],
+            min((wanted[row] for row in errors_of(finding) if row in wanted), default=len(wanted)),
+            place_of(finding),
+        ),
+    )
+
+
+_SAME = ("duplicate-record", "bad-crc", "trailing-bytes", "no-lightning-version", "fixed-device")
+"""Ids that two scans may give to one place, with other offsets."""

@@ -1,0 +1,223 @@
+"""How a checkpoint fits a model: names, shapes, and what is known of the differences.
+
+The names go together as `load_into` takes them: as they are, without wrappers' components, or with a base prefix
+removed or added (`prefixes`). What differs then is sorted by what is known about it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from ckptfix.align.match import match
+from ckptfix.checkpoint import Checkpoint
+from ckptfix.commands import verbatim, word
+from ckptfix.errors import CkptfixError
+from ckptfix.findings.row import Finding
+from ckptfix.findings.table import found
+from ckptfix.names import bases as prefixes
+from ckptfix.names import slots
+from ckptfix.names import spellings as families
+from ckptfix.names.groups import collapse, shown
+from ckptfix.names.slots import Slot
+from ckptfix.ops import choose
+from ckptfix.ops.doctor.match import offered
+from ckptfix.ops.target.targets import Side, of_candidate
+
+_POSITIONS = ("pos_embed", "position_embedding", "positional_embedding", "relative_position_bias_table", "wpe.weight")
+
+_BUFFERS = {"running_mean", "running_var", "num_batches_tracked"}
+
+MOST_MATCHED = 5000
+"""Tensors up to which an alignment by structure is tried: a second or so."""
+
+FEW = 300
+"""The same where no tensor byte is read: a tenth of a second."""
+
+
+def scan(checkpoint: Checkpoint, target: Side, *, at: str | None = None, fast: bool = False) -> Iterator[Finding]:
+    """Findings about `checkpoint` as the weights of the model `target`.
+
+    Args:
+        at: address of the state dict; by default the one whose names agree best.
+        fast: try an alignment by structure for small models only.
+    """
+    wanted = {slot.name: slot for slot in target.slots}
+    compared = _compared(checkpoint, target, at)
+    if compared is None:
+        yield found("no-tensors", "it holds no state dict to compare with the model", severity="error")
+        return
+    renaming, side = compared
+    have = {slot.name: slot for slot in side.slots}
+    several = len(choose.states(checkpoint)) > 1
+    alignable = not fast and not renaming.agreeing and len(have) <= MOST_MATCHED
+    if alignable and (rules := _by_structure(side, target)):
+        message = f"all {len(have):,} tensors are the model's under other names, as {rules}"
+        place = f" --at {verbatim(word(side.at))}" if side.at else ""
+        fix = f"ckptfix match {{source}} {{matched}} --like {{like}}{place if several else ''}"
+        yield found("matched-by-structure", message, where=side.at or "", fix=fix)
+        return
+    misfits = _misfits(renaming, side, have, wanted)
+    exact = renaming.agreeing if renaming.rule == prefixes.EXACT else 0
+    most = FEW if fast else MOST_MATCHED
+    yield from offered(misfits, checkpoint, side, target, exact, several=several, most=most)
+    if renaming.agreeing:
+        yield from _optimizers(checkpoint, target)
+
+
+def _misfits(
+    renaming: prefixes.Renaming, side: Side, have: dict[str, Slot], wanted: dict[str, Slot]
+) -> Iterator[Finding]:
+    """What the names are, and what differs."""
+    if not renaming.agreeing:
+        message = f"none of its {len(have):,} names is one of the model's {len(wanted):,}: strict=False loads nothing"
+        yield found("no-names-match", message, where=side.at or "")
+        return
+    if renaming.rule != prefixes.EXACT:
+        example = next((old, new) for old, new in renaming.names.items() if new in wanted)
+        message = f"{renaming.agreeing:,} names agree but for {renaming.rule}, as {example[0]}, there {example[1]}"
+        yield found("names-prefixed", message, where=side.at or "", fix=_prefix_fix(renaming.rule, *example))
+    yield from _differences(have, wanted, renaming.names)
+
+
+def _compared(checkpoint: Checkpoint, target: Side, at: str | None) -> tuple[prefixes.Renaming, Side] | None:
+    """The state dict whose names agree best with the model's, and how its names go into them."""
+    wanted = [slot.name for slot in target.slots]
+    sides = [of_candidate(checkpoint, row) for row in choose.models(checkpoint) if at in (None, row.at)]
+    tried = [(prefixes.find([slot.name for slot in side.slots], wanted), side) for side in sides]
+    return max(tried, key=lambda row: row[0].agreeing, default=None)
+
+
+def settled(
+    findings: Sequence[Finding], checkpoint: Checkpoint, target: Side, *, at: str | None = None
+) -> list[Finding]:
+    """`findings` in view of the model: wrapped names are reported once, and not where the model has them too."""
+    compared = _compared(checkpoint, target, at)
+    if compared is None or not compared[0].agreeing:
+        return list(findings)
+    renaming, side = compared
+    where = side.at or ""
+    wrapped = [row for row in findings if row.id == "wrapped-names" and row.where == where]
+    prefixed = [row for row in findings if row.id == "names-prefixed" and row.where == where]
+    if not wrapped:
+        return list(findings)
+    if renaming.rule == prefixes.EXACT:
+        noted = [found(row.id, f"{row.message}; the model has them too", where=where, severity="info", fix="")
+                 for row in wrapped]  # fmt: skip
+        return [*(row for row in findings if row not in wrapped), *noted]
+    misfit = wrapped if any(row.fix == _UNWRAP for row in prefixed) or not prefixed else prefixed
+    others = [row for row in findings if row not in wrapped and row not in prefixed]
+    # Names that the model does not have are a misfit, whatever added them.
+    return [*others, *(replace(row, severity="error") for row in misfit)]
+
+
+_UNWRAP = "ckptfix unwrap {source} {unwrapped}"
+
+
+def _prefix_fix(rule: str, old: str, new: str) -> str | None:
+    """The command that makes `new` of `old`."""
+    if "wrapper" in rule and "base" not in rule:
+        shorter = len(new) < len(old)
+        return _UNWRAP if shorter else "ckptfix add-module {source} {wrapped}"
+    for front, sub in ((old.removesuffix(new), "^{}="), (new.removesuffix(old), "^={}")):
+        if front and front.endswith(".") and (front + new == old or front + old == new):
+            text = sub.format(front if sub.startswith("^=") else re.escape(front).replace("\\.", "[.]"))
+            return f"ckptfix rename {{source}} {{renamed}} --sub {verbatim(word(text))}"
+    return None
+
+
+def _differences(have: dict[str, Slot], wanted: dict[str, Slot], names: object) -> Iterator[Finding]:
+    assert isinstance(names, dict)
+    found_names = {new: old for old, new in names.items()}
+    missing = [slot for name, slot in wanted.items() if name not in found_names]
+    over = [have[old] for old, new in names.items() if new not in wanted]
+    shapes: list[str] = []
+    positions: list[str] = []
+    kinds: list[str] = []
+    for name, slot in wanted.items():
+        if name not in found_names:
+            continue
+        source = have[found_names[name]]
+        if source.shape != slot.shape:
+            head = source.shape[1:] == slot.shape[1:] and len(source.shape) in (1, 2)
+            rows = positions if any(part in name for part in _POSITIONS) else shapes
+            note = " (a head of another size)" if head and rows is shapes else ""
+            rows.append(f"{name} is {list(source.shape)} here, {list(slot.shape)} in the model{note}")
+        elif misfit := slots.misfit(source, slot):
+            kinds.append(f"{name}: {misfit}")
+    for id, lines in (("shape-mismatch", shapes), ("position-embedding", positions), ("dtype-mismatch", kinds)):
+        if lines:
+            more = f"; and {len(lines) - 3:,} more" if len(lines) > 3 else ""
+            yield found(id, f"{'; '.join(lines[:3])}{more}", where=lines[0].partition(" ")[0].rstrip(":"))
+    spelled = _spelled({slot.name: slot for slot in over}, {slot.name: slot for slot in missing})
+    if spelled:
+        old, new = next(iter(spelled.items()))
+        yield found("other-spelling", f"{len(spelled):,} names are spelled otherwise, as {old}, there {new}", where=old)
+    over = [slot for slot in over if slot.name not in spelled]
+    missing = [slot for slot in missing if slot.name not in set(spelled.values())]
+    optional = {slot.name for slot in (*missing, *over) if families.optional(slot)}
+    tied = {slot.name for slot in missing if _tied(slot, have, wanted, found_names)} - optional
+    lacking = [slot.name for slot in missing if slot.name not in optional | tied]
+    left = [slot.name for slot in over if slot.name not in optional]
+    for id, names, of in (
+        ("optional-buffers", [slot.name for slot in (*missing, *over) if slot.name in optional], "one side lacks"),
+        ("tied-missing", [slot.name for slot in missing if slot.name in tied], "saved under its other name only:"),
+        ("missing-keys", lacking, f"the model has {len(lacking):,} more:"),
+        ("unexpected-keys", left, f"the model lacks {len(left):,} of them:"),
+    ):
+        if names:
+            yield found(id, f"{of} {shown(collapse(names), 5)}", where=names[0])
+
+
+def _tied(slot: Slot, have: dict[str, Slot], wanted: dict[str, Slot], found_names: dict[str, str]) -> bool:
+    """Whether the model ties `slot` to a tensor that is there, or an output head has an embedding's shape."""
+    if slot.tied is not None:
+        return slot.tied in found_names
+    if any(other.tied == slot.name and name in found_names for name, other in wanted.items()):
+        return True
+    head = slot.name.rpartition(".")[0].rpartition(".")[2] in ("lm_head", "decoder", "output", "cls", "embed_out")
+    return head and any("embed" in name or "wte" in name for name, other in have.items() if other.shape == slot.shape)
+
+
+def _spelled(have: dict[str, Slot], wanted: dict[str, Slot]) -> dict[str, str]:
+    """Names of one side -> the other side's spelling of them, where only the spelling differs."""
+    ours, theirs = (_canonical(list(side)) for side in (have, wanted))
+    back = {new: name for name, new in theirs.items()}
+    pairs = {name: back[new] for name, new in ours.items() if new in back}
+    return {old: new for old, new in pairs.items() if old != new and old not in wanted and new not in have}
+
+
+def _canonical(names: Sequence[str]) -> dict[str, str]:
+    known = families.canonical(names)
+    return {name: known.get(name, name) for name in names}
+
+
+def _by_structure(side: Side, target: Side) -> str:
+    """The first rule of a complete and unambiguous alignment; ``""`` if there is none."""
+    try:
+        matching = match(side.slots, target.slots, by="structure")
+    except CkptfixError:
+        return ""
+    if matching.left or matching.missing or matching.ambiguous or not matching.pairs:
+        return ""
+    changed = [pair for pair in matching.pairs if pair.source != pair.target]
+    return f"{changed[0].source} for {changed[0].target}" if changed else ""
+
+
+def _optimizers(checkpoint: Checkpoint, target: Side) -> Iterator[Finding]:
+    """Optimizers of the file that were made for another number of parameters than the model has."""
+    trained = [
+        slot for slot in target.slots
+        if slot.tied is None and slot.name.rpartition(".")[2] not in _BUFFERS and not families.optional(slot)
+    ]  # fmt: skip
+    groups: dict[str, int] = {}
+    for address, value in checkpoint.values():
+        parts = address.split("/")
+        if len(parts) >= 3 and parts[-1] == "params" and parts[-3] == "param_groups" and type(value) in (list, tuple):
+            at = "/".join(parts[:-3])
+            groups[at] = groups.get(at, 0) + len(value)
+    for at, count in groups.items():
+        if count != len(trained):
+            message = f"the optimizer was saved for {count:,} parameters, and the model has {len(trained):,}"
+            yield found("optimizer-groups", message, where=at)

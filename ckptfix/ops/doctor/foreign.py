@@ -1,0 +1,236 @@
+"""Findings for what could not be opened: a file of another kind, a folder, or one that is too damaged."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ckptfix.commands import command, verbatim
+from ckptfix.errors import (
+    BadDirectory,
+    BadIndex,
+    BadPickle,
+    Bomb,
+    CkptfixError,
+    DistributedPart,
+    Truncated,
+    UnknownFormat,
+    Unsupported,
+)
+from ckptfix.findings.row import Finding
+from ckptfix.findings.table import ENTRIES, found
+from ckptfix.formats.distributed import merge_command
+from ckptfix.formats.foreign.archives import CHECKPOINTS
+from ckptfix.formats.safetensors import format as safetensors
+from ckptfix.formats.torch.dangerous import is_dangerous
+from ckptfix.io.layers import packing_of
+from ckptfix.io.read import Reader
+from ckptfix.ops import inside as scan_inside
+from ckptfix.ops.doctor import pickle as scan_pickle
+from ckptfix.ops.inside import Inside
+from ckptfix.zips.read import END, Directory, read_directory
+
+_KEPT_HINTS = (
+    *("lfs-pointer", "tar-archive", "deepspeed-folder", "other-archive"),
+    *("numpy-file", "other-framework", "gguf-file", "no-checkpoint"),
+)
+"""Kinds for which the hint of `formats.foreign` is more exact than the row's remedy."""
+
+_IDS: tuple[tuple[type[CkptfixError], str], ...] = (
+    (Truncated, "truncated"),
+    (BadDirectory, "bad-directory"),
+    (BadPickle, "bad-pickle"),
+    (BadIndex, "bad-index"),
+    (Bomb, "deflate-bomb"),
+    (Unsupported, "unsupported"),
+)
+
+_REPAIR = "ckptfix repair {source} {repaired}"
+
+PROGRAMS = ("torchscript", "exported-program")
+
+_TRUSTED = ("plain-pickle", "torch-tar", "numpy-file")
+"""Kinds whose remedy is to load the file, if the user trusts it."""
+
+_UNSEEN = ("empty-file", "zero-filled", "lfs-pointer", "gguf-file", "dcp-no-metadata")
+"""Kinds in which no pickle can hide."""
+
+_DEFINITE = 1 << 20
+"""Bytes of a file that are looked at for a transfer as text."""
+
+
+_TAIL = 1 << 26
+"""Bytes at the end of a zip that are searched for the end of its directory."""
+
+
+def scan(path: str, error: CkptfixError) -> Iterator[Finding]:
+    """The finding for `error`, raised when the file was opened; and what else can be found out."""
+    if isinstance(error, DistributedPart):
+        yield _part(path, error)
+        return
+    kinds = list(_unknown(path, error) if isinstance(error, UnknownFormat) else _damaged(path, error))
+    if any(finding.id in _UNSEEN for finding in kinds) or _is_safetensors(path):
+        yield from kinds
+        return
+    described = Path(path, ".metadata") if _of_folder(kinds) and Path(path).is_dir() else Path(path)
+    inside = scan_inside.look(str(described), "" if described == Path(path) else described.name)
+    yield from (_with_names(finding, inside) for finding in kinds)
+    yield from _hidden(kinds, inside)
+
+
+def _part(path: str, error: DistributedPart) -> Finding:
+    beside = Path(path).with_name(".metadata").is_file()
+    command = verbatim(merge_command(str(Path(path).parent)))
+    return found("distributed-shard", error.message, fix=command if beside else None)
+
+
+def _damaged(path: str, error: CkptfixError) -> Iterator[Finding]:
+    id = id_of(error)
+    if id == "truncated" and _zip_without_directory(path):
+        yield _no_directory(path, error.message)
+    else:
+        yield found(id, error.message, where=error.where or "", offset=error.offset)
+    if Path(path).is_file():
+        yield from _text_mode(path)
+
+
+def id_of(error: CkptfixError) -> str:
+    """The id of the finding that an error about a damaged file is."""
+    return next((id for kind, id in _IDS if isinstance(error, kind)), "damaged")
+
+
+def _unknown(path: str, error: UnknownFormat) -> Iterator[Finding]:
+    what, id = error.message, error.kind
+    if id == "truncated":
+        yield _no_directory(path, what)
+    elif id == "dcp-folder" and Path(path).is_dir() and not Path(path, ".metadata").exists():
+        yield found("dcp-no-metadata", f"{what} without its .metadata")
+    else:
+        yield found(id, what, fix=_fix(path, error))
+    if id in ("truncated", "bad-directory", "unknown-format"):
+        yield from _text_mode(path)
+
+
+def _fix(path: str, error: UnknownFormat) -> str | None:
+    """What helps, where it is not what the row of the kind says."""
+    id, hint = error.kind, verbatim(error.hint or "")
+    if id in _KEPT_HINTS and hint:
+        return hint
+    if id == "compressed" and packing_of(_head(path)) is None:
+        return hint
+    if id == "bare-data-pkl":
+        parent = Path(path).resolve().parent
+        return verbatim(command("doctor", parent)) if (parent / "data").is_dir() else None
+    if id == "dcp-folder" and not Path(path).is_dir():
+        # torch's merger takes the folder, and of a file in it says that it found no checkpoint.
+        return verbatim(merge_command(str(Path(path).parent)))
+    return None
+
+
+_BESIDE = re.compile(r"(optimizer|scheduler|rng_state|random_states|training_args|scaler|sampler|dl_state)\b.*")
+"""Names of what trainers save beside a model: transformers' Trainer, accelerate."""
+
+
+def only_checkpoint(path: str, error: CkptfixError) -> str | None:
+    """The one checkpoint in the folder `path`, apart from what trainers save beside it; None if there are several.
+
+    Args:
+        error: raised when the folder was opened; a folder that is a checkpoint itself is not searched for others.
+    """
+    folder = Path(path)
+    if not folder.is_dir() or not isinstance(error, UnknownFormat) or error.kind != "no-checkpoint":
+        return None
+    found = [entry for entry in folder.iterdir() if entry.name.lower().endswith(CHECKPOINTS) and entry.is_file()]
+    models = [entry for entry in found if not _BESIDE.match(re.sub(r"_\d+(?=\.)", "", entry.name))]
+    left = models or found
+    return str(left[0]) if len(left) == 1 else None
+
+
+def _of_folder(kinds: Sequence[Finding]) -> bool:
+    return any(finding.id == "dcp-folder" for finding in kinds)
+
+
+def _repairs(finding: Finding) -> bool:
+    """Whether the remedy of a finding is to repair the file."""
+    return (finding.fix if finding.fix is not None else ENTRIES[finding.id].fix) == _REPAIR
+
+
+def _with_names(finding: Finding, inside: Inside) -> Finding:
+    """The finding of a kind of file, with what runs code in it; repair is not offered where no tensor was found."""
+    if finding.severity == "info":
+        return finding
+    dangerous = [name for name in inside.names if is_dangerous(name)]
+    message = finding.message
+    if dangerous:
+        message += f"; it names {scan_pickle.listed(dangerous)}, which can run code"
+    if inside.cut:
+        message += "; it was not looked into to its end"
+    useless = _repairs(finding) and inside.pickles and not inside.tensors
+    fix = "" if useless or (dangerous and finding.id in _TRUSTED) else finding.fix
+    return replace(finding, message=message, fix=fix)
+
+
+def _hidden(kinds: Sequence[Finding], inside: Inside) -> Iterator[Finding]:
+    """The globals of a file that no format takes; repair leaves those out that run code, and keeps the others."""
+    ids = {finding.id for finding in kinds}
+    fix = _REPAIR if inside.tensors and any(map(_repairs, kinds)) else ""
+    rows = inside.hidden
+    if ids.intersection((*PROGRAMS, "dcp-folder")):
+        # What these formats always contain is not reported.
+        rows = [row for row in rows if is_dangerous(row.name)]
+    yield from scan_pickle.hidden(rows, fix=fix)
+
+
+def _head(path: str) -> bytes:
+    if Path(path).is_dir():
+        return b""
+    with Reader(path) as reader:
+        return reader.read(0, min(reader.size, 64))
+
+
+def _is_safetensors(path: str) -> bool:
+    head = _head(path)
+    return bool(head) and not head.startswith(b"PK") and safetensors.score(path, head, 64) > 0
+
+
+def _zip_without_directory(path: str) -> bool:
+    return _head(path).startswith(b"PK\x03\x04") and directory_of(path) is None
+
+
+def _no_directory(path: str, message: str) -> Finding:
+    """A zip without a directory where readers look for it: cut short, or with a long tail behind its end."""
+    with Reader(path) as reader:
+        end = reader.size
+        while end > max(0, reader.size - _TAIL):
+            start = max(0, end - _DEFINITE)
+            block = reader.read(start, min(end + END.size, reader.size) - start)
+            place = len(block)
+            while (place := block.rfind(b"PK\x05\x06", 0, place)) >= 0:
+                at = start + place
+                size, offset = END.unpack(reader.read(at, END.size))[5:7] if at + END.size <= reader.size else (0, 0)
+                if 46 <= size <= at - offset and reader.read(offset, 4) == b"PK\x01\x02":
+                    left = reader.size - at - END.size
+                    said = f"{left:,} bytes follow the end of the archive, too many for a reader to find it"
+                    return found("trailing-bytes", said, offset=at + END.size, severity="error")
+            end = start
+        return found("truncated", message, offset=reader.size)
+
+
+def _text_mode(path: str) -> Iterator[Finding]:
+    """Whether every line feed has a carriage return before it, which no binary file of any size has."""
+    with Reader(path) as reader:
+        data = reader.read(0, min(reader.size, _DEFINITE))
+    feeds = data.count(b"\n")
+    if feeds >= 8 and feeds == data.count(b"\r\n"):
+        yield found("text-mode", f"each of {feeds} line feeds has a carriage return before it: transferred as text")
+
+
+def directory_of(path: str) -> Directory | None:
+    """The zip directory of a file, if it has one that can be read."""
+    try:
+        with Reader(path) as reader:
+            return read_directory(reader, path)
+    except CkptfixError:
+        return None

@@ -1,0 +1,67 @@
+"""Whether `match` would give a file the names of a model: tried before it is offered, without writing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from ckptfix.align.match import match
+from ckptfix.checkpoint import Checkpoint
+from ckptfix.commands import verbatim, word
+from ckptfix.errors import CkptfixError
+from ckptfix.findings.row import Finding
+from ckptfix.ops.match import plan as match_plan
+from ckptfix.ops.target.targets import Side
+
+_ABOUT_NAMES = (
+    *("no-names-match", "missing-keys", "unexpected-keys", "other-spelling"),
+    *("matched-by-structure", "names-prefixed"),
+)
+
+_OTHER_MODEL = "no renaming makes it fit: look whether TARGET is the model that the file was saved from"
+
+
+def offered(
+    findings: Iterable[Finding],
+    checkpoint: Checkpoint,
+    side: Side,
+    target: Side,
+    agreeing: int,
+    *,
+    several: bool,
+    most: int,
+) -> Iterator[Finding]:
+    """`findings` about the names of `side`, with `match` as their remedy where it works, and only there.
+
+    Args:
+        agreeing: how many names agree without it.
+        several: whether the file has other state dicts, so that the command has to say which.
+        most: tensors of a side up to which it is tried.
+    """
+    rows = list(findings)
+    about = [row for row in rows if row.id in _ABOUT_NAMES and row.fix is None]
+    small = max(len(side.slots), len(target.slots)) <= most
+    options = _options(checkpoint, side, target, agreeing) if about and small else None
+    place = f" --at {word(side.at)}" if several and side.at else ""
+    fix = None if options is None else f"ckptfix match {{source}} {{matched}} --like {{like}}{options}{verbatim(place)}"
+    for row in rows:
+        if row not in about:
+            yield row
+        elif fix is not None:
+            yield replace(row, fix=fix)
+        else:
+            yield replace(row, fix=_OTHER_MODEL if row.id == "no-names-match" else "")
+
+
+def _options(checkpoint: Checkpoint, side: Side, target: Side, agreeing: int) -> str | None:
+    """The options with which `match` works and makes more names agree; None where it does not."""
+    try:
+        matching = match(side.slots, target.slots, by="structure")
+        planned = match_plan.plan(checkpoint, side, matching)
+    except CkptfixError:
+        return None
+    if not planned.names or len(matching.pairs) <= agreeing:
+        return None
+    if not match_plan.refusals(side, target, matching):
+        return ""
+    return " --partial" if not match_plan.refusals(side, target, matching, partial=True) else None

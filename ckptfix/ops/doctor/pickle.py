@@ -1,0 +1,196 @@
+"""What a pickle names and hides: functions, other pickles, strings of another age. Read as text, never run."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from ckptfix.findings.row import Finding
+from ckptfix.findings.table import found
+from ckptfix.formats.torch import weights_only as trusted
+from ckptfix.formats.torch.call_classes import class_of
+from ckptfix.formats.torch.dangerous import is_dangerous
+from ckptfix.io.layers import Memory
+from ckptfix.ops import inside as scan_inside
+from ckptfix.ops.inside import Hidden
+from ckptfix.pickles import Call, Global, Graph, PersId, survey
+from ckptfix.pickles import opcodes as op
+from ckptfix.pickles.graph import attributes, pairs
+from ckptfix.words import some
+
+_ABOUT = (
+    ("numpy._core", "a name that only NumPy 2 has"),
+    ("numpy", "a NumPy object"),
+    ("pathlib", "a path, which another system cannot build"),
+    ("argparse.Namespace", "hyper-parameters"),
+    ("pytorch_lightning", "an object of Lightning"),
+    ("lightning", "an object of Lightning"),
+    ("omegaconf", "a configuration of OmegaConf"),
+    ("__main__", "a class of the script that saved it"),
+)
+"""Beginnings of names, and what such a thing is."""
+
+_BYTES = frozenset((
+    op.BINBYTES, op.SHORT_BINBYTES, op.BINBYTES8, op.BYTEARRAY8, op.STRING, op.BINSTRING, op.SHORT_BINSTRING,
+))  # fmt: skip
+
+LISTED = 8
+"""Names in a message before the rest are counted."""
+
+
+def scan(graph: Graph, where: str, base: int = 0) -> Iterator[Finding]:
+    """Findings about a parsed pickle.
+
+    Args:
+        where: its record.
+        base: offset in the file of the first byte that the graph's spans count from.
+    """
+    calls = _calls(graph)
+    seen: set[str] = set()
+    for node in graph.globals:
+        name = trusted.canonical(node)
+        if name not in seen and not trusted.accepted(name):
+            seen.add(name)
+            yield _global(name, where, base + node.start, calls.get(name), base)
+    opcode = trusted.refused_opcode(graph, strict=not seen)
+    if opcode is not None:
+        place, what = opcode
+        yield found("unsupported-opcode", f"{what}, which weights_only=True refuses", where=where, offset=base + place)
+    yield from _old_strings(graph, where, base)
+    yield from _nested(graph, where, base)
+
+
+def _global(name: str, where: str, offset: int, call: int | None, base: int) -> Finding:
+    module = name.partition(".")[0]
+    called = "" if call is None else f", which would be called at {base + call:#x}"
+    if is_dangerous(name):
+        message = f"the pickle contains {name}, which can run code or open files"
+        return found("dangerous-global", f"{message}{called}", where=where, offset=offset)
+    about = next((text for front, text in _ABOUT if name == front or name.startswith(f"{front}.")), "")
+    what = f"{name} ({about or f'from the package {module}'})" if about or module else name
+    message = f"torch.load refuses this file: weights_only=True does not allow {what}{called}"
+    return found("foreign-global", message, where=where, offset=offset)
+
+
+def _calls(graph: Graph) -> dict[str, int]:
+    """Name of a refused global -> offset of the first call of it that the object holds."""
+    found_calls: dict[str, int] = {}
+    if all(trusted.accepted(trusted.canonical(node)) for node in graph.globals):
+        return found_calls
+    seen: set[int] = set()
+    queue = deque([graph.root])
+    while queue:
+        node = queue.popleft()
+        kind = type(node)
+        if kind in (str, int, float, bool, bytes) or id(node) in seen:
+            continue
+        seen.add(id(node))
+        if kind is Call:
+            if type(node.func) is Global:
+                found_calls.setdefault(trusted.canonical(node.func), node.position)
+            queue += [node.func, node.args, node.kwargs, node.state]
+            queue += node.elements or ()
+            queue += [part for pair in node.items or () for part in pair]
+        elif kind in (tuple, list):
+            queue += node
+        elif kind is PersId:
+            queue.append(node.pid)
+        elif hasattr(node, "items"):
+            queue += [part for pair in node.items for part in pair]
+        elif hasattr(node, "elements"):
+            queue += node.elements
+    return found_calls
+
+
+def _old_strings(graph: Graph, where: str, base: int) -> Iterator[Finding]:
+    """Strings without an encoding; those with bytes above 127 are what Python 3 stops at."""
+    codes = {op.STRING, op.BINSTRING, op.SHORT_BINSTRING} & set(graph.rare)
+    if not codes:
+        return
+    first = min(graph.rare[code] for code in codes)
+    high = -1
+    for opcode in op.walk(graph.data, graph.start, graph.end):
+        if opcode.code not in codes:
+            continue
+        # A length stands before the bytes; STRING is a line of text in which high bytes are written \\x...
+        width = {op.BINSTRING: 4, op.SHORT_BINSTRING: 1}.get(opcode.code, 0)
+        text = graph.data[opcode.arg + width : opcode.end]
+        if not text.isascii() or (not width and b"\\x" in text):
+            high = opcode.start
+            break
+    if high >= 0:
+        yield found("python2-strings", where=where, offset=base + high)
+    else:
+        message = "strings as Python 2 wrote them, all of them ASCII"
+        yield found("python2-strings", message, where=where, offset=base + first, severity="info")
+
+
+def _nested(graph: Graph, where: str, base: int) -> Iterator[Finding]:
+    """Strings that are pickles, or files that hold some, and contain functions."""
+    # Protocols before 3 write bytes as text, which this function encodes.
+    encoded = any(node.name == "encode" and node.module == "_codecs" for node in graph.globals)
+    if not encoded and not _BYTES & set(graph.rare):
+        return
+    seen = survey(lambda offset, length: graph.data[offset : offset + length], graph.start, graph.end)
+    for inner in seen.inner:
+        data = graph.data[inner.at : inner.at + inner.length]
+        if inner.text:
+            data = data.decode("utf-8", "replace").encode("latin-1", "replace")
+        if names := named_in(data):
+            message = f"a bytes value holds a pickle that contains {names}"
+            yield found("nested-pickle", message, where=where, offset=base + inner.at)
+
+
+def named_in(data: bytes) -> str:
+    """The refused globals that `data`, a pickle or a file that holds some, names; "" for anything else."""
+    return listed(scan_inside.look_into(Memory(data, ""), "").names)
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names in one line, those that run code first."""
+    ordered = sorted(names, key=lambda name: not is_dangerous(name))
+    return some(ordered, LISTED)
+
+
+def after_stop(data: bytes, end: int, where: str, base: int = 0) -> Iterator[Finding]:
+    """What follows the STOP of a pickle whose record ends with `data`."""
+    if end >= len(data):
+        return
+    rest = len(data) - end
+    names = named_in(data[end:])
+    seen = survey(lambda offset, length: data[offset : offset + length], end, len(data))
+    if not names and not seen.pickles:
+        message = f"{rest:,} bytes follow the end of the pickle"
+        yield found("bytes-after-stop", message, where=where, offset=base + end)
+        return
+    named = f", and contains {names}" if names else ""
+    message = f"another pickle of {seen.end - end:,} bytes follows the first{named}"
+    yield found("stacked-pickles", message, where=where, offset=base + end)
+
+
+def hidden(rows: Iterable[Hidden], *, fix: str | None = None) -> Iterator[Finding]:
+    """A finding for each global that `scan_inside` found, once a place."""
+    seen: set[tuple[str, str]] = set()
+    for row in rows:
+        if (row.place, row.name) not in seen:
+            seen.add((row.place, row.name))
+            finding = _global(row.name, row.place, row.offset, row.called, 0)
+            yield replace(finding, fix=fix) if fix is not None else finding
+
+
+def modules(graph: Graph) -> tuple[str, int] | None:
+    """(class, offset) of the pickled module that is the object or one of its values; None if there is none."""
+    candidates = [graph.root, *(value for _, value in pairs(graph.root) or ())]
+    for node in candidates:
+        if type(node) is Call:
+            names = {str(name) for name, _ in attributes(node.state)}
+            if {"_parameters", "_modules"} <= names:
+                return (_class_name(node), node.position)
+    return None
+
+
+def _class_name(node: Call) -> str:
+    """The class of an object, however the pickle names it."""
+    found = class_of(node)
+    return found.full if found is not None else "a class that it does not name"

@@ -1,0 +1,199 @@
+"""What doctor found out about a file: the findings, the one that counts, and the commands that help."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ckptfix.errors import printable
+from ckptfix.findings import message_names as error_names
+from ckptfix.findings import messages as error_texts
+from ckptfix.findings.remedies import chain
+from ckptfix.findings.row import Finding
+from ckptfix.findings.table import ENTRIES, RANK, Remedy, errors_of, shell_line
+from ckptfix.words import plural
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What a pasted error message is.
+
+    Attributes:
+        rows: numbers of the load errors that it may be, most likely first; empty if it is not known.
+        meanings: what each usually means.
+        explained: ids of the findings that explain it, in the order of the findings.
+        advice: what mostly helps, for a file that is not at hand; None where nothing is known.
+    """
+
+    rows: tuple[int, ...]
+    meanings: tuple[str, ...]
+    explained: tuple[str, ...]
+    advice: str | None = None
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Diagnosis:
+    """What was found out about a file.
+
+    Attributes:
+        path: the file or folder; ``""`` where there is only a message.
+        format: NAME of the format that reads it; None where none does.
+        title: what it is, in words.
+        size: bytes of the file; 0 for a folder.
+        findings: the most serious first, those that explain the message before others of their kind; `fix` is a
+            command line for a shell, or words, or None where nothing helps.
+        looked_at: what was checked, in words.
+        message: what the pasted message is; None without one.
+        remedies: what to do about each of the findings, in their order.
+    """
+
+    path: str
+    format: str | None
+    title: str
+    size: int
+    findings: tuple[Finding, ...]
+    looked_at: tuple[str, ...]
+    message: Message | None = None
+    remedies: tuple[Remedy, ...] = ()
+
+    def __str__(self) -> str:
+        """What is wrong, and a line for each finding with what helps."""
+        lines = [f"{self.path}: {self.title}", self.sentence]
+        for finding in self.findings:
+            place = f"{finding.where}: " if finding.where and finding.where not in finding.message else ""
+            lines.append(f"{finding.severity}: {finding.id}: {place}{finding.message}")
+            lines += [f"  {finding.fix}"] if finding.fix else []
+        return "\n".join(map(printable, lines))
+
+    def __repr__(self) -> str:
+        return f"<Diagnosis of {self.path!r}: {plural(len(self.findings), 'finding')}>"
+
+    @property
+    def sentence(self) -> str:
+        """What is wrong, in one sentence."""
+        first = self.cause
+        if first is not None:
+            place = f"{first.where}: " if first.where and first.where not in first.message else ""
+            return f"{place}{first.message}"
+        if not self.path:
+            meanings = self.message.meanings if self.message is not None else ()
+            unknown = "I don't recognise that error message."
+            return f"This message usually means that {meanings[0]}" if meanings else unknown
+        if self.message is not None and self.message.meanings:
+            return f"no cause of this message was found in the file; it usually means that {self.message.meanings[0]}"
+        return f"No problems found. (Checked: {', '.join(self.looked_at)}.)"
+
+    @property
+    def cause(self) -> Finding | None:
+        """The finding that counts: one that explains the message, else the most serious; one with a remedy first."""
+        explained = self.message.explained if self.message is not None else ()
+        for finding in self.findings:
+            if finding.id in explained and finding.severity == "error":
+                return finding
+        for finding in self.findings:
+            if finding.id in explained:
+                return finding
+        if self.message is not None and self.message.rows and not any(f.severity == "error" for f in self.findings):
+            return None
+        serious = [row for row in zip(self.findings, self.remedies, strict=True) if row[0].severity != "info"]
+        first = [row for row in serious if row[0].severity == serious[0][0].severity]
+        return next((finding for finding, row in first if row.text), first[0][0] if first else None)
+
+    @property
+    def fixes(self) -> tuple[tuple[str, ...], ...]:
+        """The commands that fix the findings that are not just notes, or explain the message: lists of words, in order.
+
+        Each reads what the one before it wrote; empty where no command of ckptfix helps.
+        """
+        return chain(self.path, [(finding, row) for finding, row in self._counted() if row.commands])
+
+    @property
+    def advice(self) -> str | None:
+        """What to do in words, where the finding that counts has no command."""
+        cause = self.cause
+        if cause is None:
+            return self.message.advice if self.message is not None and not self.path else None
+        return next((row.advice for finding, row in self._counted() if finding is cause), None) or (
+            None if self.fixes else next((row.advice for _, row in self._counted() if row.advice), None)
+        )
+
+    def _counted(self) -> list[tuple[Finding, Remedy]]:
+        """The findings that are not just notes, or explain the message, with their remedies; the cause first."""
+        cause = self.cause
+        rows = [
+            (finding, row) for finding, row in zip(self.findings, self.remedies, strict=True)
+            if finding.severity != "info" or (self.message is not None and finding.id in self.message.explained)
+        ]  # fmt: skip
+        return sorted(rows, key=lambda row: row[0] is not cause)
+
+    def exit_code(self, fail_on: str = "error") -> int:
+        """1 with a finding at least as serious as `fail_on`, ``"error"`` or ``"warning"``; else, or for ``"never"``, 0.
+
+        Errors are damage, what ``weights_only=True`` refuses, a misfit with the model, and files that are no
+        checkpoint. Device tags and names of wrappers are warnings.
+        """
+        limits = {"error": 0, "warning": 1, "never": -1}
+        return int(any(RANK[finding.severity] <= limits[fail_on] for finding in self.findings))
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same for JSON: `fix` and `fixes` are lists of words, `advice` is in words."""
+        return {
+            "path": self.path,
+            "format": self.format,
+            "title": self.title,
+            "size": self.size,
+            "sentence": self.sentence,
+            "fix": _first(self.fixes),
+            "fixes": [list(line) for line in self.fixes],
+            "advice": self.advice,
+            "findings": [
+                {**asdict(finding), "fix": _first(row.commands), "fixes": [list(line) for line in row.commands],
+                 "advice": row.advice}
+                for finding, row in zip(self.findings, self.remedies, strict=True)
+            ],
+            "looked_at": list(self.looked_at),
+            "error": None if self.message is None else asdict(self.message),
+        }  # fmt: skip
+
+
+def _first(commands: Sequence[Sequence[str]]) -> list[str] | None:
+    return list(commands[0]) if commands else None
+
+
+def message_of(error: str | None, rows: tuple[int, ...], findings: Sequence[Finding]) -> Message | None:
+    """What the pasted message `error` is, if there is one; `rows` are the load errors that it may be."""
+    if error is None:
+        return None
+    explained = [finding.id for finding in findings if set(errors_of(finding)) & set(rows)]
+    meanings = [error_texts.meaning(row) for row in rows]
+    prefix = error_names.prefix(error_names.listed(error))
+    if prefix is not None:
+        meanings[0] = prefix.meaning
+    return Message(rows, tuple(meanings), tuple(dict.fromkeys(explained)), _advice(rows, prefix))
+
+
+def of_message(error: str) -> Diagnosis:
+    """What the pasted message `error` says by itself, without the file."""
+    message = message_of(error, error_texts.rows(error), ())
+    return Diagnosis("", None, "a message", 0, (), ("the message",), message)
+
+
+def _advice(rows: Sequence[int], prefix: error_names.Prefix | None) -> str | None:
+    """The remedy of the row that is most about the first of `rows`, for any file."""
+    if prefix is not None:
+        verb, *options = prefix.options
+        return f"{shell_line(('ckptfix', verb, 'FILE', 'OUT', *options))}; or in Python: ckptfix.load_into(model, FILE)"
+    about = [entry for entry in ENTRIES.values() if entry.fix and rows and rows[0] in entry.errors]
+    nearest = min(about, key=lambda entry: (entry.errors.index(rows[0]), len(entry.errors)), default=None)
+    return None if nearest is None or nearest.fix is None else readable(nearest.fix)
+
+
+def readable(template: str) -> str:
+    """A remedy as the table has it, with its fields as words."""
+    words = {"source": "FILE", "like": "TARGET", "at": "PATH"}
+    fields = re.findall(r"\{(\w+)\}", template)
+    outs = [field for field in dict.fromkeys(fields) if field not in words]
+    words |= {field: "OUT" if field == outs[-1] else f"{field.upper()}_FILE" for field in outs}
+    return re.sub(r"\{(\w+)\}", lambda field: words[field[1]], template)

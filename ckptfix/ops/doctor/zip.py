@@ -1,0 +1,114 @@
+"""What is odd about a zip container: everything on which two readers could disagree, or that is not accounted for."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+from ckptfix.findings.row import Finding, Severity
+from ckptfix.findings.table import found
+from ckptfix.io.read import Reader
+from ckptfix.zips.check import examine
+from ckptfix.zips.read import DEFLATED, ENCRYPTED, STORED, Directory, Record
+
+ALIGNMENT = 64
+"""Bytes that torch aligns storages to (caffe2/serialize/inline_container.h, ``kFieldAlignment``)."""
+
+_TORCH_RECORDS = ("data.pkl", "version", "byteorder", ".format_version", ".storage_alignment", ".data/serialization_id")
+
+LISTED = 20
+"""Findings of one kind before the rest are counted."""
+
+
+def scan(reader: Reader, directory: Directory, root: str) -> Iterator[Finding]:
+    """Findings about the records of `directory`; of their data only what stands between them is looked at.
+
+    Args:
+        root: the folder that data.pkl is in.
+    """
+    records = directory.records
+    yield from _names(records)
+    yield from _fields(records, root)
+    yield from _layout(reader, directory, root)
+    if not any(record.name == f"{root}/version" for record in records):
+        yield found("no-version", where=f"{root}/version")
+    if records and not any(record.crc32 for record in records if record.size):
+        yield found("no-checksums")
+
+
+def _names(records: Sequence[Record]) -> Iterator[Finding]:
+    groups: dict[str, list[Record]] = defaultdict(list)
+    for record in records:
+        groups[record.name.lower()].append(record)
+        name = record.name
+        parts = name.replace("\\", "/").split("/")
+        if ".." in parts or name.startswith("/") or "\\" in name or "\0" in name or name[1:2] == ":":
+            yield found("odd-name", where=name, offset=record.header)
+    for group in groups.values():
+        if len(group) < 2:
+            continue
+        places = ", ".join(hex(record.header) for record in group[:5])
+        names = {record.name for record in group}
+        id = "duplicate-record" if len(names) < len(group) else "case-variant"
+        message = f"{len(group)} records are called {' and '.join(sorted(names)[:3])}, at {places}"
+        yield found(id, message, where=group[0].name, offset=group[0].header)
+
+
+def _fields(records: Sequence[Record], root: str) -> Iterator[Finding]:
+    deflated = [record for record in records if record.method == DEFLATED]
+    for record in records:
+        if record.flags & ENCRYPTED:
+            yield found("encrypted-record", where=record.name, offset=record.header)
+        if record.method not in (STORED, DEFLATED):
+            message = f"compressed by method {record.method}, which torch does not read"
+            yield found("unknown-compression", message, where=record.name, offset=record.header)
+    if deflated:
+        saved = sum(record.size - record.stored for record in deflated)
+        message = f"{len(deflated)} records are compressed, by {max(saved, 0):,} bytes: torch cannot map them"
+        yield found("deflated", message, where=deflated[0].name, offset=deflated[0].header)
+    known = {f"{root}/{name}" for name in _TORCH_RECORDS}
+    stray = [
+        record for record in records if record.name not in known and not record.name.startswith(f"{root}/data/")
+    ]
+    yield from _capped(
+        found("stray-record", f"a record of {record.size:,} bytes that torch does not write", where=record.name,
+              offset=record.header)
+        for record in stray
+        if not record.name.endswith("/")
+    )  # fmt: skip
+
+
+def _layout(reader: Reader, directory: Directory, root: str) -> Iterator[Finding]:
+    """What the archive says twice and not alike, bytes between the records, and storages that are not aligned."""
+    spans, disputes = examine(reader, directory)
+    kinds: dict[tuple[str, bool], list[Finding]] = defaultdict(list)
+    for id, where, offset, message, serious in disputes:
+        severity: Severity = "error" if serious else "warning"
+        kinds[id, serious].append(found(id, message, where=where, offset=offset, severity=severity))
+    for findings in kinds.values():
+        yield from _capped(findings)
+    unaligned = [
+        span
+        for span in spans
+        if span.data % ALIGNMENT
+        and span.record.name.startswith(f"{root}/data/")
+        and span.record.size
+        and span.record.method == STORED
+    ]
+    if unaligned:
+        message = f"the data of {len(unaligned)} storages begins at no multiple of {ALIGNMENT} bytes"
+        yield found("misaligned-storage", message, where=unaligned[0].record.name, offset=unaligned[0].data)
+
+
+def _capped(findings: Iterator[Finding] | Sequence[Finding]) -> Iterator[Finding]:
+    """The first findings of a kind, and one that counts the others."""
+    left = 0
+    last: Finding | None = None
+    for index, finding in enumerate(findings):
+        last = finding
+        if index < LISTED:
+            yield finding
+        else:
+            left += 1
+    if left and last is not None:
+        yield found(last.id, f"{left:,} more like it", severity=last.severity)

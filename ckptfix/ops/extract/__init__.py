@@ -1,0 +1,141 @@
+"""``ckptfix.extract``: weights out of what cannot be unpickled."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ckptfix.errors import NoSuchFile, StrPath, file_name
+from ckptfix.io import write as output
+from ckptfix.io.read import Progress, stamp
+from ckptfix.ops.extract import plan as extract_op
+from ckptfix.ops.writing import LOSSES, Draft, Result, carry_out
+from ckptfix.pickles.collector import without_collections
+from ckptfix.words import plural, some
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class ExtractResult(Result):
+    """A state dict that was taken out of a file.
+
+    Attributes:
+        what: what it was in the file, such as ``"the module models.Net"``.
+        at: its address in the file.
+        tensors: how many names are written.
+        left: addresses of what the output does not hold.
+        lost: names of tensors that the output's format cannot hold.
+        others: addresses of other state dicts in the file.
+        classes: classes that it was made of, none of which was imported.
+        versions: whether the output has the ``_metadata`` of a state dict.
+    """
+
+    what: str
+    at: str
+    tensors: int
+    left: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
+    classes: tuple[str, ...] = ()
+    versions: bool = False
+
+    def _details(self) -> dict[str, Any]:
+        return {
+            "what": self.what,
+            "at": self.at,
+            "tensors": self.tensors,
+            "left_behind": list(self.left),
+            "lost": list(self.lost),
+            "others": list(self.others),
+            "classes": list(self.classes),
+            "metadata": self.versions,
+        }
+
+
+@without_collections
+def extract(
+    source: StrPath,
+    dest: StrPath,
+    *,
+    at: str | None = None,
+    ema: bool = False,
+    to: str | None = None,
+    drop_unsupported: bool = False,
+    force: bool = False,
+    keep_old: bool = False,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> ExtractResult:
+    """Write one state dict of `source` to `dest`: what ``torch.save(model.state_dict(), dest)`` would have written.
+
+    `source` is a whole pickled module, whose class need not exist, a training checkpoint, a TorchScript archive or an
+    exported program (``.pt2``). Nothing of it is run. Tensors keep their names, order, strides and ties; parameters
+    become plain tensors, as in every state dict.
+
+    Args:
+        at: address of the mapping or module to take; the only one by default.
+        ema: take the averaged weights, wherever the trainer keeps them, under the names of a plain model.
+        to: ``"zip"``, ``"legacy"`` or ``"safetensors"``; by the suffix of `dest` by default.
+        drop_unsupported: leave out tensors that the format cannot hold; they are listed, and `exit_code` is 3.
+        force: replace an existing `dest`.
+        keep_old: a checkpoint that `force` replaces is kept beside it, as ``DEST.~1~``; see `Result.backup`.
+        dry_run: plan, and write nothing.
+        progress: called with bytes done and bytes in all.
+
+    Raises:
+        NoSuchTensor: nothing at `at`.
+        Refused: there are several, or none; WouldLoseData, if a tensor cannot be read or written.
+        CkptfixError: `source` cannot be read, or `dest` not be written.
+    """
+    output.check_destination(dest, [source], overwrite=force)
+    path = file_name(source)
+    if not Path(path).exists():
+        raise NoSuchFile(path)
+    before = stamp(path)
+    weights, others = extract_op.open_weights(path, at, ema)
+    done = extract_op.plan(weights, os.fspath(dest), to=to, drop_unsupported=drop_unsupported)
+    done = replace(done, others=others)
+    missing = any(finding.id == "not-taken" for finding in done.plan.findings)
+    draft = Draft(
+        source=path,
+        stamp=before,
+        dest=os.fspath(dest),
+        format=done.format,
+        plan=done.plan,
+        promise=done.promise(),
+        lines=_lines(done),
+        findings=done.plan.findings,
+        exit_code=LOSSES if done.lost or missing else 0,
+    )
+    return ExtractResult(
+        **carry_out(draft, force=force, keep_old=keep_old, dry_run=dry_run, progress=progress),
+        what=weights.what,
+        at=weights.at,
+        tensors=len(weights.entries) - len(done.lost),
+        left=weights.left,
+        lost=done.lost,
+        others=others,
+        classes=weights.classes,
+        versions=done.format != "safetensors" and weights.versions is not None,
+    )
+
+
+def _lines(done: extract_op.Extraction) -> tuple[str, ...]:
+    weights = done.weights
+    count = len(weights.entries) - len(done.lost)
+    place = f" at {weights.at}" if weights.at and weights.at not in weights.what else ""
+    line = f"took {plural(count, 'tensor')}: {weights.what}{place}, as {done.format}"
+    lines = [line]
+    if weights.classes:
+        lines.append(f"not needed, and not run: {some(weights.classes)}")
+    hooks = [finding for finding in weights.findings if finding.id == "hook-not-run"]
+    lines += [f"{finding.where or 'the module'}: {finding.message}" for finding in hooks[:3]]
+    if weights.left:
+        lines.append(f"left behind: {some(weights.left)}")
+    elsewhere = [at for at in done.others if at not in weights.left]
+    if elsewhere:
+        lines.append(f"other state dicts: {some(elsewhere)}")
+    if done.lost:
+        lines.append(f"LOST, as {done.format} cannot hold them: {some(done.lost)}")
+    return tuple(lines)

@@ -1,0 +1,186 @@
+"""Averaged weights in a training checkpoint: where trainers put them, and the names that a plain model has for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from ckptfix.checkpoint import Checkpoint
+from ckptfix.errors import Refused, Undecided
+from ckptfix.formats.torch.common import Parts
+from ckptfix.formats.torch.detach import detached_entry
+from ckptfix.formats.torch.tensors import BadTensor, tensor_entry
+from ckptfix.formats.torch.weights import Weights
+from ckptfix.ops.averages import KEYS as KEYS
+from ckptfix.ops.averages import is_average
+from ckptfix.ops.candidates import Candidate, at_address
+from ckptfix.ops.choose import meant
+from ckptfix.ops.extract.sources import picked, read
+
+SHADOW_LIST = "shadow_params"
+"""Key of torch_ema's ExponentialMovingAverage.state_dict(): a list of tensors in the order of the parameters."""
+
+STATISTICS = frozenset(("running_mean", "running_var", "num_batches_tracked"))
+"""Last components of names that are buffers and no parameters, which no list of parameters holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Averaged:
+    """Averaged weights: where they are, and how they are read."""
+
+    at: str
+    read: Callable[[], Weights]
+
+
+def averaged(checkpoint: Checkpoint, found: list[Candidate], at: str | None) -> Weights:
+    """The averaged weights of a checkpoint, under the names of a plain model.
+
+    Args:
+        found: the state dicts in it.
+        at: address of those to take, where there are several.
+
+    Raises:
+        Refused: there are none, or several.
+    """
+    rows = [*_named(checkpoint, found), *_swapped(checkpoint, found)]
+    rows += [*_flat(checkpoint, found), *_lists(checkpoint, found)]
+    if at is not None:
+        rows = [row for row in rows if row.at == at.strip("/")]
+        rows = rows or [Averaged(at, lambda: _plain(read(checkpoint, at_address(checkpoint, at))))]
+    if len(rows) == 1:
+        return rows[0].read()
+    if not rows:
+        addresses = ", ".join(candidate.at or "''" for candidate in found[:8])
+        hint = f"--at takes the state dict at {addresses}" if found else "`ckptfix inspect` shows what it holds"
+        raise Refused("no averaged weights were found in it", path=checkpoint.path, hint=hint)
+    ats = tuple(row.at for row in rows)
+    message = f"it holds {len(rows)} sets of averaged weights: {', '.join(at or repr('') for at in ats)}"
+    raise Undecided(message, choices=ats, choice={"ema": True, "at": ats[0]}, path=checkpoint.path)
+
+
+def _named(checkpoint: Checkpoint, found: list[Candidate]) -> list[Averaged]:
+    out = []
+    for candidate in found:
+        if is_average(candidate.at, candidate.names) and not _is_swapped(candidate, found):
+            out.append(Averaged(candidate.at, lambda candidate=candidate: _plain(read(checkpoint, candidate))))  # type: ignore[misc]
+    return out
+
+
+def _is_swapped(candidate: Candidate, found: list[Candidate]) -> bool:
+    """Whether what stands under a key for averages are the weights before averaging, of MMEngine."""
+    names = candidate.names
+    return candidate.at == "ema_state_dict" and "steps" in names and any(row.at == "state_dict" for row in found)
+
+
+def _swapped(checkpoint: Checkpoint, found: list[Candidate]) -> list[Averaged]:
+    """Trainers that save the average as ``state_dict``, and the weights before averaging beside it.
+
+    Sources: mmengine/hooks/ema_hook.py, before_save_checkpoint (its averaged model has the buffer ``steps``);
+    lightning/pytorch/callbacks/weight_averaging.py, on_save_checkpoint.
+    """
+    if any(_is_swapped(candidate, found) for candidate in found):
+        writer, others = "MMEngine", "ema_state_dict"
+    elif any(row.at == "current_model_state" for row in found):
+        writer, others = "Lightning's WeightAveraging", "current_model_state"
+    else:
+        return []
+    candidate = next((candidate for candidate in found if candidate.at == "state_dict"), None)
+    if candidate is None:
+        return []
+    why = f"the averaged weights, which {writer} saves as state_dict (its {others} has the others)"
+    return [Averaged("state_dict", lambda: replace(read(checkpoint, candidate), what=why))]
+
+
+def _plain(weights: Weights) -> Weights:
+    """Without what a wrapper for averaging adds to the names."""
+    names = [entry.key for entry in weights.entries]
+    what = f"the averaged weights at {weights.at or 'the top'}"
+    # ema-pytorch keeps both models, and counters, in one state dict.
+    inner = [name for name in names if name.startswith("ema_model.")]
+    prefix = "ema_model" if inner else "module"
+    if "n_averaged" in names or "steps" in names:
+        inner = [name for name in names if name not in ("n_averaged", "steps")]
+    if not inner or not all(name.startswith(f"{prefix}.") for name in inner):
+        return replace(weights, what=what)
+    return picked(weights, {name: name[len(prefix) + 1 :] for name in inner}, f"{what}, without {prefix}.", prefix)
+
+
+def _flat(checkpoint: Checkpoint, found: list[Candidate]) -> list[Averaged]:
+    """LitEma of latent-diffusion: ``model.a.b`` is averaged as ``model_ema.ab``, in the same state dict.
+
+    Source: CompVis/latent-diffusion ldm/modules/ema.py. Names without dots are looked up among those with them.
+    """
+    out = []
+    for candidate in found:
+        names = candidate.names
+        if {"model_ema.decay", "model_ema.num_updates"} <= set(names):
+            out.append(Averaged(candidate.at, lambda candidate=candidate: _unflattened(checkpoint, candidate)))  # type: ignore[misc]
+    return out
+
+
+def _unflattened(checkpoint: Checkpoint, candidate: Candidate) -> Weights:
+    weights = read(checkpoint, candidate)
+    full: dict[str, list[str]] = {}
+    for entry in weights.entries:
+        if entry.key.startswith("model."):
+            full.setdefault(entry.key.removeprefix("model.").replace(".", ""), []).append(entry.key)
+    renamed = {}
+    for entry in weights.entries:
+        flat = entry.key.removeprefix("model_ema.")
+        if flat == entry.key or flat in ("decay", "num_updates"):
+            continue
+        names = full.get(flat, [])
+        if len(names) != 1:
+            message = f"{entry.key} is the average of {' or '.join(names) or 'a tensor that the file lacks'}"
+            raise Refused(message, path=checkpoint.path, where=weights.at or None)
+        renamed[entry.key] = names[0]
+    averaged_names = set(renamed.values())
+    rest = {
+        entry.key: entry.key
+        for entry in weights.entries
+        if not entry.key.startswith("model_ema.") and entry.key not in averaged_names
+    }
+    what = "the averaged weights model_ema.*, under the names of those that they are averages of"
+    return picked(weights, renamed | rest, what)
+
+
+def _lists(checkpoint: Checkpoint, found: list[Candidate]) -> list[Averaged]:
+    """Lists of averaged parameters without names."""
+    if not isinstance(checkpoint.graph, Parts):
+        return []
+    tensors = checkpoint.graph.found.tensors
+    places = dict.fromkeys(at for at, _, _ in tensors if at.rpartition("/")[2] == SHADOW_LIST)
+    models = meant(checkpoint, [row for row in found if SHADOW_LIST not in row.at.split("/")])
+    return [Averaged(at, lambda at=at: _from_list(checkpoint, at, models)) for at in places]  # type: ignore[misc]
+
+
+def _from_list(checkpoint: Checkpoint, at: str, models: list[Candidate]) -> Weights:
+    """The parameters of a list under the names of the one model beside it; its buffers are the model's own.
+
+    Raises:
+        Refused: numbers or shapes do not go together.
+    """
+    if len(models) != 1:
+        message = f"averages without names at {at}, and {len(models)} models that could have them"
+        raise Refused(message, path=checkpoint.path, hint="one model must be beside them, whose names they get")
+    weights = read(checkpoint, models[0])
+    parts: Parts = checkpoint.graph
+    try:
+        values = [
+            detached_entry(tensor_entry(node, key, "", parts.storages), key)
+            for where, key, node in parts.found.tensors
+            if where == at
+        ]
+    except BadTensor as error:
+        raise Refused(f"an average cannot be read: {error}", path=checkpoint.path, where=at) from None
+    named = [entry for entry in weights.entries if entry.key.rpartition(".")[2] not in STATISTICS]
+    if [entry.shape for entry in named] != [entry.shape for entry in values]:
+        where = models[0].at or "the top"
+        message = f"the {len(values)} averages at {at} do not belong to the {len(named)} parameters at {where}"
+        hint = "their numbers or shapes differ, so their names are not known"
+        raise Refused(message, path=checkpoint.path, hint=hint)
+    new = {old.key: replace(value, key=old.key) for old, value in zip(named, values, strict=True)}
+    entries = tuple(new.get(entry.key, entry) for entry in weights.entries)
+    what = f"the averaged parameters at {at}, by their order, under the names at {models[0].at or 'the top'}"
+    replaced = tuple(f"{weights.at}/{name}".lstrip("/") for name in new)
+    return replace(weights, entries=entries, what=what, left=(*weights.left, *replaced))

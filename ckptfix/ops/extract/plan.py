@@ -1,0 +1,145 @@
+"""Weights out of files that cannot or should not be unpickled: a fresh file of one state dict."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ckptfix.checkpoint import Checkpoint, Plan
+from ckptfix.errors import Refused, Undecided, WouldLoseData
+from ckptfix.findings.row import Finding
+from ckptfix.formats import open_checkpoint
+from ckptfix.formats.programs import exported, torchscript
+from ckptfix.formats.safetensors import format as safetensors
+from ckptfix.formats.target import fits, refuse_other_suffix, target_format, why_not
+from ckptfix.formats.torch.weights import Weights, plan_torch
+from ckptfix.ops import choose as choose_op
+from ckptfix.ops.averages import is_average
+from ckptfix.ops.candidates import candidates
+from ckptfix.ops.convert.plan import little
+from ckptfix.ops.extract.averaged import averaged
+from ckptfix.ops.extract.sources import read
+from ckptfix.ops.law.promise import Promise
+from ckptfix.ops.pieces import refuse_piece
+
+
+@dataclass(frozen=True, slots=True)
+class Extraction:
+    """What an extraction will do.
+
+    Attributes:
+        weights: what was taken.
+        plan: what will be written; its findings say what is not in it, and what the state dict may lack.
+        format: of the output.
+        lost: names of tensors that its format cannot hold.
+        others: addresses of other state dicts that could have been taken.
+    """
+
+    weights: Weights
+    plan: Plan
+    format: str
+    lost: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
+
+    def promise(self) -> Promise:
+        """What the output has to hold: the tensors that were taken, but for those that its format cannot hold."""
+        weights = self.weights
+        kept = [entry for entry in weights.entries if entry.key not in self.lost]
+        return Promise(kept, others=weights.beside, reported=frozenset(weights.left))
+
+
+def choose(checkpoint: Checkpoint, at: str | None, ema: bool) -> tuple[Weights, tuple[str, ...]]:
+    """The state dict that is asked for, or the only one that is a model's; and the addresses of others.
+
+    Raises:
+        NoSuchTensor: there is none at `at`.
+        Refused: there are several between which nothing decides, or none.
+    """
+    if at is None:
+        refuse_piece(checkpoint)
+    found = candidates(checkpoint)
+    if ema:
+        weights = averaged(checkpoint, found, at)
+        return weights, tuple(row.at for row in found if row.at != weights.at)
+    if at is not None:
+        refuse_piece(checkpoint, at.strip("/"))
+    try:
+        chosen = choose_op.choose(checkpoint, at)
+    except Undecided as error:
+        error.averages = any(is_average(row.at, row.names) for row in found)
+        error.choose_with(error.choice)
+        raise
+    others = tuple(row.at for row in found if row.at != chosen.at) if at is None else ()
+    return read(checkpoint, chosen), others
+
+
+def plan(weights: Weights, dest: str, *, to: str | None = None, drop_unsupported: bool = False) -> Extraction:
+    """Plan a file at `dest` that holds `weights`.
+
+    Raises:
+        Refused: there is no tensor in it.
+        WouldLoseData: tensors that the format cannot hold, without `drop_unsupported`.
+        Unsupported: the format is not known, or a tensor cannot be written again.
+    """
+    target = target_format(dest, to)
+    refuse_other_suffix(weights.path, dest, target, chosen=True)
+    if not weights.entries:
+        first = weights.findings[0].message if weights.findings else "a module without parameters and buffers"
+        hint = f"--at {torchscript.CONSTANTS} takes its constants" if torchscript.CONSTANTS in weights.left else None
+        raise Refused(f"{weights.what} holds no tensors to take: {first}", path=weights.path, hint=hint)
+    lost: tuple[str, ...] = ()
+    if target == "safetensors":
+        made, lost = _safetensors(weights, dest, drop_unsupported)
+    else:
+        made = plan_torch(weights, dest, legacy=target == "legacy")
+    noticed = [*weights.findings, *made.findings]
+    noticed += [Finding("left-behind", "info", address, "is not in the output") for address in weights.left]
+    noticed += [Finding("lost", "warning", name, "safetensors cannot hold it") for name in lost]
+    return Extraction(weights, Plan(made.files, tuple(noticed)), target, lost)
+
+
+def _safetensors(weights: Weights, dest: str, drop_unsupported: bool) -> tuple[Plan, tuple[str, ...]]:
+    fitting = [entry for entry in weights.entries if fits(entry)]
+    odd = [entry for entry in weights.entries if not fits(entry)]
+    if odd and not drop_unsupported:
+        shown = ", ".join(f"{entry.key} ({why_not(entry)})" for entry in odd[:5])
+        more = f" and {len(odd) - 5} more" if len(odd) > 5 else ""
+        raise WouldLoseData(
+            f"safetensors cannot hold {len(odd)} of {len(weights.entries)} tensors: {shown}{more}",
+            path=weights.path,
+            where=weights.at or None,
+            hint="--drop-unsupported leaves them out, and names them; a torch file holds them",
+        )
+    kept, metadata, findings = safetensors.share_plan(fitting)
+    view = replace(weights, entries=kept).as_checkpoint()
+    made = safetensors.plan_write(little(view, kept), dest, metadata={"format": "pt", **metadata})
+    return Plan(made.files, (*findings, *made.findings)), tuple(entry.key for entry in odd)
+
+
+
+def open_weights(path: str, at: str | None, ema: bool) -> tuple[Weights, tuple[str, ...]]:
+    """What is to be taken from the file at `path`, and the addresses of other state dicts in it.
+
+    Raises:
+        UnknownFormat: it is nothing that holds weights.
+        CkptfixError: as `choose`.
+    """
+    if not Path(path).is_file():
+        return choose(open_checkpoint(path), at, ema)
+    weights = read_program(path, at)
+    if weights is None:
+        return choose(open_checkpoint(path), at, ema)
+    if ema:
+        raise Refused("a program holds one set of weights; --ema is for checkpoints of training", path=path)
+    return weights, ()
+
+
+def read_program(path: str, at: str | None = None) -> Weights | None:
+    """The state dict of a TorchScript archive or an exported program; None for every other file.
+
+    Raises:
+        CkptfixError: as `torchscript.read` and `exported.read`.
+    """
+    if not Path(path).is_file():
+        return None
+    return next((found for program in (torchscript, exported) if (found := program.read(path, at)) is not None), None)

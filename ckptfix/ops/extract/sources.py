@@ -1,0 +1,186 @@
+"""The tensors of the state dict that `extract` takes, and what it leaves behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from ckptfix.checkpoint import Checkpoint, TensorEntry
+from ckptfix.errors import DamagedFile
+from ckptfix.findings.row import Finding
+from ckptfix.formats.safetensors import format as safetensors
+from ckptfix.formats.torch.common import Parts
+from ckptfix.formats.torch.detach import detached_call, detached_entry
+from ckptfix.formats.torch.emit import Calls
+from ckptfix.formats.torch.plain import plain
+from ckptfix.formats.torch.weights import Weights, check_whole
+from ckptfix.formats.torch.zip_layout import Archive
+from ckptfix.ops.candidates import Candidate, beside_state_dict, is_inside, leaves, plain_entries, read_module
+from ckptfix.ops.choose import MISREAD, refuse_damaged
+from ckptfix.ops.pieces import refuse_odd_keys
+from ckptfix.pickles.graph import label, pairs
+
+EXTRA_STATE = "_extra_state"
+"""Last component of the name under which a module keeps what is not a tensor (Module.get_extra_state)."""
+
+
+def read(checkpoint: Checkpoint, candidate: Candidate) -> Weights:
+    """The tensors of a candidate, as ``state_dict()`` gives them.
+
+    Raises:
+        DamagedFile: the pickle is not as it was written, a tensor's bytes are not in the file, or a module is none.
+        WouldLoseData: a tensor that cannot be read.
+        KeyConflict, Unsupported: as `torch_module.read_module`.
+    """
+    container = checkpoint.graph.container if isinstance(checkpoint.graph, Parts) else None
+    if isinstance(container, Archive) and not container.pickle_ok:
+        hint = "copy or download the file again"
+        raise DamagedFile("the pickle does not match its CRC-32", path=checkpoint.path, where="data.pkl", hint=hint)
+    made = _of_module(checkpoint, candidate) if candidate.module is not None else _of_mapping(checkpoint, candidate.at)
+    check_whole(made, checkpoint.size)
+    refuse_damaged(checkpoint, MISREAD, candidate.at)
+    if candidate.module is None:
+        beside = [entry for entry in checkpoint.entries if entry.at != candidate.at]
+        return replace(made, beside=tuple(beside))
+    own = beside_state_dict(checkpoint, candidate.at, made.entries)
+    beside = [*own, *(entry for entry in checkpoint.entries if not is_inside(entry.name, candidate.at))]
+    left = dict.fromkeys((*made.left, *(entry.name for entry in own)))
+    return replace(made, beside=tuple(beside), left=tuple(left))
+
+
+def _of_module(checkpoint: Checkpoint, candidate: Candidate) -> Weights:
+    module = read_module(checkpoint, candidate)
+    entries = plain_entries(checkpoint, module.tensors)
+    return Weights(
+        path=checkpoint.path,
+        what=f"the module {module.cls}",
+        at=candidate.at,
+        entries=entries,
+        versions=module.versions,
+        calls=_calls(checkpoint, module.tensors, entries),
+        left=left_behind(checkpoint, candidate.at, module=True),
+        classes=module.classes,
+        findings=module.findings,
+        byteorder=checkpoint.byteorder,
+    )
+
+
+def _calls(
+    checkpoint: Checkpoint, tensors: Iterable[tuple[str, Any]], entries: Iterable[TensorEntry]
+) -> Calls | None:
+    odd = {entry.key for entry in entries if entry.kind != "dense"}
+    nodes = {name: detached_call(node) for name, node in tensors if name in odd}
+    parts: Parts = checkpoint.graph
+    return Calls(parts.graph, parts.storages, nodes) if nodes else None
+
+
+def _of_mapping(checkpoint: Checkpoint, at: str) -> Weights:
+    refuse_odd_keys(checkpoint, at)
+    what = f"the state dict {at}" if at else "the state dict"
+    left = left_behind(checkpoint, at)
+    if not isinstance(checkpoint.graph, Parts):
+        entries: tuple[TensorEntry, ...] = checkpoint.entries
+        if checkpoint.format == safetensors.NAME:
+            entries = safetensors.restore_ties(entries, checkpoint.metadata)
+        own = tuple(detached_entry(entry, entry.key) for entry in entries if entry.at == at)
+        return Weights(checkpoint.path, what, at, own, left=left, byteorder=checkpoint.byteorder)
+    found = checkpoint.graph.found
+    tensors = [(key, node) for where, key, node in found.tensors if where == at]
+    entries = plain_entries(checkpoint, tensors)
+    return Weights(
+        path=checkpoint.path,
+        what=what,
+        at=at,
+        entries=entries,
+        versions=_versions(found.metadata.get(at)),
+        calls=_calls(checkpoint, tensors, entries),
+        left=left,
+        findings=tuple(_losses(checkpoint, at, left)),
+        byteorder=checkpoint.byteorder,
+    )
+
+
+def _versions(node: Any) -> dict[str, dict[str, Any]] | None:
+    """The ``_metadata`` of a state dict, as far as it is made of plain values."""
+    if node is None:
+        return None
+    return {label(path): _plain_dict(own) for path, own in pairs(node) or ()}
+
+
+def _plain_dict(node: Any, depth: int = 0) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs(node) or ():
+        if pairs(value) is None:
+            found[label(key)] = plain(value)
+        elif depth < 2:
+            found[label(key)] = _plain_dict(value, depth + 1)
+    return found
+
+
+def left_behind(checkpoint: Checkpoint, at: str, *, module: bool = False) -> tuple[str, ...]:
+    """Addresses of what is outside the mapping or module at `at`, cut where they part from it.
+
+    The values of a mapping that are not tensors are among them; other attributes of a module do not belong to a state
+    dict, and are not.
+    """
+    own = at.split("/") if at else []
+    taken = {} if module else {entry.name: entry for entry in checkpoint.entries if entry.at == at}
+    left: dict[str, None] = {}
+    for address, holder in leaves(checkpoint):
+        if (tensor := _around(address, taken)) is not None:
+            # What a wrapper carries is kept with it; a plain tensor is written again, without attributes.
+            if holder is not None and tensor.kind == "dense":
+                left[address] = None
+            continue
+        parts = address.split("/")
+        common = 0
+        while common < min(len(own), len(parts)) and own[common] == parts[common]:
+            common += 1
+        if common < len(own) or not (module or holder == at or len(parts) == common):
+            left["/".join(parts[: common + 1])] = None
+    return tuple(left)
+
+
+def _around(address: str, tensors: Mapping[str, TensorEntry]) -> TensorEntry | None:
+    """The tensor on which what is at `address` is an attribute, or a part of one."""
+    end = address.rfind("/") if tensors else -1
+    while end > 0:
+        if (found := tensors.get(address[:end])) is not None:
+            return found
+        end = address.rfind("/", 0, end)
+    return None
+
+
+def _losses(checkpoint: Checkpoint, at: str, left: Iterable[str]) -> Iterator[Finding]:
+    """What is left of a state dict that its model would miss: extra state, and tensors in tuples (packed weights)."""
+    depth = len(at.split("/")) + 1 if at else 1
+    tensors = [address for address, holder in leaves(checkpoint) if holder is not None]
+    packed = {*tensors, *("/".join(address.split("/")[:depth]) for address in tensors)}
+    for address in left:
+        name = address[len(at) :].lstrip("/")
+        if not address.startswith(at) or (at and name == address):
+            continue
+        if name.rpartition(".")[2] == EXTRA_STATE:
+            yield Finding("not-taken", "warning", address, "extra state of a module, which is not a tensor")
+        elif address in packed and ("." in name or "/" in name):
+            yield Finding("not-taken", "warning", address, "tensors packed in another object, which are not taken")
+
+
+def picked(weights: Weights, names: Mapping[str, str], what: str, prefix: str = "") -> Weights:
+    """The tensors that `names` lists (old -> new), under their new names; the others are left behind.
+
+    Args:
+        prefix: path of the module whose versions become the root's.
+    """
+    entries = tuple(replace(entry, key=names[entry.key]) for entry in weights.entries if entry.key in names)
+    calls = weights.calls
+    if calls is not None:
+        calls = replace(calls, nodes={names[name]: node for name, node in calls.nodes.items() if name in names})
+    versions = weights.versions
+    if versions is not None and prefix:
+        inside = {path: own for path, own in versions.items() if path == prefix or path.startswith(f"{prefix}.")}
+        versions = {path[len(prefix) + 1 :]: own for path, own in inside.items()}
+    gone = tuple(f"{weights.at}/{entry.key}".lstrip("/") for entry in weights.entries if entry.key not in names)
+    left = (*weights.left, *gone)
+    return replace(weights, entries=entries, calls=calls, versions=versions, left=left, what=what)

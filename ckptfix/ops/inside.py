@@ -1,0 +1,272 @@
+"""The globals that a file names wherever they hide: in members of archives, packed data, arrays, pickles in pickles.
+
+doctor asks it about what no format of ours reads, before it proposes anything; repair about what it would copy along.
+Nothing is imported or run; nothing is unpacked further than a pickle in it reaches, and never beyond `LIMIT`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import zlib
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from ckptfix.errors import CkptfixError
+from ckptfix.formats.foreign.archives import tar_members
+from ckptfix.formats.torch import weights_only as trusted
+from ckptfix.formats.torch.dangerous import is_dangerous
+from ckptfix.io.layers import BZIP2, FAULTS, Memory, Packing, Unpacked, Window, any_packing_of, base_of, lzma_of_zip
+from ckptfix.io.read import BATCH, Reader
+from ckptfix.pickles import Global, Seen, survey
+from ckptfix.pickles.names import MAGIC, MOST_OPCODES
+from ckptfix.zips import scan as zip_scan
+from ckptfix.zips.read import DEFLATED, STORED, Record, read_directory
+
+LIMIT = 64 << 20
+"""Bytes of one packed record or file that are unpacked: a checkpoint has its pickle before its tensors."""
+
+MOST = 256 << 20
+"""Bytes that are unpacked of one file in all."""
+
+MAX_RATIO = 100
+SMALL = 1 << 20
+"""Bytes to which anything may unfold; beyond them, a pickle to no more than so many times its packed bytes."""
+
+DEEPEST = 6
+FEW_OPCODES = 1 << 19
+"""Opcodes that are looked at in a file of any size; in a larger one, eight a byte, packed ones too."""
+
+MOST_MEMBERS = 20_000
+SEARCHED = 64 << 20
+"""Bytes of a zip, from its start, that are searched for records that no directory lists."""
+
+_HEAD = 512
+_PICKLE = re.compile(rb"\x80[\x02-\x05]")
+_STORAGE = re.compile(r"(.*/)?(data|constants|storages)/[^/]+", re.DOTALL)
+_BZIP2, _LZMA = 12, 14
+
+
+class Hidden(NamedTuple):
+    """A global that `weights_only=True` refuses.
+
+    Attributes:
+        place: the record, and what is around it, outermost first; "" for the file itself.
+        name: ``module.name``.
+        offset: in the file, or in what was unpacked of the record.
+        called: offset of its first call; None if it is not called.
+    """
+
+    place: str
+    name: str
+    offset: int
+    called: int | None
+
+
+@dataclass(slots=True)
+class Inside:
+    """What was found in a file.
+
+    Attributes:
+        pickles: how many pickles were read, at least in part.
+        tensors: whether one of them rebuilds a tensor.
+        cut: whether something was too large to be looked at to its end.
+    """
+
+    hidden: list[Hidden] = field(default_factory=list)
+    pickles: int = 0
+    tensors: bool = False
+    cut: bool = False
+
+    @property
+    def names(self) -> list[str]:
+        return list(dict.fromkeys(row.name for row in self.hidden))
+
+
+def look(path: str, place: str = "") -> Inside:
+    """Look into the file or folder `path`, which is called `place`."""
+    looker = _Looker()
+    if not Path(path).is_dir():
+        with suppress(CkptfixError), Reader(path) as reader:
+            looker.opcodes = min(MOST_OPCODES, max(FEW_OPCODES, 8 * reader.size))
+            looker.file(reader, place, 0)
+        return looker.found
+    for folder, _, names in os.walk(path):
+        for name in sorted(names)[:MOST_MEMBERS]:
+            inner = Path(folder, name)
+            with suppress(CkptfixError), Reader(inner) as reader:
+                looker.member(reader, inner.relative_to(path).as_posix(), "", 0)
+    return looker.found
+
+
+def look_into(reader: Reader, place: str, *, storage: bool = False) -> Inside:
+    """Look into a record; the data of a storage is taken for something else only where it begins like it."""
+    looker = _Looker()
+    with suppress(CkptfixError):
+        looker.member(reader, place, "", 0, storage=storage)
+    return looker.found
+
+
+def names_in_record(reader: Reader, record: Record) -> tuple[int, list[str]]:
+    """(where the data of a zip record begins, the refused globals that it names if it is a pickle or holds some)."""
+    local = zip_scan.local_at(reader, record.header)
+    if local is None:
+        return record.header, []
+    looker = _Looker()
+    with suppress(CkptfixError):
+        looker.record(Window(reader, local.data, record.stored), record.name, record.method, "", 0)
+    return local.data, looker.found.names
+
+
+class _Looker:
+    """A look at one file, with what it may still unpack."""
+
+    def __init__(self) -> None:
+        self.found = Inside()
+        self.left = MOST
+        self.opcodes = MOST_OPCODES
+
+    def file(self, reader: Reader, place: str, depth: int) -> None:
+        """Whatever `reader` holds, by its first bytes."""
+        if depth > DEEPEST:
+            self.found.cut = True
+            return
+        head = reader.read(0, min(_HEAD, reader.size))
+        packing = any_packing_of(head)
+        if packing is not None and (data := self.unpacked(packing, reader)):
+            self.file(Memory(data, reader.path), _joined(place, packing.name), depth + 1)
+        elif head.startswith(b"\x93NUMPY"):
+            self.array(reader, head, place, depth)
+        elif (members := list(tar_members(reader, MOST_MEMBERS))) and head[:2] != b"PK":
+            for name, offset, length in members:
+                self.member(Window(reader, offset, length), name, place, depth + 1)
+        elif head.startswith(b"PK\x03\x04"):
+            self.archive(reader, place, depth)
+        else:
+            self.stream(reader, head, place, depth)
+            if b"PK\x05\x06" in reader.read(max(0, reader.size - (1 << 16)), min(1 << 16, reader.size)):
+                self.archive(reader, place, depth)
+
+    def member(self, reader: Reader, name: str, place: str, depth: int, *, storage: bool | None = None) -> None:
+        head = reader.read(0, min(_HEAD, reader.size))
+        storage = _STORAGE.fullmatch(name) is not None if storage is None else storage
+        if head and (not storage or MAGIC.match(head)):
+            self.file(reader, _joined(place, name), depth)
+
+    def archive(self, reader: Reader, place: str, depth: int) -> None:
+        """The members of a zip: those in its directory, and those that only have a local header."""
+        listed = {}
+        with suppress(CkptfixError):
+            listed = {row.header: row for row in read_directory(reader, reader.path).records[:MOST_MEMBERS]}
+        places = sorted({*listed, *self.headers(reader)})[:MOST_MEMBERS]
+        covered = 0
+        for index, header in enumerate(places):
+            local = zip_scan.local_at(reader, header)
+            if local is None or (header < covered and header not in listed):
+                continue
+            row = listed.get(header)
+            after = next((other for other in places[index + 1 : index + 2]), reader.size)
+            stored = row.stored if row is not None else local.stored
+            if row is not None:
+                covered = max(covered, local.data + row.stored)
+            length = stored if stored else max(after - local.data, 0)
+            self.record(Window(reader, local.data, length), local.name, local.method, place, depth + 1)
+            if row is not None and row.method != local.method:
+                self.record(Window(reader, local.data, length), local.name, row.method, place, depth + 1)
+
+    def headers(self, reader: Reader) -> Iterable[int]:
+        try:
+            return zip_scan.signatures(Window(reader, 0, SEARCHED)).locals
+        except CkptfixError:
+            self.found.cut = True
+            return ()
+
+    def record(self, reader: Reader, name: str, method: int, place: str, depth: int) -> None:
+        if method == STORED:
+            self.member(reader, name, place, depth)
+            return
+        head = reader.read(0, min(9, reader.size))
+        if method == DEFLATED:
+            packing = Packing("deflate", b"", lambda: zlib.decompressobj(-zlib.MAX_WBITS))
+        elif method == _BZIP2:
+            packing = BZIP2
+        elif method == _LZMA and len(head) == 9:
+            packing = Packing("lzma", b"", lambda: lzma_of_zip(head))
+            reader = Window(reader, 9, reader.size - 9)
+        else:
+            return
+        # Of a storage, which may be large, the first bytes say whether there is more to see.
+        storage = _STORAGE.fullmatch(name) is not None
+        chunks = reader.chunks(0, reader.size, BATCH >> 4)
+        if storage and not MAGIC.match(next(iter(Unpacked(packing, chunks)), b"")[:_HEAD]):
+            return
+        data = self.unpacked(packing, reader)
+        self.member(Memory(data, reader.path), name, place, depth)
+
+    def unpacked(self, packing: Packing, reader: Reader) -> bytes:
+        """The first bytes of packed data, up to the limits; of a bomb no more than of a small file."""
+        pieces: list[bytes] = []
+        made = 0
+        limit = min(LIMIT, self.left, max(SMALL, MAX_RATIO * reader.size))
+        with suppress(CkptfixError, *FAULTS):
+            for piece in Unpacked(packing, reader.chunks(0, reader.size, BATCH >> 2)):
+                pieces.append(piece)
+                made += len(piece)
+                if made >= limit:
+                    self.found.cut = True
+                    break
+        self.left = max(0, self.left - made)
+        return b"".join(pieces)
+
+    def array(self, reader: Reader, head: bytes, place: str, depth: int) -> None:
+        """A .npy file: one of objects is a pickle behind its header."""
+        width = 2 if head[6:7] == b"\x01" else 4
+        start = 8 + width + int.from_bytes(head[8 : 8 + width], "little")
+        if start < reader.size:
+            header = reader.read(8 + width, min(start - 8 - width, 1 << 16))
+            if b"O" in header.partition(b"descr")[2].partition(b"fortran")[0]:
+                rest = Window(reader, start, reader.size - start)
+                self.stream(rest, rest.read(0, min(_HEAD, rest.size)), place, depth)
+
+    def stream(self, reader: Reader, head: bytes, place: str, depth: int) -> None:
+        """Pickles, one behind another; whatever is none ends at once."""
+        seen = survey(reader.read, 0, reader.size, self.opcodes)
+        self.opcodes -= seen.steps
+        sure = _PICKLE.match(head) is not None
+        self.found.pickles += sure or bool(seen.pickles and seen.seen)
+        self.found.cut |= seen.cut
+        base = base_of(reader)
+        rows = [row for row in seen.seen if sure or _is_name(row)]
+        for row in rows:
+            full = trusted.canonical(Global(row.module, row.name, row.at))
+            if trusted.accepted(full):
+                self.found.tensors |= full.startswith(_REBUILD)
+            elif sure or seen.pickles or is_dangerous(full):
+                called = None if row.called is None else base + row.called
+                self.found.hidden.append(Hidden(place, full, base + row.at, called))
+        self.found.tensors |= seen.persids and bool(rows)
+        for inner in seen.inner:
+            window: Reader = Window(reader, inner.at, inner.length)
+            if inner.text:
+                if inner.length > LIMIT:
+                    self.found.cut = True
+                    continue
+                text = window.read(0, window.size).decode("utf-8", "replace")
+                window = Memory(text.encode("latin-1", "replace"), reader.path)
+            with suppress(CkptfixError):
+                self.file(window, _joined(place, f"a string at {base + inner.at:#x}"), depth + 1)
+
+
+_REBUILD = ("torch._utils._rebuild", "torch._tensor._rebuild")
+
+
+def _is_name(row: Seen) -> bool:
+    """Whether a global of what may be any text is one that could be imported."""
+    return all(part.isidentifier() for part in (*row.module.split("."), *row.name.split(".")))
+
+
+def _joined(place: str, name: str) -> str:
+    return f"{place} > {name}" if place else name

@@ -1,0 +1,236 @@
+"""What a checkpoint is and holds, from its headers alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ckptfix.checkpoint import Checkpoint, StateDict, TensorEntry
+from ckptfix.errors import CkptfixError, printable
+from ckptfix.findings.row import Finding
+from ckptfix.formats import FORMATS
+from ckptfix.formats.torch import weights_only as trusted
+from ckptfix.formats.torch.common import Parts
+from ckptfix.names import wrappers as keys
+from ckptfix.ops import choose
+from ckptfix.ops.candidates import is_inside, state_dict_of, view
+from ckptfix.words import facts, plural, shape, size
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Inspection:
+    """A checkpoint in numbers.
+
+    Attributes:
+        title: what the format is called.
+        size: bytes of the file.
+        traits: what the format states about the file.
+        tensors: names that hold a tensor.
+        parameters: elements of the model's tensors, buffers too, tied ones once, an optimizer's not.
+        nbytes: bytes of all storages, each once.
+        dtypes, devices: how many tensors of a dtype, how many places of a location.
+        wrappers: component -> (how many keys have it, the first of them).
+        globals: (name, whether weights_only=True accepts it) of every class and function that the pickle names.
+        weights_only: why ``torch.load(weights_only=True)`` would refuse the file; None if it would not.
+    """
+
+    path: str
+    format: str
+    title: str
+    size: int
+    traits: Mapping[str, Any]
+    tensors: int
+    parameters: int
+    nbytes: int
+    dtypes: Mapping[str, int]
+    devices: Mapping[str, int]
+    wrappers: Mapping[str, tuple[int, str]]
+    state_dicts: tuple[StateDict, ...]
+    globals: tuple[tuple[str, bool], ...]
+    weights_only: str | None
+    metadata: Mapping[str, str]
+    findings: tuple[Finding, ...]
+    entries: tuple[TensorEntry, ...]
+
+    def __str__(self) -> str:
+        """What the file is, a fact a line, and a line for each tensor."""
+        shown = "".join(
+            f"\n{printable(entry.name)}  {entry.dtype}  {shape(entry.shape)}  {size(entry.nbytes)}  {entry.location}"
+            for entry in self.entries
+        )
+        return "\n".join(summary(self, most=0)) + (f"\n{shown}" if shown else "")
+
+    def __repr__(self) -> str:
+        return f"<Inspection of {self.path!r}: {self.title}, {plural(self.tensors, 'tensor')}>"
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same for JSON, the entries without their places."""
+        return {
+            "path": self.path,
+            "format": self.format,
+            "title": self.title,
+            "size": self.size,
+            "traits": dict(self.traits),
+            "tensors": self.tensors,
+            "parameters": self.parameters,
+            "nbytes": self.nbytes,
+            "dtypes": dict(self.dtypes),
+            "devices": dict(self.devices),
+            "wrappers": {name: {"keys": count, "example": first} for name, (count, first) in self.wrappers.items()},
+            "state_dicts": [asdict(state) for state in self.state_dicts],
+            "globals": [{"name": name, "accepted": accepted} for name, accepted in self.globals],
+            "weights_only": {"accepted": self.weights_only is None, "reason": self.weights_only},
+            "metadata": dict(self.metadata),
+            "findings": [asdict(finding) for finding in self.findings],
+            "entries": [_row(entry) for entry in self.entries],
+        }
+
+
+def _row(entry: TensorEntry) -> dict[str, Any]:
+    return {
+        "name": entry.name,
+        "dtype": entry.dtype,
+        "shape": list(entry.shape),
+        "stride": list(entry.stride),
+        "offset": entry.offset,
+        "nbytes": entry.nbytes,
+        "location": entry.location,
+        "requires_grad": entry.requires_grad,
+        "parameter": entry.parameter,
+        "kind": entry.kind,
+        "detail": entry.detail,
+        "storage": None if entry.storage is None else entry.storage.key,
+    }
+
+
+def inspect(checkpoint: Checkpoint) -> Inspection:
+    """Describe `checkpoint`; no tensor byte is read."""
+    entries = checkpoint.entries
+    storages: dict[str, int] = {}
+    stack = list(entries)
+    while stack:
+        entry = stack.pop()
+        stack.extend(entry.parts)
+        if entry.storage is not None:
+            storages[entry.storage.key] = entry.storage.nbytes
+    names = [name for site in checkpoint.sites if site.kind == "state_dict" for name in site.names]
+    graph = checkpoint.graph.graph if isinstance(checkpoint.graph, Parts) else None
+    found = dict.fromkeys(trusted.canonical(node) for node in graph.globals) if graph else {}
+    return Inspection(
+        path=checkpoint.path,
+        format=checkpoint.format,
+        title=FORMATS[checkpoint.format].TITLE,
+        size=checkpoint.size,
+        traits=checkpoint.traits,
+        tensors=len(entries),
+        parameters=_parameters(checkpoint),
+        nbytes=sum(storages.values()),
+        dtypes=dict(Counter(entry.dtype for entry in entries)),
+        devices=checkpoint.devices,
+        wrappers=keys.wrappers_in(names),
+        state_dicts=checkpoint.state_dicts,
+        globals=tuple((name, trusted.accepted(name)) for name in found),
+        weights_only=trusted.refusal(graph) if graph else None,
+        metadata=checkpoint.metadata,
+        findings=tuple(checkpoint.findings),
+        entries=entries,
+    )
+
+
+def _parameters(checkpoint: Checkpoint) -> int:
+    """Elements of the tensors of the model, or of all between which nothing decides; tied ones once."""
+    seen: set[object] = set()
+    count = 0
+    for row in choose.meant(checkpoint):
+        try:
+            entries = state_dict_of(checkpoint, row)
+        except CkptfixError:  # a broken module is still to be described
+            entries = tuple(entry for entry in checkpoint.entries if is_inside(entry.name, row.at))
+        for entry in entries:
+            place = view(entry) if entry.storage is not None else (row.at, entry.key)
+            if place not in seen:
+                seen.add(place)
+                count += entry.numel
+    return count
+
+
+LINES = 8
+"""Lines of one fact in the summary that a terminal gets."""
+
+
+def summary(inspection: Inspection, most: int = LINES) -> list[str]:
+    """What is known about the file, one fact a line; a fact with more lines has at most `most`, 0 for all."""
+    rows: list[tuple[str, Sequence[str]]] = [
+        ("file", [inspection.path]),
+        ("format", [inspection.title]),
+        ("traits", [", ".join(_trait(name, value) for name, value in inspection.traits.items())]),
+        ("size", [f"{size(inspection.size)} ({inspection.size:,} bytes)"]),
+        ("tensors", [f"{inspection.tensors:,} holding {size(inspection.nbytes)}"]),
+        ("parameters", [f"{inspection.parameters:,}"]),
+        ("dtypes", [_counts(inspection.dtypes)]),
+        ("devices", [_counts(inspection.devices)]),
+        ("wrappers", _capped([_wrapper(*item) for item in inspection.wrappers.items()], most)),
+        ("state dicts", _capped(list(_state_dicts(inspection.state_dicts)), most)),
+        ("metadata", _capped([f"{name}: {_short(value)}" for name, value in inspection.metadata.items()], most)),
+        ("globals", _capped(_globals(inspection.globals), 5 * most)),
+        ("weights_only", [_verdict(inspection)]),
+    ]
+    return facts([(name, [value for value in values if value]) for name, values in rows])
+
+
+def _trait(name: str, value: object) -> str:
+    label = name.replace("_", " ")
+    if value is True:
+        return label
+    if isinstance(value, list | tuple):
+        return f"{label} {', '.join(map(str, value))}"
+    return f"no {label}" if value is False or value is None else f"{label} {value}"
+
+
+def _counts(counts: Any) -> str:
+    return ", ".join(f"{name} x {count:,}" for name, count in sorted(counts.items(), key=lambda item: -item[1]))
+
+
+def _wrapper(component: str, found: tuple[int, str]) -> str:
+    count, example = found
+    return f"{component} on {plural(count, 'key')}, as in {example}"
+
+
+def _state_dicts(state_dicts: Sequence[StateDict]) -> Iterator[str]:
+    """A line a state dict; the many small ones of an optimizer's state are one line together."""
+    for state in state_dicts:
+        if not state.optimizer:
+            extra = f" and {plural(state.extra, 'other value')}" if state.extra else ""
+            yield f"{state.at or 'the file itself'}: {plural(state.tensors, 'tensor')}{extra}"
+    inner = [state for state in state_dicts if state.optimizer]
+    if len(inner) == 1:
+        yield f"{inner[0].at or 'the file itself'}: {plural(inner[0].tensors, 'tensor')} of an optimizer"
+    elif inner:
+        total = sum(state.tensors for state in inner)
+        yield f"{inner[0].at} to {inner[-1].at}: {plural(total, 'tensor')} of an optimizer"
+
+
+def _globals(names: Sequence[tuple[str, bool]]) -> list[str]:
+    """Those that weights_only=True refuses first, each on its line; the accepted ones share one."""
+    refused = [f"{name} (refused by weights_only=True)" for name, accepted in names if not accepted]
+    accepted = ", ".join(name for name, accepted in names if accepted)
+    return [*refused, accepted] if accepted else refused
+
+
+def _verdict(inspection: Inspection) -> str:
+    if not inspection.globals and inspection.weights_only is None:
+        return ""
+    if inspection.weights_only is None:
+        return "torch.load(weights_only=True) accepts it"
+    return f"torch.load(weights_only=True) refuses it: {inspection.weights_only}"
+
+
+def _short(text: str, most: int = 80) -> str:
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def _capped(values: list[str], most: int) -> list[str]:
+    hidden = len(values) - most
+    return values if hidden <= 0 or not most else [*values[:most], f"... {hidden:,} more (--json has all)"]

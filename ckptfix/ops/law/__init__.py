@@ -1,0 +1,71 @@
+"""The law of weights, counted: each tensor of an input is in the output, left out as asked, or named as lost.
+
+What a verb reports is not relied on. The planned output is read back through its plan, as any reader will read the
+file, and its tensors are compared with those that the verb has to keep: by shape, dtype, and the bytes of the input
+that they will be made of. No tensor byte is read for that.
+
+The same comparison shows which checksums do not go along: bytes that a CRC-32 of the input covers, and none of the
+output, are to be compared with it while they are copied (`Plan.checks`), or damage would come out as sound.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ckptfix.checkpoint import ByteRange, Plan
+from ckptfix.ops.law import edits as law_edits
+from ckptfix.ops.law.output import Output, bytes_of, leaves, storages
+from ckptfix.ops.law.promise import Account, Promise, everything, is_reported
+
+
+def audit(promise: Promise, plan: Plan, format: str) -> tuple[Plan, Account]:
+    """Count what `plan`, whose files are of `format`, does to the tensors of `promise`.
+
+    Returns:
+        The plan, with the checks of bytes that leave their checksums behind, and the account.
+
+    Raises:
+        WouldLoseData: the planned file cannot be read back.
+    """
+    source = promise.edited
+    if source is not None and not promise.shapes and law_edits.holds_the_same(source, plan):
+        tensors, nbytes = law_edits.size(source)
+        return plan, Account(tensors, nbytes, tensors, nbytes)
+    if source is not None:
+        promise = replace(everything(source), shapes=promise.shapes, names_stay=promise.names_stay)
+    if is_copy(plan):
+        entries = [*promise.kept, *promise.others]
+        nbytes = bytes_of(entries)
+        return plan, Account(len(entries), nbytes, len(entries), nbytes)
+    out = Output(plan, format, promise.same)
+    lost: list[str] = []
+    for entry in promise.kept:
+        parts = list(leaves(entry))
+        missing = sum(not out.take(part, promise) for part in parts)
+        if missing or (promise.names_stay and any(out.has_other(part) for part in parts)):
+            lost.append(entry.name)
+    covered = {storage.key for entry in promise.kept for storage in storages(entry)}
+    for storage in {storage.key: storage for storage in promise.storages if storage.key not in covered}.values():
+        if not out.holds(storage):
+            lost.append(f"storage {storage.key}")
+    left = [
+        entry.name
+        for entry in promise.others
+        if not is_reported(entry.name, promise.reported) and not all(out.has(part) for part in leaves(entry))
+    ]
+    everyone = [*promise.kept, *promise.others]
+    account = Account(
+        tensors=len(everyone),
+        nbytes=bytes_of(everyone),
+        written=len(out.entries),
+        nbytes_written=bytes_of(out.entries),
+        left=tuple(left),
+        lost=tuple(dict.fromkeys(lost)),
+        excused=bool(promise.reported),
+    )
+    return replace(plan, checks=tuple(out.unchecked(promise))), account
+
+
+def is_copy(plan: Plan) -> bool:
+    """Whether every file of the plan is one range of another file, so that there is nothing to check."""
+    return all(len(file.segments) == 1 and isinstance(file.segments[0], ByteRange) for file in plan.files)

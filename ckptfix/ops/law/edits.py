@@ -1,0 +1,185 @@
+"""The law of weights for an edit of names and devices, at a tenth of the price: the same calls over the same bytes.
+
+An edit copies every byte outside the pickle. So each storage is at the place of the input that it was at, which
+the directory of the output shows, and the object is the same object, node by node, strings and devices aside.
+Where that does not hold, nothing is said: `law.audit` then looks at each tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from itertools import pairwise
+from typing import Any
+
+from ckptfix.checkpoint import ByteRange, Checkpoint, Plan, dtypes
+from ckptfix.errors import CkptfixError
+from ckptfix.formats.torch import legacy as torch_legacy
+from ckptfix.formats.torch import zip as torch_zip
+from ckptfix.formats.torch.common import Parts, fields
+from ckptfix.formats.torch.legacy_layout import Layout
+from ckptfix.formats.torch.tensors import BadTensor
+from ckptfix.formats.torch.zip_layout import Archive
+from ckptfix.io.read import PlannedFile, Reader
+from ckptfix.pickles import Call, Dict, Global, Graph, PersId, Set, Text
+from ckptfix.zips.local import record_data
+from ckptfix.zips.read import Record
+
+MOST_MOVED = 8
+"""Records whose local header may be another: an edit pads the one behind the pickle."""
+
+
+def holds_the_same(source: Checkpoint, plan: Plan) -> bool:
+    """Whether `plan` is surely an edit of `source` that keeps each of its tensors; False says nothing."""
+    if not isinstance(source.graph, Parts) or len(plan.files) != 1:
+        return False
+    name = PlannedFile(plan.files[0])
+    if plan.files[0].segments == (ByteRange(source.path, 0, source.size),):
+        return True
+    try:
+        container, graph = _READ[source.format](name)
+    except CkptfixError:
+        return False
+    return _same_places(source.graph.container, container, name) and _same_object(source.graph.graph, graph)
+
+
+_READ: Mapping[str, Callable[[str], tuple[Any, Graph]]] = {
+    torch_zip.NAME: torch_zip.read_object,
+    torch_legacy.NAME: torch_legacy.read_object,
+}
+
+
+def _same_places(old: Any, new: Any, name: PlannedFile) -> bool:
+    """Whether each storage of the planned file is a copy of the storage of the same key."""
+    if isinstance(old, Archive) and isinstance(new, Archive):
+        return _same_records(old, new, name)
+    if not isinstance(old, Layout) or not isinstance(new, Layout) or list(old.storages) != list(new.storages):
+        return False
+    return all(
+        count == new.storages[key][1] and _comes_from(name, new.storages[key][0].offset, data)
+        for key, (data, count) in old.storages.items()
+    )
+
+
+def _same_records(old: Archive, new: Archive, name: PlannedFile) -> bool:
+    """Whether each record but the pickle has the row that it had, and data that is copied from where it was."""
+    rows, now_rows = old.directory.records, new.directory.records
+    if old.root != new.root or old.ambiguous or len(rows) != len(now_rows):
+        return False
+    path = old.directory.path
+    ends = dict(pairwise([*sorted(record.header for record in rows), old.directory.offset]))
+    others: list[tuple[Record, Record]] = []
+    for was, now in zip(rows, now_rows, strict=True):
+        if was.name != now.name:
+            return False
+        if was.name == old.pickle.name:
+            continue
+        if (was.stored, was.size, was.crc32, was.method) != (now.stored, now.size, now.crc32, now.method):
+            return False
+        segment, start = name.at(now.header)
+        if not isinstance(segment, ByteRange) or segment.path != path or segment.offset + start != was.header:
+            others.append((was, now))
+        elif segment.end < ends[was.header]:
+            return False
+    if len(others) > MOST_MOVED:
+        return False
+    with Reader(path) as reader, Reader(name) as planned:
+        return all(_same_data(reader, was, planned, now, name) for was, now in others)
+
+
+def _same_data(reader: Reader, was: Record, planned: Reader, now: Record, name: PlannedFile) -> bool:
+    """Whether a record with its own header has the data that it had."""
+    data = record_data(reader, reader.path, was)
+    made = record_data(planned, name, now)
+    return isinstance(data, ByteRange) and isinstance(made, ByteRange) and _comes_from(name, made.offset, data)
+
+
+def _comes_from(name: PlannedFile, offset: int, data: ByteRange) -> bool:
+    """Whether the bytes at `offset` of the planned file are copied from `data`."""
+    if not data.length:
+        return True
+    segment, start = name.at(offset)
+    return (
+        isinstance(segment, ByteRange)
+        and segment.path == data.path
+        and segment.offset + start == data.offset
+        and segment.length - start >= data.length
+    )
+
+
+def _same_object(old: Graph, new: Graph) -> bool:
+    """Whether two objects are made alike of the same storages and numbers: strings and devices may differ."""
+    if len(old.persids) != len(new.persids):
+        return False
+    seen: set[int] = set()
+    stack: list[tuple[Any, Any]] = [((old.root,), (new.root,))]
+    while stack:
+        ones, others = stack.pop()
+        if len(ones) != len(others):
+            return False
+        for one, other in zip(ones, others, strict=True):
+            if one is other:
+                continue
+            kind = type(one)
+            if kind is not type(other):
+                return False
+            if kind is Text:
+                continue
+            if kind not in _HOLDERS:
+                if one != other and one == one:  # not NaN
+                    return False
+            elif id(one) not in seen:
+                seen.add(id(one))
+                parts = _HOLDERS[kind](one), _HOLDERS[kind](other)
+                if kind is PersId and not _same_reference(*parts):
+                    return False
+                if kind is not PersId and not (kind is Call and one.is_call_of("torch", "device")):
+                    stack.append(parts)
+    return True
+
+
+def _parts_of_call(call: Call) -> tuple[Any, ...]:
+    if call.items is call.state is call.elements is call.kwargs is None:
+        return call.func, call.args
+    return call.func, call.args, call.items, call.state, call.elements, call.kwargs
+
+
+_HOLDERS: Mapping[type, Callable[[Any], Any]] = {
+    tuple: lambda node: node,
+    list: lambda node: node,
+    Call: _parts_of_call,
+    Dict: lambda node: node.items,
+    Set: lambda node: node.elements,
+    Global: lambda node: (node.full,),
+    PersId: lambda node: node.pid,
+}
+"""What is in a node, in order."""
+
+
+def _same_reference(one: Any, other: Any) -> bool:
+    """Whether two references are to one storage, wherever it is to be loaded; False for what torch never wrote."""
+    if type(one) is not tuple or type(other) is not tuple or len(one) != len(other) or not 5 <= len(one) <= 6:
+        return False
+    kinds = getattr(one[1], "full", None), getattr(other[1], "full", None)
+    rest = _numbers(one[4:])
+    if type(one[2]) is not Text or rest is None:
+        return False
+    return bool(kinds[0] == kinds[1] and one[2] == other[2] and rest == _numbers(other[4:]))
+
+
+def _numbers(fields: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """The numbers of a reference, and its view (key, first, count); None for anything else."""
+    plain = (int, Text, type(None))
+    flat = [part for value in fields for part in (value if type(value) is tuple else (value,))]
+    return tuple(flat) if all(type(part) in plain for part in flat) else None
+
+
+def size(checkpoint: Checkpoint) -> tuple[int, int]:
+    """How many tensors a torch checkpoint lists, and the bytes of the storages that it refers to."""
+    parts: Parts = checkpoint.graph
+    storages: dict[str, int] = {}
+    for persid in parts.graph.persids:
+        with suppress(BadTensor):
+            key, kind, _, numel = fields(persid)
+            storages[key] = numel * dtypes.by_name(kind).itemsize
+    return len(parts.found.tensors), sum(storages.values())

@@ -1,0 +1,238 @@
+"""A planned file, read back through its plan: its tensors by shape, dtype and the bytes that they are made of."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from ckptfix.checkpoint import ByteRange, Check, Data, Derived, Plan, Storage, TensorEntry, dtypes
+from ckptfix.errors import CkptfixError, UnknownFormat, WouldLoseData
+from ckptfix.formats import FORMATS
+from ckptfix.io.read import PlannedFile, read_from
+from ckptfix.ops.law.promise import Promise, listed, referred
+
+Place = tuple[str, int, int]
+"""Where the bytes of a tensor begin: a file, an offset in it, and how far into what is made of the bytes there."""
+
+Kind = tuple[str, tuple[int, ...]]
+"""dtype and shape."""
+
+
+def leaves(entry: TensorEntry) -> Iterator[TensorEntry]:
+    """The tensors with their own bytes that `entry` is made of; itself if it has none."""
+    stack = [entry]
+    while stack:
+        part = stack.pop()
+        stack += part.parts
+        if part.storage is not None or not part.parts:
+            yield part
+
+
+def storages(entry: TensorEntry) -> Iterator[Storage]:
+    yield from (part.storage for part in leaves(entry) if part.storage is not None)
+
+
+def bytes_of(entries: Iterable[TensorEntry]) -> int:
+    return sum({storage.key: storage.nbytes for entry in entries for storage in storages(entry)}.values())
+
+
+def _extent(entry: TensorEntry) -> tuple[int, int]:
+    """First byte of a tensor in its storage, and the byte behind its last."""
+    row = dtypes.by_name(entry.dtype)
+    if not entry.numel:
+        return row.nbytes(entry.offset), row.nbytes(entry.offset)
+    reach = 1 + sum((size - 1) * step for size, step in zip(entry.shape, entry.stride, strict=True))
+    return row.nbytes(entry.offset), row.nbytes(entry.offset + reach)
+
+
+class Output:
+    """The planned files, read back: their tensors by kind and by the bytes of the input that they are made of."""
+
+    def __init__(self, plan: Plan, format: str, same: Sequence[tuple[Data, Data]] = ()) -> None:
+        self.entries: list[TensorEntry] = []
+        self._named: dict[str, tuple[Kind, Place | Derived | None]] = {}
+        self._at: Counter[tuple[Kind, Place]] = Counter()
+        self._made: dict[Kind, list[tuple[ByteRange, ...]]] = {}
+        self._bare: Counter[Kind] = Counter()
+        self._places: set[Place] = set()
+        self._sources: list[ByteRange] = []
+        self._sums: set[tuple[Place, int, int]] = set()
+        self._copied: list[ByteRange] = []
+        self._same = _Same(same)
+        for file in plan.files:
+            name = PlannedFile(file)
+            try:
+                checkpoint = FORMATS[format].read(name)
+                entries = listed(checkpoint)
+            except UnknownFormat:
+                # A program (TorchScript) whose archive was repaired: what it holds is known from its bytes alone.
+                self._copied += (range for segment in file.segments for range in read_from(segment))
+                continue
+            except CkptfixError as error:
+                message = f"the output that was planned cannot be read back ({error.message}): a fault in ckptfix"
+                raise WouldLoseData(message, path=file.path, hint="please report it") from error
+            self.entries += entries
+            for entry in entries:
+                for part in leaves(entry):
+                    self._note(part, name)
+            for storage in referred(checkpoint):
+                self._note_storage(storage, name)
+        self._everywhere = Counter(self._at)
+
+    def _note(self, part: TensorEntry, name: PlannedFile) -> None:
+        kind = part.dtype, part.shape
+        if part.storage is None or part.storage.data is None or not part.numel:
+            self._bare[kind] += 1
+            return
+        self._note_storage(part.storage, name)
+        found = _origin(part.storage.data, _extent(part)[0], name)
+        self._named[part.name] = kind, found
+        if isinstance(found, tuple):
+            self._at[kind, found] += 1
+        elif found is not None:
+            self._made.setdefault(kind, []).append(found.sources)
+
+    def _note_storage(self, storage: Storage, name: PlannedFile) -> None:
+        if storage.data is None or not storage.nbytes:
+            return
+        found = _origin(storage.data, 0, name)
+        if isinstance(found, tuple):
+            self._places.add(found)
+            if storage.crc32 is not None:
+                self._sums.add((found, storage.nbytes, storage.crc32))
+        elif found is not None:
+            self._sources += found.sources
+
+    def take(self, part: TensorEntry, promise: Promise) -> bool:
+        """Whether the output has this tensor, one more time than was asked for."""
+        kind = part.dtype, part.shape
+        storage = part.storage
+        if storage is None or storage.data is None or not part.numel:
+            return _taken(self._bare, kind)
+        first = _place(storage, _extent(part)[0])
+        for place in (first, *self._same.instead(first)):
+            if any(_taken(self._at, (one, place)) for one in (kind, *_reshaped(part, promise.shapes))):
+                return True
+        spans = _spans(part)
+        if self._copied and all(any(_contains(range, span) for range in self._copied) for span in spans):
+            return True
+        streams = self._made.get(kind, [])
+        for index, sources in enumerate(streams):
+            if any(_overlap(span, source) for span in spans for source in sources):
+                del streams[index]
+                return True
+        return False
+
+    def has_other(self, part: TensorEntry) -> bool:
+        """Whether a tensor of the same kind has the name of this one, and bytes of another."""
+        kind, found = self._named.get(part.name, (None, None))
+        storage = part.storage
+        if storage is None or storage.data is None or not part.numel or kind != (part.dtype, part.shape):
+            return False
+        if isinstance(found, Derived):
+            return not any(_overlap(span, source) for span in _spans(part) for source in found.sources)
+        first = _place(storage, _extent(part)[0])
+        return found not in (first, *self._same.instead(first))
+
+    def has(self, part: TensorEntry) -> bool:
+        """Whether a tensor that was not promised is in the output all the same, under any name."""
+        if part.storage is None or part.storage.data is None or not part.numel:
+            return (part.dtype, part.shape) in self._bare
+        return self._everywhere[(part.dtype, part.shape), _place(part.storage, _extent(part)[0])] > 0
+
+    def holds(self, storage: Storage) -> bool:
+        """Whether the bytes of a storage are in the output."""
+        if storage.data is None or not storage.nbytes:
+            return True
+        if _place(storage, 0) in self._places:
+            return True
+        return any(_overlap(span, source) for span in read_from(storage.data) for source in self._sources)
+
+    def unchecked(self, promise: Promise) -> Iterator[Check]:
+        """The storages that a checksum of the input covers and none of the output."""
+        seen: set[str] = set()
+        for storage in (*(one for entry in promise.kept for one in storages(entry)), *promise.storages):
+            if storage.crc32 is None or storage.data is None or storage.key in seen:
+                continue
+            seen.add(storage.key)
+            if (_place(storage, 0), storage.nbytes, storage.crc32) not in self._sums:
+                yield Check(storage.key, storage.data, storage.crc32)
+
+
+def _taken(counts: Counter[tuple[Kind, Place]] | Counter[Kind], key: tuple[object, object]) -> bool:
+    left = counts[key]  # type: ignore[index]
+    if left:
+        counts[key] = left - 1  # type: ignore[index]
+    return left > 0
+
+
+def _origin(data: Data, offset: int, name: PlannedFile) -> Place | Derived | None:
+    """Of the byte at `offset` of some data of a planned file: where it is in the input, or the stream that makes it."""
+    if isinstance(data, Derived):
+        if not data.sources:
+            return data
+        first = _origin(data.sources[0], 0, name)
+        return (first[0], first[1], offset) if isinstance(first, tuple) else first
+    if not isinstance(data.path, PlannedFile):
+        return data.path, data.offset + offset, 0
+    segment, start = name.at(data.offset + offset)
+    if isinstance(segment, ByteRange):
+        return segment.path, segment.offset + start, 0
+    return segment if isinstance(segment, Derived) else None
+
+
+def _place(storage: Storage, offset: int) -> Place:
+    """Where the byte at `offset` of a storage of the input is."""
+    data = storage.data
+    if isinstance(data, ByteRange):
+        return data.path, data.offset + offset, 0
+    if data is not None and data.sources:
+        return data.sources[0].path, data.sources[0].offset, offset
+    return "", id(data), offset
+
+
+class _Same:
+    """Bytes of the input whose place others with equal bytes take, to be found by where they are."""
+
+    def __init__(self, same: Sequence[tuple[Data, Data]]) -> None:
+        rows = [(old, new) for old, new in same if isinstance(old, ByteRange) and isinstance(new, ByteRange)]
+        self._rows = sorted(rows, key=lambda row: (row[0].path, row[0].offset))
+        self._starts = [(old.path, old.offset) for old, _ in self._rows]
+
+    def instead(self, place: Place) -> tuple[Place, ...]:
+        """The places that stand for `place`: one, or none."""
+        path, offset, inner = place
+        index = bisect_right(self._starts, (path, offset)) - 1
+        if index < 0:
+            return ()
+        old, new = self._rows[index]
+        if path != old.path or offset >= old.end:
+            return ()
+        return ((new.path, new.offset + offset - old.offset, inner),)
+
+
+def _reshaped(part: TensorEntry, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[Kind]:
+    """What a tensor may be after a verb that gives new shapes; names that are tied to a reshaped one change with it."""
+    for shape in {shapes[part.name]} if part.name in shapes else set(shapes.values()):
+        if math.prod(shape) == part.numel:
+            yield part.dtype, shape
+
+
+def _spans(part: TensorEntry) -> tuple[ByteRange, ...]:
+    """The ranges of the input that the bytes of a tensor are in."""
+    assert part.storage is not None and part.storage.data is not None
+    data = part.storage.data
+    if isinstance(data, Derived):
+        return data.sources
+    start, end = _extent(part)
+    return (ByteRange(data.path, data.offset + start, end - start),)
+
+
+def _contains(outer: ByteRange, inner: ByteRange) -> bool:
+    return outer.path == inner.path and outer.offset <= inner.offset and inner.end <= outer.end
+
+
+def _overlap(one: ByteRange, other: ByteRange) -> bool:
+    return one.path == other.path and one.offset < other.end and other.offset < one.end

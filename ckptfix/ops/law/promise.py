@@ -1,0 +1,106 @@
+"""What the output of a verb has to hold, and how the tensors of its input fared."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from ckptfix.checkpoint import Checkpoint, Data, Storage, TensorEntry
+from ckptfix.findings.row import Finding
+from ckptfix.formats.safetensors.ties import ties
+from ckptfix.formats.torch.common import Parts
+from ckptfix.formats.torch.tensors import BadTensor
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """What the output of a verb has to hold.
+
+    Attributes:
+        kept: the tensors that it has to hold, under the names that the input gives them.
+        storages: storages of the input that something in it refers to, listed as a tensor or not.
+        others: every other tensor of the input, left out by request or because the verb takes one state dict.
+        shapes: name -> new shape, for tensors that the verb reshapes.
+        same: (bytes of the input, equal bytes of it that take their place).
+        reported: addresses that the verb itself lists as left behind or lost, each with all that is below it.
+        names_stay: the verb gives no tensor the name of another.
+        edited: the input, where the verb keeps its object and changes names and devices alone.
+    """
+
+    kept: Sequence[TensorEntry] = ()
+    storages: Sequence[Storage] = ()
+    others: Sequence[TensorEntry] = ()
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    same: Sequence[tuple[Data, Data]] = ()
+    reported: Collection[str] = ()
+    names_stay: bool = True
+    edited: Checkpoint | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """How the tensors of an input fared.
+
+    Attributes:
+        tensors, nbytes: names of the input, and bytes of the storages that they view.
+        written, nbytes_written: the same of the output.
+        left: names of tensors that are not in the output and that the verb did not list.
+        lost: names of tensors that should be in the output and are not.
+        excused: the verb itself names losses; what it left out may have held those in `lost`.
+    """
+
+    tensors: int = 0
+    nbytes: int = 0
+    written: int = 0
+    nbytes_written: int = 0
+    left: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()
+    excused: bool = False
+
+    def findings(self) -> tuple[Finding, ...]:
+        """A note for each name in `left`, and a finding for each loss."""
+        behind = [Finding("left-behind", "info", name, "is not in the output") for name in self.left]
+        if self.excused:
+            return (*behind, *(Finding("lost", "warning", name, "was in what is left out") for name in self.lost))
+        message = "it should be in the output and is not: a fault in ckptfix; please report it"
+        return (*behind, *(Finding("lost", "error", name, message) for name in self.lost))
+
+
+def everything(checkpoint: Checkpoint, reported: Iterable[str] = ()) -> Promise:
+    """The promise of a verb that keeps all tensors of `checkpoint` but those at or below an address in `reported`."""
+    gone = frozenset(reported)
+    entries = listed(checkpoint)
+    if not gone:
+        return Promise(entries, list(referred(checkpoint)))
+    kept = [entry for entry in entries if not is_reported(entry.name, gone)]
+    return Promise(kept, others=[entry for entry in entries if is_reported(entry.name, gone)], reported=gone)
+
+
+def is_reported(name: str, addresses: Collection[str]) -> bool:
+    """Whether `name` is one of `addresses`, or below one."""
+    if not addresses:
+        return False
+    if "" in addresses or name in addresses:
+        return True
+    return any(name[:end] in addresses for end, char in enumerate(name) if char == "/")
+
+
+def listed(checkpoint: Checkpoint) -> list[TensorEntry]:
+    """Every tensor of a checkpoint, names that a safetensors file only ties to another among them."""
+    entries = list(checkpoint.entries)
+    tied = ties(checkpoint.metadata, {entry.key for entry in entries}) if checkpoint.metadata else {}
+    if tied:
+        found = {entry.key: entry for entry in entries}
+        entries += [replace(found[base], key=name) for name, base in tied.items()]
+    return entries
+
+
+def referred(checkpoint: Checkpoint) -> Iterator[Storage]:
+    """Every storage that the object of a torch checkpoint refers to, whatever holds the reference."""
+    if not isinstance(checkpoint.graph, Parts):
+        return
+    for persid in checkpoint.graph.graph.persids:
+        try:
+            yield checkpoint.graph.storages(persid)
+        except BadTensor:
+            continue

@@ -1,0 +1,310 @@
+"""``ckptfix.match``: a checkpoint's keys renamed to another model's."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ckptfix import formats
+from ckptfix.align import match as match_op
+from ckptfix.align.result import Matching
+from ckptfix.checkpoint import Checkpoint, Plan, Reshape
+from ckptfix.errors import CkptfixError, NoMatch, Refused, StrPath, file_name, printable
+from ckptfix.findings.row import Finding
+from ckptfix.formats.target import refuse_other_suffix
+from ckptfix.io import write as output
+from ckptfix.io.read import Progress
+from ckptfix.names.rules import NameRule
+from ckptfix.names.slots import Slot
+from ckptfix.ops.choose import refuse_damaged
+from ckptfix.ops.law.promise import Promise
+from ckptfix.ops.match import plan as match_plan
+from ckptfix.ops.target import targets
+from ckptfix.ops.writing import Draft, Result, about, carry_out, write_text
+from ckptfix.pickles.collector import without_collections
+from ckptfix.words import plural
+
+
+@dataclass(frozen=True)
+class Found:
+    """A matching of a checkpoint to a target, nothing of it written.
+
+    Attributes:
+        source, target: the two sides.
+        refusals: why it is not carried out; empty if nothing is against it.
+        planned: the edits; None where they are refused themselves.
+    """
+
+    checkpoint: Checkpoint
+    source: targets.Side
+    target: targets.Side
+    matching: Matching
+    planned: match_plan.MatchPlan | None
+    refusals: tuple[CkptfixError, ...] = ()
+    notes: tuple[str, ...] = field(default=(), repr=False)
+
+
+@without_collections
+def match(
+    source: StrPath,
+    dest: StrPath,
+    like: StrPath,
+    *,
+    by: str = "structure",
+    at: str | None = None,
+    like_at: str | None = None,
+    accept_ambiguous: bool = False,
+    partial: bool = False,
+    reshape: bool = False,
+    allow_import: bool = False,
+    force: bool = False,
+    keep_old: bool = False,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> MatchResult:
+    """Write `source` to `dest` with the keys that the model `like` has; values do not change.
+
+    Args:
+        like: a checkpoint, a file of keys (``keys.json``), or ``module:factory``.
+        by: ``"structure"`` (names, shapes, dtypes, neighbours) or ``"position"`` (order of definition).
+        at, like_at: addresses of the state dicts, where there are several.
+        accept_ambiguous: take the proposed target also where another would do as well.
+        partial: rename what has a counterpart; what has none keeps its name, and `exit_code` is 1.
+        reshape: pair, and give new shapes to, tensors of equally many elements.
+        allow_import: import the module of ``module:factory`` and call the factory, which runs their code.
+        force: replace an existing `dest`.
+        keep_old: a checkpoint that `force` replaces is kept beside it, as ``DEST.~1~``; see `Result.backup`.
+        dry_run: plan, and write nothing; what would be refused is a finding then, and `exit_code` is 1.
+        progress: called with bytes done and bytes in all.
+
+    Raises:
+        NoMatch: pairs are ambiguous, tensors are left over, or two orders do not go together; `lines` show which.
+        KeyConflict: an unchanged key would be the new name of another.
+        CkptfixError: as `strip_module`, and as `targets.read` for `like`.
+    """
+    check(source, dest, like, force)
+    found = find(
+        *(source, like),
+        by=by,
+        at=at,
+        like_at=like_at,
+        accept_ambiguous=accept_ambiguous,
+        partial=partial,
+        reshape=reshape,
+        allow_import=allow_import,
+    )
+    if dry_run:
+        return preview(found, dest)
+    return write(found, dest, force=force, keep_old=keep_old, progress=progress)
+
+
+def check(source: StrPath, dest: StrPath, like: StrPath, force: bool) -> None:
+    """Refuse a destination that could not be written, or is one of the other files, before a long read."""
+    others = [path for path in map(file_name, (source, like)) if Path(path).exists()]
+    output.check_destination(dest, others, overwrite=force)
+
+
+@without_collections
+def find(
+    source: StrPath,
+    like: StrPath,
+    *,
+    by: str = "structure",
+    at: str | None = None,
+    like_at: str | None = None,
+    accept_ambiguous: bool = False,
+    partial: bool = False,
+    reshape: bool = False,
+    allow_import: bool = False,
+) -> Found:
+    """Match `source` to `like`; the arguments are as for `match`."""
+    if by not in ("structure", "position"):
+        raise Refused(f"no way to match by {by!r}", hint="by structure, or by position")
+    target = targets.read(like, at=like_at, allow_import=allow_import)
+    checkpoint = formats.open_checkpoint(source)
+    one = targets.of_checkpoint(checkpoint, at)
+    refuse_damaged(checkpoint)
+    try:
+        matching = match_op.match(one.slots, target.slots, by=by, reshape=reshape)
+        refusals = list(
+            match_plan.refusals(one, target, matching, accept_ambiguous=accept_ambiguous, partial=partial)
+        )
+        planned = None
+        try:
+            planned = match_plan.plan(checkpoint, one, matching)
+        except CkptfixError as error:
+            refusals.append(error)
+    except NoMatch as error:
+        error.path = checkpoint.path
+        raise
+    for refusal in refusals:
+        refusal.path = refusal.path or checkpoint.path
+    return Found(
+        checkpoint, one, target, matching, planned, tuple(refusals), match_plan.notes(one, target, matching)
+    )
+
+
+@without_collections
+def write(
+    found: Found,
+    dest: StrPath,
+    *,
+    force: bool = False,
+    keep_old: bool = False,
+    progress: Progress | None = None,
+) -> MatchResult:
+    """Write what was found to `dest`.
+
+    Raises:
+        NoMatch, KeyConflict: the first of `found.refusals`.
+    """
+    if found.refusals:
+        raise found.refusals[0]
+    draft = _draft(found, dest)
+    return _result(found, carry_out(draft, force=force, keep_old=keep_old, dry_run=False, progress=progress))
+
+
+@without_collections
+def preview(found: Found, dest: StrPath = "") -> MatchResult:
+    """What was found, and nothing written; without `dest` only the matching, else the plan too."""
+    if os.fspath(dest) and not found.refusals:
+        return _result(found, carry_out(_draft(found, dest), force=True, dry_run=True, progress=None))
+    return _result(found, {"plan": Plan(()), "written": False, "dest": os.fspath(dest)})
+
+
+def write_rules(found: Found, path: StrPath, *, force: bool = False) -> None:
+    """Write the learned rules to `path`, for ``rename --map``: lines ``old -> new``, or JSON for ``*.json``.
+
+    Raises:
+        Refused: nothing can be planned, or a name that no line can hold; JSON can.
+        WouldOverwrite: it exists, and no `force`.
+    """
+    if found.planned is None:
+        raise found.refusals[0]
+    rules = found.planned.rules
+    name = os.fspath(path)
+    if name.endswith(".json"):
+        text = json.dumps({rule.old: rule.new for rule in rules}, indent=1, ensure_ascii=False) + "\n"
+    else:
+        odd = next((text for rule in rules for text in (rule.old, rule.new) if not _is_word(text)), None)
+        if odd is not None:
+            raise Refused(f"{odd!r} cannot stand in a line of rules", path=name, hint="give a file called *.json")
+        text = "".join(f"{rule}\n" for rule in rules)
+        text = f"# {printable(Path(found.checkpoint.path).name)} -> {printable(Path(found.target.label).name)}\n{text}"
+    write_text(name, text, force=force, source=found.checkpoint.path)
+
+
+def _is_word(text: str) -> bool:
+    return len(text.split()) == 1 and text.split()[0] == text and not text.startswith("#") and text != "->"
+
+
+def _draft(found: Found, dest: StrPath) -> Draft:
+    planned, checkpoint = found.planned, found.checkpoint
+    assert planned is not None
+    refuse_other_suffix(checkpoint.path, os.fspath(dest), checkpoint.format)
+    with about(checkpoint.path):
+        plan = formats.FORMATS[checkpoint.format].plan_edit(checkpoint, planned.edits, os.fspath(dest))
+    shapes = {
+        f"{edit.at}/{name}" if edit.at else name: shape
+        for edit in planned.edits
+        if isinstance(edit, Reshape)
+        for name, shape in edit.shapes.items()
+    }
+    promise = Promise(names_stay=False, edited=checkpoint, shapes=shapes)
+    return Draft.of(checkpoint, dest, plan, promise, _lines(found), _findings(found), exit_code=_exit_code(found))
+
+
+def _findings(found: Found) -> tuple[Finding, ...]:
+    matching = found.matching
+    findings = [Finding("refused", "warning", "", refusal.message) for refusal in found.refusals]
+    if not found.refusals:
+        for label, names in (("IN", matching.left), ("TARGET", matching.missing)):
+            findings += [Finding("no-counterpart", "warning", name, f"only in {label}") for name in names]
+    if found.planned is not None:
+        findings += found.planned.findings
+    return (*findings, *(Finding("note", "info", "", note) for note in found.notes))
+
+
+def _exit_code(found: Found) -> int:
+    return 1 if found.matching.left or found.matching.missing or found.refusals else 0
+
+
+def _result(found: Found, done: dict[str, Any]) -> MatchResult:
+    planned = found.planned
+    common: dict[str, Any] = {
+        "source": found.checkpoint.path,
+        "format": found.checkpoint.format,
+        "lines": _lines(found),
+        "findings": _findings(found),
+        "exit_code": _exit_code(found),
+    }
+    return MatchResult(
+        **(common | done),
+        matching=found.matching,
+        slots={slot.name: slot for slot in found.source.slots},
+        names=planned.names if planned else {},
+        rules=planned.rules if planned else found.matching.rules,
+        notes=found.notes,
+        references=planned.references if planned else 0,
+    )
+
+
+def _lines(found: Found) -> tuple[str, ...]:
+    matching, planned = found.matching, found.planned
+    line = f"matched {len(matching.pairs):,} of {len(found.source.slots):,} keys by {matching.by}"
+    skipped = len(matching.skipped_source) + len(matching.skipped_target)
+    if skipped:
+        line += f"; {skipped:,} passed over by rule"
+    if planned is not None:
+        line += f"; {len(planned.names):,} renamed" if planned.names else "; all have their names already"
+        if planned.references:
+            line += f" (and {plural(planned.references, 'related name')})"
+        reshaped = sum(pair.reshape is not None for pair in matching.pairs)
+        line += f"; {reshaped:,} reshaped" if reshaped else ""
+    rules: Sequence[NameRule] = planned.rules if planned else matching.rules
+    return (line, *(f"  {rule}" for rule in rules), *(f"note: {note}" for note in found.notes))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class MatchResult(Result):
+    """A matching, and the renames that it led to.
+
+    Attributes:
+        matching: pairs, and what is left on both sides.
+        slots: shape and dtype of the source's tensors by name.
+        names: old -> new for every key that changed.
+        rules: the same in few lines, for `rename`'s map.
+        notes: what else a person should know, a sentence each.
+        references: how many names beside the keys followed them.
+    """
+
+    matching: Matching
+    slots: Mapping[str, Slot] = field(default_factory=dict, repr=False)
+    names: Mapping[str, str] = field(default_factory=dict, repr=False)
+    rules: tuple[NameRule, ...] = ()
+    notes: tuple[str, ...] = ()
+    references: int = 0
+
+    def _details(self) -> dict[str, Any]:
+        matching = self.matching
+        pairs = [
+            {**asdict(pair), "shape": self.slots[pair.source].shape, "dtype": self.slots[pair.source].dtype}
+            for pair in matching.pairs
+        ]
+        return {
+            "by": matching.by,
+            "complete": matching.complete,
+            "pairs": pairs,
+            "rules": [{"old": rule.old, "new": rule.new} for rule in self.rules],
+            "only_in_source": list(matching.left),
+            "only_in_target": list(matching.missing),
+            "skipped_in_source": [asdict(skipped) for skipped in matching.skipped_source],
+            "skipped_in_target": [asdict(skipped) for skipped in matching.skipped_target],
+            "names": dict(self.names),
+            "notes": list(self.notes),
+            "references": self.references,
+        }

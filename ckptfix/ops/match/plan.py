@@ -1,0 +1,245 @@
+"""From a matching to edits: what is renamed, what speaks against it, and what a person should know."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from ckptfix.align.result import Matching, Pair
+from ckptfix.checkpoint import Checkpoint, Edit, Rename, Reshape
+from ckptfix.errors import CkptfixError, NoMatch, Refused
+from ckptfix.findings.row import Finding
+from ckptfix.names import wrappers as keys
+from ckptfix.names.groups import collapse, shown
+from ckptfix.names.learn import learn
+from ckptfix.names.rules import NameRule, is_rule, renamed
+from ckptfix.names.slots import Slot, is_transposed
+from ckptfix.names.spellings import fusions
+from ckptfix.ops.rename import sites as rename_op
+from ckptfix.ops.target.targets import Side
+
+MOST = 12
+"""Lines of one kind in a message; a report has all."""
+
+
+@dataclass(frozen=True, slots=True)
+class MatchPlan:
+    """What a matching does to a checkpoint.
+
+    Attributes:
+        names: old -> new for every key that changes; skipped buffers go along with their module.
+        rules: renames that give exactly these, in few lines, for `rename --map`.
+        edits: for `plan_edit`.
+        references: how many names beside the keys follow them.
+        findings: what else a person should know.
+    """
+
+    names: Mapping[str, str]
+    rules: tuple[NameRule, ...]
+    edits: tuple[Edit, ...]
+    references: int
+    findings: tuple[Finding, ...]
+
+
+def plan(checkpoint: Checkpoint, source: Side, matching: Matching) -> MatchPlan:
+    """The edits that give the state dict of `source` in `checkpoint` the names of `matching`.
+
+    Names without a target are not changed. Whatever refers to the names changes too.
+
+    Raises:
+        KeyConflict: an unchanged name is also the new name of another.
+        NoMatch: names of one tensor would have two shapes, or a transposed one.
+    """
+    names = with_buffers(source.slots, matching)
+    renames = rename_op.rename(checkpoint, mapping=names, at=source.at or "")
+    shapes = _shapes(source.slots, matching)
+    edits: list[Edit] = [Reshape(source.at or "", shapes)] if shapes else []
+    findings = [finding for finding in renames.findings if finding.id != "unused-rule"]
+    if shapes and any(state.optimizer for state in checkpoint.state_dicts):
+        message = "an optimizer's state keeps the old shapes; it does not fit the reshaped parameters"
+        findings.append(Finding("optimizer-shapes", "warning", "", message))
+    changed = {old: new for old, new in names.items() if old != new}
+    rules = learned(changed, [name for site in _keys_at(checkpoint, source) for name in site], matching.rules)
+    return MatchPlan(changed, rules, (*edits, *_kept(renames.edits)), renames.references, tuple(findings))
+
+
+def _keys_at(checkpoint: Checkpoint, side: Side) -> list[tuple[str, ...]]:
+    return [site.names for site in checkpoint.sites if site.kind == "state_dict" and site.at == (side.at or "")]
+
+
+def _kept(edits: Iterable[Rename]) -> list[Rename]:
+    """The renames that change a name."""
+    changing = []
+    for edit in edits:
+        names = {old: new for old, new in edit.names.items() if old != new}
+        if names:
+            changing.append(replace(edit, names=names))
+    return changing
+
+
+def with_buffers(slots: Sequence[Slot], matching: Matching) -> dict[str, str]:
+    """The pairs of `matching`, and the source's skipped buffers under the new name of their module.
+
+    So ``num_batches_tracked``, which an old target lacks, still stands beside the ``running_mean`` that it belongs to.
+    """
+    names = matching.names
+    modules = keys.renamed_modules(names)
+    taken = set(names.values()) | {slot.name for slot in slots}
+    found = dict(names)
+    for skipped in matching.skipped_source:
+        module, _, leaf = skipped.name.rpartition(".")
+        new = f"{modules[module]}.{leaf}" if modules.get(module) else None
+        if new is not None and not skipped.rule.startswith("tied") and new not in taken:
+            found[skipped.name] = new
+            taken.add(new)
+    return found
+
+
+def learned(
+    names: Mapping[str, str], every: Sequence[str], rules: tuple[NameRule, ...] = ()
+) -> tuple[NameRule, ...]:
+    """Rules that make exactly `names` of the names in `every` and leave the others.
+
+    `rules` are taken if they do that already. A name that no rule covers gets a line of its own, which
+    `rename --map` takes before all rules.
+    """
+    if not names:
+        return ()
+    found = rules
+    if not found or _wrong(names, every, found):
+        found = learn(names, every)
+    single = []
+    for name in _wrong(names, every, found):
+        with suppress(Refused):  # a name that looks like a rule, but not a valid one
+            single.append(NameRule(name, names.get(name, name)))
+    return (*single, *found)
+
+
+def _wrong(names: Mapping[str, str], every: Sequence[str], rules: Sequence[NameRule]) -> list[str]:
+    """The names that the rules do not give their new name."""
+    made = _made(every, rules)
+    return [name for name in every if made.get(name, name) != names.get(name, name)]
+
+
+def _made(every: Sequence[str], rules: Sequence[NameRule]) -> dict[str, str]:
+    """What ``rename --map`` makes of the names with these rules."""
+    exact = {rule.old: rule.new for rule in rules}
+    patterns = [rule for rule in rules if is_rule(rule.old)]
+    return {
+        **renamed([name for name in every if name not in exact], patterns),
+        **{name: exact[name] for name in every if name in exact},
+    }
+
+
+def _shapes(slots: Sequence[Slot], matching: Matching) -> dict[str, tuple[int, ...]]:
+    """source name -> new shape; tied names come along.
+
+    Raises:
+        NoMatch: two names of one tensor would differ, or a new shape is a transposition.
+    """
+    paired = {pair.source: pair for pair in matching.pairs}
+    if not any(pair.reshape is not None for pair in matching.pairs):
+        return {}
+    shapes: dict[str, tuple[int, ...]] = {}
+    ties: dict[str, list[Slot]] = {}
+    for slot in slots:
+        ties.setdefault(slot.tied or slot.name, []).append(slot)
+        new = paired[slot.name].reshape if slot.name in paired else None
+        if new is not None and is_transposed(slot.shape, new):
+            raise NoMatch(f"{list(slot.shape)} to {list(new)} is a transposition and no reshape", where=slot.name)
+    for group in ties.values():
+        wanted = {paired[slot.name].reshape or slot.shape for slot in group if slot.name in paired}
+        if len(wanted) > 1:
+            listed = " and ".join(str(list(shape)) for shape in sorted(wanted))
+            raise NoMatch(f"its names are one tensor, but would get the shapes {listed}", where=group[0].name)
+        shapes.update((slot.name, shape) for slot in group for shape in wanted if shape != slot.shape)
+    return shapes
+
+
+def refusals(
+    source: Side, target: Side, matching: Matching, *, accept_ambiguous: bool = False, partial: bool = False
+) -> tuple[CkptfixError, ...]:
+    """Why the matching is not carried out unless it is asked for; empty if nothing is against it."""
+    found: list[CkptfixError] = []
+    unsure = matching.ambiguous
+    if unsure and not accept_ambiguous:
+        lines = [f"{pair.source} -> {pair.target}, or {', '.join(pair.instead[:3])}" for pair in unsure]
+        found.append(
+            NoMatch(
+                f"{len(unsure)} of {len(matching.pairs)} pairs are ambiguous: other targets would do as well",
+                lines=_cut(lines),
+                hint="look at them with --report; --accept-ambiguous takes the first target of each",
+            )
+        )
+    if (matching.left or matching.missing) and not partial:
+        lines = [*_groups("only in IN", matching.left, source), *_groups("only in TARGET", matching.missing, target)]
+        notes = fused(source, target, matching)
+        found.append(
+            NoMatch(
+                f"{len(matching.left)} tensors of IN and {len(matching.missing)} of TARGET have no counterpart",
+                lines=(*lines, *notes[:MOST]),
+                hint="--partial renames the others; those of IN keep their names",
+            )
+        )
+    return tuple(found)
+
+
+def _cut(lines: Sequence[str]) -> tuple[str, ...]:
+    more = (f"... {len(lines) - MOST:,} more",) if len(lines) > MOST else ()
+    return (*lines[:MOST], *more)
+
+
+def _groups(label: str, names: Sequence[str], side: Side) -> list[str]:
+    return [f"{label}: {shown(collapse(names, [slot.name for slot in side.slots]), MOST)}"] if names else []
+
+
+def fused(source: Side, target: Side, matching: Matching) -> list[str]:
+    """A sentence for each tensor of one side that the other has in parts: values would have to be cut or joined."""
+    left, missing = set(matching.left), set(matching.missing)
+    ours = [slot for slot in source.slots if slot.name in left]
+    theirs = [slot for slot in target.slots if slot.name in missing]
+    sentences = []
+    for one, other, whole, parts_in in ((ours, theirs, "IN", "TARGET"), (theirs, ours, "TARGET", "IN")):
+        shapes = {slot.name: slot.shape for slot in one}
+        for name, parts in fusions(one, other):
+            sentences.append(
+                f"{whole} has {name} {list(shapes[name])} where {parts_in} has {', '.join(parts)}: "
+                "match renames, and never cuts or joins values"
+            )
+    return sentences
+
+
+def notes(source: Side, target: Side, matching: Matching) -> tuple[str, ...]:
+    """What a person should know of a matching, a sentence each."""
+    ours = {slot.name: slot for slot in source.slots}
+    theirs = {slot.name: slot for slot in target.slots}
+    sentences = [*matching.notes]
+    if matching.by == "position":
+        for label, side in (("IN", source), ("TARGET", target)):
+            if not side.in_order:
+                sentences.append(f"{label} is a safetensors file, which is sorted: its order may not be of definition")
+    sentences += _dtype_notes(matching.pairs, ours, theirs)
+    sources = {pair.target: pair.source for pair in matching.pairs}
+    for slot in target.slots:
+        one, other = sources.get(slot.name), sources.get(slot.tied or "")
+        if one is None or other is None:
+            continue
+        if (ours[one].tied or one) != (ours[other].tied or other):
+            tie = f"TARGET ties {slot.name} to {slot.tied}"
+            sentences.append(f"{tie}; IN has a tensor for each, and the last one counts")
+    sentences += fused(source, target, matching)
+    return tuple(sentences)
+
+
+def _dtype_notes(pairs: Iterable[Pair], ours: Mapping[str, Slot], theirs: Mapping[str, Slot]) -> list[str]:
+    """A sentence for each pair of dtypes that differ."""
+    found: dict[tuple[str, str], list[Pair]] = {}
+    for pair in pairs:
+        change = ours[pair.source].dtype, theirs[pair.target].dtype
+        if all(change) and change[0] != change[1]:
+            found.setdefault(change, []).append(pair)
+    return [
+        f"{len(rows):,} of IN are {one} and {other} in TARGET, as {rows[0].source}: they remain {one}"
+        for (one, other), rows in found.items()
+    ]

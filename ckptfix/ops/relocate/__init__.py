@@ -1,0 +1,75 @@
+"""``ckptfix.map_location`` and ``ckptfix.to_cpu``: other devices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ckptfix.errors import StrPath
+from ckptfix.io.read import Progress
+from ckptfix.ops.law.promise import Promise
+from ckptfix.ops.relocate import plan as relocate_op
+from ckptfix.ops.writing import Draft, Result, carry_out, copy_note, open_input, plan_edits
+from ckptfix.pickles.collector import without_collections
+from ckptfix.words import plural
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class RelocateResult(Result):
+    """`moved`: (from, to) -> how many places; `kept`: location -> how many did not move."""
+
+    moved: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    kept: Mapping[str, int] = field(default_factory=dict)
+
+    def _details(self) -> dict[str, Any]:
+        rows = [{"from": old, "to": new, "places": count} for (old, new), count in self.moved.items()]
+        return {"moved": rows, "kept": dict(self.kept)}
+
+
+@without_collections
+def map_location(
+    source: StrPath,
+    dest: StrPath,
+    target: str | Mapping[str, str],
+    *,
+    force: bool = False,
+    keep_old: bool = False,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> RelocateResult:
+    """Write `source` to `dest` with other devices in it.
+
+    Args:
+        target: a device for everything (``"cpu"``), or from -> to, all at once (``{"cuda:1": "cuda:0"}``).
+
+    The rest as `strip_module`.
+    """
+    checkpoint = open_input(source, dest, force)
+    moves = relocate_op.relocate(checkpoint, target)
+    plan = plan_edits(checkpoint, moves.edits, dest)
+    if moves.moved:
+        rows = ", ".join(f"{old} -> {new} in {plural(count, 'place')}" for (old, new), count in moves.moved.items())
+        kept = ", ".join(f"{count} on {location}" for location, count in moves.kept.items())
+        line = f"moved {rows}" + (f"; left {kept}" if kept else "")
+    else:
+        here = ", ".join(checkpoint.devices) or "no device"
+        already = " already" if isinstance(target, str) else ""
+        line = f"nothing to do: the tensors are on {here}{already}"
+    lines = (line + copy_note(not moves.moved),)
+    draft = Draft.of(checkpoint, dest, plan, Promise(names_stay=False, edited=checkpoint), lines, moves.findings)
+    done = carry_out(draft, force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
+    return RelocateResult(**done, moved=moves.moved, kept=moves.kept)
+
+
+def to_cpu(
+    source: StrPath,
+    dest: StrPath,
+    *,
+    force: bool = False,
+    keep_old: bool = False,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> RelocateResult:
+    """Write `source` to `dest` with every tensor on the CPU: `map_location` to ``"cpu"``."""
+    return map_location(source, dest, "cpu", force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)

@@ -1,0 +1,78 @@
+"""Devices: change location tags wherever a device stands in the file."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ckptfix.checkpoint import Checkpoint, SetLocation
+from ckptfix.errors import Refused
+from ckptfix.findings.row import Finding
+
+# Device types of torch.device (c10/core/DeviceType.h); a renamed private backend is given as it is called.
+DEVICES = ("cpu", "cuda", "mps", "xpu", "xla", "hpu", "npu", "mtia", "maia", "ipu", "vulkan", "privateuseone")
+
+ALIASES = {"gpu": "cuda", "nvidia": "cuda", "amd": "cuda", "rocm": "cuda", "metal": "mps"}
+"""What users call them, for hints; torch calls AMD's GPUs cuda too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Relocation:
+    """What a relocation will do.
+
+    Attributes:
+        edits: for `plan_edit`.
+        moved: (from, to) -> how many places.
+        kept: location -> how many places are unchanged.
+        findings: sources that do not occur, places that cannot be edited.
+    """
+
+    edits: tuple[SetLocation, ...]
+    moved: Mapping[tuple[str, str], int]
+    kept: Mapping[str, int]
+    findings: tuple[Finding, ...]
+
+
+def device(text: str) -> str:
+    """`text` as a location tag.
+
+    Raises:
+        Refused: no device that torch knows; the hint names the nearest.
+    """
+    name = text.strip()
+    match = re.fullmatch(r"([a-z]+)(?::(\d{1,3}))?", name)
+    if not match or match[1] not in DEVICES:
+        kind, index = re.fullmatch(r"([^:\d]*):?(\d*).*", name.lower(), re.DOTALL).groups()  # type: ignore[union-attr]
+        near = [ALIASES[kind]] if kind in ALIASES else difflib.get_close_matches(kind, DEVICES, 1)
+        meant = f"{near[0]}:{index}" if near and index else "".join(near)
+        hint = "devices are cpu, cuda:N, mps, xpu:N, ..." if meant in ("", name) else f"did you mean {meant}?"
+        raise Refused(f"no such device: {text!r}", hint=hint)
+    # torch tags CPU storages 'cpu' and knows no 'cpu:0' (torch/serialization.py, _cpu_deserialize).
+    return "cpu" if match[1] == "cpu" else name
+
+
+def relocate(checkpoint: Checkpoint, target: str | Mapping[str, str]) -> Relocation:
+    """Move everything to `target`, or from each source to its target at once.
+
+    Args:
+        target: a device for all, or source -> target. A source that occurs nowhere is a finding.
+    """
+    findings: list[Finding] = []
+    present = checkpoint.devices
+    if isinstance(target, str):
+        goal = device(target)
+        moves = {location: goal for location in present if location != goal and location != "meta"}
+    else:
+        pairs = {device(source): device(goal) for source, goal in target.items()}
+        moves = {source: goal for source, goal in pairs.items() if source in present and source != goal}
+        for source in pairs:
+            if source not in present:
+                message = f"no tensor is on it, only on {', '.join(present)}" if present else "the file has no tensors"
+                findings.append(Finding("no-such-location", "warning", source, message))
+    for place in checkpoint.fixed_devices:
+        findings.append(Finding("fixed-device", "warning", "", f"not changed: {place}"))
+    kept = {location: count for location, count in present.items() if location not in moves}
+    moved = {(source, goal): present[source] for source, goal in moves.items()}
+    return Relocation((SetLocation(moves),) if moves else (), moved, kept, tuple(findings))

@@ -1,0 +1,163 @@
+"""``ckptfix.strip_module``, ``add_module``, ``unwrap`` and ``rename``: other names for the same tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ckptfix.checkpoint import Checkpoint
+from ckptfix.errors import StrPath
+from ckptfix.io.read import Progress
+from ckptfix.ops.law.promise import Promise
+from ckptfix.ops.rename import sites as rename_op
+from ckptfix.ops.rename.sites import Change
+from ckptfix.ops.writing import Draft, Result, carry_out, copy_note, open_input, plan_edits
+from ckptfix.pickles.collector import without_collections
+from ckptfix.words import plural, some
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class RenameResult(Result):
+    """`changes` are the keys of state dicts; `references` counts the other names that followed them."""
+
+    changes: tuple[Change, ...] = ()
+    references: int = 0
+
+    def _details(self) -> dict[str, Any]:
+        return {"changes": [asdict(change) for change in self.changes], "references": self.references}
+
+
+@without_collections
+def strip_module(
+    source: StrPath,
+    dest: StrPath,
+    *,
+    prefix: str = "module",
+    at: str | None = None,
+    all_levels: bool = False,
+    partial: bool = False,
+    force: bool = False,
+    keep_old: bool = False,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> RenameResult:
+    """Write `source` to `dest` with `prefix` removed from its names.
+
+    Args:
+        prefix: path components at the front of a name, ``"module"`` for what DataParallel adds.
+        at: address of the one mapping to change; all by default.
+        all_levels: remove it as often as all names have it.
+        partial: remove it where only some names of a mapping have it.
+        force: replace an existing `dest`.
+        keep_old: a checkpoint that `force` replaces is kept beside it, as ``DEST.~1~``; see `Result.backup`.
+        dry_run: plan, and write nothing.
+        progress: called with bytes done and bytes in all.
+
+    Raises:
+        PartialPrefix, KeyConflict, WouldOverwrite, DamagedFile, UnknownFormat, WriteFailed.
+    """
+    checkpoint = open_input(source, dest, force)
+    renames = rename_op.strip(checkpoint, prefix=prefix, at=at, all_levels=all_levels, partial=partial)
+    near = None if renames.edits else rename_op.nearest_prefix(checkpoint, prefix, at)
+    nothing = f"no key begins with '{prefix.strip('.')}.'" + (f" (nearest is '{near}.')" if near else "")
+    return _renamed(checkpoint, renames, dest, "stripped", nothing, force, keep_old, dry_run, progress)
+
+
+@without_collections
+def add_module(
+    source: StrPath,
+    dest: StrPath,
+    *,
+    prefix: str = "module",
+    at: str | None = None,
+    force: bool = False,
+    keep_old: bool = False,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> RenameResult:
+    """Write `source` to `dest` with `prefix` before the names of the model's state dicts. As `strip_module`."""
+    checkpoint = open_input(source, dest, force)
+    renames = rename_op.add(checkpoint, prefix=prefix, at=at)
+    nothing = "no state dict was found"
+    return _renamed(checkpoint, renames, dest, "prefixed", nothing, force, keep_old, dry_run, progress)
+
+
+@without_collections
+def unwrap(
+    source: StrPath,
+    dest: StrPath,
+    *,
+    at: str | None = None,
+    force: bool = False,
+    keep_old: bool = False,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> RenameResult:
+    """Write `source` to `dest` without any known wrapper's name in its keys. As `strip_module`."""
+    checkpoint = open_input(source, dest, force)
+    renames = rename_op.unwrap(checkpoint, at=at)
+    nothing = "no wrapper's name was found"
+    return _renamed(checkpoint, renames, dest, "unwrapped", nothing, force, keep_old, dry_run, progress)
+
+
+@without_collections
+def rename(
+    source: StrPath,
+    dest: StrPath,
+    *,
+    subs: Sequence[tuple[str, str]] = (),
+    mapping: Mapping[str, str] | None = None,
+    at: str | None = None,
+    force: bool = False,
+    keep_old: bool = False,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> RenameResult:
+    """Write `source` to `dest` with its names changed by regular expressions and by an exact map.
+
+    Args:
+        subs: (pattern, replacement) of `re.sub`, applied in order.
+        mapping: old name -> new name, applied after them.
+
+    The rest as `strip_module`. A rule that matched nothing is a finding.
+    """
+    checkpoint = open_input(source, dest, force)
+    renames = rename_op.rename(checkpoint, subs=subs, mapping=mapping, at=at)
+    return _renamed(checkpoint, renames, dest, "renamed", "no rule matched a key", force, keep_old, dry_run, progress)
+
+
+def _renamed(
+    checkpoint: Checkpoint,
+    renames: rename_op.Renames,
+    dest: StrPath,
+    verb: str,
+    nothing: str,
+    force: bool,
+    keep_old: bool,
+    dry_run: bool,
+    progress: Progress | None,
+) -> RenameResult:
+    plan = plan_edits(checkpoint, renames.edits, dest)
+    if renames.changes:
+        first = renames.changes[0]
+        places = len({change.at for change in renames.changes})
+        line = f"{verb} {plural(len(renames.changes), 'key')}, as in {first.old} -> {first.new}"
+        if places > 1 or first.at:
+            line += f" ({some(list(dict.fromkeys(change.at or 'top level' for change in renames.changes)))})"
+        if renames.references:
+            line += f" (and {plural(renames.references, 'related name')})"
+    elif renames.references:
+        line = f"{verb} {plural(renames.references, 'name')} of an optimizer"
+    else:
+        line = f"nothing to do: {nothing}"
+    lines = [line + copy_note(not renames.edits)]
+    notes = [f"{found.where}: {found.message}" for found in renames.findings if found.severity == "info"]
+    if notes:
+        lines.append("; ".join(notes[:5]).removeprefix(": "))
+    draft = Draft.of(checkpoint, dest, plan, Promise(names_stay=False, edited=checkpoint), lines, renames.findings)
+    return RenameResult(
+        **carry_out(draft, force=force, keep_old=keep_old, dry_run=dry_run, progress=progress),
+        changes=renames.changes,
+        references=renames.references,
+    )

@@ -1,0 +1,362 @@
+"""Names: strip, add and unwrap prefixes, and rename by rule.
+
+Every place that holds a name changes with it: the keys of a state dict, its ``_metadata``, and the names in an
+optimizer's groups and state. All or nothing per mapping, and never two keys in one.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ckptfix.checkpoint import Checkpoint, NameSite, Rename
+from ckptfix.errors import KeyConflict, PartialPrefix, Refused
+from ckptfix.findings.row import Finding
+from ckptfix.names import wrappers as keys
+from ckptfix.names.rules import NameRule, is_rule
+from ckptfix.names.wrappers import Rule
+from ckptfix.ops import averages, choose
+from ckptfix.ops.candidates import module_of, whole_module
+from ckptfix.ops.choose import chosen_sites
+from ckptfix.words import plural
+
+Names = dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One name of the mapping at `at`, before and after."""
+
+    at: str
+    old: str
+    new: str
+
+
+@dataclass(frozen=True, slots=True)
+class Renames:
+    """What a renaming will do.
+
+    Attributes:
+        edits: for `plan_edit`.
+        changes: the keys of state dicts that change.
+        references: how many other names follow them (``_metadata``, optimizer).
+        findings: rules that matched nothing, prefixes left in place.
+    """
+
+    edits: tuple[Rename, ...]
+    changes: tuple[Change, ...]
+    references: int
+    findings: tuple[Finding, ...]
+
+
+# What a site's names become, and the rule that says the same of module paths; None leaves the site alone.
+SiteRule = Callable[[NameSite], tuple[Names, Rule] | None]
+
+
+def strip(
+    checkpoint: Checkpoint,
+    *,
+    prefix: str = "module",
+    at: str | None = None,
+    all_levels: bool = False,
+    partial: bool = False,
+) -> Renames:
+    """Remove `prefix` from the names of every state dict whose names begin with it.
+
+    Args:
+        prefix: path components, with or without the trailing dot.
+        at: only the mapping at this address.
+        all_levels: as often as all names have it, instead of once.
+        partial: strip the names that have it where others do not.
+
+    Raises:
+        PartialPrefix: only some names of a mapping have it.
+        KeyConflict: two names would become one.
+    """
+    prefix = _components(prefix)
+    findings: list[Finding] = []
+
+    def site_rule(site: NameSite) -> tuple[Names, Rule] | None:
+        current = list(site.names)
+        steps: list[Rule] = []
+        while not steps or all_levels:
+            own = prefix.partition(".")[0] == keys.AVERAGED and averages.is_kept(checkpoint, site, current, at)
+            if own:
+                averages.note_kept(findings, site, current)
+            carrying, others = keys.split_prefix(averages.inside(current) if own else current, prefix)
+            if not carrying or (others and (steps or own) and not partial):
+                break
+            if others and not partial:
+                raise _partial(checkpoint, site, prefix, len(carrying), others)
+            step = keys.stripping(prefix)
+            steps.append(averages.with_level(step) if own else step)
+            current = [steps[-1](name) for name in current]
+        return (_changed(site.names, current), keys.composed(steps)) if steps else None
+
+    return _renames(checkpoint, at, site_rule, findings)
+
+
+def _partial(checkpoint: Checkpoint, site: NameSite, prefix: str, carrying: int, others: list[str]) -> PartialPrefix:
+    shown = ", ".join(others[:5]) + (f" and {len(others) - 5} more" if len(others) > 5 else "")
+    return PartialPrefix(
+        f"{carrying} of {carrying + len(others)} keys begin with '{prefix}.', these do not: {shown}",
+        others=tuple(others),
+        path=checkpoint.path,
+        where=site.at or None,
+        hint="--partial strips those that do; `ckptfix unwrap` removes other wrappers' names",
+    )
+
+
+def add(checkpoint: Checkpoint, *, prefix: str = "module", at: str | None = None) -> Renames:
+    """Put `prefix` before every name of the model's state dicts."""
+    prefix = _components(prefix)
+
+    def rule(name: str) -> str:
+        return keys.add(name, prefix)
+
+    findings: list[Finding] = []
+
+    def site_rule(site: NameSite) -> tuple[Names, Rule] | None:
+        if at is None and site.kind == "state_dict" and averages.has_own_level(checkpoint, site, site.names):
+            findings.append(averages.left(site))
+            return None
+        carrying, others = keys.split_prefix(site.names, prefix)
+        if carrying and not others and site.kind == "state_dict":
+            every = "the key" if len(carrying) == 1 else f"all {len(carrying):,} keys"
+            message = f"{every} began with '{prefix}.' before, and now '{prefix}.{prefix}.'"
+            findings.append(Finding("prefix-twice", "info", site.at, message))
+        return {name: rule(name) for name in site.names}, rule
+
+    return _renames(checkpoint, at, site_rule, findings, weights_only=True)
+
+
+def nearest_prefix(checkpoint: Checkpoint, prefix: str, at: str | None = None) -> str | None:
+    """The beginning of a name, of as many components as `prefix`, that is most like it."""
+    prefix = _components(prefix)
+    length = prefix.count(".") + 1
+    names = (name.split(".") for site in chosen_sites(checkpoint, at) for name in site.names)
+    starts = dict.fromkeys(".".join(parts[:length]) for parts in names if len(parts) > length)
+    return next(iter(difflib.get_close_matches(prefix, list(starts)[:5000], 1, 0.6)), None)
+
+
+def unwrap(checkpoint: Checkpoint, *, at: str | None = None) -> Renames:
+    """Take every known wrapper's component off the names, in any order and at any depth.
+
+    Components that only wrappers have go wherever they stand; ``module`` and ``_module``, which a model
+    may have itself, go from the front and only if every name of the mapping begins with them.
+    """
+    findings: list[Finding] = []
+
+    def site_rule(site: NameSite) -> tuple[Names, Rule] | None:
+        current = [keys.without_anywhere(name) for name in site.names]
+        steps: list[Rule] = [keys.without_anywhere]
+        own = False
+        while True:
+            if not own and averages.is_kept(checkpoint, site, current, at):
+                own = True
+                averages.note_kept(findings, site, current)
+            component = _leading(averages.inside(current) if own else current)
+            if component is None:
+                break
+            step = keys.stripping(component)
+            steps.append(averages.with_level(step) if own else step)
+            current = [steps[-1](name) for name in current]
+        for component in () if own else keys.LEADING:
+            carrying, _ = keys.split_prefix(current, component)
+            if carrying and site.kind == "state_dict":
+                some_of = f"{len(carrying):,} of {plural(len(current), 'key')}"
+                message = f"left '{component}.' on {some_of}, as the others lack it"
+                findings.append(Finding("partial-prefix", "info", site.at, message))
+        names = _changed(site.names, current)
+        return (names, keys.composed(steps)) if names else None
+
+    return _renames(checkpoint, at, site_rule, findings)
+
+
+def _leading(names: Sequence[str]) -> str | None:
+    """The wrapper component that all `names` begin with."""
+    for component in keys.LEADING:
+        carrying, others = keys.split_prefix(names, component)
+        if carrying and not others:
+            return component
+    return None
+
+
+def rename(
+    checkpoint: Checkpoint,
+    *,
+    subs: Sequence[tuple[str, str]] = (),
+    mapping: Mapping[str, str] | None = None,
+    at: str | None = None,
+) -> Renames:
+    """Rename by regular expressions, in order, and then by a map.
+
+    Args:
+        subs: (pattern, replacement) as of `re.sub`; ``\\1`` refers to a group.
+        mapping: old name -> new name. An old name with placeholders is a rule (`name_rules`): an exact name counts
+            before all rules, and the first rule that speaks of a name before the others.
+
+    Raises:
+        Refused: a pattern or replacement is not a regular expression, or a rule is malformed.
+        KeyConflict: two names would become one.
+    """
+    compiled = [(_pattern(pattern, replacement), replacement) for pattern, replacement in subs]
+    exact = dict(mapping or {})
+    rules = [NameRule(old, new) for old, new in exact.items() if is_rule(old)]
+    used: set[str] = set()
+
+    def rule(name: str) -> str:
+        for pattern, replacement in compiled:
+            name, count = pattern.subn(replacement, name)
+            if count:
+                used.add(pattern.pattern)
+        if name in exact:
+            used.add(name)
+            return exact[name]
+        for by_name in rules:
+            new = _by_rule(by_name, name)
+            if new is not None:
+                used.add(by_name.old)
+                return new
+        return name
+
+    def site_rule(site: NameSite) -> tuple[Names, Rule] | None:
+        names = _changed(site.names, [rule(name) for name in site.names])
+        return (names, rule) if names else None
+
+    renames = _renames(checkpoint, at, site_rule, weights_only=True)
+    unused = [text for text in (*(pattern.pattern for pattern, _ in compiled), *exact) if text not in used]
+    everything = [name for site in checkpoint.sites if site.kind == "state_dict" for name in site.names]
+    findings = [
+        Finding("unused-rule", "warning", text, f"matched no key{_nearest(text, everything) if index < 3 else ''}")
+        for index, text in enumerate(unused[:100])
+    ]
+    return Renames(renames.edits, renames.changes, renames.references, (*renames.findings, *findings))
+
+
+def _by_rule(rule: NameRule, name: str) -> str | None:
+    """What `rule` makes of a name, or of a module's path with a trailing dot, for which ``{*}`` is anything below."""
+    if not name.endswith("."):
+        return rule.apply(name)
+    below = rule.apply(name + "*")
+    return below.removesuffix("*") if below is not None and below.endswith(".*") else None
+
+
+def _pattern(pattern: str, replacement: str) -> re.Pattern[str]:
+    try:
+        compiled = re.compile(pattern)
+        re._parser.parse_template(replacement, compiled)  # type: ignore[attr-defined]
+    except (re.error, IndexError) as error:
+        raise Refused(f"no regular expression: {pattern!r} -> {replacement!r}: {error}") from None
+    return compiled
+
+
+def _components(prefix: str) -> str:
+    cleaned = prefix.strip(".")
+    if not cleaned:
+        raise Refused("an empty prefix", hint="give path components, such as --prefix module")
+    return cleaned
+
+
+def _changed(old: Iterable[str], new: Iterable[str]) -> Names:
+    return {before: after for before, after in zip(old, new, strict=True) if before != after}
+
+
+def _renames(
+    checkpoint: Checkpoint,
+    at: str | None,
+    site_rule: SiteRule,
+    findings: Sequence[Finding] = (),
+    *,
+    weights_only: bool = False,
+) -> Renames:
+    """Apply `site_rule` to the chosen state dicts, and what it did to all that refers to their names."""
+    edits: list[Rename] = []
+    changes: list[Change] = []
+    union: Names = {}
+    metadata = {site.at: site for site in checkpoint.sites if site.kind == "metadata"}
+    references = 0
+    for site in chosen_sites(checkpoint, at, weights_only=weights_only):
+        result = site_rule(site)
+        if not result or not result[0]:
+            continue
+        names, rule = result
+        _refuse_conflict(checkpoint, site, names)
+        edits.append(Rename(site.at, "state_dict", names))
+        changes += [Change(site.at, old, new) for old, new in names.items()]
+        union |= names
+        if site.at in metadata:
+            modules = _module_names(metadata[site.at], names, rule)
+            references += len(modules)
+            edits.append(Rename(site.at, "metadata", modules))
+    if at is None and not changes:
+        _refuse_module(checkpoint)
+    others = _names_elsewhere(checkpoint, at)
+    left = 0
+    for site in checkpoint.sites:
+        if site.kind in ("param_names", "optimizer_state"):
+            left += sum(name in union and name in others for name in site.names)
+            names = {name: union[name] for name in site.names if name in union and name not in others}
+            if not union and at is None and (result := site_rule(site)):
+                names = result[0]
+            _refuse_conflict(checkpoint, site, names)
+            references += len(names)
+            if names:
+                edits.append(Rename(site.at, site.kind, names))
+    findings = list(findings)
+    if left:
+        message = f"left {left} names of an optimizer, which another state dict has too"
+        findings.append(Finding("optimizer-names-left", "info", "", message))
+    return Renames(tuple(edits), tuple(changes), references, tuple(findings))
+
+
+def _refuse_module(checkpoint: Checkpoint) -> None:
+    """Nothing was renamed: is it that what the file holds is a whole module?"""
+    if not module_of(checkpoint):
+        return
+    module = next((row for row in choose.meant(checkpoint) if row.module is not None), None)
+    if module is not None:
+        raise whole_module(checkpoint, module.at)
+
+
+def _names_elsewhere(checkpoint: Checkpoint, at: str | None) -> set[str]:
+    """Names of the state dicts that `at` leaves alone: an optimizer's may be theirs."""
+    if at is None:
+        return set()
+    sites = [site for site in checkpoint.sites if site.kind == "state_dict" and site.at != at.strip("/")]
+    return {name for site in sites for name in site.names}
+
+
+def _module_names(site: NameSite, names: Names, rule: Rule) -> Names:
+    """What becomes of module paths: first what the keys below them say, then the rule itself."""
+    derived = keys.renamed_modules(names)
+    new = {path: derived.get(path) or keys.module_path(rule, path) for path in site.names}
+    return {old: after for old, after in new.items() if old != after}
+
+
+def _refuse_conflict(checkpoint: Checkpoint, site: NameSite, names: Names) -> None:
+    """Two names of one place must remain two."""
+    if site.kind == "param_names":
+        return
+    origin: dict[str, list[str]] = {}
+    for name in dict.fromkeys(site.names):
+        origin.setdefault(names.get(name, name), []).append(name)
+    pairs = tuple((new, tuple(old)) for new, old in origin.items() if len(old) > 1)
+    if pairs:
+        new, old = pairs[0]
+        more = f", and {len(pairs) - 1} more" if len(pairs) > 1 else ""
+        raise KeyConflict(
+            f"{' and '.join(repr(name) for name in old)} would both become {new!r}{more}",
+            pairs=pairs,
+            path=checkpoint.path,
+            where=site.at or None,
+            hint="nothing was written; rename one of them first with `ckptfix rename --map`",
+        )
+
+
+def _nearest(name: str, names: Sequence[str]) -> str:
+    # difflib compares with every name: a look at the first ones must do in a large file.
+    near = difflib.get_close_matches(name, names[:5000], 1, 0.6)
+    return f"; nearest is {near[0]!r}" if near else ""

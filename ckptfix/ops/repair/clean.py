@@ -1,0 +1,184 @@
+"""What runs code is left out of a repaired file: calls in its object, and records beside it that no tensor needs.
+
+A damaged file is no safer than an intact one, and it does not load as it is: repair would be what makes it
+loadable. What a user's class holds is kept, as repair gives back what was saved; `sanitize` removes that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from ckptfix.checkpoint import ByteRange, Data
+from ckptfix.errors import CkptfixError
+from ckptfix.findings.row import Finding
+from ckptfix.formats.torch import weights_only as trusted
+from ckptfix.formats.torch.dangerous import is_dangerous
+from ckptfix.formats.torch.object import TorchObject
+from ckptfix.io.layers import Memory, Window
+from ckptfix.io.read import Reader, read_chunks
+from ckptfix.ops import inside as scan_inside
+from ckptfix.ops.inside import LIMIT, Inside
+from ckptfix.pickles import Call, Dict, PersId
+from ckptfix.pickles.names import MAGIC, OLD_MAGIC
+from ckptfix.pickles.reemit import every_node, parts_of
+
+MOST_PLACES = 3
+"""Places of one function that a finding lists."""
+
+
+@dataclass(slots=True)
+class Cleaned:
+    """What of an object is left out.
+
+    Attributes:
+        gone: ``id`` of nodes that are written as None, and not at all where they are the value of a mapping.
+        items: ``id`` of a mapping -> places of its items whose key is gone.
+        kept: ``id`` of every node that is still in the object; None when nothing is left out.
+        findings: the functions, each with where the object holds what they make.
+    """
+
+    gone: set[int] = field(default_factory=set)
+    items: dict[int, set[int]] = field(default_factory=dict)
+    kept: set[int] | None = None
+    findings: list[Finding] = field(default_factory=list)
+
+    def lost(self, node: Any) -> bool:
+        return self.kept is not None and id(node) not in self.kept
+
+
+def clean(found: TorchObject) -> Cleaned:
+    """What runs code in an object, and what is made by it."""
+    graph = found.graph
+    names = {id(node): trusted.canonical(node) for node in graph.globals if is_dangerous(trusted.canonical(node))}
+    names |= _pickled(graph.root)
+    if not names:
+        return Cleaned()
+    made_by = dict(names)
+    _spread(graph.root, made_by)
+    out = Cleaned(set(made_by))
+    for node in every_node(graph.root):
+        rows = node.items if type(node) in (Dict, Call) else None
+        places = {place for place, (key, _) in enumerate(rows or ()) if id(key) in out.gone}
+        if places:
+            out.items[id(node)] = places
+    out.kept = set(_reached(graph.root, out))
+    out.findings += _findings(found, names, made_by)
+    return out
+
+
+def _pickled(root: Any) -> dict[int, str]:
+    """Strings of bytes that hold a pickle, which runs code when it is unpickled: ``id`` -> the function."""
+    out: dict[int, str] = {}
+    for node in every_node(root):
+        for part in (node, *parts_of(node)):
+            if isinstance(part, (bytes, bytearray, str)) and len(part) > 4 and id(part) not in out:
+                data = part.encode("latin-1", "replace") if isinstance(part, str) else bytes(part)
+                if MAGIC.match(data) or (not isinstance(part, str) and OLD_MAGIC.match(data)):
+                    bad = _bad(scan_inside.look_into(Memory(data, ""), ""))
+                    out |= {id(part): bad} if bad else {}
+    return out
+
+
+def _bad(inside: Inside) -> str:
+    return next((name for name in inside.names if is_dangerous(name)), "")
+
+
+def _spread(root: Any, made_by: dict[int, str]) -> None:
+    """Add every call and reference that has one of the nodes as its function or as an argument."""
+    users: dict[int, list[Any]] = {}
+    for node in every_node(root):
+        if type(node) is Call:
+            args = node.args if type(node.args) is tuple else (node.args,)
+            for part in (node.func, *args):
+                users.setdefault(id(part), []).append(node)
+        elif type(node) is PersId:
+            for part in node.pid if type(node.pid) is tuple else (node.pid,):
+                users.setdefault(id(part), []).append(node)
+    queue = list(made_by)
+    while queue:
+        place = queue.pop()
+        for user in users.get(place, ()):
+            if id(user) not in made_by:
+                made_by[id(user)] = made_by[place]
+                queue.append(id(user))
+
+
+def _reached(root: Any, out: Cleaned) -> Iterator[int]:
+    """``id`` of every node that is still in the object."""
+    seen: set[int] = set()
+    stack = [root]
+    while stack:
+        node = stack.pop()
+        if id(node) in out.gone or id(node) in seen:
+            continue
+        seen.add(id(node))
+        yield id(node)
+        without = out.items.get(id(node), ())
+        if without:
+            rows = [row for place, row in enumerate(node.items) if place not in without]
+            stack += [part for row in rows for part in row]
+            if type(node) is Call:
+                stack += [node.func, node.args, node.kwargs, node.state, *(node.elements or ())]
+        else:
+            stack += parts_of(node)
+
+
+def _findings(found: TorchObject, names: dict[int, str], made_by: dict[int, str]) -> Iterator[Finding]:
+    """A finding for each function, with the first places that hold what it makes."""
+    places: dict[str, list[str]] = {name: [] for name in dict.fromkeys(names.values())}
+    for at, node in found.values:
+        name = made_by.get(id(node))
+        if name is not None and at not in places[name]:
+            places[name].append(at)
+    starts = {trusted.canonical(node): node.start for node in reversed(found.graph.globals)}
+    for name, several in places.items():
+        shown = ", ".join(several[:MOST_PLACES])
+        more = f" and {len(several) - MOST_PLACES} more places" if len(several) > MOST_PLACES else ""
+        held = f" ({shown}{more})" if any(several) else ""
+        message = f"{name} can run code: it is left out, with what it makes{held}"
+        yield Finding("dangerous-global", "warning", several[0] if several else "", message, starts.get(name))
+
+
+def clean_records(extras: dict[str, tuple[Data, int | None]]) -> list[Finding]:
+    """Take out the records that hold a pickle which runs code; a finding for each."""
+    out: list[Finding] = []
+    for name in list(extras):
+        inside = _record(extras[name][0], name)
+        bad = _bad(inside)
+        if bad or inside.cut:
+            del extras[name]
+            why = f"a pickle that names {bad}, which can run code" if bad else "packed, and too large to look into"
+            out.append(Finding("hidden-pickle", "warning", name, f"{why}: the record is left out"))
+    return out
+
+
+def _record(data: Data, name: str) -> Inside:
+    if isinstance(data, ByteRange):
+        with suppress(CkptfixError), Reader(data.path) as reader:
+            return scan_inside.look_into(Window(reader, data.offset, data.length), name)
+        return Inside()
+    first = _first(read_chunks(data))
+    inside = scan_inside.look_into(Memory(first, ""), name)
+    inside.cut |= len(first) < data.length
+    return inside
+
+
+def _first(chunks: Iterable[bytes]) -> bytes:
+    """The first bytes of a stream, up to the limit."""
+    pieces: list[bytes] = []
+    made = 0
+    with suppress(CkptfixError):
+        for chunk in chunks:
+            pieces.append(chunk)
+            made += len(chunk)
+            if made >= LIMIT:
+                break
+    return b"".join(pieces)
+
+
+def listed(findings: Collection[Finding]) -> str:
+    """What was left out, in one line."""
+    return ", ".join(dict.fromkeys(row.where or row.message.partition(" ")[0] for row in findings))

@@ -1,0 +1,126 @@
+"""Bytes in place of lost ones: zeros, NaN, or the same tensor's bytes in another checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Literal, NamedTuple
+
+from ckptfix.checkpoint import Checkpoint, Data, Derived, Storage, TensorEntry
+from ckptfix.errors import CkptfixError, Refused, Unsupported
+from ckptfix.formats.safetensors.format import restore_ties
+from ckptfix.formats.safetensors.write import row_major
+from ckptfix.io.read import BATCH
+from ckptfix.names import wrappers as keys
+
+Fill = Literal["zeros", "nan"]
+
+_NAN = {
+    "float64": bytes.fromhex("000000000000f87f"),
+    "float32": bytes.fromhex("0000c07f"),
+    "float16": bytes.fromhex("007e"),
+    "bfloat16": bytes.fromhex("c07f"),
+    "float8_e5m2": b"\x7f",
+    "float8_e4m3fn": b"\x7f",
+    "float8_e5m2fnuz": b"\x80",
+    "float8_e4m3fnuz": b"\x80",
+    "float8_e8m0fnu": b"\xff",
+}
+"""A quiet NaN, little-endian; of the 8-bit kinds as in the OCP specification and torch/headeronly/util/Float8_*.h."""
+_NAN |= {"complex128": _NAN["float64"], "complex64": _NAN["float32"], "complex32": _NAN["float16"]}
+
+
+class Leaf(NamedTuple):
+    """A dense tensor on a lost storage, and the name of the tensor that it is, or is a part of."""
+
+    name: str
+    entry: TensorEntry
+
+
+def constant(fill: Fill, leaves: Sequence[Leaf], nbytes: int, byteorder: str) -> tuple[Data, str]:
+    """`nbytes` of zeros or NaN for a storage that `leaves` view, and what they are; zeros where a dtype has no NaN."""
+    kinds = {leaf.entry.dtype for leaf in leaves}
+    pattern = _NAN.get(min(kinds), b"") if fill == "nan" and len(kinds) == 1 else b""
+    if not pattern:
+        return repeated(b"\0", nbytes), "zeros" if fill == "zeros" else "zeros, as its dtype has no NaN"
+    return repeated(pattern if byteorder == "little" else pattern[::-1], nbytes), "NaN"
+
+
+def repeated(pattern: bytes, nbytes: int) -> Derived:
+    """`nbytes` bytes of `pattern`, again and again."""
+
+    def chunks() -> Iterator[bytes]:
+        block = pattern * (BATCH // len(pattern))
+        left = nbytes
+        while left:
+            piece = block[:left]
+            left -= len(piece)
+            yield piece
+
+    return Derived(nbytes, chunks, "fill")
+
+
+def _plain(name: str) -> str:
+    at, slash, key = name.rpartition("/")
+    return at + slash + keys.unwrapped(key)
+
+
+class Donor:
+    """Another checkpoint, whose tensors stand in for lost ones of the same name, shape and dtype."""
+
+    def __init__(self, checkpoint: Checkpoint, byteorder: str) -> None:
+        if checkpoint.byteorder != byteorder:
+            raise Unsupported("its byte order differs from the damaged file's", path=checkpoint.path)
+        self.path = checkpoint.path
+        entries: Sequence[TensorEntry] = checkpoint.entries
+        if checkpoint.format == "safetensors":
+            entries = restore_ties(entries, checkpoint.metadata)
+        self.entries: Mapping[str, TensorEntry] = {entry.name: entry for entry in entries}
+        self._unwrapped: dict[str, list[TensorEntry]] = {}
+        for entry in entries:
+            self._unwrapped.setdefault(_plain(entry.name), []).append(entry)
+        if not self.entries:
+            raise Refused("it holds no tensors", path=self.path)
+
+    def entry(self, name: str) -> TensorEntry | None:
+        """The tensor of that name, or the only one whose name is the same without what wrappers add."""
+        if name in self.entries:
+            return self.entries[name]
+        alike = self._unwrapped.get(_plain(name), ())
+        return alike[0] if len(alike) == 1 else None
+
+    def storage(self, storage: Storage, leaves: Sequence[Leaf]) -> Data | str:
+        """The bytes for `storage`, all of whose tensors are `leaves`; or why they cannot be taken from here."""
+        found: list[TensorEntry] = []
+        for leaf in leaves:
+            other = self.entry(leaf.name)
+            if other is None:
+                return "the other file has no such tensor"
+            if leaf.entry.kind != "dense" or other.kind != "dense" or leaf.entry.name != leaf.name:
+                return "only dense tensors can be taken from another file"
+            if (other.shape, other.dtype) != (leaf.entry.shape, leaf.entry.dtype):
+                return f"the other file has {list(other.shape)} {other.dtype}"
+            found.append(other)
+        for leaf, other in zip(leaves, found, strict=True):
+            entry = leaf.entry
+            if not entry.offset and entry.is_contiguous and entry.nbytes == storage.nbytes:
+                try:
+                    return row_major(other)
+                except CkptfixError as error:
+                    return error.message
+        alike = all(
+            (leaf.entry.stride, leaf.entry.offset) == (other.stride, other.offset)
+            for leaf, other in zip(leaves, found, strict=True)
+        )
+        theirs = {id(other.storage): other.storage for other in found}
+        whole = next(iter(theirs.values())) if len(theirs) == 1 else None
+        if alike and whole is not None and whole.data is not None and whole.nbytes == storage.nbytes:
+            return whole.data
+        return "its storage is shared, and the other file does not share it in the same way"
+
+
+def with_data(entry: TensorEntry, data: Data) -> TensorEntry:
+    """`entry`, contiguous, over `data`."""
+    storage = Storage(entry.key, entry.dtype, data.length, "cpu", data)
+    return replace(entry, storage=storage, offset=0)
+

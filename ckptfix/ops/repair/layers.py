@@ -1,0 +1,218 @@
+"""Layers around a checkpoint: gzip, another zip, another system's line ends. Each is removed.
+
+What is inside is written to a file in a folder that the caller gives, and deletes.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from ckptfix.checkpoint import ByteRange
+from ckptfix.errors import Bomb, CkptfixError, DamagedFile, Unsupported, WriteFailed
+from ckptfix.findings.row import Finding
+from ckptfix.formats.foreign.archives import CHECKPOINTS
+from ckptfix.formats.safetensors import format as safetensors
+from ckptfix.formats.torch import legacy as torch_legacy
+from ckptfix.formats.torch import zip as torch_zip
+from ckptfix.io.layers import Unpacked, packing_of
+from ckptfix.io.read import BATCH, Reader, read_chunks
+from ckptfix.io.system import named
+from ckptfix.ops.repair.wreck import is_noise
+from ckptfix.zips.read import DEFLATED, read_directory
+from ckptfix.zips.rebuild import Archive
+from ckptfix.zips.scan import Local, local_at
+
+MAX_LAYERS = 4
+MAX_UNPACKED = 1 << 30
+MAX_RATIO = 100
+"""Packed checkpoints shrink a few times; above the first GiB nothing may unfold more than this."""
+
+HEAD = 4096
+
+
+class Unwrapped(NamedTuple):
+    """The innermost file, and the layers that were removed, outermost first."""
+
+    path: str
+    notes: tuple[Finding, ...]
+
+
+Folder = Callable[[], str]
+"""Gives the folder for new files; asked only when there is one to write."""
+
+
+def unwrap(path: str, folder: Folder) -> Unwrapped:
+    """Remove every layer around the checkpoint in `path`; new files are written to `folder()`.
+
+    Raises:
+        Unsupported: more layers than are ever needed, or one that expands without limit.
+        DamagedFile: line ends were changed, and nothing proves how to undo it.
+    """
+    notes: list[Finding] = []
+    for depth in range(MAX_LAYERS + 1):
+        for layer in (_packed, _line_ends, _zip_in_zip):
+            found = layer(path, lambda depth=depth: os.fspath(Path(folder(), f"layer{depth}")))  # type: ignore[misc]
+            if found is not None:
+                path, note = found
+                notes.append(note)
+                break
+        else:
+            return Unwrapped(path, tuple(notes))
+    raise Unsupported(f"more than {MAX_LAYERS} layers around it", path=path)
+
+
+Layer = tuple[str, Finding]
+"""The file that holds what was inside, and what was around it."""
+
+
+def _write(dest: str, chunks: Iterator[bytes], packed: int) -> str:
+    """Write `chunks`, which come from `packed` bytes, to `dest`, and return that."""
+    made = 0
+    with named(dest), open(dest, "wb") as file:
+        for chunk in chunks:
+            made += len(chunk)
+            if made > max(MAX_UNPACKED, MAX_RATIO * packed):
+                raise Bomb(f"{packed} bytes that unfold to more than {made}", path=dest)
+            file.write(chunk)
+    return dest
+
+
+def _packed(path: str, place: Folder) -> Layer | None:
+    """gzip, bzip2 or xz around the whole file; what comes out up to its damage."""
+    with Reader(path) as reader:
+        packing = packing_of(reader.read(0, min(reader.size, 8)))
+        if packing is None:
+            return None
+        unpacked = Unpacked(packing, reader.chunks(0, reader.size))
+        dest = _write(place(), iter(unpacked), reader.size)
+    state = "" if unpacked.whole else ", which is damaged: what is behind the damage is lost"
+    severity: Literal["info", "warning"] = "info" if unpacked.whole else "warning"
+    message = f"it is packed with {packing.name}{state}"
+    gzipped = packing.name == "gzip"
+    return dest, Finding("gzip", severity, "", message) if gzipped else Finding("compressed", severity, "", message)
+
+
+def _line_ends(path: str, place: Folder) -> Layer | None:
+    """Undo that every line feed got a carriage return before it; a torch zip's checksums prove that it was so."""
+    with Reader(path) as reader:
+        head = reader.read(0, min(HEAD, reader.size))
+        try:
+            if not _looks_like_checkpoint(path, head, reader.size) or not _only_crlf(reader):
+                return None
+        except WriteFailed:
+            return None
+        message = "it was transferred as text: every line feed has a carriage return before it"
+        if not head.startswith(b"PK"):
+            hint = "copy it again, in binary mode"
+            raise DamagedFile(f"{message}; nothing in it proves how to undo that", path=path, hint=hint)
+        dest = _write(place(), _without_returns(reader), reader.size)
+    with Reader(dest) as undone:
+        records = Archive(undone).rebuild().records
+    with Reader(path) as reader:
+        before = {record.name for record in Archive(reader).rebuild().records if record.verified and record.size}
+    if not {record.name for record in records if record.verified and record.size} - before:
+        os.unlink(dest)  # noqa: PTH108 (it is text here)
+        return None
+    proven = f"{message}; undone, and proven by the checksums of what is kept"
+    return dest, Finding("text-mode", "warning", "", proven)
+
+
+def _looks_like_checkpoint(path: str, head: bytes, size: int) -> bool:
+    plain = head.replace(b"\r\n", b"\n")
+    return any(module.score(path, plain, size) >= 40 for module in (torch_zip, torch_legacy, safetensors))
+
+
+def _only_crlf(reader: Reader) -> bool:
+    """Whether the file has line feeds, and each after a carriage return; tensor bytes give that away at once."""
+    last, feeds = b"", 0
+    for chunk in reader.chunks(0, reader.size):
+        feeds += chunk.count(b"\n")
+        if chunk.count(b"\r\n") + (last == b"\r" and chunk[:1] == b"\n") != chunk.count(b"\n"):
+            return False
+        last = chunk[-1:]
+    return feeds > 1
+
+
+def _without_returns(reader: Reader) -> Iterator[bytes]:
+    held = b""
+    for chunk in reader.chunks(0, reader.size):
+        chunk = held + chunk
+        held = b"\r" if chunk.endswith(b"\r") else b""
+        yield chunk[: len(chunk) - len(held)].replace(b"\r\n", b"\n")
+    yield held
+
+
+def _zip_in_zip(path: str, place: Folder) -> Layer | None:
+    """A zip around one checkpoint, which may be cut short like any other."""
+    with Reader(path) as reader:
+        if reader.size < 30 or reader.read(0, 4) != b"PK\x03\x04":
+            return None
+        local = _sole_checkpoint(reader)
+        if local is None:
+            return None
+        end = local.data + local.stored if local.stored else reader.size
+        where = ByteRange(path, local.data, min(end, reader.size) - local.data)
+        whole = next((row for row in Archive(reader).rebuild().records if row.header == local.header), None)
+        chunks = read_chunks(whole.data) if whole is not None else _as_far_as_it_goes(where, local)
+        dest = _write(place(), chunks, reader.size)
+    state = "" if whole is not None else ", which is damaged"
+    severity: Literal["info", "warning"] = "info" if whole else "warning"
+    return dest, Finding("zip-in-zip", severity, local.name, f"a zip was put around it{state}")
+
+
+def _sole_checkpoint(reader: Reader) -> Local | None:
+    """The first member, or the only one of the directory, that begins like a checkpoint; None for an unpacked one."""
+    position, local = 0, local_at(reader, 0)
+    while local is not None and (is_noise(local.name) or local.name.endswith("/")):
+        position = local.data + (local.stored or 0)
+        local = local_at(reader, position)
+    if local is None or local.name.endswith("data.pkl"):
+        return None
+    if _begins_like_one(reader, local):
+        return local
+    try:
+        records = read_directory(reader, reader.path).records
+    except CkptfixError:
+        return None
+    if any(record.name.endswith("data.pkl") for record in records):
+        return None
+    likely = [record for record in records if record.name.lower().endswith(CHECKPOINTS) and not is_noise(record.name)]
+    rows = [row for record in likely[:2] if (row := local_at(reader, record.header)) is not None]
+    return rows[0] if len(rows) == 1 and _begins_like_one(reader, rows[0]) else None
+
+
+def _begins_like_one(reader: Reader, local: Local) -> bool:
+    end = local.data + local.stored if local.stored else reader.size
+    where = ByteRange(reader.path, local.data, max(min(end, reader.size) - local.data, 0))
+    head = b"".join(_begin(where, local))
+    return _looks_like_checkpoint(local.name, head, 1 << 62) or packing_of(head) is not None
+
+
+def _begin(where: ByteRange, local: Local) -> Iterator[bytes]:
+    made = 0
+    for chunk in _as_far_as_it_goes(ByteRange(where.path, where.offset, min(where.length, HEAD)), local):
+        if made < HEAD:
+            yield chunk[: HEAD - made]
+        made += len(chunk)
+
+
+def _as_far_as_it_goes(where: ByteRange, local: Local) -> Iterator[bytes]:
+    """The data of a record up to its damage."""
+    if local.method != DEFLATED:
+        yield from read_chunks(where)
+        return
+    stream = zlib.decompressobj(-zlib.MAX_WBITS)
+    try:
+        for packed in read_chunks(where):
+            while packed and not stream.eof:
+                chunk = stream.decompress(packed, BATCH)
+                if chunk:
+                    yield chunk
+                packed = stream.unconsumed_tail
+        yield stream.flush()
+    except (zlib.error, CkptfixError):
+        return

@@ -1,0 +1,111 @@
+"""Which kind of wreck a file or folder is, and its repair."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+from ckptfix.checkpoint import Checkpoint
+from ckptfix.errors import DamagedFile, Refused
+from ckptfix.findings.row import Finding
+from ckptfix.formats import FORMATS, base, distributed
+from ckptfix.formats.safetensors import format as safetensors
+from ckptfix.formats.torch import legacy as torch_legacy
+from ckptfix.formats.torch import legacy_layout
+from ckptfix.io.read import Reader
+from ckptfix.ops.repair.fill import Fill
+from ckptfix.ops.repair.layers import Folder, unwrap
+from ckptfix.ops.repair.raw import repair_raw
+from ckptfix.ops.repair.safetensors import repair_safetensors
+from ckptfix.ops.repair.torch import Repair, repair_torch
+from ckptfix.ops.repair.wreck import Wreck, read_folder, read_legacy, read_zip
+from ckptfix.ops.target.targets import Side
+from ckptfix.zips import scan as zip_scan
+
+HEAD = 4096
+FAR = 1 << 20
+"""How far into a file the start of a legacy checkpoint is looked for."""
+
+_LEGACY = re.compile(rb"\x80.\x8a\x0a" + re.escape(legacy_layout.MAGIC_BYTES) + rb"\.", re.DOTALL)
+
+
+def repair(
+    path: str, folder: Folder, *, fill: Fill | None = None, donor: Checkpoint | None = None, like: Side | None = None
+) -> Repair:
+    """Plan what can be saved of the file or unzipped folder `path`.
+
+    Args:
+        folder: gives the folder where what is unpacked is put; the plan points there.
+        fill, donor: what replaces lost tensors; see `repair_torch`.
+        like: the model whose tensors the storages are, for a file whose pickle is lost.
+
+    Raises:
+        UnknownFormat: it is not a checkpoint, damaged or not; the message says what it is.
+        DistributedPart: it is a file of a distributed checkpoint; one archive of many would be kept.
+        DamagedFile: nothing of it can be saved.
+        Refused: it has no tensor, and never had.
+    """
+    notes: tuple[Finding, ...] = ()
+    name = path
+    if not Path(path).is_dir():
+        distributed.refuse_part(path)
+        path, notes = unwrap(path, folder)
+    try:
+        done = _repair(path, fill, donor, like)
+    except DamagedFile as error:
+        error.path = name
+        raise
+    if not done.kept and not done.losses:
+        raise _without_tensors(name, done)
+    if not done.kept and not any(loss.filled for loss in done.losses):
+        lost = ", ".join(loss.name for loss in done.losses[:4])
+        raise DamagedFile(f"not one of its {len(done.losses)} tensors can be kept: {lost}", path=name)
+    return replace(done, notes=(*notes, *done.notes))
+
+
+def _without_tensors(path: str, done: Repair) -> Refused:
+    """The error for a file that has nothing to repair: what it is, and what it would do."""
+    title = FORMATS[done.format].TITLE
+    names = [row.message.partition(" can run code")[0] for row in done.left_out]
+    does = f"; it names {', '.join(names[:4])}, which can run code" if names else ""
+    hint = "a checkpoint has tensors: look where the file comes from" if names else None
+    return Refused(f"a {title} without a tensor: there is nothing to repair{does}", path=path, hint=hint)
+
+
+def _repair(path: str, fill: Fill | None, donor: Checkpoint | None, like: Side | None) -> Repair:
+    if Path(path).is_dir():
+        return _of_wreck(read_folder(path), fill, donor, like)
+    with Reader(path) as reader:
+        size = reader.size
+        head = reader.read(0, min(size, HEAD))
+        before = b"" if head.startswith(b"PK") else reader.read(0, min(size, FAR))
+    if safetensors.score(path, head, size) >= 100:
+        return repair_safetensors(path, fill=fill, donor=donor)
+    if (start := _LEGACY.search(before)) is not None:
+        return _of_wreck(read_legacy(path, start.start()), fill, donor, like)
+    if torch_legacy.score(path, head, size):
+        return _of_wreck(read_legacy(path), fill, donor, like)
+    if not _has_records(path):
+        if safetensors.score(path, head, size):
+            return repair_safetensors(path, fill=fill, donor=donor)
+        raise base.unknown(path, head, size)
+    return _of_wreck(read_zip(path), fill, donor, like)
+
+
+def _has_records(path: str) -> bool:
+    """Whether a record of a torch archive is anywhere in the file: its name stands in its header and in its row."""
+    tail = b""
+    with Reader(path) as reader:
+        for _, piece in zip_scan.pieces(reader):
+            window = tail + (piece or b"")
+            if b"PK" in window and (b"data.pkl" in window or (b"/data/" in window and b"PK\x03\x04" in window)):
+                return True
+            tail = window[-64:]
+    return False
+
+
+def _of_wreck(wreck: Wreck, fill: Fill | None, donor: Checkpoint | None, like: Side | None) -> Repair:
+    if wreck.found is None:
+        return repair_raw(wreck, like)
+    return repair_torch(wreck, fill=fill, donor=donor)

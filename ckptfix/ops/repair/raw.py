@@ -1,0 +1,129 @@
+"""Storages whose pickle is lost: raw bytes under their numbers, or a model's tensors where only one way fits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from ckptfix.checkpoint import OutputFile, Plan, Storage, TensorEntry, contiguous_stride, dtypes
+from ckptfix.errors import DamagedFile, NoMatch
+from ckptfix.findings.row import Finding
+from ckptfix.formats.torch import emit as torch_emit
+from ckptfix.formats.torch import zip_layout
+from ckptfix.names.slots import Slot
+from ckptfix.ops.repair.torch import Loss, Repair
+from ckptfix.ops.repair.wreck import Wreck
+from ckptfix.ops.target.targets import Side
+
+LISTED = 12
+
+
+def repair_raw(wreck: Wreck, like: Side | None = None) -> Repair:
+    """Plan a flat state dict of the storages of `wreck`, whose pickle is lost.
+
+    Without `like` each is ``storage_KEY``, a uint8 tensor of its bytes: the dtype stood in the pickle. With it they are
+    the tensors of a model, where number and size leave one way only.
+
+    Raises:
+        DamagedFile: no storage is intact.
+        NoMatch: several ways, or none, to give the storages to the model; `lines` list both sides.
+    """
+    if not wreck.parts:
+        message = f"neither its pickle nor any storage is intact ({wreck.pickle_fault})"
+        raise DamagedFile(message, path=wreck.path, hint="take an older checkpoint, or copy it again")
+    entries = _numbered(wreck) if like is None else _matched(wreck, like)
+    losses = [Loss(f"storage_{key}", None, "", reason) for key, reason in wreck.faults.items()]
+    if like is not None:
+        named = {entry.key for entry in entries}
+        reason = "its storage is not intact"
+        losses = [Loss(slot.name, slot.shape, slot.dtype, reason) for slot in like.slots if slot.name not in named]
+    message = f"its pickle is lost ({wreck.pickle_fault}), and with it names, shapes and dtypes"
+    if like is not None:
+        message += f"; they match {like.label} by number and size"
+    lost = Loss("data.pkl", None, "", wreck.pickle_fault)
+    notes = (Finding("pickle-lost", "warning", "data.pkl", message), *wreck.notes)
+
+    def plan_to(dest: str) -> Plan:
+        pickle, storages = torch_emit.state_dict_pickle(entries)
+        return Plan((OutputFile.of(dest, zip_layout.fresh(pickle, storages, wreck.byteorder)),))
+
+    return Repair("zip", tuple(entries), (lost, *losses), notes, plan_to)
+
+
+def _order(key: str) -> tuple[int, int, str]:
+    return (0, int(key), key) if key.isascii() and key.isdecimal() else (1, 0, key)
+
+
+def _numbered(wreck: Wreck) -> list[TensorEntry]:
+    entries = []
+    for key in sorted(wreck.parts, key=_order):
+        part = wreck.parts[key]
+        size = part.data.length
+        storage = Storage(key, "uint8", size, "cpu", part.data, part.crc32)
+        entries.append(TensorEntry(f"storage_{key}", "", storage, "uint8", (size,), (1,)))
+    return entries
+
+
+def _matched(wreck: Wreck, like: Side) -> list[TensorEntry]:
+    """The tensors of `like` over the storages, numbered as torch numbers them: in the order in which it meets them."""
+    unknown = [slot.name for slot in like.slots if dtypes.find(slot.dtype) is None]
+    if unknown:
+        message = f"{like.label} does not say the dtype of {len(unknown)} tensors, such as {unknown[0]}"
+        raise NoMatch(message, path=wreck.path, hint='give {"name": {"shape": [...], "dtype": "float32"}}')
+    own = [slot for slot in like.slots if slot.tied is None]
+    wanted = [_nbytes(slot) for slot in own]
+    sizes = {int(key): part.data.length for key, part in wreck.parts.items() if _order(key)[0] == 0}
+    known = {*sizes, *(int(key) for key in wreck.faults if _order(key)[0] == 0)}
+    ways = [first for first in range(max(known, default=-1) + 1) if _fits(wanted, sizes, first)]
+    if len(ways) != 1:
+        raise _no_match(wreck, like, own, ways)
+    (first,) = ways
+    made: dict[str, TensorEntry] = {}
+    for index, slot in enumerate(own):
+        part = wreck.parts.get(str(first + index))
+        if part is not None:
+            storage = Storage(str(first + index), slot.dtype, part.data.length, "cpu", part.data, part.crc32)
+            made[slot.name] = TensorEntry(
+                slot.name, "", storage, slot.dtype, slot.shape, contiguous_stride(slot.shape)
+            )
+    for slot in like.slots:
+        if slot.tied is not None and slot.tied in made:
+            made[slot.name] = replace(made[slot.tied], key=slot.name, shape=slot.shape)
+    return [made[slot.name] for slot in like.slots if slot.name in made]
+
+
+def _nbytes(slot: Slot) -> int:
+    count = 1
+    for size in slot.shape:
+        count *= size
+    return dtypes.by_name(slot.dtype).nbytes(count)
+
+
+def _fits(wanted: Sequence[int], sizes: Mapping[int, int], first: int) -> bool:
+    """Whether every storage that is there has its size, if the model's first tensor is number `first`."""
+    there = [(sizes.get(first + index), size) for index, size in enumerate(wanted)]
+    return all(found in (None, size) for found, size in there) and any(found is not None for found, _ in there)
+
+
+def _no_match(wreck: Wreck, like: Side, own: Sequence[Slot], ways: Sequence[int]) -> NoMatch:
+    if ways:
+        starts = ", ".join(map(str, ways[:6])) + (", ..." if len(ways) > 6 else "")
+        message = f"the {len(own)} tensors of {like.label} could begin at storage {starts}: that would be a guess"
+    else:
+        message = f"the sizes of the storages do not match the {len(own)} tensors of {like.label}"
+    return NoMatch(
+        message,
+        path=wreck.path,
+        lines=tuple(_listed(wreck, own)),
+        hint="without --like the storages come out as raw bytes, under their numbers",
+    )
+
+
+def _listed(wreck: Wreck, own: Sequence[Slot]) -> Iterator[str]:
+    keys = sorted(wreck.parts, key=_order)
+    yield from (f"storage {key}: {wreck.parts[key].data.length:,} bytes" for key in keys[:LISTED])
+    if len(keys) > LISTED:
+        yield f"... {len(keys) - LISTED:,} more storages"
+    yield from (f"{slot.name}: {list(slot.shape)} {slot.dtype}, {_nbytes(slot):,} bytes" for slot in own[:LISTED])
+    if len(own) > LISTED:
+        yield f"... {len(own) - LISTED:,} more tensors"

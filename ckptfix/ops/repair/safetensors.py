@@ -1,0 +1,104 @@
+"""A safetensors file that was cut short, or is longer than its header says.
+
+The header stands first, so every tensor whose bytes end before the file does counts as intact: the
+format has no checksums.
+"""
+
+from __future__ import annotations
+
+from ckptfix.checkpoint import ByteRange, OutputFile, Plan, TensorEntry
+from ckptfix.checkpoint import Checkpoint as Other
+from ckptfix.errors import DamagedFile
+from ckptfix.findings.row import Finding
+from ckptfix.formats.safetensors import format as safetensors
+from ckptfix.formats.safetensors.header import Header
+from ckptfix.formats.safetensors.ties import follow, ties
+from ckptfix.ops.repair.fill import Donor, Fill, Leaf, constant, with_data
+from ckptfix.ops.repair.torch import TAKEN, Loss, Repair
+
+_LOSS = frozenset({"truncated", "bad-tensor", "unknown-dtype", "duplicate-key"})
+"""Where a name stands twice, it is not known which tensor is meant."""
+
+
+def repair_safetensors(path: str, *, fill: Fill | None = None, donor: Other | None = None) -> Repair:
+    """Plan the repair of a safetensors file.
+
+    Raises:
+        Truncated, BadDirectory: its header is not intact, and without it the bytes have no meaning.
+        DamagedFile: no tensor is intact, and nothing is filled.
+    """
+    try:
+        checkpoint = safetensors.read(path)
+    except DamagedFile as error:
+        error.hint = "without its header nothing of it can be saved: take another copy"
+        raise
+    header: Header = checkpoint.graph
+    faults = {row.where: row.message for row in checkpoint.findings if row.id in _LOSS}
+    other = Donor(donor, "little") if donor is not None else None
+    kept: list[TensorEntry] = []
+    written: list[TensorEntry] = []
+    losses: list[Loss] = []
+    for entry in checkpoint.entries:
+        if entry.key not in faults:
+            kept.append(entry)
+            written.append(entry)
+            continue
+        made, loss = _replaced(entry, faults[entry.key], fill, other)
+        losses.append(loss)
+        written += [made] if made is not None else []
+    if losses and not written:
+        message = f"none of its {len(losses)} tensors is intact"
+        raise DamagedFile(message, path=path, offset=header.data_start, hint="--fill-from OLDER takes them from there")
+    rows = {row.key: row for row in header.rows}
+    end = max((row.stop for row in rows.values()), default=0)
+    lost = {loss.name for loss in losses}
+    notes = [row for row in checkpoint.findings if row.id not in _LOSS or row.where not in lost]
+    if header.data_size > end:
+        message = f"{header.data_size - end:,} bytes follow the last tensor"
+        notes.append(Finding("trailing-bytes", "info", "", message, header.data_start + end))
+    tied = ties(checkpoint.metadata, rows.keys())
+    left_out = {loss.name for loss in losses if not loss.filled}
+    gone: dict[str, str | None] = dict.fromkeys(left_out)
+    for name, base in tied.items():
+        if base in left_out:
+            gone[name] = None
+            losses.append(Loss(name, None, "", f"it is tied to {base}, which is lost"))
+    pairs = [follow(key, value, tied, gone) if gone else (key, value) for key, value in checkpoint.metadata.items()]
+    metadata = dict(pair for pair in pairs if pair is not None)
+    sound = not losses and len(rows) == len(header.rows) and _gapless([(row.begin, row.stop) for row in rows.values()])
+
+    def plan_to(dest: str) -> Plan:
+        if sound:
+            return Plan((OutputFile.of(dest, (ByteRange(path, 0, header.data_start + end),)),))
+        return safetensors.plan_write(written, dest, metadata=metadata)
+
+    return Repair("safetensors", tuple(kept), tuple(losses), tuple(notes), plan_to)
+
+
+def _gapless(spans: list[tuple[int, int]]) -> bool:
+    """Whether the tensors lie one after the other from the first byte on, as readers demand."""
+    at = 0
+    for begin, stop in sorted(spans):
+        if begin != at:
+            return False
+        at = stop
+    return True
+
+
+def _replaced(
+    entry: TensorEntry, reason: str, fill: Fill | None, other: Donor | None
+) -> tuple[TensorEntry | None, Loss]:
+    """What stands in place of a lost tensor, if anything, and the loss."""
+    if entry.detail:
+        return None, Loss(entry.name, None, "", reason)
+    assert entry.storage is not None
+    leaf = Leaf(entry.name, entry)
+    taken = other.storage(entry.storage, [leaf]) if other is not None else ""
+    if not isinstance(taken, str):
+        what = f"{TAKEN}{other.path if other else ''}"
+        return with_data(entry, taken), Loss(entry.name, entry.shape, entry.dtype, reason, what)
+    if fill is not None:
+        data, what = constant(fill, [leaf], entry.nbytes, "little")
+        return with_data(entry, data), Loss(entry.name, entry.shape, entry.dtype, reason, what)
+    refused = f"; not filled: {taken}" if taken else ""
+    return None, Loss(entry.name, entry.shape, entry.dtype, reason + refused)

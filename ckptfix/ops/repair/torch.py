@@ -1,0 +1,366 @@
+"""Repair: a fresh, clean file of what is provably intact in a damaged one, the rest left out or filled, and listed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from ckptfix.checkpoint import Checkpoint, Data, OutputFile, Plan, Storage, TensorEntry, dtypes
+from ckptfix.errors import DamagedFile, Refused, Unsupported
+from ckptfix.findings.row import Finding
+from ckptfix.formats.torch.common import expected_bytes, fields
+from ckptfix.formats.torch.object import TorchObject
+from ckptfix.formats.torch.rewrite import legacy_plan, storage_keys
+from ckptfix.formats.torch.tensors import BadTensor, is_tensor, storage_entry, tensor_entry
+from ckptfix.ops.repair.clean import clean, clean_records
+from ckptfix.ops.repair.fill import Donor, Fill, Leaf, constant
+from ckptfix.ops.repair.wreck import Part, Wreck
+from ckptfix.pickles import Call, PersId
+from ckptfix.pickles.reemit import Rewritten, every_node, reemit
+from ckptfix.zips.write import NewRecord, fresh_archive
+
+TAKEN = "the tensor of "
+"""How `Loss.filled` begins where the tensor came from another file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A tensor that is not intact, and why; `filled` says what stands in its place, "" if it is left out.
+
+    `shape` and `dtype` are None and "" for a call that describes no tensor.
+    """
+
+    name: str
+    shape: tuple[int, ...] | None
+    dtype: str
+    reason: str
+    filled: str = ""
+
+    def finding(self) -> Finding:
+        what = f"{list(self.shape)} {self.dtype}: {self.reason}" if self.shape is not None else self.reason
+        if self.filled:
+            severity: Literal["info", "warning"] = "info" if self.filled.startswith(TAKEN) else "warning"
+            return Finding("filled", severity, self.name, f"{what}; filled with {self.filled}")
+        return Finding("lost", "warning", self.name, what)
+
+
+@dataclass(frozen=True)
+class Repair:
+    """What can be saved of a file.
+
+    Attributes:
+        format: of the file that `plan_to` plans.
+        kept: the intact tensors.
+        losses: the others, each by name.
+        notes: what happened to the file.
+        left_out: what can run code, and is not in the plan.
+    """
+
+    format: str
+    kept: tuple[TensorEntry, ...]
+    losses: tuple[Loss, ...]
+    notes: tuple[Finding, ...]
+    plan_to: Callable[[str], Plan] = field(repr=False)
+    left_out: tuple[Finding, ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the kept tensors; a storage that several share counts once."""
+        seen = {
+            (storage.key, storage.nbytes)
+            for entry in self.kept
+            for storage in (leaf.storage for leaf in leaves(entry))
+            if storage is not None and storage.data is not None
+        }
+        return sum(nbytes for _, nbytes in seen)
+
+
+def leaves(entry: TensorEntry) -> Iterator[TensorEntry]:
+    """The entry and its parts."""
+    stack = [entry]
+    while stack:
+        one = stack.pop()
+        yield one
+        stack += one.parts
+
+
+def repair_torch(wreck: Wreck, *, fill: Fill | None = None, donor: Checkpoint | None = None) -> Repair:
+    """Plan the repair of a torch checkpoint whose object is intact.
+
+    Args:
+        fill: what replaces lost tensors that `donor` does not have.
+        donor: an older checkpoint, whose tensors of the same name, shape and dtype are used first.
+
+    Raises:
+        DamagedFile: no tensor is intact, and nothing is filled.
+    """
+    found = wreck.found
+    assert found is not None
+    sight = _Lookup(wreck)
+    cleaned = clean(found)
+    every = zip(sight.tensors(found), found.tensors, strict=True)
+    rows: list[Row] = []
+    losses: list[Loss] = []
+    for row, (_, _, node) in every:
+        if cleaned.lost(node):
+            shape, dtype = (row[1].shape, row[1].dtype) if row[1] is not None else (None, "")
+            losses.append(Loss(row[0], shape, dtype, "it is an argument of what can run code, which is left out"))
+        else:
+            rows.append(row)
+    left_out = (*cleaned.findings, *clean_records(wreck.extras))
+    filled = _filled(wreck, sight, rows, fill, donor)
+    kept: list[TensorEntry] = []
+    for name, entry, lost in rows:
+        if not lost:
+            if entry is not None:
+                kept.append(entry)
+            continue
+        whats = {filled.done.get(key, "") for key in lost}
+        what = "" if "" in whats else ", ".join(sorted(whats))
+        reason = sight.reason(lost)
+        if not what and (refused := [filled.refused[key] for key in lost if key in filled.refused]):
+            reason += f"; not filled: {refused[0]}"
+        shape, dtype = (entry.shape, entry.dtype) if entry is not None else (None, "")
+        losses.append(Loss(name, shape, dtype, reason, what))
+    if losses and not kept and not any(loss.filled for loss in losses):
+        _refuse_empty(wreck.path, losses)
+    for key, data in filled.data.items():
+        wreck.parts[key] = Part(data, None, filled.counts.get(key, sight.counts.get(key, 0)))
+    after = _Lookup(wreck, frozenset(filled.data))
+    after.see_all(found)
+    gone = after.gone(found)
+    resized = _resized(found, filled.counts)
+    # What an unpickler calls and throws away is in the stream, and not in the object: only a new stream is without it.
+    if gone or resized or cleaned.kept is not None:
+        rewritten = reemit(found.graph, items=cleaned.items, gone=gone | cleaned.gone, replaced=resized)
+    else:
+        rewritten = _untouched(found)
+
+    def plan_to(dest: str) -> Plan:
+        return _plan(wreck, rewritten, dest)
+
+    return Repair(wreck.format, tuple(kept), tuple(losses), tuple(wreck.notes), plan_to, left_out)
+
+
+def _refuse_empty(path: str, losses: Sequence[Loss]) -> None:
+    names = ", ".join(loss.name for loss in losses[:4])
+    more = f" and {len(losses) - 4} more" if len(losses) > 4 else ""
+    raise DamagedFile(
+        f"none of its {len(losses)} tensors is intact: {names}{more} ({losses[0].reason})",
+        path=path,
+        hint="--fill-from OLDER takes them from an older checkpoint",
+    )
+
+
+MOST_FILLED = 64 << 20
+FILLED_TIMES = 100
+"""Bytes that are made up at most: so many, and so many times the file. A hostile shape must not fill the disk."""
+
+MAX_BELOW = 1_000_000
+"""Nodes below calls that describe no tensor that are looked at; some of them may lie below each other."""
+
+Row = tuple[str, TensorEntry | None, Collection[str]]
+"""A tensor: its name, its entry if it describes one, and the keys of its lost storages."""
+
+
+class _Lookup:
+    """The storages of a wreck as the object refers to them: intact ones with their data, lost ones without.
+
+    `counts` are the elements of each storage that was asked for, `viewed` the keys of which references state a part;
+    storages in `filled` are complete at any size.
+    """
+
+    def __init__(self, wreck: Wreck, filled: frozenset[str] = frozenset()) -> None:
+        self.wreck = wreck
+        self.filled = filled
+        self.counts: dict[str, int] = {}
+        self.lost: dict[str, str] = {}
+        self.viewed: set[str] = set()
+        self.budget = MAX_BELOW
+        self._made: dict[tuple[str, str, str], Storage] = {}
+
+    def __call__(self, persid: PersId) -> Storage:
+        key, kind, location, count = fields(persid)
+        if len(persid.pid) > 5 and persid.pid[5] is not None:
+            self.viewed.add(key)
+        made = self._made.get((key, kind, location))
+        if made is not None and made.nbytes != expected_bytes(kind, count):
+            raise BadTensor(f"another reference to storage {key} promises another number of bytes")
+        if made is None:
+            nbytes = count * dtypes.by_name(kind).itemsize
+            self.counts[key] = count
+            part = self.wreck.parts.get(key)
+            whole = part is not None and (part.data.length == nbytes or key in self.filled)
+            data = part.data if part is not None and whole and location != "meta" else None
+            if data is None and location != "meta":
+                reason = self.wreck.faults.get(key, "its storage is not in the file")
+                if part is not None:
+                    reason = f"its storage has {part.data.length} bytes where {nbytes} are promised"
+                self.lost[key] = reason
+            crc32 = part.crc32 if part is not None else None
+            made = self._made[key, kind, location] = Storage(key, kind, nbytes, location, data, crc32)
+        return made
+
+    def reason(self, keys: Iterable[str]) -> str:
+        return "; ".join(dict.fromkeys(f"storage {key}: {self.lost[key]}" for key in sorted(keys)))
+
+    def tensors(self, found: TorchObject) -> list[Row]:
+        """Every tensor of the object that has a name."""
+        self.see_all(found)
+        rows: list[Row] = []
+        for at, key, node in found.tensors:
+            entry, lost = self.look(node, key, at)
+            rows.append((f"{at}/{key}" if at else key, entry, lost))
+        return rows
+
+    def see_all(self, found: TorchObject) -> None:
+        """Ask for every storage once, so that it is known which are lost."""
+        for persid in found.graph.persids:
+            with suppress(BadTensor):
+                self(persid)
+
+    def look(self, node: Call | PersId, key: str = "", at: str = "") -> tuple[TensorEntry | None, Collection[str]]:
+        """The entry of a tensor's node, and the keys of lost storages that it needs."""
+        try:
+            if isinstance(node, PersId):
+                entry = storage_entry(node, key, at, self)
+            else:
+                entry = tensor_entry(node, key, at, self)
+        except (BadTensor, OverflowError):
+            return None, self._lost_below(node)
+        storages = [one.storage for one in leaves(entry) if one.storage is not None]
+        return entry, {storage.key for storage in storages if storage.key in self.lost and storage.location != "meta"}
+
+    def _lost_below(self, node: Call | PersId) -> set[str]:
+        """Keys of lost storages anywhere in a call that describes no tensor that we know."""
+        keys: set[str] = set()
+        if not self.lost:
+            return keys
+        for below in every_node(node):
+            self.budget -= 1
+            if self.budget < 0:
+                raise Unsupported("calls nested beyond measure, in a file that lacks storages", path=self.wreck.path)
+            if type(below) is PersId:
+                try:
+                    key = self(below).key
+                except BadTensor:
+                    continue
+                if key in self.lost:
+                    keys.add(key)
+        return keys
+
+    def gone(self, found: TorchObject) -> set[int]:
+        """``id`` of every node that needs a lost storage, named or not."""
+        gone: set[int] = set()
+        if not self.lost:
+            return gone
+        for node in every_node(found.graph.root):
+            if type(node) is PersId or (type(node) is Call and is_tensor(node)):
+                _, lost = self.look(node)
+                if lost:
+                    gone.add(id(node))
+        return gone
+
+
+@dataclass(slots=True)
+class _Filled:
+    """Storage key -> its new bytes; -> what they are; -> why it could not be filled from the other file.
+
+    `counts` are the elements of those that get fewer than the pickle promises.
+    """
+
+    data: dict[str, Data] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+    done: dict[str, str] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+
+
+def _filled(
+    wreck: Wreck, sight: _Lookup, rows: Sequence[Row], fill: Fill | None, donor: Checkpoint | None
+) -> _Filled:
+    out = _Filled()
+    if fill is None and donor is None:
+        return out
+    other = Donor(donor, wreck.byteorder) if donor is not None else None
+    made, most = 0, MOST_FILLED + FILLED_TIMES * _size(wreck)
+    on: dict[str, list[Leaf]] = {}
+    storages: dict[str, Storage] = {}
+    for name, entry, lost in rows:
+        for leaf in leaves(entry) if entry is not None and lost else ():
+            if leaf.storage is not None and leaf.storage.key in lost:
+                on.setdefault(leaf.storage.key, []).append(Leaf(name, leaf))
+                storages[leaf.storage.key] = leaf.storage
+    for key, several in on.items():
+        taken: Data | str = other.storage(storages[key], several) if other is not None else ""
+        if not isinstance(taken, str):
+            out.data[key], out.done[key] = taken, f"{TAKEN}{other.path if other else ''}"
+        elif fill is not None:
+            itemsize = dtypes.by_name(storages[key].dtype).itemsize
+            count = -(-reached([leaf.entry for leaf in several]) // itemsize)
+            nbytes = storages[key].nbytes if key in sight.viewed else min(count * itemsize, storages[key].nbytes)
+            if nbytes < storages[key].nbytes:
+                out.counts[key] = count
+            made += nbytes
+            if made > most:
+                message = f"lost tensors of {made:,} bytes or more; for this file --fill makes up at most {most:,}"
+                raise Refused(message, path=wreck.path, where=several[0].name, hint="without --fill, they are left out")
+            out.data[key], out.done[key] = constant(fill, several, nbytes, wreck.byteorder)
+        else:
+            out.refused[key] = taken
+    return out
+
+
+def _size(wreck: Wreck) -> int:
+    """Bytes of the damaged file, or of the intact files of a folder."""
+    whole = sum(part.data.length for part in wreck.parts.values())
+    place = Path(wreck.path)
+    return max(place.stat().st_size, whole) if place.is_file() else whole
+
+
+def reached(entries: Sequence[TensorEntry]) -> int:
+    """Bytes from the beginning of their storage that dense tensors reach."""
+    end = 0
+    for entry in entries:
+        if 0 not in entry.shape:
+            steps = ((size - 1) * step for size, step in zip(entry.shape, entry.stride, strict=True))
+            end = max(end, dtypes.by_name(entry.dtype).nbytes(entry.offset + 1 + sum(steps)))
+    return end
+
+
+def _resized(found: TorchObject, counts: Mapping[str, int]) -> dict[int, PersId]:
+    """``id`` of each reference to a storage of `counts` -> the same with that number of elements."""
+    made: dict[int, PersId] = {}
+    for node in found.graph.persids if counts else ():
+        with suppress(BadTensor):
+            key = fields(node)[0]
+            if key in counts:
+                made[id(node)] = PersId((*node.pid[:4], counts[key], *node.pid[5:]), node.position, -1)
+    return made
+
+
+def _untouched(found: TorchObject) -> Rewritten:
+    graph = found.graph
+    return Rewritten(graph.data[graph.start : graph.end], tuple(graph.persids))
+
+
+def _plan(wreck: Wreck, rewritten: Rewritten, dest: str) -> Plan:
+    """A fresh file of the same format."""
+    keys = [key for key in storage_keys(rewritten, wreck.path) if key in wreck.parts]
+    parts = [(key, wreck.parts[key]) for key in keys]
+    if wreck.format == "legacy":
+        return legacy_plan(rewritten.pickle, [(key, part.data, part.count) for key, part in parts], dest)
+    root = "archive"
+    head: list[tuple[str, bytes | Data, int | None]] = [
+        ("data.pkl", rewritten.pickle, None),
+        (".format_version", b"1", None),
+        (".storage_alignment", b"64", None),
+        ("byteorder", wreck.byteorder.encode(), None),
+    ]
+    head += [(f"data/{key}", part.data, part.crc32) for key, part in parts]
+    head += [("version", b"3\n", None)]
+    head += [(name, data, crc32) for name, (data, crc32) in wreck.extras.items()]
+    records = [NewRecord(f"{root}/{name}", data, crc32) for name, data, crc32 in head]
+    return Plan((OutputFile.of(dest, fresh_archive(records)),))

@@ -1,0 +1,318 @@
+"""What is left of a torch checkpoint: its object, and the storages that are provably intact.
+
+A zip is rebuilt from its records, a folder is one that was unzipped, and a legacy file is read up to its first fault.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from ckptfix.checkpoint import ByteRange, Data, dtypes
+from ckptfix.errors import BadPickle, DamagedFile, Refused, TruncatedPickle, Unsupported
+from ckptfix.findings.row import Finding
+from ckptfix.formats.torch import legacy_layout
+from ckptfix.formats.torch.common import fields
+from ckptfix.formats.torch.object import TorchObject, walk
+from ckptfix.formats.torch.tensors import BadTensor
+from ckptfix.formats.torch.zip_layout import MAX_PICKLE, MAX_RATIO
+from ckptfix.io.read import Reader, read_chunks
+from ckptfix.pickles import Graph, parse
+from ckptfix.zips.rebuild import Archive, Damaged, Rebuilt, Salvaged
+
+STANDARD = re.compile(r"data\.pkl|data/[^/]+|byteorder|version|\.format_version|\.storage_alignment|\.data/.*")
+"""Records below the root that torch writes itself."""
+
+_NOISE = re.compile(r"(.*/)?(__MACOSX/.*|\._[^/]*|\.DS_Store|Thumbs\.db|desktop\.ini)")
+"""What operating systems add to archives and folders by themselves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """An intact storage: its bytes, their CRC-32 if it was summed, and how many elements a legacy file counts in it."""
+
+    data: Data
+    crc32: int | None = None
+    count: int = 0
+
+
+@dataclass(slots=True)
+class Wreck:
+    """What is left of a torch checkpoint.
+
+    Attributes:
+        path: the file that ranges point into.
+        format: "zip" or "legacy": what it was, and will be again.
+        found: the object; None when its pickle is lost, and `pickle_fault` says why.
+        parts: key -> storage, of the intact ones.
+        faults: key -> why the storage is not intact, where that is known.
+        extras: name below the root -> data and CRC-32, of records that torch does not write itself.
+        notes: what was found out about the file.
+        sums: whether the storages agree with checksums; legacy files and unzipped folders have none.
+    """
+
+    path: str
+    format: Literal["zip", "legacy"]
+    found: TorchObject | None = None
+    pickle_fault: str = ""
+    parts: dict[str, Part] = field(default_factory=dict)
+    faults: dict[str, str] = field(default_factory=dict)
+    byteorder: Literal["little", "big"] = "little"
+    extras: dict[str, tuple[Data, int | None]] = field(default_factory=dict)
+    notes: list[Finding] = field(default_factory=list)
+    sums: bool = True
+
+    def note(self, name: str, message: str, *, warns: bool = False, offset: int | None = None) -> None:
+        self.notes.append(Finding(name, "warning" if warns else "info", "", message, offset))
+
+
+def is_noise(name: str) -> bool:
+    """Whether a record or file is never part of a checkpoint: ``__MACOSX``, ``.DS_Store``."""
+    return _NOISE.fullmatch(name) is not None
+
+
+def storage_sizes(graph: Graph) -> dict[str, int]:
+    """Storage key -> bytes, as the references to it promise; a key of two sizes is left out."""
+    sizes: dict[str, int] = {}
+    odd: set[str] = set()
+    for persid in graph.persids:
+        try:
+            key, kind, location, count = fields(persid)
+        except BadTensor:
+            continue
+        if location != "meta":
+            nbytes = count * dtypes.by_name(kind).itemsize
+            if sizes.setdefault(key, nbytes) != nbytes:
+                odd.add(key)
+    return {key: nbytes for key, nbytes in sizes.items() if key not in odd}
+
+
+def read_zip(path: str) -> Wreck:
+    """What a zip, or bytes that have zip records in them, still holds."""
+    wreck = Wreck(path, "zip")
+    with Reader(path) as reader:
+        archive = Archive(reader)
+        rebuilt = archive.rebuild()
+        pickles = _pickles((record.name for record in rebuilt.records), path)
+        prefix = pickles[0] if pickles else _likely_prefix(rebuilt)
+        record = next((row for row in rebuilt.records if _plain(row.name) == f"{prefix}data.pkl"), None)
+        if record is not None:
+            _parse(wreck, record.data, record.size, record.name)
+        else:
+            lost = next((row for row in rebuilt.damaged if _plain(row.name) == f"{prefix}data.pkl"), None)
+            wreck.pickle_fault = lost.reason if lost else "it is not in the file"
+        if wreck.found is not None:
+            sizes = storage_sizes(wreck.found.graph)
+            rebuilt = archive.rebuild(lambda name: sizes.get(_plain(name).removeprefix(f"{prefix}data/")))
+        size = reader.size
+    wreck.sums = archive.checksums
+    _sort_records(wreck, rebuilt, prefix)
+    _describe(wreck, rebuilt, prefix, size)
+    return wreck
+
+
+def _plain(name: str) -> str:
+    """A record's name with the slashes that zip prescribes; some Windows programs write others."""
+    return name.replace("\\", "/")
+
+
+def _pickles(names: Iterable[str], path: str) -> list[str]:
+    """The prefix of the archive's data.pkl, as a list of at most one.
+
+    Raises:
+        Refused: there are several.
+    """
+    found = [plain[: -len("data.pkl")] for plain in map(_plain, names) if not is_noise(plain) and _is_pickle(plain)]
+    if len(found) > 1:
+        message = f"it holds {len(found)} checkpoints: {', '.join(sorted(found)[:4])}"
+        raise Refused(message, path=path, hint="unzip it, and repair the folder that is meant")
+    return found
+
+
+def _is_pickle(name: str) -> bool:
+    return name == "data.pkl" or name.endswith("/data.pkl")
+
+
+def _likely_prefix(rebuilt: Rebuilt) -> str:
+    """The folder of the storages; without any, the folder of a damaged data.pkl."""
+    names = [_plain(record.name) for record in rebuilt.records]
+    votes = Counter(name.rpartition("data/")[0] for name in names if re.fullmatch(r"(.*/)?data/[^/]+", name))
+    votes.update(_plain(row.name)[: -len("data.pkl")] for row in rebuilt.damaged if _is_pickle(_plain(row.name)))
+    return votes.most_common(1)[0][0] if votes else ""
+
+
+def _parse(wreck: Wreck, data: Data, size: int, where: str) -> None:
+    """Read the object; a pickle that no unpickler takes is a lost one."""
+    stored = sum(source.length for source in data.sources) if not isinstance(data, ByteRange) else data.length
+    if size > MAX_PICKLE or size > max(MAX_RATIO * stored, 1 << 20):
+        raise Unsupported(f"a pickle of {size} bytes", path=wreck.path, where=where)
+    try:
+        wreck.found = walk(parse(b"".join(read_chunks(data)), path=wreck.path, where=where))
+    except BadPickle as error:
+        wreck.pickle_fault = error.message
+
+
+def _sort_records(wreck: Wreck, rebuilt: Rebuilt, prefix: str) -> None:
+    for record in rebuilt.records:
+        name = _plain(record.name)
+        below = name.removeprefix(prefix)
+        if is_noise(name) or name.endswith("/") or not name.startswith(prefix):
+            continue
+        if re.fullmatch(r"data/[^/]+", below):
+            wreck.parts[below[len("data/") :]] = Part(record.data, record.crc32)
+        elif below == "byteorder":
+            _note_byteorder(wreck, b"".join(read_chunks(record.data)) if record.size <= 64 else b"")
+        elif not STANDARD.fullmatch(below):
+            wreck.extras[below] = (record.data, record.crc32)
+    for row in rebuilt.damaged:
+        below = _plain(row.name).removeprefix(prefix)
+        if below.startswith("data/"):
+            wreck.faults[below[len("data/") :]] = row.reason
+        elif below == "byteorder":
+            wreck.note("byteorder-lost", "its byte order is lost, and taken as little-endian", warns=True)
+
+
+def _note_byteorder(wreck: Wreck, text: bytes) -> None:
+    if text not in (b"little", b"big"):
+        wreck.note("byteorder-lost", f"its byte order is {text[:20]!r}, and taken as little-endian", warns=True)
+    wreck.byteorder = "big" if text == b"big" else "little"
+
+
+def _describe(wreck: Wreck, rebuilt: Rebuilt, prefix: str, size: int) -> None:
+    """Say what happened to the archive, from what was found of it."""
+    damaged = [row for row in rebuilt.damaged if not is_noise(_plain(row.name))]
+    kinds = Counter(row.kind for row in damaged)
+    if not rebuilt.directory:
+        wreck.note("no-directory", f"its directory is lost: the file was cut short, at {size:,} bytes", offset=size)
+    if rebuilt.first:
+        wreck.note("leading-bytes", f"{rebuilt.first:,} bytes stand before the archive", offset=0)
+    if any(not isinstance(record.data, ByteRange) for record in rebuilt.records):
+        wreck.note("deflated", "its records are compressed, which torch cannot map")
+    if prefix.count("/") != 1:
+        where = f"under {prefix!r}" if prefix else "under no folder"
+        wreck.note("wrong-root", f"its records stand {where}, where torch looks for one folder")
+    for offset, length in rebuilt.unread:
+        wreck.note("unreadable", f"{length:,} bytes cannot be read", warns=True, offset=offset)
+    if kinds["twice"] or kinds["checksum"]:
+        wreck.notes.append(_torn(damaged, rebuilt.records))
+    if not wreck.sums:
+        message = "it has no checksums: records are kept by their size, and their bytes cannot be verified"
+        wreck.note("unverifiable", message, warns=True)
+
+
+def _torn(damaged: list[Damaged], records: tuple[Salvaged, ...]) -> Finding:
+    """The finding for records whose checksums do not match."""
+    wrong = [row for row in damaged if row.kind in ("twice", "checksum")]
+    later = any(record.header > wrong[0].header for record in records)
+    between = " between intact ones" if later else ""
+    several = [row for row in wrong if row.kind == "twice"]
+    if several:
+        message = f"{len(several)} records stand in it twice with other bytes: two processes wrote one file"
+        return Finding("torn-write", "warning", several[0].name, message, several[0].header)
+    message = f"{len(wrong)} records do not match their checksums{between}: bytes changed on disk or on the way"
+    if len(wrong) > 1 and later:
+        message += ", or two processes wrote one file"
+    return Finding("torn-write", "warning", wrong[0].name, message, wrong[0].header)
+
+
+def read_folder(path: str) -> Wreck:
+    """An archive that was unzipped: the folder with its data.pkl, or one above it."""
+    files: dict[str, Path] = {}
+    for folder, _, names in os.walk(path):
+        for name in names:
+            place = Path(folder, name)
+            relative = place.relative_to(path).as_posix()
+            if not is_noise(relative) and place.is_file():
+                files[relative] = place
+    prefixes = _pickles(files, path)
+    wreck = Wreck(path, "zip", sums=False)
+    if not prefixes:
+        hint = "give the folder that the archive was unpacked to"
+        raise DamagedFile("no data.pkl is in this folder, nor below it", path=path, hint=hint)
+    (prefix,) = prefixes
+    message = "it is an unzipped archive: sizes are compared, and checksums were left behind with the zip"
+    wreck.note("unzipped", message)
+    for name in sorted(files):
+        below = name.removeprefix(prefix)
+        if not name.startswith(prefix):
+            continue
+        data = ByteRange(os.fspath(files[name]), 0, files[name].stat().st_size)
+        if below == "data.pkl":
+            _parse(wreck, data, data.length, name)
+        elif re.fullmatch(r"data/[^/]+", below):
+            wreck.parts[below[len("data/") :]] = Part(data)
+        elif below == "byteorder":
+            _note_byteorder(wreck, b"".join(read_chunks(data)) if data.length <= 64 else b"")
+        elif not STANDARD.fullmatch(below):
+            wreck.extras[below] = (data, None)
+    return wreck
+
+
+def read_legacy(path: str, start: int = 0) -> Wreck:
+    """A legacy file up to its first fault; its first pickle begins at `start`.
+
+    Raises:
+        TruncatedPickle, BadPickle: its object is damaged; without it the bytes behind it have no meaning.
+    """
+    wreck = Wreck(path, "legacy", sums=False)
+    if start:
+        wreck.note("leading-bytes", f"{start:,} bytes stand before the checkpoint", offset=0)
+    with Reader(path) as reader:
+        graphs = _legacy_pickles(reader, start)
+        if len(graphs) < 4:
+            raise DamagedFile(
+                "the file ends inside the pickle of its object, before any tensor's bytes",
+                path=path,
+                offset=reader.size,
+                hint="nothing of it can be saved: take an older checkpoint, or copy it again",
+            )
+        wreck.found = walk(graphs[3])
+        keys = graphs[4].root if len(graphs) > 4 and type(graphs[4].root) is list else []
+        position = graphs[-1].end
+        itemsizes = {}
+        for persid in graphs[3].persids:
+            try:
+                key, kind, _, _ = fields(persid)
+            except BadTensor:
+                continue
+            itemsizes[key] = dtypes.by_name(kind).itemsize
+        for key in map(str, keys):
+            count = int.from_bytes(reader.read(position, 8), "little") if position + 8 <= reader.size else -1
+            nbytes = count * itemsizes.get(key, 0)
+            if count < 0 or key not in itemsizes or position + 8 + nbytes > reader.size:
+                break
+            wreck.parts[key] = Part(ByteRange(path, position + 8, nbytes), None, count)
+            position += 8 + nbytes
+        absent = len(keys) - len(wreck.parts)
+        if absent or len(graphs) < 5:
+            message = f"the file was cut short at {reader.size:,} bytes: {absent or 'all'} storages are not intact"
+            wreck.note("truncated", message, offset=reader.size)
+            cut = f"the file ends at {reader.size:#x}"
+            wreck.faults.update((str(key), cut) for key in keys if str(key) not in wreck.parts)
+        elif position < reader.size:
+            message = f"{reader.size - position:,} bytes follow the last storage"
+            wreck.note("trailing-bytes", message, offset=position)
+    return wreck
+
+
+def _legacy_pickles(reader: Reader, start: int) -> list[Graph]:
+    """The first five pickles, or those before the one in which the file ends."""
+    window = legacy_layout.FIRST_WINDOW
+    while True:
+        data = reader.read(0, min(start + window, reader.size))
+        graphs: list[Graph] = []
+        try:
+            for _ in range(5):
+                graphs.append(parse(data, start=graphs[-1].end if graphs else start, path=reader.path))
+            return graphs
+        except TruncatedPickle:
+            if len(data) == reader.size:
+                return graphs
+            if window >= MAX_PICKLE:
+                raise Unsupported(f"a pickle of over {MAX_PICKLE} bytes", path=reader.path) from None
+            window *= 4

@@ -1,0 +1,110 @@
+"""``ckptfix.sanitize``: a checkpoint of plain values, which ``torch.load(weights_only=True)`` takes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from ckptfix.commands import command
+from ckptfix.errors import StrPath
+from ckptfix.findings.row import Finding
+from ckptfix.io.read import Progress
+from ckptfix.ops.law.promise import everything
+from ckptfix.ops.sanitize import plan as sanitize_op
+from ckptfix.ops.sanitize.objects import EXTRACT
+from ckptfix.ops.sanitize.report import Loss
+from ckptfix.ops.writing import LOSSES, Draft, Result, about, carry_out, open_input
+from ckptfix.pickles.collector import without_collections
+from ckptfix.words import plural, several, some
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class SanitizeResult(Result):
+    """What became plain, and what was left out.
+
+    Attributes:
+        changes: (top-level address, what it was, what it became) -> how often.
+        dropped: every value that was left out; those with `asked` were to be.
+    """
+
+    changes: Mapping[tuple[str, str, str], int] = field(default_factory=dict)
+    dropped: tuple[Loss, ...] = ()
+
+    def _details(self) -> dict[str, Any]:
+        rows = [
+            {"at": at, "what": what, "became": became, "count": count}
+            for (at, what, became), count in self.changes.items()
+        ]
+        return {"changes": rows, "dropped": [asdict(loss) for loss in self.dropped]}
+
+
+@without_collections
+def sanitize(
+    source: StrPath,
+    dest: StrPath,
+    *,
+    keep_only: str | None = None,
+    encoding: str | None = None,
+    torch: str | None = None,
+    force: bool = False,
+    keep_old: bool = False,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> SanitizeResult:
+    """Write `source` to `dest` so that ``torch.load(weights_only=True)`` takes it.
+
+    Args:
+        keep_only: ``"weights"`` keeps the state dicts, where they are, and nothing else.
+        encoding: codec of a Python 2 file's byte strings; otherwise UTF-8, and Latin-1 for keys that are not.
+        torch: a version, such as ``"1.5"``, that is to read the file.
+        force, keep_old, dry_run, progress: as in `api.strip_module`.
+
+    Returns:
+        A result whose `exit_code` is 3 when something was left out without being asked for.
+
+    Raises:
+        Refused: nothing would be left, as of a whole pickled module.
+        Unsupported, KeyConflict, WouldOverwrite, DamagedFile, UnknownFormat, WriteFailed.
+    """
+    checkpoint = open_input(source, dest, force)
+    with about(checkpoint.path):
+        done = sanitize_op.sanitize(checkpoint, os.fspath(dest), keep_only=keep_only, encoding=encoding, torch=torch)
+    unasked = [loss for loss in done.losses if not loss.asked]
+    findings = (*(_finding(loss, checkpoint.path) for loss in unasked), *done.unloadable)
+    promise = everything(checkpoint, [loss.where for loss in done.losses])
+    code = LOSSES if findings else 0
+    lines = _sanitized_lines(done)
+    draft = Draft.of(checkpoint, dest, done.plan, promise, lines, findings, format=done.format, exit_code=code)
+    return SanitizeResult(
+        **carry_out(draft, force=force, keep_old=keep_old, dry_run=dry_run, progress=progress),
+        changes=done.changes,
+        dropped=done.losses,
+    )
+
+
+def _finding(loss: Loss, path: str) -> Finding:
+    fix = command("extract", path, "OUT") if loss.why == EXTRACT else None
+    return Finding("dropped", "warning", loss.where, f"left out: {loss.what}, {loss.why}", fix=fix)
+
+
+def _sanitized_lines(done: sanitize_op.Sanitized) -> tuple[str, ...]:
+    count = len(done.unloadable)
+    broken = [f"CANNOT BE LOADED AS THEY ARE: {count:,} value{'s' if count > 1 else ''}, named below"] if count else []
+    if done.identical and broken:
+        return ("weights_only=True takes all names; the output is an identical copy", *broken)
+    if done.identical:
+        line = "nothing to do: weights_only=True takes all that the file names; the output is an identical copy"
+        return (line,)
+    rows: dict[str, list[str]] = {}
+    for (at, what, became), count in done.changes.items():
+        rows.setdefault(at, []).append(f"{several(count, what) if count > 1 else what} -> {became}")
+    lines = [f"{at or 'top level'}: {', '.join(parts)}" for at, parts in rows.items()]
+    unasked = sum(not loss.asked for loss in done.losses)
+    asked = [loss.where for loss in done.losses if loss.asked]
+    if asked:
+        lines.append(f"left out as asked: {some(asked)}")
+    if unasked:
+        lines.append(f"LEFT OUT: {plural(unasked, 'value')}, each named below")
+    return (*(lines or ["written again"]), *broken)

@@ -1,0 +1,273 @@
+"""numpy's pickles read as bytes: dtypes, scalars and arrays, without numpy.
+
+::
+
+    dtype      numpy.dtype('f4', False, True), state (3, '<', subdtype, names, fields, itemsize, alignment, flags)
+    scalar     numpy._core.multiarray.scalar(dtype, bytes); for objects the object itself
+    array      numpy._core.multiarray._reconstruct(class, (0,), b'b'), state (1, shape, dtype, fortran, bytes or list)
+    array      numpy._core.numeric._frombuffer(bytes, dtype, shape, 'C' or 'F'), of protocol 5
+
+``numpy._core`` is ``numpy.core`` before numpy 2. Source: numpy/_core/src/multiarray/methods.c (array_reduce,
+array_reduce_ex) and descriptor.c (arraydescr_reduce).
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ckptfix.formats.torch.weights_only import canonical
+from ckptfix.pickles import Call, Dict, Global, Text
+from ckptfix.pickles.graph import pairs
+
+
+class BadValue(ValueError):
+    """An object whose arguments or state do not describe what they should; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class NumpyDtype:
+    """A dtype: `kind` and `itemsize` as in its code, ``('f', 4)``; `fields` are (name, dtype, byte offset)."""
+
+    kind: str
+    itemsize: int
+    big: bool = False
+    fields: tuple[tuple[str, NumpyDtype, int], ...] = ()
+
+    @property
+    def name(self) -> str:
+        """What numpy calls it: ``float32``; its code where it has no such name."""
+        return _NAMES.get((self.kind, self.itemsize), f"{self.kind}{self.itemsize}")
+
+
+@dataclass(frozen=True, slots=True)
+class Array:
+    """An array: `data` are its bytes as they were pickled, or a list of nodes for objects."""
+
+    dtype: NumpyDtype
+    shape: tuple[int, ...]
+    fortran: bool
+    data: bytes | list[Any]
+
+
+_NAMES = {
+    ("b", 1): "bool",
+    **{("i", size): f"int{8 * size}" for size in (1, 2, 4, 8)},
+    **{("u", size): f"uint{8 * size}" for size in (1, 2, 4, 8)},
+    **{("f", size): f"float{8 * size}" for size in (2, 4, 8)},
+    **{("c", size): f"complex{8 * size}" for size in (8, 16)},
+    ("M", 8): "datetime64",
+    ("m", 8): "timedelta64",
+}
+"""(kind, itemsize) -> name; where torch has the dtype, it has the name too."""
+
+_STRUCT = {("f", 2): "e", ("f", 4): "f", ("f", 8): "d", ("c", 8): "ff", ("c", 16): "dd"}
+
+SCALAR_TYPES = frozenset((*_NAMES.values(), "bool_", "str_", "bytes_", "float", "int", "half", "single", "double"))
+"""Names in numpy of its scalar types; where a class of theirs stands in a checkpoint, it names a dtype."""
+
+SCALAR = "numpy.core.multiarray.scalar"
+RECONSTRUCT = "numpy.core.multiarray._reconstruct"
+FROM_BUFFER = "numpy.core.numeric._frombuffer"
+DTYPE = "numpy.dtype"
+
+
+def old_name(full: str) -> str:
+    """A global's name as numpy 1 has it."""
+    return full.replace("numpy._core.", "numpy.core.", 1) if full.startswith("numpy._core.") else full
+
+
+def raw_bytes(node: Any) -> bytes | None:
+    """The bytes that a node stands for: bytes, a bytearray, what protocol 2 writes for them, or a str of Python 2."""
+    if isinstance(node, (bytes, bytearray)):
+        return bytes(node)
+    if type(node) is Text:
+        return node.encode("utf-8", "surrogatepass")
+    if type(node) is Call and type(node.func) is Global and type(node.args) is tuple:
+        name = canonical(node.func)
+        if name == "_codecs.encode" and len(node.args) == 2 and str(node.args[1]) in ("latin1", "latin-1"):
+            text = node.args[0]
+            return text.encode("latin-1") if isinstance(text, str) and max(text, default="") < "\u0100" else None
+        if name in ("builtins.bytes", "builtins.bytearray"):
+            return raw_bytes(node.args[0]) if node.args else b""
+    return None
+
+
+def read_dtype(node: Any, depth: int = 0) -> NumpyDtype:
+    """The dtype that a node stands for.
+
+    Raises:
+        BadValue: it is none, or one with subarrays.
+    """
+    if type(node) is not Call or not node.arguments or depth > 8:
+        raise BadValue("no dtype")
+    code = node.args[0]
+    if type(code) is Global:  # a dtype of another package, by its scalar type
+        raise BadValue(f"a dtype of {code.module}")
+    if not isinstance(code, str):
+        raise BadValue("a dtype without a code")
+    state = node.state if type(node.state) is tuple and len(node.state) >= 8 else (3, "|", None, None, None, -1, -1, 0)
+    _, order, subdtype, names, fields, size = state[:6]
+    kind, digits = code[:1], code[1:]
+    if subdtype is not None:
+        raise BadValue("a dtype of subarrays")
+    itemsize = size if type(size) is int and size >= 0 else int(digits) if digits.isdigit() else 1
+    if code in ("?", "bool"):
+        kind, itemsize = "b", 1
+    big = str(order) == ">"
+    if names is None:
+        return NumpyDtype(kind, itemsize, big)
+    described = {str(key): value for key, value in pairs(fields) or () if isinstance(key, str)}
+    found = []
+    for name in names if type(names) is tuple else ():
+        row = described.get(str(name))
+        if type(row) is not tuple or len(row) < 2 or type(row[1]) is not int or row[1] < 0:
+            raise BadValue("a structured dtype without its fields")
+        found.append((str(name), read_dtype(row[0], depth + 1), row[1]))
+    return NumpyDtype("V", itemsize, False, tuple(found))
+
+
+def read_array(call: Call, name: str) -> Array:
+    """The array that a call of `name` (as numpy 1 has it) makes.
+
+    Raises:
+        BadValue: it makes none, or its bytes do not match its shape.
+    """
+    if name == FROM_BUFFER:
+        if len(call.arguments) != 4:
+            raise BadValue("an array without its parts")
+        data, dtype_node, shape, order = call.args
+        fortran = str(order) == "F"
+    else:
+        state = call.state
+        if type(state) is not tuple or not 4 <= len(state) <= 5:
+            raise BadValue("an array that was never filled")
+        shape, dtype_node, fortran, data = state[-4:]
+    dtype = read_dtype(dtype_node)
+    if type(shape) is int:
+        shape = (shape,)
+    if type(shape) is not tuple or len(shape) > 64 or not all(type(size) is int and size >= 0 for size in shape):
+        raise BadValue("an array without a shape")
+    count = math.prod(shape)
+    if dtype.kind == "O":
+        if type(data) is not list or len(data) != count:
+            raise BadValue("an array of objects that are not there")
+        return Array(dtype, shape, bool(fortran), data)
+    raw = raw_bytes(data)
+    if raw is None or len(raw) != count * dtype.itemsize:
+        raise BadValue(f"an array of {count} elements with bytes for another number")
+    return Array(dtype, shape, bool(fortran), raw)
+
+
+def swapped(data: bytes, itemsize: int) -> bytes:
+    """`data` with the bytes of each item reversed."""
+    out = bytearray(len(data))
+    for place in range(itemsize):
+        out[place::itemsize] = data[itemsize - 1 - place :: itemsize]
+    return bytes(out)
+
+
+def ordered(array: Array, *, big: bool = False) -> bytes:
+    """The bytes of a numeric array in the byte order that is asked for; a complex number is two units."""
+    assert isinstance(array.data, bytes)
+    unit = array.dtype.itemsize // (2 if array.dtype.kind == "c" else 1)
+    return array.data if array.dtype.big == big or unit <= 1 else swapped(array.data, unit)
+
+
+def columns(array: Array) -> list[tuple[str, Array]]:
+    """The fields of a structured array, each as a separate array.
+
+    Raises:
+        BadValue: a field that lies outside the record.
+    """
+    assert isinstance(array.data, bytes)
+    size = array.dtype.itemsize
+    found = []
+    for name, dtype, offset in array.dtype.fields:
+        if offset + dtype.itemsize > size or dtype.kind == "O":
+            raise BadValue(f"a field {name!r} outside the record's bytes")
+        column = bytearray(len(array.data) // max(size, 1) * dtype.itemsize)
+        for place in range(dtype.itemsize):
+            column[place :: dtype.itemsize] = array.data[offset + place :: size]
+        found.append((name, Array(dtype, array.shape, array.fortran, bytes(column))))
+    return found
+
+
+def widened(data: bytes, size: int, *, big: bool = False) -> bytes:
+    """Unsigned integers of `size` bytes as int64.
+
+    Raises:
+        BadValue: one that int64 does not hold.
+    """
+    order = ">" if big else "<"
+    try:
+        numbers = struct.unpack(f"{order}{len(data) // size}{_UNSIGNED[size]}", data)
+        return struct.pack(f"{order}{len(numbers)}q", *numbers)
+    except struct.error:
+        raise BadValue("a number that no dtype of the output holds") from None
+
+
+_UNSIGNED = {1: "B", 2: "H", 4: "I", 8: "Q"}
+
+
+def items(dtype: NumpyDtype, data: bytes) -> list[Any]:
+    """Elements as Python values: bool, int, float, str, bytes; a complex number as a call of ``complex``.
+
+    Raises:
+        BadValue: a kind without such values (structured, longdouble).
+    """
+    size = dtype.itemsize
+    pieces = [data[start : start + size] for start in range(0, len(data), size)] if size else []
+    order = "big" if dtype.big else "little"
+    if dtype.kind == "b" and size == 1:
+        return [piece != b"\0" for piece in pieces]
+    if dtype.kind in "iuMm" and size in _UNSIGNED:
+        return [int.from_bytes(piece, order, signed=dtype.kind != "u") for piece in pieces]  # type: ignore[arg-type]
+    form = _STRUCT.get((dtype.kind, size))
+    if form is not None:
+        numbers = [struct.unpack((">" if dtype.big else "<") + form, piece) for piece in pieces]
+        return [number[0] if len(number) == 1 else complex_call(*number) for number in numbers]
+    if dtype.kind == "U":
+        return [piece.decode(f"utf-32-{order[0]}e", "surrogatepass").rstrip("\0") for piece in pieces]
+    if dtype.kind == "S":
+        return [piece.rstrip(b"\0") for piece in pieces]
+    raise BadValue(f"numpy's {dtype.name}, which Python and torch have no number for")
+
+
+def complex_call(real: float, imaginary: float) -> Call:
+    """A complex number, as protocol 2 writes it."""
+    return Call(Global("__builtin__", "complex", 0), (real, imaginary), "REDUCE", 0)
+
+
+def nested(shape: Sequence[int], flat: list[Any], fortran: bool) -> Any:
+    """`flat` as nested lists of this shape; the one element itself where it has no dimensions."""
+    if not shape:
+        return flat[0] if flat else None
+    if not flat:
+        return []
+    if fortran:
+        flat = _row_major(flat, shape)
+    for size in reversed(shape[1:]):
+        flat = [flat[start : start + size] for start in range(0, len(flat), size)]
+    return flat
+
+
+def _row_major(flat: list[Any], shape: Sequence[int]) -> list[Any]:
+    places = [0]
+    step = 1
+    steps = []
+    for size in shape:
+        steps.append(step)
+        step *= size
+    for size, stride in zip(shape, steps, strict=True):
+        places = [place + index * stride for place in places for index in range(size)]
+    return [flat[place] for place in places]
+
+
+def new_dict(rows: Sequence[tuple[Any, Any]]) -> Dict:
+    made = Dict()
+    made.items.extend(rows)
+    return made

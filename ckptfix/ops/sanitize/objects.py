@@ -1,0 +1,362 @@
+"""Calls and objects as plain values: tensors are kept, known classes have a row, and of any other the state is kept."""
+
+from __future__ import annotations
+
+from sys import stdlib_module_names
+from typing import TYPE_CHECKING, Any
+
+from ckptfix.errors import CkptfixError
+from ckptfix.formats.torch import module as torch_module
+from ckptfix.formats.torch import weights_only as trusted
+from ckptfix.formats.torch.call_classes import NEW, RECONSTRUCT, class_name
+from ckptfix.formats.torch.state import state_rows
+from ckptfix.formats.torch.tensors import is_tensor
+from ckptfix.ops.sanitize import arrays as arrays
+from ckptfix.ops.sanitize import numpy as numpy_pickles
+from ckptfix.ops.sanitize.numpy import BadValue, new_dict
+from ckptfix.ops.sanitize.report import DROPPED, Steps
+from ckptfix.ops.sanitize.stdlib import LISTS, MAPPINGS, RULES, STATEFUL
+from ckptfix.pickles import Call, Dict, Global, PersId, Set
+from ckptfix.pickles.graph import attributes, pairs
+
+if TYPE_CHECKING:
+    from ckptfix.ops.sanitize.convert import Converter
+
+EXTRACT = "a whole module; `ckptfix extract` takes its weights out"
+NEVER = {
+    "functools.partial": "is a function",
+    "functools.partialmethod": "is a function",
+    "builtins.object": "holds nothing",
+    "torch.storage._load_from_bytes": "is a torch file inside the pickle, of a tensor that was not saved by torch.save",
+}
+"""Classes of which nothing is kept, and why."""
+
+def converted(out: Converter, call: Call) -> Steps:
+    """What an object becomes. Steps, as all of `sanitize_convert`."""
+    name = class_name(call)
+    if name is None:
+        return out.drop("an object", "of a class or function that is computed")
+    args = call.args if type(call.args) is tuple else ()
+    special = _SPECIAL.get(numpy_pickles.old_name(name))
+    if special is not None:
+        return (yield from special(out, call, args))
+    if trusted.accepted(name) and type(call.func) is Global and name == trusted.canonical(call.func):
+        return (yield from _allowed(out, call, name, args))
+    row = RULES.get(name)
+    if row is not None and call.items is None and call.elements is None:
+        rule, became = row
+        value = rule(args, call.state)
+        out.changed(name, became)
+        if isinstance(value, bytes):
+            return out.raw(value)
+        if isinstance(value, (list, tuple, Dict, Call)):
+            return (yield None, value)
+        return value
+    return (yield from _foreign(out, call, name, args))
+
+
+def _allowed(out: Converter, call: Call, name: str, args: tuple[Any, ...]) -> Steps:
+    """A call of what weights_only=True takes: as it is, with what is in it converted."""
+    if name == "collections.OrderedDict":
+        return (yield from _ordered_dict(out, call, pairs(call) or []))
+    new_args = yield None, args
+    how = call.how if call.how in ("REDUCE", "NEWOBJ") else "REDUCE"
+    if call.kwargs:
+        out.drop_at("kwargs", f"arguments of {name}", "no unpickler may give it any by name")
+    rest = []
+    for part in (call.items, call.elements, call.state):
+        value = None if part is None else (yield None, part)
+        rest.append(value)
+    items, elements, state = rest
+    if elements is not None or (items is not None and name != "collections.Counter"):
+        return out.drop(name, "has items that no unpickler may set on it")
+    if new_args is args and how == call.how and items is None and state is call.state:
+        return out.older(call)
+    made = Call(call.func, new_args, how, call.position)
+    made.items = None if items is None else [row for row in items if type(row) is tuple and len(row) == 2]
+    made.state = state
+    return out.older(made)
+
+
+def _ordered_dict(out: Converter, call: Call, rows: list[tuple[Any, Any]]) -> Steps:
+    made = Call(Global("collections", "OrderedDict", 0), (), "REDUCE", 0)
+    made.items = []
+    out.done[id(call)] = made
+    out.keep_alive.append(call)
+    yield from out.fill(made.items, rows)
+    named = _attributes(call.state)
+    if call.elements or call.kwargs or (call.items and call.args) or not (named or _is_empty(call.state)):
+        out.drop("what was set on an OrderedDict", "is neither an item nor an attribute of it")
+    if named:
+        state: list[tuple[Any, Any]] = []
+        yield from out.fill(state, named)
+        made.state = new_dict(state) if state else None
+    return made
+
+
+def _foreign(out: Converter, call: Call, name: str, args: tuple[Any, ...]) -> Steps:
+    """An object of an unknown class: its items, its elements, its attributes, or its one argument."""
+    func = trusted.canonical(call.func) if type(call.func) is Global else ""
+    state = call.state
+    base: Any = None
+    if func == RECONSTRUCT:
+        base = args[2] if len(args) > 2 else None
+        args = ()
+    elif func in NEW:
+        args = args[1:]
+    named = _attributes(state)
+    keys = {key for key, _ in named if isinstance(key, str)}
+    if name in NEVER:
+        return out.drop(name, NEVER[name])
+    if {"_parameters", "_modules"} <= keys:
+        return (yield from _module(out, call, name))
+    if name.startswith("omegaconf."):
+        for key, value in named:
+            if key in ("_content", "_val"):
+                out.changed(name, _shape_of(value))
+                return (yield None, value)
+    mapping = _items_of(call, base)
+    if mapping is not None or name in MAPPINGS:
+        beside = _beside(args if call.items else args[1:], call.kwargs, call.elements, state, named)
+        return (yield from _mapping(out, name, mapping or [], named, beside))
+    if call.elements is not None or type(base) is list or name in LISTS:
+        first = args[0] if name in LISTS and args and type(args[0]) in (list, tuple) else []
+        elements = [*first, *(base if type(base) is list else ()), *(call.elements or ())]
+        beside = _beside(args[1:] if first else args, call.kwargs, None, state, named)
+        return (yield from _list(out, name, elements, [*named, *beside]))
+    values = [base] if base is not None else list(args)
+    kwargs = pairs(call.kwargs) or []
+    if not named and not _is_empty(state) and not values and not kwargs:
+        out.changed(name, _shape_of(state))
+        return (yield None, state)
+    if func == name and call.how == "REDUCE" and not _stands_for_itself(name, state):
+        return out.drop(name, "is what a function or a class of Python itself returns, which is not in the file")
+    if state is None and not kwargs and values:
+        single = len(values) == 1
+        out.changed(name, _shape_of(values[0]) if single else "tuple")
+        return (yield None, values[0] if single else tuple(values))
+    out.changed(name, "dict")
+    rows: list[tuple[Any, Any]] = [("args", tuple(values))] if values else []
+    rows += [*kwargs, *(named or ([] if _is_empty(state) else [("state", state)]))]
+    made: list[tuple[Any, Any]] = []
+    yield from out.fill(made, _distinct(rows))
+    return new_dict(made)
+
+
+def _is_empty(state: Any) -> bool:
+    """Whether a state sets nothing."""
+    return state is None or (type(state) in (tuple, list) and all(part is None for part in state)) or pairs(state) == []
+
+
+_OBJECTS = (Call, PersId, Dict, Set, tuple, list)
+
+
+def _beside(
+    args: tuple[Any, ...], kwargs: Any, elements: Any, state: Any, named: list[tuple[Any, Any]]
+) -> list[tuple[Any, Any]]:
+    """What an object has beside its items and attributes, where that is or holds objects: (name, value)."""
+    objects = tuple(part for part in args if type(part) in _OBJECTS and part != ())
+    rows = [("args", objects), *(pairs(kwargs) or []), ("elements", elements)]
+    rows = [(name, value) for name, value in rows if type(value) in _OBJECTS and value not in ((), [])]
+    return rows if named or _is_empty(state) else [*rows, ("state", state)]
+
+
+def _distinct(rows: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    """The same with keys that are all different, so that nothing takes the place of another."""
+    names: set[Any] = set()
+    out = []
+    for key, value in rows:
+        if isinstance(key, str):
+            name, plain = str(key), str(key)
+            while name in names:
+                name += "_"
+            names.add(name)
+            out.append((key if name == plain else name, value))
+        else:
+            out.append((key, value))
+    return out
+
+
+def _module(out: Converter, call: Call, name: str) -> Steps:
+    """A module inside a checkpoint gives way to its state dict; one that is all of it is for ``ckptfix extract``."""
+    if all(part is None for part in out.labels):
+        return out.drop(name, EXTRACT)
+    try:
+        found = torch_module.read_module(call)
+    except CkptfixError as error:
+        return out.drop(name, f"is a whole module that cannot be read ({error.message})")
+    out.changed(name, "its state_dict()")
+    out.drop_at(None, name, "is a whole module; only its state_dict() is kept")
+    made = Call(Global("collections", "OrderedDict", 0), (), "REDUCE", 0)
+    made.items = []
+    yield from out.fill(made.items, list(found.tensors))
+    if found.versions:
+        versions = Call(Global("collections", "OrderedDict", 0), (), "REDUCE", 0)
+        versions.items = []
+        rows = [(path, new_dict(list(own.items()))) for path, own in found.versions.items()]
+        yield from out.fill(versions.items, rows)
+        made.state = new_dict([("_metadata", versions)])
+    return made
+
+
+def _attributes(state: Any) -> list[tuple[Any, Any]]:
+    """As `attributes`, where `state` is nothing but attributes; a name that slots have too gets another."""
+    parts = state if type(state) is tuple and len(state) == 2 else (state,)
+    return _distinct(attributes(state)) if all(part is None or pairs(part) is not None for part in parts) else []
+
+
+def _items_of(call: Call, base: Any) -> list[tuple[Any, Any]] | None:
+    if call.items is not None:
+        return pairs(call)
+    if type(base) is Dict:
+        return pairs(base)
+    return None
+
+
+def _mapping(
+    out: Converter,
+    name: str,
+    rows: list[tuple[Any, Any]],
+    named: list[tuple[Any, Any]],
+    beside: list[tuple[Any, Any]],
+) -> Steps:
+    """Mappings of unknown classes; an attribute outside the items becomes one, but not a state dict's ``_metadata``."""
+    known = {str(key): value for key, value in rows if isinstance(key, str)}
+    if any(key == "_metadata" for key, _ in named):
+        out.changed(name, "OrderedDict")
+        made = Call(Global("collections", "OrderedDict", 0), (), "REDUCE", 0)
+        made.items = []
+        state: list[tuple[Any, Any]] = []
+        yield from out.fill(made.items, _distinct([*rows, *beside]))
+        yield from out.fill(state, named)
+        made.state = new_dict(state)
+        return made
+    out.changed(name, "dict")
+    found: list[tuple[Any, Any]] = []
+    # transformers' ModelOutput has each item as an attribute too; another value of the same name is one more.
+    more = [row for row in named if row[0] not in known or (row[1] is not known[row[0]] and type(row[1]) in _OBJECTS)]
+    yield from out.fill(found, _distinct([*rows, *more, *beside]))
+    return new_dict(found)
+
+
+def _list(out: Converter, name: str, elements: list[Any], named: list[tuple[Any, Any]]) -> Steps:
+    out.changed(name, "list")
+    made: list[Any] = []
+    yield from out.listed(made, elements)
+    for key, _ in named:
+        out.drop_at(str(key), f"an attribute of {name}", "a list has none")
+    return made
+
+
+def _stands_for_itself(name: str, state: Any) -> bool:
+    """Whether a call's arguments show what it makes, as a class's do (an enum, an exception)."""
+    module, _, last = name.rpartition(".")
+    if name in STATEFUL or (state is not None and not module.startswith("builtins")):
+        return True
+    return last.lstrip("_")[:1].isupper() and module.partition(".")[0] not in stdlib_module_names
+
+
+def _shape_of(node: Any) -> str:
+    """What a node will be, in a word."""
+    if isinstance(node, str):
+        return "str"
+    if type(node) is Dict:
+        return "dict"
+    if type(node) is Call:
+        return "tensor" if is_tensor(node) else "value"
+    return "None" if node is None else type(node).__name__
+
+
+def _frozenset(out: Converter, call: Call, args: tuple[Any, ...]) -> Steps:
+    elements = args[0] if args and type(args[0]) in (list, tuple) else []
+    made = yield None, Call(Global("__builtin__", "set", 0), (list(elements),), "REDUCE", 0)
+    out.changed("frozenset", "set")
+    return made
+
+
+def _set(out: Converter, call: Call, args: tuple[Any, ...]) -> Steps:
+    elements = args[0] if args and type(args[0]) in (list, tuple) else []
+    return (yield None, Set("set", list(elements)))
+
+
+def _from_type(out: Converter, call: Call, args: tuple[Any, ...]) -> Steps:
+    """``_rebuild_from_type_v2(func, type, args, state)``: a class that is not known gives way to the plain tensor."""
+    if len(args) < 4:
+        raise BadValue("a tensor subclass without its parts")
+    func, cls, inner_args, state = args[:4]
+    known = type(cls) is Global and trusted.accepted(trusted.canonical(cls))
+    plain = type(func) is Global and trusted.accepted(trusted.canonical(func))
+    name = trusted.canonical(cls) if type(cls) is Global else "a tensor subclass"
+    rows = state_rows(cls, state)
+    _drop_set(out, call, name)
+    if known and plain and (rows == [] or _attributes(state)):
+        new_inner = yield None, inner_args
+        new_state = yield None, state
+        rebuild = Global("torch._tensor", "_rebuild_from_type_v2", 0)
+        new_state = None if new_state is DROPPED else new_state
+        return out.older(Call(rebuild, (func, cls, new_inner, new_state), "REDUCE", call.position))
+    if not plain or func.name == "_rebuild_wrapper_subclass":
+        # The data of a wrapper is in its attributes: a DTensor's _local_tensor, the data and scale of a quantized one.
+        made_by_torch = type(func) is Global and func.name == "_rebuild_wrapper_subclass"
+        out.changed(name, "dict of its parts")
+        parts: list[tuple[Any, Any]] = []
+        yield from out.fill(parts, _distinct(rows if made_by_torch else [("args", inner_args), *rows]))
+        return new_dict(parts)
+    out.changed(name, "tensor")
+    made = yield None, Call(func, inner_args, "REDUCE", call.position)
+    for key, _ in rows:
+        out.drop_at(key, f"an attribute of {name}", "a plain tensor has none")
+    return made
+
+
+def _parameter(out: Converter, call: Call, args: tuple[Any, ...]) -> Steps:
+    """``_rebuild_parameter_with_state(data, requires_grad, hooks, state)``: torch takes attributes alone as state."""
+    name = class_name(call) or ""
+    if len(args) != 4:
+        raise BadValue("a parameter without its parts")
+    if _attributes(args[3]) or _is_empty(args[3]):
+        return (yield from _allowed(out, call, name, args))
+    _drop_set(out, call, name)
+    made = yield None, Call(Global("torch._utils", "_rebuild_parameter", 0), args[:3], "REDUCE", call.position)
+    for key, _ in state_rows(None, args[3]):
+        out.drop_at(key, "an attribute of a parameter", "it has no name")
+    return made
+
+
+def _drop_set(out: Converter, call: Call, name: str) -> None:
+    """What is set on a tensor after it is made, which no torch does."""
+    if call.items or call.elements or call.kwargs or not _is_empty(call.state):
+        out.drop(f"what was set on {name}", "a tensor takes nothing so")
+
+
+def _sparse(out: Converter, call: Call, args: tuple[Any, ...]) -> Steps:
+    _drop_set(out, call, "a sparse tensor")
+    out.changed("_rebuild_sparse_csr_tensor", "_rebuild_sparse_tensor")
+    return (yield None, Call(Global("torch._utils", "_rebuild_sparse_tensor", 0), args, "REDUCE", call.position))
+
+
+def _device_tensor(out: Converter, call: Call, args: tuple[Any, ...]) -> Steps:
+    """The same tensor made from a tensor rather than from a numpy array."""
+    _drop_set(out, call, "a tensor")
+    made = yield None, args
+    if type(made) is not tuple or len(made) != 4 or made[0] is None:
+        return out.drop(class_name(call) or "", "has no data")
+    rebuild = Global("torch._utils", "_rebuild_device_tensor_from_cpu_tensor", 0)
+    return out.older(Call(rebuild, made, "REDUCE", call.position))
+
+
+_SPECIAL: dict[str, Any] = {
+    numpy_pickles.RECONSTRUCT: arrays.array,
+    numpy_pickles.FROM_BUFFER: arrays.array,
+    numpy_pickles.SCALAR: arrays.scalar,
+    numpy_pickles.DTYPE: arrays.dtype_,
+    "builtins.set": _set,
+    "builtins.frozenset": _frozenset,
+    "torch._tensor._rebuild_from_type_v2": _from_type,
+    "torch._tensor._rebuild_from_type": _from_type,
+    "torch._utils._rebuild_parameter_with_state": _parameter,
+    "torch._utils._rebuild_sparse_csr_tensor": _sparse,
+    "torch._utils._rebuild_device_tensor_from_numpy": _device_tensor,
+    "torch._utils._rebuild_xla_tensor": _device_tensor,
+}
+"""Calls that have a rule, under numpy 1's names."""

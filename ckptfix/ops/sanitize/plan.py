@@ -1,0 +1,238 @@
+"""A checkpoint that ``torch.load(weights_only=True)`` takes: plain values for whatever it refuses."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ckptfix.checkpoint import ByteRange, Checkpoint, OutputFile, Plan
+from ckptfix.commands import command
+from ckptfix.errors import Refused, Unsupported
+from ckptfix.findings.row import Finding
+from ckptfix.formats.torch import demands
+from ckptfix.formats.torch import legacy as torch_legacy
+from ckptfix.formats.torch import weights_only as trusted
+from ckptfix.formats.torch import zip as torch_zip
+from ckptfix.formats.torch.call_classes import class_name
+from ckptfix.formats.torch.common import all_findings, fields, parts_of
+from ckptfix.formats.torch.object import node_at
+from ckptfix.formats.torch.rewrite import plan_rewrite, written
+from ckptfix.formats.torch.tensors import BadTensor
+from ckptfix.ops import choose
+from ckptfix.ops.candidates import candidates, whole_module
+from ckptfix.ops.choose import refuse_damaged
+from ckptfix.ops.sanitize import versions as versions
+from ckptfix.ops.sanitize.convert import Converter
+from ckptfix.ops.sanitize.objects import EXTRACT
+from ckptfix.ops.sanitize.report import DROPPED, Loss, Report, Settings
+from ckptfix.pickles import Call, Graph, parse
+from ckptfix.pickles import opcodes as op
+from ckptfix.pickles.reemit import every_node
+
+FORMATS = (torch_zip.NAME, torch_legacy.NAME)
+INSPECT = "`ckptfix inspect` shows what it holds"
+KEEP = ("weights",)
+PYTHON2 = frozenset((op.STRING, op.BINSTRING, op.SHORT_BINSTRING))
+
+
+@dataclass(frozen=True, slots=True)
+class Sanitized:
+    """What sanitizing will do.
+
+    Attributes:
+        plan: what will be written.
+        format: of the output.
+        changes: (top-level address, what it was, what it became) -> how often.
+        losses: what is left out.
+        identical: nothing was to be done; the output is a copy.
+        reason: why weights_only=True refused the file, None if nothing was seen.
+        unloadable: tensors and calls of the output on which torch.load is known to fail, whatever takes their names.
+    """
+
+    plan: Plan
+    format: str
+    changes: Mapping[tuple[str, str, str], int] = field(default_factory=dict)
+    losses: tuple[Loss, ...] = ()
+    identical: bool = False
+    reason: str | None = None
+    unloadable: tuple[Finding, ...] = ()
+
+
+def sanitize(
+    checkpoint: Checkpoint,
+    dest: str,
+    *,
+    keep_only: str | None = None,
+    encoding: str | None = None,
+    torch: str | None = None,
+) -> Sanitized:
+    """Plan `dest` as `checkpoint` with plain values in place of foreign objects.
+
+    Args:
+        keep_only: ``"weights"`` leaves nothing but the state dicts, where they are.
+        encoding: codec of the byte strings of a Python 2 file.
+        torch: a version, such as ``"1.5"``, whose rebuild calls and container are to be used.
+
+    Raises:
+        Refused: nothing of the object would be left, or what `keep_only` names is not there.
+        Unsupported: not a torch file, an unknown version or codec, or a tensor that the version cannot have.
+        KeyConflict: two keys would become one.
+    """
+    if checkpoint.format not in FORMATS:
+        message = f"a {checkpoint.format} file holds tensors and text alone; there is nothing to sanitize"
+        raise Unsupported(message, path=checkpoint.path)
+    if keep_only is not None and keep_only not in KEEP:
+        raise Unsupported(f"nothing called {keep_only!r} can be kept", hint=f"--keep-only {' or '.join(KEEP)}")
+    if encoding is not None:
+        _refuse_codec(encoding)
+    target = None if torch is None else versions.find(torch)
+    if target is not None and not target.reads_zip and checkpoint.byteorder == "big":
+        raise Unsupported("big-endian data is not written to a legacy file", path=checkpoint.path)
+    refuse_damaged(checkpoint)
+    if checkpoint.format == torch_zip.NAME:
+        torch_zip.refuse_disputed(checkpoint)
+    parts = parts_of(checkpoint)
+    graph = parts.graph
+    reason = trusted.refusal(graph)
+    settings = _settings(checkpoint, keep_only, encoding, target)
+    converter = Converter(settings)
+    root = converter.run(graph.root)
+    if root is DROPPED:
+        raise _nothing_left(checkpoint, converter.report)
+    report = converter.report
+    moved = settings.legacy and checkpoint.format != torch_legacy.NAME
+    if not report.changes and not report.losses and reason is None and not moved:
+        copy = Plan((OutputFile.of(dest, (ByteRange(checkpoint.path, 0, checkpoint.size),)),))
+        unloadable = _unloadable(checkpoint, report, graph)
+        return Sanitized(copy, checkpoint.format, identical=True, unloadable=unloadable)
+    rewritten = written(checkpoint, root)
+    unloadable = _unloadable(checkpoint, report, _refuse_unclean(checkpoint, rewritten.pickle))
+    if reason is not None and all(trusted.accepted(trusted.canonical(node)) for node in graph.globals):
+        # With every global accepted, it was an opcode that is refused.
+        report.changes["", f"pickle of protocol {graph.protocol}", "protocol 2"] += 1
+    if moved:
+        report.changes["", "zip container", "legacy container"] += 1
+    plan = plan_rewrite(checkpoint, rewritten, dest, report.storages, legacy=settings.legacy)
+    format = torch_legacy.NAME if settings.legacy else checkpoint.format
+    return Sanitized(plan, format, dict(report.changes), tuple(report.losses), reason=reason, unloadable=unloadable)
+
+
+UNLOADABLE = ("bad-tensor", "bad-call", "memory-bomb")
+"""Findings of tensors that torch.load fails on, or has no memory for."""
+
+
+def _unloadable(checkpoint: Checkpoint, report: Report, output: Graph) -> tuple[Finding, ...]:
+    """Each tensor and call of `output` that torch.load is known to fail on."""
+    left_out = {loss.where for loss in report.losses}
+
+    def is_left_out(where: str) -> bool:
+        parts = where.split("/")
+        return any("/".join(parts[:count]) in left_out for count in range(1, len(parts) + 1))
+
+    known = [finding for finding in all_findings(checkpoint) if finding.id in UNLOADABLE]
+    tensors = [finding for finding in known if not is_left_out(finding.where)]
+    return tuple(
+        Finding("unloadable", "warning", finding.where, finding.message)
+        for finding in [*tensors, *demands.findings(output)]
+    )
+
+
+def _settings(
+    checkpoint: Checkpoint, keep_only: str | None, encoding: str | None, target: versions.Version | None
+) -> Settings:
+    parts = parts_of(checkpoint)
+    graph = parts.graph
+    kept: frozenset[int] | None = None
+    whole: frozenset[int] = frozenset()
+    if keep_only == "weights":
+        whole = _weights(checkpoint)
+        kept = _leading_to(graph, whole)
+    return Settings(
+        legacy=checkpoint.format == torch_legacy.NAME or (target is not None and not target.reads_zip),
+        big=checkpoint.byteorder == "big",
+        encoding=encoding,
+        python2=bool(PYTHON2 & graph.rare.keys()) and graph.protocol < 3,
+        keys_in_use=frozenset(_keys(graph)),
+        kept=kept,
+        whole=whole,
+        target=target,
+    )
+
+
+def _keys(graph: Graph) -> Iterable[str]:
+    for persid in graph.persids:
+        try:
+            yield fields(persid)[0]
+        except BadTensor:
+            continue
+
+
+def _weights(checkpoint: Checkpoint) -> frozenset[int]:
+    found = choose.states(checkpoint)
+    if not found and (modules := candidates(checkpoint)):
+        raise whole_module(checkpoint, modules[0].at)
+    if not found:
+        raise Refused("no state dict was found in it", path=checkpoint.path, hint=INSPECT)
+    root = parts_of(checkpoint).graph.root
+    return frozenset(id(node_at(root, state.at)) for state in found)
+
+
+def _leading_to(graph: Graph, whole: frozenset[int]) -> frozenset[int]:
+    """The nodes that hold one of `whole`, directly or through others, and these themselves."""
+    parents: dict[int, list[int]] = {}
+    for node in every_node(graph.root):
+        for part in _held(node):
+            parents.setdefault(id(part), []).append(id(node))
+    found = set(whole)
+    stack = list(whole)
+    while stack:
+        for parent in parents.get(stack.pop(), ()):
+            if parent not in found:
+                found.add(parent)
+                stack.append(parent)
+    return frozenset(found)
+
+
+def _held(node: Any) -> Iterable[Any]:
+    if type(node) is Call:
+        yield from (node.args, node.kwargs, node.state, node.elements)
+        yield from (value for _, value in node.items or ())
+    elif type(node) in (list, tuple):
+        yield from node
+    elif hasattr(node, "items"):
+        yield from (value for _, value in node.items)
+
+
+def _nothing_left(checkpoint: Checkpoint, report: Report) -> Refused:
+    root = parts_of(checkpoint).graph.root
+    name = class_name(root) if type(root) is Call else None
+    why = report.losses[-1].why if report.losses else "is not a plain value"
+    hint = command("extract", checkpoint.path, "OUT") if why == EXTRACT else INSPECT
+    message = f"nothing would be left of it: {name or 'the object'} {_clause(why)}"
+    return Refused(message, path=checkpoint.path, hint=hint)
+
+
+def _clause(why: str) -> str:
+    return "is " + why.partition(";")[0] if why == EXTRACT else why
+
+
+def _refuse_unclean(checkpoint: Checkpoint, pickle: bytes) -> Graph:
+    """The result, read again: what is not expressed in plain values must not be written as if it were.
+
+    Raises:
+        Unsupported: weights_only=True would still refuse it.
+    """
+    graph = parse(pickle, path=checkpoint.path, where="sanitized pickle")
+    left = trusted.refusal(graph)
+    if left is not None:
+        raise Unsupported(f"no plain form is known for all of it: {left}", path=checkpoint.path)
+    return graph
+
+
+def _refuse_codec(encoding: str) -> None:
+    try:
+        codecs.lookup(encoding)
+    except (LookupError, ValueError):
+        raise Unsupported(f"no text encoding called {encoding!r}", hint="such as utf-8, latin-1 or cp1251") from None

@@ -1,0 +1,177 @@
+"""Objects of the standard library as plain values: one table, a row for each class or function.
+
+A row's rule takes the arguments of the call and its state, as inert nodes, and gives plain values. Nothing is called;
+the encodings are as in each class's ``__reduce__`` in CPython.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import PurePosixPath, PureWindowsPath
+from typing import Any
+
+from ckptfix.ops.sanitize.numpy import BadValue, raw_bytes
+from ckptfix.pickles import Call
+from ckptfix.pickles.graph import attributes
+
+Rule = Callable[[tuple[Any, ...], Any], Any]
+MOST_LISTED = 100_000
+MAX_BITS = 4096
+"""Python turns no int of more than 4,300 digits into text."""
+
+
+def _posix(args: tuple[Any, ...], state: Any) -> str:
+    return str(PurePosixPath(*_strings(args)))
+
+
+def _windows(args: tuple[Any, ...], state: Any) -> str:
+    return str(PureWindowsPath(*_strings(args)))
+
+
+def _strings(args: tuple[Any, ...]) -> list[str]:
+    if not all(isinstance(part, str) for part in args):
+        raise BadValue("a path whose parts are not strings")
+    return [str(part) for part in args]
+
+
+def _one_string(args: tuple[Any, ...], state: Any) -> str:
+    if not args or not isinstance(args[0], str):
+        raise BadValue("an object without its text")
+    return str(args[0])
+
+
+def _fraction(args: tuple[Any, ...], state: Any) -> str:
+    if len(args) == 2 and all(type(part) is int and part.bit_length() < MAX_BITS for part in args):
+        return f"{args[0]}/{args[1]}"
+    return _one_string(args, state)
+
+
+def _uuid(args: tuple[Any, ...], state: Any) -> str:
+    number = dict(_named(state)).get("int")
+    if type(number) is not int or not 0 <= number < 1 << 128:
+        raise BadValue("a UUID without its number")
+    text = f"{number:032x}"
+    return "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
+
+
+def _named(state: Any) -> list[tuple[str, Any]]:
+    return [(str(name), value) for name, value in attributes(state) if isinstance(name, str)]
+
+
+def _packed(args: tuple[Any, ...], size: int) -> bytes:
+    raw = raw_bytes(args[0]) if args else None
+    if raw is None or len(raw) != size:
+        raise BadValue("a date or time whose bytes are not as Python packs them")
+    return raw
+
+
+def _date(args: tuple[Any, ...], state: Any) -> str:
+    raw = _packed(args, 4)
+    return f"{raw[0] << 8 | raw[1]:04}-{raw[2]:02}-{raw[3]:02}"
+
+
+def _clock(raw: bytes) -> str:
+    micro = int.from_bytes(raw[3:6], "big")
+    return f"{raw[0] & 0x7F:02}:{raw[1]:02}:{raw[2]:02}" + (f".{micro:06}" if micro else "")
+
+
+def _time(args: tuple[Any, ...], state: Any) -> str:
+    return _clock(_packed(args, 6)) + _zone(args)
+
+
+def _datetime(args: tuple[Any, ...], state: Any) -> str:
+    raw = _packed(args, 10)
+    # The highest bit of the month says which of two equal times in autumn is meant (PEP 495).
+    return f"{raw[0] << 8 | raw[1]:04}-{raw[2] & 0x7F:02}-{raw[3]:02}T{_clock(raw[4:])}" + _zone(args)
+
+
+def _zone(args: tuple[Any, ...]) -> str:
+    zone = args[1] if len(args) > 1 else None
+    if type(zone) is not Call or type(zone.args) is not tuple:
+        return ""
+    if not zone.args:
+        return "+00:00" if getattr(zone.func, "name", "") == "UTC" else ""
+    offset = zone.args[0]
+    if type(offset) is not Call or type(offset.args) is not tuple or len(offset.args) != 3:
+        return ""
+    seconds = _seconds(offset.args, None)
+    minutes = int(abs(seconds)) // 60
+    return f"{'-' if seconds < 0 else '+'}{minutes // 60:02}:{minutes % 60:02}"
+
+
+def _seconds(args: tuple[Any, ...], state: Any) -> float:
+    if len(args) != 3 or not all(type(part) is int for part in args):
+        raise BadValue("a timedelta without its parts")
+    days, seconds, micro = args
+    if abs(days) > 999_999_999:
+        raise BadValue("a timedelta beyond Python's")
+    whole = days * 86400 + seconds
+    return whole + micro / 1e6 if micro else float(whole)
+
+
+def _range(args: tuple[Any, ...], state: Any) -> Any:
+    if not 1 <= len(args) <= 3 or not all(type(part) is int for part in args) or (len(args) == 3 and not args[2]):
+        raise BadValue("a range without its ends")
+    try:
+        numbers = range(*args)
+        return list(numbers) if len(numbers) <= MOST_LISTED else f"range({', '.join(map(hex, args))})"
+    except OverflowError:
+        return f"range({', '.join(map(hex, args))})"
+
+
+def _sequence(args: tuple[Any, ...], state: Any) -> Any:
+    return list(args)
+
+
+def _member(args: tuple[Any, ...], state: Any) -> str:
+    # Python 3.11 writes members of some enums as getattr(Class, 'NAME').
+    if len(args) != 2 or not isinstance(args[1], str):
+        raise BadValue("an attribute of something")
+    return str(args[1])
+
+
+def _empty_bytes(args: tuple[Any, ...], state: Any) -> bytes:
+    raw = raw_bytes(args[0]) if args else b""
+    if raw is None:
+        raise BadValue("bytes of something")
+    return raw
+
+
+def _first(args: tuple[Any, ...], state: Any) -> Any:
+    if len(args) > 1:
+        raise BadValue("made of several values")
+    return args[0] if args else None
+
+
+_PATHS = {
+    f"{module}.{name}": (rule, "str")
+    for module in ("pathlib", "pathlib._local")
+    for name, rule in (
+        *(("PosixPath", _posix), ("PurePosixPath", _posix), ("Path", _posix), ("PurePath", _posix)),
+        *(("WindowsPath", _windows), ("PureWindowsPath", _windows)),
+    )
+}
+
+RULES: dict[str, tuple[Rule, str]] = {
+    **_PATHS,
+    "decimal.Decimal": (_one_string, "str"),
+    "fractions.Fraction": (_fraction, "str"),
+    "uuid.UUID": (_uuid, "str"),
+    "re._compile": (_one_string, "str"),
+    "datetime.date": (_date, "str"),
+    "datetime.time": (_time, "str"),
+    "datetime.datetime": (_datetime, "str"),
+    "datetime.timedelta": (_seconds, "float"),
+    "builtins.range": (_range, "list"),
+    "builtins.slice": (_sequence, "list"),
+    "builtins.getattr": (_member, "str"),
+    "builtins.bytes": (_empty_bytes, "bytes"),
+    **{f"builtins.{name}": (_first, name) for name in ("int", "float", "str", "bool", "list", "tuple", "dict")},
+}
+"""Global -> (rule, what it becomes). A value that the rule gives is looked at again: it may hold other objects."""
+
+STATEFUL = frozenset({"types.SimpleNamespace", "argparse.Namespace"})
+"""Classes of the standard library that are pickled as a call, and whose state is all there is."""
+
+MAPPINGS = frozenset({"collections.defaultdict", "collections.ChainMap", "collections.UserDict"})
+LISTS = frozenset({"collections.deque"})

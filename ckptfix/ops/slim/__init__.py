@@ -1,0 +1,106 @@
+"""``ckptfix.slim``: a smaller checkpoint of the same tensors."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ckptfix.errors import StrPath
+from ckptfix.formats.target import refuse_other_suffix
+from ckptfix.io.read import Progress
+from ckptfix.ops.law.promise import everything
+from ckptfix.ops.slim import plan as slim_op
+from ckptfix.ops.writing import Draft, Result, about, carry_out, open_input
+from ckptfix.pickles.collector import without_collections
+from ckptfix.words import plural
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class SlimResult(Result):
+    """What was saved.
+
+    Attributes:
+        saved: reason -> bytes: ``"unused storage"``, ``"optimizer"``, ``"duplicates"``, and ``"container"`` for the
+            rest of the difference in size, which may be negative.
+        dropped: addresses of the optimizers that were left out.
+        compacted: storages that were cut to what is used of them.
+        tied: storages that were replaced by equal ones.
+    """
+
+    saved: Mapping[str, int] = field(default_factory=dict)
+    dropped: tuple[str, ...] = ()
+    compacted: int = 0
+    tied: int = 0
+
+    def _details(self) -> dict[str, Any]:
+        return {
+            "saved": dict(self.saved),
+            "dropped": list(self.dropped),
+            "compacted": self.compacted,
+            "tied": self.tied,
+        }
+
+
+@without_collections
+def slim(
+    source: StrPath,
+    dest: StrPath,
+    *,
+    no_optimizer: bool = False,
+    dedupe: bool = False,
+    contiguous: bool = False,
+    force: bool = False,
+    keep_old: bool = False,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> SlimResult:
+    """Write `source` to `dest` without bytes that no tensor uses.
+
+    Args:
+        no_optimizer: leave out every optimizer's state.
+        dedupe: make one storage of those with equal bytes, which ties their tensors.
+        contiguous: write a strided view that leaves gaps, such as a column, without them: its stride changes.
+        force, keep_old, dry_run, progress: as in `api.strip_module`.
+
+    Raises:
+        Refused: nothing would be left.
+        Unsupported, WouldOverwrite, WouldLoseData, DamagedFile, UnknownFormat, WriteFailed.
+    """
+    checkpoint = open_input(source, dest, force)
+    refuse_other_suffix(checkpoint.path, os.fspath(dest), checkpoint.format)
+    with about(checkpoint.path):
+        done = slim_op.slim(
+            checkpoint, os.fspath(dest), no_optimizer=no_optimizer, dedupe=dedupe, contiguous=contiguous
+        )
+    promise = replace(everything(checkpoint, done.dropped), same=done.same)
+    draft = Draft.of(checkpoint, dest, done.plan, promise, _slimmed_lines(done, checkpoint.size, no_optimizer))
+    return SlimResult(
+        **carry_out(draft, force=force, keep_old=keep_old, dry_run=dry_run, progress=progress),
+        saved=done.saved,
+        dropped=done.dropped,
+        compacted=done.compacted,
+        tied=done.tied,
+    )
+
+
+_NO_OPTIMIZER = "no optimizer was recognised in it: none is left out (one is a mapping of state and param_groups)"
+
+
+def _slimmed_lines(done: slim_op.Slimmed, size: int, no_optimizer: bool) -> tuple[str, ...]:
+    without = (_NO_OPTIMIZER,) if no_optimizer and not done.dropped else ()
+    if done.identical:
+        return ("nothing to do: tensors use all of the bytes; the output is an identical copy", *without)
+    notes = {
+        slim_op.UNUSED: f" in {plural(done.compacted, 'storage')}",
+        slim_op.OPTIMIZER: f" ({', '.join(done.dropped[:8])}{' ...' if len(done.dropped) > 8 else ''})",
+        slim_op.DUPLICATES: f" in {plural(done.tied, 'storage')}, whose tensors are now tied",
+    }
+    lines = [
+        f"{reason}: {abs(nbytes):,} bytes {'saved' if nbytes > 0 else 'more'}{notes.get(reason, '')}"
+        for reason, nbytes in done.saved.items()
+    ]
+    if done.dropped and slim_op.OPTIMIZER not in done.saved:
+        lines.append(f"left out: {', '.join(done.dropped[:8])}")
+    return (*lines, *without, f"{size:,} bytes become {done.plan.nbytes:,}")

@@ -1,0 +1,188 @@
+"""A smaller checkpoint of the same tensors: without bytes that no tensor uses, an optimizer, or equal bytes twice."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ckptfix.checkpoint import ByteRange, Checkpoint, Data, OutputFile, Plan
+from ckptfix.commands import command
+from ckptfix.errors import BadPickle, Refused, Unsupported
+from ckptfix.formats.safetensors import format as safetensors
+from ckptfix.formats.torch import legacy as torch_legacy
+from ckptfix.formats.torch.common import parts_of
+from ckptfix.formats.torch.rewrite import NewStorage, plan_rewrite
+from ckptfix.formats.torch.tensors import BadTensor
+from ckptfix.io.read import read_chunks
+from ckptfix.ops.choose import refuse_damaged
+from ckptfix.ops.slim.safetensors import packed
+from ckptfix.ops.slim.views import Unit, find_used, references, units_of
+from ckptfix.pickles import Call, Dict
+from ckptfix.pickles.graph import attributes, children, label, pairs
+from ckptfix.pickles.reemit import reemit
+
+UNUSED, OPTIMIZER, DUPLICATES, CONTAINER = "unused storage", "optimizer", "duplicates", "container"
+
+
+@dataclass(frozen=True, slots=True)
+class Slimmed:
+    """What slimming will do.
+
+    Attributes:
+        plan: what will be written.
+        saved: reason -> bytes of tensor data; ``"container"`` is the rest of the difference in size.
+        dropped: addresses of optimizers that were left out.
+        compacted: how many storages were cut.
+        tied: how many storages took the place of equal ones.
+        identical: nothing was to be done; the output is a copy.
+        same: (bytes, equal bytes that take their place).
+    """
+
+    plan: Plan
+    saved: Mapping[str, int] = field(default_factory=dict)
+    dropped: tuple[str, ...] = ()
+    compacted: int = 0
+    tied: int = 0
+    identical: bool = False
+    same: tuple[tuple[Data, Data], ...] = ()
+
+
+def slim(
+    checkpoint: Checkpoint,
+    dest: str,
+    *,
+    no_optimizer: bool = False,
+    dedupe: bool = False,
+    contiguous: bool = False,
+) -> Slimmed:
+    """Plan `dest` as `checkpoint` without unused bytes.
+
+    Args:
+        no_optimizer: leave out every optimizer's state: mappings of ``state`` and ``param_groups``.
+        dedupe: storages of equal bytes become one. This ties their tensors.
+        contiguous: a strided view that leaves gaps, such as a column, is written without them, with another stride.
+
+    Raises:
+        Refused: the file is an optimizer's state and nothing else.
+        Unsupported: `dedupe` of a safetensors file.
+        DamagedFile, WouldLoseData: it does not hold what it promises.
+    """
+    refuse_damaged(checkpoint)
+    if checkpoint.format == safetensors.NAME:
+        if dedupe:
+            message = "in a safetensors file every tensor has its own bytes"
+            hint = "convert it to zip and slim that; convert to safetensors writes ties as metadata"
+            raise Unsupported(message, path=checkpoint.path, hint=hint)
+        plan, saved = packed(checkpoint, dest)
+        return Slimmed(plan, _sums(checkpoint, plan, {UNUSED: saved}), compacted=bool(saved), identical=not saved)
+    try:
+        return _slim_torch(checkpoint, dest, no_optimizer, dedupe, contiguous)
+    except BadTensor as error:
+        raise BadPickle(str(error), path=checkpoint.path) from None
+    except Unsupported as error:
+        error.path = error.path or checkpoint.path
+        error.hint = error.hint or f"`{command('extract', checkpoint.path, 'OUT')}` takes the weights out of it"
+        raise
+
+
+def _slim_torch(checkpoint: Checkpoint, dest: str, no_optimizer: bool, dedupe: bool, contiguous: bool) -> Slimmed:
+    parts = parts_of(checkpoint)
+    root = parts.graph.root
+    legacy = checkpoint.format == torch_legacy.NAME
+    gone, dropped = _optimizers(root) if no_optimizer else ({}, ())
+    if id(root) in gone:
+        hint = "leave out --no-optimizer to keep it"
+        raise Refused("it holds only an optimizer's state", path=checkpoint.path, hint=hint)
+    before = find_used(root, parts.storages)
+    used = find_used(root, parts.storages, gone) if gone else before
+    keys = set(before)
+
+    def new_key() -> str:
+        number = len(keys)
+        while str(number) in keys:
+            number += 1
+        keys.add(str(number))
+        return str(number)
+
+    units: list[Unit] = []
+    compacted = 0
+    for storage in used.values():
+        made = units_of(storage, new_key, contiguous=contiguous)
+        compacted += made[0].data is not storage.data
+        units += made
+    same = _equal(units) if dedupe else {}
+    lengths = {unit.key: unit.data.length for unit in units}
+    saved = {
+        UNUSED: sum(storage.data.length for storage in used.values()) - sum(lengths.values()),
+        OPTIMIZER: sum(storage.data.length for key, storage in before.items() if key not in used),
+        DUPLICATES: sum(lengths[key] for key in same),
+    }
+    if not gone and not compacted and not same:
+        copy = Plan((OutputFile.of(dest, (ByteRange(checkpoint.path, 0, checkpoint.size),)),))
+        return Slimmed(copy, identical=True)
+    rewritten = reemit(parts.graph, gone=gone, replaced=references(units, same, legacy))
+    storages = {unit.key: NewStorage(unit.data, unit.used.itemsize, unit.crc32) for unit in units}
+    plan = plan_rewrite(checkpoint, rewritten, dest, storages)
+    places = {unit.key: unit.data for unit in units}
+    equal = tuple((places[key], places[other]) for key, other in same.items())
+    return Slimmed(plan, _sums(checkpoint, plan, saved), dropped, compacted, len(same), same=equal)
+
+
+def _sums(checkpoint: Checkpoint, plan: Plan, saved: Mapping[str, int]) -> dict[str, int]:
+    """`saved` without what is nothing, and the rest of the difference in size."""
+    rest = checkpoint.size - plan.nbytes - sum(saved.values())
+    return {reason: nbytes for reason, nbytes in {**saved, CONTAINER: rest}.items() if nbytes}
+
+
+def _optimizers(root: Any) -> tuple[dict[int, Any], tuple[str, ...]]:
+    """The nodes that are optimizers' states, or lists of nothing else, by ``id``; and their addresses."""
+    gone: dict[int, Any] = {}
+    dropped: list[str] = []
+    seen: set[int] = set()
+    stack = [("", root)]
+    while stack:
+        address, node = stack.pop()
+        if type(node) not in (tuple, list, Dict, Call) or id(node) in seen:
+            continue
+        seen.add(id(node))
+        several = type(node) in (tuple, list) and node and all(map(_is_optimizer, node))
+        if several or _is_optimizer(node):
+            gone[id(node)] = node
+            dropped.append(address)
+            continue
+        below = [(f"{address}/{name}" if address else name, child) for name, child in children(node)]
+        stack += [(where[:1024], child) for where, child in reversed(below)]
+    return gone, tuple(dropped)
+
+
+def _is_optimizer(node: Any) -> bool:
+    """Whether this is what ``Optimizer.state_dict()`` gives, or a pickled optimizer."""
+    rows = pairs(node)
+    if rows is None and type(node) is Call:
+        rows = attributes(node.state)
+    found = {label(key): value for key, value in rows or () if isinstance(key, str)}
+    return pairs(found.get("state")) is not None and type(found.get("param_groups")) in (list, tuple)
+
+
+def _equal(units: list[Unit]) -> dict[str, str]:
+    """Key of a unit -> key of an earlier one of the same kind and device with the same bytes."""
+    alike: dict[tuple[Any, ...], list[Unit]] = {}
+    for unit in units:
+        if unit.data.length:
+            kind = (unit.used.kind.full, unit.used.location, unit.data.length)
+            alike.setdefault(kind, []).append(unit)
+    same: dict[str, str] = {}
+    for group in alike.values():
+        if len(group) < 2:
+            continue
+        first: dict[bytes, str] = {}
+        for unit in group:
+            digest = hashlib.sha256()
+            for chunk in read_chunks(unit.data):
+                digest.update(chunk)
+            key = first.setdefault(digest.digest(), unit.key)
+            if key != unit.key:
+                same[unit.key] = key
+    return same

@@ -1,0 +1,58 @@
+"""A safetensors file without bytes that no tensor claims: holes, and what follows the last tensor."""
+
+from __future__ import annotations
+
+from ckptfix.checkpoint import ByteRange, Checkpoint, OutputFile, Plan, Segment
+from ckptfix.errors import Truncated
+from ckptfix.formats.safetensors.header import METADATA, Header
+from ckptfix.formats.safetensors.write import framed, metadata_text, quoted
+from ckptfix.io.read import truncated_hint
+
+
+def packed(checkpoint: Checkpoint, dest: str) -> tuple[Plan, int]:
+    """The file with its tensors side by side in the order of their bytes, and how many bytes that saved.
+
+    Tensors that overlap still overlap in the same way. Names, order, metadata and values are the same.
+
+    Raises:
+        Truncated: a tensor whose bytes are beyond the end.
+    """
+    header: Header = checkpoint.graph
+    spans = sorted({(row.begin, row.stop) for row in header.rows if row.stop > row.begin})
+    runs: list[tuple[int, int]] = []
+    for begin, stop in spans:
+        if stop > header.data_size:
+            message = f"a tensor ends {stop - header.data_size} bytes beyond the end"
+            raise Truncated(message, path=checkpoint.path, offset=header.size, hint=truncated_hint(checkpoint.path))
+        if runs and begin <= runs[-1][1]:
+            runs[-1] = (runs[-1][0], max(runs[-1][1], stop))
+        else:
+            runs.append((begin, stop))
+    unused = header.data_size - sum(stop - begin for begin, stop in runs)
+    if not unused:
+        return Plan((OutputFile.of(dest, (ByteRange(header.path, 0, header.size),)),)), 0
+    moved: dict[int, int] = {}
+    segments: list[Segment] = []
+    end = 0
+    for begin, stop in runs:
+        moved[begin] = end
+        segments.append(ByteRange(header.path, header.data_start + begin, stop - begin))
+        end += stop - begin
+    items = []
+    if header.metadata is not None:
+        items.append(f"{quoted(METADATA)}:{metadata_text((pair.key, pair.value) for pair in header.pairs)}")
+    starts = sorted(moved)
+    for row in header.rows:
+        begin = _moved(row.begin, starts, moved) if row.stop > row.begin else 0
+        sizes = ",".join(map(str, row.shape))
+        offsets = f"[{begin},{begin + row.stop - row.begin}]"
+        items.append(f'{quoted(row.key)}:{{"dtype":{quoted(row.code)},"shape":[{sizes}],"data_offsets":{offsets}}}')
+    new = framed("{" + ",".join(items) + "}")
+    return Plan((OutputFile.of(dest, (new, *segments)),)), unused
+
+
+def _moved(place: int, starts: list[int], moved: dict[int, int]) -> int:
+    from bisect import bisect_right
+
+    start = starts[bisect_right(starts, place) - 1]
+    return moved[start] + place - start

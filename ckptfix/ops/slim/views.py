@@ -1,0 +1,271 @@
+"""Which bytes of each storage the tensors of a torch checkpoint use, and the references that reach only these."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ckptfix.checkpoint import ByteRange, Data, contiguous_stride, dtypes, is_contiguous
+from ckptfix.formats.torch.common import Storages, fields
+from ckptfix.formats.torch.tensors import BadTensor, dtype_name, sizes, viewed
+from ckptfix.io.derived import gathered
+from ckptfix.pickles import Call, Dict, Global, PersId, Set
+from ckptfix.pickles.reemit import every_node
+
+_DENSE = frozenset(("_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_tensor_v3", "_rebuild_qtensor"))
+"""Calls of ``torch._utils`` whose arguments begin with storage, offset, size and stride."""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A tensor on a storage.
+
+    Attributes:
+        args: the tuple that begins with storage, offset, size and stride.
+        itemsize, shape, stride: of its elements.
+        first: byte of its first element in the storage; `end` the byte behind its last.
+    """
+
+    args: tuple[Any, ...]
+    itemsize: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    first: int
+    end: int
+
+    @property
+    def nbytes(self) -> int:
+        count = 1
+        for size in self.shape:
+            count *= size
+        return count * self.itemsize
+
+    @property
+    def place(self) -> tuple[Any, ...]:
+        return self.first, self.itemsize, self.shape, self.stride
+
+
+@dataclass(slots=True)
+class Used:
+    """A storage of the file and what refers to it; `whole` if something other than a dense tensor does."""
+
+    key: str
+    kind: Global
+    location: str
+    itemsize: int
+    data: Data
+    crc32: int | None
+    views: list[View] = field(default_factory=list)
+    references: list[PersId] = field(default_factory=list)
+    whole: bool = False
+
+
+@dataclass(slots=True)
+class Unit:
+    """A storage of the output: the views on it, moved down by `start` bytes, or all of it one `contiguous` tensor."""
+
+    key: str
+    used: Used
+    data: Data
+    crc32: int | None
+    start: int
+    views: list[View]
+    contiguous: bool = False
+
+
+def find_used(root: Any, storages: Storages, gone: Iterable[int] = ()) -> dict[str, Used]:
+    """The storages that `root` refers to, by key; meta tensors have none. Nodes in `gone` count for nothing.
+
+    Raises:
+        BadTensor: a reference that is none.
+    """
+    found: dict[str, Used] = {}
+    without = frozenset(gone)
+    for node in nodes_left(root, without):
+        if type(node) is PersId:
+            _note_reference(found, node, storages)
+    dense: dict[int, tuple[Any, ...]] = {}
+    for node in nodes_left(root, without):
+        for args in _dense_args(node):
+            dense[id(args)] = args
+            _note_view(found, node, args, storages)
+    for node in nodes_left(root, without):
+        for part in _parts(node):
+            if type(part) is PersId and not (id(node) in dense and part is node[0]):
+                used = _of(found, part)
+                if used is not None:
+                    used.whole = True
+    return found
+
+
+def nodes_left(root: Any, gone: frozenset[int]) -> Iterable[Any]:
+    """Every node that is reached without those in `gone`, once."""
+    if not gone:
+        yield from every_node(root)
+        return
+    seen: set[int] = set(gone)
+    stack = [root]
+    while stack:
+        node = stack.pop()
+        if type(node) not in (tuple, list, Dict, Set, Call, PersId) or id(node) in seen:
+            continue
+        seen.add(id(node))
+        yield node
+        stack += _parts(node)
+
+
+def _parts(node: Any) -> list[Any]:
+    kind = type(node)
+    if kind is Call:
+        held = [node.func, node.args, node.kwargs, node.state, node.elements]
+        return held + [part for pair in node.items or () for part in pair]
+    if kind is Dict:
+        return [part for pair in node.items for part in pair]
+    if kind is Set:
+        return list(node.elements)
+    if kind is PersId:
+        return [node.pid]
+    return list(node) if kind in (tuple, list) else []
+
+
+def _note_reference(found: dict[str, Used], node: PersId, storages: Storages) -> None:
+    if type(node.pid) is tuple and node.pid[:1] == ("module",):
+        return
+    key, kind, location, _ = fields(node)
+    if location == "meta":
+        return
+    storage = storages(node)
+    assert storage.data is not None
+    used = found.get(key)
+    if used is None:
+        itemsize = dtypes.by_name(kind).itemsize
+        used = found[key] = Used(key, node.pid[1], location, itemsize, storage.data, storage.crc32)
+    if (used.kind.name, used.location) != (node.pid[1].name, location) or not isinstance(used.data, ByteRange):
+        used.whole = True
+    used.references.append(node)
+
+
+def _of(found: Mapping[str, Used], node: PersId) -> Used | None:
+    pid = node.pid
+    return found.get(str(pid[2])) if type(pid) is tuple and len(pid) > 2 else None
+
+
+def _dense_args(node: Any) -> list[tuple[Any, ...]]:
+    """The argument tuples of dense tensors that a call has: its own, those it passes on, or an old tensor's state."""
+    if type(node) is not Call or type(node.func) is not Global:
+        return []
+    name = node.func.name
+    if node.func.module == "torch._utils" and name in _DENSE:
+        candidates = [node.args]
+    elif name == "_rebuild_from_type_v2" and type(node.args) is tuple and len(node.args) > 2:
+        func = node.args[0]
+        candidates = [node.args[2]] if type(func) is Global and func.name in _DENSE else []
+    else:
+        candidates = [node.state] if name.endswith("Tensor") else []
+    return [args for args in candidates if type(args) is tuple and len(args) >= 4 and type(args[0]) is PersId]
+
+
+def _note_view(found: Mapping[str, Used], node: Call, args: tuple[Any, ...], storages: Storages) -> None:
+    used = _of(found, args[0])
+    if used is None:
+        return
+    func = node.args[0] if node.func.name == "_rebuild_from_type_v2" else node.func
+    name = used.kind.name
+    row = dtypes.by_storage_class(name)
+    if func.name == "_rebuild_tensor_v3" and len(args) > 6:
+        row = dtypes.find(dtype_name(args[6]))
+    shape, stride = sizes(args[2]), sizes(args[3])
+    if row is None or row.per_item != 1 or type(args[1]) is not int or len(shape) != len(stride):
+        used.whole = True
+        return
+    if args[1] < 0:
+        raise BadTensor("an offset that is not a count")
+    base, _ = viewed(args[0], storages(args[0]))
+    first = args[1] * row.itemsize + base * used.itemsize
+    reach = 0 if 0 in shape else 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+    if reach and first + reach * row.itemsize > used.data.length:
+        raise BadTensor(f"{first + reach * row.itemsize} bytes of storage {used.key} needed, of {used.data.length}")
+    used.views.append(View(args, row.itemsize, shape, stride, first, first + reach * row.itemsize))
+
+
+def units_of(used: Used, new_key: Callable[[], str], *, contiguous: bool = False) -> list[Unit]:
+    """The storages that hold only what the views of `used` reach; one, as it was, where nothing is to be saved.
+
+    Views that touch or overlap remain on one storage.
+
+    Args:
+        new_key: makes a storage key that the file does not have.
+        contiguous: a strided view that is alone on its part of a storage and leaves gaps is made contiguous.
+    """
+    nbytes = used.data.length
+    whole = [Unit(used.key, used, used.data, used.crc32, 0, used.views)]
+    if used.whole or not used.views or not isinstance(used.data, ByteRange):
+        return whole
+    runs: list[tuple[int, int, list[View]]] = []
+    for view in sorted(used.views, key=lambda view: (view.first, view.end)):
+        unit = max(view.itemsize, used.itemsize)
+        start, end = view.first // unit * unit, min(-(-view.end // unit) * unit, nbytes)
+        if view.first == view.end:
+            start = end = min(start, nbytes)
+        if runs and start <= runs[-1][1] and (end > start or start < runs[-1][1]):
+            runs[-1] = (runs[-1][0], max(runs[-1][1], end), [*runs[-1][2], view])
+        else:
+            runs.append((start, end, [view]))
+    made: list[Unit] = []
+    for start, end, views in runs:
+        key = used.key if not made else new_key()
+        part = used.data.sub(start, end - start)
+        data: Data = part
+        crc32 = used.crc32 if end - start == nbytes else None
+        gather = contiguous and len({view.place for view in views}) == 1 and _has_gaps(views[0])
+        if gather:
+            view = views[0]
+            itemsize = view.itemsize
+            offset = (view.first - start) // itemsize
+            data, crc32 = gathered(part, itemsize, view.shape, view.stride, offset), None
+        made.append(Unit(key, used, data, crc32, start, views, gather))
+    saved = nbytes - sum(unit.data.length for unit in made)
+    return made if saved > 0 else whole
+
+
+def _has_gaps(view: View) -> bool:
+    """Whether a strided view reaches each of its elements once, and bytes that are none of them."""
+    if is_contiguous(view.shape, view.stride) or view.nbytes >= view.end - view.first or not view.nbytes:
+        return False
+    reach = 1
+    for step, size in sorted((step, size) for step, size in zip(view.stride, view.shape, strict=True) if size > 1):
+        if step < reach:
+            return False
+        reach += (size - 1) * step
+    return True
+
+
+def references(units: Iterable[Unit], same: Mapping[str, str], legacy: bool) -> dict[int, Any]:
+    """``id`` of argument tuples and references -> what is to stand there, for those that change.
+
+    Args:
+        same: key of a unit -> key of the unit whose bytes it has too, and which takes its place.
+    """
+    replaced: dict[int, Any] = {}
+    for unit in units:
+        used = unit.used
+        key = same.get(unit.key, unit.key)
+        as_it_was = unit.key == used.key and unit.data is used.data
+        if as_it_was and key == unit.key:
+            continue
+        if as_it_was:
+            for node in used.references:
+                replaced[id(node)] = PersId((*node.pid[:2], key, *node.pid[3:]), node.position, -1)
+            continue
+        count = unit.data.length // used.itemsize
+        pid: tuple[Any, ...] = ("storage", used.kind, key, used.location, count)
+        shared = PersId((*pid, None) if legacy else pid, 0, -1)
+        for view in unit.views:
+            offset = 0 if unit.contiguous else (view.first - unit.start) // view.itemsize
+            stride = contiguous_stride(view.shape) if unit.contiguous else view.args[3]
+            replaced[id(view.args)] = (shared, offset, view.args[2], stride, *view.args[4:])
+    return replaced
+
+
+__all__ = ["BadTensor", "Unit", "Used", "View", "find_used", "nodes_left", "references", "units_of"]

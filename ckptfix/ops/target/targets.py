@@ -1,0 +1,241 @@
+"""What a model expects, as slots: from a checkpoint, a file of keys, or the model itself.
+
+::
+
+    {"fc.weight": [5, 3], "fc.bias": [5]}                                  keys.json: name -> shape, in definition order
+    {"fc.weight": {"shape": [5, 3], "dtype": "float32"}}                   ... with dtypes
+    [["fc.weight", [5, 3], "float32"], ["fc.bias", [5]]]                   ... or as rows
+    {"entries": [{"name": "model/fc.weight", ...}], "state_dicts": ...}    what `ckptfix inspect --json` prints
+    package.module:Class                                                   a callable without arguments
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ckptfix.checkpoint import Checkpoint, dtypes
+from ckptfix.errors import CkptfixError, Refused, Undecided, file_name, not_readable
+from ckptfix.formats import open_checkpoint
+from ckptfix.formats.safetensors import format as safetensors
+from ckptfix.names.slots import Slot
+from ckptfix.ops import choose
+from ckptfix.ops.candidates import Candidate, state_dict_of
+from ckptfix.words import where_else
+
+_FACTORY = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
+_FORMS = 'give {"name": [shape]}, {"name": {"shape": ..., "dtype": ...}}, or what `ckptfix inspect --json` prints'
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One side of a match.
+
+    Attributes:
+        label: what it is called in messages: the file, or ``module:factory``.
+        slots: its tensors in order.
+        at: address of the state dict they are in; None where there are no addresses.
+        in_order: whether the order is the definition order; safetensors files are sorted otherwise.
+    """
+
+    label: str
+    slots: tuple[Slot, ...]
+    at: str | None = None
+    in_order: bool = True
+
+
+def read(target: str | os.PathLike[str], *, at: str | None = None, allow_import: bool = False) -> Side:
+    """The side that `target` describes: a checkpoint, a file of keys, or ``module:factory``.
+
+    Args:
+        at: address of the state dict, where there are several.
+        allow_import: import the module of ``module:factory`` and call the factory, which runs their code.
+
+    Raises:
+        Refused: ``module:factory`` without `allow_import`, or several state dicts without `at`.
+        CkptfixError: the file says no shapes, or the model could not be built.
+    """
+    text = file_name(target, "the model's file or module:factory")
+    if _FACTORY.fullmatch(text) and not Path(text).exists():
+        return _model(text, allow_import)
+    if text.endswith(".json") and Path(text).is_file():
+        return _keys_file(text, at)
+    try:
+        return of_checkpoint(open_checkpoint(text), at)
+    except Undecided as error:
+        error.choose_with({"like_at": error.choices[0]})
+        raise
+
+
+def of_checkpoint(checkpoint: Checkpoint, at: str | None = None) -> Side:
+    """The state dict at `at`, or the only one that looks like a model's; no tensor byte is read.
+
+    Raises:
+        Refused: there is none, or there are several.
+        NoSuchTensor: there is none at `at`.
+    """
+    return of_candidate(checkpoint, choose.mapping(checkpoint, at))
+
+
+def of_candidate(checkpoint: Checkpoint, row: Candidate) -> Side:
+    """One state dict of a checkpoint, or the state dict of a whole module.
+
+    Raises:
+        CkptfixError: a module that is none, or a tensor of it that cannot be read.
+    """
+    entries = list(state_dict_of(checkpoint, row))
+    in_order = checkpoint.format != safetensors.NAME
+    if not in_order:
+        # Recorded views would be compared with their bases byte by byte; names need only the ties.
+        pairs = {key: value for key, value in checkpoint.metadata.items() if key != safetensors.VIEWS_KEY}
+        entries = list(safetensors.restore_ties(entries, pairs))
+    slots = []
+    for entry in entries:
+        storage = entry.storage.key if entry.storage is not None and entry.numel else None
+        slots.append((entry.key, entry.shape, entry.dtype, storage and (storage, entry.offset, entry.stride)))
+    return Side(checkpoint.path, _slots(slots), row.at, in_order)
+
+
+def _slots(rows: Iterable[tuple[str, tuple[int, ...], str, object]]) -> tuple[Slot, ...]:
+    """Slots of (name, shape, dtype, place); tensors of one place, shape and dtype are tied; None has no place."""
+    slots: dict[str, Slot] = {}
+    first: dict[object, str] = {}
+    for name, shape, dtype, place in rows:
+        origin = name if place is None else first.setdefault((place, shape, dtype), name)
+        slots[name] = Slot(name, shape, dtype, None if origin == name else origin)
+    return tuple(slots.values())
+
+
+def _model(text: str, allow_import: bool) -> Side:
+    if not allow_import:
+        raise Refused(
+            f"no such file: {text}",
+            hint="add --allow-import to import it, which runs its code, or pass a checkpoint or keys.json",
+        )
+    from ckptfix.ops.target.model import build
+
+    return Side(text, _slots(build(text)))
+
+
+class _Wrong(Exception):
+    """A file of keys that is none, in words."""
+
+
+def _keys_file(path: str, at: str | None) -> Side:
+    try:
+        with open(path, encoding="utf-8-sig") as file:
+            document = json.load(file, object_pairs_hook=_unique)
+        if isinstance(document, dict) and isinstance(document.get("entries"), list):
+            return _inspection(path, document, at)
+        if at:
+            raise Refused("a file of keys has no addresses", path=path, where=at)
+        return Side(path, _slots(_rows(document)))
+    except OSError as error:
+        raise not_readable(error, path) from None
+    except UnicodeDecodeError as error:
+        raise CkptfixError("a file of keys is UTF-8 text", path=path, offset=error.start) from None
+    except json.JSONDecodeError as error:
+        raise CkptfixError(f"not JSON: {error.msg}", path=path, where=f"line {error.lineno}") from None
+    except RecursionError:
+        raise CkptfixError("not JSON that holds keys: nested too deeply", path=path) from None
+    except (_Wrong, ValueError) as error:
+        raise CkptfixError(str(error), path=path, hint=_FORMS) from None
+
+
+def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        seen: set[str] = set()
+        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+        raise _Wrong(f"{twice!r} stands in it twice")
+    return found
+
+
+def _rows(document: Any) -> list[tuple[str, tuple[int, ...], str, object]]:
+    """Rows of a keys.json in one of its forms.
+
+    Raises:
+        _Wrong: it is none of them.
+    """
+    if isinstance(document, dict):
+        if isinstance(document.get("weight_map"), dict):
+            raise _Wrong("an index of shards names tensors, and not their shapes: give a file with shapes")
+        named = [(name, value) for name, value in document.items() if name != "__metadata__"]
+    elif isinstance(document, list):
+        named = [_listed(row) for row in document]
+    else:
+        raise _Wrong("neither an object of keys nor a list of them")
+    if not named:
+        raise _Wrong("it lists no tensor")
+    if len(dict(named)) < len(named):
+        names = [name for name, _ in named]
+        raise _Wrong(f"{next(name for name in names if names.count(name) > 1)!r} stands in it twice")
+    return [(name, *_fields(name, value), None) for name, value in named]
+
+
+def _listed(row: Any) -> tuple[str, Any]:
+    if isinstance(row, str):
+        raise _Wrong(f"{row!r} is a name without a shape")
+    if isinstance(row, dict) and isinstance(row.get("name"), str):
+        return row["name"], row
+    if isinstance(row, list) and 2 <= len(row) <= 3 and isinstance(row[0], str):
+        return row[0], {"shape": row[1], "dtype": row[2] if len(row) > 2 else None}
+    raise _Wrong(f"a row that is not [name, shape, dtype]: {json.dumps(row)[:80]}")
+
+
+def _fields(name: str, value: Any) -> tuple[tuple[int, ...], str]:
+    """(shape, dtype) of a value; the dtype is ``""`` if none is said."""
+    given = value if isinstance(value, dict) else {"shape": value}
+    shape, dtype = given.get("shape"), given.get("dtype")
+    if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
+        raise _Wrong(f"{name!r} has no shape: {json.dumps(shape)[:80]} is not a list of sizes")
+    if dtype is None:
+        return tuple(shape), ""
+    row = None
+    if isinstance(dtype, str):
+        row = dtypes.find(dtype.removeprefix("torch.")) or dtypes.by_safetensors(dtype)
+    if row is None:
+        raise _Wrong(f"{name!r} has an unknown dtype: {json.dumps(dtype)[:80]}")
+    return tuple(shape), row.name
+
+
+def _below(names: Iterable[object], at: str) -> tuple[str, ...]:
+    front = f"{at}/" if at else ""
+    return tuple(name[len(front) :] for name in names if isinstance(name, str) and name.startswith(front))
+
+
+def _inspection(path: str, document: Mapping[str, Any], at: str | None) -> Side:
+    """The state dict at `at` of what ``inspect --json`` printed, or the only one that looks like a model's."""
+    listed = document.get("state_dicts")
+    states = [
+        state
+        for state in (listed if isinstance(listed, list) else ())
+        if isinstance(state, dict) and isinstance(state.get("at"), str)
+    ]
+    models = [state["at"] for state in states if state.get("weights")]
+    models = models or [state["at"] for state in states if not state.get("optimizer")] or [""]
+    names = [entry["name"] for entry in document["entries"] if isinstance(entry, dict) and "name" in entry]
+    rows_of = [Candidate(each, None, _below(names, each)) for each in models]
+    wanted = [row.at for row in choose.narrowed(rows_of)] if at is None else [at.strip("/")]
+    if len(wanted) > 1:
+        message = f"it holds {len(wanted)} state dicts: {', '.join(state or repr('') for state in wanted)}"
+        raise Undecided(message, choices=tuple(wanted), choice={"like_at": wanted[0]}, path=path)
+    prefix = f"{wanted[0]}/" if wanted[0] else ""
+    others = [f"{state['at']}/" for state in states if state["at"] and len(state["at"]) >= len(prefix)]
+    rows = []
+    for entry in document["entries"]:
+        name, value = _listed(entry)
+        inside = name.removeprefix(prefix)
+        if not name.startswith(prefix) or any(name.startswith(other) for other in others if other != prefix):
+            continue
+        place = json.dumps([value.get(field) for field in ("storage", "offset", "stride")])
+        rows.append((inside, *_fields(name, value), place if value.get("storage") is not None else None))
+    if not rows:
+        hint = where_else([state["at"] for state in states]) if states else None
+        raise CkptfixError(f"it lists no tensor at {wanted[0]!r}", path=path, hint=hint)
+    return Side(path, _slots(rows), wanted[0], document.get("format") != safetensors.NAME)

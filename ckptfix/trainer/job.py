@@ -1,0 +1,83 @@
+"""What one training run is to do, and what it is while it goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Adam
+from torch.optim.lr_scheduler import StepLR
+from torch.optim.swa_utils import AveragedModel
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What one run is to do.
+
+    Attributes:
+        model: name in `TASKS`; None takes the resumed training checkpoint's, or the demo.
+        parallel: names in `WRAPPERS`, the innermost first.
+        epochs: passes over the data, including the ones before a resumed checkpoint.
+        seed: of the model, the data and its order; None takes the resumed checkpoint's, or 0.
+        rate: learning rate from here on; None leaves the task's, or the resumed one.
+        gpus: ids of GPUs; empty for all.
+        output_device: the GPU that DataParallel gathers to; None for its first one.
+        replicas: run DataParallel as so many copies, and log what each sees in the first batches; None for
+            DataParallel itself.
+        log_replicas: log them in all batches.
+        log_steps: log the four steps of DataParallel too.
+        amp: autocast, with a gradient scaler.
+        averaged: keep a running average of the weights.
+        full_size: the model with its published shapes.
+        param_names: make the optimizer from ``named_parameters()``: its state dict lists their names.
+        resume: the checkpoint to go on from; None for none.
+        save: the checkpoint to write; None for none.
+        wrapped, nested, container: see `ckptfix.trainer.save.save`.
+        outputs: file for what the trained model makes of the first samples; None for none.
+        log: called with what happens, by the first process only.
+    """
+
+    model: str | None = None
+    parallel: tuple[str, ...] = ()
+    epochs: int = 2
+    seed: int | None = None
+    rate: float | None = None
+    gpus: tuple[int, ...] = ()
+    output_device: int | None = None
+    replicas: int | None = None
+    log_replicas: bool = False
+    log_steps: bool = False
+    amp: bool = False
+    averaged: bool = False
+    full_size: bool = False
+    param_names: bool = False
+    resume: Path | None = None
+    save: Path | None = None
+    wrapped: bool = True
+    nested: bool = False
+    container: str = "zip"
+    outputs: Path | None = None
+    log: Callable[[str], None] = field(default=print)
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """A model in training, still wrapped, and what resuming needs.
+
+    Attributes:
+        losses: the mean of each epoch so far.
+        averaged: the running average of the weights, or None.
+        args: of the job that a checkpoint is to remember.
+    """
+
+    model: nn.Module
+    optimizer: Adam
+    scheduler: StepLR
+    scaler: torch.amp.GradScaler
+    averaged: AveragedModel | None = None
+    losses: list[float] = field(default_factory=list)
+    args: dict[str, Any] = field(default_factory=dict)

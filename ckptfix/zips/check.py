@@ -1,0 +1,217 @@
+"""Every place at which a zip archive says two things, judged as strictly as the strictest of its readers.
+
+torch reads with miniz, which trusts the central directory, takes the end of each local header from the header itself,
+and refuses or misreads on a few fields that others skip. zipfile refuses on other fields, and libzip compares both
+descriptions of a record. A `Dispute` says which of them it concerns: with `serious` torch reads other bytes, or
+refuses; without it torch reads the same bytes, and another reader may not.
+
+Sources: ``mz_zip_reader_read_central_dir`` and ``mz_zip_reader_extract_to_mem_no_alloc1`` of miniz 3.0.2,
+``_RealGetContents`` and ``open`` of CPython's Lib/zipfile, and the errors of zip_open(3) with ``ZIP_CHECKCONS``.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from ckptfix.io.read import Reader
+from ckptfix.pickles.collector import without_collections
+from ckptfix.zips.local import Local, local_extra, local_header, local_sizes
+from ckptfix.zips.read import CENTRAL, ENCRYPTED, LOCAL, Directory, Record, extra_fields
+
+DESCRIPTOR_FOLLOWS = 0x8
+"""Flag bit: sizes and checksum stand behind the data, and need not stand in the local header."""
+
+PATCHED, MASKED = 0x20, 0x2000
+"""Flag bits at which miniz refuses a record, and the whole archive."""
+
+NEWEST = 63
+"""The version of the format, in tenths, beyond which zipfile reads no record."""
+
+FILE_TYPE, FOLDER_MODE = 0o170000 << 16, 0o040000 << 16
+"""The Unix file type in the external attributes, and a folder's mode."""
+
+
+UNIX = 3
+USUAL = 72
+"""Bytes of an extra field that a record of torch has at most, as a rule."""
+
+_ROW = struct.Struct("<4x3H18x2H2xH10x").unpack_from
+"""Of a row: made by, needed, flags, lengths of the name and of the extra field, disk."""
+
+_SHORT, _LONG = struct.Struct("<3L"), struct.Struct("<L2Q")
+
+
+class Dispute(NamedTuple):
+    """One thing that is said twice, and not alike.
+
+    Attributes:
+        id: of the finding: ``"bad-directory"`` for the directory and its end, ``"bad-local-header"`` for what stands
+            around the data, ``"hidden-bytes"`` and ``"junk-before"`` for bytes that belong to no record.
+        serious: torch refuses, or reads other bytes than the directory means.
+    """
+
+    id: str
+    where: str
+    offset: int
+    message: str
+    serious: bool
+
+
+class Span(NamedTuple):
+    """Where the data of a record begins, by its local header, and where what follows it may begin."""
+
+    record: Record
+    data: int
+    end: int
+
+
+@without_collections
+def examine(reader: Reader, directory: Directory) -> tuple[list[Span], list[Dispute]]:
+    """The records as their local headers place them, and every dispute; only what stands around data is read."""
+    found = [Dispute("bad-directory", "", offset, message, serious) for message, offset, serious in directory.disputes]
+    spans: list[Span] = []
+    for record in directory.records:
+        odd = _row(directory.raw, record)
+        if odd:
+            found.append(_joined("bad-directory", record, directory.offset + record.position, odd))
+        local = local_header(reader, record.header, len(record.name) + USUAL)
+        if local is None:
+            message = "no local header where the directory points"
+            found.append(Dispute("bad-local-header", record.name, record.header, message, True))
+            data = record.header + LOCAL.size + len(record.name.encode("utf-8", "surrogateescape"))
+            spans.append(Span(record, data, data + record.stored))
+            continue
+        data = local.data
+        said = _local(reader, local, data, record)
+        end, message = _behind(reader, record, data + record.stored, directory.offset)
+        if message:
+            said.append((message, False))
+        if said:
+            found.append(_joined("bad-local-header", record, record.header, said))
+        spans.append(Span(record, data, end))
+    spans.sort(key=lambda span: span.record.header)
+    found += _between(spans, directory.offset)
+    return spans, found
+
+
+def _joined(id: str, record: Record, offset: int, said: list[tuple[str, bool]]) -> Dispute:
+    """All that is `said` about one place, in one dispute, what torch minds first."""
+    said.sort(key=lambda what: not what[1])
+    return Dispute(id, record.name, offset, "; ".join(message for message, _ in said), said[0][1])
+
+
+def _row(raw: bytes, record: Record) -> list[tuple[str, bool]]:
+    """(what is wrong with a row of the directory, whether torch minds)."""
+    made, needed, flags, name_length, extra_length, disk = _ROW(raw, record.position)
+    needed &= 0xFF
+    said: list[tuple[str, bool]] = []
+    dispute = record.dispute
+    if dispute is not None:
+        said.append((dispute, True))
+    elif record.attributes & FILE_TYPE == FOLDER_MODE and made >> 8 == UNIX and record.size:
+        said.append(("marked as a folder by its Unix mode", False))
+    if disk:
+        # miniz lets 1 pass for the only disk.
+        said.append((f"said to lie on disk {disk}, of a single file", disk > 1))
+    if flags & (PATCHED | MASKED):
+        said.append((f"flags {flags:#x}, which mark a patch or a masked header: torch refuses it", True))
+    if needed > NEWEST:
+        said.append((f"said to need version {needed / 10} of the zip format, which zipfile refuses", False))
+    if extra_length:
+        first = record.position + CENTRAL.size + name_length
+        kinds = [kind for kind, _ in extra_fields(raw[first : first + extra_length])]
+        if -1 in kinds:
+            said.append(("an extra field in the directory that does not fit its length", False))
+        if kinds.count(1) > 1:
+            said.append(("two zip64 fields in the directory", False))
+    return said
+
+
+def _local(reader: Reader, local: Local, data: int, record: Record) -> list[tuple[str, bool]]:
+    """(in what a local header disagrees with the directory, whether torch minds)."""
+    said: list[tuple[str, bool]] = []
+    if local.name != record.name.encode("utf-8", "surrogateescape"):
+        said.append(("its local header has another name", True))
+    if local.method != record.method:
+        message = f"compression method {local.method} in the local header, {record.method} in the directory"
+        said.append((message, True))
+    odd = local.flags ^ record.flags
+    if odd & ENCRYPTED:
+        said.append(("one of its two headers says that it is encrypted", True))
+    elif odd:
+        said.append((f"flags {local.flags:#x} in the local header, {record.flags:#x} in the directory", False))
+    if local.needed & 0xFF > NEWEST:
+        said.append((f"said to need version {(local.needed & 0xFF) / 10} of the zip format", False))
+    if data + record.stored > reader.size:
+        said.append(("its local header pushes its data beyond the end of the file", True))
+        return said
+    extra = local_extra(reader, local)
+    # One field that fills it, as torch writes.
+    single = not extra or (len(extra) > 3 and extra[2] + (extra[3] << 8) + 4 == len(extra))
+    if not single and any(kind < 0 for kind, _ in extra_fields(extra)):
+        said.append(("an extra field in its local header that does not fit its length", False))
+    deferred = local.flags & DESCRIPTOR_FOLLOWS
+    if deferred and not (local.stored or local.size or local.crc32):
+        return said
+    stored, size = local_sizes(reader, local)
+    if (stored or size or not deferred) and (stored, size) != (record.stored, record.size):
+        here = f"{size:,} bytes, {stored:,} stored, in the local header"
+        said.append((f"{here}; {record.size:,} and {record.stored:,} in the directory", True))
+    if (local.crc32 or not deferred) and local.crc32 != record.crc32:
+        said.append((f"CRC-32 {local.crc32:08x} in the local header, {record.crc32:08x} in the directory", True))
+    return said
+
+
+def _behind(reader: Reader, record: Record, end: int, directory: int) -> tuple[int, str]:
+    """(where the next record may begin: behind the data and its descriptor, what the descriptor says otherwise).
+
+    A descriptor is the CRC-32 and two sizes of 4 or 8 bytes, with or without a signature (APPNOTE 4.3.9).
+    """
+    if not record.flags & DESCRIPTOR_FOLLOWS:
+        return end, ""
+    raw = reader.read(end, max(min(24, directory - end, reader.size - end), 0))
+    skip = 4 if raw.startswith(b"PK\x07\x08") else 0
+    stated = (record.stored, record.size)
+    if skip and len(raw) >= 16 and _SHORT.unpack_from(raw, 4) == (record.crc32, *stated):
+        return end + 16, ""
+    for form in (_SHORT, _LONG):
+        if len(raw) >= skip + form.size:
+            crc32, *sizes = form.unpack_from(raw, skip)
+            if tuple(sizes) == stated and (crc32 == record.crc32 or skip):
+                wrong = crc32 != record.crc32
+                message = f"CRC-32 {crc32:08x} behind the data, {record.crc32:08x} in the directory" if wrong else ""
+                return end + skip + form.size, message
+    if not skip:
+        # miniz writes none behind a record without data.
+        return end, "" if not record.size else "no data descriptor behind its data, where its flags promise one"
+    return end + 16, "the data descriptor behind it states other sizes than the directory"
+
+
+def _between(spans: list[Span], directory: int) -> Iterator[Dispute]:
+    """Data that runs into what follows it, and bytes that no record has."""
+    end = 0
+    before: Span | None = None
+    for span in spans:
+        header = span.record.header
+        if header > end and before is None:
+            yield Dispute("junk-before", "", 0, f"{header:,} other bytes stand before the archive", True)
+        elif header > end:
+            yield _gap(end, header, f"before {span.record.name}")
+        elif before is not None and before.data + before.record.stored > header:
+            yield _overlap(before, header)
+        end, before = span.end, span
+    if directory > end:
+        yield _gap(end, directory, "before the directory")
+    elif before is not None and before.data + before.record.stored > directory:
+        yield _overlap(before, directory)
+
+
+def _gap(start: int, end: int, place: str) -> Dispute:
+    return Dispute("hidden-bytes", place, start, f"{end - start:,} bytes up to {end:#x} belong to no record", False)
+
+
+def _overlap(span: Span, following: int) -> Dispute:
+    message = f"its data, from {span.data:#x} on, runs into what begins at {following:#x}"
+    return Dispute("bad-local-header", span.record.name, span.record.header, message, True)

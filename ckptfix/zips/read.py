@@ -1,0 +1,298 @@
+"""The central directory of a zip archive, read from its end, as torch writes and reads it.
+
+Layout (APPNOTE.TXT of the zip format, sections 4.3.6 to 4.3.16)::
+
+    local header (30 bytes, name, extra)  data  [data descriptor]      once a record
+    central directory: 46 bytes, name, extra, comment                  once a record
+    [zip64 end record (56 bytes) and its locator (20)]                 torch always writes them
+    end record (22 bytes, comment)
+
+The standard zipfile opens 100,000 records too, but hides the spans that an edit needs, trusts local
+headers it never compared, and reads names of any size.
+"""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ckptfix.commands import command
+from ckptfix.errors import BadDirectory, Truncated, Unsupported
+from ckptfix.io.read import Reader, truncated_hint
+
+END = struct.Struct("<4s4H2LH")
+END64 = struct.Struct("<4sQ2H2L4Q")
+LOCATOR = struct.Struct("<4sLQL")
+CENTRAL = struct.Struct("<4s6H3L5H2L")
+LOCAL = struct.Struct("<4s5H3L2H")
+MAX16, MAX32 = 0xFFFF, 0xFFFFFFFF
+STORED, DEFLATED = 0, 8
+ENCRYPTED = 0x1 | 0x40
+FOLDER = 0x10
+"""The bit of the external attributes that MS-DOS marks a folder with."""
+MAX_RECORDS = 5_000_000
+MAX_DIRECTORY = 1 << 30
+
+
+class Record(NamedTuple):
+    """A row of the central directory.
+
+    Attributes:
+        name: decoded as UTF-8, undecodable bytes as surrogates.
+        header: offset of the local header in the file.
+        stored: bytes that the data takes in the file.
+        size: bytes of the data once decompressed.
+        crc32: as stated; torch never checks it, and can be set not to compute it (0).
+        method, flags: as stated.
+        position: offset of this row in the directory.
+        attributes: the external ones, of MS-DOS in their low byte.
+    """
+
+    name: str
+    header: int
+    stored: int
+    size: int
+    crc32: int
+    method: int
+    flags: int
+    position: int
+    attributes: int = 0
+
+    @property
+    def dispute(self) -> str | None:
+        """Why readers disagree on what its bytes are, whatever its local header says; None if they do not.
+
+        miniz, with which torch reads, takes a record for a folder by an attribute or by its name, gives back memory
+        that was never written to in place of the bytes of a folder or of a record that takes no room in the file, and
+        compares the two sizes of a stored record only where the row has no time of day.
+        """
+        if self.size and self.name.endswith("/"):
+            return f"named as a folder, with {self.size:,} bytes: torch would leave its memory as it finds it"
+        if self.size and self.attributes & FOLDER:
+            return "marked as a folder by its attributes: torch would leave its memory as it finds it"
+        if self.size and not self.stored:
+            return f"{self.size:,} bytes that take no room in the file: torch would leave its memory as it finds it"
+        if self.method == STORED and self.stored != self.size:
+            return f"stored as {self.stored} bytes and said to be {self.size}"
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Directory:
+    """The records of an archive in directory order, and where the directory stands.
+
+    Attributes:
+        raw: the directory's bytes; `offset` is where they begin in the file.
+        comment: the archive comment.
+        trailing: bytes of the file after the end record.
+        disputes: (what its end says otherwise than the directory, offset, whether torch refuses the file for it).
+    """
+
+    path: str
+    records: tuple[Record, ...]
+    raw: bytes = field(repr=False)
+    offset: int
+    comment: bytes
+    trailing: int
+    disputes: tuple[tuple[str, int, bool], ...] = ()
+
+
+def read_directory(reader: Reader, path: str) -> Directory:
+    """Find and read the central directory.
+
+    Raises:
+        Truncated: it has no end record, as in a file whose writing was cut short.
+        BadDirectory: the end record and the directory contradict each other, or records overlap.
+        Unsupported: a multi-disk or encrypted archive.
+    """
+    end = _find_end(reader, path)
+    raw = reader.read(end.offset, end.size)
+    records = tuple(_rows(raw, path, end))
+    _refuse_overlaps(records, path, end.offset)
+    return Directory(path, records, raw, end.offset, end.comment, end.trailing, end.disputes)
+
+
+class _End(NamedTuple):
+    records: int
+    offset: int
+    size: int
+    comment: bytes
+    trailing: int
+    disputes: tuple[tuple[str, int, bool], ...]
+
+
+def _find_end(reader: Reader, path: str) -> _End:
+    """The last end record whose directory lies right before it."""
+    if reader.size >= END.size:
+        # Nearly every archive ends right there; what a longer comment would take may be tensor bytes.
+        last = reader.read(reader.size - END.size, END.size)
+        if last.startswith(b"PK\x05\x06") and last.endswith(b"\0\0"):
+            with suppress(BadDirectory):
+                return _parse_end(reader, last, 0, reader.size - END.size, path)
+    tail_start = max(0, reader.size - END.size - MAX16)
+    tail = reader.read(tail_start, reader.size - tail_start)
+    position = len(tail)
+    wrong = ""
+    last_at = 0
+    while (position := tail.rfind(b"PK\x05\x06", 0, position)) >= 0:
+        if position + END.size > len(tail):
+            continue
+        try:
+            end = _parse_end(reader, tail, position, tail_start, path)
+        except BadDirectory as error:
+            wrong = wrong or error.message
+            last_at = last_at or tail_start + position
+            continue
+        if wrong and reader.read(reader.size - end.trailing, min(end.trailing, 4)) != b"PK\x03\x04":
+            # torch takes the last signature in the file, whatever it finds there. Where another archive follows, as in
+            # a piece of a distributed checkpoint, the trailing bytes are the only fault to report.
+            message = f"another end record, behind the right one, does not end this archive ({wrong})"
+            end = end._replace(disputes=((message, last_at, True), *end.disputes))
+        return end
+    if wrong:
+        raise BadDirectory(wrong, path=path, hint=f"{command('repair', path, 'OUT')} rebuilds it")
+    raise Truncated(
+        "no zip directory at the end: the file was cut short while it was written or copied",
+        path=path,
+        offset=reader.size,
+        hint=truncated_hint(path),
+    )
+
+
+def _parse_end(reader: Reader, tail: bytes, position: int, base: int, path: str) -> _End:
+    _, disk, start_disk, here, count, size, offset, comment_length = END.unpack_from(tail, position)
+    at = base + position
+    comment = tail[position + END.size : position + END.size + comment_length]
+    if len(comment) < comment_length:
+        raise BadDirectory(f"the archive comment at {at:#x} runs past the end of the file")
+    first = at
+    disputes: list[tuple[str, int, bool]] = []
+    if at >= LOCATOR.size:
+        signature, disk64, at64, disks = LOCATOR.unpack(reader.read(at - LOCATOR.size, LOCATOR.size))
+        if signature == b"PK\x06\x07":
+            if at64 + END64.size > at:
+                raise BadDirectory(f"the zip64 locator points at {at64:#x}, beyond itself")
+            fields = END64.unpack(reader.read(at64, END64.size))
+            if fields[0] != b"PK\x06\x06":
+                raise BadDirectory(f"no zip64 end record at {at64:#x}, where the locator points")
+            disputes = list(_end_disputes(fields, (disk, start_disk, here, count, size, offset), at64, at))
+            if disks != 1 or disk64:
+                message = f"the zip64 locator states {disks} disks, and the directory on disk {disk64}"
+                disputes.append((message, at - LOCATOR.size, disks != 1))
+            _, _, _, _, disk, start_disk, here, count, size, offset = fields
+            first = at64
+    if disk or start_disk or here != count:
+        raise Unsupported("a zip archive split over several files", path=path)
+    if offset + size != first:
+        raise BadDirectory(
+            f"the end record at {at:#x} promises a directory of {size} bytes at {offset:#x}, "
+            f"which would end at {offset + size:#x} and not at {first:#x}"
+        )
+    if count > MAX_RECORDS or size > MAX_DIRECTORY or count * CENTRAL.size > size:
+        raise BadDirectory(f"a directory of {count} records in {size} bytes")
+    trailing = reader.size - at - END.size - comment_length
+    return _End(count, offset, size, comment, trailing, tuple(disputes))
+
+
+def _end_disputes(
+    fields: Sequence[int], short: Sequence[int], at64: int, at: int
+) -> Iterator[tuple[str, int, bool]]:
+    """Where the zip64 end record and the end record behind it say two things; the latter may defer to the former."""
+    length = fields[1]
+    if length != END64.size - 12 and at64 + 12 + length != at - LOCATOR.size:
+        message = f"the zip64 end record is said to have {length + 12} bytes, and has {at - LOCATOR.size - at64}"
+        yield message, at64, length < END64.size - 12
+    for name, long, value in zip(_END_FIELDS, fields[4:], short, strict=True):
+        most = MAX32 if name in ("size", "offset") else MAX16
+        if value not in (long, most):
+            yield f"the end record states {value} as its {name}, the zip64 end record {long}", at, False
+
+
+_END_FIELDS = ("disk", "disk of the directory", "records on this disk", "records", "size", "offset")
+
+
+def _rows(raw: bytes, path: str, end: _End) -> list[Record]:
+    rows: list[Record] = []
+    position = 0
+    limit = len(raw)
+    unpack = CENTRAL.unpack_from
+    for _ in range(end.records):
+        if position + CENTRAL.size > limit:
+            message = f"the directory ends after {len(rows)} of {end.records} records"
+            raise BadDirectory(message, path=path, offset=end.offset + position)
+        # fmt: off
+        (signature, _, _, flags, method, _, _, crc32, stored, size,
+         name_length, extra_length, comment_length, _, _, attributes, header) = unpack(raw, position)
+        # fmt: on
+        if signature != b"PK\x01\x02":
+            raise BadDirectory("no directory record here", path=path, offset=end.offset + position)
+        first = position + CENTRAL.size
+        name = raw[first : first + name_length].decode("utf-8", "surrogateescape")
+        if stored == MAX32 or size == MAX32 or header == MAX32:
+            extra = raw[first + name_length : first + name_length + extra_length]
+            try:
+                size, stored, header = zip64_fields(extra, size, stored, header)
+            except ValueError as error:
+                raise BadDirectory(str(error), path=path, where=name, offset=end.offset + position) from None
+        rows.append(Record(name, header, stored, size, crc32, method, flags, position, attributes))
+        position = first + name_length + extra_length + comment_length
+    if position != limit:
+        raise BadDirectory(
+            f"the directory holds {limit - position} bytes more than its {end.records} records",
+            path=path,
+            offset=end.offset + position,
+        )
+    return rows
+
+
+def extra_fields(extra: bytes) -> list[tuple[int, bytes]]:
+    """The (id, payload) pairs of an extra field; a malformed rest comes as id -1."""
+    fields = []
+    position = 0
+    while position < len(extra):
+        if position + 4 > len(extra):
+            fields.append((-1, extra[position:]))
+            break
+        kind, length = struct.unpack_from("<2H", extra, position)
+        if position + 4 + length > len(extra):
+            fields.append((-1, extra[position:]))
+            break
+        fields.append((kind, extra[position + 4 : position + 4 + length]))
+        position += 4 + length
+    return fields
+
+
+def zip64_fields(extra: bytes, size: int, stored: int, header: int) -> tuple[int, int, int]:
+    """`size`, `stored` and `header` with those that are 0xFFFFFFFF read from the zip64 extra field.
+
+    Raises:
+        ValueError: the field is absent, short or there twice.
+    """
+    found = [payload for kind, payload in extra_fields(extra) if kind == 1]
+    wanted = [value == MAX32 for value in (size, stored, header)]
+    if len(found) != 1 or len(found[0]) < 8 * sum(wanted):
+        raise ValueError("a zip64 record without one whole zip64 field")
+    values = iter(struct.unpack_from(f"<{sum(wanted)}Q", found[0]))
+    size, stored, header = (
+        next(values) if large else value for large, value in zip(wanted, (size, stored, header), strict=True)
+    )
+    return size, stored, header
+
+
+def _refuse_overlaps(records: Sequence[Record], path: str, directory: int) -> None:
+    """Records that share bytes are a bomb or an attack on readers that disagree; nothing is read from them."""
+    ordered = sorted((record.header, record.stored, len(record.name), record.name) for record in records)
+    ordered.append((directory, 0, 0, ""))
+    for (header, stored, name_length, name), (following, *_) in itertools.pairwise(ordered):
+        # The name's length in characters is at most that in bytes, so this never refuses a sound file.
+        if header + LOCAL.size + name_length + stored > following:
+            raise BadDirectory(
+                f"the record of {stored} bytes runs into what begins at {following:#x}",
+                path=path,
+                where=name,
+                offset=header,
+            )

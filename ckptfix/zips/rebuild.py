@@ -1,0 +1,323 @@
+"""The records of a damaged zip archive, each kept only if it is complete and its own size and CRC-32 agree.
+
+Every record is described up to three times: by its local header, by the descriptor behind its data, and by its row of
+the directory. One description that agrees with the bytes is enough, so a file may lack its directory, its end, or
+single headers. Where no description has a CRC-32, a record is kept by its size alone, and said to be unverified.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ckptfix.checkpoint import ByteRange, Data
+from ckptfix.errors import CkptfixError
+from ckptfix.io.derived import inflated
+from ckptfix.io.read import Reader, read_chunks
+from ckptfix.io.sums import CRC_CHUNK
+from ckptfix.zips import scan as zip_scan
+from ckptfix.zips.read import DEFLATED, ENCRYPTED, LOCAL, STORED, Record
+
+Expected = Callable[[str], int | None]
+"""Name of a record -> bytes it must have; None when that is not known."""
+
+MOST_DESCRIPTIONS = 16
+"""Ways to read one record that are tried: a file that is full of signatures must not cost the square of its size."""
+
+MOST_SUMMED = 16
+"""How often the bytes of the file are summed together: rows that overlap must not cost the square of their number."""
+
+MAX_EXTRA = 0xFFFF
+
+TORCH_NAME = re.compile(
+    r"(?:[^/]*/)*(?:data\.pkl|data/[^/]+|byteorder|version|\.format_version|\.storage_alignment|\.data/serialization_id)"
+)
+
+
+class Salvaged(NamedTuple):
+    """An intact record: its data, from `header` to `end` with what describes it; `verified` by a CRC-32."""
+
+    name: str
+    data: Data
+    size: int
+    crc32: int
+    verified: bool
+    header: int
+    end: int
+
+
+class Damaged(NamedTuple):
+    """A record that is not intact, and why; `kind` is "cut", "checksum", "twice" or "other"."""
+
+    name: str
+    header: int
+    kind: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rebuilt:
+    """What a zip archive still holds.
+
+    Attributes:
+        records: intact ones, in the order of the file, each name once.
+        damaged: the others that had a header or a row.
+        directory: whether rows of a directory were found.
+        first, last: where the first intact record begins and the last one ends.
+        unread: (offset, length) of what the disk did not give.
+    """
+
+    records: tuple[Salvaged, ...]
+    damaged: tuple[Damaged, ...]
+    directory: bool
+    first: int = 0
+    last: int = 0
+    unread: tuple[tuple[int, int], ...] = ()
+
+
+class _Fault(NamedTuple):
+    """Why a record is not intact, and where another one may begin."""
+
+    kind: str
+    reason: str
+    follows: int
+
+
+class _Way(NamedTuple):
+    """One description of a record's data."""
+
+    data: int
+    stored: int
+    size: int
+    crc32: int
+    method: int
+    end: int
+
+
+class Archive:
+    """A file read once for its signatures; `rebuild` may then be asked more than once."""
+
+    def __init__(self, reader: Reader) -> None:
+        self.reader = reader
+        found = zip_scan.signatures(reader)
+        self.unread = tuple(found.unread)
+        self.descriptors = zip_scan.descriptors(reader, found.descriptors)
+        self._starts = sorted(self.descriptors)
+        self.locals = zip_scan.locals_at(reader, found.locals)
+        directory = zip_scan.rows(reader, found.rows)
+        self.shift = zip_scan.shift(directory, self.locals)
+        self.rows = {record.header + self.shift: record for record in directory}
+        other = sum(self.locals[place].name != row.name for place, row in self.rows.items() if place in self.locals)
+        if 2 * other > len(self.rows):
+            # The directory of something else, such as an archive in a tensor's bytes.
+            self.rows = {}
+        self._sums: dict[tuple[int, int, int, int], int | None] = {}
+        self._left = MOST_SUMMED * reader.size + (1 << 20)
+        self._rows_at = sorted(self.rows)
+        self.checksums = any(self._stated())
+
+    def _stated(self) -> Iterator[int]:
+        """Checksums that the archive states, by its directory where there is one: tensor bytes may look like others."""
+        if self.rows:
+            yield from (record.crc32 for record in self.rows.values())
+            return
+        for local in self.locals.values():
+            yield from (one.crc32 for one in self.descriptors.get(local.data, ()))
+            if local.stored and local.data + local.stored <= self.reader.size:
+                yield local.crc32 or 0
+
+    def rebuild(self, expected: Expected = lambda name: None) -> Rebuilt:
+        """Every intact record. What lies inside another record is that record's data, whatever it looks like."""
+        whole: list[Salvaged] = []
+        damaged: list[Damaged] = []
+        position = 0
+        for header in sorted({*self.locals, *self.rows}):
+            if header < position or header >= self.reader.size:
+                if header >= self.reader.size and header in self.rows:
+                    damaged.append(Damaged(self.rows[header].name, header, "cut", "the file ends before it"))
+                continue
+            name, sure = self._name(header)
+            found = self._whole(header, name, expected(name))
+            if isinstance(found, Salvaged):
+                whole.append(found if sure else found._replace(name=""))
+                position = found.end
+            else:
+                damaged.append(Damaged(name, header, found.kind, found.reason))
+                position = found.follows
+        records, twice = _each_once(list(self._settled(whole, damaged, expected)), self.rows)
+        return Rebuilt(
+            records,
+            (*damaged, *twice),
+            bool(self.rows),
+            min((record.header for record in whole), default=0),
+            max((record.end for record in whole), default=0),
+            self.unread,
+        )
+
+    def _name(self, header: int) -> tuple[str, bool]:
+        """The name of the record, and whether its header and its row leave no doubt."""
+        local, row = self.locals.get(header), self.rows.get(header)
+        if local is None or row is None or local.name == row.name:
+            one = row or local
+            assert one is not None
+            return one.name, True
+        sound = [name for name in (local.name, row.name) if TORCH_NAME.fullmatch(name)]
+        return (sound[0], True) if len(sound) == 1 else (row.name, False)
+
+    def _settled(self, whole: list[Salvaged], damaged: list[Damaged], expected: Expected) -> Iterator[Salvaged]:
+        """The same with a name each: of two names the one that no other record has, under the root of the others.
+
+        Records that keep two names join the damaged ones.
+        """
+        taken = {record.name for record in whole if record.name}
+        roots = Counter(name.partition("/")[0] for name in taken).most_common(1)
+        for record in whole:
+            if not record.name:
+                names = sorted({self.locals[record.header].name, self.rows[record.header].name})
+                left = [name for name in names if name not in taken]
+                left = [name for name in left if roots and name.partition("/")[0] == roots[0][0]] or left
+                left = [name for name in left if expected(name) is not None] or left
+                if len(left) != 1:
+                    reason = f"it has two names: {' and '.join(names)}"
+                    damaged.append(Damaged(names[0], record.header, "other", reason))
+                    continue
+                record = record._replace(name=left[0])
+            yield record
+
+    def _whole(self, header: int, name: str, expected: int | None) -> Salvaged | _Fault:
+        """The record at `header`; or why it is not intact, and where to continue."""
+        local, row = self.locals.get(header), self.rows.get(header)
+        if all(one.flags & ENCRYPTED for one in (local, row) if one is not None):
+            return _Fault("other", "it is encrypted", header + 1)
+        begins = local.data if local else header + LOCAL.size
+        fault = _Fault("cut", "the file ends before its size and CRC-32 are stated", header + LOCAL.size)
+        tried = False
+        for way in self._ways(header, expected):
+            if expected is not None and way.size != expected:
+                wrong = _Fault("other", f"it has {way.size} bytes where {expected} are promised", fault.follows)
+                fault, tried = (fault, tried) if tried else (wrong, True)
+                continue
+            if way.data + way.stored > self.reader.size:
+                cut = _Fault("cut", self._short(way.data, way.stored), fault.follows)
+                fault, tried = (fault, tried) if tried and fault.kind == "checksum" else (cut, True)
+                continue
+            crc32 = self._crc32(way)
+            if crc32 is not None and (crc32 == way.crc32 or not (self.checksums or way.crc32)):
+                where = ByteRange(self.reader.path, way.data, way.stored)
+                data: Data = where if way.method == STORED else inflated(where, way.size)
+                return Salvaged(name, data, way.size, crc32, crc32 == way.crc32, header, way.end)
+            reason = "its bytes cannot be read or inflated" if crc32 is None else "its bytes do not match their CRC-32"
+            if self._left < 0:
+                reason = "its bytes are not examined: the records before it overlap again and again"
+            ends = way.end if expected is not None else min(way.end, self._next_after(way.data))
+            fault, tried = _Fault("checksum", reason, max(fault.follows, ends)), True
+        if expected is not None:
+            if begins + expected > self.reader.size and fault.kind != "checksum":
+                return _Fault("cut", self._short(begins, expected), self.reader.size)
+            return fault._replace(follows=max(fault.follows, begins + expected))
+        if begins in self.locals and not tried:
+            # An archive that begins where the data of an unfinished record does is that record's data.
+            return fault._replace(follows=self.reader.size)
+        return fault
+
+    def _short(self, data: int, length: int) -> str:
+        return f"{length} bytes promised, {max(self.reader.size - data, 0)} left"
+
+    def _next_after(self, data: int) -> int:
+        """Where the next directory row says that a record begins, behind `data`."""
+        index = bisect_left(self._rows_at, data + 1)
+        return self._rows_at[index] if index < len(self._rows_at) else self.reader.size
+
+    def _ways(self, header: int, expected: int | None) -> Iterator[_Way]:
+        """The descriptions of the record at `header`, most trustworthy first, each once."""
+        seen: set[_Way] = set()
+        for way in self._all_ways(header, expected):
+            if way not in seen and way.data > header and len(seen) < MOST_DESCRIPTIONS:
+                seen.add(way)
+                yield way
+
+    def _all_ways(self, header: int, expected: int | None) -> Iterator[_Way]:
+        local, row = self.locals.get(header), self.rows.get(header)
+        starts = [local.data] if local else []
+        if row is not None:
+            # A damaged header: torch pads it so that the data begins at a multiple of 64.
+            least = header + LOCAL.size + len(row.name.encode("utf-8", "surrogateescape"))
+            starts += [-(-(least + 4 - self.shift) // 64) * 64 + self.shift, least]
+        low = bisect_left(self._starts, header + LOCAL.size)
+        reach = header + LOCAL.size + zip_scan.MAX_NAME + MAX_EXTRA
+        near = [start for start in self._starts[low : low + MOST_DESCRIPTIONS] if start <= reach]
+        for start in [*starts[:1], *near]:
+            for one in self.descriptors.get(start, ()):
+                agrees = row is not None and (one.size, one.crc32) == (row.size, row.crc32)
+                if agrees or (local is not None and start == local.data):
+                    for method in self._methods(header, one.stored == one.size):
+                        yield _Way(start, one.stored, one.size, one.crc32, method, one.end)
+        for start in starts:
+            if row is not None:
+                for method in self._methods(header, row.stored == row.size):
+                    yield _Way(start, row.stored, row.size, row.crc32, method, start + row.stored)
+        if local is not None and local.stored is not None and local.size is not None and local.crc32 is not None:
+            end = local.data + local.stored
+            # No bytes match any zero: they are a record only where another one follows, or the file ends.
+            if local.size or end == self.reader.size or self.reader.read(end, min(2, self.reader.size - end)) == b"PK":
+                for method in self._methods(header, local.stored == local.size):
+                    yield _Way(local.data, local.stored, local.size, local.crc32, method, end)
+        if local is not None and expected == 0:
+            yield _Way(local.data, 0, 0, 0, STORED, local.data)
+
+    def _methods(self, header: int, even: bool) -> Iterator[int]:
+        """How the record may be packed; `even` when it takes as many bytes as it makes."""
+        row, local = self.rows.get(header), self.locals.get(header)
+        stated = [one.method for one in (row, local) if one is not None]
+        likely = [method for method in stated if method in (STORED, DEFLATED)]
+        yield from dict.fromkeys(
+            method for method in (*likely, STORED if even else DEFLATED) if even or method != STORED
+        )
+
+    def _crc32(self, way: _Way) -> int | None:
+        """The CRC-32 of the data; None if it cannot be read, or inflated to its size."""
+        place = (way.data, way.stored, way.size, way.method)
+        if place not in self._sums:
+            self._sums[place] = self._sum(way)
+        return self._sums[place]
+
+    def _sum(self, way: _Way) -> int | None:
+        if way.method not in (STORED, DEFLATED) or (way.method == STORED and way.stored != way.size):
+            return None
+        self._left -= way.stored
+        if self._left < 0:
+            return None
+        crc32 = 0
+        try:
+            if way.method == STORED:
+                for chunk in self.reader.chunks(way.data, way.stored, CRC_CHUNK):
+                    crc32 = zlib.crc32(chunk, crc32)
+            else:
+                for chunk in read_chunks(inflated(ByteRange(self.reader.path, way.data, way.stored), way.size)):
+                    crc32 = zlib.crc32(chunk, crc32)
+        except CkptfixError:
+            return None
+        return crc32
+
+
+def _each_once(records: list[Salvaged], rows: dict[int, Record]) -> tuple[tuple[Salvaged, ...], list[Damaged]]:
+    """The records whose name is theirs alone: of several equal ones the first, of others the one in the directory."""
+    by_name: dict[str, list[Salvaged]] = {}
+    for record in records:
+        by_name.setdefault(record.name, []).append(record)
+    kept: list[Salvaged] = []
+    twice: list[Damaged] = []
+    for name, several in by_name.items():
+        listed = [record for record in several if record.header in rows] or several
+        if len({(record.size, record.crc32, record.verified) for record in listed}) == 1:
+            kept.append(listed[0])
+        else:
+            places = ", ".join(f"{record.header:#x}" for record in listed[:4])
+            reason = f"{len(listed)} different records have its name, at {places}"
+            twice.append(Damaged(name, listed[0].header, "twice", reason))
+    return tuple(sorted(kept, key=lambda record: record.header)), twice

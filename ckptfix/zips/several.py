@@ -1,0 +1,103 @@
+"""Several torch archives end to end in one file, as torch.distributed.checkpoint writes them.
+
+::
+
+    archive  [raw bytes]  archive  [raw bytes]  ...     each intact: data.pkl first, offsets counted from its own start
+
+A reader that goes by the last end record, or from the first header, sees one archive of many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from ckptfix.io.read import Reader
+from ckptfix.zips.read import END, END64, LOCAL, LOCATOR, MAX16
+
+WINDOW = 1 << 27
+"""Bytes at the front that are searched for the end of the first archive, and the same before the last one."""
+
+_BLOCK = 1 << 22
+
+
+class Span(NamedTuple):
+    """A whole torch archive: its first byte, and the byte after its end record."""
+
+    start: int
+    end: int
+
+
+def is_archive(head: bytes) -> bool:
+    """Whether a torch archive begins here: the local header of a ``ROOT/data.pkl``."""
+    if len(head) < LOCAL.size or not head.startswith(b"PK\x03\x04"):
+        return False
+    name_length = int.from_bytes(head[26:28], "little")
+    return head[30 : 30 + name_length].endswith(b"/data.pkl")
+
+
+def several(reader: Reader) -> tuple[Span, Span] | None:
+    """Two archives of those that the file holds end to end; None where it holds one, or none.
+
+    An archive inside another one's tensor is a part of that. Bytes before or behind one that are not an archive do
+    not count.
+    """
+    size = reader.size
+    last = next(_archives(reader, max(0, size - END.size), size), None)
+    if last is not None and last.start == 0:
+        return None
+    if is_archive(_read(reader, 0, LOCAL.size + 1024)):
+        first = next((span for span in _archives(reader, 0, min(size, WINDOW)) if span.start == 0), None)
+        if first is None:
+            return None
+        following = _archives(reader, first.end, min(size, first.end + WINDOW))
+        second = next((span for span in following if span.start >= first.end), None)
+        if second is None and last is not None and last.start >= first.end:
+            second = last
+        return None if second is None else (first, second)
+    last = last or next(_archives(reader, max(0, size - END.size - MAX16), size), None)
+    if last is None:
+        return None
+    before = [span for span in _archives(reader, max(0, last.start - WINDOW), last.start) if span.end <= last.start]
+    return (before[0], last) if before else None
+
+
+def _archives(reader: Reader, start: int, stop: int) -> Iterator[Span]:
+    """The whole archives whose end records begin between `start` and `stop`, in order."""
+    position = start
+    while position < stop:
+        length = min(_BLOCK, stop - position)
+        block = _read(reader, position, length + 3)
+        place = block.find(b"PK\x05\x06")
+        while 0 <= place < length:
+            span = _ended(reader, position + place)
+            if span is not None:
+                yield span
+            place = block.find(b"PK\x05\x06", place + 1)
+        position += length
+
+
+def _ended(reader: Reader, at: int) -> Span | None:
+    """The archive that the end record at `at` closes, if its directory and its data.pkl are where it says."""
+    raw = _read(reader, at, END.size)
+    if len(raw) < END.size:
+        return None
+    *_, size, offset, comment = END.unpack(raw)
+    closing = at
+    locator = _read(reader, max(0, at - LOCATOR.size), LOCATOR.size)
+    if at >= LOCATOR.size + END64.size and locator.startswith(b"PK\x06\x07"):
+        closing = at - LOCATOR.size - END64.size
+        wide = _read(reader, closing, END64.size)
+        if not wide.startswith(b"PK\x06\x06"):
+            return None
+        size, offset = END64.unpack(wide)[8:]
+    start = closing - size - offset
+    whole = start >= 0 and size and at + END.size + comment <= reader.size
+    if not whole or _read(reader, start + offset, 4) != b"PK\x01\x02":
+        return None
+    return Span(start, at + END.size + comment) if is_archive(_read(reader, start, LOCAL.size + 1024)) else None
+
+
+def _read(reader: Reader, offset: int, length: int) -> bytes:
+    """Up to `length` bytes at `offset`."""
+    return reader.read(offset, max(0, min(length, reader.size - offset)))

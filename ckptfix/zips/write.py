@@ -1,0 +1,253 @@
+"""Zip archives as torch writes them, and one record of an existing archive replaced.
+
+torch's own layout (caffe2/serialize/inline_container.cc, ``getPadding``; the same bytes are measured on
+files of torch 2.13): every record stored, its data at a multiple of 64 bytes by an ``FB`` extra field in
+the local header, sizes and CRC-32 in a data descriptor and in the directory, flags 0x808, a zip64 end record
+always.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ckptfix.checkpoint import ByteRange, Data, Derived, Segment
+from ckptfix.errors import BadDirectory
+from ckptfix.io.read import Reader
+from ckptfix.io.sums import Checksums
+from ckptfix.zips.local import Local, local_extra, read_local
+from ckptfix.zips.read import CENTRAL, END, END64, LOCAL, LOCATOR, MAX16, MAX32, Directory, Record, extra_fields
+
+ALIGNMENT = 64
+PAGE = 4096
+LARGE = 1 << 20
+"""From so many bytes on, what moves does so by whole pages: the kernel copies those twice as fast."""
+
+FLAGS = 0x0808
+FB = 0x4246
+DESCRIPTOR_FOLLOWS = 0x0008
+
+
+@dataclass(frozen=True, slots=True)
+class NewRecord:
+    """A record to be written; `crc32` None means that it is summed while the file is written."""
+
+    name: str
+    data: bytes | Data
+    crc32: int | None = None
+
+    @property
+    def size(self) -> int:
+        return len(self.data) if isinstance(self.data, bytes) else self.data.length
+
+
+def padding(cursor: int, fixed: int) -> bytes:
+    """The ``FB`` extra field after `fixed` bytes of local header at `cursor` that aligns what follows."""
+    start = cursor + fixed + 4
+    fill = -start % ALIGNMENT
+    return b"FB" + fill.to_bytes(2, "little") + b"Z" * fill
+
+
+def fresh_archive(records: Sequence[NewRecord]) -> list[Segment]:
+    """The segments of a new archive with these records, in order."""
+    unknown = [
+        index
+        for index, record in enumerate(records)
+        if record.crc32 is None and record.size and not isinstance(record.data, bytes)
+    ]
+    sums = Checksums([records[index].data for index in unknown])  # type: ignore[misc]
+    place = {index: nth for nth, index in enumerate(unknown)}
+    segments: list[Segment] = []
+    rows: list[Callable[[], bytes]] = []
+    cursor = 0
+    length = 0
+    for index, record in enumerate(records):
+        name = record.name.encode("utf-8", "surrogateescape")
+        large = record.size >= MAX32 or cursor >= MAX32
+        zip64 = _local_zip64(record.size, cursor) if large else b""
+        extra = zip64 + padding(cursor, LOCAL.size + len(name) + len(zip64))
+        # An empty record has no descriptor: its zeros in the header are right.
+        flags = FLAGS if record.size else FLAGS & ~DESCRIPTOR_FOLLOWS
+        descriptor = _descriptor_maker(record.size, large)
+        header = LOCAL.pack(b"PK\x03\x04", 45 if large else 0, flags, 0, 0, 0, 0, 0, 0, len(name), len(extra))
+        segments += (header + name + extra, record.data)
+        row = _row_maker(name, record.size, cursor, flags)
+        if index in place:
+            nth = place[index]
+            segments.append(sums.segment(nth, descriptor, len(descriptor(0))))
+            rows.append(lambda nth=nth, row=row: row(sums.value(nth)))  # type: ignore[misc]
+        else:
+            crc32 = record.crc32 if record.crc32 is not None else _crc32(record.data)
+            segments.append(descriptor(crc32))
+            rows.append(lambda crc32=crc32, row=row: row(crc32))  # type: ignore[misc]
+        length += len(row(0))
+        cursor += len(header) + len(name) + len(extra) + record.size + len(descriptor(0))
+    if unknown:
+        segments.append(Derived(length, lambda: (b"".join(row() for row in rows),), "zip directory"))
+    else:
+        segments.append(b"".join(row() for row in rows))
+    segments.append(end_records(len(records), length, cursor))
+    return segments
+
+
+def _crc32(data: bytes | Data) -> int:
+    """Of literal bytes; other data that comes here is empty."""
+    return zlib.crc32(data) if isinstance(data, bytes) else 0
+
+
+def _local_zip64(size: int, cursor: int) -> bytes:
+    """The zip64 field of a local header; as miniz does, sizes only when the record itself is large."""
+    fields = [size, size] if size >= MAX32 else []
+    if cursor >= MAX32:
+        fields.append(cursor)
+    return struct.pack(f"<2H{len(fields)}Q", 1, 8 * len(fields), *fields)
+
+
+def _descriptor_maker(size: int, large: bool) -> Callable[[int], bytes]:
+    if not size:
+        return lambda crc32: b""
+    form = "<4sL2Q" if large else "<4s3L"
+    return lambda crc32: struct.pack(form, b"PK\x07\x08", crc32, size, size)
+
+
+def _row_maker(name: bytes, size: int, header: int, flags: int) -> Callable[[int], bytes]:
+    """A directory row that waits for its CRC-32."""
+    wide = [value for value in (size, size, header) if value >= MAX32]
+    extra = struct.pack(f"<2H{len(wide)}Q", 1, 8 * len(wide), *wide) if wide else b""
+    short = min(size, MAX32)
+
+    def row(crc32: int) -> bytes:
+        fields = (0, 45 if wide else 0, flags, 0, 0, 0, crc32, short, short, len(name), len(extra))
+        return CENTRAL.pack(b"PK\x01\x02", *fields, 0, 0, 0, 0, min(header, MAX32)) + name + extra
+
+    return row
+
+
+def end_records(count: int, size: int, offset: int, comment: bytes = b"") -> bytes:
+    """The zip64 end record, its locator and the end record, for a directory of `size` bytes at `offset`."""
+    return b"".join(
+        (
+            END64.pack(b"PK\x06\x06", END64.size - 12, 0x031E, 45, 0, 0, count, count, size, offset),
+            LOCATOR.pack(b"PK\x06\x07", 0, offset + size, 1),
+            END.pack(
+                b"PK\x05\x06",
+                *(0, 0, min(count, MAX16), min(count, MAX16), min(size, MAX32), min(offset, MAX32), len(comment)),
+            ),
+            comment,
+        )
+    )
+
+
+def replace_record(reader: Reader, directory: Directory, record: Record, new: bytes) -> list[Segment]:
+    """The archive with the data of `record` replaced by `new`; everything else keeps its bytes.
+
+    What follows moves by a multiple of 64 bytes (of 4096 if it is large), so that every tensor is as
+    aligned as it was and one range copies them all: the record after the replaced one gets a local header
+    whose padding takes up the difference. Only the directory's offsets change for the others.
+
+    Raises:
+        BadDirectory: a local header that disagrees with the directory.
+    """
+    path = directory.path
+    local = read_local(reader, path, record)
+    crc32 = zlib.crc32(new)
+    head, tail = _rewritten_header(reader, local, record.flags, crc32, len(new))
+    following = min(
+        (other for other in directory.records if other.header > record.header),
+        key=lambda other: other.header,
+        default=None,
+    )
+    cursor = record.header + len(head) + len(new) + len(tail)
+    segments: list[Segment] = [ByteRange(path, 0, record.header), head, new, tail]
+    if following is None:
+        shift = cursor - directory.offset
+    else:
+        behind = read_local(reader, path, following)
+        rest = directory.offset - behind.data
+        old = reader.read(behind.header, behind.data - behind.header)
+        header = _repadded(old, local_extra(reader, behind), cursor, behind.data, PAGE if rest >= LARGE else ALIGNMENT)
+        segments += (header, ByteRange(path, behind.data, rest))
+        shift = cursor + len(header) - behind.data
+    offsets = {other.position: other.header + shift for other in directory.records if other.header > record.header}
+    if following is not None:
+        offsets[following.position] = cursor
+    raw = _patched_directory(directory, record, offsets, crc32, len(new))
+    segments += (raw, end_records(len(directory.records), len(raw), directory.offset + shift, directory.comment))
+    return segments
+
+
+def _rewritten_header(reader: Reader, local: Local, flags: int, crc32: int, size: int) -> tuple[bytes, bytes]:
+    """The local header and data descriptor of a record that is now stored with `size` bytes."""
+    head = bytearray(reader.read(local.header, local.data - local.header))
+    wide = any(kind == 1 for kind, _ in extra_fields(local_extra(reader, local)))
+    struct.pack_into("<H", head, 8, 0)
+    if flags & DESCRIPTOR_FOLLOWS:
+        if not wide and (local.crc32 or local.stored or local.size):
+            struct.pack_into("<3L", head, 14, crc32, size, size)
+        return bytes(head), struct.pack("<4sL2Q" if wide else "<4s3L", b"PK\x07\x08", crc32, size, size)
+    struct.pack_into("<3L", head, 14, crc32, size, size)
+    if wide:
+        raise BadDirectory("a pickle record with zip64 sizes in its local header")
+    return bytes(head), b""
+
+
+def _repadded(raw: bytes, extra: bytes, cursor: int, data: int, unit: int) -> bytes:
+    """The local header `raw` at `cursor`, padded so that its data moves by a multiple of `unit` from `data`."""
+    kept = b"".join(
+        struct.pack("<2H", kind, len(payload)) + payload
+        for kind, payload in extra_fields(extra)
+        if kind not in (-1, FB)
+    )
+    fixed = raw[: len(raw) - len(extra)]
+    start = cursor + len(fixed) + len(kept) + 4
+    fill = (data - start) % unit
+    header = bytearray(fixed)
+    struct.pack_into("<H", header, 28, len(kept) + 4 + fill)
+    return bytes(header) + kept + b"FB" + fill.to_bytes(2, "little") + b"Z" * fill
+
+
+def _patched_directory(
+    directory: Directory, record: Record, offsets: dict[int, int], crc32: int, size: int
+) -> bytes:
+    """The directory with new offsets, and new sizes for the replaced `record`."""
+    raw = bytearray(directory.raw)
+    struct.pack_into("<3L", raw, record.position + 16, crc32, size, size)
+    struct.pack_into("<H", raw, record.position + 10, 0)
+    put = struct.Struct("<L").pack_into
+    wide = []
+    if raw[record.position + 42 : record.position + 46] == b"\xff\xff\xff\xff":
+        # Its zip64 field has the old sizes in front of the offset, and the row no longer refers to them.
+        wide.append((record.position, record.header))
+    for position, header in offsets.items():
+        stated = raw[position + 42 : position + 46]
+        if header < MAX32 and stated != b"\xff\xff\xff\xff":
+            put(raw, position + 42, header)
+        else:
+            wide.append((position, header))
+    return _widened(bytes(raw), wide) if wide else bytes(raw)
+
+
+def _widened(raw: bytes, rows: list[tuple[int, int]]) -> bytes:
+    """`raw` with 64-bit header offsets in the directory rows at these positions."""
+    pieces: list[bytes] = []
+    done = 0
+    for position, header in sorted(rows):
+        fields = list(CENTRAL.unpack_from(raw, position))
+        stored, size, name_length, extra_length = fields[8], fields[9], fields[10], fields[11]
+        first = position + CENTRAL.size
+        extra = raw[first + name_length : first + name_length + extra_length]
+        others = b"".join(
+            struct.pack("<2H", kind, len(payload)) + payload for kind, payload in extra_fields(extra) if kind > 1
+        )
+        old = next((payload for kind, payload in extra_fields(extra) if kind == 1), b"")
+        sizes = old[: 8 * ((stored == MAX32) + (size == MAX32))]
+        payload = sizes + struct.pack("<Q", header)
+        extra = struct.pack("<2H", 1, len(payload)) + payload + others
+        fields[11] = len(extra)
+        fields[16] = MAX32
+        pieces += (raw[done:position], CENTRAL.pack(*fields), raw[first : first + name_length], extra)
+        done = first + name_length + extra_length
+    pieces.append(raw[done:])
+    return b"".join(pieces)
