@@ -6,7 +6,8 @@ import ast
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -17,35 +18,33 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "ckptfix"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-LAYERS: tuple[frozenset[str], ...] = tuple(
-    map(
-        frozenset,
-        (
-            ("errors", "extras", "collector", "commands", "stamps", "docs"),
-            ("words",),
-            ("checkpoint", "dtypes"),
-            ("fileio", "streams", "checking", "durable", "sources", "replacing", "written", "output"),
-            ("pickles", "containers"),
-            ("keys",),
-            ("formats",),
-            ("ops",),
-            ("loaders", "api", "matching", "diagnosis", "rescue", "cleaning", "weights", "results"),
-            ("trainer",),
-            ("cli",),
-        ),
-    )
+LAYERS: tuple[tuple[str, ...], ...] = (
+    ("errors", "extras", "commands", "words", "docs"),
+    ("findings",),
+    ("checkpoint", "pickles"),
+    ("io", "names"),
+    ("zips", "align"),
+    ("formats",),
+    ("ops",),
+    ("loaders",),
+    ("trainer", "cli"),
 )
-"""From the bottom up. A room imports from layers below its own, and of its own layer only where `BESIDE` says so."""
+"""The rooms of the house from the bottom up: a room imports from layers below its own, or as `BESIDE` says."""
 
-BESIDE = {
-    *(("errors", "commands"), ("extras", "errors")),
-    *(("checkpoint", "dtypes"), ("output", "fileio"), ("streams", "fileio")),
-    *(("durable", "fileio"), ("output", "durable"), ("sources", "fileio"), ("replacing", "sources")),
-    *(("output", "sources"), ("output", "written")),
-    *(("checking", "fileio"), ("checking", "streams"), ("output", "checking")),
-    ("weights", "results"),
-    *(("loaders", "api"), ("api", "results"), ("matching", "results"), ("rescue", "results"), ("cleaning", "results")),
-}
+OPS: tuple[tuple[str, ...], ...] = (
+    ("averages", "candidates", "inside", "law"),
+    ("choose",),
+    ("pieces", "writing"),
+    ("convert", "inspect", "relocate", "rename", "sanitize", "slim", "target"),
+    ("diff", "extract", "match", "repair"),
+    ("doctor",),
+)
+"""The verbs, and what they share, in the same way."""
+
+BESIDE = {("errors", "commands"), ("extras", "errors"), ("words", "errors")}
+MOST_MODULES = 25
+"""A room with more of them has no inner walls."""
+
 FRONT = {"__init__", "__main__"}
 """The package's own name space (which imports lazily) and ``python -m``: above all layers."""
 
@@ -92,12 +91,33 @@ def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), str(path))
 
 
-def level(name: str) -> int:
-    return next((index for index, layer in enumerate(LAYERS) if name in layer), len(LAYERS))
+def level(name: str, layers: Sequence[Sequence[str]]) -> int:
+    return next((index for index, layer in enumerate(layers) if name in layer), len(layers))
+
+
+MODULES = {".".join(("ckptfix", *path.relative_to(PACKAGE).with_suffix("").parts)): path for path in FILES}
+
+
+def imported(path: Path) -> Iterator[tuple[tuple[str, ...], int]]:
+    """(parts of the module's path in the package, line) of every module of ours that `path` imports, wherever."""
+    for name, line in imports(parsed(path), path):
+        parts = tuple(name.split("."))
+        if parts[0] != "ckptfix":
+            continue
+        for end in (len(parts), len(parts) - 1):
+            for module in (".".join(parts[:end]), ".".join((*parts[:end], "__init__"))):
+                if module in MODULES:
+                    yield tuple(module.split(".")[1:]), line
+                    break
+            else:
+                continue
+            break
 
 
 def test_every_room_has_a_layer() -> None:
-    assert {room(path) for path in FILES} - FRONT <= frozenset().union(*LAYERS)
+    assert {room(path) for path in FILES} - FRONT == set().union(*LAYERS)
+    ops = {path.relative_to(PACKAGE / "ops").parts[0].removesuffix(".py") for path in FILES if room(path) == "ops"}
+    assert ops - FRONT == set().union(*OPS)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
@@ -105,15 +125,58 @@ def test_imports_point_down(path: Path) -> None:
     here = room(path)
     if here in FRONT:
         return
-    for name, line in imports(parsed(path), path):
-        parts = name.split(".")
-        if parts[0] != "ckptfix" or len(parts) < 2:
-            continue
-        there = parts[1]
-        if there == here or (here, there) in BESIDE:
-            continue
-        assert there not in FRONT, f"{path.name}:{line} imports the front of the package"
-        assert level(there) < level(here), f"{path.name}:{line} imports {name}"
+    inside = path.relative_to(PACKAGE / "ops").parts[0].removesuffix(".py") if here == "ops" else ""
+    for there, line in imported(path):
+        assert there[0] not in FRONT, f"{path.name}:{line} imports the front of the package"
+        if there[0] == here:
+            if here == "ops" and there[1] not in (inside, "__init__") and inside != "__init__":
+                assert level(there[1], OPS) < level(inside, OPS), f"{path}:{line} imports ops.{there[1]}"
+        elif (here, there[0]) not in BESIDE:
+            assert level(there[0], LAYERS) < level(here, LAYERS), f"{path}:{line} imports {'.'.join(there)}"
+
+
+def circle(folder: Path) -> list[str]:
+    """A circle among the modules and rooms of one folder, by imports anywhere; empty where there is none."""
+    at = folder.relative_to(PACKAGE).parts
+    graph: dict[str, set[str]] = {}
+    for path in sorted(folder.rglob("*.py")):
+        here = path.relative_to(folder).parts[0].removesuffix(".py")
+        for there, _ in imported(path):
+            if there[: len(at)] == at and there[len(at)] != here:
+                graph.setdefault(here, set()).add(there[len(at)])
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+FOLDERS = sorted({path.parent for path in FILES})
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_no_room_has_a_circle(folder: Path) -> None:
+    assert not circle(folder)
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_no_room_is_crowded(folder: Path) -> None:
+    assert len(list(folder.glob("*.py"))) <= MOST_MODULES
+
+
+def test_a_circle_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ring = {"a.py": "from ckptfix.room import b", "b.py": "def f():\n    from ckptfix.room.c import g", "c.py": ""}
+    (tmp_path / "room").mkdir()
+    for name, text in ring.items():
+        (tmp_path / "room" / name).write_text(text)
+    files = sorted((tmp_path / "room").iterdir())
+    names = {".".join(("ckptfix", *path.relative_to(tmp_path).with_suffix("").parts)): path for path in files}
+    module = sys.modules[__name__]
+    monkeypatch.setattr(module, "PACKAGE", tmp_path)
+    monkeypatch.setattr(module, "MODULES", names)
+    assert not circle(tmp_path / "room")
+    (tmp_path / "room" / "c.py").write_text("if TYPE_CHECKING:\n    from ckptfix.room.a import x")
+    assert set(circle(tmp_path / "room")) == {"a", "b", "c"}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
@@ -190,6 +253,6 @@ def test_every_command_is_probed() -> None:
 
 
 def test_importing_the_package_loads_nothing_heavy() -> None:
-    script = "import sys, ckptfix, ckptfix.api; print(*{name.partition('.')[0] for name in sys.modules})"
+    script = "import sys, ckptfix, ckptfix.ops.rename; print(*{name.partition('.')[0] for name in sys.modules})"
     loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
     assert not {"torch", "numpy", "click", "tabulate", "safetensors"} & set(loaded)

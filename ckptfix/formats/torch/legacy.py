@@ -37,11 +37,11 @@ from ckptfix.formats.torch.legacy_layout import (
     refuse_truncated,
     refuse_unloadable,
 )
+from ckptfix.formats.torch.legacy_layout import NAME as NAME
 from ckptfix.io.read import Reader
 from ckptfix.pickles import Graph, splice
 from ckptfix.pickles.graph import pairs
 
-NAME = "legacy"
 TITLE = "PyTorch legacy"
 SUFFIXES = torch_common.SUFFIXES
 

@@ -14,6 +14,8 @@ from ckptfix.io.read import Reader, truncated_hint
 from ckptfix.pickles import Dict, Graph, parse
 from ckptfix.pickles.emit import emit
 
+NAME = "legacy"
+
 MAGIC = 0x1950A86A20F9469CFC6C
 
 

@@ -13,7 +13,6 @@ from typing import Any
 
 from ckptfix.checkpoint import Checkpoint, Data, Derived, Drop, Edit, OutputFile, Plan, contiguous_stride, dtypes
 from ckptfix.errors import DamagedFile, NoSuchTensor
-from ckptfix.formats.torch import legacy as torch_legacy
 from ckptfix.formats.torch import legacy_layout, zip_layout
 from ckptfix.formats.torch.common import fields, parts_of
 from ckptfix.formats.torch.edit import patches
@@ -100,7 +99,7 @@ def plan_rewrite(
         DamagedFile: the file lacks a storage that the object refers to, or its pickle does not match its checksum,
             which a new one would hide; Truncated, if it is cut short.
     """
-    from_legacy = checkpoint.format == torch_legacy.NAME
+    from_legacy = checkpoint.format == legacy_layout.NAME
     parts = parts_of(checkpoint)
     if from_legacy:
         legacy_layout.refuse_truncated(checkpoint)
@@ -205,7 +204,7 @@ def plan_drop(checkpoint: Checkpoint, drops: Sequence[Drop], dest: str, *, gone:
         NoSuchTensor, Unsupported: as `without`.
         DamagedFile: the file lacks a storage that is left; Truncated, if it is cut short.
     """
-    if checkpoint.format == torch_legacy.NAME:
+    if checkpoint.format == legacy_layout.NAME:
         legacy_layout.refuse_truncated(checkpoint)
     parts = parts_of(checkpoint)
     rewritten = without(parts.found, drops, gone=gone)
@@ -214,7 +213,7 @@ def plan_drop(checkpoint: Checkpoint, drops: Sequence[Drop], dest: str, *, gone:
     if lacking is not None:
         raise DamagedFile(f"the file has no storage {lacking!r}", path=checkpoint.path)
     kept = [(key, data, crc32) for key, data, _, crc32 in storages if data is not None]
-    if checkpoint.format == torch_legacy.NAME:
+    if checkpoint.format == legacy_layout.NAME:
         layout: legacy_layout.Layout = parts.container
         counts = {key: count for key, (_, count) in layout.storages.items()}
         return legacy_plan(rewritten.pickle, [(key, data, counts[key]) for key, data, _ in kept], dest)

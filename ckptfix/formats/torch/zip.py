@@ -27,13 +27,13 @@ from ckptfix.formats.torch import common as torch_common
 from ckptfix.formats.torch import emit as torch_emit
 from ckptfix.formats.torch.edit import patches
 from ckptfix.formats.torch.zip_layout import MAX_PICKLE, MAX_RATIO, Archive, Places, ambiguous_names, fresh
+from ckptfix.formats.torch.zip_layout import NAME as NAME
 from ckptfix.io.read import Reader, read_chunks
 from ckptfix.pickles import Graph, parse, splice
 from ckptfix.zips.local import record_data
 from ckptfix.zips.read import Directory, read_directory
 from ckptfix.zips.write import replace_record
 
-NAME = "zip"
 TITLE = "PyTorch zip"
 SUFFIXES = torch_common.SUFFIXES
 MAX_VERSION = 10

@@ -15,6 +15,8 @@ from ckptfix.zips.local import record_data
 from ckptfix.zips.read import Directory, Record
 from ckptfix.zips.write import NewRecord, fresh_archive
 
+NAME = "zip"
+
 MAX_PICKLE = 1 << 30
 
 

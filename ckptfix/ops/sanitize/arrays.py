@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ckptfix.checkpoint import contiguous_stride, dtypes
 from ckptfix.formats.torch.call_classes import class_name
 from ckptfix.formats.torch.rewrite import NewStorage, literal, new_tensor
 from ckptfix.ops.sanitize import numpy as numpy_pickles
 from ckptfix.ops.sanitize.numpy import Array, BadValue, new_dict
+from ckptfix.ops.sanitize.output import Output
 from ckptfix.ops.sanitize.report import Steps
 from ckptfix.pickles import Call
 
-if TYPE_CHECKING:
-    from ckptfix.ops.sanitize.convert import Converter
 
-
-def array(out: Converter, call: Call, args: tuple[Any, ...]) -> Steps:
+def array(out: Output, call: Call, args: tuple[Any, ...]) -> Steps:
     name = numpy_pickles.old_name(class_name(call) or "")
     found = numpy_pickles.read_array(call, name)
     if found.dtype.kind == "O":
@@ -31,7 +29,7 @@ def array(out: Converter, call: Call, args: tuple[Any, ...]) -> Steps:
     return _plain_array(out, found)
 
 
-def _plain_array(out: Converter, array: Array) -> Any:
+def _plain_array(out: Output, array: Array) -> Any:
     """The tensor of a numeric array, over its own storage; nested lists of text."""
     assert isinstance(array.data, bytes)
     dtype, shape = array.dtype, array.shape
@@ -56,7 +54,7 @@ def _plain_array(out: Converter, array: Array) -> Any:
     return out.older(made)
 
 
-def scalar(out: Converter, call: Call, args: tuple[Any, ...]) -> Steps:
+def scalar(out: Output, call: Call, args: tuple[Any, ...]) -> Steps:
     if len(args) != 2:
         raise BadValue("a scalar without its bytes")
     dtype = numpy_pickles.read_dtype(args[0])
@@ -72,7 +70,7 @@ def scalar(out: Converter, call: Call, args: tuple[Any, ...]) -> Steps:
     return out.raw(value) if isinstance(value, bytes) else value
 
 
-def dtype_(out: Converter, call: Call, args: tuple[Any, ...]) -> Steps:
+def dtype_(out: Output, call: Call, args: tuple[Any, ...]) -> Steps:
     name = numpy_pickles.read_dtype(call).name
     out.changed("numpy dtype", "str")
     return name

@@ -6,40 +6,26 @@ A node that stands in several places is converted once, so ties and references a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from ckptfix.errors import Unsupported
 from ckptfix.formats.torch import weights_only as trusted
-from ckptfix.formats.torch.call_classes import class_name
 from ckptfix.ops.sanitize import objects as objects
 from ckptfix.ops.sanitize import versions as versions
-from ckptfix.ops.sanitize.keys import hashable, refuse_conflicts
+from ckptfix.ops.sanitize.keys import hashable
 from ckptfix.ops.sanitize.numpy import SCALAR_TYPES, BadValue
-from ckptfix.ops.sanitize.report import DROPPED, Loss, Report, Settings, Steps
+from ckptfix.ops.sanitize.output import Output, described, encoded
+from ckptfix.ops.sanitize.report import DROPPED, Steps
 from ckptfix.pickles import Call, Dict, Global, PersId, Set, Text
-from ckptfix.pickles.graph import label, pairs
+from ckptfix.pickles.graph import pairs
 
 MAX_INT_BITS = 8 * 255 - 1
 """LONG1 counts its bytes in one; weights_only=True knows no other opcode for large ints."""
 
-MAX_LABELS, MAX_LABEL = 64, 80
-"""How much of an address is shown: a hostile one is as deep and as long as the file."""
 
-class Converter:
+class Converter(Output):
     """Converts the nodes of one graph; `report` says what became what."""
-
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
-        self.report = Report()
-        self.done: dict[int, Any] = {}
-        self.in_progress: set[int] = set()
-        self.keep_alive: list[Any] = []
-        self.labels: list[str | None] = []
-        self.next_key = 0
-        self.kept_depth = 0
-        self.recode = settings.python2
-        self.rebuilds = settings.python2 or settings.target is not None
 
     def run(self, root: Any) -> Any:
         """What `root` becomes, or `DROPPED`."""
@@ -63,7 +49,7 @@ class Converter:
                 except StopIteration as stop:
                     value = stop.value
                 except BadValue as error:
-                    value = self.drop(_described(node), str(error))
+                    value = self.drop(described(node), str(error))
                 stack.pop()
                 self.labels.pop()
                 self.kept_depth -= whole
@@ -88,10 +74,10 @@ class Converter:
         if id(node) in self.done:
             value = self.done[id(node)]
             if value is DROPPED:
-                self.drop_at(name, _described(node), "as before")
+                self.drop_at(name, described(node), "as before")
             return value, None
         if id(node) in self.in_progress:
-            return self.drop_at(name, _described(node), "refers back to what holds it"), None
+            return self.drop_at(name, described(node), "refers back to what holds it"), None
         if kind is Call and not self.rebuilds and _is_settled(node):
             return node, None
         made = self.left_out(node, name) or _STEPS[kind](self, node)
@@ -105,34 +91,8 @@ class Converter:
         return self.nothing(node)
 
     def nothing(self, node: Any) -> Steps:
-        return self.drop(_described(node), "is outside the weights", asked=True)
+        return self.drop(described(node), "is outside the weights", asked=True)
         yield
-
-    def address(self) -> str:
-        named = [str(part)[:MAX_LABEL] for part in self.labels[: MAX_LABELS * 4] if part is not None]
-        return "/".join(named[:MAX_LABELS]) + ("/..." if len(named) > MAX_LABELS else "")
-
-    def changed(self, what: str, became: str) -> None:
-        top = next((part for part in self.labels[:8] if part is not None), "")
-        self.report.changes[top[:MAX_LABEL], what[:MAX_LABEL], became] += 1
-
-    def drop(self, what: str, why: str, *, asked: bool = False) -> Any:
-        self.report.losses.append(Loss(self.address(), what, why, asked))
-        return DROPPED
-
-    def drop_at(self, name: str | None, what: str, why: str, *, asked: bool = False) -> Any:
-        """`drop` of something that is under `name` in what is being made."""
-        self.labels.append(name)
-        value = self.drop(what, why, asked=asked)
-        self.labels.pop()
-        return value
-
-    def new_key(self) -> str:
-        """A storage key that the file does not have."""
-        while str(self.next_key) in self.settings.keys_in_use:
-            self.next_key += 1
-        self.next_key += 1
-        return str(self.next_key - 1)
 
     def huge(self, value: int) -> str:
         self.changed("int of more than 255 bytes", "str")
@@ -152,18 +112,6 @@ class Converter:
         return self.raw(node)
         yield
 
-    def raw(self, value: bytes) -> Any:
-        """Bytes, as protocol 2 writes them; a Python 2 file's as text where an encoding was given."""
-        if self.settings.python2 and self.settings.encoding is not None:
-            try:
-                text = value.decode(self.settings.encoding)
-            except UnicodeError:
-                pass
-            else:
-                self.changed("Python 2 string", "str")
-                return text
-        return encoded(value)
-
     def bytearray_(self, node: bytearray) -> Steps:
         return Call(Global("__builtin__", "bytearray", 0), (encoded(bytes(node)),), "REDUCE", 0)
         yield
@@ -181,57 +129,12 @@ class Converter:
         yield from self.listed(made, node)
         return made
 
-    def listed(self, into: list[Any], parts: Sequence[Any]) -> Steps:
-        """Append the converted `parts`; None where one is left out, so that the others keep their places."""
-        for index, part in enumerate(parts):
-            value = DROPPED if self.passed_over(part, str(index)) else (yield str(index), part)
-            into.append(None if value is DROPPED else value)
-
-    def passed_over(self, value: Any, name: str) -> bool:
-        """Whether a plain value is dropped, as it is where only what leads to the weights is kept."""
-        if self.settings.kept is None or self.kept_depth or (type(value) in _STEPS and value != ()):
-            return False
-        self.drop_at(name, "a value", "is outside the weights", asked=True)
-        return True
-
     def dict_(self, node: Dict) -> Steps:
         made = Dict()
         self.done[id(node)] = made
         self.keep_alive.append(node)
         yield from self.fill(made.items, pairs(node) or [])
         return made
-
-    def fill(self, into: list[tuple[Any, Any]], rows: list[tuple[Any, Any]]) -> Steps:
-        """Put the converted (key, value) pairs into `into`; a pair whose key or value is left out is not there.
-
-        Raises:
-            KeyConflict: two keys became one.
-        """
-        odd = False
-        for key, value in rows:
-            new = key
-            if type(key) is not Text or self.recode:
-                if type(key) is bytes and self.settings.python2:
-                    new = key.decode(self.settings.encoding or "latin-1", "replace")
-                    self.changed("Python 2 key", "str")
-                elif type(key) is Set:
-                    new = yield None, tuple(key.elements)
-                    self.changed("frozenset in a key", "tuple")
-                else:
-                    new = yield None, key
-                odd = odd or new is not key
-                if new is DROPPED or not hashable(new):
-                    if new is not DROPPED:
-                        why = "is a key of a mapping, and no plain value stands for it"
-                        self.drop_at(label(key), _described(key), why)
-                    continue
-            if self.passed_over(value, label(key)):
-                continue
-            made = yield label(key), value
-            if made is not DROPPED:
-                into.append((new, made))
-        if odd:
-            refuse_conflicts(into, self.address())
 
     def set_(self, node: Set) -> Steps:
         made = []
@@ -240,7 +143,7 @@ class Converter:
             if value is not DROPPED and hashable(value):
                 made.append(value)
             elif value is not DROPPED:
-                self.drop(_described(part), "is in a set, and no plain value stands for it")
+                self.drop(described(part), "is in a set, and no plain value stands for it")
         if node.kind == "frozenset":
             self.changed("frozenset", "set")
         return Call(Global("__builtin__", "set", 0), (made,), "REDUCE", 0)
@@ -261,29 +164,6 @@ class Converter:
             fields = (*fields, None)
         return PersId(fields, node.position, -1)
 
-    def older(self, call: Call) -> Any:
-        """`call` of torch's own as the version that was asked for knows it.
-
-        Raises:
-            Unsupported: that version has nothing like it.
-        """
-        target = self.settings.target
-        if target is None:
-            return call
-        try:
-            made, losses = versions.older(call, target)
-        except Unsupported as error:
-            raise self.placed(error) from None
-        if made is not call:
-            self.changed(getattr(call.func, "name", ""), getattr(made.func, "name", ""))
-        for name, why in losses:
-            self.drop_at(name, "an attribute of a tensor", why)
-        return made
-
-    def placed(self, error: Unsupported) -> Unsupported:
-        error.where = self.address()
-        return error
-
     def global_(self, node: Global) -> Steps:
         full = trusted.canonical(node)
         if trusted.accepted(full):
@@ -300,11 +180,6 @@ class Converter:
     def call(self, node: Call) -> Steps:
         made = yield from objects.converted(self, node)
         return made
-
-
-def encoded(value: bytes) -> Call:
-    """Bytes as protocol 2 writes them, which has no opcode for them."""
-    return Call(Global("_codecs", "encode", 0), (value.decode("latin-1"), "latin1"), "REDUCE", 0)
 
 
 def _is_settled(node: Call) -> bool:
@@ -339,18 +214,6 @@ def _no_hooks(node: Any) -> bool:
         and node.is_call_of("collections", "OrderedDict")
     )
 
-
-def _described(node: Any) -> str:
-    """What a node is, in a word or a class's name."""
-    if type(node) is Call:
-        name = class_name(node)
-        return name or "an object of a computed class"
-    if type(node) is Global:
-        return trusted.canonical(node)
-    return _WORDS.get(type(node), type(node).__name__)
-
-
-_WORDS = {Dict: "dict", Text: "str", PersId: "persistent id"}
 
 _STEPS: Mapping[type, Any] = {
     bytes: Converter.bytes_,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sys import stdlib_module_names
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ckptfix.errors import CkptfixError
 from ckptfix.formats.torch import module as torch_module
@@ -14,13 +14,11 @@ from ckptfix.formats.torch.tensors import is_tensor
 from ckptfix.ops.sanitize import arrays as arrays
 from ckptfix.ops.sanitize import numpy as numpy_pickles
 from ckptfix.ops.sanitize.numpy import BadValue, new_dict
+from ckptfix.ops.sanitize.output import Output
 from ckptfix.ops.sanitize.report import DROPPED, Steps
 from ckptfix.ops.sanitize.stdlib import LISTS, MAPPINGS, RULES, STATEFUL
 from ckptfix.pickles import Call, Dict, Global, PersId, Set
 from ckptfix.pickles.graph import attributes, pairs
-
-if TYPE_CHECKING:
-    from ckptfix.ops.sanitize.convert import Converter
 
 EXTRACT = "a whole module; `ckptfix extract` takes its weights out"
 NEVER = {
@@ -31,7 +29,7 @@ NEVER = {
 }
 """Classes of which nothing is kept, and why."""
 
-def converted(out: Converter, call: Call) -> Steps:
+def converted(out: Output, call: Call) -> Steps:
     """What an object becomes. Steps, as all of `sanitize_convert`."""
     name = class_name(call)
     if name is None:
@@ -55,7 +53,7 @@ def converted(out: Converter, call: Call) -> Steps:
     return (yield from _foreign(out, call, name, args))
 
 
-def _allowed(out: Converter, call: Call, name: str, args: tuple[Any, ...]) -> Steps:
+def _allowed(out: Output, call: Call, name: str, args: tuple[Any, ...]) -> Steps:
     """A call of what weights_only=True takes: as it is, with what is in it converted."""
     if name == "collections.OrderedDict":
         return (yield from _ordered_dict(out, call, pairs(call) or []))
@@ -78,7 +76,7 @@ def _allowed(out: Converter, call: Call, name: str, args: tuple[Any, ...]) -> St
     return out.older(made)
 
 
-def _ordered_dict(out: Converter, call: Call, rows: list[tuple[Any, Any]]) -> Steps:
+def _ordered_dict(out: Output, call: Call, rows: list[tuple[Any, Any]]) -> Steps:
     made = Call(Global("collections", "OrderedDict", 0), (), "REDUCE", 0)
     made.items = []
     out.done[id(call)] = made
@@ -94,7 +92,7 @@ def _ordered_dict(out: Converter, call: Call, rows: list[tuple[Any, Any]]) -> St
     return made
 
 
-def _foreign(out: Converter, call: Call, name: str, args: tuple[Any, ...]) -> Steps:
+def _foreign(out: Output, call: Call, name: str, args: tuple[Any, ...]) -> Steps:
     """An object of an unknown class: its items, its elements, its attributes, or its one argument."""
     func = trusted.canonical(call.func) if type(call.func) is Global else ""
     state = call.state
@@ -177,7 +175,7 @@ def _distinct(rows: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
     return out
 
 
-def _module(out: Converter, call: Call, name: str) -> Steps:
+def _module(out: Output, call: Call, name: str) -> Steps:
     """A module inside a checkpoint gives way to its state dict; one that is all of it is for ``ckptfix extract``."""
     if all(part is None for part in out.labels):
         return out.drop(name, EXTRACT)
@@ -214,7 +212,7 @@ def _items_of(call: Call, base: Any) -> list[tuple[Any, Any]] | None:
 
 
 def _mapping(
-    out: Converter,
+    out: Output,
     name: str,
     rows: list[tuple[Any, Any]],
     named: list[tuple[Any, Any]],
@@ -239,7 +237,7 @@ def _mapping(
     return new_dict(found)
 
 
-def _list(out: Converter, name: str, elements: list[Any], named: list[tuple[Any, Any]]) -> Steps:
+def _list(out: Output, name: str, elements: list[Any], named: list[tuple[Any, Any]]) -> Steps:
     out.changed(name, "list")
     made: list[Any] = []
     yield from out.listed(made, elements)
@@ -267,19 +265,19 @@ def _shape_of(node: Any) -> str:
     return "None" if node is None else type(node).__name__
 
 
-def _frozenset(out: Converter, call: Call, args: tuple[Any, ...]) -> Steps:
+def _frozenset(out: Output, call: Call, args: tuple[Any, ...]) -> Steps:
     elements = args[0] if args and type(args[0]) in (list, tuple) else []
     made = yield None, Call(Global("__builtin__", "set", 0), (list(elements),), "REDUCE", 0)
     out.changed("frozenset", "set")
     return made
 
 
-def _set(out: Converter, call: Call, args: tuple[Any, ...]) -> Steps:
+def _set(out: Output, call: Call, args: tuple[Any, ...]) -> Steps:
     elements = args[0] if args and type(args[0]) in (list, tuple) else []
     return (yield None, Set("set", list(elements)))
 
 
-def _from_type(out: Converter, call: Call, args: tuple[Any, ...]) -> Steps:
+def _from_type(out: Output, call: Call, args: tuple[Any, ...]) -> Steps:
     """``_rebuild_from_type_v2(func, type, args, state)``: a class that is not known gives way to the plain tensor."""
     if len(args) < 4:
         raise BadValue("a tensor subclass without its parts")
@@ -309,7 +307,7 @@ def _from_type(out: Converter, call: Call, args: tuple[Any, ...]) -> Steps:
     return made
 
 
-def _parameter(out: Converter, call: Call, args: tuple[Any, ...]) -> Steps:
+def _parameter(out: Output, call: Call, args: tuple[Any, ...]) -> Steps:
     """``_rebuild_parameter_with_state(data, requires_grad, hooks, state)``: torch takes attributes alone as state."""
     name = class_name(call) or ""
     if len(args) != 4:
@@ -323,19 +321,19 @@ def _parameter(out: Converter, call: Call, args: tuple[Any, ...]) -> Steps:
     return made
 
 
-def _drop_set(out: Converter, call: Call, name: str) -> None:
+def _drop_set(out: Output, call: Call, name: str) -> None:
     """What is set on a tensor after it is made, which no torch does."""
     if call.items or call.elements or call.kwargs or not _is_empty(call.state):
         out.drop(f"what was set on {name}", "a tensor takes nothing so")
 
 
-def _sparse(out: Converter, call: Call, args: tuple[Any, ...]) -> Steps:
+def _sparse(out: Output, call: Call, args: tuple[Any, ...]) -> Steps:
     _drop_set(out, call, "a sparse tensor")
     out.changed("_rebuild_sparse_csr_tensor", "_rebuild_sparse_tensor")
     return (yield None, Call(Global("torch._utils", "_rebuild_sparse_tensor", 0), args, "REDUCE", call.position))
 
 
-def _device_tensor(out: Converter, call: Call, args: tuple[Any, ...]) -> Steps:
+def _device_tensor(out: Output, call: Call, args: tuple[Any, ...]) -> Steps:
     """The same tensor made from a tensor rather than from a numpy array."""
     _drop_set(out, call, "a tensor")
     made = yield None, args
