@@ -45,20 +45,34 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    **dict.fromkeys(("add_module", "convert", "diff", "inspect", "map_location"), "ckptfix.api"),
-    **dict.fromkeys(("rename", "strip_module", "to_cpu", "unwrap"), "ckptfix.api"),
-    "Checkpoint": "ckptfix.checkpoint",
-    "CkptfixError": "ckptfix.errors",
-    "LoadMismatch": "ckptfix.errors",
-    "doctor": "ckptfix.ops.doctor",
-    "match": "ckptfix.ops.match",
-    "open_checkpoint": "ckptfix.formats",
-    "repair": "ckptfix.ops.repair",
-    **dict.fromkeys(("sanitize", "slim"), "ckptfix.cleaning"),
-    "extract": "ckptfix.ops.extract",
-    **dict.fromkeys(("load_checkpoint", "load_into", "load_optimizer", "load_state_dict"), "ckptfix.loaders"),
-    **dict.fromkeys(("ForeignObject", "LoadReport", "OptimizerReport"), "ckptfix.loaders"),
+    "Checkpoint": "checkpoint",
+    "CkptfixError": "errors",
+    "ForeignObject": "loaders",
+    "LoadMismatch": "errors",
+    "LoadReport": "loaders",
+    "OptimizerReport": "loaders",
+    "add_module": "ops.rename",
+    "convert": "ops.convert",
+    "diff": "ops.diff",
+    "doctor": "ops.doctor",
+    "extract": "ops.extract",
+    "inspect": "ops.inspect",
+    "load_checkpoint": "loaders",
+    "load_into": "loaders",
+    "load_optimizer": "loaders",
+    "load_state_dict": "loaders",
+    "map_location": "ops.relocate",
+    "match": "ops.match",
+    "open_checkpoint": "formats",
+    "rename": "ops.rename",
+    "repair": "ops.repair",
+    "sanitize": "ops.sanitize",
+    "slim": "ops.slim",
+    "strip_module": "ops.rename",
+    "to_cpu": "ops.relocate",
+    "unwrap": "ops.rename",
 }
+"""Public name -> the module that it is imported from when it is first used."""
 
 __all__ = ["__version__", *sorted(_HOMES)]
 
@@ -67,7 +81,7 @@ def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'ckptfix' has no attribute {name!r}")
-    value = getattr(import_module(home), name)
+    value = getattr(import_module(f"ckptfix.{home}"), name)
     globals()[name] = value
     return value
 

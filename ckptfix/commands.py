@@ -46,5 +46,5 @@ def command(verb: str, *names: str | os.PathLike[str], **options: str | None) ->
 
 
 def verbatim(line: str) -> str:
-    """`line` as a template of `catalogue.remedy` that stands for itself: a name may hold braces."""
+    """`line` as a template of `findings.table.remedy` that stands for itself: a name may hold braces."""
     return line.replace("{", "{{").replace("}", "}}")

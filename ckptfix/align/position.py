@@ -1,7 +1,7 @@
 """Matching by position: the n-th tensor of one model is the n-th of the other.
 
 Both sequences are in definition order. Pairs are checked for shape and dtype. What one side lacks is allowed by a rule
-of `families`, or as a tied name, or is an error; nothing is cut off to make the lengths equal.
+of `names.spellings`, or as a tied name, or is an error; nothing is cut off to make the lengths equal.
 """
 
 from __future__ import annotations

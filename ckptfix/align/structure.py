@@ -1,8 +1,8 @@
 """Matching by structure: modules of equal shapes, distinguished by numbers, words and places.
 
-What is compared are modules (`match_names.Unit`). Those whose tensors have the same names, shapes and kinds on both
-sides form a class. Inside a class, repeating paths are groups (`match_groups`), and the best assignment of groups is
-sought (`assignment.best`) by what their words mean (`match_roles`), by numbers, by order of definition and by place
+What is compared are modules (`units.Unit`). Those whose tensors have the same names, shapes and kinds on both
+sides form a class. Inside a class, repeating paths are groups (`groups`), and the best assignment of groups is
+sought (`assignment.best`) by what their words mean (`roles`), by numbers, by order of definition and by place
 among what is certain already. An assignment that another one comes close to is ambiguous, and says so.
 """
 

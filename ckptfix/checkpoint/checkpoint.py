@@ -65,7 +65,7 @@ class Checkpoint:
         fixed_devices: places whose device cannot be edited, as text.
         graph: what the format keeps for its own edits; opaque to all other code.
         findings: what reading noticed; building `entries` may add to it.
-        stamp: what `fileio.stamp` returned for the file before it was read, to see that it is still the same.
+        stamp: what `io.read.stamp` returned for the file before it was read, to see that it is still the same.
     """
 
     path: str

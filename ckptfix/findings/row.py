@@ -30,8 +30,8 @@ class Entry:
             fail or go wrong because of it. ``"info"``: good to know.
         title: it in one sentence, where a finding says nothing more exact.
         story: where it comes from, what the user sees, and what helps; for ``doctor --explain``.
-        errors: numbers of the load errors that it explains (`error_texts.ERRORS`).
-        fix: a command with fields in braces (see `catalogue.remedy`), or an instruction; None where nothing helps.
+        errors: numbers of the load errors that it explains (`messages.ERRORS`).
+        fix: a command with fields in braces (see `table.remedy`), or an instruction; None where nothing helps.
     """
 
     id: str

@@ -1,4 +1,4 @@
-"""What `output` is made of: the mode, the folder's sync, and the second name of a file that is replaced."""
+"""What `write` is made of: the mode, the folder's sync, and the second name of a file that is replaced."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ A wrapper that averages is a module around a copy of the model: ``AveragedModel(
 ``module.`` that it wrote. Without that level its state dict loads nowhere. Two things distinguish its ``module.`` from
 DataParallel's:
 
-- Its counter of updates stands beside the names (`keys.COUNTERS`). Around a DataParallel model the names have two
+- Its counter of updates stands beside the names (`wrappers.COUNTERS`). Around a DataParallel model the names have two
   levels, ``module.module.x``: one of them is DataParallel's.
 - It stands under a key for averages (`KEYS`) with one level more than the model beside it. So does
   ``ModelEmaV2.state_dict()`` of timm, which has no counter (timm/utils/model_ema.py).
@@ -30,7 +30,7 @@ KEYS: dict[str, str] = {
     "model_ema": "torchvision references/classification/train.py (AveragedModel.state_dict)",
     "model_ema_state_dict": "trainers that save the model as model_state_dict",
     "ema_model_state_dict": "trainers that save the model as model_state_dict",
-    "ema_state_dict": "trainers that save the model as state_dict; not MMEngine, see `extract_ema._swapped`",
+    "ema_state_dict": "trainers that save the model as state_dict; not MMEngine, see `extract.averaged`",
     "state_dict_ema": "timm utils/checkpoint_saver.py",
     "ema_state": "trainers that save the model as state",
     "ema_weights": "trainers that save the model as weights",

@@ -130,7 +130,7 @@ def read_module(checkpoint: Checkpoint, row: Candidate) -> Module:
     """The whole module that a candidate is.
 
     Raises:
-        DamagedFile, KeyConflict, Unsupported: as `torch_module.read_module`, about the file.
+        DamagedFile, KeyConflict, Unsupported: as `formats.torch.module.read_module`, about the file.
     """
     try:
         return torch_module.read_module(row.module, row.at)

@@ -37,7 +37,7 @@ class Draft:
     """What a verb is about to write.
 
     Attributes:
-        source: the input; `stamp` is what `fileio.stamp` returned before it was read.
+        source: the input; `stamp` is what `io.read.stamp` returned before it was read.
         dest, format: the output.
         promise: what the output has to hold.
         lines: what was done, in one or two sentences.
@@ -112,7 +112,7 @@ def carry_out(
     Raises:
         Refused: the suffix of the output belongs to another format.
         DamagedFile: the input changed since it was read, or its bytes do not have the checksum that it states.
-        CkptfixError: as `output.write_plan`.
+        CkptfixError: as `io.write.write_plan`.
     """
     refuse_other_suffix(draft.source, draft.dest, draft.format)
     with about(draft.source):

@@ -1,6 +1,6 @@
 """Local headers, which stand before the data of each record of a zip archive, and state where the data begins.
 
-One reader for all: edits, repairs and diagnoses see the same header. Layout: see `zip_read`.
+One reader for all: edits, repairs and diagnoses see the same header. Layout: see `read`.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@
     PK 01 02  directory row   46 bytes, name, extra, comment
 
 (APPNOTE.TXT of the zip format, 4.3.7, 4.3.9 and 4.3.12.) A descriptor shows where its data begins: its own offset less
-the stored size. Tensor bytes may hold any of these, so `zip_rebuild` takes what they say only with a matching CRC-32.
+the stored size. Tensor bytes may hold any of these, so `rebuild` takes what they say only with a matching CRC-32.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ OLD = b"what was there before " * 50
 EARLIER = b"kept by an earlier run"
 SOURCE = random.Random(7).randbytes(300_000)
 SMALLER = {"BATCH": 20_000, "SMALL": 10_000, "KERNEL_CHUNK": 60_000}
-"""Values for the constants of `fileio` that make many calls out of few bytes."""
+"""Values for the constants of `io.copy` that make many calls out of few bytes."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import pytest
 from faults.scenarios import OLD, SCENARIOS, SMALLER, complaint, plan, prepare, states, writing
 
 from ckptfix.errors import CkptfixError
-from ckptfix.io import read as fileio
+from ckptfix.io import copy
 from ckptfix.io import write as output
 from ckptfix.io.write import write_plan
 
@@ -101,12 +101,12 @@ def outcome(folder: Path, name: str, armed: Armed) -> str | None:
 @pytest.fixture
 def smaller(monkeypatch: pytest.MonkeyPatch) -> None:
     for constant, value in SMALLER.items():
-        monkeypatch.setattr(fileio, constant, value)
+        monkeypatch.setattr(copy, constant, value)
     monkeypatch.setattr(output, "SYNC_EVERY", 100_000)
 
 
 def no_kernel_copy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fileio, "_kernel_means", list)
+    monkeypatch.setattr(copy, "_kernel_means", list)
 
 
 @pytest.mark.usefixtures("smaller")

@@ -27,7 +27,11 @@ WATCHED = (
     "pickle.find_class", "builtins.input", "code.__new__", "webbrowser.", "urllib.", "pty.", "tempfile.",
 )  # fmt: skip
 LAZY = (
-    "ckptfix.api",
+    "ckptfix.ops.convert",
+    "ckptfix.ops.diff.compare",
+    "ckptfix.ops.inspect",
+    "ckptfix.ops.rename",
+    "ckptfix.ops.relocate",
     "ckptfix.loaders",
     "ckptfix.formats.foreign.kinds",
     "encodings.unicode_escape",

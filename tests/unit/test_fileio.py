@@ -37,7 +37,7 @@ def written(fd: int) -> bytes:
 
 
 def without_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fileio, "_kernel_means", list)
+    monkeypatch.setattr(io_copy, "_kernel_means", list)
 
 
 class TestReading:
@@ -147,7 +147,7 @@ class TestCopying:
         assert written(out) == b"head" + CONTENT[5:250_005] + b"tail"
 
     def test_progress_counts_to_the_end(self, source: str, out: int, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(fileio, "KERNEL_CHUNK", 100_000)
+        monkeypatch.setattr(io_copy, "KERNEL_CHUNK", 100_000)
         calls: list[tuple[int, int]] = []
         io_copy.copy_range(ByteRange(source, 0, 300_000), out, lambda done, total: calls.append((done, total)))
         assert calls == [(100_000, 300_000), (200_000, 300_000), (300_000, 300_000)]
@@ -165,7 +165,7 @@ class TestCopying:
             calls.append(arguments)
             return means(*arguments)
 
-        monkeypatch.setattr(fileio, "_kernel_means", lambda: [counted])
+        monkeypatch.setattr(io_copy, "_kernel_means", lambda: [counted])
         sink = io_copy.Sink(out, lambda count: None)
         with fileio.Reader(source) as reader:
             sink.add(bytes(head))

@@ -33,7 +33,7 @@ POINTER = f"version https://git-lfs.github.com/spec/v1\noid sha256:{OID}\nsize 1
 
 
 def described(path: Path) -> tuple[str, str]:
-    """What `foreign` says about a file, and its hint."""
+    """What `formats.foreign` says about a file, and its hint."""
     with open(path, "rb") as file:
         head = file.read(4096)
     _, what, hint = foreign.describe(str(path), head, path.stat().st_size)

@@ -24,6 +24,7 @@ from ckptfix.formats.safetensors import edit as safetensors_edit
 from ckptfix.formats.safetensors import format as safetensors
 from ckptfix.formats.torch import emit as torch_emit
 from ckptfix.formats.torch import legacy as torch_legacy
+from ckptfix.formats.torch import legacy_layout, zip_layout
 from ckptfix.formats.torch import recode as torch_recode
 from ckptfix.formats.torch import zip as torch_zip
 from ckptfix.ops.repair import torch as repair
@@ -125,7 +126,7 @@ def dtype_changes(patch: Patch) -> None:
 
 def storages_swap(patch: Patch) -> None:
     """Two storages of one size change places."""
-    for module in (torch_zip, torch_legacy):
+    for module in (zip_layout, legacy_layout):
         real = module.fresh
 
         def fresh(pickle: bytes, storages: Any, *more: Any, real: Any = real) -> Any:

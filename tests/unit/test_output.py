@@ -14,8 +14,8 @@ import pytest
 
 from ckptfix.checkpoint import ByteRange, Derived, OutputFile, Plan, Segment
 from ckptfix.errors import CkptfixError, DamagedFile, Truncated, Unsupported, WouldOverwrite, WriteFailed
+from ckptfix.io import copy, sources, system
 from ckptfix.io import read as fileio
-from ckptfix.io import sources
 from ckptfix.io import write as output
 from ckptfix.io.write import check_destination, write_plan
 
@@ -393,7 +393,7 @@ class TestSpace:
         self, tmp_path: Path, source: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(output, "free_space", lambda folder: 299_999)
-        monkeypatch.setattr(fileio, "free_space", lambda folder: 299_999)
+        monkeypatch.setattr(system, "free_space", lambda folder: 299_999)
         monkeypatch.setattr(output._Output, "write", lambda *arguments: pytest.fail("began to write"))
         with pytest.raises(WriteFailed, match="No space left") as caught:
             write_plan(plan_of(tmp_path / "out", ByteRange(source, 0, 300_000)))
@@ -492,7 +492,7 @@ class TestOrder:
         self, tmp_path: Path, source: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(output, "SYNC_EVERY", 50_000)
-        monkeypatch.setattr(fileio, "BATCH", 10_000)
+        monkeypatch.setattr(copy, "BATCH", 10_000)
         sizes = []
         threads = threading.active_count()
         monkeypatch.setattr(output, "_sync_data", lambda fd: sizes.append(os.fstat(fd).st_size))
@@ -508,7 +508,7 @@ class TestOrder:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
         monkeypatch.setattr(output, "SYNC_EVERY", 50_000)
-        monkeypatch.setattr(fileio, "BATCH", 10_000)
+        monkeypatch.setattr(copy, "BATCH", 10_000)
         monkeypatch.setattr(output, "_sync_data", failing)
         monkeypatch.setattr(os, "fsync", lambda fd: pytest.fail("synced again"))
         for count in (5, 30):  # the failure is seen at the end, or at the next write

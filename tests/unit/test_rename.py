@@ -11,7 +11,6 @@ import torch
 
 import ckptfix
 from ckptfix.errors import KeyConflict, NoSuchTensor, PartialPrefix, Refused
-from ckptfix.ops import writing
 
 
 def save(path: Path, value: Any, **how: Any) -> Path:
@@ -224,8 +223,8 @@ def test_a_dry_run_writes_nothing(tmp_path: Path, out: Path) -> None:
 def test_a_source_that_changes_between_reading_and_writing(
     tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ckptfix import api
     from ckptfix.errors import DamagedFile
+    from ckptfix.ops import rename, writing
 
     source = save(tmp_path / "a.pth", weights("module.a"))
     plan = writing.plan_edits
@@ -235,7 +234,7 @@ def test_a_source_that_changes_between_reading_and_writing(
             file.write(b"more")
         return plan(*arguments)
 
-    monkeypatch.setattr(api, "plan_edits", late)
+    monkeypatch.setattr(rename, "plan_edits", late)
     with pytest.raises(DamagedFile, match="changed while it was read"):
         ckptfix.strip_module(source, out)
     assert not out.exists()

@@ -244,8 +244,8 @@ class TestChecksums:
         assert crc32_joined(zlib.crc32(first), zlib.crc32(second), len(second)) == zlib.crc32(first + second)
 
     def test_of_short_long_empty_and_derived_ranges(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(streams, "CRC_TASK", 1000)
-        monkeypatch.setattr(streams, "CRC_CHUNK", 300)
+        monkeypatch.setattr(io_sums, "CRC_TASK", 1000)
+        monkeypatch.setattr(io_sums, "CRC_CHUNK", 300)
         content = random.Random(4).randbytes(60_000)
         data = placed(tmp_path, content)
         rng = random.Random(5)
@@ -284,7 +284,7 @@ class TestChecksums:
         assert threading.active_count() == threads
 
     def test_it_stays_near_the_writer(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(streams, "CRC_TASK", 100)
+        monkeypatch.setattr(io_sums, "CRC_TASK", 100)
         data = placed(tmp_path, bytes(100_000))
         summed = []
         real = io_sums._crc32_of
@@ -293,7 +293,7 @@ class TestChecksums:
             summed.append(task)
             return real(task)
 
-        monkeypatch.setattr(streams, "_crc32_of", counted)
+        monkeypatch.setattr(io_sums, "_crc32_of", counted)
         sums = Checksums([data.sub(offset, 100) for offset in range(0, 100_000, 100)])
         sums.value(0)
         sums._pool.shutdown()  # type: ignore[union-attr]

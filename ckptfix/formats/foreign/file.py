@@ -1,4 +1,4 @@
-"""A file that no format of ours claims, as the rows of `foreign` look at it."""
+"""A file that no format of ours claims, as the rows of `kinds` look at it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""safetensors files: reading and judging; the byte layout is drawn in `safetensors_header`.
+"""safetensors files: reading and judging; the byte layout is drawn in `header`.
 
 The format states names, dtypes and shapes, but no devices, ties, strides or requires_grad; what it cannot
-state about ties and views stands in metadata pairs (`safetensors_ties`). It has no checksums: a flipped data bit is
+state about ties and views stands in metadata pairs (`ties`). It has no checksums: a flipped data bit is
 not to be found.
 """
 

@@ -266,7 +266,7 @@ def _note_optimizer(found: TorchObject, at: str, parts: dict[str, Any]) -> None:
 
 
 def node_at(root: Any, address: str) -> Any:
-    """The node at `address`: labels joined by slashes, as `torch_object.walk` gives them; keys may hold slashes too.
+    """The node at `address`: labels joined by slashes, as `walk` gives them; keys may hold slashes too.
 
     Raises:
         NoSuchTensor: there is none.

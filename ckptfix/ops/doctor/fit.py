@@ -1,7 +1,7 @@
 """How a checkpoint fits a model: names, shapes, and what is known of the differences.
 
 The names go together as `load_into` takes them: as they are, without wrappers' components, or with a base prefix
-removed or added (`prefixes`). What differs then is sorted by what is known about it.
+removed or added (`names.bases`). What differs then is sorted by what is known about it.
 """
 
 from __future__ import annotations

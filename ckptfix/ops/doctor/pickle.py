@@ -170,7 +170,7 @@ def after_stop(data: bytes, end: int, where: str, base: int = 0) -> Iterator[Fin
 
 
 def hidden(rows: Iterable[Hidden], *, fix: str | None = None) -> Iterator[Finding]:
-    """A finding for each global that `scan_inside` found, once a place."""
+    """A finding for each global that `ops.inside` found, once a place."""
     seen: set[tuple[str, str]] = set()
     for row in rows:
         if (row.place, row.name) not in seen:

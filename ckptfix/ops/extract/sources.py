@@ -31,7 +31,7 @@ def read(checkpoint: Checkpoint, candidate: Candidate) -> Weights:
     Raises:
         DamagedFile: the pickle is not as it was written, a tensor's bytes are not in the file, or a module is none.
         WouldLoseData: a tensor that cannot be read.
-        KeyConflict, Unsupported: as `torch_module.read_module`.
+        KeyConflict, Unsupported: as `formats.torch.module.read_module`.
     """
     container = checkpoint.graph.container if isinstance(checkpoint.graph, Parts) else None
     if isinstance(container, Archive) and not container.pickle_ok:

@@ -195,7 +195,7 @@ def rename(
 
     Args:
         subs: (pattern, replacement) as of `re.sub`; ``\\1`` refers to a group.
-        mapping: old name -> new name. An old name with placeholders is a rule (`name_rules`): an exact name counts
+        mapping: old name -> new name. An old name with placeholders is a rule (`names.rules`): an exact name counts
             before all rules, and the first rule that speaks of a name before the others.
 
     Raises:

@@ -37,7 +37,7 @@ def repair(
 
     Args:
         folder: gives the folder where what is unpacked is put; the plan points there.
-        fill, donor: what replaces lost tensors; see `repair_torch`.
+        fill, donor: what replaces lost tensors; see `repair.torch`.
         like: the model whose tensors the storages are, for a file whose pickle is lost.
 
     Raises:

@@ -59,7 +59,7 @@ def sanitize(
         keep_only: ``"weights"`` keeps the state dicts, where they are, and nothing else.
         encoding: codec of a Python 2 file's byte strings; otherwise UTF-8, and Latin-1 for keys that are not.
         torch: a version, such as ``"1.5"``, that is to read the file.
-        force, keep_old, dry_run, progress: as in `api.strip_module`.
+        force, keep_old, dry_run, progress: as in `strip_module`.
 
     Returns:
         A result whose `exit_code` is 3 when something was left out without being asked for.

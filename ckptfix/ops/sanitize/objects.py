@@ -30,7 +30,7 @@ NEVER = {
 """Classes of which nothing is kept, and why."""
 
 def converted(out: Output, call: Call) -> Steps:
-    """What an object becomes. Steps, as all of `sanitize_convert`."""
+    """What an object becomes. Steps, as all of `convert`."""
     name = class_name(call)
     if name is None:
         return out.drop("an object", "of a class or function that is computed")

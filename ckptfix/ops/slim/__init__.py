@@ -62,7 +62,7 @@ def slim(
         no_optimizer: leave out every optimizer's state.
         dedupe: make one storage of those with equal bytes, which ties their tensors.
         contiguous: write a strided view that leaves gaps, such as a column, without them: its stride changes.
-        force, keep_old, dry_run, progress: as in `api.strip_module`.
+        force, keep_old, dry_run, progress: as in `strip_module`.
 
     Raises:
         Refused: nothing would be left.
