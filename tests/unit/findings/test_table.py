@@ -18,7 +18,7 @@ from ckptfix.findings.row import Finding
 from ckptfix.findings.table import ENTRIES, found, proposed, remedy
 from ckptfix.findings.verbs import VERBS
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PACKAGE = ROOT / "ckptfix"
 MAKERS = {"Finding", "found", "_note"}
 

@@ -14,7 +14,7 @@ from ckptfix.formats import open_checkpoint
 from ckptfix.ops.doctor import examine as doctor
 from ckptfix.pickles import Survey, survey
 
-FIXTURES = Path(__file__).parents[2] / "fixtures"
+FIXTURES = Path(__file__).parents[3] / "fixtures"
 
 
 def named(data: bytes) -> Survey:
