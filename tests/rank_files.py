@@ -48,8 +48,11 @@ def dtensors(path: Path, rank: int = 0) -> dict[str, torch.Tensor]:
     return local
 
 
-def sharded(path: Path, rank: int = 0) -> dict[str, torch.Tensor]:
-    """A state dict with a ShardedTensor, as FSDP's SHARDED_STATE_DICT; what lies on this rank is given back."""
+def sharded(path: Path, rank: int = 0, *, elsewhere: bool = False) -> dict[str, torch.Tensor]:
+    """A state dict with a ShardedTensor, as FSDP's SHARDED_STATE_DICT; what lies on this rank is given back.
+
+    With `elsewhere` there is one more, ``scale``, all of which lies on another rank.
+    """
     from torch.distributed._shard.metadata import ShardMetadata
     from torch.distributed._shard.sharded_tensor.api import ShardedTensor
     from torch.distributed._shard.sharded_tensor.metadata import ShardedTensorMetadata, TensorProperties
@@ -60,7 +63,12 @@ def sharded(path: Path, rank: int = 0) -> dict[str, torch.Tensor]:
         rows = [ShardMetadata([2 * row, 0], [2, 3], f"rank:{row}/cpu") for row in range(WORLD)]
         about = ShardedTensorMetadata(rows, torch.Size([4, 3]), TensorProperties(torch.float32))
         made = ShardedTensor._init_from_local_shards_and_global_metadata([Shard(local["fc.weight"], rows[rank])], about)
-        torch.save(OrderedDict({"fc.weight": made, "fc.bias": local["fc.bias"]}), path)
+        state: dict[str, Any] = {"fc.weight": made, "fc.bias": local["fc.bias"]}
+        if elsewhere:
+            there = [ShardMetadata([0], [1], f"rank:{WORLD - 1 - rank}/cpu")]
+            about = ShardedTensorMetadata(there, torch.Size([1]), TensorProperties(torch.float32))
+            state["scale"] = ShardedTensor._init_from_local_shards_and_global_metadata([], about)
+        torch.save(OrderedDict(state), path)
     return local
 
 

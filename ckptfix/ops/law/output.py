@@ -21,12 +21,15 @@ Kind = tuple[str, tuple[int, ...]]
 
 
 def leaves(entry: TensorEntry) -> Iterator[TensorEntry]:
-    """The tensors with their own bytes that `entry` is made of; itself if it has none."""
+    """The tensors with their own bytes that `entry` is made of; itself if it has none.
+
+    A wrapper without parts has none: a ShardedTensor of which this rank's file has no shard holds no bytes to lose.
+    """
     stack = [entry]
     while stack:
         part = stack.pop()
         stack += part.parts
-        if part.storage is not None or not part.parts:
+        if part.storage is not None or not (part.parts or part.kind == "wrapper"):
             yield part
 
 

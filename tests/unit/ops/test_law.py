@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from rank_files import sharded
 from torch import nn
 
 import ckptfix
@@ -205,6 +206,16 @@ def test_tensors_that_a_verb_leaves_and_does_not_list_are_listed(tmp_path: Path)
     done = ckptfix.extract(source, tmp_path / "out.pth", at="model")
     listed = [*done.left, *done.account.left]
     assert {name.split("/")[0] for name in listed} == {"optimizer", "extra"}
+
+
+@pytest.mark.parametrize("verb", ["strip-module", "to-cpu", "sanitize", "repair"])
+def test_a_tensor_that_lies_on_another_rank_has_nothing_to_lose(tmp_path: Path, verb: str) -> None:
+    source = tmp_path / "rank0.pt"
+    sharded(source, elsewhere=True)
+    assert [entry.parts for entry in ckptfix.open_checkpoint(source).entries if entry.key == "scale"] == [()]
+    done = VERBS[verb](source, tmp_path / "out.pt")
+    assert done.account.lost == ()
+    assert done.exit_code == 0
 
 
 def test_only_one_place_writes_plans() -> None:
