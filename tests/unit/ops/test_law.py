@@ -215,7 +215,7 @@ def test_a_tensor_that_lies_on_another_rank_has_nothing_to_lose(tmp_path: Path, 
     assert [entry.parts for entry in ckptfix.open_checkpoint(source).entries if entry.key == "scale"] == [()]
     done = VERBS[verb](source, tmp_path / "out.pt")
     assert done.account.lost == ()
-    assert done.exit_code == 0
+    assert done.exit_code == (3 if verb == "repair" else 0)  # repair names the class that it leaves out
 
 
 def test_only_one_place_writes_plans() -> None:
