@@ -15,6 +15,8 @@ from torch import nn
 
 import ckptfix
 
+pytestmark = pytest.mark.slow
+
 README = Path(__file__).parents[2] / "README.md"
 
 

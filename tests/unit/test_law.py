@@ -205,6 +205,7 @@ def test_tensors_that_a_verb_leaves_and_does_not_list_are_listed(tmp_path: Path)
     assert {name.split("/")[0] for name in listed} == {"optimizer", "extra"}
 
 
+@pytest.mark.slow
 def test_only_one_place_writes_plans() -> None:
     """A verb cannot forget the law: `write_plan` is called by `ops.writing` alone."""
     callers = set()

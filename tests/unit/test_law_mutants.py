@@ -25,6 +25,8 @@ from ckptfix.ops import repair, sanitize_convert, slim
 from ckptfix.pickles import parse, reemit
 from ckptfix.pickles.graph import label
 
+pytestmark = pytest.mark.slow
+
 VICTIM = "b.weight"
 Patch = pytest.MonkeyPatch
 
