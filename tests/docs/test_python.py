@@ -16,6 +16,8 @@ from torch import nn
 
 import ckptfix
 
+pytestmark = pytest.mark.slow
+
 
 class Net(nn.Module):
     def __init__(self, classes: int = 5) -> None:

@@ -124,6 +124,8 @@ def test_what_no_unpickler_takes_is_refused(name: str, outcomes: dict[str, dict[
     assert any("BadPickle" in message for message in outcomes[f"zip-{name}"]["messages"]), outcomes[f"zip-{name}"]
 
 
+@pytest.mark.campaign
+@TOGETHER
 def test_an_edit_of_a_lying_zip_is_refused(samples: dict[str, bytes], tmp_path: Path) -> None:
     """Two readers would see two files: local name against directory name."""
     (tmp_path / "in").write_bytes(samples["archive-local-name-pickle"])

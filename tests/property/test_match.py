@@ -89,6 +89,7 @@ for seed in range(12):
 """
 
 
+@pytest.mark.slow
 def test_the_answer_is_the_same_in_every_run() -> None:
     """Nothing may hang on the order of a set."""
     told = set()

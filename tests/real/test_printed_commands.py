@@ -16,6 +16,8 @@ from real.files import FIXTURES, SHARED, name_of, real_files
 
 from ckptfix.cli import commands
 
+pytestmark = pytest.mark.campaign
+
 KNOWN: tuple[tuple[str, str, str], ...] = ()
 """(pattern of files, pattern of finding ids, fault): expected failures; one that passes is to be taken out."""
 

@@ -130,6 +130,7 @@ print(base, peak - base, float(model[-1].weight[0, 0].detach()))
 """
 
 
+@pytest.mark.campaign
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
 @pytest.mark.parametrize(("how", "most"), [("zip", 4), ("zip assign", 4), ("legacy", 16)])
 def test_memory_stays_at_the_model_and_one_tensor(how: str, most: int, tmp_path: Path) -> None:

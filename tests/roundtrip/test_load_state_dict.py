@@ -13,6 +13,8 @@ from torch import nn
 
 import ckptfix
 
+pytestmark = pytest.mark.slow
+
 
 def _flat(kind: Kind) -> bool:
     return kind.name in {

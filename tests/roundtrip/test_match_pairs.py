@@ -134,6 +134,7 @@ def structured(pair: Pair) -> Judged:
     return judge(pair, by_structure(slots(pair.source().state_dict()), slots(pair.target().state_dict())))
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("pair", PAIRS, ids=by_name)
 def test_structure_is_right_or_refuses(pair: Pair) -> None:
     judged = structured(pair)

@@ -16,6 +16,8 @@ import ckptfix
 from ckptfix.formats import open_checkpoint
 from ckptfix.formats.torch.common import Parts
 
+pytestmark = pytest.mark.slow
+
 Made = tuple[dict[str, Any], dict[str, list[torch.Tensor]]]
 
 

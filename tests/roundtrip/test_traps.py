@@ -15,7 +15,7 @@ from torch import nn
 import ckptfix
 from ckptfix import errors
 
-pytestmark = pytest.mark.parametrize("container", CONTAINERS)
+pytestmark = [pytest.mark.slow, pytest.mark.parametrize("container", CONTAINERS)]
 
 
 def saved(path: Path, container: str, obj: Any, protocol: int = 2) -> Path:

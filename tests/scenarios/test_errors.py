@@ -15,6 +15,8 @@ from scenarios.broken_files import CASES, Case
 from ckptfix.cli import COMMANDS, commands
 from ckptfix.findings import messages as error_texts
 
+pytestmark = pytest.mark.slow
+
 
 def run(words: list[str], code: int) -> None:
     """Run a command as doctor has it."""

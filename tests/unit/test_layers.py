@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -87,6 +88,7 @@ def run_at_import(tree: ast.Module) -> Iterator[ast.stmt]:
                 stack += child.body
 
 
+@cache
 def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), str(path))
 
@@ -175,6 +177,7 @@ def test_a_circle_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(module, "PACKAGE", tmp_path)
     monkeypatch.setattr(module, "MODULES", names)
     assert not circle(tmp_path / "room")
+    parsed.cache_clear()
     (tmp_path / "room" / "c.py").write_text("if TYPE_CHECKING:\n    from ckptfix.room.a import x")
     assert set(circle(tmp_path / "room")) == {"a", "b", "c"}
 

@@ -132,6 +132,7 @@ def test_a_tensor_that_is_none_of_ours_keeps_its_parts(tmp_path: Path) -> None:
     assert torch.equal(loaded["w"], tensor(2))
 
 
+@pytest.mark.slow
 def test_depth_is_no_limit(tmp_path: Path) -> None:
     depth = 60_000
     lists = assemble(("PROTO", 2), *["EMPTY_LIST"] * depth, *push(7), *["APPEND"] * depth, "STOP")

@@ -114,6 +114,7 @@ def by_name(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     return {"state": {names[index]: value for index, value in saved["state"].items()}, "param_groups": groups}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrap_saved", [False, True])
 @pytest.mark.parametrize("wrap_model", [False, True])
 def test_state_keyed_by_name(tmp_path: Path, wrap_saved: bool, wrap_model: bool) -> None:
@@ -431,6 +432,7 @@ CLASSES: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("given", CLASSES)
 def test_no_class_takes_the_state_of_another(tmp_path: Path, given: str) -> None:
     trained = Net()

@@ -201,6 +201,7 @@ def modules(path: Path) -> list[Candidate]:
     return [row for row in choose.models(ckptfix.open_checkpoint(path)) if row.module is not None]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SURE)
 def test_every_verb_takes_the_same(saved: Callable[[str], Path], tmp_path: Path, name: str) -> None:
     source, at = saved(name), CASES[name].at
@@ -227,6 +228,7 @@ def test_every_verb_takes_the_same(saved: Callable[[str], Path], tmp_path: Path,
     assert not found & {"missing-keys", "unexpected-keys", "no-names-match", "names-prefixed", "no-tensors"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MAPPINGS)
 def test_verbs_of_mappings_take_it_too(saved: Callable[[str], Path], tmp_path: Path, name: str) -> None:
     source, at = saved(name), CASES[name].at

@@ -33,6 +33,7 @@ def test_an_object_saved_twice_is_the_same(kind: Kind, container: str, tmp_path:
 
 
 # The legacy format keeps the source code of whole modules, the zip format does not.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
     [one for one in KINDS.values() if len(one.containers) == 2 and one.name != "whole-module"],

@@ -65,6 +65,7 @@ def test_a_healthy_program_is_one_finding(save: Save, id: str, name: str, tmp_pa
     assert (row.fix or "").startswith("ckptfix extract ")
 
 
+@pytest.mark.slow
 @quiet
 @pytest.mark.parametrize(("save", "id", "name"), PROGRAMS)
 def test_a_flipped_bit_of_any_record_is_found(save: Save, id: str, name: str, tmp_path: Path) -> None:

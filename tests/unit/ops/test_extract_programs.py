@@ -58,6 +58,7 @@ def exported(path: Path, made: nn.Module) -> None:
     torch.export.save(torch.export.export(made, (torch.ones(2, 3),)), path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("save", [scripted, traced, exported])
 @pytest.mark.parametrize("to", ["zip", "legacy", "safetensors"])
 def test_the_state_dict_of_a_program(tmp_path: Path, save: Callable[[Path, nn.Module], None], to: str) -> None:
@@ -88,6 +89,7 @@ def test_versions_are_those_of_the_python_classes(tmp_path: Path, save: Callable
     assert dict(found._metadata) == dict(living.state_dict()._metadata)  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_the_order_is_that_of_the_loaded_program(tmp_path: Path) -> None:
     encoder = gone_models.fill(gone_models.MODELS["encoder"]()).eval()
     made: list[Any] = [torch.jit.script(encoder)]
@@ -144,6 +146,7 @@ BAD: dict[str, tuple[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", list(BAD))
 def test_a_bad_description_gives_one_error(tmp_path: Path, case: str) -> None:
     words, config = BAD[case]

@@ -19,6 +19,7 @@ def dangers(done: Diagnosis) -> str:
     return "\n".join(f"{row.where}: {row.message}" for row in done.findings if row.id in ids)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("layer", [*hidden.LAYERS, "folder"])
 def test_what_runs_code_is_named_before_anything_is_proposed(layer: str, how: str, tmp_path: Path) -> None:
@@ -36,6 +37,7 @@ def test_a_harmless_one_is_not_called_dangerous(layer: str, tmp_path: Path) -> N
     assert done.cause is not None and (done.cause.fix or "").startswith("ckptfix repair ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("layer", [*hidden.LAYERS, "folder"])
 def test_no_repair_is_proposed_for_a_file_without_a_tensor(layer: str, how: str, tmp_path: Path) -> None:

@@ -218,6 +218,7 @@ def test_a_tensor_that_lies_on_another_rank_has_nothing_to_lose(tmp_path: Path, 
     assert done.exit_code == (3 if verb == "repair" else 0)  # repair names the class that it leaves out
 
 
+@pytest.mark.slow
 def test_only_one_place_writes_plans() -> None:
     """A verb cannot forget the law: `write_plan` is called by `ops.writing` alone."""
     callers = set()

@@ -33,6 +33,8 @@ from ckptfix.ops.slim import plan as slim
 from ckptfix.pickles import parse, reemit
 from ckptfix.pickles.graph import label
 
+pytestmark = pytest.mark.slow
+
 VICTIM = "b.weight"
 Patch = pytest.MonkeyPatch
 

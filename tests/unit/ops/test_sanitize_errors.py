@@ -120,6 +120,7 @@ def test_row_39_calls_that_an_older_torch_lacks(
     assert found["w"].tolist() == [0, 1, 2] and found["b"].tolist() == [1, 1]
 
 
+@pytest.mark.skipif(numpy.__version__ < "2", reason="NumPy 1 writes the old name")
 def test_row_45_numpy_core_by_its_new_name(
     tmp_path: Path, container: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

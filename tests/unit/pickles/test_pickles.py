@@ -58,6 +58,7 @@ def real(node: Any) -> Any:
     return node
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", range(6))
 @given(value=VALUES)
 def test_reads_what_pickle_wrote(protocol: int, value: Any) -> None:

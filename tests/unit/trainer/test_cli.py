@@ -111,6 +111,7 @@ def test_what_is_wrong_is_said_before_training(
     assert sorted(here.iterdir()) == before
 
 
+@pytest.mark.campaign
 def test_a_mistake_in_a_process_is_one_line_too(here: Path) -> None:
     """A folder that disappears during training cannot be foreseen; each process that sees it says so."""
     script = here / "late.py"

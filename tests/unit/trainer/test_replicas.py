@@ -27,7 +27,7 @@ from ckptfix.trainer.text import Tagger
 
 CPU = torch.device("cpu")
 
-pytestmark = pytest.mark.filterwarnings("ignore:Was asked to gather along dimension 0:UserWarning")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:Was asked to gather along dimension 0:UserWarning")]
 
 
 class Pair(NamedTuple):

@@ -18,6 +18,8 @@ from ckptfix.trainer import CONTAINERS, TASKS, Job, Training, inner, run
 from ckptfix.trainer.dcp import read as read_folder
 from ckptfix.trainer.save import check, complete, contents, save
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread() -> Iterator[None]:
