@@ -14,6 +14,7 @@ from typing import Any
 
 from ckptfix.checkpoint import Edit, Rename, Reshape, SetLocation
 from ckptfix.errors import Unsupported
+from ckptfix.formats.torch import calls
 from ckptfix.formats.torch.object import TorchObject
 from ckptfix.formats.torch.reshape import reshaped
 from ckptfix.pickles import Call, Dict, Global, Graph, Patch, Set, Text
@@ -21,7 +22,7 @@ from ckptfix.pickles import opcodes as op
 from ckptfix.pickles.graph import attributes
 from ckptfix.pickles.patch import int_opcode, items_pushed, string_patches
 
-_DEVICE_TENSORS = ("_rebuild_device_tensor_from_numpy", "_rebuild_device_tensor_from_cpu_tensor")
+_DEVICE_TENSORS = tuple(row.name for row in calls.TABLE if row.kind == "device")
 
 
 @dataclass(slots=True)

@@ -8,15 +8,13 @@ from typing import Any
 
 from ckptfix.checkpoint import Data, Storage, TensorEntry, dtypes
 from ckptfix.errors import Unsupported, WouldLoseData
+from ckptfix.formats.torch import calls as rebuild
 from ckptfix.formats.torch.tensors import LAZY, BadTensor, StorageOf
 from ckptfix.pickles import Call, Dict, Global, Graph, PersId, Set
 from ckptfix.pickles.emit import emit
 from ckptfix.pickles.reemit import reemit
 
 _ORDERED_DICT = Global("collections", "OrderedDict", 0)
-_V2 = Global("torch._utils", "_rebuild_tensor_v2", 0)
-_V3 = Global("torch._utils", "_rebuild_tensor_v3", 0)
-_PARAMETER = Global("torch._utils", "_rebuild_parameter", 0)
 _UNTYPED = Global("torch.storage", "UntypedStorage", 0)
 
 Versions = Mapping[str, Mapping[str, Any]]
@@ -143,10 +141,8 @@ def _tensor(entry: TensorEntry, storages: _Storages) -> Call:
         lazy = Dict()
         lazy.items = [(mark, True) for mark in marks]
         args += (lazy,)
-    call = Call(_V2 if row.storage_class else _V3, args, "REDUCE", 0)
-    if entry.parameter:
-        call = Call(_PARAMETER, (call, entry.requires_grad, _hooks()), "REDUCE", 0)
-    return call
+    call = (rebuild.TENSOR_V2 if row.storage_class else rebuild.TENSOR_V3).call(*args)
+    return rebuild.PARAMETER.call(call, entry.requires_grad, _hooks()) if entry.parameter else call
 
 
 def _hooks() -> Call:

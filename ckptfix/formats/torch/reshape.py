@@ -12,21 +12,12 @@ from typing import Any
 
 from ckptfix.checkpoint import Reshape, contiguous_stride, is_contiguous
 from ckptfix.errors import NoSuchTensor, Unsupported
+from ckptfix.formats.torch import calls
 from ckptfix.formats.torch.object import TorchObject
 from ckptfix.formats.torch.tensors import BadTensor, sizes
-from ckptfix.pickles import Call, Global, Patch, PersId
+from ckptfix.pickles import Call, Patch, PersId
 from ckptfix.pickles import opcodes as op
 from ckptfix.pickles.patch import Item, int_opcode, items_pushed
-
-_DENSE = {
-    ("torch._utils", "_rebuild_tensor"),
-    ("torch._utils", "_rebuild_tensor_v2"),
-    ("torch._utils", "_rebuild_tensor_v3"),
-}
-"""Calls whose arguments begin with storage, offset, size and stride."""
-
-_PARAMETERS = {("torch._utils", "_rebuild_parameter"), ("torch._utils", "_rebuild_parameter_with_state")}
-_SUBCLASS = ("torch._tensor", "_rebuild_from_type_v2")
 
 _PLAIN = frozenset((op.BININT, op.BININT1, op.BININT2, op.LONG1, op.LONG4, op.INT, op.LONG, op.MARK)) | {
     *(op.TUPLE, op.TUPLE1, op.TUPLE2, op.TUPLE3, op.EMPTY_TUPLE),
@@ -73,14 +64,16 @@ def reshaped(found: TorchObject, edit: Reshape) -> list[Patch]:
 def _dense_call(node: Any, where: str) -> tuple[Call, tuple[Any, ...]]:
     """The call whose opcodes push the tensor, and the arguments that begin with its storage."""
     for _ in range(16):
-        if type(node) is not Call or type(node.func) is not Global or type(node.args) is not tuple or not node.args:
+        if type(node) is not Call or type(node.args) is not tuple or not node.args:
             break
-        name, args = (node.func.module, node.func.name), node.args
-        if name == _SUBCLASS and len(args) > 2 and type(args[0]) is Global:
-            name, args = (args[0].module, args[0].name), args[2]
-        if name in _DENSE and type(args) is tuple and len(args) >= 4 and type(args[0]) is PersId:
+        row, args = calls.of(node.func), node.args
+        if row is calls.FROM_TYPE and len(args) > 2:
+            row, args = calls.of(args[0]), args[2]
+        if row is None:
+            break
+        if row.dense and type(args) is tuple and len(args) >= 4 and type(args[0]) is PersId:
             return node, args
-        if name not in _PARAMETERS:
+        if row.kind != "parameter":
             break
         node = args[0]
     raise Unsupported("only a dense tensor can have another shape", where=where)

@@ -13,7 +13,7 @@ from typing import Any
 
 from ckptfix.checkpoint import Checkpoint, Data, Derived, Drop, Edit, OutputFile, Plan, contiguous_stride, dtypes
 from ckptfix.errors import DamagedFile, NoSuchTensor
-from ckptfix.formats.torch import legacy_layout, zip_layout
+from ckptfix.formats.torch import calls, legacy_layout, zip_layout
 from ckptfix.formats.torch.common import fields, parts_of
 from ckptfix.formats.torch.edit import patches
 from ckptfix.formats.torch.object import TorchObject, node_at, walk
@@ -60,9 +60,8 @@ def new_tensor(
     hooks = Call(Global("collections", "OrderedDict", 0), (), "REDUCE", 0)
     args: tuple[Any, ...] = (PersId(pid, 0, -1), 0, shape, stride, False, hooks)
     if row.storage_class:
-        return Call(Global("torch._utils", "_rebuild_tensor_v2", 0), args, "REDUCE", 0)
-    dtype_node = Global("torch", row.name, 0)
-    return Call(Global("torch._utils", "_rebuild_tensor_v3", 0), (*args, dtype_node), "REDUCE", 0)
+        return calls.TENSOR_V2.call(*args)
+    return calls.TENSOR_V3.call(*args, Global("torch", row.name, 0))
 
 
 def written(checkpoint: Checkpoint, root: Any) -> Rewritten:

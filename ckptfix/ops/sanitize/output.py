@@ -8,7 +8,6 @@ from typing import Any
 from ckptfix.errors import Unsupported
 from ckptfix.formats.torch import weights_only as trusted
 from ckptfix.formats.torch.call_classes import class_name
-from ckptfix.ops.sanitize import objects as objects
 from ckptfix.ops.sanitize import versions as versions
 from ckptfix.ops.sanitize.keys import hashable, refuse_conflicts
 from ckptfix.ops.sanitize.report import DROPPED, Loss, Report, Settings, Steps
