@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from ckptfix.checkpoint import Data, Storage, TensorEntry, dtypes
 from ckptfix.errors import Unsupported, WouldLoseData
@@ -111,7 +111,7 @@ def fresh(
     root.items = []
     for entry in entries:
         if entry.kind == "dense":
-            root.items.append((entry.key, _tensor(entry, storages)))
+            root.items.append((entry.key, tensor_call(entry, storages)))
         else:
             assert calls is not None
             root.items.append((entry.key, _copied(nodes[entry.key], calls, storages, copied, entry.key)))
@@ -125,7 +125,15 @@ def fresh(
     return Fresh(reemit(graph).pickle, storages.rows, storages.itemsizes)
 
 
-def _tensor(entry: TensorEntry, storages: _Storages) -> Call:
+class References(Protocol):
+    """What makes references to the storages of a new file."""
+
+    def reference(self, kind: Global, storage: Storage, count: int, where: str) -> PersId:
+        """The reference to `storage`, as `count` elements of the storage class `kind`, for the tensor `where`."""
+
+
+def tensor_call(entry: TensorEntry, storages: References) -> Call:
+    """The rebuild call of a dense tensor as torch.save writes it."""
     row = dtypes.by_name(entry.dtype)
     storage = entry.storage
     assert storage is not None
