@@ -15,15 +15,14 @@ from ckptfix.checkpoint import dtypes
 from ckptfix.errors import Unsupported
 from ckptfix.formats.torch import calls
 from ckptfix.formats.torch.calls import UNSTATED, Number, RebuildCall
-from ckptfix.formats.torch.weights_only import canonical
 from ckptfix.pickles import Call, Global
 from ckptfix.pickles.graph import attributes, pairs
 
 ZIP_SINCE: Number = (1, 6)
 """The default of torch.save since 1.6; 1.5 and older stop at its archive version (pytorch/pytorch#43766, #47243)."""
 
-OLDEST: Number = (0, 2)
-"""The first with ``_rebuild_tensor`` in a release (pytorch/pytorch#1050)."""
+OLDEST: Number = (1, 5)
+"""The last that reads no zip container; a file for it is read by those before it as far as they know its calls."""
 
 NEWEST: Number = (2, 13)
 
@@ -58,9 +57,7 @@ class Since:
 _FIRST = Since(OLDEST, "in all")
 DTYPES: dict[str, Since] = {
     **dict.fromkeys(("float64", "float32", "float16", "int64", "int32", "int16", "int8", "uint8"), _FIRST),
-    "bool": Since((1, 2), "release notes of 1.2: bool tensors are no longer uint8"),
-    "bfloat16": Since((1, 3), "release notes of 1.3"),
-    **dict.fromkeys(("qint8", "quint8", "qint32"), Since((1, 3), "release notes of 1.3: quantization")),
+    **dict.fromkeys(("bool", "bfloat16", "qint8", "quint8", "qint32"), Since(OLDEST, "release notes of 1.2 and 1.3")),
     **dict.fromkeys(("complex64", "complex128"), Since((1, 6), "release notes of 1.6: complex numbers")),
     **dict.fromkeys(("quint4x2", "quint2x4"), Since((1, 12), UNSTATED)),
     **dict.fromkeys(("float8_e5m2", "float8_e4m3fn"), Since((2, 1), "release notes of 2.1")),
@@ -87,7 +84,7 @@ Losses = list[tuple[str, str]]
 
 
 def find(text: str) -> Version:
-    """The version that `text` names: ``"1.5"``, ``"1.5.1"``, ``"0.4"``.
+    """The version that `text` names: ``"1.5"``, ``"1.5.1"``, ``"2.0"``.
 
     Raises:
         Unsupported: it is not a version, or one outside the table.
@@ -139,8 +136,6 @@ def _older(call: Call, version: Version) -> tuple[Call, Losses]:
     for _ in range(8):
         row = calls.of(call.func)
         if row is None or row.since is None:
-            if canonical(call.func) in _SINCE and version.number < _SINCE[canonical(call.func)].number:
-                raise Unsupported(f"torch {version.name} has no {canonical(call.func)}")
             return call, losses
         if version.number >= row.since and not _too_long(row, call, version):
             if row.dense and row.dtype is not None and len(call.args) > row.dtype:
@@ -153,12 +148,6 @@ def _older(call: Call, version: Version) -> tuple[Call, Losses]:
             raise Unsupported(f"torch {version.name} cannot read {row.name}, which came with {Version(row.since).name}")
         call = form(call, version, losses)
     raise Unsupported(f"torch {version.name} has no form of {call.func.name}")
-
-
-_SINCE = {
-    "torch.device": Since((0, 4), "release notes of 0.4"),
-    "torch.serialization._get_layout": Since((1, 2), UNSTATED),
-}
 
 
 def _too_long(row: RebuildCall, call: Call, version: Version) -> bool:
@@ -180,33 +169,17 @@ def _v3(call: Call, version: Version, losses: Losses) -> Call:
 
 
 def _v2(call: Call, version: Version, losses: Losses) -> Call:
-    """Without the metadata; before 0.4 also without requires_grad, which a Variable had and a tensor had not."""
-    if len(call.args) > 6:
-        marks = [str(key) for key, value in pairs(call.args[6]) or () if value]
-        if marks:
-            raise Unsupported(f"torch {version.name} does not know tensors marked as {', '.join(marks)}")
-        return calls.TENSOR_V2.call(*call.args[:6])
-    if call.args[4] is True:
-        losses.append(("requires_grad", f"a tensor of torch {version.name} has none"))
-    return calls.TENSOR.call(*call.args[:4])
+    """Without the marks of conjugate and negative views."""
+    marks = [str(key) for key, value in pairs(call.args[6]) or () if value]
+    if marks:
+        raise Unsupported(f"torch {version.name} does not know tensors marked as {', '.join(marks)}")
+    return calls.TENSOR_V2.call(*call.args[:6])
 
 
 def _parameter_with_state(call: Call, version: Version, losses: Losses) -> Call:
     reason = f"torch {version.name} saves none with a parameter"
     losses += [(str(name), reason) for name, _ in attributes(call.args[3])]
     return calls.PARAMETER.call(*call.args[:3])
-
-
-def _parameter(call: Call, version: Version, losses: Losses) -> Call:
-    """The tensor itself, which ``load_state_dict`` takes as well; requires_grad where its call has a place for it."""
-    inner = call.args[0]
-    if not (type(inner) is Call and type(inner.func) is Global):
-        raise Unsupported(f"torch {version.name} has no _rebuild_parameter, and this holds no tensor")
-    if calls.of(inner.func) is calls.TENSOR_V2 and len(inner.args) >= 6:
-        return calls.TENSOR_V2.call(*inner.args[:4], call.args[1], *inner.args[5:])
-    if call.args[1] is True:
-        losses.append(("requires_grad", f"a tensor of torch {version.name} has none"))
-    return inner
 
 
 def _from_type(call: Call, version: Version, losses: Losses) -> Call:
@@ -223,7 +196,6 @@ _OLDER: dict[str, Callable[[Call, Version, Losses], Call]] = {
     calls.TENSOR_V3.name: _v3,
     calls.TENSOR_V2.name: _v2,
     calls.PARAMETER_WITH_STATE.name: _parameter_with_state,
-    calls.PARAMETER.name: _parameter,
     calls.FROM_TYPE.name: _from_type,
 }
 """Call -> its older form, which may have an older form again."""
