@@ -11,8 +11,8 @@ from ckptfix.checkpoint.checkpoint import SiteKind as SiteKind
 from ckptfix.checkpoint.checkpoint import StateDict as StateDict
 from ckptfix.checkpoint.edits import Drop as Drop
 from ckptfix.checkpoint.edits import Edit as Edit
+from ckptfix.checkpoint.edits import Put as Put
 from ckptfix.checkpoint.edits import Rename as Rename
-from ckptfix.checkpoint.edits import Reshape as Reshape
 from ckptfix.checkpoint.edits import SetLocation as SetLocation
 from ckptfix.checkpoint.edits import SetMetadata as SetMetadata
 from ckptfix.checkpoint.places import ByteRange as ByteRange
@@ -29,3 +29,7 @@ from ckptfix.checkpoint.tensors import Storage as Storage
 from ckptfix.checkpoint.tensors import TensorEntry as TensorEntry
 from ckptfix.checkpoint.tensors import contiguous_stride as contiguous_stride
 from ckptfix.checkpoint.tensors import is_contiguous as is_contiguous
+from ckptfix.checkpoint.tensors import reach as reach
+from ckptfix.checkpoint.tensors import refuse_unusable as refuse_unusable
+from ckptfix.checkpoint.tensors import reshaped as reshaped
+from ckptfix.checkpoint.tensors import same_bytes as same_bytes

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ckptfix.checkpoint.checkpoint import SiteKind
+from ckptfix.checkpoint.tensors import TensorEntry
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,15 +41,18 @@ class SetMetadata:
 
 
 @dataclass(frozen=True, slots=True)
-class Reshape:
-    """Give tensors of the mapping `at` other shapes with equally many elements; the bytes do not change.
+class Put:
+    """Give names of the mapping `at` other tensors: of any dtype, any shape, and bytes from anywhere.
 
-    `shapes` maps a name, as it is in the file, to its new shape. A name that is the very same tensor object, or tied
-    to it in the file's metadata, changes with it.
+    `tensors` maps a name, as it is in the file, to a dense entry; its own `key` and `at` do not count. Its bytes are in
+    the byte order of the checkpoint. Entries on one storage stay tied; every other tensor keeps its bytes and its ties.
+
+    An entry that is the tensor of that name in another shape moves no bytes, and reaches every name that is the very
+    same tensor object, or tied to it in the file's metadata.
     """
 
     at: str
-    shapes: Mapping[str, tuple[int, ...]]
+    tensors: Mapping[str, TensorEntry]
 
 
-Edit = Rename | Drop | SetLocation | SetMetadata | Reshape
+Edit = Rename | Drop | Put | SetLocation | SetMetadata

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from ckptfix.checkpoint import dtypes
@@ -136,3 +136,52 @@ def contiguous_stride(shape: tuple[int, ...]) -> tuple[int, ...]:
         stride.append(step)
         step *= max(size, 1)
     return tuple(reversed(stride))
+
+
+def reach(entry: TensorEntry) -> int:
+    """The byte behind the last one that a dense tensor needs of its storage."""
+    row = dtypes.by_name(entry.dtype)
+    if not entry.numel:
+        return row.nbytes(entry.offset)
+    steps = sum((size - 1) * step for size, step in zip(entry.shape, entry.stride, strict=True))
+    return row.nbytes(entry.offset + 1 + steps)
+
+
+def reshaped(entry: TensorEntry, shape: tuple[int, ...]) -> TensorEntry:
+    """The same elements, in the same order, in another shape.
+
+    Raises:
+        Unsupported: a tensor that is not dense and contiguous, or a shape of more or fewer elements.
+    """
+    if entry.kind != "dense":
+        raise Unsupported("only a dense tensor can have another shape", where=entry.name)
+    if not entry.is_contiguous:
+        raise Unsupported("a strided view has no other shape", where=entry.name)
+    if math.prod(shape) != entry.numel:
+        raise Unsupported(f"it cannot become {list(shape)}: it holds {list(entry.shape)}", where=entry.name)
+    return replace(entry, shape=shape, stride=contiguous_stride(shape))
+
+
+def same_bytes(entry: TensorEntry, other: TensorEntry) -> bool:
+    """Whether `other` is the tensor `entry` in its own or another shape, under any name."""
+    alike = replace(other, key=entry.key, at=entry.at, shape=entry.shape, stride=entry.stride) == entry
+    return alike and entry.numel == other.numel and entry.is_contiguous and other.is_contiguous
+
+
+def refuse_unusable(entry: TensorEntry, where: str) -> None:
+    """Refuse an entry that describes no tensor that a file could be given.
+
+    Raises:
+        Unsupported: it is not dense, or its bytes are nowhere.
+        DamagedFile: it reaches outside its storage.
+    """
+    storage = entry.storage
+    if entry.kind != "dense" or storage is None or storage.data is None:
+        raise Unsupported("only a dense tensor whose bytes are known can be put in its place", where=where)
+    if dtypes.find(entry.dtype) is None:
+        raise Unsupported(f"a tensor of the unknown dtype {entry.dtype}", where=where)
+    negative = any(number < 0 for number in (entry.offset, *entry.shape, *entry.stride))
+    if negative or len(entry.shape) != len(entry.stride):
+        raise DamagedFile(f"the shape {list(entry.shape)} does not go with its stride or offset", where=where)
+    if storage.data.length != storage.nbytes or (entry.numel and reach(entry) > storage.nbytes):
+        raise DamagedFile(f"{reach(entry)} bytes of a storage needed, which has {storage.data.length}", where=where)

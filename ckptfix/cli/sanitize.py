@@ -14,7 +14,7 @@ from ckptfix.ops import sanitize
     click.Option(
         ["--encoding"], metavar="CODEC", help="What the strings of a Python 2 file are encoded in, such as latin-1."
     ),
-    click.Option(["--torch"], metavar="VERSION", help="Write what this torch can read, such as 1.5."),
+    click.Option(["--torch"], metavar="VERSION", help="Write what this torch can read: 1.5 or later."),
     example="ckptfix sanitize training.ckpt plain.ckpt",
 )
 def command(

@@ -17,10 +17,11 @@ from ckptfix.checkpoint import Checkpoint
 from ckptfix.errors import BadPickle, WouldLoseData
 from ckptfix.extras import need_torch
 from ckptfix.formats.safetensors import format as safetensors
+from ckptfix.formats.torch import calls
 from ckptfix.formats.torch.attributes import tensor_attributes
 from ckptfix.formats.torch.common import Parts, fields
 from ckptfix.formats.torch.plain import plain
-from ckptfix.formats.torch.tensors import REBUILD, BadTensor, is_tensor, storage_entry, tensor_entry
+from ckptfix.formats.torch.tensors import BadTensor, is_tensor, storage_entry, tensor_entry
 from ckptfix.loaders import values
 from ckptfix.loaders.opened import opened
 from ckptfix.loaders.tensors import TensorMaker, restore_location
@@ -303,17 +304,12 @@ def _is_plain_tensor(node: Any) -> bool:
     """A tensor that can be made here; others (DTensor, nested) become records of what would make them."""
     if not is_tensor(node):
         return False
-    name = node.func.name
+    row = calls.of(node.func)
     inner = node.args[0] if type(node.args) is tuple and node.args else None
-    if name == "_rebuild_from_type_v2" and type(inner) is Global:
-        return inner.name not in _NOT_OURS and (inner.module, inner.name) in REBUILD
-    return name not in _NOT_OURS
-
-
-_NOT_OURS = frozenset((
-    *("_rebuild_wrapper_subclass", "_rebuild_nested_tensor"),
-    *("_rebuild_device_tensor_from_numpy", "_rebuild_device_tensor_from_cpu_tensor"),
-))  # fmt: skip
+    if row is calls.FROM_TYPE and type(inner) is Global:
+        row = calls.of(inner)
+        return row is not None and row.kind is not None and row.torch_alone
+    return row is None or row.torch_alone
 
 
 def _address(where: tuple[Any, str]) -> str:

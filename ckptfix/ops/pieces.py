@@ -29,7 +29,7 @@ from ckptfix.formats.torch import module as torch_module
 from ckptfix.formats.torch.call_classes import class_of
 from ckptfix.formats.torch.common import Parts
 from ckptfix.formats.torch.state import SHARDED, state_rows
-from ckptfix.formats.torch.tensors import BadTensor, sizes
+from ckptfix.formats.torch.tensors import BadTensor, is_wrapper, sizes
 from ckptfix.ops import choose
 from ckptfix.pickles import Call, Global
 from ckptfix.pickles.graph import pairs
@@ -258,7 +258,7 @@ def _wrapped(node: Any) -> tuple[str, list[tuple[str, Any]]]:
         node, depth = node.args[0], depth + 1
     if type(node) is Call and type(node.args) is tuple and len(node.args) >= 4 and type(node.args[1]) is Global:
         func, cls, _, state = node.args[:4]
-        if type(func) is Global and func.name == "_rebuild_wrapper_subclass":
+        if is_wrapper(func):
             return cls.full, state_rows(cls, state)
     return "", []
 

@@ -70,6 +70,6 @@ def test_for_an_old_torch_a_zip_becomes_a_legacy_file(cli: Cli, ddp: Path, tmp_p
     assert cli("diff", ddp, tmp_path / "out.pth").exit_code == 0
 
 
-@pytest.mark.parametrize("version", ["9.9", "0.1", "x", "1"])
+@pytest.mark.parametrize("version", ["9.9", "0.4", "1.4", "x", "1"])
 def test_an_unknown_version_is_refused(cli: Cli, ddp: Path, tmp_path: Path, version: str) -> None:
     assert cli("sanitize", ddp, tmp_path / "out.pth", "--torch", version).exit_code == 2

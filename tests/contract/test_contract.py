@@ -13,7 +13,20 @@ from contract.samples import SAMPLES, Sample
 from kinds import DTYPES, of_dtype, tensor
 
 from ckptfix import errors
-from ckptfix.checkpoint import ByteRange, Drop, Edit, OutputFile, Plan, Rename, SetLocation
+from ckptfix.checkpoint import (
+    ByteRange,
+    Derived,
+    Drop,
+    Edit,
+    OutputFile,
+    Plan,
+    Put,
+    Rename,
+    SetLocation,
+    Storage,
+    TensorEntry,
+    reshaped,
+)
 from ckptfix.formats import FORMATS, detect, open_checkpoint
 from ckptfix.io import read as fileio
 from ckptfix.io import write as output
@@ -170,6 +183,72 @@ def test_drop_where_it_is_offered(name: str, tmp_path: Path) -> None:
     assert set(wanted) - set(got) == {"module.float32", "module.bool"}
     assert all(tensor_bytes(got[key]) == tensor_bytes(wanted[key]) for key in got)
     assert list(FORMATS[name].check(str(out))) == []
+
+
+def literal(dtype: str, shape: tuple[int, ...], content: bytes) -> TensorEntry:
+    """A contiguous tensor of these bytes."""
+    data = Derived(len(content), lambda: (content,), "test")
+    stride = torch.empty(shape).stride()
+    return TensorEntry("any", "", Storage("any", dtype, len(content), "cpu", data), dtype, shape, stride)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape"),
+    [("float32", (2, 3)), ("float32", (6,)), ("int32", (3, 2)), ("uint8", (5,)), ("float64", ()), ("int16", (0, 3))],
+)
+def test_put_other_bytes(name: str, dtype: str, shape: tuple[int, ...], tmp_path: Path) -> None:
+    path = made(name, tmp_path)
+    wanted = SAMPLES[name].load(path)
+    new = torch.arange(1, torch.Size(shape).numel() + 1).to(getattr(torch, dtype)).reshape(shape)
+    got = SAMPLES[name].load(edited(name, path, Put("", {"module.float32": literal(dtype, shape, tensor_bytes(new))})))
+    assert set(got) == set(wanted)
+    assert got["module.float32"].dtype == new.dtype and torch.equal(got["module.float32"], new)
+    for key in set(wanted) - {"module.float32"}:
+        assert tensor_bytes(got[key]) == tensor_bytes(wanted[key]) and got[key].shape == wanted[key].shape
+        assert got[key].stride() == wanted[key].stride() and got[key].requires_grad == wanted[key].requires_grad
+    assert list(FORMATS[name].check(str(path.with_name("out")))) == []
+
+
+def test_put_another_shape_moves_no_bytes(name: str, tmp_path: Path) -> None:
+    path = made(name, tmp_path, {"module.w": torch.arange(100_000.0), "module.v": torch.zeros(100_000)})
+    checkpoint = open_checkpoint(path)
+    entry = next(entry for entry in checkpoint.entries if entry.key == "module.w")
+    plan = FORMATS[name].plan_edit(
+        checkpoint, [Put("", {"module.w": reshaped(entry, (50, 2000))})], str(tmp_path / "out")
+    )
+    assert sum(segment.length for segment in plan.files[0].segments if isinstance(segment, ByteRange)) >= 800_000
+    got = SAMPLES[name].load(write(plan))
+    assert torch.equal(got["module.w"], torch.arange(100_000.0).reshape(50, 2000))
+    assert torch.equal(got["module.v"], torch.zeros(100_000))
+
+
+def test_put_a_tensor_of_another_file_after_new_names(name: str, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    other = made(name, tmp_path / "other", {"x": torch.arange(7).to(torch.int16)})
+    path = made(name, tmp_path, {"module.w": tensor(3), "module.v": tensor(2)})
+    wanted = SAMPLES[name].load(path)
+    (entry,) = open_checkpoint(other).entries
+    edits = (Rename("", "state_dict", {"module.w": "w"}), Put("", {"w": entry}), Drop("", ("module.v",)))
+    got = SAMPLES[name].load(edited(name, path, *edits[:2]).rename(tmp_path / "first"))
+    assert set(got) == {"w", "module.v"} and torch.equal(got["w"], torch.arange(7).to(torch.int16))
+    assert torch.equal(got["module.v"], wanted["module.v"])
+    got = SAMPLES[name].load(edited(name, path, *edits))
+    assert set(got) == {"w"} and torch.equal(got["w"], torch.arange(7).to(torch.int16))
+
+
+def test_what_cannot_be_put(name: str, tmp_path: Path) -> None:
+    path = made(name, tmp_path, {"module.w": tensor(3)})
+    bad = literal("float32", (4,), bytes(8))
+    meta = dataclasses.replace(bad, storage=None, kind="meta")
+    for edit, error in (
+        (Put("", {"module.w": bad}), errors.DamagedFile),
+        (Put("", {"module.w": meta}), errors.Unsupported),
+        (Put("", {"absent": literal("float32", (2,), bytes(8))}), errors.NoSuchTensor),
+        (Put("deeper", {"module.w": literal("float32", (2,), bytes(8))}), errors.NoSuchTensor),
+    ):
+        with pytest.raises(error):
+            edited(name, path, edit)
+    assert not (tmp_path / "out").exists()
 
 
 def test_move(name: str, tmp_path: Path) -> None:

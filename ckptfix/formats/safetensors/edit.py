@@ -1,15 +1,16 @@
 """Edits of a safetensors file: new text over the spans of its header that they name, the rest as it was.
 
-Dropped tensors take their bytes with them, so the tensors behind them move up and get new offsets.
+Dropped tensors take their bytes with them, so the tensors behind them move up and get new offsets. A tensor that is put
+stands where the old one stood, if it has as many bytes; if not, the file is laid out anew.
 Holes, overlaps and trailing bytes are kept: an edit does not judge them. Only the padding of a changed header is
 new, so that the data is aligned.
 """
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate
 
 from ckptfix.checkpoint import (
@@ -19,16 +20,17 @@ from ckptfix.checkpoint import (
     Edit,
     OutputFile,
     Plan,
+    Put,
     Rename,
-    Reshape,
     Segment,
     SetMetadata,
-    dtypes,
+    TensorEntry,
 )
-from ckptfix.errors import KeyConflict, NoSuchTensor, Unsupported, WouldLoseData
+from ckptfix.errors import DamagedFile, WouldLoseData
+from ckptfix.formats.safetensors.changes import Names
 from ckptfix.formats.safetensors.header import METADATA, Header, Member, Pair, Row, members
-from ckptfix.formats.safetensors.ties import follow, recorded_views, ties
-from ckptfix.formats.safetensors.write import framed, metadata_text, quoted
+from ckptfix.formats.safetensors.ties import follow
+from ckptfix.formats.safetensors.write import framed, metadata_text, plan_write, quoted, row_major, stated_of
 
 Span = tuple[int, int]
 Patch = tuple[int, int, str]
@@ -48,126 +50,85 @@ def plan_edit(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan:
         Unsupported: the header would be longer than readers take, or a new shape does not go with the bytes.
     """
     header: Header = checkpoint.graph
-    names = _Names(header)
+    names = Names(header)
     pairs: dict[str, str | None] = {}
     for edit in edits:
         if isinstance(edit, Rename):
             names.rename(edit)
         elif isinstance(edit, Drop):
             names.drop(edit)
-        elif isinstance(edit, Reshape):
-            names.reshape(edit)
+        elif isinstance(edit, Put):
+            names.put(edit)
         elif isinstance(edit, SetMetadata):
             pairs.update(edit.pairs)
+    puts = names.replaced()
+    if not _fit(header, puts):
+        return _fresh(checkpoint, names, puts, pairs, dest)
     cuts = _cuts(header.rows, names.dropped)
-    patches = [*_row_patches(header, names, cuts), *_metadata_patches(header, names, pairs)]
+    patches = [*_row_patches(header, names, puts, cuts), *_metadata_patches(header, names, pairs)]
     text = _patched(header.text, patches)
-    if text == header.text:
+    if text == header.text and not puts:
         return Plan((OutputFile.of(dest, (ByteRange(header.path, 0, header.size),)),))
     body = text[header.start : len(text) - (len(header.text) - header.end)]
     segments: list[Segment] = [framed(body)]
     at = 0
-    for start, end in [*cuts, (header.data_size, header.data_size)]:
+    new = [(row.begin, row.stop, row_major(puts[row.key])) for row in header.rows if row.key in puts]
+    changes = [*((start, end, b"") for start, end in cuts), *(change for change in new if change[2].length)]
+    for start, end, data in [*sorted(changes, key=lambda change: change[0]), (header.data_size, header.data_size, b"")]:
         stop = min(start, header.data_size)
         if stop > at:
             segments.append(ByteRange(header.path, header.data_start + at, stop - at))
+        segments.append(data)
         at = end
     return Plan((OutputFile.of(dest, segments),))
 
 
-class _Names:
-    """What the names of the file become; ties are names too.
+def _fit(header: Header, puts: Mapping[str, TensorEntry]) -> bool:
+    """Whether each tensor in `puts` can stand where the old one stood: as many bytes, aligned, and used by no other."""
+    if not puts:
+        return True
+    shared: set[str] = set()
+    last: Row | None = None
+    for row in sorted((row for row in header.rows if row.begin < row.stop), key=lambda row: (row.begin, row.stop)):
+        if last is not None and row.begin < last.stop:
+            shared |= {last.key, row.key}
+        last = row if last is None or row.stop > last.stop else last
+    return all(
+        row.stop - row.begin == puts[row.key].nbytes
+        and row.stop <= header.data_size
+        and row.begin % puts[row.key].itemsize == 0
+        and row.key not in shared
+        for row in header.rows
+        if row.key in puts
+    )
 
-    Attributes:
-        new: name in the file -> name afterwards, None for a dropped tensor; all at once.
-        tied: names that are only ties -> the tensor that they name.
-        shapes: name in the file -> the shape that its header is to state.
+
+def _fresh(
+    checkpoint: Checkpoint,
+    names: Names,
+    puts: Mapping[str, TensorEntry],
+    pairs: Mapping[str, str | None],
+    dest: str,
+) -> Plan:
+    """The same tensors and pairs with `puts`, laid out anew.
+
+    Raises:
+        DamagedFile: a tensor of the file that is not stated as it is, which a new layout would hide.
     """
-
-    def __init__(self, header: Header) -> None:
-        self.path = header.path
-        self.rows = {row.key: row for row in header.rows}
-        self.views = recorded_views({pair.key: pair.value for pair in header.pairs})
-        self.shapes: dict[str, tuple[int, ...]] = {}
-        tensors = set(self.rows)
-        self.tied = ties({pair.key: pair.value for pair in header.pairs}, tensors)
-        self.new: dict[str, str | None] = {row.key: row.key for row in header.rows}
-        self.new.update((name, name) for name in self.tied)
-
-    @property
-    def dropped(self) -> set[str]:
-        return {old for old, new in self.new.items() if new is None}
-
-    def rename(self, edit: Rename) -> None:
-        if edit.kind != "state_dict":
-            raise NoSuchTensor(f"no {edit.kind} names in a safetensors file", path=self.path, where=edit.at)
-        self._check(edit.at, edit.names)
-        taken: dict[str, str] = {}
-        clashes: dict[str, list[str]] = {}
-        for name, current in self.new.items():
-            if current is not None:
-                after = self.new[name] = edit.names.get(current, current)
-                first = taken.setdefault(after, name)
-                if first is not name:
-                    clashes.setdefault(after, [first]).append(name)
-        if METADATA in taken:
-            clashes.setdefault(METADATA, [taken[METADATA]])
-        if clashes:
-            after, olds = next(iter(clashes.items()))
-            raise KeyConflict(
-                f"{' and '.join(olds)} would become {after}",
-                path=self.path,
-                pairs=tuple((name, tuple(names)) for name, names in clashes.items()),
-            )
-
-    def drop(self, edit: Drop) -> None:
-        self._check(edit.at, edit.names)
-        doomed = set(edit.names)
-        for name, current in self.new.items():
-            if current in doomed:
-                self.new[name] = None
-        for name, kept in self.tied.items():
-            if self.new[kept] is None and self.new[name] is not None:
-                raise WouldLoseData(
-                    f"{name!r} is tied to it and has no other bytes",
-                    path=self.path,
-                    where=kept,
-                    hint="drop both names, or neither",
-                )
-
-    def reshape(self, edit: Reshape) -> None:
-        self._check(edit.at, edit.shapes)
-        origins = {new: old for old, new in self.new.items() if new is not None}
-        for name, shape in edit.shapes.items():
-            key = origins[name]
-            row = self.rows[self.tied.get(key, key)]
-            stated = _stated_shape(row, shape)
-            if stated is None or row.key in self.views:
-                why = "its bytes are recorded as a view of another tensor" if stated else f"it holds {list(row.shape)}"
-                message = f"it cannot become {list(shape)}: {why}"
-                raise Unsupported(message, path=self.path, where=name)
-            if self.shapes.setdefault(row.key, stated) != stated:
-                raise Unsupported("names tied to it would have two shapes", path=self.path, where=row.key)
-
-    def _check(self, at: str, wanted: Iterable[str]) -> None:
-        """Refuse names that the file, after the edits so far, does not have."""
-        unknown = set(wanted).difference(name for name in self.new.values() if name is not None)
-        if at and wanted:
-            raise NoSuchTensor("a safetensors file has no mappings inside", path=self.path, where=at)
-        if unknown:
-            raise NoSuchTensor("no such tensor", path=self.path, where=min(unknown))
-
-
-def _stated_shape(row: Row, shape: tuple[int, ...]) -> tuple[int, ...] | None:
-    """What the header is to state for the torch shape `shape`; None if its elements are not as many as the row's."""
-    dtype = dtypes.by_safetensors(row.code)
-    if dtype is None:
-        return None
-    if dtype.packed > 1:
-        if not shape:
-            return None
-        shape = (*shape[:-1], shape[-1] * dtype.packed)
-    return shape if math.prod(shape) == math.prod(row.shape) else None
+    header: Header = checkpoint.graph
+    for finding in checkpoint.findings:
+        if finding.severity == "error" or finding.id == "unknown-dtype":
+            raise DamagedFile(finding.message, path=header.path, where=finding.where, offset=finding.offset)
+    entries = []
+    for entry in checkpoint.entries:
+        new = names.new[entry.key]
+        if new is not None:
+            shaped = names.shapes[entry.key][1] if entry.key in names.shapes else entry
+            entries.append(replace(puts.get(entry.key, shaped), key=new, at=""))
+    changes = {name: new for name, new in names.new.items() if new != name}
+    after = [_pair_after(pair, names, changes, pairs) for pair in header.pairs]
+    added = {key: value for key, value in pairs.items() if value is not None}
+    return plan_write(entries, dest, metadata=dict(pair for pair in after if pair is not None) | added)
 
 
 def _cuts(rows: Sequence[Row], dropped: set[str]) -> list[Span]:
@@ -205,7 +166,9 @@ def _merged(spans: Sequence[Span]) -> list[Span]:
     return merged
 
 
-def _row_patches(header: Header, names: _Names, cuts: Sequence[Span]) -> list[Patch]:
+def _row_patches(
+    header: Header, names: Names, puts: Mapping[str, TensorEntry], cuts: Sequence[Span]
+) -> list[Patch]:
     """New names, new offsets, and nothing where a tensor is dropped."""
     patches: list[Patch] = []
     starts = [start for start, _ in cuts]
@@ -227,9 +190,13 @@ def _row_patches(header: Header, names: _Names, cuts: Sequence[Span]) -> list[Pa
         begin, stop = (moved(row.begin), moved(row.stop)) if cuts else (row.begin, row.stop)
         if (begin, stop) != (row.begin, row.stop):
             patches.append(_field_patch(header, row, "data_offsets", (begin, stop)))
-        shape = names.shapes.get(row.key, row.shape)
+        code, shape = row.code, names.shapes[row.key][0] if row.key in names.shapes else row.shape
+        if row.key in puts:
+            code, shape = _stated(puts[row.key], row.key)
         if shape != row.shape:
             patches.append(_field_patch(header, row, "shape", shape))
+        if code != row.code:
+            patches.append(_field_patch(header, row, "dtype", code))
     if not names.dropped:
         return patches
     spans = [(row.start, row.end, names.new[row.key] is not None) for row in header.rows]
@@ -238,11 +205,18 @@ def _row_patches(header: Header, names: _Names, cuts: Sequence[Span]) -> list[Pa
     return patches + _removals(sorted(spans))
 
 
-def _field_patch(header: Header, row: Row, field: str, numbers: Sequence[int]) -> Patch:
-    """The patch that puts `numbers` in a field of the description of a tensor."""
+def _stated(entry: TensorEntry, name: str) -> tuple[str, tuple[int, ...]]:
+    stated = stated_of(entry)
+    if stated is None:
+        raise WouldLoseData(f"safetensors cannot hold a tensor of {entry.dtype}", where=name)
+    return stated
+
+
+def _field_patch(header: Header, row: Row, field: str, new: str | Sequence[int]) -> Patch:
+    """The patch that puts a text or numbers in a field of the description of a tensor."""
     value = header.text.index("{", row.key_end)
     place = next(member for member in members(header.text, value) if member.key == field)
-    return (place.value_start, place.end, f"[{','.join(map(str, numbers))}]")
+    return (place.value_start, place.end, quoted(new) if isinstance(new, str) else f"[{','.join(map(str, new))}]")
 
 
 def _removals(spans: Sequence[tuple[int, int, bool]]) -> list[Patch]:
@@ -258,7 +232,7 @@ def _removals(spans: Sequence[tuple[int, int, bool]]) -> list[Patch]:
     return patches
 
 
-def _metadata_patches(header: Header, names: _Names, wanted: Mapping[str, str | None]) -> list[Patch]:
+def _metadata_patches(header: Header, names: Names, wanted: Mapping[str, str | None]) -> list[Patch]:
     """What becomes of ``__metadata__``: pairs that name tensors follow them, then come the edits' pairs."""
     changes = {name: new for name, new in names.new.items() if new != name} if header.pairs else {}
     missing = {key: value for key, value in wanted.items() if value is not None}
@@ -277,7 +251,7 @@ def _metadata_patches(header: Header, names: _Names, wanted: Mapping[str, str | 
 
 
 def _pair_after(
-    pair: Pair, names: _Names, changes: Mapping[str, str | None], wanted: Mapping[str, str | None]
+    pair: Pair, names: Names, changes: Mapping[str, str | None], wanted: Mapping[str, str | None]
 ) -> tuple[str, str] | None:
     if pair.key in wanted:
         value = wanted[pair.key]
@@ -285,7 +259,7 @@ def _pair_after(
     return follow(pair.key, pair.value, names.tied, changes) if changes else (pair.key, pair.value)
 
 
-def _insertion(header: Header, names: _Names, pairs: Mapping[str, str], others: bool) -> Patch:
+def _insertion(header: Header, names: Names, pairs: Mapping[str, str], others: bool) -> Patch:
     """The patch that adds `pairs`; `others` is whether ``__metadata__`` keeps pairs that it has."""
     text = metadata_text(pairs.items())
     place: Member | None = header.metadata

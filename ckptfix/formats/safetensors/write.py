@@ -48,7 +48,7 @@ def plan_write(entries: Sequence[TensorEntry], dest: str, *, metadata: Mapping[s
                 where=entry.key,
                 pairs=((entry.key, (entry.name,)),),
             )
-        stated = _stated(entry)
+        stated = stated_of(entry)
         if stated is None:
             odd.append(entry.key)
         else:
@@ -73,7 +73,7 @@ def plan_write(entries: Sequence[TensorEntry], dest: str, *, metadata: Mapping[s
     return Plan((OutputFile.of(dest, (header, *segments)),), tuple(_unreadable(described)))
 
 
-def _stated(entry: TensorEntry) -> tuple[str, tuple[int, ...]] | None:
+def stated_of(entry: TensorEntry) -> tuple[str, tuple[int, ...]] | None:
     """The code and the shape that a header states for `entry`; None if the format cannot hold it."""
     row = dtypes.find(entry.dtype)
     storage = entry.storage

@@ -4,26 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+from ckptfix.formats.torch import calls
 from ckptfix.formats.torch.state import apart, state_rows
 from ckptfix.formats.torch.tensors import Args, BadTensor, is_old_tensor, is_tensor, is_wrapper, split_state
 from ckptfix.pickles import Call, Dict, Global
 from ckptfix.pickles.graph import attributes
 
-_STATE_AT = {
-    ("torch._tensor", "_rebuild_from_type_v2"): 3,
-    ("torch._utils", "_rebuild_parameter_with_state"): 3,
-}
-
-_AROUND = ("_rebuild_parameter", "_rebuild_parameter_with_state")
-"""Calls around another tensor, whose attributes are listed as their own."""
-
-_HOOKS_AT = {"_rebuild_tensor_v2": 5, "_rebuild_tensor_v3": 5, "_rebuild_qtensor": 6, "_rebuild_parameter": 2}
-"""Argument index of the hooks in rebuild calls: a dict, and empty in every file that torch itself wrote."""
-
 
 def tensor_attributes(node: Any) -> list[tuple[Any, Any]]:
     """The (name, value) pairs that ``torch.load`` sets as attributes on the tensor of a rebuild call."""
-    place = _STATE_AT.get((node.func.module, node.func.name))
+    row = calls.of(node.func)
+    place = row.state if row is not None else None
     return [] if place is None or len(node.args) <= place else attributes(node.args[place])
 
 
@@ -37,17 +28,19 @@ def tensor_state(node: Any, depth: int = 0) -> list[tuple[str, Any]] | None:
         return None
     args = node.args
     found: list[tuple[str, Any]] = []
-    place = _STATE_AT.get((node.func.module, node.func.name))
+    row = calls.of(node.func)
+    place = row.state if row is not None else None
     if place is not None and len(args) > place:
-        cls = args[1] if place == 3 and type(args[1]) is Global else None
+        cls = args[1] if type(args[1]) is Global else None
         found = state_rows(cls, args[place])
-        if node.func.name == "_rebuild_from_type_v2":
+        if row is calls.FROM_TYPE:
             found = _beside_parts(args, found, depth)
-    if node.func.name in _AROUND and args and is_tensor(args[0]):
+    if row is not None and row.kind == "parameter" and args and is_tensor(args[0]):
+        # The attributes of the tensor inside are listed as those of the parameter.
         found = apart([*found, *_below(args[0], depth)])
     if not is_old_tensor(node) and node.state is not None:
         found = apart([*found, *state_rows(None, node.state)])
-    return [*found, *_apart_from_data(node)] or None
+    return [*found, *_apart_from_data(row, args)] or None
 
 
 def _below(node: Any, depth: int) -> list[tuple[str, Any]]:
@@ -68,16 +61,17 @@ def _beside_parts(args: Args, rows: list[tuple[str, Any]], depth: int) -> list[t
     return apart([*rows, *_below(inner, depth)])
 
 
-def _apart_from_data(node: Call) -> list[tuple[str, Any]]:
+def _apart_from_data(row: calls.RebuildCall | None, args: Args) -> list[tuple[str, Any]]:
     """Arguments of a rebuild call that are not the tensor's data and yet may hold some: hooks, an array."""
-    place = _HOOKS_AT.get(node.func.name)
-    if place is not None and len(node.args) > place:
-        hooks = node.args[place]
+    if row is None:
+        return []
+    if row.hooks is not None and len(args) > row.hooks:
+        hooks = args[row.hooks]
         if type(hooks) is Call:
             empty = not (hooks.items or hooks.elements or hooks.state or hooks.args)
         else:
             empty = hooks is None or (type(hooks) is Dict and not hooks.items)
         return [] if empty else [("()hooks", hooks)]
-    if node.func.name.startswith("_rebuild_device_tensor") and node.args and not is_tensor(node.args[0]):
-        return [("()data", node.args[0])]
+    if row.kind == "device" and args and not is_tensor(args[0]):
+        return [("()data", args[0])]
     return []

@@ -12,16 +12,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ckptfix.checkpoint import Edit, Rename, Reshape, SetLocation
+from ckptfix.checkpoint import Edit, Put, Rename, SetLocation
 from ckptfix.errors import Unsupported
+from ckptfix.formats.torch import calls
 from ckptfix.formats.torch.object import TorchObject
-from ckptfix.formats.torch.reshape import reshaped
+from ckptfix.formats.torch.put import shape_patches
 from ckptfix.pickles import Call, Dict, Global, Graph, Patch, Set, Text
 from ckptfix.pickles import opcodes as op
 from ckptfix.pickles.graph import attributes
 from ckptfix.pickles.patch import int_opcode, items_pushed, string_patches
 
-_DEVICE_TENSORS = ("_rebuild_device_tensor_from_numpy", "_rebuild_device_tensor_from_cpu_tensor")
+_DEVICE_TENSORS = tuple(row.name for row in calls.TABLE if row.kind == "device")
 
 
 @dataclass(slots=True)
@@ -115,8 +116,8 @@ def patches(found: TorchObject, edits: Sequence[Edit]) -> list[Patch]:
             moved, extra = _moved(found.graph, edit.moves)
             strings += moved
             others += extra
-        elif isinstance(edit, Reshape):
-            others += reshaped(found, edit)
+        elif isinstance(edit, Put):
+            others += shape_patches(found, edit)
         else:
             raise Unsupported(f"{type(edit).__name__} on a torch pickle")
     return string_patches(found.graph, strings) + others

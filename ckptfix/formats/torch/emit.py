@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from ckptfix.checkpoint import Data, Storage, TensorEntry, dtypes
 from ckptfix.errors import Unsupported, WouldLoseData
+from ckptfix.formats.torch import calls as rebuild
 from ckptfix.formats.torch.tensors import LAZY, BadTensor, StorageOf
 from ckptfix.pickles import Call, Dict, Global, Graph, PersId, Set
 from ckptfix.pickles.emit import emit
 from ckptfix.pickles.reemit import reemit
 
 _ORDERED_DICT = Global("collections", "OrderedDict", 0)
-_V2 = Global("torch._utils", "_rebuild_tensor_v2", 0)
-_V3 = Global("torch._utils", "_rebuild_tensor_v3", 0)
-_PARAMETER = Global("torch._utils", "_rebuild_parameter", 0)
 _UNTYPED = Global("torch.storage", "UntypedStorage", 0)
 
 Versions = Mapping[str, Mapping[str, Any]]
@@ -113,7 +111,7 @@ def fresh(
     root.items = []
     for entry in entries:
         if entry.kind == "dense":
-            root.items.append((entry.key, _tensor(entry, storages)))
+            root.items.append((entry.key, tensor_call(entry, storages)))
         else:
             assert calls is not None
             root.items.append((entry.key, _copied(nodes[entry.key], calls, storages, copied, entry.key)))
@@ -127,7 +125,15 @@ def fresh(
     return Fresh(reemit(graph).pickle, storages.rows, storages.itemsizes)
 
 
-def _tensor(entry: TensorEntry, storages: _Storages) -> Call:
+class References(Protocol):
+    """What makes references to the storages of a new file."""
+
+    def reference(self, kind: Global, storage: Storage, count: int, where: str) -> PersId:
+        """The reference to `storage`, as `count` elements of the storage class `kind`, for the tensor `where`."""
+
+
+def tensor_call(entry: TensorEntry, storages: References) -> Call:
+    """The rebuild call of a dense tensor as torch.save writes it."""
     row = dtypes.by_name(entry.dtype)
     storage = entry.storage
     assert storage is not None
@@ -143,10 +149,8 @@ def _tensor(entry: TensorEntry, storages: _Storages) -> Call:
         lazy = Dict()
         lazy.items = [(mark, True) for mark in marks]
         args += (lazy,)
-    call = Call(_V2 if row.storage_class else _V3, args, "REDUCE", 0)
-    if entry.parameter:
-        call = Call(_PARAMETER, (call, entry.requires_grad, _hooks()), "REDUCE", 0)
-    return call
+    call = (rebuild.TENSOR_V2 if row.storage_class else rebuild.TENSOR_V3).call(*args)
+    return rebuild.PARAMETER.call(call, entry.requires_grad, _hooks()) if entry.parameter else call
 
 
 def _hooks() -> Call:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from ckptfix.checkpoint import ByteRange, Checkpoint, Drop, Edit, OutputFile, Plan, Segment, TensorEntry, dtypes
+from ckptfix.checkpoint import ByteRange, Checkpoint, Drop, Edit, OutputFile, Plan, Put, Segment, TensorEntry, dtypes
 from ckptfix.errors import BadPickle
 from ckptfix.findings.row import Finding
 from ckptfix.formats.torch import common as torch_common
@@ -103,15 +103,18 @@ def check(path: str) -> Iterator[Finding]:
 
 
 def plan_edit(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan:
-    """The checkpoint with `edits` applied to its object; every other byte is copied; with a Drop the layout is new.
+    """The checkpoint with `edits` applied to its object; every other byte is copied.
+
+    The layout is new with a Drop, and with a Put of other bytes.
 
     Raises:
         Truncated: the file is cut short; an edit would give a copy as broken.
     """
-    if any(isinstance(edit, Drop) for edit in edits):
+    if any(isinstance(edit, Drop | Put) for edit in edits):
         from ckptfix.formats.torch import rewrite as torch_rewrite
 
-        return torch_rewrite.plan_drops(checkpoint, edits, dest)
+        if torch_rewrite.is_needed(checkpoint, edits):
+            return torch_rewrite.plan_edits(checkpoint, edits, dest)
     parts = torch_common.parts_of(checkpoint)
     layout: Layout = parts.container
     path, size = checkpoint.path, checkpoint.size

@@ -11,12 +11,25 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from ckptfix.checkpoint import Checkpoint, Data, Derived, Drop, Edit, OutputFile, Plan, contiguous_stride, dtypes
+from ckptfix.checkpoint import (
+    Checkpoint,
+    Data,
+    Derived,
+    Drop,
+    Edit,
+    OutputFile,
+    Plan,
+    Put,
+    Rename,
+    contiguous_stride,
+    dtypes,
+)
 from ckptfix.errors import DamagedFile, NoSuchTensor
-from ckptfix.formats.torch import legacy_layout, zip_layout
-from ckptfix.formats.torch.common import fields, parts_of
+from ckptfix.formats.torch import calls, legacy_layout, zip_layout
+from ckptfix.formats.torch.common import Storages, fields, parts_of
 from ckptfix.formats.torch.edit import patches
 from ckptfix.formats.torch.object import TorchObject, node_at, walk
+from ckptfix.formats.torch.put import PutStorages, moves_no_bytes, with_tensors
 from ckptfix.formats.torch.tensors import BadTensor
 from ckptfix.pickles import Call, Dict, Global, Graph, PersId, parse, splice
 from ckptfix.pickles.graph import label, pairs
@@ -60,9 +73,8 @@ def new_tensor(
     hooks = Call(Global("collections", "OrderedDict", 0), (), "REDUCE", 0)
     args: tuple[Any, ...] = (PersId(pid, 0, -1), 0, shape, stride, False, hooks)
     if row.storage_class:
-        return Call(Global("torch._utils", "_rebuild_tensor_v2", 0), args, "REDUCE", 0)
-    dtype_node = Global("torch", row.name, 0)
-    return Call(Global("torch._utils", "_rebuild_tensor_v3", 0), (*args, dtype_node), "REDUCE", 0)
+        return calls.TENSOR_V2.call(*args)
+    return calls.TENSOR_V3.call(*args, Global("torch", row.name, 0))
 
 
 def written(checkpoint: Checkpoint, root: Any) -> Rewritten:
@@ -124,23 +136,63 @@ def plan_rewrite(
     return Plan((OutputFile.of(dest, zip_layout.fresh(rewritten.pickle, kept, checkpoint.byteorder)),))
 
 
-def plan_drops(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan:
-    """The checkpoint with `edits` carried out in order, some of them a Drop; unused storages are dropped too.
+def is_needed(checkpoint: Checkpoint, edits: Sequence[Edit]) -> bool:
+    """Whether `edits` take a new layout: a Drop, or a Put that moves bytes, or that comes after new names."""
+    parts = parts_of(checkpoint)
+    renamed = False
+    for edit in edits:
+        renamed |= isinstance(edit, Rename)
+        if isinstance(edit, Drop):
+            return True
+        if isinstance(edit, Put) and (renamed or not moves_no_bytes(parts.found, parts.storages, edit)):
+            return True
+    return False
+
+
+def plan_edits(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan:
+    """The checkpoint with `edits` carried out in order, in a fresh file; storages that are not used are dropped too.
 
     Raises:
         NoSuchTensor: a key or an address that the object, as the edits before left it, does not have.
+        WouldLoseData: a tensor that torch reads from no legacy file.
         DamagedFile: as `plan_rewrite`.
         Unsupported: as the edits.
     """
+    legacy = checkpoint.format == legacy_layout.NAME
     found = parts_of(checkpoint).found
-    for dropping, group in groupby(edits, lambda edit: isinstance(edit, Drop)):
-        if dropping:
-            pickle = without(found, [edit for edit in group if isinstance(edit, Drop)]).pickle
-        else:
-            pickle = splice(found.graph, patches(found, list(group)))
-        found = walk(parse(pickle, path=checkpoint.path, where="edited pickle"))
+    new = PutStorages(legacy, parts_of(checkpoint).storages.place)
+
+    def edited(pickle: bytes) -> TorchObject:
+        return walk(parse(pickle, path=checkpoint.path, where="edited pickle"))
+
+    for kind, group in groupby(edits, _stage):
+        run = list(group)
+        if kind is Drop:
+            found = edited(without(found, [edit for edit in run if isinstance(edit, Drop)]).pickle)
+        elif kind is not Put:
+            found = edited(splice(found.graph, patches(found, run)))
+        for edit in run:
+            if not isinstance(edit, Put):
+                continue
+            if moves_no_bytes(found, Storages(new), edit):
+                found = edited(splice(found.graph, patches(found, [edit])))
+                continue
+            if legacy:
+                legacy_layout.refuse_unloadable([*edit.tensors.values()], checkpoint.path)
+            found = edited(with_tensors(found, edit, new).pickle)
     graph = found.graph
-    return plan_rewrite(checkpoint, Rewritten(graph.data[graph.start : graph.end], tuple(graph.persids)), dest)
+    storages = {
+        key: NewStorage(storage.data, itemsize, storage.crc32)
+        for key, (storage, itemsize) in new.new.items()
+        if storage.data is not None
+    }
+    pickle = graph.data[graph.start : graph.end]
+    return plan_rewrite(checkpoint, Rewritten(pickle, tuple(graph.persids)), dest, storages)
+
+
+def _stage(edit: Edit) -> type | None:
+    """Edits in a row that can be carried out at once are of one stage."""
+    return type(edit) if isinstance(edit, Drop | Put) else None
 
 
 def storage_sizes(rewritten: Rewritten) -> dict[str, int]:
@@ -193,32 +245,6 @@ def _rows(mapping: Any, at: str) -> tuple[Any, list[tuple[Any, Any]]]:
 
 def _first(row: Any) -> tuple[Any, Any]:
     return row[0] if type(row) in (list, tuple) and row else None, row
-
-
-def plan_drop(checkpoint: Checkpoint, drops: Sequence[Drop], dest: str, *, gone: Collection[int] = ()) -> Plan:
-    """A fresh file of the same torch format without the items that `drops` name, and without their storages.
-
-    A storage that a remaining tensor still views is kept whole.
-
-    Raises:
-        NoSuchTensor, Unsupported: as `without`.
-        DamagedFile: the file lacks a storage that is left; Truncated, if it is cut short.
-    """
-    if checkpoint.format == legacy_layout.NAME:
-        legacy_layout.refuse_truncated(checkpoint)
-    parts = parts_of(checkpoint)
-    rewritten = without(parts.found, drops, gone=gone)
-    storages = [(key, *parts.storages.place(key)) for key in storage_keys(rewritten, checkpoint.path)]
-    lacking = next((key for key, data, _, _ in storages if data is None), None)
-    if lacking is not None:
-        raise DamagedFile(f"the file has no storage {lacking!r}", path=checkpoint.path)
-    kept = [(key, data, crc32) for key, data, _, crc32 in storages if data is not None]
-    if checkpoint.format == legacy_layout.NAME:
-        layout: legacy_layout.Layout = parts.container
-        counts = {key: count for key, (_, count) in layout.storages.items()}
-        return legacy_plan(rewritten.pickle, [(key, data, counts[key]) for key, data, _ in kept], dest)
-    segments = zip_layout.fresh(rewritten.pickle, kept, checkpoint.byteorder)
-    return Plan((OutputFile.of(dest, segments),))
 
 
 def legacy_plan(pickle: bytes, storages: Sequence[tuple[str, Data, int]], dest: str) -> Plan:

@@ -1,8 +1,4 @@
-"""What torch's rebuild calls stand for: one table from call to tensor, none of them ever called.
-
-Sources: torch/_utils.py (``_rebuild_*``), torch/_tensor.py (``_reduce_ex_internal`` and
-``_rebuild_from_type_v2``), torch/storage.py; argument orders checked against torch 2.13.
-"""
+"""What torch's rebuild calls stand for: a reader for each kind in the table `calls`, none of them ever called."""
 
 from __future__ import annotations
 
@@ -12,6 +8,8 @@ from typing import Any
 
 from ckptfix.checkpoint import Storage, TensorEntry, contiguous_stride, dtypes
 from ckptfix.errors import DamagedFile
+from ckptfix.formats.torch import calls
+from ckptfix.formats.torch.calls import RebuildCall
 from ckptfix.formats.torch.state import TooManyParts, split, state_rows
 from ckptfix.pickles import Call, Global, PersId
 from ckptfix.pickles.graph import attributes, pairs
@@ -29,8 +27,8 @@ def is_tensor(node: Any) -> bool:
     """Whether `node` is a call that torch would turn into a tensor."""
     if type(node) is not Call or type(node.func) is not Global:
         return False
-    func = node.func
-    return (func.module, func.name) in REBUILD or is_old_tensor(node)
+    row = calls.of(node.func)
+    return (row is not None and row.kind is not None) or is_old_tensor(node)
 
 
 def is_old_tensor(node: Call) -> bool:
@@ -51,12 +49,14 @@ def tensor_entry(node: Call, key: str, at: str, storage_of: StorageOf) -> Tensor
         BadTensor: its arguments describe no tensor.
     """
     func = node.func
-    read = REBUILD.get((func.module, func.name), _old_tensor)
-    args = node.state if read is _old_tensor else node.args
+    row = calls.of(func)
+    args = node.state if row is None or row.kind is None else node.args
     if type(args) is not tuple:
         raise BadTensor(f"{func.name} with arguments that are not a tuple")
     try:
-        return read(args, key, at, storage_of)
+        if row is None or row.kind is None:
+            return _dense(args, key, at, storage_of)
+        return _READERS[row.kind](row, args, key, at, storage_of)
     except (IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
         if isinstance(error, BadTensor):
             raise
@@ -142,16 +142,12 @@ def _dense(
     return entry
 
 
-def _v1(args: Args, key: str, at: str, storage_of: StorageOf) -> TensorEntry:
-    return _dense(args, key, at, storage_of)
-
-
-def _v2(args: Args, key: str, at: str, storage_of: StorageOf) -> TensorEntry:
-    return _marked(_dense(args, key, at, storage_of, requires_grad=args[4]), args[6:])
-
-
-def _v3(args: Args, key: str, at: str, storage_of: StorageOf) -> TensorEntry:
-    return _marked(_dense(args, key, at, storage_of, dtype=dtype_name(args[6]), requires_grad=args[4]), args[7:])
+def _plain(row: RebuildCall, args: Args, key: str, at: str, storage_of: StorageOf) -> TensorEntry:
+    dtype = None if row.dtype is None else dtype_name(args[row.dtype])
+    if row.requires_grad is None:
+        return _dense(args, key, at, storage_of, dtype)
+    entry = _dense(args, key, at, storage_of, dtype, args[row.requires_grad])
+    return entry if row.marks is None else _marked(entry, args[row.marks :])
 
 
 LAZY = ("conj", "neg")
@@ -163,7 +159,7 @@ def _marked(entry: TensorEntry, rest: Args) -> TensorEntry:
     return replace(entry, detail=", ".join(marks)) if marks else entry
 
 
-def _parameter(args: Args, key: str, at: str, storage_of: StorageOf) -> TensorEntry:
+def _parameter(row: RebuildCall, args: Args, key: str, at: str, storage_of: StorageOf) -> TensorEntry:
     return replace(_inner(args[0], key, at, storage_of), requires_grad=bool(args[1]), parameter=True)
 
 
@@ -206,7 +202,7 @@ QUANTIZERS: dict[str, tuple[Any, ...]] = {
 """Scheme -> types of its parameters (``torch._utils._rebuild_qtensor``): scale, zero point, axis; Call is a tensor."""
 
 
-def _quantized(args: Args, key: str, at: str, storage_of: StorageOf) -> TensorEntry:
+def _quantized(row: RebuildCall, args: Args, key: str, at: str, storage_of: StorageOf) -> TensorEntry:
     entry = _dense(args, key, at, storage_of, requires_grad=args[5])
     scheme, *rest = args[4]
     name = scheme.name if type(scheme) is Global else ""
@@ -229,7 +225,7 @@ LAYOUTS = {"sparse_coo": 2, **dict.fromkeys(("sparse_csr", "sparse_csc", "sparse
 """Sparse layout -> the tensors it is made of: indices and values, compressed indices before them."""
 
 
-def _sparse(args: Args, key: str, at: str, storage_of: StorageOf) -> TensorEntry:
+def _sparse(row: RebuildCall, args: Args, key: str, at: str, storage_of: StorageOf) -> TensorEntry:
     layout, data = args[:2]
     name = str(layout.args[0] if type(layout) is Call and layout.args else layout).removeprefix("torch.")
     parts = tuple(part for part in data if is_tensor(part))
@@ -247,7 +243,7 @@ def _sparse(args: Args, key: str, at: str, storage_of: StorageOf) -> TensorEntry
     return TensorEntry(key, at, None, dtype, shape, stride, kind="sparse", parts=entries, detail=detail)
 
 
-def _meta(args: Args, key: str, at: str, storage_of: StorageOf) -> TensorEntry:
+def _meta(row: RebuildCall, args: Args, key: str, at: str, storage_of: StorageOf) -> TensorEntry:
     dtype, shape, stride, requires_grad = args[:4]
     shape, stride = _matching(shape, stride)
     return TensorEntry(key, at, None, dtype_name(dtype), shape, stride, 0, bool(requires_grad), kind="meta")
@@ -260,7 +256,7 @@ def _matching(shape: Any, stride: Any) -> tuple[tuple[int, ...], tuple[int, ...]
     return shape, stride
 
 
-def _wrapper(args: Args, key: str, at: str, storage_of: StorageOf) -> TensorEntry:
+def _wrapper(row: RebuildCall, args: Args, key: str, at: str, storage_of: StorageOf) -> TensorEntry:
     cls, dtype, shape, stride, offset, _, _, requires_grad = args[:8]
     name = cls.full if type(cls) is Global else "tensor subclass"
     shape, stride = _matching(shape, stride)
@@ -271,7 +267,7 @@ def _wrapper(args: Args, key: str, at: str, storage_of: StorageOf) -> TensorEntr
     )
 
 
-def _from_type(args: Args, key: str, at: str, storage_of: StorageOf) -> TensorEntry:
+def _from_type(row: RebuildCall, args: Args, key: str, at: str, storage_of: StorageOf) -> TensorEntry:
     """``_rebuild_from_type_v2(func, type, args, state)``: a subclass, or a tensor with attributes."""
     func, cls, inner_args, state = args[:4]
     call = Call(func, inner_args, "REDUCE", 0)
@@ -313,10 +309,11 @@ def _parts(rows: list[tuple[str, Any]], key: str, at: str, storage_of: StorageOf
 
 
 def is_wrapper(func: Any) -> bool:
-    return type(func) is Global and func.name == "_rebuild_wrapper_subclass"
+    row = calls.of(func)
+    return row is not None and row.kind == "wrapper"
 
 
-def _nested(args: Args, key: str, at: str, storage_of: StorageOf) -> TensorEntry:
+def _nested(row: RebuildCall, args: Args, key: str, at: str, storage_of: StorageOf) -> TensorEntry:
     names = ("values", "sizes", "strides", "offsets")
     parts = tuple(_inner(part, f"{key}.{name}", at, storage_of) for part, name in zip(args, names, strict=True))
     shape = parts[0].shape
@@ -329,7 +326,7 @@ DEVICE_TENSOR = "device tensor on"
 """How the detail of a tensor begins that is made from another one, or from an array, by a copy of its values."""
 
 
-def _device_tensor(args: Args, key: str, at: str, storage_of: StorageOf) -> TensorEntry:
+def _device_tensor(row: RebuildCall, args: Args, key: str, at: str, storage_of: StorageOf) -> TensorEntry:
     data, dtype, device, requires_grad = args[:4]
     # Otherwise a numpy array inside the pickle: its bytes are there, its shape is not worth interpreting.
     parts = (_inner(data, f"{key}.data", at, storage_of),) if is_tensor(data) else ()
@@ -342,23 +339,14 @@ def _device_tensor(args: Args, key: str, at: str, storage_of: StorageOf) -> Tens
     )
 
 
-def _old_tensor(args: Args, key: str, at: str, storage_of: StorageOf) -> TensorEntry:
-    return _dense(args, key, at, storage_of)
-
-
-REBUILD: dict[tuple[str, str], Callable[[Args, str, str, StorageOf], TensorEntry]] = {
-    ("torch._utils", "_rebuild_tensor_v2"): _v2,
-    ("torch._utils", "_rebuild_tensor_v3"): _v3,
-    ("torch._utils", "_rebuild_tensor"): _v1,
-    ("torch._utils", "_rebuild_parameter"): _parameter,
-    ("torch._utils", "_rebuild_parameter_with_state"): _parameter,
-    ("torch._utils", "_rebuild_qtensor"): _quantized,
-    ("torch._utils", "_rebuild_sparse_tensor"): _sparse,
-    ("torch._utils", "_rebuild_sparse_csr_tensor"): _sparse,
-    ("torch._utils", "_rebuild_meta_tensor_no_storage"): _meta,
-    ("torch._utils", "_rebuild_wrapper_subclass"): _wrapper,
-    ("torch._utils", "_rebuild_nested_tensor"): _nested,
-    ("torch._utils", "_rebuild_device_tensor_from_numpy"): _device_tensor,
-    ("torch._utils", "_rebuild_device_tensor_from_cpu_tensor"): _device_tensor,
-    ("torch._tensor", "_rebuild_from_type_v2"): _from_type,
+_READERS: dict[calls.Kind, Callable[[RebuildCall, Args, str, str, StorageOf], TensorEntry]] = {
+    "dense": _plain,
+    "quantized": _quantized,
+    "parameter": _parameter,
+    "subclass": _from_type,
+    "sparse": _sparse,
+    "meta": _meta,
+    "wrapper": _wrapper,
+    "nested": _nested,
+    "device": _device_tensor,
 }

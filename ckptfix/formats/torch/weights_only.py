@@ -12,20 +12,14 @@ from collections.abc import Iterator
 
 from ckptfix.checkpoint import dtypes
 from ckptfix.findings.row import Finding
+from ckptfix.formats.torch import calls
 from ckptfix.pickles import Global, Graph
 from ckptfix.pickles import opcodes as op
 
-_REBUILD = (
-    *("_rebuild_parameter", "_rebuild_parameter_with_state", "_rebuild_qtensor", "_rebuild_tensor"),
-    *("_rebuild_tensor_v2", "_rebuild_tensor_v3", "_rebuild_sparse_tensor", "_rebuild_meta_tensor_no_storage"),
-    *("_rebuild_nested_tensor", "_rebuild_wrapper_subclass", "_rebuild_device_tensor_from_numpy"),
-    "_rebuild_device_tensor_from_cpu_tensor",
-)
 _SINGLE = (
     *("collections.OrderedDict", "collections.Counter", "torch.nn.parameter.Parameter", "torch.Size", "torch.Tensor"),
     *("torch.serialization._get_layout", "torch.device", "_codecs.encode", "builtins.bytearray", "builtins.set"),
-    *("builtins.complex", "torch._tensor._rebuild_from_type_v2", "torch.storage.UntypedStorage"),
-    "torch.storage.TypedStorage",
+    *("builtins.complex", "torch.storage.UntypedStorage", "torch.storage.TypedStorage"),
 )
 _SCHEMES = (
     *("per_channel_affine", "per_channel_affine_float_qparams", "per_channel_symmetric"),
@@ -34,7 +28,7 @@ _SCHEMES = (
 _TENSORS = ("BFloat16", "Byte", "Char", "Double", "Float", "Half", "Int", "Long", "Short")
 _CUDA_STORAGES = (*_TENSORS, "Bool", "ComplexDouble", "ComplexFloat")
 ALLOWED: frozenset[str] = frozenset(
-    {f"torch._utils.{name}" for name in _REBUILD}
+    {row.full for row in calls.TABLE if row.accepted}
     | set(_SINGLE)
     | {f"torch.{row.name}" for row in dtypes.TABLE}
     | {f"torch.{row.storage_class}" for row in dtypes.TABLE if row.storage_class}

@@ -18,7 +18,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 
-from ckptfix.checkpoint import ByteRange, Checkpoint, Drop, Edit, OutputFile, Plan, Segment, TensorEntry
+from ckptfix.checkpoint import ByteRange, Checkpoint, Drop, Edit, OutputFile, Plan, Put, Segment, TensorEntry
 from ckptfix.commands import quoted
 from ckptfix.errors import BadDirectory, Bomb, DamagedFile, Unsupported
 from ckptfix.findings.row import Finding
@@ -133,17 +133,20 @@ def check(path: str) -> Iterator[Finding]:
 
 
 def plan_edit(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan:
-    """The checkpoint with `edits` applied to its pickle; every other byte is copied; with a Drop the layout is new.
+    """The checkpoint with `edits` applied to its pickle; every other byte is copied.
+
+    The layout is new with a Drop, and with a Put of other bytes.
 
     Raises:
         DamagedFile: the pickle does not match its checksum, and an edit would hide that; or torch reads other bytes
             of a record than the file means (see `refuse_disputed`).
     """
     refuse_disputed(checkpoint)
-    if any(isinstance(edit, Drop) for edit in edits):
+    if any(isinstance(edit, Drop | Put) for edit in edits):
         from ckptfix.formats.torch import rewrite as torch_rewrite
 
-        return torch_rewrite.plan_drops(checkpoint, edits, dest)
+        if torch_rewrite.is_needed(checkpoint, edits):
+            return torch_rewrite.plan_edits(checkpoint, edits, dest)
     parts = torch_common.parts_of(checkpoint)
     archive: Archive = parts.container
     changes = patches(parts.found, edits)

@@ -12,6 +12,7 @@ from ckptfix.findings.message_names import Prefix
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats.safetensors import format as safetensors
+from ckptfix.formats.torch import calls
 from ckptfix.formats.torch import legacy as torch_legacy
 from ckptfix.formats.torch import zip as torch_zip
 from ckptfix.names import spellings as families
@@ -266,7 +267,7 @@ def _spellings(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 def needs_torch(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Which release of torch the file asks for, where that is not the oldest."""
-    needs: dict[str, sanitize_versions.Number] = {}
+    needs: dict[str, calls.Number] = {}
     if checkpoint.format == torch_zip.NAME:
         needs["the zip container"] = sanitize_versions.ZIP_SINCE
     graph = getattr(getattr(checkpoint.graph, "found", None), "graph", None)

@@ -28,11 +28,11 @@ def audit(promise: Promise, plan: Plan, format: str) -> tuple[Plan, Account]:
         WouldLoseData: the planned file cannot be read back.
     """
     source = promise.edited
-    if source is not None and not promise.shapes and law_edits.holds_the_same(source, plan):
+    if source is not None and not promise.puts and law_edits.holds_the_same(source, plan):
         tensors, nbytes = law_edits.size(source)
         return plan, Account(tensors, nbytes, tensors, nbytes)
     if source is not None:
-        promise = replace(everything(source), shapes=promise.shapes, names_stay=promise.names_stay)
+        promise = replace(everything(source), puts=promise.puts, names_stay=promise.names_stay)
     if is_copy(plan):
         entries = [*promise.kept, *promise.others]
         nbytes = bytes_of(entries)
@@ -40,9 +40,10 @@ def audit(promise: Promise, plan: Plan, format: str) -> tuple[Plan, Account]:
     out = Output(plan, format, promise.same)
     lost: list[str] = []
     for entry in promise.kept:
-        parts = list(leaves(entry))
+        put = promise.puts.get(entry.name)
+        parts = list(leaves(put or entry))
         missing = sum(not out.take(part, promise) for part in parts)
-        if missing or (promise.names_stay and any(out.has_other(part) for part in parts)):
+        if missing or (promise.names_stay and not put and any(out.has_other(part) for part in parts)):
             lost.append(entry.name)
     covered = {storage.key for entry in promise.kept for storage in storages(entry)}
     for storage in {storage.key: storage for storage in promise.storages if storage.key not in covered}.values():

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 
-from ckptfix.checkpoint import ByteRange, Check, Data, Derived, Plan, Storage, TensorEntry, dtypes
+from ckptfix.checkpoint import ByteRange, Check, Data, Derived, Plan, Storage, TensorEntry, dtypes, same_bytes
 from ckptfix.errors import CkptfixError, UnknownFormat, WouldLoseData
 from ckptfix.formats import FORMATS
 from ckptfix.io.read import PlannedFile, read_from
@@ -58,6 +58,7 @@ class Output:
         self._named: dict[str, tuple[Kind, Place | Derived | None]] = {}
         self._at: Counter[tuple[Kind, Place]] = Counter()
         self._made: dict[Kind, list[tuple[ByteRange, ...]]] = {}
+        self._literal: Counter[tuple[Kind, str]] = Counter()
         self._bare: Counter[Kind] = Counter()
         self._places: set[Place] = set()
         self._sources: list[ByteRange] = []
@@ -94,6 +95,8 @@ class Output:
         self._named[part.name] = kind, found
         if isinstance(found, tuple):
             self._at[kind, found] += 1
+        elif found is not None and not found.sources:
+            self._literal[kind, found.what] += 1
         elif found is not None:
             self._made.setdefault(kind, []).append(found.sources)
 
@@ -114,9 +117,11 @@ class Output:
         storage = part.storage
         if storage is None or storage.data is None or not part.numel:
             return _taken(self._bare, kind)
+        if isinstance(storage.data, Derived) and not storage.data.sources:
+            return _taken(self._literal, (kind, storage.data.what))
         first = _place(storage, _extent(part)[0])
         for place in (first, *self._same.instead(first)):
-            if any(_taken(self._at, (one, place)) for one in (kind, *_reshaped(part, promise.shapes))):
+            if any(_taken(self._at, (one, place)) for one in chain((kind,), _reshaped(part, promise.puts.values()))):
                 return True
         spans = _spans(part)
         if self._copied and all(any(_contains(range, span) for range in self._copied) for span in spans):
@@ -164,7 +169,9 @@ class Output:
                 yield Check(storage.key, storage.data, storage.crc32)
 
 
-def _taken(counts: Counter[tuple[Kind, Place]] | Counter[Kind], key: tuple[object, object]) -> bool:
+def _taken(
+    counts: Counter[tuple[Kind, Place]] | Counter[tuple[Kind, str]] | Counter[Kind], key: tuple[object, object]
+) -> bool:
     left = counts[key]  # type: ignore[index]
     if left:
         counts[key] = left - 1  # type: ignore[index]
@@ -216,11 +223,9 @@ class _Same:
         return ((new.path, new.offset + offset - old.offset, inner),)
 
 
-def _reshaped(part: TensorEntry, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[Kind]:
-    """What a tensor may be after a verb that gives new shapes; names that are tied to a reshaped one change with it."""
-    for shape in {shapes[part.name]} if part.name in shapes else set(shapes.values()):
-        if math.prod(shape) == part.numel:
-            yield part.dtype, shape
+def _reshaped(part: TensorEntry, puts: Iterable[TensorEntry]) -> Iterator[Kind]:
+    """What else a tensor may be after a verb that gives new shapes: a name tied to one of them changes with it."""
+    return ((put.dtype, put.shape) for put in puts if same_bytes(part, put))
 
 
 def _spans(part: TensorEntry) -> tuple[ByteRange, ...]:

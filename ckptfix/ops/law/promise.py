@@ -20,7 +20,7 @@ class Promise:
         kept: the tensors that it has to hold, under the names that the input gives them.
         storages: storages of the input that something in it refers to, listed as a tensor or not.
         others: every other tensor of the input, left out by request or because the verb takes one state dict.
-        shapes: name -> new shape, for tensors that the verb reshapes.
+        puts: name -> the tensor that the verb puts in its place: in another shape, or of other bytes.
         same: (bytes of the input, equal bytes of it that take their place).
         reported: addresses that the verb itself lists as left behind or lost, each with all that is below it.
         names_stay: the verb gives no tensor the name of another.
@@ -30,7 +30,7 @@ class Promise:
     kept: Sequence[TensorEntry] = ()
     storages: Sequence[Storage] = ()
     others: Sequence[TensorEntry] = ()
-    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    puts: Mapping[str, TensorEntry] = field(default_factory=dict)
     same: Sequence[tuple[Data, Data]] = ()
     reported: Collection[str] = ()
     names_stay: bool = True

@@ -12,7 +12,7 @@ from typing import Any
 from ckptfix import formats
 from ckptfix.align import match as match_op
 from ckptfix.align.result import Matching
-from ckptfix.checkpoint import Checkpoint, Plan, Reshape
+from ckptfix.checkpoint import Checkpoint, Plan, Put
 from ckptfix.errors import CkptfixError, NoMatch, Refused, StrPath, file_name, printable
 from ckptfix.findings.row import Finding
 from ckptfix.formats.target import refuse_other_suffix
@@ -208,13 +208,13 @@ def _draft(found: Found, dest: StrPath) -> Draft:
     refuse_other_suffix(checkpoint.path, os.fspath(dest), checkpoint.format)
     with about(checkpoint.path):
         plan = formats.FORMATS[checkpoint.format].plan_edit(checkpoint, planned.edits, os.fspath(dest))
-    shapes = {
-        f"{edit.at}/{name}" if edit.at else name: shape
+    puts = {
+        f"{edit.at}/{name}" if edit.at else name: entry
         for edit in planned.edits
-        if isinstance(edit, Reshape)
-        for name, shape in edit.shapes.items()
+        if isinstance(edit, Put)
+        for name, entry in edit.tensors.items()
     }
-    promise = Promise(names_stay=False, edited=checkpoint, shapes=shapes)
+    promise = Promise(names_stay=False, edited=checkpoint, puts=puts)
     return Draft.of(checkpoint, dest, plan, promise, _lines(found), _findings(found), exit_code=_exit_code(found))
 
 

@@ -7,8 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from ckptfix.align.result import Matching, Pair
-from ckptfix.checkpoint import Checkpoint, Edit, Rename, Reshape
-from ckptfix.errors import CkptfixError, NoMatch, Refused
+from ckptfix.checkpoint import Checkpoint, Edit, Put, Rename, TensorEntry, reshaped
+from ckptfix.errors import CkptfixError, NoMatch, NoSuchTensor, Refused
 from ckptfix.findings.row import Finding
 from ckptfix.names import wrappers as keys
 from ckptfix.names.groups import collapse, shown
@@ -16,6 +16,7 @@ from ckptfix.names.learn import learn
 from ckptfix.names.rules import NameRule, is_rule, renamed
 from ckptfix.names.slots import Slot, is_transposed
 from ckptfix.names.spellings import fusions
+from ckptfix.ops.law.promise import listed
 from ckptfix.ops.rename import sites as rename_op
 from ckptfix.ops.target.targets import Side
 
@@ -50,11 +51,12 @@ def plan(checkpoint: Checkpoint, source: Side, matching: Matching) -> MatchPlan:
     Raises:
         KeyConflict: an unchanged name is also the new name of another.
         NoMatch: names of one tensor would have two shapes, or a transposed one.
+        Unsupported: a tensor that is to have another shape is not dense and contiguous.
     """
     names = with_buffers(source.slots, matching)
     renames = rename_op.rename(checkpoint, mapping=names, at=source.at or "")
     shapes = _shapes(source.slots, matching)
-    edits: list[Edit] = [Reshape(source.at or "", shapes)] if shapes else []
+    edits: list[Edit] = [Put(source.at or "", _tensors(checkpoint, source.at or "", shapes))] if shapes else []
     findings = [finding for finding in renames.findings if finding.id != "unused-rule"]
     if shapes and any(state.optimizer for state in checkpoint.state_dicts):
         message = "an optimizer's state keeps the old shapes; it does not fit the reshaped parameters"
@@ -62,6 +64,22 @@ def plan(checkpoint: Checkpoint, source: Side, matching: Matching) -> MatchPlan:
     changed = {old: new for old, new in names.items() if old != new}
     rules = learned(changed, [name for site in _keys_at(checkpoint, source) for name in site], matching.rules)
     return MatchPlan(changed, rules, (*edits, *_kept(renames.edits)), renames.references, tuple(findings))
+
+
+def _tensors(
+    checkpoint: Checkpoint, at: str, shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, TensorEntry]:
+    """The tensors of the mapping `at` that `shapes` names, in these shapes.
+
+    Raises:
+        NoSuchTensor: the mapping has no such tensor.
+        Unsupported: it is not dense and contiguous.
+    """
+    entries = {entry.key: entry for entry in listed(checkpoint) if entry.at == at}
+    missing = shapes.keys() - entries.keys()
+    if missing:
+        raise NoSuchTensor("no such tensor", where=f"{at}/{min(missing)}" if at else min(missing))
+    return {name: reshaped(entries[name], shape) for name, shape in shapes.items()}
 
 
 def _keys_at(checkpoint: Checkpoint, side: Side) -> list[tuple[str, ...]]:

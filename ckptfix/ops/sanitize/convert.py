@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ckptfix.errors import Unsupported
+from ckptfix.formats.torch import calls
 from ckptfix.formats.torch import weights_only as trusted
 from ckptfix.ops.sanitize import objects as objects
 from ckptfix.ops.sanitize import versions as versions
@@ -185,13 +186,14 @@ class Converter(Output):
 def _is_settled(node: Call) -> bool:
     """Whether a call is a tensor in its everyday form, in which nothing can be foreign."""
     func, args = node.func, node.args
-    if type(func) is not Global or func.module != "torch._utils" or type(args) is not tuple:
+    row = calls.of(func)
+    if row is None or type(args) is not tuple:
         return False
     if node.state is not None or node.items or node.elements:
         return False
-    if func.name == "_rebuild_parameter" and len(args) == 3 and type(args[0]) is Call:
+    if row is calls.PARAMETER and len(args) == 3 and type(args[0]) is Call:
         return _no_hooks(args[2]) and type(args[1]) is bool and _is_settled(args[0])
-    if func.name != "_rebuild_tensor_v2" or len(args) != 6 or type(args[0]) is not PersId:
+    if row is not calls.TENSOR_V2 or len(args) != 6 or type(args[0]) is not PersId:
         return False
     pid = args[0].pid
     return (

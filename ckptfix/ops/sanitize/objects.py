@@ -6,6 +6,7 @@ from sys import stdlib_module_names
 from typing import Any
 
 from ckptfix.errors import CkptfixError
+from ckptfix.formats.torch import calls
 from ckptfix.formats.torch import module as torch_module
 from ckptfix.formats.torch import weights_only as trusted
 from ckptfix.formats.torch.call_classes import NEW, RECONSTRUCT, class_name
@@ -290,12 +291,11 @@ def _from_type(out: Output, call: Call, args: tuple[Any, ...]) -> Steps:
     if known and plain and (rows == [] or _attributes(state)):
         new_inner = yield None, inner_args
         new_state = yield None, state
-        rebuild = Global("torch._tensor", "_rebuild_from_type_v2", 0)
         new_state = None if new_state is DROPPED else new_state
-        return out.older(Call(rebuild, (func, cls, new_inner, new_state), "REDUCE", call.position))
-    if not plain or func.name == "_rebuild_wrapper_subclass":
+        return out.older(calls.FROM_TYPE.call(func, cls, new_inner, new_state, position=call.position))
+    made_by_torch = calls.of(func) is calls.WRAPPER
+    if not plain or made_by_torch:
         # The data of a wrapper is in its attributes: a DTensor's _local_tensor, the data and scale of a quantized one.
-        made_by_torch = type(func) is Global and func.name == "_rebuild_wrapper_subclass"
         out.changed(name, "dict of its parts")
         parts: list[tuple[Any, Any]] = []
         yield from out.fill(parts, _distinct(rows if made_by_torch else [("args", inner_args), *rows]))
@@ -315,7 +315,7 @@ def _parameter(out: Output, call: Call, args: tuple[Any, ...]) -> Steps:
     if _attributes(args[3]) or _is_empty(args[3]):
         return (yield from _allowed(out, call, name, args))
     _drop_set(out, call, name)
-    made = yield None, Call(Global("torch._utils", "_rebuild_parameter", 0), args[:3], "REDUCE", call.position)
+    made = yield None, calls.PARAMETER.call(*args[:3], position=call.position)
     for key, _ in state_rows(None, args[3]):
         out.drop_at(key, "an attribute of a parameter", "it has no name")
     return made
@@ -329,8 +329,8 @@ def _drop_set(out: Output, call: Call, name: str) -> None:
 
 def _sparse(out: Output, call: Call, args: tuple[Any, ...]) -> Steps:
     _drop_set(out, call, "a sparse tensor")
-    out.changed("_rebuild_sparse_csr_tensor", "_rebuild_sparse_tensor")
-    return (yield None, Call(Global("torch._utils", "_rebuild_sparse_tensor", 0), args, "REDUCE", call.position))
+    out.changed(calls.SPARSE_CSR.name, calls.SPARSE.name)
+    return (yield None, calls.SPARSE.call(*args, position=call.position))
 
 
 def _device_tensor(out: Output, call: Call, args: tuple[Any, ...]) -> Steps:
@@ -339,8 +339,7 @@ def _device_tensor(out: Output, call: Call, args: tuple[Any, ...]) -> Steps:
     made = yield None, args
     if type(made) is not tuple or len(made) != 4 or made[0] is None:
         return out.drop(class_name(call) or "", "has no data")
-    rebuild = Global("torch._utils", "_rebuild_device_tensor_from_cpu_tensor", 0)
-    return out.older(Call(rebuild, made, "REDUCE", call.position))
+    return out.older(calls.FROM_CPU_TENSOR.call(*made, position=call.position))
 
 
 _SPECIAL: dict[str, Any] = {
@@ -350,11 +349,11 @@ _SPECIAL: dict[str, Any] = {
     numpy_pickles.DTYPE: arrays.dtype_,
     "builtins.set": _set,
     "builtins.frozenset": _frozenset,
-    "torch._tensor._rebuild_from_type_v2": _from_type,
-    "torch._tensor._rebuild_from_type": _from_type,
-    "torch._utils._rebuild_parameter_with_state": _parameter,
-    "torch._utils._rebuild_sparse_csr_tensor": _sparse,
-    "torch._utils._rebuild_device_tensor_from_numpy": _device_tensor,
-    "torch._utils._rebuild_xla_tensor": _device_tensor,
+    calls.FROM_TYPE.full: _from_type,
+    calls.FROM_TYPE_V1.full: _from_type,
+    calls.PARAMETER_WITH_STATE.full: _parameter,
+    calls.SPARSE_CSR.full: _sparse,
+    calls.FROM_NUMPY.full: _device_tensor,
+    calls.XLA.full: _device_tensor,
 }
 """Calls that have a rule, under numpy 1's names."""

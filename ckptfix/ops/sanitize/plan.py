@@ -73,7 +73,7 @@ def sanitize(
     Args:
         keep_only: ``"weights"`` leaves nothing but the state dicts, where they are.
         encoding: codec of the byte strings of a Python 2 file.
-        torch: a version, such as ``"1.5"``, whose rebuild calls and container are to be used.
+        torch: a version from ``"1.5"`` on, whose rebuild calls and container are to be used.
 
     Raises:
         Refused: nothing of the object would be left, or what `keep_only` names is not there.

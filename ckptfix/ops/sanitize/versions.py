@@ -1,4 +1,4 @@
-"""What each torch can read: one table of when a rebuild call, a storage class or a dtype came, and older forms of them.
+"""What each torch can read: when a storage class or a dtype came, and the older forms of these and of rebuild calls.
 
 A version reads what came with it or before. Nothing here was run against an old torch: each row says where the fact is
 from, or that no source was found. Where a thread shows only that one version has a name and an earlier one has not, the
@@ -13,16 +13,16 @@ from typing import Any
 
 from ckptfix.checkpoint import dtypes
 from ckptfix.errors import Unsupported
-from ckptfix.formats.torch.weights_only import canonical
+from ckptfix.formats.torch import calls
+from ckptfix.formats.torch.calls import UNSTATED, Number, RebuildCall
 from ckptfix.pickles import Call, Global
 from ckptfix.pickles.graph import attributes, pairs
 
-Number = tuple[int, int]
 ZIP_SINCE: Number = (1, 6)
 """The default of torch.save since 1.6; 1.5 and older stop at its archive version (pytorch/pytorch#43766, #47243)."""
 
-OLDEST: Number = (0, 2)
-"""The first with ``_rebuild_tensor`` in a release (pytorch/pytorch#1050)."""
+OLDEST: Number = (1, 5)
+"""The last that reads no zip container; a file for it is read by those before it as far as they know its calls."""
 
 NEWEST: Number = (2, 13)
 
@@ -54,31 +54,10 @@ class Since:
     source: str
 
 
-UNSTATED = "no public statement of the version was found; this is the version of the feature it serves, or a later one"
-
-CALLS: dict[str, Since] = {
-    "_rebuild_tensor": Since((0, 2), "pytorch/pytorch#1050"),
-    "_rebuild_tensor_v2": Since((0, 4), "pytorch/pytorch#5729, #7219: new after 0.3.1, in 0.4.0"),
-    "_rebuild_parameter": Since((1, 0), "pytorch/pytorch#15375: saved by 1.0, unknown to 0.4; microsoft/MMdnn#677"),
-    "_rebuild_sparse_tensor": Since((1, 2), UNSTATED),
-    "_rebuild_qtensor": Since((1, 3), "quantized tensors came with 1.3"),
-    "_rebuild_from_type_v2": Since((1, 12), UNSTATED),
-    "_rebuild_meta_tensor_no_storage": Since((1, 12), UNSTATED),
-    "_rebuild_wrapper_subclass": Since((1, 12), "pytorch/pytorch#73078, of February 2022, the month before 1.11"),
-    "_rebuild_nested_tensor": Since((2, 0), UNSTATED),
-    "_rebuild_parameter_with_state": Since((2, 0), "pytorch/pytorch#81616, of November 2022"),
-    "_rebuild_tensor_v3": Since((2, 1), UNSTATED),
-    "_rebuild_device_tensor_from_numpy": Since((2, 1), UNSTATED),
-    "_rebuild_device_tensor_from_cpu_tensor": Since((2, 5), UNSTATED),
-}
-"""Functions of ``torch._utils`` and ``torch._tensor`` that a pickle names."""
-
 _FIRST = Since(OLDEST, "in all")
 DTYPES: dict[str, Since] = {
     **dict.fromkeys(("float64", "float32", "float16", "int64", "int32", "int16", "int8", "uint8"), _FIRST),
-    "bool": Since((1, 2), "release notes of 1.2: bool tensors are no longer uint8"),
-    "bfloat16": Since((1, 3), "release notes of 1.3"),
-    **dict.fromkeys(("qint8", "quint8", "qint32"), Since((1, 3), "release notes of 1.3: quantization")),
+    **dict.fromkeys(("bool", "bfloat16", "qint8", "quint8", "qint32"), Since(OLDEST, "release notes of 1.2 and 1.3")),
     **dict.fromkeys(("complex64", "complex128"), Since((1, 6), "release notes of 1.6: complex numbers")),
     **dict.fromkeys(("quint4x2", "quint2x4"), Since((1, 12), UNSTATED)),
     **dict.fromkeys(("float8_e5m2", "float8_e4m3fn"), Since((2, 1), "release notes of 2.1")),
@@ -89,27 +68,23 @@ DTYPES: dict[str, Since] = {
 }
 """Dtypes whose tensors a version can load from a file. What is not here counts as of today."""
 
-METADATA_SINCE: Number = (2, 0)
-"""The seventh argument of ``_rebuild_tensor_v2``, marks of conjugate and negative views."""
-
 UNTYPED_SINCE: Number = (2, 0)
 """``torch.storage.UntypedStorage`` in a pickle."""
 
 
 def since(node: Global) -> Number | None:
     """The version that came with the global `node`; None for one that all know, or that is not torch's."""
-    if node.module in _MODULES and node.name in CALLS:
-        return CALLS[node.name].number
+    row = calls.of(node)
+    if row is not None and row.since is not None:
+        return row.since
     return UNTYPED_SINCE if node.full in ("torch.storage.UntypedStorage", "torch.UntypedStorage") else None
 
-
-_MODULES = ("torch._utils", "torch._tensor")
 
 Losses = list[tuple[str, str]]
 
 
 def find(text: str) -> Version:
-    """The version that `text` names: ``"1.5"``, ``"1.5.1"``, ``"0.4"``.
+    """The version that `text` names: ``"1.5"``, ``"1.5.1"``, ``"2.0"``.
 
     Raises:
         Unsupported: it is not a version, or one outside the table.
@@ -159,37 +134,24 @@ def older(call: Call, version: Version) -> tuple[Call, Losses]:
 def _older(call: Call, version: Version) -> tuple[Call, Losses]:
     losses: Losses = []
     for _ in range(8):
-        name = call.func.name if type(call.func) is Global else ""
-        since = CALLS.get(name)
-        if since is None:
-            if canonical(call.func) in _SINCE and version.number < _SINCE[canonical(call.func)].number:
-                raise Unsupported(f"torch {version.name} has no {canonical(call.func)}")
+        row = calls.of(call.func)
+        if row is None or row.since is None:
             return call, losses
-        if version.number >= since.number and not _too_long(name, call, version):
-            if name == "_rebuild_tensor_v3" and len(call.args) > 6:
-                dtype = getattr(call.args[6], "name", "")
+        if version.number >= row.since and not _too_long(row, call, version):
+            if row.dense and row.dtype is not None and len(call.args) > row.dtype:
+                dtype = getattr(call.args[row.dtype], "name", "")
                 if not version.has_dtype(dtype):
                     raise Unsupported(f"torch {version.name} has no {dtype}")
             return call, losses
-        form = _OLDER.get(name)
+        form = _OLDER.get(row.name)
         if form is None:
-            raise Unsupported(f"torch {version.name} cannot read {name}, which came with {Version(since.number).name}")
+            raise Unsupported(f"torch {version.name} cannot read {row.name}, which came with {Version(row.since).name}")
         call = form(call, version, losses)
-    raise Unsupported(f"torch {version.name} has no form of {name}")
+    raise Unsupported(f"torch {version.name} has no form of {call.func.name}")
 
 
-_SINCE = {
-    "torch.device": Since((0, 4), "release notes of 0.4"),
-    "torch.serialization._get_layout": Since((1, 2), UNSTATED),
-}
-
-
-def _too_long(name: str, call: Call, version: Version) -> bool:
-    return name == "_rebuild_tensor_v2" and len(call.args) > 6 and version.number < METADATA_SINCE
-
-
-def _of(name: str, args: tuple[Any, ...]) -> Call:
-    return Call(Global("torch._utils", name, 0), args, "REDUCE", 0)
+def _too_long(row: RebuildCall, call: Call, version: Version) -> bool:
+    return row is calls.TENSOR_V2 and len(call.args) > 6 and version.number < calls.MARKS_SINCE
 
 
 def _v3(call: Call, version: Version, losses: Losses) -> Call:
@@ -203,37 +165,21 @@ def _v3(call: Call, version: Version, losses: Losses) -> Call:
         raise Unsupported(f"a storage of {pid[4]} bytes does not hold whole {row.name} elements")
     count = pid[4] // row.itemsize
     typed = type(persid)((*pid[:1], Global("torch", row.storage_class, 0), *pid[2:4], count, *pid[5:]), 0, -1)
-    return _of("_rebuild_tensor_v2", (typed, *call.args[1:6], *call.args[7:]))
+    return calls.TENSOR_V2.call(typed, *call.args[1:6], *call.args[7:])
 
 
 def _v2(call: Call, version: Version, losses: Losses) -> Call:
-    """Without the metadata; before 0.4 also without requires_grad, which a Variable had and a tensor had not."""
-    if len(call.args) > 6:
-        marks = [str(key) for key, value in pairs(call.args[6]) or () if value]
-        if marks:
-            raise Unsupported(f"torch {version.name} does not know tensors marked as {', '.join(marks)}")
-        return _of("_rebuild_tensor_v2", call.args[:6])
-    if call.args[4] is True:
-        losses.append(("requires_grad", f"a tensor of torch {version.name} has none"))
-    return _of("_rebuild_tensor", call.args[:4])
+    """Without the marks of conjugate and negative views."""
+    marks = [str(key) for key, value in pairs(call.args[6]) or () if value]
+    if marks:
+        raise Unsupported(f"torch {version.name} does not know tensors marked as {', '.join(marks)}")
+    return calls.TENSOR_V2.call(*call.args[:6])
 
 
 def _parameter_with_state(call: Call, version: Version, losses: Losses) -> Call:
     reason = f"torch {version.name} saves none with a parameter"
     losses += [(str(name), reason) for name, _ in attributes(call.args[3])]
-    return _of("_rebuild_parameter", call.args[:3])
-
-
-def _parameter(call: Call, version: Version, losses: Losses) -> Call:
-    """The tensor itself, which ``load_state_dict`` takes as well; requires_grad where its call has a place for it."""
-    inner = call.args[0]
-    if not (type(inner) is Call and type(inner.func) is Global):
-        raise Unsupported(f"torch {version.name} has no _rebuild_parameter, and this holds no tensor")
-    if inner.func.name == "_rebuild_tensor_v2" and len(inner.args) >= 6:
-        return _of("_rebuild_tensor_v2", (*inner.args[:4], call.args[1], *inner.args[5:]))
-    if call.args[1] is True:
-        losses.append(("requires_grad", f"a tensor of torch {version.name} has none"))
-    return inner
+    return calls.PARAMETER.call(*call.args[:3])
 
 
 def _from_type(call: Call, version: Version, losses: Losses) -> Call:
@@ -247,10 +193,9 @@ def _from_type(call: Call, version: Version, losses: Losses) -> Call:
 
 
 _OLDER: dict[str, Callable[[Call, Version, Losses], Call]] = {
-    "_rebuild_tensor_v3": _v3,
-    "_rebuild_tensor_v2": _v2,
-    "_rebuild_parameter_with_state": _parameter_with_state,
-    "_rebuild_parameter": _parameter,
-    "_rebuild_from_type_v2": _from_type,
+    calls.TENSOR_V3.name: _v3,
+    calls.TENSOR_V2.name: _v2,
+    calls.PARAMETER_WITH_STATE.name: _parameter_with_state,
+    calls.FROM_TYPE.name: _from_type,
 }
 """Call -> its older form, which may have an older form again."""

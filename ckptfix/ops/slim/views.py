@@ -7,14 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ckptfix.checkpoint import ByteRange, Data, contiguous_stride, dtypes, is_contiguous
+from ckptfix.formats.torch import calls
 from ckptfix.formats.torch.common import Storages, fields
 from ckptfix.formats.torch.tensors import BadTensor, dtype_name, sizes, viewed
 from ckptfix.io.derived import gathered
 from ckptfix.pickles import Call, Dict, Global, PersId, Set
 from ckptfix.pickles.reemit import every_node
-
-_DENSE = frozenset(("_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_tensor_v3", "_rebuild_qtensor"))
-"""Calls of ``torch._utils`` whose arguments begin with storage, offset, size and stride."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,14 +153,14 @@ def _dense_args(node: Any) -> list[tuple[Any, ...]]:
     """The argument tuples of dense tensors that a call has: its own, those it passes on, or an old tensor's state."""
     if type(node) is not Call or type(node.func) is not Global:
         return []
-    name = node.func.name
-    if node.func.module == "torch._utils" and name in _DENSE:
+    row = calls.of(node.func)
+    if row is calls.FROM_TYPE and type(node.args) is tuple and len(node.args) > 2:
+        row = calls.of(node.args[0])
+        candidates = [node.args[2]] if row is not None and row.on_storage else []
+    elif row is not None and row.on_storage:
         candidates = [node.args]
-    elif name == "_rebuild_from_type_v2" and type(node.args) is tuple and len(node.args) > 2:
-        func = node.args[0]
-        candidates = [node.args[2]] if type(func) is Global and func.name in _DENSE else []
     else:
-        candidates = [node.state] if name.endswith("Tensor") else []
+        candidates = [node.state] if node.func.name.endswith("Tensor") else []
     return [args for args in candidates if type(args) is tuple and len(args) >= 4 and type(args[0]) is PersId]
 
 
@@ -170,11 +168,11 @@ def _note_view(found: Mapping[str, Used], node: Call, args: tuple[Any, ...], sto
     used = _of(found, args[0])
     if used is None:
         return
-    func = node.args[0] if node.func.name == "_rebuild_from_type_v2" else node.func
-    name = used.kind.name
-    row = dtypes.by_storage_class(name)
-    if func.name == "_rebuild_tensor_v3" and len(args) > 6:
-        row = dtypes.find(dtype_name(args[6]))
+    call = calls.of(node.func)
+    call = calls.of(node.args[0]) if call is calls.FROM_TYPE else call
+    row = dtypes.by_storage_class(used.kind.name)
+    if call is not None and call.dtype is not None and len(args) > call.dtype:
+        row = dtypes.find(dtype_name(args[call.dtype]))
     shape, stride = sizes(args[2]), sizes(args[3])
     if row is None or row.per_item != 1 or type(args[1]) is not int or len(shape) != len(stride):
         used.whole = True
@@ -266,6 +264,3 @@ def references(units: Iterable[Unit], same: Mapping[str, str], legacy: bool) -> 
             stride = contiguous_stride(view.shape) if unit.contiguous else view.args[3]
             replaced[id(view.args)] = (shared, offset, view.args[2], stride, *view.args[4:])
     return replaced
-
-
-__all__ = ["BadTensor", "Unit", "Used", "View", "find_used", "nodes_left", "references", "units_of"]

@@ -1,4 +1,4 @@
-"""The Reshape edit on real files: torch reads the new shape, the same values, and everything else as it was."""
+"""A Put of the same bytes in another shape: torch reads the new shape, and everything else as it was."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import ckptfix
-from ckptfix.checkpoint import Edit, Rename, Reshape
+from ckptfix.checkpoint import Edit, Put, Rename, reshaped
 from ckptfix.errors import CkptfixError, NoSuchTensor, Unsupported
 from ckptfix.formats import FORMATS, open_checkpoint
 from ckptfix.io import write as output
+from ckptfix.ops.law.promise import listed
 
 ZIP = [True, False]
 Shapes = dict[str, tuple[int, ...]]
@@ -32,7 +33,16 @@ def edited(path: Path, *edits: Edit) -> Path:
 
 
 def reshape(path: Path, shapes: Shapes, at: str = "") -> Path:
-    return edited(path, Reshape(at, shapes))
+    return edited(path, put(path, shapes, at))
+
+
+def put(path: Path, shapes: Shapes, at: str = "") -> Put:
+    """The edit that gives tensors of `path` other shapes."""
+    entries = {entry.key: entry for entry in listed(open_checkpoint(path)) if entry.at == at}
+    missing = shapes.keys() - entries.keys()
+    if missing:
+        return Put(at, dict.fromkeys(missing, next(iter(entries.values()))))
+    return Put(at, {name: reshaped(entries[name], shape) for name, shape in shapes.items()})
 
 
 def saved(path: Path, value: Any, *, zipped: bool = True, protocol: int = 2) -> Path:
@@ -199,7 +209,7 @@ def test_together_with_new_names(tmp_path: Path, suffix: str) -> None:
         saved(path, state)
     else:
         save_file(state, path)
-    out = edited(path, Reshape("", {"a.w": (6,)}), Rename("", "state_dict", {"a.w": "b.w", "b.w": "a.w"}))
+    out = edited(path, put(path, {"a.w": (6,)}), Rename("", "state_dict", {"a.w": "b.w", "b.w": "a.w"}))
     found = load(out) if suffix == "pth" else load_file(out)
     assert {name: tuple(value.shape) for name, value in found.items()} == {"b.w": (6,), "a.w": (5,)}
 
@@ -247,7 +257,7 @@ def test_safetensors_with_ties_and_views(tmp_path: Path) -> None:
     torch_file = saved(tmp_path / "t.pth", {"a.w": whole, "b.w": whole, "part.w": whole[:4]})
     path = tmp_path / "a.safetensors"
     ckptfix.convert(torch_file, path)
-    back = edited(path, Reshape("", {"b.w": (3, 4)}))
+    back = reshape(path, {"b.w": (3, 4)})
     ckptfix.convert(back, tmp_path / "back.pth")
     found = load(tmp_path / "back.pth")
     assert {name: tuple(value.shape) for name, value in found.items()} == {

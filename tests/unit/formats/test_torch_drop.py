@@ -32,7 +32,9 @@ def saved(tmp_path: Path, value: Any, container: str = "zip", protocol: int = 2)
 
 def dropped(path: Path, *drops: Drop, gone: tuple[int, ...] = ()) -> Path:
     dest = path.with_name("out.pth")
-    output.write_plan(rewrite.plan_drop(formats.open_checkpoint(path), drops, str(dest), gone=gone), overwrite=True)
+    checkpoint = formats.open_checkpoint(path)
+    rewritten = rewrite.without(parts_of(checkpoint).found, drops, gone=gone)
+    output.write_plan(rewrite.plan_rewrite(checkpoint, rewritten, str(dest)), overwrite=True)
     return dest
 
 
@@ -101,8 +103,8 @@ def test_gone_tensors_leave_mappings_and_are_none_in_sequences(tmp_path: Path) -
     path = saved(tmp_path, value)
     checkpoint = formats.open_checkpoint(path)
     nodes = [node for _, key, node in parts_of(checkpoint).found.tensors if key != "kept"]
-    plan = rewrite.plan_drop(checkpoint, (), str(tmp_path / "out.pth"), gone={id(node) for node in nodes})
-    output.write_plan(plan)
+    rewritten = rewrite.without(parts_of(checkpoint).found, gone={id(node) for node in nodes})
+    output.write_plan(rewrite.plan_rewrite(checkpoint, rewritten, str(tmp_path / "out.pth")))
     out = torch.load(tmp_path / "out.pth")
     assert list(out) == ["list", "pair", "kept", "more"]
     assert (out["list"], out["pair"], out["more"]) == ([1, None, 2], (None, 3), {"x": 0})

@@ -14,7 +14,8 @@ from conftest import CORPUS, RealFile
 from doctor_samples import SAMPLES, Sample
 
 import ckptfix
-from ckptfix.ops.sanitize.versions import CALLS, DTYPES, Version
+from ckptfix.formats.torch import calls
+from ckptfix.ops.sanitize.versions import DTYPES, Version
 
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.id)
@@ -85,8 +86,8 @@ def test_the_version_that_a_file_needs_is_that_of_the_one_table(tmp_path: Path) 
     storage = torch.ones(4, dtype=torch.uint16)
     torch.save({"w": storage}, tmp_path / "a.pth")
     [said] = [row.message for row in ckptfix.doctor(tmp_path / "a.pth").findings if row.id == "needs-torch"]
-    assert said.startswith(f"torch {Version(CALLS['_rebuild_tensor_v3'].number).name} or later")
-    assert all(row.source for row in (*CALLS.values(), *DTYPES.values()))
+    assert said.startswith(f"torch {Version(calls.TENSOR_V3.since or (0, 0)).name} or later")
+    assert all(row.source for row in calls.TABLE) and all(row.source for row in DTYPES.values())
 
 
 def test_a_whole_module_of_the_old_format_is_of_its_class(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from real.law import Outcome, carry_out, named, names
 from real.truth import Leaf, Truth, tensors
 from safetensors.torch import save_file
 
-from ckptfix.formats.safetensors import edit as safetensors_edit
+from ckptfix.formats.safetensors import changes as safetensors_changes
 from ckptfix.formats.safetensors import format as safetensors
 from ckptfix.formats.torch import emit as torch_emit
 from ckptfix.formats.torch import legacy as torch_legacy
@@ -74,13 +74,13 @@ def splice_removes(patch: Patch) -> None:
 
 def names_drop(patch: Patch) -> None:
     """An edit of a safetensors header takes a row out."""
-    real = safetensors_edit._Names.rename
+    real = safetensors_changes.Names.rename
 
     def rename(self: Any, edit: Any) -> None:
         real(self, edit)
         self.new[next(name for name in self.new if name.endswith(VICTIM))] = None
 
-    patch.setattr(safetensors_edit._Names, "rename", rename)
+    patch.setattr(safetensors_changes.Names, "rename", rename)
 
 
 def share_plan_forgets(patch: Patch) -> None:
@@ -106,13 +106,13 @@ def fresh_forgets(patch: Patch) -> None:
 
 def shape_changes(patch: Patch) -> None:
     """A tensor is written with another shape."""
-    real = torch_emit._tensor
+    real = torch_emit.tensor_call
 
     def tensor(entry: Any, storages: Any) -> Any:
         flat = replace(entry, shape=(entry.numel,), stride=(1,)) if entry.key == VICTIM else entry
         return real(flat, storages)
 
-    patch.setattr(torch_emit, "_tensor", tensor)
+    patch.setattr(torch_emit, "tensor_call", tensor)
 
 
 def dtype_changes(patch: Patch) -> None:
@@ -270,7 +270,7 @@ CASES = list(cases())
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_the_mutant_loses_the_tensor(case: Case, tmp_path: Path) -> None:
+def test_the_mutant_loses_thetensor_call(case: Case, tmp_path: Path) -> None:
     _, lost = run(case, tmp_path)
     assert any(address.endswith(VICTIM) for address in lost), lost
 

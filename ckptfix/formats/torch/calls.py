@@ -1,0 +1,176 @@
+"""Torch's rebuild calls: one table of what each is called, where its arguments stand, and who reads it.
+
+Sources: torch/_utils.py (``_rebuild_*``), torch/_tensor.py (``_reduce_ex_internal`` and ``_rebuild_from_type_v2``);
+argument orders checked against torch 2.13. Nothing of `since` was run against an old torch: each row says where the
+fact is from. Where a thread shows only that one version has a name and an earlier one has not, the later one counts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ckptfix.pickles import Call, Global
+
+Number = tuple[int, int]
+"""A version of torch: major, minor."""
+
+Kind = Literal["dense", "quantized", "parameter", "subclass", "sparse", "meta", "wrapper", "nested", "device"]
+
+UNSTATED = "no public statement of the version was found; this is the version of the feature it serves, or a later one"
+_UTILS, _TENSOR = "torch._utils", "torch._tensor"
+
+
+@dataclass(frozen=True, slots=True)
+class RebuildCall:
+    """A function of torch that makes a tensor. The numbers are argument indices, None for what the call lacks.
+
+    Attributes:
+        module, name: of the function.
+        kind: what it makes; None for a call that is known, and read as no tensor.
+        since: the torch version that came with it, and `source`, where that is said.
+        accepted: ``weights_only=True`` takes it.
+        older: the name of the form that earlier versions have of it.
+        storage, offset, size, stride: of the elements.
+        dtype, device: where the call states them.
+        requires_grad, hooks: of the tensor; a dict of hooks is empty in every file that torch itself wrote.
+        marks: the dict of conjugate and negative views, which only newer versions of torch write.
+        tensor: the tensor that the call is about.
+        state: attributes that are set on the result.
+        torch_alone: torch's own functions make the tensor, without the class or the device that the call names.
+    """
+
+    module: str
+    name: str
+    kind: Kind | None
+    since: Number | None
+    source: str = UNSTATED
+    accepted: bool = True
+    older: str | None = None
+    storage: int | None = None
+    offset: int | None = None
+    size: int | None = None
+    stride: int | None = None
+    dtype: int | None = None
+    device: int | None = None
+    requires_grad: int | None = None
+    hooks: int | None = None
+    marks: int | None = None
+    tensor: int | None = None
+    state: int | None = None
+    torch_alone: bool = True
+
+    @property
+    def full(self) -> str:
+        return f"{self.module}.{self.name}"
+
+    @property
+    def on_storage(self) -> bool:
+        """Whether the arguments begin with storage, offset, size and stride."""
+        return self.storage is not None
+
+    @property
+    def dense(self) -> bool:
+        return self.kind == "dense"
+
+    def call(self, *args: Any, position: int = 0) -> Call:
+        """The node of a call with these arguments."""
+        return Call(Global(self.module, self.name, 0), args, "REDUCE", position)
+
+
+def _on_storage(name: str, kind: Kind, since: Number, source: str = UNSTATED, **known: Any) -> RebuildCall:
+    return RebuildCall(_UTILS, name, kind, since, source, storage=0, offset=1, size=2, stride=3, **known)
+
+
+def _around(name: str, since: Number, source: str, **known: Any) -> RebuildCall:
+    return RebuildCall(_UTILS, name, "parameter", since, source, tensor=0, requires_grad=1, hooks=2, **known)
+
+
+def _on_device(name: str, kind: Kind | None, since: Number | None, **known: Any) -> RebuildCall:
+    return RebuildCall(
+        _UTILS, name, kind, since, tensor=0, dtype=1, device=2, requires_grad=3, torch_alone=False, **known
+    )
+
+
+TENSOR = _on_storage("_rebuild_tensor", "dense", (0, 2), "pytorch/pytorch#1050")
+TENSOR_V2 = _on_storage(
+    "_rebuild_tensor_v2",
+    "dense",
+    (0, 4),
+    "pytorch/pytorch#5729, #7219: new after 0.3.1, in 0.4.0",
+    requires_grad=4,
+    hooks=5,
+    marks=6,
+)
+TENSOR_V3 = _on_storage(
+    "_rebuild_tensor_v3",
+    "dense",
+    (2, 1),
+    older="_rebuild_tensor_v2",
+    requires_grad=4,
+    hooks=5,
+    dtype=6,
+    marks=7,
+)
+QUANTIZED = _on_storage(
+    "_rebuild_qtensor", "quantized", (1, 3), "quantized tensors came with 1.3", requires_grad=5, hooks=6
+)
+PARAMETER = _around(
+    "_rebuild_parameter", (1, 0), "pytorch/pytorch#15375: saved by 1.0, unknown to 0.4; microsoft/MMdnn#677"
+)
+PARAMETER_WITH_STATE = _around(
+    "_rebuild_parameter_with_state",
+    (2, 0),
+    "pytorch/pytorch#81616, of November 2022",
+    older="_rebuild_parameter",
+    state=3,
+)
+FROM_TYPE = RebuildCall(_TENSOR, "_rebuild_from_type_v2", "subclass", (1, 12), state=3)
+"""``(func, type, args, state)``: ``func(*args)`` is a tensor, and becomes one of the class `type`."""
+
+SPARSE = RebuildCall(_UTILS, "_rebuild_sparse_tensor", "sparse", (1, 2))
+"""``(layout, (parts ..., size, flags))``."""
+
+SPARSE_CSR = RebuildCall(
+    _UTILS, "_rebuild_sparse_csr_tensor", "sparse", None, accepted=False, older="_rebuild_sparse_tensor"
+)
+META = RebuildCall(
+    _UTILS, "_rebuild_meta_tensor_no_storage", "meta", (1, 12), dtype=0, size=1, stride=2, requires_grad=3
+)
+WRAPPER = RebuildCall(
+    _UTILS,
+    "_rebuild_wrapper_subclass",
+    "wrapper",
+    (1, 12),
+    "pytorch/pytorch#73078, of February 2022, the month before 1.11",
+    dtype=1,
+    size=2,
+    stride=3,
+    offset=4,
+    device=6,
+    requires_grad=7,
+    torch_alone=False,
+)
+"""``(class, dtype, size, stride, offset, layout, device, requires_grad)``; its parts are in its state."""
+
+NESTED = RebuildCall(_UTILS, "_rebuild_nested_tensor", "nested", (2, 0), torch_alone=False)
+"""Four tensors: values, sizes, strides, offsets."""
+
+FROM_NUMPY = _on_device("_rebuild_device_tensor_from_numpy", "device", (2, 1))
+FROM_CPU_TENSOR = _on_device("_rebuild_device_tensor_from_cpu_tensor", "device", (2, 5))
+FROM_TYPE_V1 = RebuildCall(_TENSOR, "_rebuild_from_type", None, None, accepted=False)
+XLA = _on_device("_rebuild_xla_tensor", None, None, accepted=False)
+
+TABLE: tuple[RebuildCall, ...] = (
+    *(TENSOR, TENSOR_V2, TENSOR_V3, QUANTIZED, PARAMETER, PARAMETER_WITH_STATE, FROM_TYPE, SPARSE, SPARSE_CSR),
+    *(META, WRAPPER, NESTED, FROM_NUMPY, FROM_CPU_TENSOR, FROM_TYPE_V1, XLA),
+)
+BY_NAME = {(row.module, row.name): row for row in TABLE}
+
+MARKS_SINCE: Number = (2, 0)
+"""The seventh argument of ``_rebuild_tensor_v2``, marks of conjugate and negative views."""
+
+
+def of(func: Any) -> RebuildCall | None:
+    """The row of the function `func` of a call; None for anything else."""
+    return BY_NAME.get((func.module, func.name)) if type(func) is Global else None

@@ -1,0 +1,279 @@
+"""Other tensors in a torch pickle: a new shape as patches, and new calls where the bytes are others.
+
+A new shape is another size and stride tuple in the rebuild call of a contiguous tensor. A pickler writes a tuple once
+and fetches it from its memo wherever the same object stands again. Each use is edited by itself: where the tuple that a
+memo entry holds changes, the other uses of the entry are written out as they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import copy
+from dataclasses import dataclass, field
+from itertools import count as numbers
+from typing import Any
+
+from ckptfix.checkpoint import (
+    ByteRange,
+    Data,
+    Put,
+    Storage,
+    TensorEntry,
+    contiguous_stride,
+    dtypes,
+    refuse_unusable,
+    same_bytes,
+)
+from ckptfix.errors import NoSuchTensor, Unsupported
+from ckptfix.formats.torch import calls
+from ckptfix.formats.torch.emit import tensor_call
+from ckptfix.formats.torch.object import TorchObject, node_at
+from ckptfix.formats.torch.tensors import BadTensor, StorageOf, sizes, storage_entry, tensor_entry
+from ckptfix.pickles import Call, Dict, Global, Graph, Patch, PersId
+from ckptfix.pickles import opcodes as op
+from ckptfix.pickles.graph import label
+from ckptfix.pickles.patch import Item, int_opcode, items_pushed
+from ckptfix.pickles.reemit import Rewritten, reemit
+
+_PLAIN = frozenset((op.BININT, op.BININT1, op.BININT2, op.LONG1, op.LONG4, op.INT, op.LONG, op.MARK)) | {
+    *(op.TUPLE, op.TUPLE1, op.TUPLE2, op.TUPLE3, op.EMPTY_TUPLE),
+}
+"""What a tuple of sizes is pushed with; such bytes can be written again elsewhere."""
+
+
+Lookup = Callable[[str], tuple[Data | None, int, int | None]]
+"""key -> (where the bytes are, how many, their CRC-32), as in `common`, which imports this module."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Use:
+    """A tuple in the arguments of a rebuild call, as bytes of the stream, and the bytes that push the new one."""
+
+    item: Item
+    new: bytes
+
+
+def current(found: TorchObject, storage_of: StorageOf, put: Put) -> dict[str, tuple[Any, TensorEntry]]:
+    """Name -> (node, entry) of the tensors that `put` is to replace.
+
+    Raises:
+        NoSuchTensor: a name that the mapping does not have.
+    """
+    here = {key: node for at, key, node in found.tensors if at == put.at and key in put.tensors}
+    missing = put.tensors.keys() - here.keys()
+    if missing:
+        raise NoSuchTensor("no such tensor", where=f"{put.at}/{min(missing)}" if put.at else min(missing))
+    rows = {}
+    for key, node in here.items():
+        read = storage_entry if type(node) is PersId else tensor_entry
+        rows[key] = node, read(node, key, put.at, storage_of)
+    return rows
+
+
+def moves_no_bytes(found: TorchObject, storage_of: StorageOf, put: Put) -> bool:
+    """Whether `put` gives each of its tensors another shape at most. Raises as `current`."""
+    here = current(found, storage_of, put)
+    return all(
+        type(here[key][0]) is Call and same_bytes(here[key][1], entry) for key, entry in put.tensors.items()
+    )
+
+
+def shape_patches(found: TorchObject, edit: Put) -> list[Patch]:
+    """The patches that carry out `edit`, which moves no bytes (see `moves_no_bytes`).
+
+    Raises:
+        Unsupported: one tensor with two shapes, or a shape that is not written beside its storage.
+    """
+    wanted: dict[int, tuple[int, ...]] = {}
+    uses: list[_Use] = []
+    for at, key, node in found.tensors:
+        if at != edit.at or key not in edit.tensors:
+            continue
+        shape = edit.tensors[key].shape
+        where = f"{at}/{key}" if at else key
+        call, args = _dense_call(node, where)
+        if wanted.setdefault(id(call), shape) != shape:
+            raise Unsupported("it has another name, and would have two shapes", where=where)
+        if shape != _old_shape(args, where):
+            uses += _uses(found.graph.data, call, args, shape, where)
+    return _patches(found, {use.item.start: use for use in uses}) if uses else []
+
+
+@dataclass(slots=True)
+class PutStorages:
+    """References to the storages of put tensors: to those of the file by their keys, to others by new ones.
+
+    Attributes:
+        legacy: references have the sixth field of a legacy file.
+        place: where the storages of the file are.
+        new: key -> storage and bytes of its elements, for those that the file does not have.
+    """
+
+    legacy: bool
+    place: Lookup
+    new: dict[str, tuple[Storage, int]] = field(default_factory=dict)
+    _kinds: dict[str, set[str]] = field(default_factory=dict)
+    _keys: dict[Any, str] = field(default_factory=dict)
+
+    def __call__(self, key: str) -> tuple[Data | None, int, int | None]:
+        """Where the storage `key` is, old or new."""
+        if key not in self.new:
+            return self.place(key)
+        made, _ = self.new[key]
+        return made.data, made.nbytes, made.crc32
+
+    def note(self, graph: Graph) -> None:
+        """Take in which keys and storage classes the references of `graph` have."""
+        for persid in graph.persids:
+            pid = persid.pid
+            if type(pid) is tuple and len(pid) >= 5 and type(pid[1]) is Global:
+                self._kinds.setdefault(str(pid[2]), set()).add(pid[1].name)
+
+    def reference(self, kind: Global, storage: Storage, count: int, where: str) -> PersId:
+        row = dtypes.by_storage_class(kind.name)
+        if row is not None and storage.nbytes % row.itemsize:
+            raise Unsupported(f"a storage of {storage.nbytes} bytes holds no whole {row.name} elements", where=where)
+        pid = ("storage", kind, self._key(kind, storage, row), storage.location, count)
+        return PersId((*pid, None) if self.legacy else pid, 0, -1)
+
+    def _key(self, kind: Global, storage: Storage, row: dtypes.Dtype | None) -> str:
+        if self._kinds.get(storage.key) == {kind.name} and self(storage.key)[0] == storage.data:
+            return storage.key
+        data = storage.data if isinstance(storage.data, ByteRange) else id(storage.data)
+        same = (storage.key, data, kind.name)
+        if same not in self._keys:
+            key = next(str(number) for number in numbers(len(self._kinds)) if str(number) not in self._kinds)
+            self._keys[same] = key
+            self._kinds[key] = {kind.name}
+            self.new[key] = storage, 1 if row is None else row.itemsize
+        return self._keys[same]
+
+
+def with_tensors(found: TorchObject, put: Put, storages: PutStorages) -> Rewritten:
+    """The pickle of `found` with the tensors of `put` in place of those that have their names.
+
+    What a tensor carried beside its data (attributes, hooks, a subclass) goes with it.
+
+    Raises:
+        NoSuchTensor: no mapping or list at the address, or no such name in it.
+        Unsupported: a tensor that cannot be put, or as `reemit`.
+    """
+    storages.note(found.graph)
+    calls_of: dict[str, Call] = {}
+    for name, entry in put.tensors.items():
+        where = f"{put.at}/{name}" if put.at else name
+        refuse_unusable(entry, where)
+        calls_of[name] = tensor_call(entry, storages)
+    holder = node_at(found.graph.root, put.at)
+    made: Any
+    if type(holder) in (list, tuple):
+        made = [calls_of.pop(str(index), node) for index, node in enumerate(holder)]
+        made = tuple(made) if type(holder) is tuple else made
+    elif type(holder) in (Dict, Call) and holder.items:
+        made = copy(holder)
+        made.items = [(key, calls_of.get(label(key), value)) for key, value in holder.items]
+        for key, _ in holder.items:
+            calls_of.pop(label(key), None)
+    if calls_of:
+        name = min(calls_of)
+        message = "it stands in no mapping or list, where another tensor could be put"
+        raise Unsupported(message, where=f"{put.at}/{name}" if put.at else name)
+    return reemit(found.graph, replaced={id(holder): made})
+
+
+def _dense_call(node: Any, where: str) -> tuple[Call, tuple[Any, ...]]:
+    """The call whose opcodes push the tensor, and the arguments that begin with its storage."""
+    for _ in range(16):
+        if type(node) is not Call or type(node.args) is not tuple or not node.args:
+            break
+        row, args = calls.of(node.func), node.args
+        if row is calls.FROM_TYPE and len(args) > 2:
+            row, args = calls.of(args[0]), args[2]
+        if row is None:
+            break
+        if row.dense and type(args) is tuple and len(args) >= 4 and type(args[0]) is PersId:
+            return node, args
+        if row.kind != "parameter":
+            break
+        node = args[0]
+    raise Unsupported("only a dense tensor can have another shape", where=where)
+
+
+def _old_shape(args: tuple[Any, ...], where: str) -> tuple[int, ...]:
+    try:
+        shape, stride = sizes(args[2]), sizes(args[3])
+    except BadTensor as error:
+        raise Unsupported(str(error), where=where) from None
+    if len(shape) != len(stride):
+        raise Unsupported("a shape that does not go with its stride", where=where)
+    return shape
+
+
+def _uses(data: bytes, call: Call, args: tuple[Any, ...], shape: tuple[int, ...], where: str) -> list[_Use]:
+    """The size and the stride in the arguments of `call`, with what is to push them."""
+    persid = args[0]
+    try:
+        # From the storage on: offset, size and stride, then requires_grad, or the tuple of the arguments.
+        first, *after = op.walk(data, persid.position, call.position)
+        stop = next((opcode.start for opcode in after if _is_bool(data, opcode)), 0)
+        stop = stop or [opcode.start for opcode in after if opcode.code not in op.PUTS][-1]
+        _, size, stride = items_pushed(data, first.end, stop)
+    except (ValueError, IndexError, Unsupported):
+        raise Unsupported("its shape is not written beside its storage", where=where) from None
+    return [_Use(size, _pushed(shape)), _Use(stride, _pushed(contiguous_stride(shape)))]
+
+
+def _is_bool(data: bytes, opcode: op.Op) -> bool:
+    if opcode.code == op.INT:  # how protocols before 2 push a bool
+        return data[opcode.arg : opcode.end] in (b"00\n", b"01\n")
+    return opcode.code in (op.NEWTRUE, op.NEWFALSE)
+
+
+def _pushed(values: tuple[int, ...]) -> bytes:
+    """The opcodes that push a tuple of sizes, without a PUT."""
+    items = b"".join(map(int_opcode, values))
+    short = (bytes((op.EMPTY_TUPLE,)), bytes((op.TUPLE1,)), bytes((op.TUPLE2,)), bytes((op.TUPLE3,)))
+    if len(values) < len(short):
+        return items + short[len(values)]
+    return bytes((op.MARK,)) + items + bytes((op.TUPLE,))
+
+
+def _patches(found: TorchObject, uses: dict[int, _Use]) -> list[Patch]:
+    """Patches for `uses`, and for every other use of a memo entry whose tuple changes."""
+    graph = found.graph
+    data = graph.data
+    patches = []
+    stored: dict[int, bytes] = {}
+    for use in uses.values():
+        item = use.item
+        last = next(op.walk(data, item.last, item.end))
+        if data[item.start : last.end] == use.new:
+            continue
+        patches.append(Patch(item.start, last.end, use.new))
+        if last.end < item.end:
+            if last.code in op.GETS:
+                raise Unsupported("a tuple fetched from the memo and stored again", offset=item.start)
+            stored.update((put.start, data[item.start : last.end]) for put in op.walk(data, last.end, item.end))
+    if not stored:
+        return patches
+    owner: dict[int, int] = {}
+    for opcode in op.walk(data, graph.start, graph.end):
+        if opcode.code in op.PUTS:
+            owner[len(owner) if opcode.code == op.MEMOIZE else _index(data, opcode)] = opcode.start
+        elif opcode.code in op.GETS and opcode.start not in uses:
+            old = stored.get(owner.get(_index(data, opcode), -1))
+            if old is not None:
+                patches.append(Patch(opcode.start, opcode.end, _plain(old, opcode.start)))
+    return patches
+
+
+def _index(data: bytes, opcode: op.Op) -> int:
+    argument = data[opcode.arg : opcode.end]
+    return int(argument) if opcode.code in (op.GET, op.PUT) else int.from_bytes(argument, "little")
+
+
+def _plain(pushing: bytes, offset: int) -> bytes:
+    """`pushing`, once it is sure that it only pushes numbers and makes a tuple of them."""
+    if any(opcode.code not in _PLAIN for opcode in op.walk(pushing, 0, len(pushing))):
+        raise Unsupported("a shared shape that is more than numbers", offset=offset)
+    return pushing
