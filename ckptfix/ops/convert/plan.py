@@ -11,7 +11,7 @@ from ckptfix.findings.row import Finding
 from ckptfix.formats import FORMATS
 from ckptfix.formats.safetensors import format as safetensors
 from ckptfix.formats.safetensors.write import row_major
-from ckptfix.formats.target import fits, refuse_other_suffix, target_format, why_not
+from ckptfix.formats.target import fits, target_format, why_not
 from ckptfix.formats.torch import recode as torch_recode
 from ckptfix.formats.torch.common import element_sizes, little_endian
 from ckptfix.ops import choose
@@ -58,8 +58,7 @@ def convert(
         WouldLoseData: tensors that the output cannot hold, without `drop_unsupported`.
         Refused: several state dicts and no `at`; or they are one rank's piece, and the output would not say so.
     """
-    target = target_format(dest, to)
-    refuse_other_suffix(checkpoint.path, dest, target, chosen=True)
+    target = target_format(checkpoint.path, dest, to)
     if target == checkpoint.format:
         return _copied(checkpoint, dest, target)
     if target == "safetensors":
