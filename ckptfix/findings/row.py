@@ -5,19 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+Severity = Literal["info", "warning", "error"]
+
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that `check` or an operation noticed; `fix` is a command or an instruction."""
+    """Something that `check` or an operation noticed; `fix` is a command or an instruction.
+
+    `table.found` makes them.
+    """
+
     id: str
-    severity: Literal["info", "warning", "error"]
+    severity: Severity
     where: str
     message: str
     offset: int | None = None
     fix: str | None = None
-
-
-Severity = Literal["info", "warning", "error"]
 
 
 @dataclass(frozen=True, slots=True)

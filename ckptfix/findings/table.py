@@ -35,6 +35,8 @@ def found(
     """A finding of the row `id`, with the row's title and severity where nothing else is given.
 
     Args:
+        severity: another than the row's, where more is known of the file: that it is repaired, or whose readers
+            refuse it.
         fix: a remedy in place of the row's, with the same fields; ``""`` for none.
     """
     entry = ENTRIES[id]

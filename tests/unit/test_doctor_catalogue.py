@@ -20,7 +20,7 @@ from ckptfix.findings.verbs import VERBS
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "ckptfix"
-MAKERS = {"Finding", "found", "_note"}
+MAKERS = {"found", "_note"}
 
 
 def emitted() -> Iterator[tuple[str, str]]:
@@ -127,3 +127,14 @@ def test_a_pasted_message_is_known(case: object) -> None:
 def test_patterns_are_quick_on_long_text() -> None:
     assert error_texts.rows("module." * 100_000 + "size mismatch for fc.weight")[:1]
     assert error_texts.rows("nothing of the kind") == ()
+
+
+def test_findings_are_made_by_their_table_alone() -> None:
+    """Severity and title stand in one place: nothing outside findings/ calls `Finding`."""
+    callers = {
+        str(path.relative_to(PACKAGE))
+        for path in PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and "Finding" in (getattr(node.func, "id", ""), getattr(node.func, "attr", ""))
+    }
+    assert callers == {"findings/table.py"}

@@ -26,6 +26,7 @@ from typing import Any, Literal
 from ckptfix.checkpoint import TensorEntry
 from ckptfix.errors import BadDirectory, BadPickle, CkptfixError, NoSuchTensor, Unsupported, WouldLoseData, about
 from ckptfix.findings.row import Finding
+from ckptfix.findings.table import found
 from ckptfix.formats.torch import module as torch_module
 from ckptfix.formats.torch.common import Storages
 from ckptfix.formats.torch.detach import detached_call, detached_entry
@@ -203,7 +204,7 @@ def _unsaid(tensors: tuple[tuple[str, Any], ...]) -> Iterator[Finding]:
     """TorchScript does not keep which buffers have ``persistent=False``: they are in its state dict."""
     if tensors:
         message = "buffers with persistent=False are in it too: TorchScript does not keep which those were"
-        yield Finding("all-buffers", "info", "", message)
+        yield found("all-buffers", message)
 
 
 def class_of(node: Any) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ckptfix.checkpoint import Checkpoint, Plan
 from ckptfix.errors import Refused, Undecided, WouldLoseData
-from ckptfix.findings.row import Finding
+from ckptfix.findings.table import found
 from ckptfix.formats import open_checkpoint
 from ckptfix.formats.programs import exported, torchscript
 from ckptfix.formats.safetensors import format as safetensors
@@ -92,8 +92,8 @@ def plan(weights: Weights, dest: str, *, to: str | None = None, drop_unsupported
     else:
         made = plan_torch(weights, dest, legacy=target == "legacy")
     noticed = [*weights.findings, *made.findings]
-    noticed += [Finding("left-behind", "info", address, "is not in the output") for address in weights.left]
-    noticed += [Finding("lost", "warning", name, "safetensors cannot hold it") for name in lost]
+    noticed += [found("left-behind", "is not in the output", where=address) for address in weights.left]
+    noticed += [found("lost", "safetensors cannot hold it", where=name) for name in lost]
     return Extraction(weights, Plan(made.files, tuple(noticed)), target, lost)
 
 

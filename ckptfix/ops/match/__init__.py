@@ -15,6 +15,7 @@ from ckptfix.align import match as match_op
 from ckptfix.align.result import Matching
 from ckptfix.checkpoint import Checkpoint, Plan, Reshape
 from ckptfix.errors import CkptfixError, Refused, StrPath, about, file_name, printable
+from ckptfix.findings import table
 from ckptfix.findings.row import Finding
 from ckptfix.io.read import Progress
 from ckptfix.names.rules import NameRule
@@ -237,13 +238,13 @@ def _draft(found: Found, plan: Plan, promise: Promise | None = None) -> Draft[Ma
 
 def _findings(found: Found) -> tuple[Finding, ...]:
     matching = found.matching
-    findings = [Finding("refused", "warning", "", refusal.message) for refusal in found.refusals]
+    findings = [table.found("refused", refusal.message) for refusal in found.refusals]
     if not found.refusals:
         for label, names in (("IN", matching.left), ("TARGET", matching.missing)):
-            findings += [Finding("no-counterpart", "warning", name, f"only in {label}") for name in names]
+            findings += [table.found("no-counterpart", f"only in {label}", where=name) for name in names]
     if found.planned is not None:
         findings += found.planned.findings
-    return (*findings, *(Finding("note", "info", "", note) for note in found.notes))
+    return (*findings, *(table.found("note", note) for note in found.notes))
 
 
 def _lines(found: Found) -> tuple[str, ...]:

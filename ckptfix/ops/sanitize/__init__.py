@@ -11,6 +11,7 @@ from ckptfix.checkpoint import Checkpoint
 from ckptfix.commands import command
 from ckptfix.errors import StrPath
 from ckptfix.findings.row import Finding
+from ckptfix.findings.table import found
 from ckptfix.io.read import Progress
 from ckptfix.ops.law.promise import everything
 from ckptfix.ops.sanitize import plan as sanitize_op
@@ -90,7 +91,7 @@ def sanitize(
 
 def _finding(loss: Loss, path: str) -> Finding:
     fix = command("extract", path, "OUT") if loss.why == EXTRACT else None
-    return Finding("dropped", "warning", loss.where, f"left out: {loss.what}, {loss.why}", fix=fix)
+    return found("dropped", f"left out: {loss.what}, {loss.why}", where=loss.where, fix=fix)
 
 
 def _sanitized_lines(done: sanitize_op.Sanitized) -> tuple[str, ...]:
