@@ -15,6 +15,7 @@ from pathlib import Path
 from ckptfix.commands import word as shell_word
 from ckptfix.findings.contents import CONTENTS
 from ckptfix.findings.files import CONTAINERS
+from ckptfix.findings.load_errors import LoadError
 from ckptfix.findings.row import Entry, Finding, Severity
 from ckptfix.findings.verbs import VERBS
 
@@ -104,8 +105,8 @@ def shell_line(words: Sequence[str]) -> str:
     return " ".join(map(shell_word, words))
 
 
-def errors_of(finding: Finding) -> tuple[int, ...]:
-    """Numbers of the load errors that `finding` explains."""
+def errors_of(finding: Finding) -> tuple[LoadError, ...]:
+    """The load errors that `finding` explains."""
     entry = ENTRIES.get(finding.id)
     return entry.errors if entry is not None else ()
 

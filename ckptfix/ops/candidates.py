@@ -39,6 +39,10 @@ def candidates(checkpoint: Checkpoint) -> list[Candidate]:
 
     A module without tensors (a loss, an activation) counts only where there is nothing else.
     """
+    return list(checkpoint.once(_candidates))
+
+
+def _candidates(checkpoint: Checkpoint) -> list[Candidate]:
     names = {site.at: site.names for site in checkpoint.sites if site.kind == "state_dict"}
     modules = [
         Candidate(at, node, names.get(f"{at}/_buffers".lstrip("/"), ()))

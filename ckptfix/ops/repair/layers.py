@@ -93,7 +93,9 @@ def _packed(path: str, place: Folder) -> Layer | None:
     state = "" if unpacked.whole else ", which is damaged: what is behind the damage is lost"
     severity: Severity = "info" if unpacked.whole else "warning"
     message = f"it is packed with {packing.name}{state}"
-    return dest, found("gzip" if packing.name == "gzip" else "compressed", message, severity=severity)
+    if packing.name == "gzip":
+        return dest, found("gzip", message, severity=severity)
+    return dest, found("compressed", message, severity=severity)
 
 
 def _line_ends(path: str, place: Folder) -> Layer | None:
