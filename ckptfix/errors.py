@@ -34,7 +34,8 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 StrPath = str | os.PathLike[str]
 """What names a file."""
@@ -245,6 +246,17 @@ class NoMatch(Refused):
 
 class WrongType(Refused, TypeError):
     """An argument of another type than is asked for. A ``TypeError`` too."""
+
+
+@contextmanager
+def about(path: str, *, always: bool = False) -> Iterator[None]:
+    """Errors inside that name no file are about `path`; with `always` those too that name another."""
+    try:
+        yield
+    except CkptfixError as error:
+        if always or not error.path:
+            error.path = path
+        raise
 
 
 def file_name(value: object, what: str = "the path") -> str:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from ckptfix.checkpoint.stamp import UNSEEN, Stamp
 from ckptfix.checkpoint.tensors import TensorEntry
 from ckptfix.findings.row import Finding
+
+Made = TypeVar("Made")
 
 SiteKind = Literal["state_dict", "metadata", "param_names", "optimizer_state"]
 
@@ -88,6 +90,17 @@ class Checkpoint:
     def entries(self) -> tuple[TensorEntry, ...]:
         """Every tensor, in file order; built at the first use."""
         return self.load_entries()
+
+    @cached_property
+    def _made(self) -> dict[Any, Any]:
+        return {}
+
+    def once(self, make: Callable[[Checkpoint], Made]) -> Made:
+        """What `make` makes of it, kept: a checkpoint never changes, and several callers ask."""
+        if make not in self._made:
+            self._made[make] = make(self)
+        made: Made = self._made[make]
+        return made
 
     def values(self) -> Iterator[tuple[str, Any]]:
         """Every leaf that is not a tensor, as (address, plain value); foreign objects are inert records."""

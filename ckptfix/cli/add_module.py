@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import click
 
-from ckptfix.cli.shared.common import How, Written, at_option, writes
+from ckptfix.cli.shared.common import Written, at_option, writes
 from ckptfix.ops import rename
+from ckptfix.ops.writing import How
 
 
 @writes(
@@ -20,4 +21,4 @@ def command(source: str, dest: str, how: How, *, prefix: str, at: str | None) ->
     A model wrapped in DataParallel or DistributedDataParallel loads it as it is.
     """
 
-    return rename.add_module(source, dest, prefix=prefix, at=at, **how)
+    return rename.add_module(source, dest, prefix=prefix, at=at, **how.keywords())

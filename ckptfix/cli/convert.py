@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import click
 
-from ckptfix.cli.shared.common import How, Written, at_option, writes
+from ckptfix.cli.shared.common import Written, at_option, writes
 from ckptfix.ops import convert
+from ckptfix.ops.writing import How
 
 
 @writes(
@@ -30,4 +31,4 @@ def command(source: str, dest: str, how: How, *, to: str | None, at: str | None,
     or the one --at names; what else the file had is listed. Tied tensors are tied again on the way back.
     """
 
-    return convert.convert(source, dest, to=to, at=at, drop_unsupported=drop_unsupported, **how)
+    return convert.convert(source, dest, to=to, at=at, drop_unsupported=drop_unsupported, **how.keywords())

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import click
 
-from ckptfix.cli.shared.common import How, Written, writes
+from ckptfix.cli.shared.common import Written, writes
+from ckptfix.ops import extract as weights
+from ckptfix.ops.writing import How
 
 
 @writes(
@@ -34,6 +36,5 @@ def command(
     TorchScript archive or an exported program (.pt2). Nothing in it is imported or run. What else a state dict of the
     living module may have is listed; if it is tensors, the exit code is 3.
     """
-    from ckptfix.ops import extract as weights
 
-    return weights.extract(source, dest, at=at, ema=ema, to=to, drop_unsupported=drop_unsupported, **how)
+    return weights.extract(source, dest, at=at, ema=ema, to=to, drop_unsupported=drop_unsupported, **how.keywords())

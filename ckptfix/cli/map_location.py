@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import click
 
-from ckptfix.cli.shared.common import How, Written, writes
+from ckptfix.cli.shared.common import Written, writes
 from ckptfix.ops import relocate
+from ckptfix.ops.writing import How
 
 
 @writes(
@@ -22,7 +23,7 @@ def command(source: str, dest: str, how: How, *, targets: tuple[str, ...]) -> Wr
     devices can be swapped; what does not move is listed.
     """
 
-    return relocate.map_location(source, dest, parse_targets(targets), **how)
+    return relocate.map_location(source, dest, parse_targets(targets), **how.keywords())
 
 
 def parse_targets(targets: Sequence[str]) -> str | dict[str, str]:

@@ -9,9 +9,10 @@ from typing import Any
 
 import click
 
-from ckptfix.cli.shared.common import FileName, How, Written, at_option, writes
+from ckptfix.cli.shared.common import FileName, Written, at_option, writes
 from ckptfix.errors import CkptfixError, Refused, printable
 from ckptfix.ops import rename
+from ckptfix.ops.writing import How
 
 
 @writes(
@@ -46,7 +47,7 @@ def command(
         raise click.UsageError("Nothing to rename by: give --sub or --map.")
     pairs = [split_substitution(text) for text in subs]
     mapping = read_map(map_file) if map_file else None
-    return rename.rename(source, dest, subs=pairs, mapping=mapping, at=at, **how)
+    return rename.rename(source, dest, subs=pairs, mapping=mapping, at=at, **how.keywords())
 
 
 def split_substitution(text: str) -> tuple[str, str]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import click
 
-from ckptfix.cli.shared.common import How, Written, writes
+from ckptfix.cli.shared.common import Written, writes
 from ckptfix.ops import sanitize
+from ckptfix.ops.writing import How
 
 
 @writes(
@@ -28,4 +29,4 @@ def command(
     tensors as that version knows them.
     """
 
-    return sanitize.sanitize(source, dest, keep_only=keep_only, encoding=encoding, torch=torch, **how)
+    return sanitize.sanitize(source, dest, keep_only=keep_only, encoding=encoding, torch=torch, **how.keywords())

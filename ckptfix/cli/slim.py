@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import click
 
-from ckptfix.cli.shared.common import How, Written, writes
+from ckptfix.cli.shared.common import Written, writes
 from ckptfix.ops import slim
+from ckptfix.ops.writing import How
 
 
 @writes(
@@ -32,5 +35,5 @@ def command(
     """
 
     if check_only:
-        how["dry_run"] = True
-    return slim.slim(source, dest, no_optimizer=no_optimizer, dedupe=dedupe, contiguous=contiguous, **how)
+        how = replace(how, dry_run=True)
+    return slim.slim(source, dest, no_optimizer=no_optimizer, dedupe=dedupe, contiguous=contiguous, **how.keywords())

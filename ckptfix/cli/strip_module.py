@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import click
 
-from ckptfix.cli.shared.common import How, Written, at_option, writes
+from ckptfix.cli.shared.common import Written, at_option, writes
 from ckptfix.ops import rename
+from ckptfix.ops.writing import How
 
 
 @writes(
@@ -27,4 +28,6 @@ def command(
     written.
     """
 
-    return rename.strip_module(source, dest, prefix=prefix, all_levels=all_levels, partial=partial, at=at, **how)
+    return rename.strip_module(
+        source, dest, prefix=prefix, all_levels=all_levels, partial=partial, at=at, **how.keywords()
+    )

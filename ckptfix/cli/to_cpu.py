@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from ckptfix.cli.shared.common import How, Written, writes
+from ckptfix.cli.shared.common import Written, writes
 from ckptfix.ops import relocate
+from ckptfix.ops.writing import How
 
 
 @writes("to-cpu", example="ckptfix to-cpu gpu.pth cpu.pth")
@@ -13,4 +14,4 @@ def command(source: str, dest: str, how: How) -> Written:
     Short for `map-location IN OUT cpu`.
     """
 
-    return relocate.to_cpu(source, dest, **how)
+    return relocate.to_cpu(source, dest, **how.keywords())

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from ckptfix.cli.shared.common import How, Written, at_option, writes
+from ckptfix.cli.shared.common import Written, at_option, writes
 from ckptfix.ops import rename
+from ckptfix.ops.writing import How
 
 
 @writes("unwrap", at_option(), example="ckptfix unwrap fsdp_compiled.pt plain.pt")
@@ -14,4 +15,4 @@ def command(source: str, dest: str, how: How, *, at: str | None) -> Written:
     at any place; `module`, which a model may have itself, only from the front and only if every name begins with it.
     """
 
-    return rename.unwrap(source, dest, at=at, **how)
+    return rename.unwrap(source, dest, at=at, **how.keywords())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ckptfix.findings.load_errors import LoadError as E
 from ckptfix.findings.row import Entry
 
 _REPAIR = "ckptfix repair {source} {repaired}"
@@ -14,161 +15,165 @@ CONTAINERS: tuple[Entry, ...] = (
         "that "
         "name the real one by its sha256 and size. torch says `invalid load key, 'v'` or `Unsupported operand 118`, "
         "safetensors `HeaderTooLarge`. None of the weights are here; `git lfs pull` in the clone brings them.",
-        (6, 11, 17), "git lfs pull",
+        (E.LFS_POINTER, E.NOT_SAFETENSORS, E.TRIED_TENSORFLOW), "git lfs pull",
     ),
     Entry(
         "web-page", "error", "a web page or a server's message, not the file",
         "The download saved a page about the file: a login, a virus-scan notice, an error of the store. torch says "
         "`invalid "
         "load key, '<'` or `Unsupported operand 60`. Nothing of the file is here; use its direct link, with a login.",
-        (7, 17), "download it again from its direct (raw) link",
+        (E.NOT_A_CHECKPOINT, E.TRIED_TENSORFLOW), "download it again from its direct (raw) link",
     ),
     Entry(
         "json-file", "error", "a JSON file, not a checkpoint",
         "A server's answer or a configuration file stands where the weights should be. torch says `invalid load key, "
         "'{'` or `Unsupported operand 123`.",
-        (7, 17), "download it again, or pass the file that holds the weights",
+        (E.NOT_A_CHECKPOINT, E.TRIED_TENSORFLOW), "download it again, or pass the file that holds the weights",
     ),
     Entry(
         "text-file", "error", "a text file, not a checkpoint",
         "The file is readable text: a message, a list, a script. There are no weights in it.",
-        (7, 17), "download it again, or pass the file that holds the weights",
+        (E.NOT_A_CHECKPOINT, E.TRIED_TENSORFLOW), "download it again, or pass the file that holds the weights",
     ),
     Entry(
         "compressed", "error", "compressed as a whole",
         "gzip, bzip2, xz or zstd was put around the checkpoint, by hand or by a server. torch says `invalid load key, "
         "'\\x1f'` or `Unsupported operand 31`. All data is there, under the compression.",
-        (7, 17), _REPAIR,
+        (E.NOT_A_CHECKPOINT, E.TRIED_TENSORFLOW), _REPAIR,
     ),
     Entry(
         "zero-filled", "error", "filled with zero bytes",
         "The space was reserved and the bytes never arrived: a download or a copy that stopped, or a crash before "
         "the disk was written. What is zero is lost. torch speaks of a legacy .tar format, or of `invalid load key, "
         "'\\x00'`.",
-        (7, 17, 59), _AGAIN,
+        (E.NOT_A_CHECKPOINT, E.TRIED_TENSORFLOW, E.TAKEN_FOR_TAR), _AGAIN,
     ),
     Entry(
         "empty-file", "error", "an empty file",
         "The save or the download wrote nothing: a full disk, a stopped program. torch says `EOFError: Ran out of "
         "input`. "
         "Nothing can be saved from it; take an older checkpoint.",
-        (24,), "save or download it again, or take an older checkpoint: there is nothing in it to save",
+        (E.EMPTY,), "save or download it again, or take an older checkpoint: there is nothing in it to save",
     ),
     Entry(
         "gguf-file", "error", "a GGUF or GGML model",
         "A file of llama.cpp. Its tensors are mostly quantised in ways that torch does not know.",
-        (53,), "the Python package gguf reads it",
+        (E.UNKNOWN_DTYPE,), "the Python package gguf reads it",
     ),
     Entry(
         "torchscript", "warning", "a TorchScript program (torch.jit.save), not a state dict",
         "A program with its weights, which torch.load refuses and torch.jit.load runs. It is not damaged. Its weights "
         "can be taken out without running it.",
-        (55,), "ckptfix extract {source} {weights}",
+        (E.TORCHSCRIPT,), "ckptfix extract {source} {weights}",
     ),
     Entry(
         "exported-program", "warning", "an exported program (.pt2), not a state dict",
         "What torch.export.save writes: a graph with its weights. It is not damaged. Its weights can be taken out "
         "without running it.",
-        (55,), "ckptfix extract {source} {weights}",
+        (E.TORCHSCRIPT,), "ckptfix extract {source} {weights}",
     ),
     Entry(
         "torch-tar", "error", "a torch checkpoint from before torch 0.1.10 (a tar archive)",
         "The first format of torch.save. torch reads it only with weights_only=False, which can run code.",
-        (59,), "if you trust it, load it with torch.load(FILE, weights_only=False) and save it again with torch.save",
+        (E.TAKEN_FOR_TAR,),
+        "if you trust it, load it with torch.load(FILE, weights_only=False) and save it again with torch.save",
     ),
     Entry(
         "tar-archive", "error", "a tar archive",
         "A tar around a checkpoint, or around something else: torch.save has written none since 0.1.10, and files "
         "called "
         ".pth.tar are mostly not tar archives at all.",
-        (40, 59), "unpack it first: tar -xf {source}",
+        (E.UNPACKED, E.TAKEN_FOR_TAR), "unpack it first: tar -xf {source}",
     ),
     Entry(
         "numpy-file", "error", "NumPy arrays, not a torch checkpoint",
         "A .npy or .npz file. torch.load takes a .npz for a damaged zip checkpoint.",
-        (57,), "numpy.load reads it",
+        (E.PACKED_AGAIN,), "numpy.load reads it",
     ),
     Entry(
         "other-framework", "error", "a file of another framework",
         "Keras, TensorFlow, ONNX and others keep their weights in their own formats, which torch does not read.",
-        (17,), "convert it with that framework",
+        (E.TRIED_TENSORFLOW,), "convert it with that framework",
     ),
     Entry(
         "other-archive", "error", "an archive, which may hold a checkpoint",
         "The file has to be unpacked before torch can read what is inside.",
-        (7, 57), "unpack it, and pass the checkpoint that it holds",
+        (E.NOT_A_CHECKPOINT, E.PACKED_AGAIN), "unpack it, and pass the checkpoint that it holds",
     ),
     Entry(
         "zip-in-zip", "error", "a zip archive around a checkpoint",
         "The checkpoint was zipped, and it is a zip archive itself. torch looks for data.pkl in the outer one "
         "and says "
         "that the file is not in a subdirectory.",
-        (57,), _REPAIR,
+        (E.PACKED_AGAIN,), _REPAIR,
     ),
     Entry(
         "repacked-zip", "error", "a checkpoint that was unpacked and zipped again, in another layout",
         "torch expects one folder with data.pkl in it, and nothing beside. A zip of the folder's content, of a "
         "folder around "
         "it, or with the Finder's __MACOSX files does not load: `not in a subdirectory`, `hasRecord(\"version\")`.",
-        (57,), _REPAIR,
+        (E.PACKED_AGAIN,), _REPAIR,
     ),
     Entry(
         "unzipped-folder", "error", "a folder: a torch checkpoint that was unzipped",
         "A browser or a user unpacked the file, as .pth is a zip. torch says `persistent id instruction` when "
         "data.pkl "
         "is loaded by itself, and `is a directory` for the folder. All data is there.",
-        (15, 40), _REPAIR,
+        (E.PICKLE_LOAD, E.UNPACKED), _REPAIR,
     ),
     Entry(
         "bare-data-pkl", "error", "the data.pkl of an unzipped checkpoint, without its tensors' data",
         "It is one record of a torch zip. The tensors' bytes are in the folder data beside it; unpicklers say "
         "`persistent id instruction was encountered`.",
-        (15,), "pass its folder in place of data.pkl: ckptfix doctor then says how to make one file of it",
+        (E.PICKLE_LOAD,), "pass its folder in place of data.pkl: ckptfix doctor then says how to make one file of it",
     ),
     Entry(
         "plain-pickle", "error", "a plain pickle, not written by torch.save",
         "pickle.dump or joblib wrote it. torch.load says `Invalid magic number`, or mentions an opcode. A plain pickle "
         "can run "
         "code when it is loaded, and its tensors are pickled in pieces that only torch can join.",
-        (58,), "if you trust it, load it with pickle.load and save it again with torch.save",
+        (E.PICKLE_DUMP,), "if you trust it, load it with pickle.load and save it again with torch.save",
     ),
     Entry(
         "dcp-folder", "error", "a folder: a distributed checkpoint (DCP)",
         "torch.distributed.checkpoint writes a folder of .distcp files and one .metadata. torch.load reads none of "
         "them "
         "by itself; torch's own merger makes one file.",
-        (37,), "python -m torch.distributed.checkpoint.format_utils dcp_to_torch {source} OUT",
+        (E.DISTRIBUTED,), "python -m torch.distributed.checkpoint.format_utils dcp_to_torch {source} OUT",
     ),
     Entry(
         "distributed-shard", "error", "a file of a distributed checkpoint (DCP)",
         "torch.distributed.checkpoint writes a torch archive for each part of a tensor, one after the other, into a "
         ".distcp file of each rank. The file is not damaged: torch's own merger makes one file of the whole folder.",
-        (37,), "put it back in its folder, beside .metadata and the files of the other ranks; torch's merger takes "
+        (E.DISTRIBUTED,),
+        "put it back in its folder, beside .metadata and the files of the other ranks; torch's merger takes "
         "the folder",
     ),
     Entry(
         "one-rank", "error", "one rank's piece of a model",
         "FSDP, tensor parallelism and ZeRO-3 keep a part of each parameter on each rank, and a plain save on a rank "
         "writes just that. No model can load it; the other parts are in what the other ranks saved.",
-        (46,), "gather the state dict on all ranks before saving it, or save with torch.distributed.checkpoint",
+        (E.PARTS_OF_RANKS,),
+        "gather the state dict on all ranks before saving it, or save with torch.distributed.checkpoint",
     ),
     Entry(
         "dcp-no-metadata", "error", "a distributed checkpoint without its .metadata",
         "The last file that a save writes is .metadata, which says what is where. Without it the save was not "
         "finished, "
         "or the file, whose name begins with a dot, was not copied.",
-        (37,), "copy the hidden file .metadata too; where it never was, the save did not end: take an older checkpoint",
+        (E.DISTRIBUTED,),
+        "copy the hidden file .metadata too; where it never was, the save did not end: take an older checkpoint",
     ),
     Entry(
         "unknown-format", "error", "no format that ckptfix knows",
         "The first bytes belong to no checkpoint format, archive or page that is known.",
-        (7, 17), "look where it comes from, and download it again",
+        (E.NOT_A_CHECKPOINT, E.TRIED_TENSORFLOW), "look where it comes from, and download it again",
     ),
     Entry(
         "deepspeed-folder", "error", "a folder: a DeepSpeed checkpoint",
         "DeepSpeed saves the module and the optimizer in separate files; with ZeRO, each rank saves a part of them. "
         "Its script zero_to_fp32.py makes one file of the weights.",
-        (46,), "python -m deepspeed.utils.zero_to_fp32 {source} OUT",
+        (E.PARTS_OF_RANKS,), "python -m deepspeed.utils.zero_to_fp32 {source} OUT",
     ),
     Entry(
         "no-checkpoint", "error", "a folder without a checkpoint",
@@ -180,7 +185,7 @@ CONTAINERS: tuple[Entry, ...] = (
         "Loaders choose by the suffix: a torch file called .safetensors gives `HeaderTooLarge`, a safetensors file "
         "called "
         ".bin or .pth an unpickling error.",
-        (7, 11),
+        (E.NOT_A_CHECKPOINT, E.NOT_SAFETENSORS),
     ),
     Entry(
         "truncated", "error", "the file ends before what it promises",
@@ -188,52 +193,52 @@ CONTAINERS: tuple[Entry, ...] = (
         "finding "
         "central directory`, `unexpected EOF`, `Invalid argument` or `negative seek value`; safetensors says "
         "`MetadataIncompleteBuffer`. What was written before the cut is intact and can be recovered.",
-        (1, 17, 22, 33, 47), _REPAIR,
+        (E.NO_DIRECTORY, E.TRIED_TENSORFLOW, E.LEGACY_CUT, E.DISK_FULL, E.DATA_LENGTH), _REPAIR,
     ),
     Entry(
         "text-mode", "error", "every line feed is a carriage return and a line feed: transferred as text",
         "An FTP client or a version control system took the file for text. Each byte 0x0a became two.",
-        (1, 32), _REPAIR,
+        (E.NO_DIRECTORY, E.BAD_RECORD), _REPAIR,
     ),
     Entry(
         "trailing-bytes", "warning", "bytes follow the end of the checkpoint",
         "Something was appended: a signature, a second download, the rest of a larger file that was overwritten. torch "
         "tolerates a little of it, and then says `failed finding central directory`; safetensors says "
         "`MetadataIncompleteBuffer` for any.",
-        (1, 47), _REPAIR,
+        (E.NO_DIRECTORY, E.DATA_LENGTH), _REPAIR,
     ),
     Entry(
         "junk-before", "error", "other bytes stand before the checkpoint",
         "A header of a server, or of a program that unpacks itself, stands first. torch takes the file for its old "
         "format and "
         "speaks of an unsupported operand.",
-        (1, 7, 32), _REPAIR,
+        (E.NO_DIRECTORY, E.NOT_A_CHECKPOINT, E.BAD_RECORD), _REPAIR,
     ),
     Entry(
         "bad-directory", "error", "the zip directory or the header contradicts itself",
         "The list of what stands where is damaged, was written by another program, or is of another file. The records "
         "themselves may be intact.",
-        (1, 11, 32, 56), _REPAIR,
+        (E.NO_DIRECTORY, E.NOT_SAFETENSORS, E.BAD_RECORD, E.ZIP_PROGRAM), _REPAIR,
     ),
     Entry(
         "bad-local-header", "error", "a record's own header says other than the directory",
         "Each record of a zip is described twice. Where the two disagree, the file is damaged, or two readers are "
         "meant to see "
         "two files (CVE-2025-1944). torch says `invalid header or archive is corrupted`.",
-        (23, 32, 56), _REPAIR,
+        (E.STORAGE_SIZE, E.BAD_RECORD, E.ZIP_PROGRAM), _REPAIR,
     ),
     Entry(
         "bad-crc", "error", "the bytes do not match their CRC-32",
         "A bit flipped on a disk, in memory or on the way. torch never looks at the checksums and loads the wrong "
         "value without any error.",
-        (32, 61), _REPAIR,
+        (E.BAD_RECORD, E.WRONG_VALUES), _REPAIR,
     ),
     Entry(
         "no-checksums", "info", "it states no checksums: damage to its tensors could not be seen",
         "torch.serialization.set_crc32_options(False) writes zeros in their place; safetensors and torch's old "
         "format never "
         "have any.",
-        (61,),
+        (E.WRONG_VALUES,),
     ),
     Entry(
         "duplicate-record", "error", "several records have this name",
@@ -271,12 +276,12 @@ CONTAINERS: tuple[Entry, ...] = (
     Entry(
         "unknown-compression", "error", "a record is compressed in a way that torch does not read",
         "torch stores its records; it reads deflate too, and nothing else.",
-        (32,), _REPAIR,
+        (E.BAD_RECORD,), _REPAIR,
     ),
     Entry(
         "deflated", "warning", "records are compressed: torch cannot map them into memory",
         "A program zipped the checkpoint again. torch.load reads it slowly, and not with mmap=True.",
-        (60,), _REPAIR,
+        (E.NO_MMAP,), _REPAIR,
     ),
     Entry(
         "deflate-bomb", "error", "a record would unfold to far more bytes than any tensor data does",
@@ -285,42 +290,42 @@ CONTAINERS: tuple[Entry, ...] = (
     Entry(
         "misaligned-storage", "info", "tensor data begins at no multiple of 64 bytes",
         "torch aligns it. It loads as it is, mapped a little more slowly.",
-        (60,),
+        (E.NO_MMAP,),
     ),
     Entry(
         "misaligned-data", "warning", "the tensor data begins at no multiple of 8 bytes",
         "safetensors pads its header so that the data is aligned; some readers refuse what is not.",
-        (47,), "ckptfix convert {source} {zip} --to zip",
+        (E.DATA_LENGTH,), "ckptfix convert {source} {zip} --to zip",
     ),
     Entry(
         "no-version", "error", "the archive has no version record",
         "torch asks for it and stops: `hasRecord(\"version\")`.",
-        (57,), _REPAIR,
+        (E.PACKED_AGAIN,), _REPAIR,
     ),
     Entry(
         "damaged", "error", "the file contradicts itself",
         "A part of it is not what it must be; the message says where.",
-        (1, 32), _REPAIR,
+        (E.NO_DIRECTORY, E.BAD_RECORD), _REPAIR,
     ),
     Entry(
         "unsupported", "error", "valid, or nearly so, and not read by ckptfix",
         "The message says what it is.",
-        (35,),
+        (E.ARCHIVE_TOO_NEW,),
     ),
     Entry(
         "hole", "error", "bytes of a safetensors file that belong to no tensor",
         "safetensors' own reader refuses a file with holes: `InvalidOffset` or `MetadataIncompleteBuffer`.",
-        (47,), "ckptfix convert {source} {zip} --to zip",
+        (E.DATA_LENGTH,), "ckptfix convert {source} {zip} --to zip",
     ),
     Entry(
         "overlap", "error", "two tensors of a safetensors file overlap",
         "The safetensors library refuses it; it is not known which tensor the bytes belong to.",
-        (47,), None,
+        (E.DATA_LENGTH,), None,
     ),
     Entry("leading-bytes", "warning", "white space or a mark before a safetensors header",
-          "The format begins with an opening brace; some readers refuse other bytes.", (11,)),
+          "The format begins with an opening brace; some readers refuse other bytes.", (E.NOT_SAFETENSORS,)),
     Entry("nul-padding", "error", "a safetensors header padded with NUL bytes",
-          "The format pads with spaces, and its reader refuses NUL.", (11,)),
+          "The format pads with spaces, and its reader refuses NUL.", (E.NOT_SAFETENSORS,)),
     Entry("duplicate-key", "error", "a key occurs twice in a safetensors header",
           "Libraries disagree on which copy to load.", ()),
     Entry("unknown-field", "warning", "a safetensors header with a field that no reader knows",
@@ -332,26 +337,26 @@ CONTAINERS: tuple[Entry, ...] = (
     Entry(
         "bad-index", "error", "the index of a sharded checkpoint cannot be read",
         "An index is JSON with a weight_map from names to files.",
-        (31,), "fetch the index again",
+        (E.SHARD_MISSING,), "fetch the index again",
     ),
     Entry(
         "missing-shard", "error", "a file that the index lists is not there",
         "Shards were not all downloaded, or were renamed. The tensors that it should hold are listed.",
-        (31,), "download the missing file into the same folder",
+        (E.SHARD_MISSING,), "download the missing file into the same folder",
     ),
     Entry(
         "extra-shard", "warning", "a shard that the index does not list",
         "It belongs to another save, or the index is older than the shards: no loader opens it.",
-        (31,), "keep index and shards of one save together; fetch both again",
+        (E.SHARD_MISSING,), "keep index and shards of one save together; fetch both again",
     ),
     Entry(
         "index-mismatch", "error", "index and shards disagree about a name",
         "The index sends a loader to a file that does not have the tensor, or does not list one that is there.",
-        (31,), "keep index and shards of one save together; fetch both again",
+        (E.SHARD_MISSING,), "keep index and shards of one save together; fetch both again",
     ),
     Entry(
         "index-total", "info", "total_size of the index is not the size of its tensors",
         "Loaders use it to plan memory; a wrong one hints at an index of another save.",
-        (31,), None,
+        (E.SHARD_MISSING,), None,
     ),
 )  # fmt: skip

@@ -5,19 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from ckptfix.findings.load_errors import LoadError
+
+Severity = Literal["info", "warning", "error"]
+
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that `check` or an operation noticed; `fix` is a command or an instruction."""
+    """Something that `check` or an operation noticed; `fix` is a command or an instruction.
+
+    `table.found` makes them.
+    """
+
     id: str
-    severity: Literal["info", "warning", "error"]
+    severity: Severity
     where: str
     message: str
     offset: int | None = None
     fix: str | None = None
-
-
-Severity = Literal["info", "warning", "error"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +35,7 @@ class Entry:
             fail or go wrong because of it. ``"info"``: good to know.
         title: it in one sentence, where a finding says nothing more exact.
         story: where it comes from, what the user sees, and what helps; for ``doctor --explain``.
-        errors: numbers of the load errors that it explains (`messages.ERRORS`).
+        errors: the load errors that it explains.
         fix: a command with fields in braces (see `table.remedy`), or an instruction; None where nothing helps.
     """
 
@@ -38,5 +43,5 @@ class Entry:
     severity: Severity
     title: str
     story: str
-    errors: tuple[int, ...] = ()
+    errors: tuple[LoadError, ...] = ()
     fix: str | None = None

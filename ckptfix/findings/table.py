@@ -15,6 +15,7 @@ from pathlib import Path
 from ckptfix.commands import word as shell_word
 from ckptfix.findings.contents import CONTENTS
 from ckptfix.findings.files import CONTAINERS
+from ckptfix.findings.load_errors import LoadError
 from ckptfix.findings.row import Entry, Finding, Severity
 from ckptfix.findings.verbs import VERBS
 
@@ -35,6 +36,8 @@ def found(
     """A finding of the row `id`, with the row's title and severity where nothing else is given.
 
     Args:
+        severity: another than the row's, where more is known of the file: that it is repaired, or whose readers
+            refuse it.
         fix: a remedy in place of the row's, with the same fields; ``""`` for none.
     """
     entry = ENTRIES[id]
@@ -102,8 +105,8 @@ def shell_line(words: Sequence[str]) -> str:
     return " ".join(map(shell_word, words))
 
 
-def errors_of(finding: Finding) -> tuple[int, ...]:
-    """Numbers of the load errors that `finding` explains."""
+def errors_of(finding: Finding) -> tuple[LoadError, ...]:
+    """The load errors that `finding` explains."""
     entry = ENTRIES.get(finding.id)
     return entry.errors if entry is not None else ()
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from ckptfix.findings.load_errors import LoadError as E
 from ckptfix.findings.row import Entry
 
 VERBS: tuple[Entry, ...] = (
     Entry("no-such-location", "warning", "no tensor is on this device",
           "map-location was asked to move tensors that are not there."),
     Entry("fixed-device", "warning", "a device that no edit reaches",
-          "It is computed in the pickle, or stands in a constant; torch restores it as it is.", (5,)),
+          "It is computed in the pickle, or stands in a constant; torch restores it as it is.", (E.NO_GPU,)),
     Entry("prefix-twice", "info", "the names began with the prefix already",
           "add-module put a second one before them."),
     Entry("average-kept", "info", "averaged weights keep the module. of their wrapper",
@@ -29,7 +30,7 @@ VERBS: tuple[Entry, ...] = (
     Entry("refused", "warning", "what match would refuse", "The report says why; nothing was written."),
     Entry("no-counterpart", "warning", "a name that only one side has", "match found nothing to pair it with."),
     Entry("dropped", "warning", "a value that sanitize left out",
-          "It has no counterpart among plain values; the weights are as they were.", (3,)),
+          "It has no counterpart among plain values; the weights are as they were.", (E.NOT_ALLOWED,)),
     Entry("unloadable", "warning", "a value that torch.load fails on",
           "sanitize made plain values of all that can be refused by its name; this one describes no tensor of the "
           "file, or a call that fails. It stands in the output as it did."),
@@ -43,20 +44,23 @@ VERBS: tuple[Entry, ...] = (
           "repair --fill or --fill-from put other values in its place."),
     Entry("byteorder-lost", "warning", "the byte order is lost",
           "repair took it as little-endian, which nearly all are."),
-    Entry("no-directory", "info", "the zip directory is lost", "repair read the records by their own headers.", (1,)),
+    Entry("no-directory", "info", "the zip directory is lost", "repair read the records by their own headers.",
+    (E.NO_DIRECTORY,)),
     Entry("wrong-root", "info", "data.pkl was in another folder than it must be",
-          "repair wrote one folder with everything in it.", (57,)),
+          "repair wrote one folder with everything in it.", (E.PACKED_AGAIN,)),
     Entry("unreadable", "warning", "a record that repair could not read",
           "It is compressed or encrypted in another way."),
     Entry("unverifiable", "warning", "records without checksums",
           "What repair kept of them has the right size; its bytes cannot be verified."),
     Entry("unzipped", "info", "the archive was unzipped",
-          "repair put the folder's files into one archive again.", (40,)),
-    Entry("gzip", "info", "repair unpacked gzip", "The checkpoint was compressed as a whole.", (7,)),
+          "repair put the folder's files into one archive again.", (E.UNPACKED,)),
+    Entry("gzip", "info", "repair unpacked gzip", "The checkpoint was compressed as a whole.", (E.NOT_A_CHECKPOINT,)),
     Entry("pickle-lost", "warning", "the pickle is lost, and with it all names",
-          "What is left are storages by number; repair --like gives them names where sizes identify them.", (1,)),
+          "What is left are storages by number; repair --like gives them names where sizes identify them.",
+          (E.NO_DIRECTORY,)),
     Entry("torn-write", "warning", "records of two writes in one file",
-          "Two processes wrote one file, or it was overwritten in part. Save on rank 0 only.", (23, 61)),
+          "Two processes wrote one file, or it was overwritten in part. Save on rank 0 only.",
+          (E.STORAGE_SIZE, E.WRONG_VALUES)),
     Entry("more-open", "warning", "a replaced file that more may read than the input",
           "It keeps its mode; a new output is open to those who may read all inputs."),
     Entry("links-left", "warning", "other hard links of a replaced file",

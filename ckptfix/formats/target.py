@@ -13,12 +13,19 @@ from ckptfix.formats.torch.tensors import LAZY
 ALIASES = {"torch": "zip", "pt": "zip", "pth": "zip", "pytorch": "zip", "st": "safetensors"}
 
 
-def target_format(dest: str, to: str | None) -> str:
-    """The format's name for `to`, or for the suffix of `dest`.
+def target_format(source: str, dest: str, to: str | None) -> str:
+    """The name of the format that `source` is to be written in: `to`, or what the suffix of `dest` says.
 
     Raises:
         Unsupported: neither determines it.
+        Refused: as `refuse_other_suffix`.
     """
+    name = _target_format(dest, to)
+    refuse_other_suffix(source, dest, name, chosen=True)
+    return name
+
+
+def _target_format(dest: str, to: str | None) -> str:
     if to is not None:
         name = ALIASES.get(to.lower(), to.lower())
         if name not in FORMATS:

@@ -14,6 +14,7 @@ from contextlib import suppress
 from ckptfix.checkpoint import Plan
 from ckptfix.commands import quoted
 from ckptfix.findings.row import Finding
+from ckptfix.findings.table import found
 from ckptfix.io.sources import permissions, ranges
 
 OTHERS_READ = stat.S_IRGRP | stat.S_IROTH
@@ -40,15 +41,14 @@ def _of_file(path: str, allowed: int) -> Iterator[Finding]:
     if mode & OTHERS_READ & ~allowed:
         message = f"it keeps its mode {mode:04o}, and more may read it than the input, of mode {allowed:04o}"
         remedy = f"chmod {mode & (allowed | ~OTHERS_READ):o} {quoted(path)}"
-        yield Finding("more-open", "warning", path, message, fix=remedy)
+        yield found("more-open", message, where=path, fix=remedy)
     if status.st_nlink > 1:
         links = "1 other hard link" if status.st_nlink == 2 else f"{status.st_nlink - 1} other hard links"
         hold = "holds" if status.st_nlink == 2 else "hold"
-        yield Finding("links-left", "warning", path, f"the old file had {links}, which still {hold} the old content")
+        yield found("links-left", f"the old file had {links}, which still {hold} the old content", where=path)
     if names := _attributes(path):
-        yield Finding(
-            "attributes-lost", "warning", path, f"extended attributes of the old file were not kept: {', '.join(names)}"
-        )
+        message = f"extended attributes of the old file were not kept: {', '.join(names)}"
+        yield found("attributes-lost", message, where=path)
 
 
 def _attributes(path: str) -> list[str]:

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from ckptfix.checkpoint import Checkpoint, NameSite
 from ckptfix.commands import word
 from ckptfix.findings.row import Finding
+from ckptfix.findings.table import found
 from ckptfix.names import wrappers as keys
 from ckptfix.words import plural
 
@@ -127,4 +128,4 @@ def left(site: NameSite) -> Finding:
 
 
 def _kept(site: NameSite, message: str) -> Finding:
-    return Finding("average-kept", "info", site.at, message)
+    return found("average-kept", message, where=site.at)

@@ -9,7 +9,7 @@ from typing import Any
 
 from ckptfix.checkpoint import Checkpoint, TensorEntry
 from ckptfix.commands import command
-from ckptfix.errors import CkptfixError, NoSuchTensor, Refused, WouldLoseData
+from ckptfix.errors import CkptfixError, NoSuchTensor, Refused, WouldLoseData, about
 from ckptfix.formats.torch import module as torch_module
 from ckptfix.formats.torch.common import Parts
 from ckptfix.formats.torch.detach import detached_entry
@@ -39,6 +39,10 @@ def candidates(checkpoint: Checkpoint) -> list[Candidate]:
 
     A module without tensors (a loss, an activation) counts only where there is nothing else.
     """
+    return list(checkpoint.once(_candidates))
+
+
+def _candidates(checkpoint: Checkpoint) -> list[Candidate]:
     names = {site.at: site.names for site in checkpoint.sites if site.kind == "state_dict"}
     modules = [
         Candidate(at, node, names.get(f"{at}/_buffers".lstrip("/"), ()))
@@ -132,11 +136,8 @@ def read_module(checkpoint: Checkpoint, row: Candidate) -> Module:
     Raises:
         DamagedFile, KeyConflict, Unsupported: as `formats.torch.module.read_module`, about the file.
     """
-    try:
+    with about(checkpoint.path, always=True):
         return torch_module.read_module(row.module, row.at)
-    except CkptfixError as error:
-        error.path = checkpoint.path
-        raise
 
 
 def module_entries(checkpoint: Checkpoint, module: Module) -> tuple[TensorEntry, ...]:

@@ -166,6 +166,10 @@ def models(checkpoint: Checkpoint) -> list[Candidate]:
 
     What is set aside is among them only where there is nothing else.
     """
+    return list(checkpoint.once(_models))
+
+
+def _models(checkpoint: Checkpoint) -> list[Candidate]:
     rows = candidates(checkpoint)
     found = [row for row in rows if _standing(row)[0] != _ASIDE] or rows
     first = {row.at for row in meant(checkpoint, found)}

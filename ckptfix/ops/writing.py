@@ -1,22 +1,21 @@
 """The one way from a plan to a file, for every verb that writes.
 
-A verb looks at its input and drafts: a plan, and what the output has to hold. `carry_out` counts the law of weights
-over every draft (`law`), so that no verb can forget it, and writes.
+A verb looks at its input and drafts: a plan, and what the output has to hold. `carry_out` does the rest, the same for
+all: it checks the output's name, opens the input, counts the law of weights over the draft (`law`), and writes.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from ckptfix import formats
 from ckptfix.checkpoint import Checkpoint, Edit, OutputFile, Plan
 from ckptfix.checkpoint.stamp import Stamp
-from ckptfix.errors import CkptfixError, DamagedFile, StrPath, printable
+from ckptfix.errors import DamagedFile, NoSuchFile, StrPath, about, file_name, printable
 from ckptfix.findings.row import Finding
 from ckptfix.formats.target import refuse_other_suffix
 from ckptfix.formats.torch import legacy_layout
@@ -33,117 +32,162 @@ LOSSES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Draft:
+class How:
+    """What every verb that writes takes as keywords, in one value.
+
+    Attributes:
+        force: replace an existing output.
+        keep_old: a checkpoint that is replaced is kept, under another name beside the output.
+        dry_run: plan, and write nothing.
+        progress: called with bytes done and bytes in all.
+    """
+
+    force: bool = False
+    keep_old: bool = False
+    dry_run: bool = False
+    progress: Progress | None = None
+
+    def keywords(self) -> dict[str, Any]:
+        """The same as keywords of a verb."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+R = TypeVar("R", bound="Result")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft(Generic[R]):
     """What a verb is about to write.
 
     Attributes:
-        source: the input; `stamp` is what `io.read.stamp` returned before it was read.
-        dest, format: the output.
+        result: what the verb returns, but for the fields of `Result`, which it is called with.
+        format: of the output.
         promise: what the output has to hold.
         lines: what was done, in one or two sentences.
         findings: what was noticed on the way.
         exit_code: 0, or another if the verb itself knows of losses.
     """
 
-    source: str
-    stamp: Stamp
-    dest: str
+    result: Callable[..., R]
     format: str
     plan: Plan
     promise: Promise
-    lines: tuple[str, ...]
-    findings: tuple[Finding, ...] = ()
+    lines: Sequence[str]
+    findings: Sequence[Finding] = ()
     exit_code: int = 0
-
-    @classmethod
-    def of(
-        cls,
-        checkpoint: Checkpoint,
-        dest: StrPath,
-        plan: Plan,
-        promise: Promise,
-        lines: Iterable[str],
-        findings: Iterable[Finding] = (),
-        *,
-        format: str | None = None,
-        exit_code: int = 0,
-    ) -> Draft:
-        """The draft of a verb that read `checkpoint` and writes `dest`, in the same format by default."""
-        return cls(
-            source=checkpoint.path,
-            stamp=checkpoint.stamp,
-            dest=os.fspath(dest),
-            format=format or checkpoint.format,
-            plan=plan,
-            promise=promise,
-            lines=tuple(lines),
-            findings=tuple(findings),
-            exit_code=exit_code,
-        )
-
-
-def open_input(source: StrPath, dest: StrPath, force: bool) -> Checkpoint:
-    """Open `source` after a look at `dest`: a refusal should not wait for a long read."""
-    output.check_destination(dest, [source], overwrite=force)
-    return formats.open_checkpoint(source)
-
-
-@contextmanager
-def about(path: str) -> Iterator[None]:
-    """Errors inside that have no path are about `path`."""
-    try:
-        yield
-    except CkptfixError as error:
-        error.path = error.path or path
-        raise
 
 
 def carry_out(
-    draft: Draft, *, force: bool, keep_old: bool = False, dry_run: bool, progress: Progress | None
-) -> dict[str, Any]:
-    """Count and write `draft`; a dry run writes nothing.
+    source: StrPath | Checkpoint,
+    dest: StrPath,
+    make: Callable[[Checkpoint, str], Draft[R]],
+    how: How,
+    *,
+    converts: bool = False,
+) -> R:
+    """Read the checkpoint `source`, let a verb `make` its draft, count it, and write it to `dest`.
 
     Args:
-        keep_old: a checkpoint that is replaced is kept, under another name beside `dest`.
-
-    Returns:
-        The fields that the result of every verb has.
+        source: a file, or a checkpoint that is open already.
+        make: the verb; it gets the checkpoint and the name of the output. Its errors are about the checkpoint.
+        converts: the verb may write another format than it reads.
 
     Raises:
         Refused: the suffix of the output belongs to another format.
         DamagedFile: the input changed since it was read, or its bytes do not have the checksum that it states.
-        CkptfixError: as `io.write.write_plan`.
+        CkptfixError: as `formats.open_checkpoint`, `make` and `io.write.write_plan`.
     """
-    refuse_other_suffix(draft.source, draft.dest, draft.format)
-    with about(draft.source):
+    refuse_destination(dest, [source.path if isinstance(source, Checkpoint) else source], how)
+    checkpoint = source if isinstance(source, Checkpoint) else formats.open_checkpoint(source)
+    name = os.fspath(dest)
+    if not converts:
+        refuse_other_suffix(checkpoint.path, name, checkpoint.format)
+    with about(checkpoint.path):
+        draft = make(checkpoint, name)
+    return _written(draft, checkpoint.path, checkpoint.stamp, name, how)
+
+
+def carry_out_file(
+    source: StrPath,
+    dest: StrPath,
+    make: Callable[[str, str], Draft[R]],
+    how: How,
+    *,
+    others: Iterable[StrPath] = (),
+) -> R:
+    """The same for a verb that reads the file or folder `source` itself: `make` gets the two names.
+
+    Args:
+        others: further inputs, which must not be the output either.
+    """
+    refuse_destination(dest, [source, *others], how)
+    path, name = existing(source), os.fspath(dest)
+    before = stamp(path)
+    return _written(make(path, name), path, before, name, how)
+
+
+def refuse_destination(dest: StrPath, inputs: Iterable[StrPath], how: How) -> None:
+    """Refuse an output that could not be written, or is one of `inputs`: a refusal should not wait for a long read."""
+    output.check_destination(dest, inputs, overwrite=how.force)
+
+
+def existing(source: StrPath) -> str:
+    """The name of a file or folder that is there.
+
+    Raises:
+        NoSuchFile: there is none.
+    """
+    path = file_name(source)
+    if not Path(path).exists():
+        raise NoSuchFile(path)
+    return path
+
+
+def _written(draft: Draft[R], source: str, before: Stamp, dest: str, how: How) -> R:
+    refuse_other_suffix(source, dest, draft.format)
+    with about(source):
         plan, account = audit(draft.promise, draft.plan, draft.format)
-    if not stamp(draft.source).same(draft.stamp):
-        raise DamagedFile("it changed while it was read", path=draft.source, hint="wait until its writer is done")
+    if not stamp(source).same(before):
+        raise DamagedFile("it changed while it was read", path=source, hint="wait until its writer is done")
     # A folder changes by what is written into it.
-    inputs = {} if Path(draft.source).is_dir() else {draft.source: draft.stamp}
+    inputs = {} if Path(source).is_dir() else {source: before}
     replaced = given_up(plan, inputs)
     backup = None
-    if not dry_run:
-        keep = formats.is_checkpoint if keep_old else None
-        kept = output.write_plan(plan, overwrite=force, keep_old=keep, inputs=inputs, progress=progress)
-        backup = kept.get(draft.dest)
+    if not how.dry_run:
+        keep = formats.is_checkpoint if how.keep_old else None
+        kept = output.write_plan(plan, overwrite=how.force, keep_old=keep, inputs=inputs, progress=how.progress)
+        backup = kept.get(dest)
     lines = list(draft.lines)
     if account.lost:
         lines.append(f"LOST: {some(account.lost)}")
     if account.left:
         lines.append(f"left behind: {some(account.left)}")
-    return {
-        "source": draft.source,
-        "dest": draft.dest,
-        "format": draft.format,
-        "plan": plan,
-        "written": not dry_run,
-        "backup": backup,
-        "lines": tuple(lines),
-        "findings": (*draft.findings, *account.findings(), *replaced),
-        "exit_code": LOSSES if account.lost else draft.exit_code,
-        "account": account,
-    }
+    return draft.result(
+        source=source,
+        dest=dest,
+        format=draft.format,
+        plan=plan,
+        written=not how.dry_run,
+        backup=backup,
+        lines=tuple(lines),
+        findings=(*draft.findings, *account.findings(), *replaced),
+        exit_code=LOSSES if account.lost else draft.exit_code,
+        account=account,
+    )
+
+
+def looked_at(draft: Draft[R], source: str, dest: StrPath | None = None) -> R:
+    """The result of a verb that was asked to look, and not to plan an output."""
+    return draft.result(
+        source=source,
+        dest="" if dest is None else os.fspath(dest),
+        format=draft.format,
+        plan=Plan(()),
+        written=False,
+        lines=tuple(draft.lines),
+        findings=tuple(draft.findings),
+        exit_code=draft.exit_code,
+    )
 
 
 def write_text(dest: StrPath, text: str, *, force: bool, source: str) -> None:
@@ -214,13 +258,12 @@ class Result:
         return {}
 
 
-def plan_edits(checkpoint: Checkpoint, edits: Sequence[Edit], dest: StrPath) -> Plan:
-    refuse_other_suffix(checkpoint.path, os.fspath(dest), checkpoint.format)
+def plan_edits(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan:
+    """The plan of a verb that keeps the object of `checkpoint`, and changes names, shapes and devices alone."""
     if edits:
         # A new header over the data that is left would be an equally broken file, made silently.
         legacy_layout.refuse_truncated(checkpoint)
-    with about(checkpoint.path):
-        return formats.FORMATS[checkpoint.format].plan_edit(checkpoint, edits, os.fspath(dest))
+    return formats.FORMATS[checkpoint.format].plan_edit(checkpoint, edits, dest)
 
 
 def copy_note(unchanged: bool) -> str:

@@ -1,6 +1,6 @@
 """A broken file for every load error of the catalogue: how it is built, how a loader fails at it, what fixes it.
 
-Each builder writes into a folder and returns the file; its row says which number of `findings.messages.ERRORS` it is,
+Each builder writes into a folder and returns the file; its row says which `LoadError` it is, by number,
 the id of the finding that explains it, and the message that users paste. Where the loader here gives the message
 itself, `fails` calls it.
 """

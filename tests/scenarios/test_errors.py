@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from scenarios.broken_files import CASES, Case
 
 from ckptfix.cli import COMMANDS, commands
-from ckptfix.findings import messages as error_texts
+from ckptfix.findings.load_errors import LoadError
 
 pytestmark = pytest.mark.slow
 
@@ -26,7 +26,7 @@ def run(words: list[str], code: int) -> None:
 
 
 def test_every_error_has_a_case() -> None:
-    assert {case.row for case in CASES} == set(error_texts.ERRORS) == set(range(1, 62))
+    assert {case.row for case in CASES} == set(LoadError) == set(range(1, 62))
     assert len({case.name for case in CASES}) == len(CASES)
 
 

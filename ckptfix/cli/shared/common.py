@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol, TypedDict
+from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 
@@ -12,7 +12,6 @@ from ckptfix.cli.shared import tables
 from ckptfix.cli.shared.console import Console, pass_console
 from ckptfix.cli.shared.tables import size
 from ckptfix.errors import printable
-from ckptfix.io.read import Progress
 from ckptfix.words import plural
 
 if TYPE_CHECKING:
@@ -42,15 +41,6 @@ class Written(Protocol):
     @property
     def backup(self) -> str | None: ...
     def as_dict(self) -> Mapping[str, Any]: ...
-
-
-class How(TypedDict):
-    """The keywords that every operation that writes takes."""
-
-    force: bool
-    keep_old: bool
-    dry_run: bool
-    progress: Progress | None
 
 
 def at_option() -> click.Option:
@@ -198,6 +188,8 @@ def writes(name: str, *params: click.Parameter, example: str) -> Callable[[Calla
                     raise click.UsageError(f"Missing argument '{param.metavar}'.")
             out, keep_old = where_to(dest, output, force=force)
             assert out is not None
+            from ckptfix.ops.writing import How
+
             with console.progress(at_end="flushing to disk") as progress:
                 how = How(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
                 result = function(source, out, how, **options)

@@ -24,6 +24,7 @@ from ckptfix.checkpoint import Storage, TensorEntry, dtypes
 from ckptfix.commands import quoted
 from ckptfix.errors import BadIndex, CkptfixError, NoSuchTensor, Refused, Unsupported
 from ckptfix.findings.row import Finding
+from ckptfix.findings.table import found
 from ckptfix.formats.programs.torchscript import Program, open_program
 from ckptfix.formats.torch.weights import Weights, check_whole
 from ckptfix.io.read import Reader
@@ -115,7 +116,7 @@ def _weights(program: Program, name: str, kind: str) -> Weights:
         try:
             if row["use_pickle"] or row["tensor_meta"]["layout"] != STRIDED:
                 message = "it is stored as a separate pickle, or not as a dense tensor; it is not taken"
-                findings.append(Finding("not-taken", "warning", key, message))
+                findings.append(found("not-taken", message, where=key))
                 continue
             entries.append(_entry(program, key, row, kind, storages))
         except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:

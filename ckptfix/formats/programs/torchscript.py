@@ -24,8 +24,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ckptfix.checkpoint import TensorEntry
-from ckptfix.errors import BadDirectory, BadPickle, CkptfixError, NoSuchTensor, Unsupported, WouldLoseData
+from ckptfix.errors import BadDirectory, BadPickle, CkptfixError, NoSuchTensor, Unsupported, WouldLoseData, about
 from ckptfix.findings.row import Finding
+from ckptfix.findings.table import found
 from ckptfix.formats.torch import module as torch_module
 from ckptfix.formats.torch.common import Storages
 from ckptfix.formats.torch.detach import detached_call, detached_entry
@@ -149,11 +150,8 @@ def read(path: str, at: str | None = None) -> Weights | None:
             raise NoSuchTensor(f"no module at {at!r}", path=path, hint=hint)
     if classes.parts_of(node) is None:
         raise BadPickle("a data.pkl that holds no module", path=path, where=f"{program.root}/data.pkl")
-    try:
+    with about(path, always=True):
         module = torch_module.read_module(node, at or "", parts_of=classes.parts_of, class_of=class_of)
-    except CkptfixError as error:
-        error.path = path
-        raise
     left = () if program.text("constants.pkl") in (None, b"\x80\x02).") else (CONSTANTS,)
     findings = [*module.findings, *_unsaid(module.tensors)]
     what = f"the TorchScript module {module.cls}"
@@ -206,7 +204,7 @@ def _unsaid(tensors: tuple[tuple[str, Any], ...]) -> Iterator[Finding]:
     """TorchScript does not keep which buffers have ``persistent=False``: they are in its state dict."""
     if tensors:
         message = "buffers with persistent=False are in it too: TorchScript does not keep which those were"
-        yield Finding("all-buffers", "info", "", message)
+        yield found("all-buffers", message)
 
 
 def class_of(node: Any) -> str:

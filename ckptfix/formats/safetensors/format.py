@@ -21,6 +21,7 @@ from ckptfix.checkpoint import (
     dtypes,
 )
 from ckptfix.findings.row import Finding
+from ckptfix.findings.table import found
 from ckptfix.formats.safetensors.edit import plan_edit
 from ckptfix.formats.safetensors.header import ALIGNMENT, MAX_HEADER, Header, Row, read_header
 from ckptfix.formats.safetensors.ties import ORDER_KEY, TIE_KEYS, VIEWS_KEY, restore_ties, share_plan, ties
@@ -96,7 +97,7 @@ def check(path: str) -> Iterator[Finding]:
     yield from header.findings
     if header.data_start % ALIGNMENT:
         message = f"the data begins at no multiple of {ALIGNMENT}"
-        yield Finding("misaligned-data", "warning", "", message, header.data_start)
+        yield found("misaligned-data", message, offset=header.data_start)
     yield from _unreadable(header)
     yield from _layout(header)
 
@@ -135,21 +136,21 @@ def _unreadable(header: Header) -> Iterator[Finding]:
         offset = header.data_start + row.begin
         length = row.stop - row.begin
         if length < 0:
-            yield Finding("bad-tensor", "error", row.key, f"its data ends {-length} bytes before it begins", offset)
+            yield found("bad-tensor", f"its data ends {-length} bytes before it begins", where=row.key, offset=offset)
             continue
         if length and row.stop > available:
             left = max(available - row.begin, 0)
-            yield Finding("truncated", "error", row.key, f"{length} bytes promised, {min(left, length)} left", offset)
+            yield found("truncated", f"{length} bytes promised, {min(left, length)} left", where=row.key, offset=offset)
         dtype = dtypes.by_safetensors(row.code)
         if dtype is None:
             message = f"unknown dtype {row.code!r}; taken as {length} raw bytes"
-            yield Finding("unknown-dtype", "warning", row.key, message, offset)
+            yield found("unknown-dtype", message, where=row.key, offset=offset)
             continue
         stated = _stated(row)
         needed = math.prod(stated[1]) * dtype.itemsize if stated else None
         if needed != length:
             message = f"{row.code} {_short(row.shape)} does not take the {length} bytes that it has"
-            yield Finding("bad-tensor", "error", row.key, message, offset)
+            yield found("bad-tensor", message, where=row.key, offset=offset)
 
 
 def _short(shape: tuple[int, ...]) -> str:
@@ -165,11 +166,13 @@ def _layout(header: Header) -> Iterator[Finding]:
         offset = header.data_start + row.begin
         if row.begin > end:
             message = f"{row.begin - end} bytes before it belong to no tensor"
-            yield Finding("hole", "error", row.key, message, header.data_start + end)
+            yield found("hole", message, where=row.key, offset=header.data_start + end)
         elif row.begin < end:
-            yield Finding("overlap", "error", row.key, f"begins {end - row.begin} bytes before {owner!r} ends", offset)
+            message = f"begins {end - row.begin} bytes before {owner!r} ends"
+            yield found("overlap", message, where=row.key, offset=offset)
         if row.stop >= end:
             end, owner = row.stop, row.key
     if header.data_size > end:
         message = f"{header.data_size - end} bytes follow the last tensor"
-        yield Finding("trailing-bytes", "error", "", message, header.data_start + end)
+        # Every reader of safetensors refuses such a file; torch's readers pass over a few bytes.
+        yield found("trailing-bytes", message, offset=header.data_start + end, severity="error")

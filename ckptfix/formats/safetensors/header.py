@@ -19,10 +19,11 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from json import JSONDecodeError, JSONDecoder
-from typing import Any, Literal, NamedTuple, NoReturn, TypeGuard
+from typing import Any, NamedTuple, NoReturn, TypeGuard
 
 from ckptfix.errors import BadDirectory, Truncated
 from ckptfix.findings.row import Finding
+from ckptfix.findings.table import found
 from ckptfix.io.read import Reader
 
 MAX_HEADER = 100_000_000
@@ -222,14 +223,10 @@ def _no_constant(name: str) -> NoReturn:
 DECODER = JSONDecoder(object_pairs_hook=_fields, parse_constant=_no_constant)
 
 
-Severity = Literal["info", "warning", "error"]
-
-
 class _Note(NamedTuple):
     """A finding to be, with positions in the text; ``{first}`` in its message becomes the offset of `first`."""
 
     id: str
-    severity: Severity
     where: str
     message: str
     position: int
@@ -252,25 +249,25 @@ class _Scan:
         header.start = before.end() if before else 0
         if header.start:
             what = "a byte order mark" if text[0] == "\ufeff" else "white space"
-            self._note("leading-bytes", "warning", "", f"{what} before the header's opening brace", 0)
+            self._note("leading-bytes", "", f"{what} before the header's opening brace", 0)
         header.end = scan_object(text, header.start, self._member)
         after = _AFTER.match(text, header.end)
         rest = after.end() if after else header.end
         if rest < len(text):
             if text.strip("\0") and text[rest:].strip("\0"):
                 raise JSONDecodeError("more text after the closing brace", text, rest)
-            self._note("nul-padding", "error", "", "the header is padded with NUL bytes instead of spaces", rest)
+            self._note("nul-padding", "", "the header is padded with NUL bytes instead of spaces", rest)
         offsets = byte_offsets(text, (place for note in self.notes for place in (note.position, note.first)))
         for note in self.notes:
             message = note.message.format(first=hex(offsets[note.first]))
-            header.findings.append(Finding(note.id, note.severity, note.where, message, offsets[note.position]))
+            header.findings.append(found(note.id, message, where=note.where, offset=offsets[note.position]))
 
-    def _note(self, name: str, severity: Severity, where: str, message: str, position: int, first: int = 0) -> None:
-        self.notes.append(_Note(name, severity, where, message, position, first))
+    def _note(self, name: str, where: str, message: str, position: int, first: int = 0) -> None:
+        self.notes.append(_Note(name, where, message, position, first))
 
     def _twice(self, first: int, again: int, where: str) -> None:
         message = "duplicate key, first at {first}: libraries disagree on which copy to load"
-        self._note("duplicate-key", "error", where, message, again, first)
+        self._note("duplicate-key", where, message, again, first)
 
     def _member(self, key: str, start: int, key_end: int, value_start: int) -> int:
         header = self.header
@@ -290,7 +287,7 @@ class _Scan:
         if not _is_sizes(offsets) or len(offsets) != 2:
             _refuse(header, "data_offsets that are not two positions", start, key)
         if len(value) > len(_FIELDS):
-            self._note("unknown-field", "warning", key, "has a field that no reader knows", start)
+            self._note("unknown-field", key, "has a field that no reader knows", start)
         sizes = tuple(shape)
         # Models repeat few dtypes and shapes; sharing them halves the memory of a long header.
         sizes = self.shapes.setdefault(sizes, sizes)

@@ -17,6 +17,7 @@ from typing import Any, TypeGuard
 from ckptfix.checkpoint import ByteRange, TensorEntry
 from ckptfix.errors import CkptfixError
 from ckptfix.findings.row import Finding
+from ckptfix.findings.table import found
 from ckptfix.formats.safetensors.write import row_major
 from ckptfix.io.read import read_chunks
 
@@ -101,7 +102,7 @@ def _find_views(extents: list[_Extent], views: dict[str, dict[str, Any]], findin
             continue
         if last is not None and extent.start < last.end:
             message = f"overlaps {last.entry.name!r} in memory, and no tensor holds both; they are written apart"
-            findings.append(Finding("shared-memory", "warning", entry.name, message))
+            findings.append(found("shared-memory", message, where=entry.name))
         if entry.is_contiguous and (base is None or extent.end > base.end):
             bases[entry.dtype] = extent
         if last is None or extent.end > last.end:

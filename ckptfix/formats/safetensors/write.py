@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from ckptfix.checkpoint import ByteRange, Data, Derived, OutputFile, Plan, Segment, TensorEntry, dtypes
 from ckptfix.errors import KeyConflict, Unsupported, WouldLoseData
 from ckptfix.findings.row import Finding
+from ckptfix.findings.table import found
 from ckptfix.formats.safetensors.header import ALIGNMENT, MAX_HEADER, METADATA
 from ckptfix.io.derived import gathered
 from ckptfix.io.read import cut, read_chunks
@@ -91,7 +92,7 @@ def _unreadable(names: Iterable[str]) -> Iterator[Finding]:
     for name in names:
         if not _encodes(name):
             message = "its name holds a lone surrogate; the safetensors library will not open the file"
-            yield Finding("surrogate-name", "warning", name, message)
+            yield found("surrogate-name", message, where=name)
 
 
 def row_major(entry: TensorEntry) -> Data:

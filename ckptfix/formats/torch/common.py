@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from ckptfix.checkpoint import Checkpoint, Data, Storage, TensorEntry, dtypes
-from ckptfix.errors import BadPickle, CkptfixError
+from ckptfix.errors import BadPickle, CkptfixError, about
 from ckptfix.findings.row import Finding
 from ckptfix.formats.torch import demands
 from ckptfix.formats.torch import weights_only as trusted
@@ -52,11 +52,8 @@ def build(
     findings: list[Finding],
 ) -> Checkpoint:
     """The Checkpoint of a parsed object; its entries are built when they are first asked for."""
-    try:
+    with about(path, always=True):
         found = walk(graph)
-    except BadPickle as error:
-        error.path = path
-        raise
     devices = find_devices(graph)
     findings = [*findings, *trusted.global_findings(graph), *found.findings]
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from ckptfix.checkpoint import TensorEntry, dtypes
 from ckptfix.findings.row import Finding
+from ckptfix.findings.table import found
 from ckptfix.formats.torch import weights_only as trusted
 from ckptfix.formats.torch.tensors import LAYOUTS
 from ckptfix.pickles import Call, Dict, Global, Graph, Set, Text
@@ -33,23 +34,23 @@ def findings(graph: Graph) -> Iterator[Finding]:
             continue
         if name == "builtins.bytearray" and len(node.arguments) == 1 and _is_giant(node.arguments[0], graph):
             message = f"{name}({node.arguments[0]:#x}): torch.load asks for that many bytes of memory"
-            yield Finding("memory-bomb", "error", "data.pkl", message, node.position)
+            yield found("memory-bomb", message, where="data.pkl", offset=node.position)
         elif type(node.args) not in (list, Dict) and not (type(node.args) is tuple and takes(node.args)):
             # weights_only=True takes the items of a list, or the keys of a dict, for the arguments.
             message = f"{name} with arguments that it does not take: torch.load fails there"
-            yield Finding("bad-call", "error", "data.pkl", message, node.position)
+            yield found("bad-call", message, where="data.pkl", offset=node.position)
 
 
 def of_tensors(entries: Iterable[TensorEntry]) -> Iterator[Finding]:
     """Tensors that torch refuses to make, and tensors of far more bytes than their storage, by a stride such as 0."""
     for entry in entries:
         if (entry.kind != "dense" or entry.requires_grad or entry.detail) and (why := _refused(entry)):
-            yield Finding("bad-call", "error", entry.name, f"{why}: torch.load fails there")
+            yield found("bad-call", f"{why}: torch.load fails there", where=entry.name)
         if entry.storage is None or entry.kind not in ("dense", "quantized") or entry.numel < GIANT >> 4:
             continue
         if entry.nbytes >= max(GIANT, TIMES * entry.storage.nbytes):
             message = f"{entry.nbytes:,} bytes over a storage of {entry.storage.nbytes:,}: a copy asks for that memory"
-            yield Finding("memory-bomb", "error", entry.name, message)
+            yield found("memory-bomb", message, where=entry.name)
 
 
 def _refused(entry: TensorEntry) -> str:

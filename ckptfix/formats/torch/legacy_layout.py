@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ckptfix.checkpoint import ByteRange, Checkpoint, Data, Segment, TensorEntry, dtypes
 from ckptfix.errors import Truncated, TruncatedPickle, Unsupported, WouldLoseData
+from ckptfix.findings import table
 from ckptfix.findings.row import Finding
 from ckptfix.formats.torch import common as torch_common
 from ckptfix.formats.torch.tensors import DEVICE_TENSOR, BadTensor
@@ -90,7 +91,7 @@ def read_storages(
         count = int.from_bytes(reader.read(position, 8), "little", signed=True)
         nbytes = count * itemsizes.get(key, 1)
         if count < 0:
-            findings.append(Finding("bad-storage", "error", key, f"a storage of {count} elements", position))
+            findings.append(table.found("bad-storage", f"a storage of {count} elements", where=key, offset=position))
             break
         found[key] = (ByteRange(path, position + 8, nbytes), count)
         position += 8 + nbytes
@@ -99,10 +100,10 @@ def read_storages(
         message = f"the file ends at {reader.size}, {max(position - reader.size, 0)} bytes early"
         if missing:
             message += f"; {len(missing)} of {len(keys)} storages are absent"
-        findings.append(Finding("truncated", "error", "", message, reader.size))
+        findings.append(table.found("truncated", message, offset=reader.size))
     elif position < reader.size:
         message = f"{reader.size - position} bytes follow the last storage"
-        findings.append(Finding("trailing-bytes", "warning", "", message, position))
+        findings.append(table.found("trailing-bytes", message, offset=position))
     return found
 
 

@@ -19,6 +19,7 @@ from typing import Any
 from ckptfix.checkpoint import Checkpoint
 from ckptfix.errors import BadPickle, KeyConflict, Unsupported
 from ckptfix.findings.row import Finding
+from ckptfix.findings.table import found
 from ckptfix.formats.torch.tensors import is_tensor
 from ckptfix.pickles import Call, Dict, Global, PersId, Set, Text
 from ckptfix.pickles.graph import attributes, children, pairs
@@ -285,7 +286,7 @@ def _note(walk: _Walk, prefix: str, module: Call, parts: Mapping[str, Any]) -> N
         walk.classes.setdefault(cls)
     if cls.startswith(_QUANTIZED) and cls.split(".")[-2] in _PACKED:
         message = f"{cls} keeps weights in packed form and writes them into a state dict by its own code"
-        walk.findings.append(Finding("not-taken", "warning", path, message, _offset(module)))
+        walk.findings.append(found("not-taken", message, where=path, offset=_offset(module)))
     for _, hook in pairs(parts.get("_state_dict_hooks")) or ():
         name = class_of(hook) if type(hook) is Call else getattr(hook, "full", "a function")
         if name == _SPECTRAL_HOOK:
@@ -293,7 +294,7 @@ def _note(walk: _Walk, prefix: str, module: Call, parts: Mapping[str, Any]) -> N
             walk.versions[path].setdefault("spectral_norm", {})[f"{key}.version"] = 1
         else:
             message = f"{name} may change the state dict of the living module, and was not run"
-            walk.findings.append(Finding("hook-not-run", "info", path, message, _offset(module)))
+            walk.findings.append(found("hook-not-run", message, where=path, offset=_offset(module)))
 
 
 def _spectral_name(hook: Any) -> str:
@@ -314,7 +315,7 @@ def _not_read(node: Any, prefix: str) -> Finding:
     if type(node) is not Call:
         raise BadPickle(f"a submodule that is {type(node).__name__}", where=path or None, offset=_offset(node))
     message = f"{class_of(node)} is pickled in a private format (__getstate__ or __reduce__); its tensors are not taken"
-    return Finding("not-taken", "warning", path, message, _offset(node))
+    return found("not-taken", message, where=path, offset=_offset(node))
 
 
 def _offset(node: Any) -> int | None:

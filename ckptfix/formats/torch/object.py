@@ -14,6 +14,7 @@ from typing import Any
 
 from ckptfix.checkpoint import NameSite, SiteKind, StateDict, TensorEntry
 from ckptfix.errors import BadPickle, NoSuchTensor
+from ckptfix.findings import table
 from ckptfix.findings.row import Finding
 from ckptfix.formats.torch.attributes import tensor_state
 from ckptfix.formats.torch.plain import described, is_container, plain
@@ -66,7 +67,7 @@ class TorchObject:
                 entries.append(read(node, key, at, storage_of))
             except (ValueError, OverflowError) as error:
                 where = f"{at}/{key}" if at else key
-                findings.append(Finding("bad-tensor", "error", where, str(error)))
+                findings.append(table.found("bad-tensor", str(error), where=where))
         return entries, findings
 
     def plain_values(self) -> Iterator[tuple[str, Any]]:
@@ -128,7 +129,7 @@ def walk(graph: Graph) -> TorchObject:
         addresses.add(address)
         if len(address) > MAX_ADDRESS:
             message = "nested too deeply, or under too long a key: what is below is not listed"
-            found.findings.append(Finding("too-deep", "error", address[:80] + "...", message))
+            found.findings.append(table.found("too-deep", message, where=address[:80] + "..."))
             continue
         mapping = pairs(node)
         if mapping is None and kind is Call:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from ckptfix.checkpoint import ByteRange, Checkpoint, Data, OutputFile, Plan, dtypes
 from ckptfix.errors import DamagedFile, Unsupported
 from ckptfix.findings.row import Finding
+from ckptfix.findings.table import found
 from ckptfix.formats.torch import legacy_layout, zip_layout
 from ckptfix.formats.torch.common import element_sizes, fields, little_endian, parts_of
 from ckptfix.formats.torch.tensors import BadTensor, viewed
@@ -123,7 +124,7 @@ def _drop_sources(out: _Recoding, graph: Graph, path: str) -> None:
         gone += [(start, kept.start), (kept.end, persid.position + 1)]
         name = getattr(persid.pid[1], "full", "a class")
         message = f"the source text of {name}, which a zip checkpoint has no place for"
-        out.findings.append(Finding("left-behind", "info", name, message))
+        out.findings.append(found("left-behind", message, where=name))
     if not gone:
         return
     starts = [start for start, _ in gone]
@@ -186,7 +187,7 @@ def _resolve_view(
     out.patch(Patch(items[4].start, items[4].end, int_opcode(count)))
     out.storages.setdefault(view_key, (part, None, itemsize))
     message = f"the storage view {view_key!r} is stored apart from the storage {str(key)!r} that it viewed"
-    out.findings.append(Finding("tie-lost", "warning", view_key, message))
+    out.findings.append(found("tie-lost", message, where=view_key))
 
 
 def _owners(checkpoint: Checkpoint) -> dict[int, int]:

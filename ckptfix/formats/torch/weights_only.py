@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 from ckptfix.checkpoint import dtypes
 from ckptfix.findings.row import Finding
+from ckptfix.findings.table import found
 from ckptfix.formats.torch import calls
 from ckptfix.pickles import Global, Graph
 from ckptfix.pickles import opcodes as op
@@ -80,10 +81,5 @@ def global_findings(graph: Graph) -> Iterator[Finding]:
         name = canonical(node)
         if name not in seen and not accepted(name):
             seen.add(name)
-            yield Finding(
-                "foreign-global",
-                "warning",
-                name,
-                "the pickle contains a class or function that weights_only=True refuses; it was not imported",
-                offset=node.start,
-            )
+            message = "the pickle contains a class or function that weights_only=True refuses; it was not imported"
+            yield found("foreign-global", message, where=name, offset=node.start, severity="warning")

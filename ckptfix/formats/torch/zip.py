@@ -22,6 +22,7 @@ from ckptfix.checkpoint import ByteRange, Checkpoint, Drop, Edit, OutputFile, Pl
 from ckptfix.commands import quoted
 from ckptfix.errors import BadDirectory, Bomb, DamagedFile, Unsupported
 from ckptfix.findings.row import Finding
+from ckptfix.findings.table import found
 from ckptfix.formats.base import unknown
 from ckptfix.formats.torch import common as torch_common
 from ckptfix.formats.torch import emit as torch_emit
@@ -69,7 +70,7 @@ def read(path: str) -> Checkpoint:
         traits["checksums"] = "none"
     if directory.trailing:
         findings.append(
-            Finding("trailing-bytes", "warning", "", f"{directory.trailing} bytes follow the archive", size)
+            found("trailing-bytes", f"{directory.trailing} bytes follow the archive", offset=size)
         )
     graph = parse(pickle, path=path, where=archive.pickle.name)
     return torch_common.build(
@@ -110,12 +111,12 @@ def _open(reader: Reader, path: str, directory: Directory, findings: list[Findin
     intact = record.crc32 in (0, zlib.crc32(data))
     if not intact:
         message = "the bytes do not match their CRC-32: the file is damaged"
-        findings.append(Finding("bad-crc", "error", record.name, message, record.header))
+        findings.append(found("bad-crc", message, where=record.name, offset=record.header))
     ambiguous = ambiguous_names(directory)
     if record.name in ambiguous:
         raise BadDirectory("several records have the name of the pickle", path=path, where=record.name)
     for name in sorted(ambiguous):
-        findings.append(Finding("duplicate-record", "error", name, "several records have this name"))
+        findings.append(found("duplicate-record", "several records have this name", where=name))
     return Archive(directory, root, record, intact, ambiguous), data
 
 

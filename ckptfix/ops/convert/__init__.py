@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+from ckptfix.checkpoint import Checkpoint
 from ckptfix.errors import StrPath
 from ckptfix.io.read import Progress
 from ckptfix.ops.convert import plan as convert_op
-from ckptfix.ops.writing import LOSSES, Draft, Result, carry_out, copy_note, open_input
+from ckptfix.ops.writing import LOSSES, Draft, How, Result, carry_out, copy_note
 from ckptfix.pickles.collector import without_collections
 from ckptfix.words import plural, some
 
@@ -49,28 +50,31 @@ def convert(
 
     The rest as `strip_module`.
     """
-    checkpoint = open_input(source, dest, force)
-    done = convert_op.convert(checkpoint, os.fspath(dest), to=to, at=at, drop_unsupported=drop_unsupported)
-    line = f"{plural(done.tensors, 'tensor')} from {checkpoint.format} to {done.format}"
-    if done.format == checkpoint.format:
-        line = f"nothing to do: it is {done.format} already{copy_note(True)}"
-    if done.at:
-        line += f" from {done.at}"
-    if done.ties:
-        line += f"; {plural(done.ties, 'name')} tied to another"
-    lines = [line]
-    if done.lost:
-        lines.append(f"LOST, as {done.format} cannot hold them: {some(done.lost)}")
-    behind = [address for address in done.left if address not in done.lost]
-    if behind:
-        lines.append(f"left behind: {some(behind)}")
-    code = LOSSES if done.lost else 0
-    findings = done.plan.findings
-    draft = Draft.of(checkpoint, dest, done.plan, done.promise, lines, findings, format=done.format, exit_code=code)
-    return ConvertResult(
-        **carry_out(draft, force=force, keep_old=keep_old, dry_run=dry_run, progress=progress),
-        at=done.at,
-        tensors=done.tensors,
-        left=done.left,
-        lost=done.lost,
-    )
+
+    def make(checkpoint: Checkpoint, dest: str) -> Draft[ConvertResult]:
+        done = convert_op.convert(checkpoint, dest, to=to, at=at, drop_unsupported=drop_unsupported)
+        line = f"{plural(done.tensors, 'tensor')} from {checkpoint.format} to {done.format}"
+        if done.format == checkpoint.format:
+            line = f"nothing to do: it is {done.format} already{copy_note(True)}"
+        if done.at:
+            line += f" from {done.at}"
+        if done.ties:
+            line += f"; {plural(done.ties, 'name')} tied to another"
+        lines = [line]
+        if done.lost:
+            lines.append(f"LOST, as {done.format} cannot hold them: {some(done.lost)}")
+        behind = [address for address in done.left if address not in done.lost]
+        if behind:
+            lines.append(f"left behind: {some(behind)}")
+        return Draft(
+            result=partial(ConvertResult, at=done.at, tensors=done.tensors, left=done.left, lost=done.lost),
+            format=done.format,
+            plan=done.plan,
+            promise=done.promise,
+            lines=lines,
+            findings=done.plan.findings,
+            exit_code=LOSSES if done.lost else 0,
+        )
+
+    how = How(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
+    return carry_out(source, dest, make, how, converts=True)

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 from ckptfix.checkpoint import ByteRange, Checkpoint, OutputFile, Plan, TensorEntry, contiguous_stride
 from ckptfix.errors import Refused, WouldLoseData
-from ckptfix.findings.row import Finding
+from ckptfix.findings.table import found
 from ckptfix.formats import FORMATS
 from ckptfix.formats.safetensors import format as safetensors
 from ckptfix.formats.safetensors.write import row_major
-from ckptfix.formats.target import fits, refuse_other_suffix, target_format, why_not
+from ckptfix.formats.target import fits, target_format, why_not
 from ckptfix.formats.torch import recode as torch_recode
 from ckptfix.formats.torch.common import element_sizes, little_endian
 from ckptfix.ops import choose
@@ -58,8 +58,7 @@ def convert(
         WouldLoseData: tensors that the output cannot hold, without `drop_unsupported`.
         Refused: several state dicts and no `at`; or they are one rank's piece, and the output would not say so.
     """
-    target = target_format(dest, to)
-    refuse_other_suffix(checkpoint.path, dest, target, chosen=True)
+    target = target_format(checkpoint.path, dest, to)
     if target == checkpoint.format:
         return _copied(checkpoint, dest, target)
     if target == "safetensors":
@@ -104,8 +103,8 @@ def _to_safetensors(checkpoint: Checkpoint, dest: str, at: str | None, drop_unsu
     left = _left_behind(checkpoint, chosen)
     lost = tuple(entry.key for entry in odd)
     noticed = [*findings, *plan.findings]
-    noticed += [Finding("left-behind", "info", address, "is not in the output") for address in left]
-    noticed += [Finding("lost", "warning", key, "safetensors cannot hold it") for key in lost]
+    noticed += [found("left-behind", "is not in the output", where=address) for address in left]
+    noticed += [found("lost", "safetensors cannot hold it", where=key) for key in lost]
     plan = Plan(plan.files, tuple(noticed))
     ties = len(fitting) - len(kept)
     others = [entry for entry in checkpoint.entries if entry.at != chosen.at]
@@ -157,7 +156,7 @@ def _from_safetensors(checkpoint: Checkpoint, dest: str, target: str) -> Convers
     names = {entry.key for entry in entries}
     left = [key for key in checkpoint.metadata if key not in names and key not in {"format", *safetensors.TIE_KEYS}]
     findings = list(plan.findings)
-    findings += [Finding("left-behind", "info", f"__metadata__/{key}", "is not in the output") for key in left]
+    findings += [found("left-behind", "is not in the output", where=f"__metadata__/{key}") for key in left]
     plan = Plan(plan.files, tuple(findings))
     ties = len(entries) - len(checkpoint.entries)
     behind = tuple(f"__metadata__/{key}" for key in left)

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from ckptfix.checkpoint import Checkpoint, StateDict, TensorEntry, dtypes
 from ckptfix.commands import verbatim, word
+from ckptfix.findings.load_errors import LoadError
 from ckptfix.findings.message_names import Prefix
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
@@ -284,20 +285,21 @@ def needs_torch(checkpoint: Checkpoint) -> Iterator[Finding]:
         yield found("needs-torch", f"torch {name} or later reads it ({what})", fix=fix)
 
 
-def asked(checkpoint: Checkpoint, rows: Sequence[int]) -> Iterator[Finding]:
+def asked(checkpoint: Checkpoint, rows: Sequence[LoadError]) -> Iterator[Finding]:
     """Notes that explain an error but are not faults; reported only with ``--error``."""
     root = checkpoint.traits.get("zip root")
-    if 49 in rows and root not in (None, "archive"):
+    if LoadError.FOLDER_NAME in rows and root not in (None, "archive"):
         yield found("zip-root", f"the folder in the archive is called {root!r}, not 'archive'")
-    if 28 in rows and checkpoint.format in PICKLED:
+    if LoadError.TORCH_BEFORE_2_6 in rows and checkpoint.format in PICKLED:
         yield found("pickle-format")
-    if {15, 27, 44} & set(rows) and checkpoint.format in PICKLED and checkpoint.entries:
+    others = {LoadError.PICKLE_LOAD, LoadError.NOT_A_PROGRAM, LoadError.NOT_A_MODEL}
+    if others & set(rows) and checkpoint.format in PICKLED and checkpoint.entries:
         yield found("state-dict-file")
-    if 42 in rows and checkpoint.format in PICKLED:
+    if LoadError.NOT_LIGHTNING in rows and checkpoint.format in PICKLED:
         addresses = {address.partition("/")[0] for address, _ in checkpoint.values()}
         if "pytorch-lightning_version" not in addresses:
             yield found("no-lightning-version")
-    if 40 in rows and ".tar" in checkpoint.path:
+    if LoadError.UNPACKED in rows and ".tar" in checkpoint.path:
         yield found("misnamed-tar")
 
 

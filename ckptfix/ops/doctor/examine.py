@@ -27,6 +27,7 @@ from ckptfix.errors import (
 )
 from ckptfix.findings import message_names as error_names
 from ckptfix.findings import messages as error_texts
+from ckptfix.findings.load_errors import LoadError
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import RANK, Remedy, errors_of, found, place_of, remedy_of
 from ckptfix.formats import FORMATS, open_checkpoint
@@ -142,7 +143,7 @@ def _without(row: Remedy, verb: str) -> Remedy:
 def _judge(
     checkpoint: Checkpoint,
     like: Side | None,
-    rows: Sequence[int],
+    rows: Sequence[LoadError],
     prefix: error_names.Prefix | None,
     *,
     fast: bool,
@@ -297,7 +298,7 @@ def _inside(piece: scan_records.Piece, size: int) -> bool:
     return not isinstance(piece.data, ByteRange) or (piece.data.length >= 0 and piece.data.end <= size)
 
 
-def _ordered(findings: Iterable[Finding], rows: Sequence[int]) -> list[Finding]:
+def _ordered(findings: Iterable[Finding], rows: Sequence[LoadError]) -> list[Finding]:
     """The findings once each, the most serious first; of equals, those first that explain the message."""
     wanted = {row: place for place, row in enumerate(rows)}
     kept: dict[tuple[object, ...], Finding] = {}

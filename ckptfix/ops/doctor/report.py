@@ -10,6 +10,7 @@ from typing import Any
 from ckptfix.errors import printable
 from ckptfix.findings import message_names as error_names
 from ckptfix.findings import messages as error_texts
+from ckptfix.findings.load_errors import LoadError
 from ckptfix.findings.remedies import chain
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import ENTRIES, RANK, Remedy, errors_of, shell_line
@@ -21,13 +22,13 @@ class Message:
     """What a pasted error message is.
 
     Attributes:
-        rows: numbers of the load errors that it may be, most likely first; empty if it is not known.
+        rows: the load errors that it may be, most likely first; empty if it is not known.
         meanings: what each usually means.
         explained: ids of the findings that explain it, in the order of the findings.
         advice: what mostly helps, for a file that is not at hand; None where nothing is known.
     """
 
-    rows: tuple[int, ...]
+    rows: tuple[LoadError, ...]
     meanings: tuple[str, ...]
     explained: tuple[str, ...]
     advice: str | None = None
@@ -162,7 +163,7 @@ def _first(commands: Sequence[Sequence[str]]) -> list[str] | None:
     return list(commands[0]) if commands else None
 
 
-def message_of(error: str | None, rows: tuple[int, ...], findings: Sequence[Finding]) -> Message | None:
+def message_of(error: str | None, rows: tuple[LoadError, ...], findings: Sequence[Finding]) -> Message | None:
     """What the pasted message `error` is, if there is one; `rows` are the load errors that it may be."""
     if error is None:
         return None
@@ -180,7 +181,7 @@ def of_message(error: str) -> Diagnosis:
     return Diagnosis("", None, "a message", 0, (), ("the message",), message)
 
 
-def _advice(rows: Sequence[int], prefix: error_names.Prefix | None) -> str | None:
+def _advice(rows: Sequence[LoadError], prefix: error_names.Prefix | None) -> str | None:
     """The remedy of the row that is most about the first of `rows`, for any file."""
     if prefix is not None:
         verb, *options = prefix.options

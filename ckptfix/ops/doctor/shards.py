@@ -13,6 +13,7 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,7 @@ def scan(index: str) -> Iterator[Finding]:
             holders[entry.key].append(shard)
         total += _bytes(checkpoint)
         yield from (
-            Finding(finding.id, finding.severity, f"{shard}: {finding.where}", finding.message, finding.offset)
+            replace(finding, where=f"{shard}: {finding.where}", fix=None)
             for finding in checkpoint.findings
         )
         absent = [name for name in names if shard not in holders.get(name, ())]

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, replace
-from pathlib import Path
+from functools import partial
 from typing import Any
 
-from ckptfix.errors import NoSuchFile, StrPath, file_name
-from ckptfix.io import write as output
-from ckptfix.io.read import Progress, stamp
+from ckptfix.errors import StrPath, about
+from ckptfix.io.read import Progress
 from ckptfix.ops.extract import plan as extract_op
-from ckptfix.ops.writing import LOSSES, Draft, Result, carry_out
+from ckptfix.ops.writing import LOSSES, Draft, How, Result, carry_out_file
 from ckptfix.pickles.collector import without_collections
 from ckptfix.words import plural, some
 
@@ -88,37 +86,34 @@ def extract(
         Refused: there are several, or none; WouldLoseData, if a tensor cannot be read or written.
         CkptfixError: `source` cannot be read, or `dest` not be written.
     """
-    output.check_destination(dest, [source], overwrite=force)
-    path = file_name(source)
-    if not Path(path).exists():
-        raise NoSuchFile(path)
-    before = stamp(path)
-    weights, others = extract_op.open_weights(path, at, ema)
-    done = extract_op.plan(weights, os.fspath(dest), to=to, drop_unsupported=drop_unsupported)
-    done = replace(done, others=others)
-    missing = any(finding.id == "not-taken" for finding in done.plan.findings)
-    draft = Draft(
-        source=path,
-        stamp=before,
-        dest=os.fspath(dest),
-        format=done.format,
-        plan=done.plan,
-        promise=done.promise(),
-        lines=_lines(done),
-        findings=done.plan.findings,
-        exit_code=LOSSES if done.lost or missing else 0,
-    )
-    return ExtractResult(
-        **carry_out(draft, force=force, keep_old=keep_old, dry_run=dry_run, progress=progress),
-        what=weights.what,
-        at=weights.at,
-        tensors=len(weights.entries) - len(done.lost),
-        left=weights.left,
-        lost=done.lost,
-        others=others,
-        classes=weights.classes,
-        versions=done.format != "safetensors" and weights.versions is not None,
-    )
+
+    def make(path: str, dest: str) -> Draft[ExtractResult]:
+        with about(path):
+            weights, others = extract_op.open_weights(path, at, ema)
+            done = replace(extract_op.plan(weights, dest, to=to, drop_unsupported=drop_unsupported), others=others)
+        missing = any(finding.id == "not-taken" for finding in done.plan.findings)
+        return Draft(
+            result=partial(
+                ExtractResult,
+                what=weights.what,
+                at=weights.at,
+                tensors=len(weights.entries) - len(done.lost),
+                left=weights.left,
+                lost=done.lost,
+                others=others,
+                classes=weights.classes,
+                versions=done.format != "safetensors" and weights.versions is not None,
+            ),
+            format=done.format,
+            plan=done.plan,
+            promise=done.promise(),
+            lines=_lines(done),
+            findings=done.plan.findings,
+            exit_code=LOSSES if done.lost or missing else 0,
+        )
+
+    how = How(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
+    return carry_out_file(source, dest, make, how)
 
 
 def _lines(done: extract_op.Extraction) -> tuple[str, ...]:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from ckptfix.checkpoint import Checkpoint, Plan
 from ckptfix.errors import Refused, Undecided, WouldLoseData
-from ckptfix.findings.row import Finding
+from ckptfix.findings.table import found
 from ckptfix.formats import open_checkpoint
 from ckptfix.formats.programs import exported, torchscript
 from ckptfix.formats.safetensors import format as safetensors
-from ckptfix.formats.target import fits, refuse_other_suffix, target_format, why_not
+from ckptfix.formats.target import fits, target_format, why_not
 from ckptfix.formats.torch.weights import Weights, plan_torch
 from ckptfix.ops import choose as choose_op
 from ckptfix.ops.averages import is_average
@@ -81,8 +81,7 @@ def plan(weights: Weights, dest: str, *, to: str | None = None, drop_unsupported
         WouldLoseData: tensors that the format cannot hold, without `drop_unsupported`.
         Unsupported: the format is not known, or a tensor cannot be written again.
     """
-    target = target_format(dest, to)
-    refuse_other_suffix(weights.path, dest, target, chosen=True)
+    target = target_format(weights.path, dest, to)
     if not weights.entries:
         first = weights.findings[0].message if weights.findings else "a module without parameters and buffers"
         hint = f"--at {torchscript.CONSTANTS} takes its constants" if torchscript.CONSTANTS in weights.left else None
@@ -93,8 +92,8 @@ def plan(weights: Weights, dest: str, *, to: str | None = None, drop_unsupported
     else:
         made = plan_torch(weights, dest, legacy=target == "legacy")
     noticed = [*weights.findings, *made.findings]
-    noticed += [Finding("left-behind", "info", address, "is not in the output") for address in weights.left]
-    noticed += [Finding("lost", "warning", name, "safetensors cannot hold it") for name in lost]
+    noticed += [found("left-behind", "is not in the output", where=address) for address in weights.left]
+    noticed += [found("lost", "safetensors cannot hold it", where=name) for name in lost]
     return Extraction(weights, Plan(made.files, tuple(noticed)), target, lost)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from ckptfix.checkpoint import Checkpoint, TensorEntry
 from ckptfix.errors import DamagedFile
 from ckptfix.findings.row import Finding
+from ckptfix.findings.table import found
 from ckptfix.formats.safetensors import format as safetensors
 from ckptfix.formats.torch.common import Parts
 from ckptfix.formats.torch.detach import detached_call, detached_entry
@@ -162,9 +163,9 @@ def _losses(checkpoint: Checkpoint, at: str, left: Iterable[str]) -> Iterator[Fi
         if not address.startswith(at) or (at and name == address):
             continue
         if name.rpartition(".")[2] == EXTRA_STATE:
-            yield Finding("not-taken", "warning", address, "extra state of a module, which is not a tensor")
+            yield found("not-taken", "extra state of a module, which is not a tensor", where=address)
         elif address in packed and ("." in name or "/" in name):
-            yield Finding("not-taken", "warning", address, "tensors packed in another object, which are not taken")
+            yield found("not-taken", "tensors packed in another object, which are not taken", where=address)
 
 
 def picked(weights: Weights, names: Mapping[str, str], what: str, prefix: str = "") -> Weights:

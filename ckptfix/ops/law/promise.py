@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from ckptfix.checkpoint import Checkpoint, Data, Storage, TensorEntry
 from ckptfix.findings.row import Finding
+from ckptfix.findings.table import found
 from ckptfix.formats.safetensors.ties import ties
 from ckptfix.formats.torch.common import Parts
 from ckptfix.formats.torch.tensors import BadTensor
@@ -59,11 +60,11 @@ class Account:
 
     def findings(self) -> tuple[Finding, ...]:
         """A note for each name in `left`, and a finding for each loss."""
-        behind = [Finding("left-behind", "info", name, "is not in the output") for name in self.left]
+        behind = [found("left-behind", "is not in the output", where=name) for name in self.left]
         if self.excused:
-            return (*behind, *(Finding("lost", "warning", name, "was in what is left out") for name in self.lost))
+            return (*behind, *(found("lost", "was in what is left out", where=name) for name in self.lost))
         message = "it should be in the output and is not: a fault in ckptfix; please report it"
-        return (*behind, *(Finding("lost", "error", name, message) for name in self.lost))
+        return (*behind, *(found("lost", message, where=name, severity="error") for name in self.lost))
 
 
 def everything(checkpoint: Checkpoint, reported: Iterable[str] = ()) -> Promise:

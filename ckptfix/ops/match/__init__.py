@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,9 @@ from ckptfix import formats
 from ckptfix.align import match as match_op
 from ckptfix.align.result import Matching
 from ckptfix.checkpoint import Checkpoint, Plan, Put
-from ckptfix.errors import CkptfixError, NoMatch, Refused, StrPath, file_name, printable
+from ckptfix.errors import CkptfixError, Refused, StrPath, about, file_name, printable
+from ckptfix.findings import table
 from ckptfix.findings.row import Finding
-from ckptfix.formats.target import refuse_other_suffix
-from ckptfix.io import write as output
 from ckptfix.io.read import Progress
 from ckptfix.names.rules import NameRule
 from ckptfix.names.slots import Slot
@@ -24,7 +24,7 @@ from ckptfix.ops.choose import refuse_damaged
 from ckptfix.ops.law.promise import Promise
 from ckptfix.ops.match import plan as match_plan
 from ckptfix.ops.target import targets
-from ckptfix.ops.writing import Draft, Result, about, carry_out, write_text
+from ckptfix.ops.writing import Draft, How, Result, carry_out, looked_at, plan_edits, refuse_destination, write_text
 from ckptfix.pickles.collector import without_collections
 from ckptfix.words import plural
 
@@ -105,7 +105,7 @@ def match(
 def check(source: StrPath, dest: StrPath, like: StrPath, force: bool) -> None:
     """Refuse a destination that could not be written, or is one of the other files, before a long read."""
     others = [path for path in map(file_name, (source, like)) if Path(path).exists()]
-    output.check_destination(dest, others, overwrite=force)
+    refuse_destination(dest, others, How(force=force))
 
 
 @without_collections
@@ -128,7 +128,7 @@ def find(
     checkpoint = formats.open_checkpoint(source)
     one = targets.of_checkpoint(checkpoint, at)
     refuse_damaged(checkpoint)
-    try:
+    with about(checkpoint.path):
         matching = match_op.match(one.slots, target.slots, by=by, reshape=reshape)
         refusals = list(
             match_plan.refusals(one, target, matching, accept_ambiguous=accept_ambiguous, partial=partial)
@@ -138,9 +138,6 @@ def find(
             planned = match_plan.plan(checkpoint, one, matching)
         except CkptfixError as error:
             refusals.append(error)
-    except NoMatch as error:
-        error.path = checkpoint.path
-        raise
     for refusal in refusals:
         refusal.path = refusal.path or checkpoint.path
     return Found(
@@ -164,16 +161,15 @@ def write(
     """
     if found.refusals:
         raise found.refusals[0]
-    draft = _draft(found, dest)
-    return _result(found, carry_out(draft, force=force, keep_old=keep_old, dry_run=False, progress=progress))
+    return _write(found, dest, How(force=force, keep_old=keep_old, progress=progress))
 
 
 @without_collections
 def preview(found: Found, dest: StrPath = "") -> MatchResult:
     """What was found, and nothing written; without `dest` only the matching, else the plan too."""
     if os.fspath(dest) and not found.refusals:
-        return _result(found, carry_out(_draft(found, dest), force=True, dry_run=True, progress=None))
-    return _result(found, {"plan": Plan(()), "written": False, "dest": os.fspath(dest)})
+        return _write(found, dest, How(force=True, dry_run=True))
+    return looked_at(_draft(found, Plan(())), found.checkpoint.path, dest)
 
 
 def write_rules(found: Found, path: StrPath, *, force: bool = False) -> None:
@@ -202,55 +198,53 @@ def _is_word(text: str) -> bool:
     return len(text.split()) == 1 and text.split()[0] == text and not text.startswith("#") and text != "->"
 
 
-def _draft(found: Found, dest: StrPath) -> Draft:
-    planned, checkpoint = found.planned, found.checkpoint
+def _write(found: Found, dest: StrPath, how: How) -> MatchResult:
+    planned = found.planned
     assert planned is not None
-    refuse_other_suffix(checkpoint.path, os.fspath(dest), checkpoint.format)
-    with about(checkpoint.path):
-        plan = formats.FORMATS[checkpoint.format].plan_edit(checkpoint, planned.edits, os.fspath(dest))
     puts = {
         f"{edit.at}/{name}" if edit.at else name: entry
         for edit in planned.edits
         if isinstance(edit, Put)
         for name, entry in edit.tensors.items()
     }
-    promise = Promise(names_stay=False, edited=checkpoint, puts=puts)
-    return Draft.of(checkpoint, dest, plan, promise, _lines(found), _findings(found), exit_code=_exit_code(found))
+
+    def make(checkpoint: Checkpoint, dest: str) -> Draft[MatchResult]:
+        plan = plan_edits(checkpoint, planned.edits, dest)
+        return _draft(found, plan, Promise(names_stay=False, edited=checkpoint, puts=puts))
+
+    return carry_out(found.checkpoint, dest, make, how)
+
+
+def _draft(found: Found, plan: Plan, promise: Promise | None = None) -> Draft[MatchResult]:
+    planned = found.planned
+    return Draft(
+        result=partial(
+            MatchResult,
+            matching=found.matching,
+            slots={slot.name: slot for slot in found.source.slots},
+            names=planned.names if planned else {},
+            rules=planned.rules if planned else found.matching.rules,
+            notes=found.notes,
+            references=planned.references if planned else 0,
+        ),
+        format=found.checkpoint.format,
+        plan=plan,
+        promise=promise or Promise(),
+        lines=_lines(found),
+        findings=_findings(found),
+        exit_code=1 if found.matching.left or found.matching.missing or found.refusals else 0,
+    )
 
 
 def _findings(found: Found) -> tuple[Finding, ...]:
     matching = found.matching
-    findings = [Finding("refused", "warning", "", refusal.message) for refusal in found.refusals]
+    findings = [table.found("refused", refusal.message) for refusal in found.refusals]
     if not found.refusals:
         for label, names in (("IN", matching.left), ("TARGET", matching.missing)):
-            findings += [Finding("no-counterpart", "warning", name, f"only in {label}") for name in names]
+            findings += [table.found("no-counterpart", f"only in {label}", where=name) for name in names]
     if found.planned is not None:
         findings += found.planned.findings
-    return (*findings, *(Finding("note", "info", "", note) for note in found.notes))
-
-
-def _exit_code(found: Found) -> int:
-    return 1 if found.matching.left or found.matching.missing or found.refusals else 0
-
-
-def _result(found: Found, done: dict[str, Any]) -> MatchResult:
-    planned = found.planned
-    common: dict[str, Any] = {
-        "source": found.checkpoint.path,
-        "format": found.checkpoint.format,
-        "lines": _lines(found),
-        "findings": _findings(found),
-        "exit_code": _exit_code(found),
-    }
-    return MatchResult(
-        **(common | done),
-        matching=found.matching,
-        slots={slot.name: slot for slot in found.source.slots},
-        names=planned.names if planned else {},
-        rules=planned.rules if planned else found.matching.rules,
-        notes=found.notes,
-        references=planned.references if planned else 0,
-    )
+    return (*findings, *(table.found("note", note) for note in found.notes))
 
 
 def _lines(found: Found) -> tuple[str, ...]:

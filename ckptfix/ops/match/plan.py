@@ -10,6 +10,7 @@ from ckptfix.align.result import Matching, Pair
 from ckptfix.checkpoint import Checkpoint, Edit, Put, Rename, TensorEntry, reshaped
 from ckptfix.errors import CkptfixError, NoMatch, NoSuchTensor, Refused
 from ckptfix.findings.row import Finding
+from ckptfix.findings.table import found
 from ckptfix.names import wrappers as keys
 from ckptfix.names.groups import collapse, shown
 from ckptfix.names.learn import learn
@@ -60,7 +61,7 @@ def plan(checkpoint: Checkpoint, source: Side, matching: Matching) -> MatchPlan:
     findings = [finding for finding in renames.findings if finding.id != "unused-rule"]
     if shapes and any(state.optimizer for state in checkpoint.state_dicts):
         message = "an optimizer's state keeps the old shapes; it does not fit the reshaped parameters"
-        findings.append(Finding("optimizer-shapes", "warning", "", message))
+        findings.append(found("optimizer-shapes", message))
     changed = {old: new for old, new in names.items() if old != new}
     rules = learned(changed, [name for site in _keys_at(checkpoint, source) for name in site], matching.rules)
     return MatchPlan(changed, rules, (*edits, *_kept(renames.edits)), renames.references, tuple(findings))

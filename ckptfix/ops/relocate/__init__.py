@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
+from ckptfix.checkpoint import Checkpoint
 from ckptfix.errors import StrPath
 from ckptfix.io.read import Progress
 from ckptfix.ops.law.promise import Promise
 from ckptfix.ops.relocate import plan as relocate_op
-from ckptfix.ops.writing import Draft, Result, carry_out, copy_note, open_input, plan_edits
+from ckptfix.ops.writing import Draft, How, Result, carry_out, copy_note, plan_edits
 from ckptfix.pickles.collector import without_collections
 from ckptfix.words import plural
 
@@ -45,21 +47,29 @@ def map_location(
 
     The rest as `strip_module`.
     """
-    checkpoint = open_input(source, dest, force)
-    moves = relocate_op.relocate(checkpoint, target)
-    plan = plan_edits(checkpoint, moves.edits, dest)
-    if moves.moved:
-        rows = ", ".join(f"{old} -> {new} in {plural(count, 'place')}" for (old, new), count in moves.moved.items())
-        kept = ", ".join(f"{count} on {location}" for location, count in moves.kept.items())
-        line = f"moved {rows}" + (f"; left {kept}" if kept else "")
-    else:
-        here = ", ".join(checkpoint.devices) or "no device"
-        already = " already" if isinstance(target, str) else ""
-        line = f"nothing to do: the tensors are on {here}{already}"
-    lines = (line + copy_note(not moves.moved),)
-    draft = Draft.of(checkpoint, dest, plan, Promise(names_stay=False, edited=checkpoint), lines, moves.findings)
-    done = carry_out(draft, force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
-    return RelocateResult(**done, moved=moves.moved, kept=moves.kept)
+
+    def make(checkpoint: Checkpoint, dest: str) -> Draft[RelocateResult]:
+        moves = relocate_op.relocate(checkpoint, target)
+        plan = plan_edits(checkpoint, moves.edits, dest)
+        if moves.moved:
+            rows = ", ".join(f"{old} -> {new} in {plural(count, 'place')}" for (old, new), count in moves.moved.items())
+            kept = ", ".join(f"{count} on {location}" for location, count in moves.kept.items())
+            line = f"moved {rows}" + (f"; left {kept}" if kept else "")
+        else:
+            here = ", ".join(checkpoint.devices) or "no device"
+            already = " already" if isinstance(target, str) else ""
+            line = f"nothing to do: the tensors are on {here}{already}"
+        lines = (line + copy_note(not moves.moved),)
+        return Draft(
+            result=partial(RelocateResult, moved=moves.moved, kept=moves.kept),
+            format=checkpoint.format,
+            plan=plan,
+            promise=Promise(names_stay=False, edited=checkpoint),
+            lines=lines,
+            findings=moves.findings,
+        )
+
+    return carry_out(source, dest, make, How(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress))
 
 
 def to_cpu(

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from ckptfix.checkpoint import Checkpoint, SetLocation
 from ckptfix.errors import Refused
 from ckptfix.findings.row import Finding
+from ckptfix.findings.table import found
 
 # Device types of torch.device (c10/core/DeviceType.h); a renamed private backend is given as it is called.
 DEVICES = ("cpu", "cuda", "mps", "xpu", "xla", "hpu", "npu", "mtia", "maia", "ipu", "vulkan", "privateuseone")
@@ -70,9 +71,9 @@ def relocate(checkpoint: Checkpoint, target: str | Mapping[str, str]) -> Relocat
         for source in pairs:
             if source not in present:
                 message = f"no tensor is on it, only on {', '.join(present)}" if present else "the file has no tensors"
-                findings.append(Finding("no-such-location", "warning", source, message))
+                findings.append(found("no-such-location", message, where=source))
     for place in checkpoint.fixed_devices:
-        findings.append(Finding("fixed-device", "warning", "", f"not changed: {place}"))
+        findings.append(found("fixed-device", f"not changed: {place}"))
     kept = {location: count for location, count in present.items() if location not in moves}
     moved = {(source, goal): present[source] for source, goal in moves.items()}
     return Relocation((SetLocation(moves),) if moves else (), moved, kept, tuple(findings))

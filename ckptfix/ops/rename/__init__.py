@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from ckptfix.checkpoint import Checkpoint
@@ -12,7 +13,7 @@ from ckptfix.io.read import Progress
 from ckptfix.ops.law.promise import Promise
 from ckptfix.ops.rename import sites as rename_op
 from ckptfix.ops.rename.sites import Change
-from ckptfix.ops.writing import Draft, Result, carry_out, copy_note, open_input, plan_edits
+from ckptfix.ops.writing import Draft, How, Result, carry_out, copy_note, plan_edits
 from ckptfix.pickles.collector import without_collections
 from ckptfix.words import plural, some
 
@@ -57,11 +58,14 @@ def strip_module(
     Raises:
         PartialPrefix, KeyConflict, WouldOverwrite, DamagedFile, UnknownFormat, WriteFailed.
     """
-    checkpoint = open_input(source, dest, force)
-    renames = rename_op.strip(checkpoint, prefix=prefix, at=at, all_levels=all_levels, partial=partial)
-    near = None if renames.edits else rename_op.nearest_prefix(checkpoint, prefix, at)
-    nothing = f"no key begins with '{prefix.strip('.')}.'" + (f" (nearest is '{near}.')" if near else "")
-    return _renamed(checkpoint, renames, dest, "stripped", nothing, force, keep_old, dry_run, progress)
+
+    def make(checkpoint: Checkpoint, dest: str) -> Draft[RenameResult]:
+        renames = rename_op.strip(checkpoint, prefix=prefix, at=at, all_levels=all_levels, partial=partial)
+        near = None if renames.edits else rename_op.nearest_prefix(checkpoint, prefix, at)
+        nothing = f"no key begins with '{prefix.strip('.')}.'" + (f" (nearest is '{near}.')" if near else "")
+        return _draft(checkpoint, renames, dest, "stripped", nothing)
+
+    return carry_out(source, dest, make, How(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress))
 
 
 @without_collections
@@ -77,10 +81,12 @@ def add_module(
     progress: Progress | None = None,
 ) -> RenameResult:
     """Write `source` to `dest` with `prefix` before the names of the model's state dicts. As `strip_module`."""
-    checkpoint = open_input(source, dest, force)
-    renames = rename_op.add(checkpoint, prefix=prefix, at=at)
-    nothing = "no state dict was found"
-    return _renamed(checkpoint, renames, dest, "prefixed", nothing, force, keep_old, dry_run, progress)
+
+    def make(checkpoint: Checkpoint, dest: str) -> Draft[RenameResult]:
+        renames = rename_op.add(checkpoint, prefix=prefix, at=at)
+        return _draft(checkpoint, renames, dest, "prefixed", "no state dict was found")
+
+    return carry_out(source, dest, make, How(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress))
 
 
 @without_collections
@@ -95,10 +101,12 @@ def unwrap(
     progress: Progress | None = None,
 ) -> RenameResult:
     """Write `source` to `dest` without any known wrapper's name in its keys. As `strip_module`."""
-    checkpoint = open_input(source, dest, force)
-    renames = rename_op.unwrap(checkpoint, at=at)
-    nothing = "no wrapper's name was found"
-    return _renamed(checkpoint, renames, dest, "unwrapped", nothing, force, keep_old, dry_run, progress)
+
+    def make(checkpoint: Checkpoint, dest: str) -> Draft[RenameResult]:
+        renames = rename_op.unwrap(checkpoint, at=at)
+        return _draft(checkpoint, renames, dest, "unwrapped", "no wrapper's name was found")
+
+    return carry_out(source, dest, make, How(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress))
 
 
 @without_collections
@@ -122,22 +130,17 @@ def rename(
 
     The rest as `strip_module`. A rule that matched nothing is a finding.
     """
-    checkpoint = open_input(source, dest, force)
-    renames = rename_op.rename(checkpoint, subs=subs, mapping=mapping, at=at)
-    return _renamed(checkpoint, renames, dest, "renamed", "no rule matched a key", force, keep_old, dry_run, progress)
+
+    def make(checkpoint: Checkpoint, dest: str) -> Draft[RenameResult]:
+        renames = rename_op.rename(checkpoint, subs=subs, mapping=mapping, at=at)
+        return _draft(checkpoint, renames, dest, "renamed", "no rule matched a key")
+
+    return carry_out(source, dest, make, How(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress))
 
 
-def _renamed(
-    checkpoint: Checkpoint,
-    renames: rename_op.Renames,
-    dest: StrPath,
-    verb: str,
-    nothing: str,
-    force: bool,
-    keep_old: bool,
-    dry_run: bool,
-    progress: Progress | None,
-) -> RenameResult:
+def _draft(
+    checkpoint: Checkpoint, renames: rename_op.Renames, dest: str, verb: str, nothing: str
+) -> Draft[RenameResult]:
     plan = plan_edits(checkpoint, renames.edits, dest)
     if renames.changes:
         first = renames.changes[0]
@@ -155,9 +158,11 @@ def _renamed(
     notes = [f"{found.where}: {found.message}" for found in renames.findings if found.severity == "info"]
     if notes:
         lines.append("; ".join(notes[:5]).removeprefix(": "))
-    draft = Draft.of(checkpoint, dest, plan, Promise(names_stay=False, edited=checkpoint), lines, renames.findings)
-    return RenameResult(
-        **carry_out(draft, force=force, keep_old=keep_old, dry_run=dry_run, progress=progress),
-        changes=renames.changes,
-        references=renames.references,
+    return Draft(
+        result=partial(RenameResult, changes=renames.changes, references=renames.references),
+        format=checkpoint.format,
+        plan=plan,
+        promise=Promise(names_stay=False, edited=checkpoint),
+        lines=lines,
+        findings=renames.findings,
     )

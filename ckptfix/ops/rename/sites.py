@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from ckptfix.checkpoint import Checkpoint, NameSite, Rename
 from ckptfix.errors import KeyConflict, PartialPrefix, Refused
 from ckptfix.findings.row import Finding
+from ckptfix.findings.table import found
 from ckptfix.names import wrappers as keys
 from ckptfix.names.rules import NameRule, is_rule
 from ckptfix.names.wrappers import Rule
@@ -126,7 +127,7 @@ def add(checkpoint: Checkpoint, *, prefix: str = "module", at: str | None = None
         if carrying and not others and site.kind == "state_dict":
             every = "the key" if len(carrying) == 1 else f"all {len(carrying):,} keys"
             message = f"{every} began with '{prefix}.' before, and now '{prefix}.{prefix}.'"
-            findings.append(Finding("prefix-twice", "info", site.at, message))
+            findings.append(found("prefix-twice", message, where=site.at))
         return {name: rule(name) for name in site.names}, rule
 
     return _renames(checkpoint, at, site_rule, findings, weights_only=True)
@@ -168,7 +169,7 @@ def unwrap(checkpoint: Checkpoint, *, at: str | None = None) -> Renames:
             if carrying and site.kind == "state_dict":
                 some_of = f"{len(carrying):,} of {plural(len(current), 'key')}"
                 message = f"left '{component}.' on {some_of}, as the others lack it"
-                findings.append(Finding("partial-prefix", "info", site.at, message))
+                findings.append(found("partial-prefix", message, where=site.at))
         names = _changed(site.names, current)
         return (names, keys.composed(steps)) if names else None
 
@@ -230,7 +231,7 @@ def rename(
     unused = [text for text in (*(pattern.pattern for pattern, _ in compiled), *exact) if text not in used]
     everything = [name for site in checkpoint.sites if site.kind == "state_dict" for name in site.names]
     findings = [
-        Finding("unused-rule", "warning", text, f"matched no key{_nearest(text, everything) if index < 3 else ''}")
+        found("unused-rule", f"matched no key{_nearest(text, everything) if index < 3 else ''}", where=text)
         for index, text in enumerate(unused[:100])
     ]
     return Renames(renames.edits, renames.changes, renames.references, (*renames.findings, *findings))
@@ -308,7 +309,7 @@ def _renames(
     findings = list(findings)
     if left:
         message = f"left {left} names of an optimizer, which another state dict has too"
-        findings.append(Finding("optimizer-names-left", "info", "", message))
+        findings.append(found("optimizer-names-left", message))
     return Renames(tuple(edits), tuple(changes), references, tuple(findings))
 
 

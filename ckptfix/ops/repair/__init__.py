@@ -6,9 +6,10 @@ import os
 import re
 import shutil
 from collections import Counter
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -16,11 +17,8 @@ from weakref import finalize
 
 from ckptfix import formats
 from ckptfix.checkpoint import Plan
-from ckptfix.errors import NoSuchFile, Refused, StrPath, WriteFailed, file_name
-from ckptfix.findings.row import Finding
-from ckptfix.formats.target import refuse_other_suffix
-from ckptfix.io import write as output
-from ckptfix.io.read import Progress, stamp
+from ckptfix.errors import Refused, StrPath, WriteFailed, about, file_name
+from ckptfix.io.read import Progress
 from ckptfix.names.groups import collapse, shown
 from ckptfix.ops.law.promise import Promise
 from ckptfix.ops.repair.clean import listed
@@ -28,7 +26,16 @@ from ckptfix.ops.repair.fill import Fill
 from ckptfix.ops.repair.open import repair as repair_op
 from ckptfix.ops.repair.torch import Loss, Repair
 from ckptfix.ops.target import targets
-from ckptfix.ops.writing import LOSSES, Draft, Result, carry_out
+from ckptfix.ops.writing import (
+    LOSSES,
+    Draft,
+    How,
+    Result,
+    carry_out_file,
+    existing,
+    looked_at,
+    refuse_destination,
+)
 from ckptfix.pickles.collector import without_collections
 from ckptfix.words import plural
 
@@ -93,42 +100,37 @@ def repair(
         NoMatch: `like` does not say which storage is which tensor.
         CkptfixError: as `convert`.
     """
-    name = file_name(source)
     if dest is None and not check_only:
-        raise Refused("no output is given", path=name, hint="name a file to write, or only check")
+        raise Refused("no output is given", path=file_name(source), hint="name a file to write, or only check")
     if fill not in (None, "zeros", "nan"):
         raise Refused(f"no such filling: {fill!r}", hint="zeros, or nan")
-    if not Path(name).exists():
-        raise NoSuchFile(name)
-    if dest is not None:
-        files = [os.fspath(path) for path in (source, fill_from, like) if path is not None and Path(path).is_file()]
-        output.check_destination(dest, files, overwrite=force)
-    donor = formats.open_checkpoint(fill_from) if fill_from is not None else None
-    side = targets.read(like, allow_import=allow_import) if like is not None else None
-    before = stamp(name)
-    near = os.path.dirname(os.path.abspath(name if dest is None else os.fspath(dest)))  # noqa: PTH100, PTH120
+    inputs = [path for path in (fill_from, like) if path is not None and Path(path).is_file()]
+    how = How(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
     with ExitStack() as stack:
-        folder = cache(lambda: _Folder(near, stack))
-        found = repair_op(name, lambda: folder().path, fill=fill, donor=donor, like=side)
+
+        def look(path: str, near: str) -> tuple[Repair, Callable[[], _Folder]]:
+            donor = formats.open_checkpoint(fill_from) if fill_from is not None else None
+            side = targets.read(like, allow_import=allow_import) if like is not None else None
+            near = os.path.dirname(os.path.abspath(near))  # noqa: PTH100, PTH120
+            folder = cache(lambda: _Folder(near, stack))
+            with about(path):
+                return repair_op(path, lambda: folder().path, fill=fill, donor=donor, like=side), folder
+
+        def make(path: str, dest: str) -> Draft[RepairResult]:
+            found, folder = look(path, dest)
+            return _draft(found, replace(found.plan_to(dest), holds=folder), written=not dry_run)
+
         if dest is None or check_only:
-            return _result(name, found, {"dest": "" if dest is None else os.fspath(dest)})
-        refuse_other_suffix(name, os.fspath(dest), found.format)
-        draft = Draft(
-            source=name,
-            stamp=before,
-            dest=os.fspath(dest),
-            format=found.format,
-            plan=replace(found.plan_to(os.fspath(dest)), holds=folder),
-            promise=Promise(found.kept),
-            lines=_lines(found, written=not dry_run),
-            findings=_findings(found),
-            exit_code=_exit_code(found),
-        )
-        fields = carry_out(draft, force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
+            path = existing(source)
+            if dest is not None:
+                refuse_destination(dest, [source, *inputs], how)
+            found, _ = look(path, path if dest is None else os.fspath(dest))
+            return looked_at(_draft(found, Plan(()), written=False), path, dest)
+        result = carry_out_file(source, dest, make, how, others=inputs)
         if dry_run:
             # What was unpacked is kept as long as the plan that points to it.
             stack.pop_all()
-    return _result(name, found, fields)
+    return result
 
 
 class _Folder:
@@ -145,29 +147,16 @@ class _Folder:
         stack.callback(finalize(self, shutil.rmtree, self.path, ignore_errors=True))
 
 
-def _findings(found: Repair) -> tuple[Finding, ...]:
-    return (*found.notes, *found.left_out, *(loss.finding() for loss in found.losses))
-
-
-def _exit_code(found: Repair) -> int:
-    return LOSSES if found.losses or found.left_out else 0
-
-
-def _result(source: str, found: Repair, done: dict[str, Any]) -> RepairResult:
-    common: dict[str, Any] = {
-        "source": source,
-        "format": found.format,
-        "plan": Plan(()),
-        "written": False,
-        "lines": _lines(found, written=False),
-        "findings": _findings(found),
-        "exit_code": _exit_code(found),
-    }
-    return RepairResult(
-        **(common | done),
-        kept=tuple(entry.name for entry in found.kept),
-        nbytes_kept=found.nbytes,
-        losses=found.losses,
+def _draft(found: Repair, plan: Plan, *, written: bool) -> Draft[RepairResult]:
+    kept = tuple(entry.name for entry in found.kept)
+    return Draft(
+        result=partial(RepairResult, kept=kept, nbytes_kept=found.nbytes, losses=found.losses),
+        format=found.format,
+        plan=plan,
+        promise=Promise(found.kept),
+        lines=_lines(found, written=written),
+        findings=(*found.notes, *found.left_out, *(loss.finding() for loss in found.losses)),
+        exit_code=LOSSES if found.losses or found.left_out else 0,
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from ckptfix.checkpoint import ByteRange, Data
 from ckptfix.errors import CkptfixError
+from ckptfix.findings import table
 from ckptfix.findings.row import Finding
 from ckptfix.formats.torch import weights_only as trusted
 from ckptfix.formats.torch.dangerous import is_dangerous
@@ -139,7 +140,8 @@ def _findings(found: TorchObject, names: dict[int, str], made_by: dict[int, str]
         more = f" and {len(several) - MOST_PLACES} more places" if len(several) > MOST_PLACES else ""
         held = f" ({shown}{more})" if any(several) else ""
         message = f"{name} can run code: it is left out, with what it makes{held}"
-        yield Finding("dangerous-global", "warning", several[0] if several else "", message, starts.get(name))
+        where = several[0] if several else ""
+        yield table.found("dangerous-global", message, where=where, offset=starts.get(name), severity="warning")
 
 
 def clean_records(extras: dict[str, tuple[Data, int | None]]) -> list[Finding]:
@@ -151,7 +153,7 @@ def clean_records(extras: dict[str, tuple[Data, int | None]]) -> list[Finding]:
         if bad or inside.cut:
             del extras[name]
             why = f"a pickle that names {bad}, which can run code" if bad else "packed, and too large to look into"
-            out.append(Finding("hidden-pickle", "warning", name, f"{why}: the record is left out"))
+            out.append(table.found("hidden-pickle", f"{why}: the record is left out", where=name, severity="warning"))
     return out
 
 

@@ -9,11 +9,12 @@ import os
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from ckptfix.checkpoint import ByteRange
 from ckptfix.errors import Bomb, CkptfixError, DamagedFile, Unsupported, WriteFailed
-from ckptfix.findings.row import Finding
+from ckptfix.findings.row import Finding, Severity
+from ckptfix.findings.table import found
 from ckptfix.formats.foreign.archives import CHECKPOINTS
 from ckptfix.formats.safetensors import format as safetensors
 from ckptfix.formats.torch import legacy as torch_legacy
@@ -90,10 +91,11 @@ def _packed(path: str, place: Folder) -> Layer | None:
         unpacked = Unpacked(packing, reader.chunks(0, reader.size))
         dest = _write(place(), iter(unpacked), reader.size)
     state = "" if unpacked.whole else ", which is damaged: what is behind the damage is lost"
-    severity: Literal["info", "warning"] = "info" if unpacked.whole else "warning"
+    severity: Severity = "info" if unpacked.whole else "warning"
     message = f"it is packed with {packing.name}{state}"
-    gzipped = packing.name == "gzip"
-    return dest, Finding("gzip", severity, "", message) if gzipped else Finding("compressed", severity, "", message)
+    if packing.name == "gzip":
+        return dest, found("gzip", message, severity=severity)
+    return dest, found("compressed", message, severity=severity)
 
 
 def _line_ends(path: str, place: Folder) -> Layer | None:
@@ -118,7 +120,7 @@ def _line_ends(path: str, place: Folder) -> Layer | None:
         os.unlink(dest)  # noqa: PTH108 (it is text here)
         return None
     proven = f"{message}; undone, and proven by the checksums of what is kept"
-    return dest, Finding("text-mode", "warning", "", proven)
+    return dest, found("text-mode", proven, severity="warning")
 
 
 def _looks_like_checkpoint(path: str, head: bytes, size: int) -> bool:
@@ -160,8 +162,8 @@ def _zip_in_zip(path: str, place: Folder) -> Layer | None:
         chunks = read_chunks(whole.data) if whole is not None else _as_far_as_it_goes(where, local)
         dest = _write(place(), chunks, reader.size)
     state = "" if whole is not None else ", which is damaged"
-    severity: Literal["info", "warning"] = "info" if whole else "warning"
-    return dest, Finding("zip-in-zip", severity, local.name, f"a zip was put around it{state}")
+    severity: Severity = "info" if whole else "warning"
+    return dest, found("zip-in-zip", f"a zip was put around it{state}", where=local.name, severity=severity)
 
 
 def _sole_checkpoint(reader: Reader) -> Local | None:

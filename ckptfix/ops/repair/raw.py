@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ckptfix.checkpoint import OutputFile, Plan, Storage, TensorEntry, contiguous_stride, dtypes
 from ckptfix.errors import DamagedFile, NoMatch
-from ckptfix.findings.row import Finding
+from ckptfix.findings.table import found
 from ckptfix.formats.torch import emit as torch_emit
 from ckptfix.formats.torch import zip_layout
 from ckptfix.names.slots import Slot
@@ -41,7 +41,7 @@ def repair_raw(wreck: Wreck, like: Side | None = None) -> Repair:
     if like is not None:
         message += f"; they match {like.label} by number and size"
     lost = Loss("data.pkl", None, "", wreck.pickle_fault)
-    notes = (Finding("pickle-lost", "warning", "data.pkl", message), *wreck.notes)
+    notes = (found("pickle-lost", message, where="data.pkl"), *wreck.notes)
 
     def plan_to(dest: str) -> Plan:
         pickle, storages = torch_emit.state_dict_pickle(entries)

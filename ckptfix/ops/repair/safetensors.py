@@ -9,7 +9,7 @@ from __future__ import annotations
 from ckptfix.checkpoint import ByteRange, OutputFile, Plan, TensorEntry
 from ckptfix.checkpoint import Checkpoint as Other
 from ckptfix.errors import DamagedFile
-from ckptfix.findings.row import Finding
+from ckptfix.findings.table import found
 from ckptfix.formats.safetensors import format as safetensors
 from ckptfix.formats.safetensors.header import Header
 from ckptfix.formats.safetensors.ties import follow, ties
@@ -55,7 +55,7 @@ def repair_safetensors(path: str, *, fill: Fill | None = None, donor: Other | No
     notes = [row for row in checkpoint.findings if row.id not in _LOSS or row.where not in lost]
     if header.data_size > end:
         message = f"{header.data_size - end:,} bytes follow the last tensor"
-        notes.append(Finding("trailing-bytes", "info", "", message, header.data_start + end))
+        notes.append(found("trailing-bytes", message, offset=header.data_start + end, severity="info"))
     tied = ties(checkpoint.metadata, rows.keys())
     left_out = {loss.name for loss in losses if not loss.filled}
     gone: dict[str, str | None] = dict.fromkeys(left_out)

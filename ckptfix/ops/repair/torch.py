@@ -6,11 +6,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 from ckptfix.checkpoint import Checkpoint, Data, OutputFile, Plan, Storage, TensorEntry, dtypes
 from ckptfix.errors import DamagedFile, Refused, Unsupported
-from ckptfix.findings.row import Finding
+from ckptfix.findings.row import Finding, Severity
+from ckptfix.findings.table import found
 from ckptfix.formats.torch.common import expected_bytes, fields
 from ckptfix.formats.torch.object import TorchObject
 from ckptfix.formats.torch.rewrite import legacy_plan, storage_keys
@@ -42,9 +42,9 @@ class Loss:
     def finding(self) -> Finding:
         what = f"{list(self.shape)} {self.dtype}: {self.reason}" if self.shape is not None else self.reason
         if self.filled:
-            severity: Literal["info", "warning"] = "info" if self.filled.startswith(TAKEN) else "warning"
-            return Finding("filled", severity, self.name, f"{what}; filled with {self.filled}")
-        return Finding("lost", "warning", self.name, what)
+            severity: Severity = "info" if self.filled.startswith(TAKEN) else "warning"
+            return found("filled", f"{what}; filled with {self.filled}", where=self.name, severity=severity)
+        return found("lost", what, where=self.name)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from typing import Literal
 from ckptfix.checkpoint import ByteRange, Data, dtypes
 from ckptfix.errors import BadPickle, DamagedFile, Refused, TruncatedPickle, Unsupported
 from ckptfix.findings.row import Finding
+from ckptfix.findings.table import found
 from ckptfix.formats.torch import legacy_layout
 from ckptfix.formats.torch.common import fields
 from ckptfix.formats.torch.object import TorchObject, walk
@@ -68,7 +69,7 @@ class Wreck:
     sums: bool = True
 
     def note(self, name: str, message: str, *, warns: bool = False, offset: int | None = None) -> None:
-        self.notes.append(Finding(name, "warning" if warns else "info", "", message, offset))
+        self.notes.append(found(name, message, offset=offset, severity="warning" if warns else "info"))
 
 
 def is_noise(name: str) -> bool:
@@ -213,11 +214,11 @@ def _torn(damaged: list[Damaged], records: tuple[Salvaged, ...]) -> Finding:
     several = [row for row in wrong if row.kind == "twice"]
     if several:
         message = f"{len(several)} records stand in it twice with other bytes: two processes wrote one file"
-        return Finding("torn-write", "warning", several[0].name, message, several[0].header)
+        return found("torn-write", message, where=several[0].name, offset=several[0].header)
     message = f"{len(wrong)} records do not match their checksums{between}: bytes changed on disk or on the way"
     if len(wrong) > 1 and later:
         message += ", or two processes wrote one file"
-    return Finding("torn-write", "warning", wrong[0].name, message, wrong[0].header)
+    return found("torn-write", message, where=wrong[0].name, offset=wrong[0].header)
 
 
 def read_folder(path: str) -> Wreck:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
+from ckptfix.checkpoint import Checkpoint
 from ckptfix.commands import command
 from ckptfix.errors import StrPath
 from ckptfix.findings.row import Finding
+from ckptfix.findings.table import found
 from ckptfix.io.read import Progress
 from ckptfix.ops.law.promise import everything
 from ckptfix.ops.sanitize import plan as sanitize_op
 from ckptfix.ops.sanitize.objects import EXTRACT
 from ckptfix.ops.sanitize.report import Loss
-from ckptfix.ops.writing import LOSSES, Draft, Result, about, carry_out, open_input
+from ckptfix.ops.writing import LOSSES, Draft, How, Result, carry_out
 from ckptfix.pickles.collector import without_collections
 from ckptfix.words import plural, several, some
 
@@ -68,25 +70,28 @@ def sanitize(
         Refused: nothing would be left, as of a whole pickled module.
         Unsupported, KeyConflict, WouldOverwrite, DamagedFile, UnknownFormat, WriteFailed.
     """
-    checkpoint = open_input(source, dest, force)
-    with about(checkpoint.path):
-        done = sanitize_op.sanitize(checkpoint, os.fspath(dest), keep_only=keep_only, encoding=encoding, torch=torch)
-    unasked = [loss for loss in done.losses if not loss.asked]
-    findings = (*(_finding(loss, checkpoint.path) for loss in unasked), *done.unloadable)
-    promise = everything(checkpoint, [loss.where for loss in done.losses])
-    code = LOSSES if findings else 0
-    lines = _sanitized_lines(done)
-    draft = Draft.of(checkpoint, dest, done.plan, promise, lines, findings, format=done.format, exit_code=code)
-    return SanitizeResult(
-        **carry_out(draft, force=force, keep_old=keep_old, dry_run=dry_run, progress=progress),
-        changes=done.changes,
-        dropped=done.losses,
-    )
+
+    def make(checkpoint: Checkpoint, dest: str) -> Draft[SanitizeResult]:
+        done = sanitize_op.sanitize(checkpoint, dest, keep_only=keep_only, encoding=encoding, torch=torch)
+        unasked = [loss for loss in done.losses if not loss.asked]
+        findings = (*(_finding(loss, checkpoint.path) for loss in unasked), *done.unloadable)
+        return Draft(
+            result=partial(SanitizeResult, changes=done.changes, dropped=done.losses),
+            format=done.format,
+            plan=done.plan,
+            promise=everything(checkpoint, [loss.where for loss in done.losses]),
+            lines=_sanitized_lines(done),
+            findings=findings,
+            exit_code=LOSSES if findings else 0,
+        )
+
+    how = How(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
+    return carry_out(source, dest, make, how, converts=True)
 
 
 def _finding(loss: Loss, path: str) -> Finding:
     fix = command("extract", path, "OUT") if loss.why == EXTRACT else None
-    return Finding("dropped", "warning", loss.where, f"left out: {loss.what}, {loss.why}", fix=fix)
+    return found("dropped", f"left out: {loss.what}, {loss.why}", where=loss.where, fix=fix)
 
 
 def _sanitized_lines(done: sanitize_op.Sanitized) -> tuple[str, ...]:

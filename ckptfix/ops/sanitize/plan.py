@@ -11,6 +11,7 @@ from ckptfix.checkpoint import ByteRange, Checkpoint, OutputFile, Plan
 from ckptfix.commands import command
 from ckptfix.errors import Refused, Unsupported
 from ckptfix.findings.row import Finding
+from ckptfix.findings.table import found
 from ckptfix.formats.torch import demands
 from ckptfix.formats.torch import legacy as torch_legacy
 from ckptfix.formats.torch import weights_only as trusted
@@ -134,7 +135,7 @@ def _unloadable(checkpoint: Checkpoint, report: Report, output: Graph) -> tuple[
     known = [finding for finding in all_findings(checkpoint) if finding.id in UNLOADABLE]
     tensors = [finding for finding in known if not is_left_out(finding.where)]
     return tuple(
-        Finding("unloadable", "warning", finding.where, finding.message)
+        found("unloadable", finding.message, where=finding.where)
         for finding in [*tensors, *demands.findings(output)]
     )
 

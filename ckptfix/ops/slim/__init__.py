@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
+from ckptfix.checkpoint import Checkpoint
 from ckptfix.errors import StrPath
-from ckptfix.formats.target import refuse_other_suffix
 from ckptfix.io.read import Progress
 from ckptfix.ops.law.promise import everything
 from ckptfix.ops.slim import plan as slim_op
-from ckptfix.ops.writing import Draft, Result, about, carry_out, open_input
+from ckptfix.ops.writing import Draft, How, Result, carry_out
 from ckptfix.pickles.collector import without_collections
 from ckptfix.words import plural
 
@@ -68,21 +68,21 @@ def slim(
         Refused: nothing would be left.
         Unsupported, WouldOverwrite, WouldLoseData, DamagedFile, UnknownFormat, WriteFailed.
     """
-    checkpoint = open_input(source, dest, force)
-    refuse_other_suffix(checkpoint.path, os.fspath(dest), checkpoint.format)
-    with about(checkpoint.path):
-        done = slim_op.slim(
-            checkpoint, os.fspath(dest), no_optimizer=no_optimizer, dedupe=dedupe, contiguous=contiguous
+
+    def make(checkpoint: Checkpoint, dest: str) -> Draft[SlimResult]:
+        done = slim_op.slim(checkpoint, dest, no_optimizer=no_optimizer, dedupe=dedupe, contiguous=contiguous)
+        saved = partial(
+            SlimResult, saved=done.saved, dropped=done.dropped, compacted=done.compacted, tied=done.tied
         )
-    promise = replace(everything(checkpoint, done.dropped), same=done.same)
-    draft = Draft.of(checkpoint, dest, done.plan, promise, _slimmed_lines(done, checkpoint.size, no_optimizer))
-    return SlimResult(
-        **carry_out(draft, force=force, keep_old=keep_old, dry_run=dry_run, progress=progress),
-        saved=done.saved,
-        dropped=done.dropped,
-        compacted=done.compacted,
-        tied=done.tied,
-    )
+        return Draft(
+            result=saved,
+            format=checkpoint.format,
+            plan=done.plan,
+            promise=replace(everything(checkpoint, done.dropped), same=done.same),
+            lines=_slimmed_lines(done, checkpoint.size, no_optimizer),
+        )
+
+    return carry_out(source, dest, make, How(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress))
 
 
 _NO_OPTIMIZER = "no optimizer was recognised in it: none is left out (one is a mapping of state and param_groups)"

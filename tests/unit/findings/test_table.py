@@ -14,13 +14,14 @@ from scenarios.broken_files import CASES
 
 from ckptfix.cli import COMMANDS
 from ckptfix.findings import messages as error_texts
+from ckptfix.findings.load_errors import LoadError
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import ENTRIES, found, proposed, remedy
 from ckptfix.findings.verbs import VERBS
 
 ROOT = Path(__file__).parents[3]
 PACKAGE = ROOT / "ckptfix"
-MAKERS = {"Finding", "found", "_note"}
+MAKERS = {"found", "_note"}
 
 
 def emitted() -> Iterator[tuple[str, str]]:
@@ -47,12 +48,12 @@ def test_every_row_is_complete_and_unique() -> None:
     for id, entry in ENTRIES.items():
         assert id == entry.id and re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", id)
         assert entry.story.endswith((".", "?")) and entry.title[-1] != "."
-        assert set(entry.errors) <= set(error_texts.ERRORS)
+        assert set(entry.errors) <= set(LoadError)
     assert not any("safe" in re.findall(r"[a-z]+", entry.title) for entry in ENTRIES.values())
 
 
 def test_every_load_error_is_explained_by_a_row() -> None:
-    assert {row for entry in ENTRIES.values() for row in entry.errors} == set(error_texts.ERRORS)
+    assert {row for entry in ENTRIES.values() for row in entry.errors} == set(LoadError)
 
 
 BY_COMMANDS = {entry.id for entry in VERBS}
@@ -86,7 +87,7 @@ def test_every_command_that_is_printed_exists(tmp_path: Path) -> None:
             assert words[1] in COMMANDS, entry.id
             assert words[2] == str(tmp_path / "it's a model.pth") or "&&" in (fix or "")
             shown += 1
-    literals = re.findall(r'"(ckptfix [a-z-]+) \{', "".join(p.read_text() for p in (PACKAGE / "ops").glob("scan_*.py")))
+    literals = re.findall(r'"(ckptfix [a-z-]+) \{', "".join(p.read_text() for p in (PACKAGE / "ops").rglob("*.py")))
     assert literals and all(text.split()[1] in COMMANDS for text in literals)
     assert shown > 20
 
@@ -127,3 +128,14 @@ def test_a_pasted_message_is_known(case: object) -> None:
 def test_patterns_are_quick_on_long_text() -> None:
     assert error_texts.rows("module." * 100_000 + "size mismatch for fc.weight")[:1]
     assert error_texts.rows("nothing of the kind") == ()
+
+
+def test_findings_are_made_by_their_table_alone() -> None:
+    """Severity and title stand in one place: nothing outside findings/ calls `Finding`."""
+    callers = {
+        str(path.relative_to(PACKAGE))
+        for path in PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and "Finding" in (getattr(node.func, "id", ""), getattr(node.func, "attr", ""))
+    }
+    assert callers == {"findings/table.py"}
