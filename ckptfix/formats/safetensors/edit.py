@@ -26,7 +26,7 @@ from ckptfix.checkpoint import (
     dtypes,
 )
 from ckptfix.errors import KeyConflict, NoSuchTensor, Unsupported, WouldLoseData
-from ckptfix.formats.safetensors.header import METADATA, Header, Member, Pair, Row, members
+from ckptfix.formats.safetensors.header import METADATA, Header, Member, Pair, Row, header_of, members
 from ckptfix.formats.safetensors.ties import follow, recorded_views, ties
 from ckptfix.formats.safetensors.write import framed, metadata_text, quoted
 
@@ -47,7 +47,7 @@ def plan_edit(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan:
         WouldLoseData: a tensor would be dropped whose bytes a tied name needs.
         Unsupported: the header would be longer than readers take, or a new shape does not go with the bytes.
     """
-    header: Header = checkpoint.graph
+    header = header_of(checkpoint)
     names = _Names(header)
     pairs: dict[str, str | None] = {}
     for edit in edits:

@@ -52,7 +52,7 @@ def convert(
     checkpoint = open_input(source, dest, force)
     done = convert_op.convert(checkpoint, os.fspath(dest), to=to, at=at, drop_unsupported=drop_unsupported)
     line = f"{plural(done.tensors, 'tensor')} from {checkpoint.format} to {done.format}"
-    if done.format == checkpoint.format:
+    if done.copied:
         line = f"nothing to do: it is {done.format} already{copy_note(True)}"
     if done.at:
         line += f" from {done.at}"

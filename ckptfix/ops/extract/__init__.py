@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ckptfix.errors import NoSuchFile, StrPath, file_name
+from ckptfix.formats import FORMATS
 from ckptfix.io import write as output
 from ckptfix.io.read import Progress, stamp
 from ckptfix.ops.extract import plan as extract_op
@@ -117,7 +118,7 @@ def extract(
         lost=done.lost,
         others=others,
         classes=weights.classes,
-        versions=done.format != "safetensors" and weights.versions is not None,
+        versions="objects" in FORMATS[done.format].states and weights.versions is not None,
     )
 
 
