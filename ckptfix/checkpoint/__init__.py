@@ -6,6 +6,7 @@ file (a strided view made contiguous, a deflated record, a checksum). A `Plan` i
 """
 
 from ckptfix.checkpoint.checkpoint import Checkpoint as Checkpoint
+from ckptfix.checkpoint.checkpoint import Inside as Inside
 from ckptfix.checkpoint.checkpoint import NameSite as NameSite
 from ckptfix.checkpoint.checkpoint import SiteKind as SiteKind
 from ckptfix.checkpoint.checkpoint import StateDict as StateDict

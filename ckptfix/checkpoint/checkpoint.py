@@ -51,6 +51,12 @@ class StateDict:
     weights: bool = True
 
 
+class Inside:
+    """What a format keeps of a file for its own edits; each format that keeps something has a class of its own."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """A checkpoint as read: names, shapes and places; no tensor byte has been read.
@@ -65,7 +71,7 @@ class Checkpoint:
         sites: every place that holds names.
         devices: location -> how often it stands in the file.
         fixed_devices: places whose device cannot be edited, as text.
-        graph: what the format keeps for its own edits; opaque to all other code.
+        inside: what the format keeps for its own edits; other code asks the format's functions.
         findings: what reading noticed; building `entries` may add to it.
         stamp: what `io.read.stamp` returned for the file before it was read, to see that it is still the same.
     """
@@ -82,7 +88,7 @@ class Checkpoint:
     state_dicts: tuple[StateDict, ...] = ()
     devices: Mapping[str, int] = field(default_factory=dict)
     fixed_devices: tuple[str, ...] = ()
-    graph: Any = field(default=None, repr=False, compare=False)
+    inside: Inside | None = field(default=None, repr=False, compare=False)
     findings: Sequence[Finding] = ()
     stamp: Stamp = UNSEEN
 

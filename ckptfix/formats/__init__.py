@@ -1,7 +1,6 @@
 """The formats, found from content and never from the suffix alone.
 
-A new format is a module with the names of `base.Format`, one row here and one line in
-tests/contract/samples.py.
+A new format is a module that ends with a `base.Format`, one row here and one line in tests/contract/samples.py.
 """
 
 from __future__ import annotations
@@ -10,12 +9,11 @@ import os
 import stat
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
-from ckptfix.checkpoint import Checkpoint
+from ckptfix.checkpoint import Checkpoint, TensorEntry
 from ckptfix.errors import CkptfixError, NoFile, UnknownFormat, file_name, not_readable
 from ckptfix.formats import base, distributed
-from ckptfix.formats.base import Format
+from ckptfix.formats.base import Aspect, Format, plain_weights
 from ckptfix.formats.safetensors import format as safetensors
 from ckptfix.formats.torch import legacy as torch_legacy
 from ckptfix.formats.torch import zip as torch_zip
@@ -23,7 +21,7 @@ from ckptfix.io.read import stamp
 from ckptfix.pickles.collector import without_collections
 
 FORMATS: dict[str, Format] = {
-    module.NAME: cast(Format, module) for module in (torch_zip, torch_legacy, safetensors)
+    format.name: format for format in (torch_zip.FORMAT, torch_legacy.FORMAT, safetensors.FORMAT)
 }
 
 HEAD = 4096
@@ -51,11 +49,30 @@ def detect(path: str | os.PathLike[str]) -> Format:
     except OSError as error:
         raise not_readable(error, name) from None
     distributed.refuse_part(name)
-    scored = [(module.score(name, head, status.st_size), index) for index, module in enumerate(FORMATS.values())]
+    scored = [(format.score(name, head, status.st_size), index) for index, format in enumerate(FORMATS.values())]
     best, index = max(scored, key=lambda row: (row[0], -row[1]))
     if not best:
         raise base.unknown(name, head, status.st_size)
     return list(FORMATS.values())[index]
+
+
+def format_of(checkpoint: Checkpoint) -> Format:
+    """The format of the files that `checkpoint` was read from."""
+    return FORMATS[checkpoint.format]
+
+
+def states(checkpoint: Checkpoint, aspect: Aspect) -> bool:
+    """Whether the format of `checkpoint` can state `aspect`; see `Format.states`."""
+    return aspect in format_of(checkpoint).states
+
+
+def weights_of(checkpoint: Checkpoint, at: str | None = None, *, views: bool = True) -> tuple[TensorEntry, ...]:
+    """One state dict of a checkpoint, or all of its tensors, with ties and views; see `Format.weights`.
+
+    The state dict of a program, which has no format here, is as it stands.
+    """
+    format = FORMATS.get(checkpoint.format)
+    return (plain_weights if format is None else format.weights)(checkpoint, at, views=views)
 
 
 def is_checkpoint(path: str | os.PathLike[str]) -> bool:
@@ -77,6 +94,6 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         UnknownFormat: it is none of ours; the message says what it is instead.
         DamagedFile: it contradicts itself so far that nothing can be listed.
     """
-    module = detect(path)
+    format = detect(path)
     before = stamp(path)
-    return replace(module.read(os.fspath(path)), stamp=before)
+    return replace(format.read(os.fspath(path)), stamp=before)

@@ -1,48 +1,127 @@
-"""The contract of a format module, and what torch's two pickled formats share.
+"""The contract of a format: what its files can state, and the functions that read, judge and plan them.
 
-A format module has these names, and tests/contract runs the same suite over all of them:
-
-- ``NAME``, ``TITLE``, ``SUFFIXES``: its name in commands, its name in text, its files' suffixes.
-- ``score(path, head, size) -> int``: how surely the content is this format; 0 for not at all.
-- ``read(path) -> Checkpoint``: forgiving; builds what it can and notes the rest as findings.
-- ``check(path) -> Iterator[Finding]``: strict; judges, and names all that is wrong.
-- ``plan_edit(checkpoint, edits, dest) -> Plan``: everything else byte for byte.
-- ``plan_write(entries, dest, *, metadata=None) -> Plan``: a fresh file that holds one state dict.
+A format's module ends with one `Format`; tests/contract runs the same suite over all of them. No code outside this room
+compares names of formats: it asks what a format states, or calls its functions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
 
 from ckptfix.checkpoint import Checkpoint, Edit, Plan, TensorEntry
 from ckptfix.errors import UnknownFormat
 from ckptfix.findings.row import Finding
+from ckptfix.pickles import Graph
+
+Aspect = Literal[
+    "device", "requires_grad", "parameter", "stride", "detail", "sharing", "objects", "order", "metadata", "checksums",
+    "byteorder",
+]  # fmt: skip
+"""What a file may state beside names, dtypes, shapes and bytes; see `Format.states`."""
+
+OF_OBJECTS: frozenset[Aspect] = frozenset(
+    {"device", "requires_grad", "parameter", "stride", "detail", "sharing", "objects", "order"}
+)
+"""What a pickled object of torch states."""
+
+Shared = tuple[tuple[TensorEntry, ...], dict[str, str], tuple[Finding, ...]]
+"""The tensors to be written, metadata pairs from which `Format.weights` gets the rest, and what was noticed."""
 
 
-class Format(Protocol):
-    """The type of a format module."""
+class PlanWrite(Protocol):
+    """The type of `Format.plan_write`."""
 
-    @property
-    def NAME(self) -> str: ...  # noqa: N802
-
-    @property
-    def TITLE(self) -> str: ...  # noqa: N802
-
-    @property
-    def SUFFIXES(self) -> tuple[str, ...]: ...  # noqa: N802
-
-    def score(self, path: str, head: bytes, size: int) -> int: ...
-
-    def read(self, path: str) -> Checkpoint: ...
-
-    def check(self, path: str) -> Iterator[Finding]: ...
-
-    def plan_edit(self, checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan: ...
-
-    def plan_write(
+    def __call__(
         self, entries: Sequence[TensorEntry], dest: str, *, metadata: Mapping[str, str] | None = None
     ) -> Plan: ...
+
+
+class WeightsOf(Protocol):
+    """The type of `Format.weights`."""
+
+    def __call__(
+        self, checkpoint: Checkpoint, at: str | None = None, *, views: bool = True
+    ) -> tuple[TensorEntry, ...]: ...
+
+
+def plain_weights(checkpoint: Checkpoint, at: str | None = None, *, views: bool = True) -> tuple[TensorEntry, ...]:
+    """`Format.weights` of a format whose entries share their storages as the tensors did."""
+    return tuple(entry for entry in checkpoint.entries if at is None or entry.at == at)
+
+
+def no_ties(checkpoint: Checkpoint) -> Mapping[str, str]:
+    """`Format.ties` of a format that ties no names beside its entries."""
+    return {}
+
+
+def as_they_are(entries: Sequence[TensorEntry]) -> Shared:
+    """`Format.share` of a format in which tensors share storages."""
+    return tuple(entries), {}, ()
+
+
+def nothing(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """`Format.remarks` of a format about whose files there is nothing to say."""
+    return iter(())
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A format of checkpoints.
+
+    Attributes:
+        name: in commands.
+        title: in text.
+        suffixes: of its files.
+        states: what its files can state. ``device``, ``requires_grad``, ``parameter``, ``stride`` and ``detail`` are
+            fields of a tensor; ``sharing``: tensors that view one storage; ``objects``: any object, not a mapping of
+            tensors alone; ``order``: the order of the tensors is that of the state dict; ``metadata``: string pairs
+            beside the tensors; ``checksums``: of the data; ``byteorder``: big-endian data too.
+        score: (path, first bytes, size) -> how surely the content is this format; 0 for not at all. `path` may be a
+            folder, which has no bytes.
+        read: forgiving; builds what it can and notes the rest as findings.
+        check: strict; judges, and names all that is wrong.
+        judge: what `check` finds, of a checkpoint that was read.
+        weights: (checkpoint, address) -> the tensors of that state dict, or of all for None, with ties and views as
+            they were before the file was written. ``views=False`` restores ties alone, which reads no tensor byte.
+        refuses: why files of the format cannot hold a tensor as it is; None if they can.
+        plan_edit: the checkpoint with edits; everything else byte for byte.
+        plan_write: a fresh file that holds one state dict.
+        folder: a checkpoint is a folder of files, not one file.
+        share: what of the tensors of a state dict `plan_write` gets.
+        ties: names that metadata ties to a tensor -> that tensor.
+        remarks: what is known of every file of the format.
+        since: the torch release that first read it; None where torch is not what reads it, or always did.
+        plan_state_dict: a fresh file of a `torch.weights.Weights`, with what is not dense and the versions of
+            modules, as ``torch.save(model.state_dict())`` writes it; None for a format without objects.
+        recode: a checkpoint of another format with objects as this one, the object unchanged.
+        plan_packed: the file without bytes that no tensor claims, and how many they were; None for a format that
+            `slim` rewrites through its object.
+        read_object: the container and the parsed pickle of a file, and nothing made of them.
+    """
+
+    name: str
+    title: str
+    suffixes: tuple[str, ...]
+    states: frozenset[Aspect]
+    score: Callable[[str, bytes, int], int]
+    read: Callable[[str], Checkpoint]
+    check: Callable[[str], Iterator[Finding]]
+    judge: Callable[[Checkpoint], Iterable[Finding]]
+    weights: WeightsOf
+    refuses: Callable[[TensorEntry], str | None]
+    plan_edit: Callable[[Checkpoint, Sequence[Edit], str], Plan]
+    plan_write: PlanWrite
+    folder: bool = False
+    share: Callable[[Sequence[TensorEntry]], Shared] = as_they_are
+    ties: Callable[[Checkpoint], Mapping[str, str]] = no_ties
+    remarks: Callable[[Checkpoint], Iterator[Finding]] = nothing
+    since: tuple[int, int] | None = None
+    plan_state_dict: Callable[[Any, str], Plan] | None = None
+    recode: Callable[[Checkpoint, str], Plan] | None = None
+    plan_packed: Callable[[Checkpoint, str], tuple[Plan, int]] | None = None
+    read_object: Callable[[str], tuple[Any, Graph]] | None = None
 
 
 def unknown(path: str, head: bytes, size: int) -> UnknownFormat:

@@ -1,14 +1,12 @@
-"""Which format an output has, and what that format can hold."""
+"""Which format an output has."""
 
 from __future__ import annotations
 
 import os
 
-from ckptfix.checkpoint import TensorEntry, dtypes
 from ckptfix.commands import command
 from ckptfix.errors import Refused, Unsupported
 from ckptfix.formats import FORMATS
-from ckptfix.formats.torch.tensors import LAZY
 
 ALIASES = {"torch": "zip", "pt": "zip", "pth": "zip", "pytorch": "zip", "st": "safetensors"}
 
@@ -31,9 +29,9 @@ def _target_format(dest: str, to: str | None) -> str:
         if name not in FORMATS:
             raise Unsupported(f"no format called {to!r}", hint=f"formats are {', '.join(FORMATS)}")
         return name
-    for name in ("safetensors", "zip"):
-        if dest.lower().endswith(FORMATS[name].SUFFIXES):
-            return name
+    for format in FORMATS.values():
+        if dest.lower().endswith(format.suffixes):
+            return format.name
     suffix = os.path.splitext(dest)[1]  # noqa: PTH122 (dest is text, whatever the system makes of it)
     what = f"the suffix {suffix!r}" if suffix else "a name without a suffix"
     message = f"cannot tell the output format from {what}"
@@ -51,24 +49,13 @@ def refuse_other_suffix(source: str, dest: str, name: str, *, chosen: bool = Fal
     Raises:
         Refused: the suffix of `dest` belongs to another format, and not to `name`.
     """
-    own = FORMATS[name].SUFFIXES
+    own = FORMATS[name].suffixes
     for other in FORMATS.values():
-        if dest.lower().endswith(other.SUFFIXES) and not dest.lower().endswith(own):
+        if dest.lower().endswith(other.suffixes) and not dest.lower().endswith(own):
             way = command("convert", source, dest)
-            first = f"without --to it writes {other.NAME}" if chosen else f"`{way}` first, and work on that"
+            first = f"without --to it writes {other.name}" if chosen else f"`{way}` first, and work on that"
             raise Refused(
-                f"the output would be {FORMATS[name].TITLE}, but its suffix suggests {other.TITLE}",
+                f"the output would be {FORMATS[name].title}, but its suffix suggests {other.title}",
                 path=dest,
-                hint=f"{first}; or call the output *{own[0]}",
+                hint=f"{first}; or call the output {f'*{own[0]}' if own else 'something else'}",
             )
-
-
-def fits(entry: TensorEntry) -> bool:
-    """Whether safetensors can hold a tensor as it is."""
-    lazy = set(LAZY) & set(entry.detail.split(", "))
-    return entry.kind == "dense" and not lazy and dtypes.by_name(entry.dtype).safetensors is not None
-
-
-def why_not(entry: TensorEntry) -> str:
-    """What about a tensor safetensors cannot hold."""
-    return f"{entry.detail} {entry.dtype}".strip() if entry.kind == "dense" else f"{entry.kind} {entry.dtype}"

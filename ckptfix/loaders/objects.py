@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 from ckptfix.checkpoint import Checkpoint
 from ckptfix.errors import BadPickle, WouldLoseData
 from ckptfix.extras import need_torch
-from ckptfix.formats.safetensors import format as safetensors
+from ckptfix.formats import weights_of
 from ckptfix.formats.torch import calls
 from ckptfix.formats.torch.attributes import tensor_attributes
-from ckptfix.formats.torch.common import Parts, fields
+from ckptfix.formats.torch.common import fields, parts_of, pickled
 from ckptfix.formats.torch.plain import plain
 from ckptfix.formats.torch.tensors import BadTensor, is_tensor, storage_entry, tensor_entry
 from ckptfix.loaders import values
@@ -69,9 +69,10 @@ def load_checkpoint(
     need_torch("load_checkpoint")
     checkpoint = opened(path)
     maker = TensorMaker(checkpoint, restore_location(map_location), warn=True, verify=verify)
-    if isinstance(checkpoint.graph, Parts):
+    parts = pickled(checkpoint)
+    if parts is not None:
         with collector_paused():
-            return Builder(checkpoint, maker).build(checkpoint.graph.graph.root)
+            return Builder(checkpoint, maker).build(parts.graph.root)
     _ = checkpoint.entries
     refuse_damaged(checkpoint)
     return from_entries(checkpoint, maker)
@@ -80,10 +81,7 @@ def load_checkpoint(
 def from_entries(checkpoint: Checkpoint, maker: TensorMaker) -> Any:
     """The tensors and values of a format without an object, as mappings by address."""
     root: OrderedDict[str, Any] = OrderedDict()
-    entries = checkpoint.entries
-    if checkpoint.format == safetensors.NAME:
-        entries = safetensors.restore_ties(entries, checkpoint.metadata)
-    for entry in entries:
+    for entry in weights_of(checkpoint):
         _mapping(root, entry.at)[entry.key] = maker(entry)
     for address, value in checkpoint.values():
         at, _, key = address.rpartition("/")
@@ -121,7 +119,7 @@ class Builder:
     def __init__(self, checkpoint: Checkpoint, maker: TensorMaker) -> None:
         self.checkpoint = checkpoint
         self.maker = maker
-        self.parts: Parts = checkpoint.graph
+        self.parts = parts_of(checkpoint)
         self.made: dict[int, Any] = {}
         self.shells: list[tuple[Any, Any]] = []
         self.unfolded: dict[int, int] = {}

@@ -12,8 +12,8 @@ from typing import Any
 
 from ckptfix.checkpoint import Checkpoint, TensorEntry
 from ckptfix.errors import NoSuchTensor, Refused
-from ckptfix.formats.safetensors import format as safetensors
-from ckptfix.formats.torch.common import Parts
+from ckptfix.formats import weights_of
+from ckptfix.formats.torch.common import pickled
 from ckptfix.formats.torch.object import node_at
 from ckptfix.loaders.objects import mapping_of
 from ckptfix.names.slots import Slot
@@ -99,11 +99,8 @@ def chosen(checkpoint: Checkpoint, at: str | None, leaves: Collection[str] = ())
 
 
 def _sources(checkpoint: Checkpoint, found: Sequence[Candidate], leaves: Collection[str]) -> list[Source]:
-    entries: tuple[TensorEntry, ...] = checkpoint.entries
-    if checkpoint.format == safetensors.NAME:
-        entries = safetensors.restore_ties(entries, checkpoint.metadata)
     below: dict[str, dict[str, TensorEntry]] = {}
-    for entry in entries:
+    for entry in weights_of(checkpoint):
         below.setdefault(entry.at, {})[entry.key] = entry
     return [
         Source(row, below.get(row.at, {}), *_beside(checkpoint, row.at, leaves))
@@ -125,14 +122,15 @@ def _of_module(checkpoint: Checkpoint, row: Candidate) -> Source:
 
 def _beside(checkpoint: Checkpoint, at: str, leaves: Collection[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Versions and other values of the state dict at `at`."""
-    if not isinstance(checkpoint.graph, Parts):
+    parts = pickled(checkpoint)
+    if parts is None:
         return {}, {}
-    versions = checkpoint.graph.found.module_metadata(at) or {}
+    versions = parts.found.module_metadata(at) or {}
     names = next((site.names for site in checkpoint.sites if site.at == at and site.kind == "state_dict"), ())
     if not any(name.rpartition(".")[2] in leaves for name in names):
         return versions, {}
     try:
-        values = mapping_of(node_at(checkpoint.graph.graph.root, at))
+        values = mapping_of(node_at(parts.graph.root, at))
     except NoSuchTensor:  # an address with a number that distinguishes it from another: no key is called so
         return versions, {}
     tensors = {entry.key for entry in checkpoint.entries if entry.at == at}

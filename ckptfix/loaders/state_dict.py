@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from ckptfix.checkpoint import Checkpoint, NameSite, StateDict
 from ckptfix.errors import KeyConflict, PartialPrefix
 from ckptfix.extras import need_torch
-from ckptfix.formats.safetensors import format as safetensors
-from ckptfix.formats.torch.common import Parts
+from ckptfix.formats import weights_of
+from ckptfix.formats.torch.common import pickled
 from ckptfix.loaders.opened import opened
 from ckptfix.loaders.tensors import TensorMaker, restore_location
 from ckptfix.names import wrappers as keys
@@ -75,10 +75,9 @@ def load_state_dict(
     chosen = choose.choose(checkpoint, at)
     seen, versions = (checkpoint, None) if chosen.module is None else _of_module(checkpoint, chosen)
     refuse_piece(checkpoint, chosen.at)
-    entries = [entry for entry in seen.entries if entry.at == chosen.at]
+    _ = seen.entries
     refuse_damaged(checkpoint)
-    if checkpoint.format == safetensors.NAME:
-        entries = list(safetensors.restore_ties(entries, checkpoint.metadata))
+    entries = weights_of(seen, chosen.at)
     names, module_path = _names(seen, chosen.at, strip)
     make = TensorMaker(checkpoint, restore_location(map_location), warn=True, verify=verify)
     loaded: OrderedDict[str, Any] = OrderedDict()
@@ -87,8 +86,9 @@ def load_state_dict(
         if name in loaded:
             raise KeyConflict(f"two tensors would be called {name!r}", path=checkpoint.path, where=chosen.at or None)
         loaded[name] = make(entry)
-    if versions is None and isinstance(checkpoint.graph, Parts):
-        versions = checkpoint.graph.found.module_metadata(chosen.at)
+    parts = pickled(checkpoint)
+    if versions is None and parts is not None:
+        versions = parts.found.module_metadata(chosen.at)
     if versions is not None:
         renamed = ((keys.module_path(module_path, name), value) for name, value in versions.items())
         loaded._metadata = OrderedDict(renamed)  # type: ignore[attr-defined]
@@ -111,7 +111,7 @@ def _of_module(checkpoint: Checkpoint, row: Candidate) -> tuple[Checkpoint, Mapp
         load_entries=lambda: entries,
         sites=(names, paths),
         state_dicts=(StateDict(place, len(entries), 0),),
-        graph=None,
+        inside=None,
     )
     return seen, taken.versions or {}
 

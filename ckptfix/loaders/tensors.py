@@ -17,6 +17,7 @@ from ckptfix.commands import quoted
 from ckptfix.errors import DamagedFile, Refused, Unsupported
 from ckptfix.formats.torch.common import element_sizes, little_endian
 from ckptfix.formats.torch.tensors import LAYOUTS, LAZY
+from ckptfix.formats.torch.zip import archive_of
 from ckptfix.io.read import read_chunks, truncated
 from ckptfix.io.sums import CRC_CHUNK
 
@@ -287,7 +288,8 @@ def _mappable(data: Data, itemsize: int) -> bool:
 
 def _record_name(checkpoint: Checkpoint, key: str) -> str:
     """The record of a zip that holds the storage `key`."""
-    root = getattr(getattr(checkpoint.graph, "container", None), "root", None)
+    archive = archive_of(checkpoint)
+    root = None if archive is None else archive.root
     return f"storage {key}" if root is None else f"{root}/data/{key}"
 
 

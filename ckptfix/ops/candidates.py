@@ -11,7 +11,7 @@ from ckptfix.checkpoint import Checkpoint, TensorEntry
 from ckptfix.commands import command
 from ckptfix.errors import CkptfixError, NoSuchTensor, Refused, WouldLoseData, about
 from ckptfix.formats.torch import module as torch_module
-from ckptfix.formats.torch.common import Parts
+from ckptfix.formats.torch.common import parts_of, pickled
 from ckptfix.formats.torch.detach import detached_entry
 from ckptfix.formats.torch.module import Module
 from ckptfix.formats.torch.object import node_at
@@ -86,9 +86,10 @@ def at_address(checkpoint: Checkpoint, at: str) -> Candidate:
     known = next((row for row in rows if row.at == at), None)
     if known is not None:
         return known
-    if isinstance(checkpoint.graph, Parts):
+    parts = pickled(checkpoint)
+    if parts is not None:
         try:
-            node = node_at(checkpoint.graph.graph.root, at)
+            node = node_at(parts.graph.root, at)
         except NoSuchTensor:
             node = None
         if torch_module.parts_of(node) is not None:
@@ -110,8 +111,9 @@ def is_inside(address: str, at: str) -> bool:
 
 def leaves(checkpoint: Checkpoint) -> Iterator[tuple[str, str | None]]:
     """(address, address of the mapping that holds it if it is a tensor) of every leaf."""
-    if isinstance(checkpoint.graph, Parts):
-        found = checkpoint.graph.found
+    parts = pickled(checkpoint)
+    if parts is not None:
+        found = parts.found
         yield from ((f"{at}/{key}" if at else key, at) for at, key, _ in found.tensors)
         yield from ((address, None) for address, _ in found.values if address)
     else:
@@ -155,7 +157,7 @@ def plain_entries(checkpoint: Checkpoint, tensors: Iterable[tuple[str, Any]]) ->
     Raises:
         WouldLoseData: one of them describes no tensor of the file.
     """
-    storages = checkpoint.graph.storages
+    storages = parts_of(checkpoint).storages
     entries = []
     for name, node in tensors:
         try:

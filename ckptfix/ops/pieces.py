@@ -24,10 +24,9 @@ from typing import Any
 from ckptfix.checkpoint import Checkpoint, TensorEntry
 from ckptfix.errors import KeyConflict, WouldLoseData
 from ckptfix.formats import deepspeed
-from ckptfix.formats.safetensors import format as safetensors
 from ckptfix.formats.torch import module as torch_module
 from ckptfix.formats.torch.call_classes import class_of
-from ckptfix.formats.torch.common import Parts
+from ckptfix.formats.torch.common import Parts, pickled
 from ckptfix.formats.torch.state import SHARDED, state_rows
 from ckptfix.formats.torch.tensors import BadTensor, is_wrapper, sizes
 from ckptfix.ops import choose
@@ -87,7 +86,8 @@ def refuse_odd_keys(checkpoint: Checkpoint, at: str) -> None:
     Raises:
         KeyConflict: tensors under bytes or tuples, or under a number beside the same number as text.
     """
-    odd = checkpoint.graph.found.odd_keys.get(at, ()) if isinstance(checkpoint.graph, Parts) else ()
+    parts = pickled(checkpoint)
+    odd = () if parts is None else parts.found.odd_keys.get(at, ())
     if odd:
         raise KeyConflict(
             f"{len(odd)} keys of tensors are not names that a state dict can have: {', '.join(odd[:5])}",
@@ -130,14 +130,13 @@ def piece_of(checkpoint: Checkpoint, at: str | None = None) -> Piece | None:
     Args:
         at: address of the state dict that counts; by default those that are a model's.
     """
-    if checkpoint.format == safetensors.NAME:
-        return _of_safetensors(checkpoint)
-    if not isinstance(checkpoint.graph, Parts):
-        return None
-    return _of_deepspeed(checkpoint, at) or _of_tensors(checkpoint, at)
+    parts = pickled(checkpoint)
+    if parts is None:
+        return _of_metadata(checkpoint)
+    return _of_deepspeed(checkpoint, parts, at) or _of_tensors(checkpoint, parts, at)
 
 
-def _of_safetensors(checkpoint: Checkpoint) -> Piece | None:
+def _of_metadata(checkpoint: Checkpoint) -> Piece | None:
     try:
         said = json.loads(checkpoint.metadata.get(SHARDING_INFO, "null"))
     except (ValueError, RecursionError):
@@ -165,8 +164,8 @@ def _rank_in_name(path: str) -> int | None:
     return None if found is None else int(next(group for group in found.groups() if group is not None))
 
 
-def _of_deepspeed(checkpoint: Checkpoint, at: str | None) -> Piece | None:
-    top = _fields(checkpoint.graph.graph.root)
+def _of_deepspeed(checkpoint: Checkpoint, parts: Parts, at: str | None) -> Piece | None:
+    top = _fields(parts.graph.root)
     if "ds_version" not in top and "param_shapes" not in top:
         return None
     way_out, command = deepspeed.way_out(checkpoint.path)
@@ -212,14 +211,14 @@ def _fields(node: Any) -> dict[str, Any]:
     return {str(key): value for key, value in rows if isinstance(key, str)}
 
 
-def _of_tensors(checkpoint: Checkpoint, at: str | None) -> Piece | None:
+def _of_tensors(checkpoint: Checkpoint, parts: Parts, at: str | None) -> Piece | None:
     """The first of the tensors that counts and that the pickle describes as a piece."""
     ats = {row.at for row in choose.meant(checkpoint)} if at is None else {at}
-    parts = tuple(f"{at}/{holder}".lstrip("/") for at in ats for holder in torch_module.HOLDERS)
+    inside = tuple(f"{at}/{holder}".lstrip("/") for at in ats for holder in torch_module.HOLDERS)
     nodes = {
         (where, key): node
-        for where, key, node in checkpoint.graph.found.tensors
-        if where in ats or where.startswith(parts)
+        for where, key, node in parts.found.tensors
+        if where in ats or where.startswith(inside)
     }
     first: Piece | None = None
     count = 0

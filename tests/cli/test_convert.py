@@ -23,7 +23,7 @@ def test_the_suffix_or_the_option_says_the_format(
 ) -> None:
     result = cli("convert", ddp, tmp_path / name, *options)
     assert result.exit_code == 0, result.output
-    assert found == detect(tmp_path / name).NAME
+    assert found == detect(tmp_path / name).name
 
 
 def test_what_stays_behind_is_named(cli: Cli, ddp: Path, tmp_path: Path) -> None:

@@ -63,16 +63,16 @@ def edited(name: str, path: Path, *edits: Edit) -> Path:
 
 def test_every_format_has_a_sample(name: str) -> None:
     assert set(FORMATS) == set(SAMPLES)
-    module = FORMATS[name]
-    assert name == module.NAME and module.TITLE and all(suffix[0] == "." for suffix in module.SUFFIXES)
+    format = FORMATS[name]
+    assert name == format.name and format.title and all(suffix[0] == "." for suffix in format.suffixes)
 
 
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors", ".txt", ".zip", ""])
 def test_it_is_found_by_content(name: str, suffix: str, tmp_path: Path) -> None:
     path = made(name, tmp_path).rename(tmp_path / f"other{suffix}")
-    assert name == detect(path).NAME
+    assert name == detect(path).name
     head = path.read_bytes()[:4096]
-    assert [one for one, module in FORMATS.items() if module.score(str(path), head, path.stat().st_size)] == [name]
+    assert [one for one, format in FORMATS.items() if format.score(str(path), head, path.stat().st_size)] == [name]
 
 
 def test_entries_are_those_of_the_library(name: str, tmp_path: Path) -> None:

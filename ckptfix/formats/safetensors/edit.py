@@ -28,7 +28,7 @@ from ckptfix.checkpoint import (
 )
 from ckptfix.errors import DamagedFile, WouldLoseData
 from ckptfix.formats.safetensors.changes import Names
-from ckptfix.formats.safetensors.header import METADATA, Header, Member, Pair, Row, members
+from ckptfix.formats.safetensors.header import METADATA, Header, Member, Pair, Row, header_of, members
 from ckptfix.formats.safetensors.ties import follow
 from ckptfix.formats.safetensors.write import framed, metadata_text, plan_write, quoted, row_major, stated_of
 
@@ -49,7 +49,7 @@ def plan_edit(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan:
         WouldLoseData: a tensor would be dropped whose bytes a tied name needs.
         Unsupported: the header would be longer than readers take, or a new shape does not go with the bytes.
     """
-    header: Header = checkpoint.graph
+    header = header_of(checkpoint)
     names = Names(header)
     pairs: dict[str, str | None] = {}
     for edit in edits:
@@ -115,7 +115,7 @@ def _fresh(
     Raises:
         DamagedFile: a tensor of the file that is not stated as it is, which a new layout would hide.
     """
-    header: Header = checkpoint.graph
+    header = header_of(checkpoint)
     for finding in checkpoint.findings:
         if finding.severity == "error" or finding.id == "unknown-dtype":
             raise DamagedFile(finding.message, path=header.path, where=finding.where, offset=finding.offset)

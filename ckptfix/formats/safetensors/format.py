@@ -8,7 +8,7 @@ not to be found.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from ckptfix.checkpoint import (
     ByteRange,
@@ -22,17 +22,19 @@ from ckptfix.checkpoint import (
 )
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
+from ckptfix.formats.base import Format
 from ckptfix.formats.safetensors.edit import plan_edit
-from ckptfix.formats.safetensors.header import ALIGNMENT, MAX_HEADER, Header, Row, read_header
+from ckptfix.formats.safetensors.header import ALIGNMENT, MAX_HEADER, Header, Row, header_of, read_header
+from ckptfix.formats.safetensors.packed import plan_packed
 from ckptfix.formats.safetensors.ties import ORDER_KEY, TIE_KEYS, VIEWS_KEY, restore_ties, share_plan, ties
 from ckptfix.formats.safetensors.write import plan_write
+from ckptfix.formats.torch.tensors import LAZY
 
 __all__ = [
     "NAME",
     "ORDER_KEY",
     "SUFFIXES",
     "TIE_KEYS",
-    "TITLE",
     "VIEWS_KEY",
     "check",
     "plan_edit",
@@ -44,7 +46,6 @@ __all__ = [
 ]
 
 NAME = "safetensors"
-TITLE = "safetensors"
 SUFFIXES = (".safetensors",)
 
 _MANY = 1 << 63
@@ -82,7 +83,7 @@ def read(path: str) -> Checkpoint:
         metadata=metadata,
         sites=(NameSite("", "state_dict", (*rows, *tied)),),
         state_dicts=(StateDict("", len(rows), 0),) if rows else (),
-        graph=header,
+        inside=header,
         findings=(*header.findings, *_unreadable(header)),
     )
 
@@ -93,7 +94,15 @@ def check(path: str) -> Iterator[Finding]:
     Raises:
         DamagedFile: the header cannot be read.
     """
-    header = read_header(path)
+    yield from _judged(read_header(path))
+
+
+def judge(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """What `check` finds, of a checkpoint that was read."""
+    yield from _judged(header_of(checkpoint))
+
+
+def _judged(header: Header) -> Iterator[Finding]:
     yield from header.findings
     if header.data_start % ALIGNMENT:
         message = f"the data begins at no multiple of {ALIGNMENT}"
@@ -176,3 +185,54 @@ def _layout(header: Header) -> Iterator[Finding]:
         message = f"{header.data_size - end} bytes follow the last tensor"
         # Every reader of safetensors refuses such a file; torch's readers pass over a few bytes.
         yield found("trailing-bytes", message, offset=header.data_start + end, severity="error")
+
+
+def weights(checkpoint: Checkpoint, at: str | None = None, *, views: bool = True) -> tuple[TensorEntry, ...]:
+    """The tensors as they were before `share_plan`; see the contract in `base`."""
+    if at:
+        return ()
+    # Recorded views are compared with their bases byte by byte.
+    pairs = {key: value for key, value in checkpoint.metadata.items() if views or key != VIEWS_KEY}
+    return restore_ties(checkpoint.entries, pairs)
+
+
+def tied_names(checkpoint: Checkpoint) -> Mapping[str, str]:
+    """Names that the metadata ties to a tensor -> that tensor."""
+    return ties(checkpoint.metadata, {entry.key for entry in checkpoint.entries}) if checkpoint.metadata else {}
+
+
+def remarks(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """What is known of every safetensors file."""
+    if checkpoint.entries and checkpoint.metadata.get("format") is None:
+        yield found("no-format-metadata")
+    yield found("no-checksums", "safetensors states no checksums: a flipped bit of the data could not be seen")
+
+
+def refuses(entry: TensorEntry) -> str | None:
+    """What about a tensor the format cannot hold; None if it can hold it as it is."""
+    if entry.kind != "dense":
+        return f"{entry.kind} {entry.dtype}"
+    lazy = set(LAZY) & set(entry.detail.split(", "))
+    if not lazy and dtypes.by_name(entry.dtype).safetensors is not None:
+        return None
+    return f"{entry.detail} {entry.dtype}".strip()
+
+
+FORMAT = Format(
+    name=NAME,
+    title="safetensors",
+    suffixes=SUFFIXES,
+    states=frozenset({"metadata"}),
+    score=score,
+    read=read,
+    check=check,
+    judge=judge,
+    weights=weights,
+    refuses=refuses,
+    plan_edit=plan_edit,
+    plan_write=plan_write,
+    share=share_plan,
+    ties=tied_names,
+    remarks=remarks,
+    plan_packed=plan_packed,
+)

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from json import JSONDecodeError, JSONDecoder
 from typing import Any, NamedTuple, NoReturn, TypeGuard
 
+from ckptfix.checkpoint import Checkpoint, Inside
 from ckptfix.errors import BadDirectory, Truncated
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
@@ -73,7 +74,7 @@ class Pair(NamedTuple):
 
 
 @dataclass(slots=True)
-class Header:
+class Header(Inside):
     """A header as read.
 
     Attributes:
@@ -106,6 +107,13 @@ class Header:
     def data_size(self) -> int:
         """Bytes that follow the header, however many were promised."""
         return self.size - self.data_start
+
+
+def header_of(checkpoint: Checkpoint) -> Header:
+    """The header that a safetensors checkpoint was read from."""
+    header = checkpoint.inside
+    assert isinstance(header, Header)
+    return header
 
 
 def read_header(path: str) -> Header:

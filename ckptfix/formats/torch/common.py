@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from ckptfix.checkpoint import Checkpoint, Data, Storage, TensorEntry, dtypes
+from ckptfix.checkpoint import Checkpoint, Data, Inside, Storage, TensorEntry, dtypes
 from ckptfix.errors import BadPickle, CkptfixError, about
 from ckptfix.findings.row import Finding
 from ckptfix.formats.torch import demands
@@ -24,7 +24,7 @@ SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".tar")
 ``.pth.tar`` (the ImageNet example) and others too."""
 
 
-class Parts:
+class Parts(Inside):
     """What a torch checkpoint keeps for its own edits: the walked object, its storages, its container."""
 
     __slots__ = ("container", "found", "storages")
@@ -78,14 +78,21 @@ def build(
         state_dicts=tuple(found.state_dicts),
         devices=devices.counts(),
         fixed_devices=tuple(devices.fixed),
-        graph=Parts(found, storages, container),
+        inside=Parts(found, storages, container),
         findings=findings,
     )
 
 
+def pickled(checkpoint: Checkpoint) -> Parts | None:
+    """The object of a checkpoint; None for one that holds tensors by name and no object."""
+    inside = checkpoint.inside
+    return inside if isinstance(inside, Parts) else None
+
+
 def parts_of(checkpoint: Checkpoint) -> Parts:
-    parts = checkpoint.graph
-    assert isinstance(parts, Parts)
+    """The object of a checkpoint that has one."""
+    parts = pickled(checkpoint)
+    assert parts is not None
     return parts
 
 

@@ -16,12 +16,16 @@ the one stored under `key`. Source: torch/serialization.py (``_legacy_save``, ``
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 from ckptfix.checkpoint import ByteRange, Checkpoint, Drop, Edit, OutputFile, Plan, Put, Segment, TensorEntry, dtypes
 from ckptfix.errors import BadPickle
 from ckptfix.findings.row import Finding
+from ckptfix.findings.table import found
+from ckptfix.formats.base import OF_OBJECTS, Format, plain_weights
 from ckptfix.formats.torch import common as torch_common
 from ckptfix.formats.torch import emit as torch_emit
+from ckptfix.formats.torch import recode as torch_recode
 from ckptfix.formats.torch import weights_only as trusted
 from ckptfix.formats.torch.edit import patches
 from ckptfix.formats.torch.legacy_layout import (
@@ -36,14 +40,13 @@ from ckptfix.formats.torch.legacy_layout import (
     read_storages,
     refuse_truncated,
     refuse_unloadable,
+    refuses,
 )
 from ckptfix.formats.torch.legacy_layout import NAME as NAME
+from ckptfix.formats.torch.weights import plan_torch
 from ckptfix.io.read import Reader
 from ckptfix.pickles import Graph, splice
 from ckptfix.pickles.graph import pairs
-
-TITLE = "PyTorch legacy"
-SUFFIXES = torch_common.SUFFIXES
 
 
 def score(path: str, head: bytes, size: int) -> int:
@@ -143,3 +146,27 @@ def plan_write(entries: Sequence[TensorEntry], dest: str, *, metadata: Mapping[s
     return Plan((OutputFile.of(dest, fresh(pickle, sized)),))
 
 
+def remarks(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """What is known of every legacy file."""
+    yield found("no-mmap")
+    yield found("no-checksums", "torch's old format has no checksums: a flipped bit of the data could not be seen")
+
+
+FORMAT = Format(
+    name=NAME,
+    title="PyTorch legacy",
+    suffixes=torch_common.SUFFIXES,
+    states=OF_OBJECTS,
+    score=score,
+    read=read,
+    check=check,
+    judge=torch_common.all_findings,
+    weights=plain_weights,
+    refuses=refuses,
+    plan_edit=plan_edit,
+    plan_write=plan_write,
+    remarks=remarks,
+    plan_state_dict=partial(plan_torch, legacy=True),
+    recode=torch_recode.to_legacy,
+    read_object=read_object,
+)

@@ -134,17 +134,37 @@ def refuse_unloadable(entries: Sequence[TensorEntry], path: str) -> None:
     - Those whose rebuild call reads values, such as the sizes of a nested tensor's parts: a legacy file has its bytes
       behind the pickle, so while the calls run every storage holds whatever was in memory.
     """
-    untyped = [entry for entry in entries if entry.storage and dtypes.by_name(entry.dtype).storage_class is None]
+    untyped = [entry for entry in entries if _is_untyped(entry)]
     if untyped:
         kinds = ", ".join(sorted({entry.dtype for entry in untyped}))
         raise untyped_refusal(path, f"{kinds} ({len(untyped)} tensors)", untyped[0].name)
-    stack = list(entries)
+    for entry in reversed(entries):
+        if (computed := _computed(entry)) is not None:
+            part, what = computed
+            raise WouldLoseData(f"{CANNOT_LOAD} {what}", path=path, where=part.name, hint="keep the zip format")
+
+
+def refuses(entry: TensorEntry) -> str | None:
+    """Why torch would not load a tensor from a legacy file; None if it would. See `refuse_unloadable`."""
+    if _is_untyped(entry):
+        return entry.dtype
+    computed = _computed(entry)
+    return None if computed is None else computed[1]
+
+
+def _is_untyped(entry: TensorEntry) -> bool:
+    return entry.storage is not None and dtypes.by_name(entry.dtype).storage_class is None
+
+
+def _computed(entry: TensorEntry) -> tuple[TensorEntry, str] | None:
+    """The tensor among `entry` and its parts whose rebuild call reads values, and what it is."""
+    stack = [entry]
     while stack:
-        entry = stack.pop()
-        if entry.kind == "nested" or (entry.detail.startswith(DEVICE_TENSOR) and entry.parts):
-            what = "a nested tensor" if entry.kind == "nested" else f"a {entry.detail}"
-            raise WouldLoseData(f"{CANNOT_LOAD} {what}", path=path, where=entry.name, hint="keep the zip format")
-        stack += entry.parts
+        part = stack.pop()
+        if part.kind == "nested" or (part.detail.startswith(DEVICE_TENSOR) and part.parts):
+            return part, "a nested tensor" if part.kind == "nested" else f"a {part.detail}"
+        stack += part.parts
+    return None
 
 
 def untyped_refusal(path: str, what: str, where: str | None = None) -> WouldLoseData:

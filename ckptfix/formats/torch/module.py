@@ -20,6 +20,7 @@ from ckptfix.checkpoint import Checkpoint
 from ckptfix.errors import BadPickle, KeyConflict, Unsupported
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
+from ckptfix.formats.torch.common import pickled
 from ckptfix.formats.torch.tensors import is_tensor
 from ckptfix.pickles import Call, Dict, Global, PersId, Set, Text
 from ckptfix.pickles.graph import attributes, children, pairs
@@ -145,8 +146,8 @@ def find_modules(root: Any) -> Iterator[tuple[str, Any]]:
 
 def modules(checkpoint: Checkpoint) -> list[tuple[str, Any]]:
     """(address, node) of the whole modules of a torch checkpoint; none for other formats."""
-    graph = getattr(checkpoint.graph, "graph", None)
-    return [] if graph is None else list(find_modules(graph.root))
+    parts = pickled(checkpoint)
+    return [] if parts is None else list(find_modules(parts.graph.root))
 
 
 @dataclass(slots=True)

@@ -17,16 +17,19 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 from ckptfix.checkpoint import ByteRange, Checkpoint, Drop, Edit, OutputFile, Plan, Put, Segment, TensorEntry
 from ckptfix.commands import quoted
 from ckptfix.errors import BadDirectory, Bomb, DamagedFile, Unsupported
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
-from ckptfix.formats.base import unknown
+from ckptfix.formats.base import OF_OBJECTS, Format, plain_weights, unknown
 from ckptfix.formats.torch import common as torch_common
 from ckptfix.formats.torch import emit as torch_emit
+from ckptfix.formats.torch import recode as torch_recode
 from ckptfix.formats.torch.edit import patches
+from ckptfix.formats.torch.weights import plan_torch
 from ckptfix.formats.torch.zip_layout import MAX_PICKLE, MAX_RATIO, Archive, Places, ambiguous_names, fresh
 from ckptfix.formats.torch.zip_layout import NAME as NAME
 from ckptfix.io.read import Reader, read_chunks
@@ -35,8 +38,6 @@ from ckptfix.zips.local import record_data
 from ckptfix.zips.read import Directory, read_directory
 from ckptfix.zips.write import replace_record
 
-TITLE = "PyTorch zip"
-SUFFIXES = torch_common.SUFFIXES
 MAX_VERSION = 10
 
 
@@ -149,7 +150,8 @@ def plan_edit(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan:
         if torch_rewrite.is_needed(checkpoint, edits):
             return torch_rewrite.plan_edits(checkpoint, edits, dest)
     parts = torch_common.parts_of(checkpoint)
-    archive: Archive = parts.container
+    archive = archive_of(checkpoint)
+    assert archive is not None
     changes = patches(parts.found, edits)
     path = checkpoint.path
     segments: list[Segment] = [ByteRange(path, 0, checkpoint.size)]
@@ -168,10 +170,10 @@ def refuse_disputed(checkpoint: Checkpoint) -> None:
     Raises:
         BadDirectory: there is one (see `Record.dispute`).
     """
-    archive: Archive = torch_common.parts_of(checkpoint).container
-    for record in archive.directory.records:
+    archive = archive_of(checkpoint)
+    for record in archive.directory.records if archive is not None else ():
         dispute = record.dispute
-        if dispute is not None and record.name.startswith(f"{archive.root}/"):
+        if archive is not None and dispute is not None and record.name.startswith(f"{archive.root}/"):
             hint = f"ckptfix repair {quoted(checkpoint.path)} OUT"
             raise BadDirectory(dispute, path=checkpoint.path, where=record.name, offset=record.header, hint=hint)
 
@@ -182,3 +184,32 @@ def plan_write(entries: Sequence[TensorEntry], dest: str, *, metadata: Mapping[s
     return Plan((OutputFile.of(dest, fresh(pickle, storages)),))
 
 
+def archive_of(checkpoint: Checkpoint) -> Archive | None:
+    """The archive that a checkpoint lies in; None for other formats."""
+    parts = torch_common.pickled(checkpoint)
+    return parts.container if parts is not None and isinstance(parts.container, Archive) else None
+
+
+def refuses(entry: TensorEntry) -> str | None:
+    """A zip holds every tensor that torch has."""
+    return None
+
+
+FORMAT = Format(
+    name=NAME,
+    title="PyTorch zip",
+    suffixes=torch_common.SUFFIXES,
+    states=OF_OBJECTS | {"checksums", "byteorder"},
+    score=score,
+    read=read,
+    check=check,
+    judge=torch_common.all_findings,
+    weights=plain_weights,
+    refuses=refuses,
+    plan_edit=plan_edit,
+    plan_write=plan_write,
+    since=(1, 6),
+    plan_state_dict=partial(plan_torch, legacy=False),
+    recode=torch_recode.to_zip,
+    read_object=read_object,
+)

@@ -8,7 +8,7 @@ from typing import Any
 
 from ckptfix.checkpoint import Checkpoint
 from ckptfix.errors import NoSuchTensor, Refused
-from ckptfix.formats.torch.common import Parts
+from ckptfix.formats.torch.common import pickled
 from ckptfix.formats.torch.object import MAX_ADDRESS
 from ckptfix.formats.torch.tensors import is_tensor
 from ckptfix.loaders.model.report import named
@@ -28,7 +28,8 @@ def optimizers_in(checkpoint: Checkpoint, maker: TensorMaker) -> Iterator[tuple[
 
     The function returns the mapping and every value that was made on the way.
     """
-    if not isinstance(checkpoint.graph, Parts):
+    parts = pickled(checkpoint)
+    if parts is None:
         _ = checkpoint.entries
         refuse_damaged(checkpoint)
         stack: list[tuple[str, Any]] = [("", from_entries(checkpoint, maker))]
@@ -41,7 +42,7 @@ def optimizers_in(checkpoint: Checkpoint, maker: TensorMaker) -> Iterator[tuple[
                     stack += [(f"{at}/{key}".strip("/"), inner) for key, inner in reversed(list(value.items()))]
         return
     seen: set[int] = set()
-    nodes: list[tuple[str, Any]] = [("", checkpoint.graph.graph.root)]
+    nodes: list[tuple[str, Any]] = [("", parts.graph.root)]
     while nodes:
         at, node = nodes.pop()
         if is_leaf(node) or id(node) in seen or is_tensor(node):

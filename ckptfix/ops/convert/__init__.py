@@ -54,7 +54,7 @@ def convert(
     def make(checkpoint: Checkpoint, dest: str) -> Draft[ConvertResult]:
         done = convert_op.convert(checkpoint, dest, to=to, at=at, drop_unsupported=drop_unsupported)
         line = f"{plural(done.tensors, 'tensor')} from {checkpoint.format} to {done.format}"
-        if done.format == checkpoint.format:
+        if done.copied:
             line = f"nothing to do: it is {done.format} already{copy_note(True)}"
         if done.at:
             line += f" from {done.at}"

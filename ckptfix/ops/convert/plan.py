@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from ckptfix.checkpoint import ByteRange, Checkpoint, OutputFile, Plan, TensorEntry, contiguous_stride
 from ckptfix.errors import Refused, WouldLoseData
 from ckptfix.findings.table import found
-from ckptfix.formats import FORMATS
-from ckptfix.formats.safetensors import format as safetensors
+from ckptfix.formats import FORMATS, format_of, states, weights_of
+from ckptfix.formats.base import Format
+from ckptfix.formats.safetensors.ties import TIE_KEYS
 from ckptfix.formats.safetensors.write import row_major
-from ckptfix.formats.target import fits, target_format, why_not
-from ckptfix.formats.torch import recode as torch_recode
+from ckptfix.formats.target import target_format
 from ckptfix.formats.torch.common import element_sizes, little_endian
 from ckptfix.ops import choose
 from ckptfix.ops.candidates import Candidate
@@ -34,6 +34,7 @@ class Conversion:
         lost: names of tensors among them that were dropped on request.
         ties: names that share their bytes with another one.
         promise: what the output has to hold.
+        copied: the input had this format; the output is a copy.
     """
 
     plan: Plan
@@ -44,6 +45,7 @@ class Conversion:
     left: tuple[str, ...] = ()
     lost: tuple[str, ...] = ()
     ties: int = 0
+    copied: bool = False
 
 
 def convert(
@@ -51,65 +53,68 @@ def convert(
 ) -> Conversion:
     """Plan `dest` as another format of `checkpoint`.
 
-    torch to torch keeps the whole object. safetensors takes one state dict: the one at `at`, or the only
-    one that looks like a model's.
+    A format with objects keeps the whole object of another one. Others, as safetensors, take one state dict: the one
+    at `at`, or the only one that looks like a model's.
 
     Raises:
         WouldLoseData: tensors that the output cannot hold, without `drop_unsupported`.
         Refused: several state dicts and no `at`; or they are one rank's piece, and the output would not say so.
     """
-    target = target_format(checkpoint.path, dest, to)
-    if target == checkpoint.format:
-        return _copied(checkpoint, dest, target)
-    if target == "safetensors":
-        return _to_safetensors(checkpoint, dest, at, drop_unsupported)
+    target = FORMATS[target_format(checkpoint.path, dest, to)]
+    if target is format_of(checkpoint):
+        return _copied(checkpoint, dest)
+    if "objects" not in target.states:
+        return _one_state_dict(checkpoint, dest, target, at, drop_unsupported)
     if at is not None:
         raise Refused("--at picks a state dict for safetensors; a torch file keeps the whole object")
-    if checkpoint.format == "safetensors":
-        return _from_safetensors(checkpoint, dest, target)
+    if target.recode is None or not states(checkpoint, "objects"):
+        return _every_tensor(checkpoint, dest, target)
     _ = checkpoint.entries
     refuse_damaged(checkpoint)
-    plan = (torch_recode.to_zip if target == "zip" else torch_recode.to_legacy)(checkpoint, dest)
-    return Conversion(plan, target, None, len(checkpoint.entries), everything(checkpoint))
+    plan = target.recode(checkpoint, dest)
+    return Conversion(plan, target.name, None, len(checkpoint.entries), everything(checkpoint))
 
 
-def _copied(checkpoint: Checkpoint, dest: str, target: str) -> Conversion:
+def _copied(checkpoint: Checkpoint, dest: str) -> Conversion:
     plan = Plan((OutputFile.of(dest, (ByteRange(checkpoint.path, 0, checkpoint.size),)),))
-    return Conversion(plan, target, None, len(checkpoint.entries), everything(checkpoint))
+    return Conversion(plan, checkpoint.format, None, len(checkpoint.entries), everything(checkpoint), copied=True)
 
 
-def _to_safetensors(checkpoint: Checkpoint, dest: str, at: str | None, drop_unsupported: bool) -> Conversion:
+def _one_state_dict(
+    checkpoint: Checkpoint, dest: str, target: Format, at: str | None, drop_unsupported: bool
+) -> Conversion:
     if at is None:
         refuse_piece(checkpoint)
     chosen = choose.mapping(checkpoint, at)
     refuse_piece(checkpoint, chosen.at)
     refuse_odd_keys(checkpoint, chosen.at)
-    entries = [entry for entry in checkpoint.entries if entry.at == chosen.at]
+    entries = weights_of(checkpoint, chosen.at)
     plain = [replace(entry, at="") for entry in entries]
-    fitting = [entry for entry in plain if fits(entry)]
-    odd = [entry for entry in plain if not fits(entry)]
+    refused = {entry.key: why for entry in plain if (why := target.refuses(entry)) is not None}
+    fitting = [entry for entry in plain if entry.key not in refused]
+    odd = [entry for entry in plain if entry.key in refused]
     if odd and not drop_unsupported:
-        shown = ", ".join(f"{entry.key} ({why_not(entry)})" for entry in odd[:5])
+        shown = ", ".join(f"{entry.key} ({refused[entry.key]})" for entry in odd[:5])
         more = f" and {len(odd) - 5} more" if len(odd) > 5 else ""
         raise WouldLoseData(
-            f"safetensors cannot hold {len(odd)} of {len(plain)} tensors: {shown}{more}",
+            f"{target.name} cannot hold {len(odd)} of {len(plain)} tensors: {shown}{more}",
             path=checkpoint.path,
             where=chosen.at or None,
             hint="--drop-unsupported leaves them out, and names them",
         )
     refuse_damaged(checkpoint)
-    kept, metadata, findings = safetensors.share_plan(fitting)
-    plan = safetensors.plan_write(little(checkpoint, kept), dest, metadata={"format": "pt", **metadata})
+    kept, metadata, findings = target.share(fitting)
+    plan = target.plan_write(little(checkpoint, kept), dest, metadata={"format": "pt", **metadata})
     left = _left_behind(checkpoint, chosen)
     lost = tuple(entry.key for entry in odd)
     noticed = [*findings, *plan.findings]
     noticed += [found("left-behind", "is not in the output", where=address) for address in left]
-    noticed += [found("lost", "safetensors cannot hold it", where=key) for key in lost]
+    noticed += [found("lost", f"{target.name} cannot hold it", where=key) for key in lost]
     plan = Plan(plan.files, tuple(noticed))
     ties = len(fitting) - len(kept)
     others = [entry for entry in checkpoint.entries if entry.at != chosen.at]
     promise = Promise(fitting, others=others, reported=frozenset(left))
-    return Conversion(plan, "safetensors", chosen.at, len(fitting), promise, (*left, *lost), lost, ties)
+    return Conversion(plan, target.name, chosen.at, len(fitting), promise, (*left, *lost), lost, ties)
 
 
 def little(checkpoint: Checkpoint, entries: Sequence[TensorEntry]) -> list[TensorEntry]:
@@ -148,16 +153,17 @@ def _top(address: str, inside: str) -> str:
     return address if inside and address.startswith(inside) else address.partition("/")[0]
 
 
-def _from_safetensors(checkpoint: Checkpoint, dest: str, target: str) -> Conversion:
+def _every_tensor(checkpoint: Checkpoint, dest: str, target: Format) -> Conversion:
+    """The tensors of a format that holds nothing else but metadata."""
     refuse_piece(checkpoint)
-    entries = safetensors.restore_ties(checkpoint.entries, checkpoint.metadata)
+    entries = weights_of(checkpoint)
     refuse_damaged(checkpoint)
-    plan = FORMATS[target].plan_write(entries, dest)
+    plan = target.plan_write(entries, dest)
     names = {entry.key for entry in entries}
-    left = [key for key in checkpoint.metadata if key not in names and key not in {"format", *safetensors.TIE_KEYS}]
+    left = [key for key in checkpoint.metadata if key not in names and key not in {"format", *TIE_KEYS}]
     findings = list(plan.findings)
     findings += [found("left-behind", "is not in the output", where=f"__metadata__/{key}") for key in left]
     plan = Plan(plan.files, tuple(findings))
     ties = len(entries) - len(checkpoint.entries)
     behind = tuple(f"__metadata__/{key}" for key in left)
-    return Conversion(plan, target, "", len(entries), everything(checkpoint), behind, (), max(ties, 0))
+    return Conversion(plan, target.name, "", len(entries), everything(checkpoint), behind, (), max(ties, 0))

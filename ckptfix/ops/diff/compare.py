@@ -6,13 +6,14 @@ from collections.abc import Iterator, Sequence
 
 from ckptfix.checkpoint import Checkpoint, TensorEntry
 from ckptfix.findings.row import Finding
+from ckptfix.formats import format_of
 from ckptfix.io.read import Progress
 from ckptfix.io.threads import Readers
 from ckptfix.ops.diff.content import Group, Renamed, find_renamed
 from ckptfix.ops.diff.pairs import At, Side, match, sides
 from ckptfix.ops.diff.plain import compare_values
 from ckptfix.ops.diff.result import Ambiguous, Counts, DiffResult, NamePair, OneSided, ValueChange
-from ckptfix.ops.diff.tensors import UNSTATED, Tensors, sharing
+from ckptfix.ops.diff.tensors import COMPARED, Tensors, sharing
 from ckptfix.pickles.collector import without_collections
 
 __all__ = ["DiffResult", "diff"]
@@ -62,7 +63,7 @@ def diff(
     side_a, side_b, pairings, modules = sides(a, b, at=at, strip=strip, filter=filter)
     a, b = side_a.checkpoint, side_b.checkpoint
     matched, rest_a, rest_b = match(side_a, side_b)
-    unstated = UNSTATED.get(a.format, frozenset()) | UNSTATED.get(b.format, frozenset())
+    unstated = COMPARED - (format_of(a).states & format_of(b).states)
     tensors = Tensors((a.byteorder, b.byteorder), rtol, atol, quick, unstated)
     renamed: list[Renamed] = []
     ambiguous: list[Group] = []

@@ -10,8 +10,7 @@ from fnmatch import fnmatchcase
 
 from ckptfix.checkpoint import Checkpoint, TensorEntry
 from ckptfix.errors import KeyConflict, NoSuchTensor, Undecided
-from ckptfix.formats.safetensors import format as safetensors
-from ckptfix.formats.safetensors import ties as safetensors_ties
+from ckptfix.formats import format_of
 from ckptfix.names import wrappers as keys
 from ckptfix.ops import choose
 from ckptfix.ops.diff.modules import as_state_dicts
@@ -220,10 +219,10 @@ def _by_name(side: Side) -> dict[Name, TensorEntry]:
 def _entries(checkpoint: Checkpoint) -> Iterator[TensorEntry]:
     """Every tensor, and the names that metadata only ties to one."""
     yield from checkpoint.entries
-    if checkpoint.format == safetensors.NAME:
-        known = {entry.key: entry for entry in checkpoint.entries}
-        for name, kept in safetensors_ties.ties(checkpoint.metadata, known).items():
-            yield replace(known[kept], key=name)
+    tied = format_of(checkpoint).ties(checkpoint)
+    known = {entry.key: entry for entry in checkpoint.entries} if tied else {}
+    for name, kept in tied.items():
+        yield replace(known[kept], key=name)
 
 
 def _unique_bare(names: Iterable[Name]) -> dict[Name, Name]:

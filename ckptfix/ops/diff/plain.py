@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from ckptfix.formats import states
 from ckptfix.ops.diff.pairs import Side, bare_address
 from ckptfix.ops.diff.result import ValueChange
 
@@ -21,7 +22,7 @@ def compare_values(a: Side, b: Side, *, rtol: float, atol: float) -> tuple[list[
     ``param_names``) are compared as names are, without the prefixes that are to be ignored.
     """
     found_a, found_b = dict(_values(a)), dict(_values(b))
-    if a.checkpoint.format == b.checkpoint.format and a.everything:
+    if a.everything and all(states(side.checkpoint, "metadata") for side in (a, b)):
         found_a |= _metadata(a)
         found_b |= _metadata(b)
     partner = _partners(found_a, found_b)

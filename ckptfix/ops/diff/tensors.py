@@ -9,6 +9,7 @@ from operator import attrgetter
 
 from ckptfix.checkpoint import ByteRange, TensorEntry
 from ckptfix.errors import Unsupported
+from ckptfix.formats.base import Aspect
 from ckptfix.formats.torch import tensors as torch_tensors
 from ckptfix.io.read import Progress
 from ckptfix.io.threads import Readers, Workers
@@ -20,8 +21,8 @@ from ckptfix.ops.diff.elements import Comparison
 from ckptfix.ops.diff.result import Difference, Match, Sharing, TensorChange
 from ckptfix.ops.diff.sums import ValueDiff
 
-UNSTATED = {"safetensors": frozenset({"device", "requires_grad", "parameter", "stride", "detail", "sharing"})}
-"""What a format does not state: it is not compared with what the other file states."""
+COMPARED: frozenset[Aspect] = frozenset({"device", "requires_grad", "parameter", "stride", "detail", "sharing"})
+"""What is compared where the formats of both files state it."""
 
 LAZY = frozenset(torch_tensors.LAZY)
 
@@ -81,7 +82,7 @@ class Tensors:
     rtol: float
     atol: float
     quick: bool
-    unstated: frozenset[str]
+    unstated: frozenset[Aspect]
     rows: list[Row] = field(default_factory=list)
     jobs: dict[Hashable, Job] = field(default_factory=dict)
     trusted: set[int] = field(default_factory=set)
@@ -194,7 +195,7 @@ PROPERTIES: dict[str, Callable[[TensorEntry], object]] = {
 }
 
 
-def properties(a: TensorEntry, b: TensorEntry, unstated: frozenset[str]) -> Iterator[Difference]:
+def properties(a: TensorEntry, b: TensorEntry, unstated: frozenset[Aspect]) -> Iterator[Difference]:
     """The properties in which two tensors differ, without those that one of the formats does not state."""
     for what, read in PROPERTIES.items():
         if read(a) != read(b) and (what not in unstated or (what == "detail" and _is_lazy(a) != _is_lazy(b))):

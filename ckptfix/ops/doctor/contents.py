@@ -12,10 +12,10 @@ from ckptfix.findings.load_errors import LoadError
 from ckptfix.findings.message_names import Prefix
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
-from ckptfix.formats.safetensors import format as safetensors
+from ckptfix.formats import FORMATS, format_of, states
+from ckptfix.formats.safetensors.ties import share_plan
 from ckptfix.formats.torch import calls
-from ckptfix.formats.torch import legacy as torch_legacy
-from ckptfix.formats.torch import zip as torch_zip
+from ckptfix.formats.torch.common import pickled
 from ckptfix.names import spellings as families
 from ckptfix.names import wrappers as keys
 from ckptfix.ops import averages, choose
@@ -24,15 +24,11 @@ from ckptfix.ops.choose import chosen_sites
 from ckptfix.ops.sanitize import versions as sanitize_versions
 from ckptfix.words import plural
 
-PICKLED = (torch_zip.NAME, torch_legacy.NAME)
-
 WASTE = 4096
 """Unused bytes of a storage are reported from this many on, if they are also a tenth of it."""
 
 _LIGHTNING = ("hyper_parameters", "global_step", "callbacks", "lr_schedulers", "hparams_name")
 """Keys that beside ``state_dict`` make a file look like one of Lightning's (checkpoint_connector.py)."""
-
-_SUFFIX_FORMATS = {".safetensors": safetensors.NAME}
 
 
 def weights(checkpoint: Checkpoint) -> list[StateDict]:
@@ -75,25 +71,18 @@ def scan(checkpoint: Checkpoint) -> Iterator[Finding]:
     yield from _sizes(checkpoint)
     yield from _sharing(checkpoint)
     yield from _spellings(checkpoint)
-    if checkpoint.format == safetensors.NAME:
-        if checkpoint.entries and checkpoint.metadata.get("format") is None:
-            yield found("no-format-metadata")
-        yield found("no-checksums", "safetensors states no checksums: a flipped bit of the data could not be seen")
-    if checkpoint.format == torch_legacy.NAME:
-        yield found("no-mmap")
-        yield found("no-checksums", "torch's old format has no checksums: a flipped bit of the data could not be seen")
+    yield from format_of(checkpoint).remarks(checkpoint)
     if checkpoint.byteorder == "big":
         yield found("big-endian")
 
 
 def _suffix(checkpoint: Checkpoint) -> Iterator[Finding]:
-    path = checkpoint.path.lower()
-    if path.endswith(".safetensors") and checkpoint.format != safetensors.NAME:
-        message = "a torch checkpoint that is called .safetensors"
-        yield found("wrong-suffix", message, fix="ckptfix convert {source} {safetensors} --to safetensors")
-    elif checkpoint.format == safetensors.NAME and path.endswith(torch_zip.SUFFIXES):
-        message = "a safetensors file that is called like one of torch"
-        yield found("wrong-suffix", message, fix="ckptfix convert {source} {zip} --to zip")
+    path, own = checkpoint.path.lower(), format_of(checkpoint)
+    other = next((format for format in FORMATS.values() if path.endswith(format.suffixes)), None)
+    if other is not None and not path.endswith(own.suffixes):
+        message = f"a {own.title} file that is called like one of {other.title}"
+        fix = f"ckptfix convert {{source}} {{{other.name}}} --to {other.name}"
+        yield found("wrong-suffix", message, fix=fix)
 
 
 def _wrappers(checkpoint: Checkpoint) -> Iterator[Finding]:
@@ -153,7 +142,7 @@ def _nesting(checkpoint: Checkpoint) -> Iterator[Finding]:
         nbytes = sum(entry.storage.nbytes for entry in optimizer if entry.storage is not None)
         message = f"an optimizer's state is {nbytes:,} of its {checkpoint.size:,} bytes"
         yield found("optimizer-state", message, where=optimizer[0].at)
-    if "state_dict" in tops and checkpoint.format in PICKLED:
+    if "state_dict" in tops and states(checkpoint, "objects"):
         addresses = {address.partition("/")[0] for address, _ in checkpoint.values()} | tops
         if "pytorch-lightning_version" not in addresses and addresses & set(_LIGHTNING):
             yield found("no-lightning-version")
@@ -228,7 +217,7 @@ def _sharing(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 def _overlaps(checkpoint: Checkpoint, ats: set[str]) -> Iterator[Finding]:
     """What a conversion to safetensors would report about overlapping tensors."""
-    if checkpoint.format not in PICKLED:
+    if not states(checkpoint, "sharing"):
         return
     inside = _by_address(checkpoint)
     for at in ats:
@@ -238,7 +227,7 @@ def _overlaps(checkpoint: Checkpoint, ats: set[str]) -> Iterator[Finding]:
                 shared[entry.storage.key].append(entry)
         groups: Sequence[TensorEntry] = [entry for group in shared.values() if len(group) > 1 for entry in group]
         if groups:
-            _, _, findings = safetensors.share_plan(groups)
+            _, _, findings = share_plan(groups)
             yield from findings[:5]
 
 
@@ -269,17 +258,19 @@ def _spellings(checkpoint: Checkpoint) -> Iterator[Finding]:
 def needs_torch(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Which release of torch the file asks for, where that is not the oldest."""
     needs: dict[str, calls.Number] = {}
-    if checkpoint.format == torch_zip.NAME:
-        needs["the zip container"] = sanitize_versions.ZIP_SINCE
-    graph = getattr(getattr(checkpoint.graph, "found", None), "graph", None)
-    for node in graph.globals if graph is not None else ():
+    format = format_of(checkpoint)
+    container = f"the {format.name} container"
+    if format.since is not None:
+        needs[container] = format.since
+    parts = pickled(checkpoint)
+    for node in parts.graph.globals if parts is not None else ():
         since = sanitize_versions.since(node)
         if since is not None:
             needs[node.full] = since
     newer = {what: since for what, since in needs.items() if since >= sanitize_versions.ZIP_SINCE}
     if newer:
         what, since = max(newer.items(), key=lambda item: item[1])
-        only_container = list(newer) == ["the zip container"]
+        only_container = list(newer) == [container]
         fix = None if only_container else "ckptfix sanitize {source} {plain} --torch 1.5"
         name = sanitize_versions.Version(since).name
         yield found("needs-torch", f"torch {name} or later reads it ({what})", fix=fix)
@@ -290,12 +281,12 @@ def asked(checkpoint: Checkpoint, rows: Sequence[LoadError]) -> Iterator[Finding
     root = checkpoint.traits.get("zip root")
     if LoadError.FOLDER_NAME in rows and root not in (None, "archive"):
         yield found("zip-root", f"the folder in the archive is called {root!r}, not 'archive'")
-    if LoadError.TORCH_BEFORE_2_6 in rows and checkpoint.format in PICKLED:
+    if LoadError.TORCH_BEFORE_2_6 in rows and states(checkpoint, "objects"):
         yield found("pickle-format")
     others = {LoadError.PICKLE_LOAD, LoadError.NOT_A_PROGRAM, LoadError.NOT_A_MODEL}
-    if others & set(rows) and checkpoint.format in PICKLED and checkpoint.entries:
+    if others & set(rows) and states(checkpoint, "objects") and checkpoint.entries:
         yield found("state-dict-file")
-    if LoadError.NOT_LIGHTNING in rows and checkpoint.format in PICKLED:
+    if LoadError.NOT_LIGHTNING in rows and states(checkpoint, "objects"):
         addresses = {address.partition("/")[0] for address, _ in checkpoint.values()}
         if "pytorch-lightning_version" not in addresses:
             yield found("no-lightning-version")
@@ -308,8 +299,7 @@ def prefixed(checkpoint: Checkpoint, prefix: Prefix) -> Iterator[Finding]:
     if prefix.in_file and set(prefix.name.split(".")) <= {wrapper.component for wrapper in keys.WRAPPERS}:
         # Reported as what a wrapper added.
         return
-    states = weights(checkpoint)
-    for state in states:
+    for state in weights(checkpoint):
         names = [entry.key for entry in checkpoint.entries if entry.at == state.at]
         carrying, others = keys.split_prefix(names, prefix.name)
         if bool(carrying) != prefix.in_file:

@@ -30,11 +30,11 @@ from ckptfix.findings import messages as error_texts
 from ckptfix.findings.load_errors import LoadError
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import RANK, Remedy, errors_of, found, place_of, remedy_of
-from ckptfix.formats import FORMATS, open_checkpoint
-from ckptfix.formats.torch import demands, zip_layout
+from ckptfix.formats import format_of, open_checkpoint
+from ckptfix.formats.torch import demands
 from ckptfix.formats.torch import module as torch_module
 from ckptfix.formats.torch import zip as torch_zip
-from ckptfix.formats.torch.common import Parts, all_findings
+from ckptfix.formats.torch.common import pickled
 from ckptfix.io.read import Reader
 from ckptfix.ops import inside as scan_inside
 from ckptfix.ops.candidates import is_inside
@@ -49,6 +49,7 @@ from ckptfix.ops.doctor import zip as scan_zip
 from ckptfix.ops.doctor.report import Diagnosis, message_of
 from ckptfix.ops.pieces import piece_of
 from ckptfix.ops.target.targets import Side
+from ckptfix.pickles import Graph
 from ckptfix.zips.local import record_data
 from ckptfix.zips.read import Record
 
@@ -113,7 +114,7 @@ def examine(
             findings = [*known, *inside]
             title = trouble.message
         else:
-            title = FORMATS[checkpoint.format].TITLE
+            title = format_of(checkpoint).title
             findings = list(_judge(checkpoint, like, rows, prefix, fast=fast, at=at, looked=looked))
     size = Path(name).stat().st_size if Path(name).is_file() else 0
     ordered = _ordered(findings, rows)
@@ -153,9 +154,7 @@ def _judge(
     """Everything about a file that can be opened."""
     looked[:] = ["container", "key names", "devices"]
     path = checkpoint.path
-    pickled = isinstance(checkpoint.graph, Parts)
-    # A second reading would find no more: reading a pickled format notes everything that its check reports.
-    judged = all_findings(checkpoint) if pickled else FORMATS[checkpoint.format].check(path)
+    judged = format_of(checkpoint).judge(checkpoint)
     # Globals are reported with their calls below.
     yield from (finding for finding in judged if finding.id != "foreign-global")
     yield from _container(path, checkpoint)
@@ -185,7 +184,7 @@ def _judge(
 
 def _container(path: str, checkpoint: Checkpoint | None = None) -> Iterator[Finding]:
     """Findings about a zip directory, whether or not the checkpoint in it can be read."""
-    if Path(path).is_dir() or (checkpoint is not None and checkpoint.format != torch_zip.NAME):
+    if Path(path).is_dir() or (checkpoint is not None and torch_zip.archive_of(checkpoint) is None):
         return
     directory = scan_foreign.directory_of(path)
     if directory is None:
@@ -199,19 +198,19 @@ def _container(path: str, checkpoint: Checkpoint | None = None) -> Iterator[Find
 
 def _pickles(checkpoint: Checkpoint, looked: list[str], at: str | None) -> Iterator[Finding]:
     """Findings about the pickle, and about other pickles in the records."""
-    parts = checkpoint.graph
-    if not isinstance(parts, Parts):
+    parts = pickled(checkpoint)
+    if parts is None:
         return
     looked.append("pickle")
     graph = parts.graph
-    zipped = checkpoint.format == torch_zip.NAME
-    where, base = (parts.container.pickle.name, 0) if zipped else ("pickle", 0)
-    if zipped:
+    archive = torch_zip.archive_of(checkpoint)
+    where, base = ("pickle", 0) if archive is None else (archive.pickle.name, 0)
+    if archive is not None:
         with Reader(checkpoint.path) as reader:
-            data = record_data(reader, checkpoint.path, parts.container.pickle)
+            data = record_data(reader, checkpoint.path, archive.pickle)
         base = data.offset if isinstance(data, ByteRange) else 0
         yield from scan_pickle.after_stop(graph.data, graph.end, where, base)
-        yield from _hidden(checkpoint, parts.container.directory.records, parts.container.root)
+        yield from _hidden(checkpoint, graph, archive.directory.records, archive.root)
     for finding in demands.findings(graph):
         yield replace(finding, where=where, offset=base + (finding.offset or 0))
     module = scan_pickle.modules(graph)
@@ -229,9 +228,9 @@ def _pickles(checkpoint: Checkpoint, looked: list[str], at: str | None) -> Itera
         yield found("whole-module", message, where=where, offset=base + module[1])
 
 
-def _hidden(checkpoint: Checkpoint, records: Sequence[Record], root: str) -> Iterator[Finding]:
+def _hidden(checkpoint: Checkpoint, graph: Graph, records: Sequence[Record], root: str) -> Iterator[Finding]:
     """Records that no tensor uses, and those that are pickles."""
-    used = {persid.pid[2] for persid in checkpoint.graph.graph.persids if _has_key(persid.pid)}
+    used = {persid.pid[2] for persid in graph.persids if _has_key(persid.pid)}
     prefix = f"{root}/data/"
     idle: list[Record] = []
     with Reader(checkpoint.path) as reader:
@@ -272,9 +271,9 @@ def _pieces(checkpoint: Checkpoint, view: Checkpoint) -> list[scan_records.Piece
         if whole.name in judged:
             piece.dtype = piece.dtype or entry.dtype
             piece.entries.append(entry)
-    if checkpoint.format != torch_zip.NAME:
+    archive = torch_zip.archive_of(checkpoint)
+    if archive is None:
         return [piece for piece in pieces.values() if _inside(piece, checkpoint.size)]
-    archive: zip_layout.Archive = checkpoint.graph.container
     prefix = f"{archive.root}/data/"
     for piece in pieces.values():
         piece.where = f"{prefix}{piece.where}"

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from ckptfix.errors import StrPath, about
+from ckptfix.formats import FORMATS
 from ckptfix.io.read import Progress
 from ckptfix.ops.extract import plan as extract_op
 from ckptfix.ops.writing import LOSSES, Draft, How, Result, carry_out_file
@@ -102,7 +103,7 @@ def extract(
                 lost=done.lost,
                 others=others,
                 classes=weights.classes,
-                versions=done.format != "safetensors" and weights.versions is not None,
+                versions="objects" in FORMATS[done.format].states and weights.versions is not None,
             ),
             format=done.format,
             plan=done.plan,

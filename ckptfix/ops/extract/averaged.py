@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from ckptfix.checkpoint import Checkpoint
 from ckptfix.errors import Refused, Undecided
-from ckptfix.formats.torch.common import Parts
+from ckptfix.formats.torch.common import parts_of, pickled
 from ckptfix.formats.torch.detach import detached_entry
 from ckptfix.formats.torch.tensors import BadTensor, tensor_entry
 from ckptfix.formats.torch.weights import Weights
@@ -146,9 +146,10 @@ def _unflattened(checkpoint: Checkpoint, candidate: Candidate) -> Weights:
 
 def _lists(checkpoint: Checkpoint, found: list[Candidate]) -> list[Averaged]:
     """Lists of averaged parameters without names."""
-    if not isinstance(checkpoint.graph, Parts):
+    parts = pickled(checkpoint)
+    if parts is None:
         return []
-    tensors = checkpoint.graph.found.tensors
+    tensors = parts.found.tensors
     places = dict.fromkeys(at for at, _, _ in tensors if at.rpartition("/")[2] == SHADOW_LIST)
     models = meant(checkpoint, [row for row in found if SHADOW_LIST not in row.at.split("/")])
     return [Averaged(at, lambda at=at: _from_list(checkpoint, at, models)) for at in places]  # type: ignore[misc]
@@ -164,7 +165,7 @@ def _from_list(checkpoint: Checkpoint, at: str, models: list[Candidate]) -> Weig
         message = f"averages without names at {at}, and {len(models)} models that could have them"
         raise Refused(message, path=checkpoint.path, hint="one model must be beside them, whose names they get")
     weights = read(checkpoint, models[0])
-    parts: Parts = checkpoint.graph
+    parts = parts_of(checkpoint)
     try:
         values = [
             detached_entry(tensor_entry(node, key, "", parts.storages), key)

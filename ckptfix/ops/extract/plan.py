@@ -8,11 +8,11 @@ from pathlib import Path
 from ckptfix.checkpoint import Checkpoint, Plan
 from ckptfix.errors import Refused, Undecided, WouldLoseData
 from ckptfix.findings.table import found
-from ckptfix.formats import open_checkpoint
+from ckptfix.formats import FORMATS, open_checkpoint
+from ckptfix.formats.base import Format
 from ckptfix.formats.programs import exported, torchscript
-from ckptfix.formats.safetensors import format as safetensors
-from ckptfix.formats.target import fits, target_format, why_not
-from ckptfix.formats.torch.weights import Weights, plan_torch
+from ckptfix.formats.target import target_format
+from ckptfix.formats.torch.weights import Weights
 from ckptfix.ops import choose as choose_op
 from ckptfix.ops.averages import is_average
 from ckptfix.ops.candidates import candidates
@@ -81,37 +81,40 @@ def plan(weights: Weights, dest: str, *, to: str | None = None, drop_unsupported
         WouldLoseData: tensors that the format cannot hold, without `drop_unsupported`.
         Unsupported: the format is not known, or a tensor cannot be written again.
     """
-    target = target_format(weights.path, dest, to)
+    target = FORMATS[target_format(weights.path, dest, to)]
     if not weights.entries:
         first = weights.findings[0].message if weights.findings else "a module without parameters and buffers"
         hint = f"--at {torchscript.CONSTANTS} takes its constants" if torchscript.CONSTANTS in weights.left else None
         raise Refused(f"{weights.what} holds no tensors to take: {first}", path=weights.path, hint=hint)
     lost: tuple[str, ...] = ()
-    if target == "safetensors":
-        made, lost = _safetensors(weights, dest, drop_unsupported)
+    if target.plan_state_dict is not None:
+        made = target.plan_state_dict(weights, dest)
     else:
-        made = plan_torch(weights, dest, legacy=target == "legacy")
+        made, lost = _tensors_alone(weights, dest, target, drop_unsupported)
     noticed = [*weights.findings, *made.findings]
     noticed += [found("left-behind", "is not in the output", where=address) for address in weights.left]
-    noticed += [found("lost", "safetensors cannot hold it", where=name) for name in lost]
-    return Extraction(weights, Plan(made.files, tuple(noticed)), target, lost)
+    noticed += [found("lost", f"{target.name} cannot hold it", where=name) for name in lost]
+    return Extraction(weights, Plan(made.files, tuple(noticed)), target.name, lost)
 
 
-def _safetensors(weights: Weights, dest: str, drop_unsupported: bool) -> tuple[Plan, tuple[str, ...]]:
-    fitting = [entry for entry in weights.entries if fits(entry)]
-    odd = [entry for entry in weights.entries if not fits(entry)]
+def _tensors_alone(
+    weights: Weights, dest: str, target: Format, drop_unsupported: bool
+) -> tuple[Plan, tuple[str, ...]]:
+    refused = {entry.key: why for entry in weights.entries if (why := target.refuses(entry)) is not None}
+    fitting = [entry for entry in weights.entries if entry.key not in refused]
+    odd = [entry for entry in weights.entries if entry.key in refused]
     if odd and not drop_unsupported:
-        shown = ", ".join(f"{entry.key} ({why_not(entry)})" for entry in odd[:5])
+        shown = ", ".join(f"{entry.key} ({refused[entry.key]})" for entry in odd[:5])
         more = f" and {len(odd) - 5} more" if len(odd) > 5 else ""
         raise WouldLoseData(
-            f"safetensors cannot hold {len(odd)} of {len(weights.entries)} tensors: {shown}{more}",
+            f"{target.name} cannot hold {len(odd)} of {len(weights.entries)} tensors: {shown}{more}",
             path=weights.path,
             where=weights.at or None,
             hint="--drop-unsupported leaves them out, and names them; a torch file holds them",
         )
-    kept, metadata, findings = safetensors.share_plan(fitting)
+    kept, metadata, findings = target.share(fitting)
     view = replace(weights, entries=kept).as_checkpoint()
-    made = safetensors.plan_write(little(view, kept), dest, metadata={"format": "pt", **metadata})
+    made = target.plan_write(little(view, kept), dest, metadata={"format": "pt", **metadata})
     return Plan(made.files, (*findings, *made.findings)), tuple(entry.key for entry in odd)
 
 

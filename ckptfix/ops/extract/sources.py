@@ -10,13 +10,13 @@ from ckptfix.checkpoint import Checkpoint, TensorEntry
 from ckptfix.errors import DamagedFile
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
-from ckptfix.formats.safetensors import format as safetensors
-from ckptfix.formats.torch.common import Parts
+from ckptfix.formats import weights_of
+from ckptfix.formats.torch.common import parts_of, pickled
 from ckptfix.formats.torch.detach import detached_call, detached_entry
 from ckptfix.formats.torch.emit import Calls
 from ckptfix.formats.torch.plain import plain
 from ckptfix.formats.torch.weights import Weights, check_whole
-from ckptfix.formats.torch.zip_layout import Archive
+from ckptfix.formats.torch.zip import archive_of
 from ckptfix.ops.candidates import Candidate, beside_state_dict, is_inside, leaves, plain_entries, read_module
 from ckptfix.ops.choose import MISREAD, refuse_damaged
 from ckptfix.ops.pieces import refuse_odd_keys
@@ -34,8 +34,8 @@ def read(checkpoint: Checkpoint, candidate: Candidate) -> Weights:
         WouldLoseData: a tensor that cannot be read.
         KeyConflict, Unsupported: as `formats.torch.module.read_module`.
     """
-    container = checkpoint.graph.container if isinstance(checkpoint.graph, Parts) else None
-    if isinstance(container, Archive) and not container.pickle_ok:
+    archive = archive_of(checkpoint)
+    if archive is not None and not archive.pickle_ok:
         hint = "copy or download the file again"
         raise DamagedFile("the pickle does not match its CRC-32", path=checkpoint.path, where="data.pkl", hint=hint)
     made = _of_module(checkpoint, candidate) if candidate.module is not None else _of_mapping(checkpoint, candidate.at)
@@ -72,7 +72,7 @@ def _calls(
 ) -> Calls | None:
     odd = {entry.key for entry in entries if entry.kind != "dense"}
     nodes = {name: detached_call(node) for name, node in tensors if name in odd}
-    parts: Parts = checkpoint.graph
+    parts = parts_of(checkpoint)
     return Calls(parts.graph, parts.storages, nodes) if nodes else None
 
 
@@ -80,13 +80,11 @@ def _of_mapping(checkpoint: Checkpoint, at: str) -> Weights:
     refuse_odd_keys(checkpoint, at)
     what = f"the state dict {at}" if at else "the state dict"
     left = left_behind(checkpoint, at)
-    if not isinstance(checkpoint.graph, Parts):
-        entries: tuple[TensorEntry, ...] = checkpoint.entries
-        if checkpoint.format == safetensors.NAME:
-            entries = safetensors.restore_ties(entries, checkpoint.metadata)
-        own = tuple(detached_entry(entry, entry.key) for entry in entries if entry.at == at)
+    parts = pickled(checkpoint)
+    if parts is None:
+        own = tuple(detached_entry(entry, entry.key) for entry in weights_of(checkpoint, at))
         return Weights(checkpoint.path, what, at, own, left=left, byteorder=checkpoint.byteorder)
-    found = checkpoint.graph.found
+    found = parts.found
     tensors = [(key, node) for where, key, node in found.tensors if where == at]
     entries = plain_entries(checkpoint, tensors)
     return Weights(

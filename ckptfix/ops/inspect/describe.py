@@ -10,9 +10,9 @@ from typing import Any
 from ckptfix.checkpoint import Checkpoint, StateDict, TensorEntry
 from ckptfix.errors import CkptfixError, printable
 from ckptfix.findings.row import Finding
-from ckptfix.formats import FORMATS
+from ckptfix.formats import format_of
 from ckptfix.formats.torch import weights_only as trusted
-from ckptfix.formats.torch.common import Parts
+from ckptfix.formats.torch.common import pickled
 from ckptfix.names import wrappers as keys
 from ckptfix.ops import choose
 from ckptfix.ops.candidates import is_inside, state_dict_of, view
@@ -116,12 +116,13 @@ def inspect(checkpoint: Checkpoint) -> Inspection:
         if entry.storage is not None:
             storages[entry.storage.key] = entry.storage.nbytes
     names = [name for site in checkpoint.sites if site.kind == "state_dict" for name in site.names]
-    graph = checkpoint.graph.graph if isinstance(checkpoint.graph, Parts) else None
+    parts = pickled(checkpoint)
+    graph = None if parts is None else parts.graph
     found = dict.fromkeys(trusted.canonical(node) for node in graph.globals) if graph else {}
     return Inspection(
         path=checkpoint.path,
         format=checkpoint.format,
-        title=FORMATS[checkpoint.format].TITLE,
+        title=format_of(checkpoint).title,
         size=checkpoint.size,
         traits=checkpoint.traits,
         tensors=len(entries),

@@ -14,9 +14,8 @@ from typing import Any
 
 from ckptfix.checkpoint import ByteRange, Checkpoint, Plan, dtypes
 from ckptfix.errors import CkptfixError
-from ckptfix.formats.torch import legacy as torch_legacy
-from ckptfix.formats.torch import zip as torch_zip
-from ckptfix.formats.torch.common import Parts, fields
+from ckptfix.formats import format_of
+from ckptfix.formats.torch.common import fields, parts_of, pickled
 from ckptfix.formats.torch.legacy_layout import Layout
 from ckptfix.formats.torch.tensors import BadTensor
 from ckptfix.formats.torch.zip_layout import Archive
@@ -31,22 +30,18 @@ MOST_MOVED = 8
 
 def holds_the_same(source: Checkpoint, plan: Plan) -> bool:
     """Whether `plan` is surely an edit of `source` that keeps each of its tensors; False says nothing."""
-    if not isinstance(source.graph, Parts) or len(plan.files) != 1:
+    parts = pickled(source)
+    read_object = format_of(source).read_object
+    if parts is None or read_object is None or len(plan.files) != 1:
         return False
     name = PlannedFile(plan.files[0])
     if plan.files[0].segments == (ByteRange(source.path, 0, source.size),):
         return True
     try:
-        container, graph = _READ[source.format](name)
+        container, graph = read_object(name)
     except CkptfixError:
         return False
-    return _same_places(source.graph.container, container, name) and _same_object(source.graph.graph, graph)
-
-
-_READ: Mapping[str, Callable[[str], tuple[Any, Graph]]] = {
-    torch_zip.NAME: torch_zip.read_object,
-    torch_legacy.NAME: torch_legacy.read_object,
-}
+    return _same_places(parts.container, container, name) and _same_object(parts.graph, graph)
 
 
 def _same_places(old: Any, new: Any, name: PlannedFile) -> bool:
@@ -176,7 +171,7 @@ def _numbers(fields: tuple[Any, ...]) -> tuple[Any, ...] | None:
 
 def size(checkpoint: Checkpoint) -> tuple[int, int]:
     """How many tensors a torch checkpoint lists, and the bytes of the storages that it refers to."""
-    parts: Parts = checkpoint.graph
+    parts = parts_of(checkpoint)
     storages: dict[str, int] = {}
     for persid in parts.graph.persids:
         with suppress(BadTensor):

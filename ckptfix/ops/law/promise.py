@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from ckptfix.checkpoint import Checkpoint, Data, Storage, TensorEntry
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
-from ckptfix.formats.safetensors.ties import ties
-from ckptfix.formats.torch.common import Parts
+from ckptfix.formats import format_of
+from ckptfix.formats.torch.common import pickled
 from ckptfix.formats.torch.tensors import BadTensor
 
 
@@ -87,9 +87,9 @@ def is_reported(name: str, addresses: Collection[str]) -> bool:
 
 
 def listed(checkpoint: Checkpoint) -> list[TensorEntry]:
-    """Every tensor of a checkpoint, names that a safetensors file only ties to another among them."""
+    """Every tensor of a checkpoint, names that metadata only ties to another among them."""
     entries = list(checkpoint.entries)
-    tied = ties(checkpoint.metadata, {entry.key for entry in entries}) if checkpoint.metadata else {}
+    tied = format_of(checkpoint).ties(checkpoint)
     if tied:
         found = {entry.key: entry for entry in entries}
         entries += [replace(found[base], key=name) for name, base in tied.items()]
@@ -98,10 +98,11 @@ def listed(checkpoint: Checkpoint) -> list[TensorEntry]:
 
 def referred(checkpoint: Checkpoint) -> Iterator[Storage]:
     """Every storage that the object of a torch checkpoint refers to, whatever holds the reference."""
-    if not isinstance(checkpoint.graph, Parts):
+    parts = pickled(checkpoint)
+    if parts is None:
         return
-    for persid in checkpoint.graph.graph.persids:
+    for persid in parts.graph.persids:
         try:
-            yield checkpoint.graph.storages(persid)
+            yield parts.storages(persid)
         except BadTensor:
             continue

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 from ckptfix.checkpoint import Checkpoint, Data, Derived, Storage, TensorEntry
 from ckptfix.errors import CkptfixError, Refused, Unsupported
-from ckptfix.formats.safetensors.format import restore_ties
+from ckptfix.formats import weights_of
 from ckptfix.formats.safetensors.write import row_major
 from ckptfix.io.read import BATCH
 from ckptfix.names import wrappers as keys
@@ -72,9 +72,7 @@ class Donor:
         if checkpoint.byteorder != byteorder:
             raise Unsupported("its byte order differs from the damaged file's", path=checkpoint.path)
         self.path = checkpoint.path
-        entries: Sequence[TensorEntry] = checkpoint.entries
-        if checkpoint.format == "safetensors":
-            entries = restore_ties(entries, checkpoint.metadata)
+        entries = weights_of(checkpoint)
         self.entries: Mapping[str, TensorEntry] = {entry.name: entry for entry in entries}
         self._unwrapped: dict[str, list[TensorEntry]] = {}
         for entry in entries:

@@ -11,7 +11,7 @@ from ckptfix.checkpoint import Checkpoint as Other
 from ckptfix.errors import DamagedFile
 from ckptfix.findings.table import found
 from ckptfix.formats.safetensors import format as safetensors
-from ckptfix.formats.safetensors.header import Header
+from ckptfix.formats.safetensors.header import header_of
 from ckptfix.formats.safetensors.ties import follow, ties
 from ckptfix.ops.repair.fill import Donor, Fill, Leaf, constant, with_data
 from ckptfix.ops.repair.torch import TAKEN, Loss, Repair
@@ -32,7 +32,7 @@ def repair_safetensors(path: str, *, fill: Fill | None = None, donor: Other | No
     except DamagedFile as error:
         error.hint = "without its header nothing of it can be saved: take another copy"
         raise
-    header: Header = checkpoint.graph
+    header = header_of(checkpoint)
     faults = {row.where: row.message for row in checkpoint.findings if row.id in _LOSS}
     other = Donor(donor, "little") if donor is not None else None
     kept: list[TensorEntry] = []

@@ -350,7 +350,7 @@ def _plan(wreck: Wreck, rewritten: Rewritten, dest: str) -> Plan:
     """A fresh file of the same format."""
     keys = [key for key in storage_keys(rewritten, wreck.path) if key in wreck.parts]
     parts = [(key, wreck.parts[key]) for key in keys]
-    if wreck.format == "legacy":
+    if wreck.legacy:
         return legacy_plan(rewritten.pickle, [(key, part.data, part.count) for key, part in parts], dest)
     root = "archive"
     head: list[tuple[str, bytes | Data, int | None]] = [

@@ -17,7 +17,7 @@ from ckptfix.checkpoint import ByteRange, Data, dtypes
 from ckptfix.errors import BadPickle, DamagedFile, Refused, TruncatedPickle, Unsupported
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
-from ckptfix.formats.torch import legacy_layout
+from ckptfix.formats.torch import legacy_layout, zip_layout
 from ckptfix.formats.torch.common import fields
 from ckptfix.formats.torch.object import TorchObject, walk
 from ckptfix.formats.torch.tensors import BadTensor
@@ -48,7 +48,7 @@ class Wreck:
 
     Attributes:
         path: the file that ranges point into.
-        format: "zip" or "legacy": what it was, and will be again.
+        legacy: it was a legacy file, and will be again; else a zip.
         found: the object; None when its pickle is lost, and `pickle_fault` says why.
         parts: key -> storage, of the intact ones.
         faults: key -> why the storage is not intact, where that is known.
@@ -58,7 +58,7 @@ class Wreck:
     """
 
     path: str
-    format: Literal["zip", "legacy"]
+    legacy: bool = False
     found: TorchObject | None = None
     pickle_fault: str = ""
     parts: dict[str, Part] = field(default_factory=dict)
@@ -67,6 +67,11 @@ class Wreck:
     extras: dict[str, tuple[Data, int | None]] = field(default_factory=dict)
     notes: list[Finding] = field(default_factory=list)
     sums: bool = True
+
+    @property
+    def format(self) -> str:
+        """The name of the format."""
+        return legacy_layout.NAME if self.legacy else zip_layout.NAME
 
     def note(self, name: str, message: str, *, warns: bool = False, offset: int | None = None) -> None:
         self.notes.append(found(name, message, offset=offset, severity="warning" if warns else "info"))
@@ -95,7 +100,7 @@ def storage_sizes(graph: Graph) -> dict[str, int]:
 
 def read_zip(path: str) -> Wreck:
     """What a zip, or bytes that have zip records in them, still holds."""
-    wreck = Wreck(path, "zip")
+    wreck = Wreck(path)
     with Reader(path) as reader:
         archive = Archive(reader)
         rebuilt = archive.rebuild()
@@ -231,7 +236,7 @@ def read_folder(path: str) -> Wreck:
             if not is_noise(relative) and place.is_file():
                 files[relative] = place
     prefixes = _pickles(files, path)
-    wreck = Wreck(path, "zip", sums=False)
+    wreck = Wreck(path, sums=False)
     if not prefixes:
         hint = "give the folder that the archive was unpacked to"
         raise DamagedFile("no data.pkl is in this folder, nor below it", path=path, hint=hint)
@@ -260,7 +265,7 @@ def read_legacy(path: str, start: int = 0) -> Wreck:
     Raises:
         TruncatedPickle, BadPickle: its object is damaged; without it the bytes behind it have no meaning.
     """
-    wreck = Wreck(path, "legacy", sums=False)
+    wreck = Wreck(path, legacy=True, sums=False)
     if start:
         wreck.note("leading-bytes", f"{start:,} bytes stand before the checkpoint", offset=0)
     with Reader(path) as reader:

@@ -17,7 +17,7 @@ from ckptfix.formats.torch import legacy as torch_legacy
 from ckptfix.formats.torch import weights_only as trusted
 from ckptfix.formats.torch import zip as torch_zip
 from ckptfix.formats.torch.call_classes import class_name
-from ckptfix.formats.torch.common import all_findings, fields, parts_of
+from ckptfix.formats.torch.common import all_findings, fields, parts_of, pickled
 from ckptfix.formats.torch.object import node_at
 from ckptfix.formats.torch.rewrite import plan_rewrite, written
 from ckptfix.formats.torch.tensors import BadTensor
@@ -32,7 +32,6 @@ from ckptfix.pickles import Call, Graph, parse
 from ckptfix.pickles import opcodes as op
 from ckptfix.pickles.reemit import every_node
 
-FORMATS = (torch_zip.NAME, torch_legacy.NAME)
 INSPECT = "`ckptfix inspect` shows what it holds"
 KEEP = ("weights",)
 PYTHON2 = frozenset((op.STRING, op.BINSTRING, op.SHORT_BINSTRING))
@@ -81,7 +80,7 @@ def sanitize(
         Unsupported: not a torch file, an unknown version or codec, or a tensor that the version cannot have.
         KeyConflict: two keys would become one.
     """
-    if checkpoint.format not in FORMATS:
+    if pickled(checkpoint) is None:
         message = f"a {checkpoint.format} file holds tensors and text alone; there is nothing to sanitize"
         raise Unsupported(message, path=checkpoint.path)
     if keep_only is not None and keep_only not in KEEP:
@@ -92,8 +91,7 @@ def sanitize(
     if target is not None and not target.reads_zip and checkpoint.byteorder == "big":
         raise Unsupported("big-endian data is not written to a legacy file", path=checkpoint.path)
     refuse_damaged(checkpoint)
-    if checkpoint.format == torch_zip.NAME:
-        torch_zip.refuse_disputed(checkpoint)
+    torch_zip.refuse_disputed(checkpoint)
     parts = parts_of(checkpoint)
     graph = parts.graph
     reason = trusted.refusal(graph)
@@ -103,7 +101,7 @@ def sanitize(
     if root is DROPPED:
         raise _nothing_left(checkpoint, converter.report)
     report = converter.report
-    moved = settings.legacy and checkpoint.format != torch_legacy.NAME
+    moved = settings.legacy and torch_zip.archive_of(checkpoint) is not None
     if not report.changes and not report.losses and reason is None and not moved:
         copy = Plan((OutputFile.of(dest, (ByteRange(checkpoint.path, 0, checkpoint.size),)),))
         unloadable = _unloadable(checkpoint, report, graph)
@@ -151,7 +149,7 @@ def _settings(
         whole = _weights(checkpoint)
         kept = _leading_to(graph, whole)
     return Settings(
-        legacy=checkpoint.format == torch_legacy.NAME or (target is not None and not target.reads_zip),
+        legacy=torch_zip.archive_of(checkpoint) is None or (target is not None and not target.reads_zip),
         big=checkpoint.byteorder == "big",
         encoding=encoding,
         python2=bool(PYTHON2 & graph.rare.keys()) and graph.protocol < 3,

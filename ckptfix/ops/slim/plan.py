@@ -10,14 +10,13 @@ from typing import Any
 from ckptfix.checkpoint import ByteRange, Checkpoint, Data, OutputFile, Plan
 from ckptfix.commands import command
 from ckptfix.errors import BadPickle, Refused, Unsupported
-from ckptfix.formats.safetensors import format as safetensors
-from ckptfix.formats.torch import legacy as torch_legacy
-from ckptfix.formats.torch.common import parts_of
+from ckptfix.formats import format_of
+from ckptfix.formats.torch.common import parts_of, pickled
 from ckptfix.formats.torch.rewrite import NewStorage, plan_rewrite
 from ckptfix.formats.torch.tensors import BadTensor
+from ckptfix.formats.torch.zip import archive_of
 from ckptfix.io.read import read_chunks
 from ckptfix.ops.choose import refuse_damaged
-from ckptfix.ops.slim.safetensors import packed
 from ckptfix.ops.slim.views import Unit, find_used, references, units_of
 from ckptfix.pickles import Call, Dict
 from ckptfix.pickles.graph import attributes, children, label, pairs
@@ -70,13 +69,16 @@ def slim(
         DamagedFile, WouldLoseData: it does not hold what it promises.
     """
     refuse_damaged(checkpoint)
-    if checkpoint.format == safetensors.NAME:
+    format = format_of(checkpoint)
+    if format.plan_packed is not None:
         if dedupe:
-            message = "in a safetensors file every tensor has its own bytes"
+            message = f"in a {format.name} file every tensor has its own bytes"
             hint = "convert it to zip and slim that; convert to safetensors writes ties as metadata"
             raise Unsupported(message, path=checkpoint.path, hint=hint)
-        plan, saved = packed(checkpoint, dest)
+        plan, saved = format.plan_packed(checkpoint, dest)
         return Slimmed(plan, _sums(checkpoint, plan, {UNUSED: saved}), compacted=bool(saved), identical=not saved)
+    if pickled(checkpoint) is None:
+        raise Unsupported(f"slim does not write {format.title}", path=checkpoint.path, hint=_CONVERT)
     try:
         return _slim_torch(checkpoint, dest, no_optimizer, dedupe, contiguous)
     except BadTensor as error:
@@ -87,10 +89,13 @@ def slim(
         raise
 
 
+_CONVERT = "convert it, and slim that"
+
+
 def _slim_torch(checkpoint: Checkpoint, dest: str, no_optimizer: bool, dedupe: bool, contiguous: bool) -> Slimmed:
     parts = parts_of(checkpoint)
     root = parts.graph.root
-    legacy = checkpoint.format == torch_legacy.NAME
+    legacy = archive_of(checkpoint) is None
     gone, dropped = _optimizers(root) if no_optimizer else ({}, ())
     if id(root) in gone:
         hint = "leave out --no-optimizer to keep it"

@@ -21,8 +21,7 @@ from typing import Any
 
 from ckptfix.checkpoint import Checkpoint, dtypes
 from ckptfix.errors import CkptfixError, Refused, Undecided, file_name, not_readable
-from ckptfix.formats import open_checkpoint
-from ckptfix.formats.safetensors import format as safetensors
+from ckptfix.formats import FORMATS, open_checkpoint, states, weights_of
 from ckptfix.names.slots import Slot
 from ckptfix.ops import choose
 from ckptfix.ops.candidates import Candidate, state_dict_of
@@ -88,17 +87,13 @@ def of_candidate(checkpoint: Checkpoint, row: Candidate) -> Side:
     Raises:
         CkptfixError: a module that is none, or a tensor of it that cannot be read.
     """
-    entries = list(state_dict_of(checkpoint, row))
-    in_order = checkpoint.format != safetensors.NAME
-    if not in_order:
-        # Recorded views would be compared with their bases byte by byte; names need only the ties.
-        pairs = {key: value for key, value in checkpoint.metadata.items() if key != safetensors.VIEWS_KEY}
-        entries = list(safetensors.restore_ties(entries, pairs))
+    # Recorded views would be compared with their bases byte by byte; names need only the ties.
+    entries = state_dict_of(checkpoint, row) if row.module is not None else weights_of(checkpoint, row.at, views=False)
     slots = []
     for entry in entries:
         storage = entry.storage.key if entry.storage is not None and entry.numel else None
         slots.append((entry.key, entry.shape, entry.dtype, storage and (storage, entry.offset, entry.stride)))
-    return Side(checkpoint.path, _slots(slots), row.at, in_order)
+    return Side(checkpoint.path, _slots(slots), row.at, states(checkpoint, "order"))
 
 
 def _slots(rows: Iterable[tuple[str, tuple[int, ...], str, object]]) -> tuple[Slot, ...]:
@@ -238,4 +233,5 @@ def _inspection(path: str, document: Mapping[str, Any], at: str | None) -> Side:
     if not rows:
         hint = where_else([state["at"] for state in states]) if states else None
         raise CkptfixError(f"it lists no tensor at {wanted[0]!r}", path=path, hint=hint)
-    return Side(path, _slots(rows), wanted[0], document.get("format") != safetensors.NAME)
+    format = FORMATS.get(str(document.get("format")))
+    return Side(path, _slots(rows), wanted[0], format is None or "order" in format.states)

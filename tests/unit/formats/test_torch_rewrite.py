@@ -44,7 +44,7 @@ def test_what_is_dropped_takes_its_storage_along(saved: Path) -> None:
     assert out.stat().st_size < saved.stat().st_size - 400
     checkpoint = formats.open_checkpoint(out)
     assert len({entry.storage.key for entry in checkpoint.entries if entry.storage}) == 2
-    assert formats.FORMATS[checkpoint.format].NAME == formats.open_checkpoint(saved).format
+    assert formats.FORMATS[checkpoint.format].name == formats.open_checkpoint(saved).format
 
 
 def test_a_tied_view_keeps_the_storage(saved: Path) -> None:

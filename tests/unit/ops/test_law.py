@@ -16,6 +16,7 @@ from torch import nn
 import ckptfix
 from ckptfix.checkpoint import ByteRange, Derived, OutputFile, Plan
 from ckptfix.errors import CkptfixError, DamagedFile, WouldLoseData
+from ckptfix.formats import FORMATS
 from ckptfix.formats.safetensors import format as safetensors
 from ckptfix.io.read import PlannedFile, Reader
 from ckptfix.io.sums import Checksums
@@ -98,7 +99,7 @@ def test_other_bytes_under_a_name_are_caught(tmp_path: Path, monkeypatch: pytest
         a, b, c = entries
         return share([a, replace(b, storage=a.storage, offset=a.offset), c])
 
-    monkeypatch.setattr(safetensors, "share_plan", swapped)
+    monkeypatch.setitem(FORMATS, "safetensors", replace(FORMATS["safetensors"], share=swapped))
     done = ckptfix.convert(tmp_path / "in.pth", tmp_path / "out.safetensors")
     assert (done.exit_code, done.account.lost) == (3, ("w.b",))
 
@@ -111,7 +112,7 @@ def test_another_shape_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         made: Plan = write([replace(entry, shape=(8,), stride=(1,)) for entry in entries], dest, **rest)
         return made
 
-    monkeypatch.setattr(safetensors, "plan_write", flat)
+    monkeypatch.setitem(FORMATS, "safetensors", replace(FORMATS["safetensors"], plan_write=flat))
     done = ckptfix.convert(tmp_path / "in.pth", tmp_path / "out.safetensors")
     assert (done.exit_code, done.account.lost) == (3, ("w.a",))
 
@@ -119,7 +120,8 @@ def test_another_shape_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_a_plan_that_cannot_be_read_back_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.save({"w.a": torch.ones(4, 2)}, tmp_path / "in.pth")
     broken = Plan((OutputFile.of(str(tmp_path / "out.safetensors"), [b"\x10\0\0\0\0\0\0\0{not JSON      }"]),))
-    monkeypatch.setattr(safetensors, "plan_write", lambda *_, **__: broken)
+    instead = replace(FORMATS["safetensors"], plan_write=lambda *_, **__: broken)
+    monkeypatch.setitem(FORMATS, "safetensors", instead)
     with pytest.raises(WouldLoseData, match="cannot be read back"):
         ckptfix.convert(tmp_path / "in.pth", tmp_path / "out.safetensors")
     assert not (tmp_path / "out.safetensors").exists()

@@ -20,6 +20,7 @@ from real.law import Outcome, carry_out, named, names
 from real.truth import Leaf, Truth, tensors
 from safetensors.torch import save_file
 
+from ckptfix.formats import FORMATS
 from ckptfix.formats.safetensors import changes as safetensors_changes
 from ckptfix.formats.safetensors import format as safetensors
 from ckptfix.formats.torch import emit as torch_emit
@@ -91,7 +92,7 @@ def share_plan_forgets(patch: Patch) -> None:
         kept, pairs, findings = real(entries)
         return tuple(entry for entry in kept if entry.key != VICTIM), pairs, findings
 
-    patch.setattr(safetensors, "share_plan", share_plan)
+    patch.setitem(FORMATS, "safetensors", replace(FORMATS["safetensors"], share=share_plan))
 
 
 def fresh_forgets(patch: Patch) -> None:
@@ -123,7 +124,7 @@ def dtype_changes(patch: Patch) -> None:
         turned = [replace(entry, dtype="int32") if entry.key == VICTIM else entry for entry in entries]
         return real(turned, dest, **how)
 
-    patch.setattr(safetensors, "plan_write", plan_write)
+    patch.setitem(FORMATS, "safetensors", replace(FORMATS["safetensors"], plan_write=plan_write))
 
 
 def storages_swap(patch: Patch) -> None:

@@ -89,7 +89,7 @@ def test_to_is_not_written_under_another_s_name(tmp_path: Path, verb: Callable[.
     for name in (".safetensors", "") if to == "safetensors" else (*TORCH_NAMES, ""):
         dest = tmp_path / f"fine{name}"
         verb(source, dest, to=to, force=True)
-        assert formats.detect(dest).NAME == to
+        assert formats.detect(dest).name == to
 
 
 @pytest.mark.parametrize("legacy", [False, True])
@@ -101,7 +101,7 @@ def test_every_suffix_of_torch_stands_on_both_of_its_formats(
     source, dest = tmp_path / f"in{name}", tmp_path / f"out{name}"
     torch.save(WEIGHTS, source, _use_new_zipfile_serialization=not legacy)
     COMMANDS[command](source, dest)
-    assert formats.detect(dest).NAME == ("legacy" if legacy else "zip")
+    assert formats.detect(dest).name == ("legacy" if legacy else "zip")
     assert len(torch.load(dest, weights_only=True)) == len(WEIGHTS)
 
 

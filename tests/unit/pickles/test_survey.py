@@ -11,6 +11,7 @@ import pytest
 from builders import assemble, push
 
 from ckptfix.formats import open_checkpoint
+from ckptfix.formats.torch.common import pickled
 from ckptfix.ops.doctor import examine as doctor
 from ckptfix.pickles import Survey, survey
 
@@ -28,9 +29,10 @@ def names(data: bytes) -> list[str]:
 def test_it_names_what_the_machine_names() -> None:
     looked = 0
     for path in sorted(FIXTURES.rglob("*.pth")):
-        graph = getattr(open_checkpoint(path).graph, "graph", None)
-        if graph is None:
+        parts = pickled(open_checkpoint(path))
+        if parts is None:
             continue
+        graph = parts.graph
         found = named(graph.data[graph.start : graph.end])
         assert {(row.module, row.name) for row in found.seen} == {(row.module, row.name) for row in graph.globals}
         assert found.whole and found.end == graph.end - graph.start

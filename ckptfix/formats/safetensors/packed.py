@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from ckptfix.checkpoint import ByteRange, Checkpoint, OutputFile, Plan, Segment
 from ckptfix.errors import Truncated
-from ckptfix.formats.safetensors.header import METADATA, Header
+from ckptfix.formats.safetensors.header import METADATA, header_of
 from ckptfix.formats.safetensors.write import framed, metadata_text, quoted
 from ckptfix.io.read import truncated_hint
 
 
-def packed(checkpoint: Checkpoint, dest: str) -> tuple[Plan, int]:
+def plan_packed(checkpoint: Checkpoint, dest: str) -> tuple[Plan, int]:
     """The file with its tensors side by side in the order of their bytes, and how many bytes that saved.
 
     Tensors that overlap still overlap in the same way. Names, order, metadata and values are the same.
@@ -17,7 +17,7 @@ def packed(checkpoint: Checkpoint, dest: str) -> tuple[Plan, int]:
     Raises:
         Truncated: a tensor whose bytes are beyond the end.
     """
-    header: Header = checkpoint.graph
+    header = header_of(checkpoint)
     spans = sorted({(row.begin, row.stop) for row in header.rows if row.stop > row.begin})
     runs: list[tuple[int, int]] = []
     for begin, stop in spans:
