@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import cast
 
 from ckptfix.checkpoint import Checkpoint
-from ckptfix.errors import CkptfixError, NoFile, UnknownFormat, file_name, not_readable
+from ckptfix.errors import CkptfixError, NoFile, UnknownFormat, WriteFailed, file_name, not_readable
 from ckptfix.formats import base, distributed
 from ckptfix.formats.base import Format
 from ckptfix.formats.safetensors import format as safetensors
 from ckptfix.formats.torch import legacy as torch_legacy
 from ckptfix.formats.torch import zip as torch_zip
-from ckptfix.io.read import stamp
+from ckptfix.io.source import open_source, opened_once
 from ckptfix.pickles.collector import without_collections
 
 FORMATS: dict[str, Format] = {
@@ -29,6 +29,7 @@ FORMATS: dict[str, Format] = {
 HEAD = 4096
 
 
+@opened_once()
 def detect(path: str | os.PathLike[str]) -> Format:
     """The format of the file at `path`.
 
@@ -46,15 +47,21 @@ def detect(path: str | os.PathLike[str]) -> Format:
             raise base.unknown(name, b"", 0)
         if not stat.S_ISREG(status.st_mode):
             raise NoFile("not a regular file", path=name, hint="write the stream to a file first")
-        with open(name, "rb") as file:
-            head = file.read(HEAD)
     except OSError as error:
         raise not_readable(error, name) from None
+    try:
+        with open_source(name) as source:
+            size = source.size
+            head = source.read(0, min(HEAD, size))
+    except WriteFailed as error:
+        if not isinstance(error.__cause__, OSError):
+            raise
+        raise not_readable(error.__cause__, name) from None
     distributed.refuse_part(name)
-    scored = [(module.score(name, head, status.st_size), index) for index, module in enumerate(FORMATS.values())]
+    scored = [(module.score(name, head, size), index) for index, module in enumerate(FORMATS.values())]
     best, index = max(scored, key=lambda row: (row[0], -row[1]))
     if not best:
-        raise base.unknown(name, head, status.st_size)
+        raise base.unknown(name, head, size)
     return list(FORMATS.values())[index]
 
 
@@ -70,6 +77,7 @@ def is_checkpoint(path: str | os.PathLike[str]) -> bool:
 
 
 @without_collections
+@opened_once()
 def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     """Read a checkpoint of any format: names, shapes and places, not one tensor byte.
 
@@ -78,5 +86,5 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         DamagedFile: it contradicts itself so far that nothing can be listed.
     """
     module = detect(path)
-    before = stamp(path)
-    return replace(module.read(os.fspath(path)), stamp=before)
+    with open_source(path) as source:
+        return replace(module.read(source.name), stamp=source.mark)

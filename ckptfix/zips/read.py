@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from ckptfix.commands import command
 from ckptfix.errors import BadDirectory, Truncated, Unsupported
-from ckptfix.io.read import Reader, truncated_hint
+from ckptfix.io.source import Source, truncated_hint
 
 END = struct.Struct("<4s4H2LH")
 END64 = struct.Struct("<4sQ2H2L4Q")
@@ -101,7 +101,7 @@ class Directory:
     disputes: tuple[tuple[str, int, bool], ...] = ()
 
 
-def read_directory(reader: Reader, path: str) -> Directory:
+def read_directory(reader: Source, path: str) -> Directory:
     """Find and read the central directory.
 
     Raises:
@@ -125,7 +125,7 @@ class _End(NamedTuple):
     disputes: tuple[tuple[str, int, bool], ...]
 
 
-def _find_end(reader: Reader, path: str) -> _End:
+def _find_end(reader: Source, path: str) -> _End:
     """The last end record whose directory lies right before it."""
     if reader.size >= END.size:
         # Nearly every archive ends right there; what a longer comment would take may be tensor bytes.
@@ -163,7 +163,7 @@ def _find_end(reader: Reader, path: str) -> _End:
     )
 
 
-def _parse_end(reader: Reader, tail: bytes, position: int, base: int, path: str) -> _End:
+def _parse_end(reader: Source, tail: bytes, position: int, base: int, path: str) -> _End:
     _, disk, start_disk, here, count, size, offset, comment_length = END.unpack_from(tail, position)
     at = base + position
     comment = tail[position + END.size : position + END.size + comment_length]

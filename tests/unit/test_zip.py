@@ -14,7 +14,8 @@ import torch
 
 from ckptfix.checkpoint import ByteRange, OutputFile, Plan
 from ckptfix.errors import BadDirectory, CkptfixError, Truncated, Unsupported
-from ckptfix.io.read import Reader, read_chunks
+from ckptfix.io.read import read_chunks
+from ckptfix.io.source import open_source
 from ckptfix.io.write import write_plan
 from ckptfix.zips.local import read_local, record_data
 from ckptfix.zips.read import read_directory
@@ -34,7 +35,7 @@ def read_all(path: Path) -> dict[str, bytes]:
 
 def test_reads_what_zipfile_reads(tmp_path: Path) -> None:
     path = saved(tmp_path / "a.pth")
-    with Reader(path) as reader, zipfile.ZipFile(path) as archive:
+    with open_source(path) as reader, zipfile.ZipFile(path) as archive:
         directory = read_directory(reader, str(path))
         for record, info in zip(directory.records, archive.infolist(), strict=True):
             assert (record.name, record.header, record.size, record.crc32) == (
@@ -52,7 +53,7 @@ def test_reads_what_zipfile_reads(tmp_path: Path) -> None:
 def test_a_replaced_record_keeps_all_others_and_their_alignment(tmp_path: Path, length: int) -> None:
     path = saved(tmp_path / "a.pth")
     out = tmp_path / "b.pth"
-    with Reader(path) as reader:
+    with open_source(path) as reader:
         directory = read_directory(reader, str(path))
         new = bytes(range(256)) * 20
         segments = replace_record(reader, directory, directory.records[0], new[:length])
@@ -62,14 +63,14 @@ def test_a_replaced_record_keeps_all_others_and_their_alignment(tmp_path: Path, 
     assert after.pop("a/data.pkl") == new[:length]
     before.pop("a/data.pkl")
     assert before == after
-    with Reader(out) as reader:
+    with open_source(out) as reader:
         for record in read_directory(reader, str(out)).records[1:]:
             assert read_local(reader, str(out), record).data % 64 == 0
 
 
 def test_the_tail_is_one_range(tmp_path: Path) -> None:
     path = saved(tmp_path / "a.pth", 300)
-    with Reader(path) as reader:
+    with open_source(path) as reader:
         directory = read_directory(reader, str(path))
         plan = OutputFile.of("b", replace_record(reader, directory, directory.records[0], b"x"))
     ranges = [segment for segment in plan.segments if isinstance(segment, ByteRange)]
@@ -90,7 +91,7 @@ def test_a_fresh_archive_is_what_torch_writes(tmp_path: Path) -> None:
 def test_sums_that_are_not_known_before_writing(tmp_path: Path) -> None:
     path = saved(tmp_path / "archive.pth", 40)
     out = tmp_path / "fresh.zip"
-    with Reader(path) as reader:
+    with open_source(path) as reader:
         directory = read_directory(reader, str(path))
         records = [NewRecord(row.name, record_data(reader, str(path), row)) for row in directory.records]
     write_plan(Plan((OutputFile.of(out, fresh_archive(records)),)))
@@ -114,7 +115,7 @@ def test_records_beyond_four_gigabytes(tmp_path: Path) -> None:
             else:
                 file.seek(segment.length, io.SEEK_CUR)
     assert out.stat().st_size == plan.nbytes
-    with Reader(out) as reader, zipfile.ZipFile(out) as archive:
+    with open_source(out) as reader, zipfile.ZipFile(out) as archive:
         directory = read_directory(reader, str(out))
         assert [record.size for record in directory.records] == [6, 5 << 30, 5, 2]
         assert archive.read("a/data/1") == b"after"
@@ -129,7 +130,7 @@ def test_records_beyond_four_gigabytes(tmp_path: Path) -> None:
                 file.write(segment)
             else:
                 start = file.tell()
-                with Reader(out) as reader:
+                with open_source(out) as reader:
                     tail = reader.read(segment.offset + segment.length - 900, 900)  # type: ignore[union-attr]
                 file.seek(start + segment.length - 900)
                 file.write(tail)
@@ -145,7 +146,7 @@ def archive(**fields: object) -> bytes:
 def opened(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "x.pth"
     path.write_bytes(data)
-    with Reader(path) as reader:
+    with open_source(path) as reader:
         directory = read_directory(reader, str(path))
         for record in directory.records:
             record_data(reader, str(path), record)
@@ -181,7 +182,7 @@ def test_overlapping_records_are_refused(tmp_path: Path) -> None:
     changed = bytearray(data)
     struct.pack_into("<L", changed, first + 42, data.index(b"archive/data/0") - 30)
     path.write_bytes(changed)
-    with Reader(path) as reader, pytest.raises(BadDirectory, match="runs into"):
+    with open_source(path) as reader, pytest.raises(BadDirectory, match="runs into"):
         read_directory(reader, str(path))
 
 
@@ -204,6 +205,6 @@ def test_deflated_records_are_streamed(tmp_path: Path) -> None:
     path = tmp_path / "x.zip"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("a/data/0", b"abc" * 1000)
-    with Reader(path) as reader:
+    with open_source(path) as reader:
         (record,) = read_directory(reader, str(path)).records
         assert b"".join(read_chunks(record_data(reader, str(path), record))) == b"abc" * 1000

@@ -38,7 +38,7 @@ from ckptfix.formats.torch.legacy_layout import (
     refuse_unloadable,
 )
 from ckptfix.formats.torch.legacy_layout import NAME as NAME
-from ckptfix.io.read import Reader
+from ckptfix.io.source import open_source
 from ckptfix.pickles import Graph, splice
 from ckptfix.pickles.graph import pairs
 
@@ -54,7 +54,7 @@ def score(path: str, head: bytes, size: int) -> int:
 def read(path: str) -> Checkpoint:
     """Read names, shapes and places; see the contract in `base`."""
     findings: list[Finding] = []
-    with Reader(path) as reader:
+    with open_source(path) as reader:
         graphs = read_pickles(reader, path)
         magic, protocol, info, graph, key_graph = graphs
         if magic.root != MAGIC or protocol.root != PROTOCOL:
@@ -90,7 +90,7 @@ def _note(side: Graph, part: str, graph: Graph) -> None:
 
 def read_object(path: str) -> tuple[Layout, Graph]:
     """Where the parts are, and the parsed pickle of the object, and nothing made of them. Raises as `read`."""
-    with Reader(path) as reader:
+    with open_source(path) as reader:
         *_, graph, key_graph = read_pickles(reader, path)
         keys = [str(key) for key in key_graph.root] if type(key_graph.root) is list else []
         storages = read_storages(reader, path, graph, keys, key_graph.end, [])

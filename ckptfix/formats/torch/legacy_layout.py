@@ -10,7 +10,7 @@ from ckptfix.errors import Truncated, TruncatedPickle, Unsupported, WouldLoseDat
 from ckptfix.findings.row import Finding
 from ckptfix.formats.torch import common as torch_common
 from ckptfix.formats.torch.tensors import DEVICE_TENSOR, BadTensor
-from ckptfix.io.read import Reader, truncated_hint
+from ckptfix.io.source import Source, truncated_hint
 from ckptfix.pickles import Dict, Graph, parse
 from ckptfix.pickles.emit import emit
 
@@ -45,7 +45,7 @@ class Layout:
     storages: Mapping[str, tuple[ByteRange, int]]
 
 
-def read_pickles(reader: Reader, path: str) -> list[Graph]:
+def read_pickles(reader: Source, path: str) -> list[Graph]:
     """The five pickles; their spans are offsets in the file.
 
     The size of the object's pickle is stated nowhere: a window from the start of the file is parsed, and
@@ -73,7 +73,7 @@ PARTS = ("magic number", "protocol", "sys_info", "object", "storage keys")
 
 
 def read_storages(
-    reader: Reader, path: str, graph: Graph, keys: list[str], position: int, findings: list[Finding]
+    reader: Source, path: str, graph: Graph, keys: list[str], position: int, findings: list[Finding]
 ) -> dict[str, tuple[ByteRange, int]]:
     """The place of each storage; those beyond the end of the file keep their promised place."""
     itemsizes: dict[str, int] = {}

@@ -28,7 +28,8 @@ from ckptfix.formats.torch import emit as torch_emit
 from ckptfix.formats.torch.edit import patches
 from ckptfix.formats.torch.zip_layout import MAX_PICKLE, MAX_RATIO, Archive, Places, ambiguous_names, fresh
 from ckptfix.formats.torch.zip_layout import NAME as NAME
-from ckptfix.io.read import Reader, read_chunks
+from ckptfix.io.read import read_chunks
+from ckptfix.io.source import Source, open_source
 from ckptfix.pickles import Graph, parse, splice
 from ckptfix.zips.local import record_data
 from ckptfix.zips.read import Directory, read_directory
@@ -49,7 +50,7 @@ def score(path: str, head: bytes, size: int) -> int:
 
 def read(path: str) -> Checkpoint:
     """Read names, shapes and places; see the contract in `base`."""
-    with Reader(path) as reader:
+    with open_source(path) as reader:
         directory = read_directory(reader, path)
         findings: list[Finding] = []
         archive, pickle = _open(reader, path, directory, findings)
@@ -87,12 +88,12 @@ def read(path: str) -> Checkpoint:
 
 def read_object(path: str) -> tuple[Archive, Graph]:
     """The container and the parsed pickle of a file, and nothing made of them. Raises as `read`."""
-    with Reader(path) as reader:
+    with open_source(path) as reader:
         archive, pickle = _open(reader, path, read_directory(reader, path), [])
     return archive, parse(pickle, path=path, where=archive.pickle.name)
 
 
-def _open(reader: Reader, path: str, directory: Directory, findings: list[Finding]) -> tuple[Archive, bytes]:
+def _open(reader: Source, path: str, directory: Directory, findings: list[Finding]) -> tuple[Archive, bytes]:
     """The archive and the bytes of its pickle."""
     pickles = [record for record in directory.records if record.name.endswith("/data.pkl")]
     roots = {record.name.partition("/")[0] for record in pickles if record.name.count("/") == 1}
@@ -119,7 +120,7 @@ def _open(reader: Reader, path: str, directory: Directory, findings: list[Findin
     return Archive(directory, root, record, intact, ambiguous), data
 
 
-def _small_record(reader: Reader, directory: Directory, name: str) -> str:
+def _small_record(reader: Source, directory: Directory, name: str) -> str:
     """The text of a short record, empty when there is none."""
     record = next((record for record in directory.records if record.name == name), None)
     if record is None or record.size > 64:
@@ -153,7 +154,7 @@ def plan_edit(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan:
         if not archive.pickle_ok:
             message = "the pickle does not match its CRC-32, and an edit would hide that"
             raise DamagedFile(message, path=path, where=archive.pickle.name, hint="copy or download the file again")
-        with Reader(path) as reader:
+        with open_source(path) as reader:
             segments = replace_record(reader, archive.directory, archive.pickle, splice(parts.graph, changes))
     return Plan((OutputFile.of(dest, segments),))
 

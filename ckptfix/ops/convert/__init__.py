@@ -8,6 +8,7 @@ from typing import Any
 
 from ckptfix.errors import StrPath
 from ckptfix.io.read import Progress
+from ckptfix.io.source import opened_once
 from ckptfix.ops.convert import plan as convert_op
 from ckptfix.ops.writing import LOSSES, Draft, Result, carry_out, copy_note, open_input
 from ckptfix.pickles.collector import without_collections
@@ -28,6 +29,7 @@ class ConvertResult(Result):
 
 
 @without_collections
+@opened_once()
 def convert(
     source: StrPath,
     dest: StrPath,

@@ -34,7 +34,7 @@ from ckptfix.formats.torch import demands, zip_layout
 from ckptfix.formats.torch import module as torch_module
 from ckptfix.formats.torch import zip as torch_zip
 from ckptfix.formats.torch.common import Parts, all_findings
-from ckptfix.io.read import Reader
+from ckptfix.io.source import open_source, opened_once
 from ckptfix.ops import inside as scan_inside
 from ckptfix.ops.candidates import is_inside
 from ckptfix.ops.doctor import contents as scan_contents
@@ -55,6 +55,7 @@ MOST = 200
 """Findings of one id that are kept; a file could be made to have millions."""
 
 
+@opened_once()
 def examine(
     path: str | os.PathLike[str],
     *,
@@ -192,7 +193,7 @@ def _container(path: str, checkpoint: Checkpoint | None = None) -> Iterator[Find
     pickles = [record.name for record in directory.records if record.name.endswith("/data.pkl")]
     if not pickles:
         return
-    with Reader(path) as reader:
+    with open_source(path) as reader:
         yield from scan_zip.scan(reader, directory, pickles[0].rpartition("/")[0])
 
 
@@ -206,7 +207,7 @@ def _pickles(checkpoint: Checkpoint, looked: list[str], at: str | None) -> Itera
     zipped = checkpoint.format == torch_zip.NAME
     where, base = (parts.container.pickle.name, 0) if zipped else ("pickle", 0)
     if zipped:
-        with Reader(checkpoint.path) as reader:
+        with open_source(checkpoint.path) as reader:
             data = record_data(reader, checkpoint.path, parts.container.pickle)
         base = data.offset if isinstance(data, ByteRange) else 0
         yield from scan_pickle.after_stop(graph.data, graph.end, where, base)
@@ -233,7 +234,7 @@ def _hidden(checkpoint: Checkpoint, records: Sequence[Record], root: str) -> Ite
     used = {persid.pid[2] for persid in checkpoint.graph.graph.persids if _has_key(persid.pid)}
     prefix = f"{root}/data/"
     idle: list[Record] = []
-    with Reader(checkpoint.path) as reader:
+    with open_source(checkpoint.path) as reader:
         for record in records:
             key = record.name.removeprefix(prefix)
             if record.name.startswith(prefix) and key not in used and record.size:
@@ -279,7 +280,7 @@ def _pieces(checkpoint: Checkpoint, view: Checkpoint) -> list[scan_records.Piece
         piece.where = f"{prefix}{piece.where}"
     known = {piece.where for piece in pieces.values()}
     others: list[scan_records.Piece] = []
-    with Reader(checkpoint.path) as reader:
+    with open_source(checkpoint.path) as reader:
         for record in archive.directory.records:
             # The pickle's checksum was compared when it was read.
             if record.name in known or record is archive.pickle or record.name in archive.ambiguous or not record.size:

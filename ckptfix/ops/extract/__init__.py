@@ -9,7 +9,8 @@ from typing import Any
 
 from ckptfix.errors import NoSuchFile, StrPath, file_name
 from ckptfix.io import write as output
-from ckptfix.io.read import Progress, stamp
+from ckptfix.io.read import Progress
+from ckptfix.io.source import opened_once, stamp
 from ckptfix.ops.extract import plan as extract_op
 from ckptfix.ops.writing import LOSSES, Draft, Result, carry_out
 from ckptfix.pickles.collector import without_collections
@@ -54,6 +55,7 @@ class ExtractResult(Result):
 
 
 @without_collections
+@opened_once()
 def extract(
     source: StrPath,
     dest: StrPath,

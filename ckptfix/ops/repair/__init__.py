@@ -20,7 +20,8 @@ from ckptfix.errors import NoSuchFile, Refused, StrPath, WriteFailed, file_name
 from ckptfix.findings.row import Finding
 from ckptfix.formats.target import refuse_other_suffix
 from ckptfix.io import write as output
-from ckptfix.io.read import Progress, stamp
+from ckptfix.io.read import Progress
+from ckptfix.io.source import opened_once, stamp
 from ckptfix.names.groups import collapse, shown
 from ckptfix.ops.law.promise import Promise
 from ckptfix.ops.repair.clean import listed
@@ -56,6 +57,7 @@ class RepairResult(Result):
 
 
 @without_collections
+@opened_once()
 def repair(
     source: StrPath,
     dest: StrPath | None,

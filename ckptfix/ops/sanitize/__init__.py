@@ -11,6 +11,7 @@ from ckptfix.commands import command
 from ckptfix.errors import StrPath
 from ckptfix.findings.row import Finding
 from ckptfix.io.read import Progress
+from ckptfix.io.source import opened_once
 from ckptfix.ops.law.promise import everything
 from ckptfix.ops.sanitize import plan as sanitize_op
 from ckptfix.ops.sanitize.objects import EXTRACT
@@ -41,6 +42,7 @@ class SanitizeResult(Result):
 
 
 @without_collections
+@opened_once()
 def sanitize(
     source: StrPath,
     dest: StrPath,

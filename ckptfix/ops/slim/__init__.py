@@ -10,6 +10,7 @@ from typing import Any
 from ckptfix.errors import StrPath
 from ckptfix.formats.target import refuse_other_suffix
 from ckptfix.io.read import Progress
+from ckptfix.io.source import opened_once
 from ckptfix.ops.law.promise import everything
 from ckptfix.ops.slim import plan as slim_op
 from ckptfix.ops.writing import Draft, Result, about, carry_out, open_input
@@ -44,6 +45,7 @@ class SlimResult(Result):
 
 
 @without_collections
+@opened_once()
 def slim(
     source: StrPath,
     dest: StrPath,
