@@ -160,7 +160,7 @@ class _Looker:
         """The members of a zip: those in its directory, and those that only have a local header."""
         listed = {}
         with suppress(CkptfixError):
-            listed = {row.header: row for row in read_directory(reader, reader.name).records[:MOST_MEMBERS]}
+            listed = {row.header: row for row in read_directory(reader).records[:MOST_MEMBERS]}
         places = sorted({*listed, *self.headers(reader)})[:MOST_MEMBERS]
         covered = 0
         for index, header in enumerate(places):

@@ -78,7 +78,7 @@ def local_sizes(reader: Source, local: Local) -> tuple[int, int]:
     return local.stored, local.size
 
 
-def read_local(reader: Source, path: str, record: Record) -> Local:
+def read_local(reader: Source, record: Record) -> Local:
     """The local header of `record`, compared with the directory; not a byte of the data is read.
 
     Raises:
@@ -90,42 +90,42 @@ def read_local(reader: Source, path: str, record: Record) -> Local:
     local = local_header(reader, record.header, len(name))
     if local is None:
         raise BadDirectory(
-            "no local header where the directory points", path=path, where=record.name, offset=record.header
+            "no local header where the directory points", path=reader.name, where=record.name, offset=record.header
         )
     if local.name != name:
         raise BadDirectory(
             f"the local header calls this record {local.name.decode('utf-8', 'replace')!r}",
-            path=path,
+            path=reader.name,
             where=record.name,
             offset=record.header,
         )
     if record.flags & ENCRYPTED:
-        raise Unsupported("an encrypted record", path=path, where=record.name)
+        raise Unsupported("an encrypted record", path=reader.name, where=record.name)
     start = local.data
     if start + record.stored > reader.size:
         raise Truncated(
             f"{record.stored} bytes promised, {max(reader.size - start, 0)} left",
-            path=path,
+            path=reader.name,
             where=record.name,
             offset=start,
-            hint=truncated_hint(path),
+            hint=truncated_hint(reader.name),
         )
     return local
 
 
-def record_data(reader: Source, path: str, record: Record) -> Data:
+def record_data(reader: Source, record: Record) -> Data:
     """Where the bytes of `record` are: a range, or a stream that inflates them. Raises as `read_local`, and
 
     Raises:
         BadDirectory: readers disagree on what its bytes are (see `Record.dispute`).
         Unsupported: compressed by another method than deflate.
     """
-    start = read_local(reader, path, record).data
+    start = read_local(reader, record).data
     dispute = record.dispute
     if dispute is not None:
-        raise BadDirectory(dispute, path=path, where=record.name, offset=record.header)
+        raise BadDirectory(dispute, path=reader.name, where=record.name, offset=record.header)
     if record.method == STORED:
-        return ByteRange(path, start, record.size)
+        return ByteRange(reader.name, start, record.size)
     if record.method == DEFLATED:
-        return inflated(ByteRange(path, start, record.stored), record.size)
-    raise Unsupported(f"compression method {record.method}", path=path, where=record.name, offset=record.header)
+        return inflated(ByteRange(reader.name, start, record.stored), record.size)
+    raise Unsupported(f"compression method {record.method}", path=reader.name, where=record.name, offset=record.header)

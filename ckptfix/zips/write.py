@@ -151,7 +151,7 @@ def replace_record(reader: Source, directory: Directory, record: Record, new: by
         BadDirectory: a local header that disagrees with the directory.
     """
     path = directory.path
-    local = read_local(reader, path, record)
+    local = read_local(reader, record)
     crc32 = zlib.crc32(new)
     head, tail = _rewritten_header(reader, local, record.flags, crc32, len(new))
     following = min(
@@ -164,7 +164,7 @@ def replace_record(reader: Source, directory: Directory, record: Record, new: by
     if following is None:
         shift = cursor - directory.offset
     else:
-        behind = read_local(reader, path, following)
+        behind = read_local(reader, following)
         rest = directory.offset - behind.data
         old = reader.read(behind.header, behind.data - behind.header)
         header = _repadded(old, local_extra(reader, behind), cursor, behind.data, PAGE if rest >= LARGE else ALIGNMENT)

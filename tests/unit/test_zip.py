@@ -36,7 +36,7 @@ def read_all(path: Path) -> dict[str, bytes]:
 def test_reads_what_zipfile_reads(tmp_path: Path) -> None:
     path = saved(tmp_path / "a.pth")
     with open_source(path) as reader, zipfile.ZipFile(path) as archive:
-        directory = read_directory(reader, str(path))
+        directory = read_directory(reader)
         for record, info in zip(directory.records, archive.infolist(), strict=True):
             assert (record.name, record.header, record.size, record.crc32) == (
                 info.filename,
@@ -44,7 +44,7 @@ def test_reads_what_zipfile_reads(tmp_path: Path) -> None:
                 info.file_size,
                 info.CRC,
             )
-            data = record_data(reader, str(path), record)
+            data = record_data(reader, record)
             assert isinstance(data, ByteRange)
             assert b"".join(read_chunks(data)) == archive.read(info)
 
@@ -54,7 +54,7 @@ def test_a_replaced_record_keeps_all_others_and_their_alignment(tmp_path: Path, 
     path = saved(tmp_path / "a.pth")
     out = tmp_path / "b.pth"
     with open_source(path) as reader:
-        directory = read_directory(reader, str(path))
+        directory = read_directory(reader)
         new = bytes(range(256)) * 20
         segments = replace_record(reader, directory, directory.records[0], new[:length])
     write_plan(Plan((OutputFile.of(out, segments),)))
@@ -64,14 +64,14 @@ def test_a_replaced_record_keeps_all_others_and_their_alignment(tmp_path: Path, 
     before.pop("a/data.pkl")
     assert before == after
     with open_source(out) as reader:
-        for record in read_directory(reader, str(out)).records[1:]:
-            assert read_local(reader, str(out), record).data % 64 == 0
+        for record in read_directory(reader).records[1:]:
+            assert read_local(reader, record).data % 64 == 0
 
 
 def test_the_tail_is_one_range(tmp_path: Path) -> None:
     path = saved(tmp_path / "a.pth", 300)
     with open_source(path) as reader:
-        directory = read_directory(reader, str(path))
+        directory = read_directory(reader)
         plan = OutputFile.of("b", replace_record(reader, directory, directory.records[0], b"x"))
     ranges = [segment for segment in plan.segments if isinstance(segment, ByteRange)]
     assert len(ranges) == 1
@@ -92,8 +92,8 @@ def test_sums_that_are_not_known_before_writing(tmp_path: Path) -> None:
     path = saved(tmp_path / "archive.pth", 40)
     out = tmp_path / "fresh.zip"
     with open_source(path) as reader:
-        directory = read_directory(reader, str(path))
-        records = [NewRecord(row.name, record_data(reader, str(path), row)) for row in directory.records]
+        directory = read_directory(reader)
+        records = [NewRecord(row.name, record_data(reader, row)) for row in directory.records]
     write_plan(Plan((OutputFile.of(out, fresh_archive(records)),)))
     assert out.read_bytes() == path.read_bytes()
 
@@ -116,7 +116,7 @@ def test_records_beyond_four_gigabytes(tmp_path: Path) -> None:
                 file.seek(segment.length, io.SEEK_CUR)
     assert out.stat().st_size == plan.nbytes
     with open_source(out) as reader, zipfile.ZipFile(out) as archive:
-        directory = read_directory(reader, str(out))
+        directory = read_directory(reader)
         assert [record.size for record in directory.records] == [6, 5 << 30, 5, 2]
         assert archive.read("a/data/1") == b"after"
         edited = OutputFile.of("edited", replace_record(reader, directory, directory.records[0], b"x" * 999))
@@ -147,9 +147,9 @@ def opened(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "x.pth"
     path.write_bytes(data)
     with open_source(path) as reader:
-        directory = read_directory(reader, str(path))
+        directory = read_directory(reader)
         for record in directory.records:
-            record_data(reader, str(path), record)
+            record_data(reader, record)
 
 
 def test_every_cut_is_truncated_or_a_bad_directory(tmp_path: Path) -> None:
@@ -183,7 +183,7 @@ def test_overlapping_records_are_refused(tmp_path: Path) -> None:
     struct.pack_into("<L", changed, first + 42, data.index(b"archive/data/0") - 30)
     path.write_bytes(changed)
     with open_source(path) as reader, pytest.raises(BadDirectory, match="runs into"):
-        read_directory(reader, str(path))
+        read_directory(reader)
 
 
 def test_local_name_that_differs(tmp_path: Path) -> None:
@@ -206,5 +206,5 @@ def test_deflated_records_are_streamed(tmp_path: Path) -> None:
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("a/data/0", b"abc" * 1000)
     with open_source(path) as reader:
-        (record,) = read_directory(reader, str(path)).records
-        assert b"".join(read_chunks(record_data(reader, str(path), record))) == b"abc" * 1000
+        (record,) = read_directory(reader).records
+        assert b"".join(read_chunks(record_data(reader, record))) == b"abc" * 1000

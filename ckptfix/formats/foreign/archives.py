@@ -32,7 +32,7 @@ def zip_archive(file: File) -> Answer | None:
         return Answer("junk-before", f"a zip archive with {before} other bytes before it", f"cut them off: {cut}")
     try:
         with open_source(file.path) as reader:
-            names = [record.name for record in read_directory(reader, file.path).records]
+            names = [record.name for record in read_directory(reader).records]
     except CkptfixError as error:
         torch = " that torch.save wrote" if b"/data.pkl" in file.head[:300] else ""
         id = "truncated" if isinstance(error, Truncated) else "bad-directory"

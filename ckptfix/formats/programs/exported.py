@@ -167,7 +167,7 @@ def _entry(
             raise BadIndex(f"no record {name} in the archive")
         device, index = meta["device"]["type"], meta["device"]["index"]
         with open_source(program.path) as reader:
-            data = record_data(reader, program.path, record)
+            data = record_data(reader, record)
         location = device if index is None else f"{device}:{int(index)}"
         storages[name] = Storage(name, dtype.name, record.size, location, data, record.crc32 or None)
     storage = storages[name]

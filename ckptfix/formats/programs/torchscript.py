@@ -81,7 +81,7 @@ class Program:
         if record.size > MAX_TEXT or record.size > max(100 * record.stored, 1 << 20):
             raise Unsupported(f"a record of {record.size:,} bytes", path=self.path, where=record.name)
         with open_source(self.path) as reader:
-            return b"".join(read_chunks(record_data(reader, self.path, record)))
+            return b"".join(read_chunks(record_data(reader, record)))
 
     def pickle(self, name: str, folder: str) -> tuple[Graph, Storages]:
         """A pickle, and the storages in `folder` that it refers to.
@@ -106,7 +106,7 @@ def open_program(path: str, marker: str) -> Program | None:
         if reader.size < 4 or reader.read(0, 4) != b"PK\x03\x04":
             return None
         try:
-            directory = read_directory(reader, path)
+            directory = read_directory(reader)
         except CkptfixError:
             return None
         size = reader.size

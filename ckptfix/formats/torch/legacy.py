@@ -55,7 +55,7 @@ def read(path: str) -> Checkpoint:
     """Read names, shapes and places; see the contract in `base`."""
     findings: list[Finding] = []
     with open_source(path) as reader:
-        graphs = read_pickles(reader, path)
+        graphs = read_pickles(reader)
         magic, protocol, info, graph, key_graph = graphs
         if magic.root != MAGIC or protocol.root != PROTOCOL:
             raise BadPickle("the magic number or protocol is computed, not written", path=path, where="header")
@@ -64,7 +64,7 @@ def read(path: str) -> Checkpoint:
                 _note(side, part, graph)
         known = {str(key): value for key, value in pairs(info.root) or () if isinstance(key, str)}
         keys = [str(key) for key in key_graph.root] if type(key_graph.root) is list else []
-        storages = read_storages(reader, path, graph, keys, key_graph.end, findings)
+        storages = read_storages(reader, graph, keys, key_graph.end, findings)
         size = reader.size
     layout = Layout(graph.start, graph.end, storages)
     return torch_common.build(
@@ -91,9 +91,9 @@ def _note(side: Graph, part: str, graph: Graph) -> None:
 def read_object(path: str) -> tuple[Layout, Graph]:
     """Where the parts are, and the parsed pickle of the object, and nothing made of them. Raises as `read`."""
     with open_source(path) as reader:
-        *_, graph, key_graph = read_pickles(reader, path)
+        *_, graph, key_graph = read_pickles(reader)
         keys = [str(key) for key in key_graph.root] if type(key_graph.root) is list else []
-        storages = read_storages(reader, path, graph, keys, key_graph.end, [])
+        storages = read_storages(reader, graph, keys, key_graph.end, [])
     return Layout(graph.start, graph.end, storages), graph
 
 

@@ -51,9 +51,9 @@ def score(path: str, head: bytes, size: int) -> int:
 def read(path: str) -> Checkpoint:
     """Read names, shapes and places; see the contract in `base`."""
     with open_source(path) as reader:
-        directory = read_directory(reader, path)
+        directory = read_directory(reader)
         findings: list[Finding] = []
-        archive, pickle = _open(reader, path, directory, findings)
+        archive, pickle = _open(reader, directory, findings)
         traits: dict[str, object] = {"zip root": archive.root, "records": len(directory.records)}
         byteorder = _small_record(reader, directory, f"{archive.root}/byteorder")
         if byteorder not in ("", "little", "big"):
@@ -89,32 +89,32 @@ def read(path: str) -> Checkpoint:
 def read_object(path: str) -> tuple[Archive, Graph]:
     """The container and the parsed pickle of a file, and nothing made of them. Raises as `read`."""
     with open_source(path) as reader:
-        archive, pickle = _open(reader, path, read_directory(reader, path), [])
+        archive, pickle = _open(reader, read_directory(reader), [])
     return archive, parse(pickle, path=path, where=archive.pickle.name)
 
 
-def _open(reader: Source, path: str, directory: Directory, findings: list[Finding]) -> tuple[Archive, bytes]:
+def _open(reader: Source, directory: Directory, findings: list[Finding]) -> tuple[Archive, bytes]:
     """The archive and the bytes of its pickle."""
     pickles = [record for record in directory.records if record.name.endswith("/data.pkl")]
     roots = {record.name.partition("/")[0] for record in pickles if record.name.count("/") == 1}
     scripted = any(record.name.endswith(("/constants.pkl", "/archive_format")) for record in directory.records)
     if len(roots) != 1 or scripted:
-        raise unknown(path, reader.read(0, min(4096, reader.size)), reader.size)
+        raise unknown(reader.name, reader.read(0, min(4096, reader.size)), reader.size)
     (root,) = roots
     record = next(record for record in pickles if record.name == f"{root}/data.pkl")
     if record.size > MAX_PICKLE:
-        raise Unsupported(f"a pickle of {record.size} bytes", path=path, where=record.name)
+        raise Unsupported(f"a pickle of {record.size} bytes", path=reader.name, where=record.name)
     if record.size > max(MAX_RATIO * record.stored, 1 << 20):
         message = f"{record.stored} bytes that are said to unfold to {record.size}, more than any checkpoint's pickle"
-        raise Bomb(message, path=path, where=record.name, offset=record.header)
-    data = b"".join(read_chunks(record_data(reader, path, record)))
+        raise Bomb(message, path=reader.name, where=record.name, offset=record.header)
+    data = b"".join(read_chunks(record_data(reader, record)))
     intact = record.crc32 in (0, zlib.crc32(data))
     if not intact:
         message = "the bytes do not match their CRC-32: the file is damaged"
         findings.append(Finding("bad-crc", "error", record.name, message, record.header))
     ambiguous = ambiguous_names(directory)
     if record.name in ambiguous:
-        raise BadDirectory("several records have the name of the pickle", path=path, where=record.name)
+        raise BadDirectory("several records have the name of the pickle", path=reader.name, where=record.name)
     for name in sorted(ambiguous):
         findings.append(Finding("duplicate-record", "error", name, "several records have this name"))
     return Archive(directory, root, record, intact, ambiguous), data
@@ -125,7 +125,7 @@ def _small_record(reader: Source, directory: Directory, name: str) -> str:
     record = next((record for record in directory.records if record.name == name), None)
     if record is None or record.size > 64:
         return ""
-    return b"".join(read_chunks(record_data(reader, directory.path, record))).decode("ascii", "replace").strip()
+    return b"".join(read_chunks(record_data(reader, record))).decode("ascii", "replace").strip()
 
 
 def check(path: str) -> Iterator[Finding]:

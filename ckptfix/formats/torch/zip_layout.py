@@ -80,7 +80,7 @@ class Places:
         with open_source(self._path) as reader:
             for key, record in self._records.items():
                 try:
-                    data = record_data(reader, self._path, record)
+                    data = record_data(reader, record)
                 except (DamagedFile, Unsupported) as error:
                     self._wrong[key] = error.message
                     continue

@@ -208,7 +208,7 @@ def _pickles(checkpoint: Checkpoint, looked: list[str], at: str | None) -> Itera
     where, base = (parts.container.pickle.name, 0) if zipped else ("pickle", 0)
     if zipped:
         with open_source(checkpoint.path) as reader:
-            data = record_data(reader, checkpoint.path, parts.container.pickle)
+            data = record_data(reader, parts.container.pickle)
         base = data.offset if isinstance(data, ByteRange) else 0
         yield from scan_pickle.after_stop(graph.data, graph.end, where, base)
         yield from _hidden(checkpoint, parts.container.directory.records, parts.container.root)
@@ -286,7 +286,7 @@ def _pieces(checkpoint: Checkpoint, view: Checkpoint) -> list[scan_records.Piece
             if record.name in known or record is archive.pickle or record.name in archive.ambiguous or not record.size:
                 continue
             try:
-                data = record_data(reader, checkpoint.path, record)
+                data = record_data(reader, record)
             except CkptfixError:
                 continue
             others.append(scan_records.Piece(record.name, data, record.crc32 or None))

@@ -231,6 +231,6 @@ def directory_of(path: str) -> Directory | None:
     """The zip directory of a file, if it has one that can be read."""
     try:
         with open_source(path) as reader:
-            return read_directory(reader, path)
+            return read_directory(reader)
     except CkptfixError:
         return None

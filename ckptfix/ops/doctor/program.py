@@ -67,7 +67,7 @@ def _pieces(path: str, records: Sequence[Record]) -> Iterator[scan_records.Piece
         for record in records:
             if record.size:
                 try:
-                    data = record_data(reader, path, record)
+                    data = record_data(reader, record)
                 except CkptfixError:
                     continue
                 yield scan_records.Piece(record.name, data, record.crc32 or None)

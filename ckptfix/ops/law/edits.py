@@ -90,8 +90,8 @@ def _same_records(old: Archive, new: Archive, name: PlannedFile) -> bool:
 
 def _same_data(reader: Source, was: Record, planned: Source, now: Record, name: PlannedFile) -> bool:
     """Whether a record with its own header has the data that it had."""
-    data = record_data(reader, reader.name, was)
-    made = record_data(planned, name, now)
+    data = record_data(reader, was)
+    made = record_data(planned, now)
     return isinstance(data, ByteRange) and isinstance(made, ByteRange) and _comes_from(name, made.offset, data)
 
 

@@ -176,7 +176,7 @@ def _sole_checkpoint(reader: Source) -> Local | None:
     if _begins_like_one(reader, local):
         return local
     try:
-        records = read_directory(reader, reader.name).records
+        records = read_directory(reader).records
     except CkptfixError:
         return None
     if any(record.name.endswith("data.pkl") for record in records):
