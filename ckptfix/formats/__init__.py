@@ -19,7 +19,7 @@ from ckptfix.formats.base import Format
 from ckptfix.formats.safetensors import format as safetensors
 from ckptfix.formats.torch import legacy as torch_legacy
 from ckptfix.formats.torch import zip as torch_zip
-from ckptfix.io.source import open_source, opened_once
+from ckptfix.io.source import is_local, open_source, opened_once
 from ckptfix.pickles.collector import without_collections
 
 FORMATS: dict[str, Format] = {
@@ -42,11 +42,12 @@ def detect(path: str | os.PathLike[str]) -> Format:
     """
     name = file_name(path)
     try:
-        status = Path(name).stat()
-        if stat.S_ISDIR(status.st_mode):
-            raise base.unknown(name, b"", 0)
-        if not stat.S_ISREG(status.st_mode):
-            raise NoFile("not a regular file", path=name, hint="write the stream to a file first")
+        if is_local(name):
+            status = Path(name).stat()
+            if stat.S_ISDIR(status.st_mode):
+                raise base.unknown(name, b"", 0)
+            if not stat.S_ISREG(status.st_mode):
+                raise NoFile("not a regular file", path=name, hint="write the stream to a file first")
     except OSError as error:
         raise not_readable(error, name) from None
     try:

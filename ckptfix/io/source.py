@@ -25,7 +25,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from ckptfix.checkpoint import ByteRange
-from ckptfix.checkpoint.stamp import UNSEEN, Stamp
+from ckptfix.checkpoint.stamp import Stamp
 from ckptfix.commands import command
 from ckptfix.errors import Truncated, Unsupported, WriteFailed
 from ckptfix.io.system import kind_of, named
@@ -41,9 +41,13 @@ OPEN_SOURCES = 16
 
 
 def stamp(path: str | os.PathLike[str]) -> Stamp:
-    """What the file at `path` is now. Raises WriteFailed when it cannot be looked at."""
-    with named(os.fspath(path)):
-        return _mark(os.stat(path))
+    """What has the name `path` now. Raises WriteFailed when it cannot be looked at."""
+    name = os.fspath(path)
+    if not is_local(name):
+        with _kind(name)(name) as source:
+            return source.mark
+    with named(name):
+        return _mark(os.stat(name))
 
 
 def _mark(status: os.stat_result) -> Stamp:
@@ -58,15 +62,17 @@ class Source(ABC):
     Attributes:
         name: what it was opened by, the `path` of its ranges.
         size: bytes.
-        mark: what its file was when it was opened; UNSEEN where there is none.
+        mark: what its file was when it was opened; its size alone where there is none.
         fd: a descriptor that the kernel can copy from, at the same offsets; None where there is none.
         base: where its first byte stands in its file, or in the memory that it was unpacked to.
     """
 
-    def __init__(self, name: str, size: int, mark: Stamp = UNSEEN, fd: int | None = None, base: int = 0) -> None:
+    def __init__(
+        self, name: str, size: int, mark: Stamp | None = None, fd: int | None = None, base: int = 0
+    ) -> None:
         self.name = name
         self.size = size
-        self.mark = mark
+        self.mark = Stamp(size) if mark is None else mark
         self.fd = fd
         self.base = base
 
@@ -262,6 +268,16 @@ KINDS: dict[str, Callable[[str], Source]] = {"": LocalFile}
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 
 
+def _kind(name: str) -> Callable[[str], Source]:
+    scheme = _SCHEME.match(name)
+    return KINDS.get(scheme[1] if scheme else "", LocalFile)
+
+
+def is_local(name: str) -> bool:
+    """Whether `name` is a path."""
+    return _kind(name) is LocalFile
+
+
 def open_source(name: str | os.PathLike[str]) -> Source:
     """Open `name`, or share it where this command has it open already.
 
@@ -272,5 +288,4 @@ def open_source(name: str | os.PathLike[str]) -> Source:
     if isinstance(name, Name):
         return name.opened()
     text = os.fspath(name)
-    scheme = _SCHEME.match(text)
-    return KINDS.get(scheme[1] if scheme else "", LocalFile)(text)
+    return _kind(text)(text)

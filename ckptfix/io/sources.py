@@ -9,7 +9,7 @@ from ckptfix.checkpoint import ByteRange, Plan
 from ckptfix.checkpoint.stamp import Stamp
 from ckptfix.errors import WriteFailed
 from ckptfix.io.read import read_from
-from ckptfix.io.source import Source, open_source, stamp, truncated
+from ckptfix.io.source import Source, is_local, open_source, stamp, truncated
 from ckptfix.io.system import named
 
 
@@ -23,7 +23,7 @@ def ranges(plan: Plan) -> Iterator[ByteRange]:
 def permissions(paths: Iterable[str]) -> int:
     """Mode bits that a file made of the files at `paths` may have: those that all of them have, and its owner's."""
     bits = 0o666
-    for path in paths:
+    for path in filter(is_local, paths):
         with named(path):
             bits &= os.stat(path).st_mode
     return bits | 0o600
