@@ -11,13 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from ckptfix.checkpoint import Checkpoint, TensorEntry
-from ckptfix.errors import CkptfixError, NoFile, UnknownFormat, file_name, not_readable
+from ckptfix.errors import CkptfixError, NoFile, UnknownFormat, WriteFailed, file_name, not_readable
 from ckptfix.formats import base, distributed
 from ckptfix.formats.base import Aspect, Format, plain_weights
 from ckptfix.formats.safetensors import format as safetensors
 from ckptfix.formats.torch import legacy as torch_legacy
 from ckptfix.formats.torch import zip as torch_zip
-from ckptfix.io.read import stamp
+from ckptfix.io.source import is_local, open_source, opened_once
 from ckptfix.pickles.collector import without_collections
 
 FORMATS: dict[str, Format] = {
@@ -27,6 +27,7 @@ FORMATS: dict[str, Format] = {
 HEAD = 4096
 
 
+@opened_once()
 def detect(path: str | os.PathLike[str]) -> Format:
     """The format of the file at `path`.
 
@@ -39,20 +40,27 @@ def detect(path: str | os.PathLike[str]) -> Format:
     """
     name = file_name(path)
     try:
-        status = Path(name).stat()
-        if stat.S_ISDIR(status.st_mode):
-            raise base.unknown(name, b"", 0)
-        if not stat.S_ISREG(status.st_mode):
-            raise NoFile("not a regular file", path=name, hint="write the stream to a file first")
-        with open(name, "rb") as file:
-            head = file.read(HEAD)
+        if is_local(name):
+            status = Path(name).stat()
+            if stat.S_ISDIR(status.st_mode):
+                raise base.unknown(name, b"", 0)
+            if not stat.S_ISREG(status.st_mode):
+                raise NoFile("not a regular file", path=name, hint="write the stream to a file first")
     except OSError as error:
         raise not_readable(error, name) from None
+    try:
+        with open_source(name) as source:
+            size = source.size
+            head = source.read(0, min(HEAD, size))
+    except WriteFailed as error:
+        if not isinstance(error.__cause__, OSError):
+            raise
+        raise not_readable(error.__cause__, name) from None
     distributed.refuse_part(name)
-    scored = [(format.score(name, head, status.st_size), index) for index, format in enumerate(FORMATS.values())]
+    scored = [(format.score(name, head, size), index) for index, format in enumerate(FORMATS.values())]
     best, index = max(scored, key=lambda row: (row[0], -row[1]))
     if not best:
-        raise base.unknown(name, head, status.st_size)
+        raise base.unknown(name, head, size)
     return list(FORMATS.values())[index]
 
 
@@ -87,6 +95,7 @@ def is_checkpoint(path: str | os.PathLike[str]) -> bool:
 
 
 @without_collections
+@opened_once()
 def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     """Read a checkpoint of any format: names, shapes and places, not one tensor byte.
 
@@ -95,5 +104,5 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         DamagedFile: it contradicts itself so far that nothing can be listed.
     """
     format = detect(path)
-    before = stamp(path)
-    return replace(format.read(os.fspath(path)), stamp=before)
+    with open_source(path) as source:
+        return replace(format.read(source.name), stamp=source.mark)

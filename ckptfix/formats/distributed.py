@@ -17,7 +17,7 @@ from pathlib import Path
 
 from ckptfix.commands import quoted
 from ckptfix.errors import CkptfixError, DistributedPart
-from ckptfix.io.read import Reader
+from ckptfix.io.source import open_source
 from ckptfix.zips.several import is_archive, several
 
 SUFFIX = ".distcp"
@@ -40,7 +40,7 @@ def refuse_part(path: str) -> None:
     beside = place.with_name(".metadata").is_file()
     named = place.name.endswith(SUFFIX) or (beside and _OWN_NAME.fullmatch(place.name) is not None)
     try:
-        with Reader(path) as reader:
+        with open_source(path) as reader:
             head = reader.read(0, min(reader.size, 2048))
             zipped = head.startswith(b"PK\x03\x04")
             tail = reader.read(max(0, reader.size - 22), min(22, reader.size))

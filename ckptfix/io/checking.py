@@ -11,6 +11,7 @@ from ckptfix.checkpoint import Check
 from ckptfix.commands import quoted
 from ckptfix.errors import DamagedFile
 from ckptfix.io.read import read_chunks, read_from
+from ckptfix.io.source import threads
 from ckptfix.io.sums import CRC_CHUNK
 
 if TYPE_CHECKING:
@@ -29,9 +30,7 @@ class Checking:
         self._pool: ThreadPoolExecutor | None = None
         self._running: Future[None] | None = None
         if checks:
-            from concurrent.futures import ThreadPoolExecutor
-
-            self._pool = ThreadPoolExecutor(1, "checks")
+            self._pool = threads(1, "checks")
             self._running = self._pool.submit(self._run, sorted(checks, key=_place))
 
     def finish(self) -> None:

@@ -8,7 +8,8 @@ import sys
 from collections.abc import Callable
 
 from ckptfix.checkpoint import ByteRange
-from ckptfix.io.read import BATCH, Progress, Reader
+from ckptfix.io.read import Progress
+from ckptfix.io.source import BATCH, Source, open_source
 
 SMALL = 128 << 10
 """Ranges below this are read and batched: one copy_file_range costs about as much as copying so many bytes."""
@@ -50,7 +51,7 @@ def copy_range(where: ByteRange, out_fd: int, progress: Progress | None = None) 
         if progress is not None:
             progress(done, where.length)
 
-    with Reader(where.path) as source:
+    with open_source(where.path) as source:
         sink = Sink(out_fd, advance)
         sink.copy(source, where.offset, where.length)
         sink.flush()
@@ -98,7 +99,7 @@ class Sink:
         if self._pending >= BATCH:
             self.flush()
 
-    def copy(self, source: Reader, offset: int, length: int) -> None:
+    def copy(self, source: Source, offset: int, length: int) -> None:
         if length < SMALL:
             self.add(source.read(offset, length))
             return
@@ -111,8 +112,8 @@ class Sink:
             self._position += count
             self._advance(count)
 
-    def _send(self, source: Reader, offset: int, count: int, aligned: bool) -> int:
-        while aligned and self._means:
+    def _send(self, source: Source, offset: int, count: int, aligned: bool) -> int:
+        while source.fd is not None and aligned and self._means:
             try:
                 sent = self._means[0](self._fd, source.fd, offset, count)
             except OSError as error:

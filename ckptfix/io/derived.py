@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from ckptfix.checkpoint import ByteRange, Data, Derived
 from ckptfix.errors import DamagedFile
-from ckptfix.io.read import Reader, read_chunks, read_from
+from ckptfix.io.read import read_chunks, read_from
+from ckptfix.io.source import Source, open_source
 from ckptfix.io.sums import CRC_CHUNK
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ def gathered(data: ByteRange, itemsize: int, shape: Sequence[int], stride: Seque
     sizes, steps = _merged(shape, stride)
 
     def chunks() -> Iterator[bytes]:
-        with Reader(data.path) as source:
+        with open_source(data.path) as source:
             for first, box in _boxes(sizes, steps, itemsize):
                 yield _gather(source, data.offset + (offset + first) * itemsize, itemsize, box, steps)
 
@@ -168,7 +169,7 @@ def _positions(sizes: Sequence[int], steps: Sequence[int], base: int = 0) -> Ite
         yield from _positions(sizes[1:], steps[1:], base + index * steps[0])
 
 
-def _gather(source: Reader, start: int, itemsize: int, box: Sequence[int], all_steps: Sequence[int]) -> bytes:
+def _gather(source: Source, start: int, itemsize: int, box: Sequence[int], all_steps: Sequence[int]) -> bytes:
     """The elements of one block, whose first is at byte `start`."""
     import numpy
     from numpy.lib.stride_tricks import as_strided

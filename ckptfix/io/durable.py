@@ -15,7 +15,7 @@ from typing import Any
 
 from ckptfix.errors import WriteFailed
 from ckptfix.io.copy import Sink
-from ckptfix.io.read import Reader
+from ckptfix.io.source import open_source
 from ckptfix.io.system import write_failed
 
 NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
@@ -82,7 +82,7 @@ class Kept:
     def _copy(self, old: os.stat_result) -> None:
         """Under a temp name, then renamed over an empty file that holds the name: so no other file is ever replaced."""
         self.name = None
-        with Reader(self.dest) as source:
+        with open_source(self.dest) as source:
             fd = os.open(self.copy, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
             with open(fd, "wb", buffering=0):
                 sink = Sink(fd, lambda count: None)

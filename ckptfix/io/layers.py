@@ -11,9 +11,8 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
-from ckptfix.checkpoint import ByteRange
 from ckptfix.errors import Unsupported
-from ckptfix.io.read import BATCH, Reader, truncated
+from ckptfix.io.source import BATCH, Source
 
 MEMORY = 1 << 28
 """Bytes that an xz or lzma stream may ask for to be unpacked."""
@@ -97,41 +96,26 @@ def lzma_of_zip(head: bytes) -> Any:
     return lzma.LZMADecompressor(lzma.FORMAT_RAW, filters=filters)
 
 
-class Memory(Reader):
-    """Bytes in memory, read as a file; `path` is the file that they come from."""
+class Memory(Source):
+    """Bytes in memory, read as a file; `name` is the file that they come from."""
 
-    def __init__(self, data: bytes, path: str) -> None:
+    def __init__(self, data: bytes, name: str) -> None:
+        super().__init__(name, len(data))
         self.data = data
-        self.path = path
-        self.fd = -1
-        self.size = len(data)
-        self.base = 0
 
-    def read(self, offset: int, length: int) -> bytes:
-        if not 0 <= offset <= offset + length <= self.size:
-            raise truncated(ByteRange(self.path, offset, length), self.size)
+    def _read(self, offset: int, length: int) -> bytes:
         return self.data[offset : offset + length]
 
 
-class Window(Reader):
+class Window(Source):
     """`length` bytes from `offset` on of another file, as one; `base` is where it begins in the file or the memory."""
 
-    def __init__(self, reader: Reader, offset: int, length: int) -> None:
+    def __init__(self, reader: Source, offset: int, length: int) -> None:
         if offset < 0 or length < 0:
-            raise Unsupported("a window before the file", path=reader.path)
+            raise Unsupported("a window before the file", path=reader.name)
+        super().__init__(reader.name, max(0, min(length, reader.size - offset)), base=reader.base + offset)
         self.reader = reader
         self.first = offset
-        self.path = reader.path
-        self.fd = -1
-        self.size = max(0, min(length, reader.size - offset))
-        self.base = base_of(reader) + offset
 
-    def read(self, offset: int, length: int) -> bytes:
-        if not 0 <= offset <= offset + length <= self.size:
-            raise truncated(ByteRange(self.path, offset, length), self.size)
+    def _read(self, offset: int, length: int) -> bytes:
         return self.reader.read(self.first + offset, length)
-
-
-def base_of(reader: Reader) -> int:
-    """Where the first byte of `reader` stands in its file, or in the memory that it was unpacked to."""
-    return getattr(reader, "base", 0)

@@ -1,4 +1,4 @@
-"""The files that a plan reads: what they were at its start, who may read them, and the few of them that are open."""
+"""The files that a plan reads: what they were at its start, who may read them, and the one that is read now."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from ckptfix.checkpoint import ByteRange, Plan
 from ckptfix.checkpoint.stamp import Stamp
 from ckptfix.errors import WriteFailed
-from ckptfix.io.read import Reader, read_from, stamp, truncated
+from ckptfix.io.read import read_from
+from ckptfix.io.source import Source, is_local, open_source, stamp, truncated
 from ckptfix.io.system import named
-
-OPEN_SOURCES = 16
-"""Source files that are kept open."""
 
 
 def ranges(plan: Plan) -> Iterator[ByteRange]:
@@ -25,7 +23,7 @@ def ranges(plan: Plan) -> Iterator[ByteRange]:
 def permissions(paths: Iterable[str]) -> int:
     """Mode bits that a file made of the files at `paths` may have: those that all of them have, and its owner's."""
     bits = 0o666
-    for path in paths:
+    for path in filter(is_local, paths):
         with named(path):
             bits &= os.stat(path).st_mode
     return bits | 0o600
@@ -35,7 +33,7 @@ class Sources:
     """The files that a plan reads, and others that it was made from: `inputs`, as they were before."""
 
     def __init__(self, plan: Plan, inputs: Mapping[str, Stamp]) -> None:
-        self._open: dict[str, Reader] = {}
+        self._open: Source | None = None
         self.stamps = dict(inputs)
         for where in ranges(plan):
             if where.path not in self.stamps:
@@ -45,14 +43,12 @@ class Sources:
                 raise truncated(where, size)
         self.permissions = permissions(self.stamps)
 
-    def __getitem__(self, path: str) -> Reader:
-        reader = self._open.pop(path, None)
-        if reader is None:
-            if len(self._open) >= OPEN_SOURCES:
-                self._open.pop(next(iter(self._open))).close()
-            reader = Reader(path)
-        self._open[path] = reader
-        return reader
+    def __getitem__(self, path: str) -> Source:
+        """The source `path`, open until another is asked for."""
+        if self._open is None or self._open.name != path:
+            self.close()
+            self._open = open_source(path)
+        return self._open
 
     def check_unchanged(self) -> None:
         for path, before in self.stamps.items():
@@ -62,5 +58,5 @@ class Sources:
                 )
 
     def close(self) -> None:
-        for reader in self._open.values():
-            reader.close()
+        if self._open is not None:
+            self._open.close()

@@ -10,7 +10,8 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 from ckptfix.checkpoint import ByteRange, Data, Derived
-from ckptfix.io.read import CHECKSUM, Reader, read_chunks, read_from
+from ckptfix.io.read import CHECKSUM, read_chunks, read_from
+from ckptfix.io.source import Source, open_source, threads
 
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
@@ -81,9 +82,7 @@ class Checksums:
             return
         with self._lock:
             if self._pool is None:
-                from concurrent.futures import ThreadPoolExecutor
-
-                self._pool = ThreadPoolExecutor(2, "crc32")
+                self._pool = threads(2, "crc32")
             for task in self._tasks[len(self._sums) : needed + TASKS_AHEAD]:
                 self._sums.append(self._pool.submit(_crc32_of, task))
 
@@ -91,12 +90,12 @@ class Checksums:
 def _crc32_of(task: Sequence[Data]) -> list[int]:
     sums = []
     with ExitStack() as stack:
-        readers: dict[str, Reader] = {}
+        readers: dict[str, Source] = {}
         for data in task:
             crc = 0
             if isinstance(data, ByteRange):
                 if data.path not in readers:
-                    readers[data.path] = stack.enter_context(Reader(data.path))
+                    readers[data.path] = stack.enter_context(open_source(data.path))
                 for chunk in readers[data.path].chunks(data.offset, data.length, CRC_CHUNK):
                     crc = zlib.crc32(chunk, crc)
             else:

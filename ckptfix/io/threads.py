@@ -6,10 +6,10 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import TypeVar
 
-from ckptfix.io.read import Reader
+from ckptfix.io.source import Source, open_source, threads
 
 WORKERS = min(4, os.cpu_count() or 1)
 
@@ -24,14 +24,14 @@ class Readers:
     """Open files by path, shared by all threads."""
 
     def __init__(self) -> None:
-        self._open: dict[str, Reader] = {}
+        self._open: dict[str, Source] = {}
         self._lock = threading.Lock()
 
-    def __getitem__(self, path: str) -> Reader:
+    def __getitem__(self, path: str) -> Source:
         with self._lock:
             reader = self._open.get(path)
             if reader is None:
-                reader = self._open[path] = Reader(path)
+                reader = self._open[path] = open_source(path)
             return reader
 
     def __enter__(self) -> Readers:
@@ -50,7 +50,7 @@ class Workers:
 
     def run(self, call: Callable[[Task], Result], tasks: Iterable[Task]) -> Iterator[Result]:
         """``call(task)`` of every task, in order."""
-        pool = ThreadPoolExecutor(WORKERS)
+        pool = threads(WORKERS)
         waiting: deque[Future[Result]] = deque()
         try:
             for task in tasks:

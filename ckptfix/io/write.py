@@ -27,6 +27,7 @@ from ckptfix.io.checking import Checking
 from ckptfix.io.copy import Sink
 from ckptfix.io.durable import NO_LINKS, TRIES, Kept, Undisturbed, adopt_mode, identity, persist, sync_folder
 from ckptfix.io.read import Progress, read_chunks
+from ckptfix.io.source import forget, opened_once
 from ckptfix.io.sources import Sources
 from ckptfix.io.system import free_space, kind_of, named, write_failed
 from ckptfix.io.written import record
@@ -137,6 +138,8 @@ class _Output:
 
     def publish(self, overwrite: bool) -> None:
         """The temp file becomes the destination, in one step."""
+        forget(self.file.path)
+        forget(self.dest)
         if overwrite:
             os.replace(self.temp, self.dest)
             return
@@ -318,6 +321,7 @@ def _status(path: str) -> os.stat_result | None:
         raise write_failed(error, path) from error
 
 
+@opened_once()
 def write_plan(
     plan: Plan,
     *,

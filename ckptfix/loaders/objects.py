@@ -23,7 +23,7 @@ from ckptfix.formats.torch.common import fields, parts_of, pickled
 from ckptfix.formats.torch.plain import plain
 from ckptfix.formats.torch.tensors import BadTensor, is_tensor, storage_entry, tensor_entry
 from ckptfix.loaders import values
-from ckptfix.loaders.opened import opened
+from ckptfix.loaders.opened import opened, opens_once
 from ckptfix.loaders.tensors import TensorMaker, restore_location
 from ckptfix.loaders.values import NOTHING, ForeignObject
 from ckptfix.ops.choose import BROKEN, refuse_damaged
@@ -39,6 +39,7 @@ MOST_IN_TUPLE = 1 << 24
 """Parts of a tuple, including the parts of tuples in it: hashing them takes some 0.2 s."""
 
 
+@opens_once
 def load_checkpoint(
     path: str | os.PathLike[str], *, map_location: MapLocation = None, verify: bool = True
 ) -> Any:

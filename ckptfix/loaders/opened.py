@@ -3,15 +3,32 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
+from functools import wraps
 from pathlib import Path
+from typing import Any, TypeVar, cast
 
 from ckptfix.checkpoint import Checkpoint, NameSite, StateDict
 from ckptfix.commands import quoted
 from ckptfix.errors import DamagedFile, UnknownFormat, WrongType, file_name
 from ckptfix.formats import open_checkpoint
 from ckptfix.formats.torch.weights import Weights
+from ckptfix.io.source import opened_once
 from ckptfix.ops.extract.plan import read_program
+
+Call = TypeVar("Call", bound=Callable[..., Any])
+
+
+def opens_once(call: Call) -> Call:
+    """`opened_once` around `call`. The frame that it adds is one of the loaders', as `warnings` needs it."""
+
+    @wraps(call)
+    def inner(*args: Any, **kwargs: Any) -> Any:
+        with opened_once():
+            return call(*args, **kwargs)
+
+    return cast(Call, inner)
 
 
 def refuse_swapped_arguments(first: object, path: object, what: str) -> None:

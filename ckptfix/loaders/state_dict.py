@@ -13,7 +13,7 @@ from ckptfix.errors import KeyConflict, PartialPrefix
 from ckptfix.extras import need_torch
 from ckptfix.formats import weights_of
 from ckptfix.formats.torch.common import pickled
-from ckptfix.loaders.opened import opened
+from ckptfix.loaders.opened import opened, opens_once
 from ckptfix.loaders.tensors import TensorMaker, restore_location
 from ckptfix.names import wrappers as keys
 from ckptfix.ops import choose
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ckptfix.loaders.tensors import MapLocation
 
 
+@opens_once
 def load_state_dict(
     path: str | os.PathLike[str],
     *,

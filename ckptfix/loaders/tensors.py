@@ -9,16 +9,17 @@ import sys
 import warnings
 import zlib
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckptfix.checkpoint import ByteRange, Checkpoint, Data, Derived, Storage, TensorEntry, dtypes
+from ckptfix.checkpoint.stamp import UNSEEN
 from ckptfix.commands import quoted
 from ckptfix.errors import DamagedFile, Refused, Unsupported
 from ckptfix.formats.torch.common import element_sizes, little_endian
 from ckptfix.formats.torch.tensors import LAYOUTS, LAZY
 from ckptfix.formats.torch.zip import archive_of
-from ckptfix.io.read import read_chunks, truncated
+from ckptfix.io.read import read_chunks
+from ckptfix.io.source import open_source, stamp, truncated
 from ckptfix.io.sums import CRC_CHUNK
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class TensorMaker:
         self.restore = restore
         self.units = element_sizes(checkpoint) if checkpoint.byteorder == "big" else {}
         self.storages: dict[str, Any] = {}
-        self.maps: dict[str, tuple[Any, int]] = {}
+        self.maps: dict[str, tuple[Any, int] | None] = {}
         self.copied: set[str] = set()
 
     def __call__(self, entry: TensorEntry) -> Any:
@@ -91,7 +92,7 @@ class TensorMaker:
         if self.warn and entry.kind == "dense" and _is_subclass(entry):
             self.warn = False
             message = f"{entry.name} is a {entry.detail}, which is not imported: it comes as a plain tensor"
-            warnings.warn(message, stacklevel=_caller())
+            warnings.warn(message, stacklevel=caller())
         if entry.parameter:
             return torch.nn.Parameter(tensor, requires_grad=entry.requires_grad)
         return tensor.requires_grad_() if entry.requires_grad else tensor
@@ -160,7 +161,7 @@ class TensorMaker:
                 self.check_storage(storage)
             data = little_endian(storage.data, self.checkpoint.byteorder, self.units.get(storage.key, itemsize))
             made = self.storages[storage.key] = self.moved(self.load(data, itemsize), storage.location)
-            if not _mappable(data, itemsize):
+            if not (isinstance(data, ByteRange) and _mappable(data, itemsize) and self.mapped(data.path)):
                 self.copied.add(storage.key)
         return made
 
@@ -225,24 +226,40 @@ class TensorMaker:
             del self.storages[key]
         self.copied &= used
 
-    def mapped(self, path: str) -> tuple[Any, int]:
-        """A private map of the whole file at `path`, and its size in bytes."""
+    def mapped(self, path: str) -> tuple[Any, int] | None:
+        """A private map of the whole file at `path`, and its size in bytes; None for a source that cannot be mapped.
+
+        Raises:
+            DamagedFile: another file has its name by now, or it was written to.
+        """
         import torch
 
-        found = self.maps.get(path)
-        if found is None:
-            size = self.checkpoint.size if path == self.checkpoint.path else Path(path).stat().st_size
-            found = self.maps[path] = (torch.UntypedStorage.from_file(path, False, size), size)
-        return found
+        if path not in self.maps:
+            with open_source(path) as source:
+                if source.fd is None:
+                    self.maps[path] = None
+                    return None
+                own = path == self.checkpoint.path
+                size = self.checkpoint.size if own else source.size
+                whole = torch.UntypedStorage.from_file(path, False, size)
+                seen = self.checkpoint.stamp if own and self.checkpoint.stamp != UNSEEN else source.mark
+                # torch maps by name.
+                if not stamp(path).same(seen):
+                    message, hint = "it changed while it was read", "wait until its writer is done"
+                    raise DamagedFile(message, path=path, hint=hint)
+                self.maps[path] = (whole, size)
+        return self.maps[path]
 
     def load(self, data: Data, itemsize: int) -> Any:
         import torch
 
         if isinstance(data, ByteRange) and _mappable(data, itemsize):
-            whole, size = self.mapped(data.path)
-            if data.end > size:
-                raise truncated(data, size)
-            return whole[data.offset : data.end]
+            mapped = self.mapped(data.path)
+            if mapped is not None:
+                whole, size = mapped
+                if data.end > size:
+                    raise truncated(data, size)
+                return whole[data.offset : data.end]
         storage = torch.UntypedStorage(data.length)
         view: Any = memoryview(torch.empty((0,), dtype=torch.uint8, device="cpu").set_(storage).numpy())  # type: ignore[arg-type]
         position = 0
@@ -269,7 +286,7 @@ def _is_subclass(entry: TensorEntry) -> bool:
     return "." in entry.detail and entry.detail != "torch.nn.parameter.Parameter"
 
 
-def _caller() -> int:
+def caller() -> int:
     """The stacklevel, for the function that calls this, of the line outside the loaders that called them."""
     level = found = 1
     frame = sys._getframe(1)
@@ -332,7 +349,7 @@ def restore_location(map_location: Any) -> Callable[[Any, str], Any]:
         except (RuntimeError, AssertionError):
             if not warned:
                 message = f"saved on {location}, which is not here: loaded to the CPU (map_location says where else)"
-                warnings.warn(message, stacklevel=_caller())
+                warnings.warn(message, stacklevel=caller())
                 warned = True
             return storage
 

@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from ckptfix.checkpoint import Checkpoint, NameSite, StateDict, TensorEntry
 from ckptfix.errors import CkptfixError, Refused, Undecided, WouldLoseData
-from ckptfix.io.read import truncated_hint
+from ckptfix.io.source import truncated_hint
 from ckptfix.ops import averages
 from ckptfix.ops.candidates import Candidate, at_address, candidates, module_of, state_dict_of, view, whole_module
 

@@ -19,8 +19,8 @@ from ckptfix.errors import CkptfixError
 from ckptfix.formats.foreign.archives import tar_members
 from ckptfix.formats.torch import weights_only as trusted
 from ckptfix.formats.torch.dangerous import is_dangerous
-from ckptfix.io.layers import BZIP2, FAULTS, Memory, Packing, Unpacked, Window, any_packing_of, base_of, lzma_of_zip
-from ckptfix.io.read import BATCH, Reader
+from ckptfix.io.layers import BZIP2, FAULTS, Memory, Packing, Unpacked, Window, any_packing_of, lzma_of_zip
+from ckptfix.io.source import BATCH, Source, open_source
 from ckptfix.pickles import Global, Seen, survey
 from ckptfix.pickles.names import MAGIC, MOST_OPCODES
 from ckptfix.zips import scan as zip_scan
@@ -90,19 +90,19 @@ def look(path: str, place: str = "") -> Inside:
     """Look into the file or folder `path`, which is called `place`."""
     looker = _Looker()
     if not Path(path).is_dir():
-        with suppress(CkptfixError), Reader(path) as reader:
+        with suppress(CkptfixError), open_source(path) as reader:
             looker.opcodes = min(MOST_OPCODES, max(FEW_OPCODES, 8 * reader.size))
             looker.file(reader, place, 0)
         return looker.found
     for folder, _, names in os.walk(path):
         for name in sorted(names)[:MOST_MEMBERS]:
             inner = Path(folder, name)
-            with suppress(CkptfixError), Reader(inner) as reader:
+            with suppress(CkptfixError), open_source(inner) as reader:
                 looker.member(reader, inner.relative_to(path).as_posix(), "", 0)
     return looker.found
 
 
-def look_into(reader: Reader, place: str, *, storage: bool = False) -> Inside:
+def look_into(reader: Source, place: str, *, storage: bool = False) -> Inside:
     """Look into a record; the data of a storage is taken for something else only where it begins like it."""
     looker = _Looker()
     with suppress(CkptfixError):
@@ -110,7 +110,7 @@ def look_into(reader: Reader, place: str, *, storage: bool = False) -> Inside:
     return looker.found
 
 
-def names_in_record(reader: Reader, record: Record) -> tuple[int, list[str]]:
+def names_in_record(reader: Source, record: Record) -> tuple[int, list[str]]:
     """(where the data of a zip record begins, the refused globals that it names if it is a pickle or holds some)."""
     local = zip_scan.local_at(reader, record.header)
     if local is None:
@@ -129,7 +129,7 @@ class _Looker:
         self.left = MOST
         self.opcodes = MOST_OPCODES
 
-    def file(self, reader: Reader, place: str, depth: int) -> None:
+    def file(self, reader: Source, place: str, depth: int) -> None:
         """Whatever `reader` holds, by its first bytes."""
         if depth > DEEPEST:
             self.found.cut = True
@@ -137,7 +137,7 @@ class _Looker:
         head = reader.read(0, min(_HEAD, reader.size))
         packing = any_packing_of(head)
         if packing is not None and (data := self.unpacked(packing, reader)):
-            self.file(Memory(data, reader.path), _joined(place, packing.name), depth + 1)
+            self.file(Memory(data, reader.name), _joined(place, packing.name), depth + 1)
         elif head.startswith(b"\x93NUMPY"):
             self.array(reader, head, place, depth)
         elif (members := list(tar_members(reader, MOST_MEMBERS))) and head[:2] != b"PK":
@@ -150,17 +150,17 @@ class _Looker:
             if b"PK\x05\x06" in reader.read(max(0, reader.size - (1 << 16)), min(1 << 16, reader.size)):
                 self.archive(reader, place, depth)
 
-    def member(self, reader: Reader, name: str, place: str, depth: int, *, storage: bool | None = None) -> None:
+    def member(self, reader: Source, name: str, place: str, depth: int, *, storage: bool | None = None) -> None:
         head = reader.read(0, min(_HEAD, reader.size))
         storage = _STORAGE.fullmatch(name) is not None if storage is None else storage
         if head and (not storage or MAGIC.match(head)):
             self.file(reader, _joined(place, name), depth)
 
-    def archive(self, reader: Reader, place: str, depth: int) -> None:
+    def archive(self, reader: Source, place: str, depth: int) -> None:
         """The members of a zip: those in its directory, and those that only have a local header."""
         listed = {}
         with suppress(CkptfixError):
-            listed = {row.header: row for row in read_directory(reader, reader.path).records[:MOST_MEMBERS]}
+            listed = {row.header: row for row in read_directory(reader).records[:MOST_MEMBERS]}
         places = sorted({*listed, *self.headers(reader)})[:MOST_MEMBERS]
         covered = 0
         for index, header in enumerate(places):
@@ -177,14 +177,14 @@ class _Looker:
             if row is not None and row.method != local.method:
                 self.record(Window(reader, local.data, length), local.name, row.method, place, depth + 1)
 
-    def headers(self, reader: Reader) -> Iterable[int]:
+    def headers(self, reader: Source) -> Iterable[int]:
         try:
             return zip_scan.signatures(Window(reader, 0, SEARCHED)).locals
         except CkptfixError:
             self.found.cut = True
             return ()
 
-    def record(self, reader: Reader, name: str, method: int, place: str, depth: int) -> None:
+    def record(self, reader: Source, name: str, method: int, place: str, depth: int) -> None:
         if method == STORED:
             self.member(reader, name, place, depth)
             return
@@ -204,9 +204,9 @@ class _Looker:
         if storage and not MAGIC.match(next(iter(Unpacked(packing, chunks)), b"")[:_HEAD]):
             return
         data = self.unpacked(packing, reader)
-        self.member(Memory(data, reader.path), name, place, depth)
+        self.member(Memory(data, reader.name), name, place, depth)
 
-    def unpacked(self, packing: Packing, reader: Reader) -> bytes:
+    def unpacked(self, packing: Packing, reader: Source) -> bytes:
         """The first bytes of packed data, up to the limits; of a bomb no more than of a small file."""
         pieces: list[bytes] = []
         made = 0
@@ -221,7 +221,7 @@ class _Looker:
         self.left = max(0, self.left - made)
         return b"".join(pieces)
 
-    def array(self, reader: Reader, head: bytes, place: str, depth: int) -> None:
+    def array(self, reader: Source, head: bytes, place: str, depth: int) -> None:
         """A .npy file: one of objects is a pickle behind its header."""
         width = 2 if head[6:7] == b"\x01" else 4
         start = 8 + width + int.from_bytes(head[8 : 8 + width], "little")
@@ -231,14 +231,14 @@ class _Looker:
                 rest = Window(reader, start, reader.size - start)
                 self.stream(rest, rest.read(0, min(_HEAD, rest.size)), place, depth)
 
-    def stream(self, reader: Reader, head: bytes, place: str, depth: int) -> None:
+    def stream(self, reader: Source, head: bytes, place: str, depth: int) -> None:
         """Pickles, one behind another; whatever is none ends at once."""
         seen = survey(reader.read, 0, reader.size, self.opcodes)
         self.opcodes -= seen.steps
         sure = _PICKLE.match(head) is not None
         self.found.pickles += sure or bool(seen.pickles and seen.seen)
         self.found.cut |= seen.cut
-        base = base_of(reader)
+        base = reader.base
         rows = [row for row in seen.seen if sure or _is_name(row)]
         for row in rows:
             full = trusted.canonical(Global(row.module, row.name, row.at))
@@ -249,13 +249,13 @@ class _Looker:
                 self.found.hidden.append(Hidden(place, full, base + row.at, called))
         self.found.tensors |= seen.persids and bool(rows)
         for inner in seen.inner:
-            window: Reader = Window(reader, inner.at, inner.length)
+            window: Source = Window(reader, inner.at, inner.length)
             if inner.text:
                 if inner.length > LIMIT:
                     self.found.cut = True
                     continue
                 text = window.read(0, window.size).decode("utf-8", "replace")
-                window = Memory(text.encode("latin-1", "replace"), reader.path)
+                window = Memory(text.encode("latin-1", "replace"), reader.name)
             with suppress(CkptfixError):
                 self.file(window, _joined(place, f"a string at {base + inner.at:#x}"), depth + 1)
 

@@ -21,8 +21,9 @@ from ckptfix.formats.target import refuse_other_suffix
 from ckptfix.formats.torch import legacy_layout
 from ckptfix.io import write as output
 from ckptfix.io.durable import kept_line
-from ckptfix.io.read import Progress, stamp
+from ckptfix.io.read import Progress
 from ckptfix.io.replacing import given_up
+from ckptfix.io.source import stamp
 from ckptfix.ops.law import audit
 from ckptfix.ops.law.promise import Account, Promise
 from ckptfix.words import some

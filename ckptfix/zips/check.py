@@ -15,7 +15,7 @@ import struct
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ckptfix.io.read import Reader
+from ckptfix.io.source import Source
 from ckptfix.pickles.collector import without_collections
 from ckptfix.zips.local import Local, local_extra, local_header, local_sizes
 from ckptfix.zips.read import CENTRAL, ENCRYPTED, LOCAL, Directory, Record, extra_fields
@@ -68,7 +68,7 @@ class Span(NamedTuple):
 
 
 @without_collections
-def examine(reader: Reader, directory: Directory) -> tuple[list[Span], list[Dispute]]:
+def examine(reader: Source, directory: Directory) -> tuple[list[Span], list[Dispute]]:
     """The records as their local headers place them, and every dispute; only what stands around data is read."""
     found = [Dispute("bad-directory", "", offset, message, serious) for message, offset, serious in directory.disputes]
     spans: list[Span] = []
@@ -129,7 +129,7 @@ def _row(raw: bytes, record: Record) -> list[tuple[str, bool]]:
     return said
 
 
-def _local(reader: Reader, local: Local, data: int, record: Record) -> list[tuple[str, bool]]:
+def _local(reader: Source, local: Local, data: int, record: Record) -> list[tuple[str, bool]]:
     """(in what a local header disagrees with the directory, whether torch minds)."""
     said: list[tuple[str, bool]] = []
     if local.name != record.name.encode("utf-8", "surrogateescape"):
@@ -164,7 +164,7 @@ def _local(reader: Reader, local: Local, data: int, record: Record) -> list[tupl
     return said
 
 
-def _behind(reader: Reader, record: Record, end: int, directory: int) -> tuple[int, str]:
+def _behind(reader: Source, record: Record, end: int, directory: int) -> tuple[int, str]:
     """(where the next record may begin: behind the data and its descriptor, what the descriptor says otherwise).
 
     A descriptor is the CRC-32 and two sizes of 4 or 8 bytes, with or without a signature (APPNOTE 4.3.9).

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from ckptfix.checkpoint import ByteRange, Data
 from ckptfix.errors import BadDirectory, Truncated, Unsupported
 from ckptfix.io.derived import inflated
-from ckptfix.io.read import Reader, truncated_hint
+from ckptfix.io.source import Source, truncated_hint
 from ckptfix.zips.read import DEFLATED, ENCRYPTED, LOCAL, MAX32, STORED, Record, extra_fields
 
 
@@ -41,7 +41,7 @@ class Local(NamedTuple):
         return self.header + LOCAL.size + len(self.name) + self.extra
 
 
-def local_header(reader: Reader, header: int, expected: int = 64) -> Local | None:
+def local_header(reader: Source, header: int, expected: int = 64) -> Local | None:
     """The local header at `header`; None if what stands there could be none.
 
     Args:
@@ -60,7 +60,7 @@ def local_header(reader: Reader, header: int, expected: int = 64) -> Local | Non
     return Local(header, raw[LOCAL.size : first], needed, flags, method, crc32, stored, size, extra, raw[first:])
 
 
-def local_extra(reader: Reader, local: Local) -> bytes:
+def local_extra(reader: Source, local: Local) -> bytes:
     """The extra field of `local`, or what the file has of it."""
     if len(local.behind) >= local.extra:
         return local.behind[: local.extra]
@@ -68,7 +68,7 @@ def local_extra(reader: Reader, local: Local) -> bytes:
     return reader.read(start, min(local.extra, reader.size - start))
 
 
-def local_sizes(reader: Reader, local: Local) -> tuple[int, int]:
+def local_sizes(reader: Source, local: Local) -> tuple[int, int]:
     """(bytes in the file, bytes of the data) that `local` states, from the zip64 field where it refers to one."""
     if MAX32 in (local.stored, local.size):
         wide = next((payload for kind, payload in extra_fields(local_extra(reader, local)) if kind == 1), b"")
@@ -78,7 +78,7 @@ def local_sizes(reader: Reader, local: Local) -> tuple[int, int]:
     return local.stored, local.size
 
 
-def read_local(reader: Reader, path: str, record: Record) -> Local:
+def read_local(reader: Source, record: Record) -> Local:
     """The local header of `record`, compared with the directory; not a byte of the data is read.
 
     Raises:
@@ -90,42 +90,42 @@ def read_local(reader: Reader, path: str, record: Record) -> Local:
     local = local_header(reader, record.header, len(name))
     if local is None:
         raise BadDirectory(
-            "no local header where the directory points", path=path, where=record.name, offset=record.header
+            "no local header where the directory points", path=reader.name, where=record.name, offset=record.header
         )
     if local.name != name:
         raise BadDirectory(
             f"the local header calls this record {local.name.decode('utf-8', 'replace')!r}",
-            path=path,
+            path=reader.name,
             where=record.name,
             offset=record.header,
         )
     if record.flags & ENCRYPTED:
-        raise Unsupported("an encrypted record", path=path, where=record.name)
+        raise Unsupported("an encrypted record", path=reader.name, where=record.name)
     start = local.data
     if start + record.stored > reader.size:
         raise Truncated(
             f"{record.stored} bytes promised, {max(reader.size - start, 0)} left",
-            path=path,
+            path=reader.name,
             where=record.name,
             offset=start,
-            hint=truncated_hint(path),
+            hint=truncated_hint(reader.name),
         )
     return local
 
 
-def record_data(reader: Reader, path: str, record: Record) -> Data:
+def record_data(reader: Source, record: Record) -> Data:
     """Where the bytes of `record` are: a range, or a stream that inflates them. Raises as `read_local`, and
 
     Raises:
         BadDirectory: readers disagree on what its bytes are (see `Record.dispute`).
         Unsupported: compressed by another method than deflate.
     """
-    start = read_local(reader, path, record).data
+    start = read_local(reader, record).data
     dispute = record.dispute
     if dispute is not None:
-        raise BadDirectory(dispute, path=path, where=record.name, offset=record.header)
+        raise BadDirectory(dispute, path=reader.name, where=record.name, offset=record.header)
     if record.method == STORED:
-        return ByteRange(path, start, record.size)
+        return ByteRange(reader.name, start, record.size)
     if record.method == DEFLATED:
-        return inflated(ByteRange(path, start, record.stored), record.size)
-    raise Unsupported(f"compression method {record.method}", path=path, where=record.name, offset=record.header)
+        return inflated(ByteRange(reader.name, start, record.stored), record.size)
+    raise Unsupported(f"compression method {record.method}", path=reader.name, where=record.name, offset=record.header)

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from ckptfix.commands import command
 from ckptfix.errors import BadDirectory, Truncated, Unsupported
-from ckptfix.io.read import Reader, truncated_hint
+from ckptfix.io.source import Source, truncated_hint
 
 END = struct.Struct("<4s4H2LH")
 END64 = struct.Struct("<4sQ2H2L4Q")
@@ -101,7 +101,7 @@ class Directory:
     disputes: tuple[tuple[str, int, bool], ...] = ()
 
 
-def read_directory(reader: Reader, path: str) -> Directory:
+def read_directory(reader: Source) -> Directory:
     """Find and read the central directory.
 
     Raises:
@@ -109,7 +109,8 @@ def read_directory(reader: Reader, path: str) -> Directory:
         BadDirectory: the end record and the directory contradict each other, or records overlap.
         Unsupported: a multi-disk or encrypted archive.
     """
-    end = _find_end(reader, path)
+    path = reader.name
+    end = _find_end(reader)
     raw = reader.read(end.offset, end.size)
     records = tuple(_rows(raw, path, end))
     _refuse_overlaps(records, path, end.offset)
@@ -125,14 +126,14 @@ class _End(NamedTuple):
     disputes: tuple[tuple[str, int, bool], ...]
 
 
-def _find_end(reader: Reader, path: str) -> _End:
+def _find_end(reader: Source) -> _End:
     """The last end record whose directory lies right before it."""
     if reader.size >= END.size:
         # Nearly every archive ends right there; what a longer comment would take may be tensor bytes.
         last = reader.read(reader.size - END.size, END.size)
         if last.startswith(b"PK\x05\x06") and last.endswith(b"\0\0"):
             with suppress(BadDirectory):
-                return _parse_end(reader, last, 0, reader.size - END.size, path)
+                return _parse_end(reader, last, 0, reader.size - END.size)
     tail_start = max(0, reader.size - END.size - MAX16)
     tail = reader.read(tail_start, reader.size - tail_start)
     position = len(tail)
@@ -142,7 +143,7 @@ def _find_end(reader: Reader, path: str) -> _End:
         if position + END.size > len(tail):
             continue
         try:
-            end = _parse_end(reader, tail, position, tail_start, path)
+            end = _parse_end(reader, tail, position, tail_start)
         except BadDirectory as error:
             wrong = wrong or error.message
             last_at = last_at or tail_start + position
@@ -154,16 +155,16 @@ def _find_end(reader: Reader, path: str) -> _End:
             end = end._replace(disputes=((message, last_at, True), *end.disputes))
         return end
     if wrong:
-        raise BadDirectory(wrong, path=path, hint=f"{command('repair', path, 'OUT')} rebuilds it")
+        raise BadDirectory(wrong, path=reader.name, hint=f"{command('repair', reader.name, 'OUT')} rebuilds it")
     raise Truncated(
         "no zip directory at the end: the file was cut short while it was written or copied",
-        path=path,
+        path=reader.name,
         offset=reader.size,
-        hint=truncated_hint(path),
+        hint=truncated_hint(reader.name),
     )
 
 
-def _parse_end(reader: Reader, tail: bytes, position: int, base: int, path: str) -> _End:
+def _parse_end(reader: Source, tail: bytes, position: int, base: int) -> _End:
     _, disk, start_disk, here, count, size, offset, comment_length = END.unpack_from(tail, position)
     at = base + position
     comment = tail[position + END.size : position + END.size + comment_length]
@@ -186,7 +187,7 @@ def _parse_end(reader: Reader, tail: bytes, position: int, base: int, path: str)
             _, _, _, _, disk, start_disk, here, count, size, offset = fields
             first = at64
     if disk or start_disk or here != count:
-        raise Unsupported("a zip archive split over several files", path=path)
+        raise Unsupported("a zip archive split over several files", path=reader.name)
     if offset + size != first:
         raise BadDirectory(
             f"the end record at {at:#x} promises a directory of {size} bytes at {offset:#x}, "

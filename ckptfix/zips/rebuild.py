@@ -18,7 +18,8 @@ from typing import NamedTuple
 from ckptfix.checkpoint import ByteRange, Data
 from ckptfix.errors import CkptfixError
 from ckptfix.io.derived import inflated
-from ckptfix.io.read import Reader, read_chunks
+from ckptfix.io.read import read_chunks
+from ckptfix.io.source import Source
 from ckptfix.io.sums import CRC_CHUNK
 from ckptfix.zips import scan as zip_scan
 from ckptfix.zips.read import DEFLATED, ENCRYPTED, LOCAL, STORED, Record
@@ -102,7 +103,7 @@ class _Way(NamedTuple):
 class Archive:
     """A file read once for its signatures; `rebuild` may then be asked more than once."""
 
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, reader: Source) -> None:
         self.reader = reader
         found = zip_scan.signatures(reader)
         self.unread = tuple(found.unread)
@@ -208,7 +209,7 @@ class Archive:
                 continue
             crc32 = self._crc32(way)
             if crc32 is not None and (crc32 == way.crc32 or not (self.checksums or way.crc32)):
-                where = ByteRange(self.reader.path, way.data, way.stored)
+                where = ByteRange(self.reader.name, way.data, way.stored)
                 data: Data = where if way.method == STORED else inflated(where, way.size)
                 return Salvaged(name, data, way.size, crc32, crc32 == way.crc32, header, way.end)
             reason = "its bytes cannot be read or inflated" if crc32 is None else "its bytes do not match their CRC-32"
@@ -298,7 +299,7 @@ class Archive:
                 for chunk in self.reader.chunks(way.data, way.stored, CRC_CHUNK):
                     crc32 = zlib.crc32(chunk, crc32)
             else:
-                for chunk in read_chunks(inflated(ByteRange(self.reader.path, way.data, way.stored), way.size)):
+                for chunk in read_chunks(inflated(ByteRange(self.reader.name, way.data, way.stored), way.size)):
                     crc32 = zlib.crc32(chunk, crc32)
         except CkptfixError:
             return None

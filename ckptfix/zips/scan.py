@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from ckptfix.errors import Unsupported, WriteFailed
 from ckptfix.io.copy import PAGE
-from ckptfix.io.read import Reader
+from ckptfix.io.source import Source
 from ckptfix.zips.local import local_header, local_sizes
 from ckptfix.zips.read import CENTRAL, LOCAL, MAX32, Record, zip64_fields
 
@@ -76,7 +76,7 @@ class Signatures:
     unread: list[tuple[int, int]] = field(default_factory=list)
 
 
-def signatures(reader: Reader) -> Signatures:
+def signatures(reader: Source) -> Signatures:
     """Read the file once, in windows, and note every signature.
 
     Raises:
@@ -102,12 +102,12 @@ def signatures(reader: Reader) -> Signatures:
             places[match.group()].append(base + match.start())
         if max(map(len, places.values())) > most:
             message = f"more than {most:,} zip signatures of a kind, more than its {reader.size:,} bytes have records"
-            raise Unsupported(message, path=reader.path)
+            raise Unsupported(message, path=reader.name)
         tail = window[-3:]
     return found
 
 
-def pieces(reader: Reader) -> Iterator[tuple[int, bytes | None]]:
+def pieces(reader: Source) -> Iterator[tuple[int, bytes | None]]:
     """The file in windows, each with its offset; where the disk fails, in pages, and None for those that it keeps.
 
     A sector that cannot be read costs the records in it, and no others.
@@ -126,7 +126,7 @@ def pieces(reader: Reader) -> Iterator[tuple[int, bytes | None]]:
                     yield place, page
 
 
-def locals_at(reader: Reader, places: Iterable[int]) -> dict[int, Local]:
+def locals_at(reader: Source, places: Iterable[int]) -> dict[int, Local]:
     """The local headers at `places`.
 
     Raises:
@@ -140,12 +140,12 @@ def locals_at(reader: Reader, places: Iterable[int]) -> dict[int, Local]:
             continue
         left -= local.data - place
         if left < 0:
-            raise Unsupported("local headers inside local headers, more than any archive has", path=reader.path)
+            raise Unsupported("local headers inside local headers, more than any archive has", path=reader.name)
         found[place] = local
     return found
 
 
-def local_at(reader: Reader, header: int) -> Local | None:
+def local_at(reader: Source, header: int) -> Local | None:
     """The local header at `header`; None if what stands there could be none."""
     found = local_header(reader, header)
     if found is None or not 0 < len(found.name) <= MAX_NAME or found.data > reader.size:
@@ -157,7 +157,7 @@ def local_at(reader: Reader, header: int) -> Local | None:
     return Local(name, header, found.data, found.method, found.flags, stored, size, found.crc32)
 
 
-def descriptors(reader: Reader, places: array[int]) -> dict[int, list[Descriptor]]:
+def descriptors(reader: Source, places: array[int]) -> dict[int, list[Descriptor]]:
     """Where data would begin -> the descriptors that say so, read with sizes of four and of eight bytes."""
     found: dict[int, list[Descriptor]] = {}
     for place in places:
@@ -172,7 +172,7 @@ def descriptors(reader: Reader, places: array[int]) -> dict[int, list[Descriptor
     return found
 
 
-def rows(reader: Reader, places: array[int]) -> list[Record]:
+def rows(reader: Source, places: array[int]) -> list[Record]:
     """The rows of the last directory in the file, whole or in part: each begins where the one before it ended."""
     chains: list[list[Record]] = []
     following = -1
@@ -190,7 +190,7 @@ def rows(reader: Reader, places: array[int]) -> list[Record]:
     return chains[-1] if chains else []
 
 
-def _row(reader: Reader, place: int) -> tuple[Record, int] | None:
+def _row(reader: Source, place: int) -> tuple[Record, int] | None:
     if place + CENTRAL.size > reader.size:
         return None
     row = reader.read(place, CENTRAL.size)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ckptfix.io.read import Reader
+from ckptfix.io.source import Source
 from ckptfix.zips.read import END, END64, LOCAL, LOCATOR, MAX16
 
 WINDOW = 1 << 27
@@ -36,7 +36,7 @@ def is_archive(head: bytes) -> bool:
     return head[30 : 30 + name_length].endswith(b"/data.pkl")
 
 
-def several(reader: Reader) -> tuple[Span, Span] | None:
+def several(reader: Source) -> tuple[Span, Span] | None:
     """Two archives of those that the file holds end to end; None where it holds one, or none.
 
     An archive inside another one's tensor is a part of that. Bytes before or behind one that are not an archive do
@@ -62,7 +62,7 @@ def several(reader: Reader) -> tuple[Span, Span] | None:
     return (before[0], last) if before else None
 
 
-def _archives(reader: Reader, start: int, stop: int) -> Iterator[Span]:
+def _archives(reader: Source, start: int, stop: int) -> Iterator[Span]:
     """The whole archives whose end records begin between `start` and `stop`, in order."""
     position = start
     while position < stop:
@@ -77,7 +77,7 @@ def _archives(reader: Reader, start: int, stop: int) -> Iterator[Span]:
         position += length
 
 
-def _ended(reader: Reader, at: int) -> Span | None:
+def _ended(reader: Source, at: int) -> Span | None:
     """The archive that the end record at `at` closes, if its directory and its data.pkl are where it says."""
     raw = _read(reader, at, END.size)
     if len(raw) < END.size:
@@ -98,6 +98,6 @@ def _ended(reader: Reader, at: int) -> Span | None:
     return Span(start, at + END.size + comment) if is_archive(_read(reader, start, LOCAL.size + 1024)) else None
 
 
-def _read(reader: Reader, offset: int, length: int) -> bytes:
+def _read(reader: Source, offset: int, length: int) -> bytes:
     """Up to `length` bytes at `offset`."""
     return reader.read(offset, max(0, min(length, reader.size - offset)))

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from ckptfix.checkpoint import ByteRange, Data, Derived, Segment
 from ckptfix.errors import BadDirectory
-from ckptfix.io.read import Reader
+from ckptfix.io.source import Source
 from ckptfix.io.sums import Checksums
 from ckptfix.zips.local import Local, local_extra, read_local
 from ckptfix.zips.read import CENTRAL, END, END64, LOCAL, LOCATOR, MAX16, MAX32, Directory, Record, extra_fields
@@ -140,7 +140,7 @@ def end_records(count: int, size: int, offset: int, comment: bytes = b"") -> byt
     )
 
 
-def replace_record(reader: Reader, directory: Directory, record: Record, new: bytes) -> list[Segment]:
+def replace_record(reader: Source, directory: Directory, record: Record, new: bytes) -> list[Segment]:
     """The archive with the data of `record` replaced by `new`; everything else keeps its bytes.
 
     What follows moves by a multiple of 64 bytes (of 4096 if it is large), so that every tensor is as
@@ -151,7 +151,7 @@ def replace_record(reader: Reader, directory: Directory, record: Record, new: by
         BadDirectory: a local header that disagrees with the directory.
     """
     path = directory.path
-    local = read_local(reader, path, record)
+    local = read_local(reader, record)
     crc32 = zlib.crc32(new)
     head, tail = _rewritten_header(reader, local, record.flags, crc32, len(new))
     following = min(
@@ -164,7 +164,7 @@ def replace_record(reader: Reader, directory: Directory, record: Record, new: by
     if following is None:
         shift = cursor - directory.offset
     else:
-        behind = read_local(reader, path, following)
+        behind = read_local(reader, following)
         rest = directory.offset - behind.data
         old = reader.read(behind.header, behind.data - behind.header)
         header = _repadded(old, local_extra(reader, behind), cursor, behind.data, PAGE if rest >= LARGE else ALIGNMENT)
@@ -178,7 +178,7 @@ def replace_record(reader: Reader, directory: Directory, record: Record, new: by
     return segments
 
 
-def _rewritten_header(reader: Reader, local: Local, flags: int, crc32: int, size: int) -> tuple[bytes, bytes]:
+def _rewritten_header(reader: Source, local: Local, flags: int, crc32: int, size: int) -> tuple[bytes, bytes]:
     """The local header and data descriptor of a record that is now stored with `size` bytes."""
     head = bytearray(reader.read(local.header, local.data - local.header))
     wide = any(kind == 1 for kind, _ in extra_fields(local_extra(reader, local)))

@@ -22,7 +22,6 @@ from typing import Any
 from faults.scenarios import OLD, SCENARIOS, SMALLER, Scenario, expected, plan, prepare, writing
 
 from ckptfix.io import copy as io_copy
-from ckptfix.io import read as fileio
 from ckptfix.io.write import write_plan
 
 EMPTY = hash(b"")
@@ -124,15 +123,15 @@ def recorded(folder: Path, name: str) -> Recorder:
     prepare(folder, scenario)
     planned = plan(folder, scenario)
     recorder = Recorder(folder)
-    before = {constant: getattr(fileio, constant) for constant in SMALLER}
+    before = {constant: getattr(io_copy, constant) for constant in SMALLER}
     try:
         for constant, value in SMALLER.items():
-            setattr(fileio, constant, value)
+            setattr(io_copy, constant, value)
         with recorder.recording():
             write_plan(planned, **writing(scenario))
     finally:
         for constant, value in before.items():
-            setattr(fileio, constant, value)
+            setattr(io_copy, constant, value)
     return recorder
 
 

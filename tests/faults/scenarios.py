@@ -19,6 +19,7 @@ from typing import Any, Literal, NoReturn
 
 from ckptfix.checkpoint import ByteRange, Derived, OutputFile, Plan
 from ckptfix.errors import CkptfixError
+from ckptfix.io import copy as io_copy
 from ckptfix.io import read as fileio
 from ckptfix.io.write import TEMP_SUFFIX, write_plan
 
@@ -172,7 +173,7 @@ def main(folder: str, name: str, step: str = "") -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _stop)
     for constant, value in SMALLER.items():
-        setattr(fileio, constant, value)
+        setattr(io_copy, constant, value)
 
     def wait(done: int, total: int) -> None:
         sys.stdout.write(f"{done}\n")

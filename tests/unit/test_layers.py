@@ -209,6 +209,36 @@ def _is_import(node: ast.stmt) -> bool:
     return isinstance(node, ast.Import | ast.ImportFrom)
 
 
+OPENS = {"open", "read_text", "read_bytes", "from_file"}
+OPENED = {
+    "io/source.py": "the one place",
+    "io/write.py": "creates the output",
+    "io/durable.py": "creates the copy of what is replaced, and syncs folders",
+    "ops/repair/layers.py": "creates a file for what it unpacks",
+    "ops/target/targets.py": "a JSON of names and shapes: text",
+    "cli/rename.py": "rules: text",
+    "cli/doctor.py": "an error message: text, perhaps from a pipe",
+    "cli/shared/exits.py": "the null device, in place of a closed output",
+    "docs/__init__.py": "documentation that is installed with the package",
+    "formats/deepspeed.py": "the name of a folder, in a file of a few bytes",
+    "loaders/tensors.py": "torch maps by name; that it is the file that was read is looked at afterwards",
+}
+"""Modules that open files themselves, and why. All others read through `io.source`."""
+
+
+def opening(tree: ast.AST) -> set[str]:
+    """The functions that open files, and are called in a module."""
+    called = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    names = {node.id for node in called if isinstance(node, ast.Name)}
+    return OPENS & (names | {node.attr for node in called if isinstance(node, ast.Attribute)})
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_a_name_is_opened_in_one_place(path: Path) -> None:
+    if room(path) != "trainer":
+        assert bool(opening(parsed(path))) == (path.relative_to(PACKAGE).as_posix() in OPENED)
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_rooms_stay_small(path: Path) -> None:
     assert len(path.read_text(encoding="utf-8").splitlines()) <= MOST_LINES
@@ -224,6 +254,7 @@ def test_these_tests_can_fail() -> None:
     }
     top = {name for node in run_at_import(tree) if _is_import(node) for name, _ in imports(node, PACKAGE / "ops/y.py")}
     assert top == {"torch", "click", "ckptfix.ops.x"}
+    assert opening(ast.parse("with os.open(x): pass")) == opening(ast.parse("f = open(x)")) == {"open"}
 
 
 PROBE = """

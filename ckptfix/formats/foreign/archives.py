@@ -12,7 +12,7 @@ from ckptfix.errors import CkptfixError, Truncated, printable
 from ckptfix.formats import deepspeed
 from ckptfix.formats.distributed import merge_command
 from ckptfix.formats.foreign.file import Answer, File
-from ckptfix.io.read import Reader
+from ckptfix.io.source import Source, open_source
 from ckptfix.zips.read import END, END64, LOCATOR, MAX16, read_directory
 
 CHECKPOINTS = (".pth", ".pt", ".ckpt", ".bin", ".th", ".safetensors", ".distcp", ".pth.tar")
@@ -31,8 +31,8 @@ def zip_archive(file: File) -> Answer | None:
         cut = f"tail -c +{before + 1} {quoted(file.path)} > FIXED.pth"
         return Answer("junk-before", f"a zip archive with {before} other bytes before it", f"cut them off: {cut}")
     try:
-        with Reader(file.path) as reader:
-            names = [record.name for record in read_directory(reader, file.path).records]
+        with open_source(file.path) as reader:
+            names = [record.name for record in read_directory(reader).records]
     except CkptfixError as error:
         torch = " that torch.save wrote" if b"/data.pkl" in file.head[:300] else ""
         id = "truncated" if isinstance(error, Truncated) else "bad-directory"
@@ -104,7 +104,7 @@ def tar_archive(file: File) -> Answer | None:
     if len(file.head) < 512 or not _is_tar_header(file.head[:512]):
         return None
     names: list[str] = []
-    with suppress(CkptfixError), Reader(file.path) as reader:
+    with suppress(CkptfixError), open_source(file.path) as reader:
         names += [name for name, _, _ in tar_members(reader, _MAX_MEMBERS)]
     bare = {name.removeprefix("./") for name in names}
     if {"sys_info", "pickle", "storages"} <= bare:
@@ -122,7 +122,7 @@ def _is_tar_header(block: bytes) -> bool:
     return stated == sum(block[:148]) + 8 * 32 + sum(block[156:])
 
 
-def tar_members(reader: Reader, most: int) -> Iterator[tuple[str, int, int]]:
+def tar_members(reader: Source, most: int) -> Iterator[tuple[str, int, int]]:
     """(name, offset, length) of the first members of a tar, until something is not a header; none for another file."""
     at = 0
     for _ in range(most):

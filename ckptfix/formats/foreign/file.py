@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ckptfix.errors import CkptfixError
-from ckptfix.io.read import Reader
+from ckptfix.io.source import open_source
 
 
 class Answer(NamedTuple):
@@ -39,7 +39,7 @@ class File:
     def read(self, offset: int, length: int) -> bytes:
         """Up to `length` bytes at `offset`; none where they cannot be read."""
         try:
-            with Reader(self.path) as reader:
+            with open_source(self.path) as reader:
                 return reader.read(offset, min(length, max(reader.size - offset, 0)))
         except CkptfixError:
             return b""

@@ -27,7 +27,7 @@ from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats.programs.torchscript import Program, open_program
 from ckptfix.formats.torch.weights import Weights, check_whole
-from ckptfix.io.read import Reader
+from ckptfix.io.source import open_source
 from ckptfix.zips.local import record_data
 
 DTYPES = {
@@ -99,7 +99,7 @@ def read(path: str, at: str | None = None) -> Weights | None:
 
 
 def _refuse_old(path: str) -> None:
-    with Reader(path) as reader:
+    with open_source(path) as reader:
         head = reader.read(0, min(reader.size, 200))
     if head.startswith(b"PK\x03\x04") and b"serialized_" in head[30:]:
         hint = f"unzip -p {quoted(path)} serialized_state_dict.pt > state.pth, and go on with that"
@@ -167,8 +167,8 @@ def _entry(
         if record is None:
             raise BadIndex(f"no record {name} in the archive")
         device, index = meta["device"]["type"], meta["device"]["index"]
-        with Reader(program.path) as reader:
-            data = record_data(reader, program.path, record)
+        with open_source(program.path) as reader:
+            data = record_data(reader, record)
         location = device if index is None else f"{device}:{int(index)}"
         storages[name] = Storage(name, dtype.name, record.size, location, data, record.crc32 or None)
     storage = storages[name]

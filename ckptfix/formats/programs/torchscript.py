@@ -34,7 +34,8 @@ from ckptfix.formats.torch.emit import Calls
 from ckptfix.formats.torch.tensors import BadTensor, is_tensor, tensor_entry
 from ckptfix.formats.torch.weights import Weights, check_whole
 from ckptfix.formats.torch.zip_layout import Archive, Places, ambiguous_names
-from ckptfix.io.read import Reader, read_chunks
+from ckptfix.io.read import read_chunks
+from ckptfix.io.source import open_source
 from ckptfix.pickles import Call, Dict, Global, Graph, Text, parse
 from ckptfix.pickles.graph import attributes
 from ckptfix.zips.local import record_data
@@ -80,8 +81,8 @@ class Program:
             return None
         if record.size > MAX_TEXT or record.size > max(100 * record.stored, 1 << 20):
             raise Unsupported(f"a record of {record.size:,} bytes", path=self.path, where=record.name)
-        with Reader(self.path) as reader:
-            return b"".join(read_chunks(record_data(reader, self.path, record)))
+        with open_source(self.path) as reader:
+            return b"".join(read_chunks(record_data(reader, record)))
 
     def pickle(self, name: str, folder: str) -> tuple[Graph, Storages]:
         """A pickle, and the storages in `folder` that it refers to.
@@ -102,11 +103,11 @@ class Program:
 
 def open_program(path: str, marker: str) -> Program | None:
     """The archive at `path` if it is a zip with the record ROOT/`marker`; None for every other file."""
-    with Reader(path) as reader:
+    with open_source(path) as reader:
         if reader.size < 4 or reader.read(0, 4) != b"PK\x03\x04":
             return None
         try:
-            directory = read_directory(reader, path)
+            directory = read_directory(reader)
         except CkptfixError:
             return None
         size = reader.size

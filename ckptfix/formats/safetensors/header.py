@@ -25,7 +25,7 @@ from ckptfix.checkpoint import Checkpoint, Inside
 from ckptfix.errors import BadDirectory, Truncated
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
-from ckptfix.io.read import Reader
+from ckptfix.io.source import open_source
 
 MAX_HEADER = 100_000_000
 """Bytes of the longest header that readers accept (safetensors/src/tensor.rs, ``MAX_HEADER_SIZE``)."""
@@ -124,7 +124,7 @@ def read_header(path: str) -> Header:
         BadDirectory: no header, or one that describes no tensors.
         WriteFailed: the file cannot be read.
     """
-    with Reader(path) as reader:
+    with open_source(path) as reader:
         if reader.size < 8:
             raise Truncated(f"a header length takes 8 bytes, the file has {reader.size}", path=path, offset=0)
         length = int.from_bytes(reader.read(0, 8), "little")

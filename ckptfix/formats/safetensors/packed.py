@@ -6,7 +6,7 @@ from ckptfix.checkpoint import ByteRange, Checkpoint, OutputFile, Plan, Segment
 from ckptfix.errors import Truncated
 from ckptfix.formats.safetensors.header import METADATA, header_of
 from ckptfix.formats.safetensors.write import framed, metadata_text, quoted
-from ckptfix.io.read import truncated_hint
+from ckptfix.io.source import truncated_hint
 
 
 def plan_packed(checkpoint: Checkpoint, dest: str) -> tuple[Plan, int]:

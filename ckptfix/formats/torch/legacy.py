@@ -44,7 +44,7 @@ from ckptfix.formats.torch.legacy_layout import (
 )
 from ckptfix.formats.torch.legacy_layout import NAME as NAME
 from ckptfix.formats.torch.weights import plan_torch
-from ckptfix.io.read import Reader
+from ckptfix.io.source import open_source
 from ckptfix.pickles import Graph, splice
 from ckptfix.pickles.graph import pairs
 
@@ -57,8 +57,8 @@ def score(path: str, head: bytes, size: int) -> int:
 def read(path: str) -> Checkpoint:
     """Read names, shapes and places; see the contract in `base`."""
     findings: list[Finding] = []
-    with Reader(path) as reader:
-        graphs = read_pickles(reader, path)
+    with open_source(path) as reader:
+        graphs = read_pickles(reader)
         magic, protocol, info, graph, key_graph = graphs
         if magic.root != MAGIC or protocol.root != PROTOCOL:
             raise BadPickle("the magic number or protocol is computed, not written", path=path, where="header")
@@ -67,7 +67,7 @@ def read(path: str) -> Checkpoint:
                 _note(side, part, graph)
         known = {str(key): value for key, value in pairs(info.root) or () if isinstance(key, str)}
         keys = [str(key) for key in key_graph.root] if type(key_graph.root) is list else []
-        storages = read_storages(reader, path, graph, keys, key_graph.end, findings)
+        storages = read_storages(reader, graph, keys, key_graph.end, findings)
         size = reader.size
     layout = Layout(graph.start, graph.end, storages)
     return torch_common.build(
@@ -93,10 +93,10 @@ def _note(side: Graph, part: str, graph: Graph) -> None:
 
 def read_object(path: str) -> tuple[Layout, Graph]:
     """Where the parts are, and the parsed pickle of the object, and nothing made of them. Raises as `read`."""
-    with Reader(path) as reader:
-        *_, graph, key_graph = read_pickles(reader, path)
+    with open_source(path) as reader:
+        *_, graph, key_graph = read_pickles(reader)
         keys = [str(key) for key in key_graph.root] if type(key_graph.root) is list else []
-        storages = read_storages(reader, path, graph, keys, key_graph.end, [])
+        storages = read_storages(reader, graph, keys, key_graph.end, [])
     return Layout(graph.start, graph.end, storages), graph
 
 

@@ -11,7 +11,7 @@ from ckptfix.findings import table
 from ckptfix.findings.row import Finding
 from ckptfix.formats.torch import common as torch_common
 from ckptfix.formats.torch.tensors import DEVICE_TENSOR, BadTensor
-from ckptfix.io.read import Reader, truncated_hint
+from ckptfix.io.source import Source, truncated_hint
 from ckptfix.pickles import Dict, Graph, parse
 from ckptfix.pickles.emit import emit
 
@@ -46,7 +46,7 @@ class Layout:
     storages: Mapping[str, tuple[ByteRange, int]]
 
 
-def read_pickles(reader: Reader, path: str) -> list[Graph]:
+def read_pickles(reader: Source) -> list[Graph]:
     """The five pickles; their spans are offsets in the file.
 
     The size of the object's pickle is stated nowhere: a window from the start of the file is parsed, and
@@ -59,14 +59,14 @@ def read_pickles(reader: Reader, path: str) -> list[Graph]:
         position = 0
         try:
             for _ in range(5):
-                graphs.append(parse(data, start=position, path=path, where=PARTS[len(graphs)]))
+                graphs.append(parse(data, start=position, path=reader.name, where=PARTS[len(graphs)]))
                 position = graphs[-1].end
             return graphs
         except TruncatedPickle:
             if len(data) == reader.size:
                 raise
             if window >= MAX_PICKLE:
-                raise Unsupported(f"a pickle of over {MAX_PICKLE} bytes", path=path) from None
+                raise Unsupported(f"a pickle of over {MAX_PICKLE} bytes", path=reader.name) from None
             window *= 4
 
 
@@ -74,7 +74,7 @@ PARTS = ("magic number", "protocol", "sys_info", "object", "storage keys")
 
 
 def read_storages(
-    reader: Reader, path: str, graph: Graph, keys: list[str], position: int, findings: list[Finding]
+    reader: Source, graph: Graph, keys: list[str], position: int, findings: list[Finding]
 ) -> dict[str, tuple[ByteRange, int]]:
     """The place of each storage; those beyond the end of the file keep their promised place."""
     itemsizes: dict[str, int] = {}
@@ -93,7 +93,7 @@ def read_storages(
         if count < 0:
             findings.append(table.found("bad-storage", f"a storage of {count} elements", where=key, offset=position))
             break
-        found[key] = (ByteRange(path, position + 8, nbytes), count)
+        found[key] = (ByteRange(reader.name, position + 8, nbytes), count)
         position += 8 + nbytes
     missing = [key for key in keys if key not in found]
     if position > reader.size or missing:

@@ -16,7 +16,7 @@ from ckptfix.formats.torch import emit as torch_emit
 from ckptfix.formats.torch import legacy_layout, zip_layout
 from ckptfix.formats.torch.common import element_sizes, little_endian
 from ckptfix.formats.torch.emit import Calls
-from ckptfix.io.read import truncated_hint
+from ckptfix.io.source import truncated_hint
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,8 @@ from ckptfix.formats.torch.edit import patches
 from ckptfix.formats.torch.weights import plan_torch
 from ckptfix.formats.torch.zip_layout import MAX_PICKLE, MAX_RATIO, Archive, Places, ambiguous_names, fresh
 from ckptfix.formats.torch.zip_layout import NAME as NAME
-from ckptfix.io.read import Reader, read_chunks
+from ckptfix.io.read import read_chunks
+from ckptfix.io.source import Source, open_source
 from ckptfix.pickles import Graph, parse, splice
 from ckptfix.zips.local import record_data
 from ckptfix.zips.read import Directory, read_directory
@@ -51,10 +52,10 @@ def score(path: str, head: bytes, size: int) -> int:
 
 def read(path: str) -> Checkpoint:
     """Read names, shapes and places; see the contract in `base`."""
-    with Reader(path) as reader:
-        directory = read_directory(reader, path)
+    with open_source(path) as reader:
+        directory = read_directory(reader)
         findings: list[Finding] = []
-        archive, pickle = _open(reader, path, directory, findings)
+        archive, pickle = _open(reader, directory, findings)
         traits: dict[str, object] = {"zip root": archive.root, "records": len(directory.records)}
         byteorder = _small_record(reader, directory, f"{archive.root}/byteorder")
         if byteorder not in ("", "little", "big"):
@@ -89,44 +90,44 @@ def read(path: str) -> Checkpoint:
 
 def read_object(path: str) -> tuple[Archive, Graph]:
     """The container and the parsed pickle of a file, and nothing made of them. Raises as `read`."""
-    with Reader(path) as reader:
-        archive, pickle = _open(reader, path, read_directory(reader, path), [])
+    with open_source(path) as reader:
+        archive, pickle = _open(reader, read_directory(reader), [])
     return archive, parse(pickle, path=path, where=archive.pickle.name)
 
 
-def _open(reader: Reader, path: str, directory: Directory, findings: list[Finding]) -> tuple[Archive, bytes]:
+def _open(reader: Source, directory: Directory, findings: list[Finding]) -> tuple[Archive, bytes]:
     """The archive and the bytes of its pickle."""
     pickles = [record for record in directory.records if record.name.endswith("/data.pkl")]
     roots = {record.name.partition("/")[0] for record in pickles if record.name.count("/") == 1}
     scripted = any(record.name.endswith(("/constants.pkl", "/archive_format")) for record in directory.records)
     if len(roots) != 1 or scripted:
-        raise unknown(path, reader.read(0, min(4096, reader.size)), reader.size)
+        raise unknown(reader.name, reader.read(0, min(4096, reader.size)), reader.size)
     (root,) = roots
     record = next(record for record in pickles if record.name == f"{root}/data.pkl")
     if record.size > MAX_PICKLE:
-        raise Unsupported(f"a pickle of {record.size} bytes", path=path, where=record.name)
+        raise Unsupported(f"a pickle of {record.size} bytes", path=reader.name, where=record.name)
     if record.size > max(MAX_RATIO * record.stored, 1 << 20):
         message = f"{record.stored} bytes that are said to unfold to {record.size}, more than any checkpoint's pickle"
-        raise Bomb(message, path=path, where=record.name, offset=record.header)
-    data = b"".join(read_chunks(record_data(reader, path, record)))
+        raise Bomb(message, path=reader.name, where=record.name, offset=record.header)
+    data = b"".join(read_chunks(record_data(reader, record)))
     intact = record.crc32 in (0, zlib.crc32(data))
     if not intact:
         message = "the bytes do not match their CRC-32: the file is damaged"
         findings.append(found("bad-crc", message, where=record.name, offset=record.header))
     ambiguous = ambiguous_names(directory)
     if record.name in ambiguous:
-        raise BadDirectory("several records have the name of the pickle", path=path, where=record.name)
+        raise BadDirectory("several records have the name of the pickle", path=reader.name, where=record.name)
     for name in sorted(ambiguous):
         findings.append(found("duplicate-record", "several records have this name", where=name))
     return Archive(directory, root, record, intact, ambiguous), data
 
 
-def _small_record(reader: Reader, directory: Directory, name: str) -> str:
+def _small_record(reader: Source, directory: Directory, name: str) -> str:
     """The text of a short record, empty when there is none."""
     record = next((record for record in directory.records if record.name == name), None)
     if record is None or record.size > 64:
         return ""
-    return b"".join(read_chunks(record_data(reader, directory.path, record))).decode("ascii", "replace").strip()
+    return b"".join(read_chunks(record_data(reader, record))).decode("ascii", "replace").strip()
 
 
 def check(path: str) -> Iterator[Finding]:
@@ -159,7 +160,7 @@ def plan_edit(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan:
         if not archive.pickle_ok:
             message = "the pickle does not match its CRC-32, and an edit would hide that"
             raise DamagedFile(message, path=path, where=archive.pickle.name, hint="copy or download the file again")
-        with Reader(path) as reader:
+        with open_source(path) as reader:
             segments = replace_record(reader, archive.directory, archive.pickle, splice(parts.graph, changes))
     return Plan((OutputFile.of(dest, segments),))
 

@@ -10,7 +10,7 @@ from typing import Literal
 
 from ckptfix.checkpoint import ByteRange, Data, Segment
 from ckptfix.errors import BadDirectory, DamagedFile, Unsupported
-from ckptfix.io.read import Reader
+from ckptfix.io.source import open_source
 from ckptfix.zips.local import record_data
 from ckptfix.zips.read import Directory, Record
 from ckptfix.zips.write import NewRecord, fresh_archive
@@ -77,10 +77,10 @@ class Places:
 
     def _read_headers(self) -> dict[str, Data]:
         found: dict[str, Data] = {}
-        with Reader(self._path) as reader:
+        with open_source(self._path) as reader:
             for key, record in self._records.items():
                 try:
-                    data = record_data(reader, self._path, record)
+                    data = record_data(reader, record)
                 except (DamagedFile, Unsupported) as error:
                     self._wrong[key] = error.message
                     continue

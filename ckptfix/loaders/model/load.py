@@ -16,9 +16,9 @@ from ckptfix.loaders.model.overlaps import refuse_other_values
 from ckptfix.loaders.model.places import Place, dtype_of, identity, is_lazy, target
 from ckptfix.loaders.model.report import LoadReport, Mismatch, nearest_names
 from ckptfix.loaders.objects import Builder
-from ckptfix.loaders.opened import opened, refuse_swapped_arguments
+from ckptfix.loaders.opened import opened, opens_once, refuse_swapped_arguments
 from ckptfix.loaders.sources import chosen, same_place
-from ckptfix.loaders.tensors import TensorMaker, restore_location, unmoved
+from ckptfix.loaders.tensors import TensorMaker, caller, restore_location, unmoved
 from ckptfix.loaders.values import ForeignObject
 from ckptfix.names.groups import collapse, shown
 from ckptfix.ops.choose import refuse_damaged
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ckptfix.loaders.tensors import MapLocation
 
 
+@opens_once
 def load_into(
     model: torch.nn.Module,
     path: str | os.PathLike[str],
@@ -116,7 +117,7 @@ def load_into(
         )
     if fit.pairs and 2 * len(fit.pairs) < min(len(fit.source.names), len(goal.names)):
         names = f"{len(fit.pairs):,} of the file's {len(fit.source.names):,} names and the model's {len(goal.names):,}"
-        warnings.warn(f"{checkpoint.path}: only {names} go together; the rest is not loaded", stacklevel=2)
+        warnings.warn(f"{checkpoint.path}: only {names} go together; the rest is not loaded", stacklevel=caller())
     if goal.own_way:
         torch_path.perform(fit, maker, extra, assign=assign)
     elif assign:

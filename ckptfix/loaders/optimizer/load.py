@@ -13,7 +13,7 @@ from ckptfix.errors import CkptfixError, Refused, printable
 from ckptfix.extras import need_torch
 from ckptfix.loaders.model.report import named
 from ckptfix.loaders.model.torch_way import placed
-from ckptfix.loaders.opened import opened, refuse_swapped_arguments
+from ckptfix.loaders.opened import opened, opens_once, refuse_swapped_arguments
 from ckptfix.loaders.optimizer.classes import (
     FLAT,
     MACHINE,
@@ -25,7 +25,7 @@ from ckptfix.loaders.optimizer.classes import (
 )
 from ckptfix.loaders.optimizer.parameters import Held, Matched, SavedGroup, matched
 from ckptfix.loaders.optimizer.saved import parts, saved_optimizer
-from ckptfix.loaders.tensors import TensorMaker, restore_location, unmoved
+from ckptfix.loaders.tensors import TensorMaker, caller, restore_location, unmoved
 from ckptfix.ops.pieces import refuse_flat_partition
 from ckptfix.words import plural
 
@@ -115,6 +115,7 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, int | float | str | type(None)) else repr(value)
 
 
+@opens_once
 def load_optimizer(
     optimizer: torch.optim.Optimizer,
     path: str | os.PathLike[str],
@@ -176,7 +177,7 @@ def load_optimizer(
         warnings.warn(
             f"{checkpoint.path}: no names say whose state is whose: it was loaded by order alone, as torch does"
             + ("" if model is not None else " (model= takes the names that a file with the model's state dict has)"),
-            stacklevel=2,
+            stacklevel=caller(),
         )
     order = {id(parameter): index for index, parameter in enumerate(held.parameters)}
     new = {key: value for key, value in saved.items() if key not in ("state", "param_groups")}

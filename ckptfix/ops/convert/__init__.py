@@ -9,6 +9,7 @@ from typing import Any
 from ckptfix.checkpoint import Checkpoint
 from ckptfix.errors import StrPath
 from ckptfix.io.read import Progress
+from ckptfix.io.source import opened_once
 from ckptfix.ops.convert import plan as convert_op
 from ckptfix.ops.writing import LOSSES, Draft, How, Result, carry_out, copy_note
 from ckptfix.pickles.collector import without_collections
@@ -29,6 +30,7 @@ class ConvertResult(Result):
 
 
 @without_collections
+@opened_once()
 def convert(
     source: StrPath,
     dest: StrPath,

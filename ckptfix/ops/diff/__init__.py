@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ckptfix.errors import Refused, StrPath
 from ckptfix.formats import open_checkpoint
 from ckptfix.io.read import Progress
+from ckptfix.io.source import opened_once
 from ckptfix.pickles.collector import without_collections
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 
 @without_collections
+@opened_once()
 def diff(
     a: StrPath,
     b: StrPath,

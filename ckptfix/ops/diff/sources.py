@@ -8,7 +8,8 @@ from typing import Protocol
 from ckptfix.checkpoint import ByteRange, Data, TensorEntry
 from ckptfix.errors import DamagedFile, Unsupported
 from ckptfix.io.derived import gathered
-from ckptfix.io.read import Reader, read_chunks
+from ckptfix.io.read import read_chunks
+from ckptfix.io.source import Source as OpenSource
 from ckptfix.io.threads import Readers
 from ckptfix.ops.diff.elements import PACKED
 
@@ -66,7 +67,7 @@ class Source(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FileSource:
-    reader: Reader
+    reader: OpenSource
     offset: int
 
     def read(self, start: int, count: int) -> bytes:

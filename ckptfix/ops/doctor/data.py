@@ -16,7 +16,8 @@ from ckptfix.checkpoint import ByteRange, Data, TensorEntry, dtypes
 from ckptfix.errors import CkptfixError, Unsupported
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
-from ckptfix.io.read import Reader, read_chunks
+from ckptfix.io.read import read_chunks
+from ckptfix.io.source import open_source, threads
 from ckptfix.io.sums import crc32_joined
 
 CHUNK = 1 << 20
@@ -78,8 +79,6 @@ class Sums(NamedTuple):
 
 def scan(pieces: Sequence[Piece], byteorder: str = "little") -> Iterator[Finding]:
     """Read every byte of `pieces` and judge it."""
-    from concurrent.futures import ThreadPoolExecutor
-
     tasks: list[list[tuple[int, Data, int]]] = []
     room = 0
     for index, piece in enumerate(pieces):
@@ -102,7 +101,7 @@ def scan(pieces: Sequence[Piece], byteorder: str = "little") -> Iterator[Finding
     for index, task in enumerate(tasks):
         for number, _, _ in task:
             ends[number] = index
-    with ThreadPoolExecutor(2, "scan") as pool:
+    with threads(2, "scan") as pool:
         done = pool.map(lambda task: [_read(pieces[number], data, at, byteorder) for number, data, at in task], tasks)
         for index, (task, results) in enumerate(zip(tasks, done, strict=True)):
             for (number, _, _), result in zip(task, results, strict=True):
@@ -207,7 +206,7 @@ def _read(piece: Piece, data: Data, at: int, byteorder: str) -> Sums | CkptfixEr
 
 
 def _chunks(data: ByteRange) -> Iterator[bytes]:
-    with Reader(data.path) as reader:
+    with open_source(data.path) as reader:
         yield from reader.chunks(data.offset, data.length, CHUNK)
 
 

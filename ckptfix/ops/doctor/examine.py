@@ -35,7 +35,7 @@ from ckptfix.formats.torch import demands
 from ckptfix.formats.torch import module as torch_module
 from ckptfix.formats.torch import zip as torch_zip
 from ckptfix.formats.torch.common import pickled
-from ckptfix.io.read import Reader
+from ckptfix.io.source import open_source, opened_once
 from ckptfix.ops import inside as scan_inside
 from ckptfix.ops.candidates import is_inside
 from ckptfix.ops.doctor import contents as scan_contents
@@ -57,6 +57,7 @@ MOST = 200
 """Findings of one id that are kept; a file could be made to have millions."""
 
 
+@opened_once()
 def examine(
     path: str | os.PathLike[str],
     *,
@@ -192,7 +193,7 @@ def _container(path: str, checkpoint: Checkpoint | None = None) -> Iterator[Find
     pickles = [record.name for record in directory.records if record.name.endswith("/data.pkl")]
     if not pickles:
         return
-    with Reader(path) as reader:
+    with open_source(path) as reader:
         yield from scan_zip.scan(reader, directory, pickles[0].rpartition("/")[0])
 
 
@@ -206,8 +207,8 @@ def _pickles(checkpoint: Checkpoint, looked: list[str], at: str | None) -> Itera
     archive = torch_zip.archive_of(checkpoint)
     where, base = ("pickle", 0) if archive is None else (archive.pickle.name, 0)
     if archive is not None:
-        with Reader(checkpoint.path) as reader:
-            data = record_data(reader, checkpoint.path, archive.pickle)
+        with open_source(checkpoint.path) as reader:
+            data = record_data(reader, archive.pickle)
         base = data.offset if isinstance(data, ByteRange) else 0
         yield from scan_pickle.after_stop(graph.data, graph.end, where, base)
         yield from _hidden(checkpoint, graph, archive.directory.records, archive.root)
@@ -233,7 +234,7 @@ def _hidden(checkpoint: Checkpoint, graph: Graph, records: Sequence[Record], roo
     used = {persid.pid[2] for persid in graph.persids if _has_key(persid.pid)}
     prefix = f"{root}/data/"
     idle: list[Record] = []
-    with Reader(checkpoint.path) as reader:
+    with open_source(checkpoint.path) as reader:
         for record in records:
             key = record.name.removeprefix(prefix)
             if record.name.startswith(prefix) and key not in used and record.size:
@@ -279,13 +280,13 @@ def _pieces(checkpoint: Checkpoint, view: Checkpoint) -> list[scan_records.Piece
         piece.where = f"{prefix}{piece.where}"
     known = {piece.where for piece in pieces.values()}
     others: list[scan_records.Piece] = []
-    with Reader(checkpoint.path) as reader:
+    with open_source(checkpoint.path) as reader:
         for record in archive.directory.records:
             # The pickle's checksum was compared when it was read.
             if record.name in known or record is archive.pickle or record.name in archive.ambiguous or not record.size:
                 continue
             try:
-                data = record_data(reader, checkpoint.path, record)
+                data = record_data(reader, record)
             except CkptfixError:
                 continue
             others.append(scan_records.Piece(record.name, data, record.crc32 or None))

@@ -26,7 +26,7 @@ from ckptfix.formats.foreign.archives import CHECKPOINTS
 from ckptfix.formats.safetensors import format as safetensors
 from ckptfix.formats.torch.dangerous import is_dangerous
 from ckptfix.io.layers import packing_of
-from ckptfix.io.read import Reader
+from ckptfix.io.source import open_source
 from ckptfix.ops import inside as scan_inside
 from ckptfix.ops.doctor import pickle as scan_pickle
 from ckptfix.ops.inside import Inside
@@ -186,7 +186,7 @@ def _hidden(kinds: Sequence[Finding], inside: Inside) -> Iterator[Finding]:
 def _head(path: str) -> bytes:
     if Path(path).is_dir():
         return b""
-    with Reader(path) as reader:
+    with open_source(path) as reader:
         return reader.read(0, min(reader.size, 64))
 
 
@@ -201,7 +201,7 @@ def _zip_without_directory(path: str) -> bool:
 
 def _no_directory(path: str, message: str) -> Finding:
     """A zip without a directory where readers look for it: cut short, or with a long tail behind its end."""
-    with Reader(path) as reader:
+    with open_source(path) as reader:
         end = reader.size
         while end > max(0, reader.size - _TAIL):
             start = max(0, end - _DEFINITE)
@@ -220,7 +220,7 @@ def _no_directory(path: str, message: str) -> Finding:
 
 def _text_mode(path: str) -> Iterator[Finding]:
     """Whether every line feed has a carriage return before it, which no binary file of any size has."""
-    with Reader(path) as reader:
+    with open_source(path) as reader:
         data = reader.read(0, min(reader.size, _DEFINITE))
     feeds = data.count(b"\n")
     if feeds >= 8 and feeds == data.count(b"\r\n"):
@@ -230,7 +230,7 @@ def _text_mode(path: str) -> Iterator[Finding]:
 def directory_of(path: str) -> Directory | None:
     """The zip directory of a file, if it has one that can be read."""
     try:
-        with Reader(path) as reader:
-            return read_directory(reader, path)
+        with open_source(path) as reader:
+            return read_directory(reader)
     except CkptfixError:
         return None

@@ -8,7 +8,7 @@ from ckptfix.errors import CkptfixError, DamagedFile
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats.programs import exported, torchscript
-from ckptfix.io.read import Reader
+from ckptfix.io.source import open_source
 from ckptfix.ops.doctor import data as scan_records
 from ckptfix.ops.doctor import zip as scan_zip
 from ckptfix.ops.doctor.foreign import directory_of, id_of
@@ -38,7 +38,7 @@ def scan(path: str, *, fast: bool) -> Iterator[Finding]:
     if directory is None or not directory.records:
         return
     root = directory.records[0].name.partition("/")[0]
-    with Reader(path) as reader:
+    with open_source(path) as reader:
         for finding in scan_zip.scan(reader, directory, root):
             if finding.id not in _OF_PLAIN_FILES:
                 yield finding
@@ -63,11 +63,11 @@ def _is_known(name: str) -> bool:
 
 
 def _pieces(path: str, records: Sequence[Record]) -> Iterator[scan_records.Piece]:
-    with Reader(path) as reader:
+    with open_source(path) as reader:
         for record in records:
             if record.size:
                 try:
-                    data = record_data(reader, path, record)
+                    data = record_data(reader, record)
                 except CkptfixError:
                     continue
                 yield scan_records.Piece(record.name, data, record.crc32 or None)

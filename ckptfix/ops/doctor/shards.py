@@ -23,7 +23,7 @@ from ckptfix.errors import CkptfixError
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats import open_checkpoint
-from ckptfix.io.read import Reader
+from ckptfix.io.source import open_source
 
 MAX_INDEX = 1 << 28
 
@@ -39,7 +39,7 @@ def index_of(path: str) -> str | None:
     if place.name.endswith(".index.json"):
         return path
     if place.suffix == ".json" and place.is_file():
-        with Reader(path) as reader:
+        with open_source(path) as reader:
             return path if b'"weight_map"' in reader.read(0, min(reader.size, 1 << 16)) else None
     return None
 
@@ -101,7 +101,7 @@ def scan(index: str) -> Iterator[Finding]:
 
 def _document(index: str) -> dict[str, Any]:
     """The parsed index. Raises ValueError for anything that is none."""
-    with Reader(index) as reader:
+    with open_source(index) as reader:
         if reader.size > MAX_INDEX:
             raise ValueError(f"{reader.size:,} bytes of JSON")
         text = reader.read(0, reader.size).decode("utf-8-sig")

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from ckptfix.findings.row import Finding, Severity
 from ckptfix.findings.table import found
-from ckptfix.io.read import Reader
+from ckptfix.io.source import Source
 from ckptfix.zips.check import examine
 from ckptfix.zips.read import DEFLATED, ENCRYPTED, STORED, Directory, Record
 
@@ -20,7 +20,7 @@ LISTED = 20
 """Findings of one kind before the rest are counted."""
 
 
-def scan(reader: Reader, directory: Directory, root: str) -> Iterator[Finding]:
+def scan(reader: Source, directory: Directory, root: str) -> Iterator[Finding]:
     """Findings about the records of `directory`; of their data only what stands between them is looked at.
 
     Args:
@@ -78,7 +78,7 @@ def _fields(records: Sequence[Record], root: str) -> Iterator[Finding]:
     )  # fmt: skip
 
 
-def _layout(reader: Reader, directory: Directory, root: str) -> Iterator[Finding]:
+def _layout(reader: Source, directory: Directory, root: str) -> Iterator[Finding]:
     """What the archive says twice and not alike, bytes between the records, and storages that are not aligned."""
     spans, disputes = examine(reader, directory)
     kinds: dict[tuple[str, bool], list[Finding]] = defaultdict(list)

@@ -9,6 +9,7 @@ from typing import Any
 from ckptfix.errors import StrPath, about
 from ckptfix.formats import FORMATS
 from ckptfix.io.read import Progress
+from ckptfix.io.source import opened_once
 from ckptfix.ops.extract import plan as extract_op
 from ckptfix.ops.writing import LOSSES, Draft, How, Result, carry_out_file
 from ckptfix.pickles.collector import without_collections
@@ -53,6 +54,7 @@ class ExtractResult(Result):
 
 
 @without_collections
+@opened_once()
 def extract(
     source: StrPath,
     dest: StrPath,

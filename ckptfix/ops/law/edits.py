@@ -19,7 +19,8 @@ from ckptfix.formats.torch.common import fields, parts_of, pickled
 from ckptfix.formats.torch.legacy_layout import Layout
 from ckptfix.formats.torch.tensors import BadTensor
 from ckptfix.formats.torch.zip_layout import Archive
-from ckptfix.io.read import PlannedFile, Reader
+from ckptfix.io.planned import PlannedFile
+from ckptfix.io.source import Source, open_source
 from ckptfix.pickles import Call, Dict, Global, Graph, PersId, Set, Text
 from ckptfix.zips.local import record_data
 from ckptfix.zips.read import Record
@@ -78,14 +79,14 @@ def _same_records(old: Archive, new: Archive, name: PlannedFile) -> bool:
             return False
     if len(others) > MOST_MOVED:
         return False
-    with Reader(path) as reader, Reader(name) as planned:
+    with open_source(path) as reader, open_source(name) as planned:
         return all(_same_data(reader, was, planned, now, name) for was, now in others)
 
 
-def _same_data(reader: Reader, was: Record, planned: Reader, now: Record, name: PlannedFile) -> bool:
+def _same_data(reader: Source, was: Record, planned: Source, now: Record, name: PlannedFile) -> bool:
     """Whether a record with its own header has the data that it had."""
-    data = record_data(reader, reader.path, was)
-    made = record_data(planned, name, now)
+    data = record_data(reader, was)
+    made = record_data(planned, now)
     return isinstance(data, ByteRange) and isinstance(made, ByteRange) and _comes_from(name, made.offset, data)
 
 

@@ -10,7 +10,8 @@ from itertools import chain
 from ckptfix.checkpoint import ByteRange, Check, Data, Derived, Plan, Storage, TensorEntry, dtypes, same_bytes
 from ckptfix.errors import CkptfixError, UnknownFormat, WouldLoseData
 from ckptfix.formats import FORMATS
-from ckptfix.io.read import PlannedFile, read_from
+from ckptfix.io.planned import PlannedFile
+from ckptfix.io.read import read_from
 from ckptfix.ops.law.promise import Promise, listed, referred
 
 Place = tuple[str, int, int]

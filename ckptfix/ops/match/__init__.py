@@ -18,6 +18,7 @@ from ckptfix.errors import CkptfixError, Refused, StrPath, about, file_name, pri
 from ckptfix.findings import table
 from ckptfix.findings.row import Finding
 from ckptfix.io.read import Progress
+from ckptfix.io.source import opened_once
 from ckptfix.names.rules import NameRule
 from ckptfix.names.slots import Slot
 from ckptfix.ops.choose import refuse_damaged
@@ -49,6 +50,7 @@ class Found:
 
 
 @without_collections
+@opened_once()
 def match(
     source: StrPath,
     dest: StrPath,

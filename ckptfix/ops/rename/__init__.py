@@ -10,6 +10,7 @@ from typing import Any
 from ckptfix.checkpoint import Checkpoint
 from ckptfix.errors import StrPath
 from ckptfix.io.read import Progress
+from ckptfix.io.source import opened_once
 from ckptfix.ops.law.promise import Promise
 from ckptfix.ops.rename import sites as rename_op
 from ckptfix.ops.rename.sites import Change
@@ -30,6 +31,7 @@ class RenameResult(Result):
 
 
 @without_collections
+@opened_once()
 def strip_module(
     source: StrPath,
     dest: StrPath,
@@ -69,6 +71,7 @@ def strip_module(
 
 
 @without_collections
+@opened_once()
 def add_module(
     source: StrPath,
     dest: StrPath,
@@ -90,6 +93,7 @@ def add_module(
 
 
 @without_collections
+@opened_once()
 def unwrap(
     source: StrPath,
     dest: StrPath,
@@ -110,6 +114,7 @@ def unwrap(
 
 
 @without_collections
+@opened_once()
 def rename(
     source: StrPath,
     dest: StrPath,

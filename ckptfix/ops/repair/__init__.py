@@ -19,6 +19,7 @@ from ckptfix import formats
 from ckptfix.checkpoint import Plan
 from ckptfix.errors import Refused, StrPath, WriteFailed, about, file_name
 from ckptfix.io.read import Progress
+from ckptfix.io.source import opened_once
 from ckptfix.names.groups import collapse, shown
 from ckptfix.ops.law.promise import Promise
 from ckptfix.ops.repair.clean import listed
@@ -63,6 +64,7 @@ class RepairResult(Result):
 
 
 @without_collections
+@opened_once()
 def repair(
     source: StrPath,
     dest: StrPath | None,

@@ -19,7 +19,8 @@ from ckptfix.formats.torch import weights_only as trusted
 from ckptfix.formats.torch.dangerous import is_dangerous
 from ckptfix.formats.torch.object import TorchObject
 from ckptfix.io.layers import Memory, Window
-from ckptfix.io.read import Reader, read_chunks
+from ckptfix.io.read import read_chunks
+from ckptfix.io.source import open_source
 from ckptfix.ops import inside as scan_inside
 from ckptfix.ops.inside import LIMIT, Inside
 from ckptfix.pickles import Call, Dict, PersId
@@ -159,7 +160,7 @@ def clean_records(extras: dict[str, tuple[Data, int | None]]) -> list[Finding]:
 
 def _record(data: Data, name: str) -> Inside:
     if isinstance(data, ByteRange):
-        with suppress(CkptfixError), Reader(data.path) as reader:
+        with suppress(CkptfixError), open_source(data.path) as reader:
             return scan_inside.look_into(Window(reader, data.offset, data.length), name)
         return Inside()
     first = _first(read_chunks(data))

@@ -10,7 +10,7 @@ from ckptfix.checkpoint import Checkpoint, Data, Derived, Storage, TensorEntry
 from ckptfix.errors import CkptfixError, Refused, Unsupported
 from ckptfix.formats import weights_of
 from ckptfix.formats.safetensors.write import row_major
-from ckptfix.io.read import BATCH
+from ckptfix.io.source import BATCH
 from ckptfix.names import wrappers as keys
 
 Fill = Literal["zeros", "nan"]

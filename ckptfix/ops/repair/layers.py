@@ -20,7 +20,8 @@ from ckptfix.formats.safetensors import format as safetensors
 from ckptfix.formats.torch import legacy as torch_legacy
 from ckptfix.formats.torch import zip as torch_zip
 from ckptfix.io.layers import Unpacked, packing_of
-from ckptfix.io.read import BATCH, Reader, read_chunks
+from ckptfix.io.read import read_chunks
+from ckptfix.io.source import BATCH, Source, open_source
 from ckptfix.io.system import named
 from ckptfix.ops.repair.wreck import is_noise
 from ckptfix.zips.read import DEFLATED, read_directory
@@ -84,7 +85,7 @@ def _write(dest: str, chunks: Iterator[bytes], packed: int) -> str:
 
 def _packed(path: str, place: Folder) -> Layer | None:
     """gzip, bzip2 or xz around the whole file; what comes out up to its damage."""
-    with Reader(path) as reader:
+    with open_source(path) as reader:
         packing = packing_of(reader.read(0, min(reader.size, 8)))
         if packing is None:
             return None
@@ -100,7 +101,7 @@ def _packed(path: str, place: Folder) -> Layer | None:
 
 def _line_ends(path: str, place: Folder) -> Layer | None:
     """Undo that every line feed got a carriage return before it; a torch zip's checksums prove that it was so."""
-    with Reader(path) as reader:
+    with open_source(path) as reader:
         head = reader.read(0, min(HEAD, reader.size))
         try:
             if not _looks_like_checkpoint(path, head, reader.size) or not _only_crlf(reader):
@@ -112,9 +113,9 @@ def _line_ends(path: str, place: Folder) -> Layer | None:
             hint = "copy it again, in binary mode"
             raise DamagedFile(f"{message}; nothing in it proves how to undo that", path=path, hint=hint)
         dest = _write(place(), _without_returns(reader), reader.size)
-    with Reader(dest) as undone:
+    with open_source(dest) as undone:
         records = Archive(undone).rebuild().records
-    with Reader(path) as reader:
+    with open_source(path) as reader:
         before = {record.name for record in Archive(reader).rebuild().records if record.verified and record.size}
     if not {record.name for record in records if record.verified and record.size} - before:
         os.unlink(dest)  # noqa: PTH108 (it is text here)
@@ -128,7 +129,7 @@ def _looks_like_checkpoint(path: str, head: bytes, size: int) -> bool:
     return any(module.score(path, plain, size) >= 40 for module in (torch_zip, torch_legacy, safetensors))
 
 
-def _only_crlf(reader: Reader) -> bool:
+def _only_crlf(reader: Source) -> bool:
     """Whether the file has line feeds, and each after a carriage return; tensor bytes give that away at once."""
     last, feeds = b"", 0
     for chunk in reader.chunks(0, reader.size):
@@ -139,7 +140,7 @@ def _only_crlf(reader: Reader) -> bool:
     return feeds > 1
 
 
-def _without_returns(reader: Reader) -> Iterator[bytes]:
+def _without_returns(reader: Source) -> Iterator[bytes]:
     held = b""
     for chunk in reader.chunks(0, reader.size):
         chunk = held + chunk
@@ -150,7 +151,7 @@ def _without_returns(reader: Reader) -> Iterator[bytes]:
 
 def _zip_in_zip(path: str, place: Folder) -> Layer | None:
     """A zip around one checkpoint, which may be cut short like any other."""
-    with Reader(path) as reader:
+    with open_source(path) as reader:
         if reader.size < 30 or reader.read(0, 4) != b"PK\x03\x04":
             return None
         local = _sole_checkpoint(reader)
@@ -166,7 +167,7 @@ def _zip_in_zip(path: str, place: Folder) -> Layer | None:
     return dest, found("zip-in-zip", f"a zip was put around it{state}", where=local.name, severity=severity)
 
 
-def _sole_checkpoint(reader: Reader) -> Local | None:
+def _sole_checkpoint(reader: Source) -> Local | None:
     """The first member, or the only one of the directory, that begins like a checkpoint; None for an unpacked one."""
     position, local = 0, local_at(reader, 0)
     while local is not None and (is_noise(local.name) or local.name.endswith("/")):
@@ -177,7 +178,7 @@ def _sole_checkpoint(reader: Reader) -> Local | None:
     if _begins_like_one(reader, local):
         return local
     try:
-        records = read_directory(reader, reader.path).records
+        records = read_directory(reader).records
     except CkptfixError:
         return None
     if any(record.name.endswith("data.pkl") for record in records):
@@ -187,9 +188,9 @@ def _sole_checkpoint(reader: Reader) -> Local | None:
     return rows[0] if len(rows) == 1 and _begins_like_one(reader, rows[0]) else None
 
 
-def _begins_like_one(reader: Reader, local: Local) -> bool:
+def _begins_like_one(reader: Source, local: Local) -> bool:
     end = local.data + local.stored if local.stored else reader.size
-    where = ByteRange(reader.path, local.data, max(min(end, reader.size) - local.data, 0))
+    where = ByteRange(reader.name, local.data, max(min(end, reader.size) - local.data, 0))
     head = b"".join(_begin(where, local))
     return _looks_like_checkpoint(local.name, head, 1 << 62) or packing_of(head) is not None
 

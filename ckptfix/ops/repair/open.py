@@ -13,7 +13,7 @@ from ckptfix.formats import FORMATS, base, distributed
 from ckptfix.formats.safetensors import format as safetensors
 from ckptfix.formats.torch import legacy as torch_legacy
 from ckptfix.formats.torch import legacy_layout
-from ckptfix.io.read import Reader
+from ckptfix.io.source import open_source
 from ckptfix.ops.repair.fill import Fill
 from ckptfix.ops.repair.layers import Folder, unwrap
 from ckptfix.ops.repair.raw import repair_raw
@@ -76,7 +76,7 @@ def _without_tensors(path: str, done: Repair) -> Refused:
 def _repair(path: str, fill: Fill | None, donor: Checkpoint | None, like: Side | None) -> Repair:
     if Path(path).is_dir():
         return _of_wreck(read_folder(path), fill, donor, like)
-    with Reader(path) as reader:
+    with open_source(path) as reader:
         size = reader.size
         head = reader.read(0, min(size, HEAD))
         before = b"" if head.startswith(b"PK") else reader.read(0, min(size, FAR))
@@ -96,7 +96,7 @@ def _repair(path: str, fill: Fill | None, donor: Checkpoint | None, like: Side |
 def _has_records(path: str) -> bool:
     """Whether a record of a torch archive is anywhere in the file: its name stands in its header and in its row."""
     tail = b""
-    with Reader(path) as reader:
+    with open_source(path) as reader:
         for _, piece in zip_scan.pieces(reader):
             window = tail + (piece or b"")
             if b"PK" in window and (b"data.pkl" in window or (b"/data/" in window and b"PK\x03\x04" in window)):

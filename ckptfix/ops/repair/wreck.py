@@ -22,7 +22,8 @@ from ckptfix.formats.torch.common import fields
 from ckptfix.formats.torch.object import TorchObject, walk
 from ckptfix.formats.torch.tensors import BadTensor
 from ckptfix.formats.torch.zip_layout import MAX_PICKLE, MAX_RATIO
-from ckptfix.io.read import Reader, read_chunks
+from ckptfix.io.read import read_chunks
+from ckptfix.io.source import Source, open_source
 from ckptfix.pickles import Graph, parse
 from ckptfix.zips.rebuild import Archive, Damaged, Rebuilt, Salvaged
 
@@ -101,7 +102,7 @@ def storage_sizes(graph: Graph) -> dict[str, int]:
 def read_zip(path: str) -> Wreck:
     """What a zip, or bytes that have zip records in them, still holds."""
     wreck = Wreck(path)
-    with Reader(path) as reader:
+    with open_source(path) as reader:
         archive = Archive(reader)
         rebuilt = archive.rebuild()
         pickles = _pickles((record.name for record in rebuilt.records), path)
@@ -268,7 +269,7 @@ def read_legacy(path: str, start: int = 0) -> Wreck:
     wreck = Wreck(path, legacy=True, sums=False)
     if start:
         wreck.note("leading-bytes", f"{start:,} bytes stand before the checkpoint", offset=0)
-    with Reader(path) as reader:
+    with open_source(path) as reader:
         graphs = _legacy_pickles(reader, start)
         if len(graphs) < 4:
             raise DamagedFile(
@@ -306,7 +307,7 @@ def read_legacy(path: str, start: int = 0) -> Wreck:
     return wreck
 
 
-def _legacy_pickles(reader: Reader, start: int) -> list[Graph]:
+def _legacy_pickles(reader: Source, start: int) -> list[Graph]:
     """The first five pickles, or those before the one in which the file ends."""
     window = legacy_layout.FIRST_WINDOW
     while True:
@@ -314,11 +315,11 @@ def _legacy_pickles(reader: Reader, start: int) -> list[Graph]:
         graphs: list[Graph] = []
         try:
             for _ in range(5):
-                graphs.append(parse(data, start=graphs[-1].end if graphs else start, path=reader.path))
+                graphs.append(parse(data, start=graphs[-1].end if graphs else start, path=reader.name))
             return graphs
         except TruncatedPickle:
             if len(data) == reader.size:
                 return graphs
             if window >= MAX_PICKLE:
-                raise Unsupported(f"a pickle of over {MAX_PICKLE} bytes", path=reader.path) from None
+                raise Unsupported(f"a pickle of over {MAX_PICKLE} bytes", path=reader.name) from None
             window *= 4

@@ -13,6 +13,7 @@ from ckptfix.errors import StrPath
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.io.read import Progress
+from ckptfix.io.source import opened_once
 from ckptfix.ops.law.promise import everything
 from ckptfix.ops.sanitize import plan as sanitize_op
 from ckptfix.ops.sanitize.objects import EXTRACT
@@ -43,6 +44,7 @@ class SanitizeResult(Result):
 
 
 @without_collections
+@opened_once()
 def sanitize(
     source: StrPath,
     dest: StrPath,

@@ -10,6 +10,7 @@ from typing import Any
 from ckptfix.checkpoint import Checkpoint
 from ckptfix.errors import StrPath
 from ckptfix.io.read import Progress
+from ckptfix.io.source import opened_once
 from ckptfix.ops.law.promise import everything
 from ckptfix.ops.slim import plan as slim_op
 from ckptfix.ops.writing import Draft, How, Result, carry_out
@@ -44,6 +45,7 @@ class SlimResult(Result):
 
 
 @without_collections
+@opened_once()
 def slim(
     source: StrPath,
     dest: StrPath,

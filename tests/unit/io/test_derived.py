@@ -22,7 +22,7 @@ from ckptfix.errors import DamagedFile, Truncated
 from ckptfix.io import derived as streams
 from ckptfix.io import sums as io_sums
 from ckptfix.io.derived import byteswapped, gathered, inflated
-from ckptfix.io.read import Reader
+from ckptfix.io.source import Source
 from ckptfix.io.sums import Checksums, crc32_joined
 from ckptfix.io.write import write_plan
 
@@ -132,13 +132,13 @@ class TestGathered:
         matrix = numpy.arange(side * side, dtype=numpy.uint32).reshape(side, side)
         data = placed(tmp_path, matrix.tobytes())
         reads = []
-        read = Reader.read
+        read = Source.read
 
-        def counted(reader: Reader, offset: int, length: int) -> bytes:
+        def counted(reader: Source, offset: int, length: int) -> bytes:
             reads.append(length)
             return read(reader, offset, length)
 
-        monkeypatch.setattr(Reader, "read", counted)
+        monkeypatch.setattr(Source, "read", counted)
         digest = 0
         with memory_below(4 * streams.BLOCK):
             for chunk in gathered(data, 4, (side, side), (1, side), 0).chunks():

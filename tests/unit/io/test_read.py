@@ -13,6 +13,7 @@ from ckptfix.checkpoint import ByteRange, Derived
 from ckptfix.errors import DamagedFile, Truncated, Unsupported, WriteFailed
 from ckptfix.io import copy as io_copy
 from ckptfix.io import read as fileio
+from ckptfix.io.source import open_source
 
 CONTENT = bytes(range(256)) * 1200  # 300 KiB: above SMALL, so that the kernel copies it
 FALLBACKS = [errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ETXTBSY, errno.EPERM]
@@ -62,7 +63,7 @@ class TestReading:
         assert fileio.read_exact(ByteRange(source, 3, 100)) == CONTENT[3:103]
 
     def test_a_file_that_shrinks_under_its_reader(self, source: str) -> None:
-        with fileio.Reader(source) as reader:
+        with open_source(source) as reader:
             os.truncate(source, 10)
             assert reader.read(0, 10) == CONTENT[:10]
             with pytest.raises(Truncated, match="20 bytes promised, 6 left"):
@@ -100,21 +101,21 @@ class TestReading:
 
     def test_a_missing_file(self, tmp_path: Path) -> None:
         with pytest.raises(WriteFailed, match="No such file") as caught:
-            fileio.Reader(tmp_path / "none")
+            open_source(tmp_path / "none")
         assert caught.value.path == str(tmp_path / "none")
 
     def test_a_folder(self, tmp_path: Path) -> None:
         with pytest.raises(Unsupported, match="is a folder"):
-            fileio.Reader(tmp_path)
+            open_source(tmp_path)
 
     def test_a_pipe_does_not_wait_for_a_writer(self, tmp_path: Path) -> None:
         os.mkfifo(tmp_path / "fifo")
         with pytest.raises(Unsupported, match="is a pipe"):
-            fileio.Reader(tmp_path / "fifo")
+            open_source(tmp_path / "fifo")
 
     def test_a_device(self) -> None:
         with pytest.raises(Unsupported, match="is a device"):
-            fileio.Reader(os.devnull)
+            open_source(os.devnull)
 
     def test_a_name_that_is_no_valid_text(self, tmp_path: Path) -> None:
         path = os.fsdecode(bytes(tmp_path) + b"/\xff\xfe\n")
@@ -135,7 +136,7 @@ class TestReading:
         fileio.read_exact(ByteRange(source, 0, 1))
         list(fileio.read_chunks(ByteRange(source, 0, 10)))
         with pytest.raises(Unsupported):
-            fileio.Reader(tmp_path)
+            open_source(tmp_path)
         assert len(list(descriptors.iterdir())) == before
 
 
@@ -167,7 +168,7 @@ class TestCopying:
 
         monkeypatch.setattr(io_copy, "_kernel_means", lambda: [counted])
         sink = io_copy.Sink(out, lambda count: None)
-        with fileio.Reader(source) as reader:
+        with open_source(source) as reader:
             sink.add(bytes(head))
             sink.copy(reader, offset, 200_000)
         assert written(out) == bytes(head) + CONTENT[offset : offset + 200_000]
@@ -227,7 +228,7 @@ class TestCopying:
     ) -> None:
         if not kernel:
             without_kernel(monkeypatch)
-        with fileio.Reader(source) as reader:
+        with open_source(source) as reader:
             os.truncate(source, 200_000)
             sink = io_copy.Sink(out, lambda count: None)
             with pytest.raises(Truncated) as caught:
@@ -275,7 +276,7 @@ class TestCopying:
         monkeypatch.setattr(os, "write", counted)
         sink = io_copy.Sink(out, lambda count: None)
         expected = b""
-        with fileio.Reader(source) as reader:
+        with open_source(source) as reader:
             for number in range(1000):
                 sink.add(b"literal")
                 sink.copy(reader, number, 2000)

@@ -14,9 +14,10 @@ import pytest
 
 from ckptfix.checkpoint import ByteRange, Derived, OutputFile, Plan, Segment
 from ckptfix.errors import CkptfixError, DamagedFile, Truncated, Unsupported, WouldOverwrite, WriteFailed
-from ckptfix.io import copy, sources, system
-from ckptfix.io import read as fileio
+from ckptfix.io import copy, system
+from ckptfix.io import source as io_source
 from ckptfix.io import write as output
+from ckptfix.io.source import BATCH, stamp
 from ckptfix.io.write import check_destination, write_plan
 
 CONTENT = bytes(range(256)) * 1200
@@ -53,20 +54,20 @@ class TestContent:
         assert (tmp_path / "empty").read_bytes() == b""
 
     def test_a_segment_larger_than_a_batch(self, tmp_path: Path) -> None:
-        large = os.urandom(fileio.BATCH * 3 + 5)
+        large = os.urandom(BATCH * 3 + 5)
         write_plan(plan_of(tmp_path / "out", b"x", large, b"y"))
         assert (tmp_path / "out").read_bytes() == b"x" + large + b"y"
 
     def test_many_sources_with_few_of_them_open(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         opened = []
 
-        class Counting(fileio.Reader):
-            def __init__(self, path: str) -> None:
-                opened.append(path)
-                super().__init__(path)
+        class Counting(io_source._Descriptor):
+            def __init__(self, name: str) -> None:
+                opened.append(name)
+                super().__init__(name)
 
-        monkeypatch.setattr(sources, "Reader", Counting)
-        monkeypatch.setattr(sources, "OPEN_SOURCES", 3)
+        monkeypatch.setattr(io_source, "_Descriptor", Counting)
+        monkeypatch.setattr(io_source, "OPEN_SOURCES", 3)
         segments: list[Segment] = []
         for number in range(8):
             (tmp_path / str(number)).write_bytes(bytes([number]) * 100)
@@ -320,7 +321,7 @@ class TestMeanwhile:
         assert (tmp_path / "out").stat().st_size == 200_016
 
     def test_a_source_that_changed_before_the_plan_was_written(self, tmp_path: Path, source: str) -> None:
-        before = fileio.stamp(source)
+        before = stamp(source)
         Path(source).write_bytes(CONTENT[::-1])
         os.utime(source, ns=(before.mtime_ns, before.mtime_ns))
         with pytest.raises(WriteFailed, match="changed"):

@@ -18,7 +18,8 @@ from ckptfix.checkpoint import ByteRange, Derived, OutputFile, Plan
 from ckptfix.errors import CkptfixError, DamagedFile, WouldLoseData
 from ckptfix.formats import FORMATS
 from ckptfix.formats.safetensors import format as safetensors
-from ckptfix.io.read import PlannedFile, Reader
+from ckptfix.io.planned import PlannedFile
+from ckptfix.io.source import open_source
 from ckptfix.io.sums import Checksums
 from ckptfix.ops import law, writing
 from ckptfix.ops.law import edits as law_edits
@@ -239,7 +240,7 @@ def test_a_planned_file_reads_as_the_file_will(tmp_path: Path) -> None:
     made = Derived(9, lambda: (b"abc", b"defghi"), "made")
     segments = (b"head", ByteRange(str(tmp_path / "a"), 50, 20), made, sums.segment(0, lambda crc: b"1234", 4), b"end")
     whole = b"head" + bytes(range(50, 70)) + b"abcdefghi" + bytes(4) + b"end"
-    with Reader(PlannedFile(OutputFile.of("planned", segments))) as reader:
+    with open_source(PlannedFile(OutputFile.of("planned", segments))) as reader:
         assert reader.size == len(whole)
         for start in range(len(whole)):
             for stop in range(start, len(whole) + 1):

@@ -14,7 +14,8 @@ import torch
 
 from ckptfix.checkpoint import ByteRange, OutputFile, Plan
 from ckptfix.errors import BadDirectory, CkptfixError, Truncated, Unsupported
-from ckptfix.io.read import Reader, read_chunks
+from ckptfix.io.read import read_chunks
+from ckptfix.io.source import open_source
 from ckptfix.io.write import write_plan
 from ckptfix.zips.local import read_local, record_data
 from ckptfix.zips.read import read_directory
@@ -34,8 +35,8 @@ def read_all(path: Path) -> dict[str, bytes]:
 
 def test_reads_what_zipfile_reads(tmp_path: Path) -> None:
     path = saved(tmp_path / "a.pth")
-    with Reader(path) as reader, zipfile.ZipFile(path) as archive:
-        directory = read_directory(reader, str(path))
+    with open_source(path) as reader, zipfile.ZipFile(path) as archive:
+        directory = read_directory(reader)
         for record, info in zip(directory.records, archive.infolist(), strict=True):
             assert (record.name, record.header, record.size, record.crc32) == (
                 info.filename,
@@ -43,7 +44,7 @@ def test_reads_what_zipfile_reads(tmp_path: Path) -> None:
                 info.file_size,
                 info.CRC,
             )
-            data = record_data(reader, str(path), record)
+            data = record_data(reader, record)
             assert isinstance(data, ByteRange)
             assert b"".join(read_chunks(data)) == archive.read(info)
 
@@ -52,8 +53,8 @@ def test_reads_what_zipfile_reads(tmp_path: Path) -> None:
 def test_a_replaced_record_keeps_all_others_and_their_alignment(tmp_path: Path, length: int) -> None:
     path = saved(tmp_path / "a.pth")
     out = tmp_path / "b.pth"
-    with Reader(path) as reader:
-        directory = read_directory(reader, str(path))
+    with open_source(path) as reader:
+        directory = read_directory(reader)
         new = bytes(range(256)) * 20
         segments = replace_record(reader, directory, directory.records[0], new[:length])
     write_plan(Plan((OutputFile.of(out, segments),)))
@@ -62,15 +63,15 @@ def test_a_replaced_record_keeps_all_others_and_their_alignment(tmp_path: Path, 
     assert after.pop("a/data.pkl") == new[:length]
     before.pop("a/data.pkl")
     assert before == after
-    with Reader(out) as reader:
-        for record in read_directory(reader, str(out)).records[1:]:
-            assert read_local(reader, str(out), record).data % 64 == 0
+    with open_source(out) as reader:
+        for record in read_directory(reader).records[1:]:
+            assert read_local(reader, record).data % 64 == 0
 
 
 def test_the_tail_is_one_range(tmp_path: Path) -> None:
     path = saved(tmp_path / "a.pth", 300)
-    with Reader(path) as reader:
-        directory = read_directory(reader, str(path))
+    with open_source(path) as reader:
+        directory = read_directory(reader)
         plan = OutputFile.of("b", replace_record(reader, directory, directory.records[0], b"x"))
     ranges = [segment for segment in plan.segments if isinstance(segment, ByteRange)]
     assert len(ranges) == 1
@@ -90,9 +91,9 @@ def test_a_fresh_archive_is_what_torch_writes(tmp_path: Path) -> None:
 def test_sums_that_are_not_known_before_writing(tmp_path: Path) -> None:
     path = saved(tmp_path / "archive.pth", 40)
     out = tmp_path / "fresh.zip"
-    with Reader(path) as reader:
-        directory = read_directory(reader, str(path))
-        records = [NewRecord(row.name, record_data(reader, str(path), row)) for row in directory.records]
+    with open_source(path) as reader:
+        directory = read_directory(reader)
+        records = [NewRecord(row.name, record_data(reader, row)) for row in directory.records]
     write_plan(Plan((OutputFile.of(out, fresh_archive(records)),)))
     assert out.read_bytes() == path.read_bytes()
 
@@ -114,8 +115,8 @@ def test_records_beyond_four_gigabytes(tmp_path: Path) -> None:
             else:
                 file.seek(segment.length, io.SEEK_CUR)
     assert out.stat().st_size == plan.nbytes
-    with Reader(out) as reader, zipfile.ZipFile(out) as archive:
-        directory = read_directory(reader, str(out))
+    with open_source(out) as reader, zipfile.ZipFile(out) as archive:
+        directory = read_directory(reader)
         assert [record.size for record in directory.records] == [6, 5 << 30, 5, 2]
         assert archive.read("a/data/1") == b"after"
         edited = OutputFile.of("edited", replace_record(reader, directory, directory.records[0], b"x" * 999))
@@ -129,7 +130,7 @@ def test_records_beyond_four_gigabytes(tmp_path: Path) -> None:
                 file.write(segment)
             else:
                 start = file.tell()
-                with Reader(out) as reader:
+                with open_source(out) as reader:
                     tail = reader.read(segment.offset + segment.length - 900, 900)  # type: ignore[union-attr]
                 file.seek(start + segment.length - 900)
                 file.write(tail)
@@ -145,10 +146,10 @@ def archive(**fields: object) -> bytes:
 def opened(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "x.pth"
     path.write_bytes(data)
-    with Reader(path) as reader:
-        directory = read_directory(reader, str(path))
+    with open_source(path) as reader:
+        directory = read_directory(reader)
         for record in directory.records:
-            record_data(reader, str(path), record)
+            record_data(reader, record)
 
 
 def test_every_cut_is_truncated_or_a_bad_directory(tmp_path: Path) -> None:
@@ -181,8 +182,8 @@ def test_overlapping_records_are_refused(tmp_path: Path) -> None:
     changed = bytearray(data)
     struct.pack_into("<L", changed, first + 42, data.index(b"archive/data/0") - 30)
     path.write_bytes(changed)
-    with Reader(path) as reader, pytest.raises(BadDirectory, match="runs into"):
-        read_directory(reader, str(path))
+    with open_source(path) as reader, pytest.raises(BadDirectory, match="runs into"):
+        read_directory(reader)
 
 
 def test_local_name_that_differs(tmp_path: Path) -> None:
@@ -204,6 +205,6 @@ def test_deflated_records_are_streamed(tmp_path: Path) -> None:
     path = tmp_path / "x.zip"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("a/data/0", b"abc" * 1000)
-    with Reader(path) as reader:
-        (record,) = read_directory(reader, str(path)).records
-        assert b"".join(read_chunks(record_data(reader, str(path), record))) == b"abc" * 1000
+    with open_source(path) as reader:
+        (record,) = read_directory(reader).records
+        assert b"".join(read_chunks(record_data(reader, record))) == b"abc" * 1000

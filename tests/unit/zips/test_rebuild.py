@@ -13,7 +13,8 @@ import torch
 from builders import Record, build_zip, replace, torch_records, written
 
 from ckptfix.errors import Unsupported, WriteFailed
-from ckptfix.io.read import Reader, read_chunks
+from ckptfix.io.read import read_chunks
+from ckptfix.io.source import Source, open_source
 from ckptfix.ops import repair as rescue
 from ckptfix.zips import rebuild as zip_rebuild
 from ckptfix.zips import scan as zip_scan
@@ -25,7 +26,7 @@ CONTENT = {record.name: record.data for record in RECORDS}
 
 def rebuilt(tmp_path: Path, data: bytes) -> tuple[Rebuilt, dict[str, bytes]]:
     path = written(tmp_path / "in.zip", data)
-    with Reader(path) as reader:
+    with open_source(path) as reader:
         found = Archive(reader).rebuild()
     return found, {record.name: b"".join(read_chunks(record.data)) for record in found.records}
 
@@ -146,14 +147,14 @@ def test_a_sector_that_can_not_be_read_costs_what_is_in_it(tmp_path: Path, monke
     torch.save(value, tmp_path / "in.pth")
     data = (tmp_path / "in.pth").read_bytes()
     bad = data.index(torch.full((4000,), 3.0).numpy().tobytes()) + 8000
-    read = Reader.read
+    read = Source.read
 
-    def broken(self: Reader, offset: int, length: int) -> bytes:
+    def broken(self: Source, offset: int, length: int) -> bytes:
         if offset <= bad < offset + length:
-            raise WriteFailed("cannot be read: Input/output error", path=self.path, offset=offset)
+            raise WriteFailed("cannot be read: Input/output error", path=self.name, offset=offset)
         return read(self, offset, length)
 
-    monkeypatch.setattr(Reader, "read", broken)
+    monkeypatch.setattr(Source, "read", broken)
     monkeypatch.setattr(zip_rebuild, "CRC_CHUNK", 4096)
     result = rescue.repair(tmp_path / "in.pth", None, check_only=True)
     assert [loss.name for loss in result.losses] == ["w3"] and len(result.kept) == 5

@@ -1,0 +1,291 @@
+"""The one place where a name is opened to be read.
+
+A name is a path; a table says what else may be one, by its scheme. What is opened is a `Source`: exact reads at
+offsets, and a descriptor where there is one. Reading is by pread: a file that shrinks under a reader is an error with
+an offset, where a memory map would be a SIGBUS.
+
+A command opens each of its files once (`opened_once`): all its steps, and the threads that it starts, read through
+the same descriptor, which is closed when the command ends. A descriptor pins the file that was read first: if another
+file takes its name meanwhile, no step reads half of the one and half of the other, and `Source.mark`, taken from the
+descriptor, shows at the end that the name stands for another file now. A checkpoint that outlives the command that
+read it holds no descriptor: what is read of it later is opened by name again.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from ckptfix.checkpoint import ByteRange
+from ckptfix.checkpoint.stamp import Stamp
+from ckptfix.commands import command
+from ckptfix.errors import Truncated, Unsupported, WriteFailed
+from ckptfix.io.system import kind_of, named
+
+if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
+
+BATCH = 1 << 20
+"""Bytes of small pieces that go out in one write."""
+
+OPEN_SOURCES = 16
+"""Files that a command keeps open beside those in use."""
+
+
+def stamp(path: str | os.PathLike[str]) -> Stamp:
+    """What has the name `path` now. Raises WriteFailed when it cannot be looked at."""
+    name = os.fspath(path)
+    if not is_local(name):
+        with _kind(name)(name) as source:
+            return source.mark
+    with named(name):
+        return _mark(os.stat(name))
+
+
+def _mark(status: os.stat_result) -> Stamp:
+    return Stamp(
+        status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_dev, status.st_nlink
+    )
+
+
+class Source(ABC):
+    """Bytes that can be read at any offset, opened once for many reads; safe to share between threads.
+
+    Attributes:
+        name: what it was opened by, the `path` of its ranges.
+        size: bytes.
+        mark: what its file was when it was opened; its size alone where there is none.
+        fd: a descriptor that the kernel can copy from, at the same offsets; None where there is none.
+        base: where its first byte stands in its file, or in the memory that it was unpacked to.
+    """
+
+    def __init__(
+        self, name: str, size: int, mark: Stamp | None = None, fd: int | None = None, base: int = 0
+    ) -> None:
+        self.name = name
+        self.size = size
+        self.mark = Stamp(size) if mark is None else mark
+        self.fd = fd
+        self.base = base
+
+    @abstractmethod
+    def _read(self, offset: int, length: int) -> bytes:
+        """Exactly `length` bytes at `offset`, which lie inside."""
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Exactly `length` bytes at `offset`.
+
+        Raises:
+            Truncated: it ends before; nothing is allocated for what it does not have.
+            WriteFailed: an I/O error.
+        """
+        if not 0 <= offset <= offset + length <= self.size:
+            raise truncated(ByteRange(self.name, offset, length), self.size)
+        return self._read(offset, length)
+
+    def chunks(self, offset: int, length: int, size: int = BATCH) -> Iterator[bytes]:
+        """`length` bytes at `offset`, in pieces of `size`. Raises as `read`."""
+        for place in range(offset, offset + length, size):
+            yield self.read(place, min(size, offset + length - place))
+
+    def close(self) -> None:  # noqa: B027 -- most have nothing to let go of
+        """Let go of it; a second call does nothing."""
+
+    def __enter__(self) -> Source:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Name(str):
+    """The name of a source that only its own class can open."""
+
+    def opened(self) -> Source:
+        """Open it."""
+        raise NotImplementedError
+
+
+def truncated(where: ByteRange, size: int) -> Truncated:
+    left = max(0, min(size - where.offset, where.length)) if where.offset >= 0 else 0
+    message = f"{where.length} bytes promised, {left} left"
+    return Truncated(message, path=where.path, offset=where.offset, hint=truncated_hint(where.path))
+
+
+def truncated_hint(path: str | os.PathLike[str]) -> str:
+    """What to do about a file that was cut short."""
+    return f"copy or download it again, or `{command('repair', path, 'OUT')}` keeps what is intact"
+
+
+class _Descriptor:
+    """An open regular file, and how many use it."""
+
+    def __init__(self, name: str) -> None:
+        with named(name):
+            # Without O_NONBLOCK, opening a FIFO waits for a writer.
+            self.fd = os.open(name, os.O_RDONLY | os.O_NONBLOCK)
+        self.users = 1
+        try:
+            with named(name):
+                status = os.fstat(self.fd)
+            if not stat.S_ISREG(status.st_mode):
+                raise Unsupported(f"is {kind_of(status.st_mode)}, not a file", path=name)
+        except BaseException:
+            self.release()
+            raise
+        self.mark = _mark(status)
+
+    def release(self) -> None:
+        with _lock:
+            self.users -= 1
+            if self.users:
+                return
+        with suppress(OSError):  # nothing was written through it that could be lost
+            os.close(self.fd)
+
+
+_lock = threading.Lock()
+"""Of the numbers of users."""
+
+
+class _Pool:
+    """The open files of a command, by name; the one that was not asked for longest gives way."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, _Descriptor] = {}
+        self._lock = threading.Lock()
+        self._ended = False
+
+    def get(self, name: str) -> _Descriptor:
+        with self._lock:
+            if self._ended:
+                return _Descriptor(name)
+            found = self._open.pop(name, None) or _Descriptor(name)
+            self._open[name] = found
+            with _lock:
+                found.users += 1
+            if len(self._open) > OPEN_SOURCES:
+                self._open.pop(next(iter(self._open))).release()
+            return found
+
+    def forget(self, name: str) -> None:
+        with self._lock:
+            found = self._open.pop(name, None)
+        if found is not None:
+            found.release()
+
+    def close(self) -> None:
+        with self._lock:
+            self._ended = True
+            while self._open:
+                self._open.popitem()[1].release()
+
+
+_pool: ContextVar[_Pool | None] = ContextVar("open files", default=None)
+
+
+@contextmanager
+def opened_once() -> Iterator[None]:
+    """Inside, a file is opened once, however often it is asked for by name; at the end all are closed.
+
+    It decorates whatever reads a file in several steps. The outermost one counts.
+    """
+    if _pool.get() is not None:
+        yield
+        return
+    pool = _Pool()
+    token = _pool.set(pool)
+    try:
+        yield
+    finally:
+        _pool.reset(token)
+        pool.close()
+
+
+def forget(name: str) -> None:
+    """`name` stands for another file from now on."""
+    pool = _pool.get()
+    if pool is not None:
+        pool.forget(name)
+
+
+def threads(count: int, name: str = "") -> ThreadPoolExecutor:
+    """Threads that share the open files of their maker."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    return ThreadPoolExecutor(count, name, initializer=_pool.set, initargs=(_pool.get(),))
+
+
+class LocalFile(Source):
+    """A regular file of this machine.
+
+    Raises:
+        WriteFailed: it cannot be opened.
+        Unsupported: it is a folder, a pipe or a device.
+    """
+
+    def __init__(self, name: str) -> None:
+        pool = _pool.get()
+        self._descriptor: _Descriptor | None = _Descriptor(name) if pool is None else pool.get(name)
+        super().__init__(name, self._descriptor.mark.size, self._descriptor.mark, self._descriptor.fd)
+
+    def _read(self, offset: int, length: int) -> bytes:
+        if self.fd is None:
+            raise ValueError("a read of a source that was closed")
+        pieces: list[bytes] = []
+        have = 0
+        while True:
+            try:
+                data = os.pread(self.fd, length - have, offset + have)
+            except OSError as error:
+                raise WriteFailed(f"cannot be read: {error.strerror}", path=self.name, offset=offset + have) from error
+            have += len(data)
+            if have == length:
+                return b"".join((*pieces, data)) if pieces else data
+            if not data:
+                raise truncated(ByteRange(self.name, offset, length), offset + have)
+            pieces.append(data)
+
+    def close(self) -> None:
+        descriptor, self._descriptor, self.fd = self._descriptor, None, None
+        if descriptor is not None:
+            descriptor.release()
+
+
+KINDS: dict[str, Callable[[str], Source]] = {"": LocalFile}
+"""What opens the names of a scheme, such as ``https``. A scheme that has no row is the beginning of a path."""
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
+
+
+def _kind(name: str) -> Callable[[str], Source]:
+    scheme = _SCHEME.match(name)
+    return KINDS.get(scheme[1] if scheme else "", LocalFile)
+
+
+def is_local(name: str) -> bool:
+    """Whether `name` is a path."""
+    return _kind(name) is LocalFile
+
+
+def open_source(name: str | os.PathLike[str]) -> Source:
+    """Open `name`, or share it where this command has it open already.
+
+    Raises:
+        WriteFailed: it cannot be opened.
+        Unsupported: it is a folder, a pipe or a device.
+    """
+    if isinstance(name, Name):
+        return name.opened()
+    text = os.fspath(name)
+    return _kind(text)(text)
