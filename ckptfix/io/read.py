@@ -197,12 +197,6 @@ def truncated_hint(path: str | os.PathLike[str]) -> str:
     return f"copy or download it again, or `{command('repair', path, 'OUT')}` keeps what is intact"
 
 
-def read_exact(where: ByteRange) -> bytes:
-    """The bytes of a small range. Raises as `Reader` and `Reader.read`."""
-    with Reader(where.path) as source:
-        return source.read(where.offset, where.length)
-
-
 def read_chunks(data: Data, size: int = BATCH) -> Iterator[bytes]:
     """The bytes of `data`, in pieces of `size` bytes (a Derived: in its own).
 

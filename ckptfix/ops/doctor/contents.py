@@ -31,7 +31,6 @@ WASTE = 4096
 _LIGHTNING = ("hyper_parameters", "global_step", "callbacks", "lr_schedulers", "hparams_name")
 """Keys that beside ``state_dict`` make a file look like one of Lightning's (checkpoint_connector.py)."""
 
-_SUFFIX_FORMATS = {".safetensors": safetensors.NAME}
 
 
 def weights(checkpoint: Checkpoint) -> list[StateDict]:
