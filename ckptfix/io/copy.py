@@ -7,9 +7,7 @@ import os
 import sys
 from collections.abc import Callable
 
-from ckptfix.checkpoint import ByteRange
-from ckptfix.io.read import Progress
-from ckptfix.io.source import BATCH, Source, open_source
+from ckptfix.io.source import BATCH, Source
 
 SMALL = 128 << 10
 """Ranges below this are read and batched: one copy_file_range costs about as much as copying so many bytes."""
@@ -33,28 +31,6 @@ _OTHER_MEANS = {
     errno.EPERM,  # a sandbox that knows no such call, or an immutable file
     errno.EIO,  # pread and write then show which side it was
 }
-
-
-def copy_range(where: ByteRange, out_fd: int, progress: Progress | None = None) -> None:
-    """Append `where` to `out_fd` at its current position, inside the kernel where it can.
-
-    Raises:
-        Truncated: the file ends before; what it had has been written.
-        WriteFailed: the source cannot be read.
-        OSError: `out_fd` cannot be written.
-    """
-    done = 0
-
-    def advance(count: int) -> None:
-        nonlocal done
-        done += count
-        if progress is not None:
-            progress(done, where.length)
-
-    with open_source(where.path) as source:
-        sink = Sink(out_fd, advance)
-        sink.copy(source, where.offset, where.length)
-        sink.flush()
 
 
 Means = Callable[[int, int, int, int], int]

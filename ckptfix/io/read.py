@@ -32,10 +32,6 @@ def cut(chunks: Iterable[bytes], start: int, count: int) -> Iterator[bytes]:
         at += len(chunk)
 
 
-def read_exact(where: ByteRange) -> bytes:
-    """The bytes of a small range. Raises as `open_source` and `Source.read`."""
-    with open_source(where.path) as source:
-        return source.read(where.offset, where.length)
 
 
 def read_chunks(data: Data, size: int = BATCH) -> Iterator[bytes]:

@@ -5,11 +5,11 @@ over the ones it is given, `emit` writes a fresh stream.
 """
 
 from ckptfix.pickles.graph import Call, Dict, Global, Graph, PersId, Set, Text
-from ckptfix.pickles.machine import Limits, parse
+from ckptfix.pickles.machine import parse
 from ckptfix.pickles.names import Inner, Seen, Survey, survey
 from ckptfix.pickles.patch import Patch, splice
 
 __all__ = [
-    "Call", "Dict", "Global", "Graph", "Inner", "Limits", "Patch", "PersId", "Seen", "Set", "Survey", "Text", "parse",
+    "Call", "Dict", "Global", "Graph", "Inner", "Patch", "PersId", "Seen", "Set", "Survey", "Text", "parse",
     "splice", "survey",
 ]  # fmt: skip

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import struct
-from dataclasses import dataclass
 from typing import Any
 
 from ckptfix.errors import BadPickle, TruncatedPickle
@@ -18,15 +17,8 @@ from ckptfix.pickles.collector import collector_paused
 from ckptfix.pickles.graph import Call, Global, Graph, PersId, Text
 from ckptfix.pickles.rare import RareOpcodes
 
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What a stream may cost. `nbytes`: its size; each opcode costs at most some 200 bytes of memory."""
-
-    nbytes: int = 1 << 30
-
-
-DEFAULT = Limits()
+MAX_BYTES = 1 << 30
+"""Size of a stream; each opcode costs at most some 200 bytes of memory."""
 
 MAX_MARKS = 100_000
 """Open marks; CPython's own pickler stops at a depth of about a thousand."""
@@ -36,7 +28,6 @@ def parse(
     data: bytes,
     *,
     start: int = 0,
-    limits: Limits = DEFAULT,
     path: str | os.PathLike[str] | None = None,
     where: str | None = None,
     base: int = 0,
@@ -51,8 +42,8 @@ def parse(
         TruncatedPickle: the data ends before STOP, or inside an opcode.
         BadPickle: an unknown opcode, a stack underflow, an unusable argument, ...
     """
-    if len(data) - start > limits.nbytes:
-        message = f"a pickle of {len(data) - start} bytes is beyond the limit of {limits.nbytes}"
+    if len(data) - start > MAX_BYTES:
+        message = f"a pickle of {len(data) - start} bytes is beyond the limit of {MAX_BYTES}"
         raise BadPickle(message, path=path, where=where)
     graph = Graph(data, start)
     machine = _Machine(graph)

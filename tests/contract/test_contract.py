@@ -11,6 +11,7 @@ import torch
 from compare import tensor_bytes
 from contract.samples import SAMPLES, Sample
 from kinds import DTYPES, of_dtype, tensor
+from ranges import read_exact
 
 from ckptfix import errors
 from ckptfix.checkpoint import (
@@ -28,7 +29,6 @@ from ckptfix.checkpoint import (
     reshaped,
 )
 from ckptfix.formats import FORMATS, detect, open_checkpoint
-from ckptfix.io import read as fileio
 from ckptfix.io import write as output
 
 pytestmark = pytest.mark.parametrize("name", SAMPLES)
@@ -95,7 +95,7 @@ def test_data_are_the_bytes_of_the_tensor(name: str, tmp_path: Path) -> None:
     wanted = SAMPLES[name].load(path)
     for entry in open_checkpoint(path).entries:
         if entry.is_contiguous:
-            assert fileio.read_exact(entry.data) == tensor_bytes(wanted[entry.key]), entry.key
+            assert read_exact(entry.data) == tensor_bytes(wanted[entry.key]), entry.key
         else:
             with pytest.raises(errors.Unsupported):
                 _ = entry.data
@@ -308,7 +308,7 @@ def test_a_truncated_file_says_so(name: str, keep: float, tmp_path: Path) -> Non
         lost = 0
         for entry in entries:
             try:
-                assert len(fileio.read_exact(entry.data)) == 4000
+                assert len(read_exact(entry.data)) == 4000
             except errors.CkptfixError:
                 lost += 1
         assert len(entries) < 10 or lost

@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 from file_commands import COMMANDS, small_files
 from forks import Forks
+from ranges import read_exact
 
 import ckptfix
 from ckptfix.checkpoint import ByteRange, OutputFile, Plan
 from ckptfix.errors import CkptfixError, DamagedFile, WriteFailed
 from ckptfix.io import source as io_source
 from ckptfix.io.layers import Memory, Window
-from ckptfix.io.read import read_chunks, read_exact
+from ckptfix.io.read import read_chunks
 from ckptfix.io.source import KINDS, LocalFile, forget, open_source, opened_once, stamp, threads
 from ckptfix.io.write import write_plan
 from ckptfix.ops import writing

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ckptfix.checkpoint import ByteRange, Checkpoint, Data, Segment, TensorEntry, dtypes
@@ -46,23 +46,29 @@ class Layout:
     storages: Mapping[str, tuple[ByteRange, int]]
 
 
-def read_pickles(reader: Source) -> list[Graph]:
+def read_pickles(reader: Source, *, start: int = 0, partial: bool = False) -> list[Graph]:
     """The five pickles; their spans are offsets in the file.
 
     The size of the object's pickle is stated nowhere: a window from the start of the file is parsed, and
     a larger one if the pickle runs out of it.
+
+    Args:
+        start: where the first one begins.
+        partial: give those before the one in which the file ends.
     """
     window = FIRST_WINDOW
     while True:
-        data = reader.read(0, min(window, reader.size))
+        data = reader.read(0, min(start + window, reader.size))
         graphs: list[Graph] = []
-        position = 0
+        position = start
         try:
             for _ in range(5):
                 graphs.append(parse(data, start=position, path=reader.name, where=PARTS[len(graphs)]))
                 position = graphs[-1].end
             return graphs
         except TruncatedPickle:
+            if len(data) == reader.size and partial:
+                return graphs
             if len(data) == reader.size:
                 raise
             if window >= MAX_PICKLE:
@@ -73,10 +79,14 @@ def read_pickles(reader: Source) -> list[Graph]:
 PARTS = ("magic number", "protocol", "sys_info", "object", "storage keys")
 
 
-def read_storages(
-    reader: Source, graph: Graph, keys: list[str], position: int, findings: list[Finding]
-) -> dict[str, tuple[ByteRange, int]]:
-    """The place of each storage; those beyond the end of the file keep their promised place."""
+def storage_counts(
+    reader: Source, graph: Graph, keys: Sequence[str], position: int
+) -> Iterator[tuple[str, int, int, int]]:
+    """(key, offset of its count, count, bytes of an element) of each storage behind the pickles, in file order.
+
+    It ends where the file ends before a count, and after a count below zero. The bytes of an element are 0 for a key
+    that the object does not refer to.
+    """
     itemsizes: dict[str, int] = {}
     for persid in graph.persids:
         try:
@@ -84,17 +94,29 @@ def read_storages(
         except BadTensor:
             continue
         itemsizes.setdefault(key, dtypes.by_name(kind).itemsize)
-    found: dict[str, tuple[ByteRange, int]] = {}
     for key in keys:
         if position + 8 > reader.size:
-            break
+            return
         count = int.from_bytes(reader.read(position, 8), "little", signed=True)
-        nbytes = count * itemsizes.get(key, 1)
+        yield key, position, count, itemsizes.get(key, 0)
         if count < 0:
-            findings.append(table.found("bad-storage", f"a storage of {count} elements", where=key, offset=position))
+            return
+        position += 8 + count * itemsizes.get(key, 1)
+
+
+def read_storages(
+    reader: Source, graph: Graph, keys: list[str], position: int, findings: list[Finding]
+) -> dict[str, tuple[ByteRange, int]]:
+    """The place of each storage; those beyond the end of the file keep their promised place."""
+    found: dict[str, tuple[ByteRange, int]] = {}
+    for key, place, count, itemsize in storage_counts(reader, graph, keys, position):
+        if count < 0:
+            findings.append(table.found("bad-storage", f"a storage of {count} elements", where=key, offset=place))
+            position = place
             break
-        found[key] = (ByteRange(reader.name, position + 8, nbytes), count)
-        position += 8 + nbytes
+        data = ByteRange(reader.name, place + 8, count * (itemsize or 1))
+        found[key] = (data, count)
+        position = data.end
     missing = [key for key in keys if key not in found]
     if position > reader.size or missing:
         message = f"the file ends at {reader.size}, {max(position - reader.size, 0)} bytes early"

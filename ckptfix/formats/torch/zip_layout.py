@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -92,7 +92,10 @@ class Places:
 
 
 def fresh(
-    pickle: bytes, storages: Sequence[tuple[str, Data, int | None]], byteorder: Literal["little", "big"] = "little"
+    pickle: bytes,
+    storages: Sequence[tuple[str, Data, int | None]],
+    byteorder: Literal["little", "big"] = "little",
+    others: Mapping[str, tuple[Data, int | None]] | None = None,
 ) -> list[Segment]:
     """The segments of an archive as torch 2.13 lays it out.
 
@@ -100,6 +103,7 @@ def fresh(
         pickle: the object.
         storages: (key, data, CRC-32 if known) in the order of the records.
         byteorder: of the data.
+        others: name -> (data, CRC-32 if known) of records that torch does not write.
     """
     root = "archive"
     head = [("data.pkl", pickle), (".format_version", b"1"), (".storage_alignment", b"64")]
@@ -107,4 +111,5 @@ def fresh(
     records.append(NewRecord(f"{root}/byteorder", byteorder.encode()))
     records += [NewRecord(f"{root}/data/{key}", data, crc32) for key, data, crc32 in storages]
     records.append(NewRecord(f"{root}/version", b"3\n"))
+    records += [NewRecord(f"{root}/{name}", data, crc32) for name, (data, crc32) in (others or {}).items()]
     return fresh_archive(records)

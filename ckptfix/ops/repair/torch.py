@@ -11,6 +11,7 @@ from ckptfix.checkpoint import Checkpoint, Data, OutputFile, Plan, Storage, Tens
 from ckptfix.errors import DamagedFile, Refused, Unsupported
 from ckptfix.findings.row import Finding, Severity
 from ckptfix.findings.table import found
+from ckptfix.formats.torch import zip_layout
 from ckptfix.formats.torch.common import expected_bytes, fields
 from ckptfix.formats.torch.object import TorchObject
 from ckptfix.formats.torch.rewrite import legacy_plan, storage_keys
@@ -20,7 +21,6 @@ from ckptfix.ops.repair.fill import Donor, Fill, Leaf, constant
 from ckptfix.ops.repair.wreck import Part, Wreck
 from ckptfix.pickles import Call, PersId
 from ckptfix.pickles.reemit import Rewritten, every_node, reemit
-from ckptfix.zips.write import NewRecord, fresh_archive
 
 TAKEN = "the tensor of "
 """How `Loss.filled` begins where the tensor came from another file."""
@@ -352,15 +352,6 @@ def _plan(wreck: Wreck, rewritten: Rewritten, dest: str) -> Plan:
     parts = [(key, wreck.parts[key]) for key in keys]
     if wreck.legacy:
         return legacy_plan(rewritten.pickle, [(key, part.data, part.count) for key, part in parts], dest)
-    root = "archive"
-    head: list[tuple[str, bytes | Data, int | None]] = [
-        ("data.pkl", rewritten.pickle, None),
-        (".format_version", b"1", None),
-        (".storage_alignment", b"64", None),
-        ("byteorder", wreck.byteorder.encode(), None),
-    ]
-    head += [(f"data/{key}", part.data, part.crc32) for key, part in parts]
-    head += [("version", b"3\n", None)]
-    head += [(name, data, crc32) for name, (data, crc32) in wreck.extras.items()]
-    records = [NewRecord(f"{root}/{name}", data, crc32) for name, data, crc32 in head]
-    return Plan((OutputFile.of(dest, fresh_archive(records)),))
+    storages = [(key, part.data, part.crc32) for key, part in parts]
+    segments = zip_layout.fresh(rewritten.pickle, storages, wreck.byteorder, wreck.extras)
+    return Plan((OutputFile.of(dest, segments),))

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from ckptfix.checkpoint import ByteRange, Data, dtypes
-from ckptfix.errors import BadPickle, DamagedFile, Refused, TruncatedPickle, Unsupported
+from ckptfix.errors import BadPickle, DamagedFile, Refused, Unsupported
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats.torch import legacy_layout, zip_layout
@@ -23,7 +23,7 @@ from ckptfix.formats.torch.object import TorchObject, walk
 from ckptfix.formats.torch.tensors import BadTensor
 from ckptfix.formats.torch.zip_layout import MAX_PICKLE, MAX_RATIO
 from ckptfix.io.read import read_chunks
-from ckptfix.io.source import Source, open_source
+from ckptfix.io.source import open_source
 from ckptfix.pickles import Graph, parse
 from ckptfix.zips.rebuild import Archive, Damaged, Rebuilt, Salvaged
 
@@ -270,7 +270,7 @@ def read_legacy(path: str, start: int = 0) -> Wreck:
     if start:
         wreck.note("leading-bytes", f"{start:,} bytes stand before the checkpoint", offset=0)
     with open_source(path) as reader:
-        graphs = _legacy_pickles(reader, start)
+        graphs = legacy_layout.read_pickles(reader, start=start, partial=True)
         if len(graphs) < 4:
             raise DamagedFile(
                 "the file ends inside the pickle of its object, before any tensor's bytes",
@@ -281,20 +281,12 @@ def read_legacy(path: str, start: int = 0) -> Wreck:
         wreck.found = walk(graphs[3])
         keys = graphs[4].root if len(graphs) > 4 and type(graphs[4].root) is list else []
         position = graphs[-1].end
-        itemsizes = {}
-        for persid in graphs[3].persids:
-            try:
-                key, kind, _, _ = fields(persid)
-            except BadTensor:
-                continue
-            itemsizes[key] = dtypes.by_name(kind).itemsize
-        for key in map(str, keys):
-            count = int.from_bytes(reader.read(position, 8), "little") if position + 8 <= reader.size else -1
-            nbytes = count * itemsizes.get(key, 0)
-            if count < 0 or key not in itemsizes or position + 8 + nbytes > reader.size:
+        names = [str(key) for key in keys]
+        for key, place, count, itemsize in legacy_layout.storage_counts(reader, graphs[3], names, position):
+            if count < 0 or not itemsize or place + 8 + count * itemsize > reader.size:
                 break
-            wreck.parts[key] = Part(ByteRange(path, position + 8, nbytes), None, count)
-            position += 8 + nbytes
+            wreck.parts[key] = Part(ByteRange(path, place + 8, count * itemsize), None, count)
+            position = place + 8 + count * itemsize
         absent = len(keys) - len(wreck.parts)
         if absent or len(graphs) < 5:
             message = f"the file was cut short at {reader.size:,} bytes: {absent or 'all'} storages are not intact"
@@ -305,21 +297,3 @@ def read_legacy(path: str, start: int = 0) -> Wreck:
             message = f"{reader.size - position:,} bytes follow the last storage"
             wreck.note("trailing-bytes", message, offset=position)
     return wreck
-
-
-def _legacy_pickles(reader: Source, start: int) -> list[Graph]:
-    """The first five pickles, or those before the one in which the file ends."""
-    window = legacy_layout.FIRST_WINDOW
-    while True:
-        data = reader.read(0, min(start + window, reader.size))
-        graphs: list[Graph] = []
-        try:
-            for _ in range(5):
-                graphs.append(parse(data, start=graphs[-1].end if graphs else start, path=reader.name))
-            return graphs
-        except TruncatedPickle:
-            if len(data) == reader.size:
-                return graphs
-            if window >= MAX_PICKLE:
-                raise Unsupported(f"a pickle of over {MAX_PICKLE} bytes", path=reader.name) from None
-            window *= 4

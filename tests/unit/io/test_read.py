@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from ranges import copy_range, read_exact
 
 from ckptfix.checkpoint import ByteRange, Derived
 from ckptfix.errors import DamagedFile, Truncated, Unsupported, WriteFailed
@@ -44,7 +45,7 @@ def without_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
 class TestReading:
     @pytest.mark.parametrize(("offset", "length"), [(0, 0), (0, 5), (1000, 299_000), (len(CONTENT), 0)])
     def test_exact(self, source: str, offset: int, length: int) -> None:
-        assert fileio.read_exact(ByteRange(source, offset, length)) == CONTENT[offset : offset + length]
+        assert read_exact(ByteRange(source, offset, length)) == CONTENT[offset : offset + length]
 
     @pytest.mark.parametrize(
         ("offset", "length", "left"),
@@ -52,7 +53,7 @@ class TestReading:
     )
     def test_more_than_there_is(self, source: str, offset: int, length: int, left: int) -> None:
         with pytest.raises(Truncated) as caught:
-            fileio.read_exact(ByteRange(source, offset, length))
+            read_exact(ByteRange(source, offset, length))
         error = caught.value
         assert (error.path, error.offset) == (source, offset)
         assert error.message == f"{length} bytes promised, {max(left, 0)} left"
@@ -60,7 +61,7 @@ class TestReading:
     def test_short_reads_are_continued(self, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
         pread = os.pread
         monkeypatch.setattr(os, "pread", lambda fd, length, offset: pread(fd, min(length, 7), offset))
-        assert fileio.read_exact(ByteRange(source, 3, 100)) == CONTENT[3:103]
+        assert read_exact(ByteRange(source, 3, 100)) == CONTENT[3:103]
 
     def test_a_file_that_shrinks_under_its_reader(self, source: str) -> None:
         with open_source(source) as reader:
@@ -77,7 +78,7 @@ class TestReading:
 
         monkeypatch.setattr(os, "pread", pread)
         with pytest.raises(WriteFailed, match="Input/output error") as caught:
-            fileio.read_exact(ByteRange(source, 96, 8000))
+            read_exact(ByteRange(source, 96, 8000))
         assert (caught.value.path, caught.value.offset) == (source, 4096)
 
     def test_chunks(self, source: str) -> None:
@@ -123,9 +124,9 @@ class TestReading:
             Path(path).write_bytes(b"abc")
         except OSError:
             pytest.skip("the file system takes valid UTF-8 only")
-        assert fileio.read_exact(ByteRange(path, 1, 2)) == b"bc"
+        assert read_exact(ByteRange(path, 1, 2)) == b"bc"
         with pytest.raises(Truncated) as caught:
-            fileio.read_exact(ByteRange(path, 1, 3))
+            read_exact(ByteRange(path, 1, 3))
         assert str(caught.value).isprintable()
 
     def test_descriptors_are_closed(self, source: str, tmp_path: Path) -> None:
@@ -133,7 +134,7 @@ class TestReading:
         if not descriptors.is_dir():
             pytest.skip("no /proc")
         before = len(list(descriptors.iterdir()))
-        fileio.read_exact(ByteRange(source, 0, 1))
+        read_exact(ByteRange(source, 0, 1))
         list(fileio.read_chunks(ByteRange(source, 0, 10)))
         with pytest.raises(Unsupported):
             open_source(tmp_path)
@@ -143,14 +144,14 @@ class TestReading:
 class TestCopying:
     def test_appends_at_the_current_position(self, source: str, out: int) -> None:
         os.write(out, b"head")
-        io_copy.copy_range(ByteRange(source, 5, 250_000), out)
+        copy_range(ByteRange(source, 5, 250_000), out)
         os.write(out, b"tail")
         assert written(out) == b"head" + CONTENT[5:250_005] + b"tail"
 
     def test_progress_counts_to_the_end(self, source: str, out: int, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(io_copy, "KERNEL_CHUNK", 100_000)
         calls: list[tuple[int, int]] = []
-        io_copy.copy_range(ByteRange(source, 0, 300_000), out, lambda done, total: calls.append((done, total)))
+        copy_range(ByteRange(source, 0, 300_000), out, lambda done, total: calls.append((done, total)))
         assert calls == [(100_000, 300_000), (200_000, 300_000), (300_000, 300_000)]
 
     @pytest.mark.parametrize(
@@ -178,7 +179,7 @@ class TestCopying:
         read, write = os.pipe()
         with open(read, "rb") as end:
             with open(write, "wb"):
-                io_copy.copy_range(ByteRange(source, 0, 1000), write)
+                copy_range(ByteRange(source, 0, 1000), write)
             assert end.read() == CONTENT[:1000]
 
     @pytest.mark.skipif(not hasattr(os, "copy_file_range"), reason="this system has no copy_file_range")
@@ -198,7 +199,7 @@ class TestCopying:
             return copy_file_range(src, dst, min(count, 70_000), offset_src)
 
         monkeypatch.setattr(os, "copy_file_range", failing)
-        io_copy.copy_range(ByteRange(source, 0, 290_000), out)
+        copy_range(ByteRange(source, 0, 290_000), out)
         assert written(out) == CONTENT[:290_000]
         assert calls == [0, 70_000][: already + 1]
 
@@ -211,7 +212,7 @@ class TestCopying:
 
         monkeypatch.setattr(os, "copy_file_range", failing, raising=False)
         monkeypatch.setattr(os, "sendfile", failing, raising=False)
-        io_copy.copy_range(ByteRange(source, 0, 290_000), out)
+        copy_range(ByteRange(source, 0, 290_000), out)
         assert written(out) == CONTENT[:290_000]
 
     def test_an_answer_of_zero_is_not_taken_for_the_end(
@@ -219,7 +220,7 @@ class TestCopying:
     ) -> None:
         monkeypatch.setattr(os, "copy_file_range", lambda *arguments: 0, raising=False)
         monkeypatch.setattr(os, "sendfile", lambda *arguments: 0, raising=False)
-        io_copy.copy_range(ByteRange(source, 0, 200_000), out)
+        copy_range(ByteRange(source, 0, 200_000), out)
         assert written(out) == CONTENT[:200_000]
 
     @pytest.mark.parametrize("kernel", [True, False])
@@ -240,7 +241,7 @@ class TestCopying:
         without_kernel(monkeypatch)
         write = os.write
         monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:9999]))
-        io_copy.copy_range(ByteRange(source, 0, 250_000), out)
+        copy_range(ByteRange(source, 0, 250_000), out)
         assert written(out) == CONTENT[:250_000]
 
     def test_a_write_that_takes_nothing_is_an_error(
@@ -248,7 +249,7 @@ class TestCopying:
     ) -> None:
         monkeypatch.setattr(os, "write", lambda fd, data: 0)
         with pytest.raises(OSError, match="took no bytes"):
-            io_copy.copy_range(ByteRange(source, 0, 10), out)
+            copy_range(ByteRange(source, 0, 10), out)
 
     @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
     def test_a_full_disk_is_not_tried_again(
@@ -261,7 +262,7 @@ class TestCopying:
         monkeypatch.setattr(os, "sendfile", full, raising=False)
         monkeypatch.setattr(os, "write", full)
         with pytest.raises(OSError) as caught:
-            io_copy.copy_range(ByteRange(source, 0, 250_000), out)
+            copy_range(ByteRange(source, 0, 250_000), out)
         assert caught.value.errno == number
         assert written(out) == b""
 

@@ -11,12 +11,12 @@ import pytest
 import safetensors.torch
 import torch
 from compare import assert_same
+from ranges import read_exact
 
 import ckptfix
 from ckptfix.errors import DamagedFile, Refused, Unsupported, WouldLoseData
 from ckptfix.formats import open_checkpoint
 from ckptfix.formats.torch.emit import state_dict_pickle
-from ckptfix.io.read import read_exact
 
 
 def save(path: Path, value: Any, **how: Any) -> Path:

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptfix.errors import BadPickle, TruncatedPickle, Unsupported
-from ckptfix.pickles import Call, Dict, Global, Graph, Limits, Patch, PersId, Set, Text, opcodes, parse, splice
+from ckptfix.pickles import Call, Dict, Global, Graph, Patch, PersId, Set, Text, opcodes, parse, splice
 from ckptfix.pickles.emit import emit
 from ckptfix.pickles.graph import pairs
 from ckptfix.pickles.patch import items_pushed, string_patches
@@ -123,9 +123,10 @@ def test_what_no_unpickler_takes_is_refused_with_its_offset(data: bytes, message
     assert caught.value.offset is not None
 
 
-def test_limits() -> None:
+def test_a_stream_beyond_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ckptfix.pickles.machine.MAX_BYTES", 10)
     with pytest.raises(BadPickle, match="beyond the limit of 10"):
-        parse(pickle.dumps("a" * 20), limits=Limits(nbytes=10))
+        parse(pickle.dumps("a" * 20))
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""A Put of the same bytes in another shape: torch reads the new shape, and everything else as it was."""
+"""Put on real files: torch reads the new shape or the new tensor, and everything else as it was."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import ckptfix
-from ckptfix.checkpoint import Edit, Put, Rename, reshaped
-from ckptfix.errors import CkptfixError, NoSuchTensor, Unsupported
+from ckptfix.checkpoint import Derived, Edit, Put, Rename, Storage, TensorEntry, reshaped
+from ckptfix.errors import CkptfixError, NoSuchTensor, Unsupported, WouldLoseData
 from ckptfix.formats import FORMATS, open_checkpoint
 from ckptfix.io import write as output
 from ckptfix.ops.law.promise import listed
@@ -275,3 +275,62 @@ def test_safetensors_refuses(tmp_path: Path, name: str, shape: tuple[int, ...], 
     save_file({"a": numbers(2, 3)}, tmp_path / "a.safetensors")
     with pytest.raises(error):
         reshape(tmp_path / "a.safetensors", {name: shape})
+
+
+def other(*shape: int, dtype: torch.dtype = torch.int32) -> TensorEntry:
+    """A tensor of ones, as bytes in memory."""
+    value = torch.ones(shape, dtype=dtype)
+    content = value.numpy().tobytes()
+    name = str(dtype).removeprefix("torch.")
+    storage = Storage("new", name, len(content), "cpu", Derived(len(content), lambda: (content,), "test"))
+    return TensorEntry("x", "", storage, name, shape, value.stride())
+
+
+@pytest.mark.parametrize("zipped", ZIP)
+@pytest.mark.parametrize("protocol", [2, 4])
+def test_another_tensor_wherever_one_stands(tmp_path: Path, zipped: bool, protocol: int) -> None:
+    weight, moment = numbers(2, 3), numbers(6)
+    state = {
+        "model": OrderedDict([("w", weight), ("tied", weight), ("b", numbers(2))]),
+        "list": [numbers(3), numbers(3), "text"],
+        "optimizer": {"state": {0: {"step": 3, "m": moment}}, "pair": (moment, 1)},
+        "epoch": 5,
+    }
+    path = saved(tmp_path / "a.pth", state, zipped=zipped, protocol=protocol)
+    out = edited(
+        path,
+        Put("model", {"w": other(4)}),
+        Put("list", {"1": other(2, 2)}),
+        Put("optimizer/state/0", {"m": other()}),
+        Put("optimizer/pair", {"0": other(1, dtype=torch.uint8)}),
+    )
+    found = torch.load(out, weights_only=protocol == 2)
+    assert list(found) == list(state) and list(found["model"]) == ["w", "tied", "b"]
+    assert torch.equal(found["model"]["w"], torch.ones(4, dtype=torch.int32))
+    assert torch.equal(found["model"]["tied"], weight) and torch.equal(found["model"]["b"], numbers(2))
+    assert torch.equal(found["list"][0], numbers(3)) and found["list"][2] == "text"
+    assert torch.equal(found["list"][1], torch.ones(2, 2, dtype=torch.int32))
+    assert found["optimizer"]["state"][0]["m"] == 1 and found["optimizer"]["state"][0]["step"] == 3
+    assert torch.equal(found["optimizer"]["pair"][0], torch.ones(1, dtype=torch.uint8))
+    assert found["optimizer"]["pair"][1] == 1 and found["epoch"] == 5
+
+
+@pytest.mark.parametrize("zipped", ZIP)
+def test_a_tensor_of_any_kind_gives_way_to_a_dense_one(tmp_path: Path, zipped: bool) -> None:
+    state = {
+        "strided": numbers(2, 3).T,
+        "sparse": torch.eye(2).to_sparse(),
+        "quantized": torch.quantize_per_tensor(numbers(2, 2), 0.5, 0, torch.qint8),
+        "parameter": torch.nn.Parameter(numbers(2)),
+        "last": numbers(3),
+    }
+    path = saved(tmp_path / "a.pth", state, zipped=zipped)
+    found = load(edited(path, Put("", {name: other(2) for name in state if name != "last"})))
+    assert all(torch.equal(found[name], torch.ones(2, dtype=torch.int32)) for name in state if name != "last")
+    assert not found["parameter"].requires_grad and torch.equal(found["last"], numbers(3))
+
+
+def test_legacy_refuses_what_torch_does_not_load_from_it(tmp_path: Path) -> None:
+    path = saved(tmp_path / "a.pth", {"a": numbers(2)}, zipped=False)
+    with pytest.raises(WouldLoseData, match="uint16"):
+        edited(path, Put("", {"a": other(2, dtype=torch.uint16)}))
