@@ -91,7 +91,7 @@ def with_buffers(slots: Sequence[Slot], matching: Matching) -> dict[str, str]:
     for skipped in matching.skipped_source:
         module, _, leaf = skipped.name.rpartition(".")
         new = f"{modules[module]}.{leaf}" if modules.get(module) else None
-        if new is not None and not skipped.rule.startswith("tied") and new not in taken:
+        if new is not None and not skipped.tied and new not in taken:
             found[skipped.name] = new
             taken.add(new)
     return found
