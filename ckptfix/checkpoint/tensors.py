@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ckptfix.checkpoint import dtypes
+from ckptfix.checkpoint.address import join
 from ckptfix.checkpoint.places import ByteRange, Data
 from ckptfix.errors import DamagedFile, Unsupported
 
@@ -68,7 +69,7 @@ class TensorEntry:
     @property
     def name(self) -> str:
         """The address of the tensor in the file: `at` and `key`, joined by a slash."""
-        return f"{self.at}/{self.key}" if self.at else self.key
+        return join(self.at, self.key)
 
     @property
     def numel(self) -> int:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ckptfix.checkpoint import Checkpoint, TensorEntry
+from ckptfix.checkpoint import Checkpoint, TensorEntry, address
 from ckptfix.errors import KeyConflict, WouldLoseData
 from ckptfix.formats import deepspeed
 from ckptfix.formats.safetensors import format as safetensors
@@ -215,7 +215,7 @@ def _fields(node: Any) -> dict[str, Any]:
 def _of_tensors(checkpoint: Checkpoint, at: str | None) -> Piece | None:
     """The first of the tensors that counts and that the pickle describes as a piece."""
     ats = {row.at for row in choose.meant(checkpoint)} if at is None else {at}
-    parts = tuple(f"{at}/{holder}".lstrip("/") for at in ats for holder in torch_module.HOLDERS)
+    parts = tuple(address.join(at, holder) for at in ats for holder in torch_module.HOLDERS)
     nodes = {
         (where, key): node
         for where, key, node in checkpoint.graph.found.tensors

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckptfix.checkpoint import Reshape, contiguous_stride, is_contiguous
+from ckptfix.checkpoint.address import join
 from ckptfix.errors import NoSuchTensor, Unsupported
 from ckptfix.formats.torch.object import TorchObject
 from ckptfix.formats.torch.tensors import BadTensor, sizes
@@ -56,7 +57,7 @@ def reshaped(found: TorchObject, edit: Reshape) -> list[Patch]:
         if at != edit.at or key not in waiting:
             continue
         shape = waiting.pop(key)
-        where = f"{at}/{key}" if at else key
+        where = join(at, key)
         call, args = _dense_call(node, where)
         if wanted.setdefault(id(call), shape) != shape:
             raise Unsupported("it has another name, and would have two shapes", where=where)

@@ -6,7 +6,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from ckptfix.checkpoint import Checkpoint, StateDict, TensorEntry, dtypes
+from ckptfix.checkpoint import Checkpoint, StateDict, TensorEntry, address, dtypes
+from ckptfix.checkpoint.address import is_inside
 from ckptfix.commands import verbatim, word
 from ckptfix.findings.load_errors import LoadError
 from ckptfix.findings.message_names import Prefix
@@ -18,7 +19,6 @@ from ckptfix.formats.torch import zip as torch_zip
 from ckptfix.names import spellings as families
 from ckptfix.names import wrappers as keys
 from ckptfix.ops import averages, choose
-from ckptfix.ops.candidates import is_inside
 from ckptfix.ops.choose import chosen_sites
 from ckptfix.ops.sanitize import versions as sanitize_versions
 from ckptfix.words import plural
@@ -45,7 +45,7 @@ def only_at(checkpoint: Checkpoint, at: str) -> Checkpoint:
     Raises:
         NoSuchTensor: there is nothing with tensors.
     """
-    at = at.strip("/")
+    at = address.given(at)
     entries = tuple(entry for entry in checkpoint.entries if is_inside(entry.at, at))
     if not entries:
         chosen_sites(checkpoint, at)

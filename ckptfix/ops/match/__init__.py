@@ -13,7 +13,7 @@ from typing import Any
 from ckptfix import formats
 from ckptfix.align import match as match_op
 from ckptfix.align.result import Matching, Skipped
-from ckptfix.checkpoint import Checkpoint, Plan, Reshape
+from ckptfix.checkpoint import Checkpoint, Plan, Reshape, address
 from ckptfix.errors import CkptfixError, Refused, StrPath, about, file_name, printable
 from ckptfix.findings import table
 from ckptfix.findings.row import Finding
@@ -202,7 +202,7 @@ def _write(found: Found, dest: StrPath, how: How) -> MatchResult:
     planned = found.planned
     assert planned is not None
     shapes = {
-        f"{edit.at}/{name}" if edit.at else name: shape
+        address.join(edit.at, name): shape
         for edit in planned.edits
         if isinstance(edit, Reshape)
         for name, shape in edit.shapes.items()

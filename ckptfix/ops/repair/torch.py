@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ckptfix.checkpoint import Checkpoint, Data, OutputFile, Plan, Storage, TensorEntry, dtypes
+from ckptfix.checkpoint import Checkpoint, Data, OutputFile, Plan, Storage, TensorEntry, address, dtypes
 from ckptfix.errors import DamagedFile, Refused, Unsupported
 from ckptfix.findings.row import Finding, Severity
 from ckptfix.findings.table import found
@@ -218,7 +218,7 @@ class _Lookup:
         rows: list[Row] = []
         for at, key, node in found.tensors:
             entry, lost = self.look(node, key, at)
-            rows.append((f"{at}/{key}" if at else key, entry, lost))
+            rows.append((address.join(at, key), entry, lost))
         return rows
 
     def see_all(self, found: TorchObject) -> None:
