@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -116,6 +117,11 @@ class TensorEntry:
             return storage.data.sub(dtypes.by_name(self.dtype).nbytes(self.offset), self.nbytes)
         except ValueError as error:
             raise DamagedFile(f"it reaches outside its storage: {error}", where=self.name) from None
+
+
+def reach(shape: Sequence[int], stride: Sequence[int]) -> int:
+    """Elements of the storage from the first to the last of a view that has at least one."""
+    return 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
 
 
 def is_contiguous(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:

@@ -27,8 +27,9 @@ from ckptfix.formats.base import unknown
 from ckptfix.formats.torch import common as torch_common
 from ckptfix.formats.torch import emit as torch_emit
 from ckptfix.formats.torch.edit import patches
-from ckptfix.formats.torch.zip_layout import MAX_PICKLE, MAX_RATIO, Archive, Places, ambiguous_names, fresh
+from ckptfix.formats.torch.zip_layout import MAX_PICKLE, Archive, Places, ambiguous_names, fresh
 from ckptfix.formats.torch.zip_layout import NAME as NAME
+from ckptfix.io.layers import MAX_RATIO
 from ckptfix.io.read import Reader, read_chunks
 from ckptfix.pickles import Graph, parse, splice
 from ckptfix.zips.local import record_data

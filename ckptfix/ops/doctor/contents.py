@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from ckptfix.checkpoint import Checkpoint, StateDict, TensorEntry, address, dtypes
 from ckptfix.checkpoint.address import is_inside
+from ckptfix.checkpoint.tensors import reach
 from ckptfix.commands import verbatim, word
 from ckptfix.findings.load_errors import LoadError
 from ckptfix.findings.message_names import Prefix
@@ -202,8 +203,8 @@ def _sharing(checkpoint: Checkpoint) -> Iterator[Finding]:
         size = dtypes.by_name(entry.dtype)
         if not entry.numel:
             continue
-        reach = 1 + sum((count - 1) * step for count, step in zip(entry.shape, entry.stride, strict=True))
-        ends[storage.key].append((size.nbytes(entry.offset), size.nbytes(entry.offset + reach), entry.name))
+        stop = entry.offset + reach(entry.shape, entry.stride)
+        ends[storage.key].append((size.nbytes(entry.offset), size.nbytes(stop), entry.name))
         if entry.at in ats:
             ties[storage.key, entry.dtype, entry.offset, entry.shape, entry.stride].append(entry.key)
     tied = [sorted(names) for names in ties.values() if len(names) > 1]

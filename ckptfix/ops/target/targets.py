@@ -223,8 +223,8 @@ def _inspection(path: str, document: Mapping[str, Any], at: str | None) -> Side:
     rows_of = [Candidate(each, None, _below(names, each)) for each in models]
     wanted = [row.at for row in choose.narrowed(rows_of)] if at is None else [address.given(at)]
     if len(wanted) > 1:
-        listed = ", ".join(address.shown(state, to_type=True) for state in wanted)
-        message = f"it holds {len(wanted)} state dicts: {listed}"
+        which = ", ".join(address.shown(state, to_type=True) for state in wanted)
+        message = f"it holds {len(wanted)} state dicts: {which}"
         raise Undecided(message, choices=tuple(wanted), choice={"like_at": wanted[0]}, path=path)
     prefix = f"{wanted[0]}/" if wanted[0] else ""
     others = [f"{state['at']}/" for state in states if state["at"] and len(state["at"]) >= len(prefix)]
