@@ -6,6 +6,9 @@ from collections.abc import Iterable, Sequence
 
 from ckptfix.errors import printable
 
+TOP = "the top level"
+"""What the address of everything, ``""``, is called."""
+
 IRREGULAR = {
     "address": "addresses",
     "copy": "copies",
@@ -39,7 +42,7 @@ def some(names: Sequence[str], most: int = 8) -> str:
 
 def where_else(addresses: Sequence[str], most: int = 8) -> str:
     """Where what was looked for is instead: ``there is one at model``, ``there are 2, at model, ema``."""
-    named = [address or "the top level ('')" for address in addresses]
+    named = [address or f"{TOP} ('')" for address in addresses]
     if len(named) == 1:
         return f"there is one at {named[0]}"
     return f"there are {len(named):,}, at {some(named, most)}"

@@ -102,7 +102,7 @@ def _whole(*slots: Slot) -> bool:
 
 
 def _tied(slot: Slot) -> Skipped:
-    return Skipped(slot.name, f"tied to {slot.tied}")
+    return Skipped(slot.name, f"tied to {slot.tied}", tied=True)
 
 
 def _matching(source: Sequence[Slot], target: Sequence[Slot], walk: _Walk) -> Matching:

@@ -28,10 +28,11 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A name without counterpart that a rule lets pass, such as ``num_batches_tracked``."""
+    """A name without counterpart that a rule lets pass, such as ``num_batches_tracked``; or one that is `tied`."""
 
     name: str
     rule: str
+    tied: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -353,7 +353,7 @@ def _matching(state: _State, source: Sequence[Slot], target: Sequence[Slot]) -> 
     for which, aliases, done in ((0, state.a.aliases, pairs.keys()), (1, state.b.aliases, taken)):
         for slot in aliases:
             if slot.name not in done:
-                skipped[which][slot.name] = Skipped(slot.name, "tied")
+                skipped[which][slot.name] = Skipped(slot.name, "tied", tied=True)
     ordered = tuple(pairs[slot.name] for slot in source if slot.name in pairs)
     return Matching(
         "structure",

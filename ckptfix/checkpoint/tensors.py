@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from ckptfix.checkpoint import dtypes
+from ckptfix.checkpoint.address import join
 from ckptfix.checkpoint.places import ByteRange, Data
 from ckptfix.errors import DamagedFile, Unsupported
 
@@ -68,7 +70,7 @@ class TensorEntry:
     @property
     def name(self) -> str:
         """The address of the tensor in the file: `at` and `key`, joined by a slash."""
-        return f"{self.at}/{self.key}" if self.at else self.key
+        return join(self.at, self.key)
 
     @property
     def numel(self) -> int:
@@ -117,6 +119,11 @@ class TensorEntry:
             raise DamagedFile(f"it reaches outside its storage: {error}", where=self.name) from None
 
 
+def reach(shape: Sequence[int], stride: Sequence[int]) -> int:
+    """Elements of the storage from the first to the last of a view that has at least one."""
+    return 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+
+
 def is_contiguous(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
     """Whether a tensor of this shape and stride is row-major without gaps, as torch defines it."""
     expected = 1
@@ -138,13 +145,10 @@ def contiguous_stride(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(reversed(stride))
 
 
-def reach(entry: TensorEntry) -> int:
+def end_of(entry: TensorEntry) -> int:
     """The byte behind the last one that a dense tensor needs of its storage."""
     row = dtypes.by_name(entry.dtype)
-    if not entry.numel:
-        return row.nbytes(entry.offset)
-    steps = sum((size - 1) * step for size, step in zip(entry.shape, entry.stride, strict=True))
-    return row.nbytes(entry.offset + 1 + steps)
+    return row.nbytes(entry.offset + (reach(entry.shape, entry.stride) if entry.numel else 0))
 
 
 def reshaped(entry: TensorEntry, shape: tuple[int, ...]) -> TensorEntry:
@@ -183,5 +187,5 @@ def refuse_unusable(entry: TensorEntry, where: str) -> None:
     negative = any(number < 0 for number in (entry.offset, *entry.shape, *entry.stride))
     if negative or len(entry.shape) != len(entry.stride):
         raise DamagedFile(f"the shape {list(entry.shape)} does not go with its stride or offset", where=where)
-    if storage.data.length != storage.nbytes or (entry.numel and reach(entry) > storage.nbytes):
-        raise DamagedFile(f"{reach(entry)} bytes of a storage needed, which has {storage.data.length}", where=where)
+    if storage.data.length != storage.nbytes or (entry.numel and end_of(entry) > storage.nbytes):
+        raise DamagedFile(f"{end_of(entry)} bytes of a storage needed, which has {storage.data.length}", where=where)

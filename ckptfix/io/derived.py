@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ckptfix.checkpoint import ByteRange, Data, Derived
+from ckptfix.checkpoint.tensors import reach
 from ckptfix.errors import DamagedFile
 from ckptfix.io.read import read_chunks, read_from
 from ckptfix.io.source import Source, open_source
@@ -111,7 +112,7 @@ def gathered(data: ByteRange, itemsize: int, shape: Sequence[int], stride: Seque
     """
     count = math.prod(shape)
     if count:
-        last = offset + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+        last = offset + reach(shape, stride) - 1
         if offset < 0 or min(stride, default=0) < 0 or (last + 1) * itemsize > data.length:
             raise _damaged(data, f"a view of elements {offset} to {last} in a storage of {data.length // itemsize}")
     sizes, steps = _merged(shape, stride)

@@ -14,6 +14,9 @@ from typing import Any, NamedTuple
 from ckptfix.errors import Unsupported
 from ckptfix.io.source import BATCH, Source
 
+MAX_RATIO = 100
+"""Packed checkpoints shrink a few times, the pickle of a large model 10 to 20; a bomb, a thousand times."""
+
 MEMORY = 1 << 28
 """Bytes that an xz or lzma stream may ask for to be unpacked."""
 

@@ -13,7 +13,6 @@ from ckptfix.names import wrappers as keys
 from ckptfix.names.spellings import BASE_PREFIXES
 
 EXACT = "exact"
-_BASE = "base prefix"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +23,14 @@ class Renaming:
         rule: in words: ``"exact"``, ``"wrapper module."``, ``"base prefix model."``, or several joined by ``" and "``.
         names: source -> its name there, for every name of the source, whether or not the target has it.
         agreeing: how many of them the target has.
+        base: whether a base prefix is added or removed, and not wrappers' components alone.
         rivals: rules of other base prefixes under which as many agree, and others; empty if all that is wanted agrees.
     """
 
     rule: str
     names: Mapping[str, str]
     agreeing: int
+    base: bool = False
     rivals: tuple[str, ...] = ()
 
 
@@ -46,18 +47,18 @@ def find(
     wanted = set(target)
     best: Renaming | None = None
     rivals: list[str] = []
-    for rule, names in _tries(source, target):
+    for rule, base, names in _tries(source, target):
         agreeing = [new for new in names.values() if new in wanted]
         if len(set(names.values())) != len(names):
             continue
-        here = Renaming(rule, names, len(agreeing))
+        here = Renaming(rule, names, len(agreeing), base)
         done = len(agreeing) == len(wanted) == len(names) if complete is None else complete(names)
         if done:
             return here
         # Of equally good ones the earlier wins; exact names are the first.
         if best is None or here.agreeing > best.agreeing:
             best, rivals = here, []
-        elif _BASE in best.rule and here.agreeing == best.agreeing and _pairs(here, wanted) != _pairs(best, wanted):
+        elif best.base and here.agreeing == best.agreeing and _pairs(here, wanted) != _pairs(best, wanted):
             rivals.append(rule)
     assert best is not None  # exact names are a renaming without conflict
     return replace(best, rivals=tuple(rivals)) if rivals else best
@@ -67,24 +68,24 @@ def _pairs(renaming: Renaming, wanted: Set[str]) -> set[tuple[str, str]]:
     return {(old, new) for old, new in renaming.names.items() if new in wanted}
 
 
-def _tries(source: Sequence[str], target: Sequence[str]) -> Iterator[tuple[str, dict[str, str]]]:
-    """(rule, names) in the order in which they count."""
-    yield EXACT, dict(zip(source, source, strict=True))
+def _tries(source: Sequence[str], target: Sequence[str]) -> Iterator[tuple[str, bool, dict[str, str]]]:
+    """(rule, whether a base prefix is in it, names) in the order in which they count."""
+    yield EXACT, False, dict(zip(source, source, strict=True))
     bare, taken = unwrapped(source)
     goal, added = unwrapped(target)
     wrappers = [_wrapper(component) for component in dict.fromkeys((*taken, *added))]
     if wrappers:
-        yield " and ".join(wrappers), _joined(source, bare, goal, target)
+        yield " and ".join(wrappers), False, _joined(source, bare, goal, target)
     inner, inner_goal = _without_inner(bare), _without_inner(goal)
     if inner != bare or inner_goal != goal:
         rule = " and ".join(dict.fromkeys([*wrappers, *(_wrapper(part) for part in _inner_components(bare, goal))]))
         if len(set(inner)) == len(inner) and len(set(inner_goal)) == len(inner_goal):
-            yield rule, _joined(source, inner, inner_goal, target)
+            yield rule, False, _joined(source, inner, inner_goal, target)
     for prefix, on_source, on_target in _base_tries(bare, goal):
         new = [keys.strip(name, on_source) for name in bare] if on_source else bare
         new = [keys.add(name, on_target) for name in new] if on_target else list(new)
-        rule = " and ".join([*wrappers, *(f"{_BASE} {part}." for part in prefix)])
-        yield rule, _joined(source, new, goal, target)
+        rule = " and ".join([*wrappers, *(f"base prefix {part}." for part in prefix)])
+        yield rule, bool(prefix), _joined(source, new, goal, target)
 
 
 def unwrapped(names: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckptfix.checkpoint import Checkpoint, TensorEntry
+from ckptfix.checkpoint.address import given, is_inside, join
 from ckptfix.commands import command
 from ckptfix.errors import CkptfixError, NoSuchTensor, Refused, WouldLoseData, about
 from ckptfix.formats.torch import module as torch_module
@@ -45,7 +46,7 @@ def candidates(checkpoint: Checkpoint) -> list[Candidate]:
 def _candidates(checkpoint: Checkpoint) -> list[Candidate]:
     names = {site.at: site.names for site in checkpoint.sites if site.kind == "state_dict"}
     modules = [
-        Candidate(at, node, names.get(f"{at}/_buffers".lstrip("/"), ()))
+        Candidate(at, node, names.get(join(at, "_buffers"), ()))
         for at, node in torch_module.modules(checkpoint)
     ]
     states = [
@@ -81,7 +82,7 @@ def at_address(checkpoint: Checkpoint, at: str) -> Candidate:
     Raises:
         NoSuchTensor: there is neither.
     """
-    at = at.strip("/")
+    at = given(at)
     rows = candidates(checkpoint)
     known = next((row for row in rows if row.at == at), None)
     if known is not None:
@@ -104,17 +105,12 @@ def at_address(checkpoint: Checkpoint, at: str) -> Candidate:
     raise NoSuchTensor(f"no state dict and no module at {at!r}", near=near, path=checkpoint.path, hint=hint)
 
 
-def is_inside(address: str, at: str) -> bool:
-    """Whether `address` is the mapping or module at `at`, or something in it."""
-    return not at or address == at or address.startswith(f"{at}/")
-
-
 def leaves(checkpoint: Checkpoint) -> Iterator[tuple[str, str | None]]:
     """(address, address of the mapping that holds it if it is a tensor) of every leaf."""
     parts = pickled(checkpoint)
     if parts is not None:
         found = parts.found
-        yield from ((f"{at}/{key}" if at else key, at) for at, key, _ in found.tensors)
+        yield from ((join(at, key), at) for at, key, _ in found.tensors)
         yield from ((address, None) for address, _ in found.values if address)
     else:
         yield from ((entry.name, entry.at) for entry in checkpoint.entries)
@@ -186,7 +182,7 @@ def module_of(checkpoint: Checkpoint) -> dict[str, str]:
         return {}
     modules = [at for at, _ in torch_module.modules(checkpoint)]
     states: Collection[str] = [site.at for site in checkpoint.sites]
-    return {at: module for at in states for module in modules if not module or at.startswith(f"{module}/")}
+    return {at: module for at in states for module in modules if not module or (at != module and is_inside(at, module))}
 
 
 def whole_module(checkpoint: Checkpoint, at: str) -> Refused:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from ckptfix.checkpoint import Checkpoint, NameSite, StateDict, TensorEntry
+from ckptfix.checkpoint import Checkpoint, NameSite, StateDict, TensorEntry, address
 from ckptfix.errors import CkptfixError, Refused, Undecided, WouldLoseData
 from ckptfix.io.source import truncated_hint
 from ckptfix.ops import averages
@@ -184,7 +184,7 @@ def states(checkpoint: Checkpoint) -> list[StateDict]:
 
 def undecided(checkpoint: Checkpoint, rows: Sequence[Candidate], *, fit: bool = False) -> Undecided:
     """The error that asks for one of `rows`, which the file holds, or which fit a model equally well."""
-    addresses = ", ".join(row.at or "the top level ('')" for row in rows)
+    addresses = ", ".join(address.shown(row.at, to_type=True) for row in rows)
     several = f"{len(rows)} state dicts"
     message = f"{several} fit equally well: {addresses}" if fit else f"it holds {several}: {addresses}"
     modules = [row.at for row in rows if row.module is not None]
@@ -215,7 +215,7 @@ def refuse_damaged(checkpoint: Checkpoint, ids: Collection[str] = BROKEN, below:
     """
     broken = [row for row in checkpoint.findings if row.id in ids and not row.where.startswith("__metadata__/")]
     if below:
-        elsewhere = {entry.name for entry in checkpoint.entries if not entry.name.startswith(f"{below}/")}
+        elsewhere = {entry.name for entry in checkpoint.entries if not address.is_inside(entry.name, below)}
         broken = [row for row in broken if row.where not in elsewhere]
     if broken:
         message = f"{broken[0].message} ({len(broken)} such)" if len(broken) > 1 else broken[0].message

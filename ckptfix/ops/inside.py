@@ -19,7 +19,17 @@ from ckptfix.errors import CkptfixError
 from ckptfix.formats.foreign.archives import tar_members
 from ckptfix.formats.torch import weights_only as trusted
 from ckptfix.formats.torch.dangerous import is_dangerous
-from ckptfix.io.layers import BZIP2, FAULTS, Memory, Packing, Unpacked, Window, any_packing_of, lzma_of_zip
+from ckptfix.io.layers import (
+    BZIP2,
+    FAULTS,
+    MAX_RATIO,
+    Memory,
+    Packing,
+    Unpacked,
+    Window,
+    any_packing_of,
+    lzma_of_zip,
+)
 from ckptfix.io.source import BATCH, Source, open_source
 from ckptfix.pickles import Global, Seen, survey
 from ckptfix.pickles.names import MAGIC, MOST_OPCODES
@@ -32,9 +42,8 @@ LIMIT = 64 << 20
 MOST = 256 << 20
 """Bytes that are unpacked of one file in all."""
 
-MAX_RATIO = 100
 SMALL = 1 << 20
-"""Bytes to which anything may unfold; beyond them, a pickle to no more than so many times its packed bytes."""
+"""Bytes to which anything may unfold; beyond them, a pickle to no more than `MAX_RATIO` times its packed bytes."""
 
 DEEPEST = 6
 FEW_OPCODES = 1 << 19

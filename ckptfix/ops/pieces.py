@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ckptfix.checkpoint import Checkpoint, TensorEntry
+from ckptfix.checkpoint import Checkpoint, TensorEntry, address
 from ckptfix.errors import KeyConflict, WouldLoseData
 from ckptfix.formats import deepspeed
 from ckptfix.formats.torch import module as torch_module
@@ -214,7 +214,7 @@ def _fields(node: Any) -> dict[str, Any]:
 def _of_tensors(checkpoint: Checkpoint, parts: Parts, at: str | None) -> Piece | None:
     """The first of the tensors that counts and that the pickle describes as a piece."""
     ats = {row.at for row in choose.meant(checkpoint)} if at is None else {at}
-    inside = tuple(f"{at}/{holder}".lstrip("/") for at in ats for holder in torch_module.HOLDERS)
+    inside = tuple(address.join(at, holder) for at in ats for holder in torch_module.HOLDERS)
     nodes = {
         (where, key): node
         for where, key, node in parts.found.tensors

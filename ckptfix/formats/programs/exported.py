@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ckptfix.checkpoint import Storage, TensorEntry, dtypes
+from ckptfix.checkpoint.tensors import reach
 from ckptfix.commands import quoted
 from ckptfix.errors import BadIndex, CkptfixError, NoSuchTensor, Refused, Unsupported
 from ckptfix.findings.row import Finding
@@ -174,9 +175,9 @@ def _entry(
     storage = storages[name]
     if len(shape) != len(stride):
         raise ValueError("as many strides as sizes")
-    reach = offset + 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
-    if 0 not in shape and dtype.nbytes(reach) > storage.nbytes:
-        raise BadIndex(f"{dtype.nbytes(reach)} bytes of {name} needed, which has {storage.nbytes}")
+    needed = dtype.nbytes(offset + reach(shape, stride))
+    if 0 not in shape and needed > storage.nbytes:
+        raise BadIndex(f"{needed} bytes of {name} needed, which has {storage.nbytes}")
     return TensorEntry(key, "", storage, dtype.name, shape, stride, offset)
 
 

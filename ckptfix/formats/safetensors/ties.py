@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeGuard
 
 from ckptfix.checkpoint import ByteRange, TensorEntry
+from ckptfix.checkpoint.tensors import reach
 from ckptfix.errors import CkptfixError
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
@@ -38,9 +39,8 @@ class _Extent:
 
     @classmethod
     def of(cls, index: int, entry: TensorEntry) -> _Extent:
-        reach = sum((size - 1) * step for size, step in zip(entry.shape, entry.stride, strict=True))
         start = entry.offset * entry.itemsize
-        return cls(start, start + (reach + 1) * entry.itemsize, index, entry)
+        return cls(start, start + reach(entry.shape, entry.stride) * entry.itemsize, index, entry)
 
 
 def share_plan(

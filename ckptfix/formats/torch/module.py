@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ckptfix.checkpoint import Checkpoint
+from ckptfix.checkpoint.address import join
 from ckptfix.errors import BadPickle, KeyConflict, Unsupported
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
@@ -140,7 +141,7 @@ def find_modules(root: Any) -> Iterator[tuple[str, Any]]:
             continue
         if len(address) > MAX_DEPTH:
             continue
-        below = [(f"{address}/{name}" if address else name, child) for name, child in children(node)]
+        below = [(join(address, name), child) for name, child in children(node)]
         stack.extend(reversed(below))
 
 

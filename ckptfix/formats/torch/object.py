@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ckptfix.checkpoint import NameSite, SiteKind, StateDict, TensorEntry
+from ckptfix.checkpoint.address import join
 from ckptfix.errors import BadPickle, NoSuchTensor
 from ckptfix.findings import table
 from ckptfix.findings.row import Finding
@@ -66,7 +67,7 @@ class TorchObject:
                 read = storage_entry if type(node) is PersId else tensor_entry
                 entries.append(read(node, key, at, storage_of))
             except (ValueError, OverflowError) as error:
-                where = f"{at}/{key}" if at else key
+                where = join(at, key)
                 findings.append(table.found("bad-tensor", str(error), where=where))
         return entries, findings
 
@@ -101,7 +102,7 @@ def walk(graph: Graph) -> TorchObject:
     stack: list[tuple[str, str, Any, bool]] = [("", "", graph.root, False)]
     while stack:
         at, key, node, optimizer = stack.pop()
-        address = f"{at}/{key}" if at else key
+        address = join(at, key)
         kind = type(node)
         if is_tensor(node) or (kind is PersId and _is_storage(node)):
             if kind is Call and (node.items or node.elements):

@@ -24,6 +24,7 @@ from ckptfix.checkpoint import (
     refuse_unusable,
     same_bytes,
 )
+from ckptfix.checkpoint.address import join
 from ckptfix.errors import NoSuchTensor, Unsupported
 from ckptfix.formats.torch import calls
 from ckptfix.formats.torch.emit import tensor_call
@@ -90,7 +91,7 @@ def shape_patches(found: TorchObject, edit: Put) -> list[Patch]:
         if at != edit.at or key not in edit.tensors:
             continue
         shape = edit.tensors[key].shape
-        where = f"{at}/{key}" if at else key
+        where = join(at, key)
         call, args = _dense_call(node, where)
         if wanted.setdefault(id(call), shape) != shape:
             raise Unsupported("it has another name, and would have two shapes", where=where)

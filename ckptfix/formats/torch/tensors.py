@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ckptfix.checkpoint import Storage, TensorEntry, contiguous_stride, dtypes
+from ckptfix.checkpoint.tensors import reach
 from ckptfix.errors import DamagedFile
 from ckptfix.formats.torch import calls
 from ckptfix.formats.torch.calls import RebuildCall
@@ -136,9 +137,9 @@ def _dense(
     if row is None:
         raise BadTensor(f"unknown dtype {entry.dtype}")
     if 0 not in shape:
-        reach = offset + 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
-        if row.nbytes(reach) > storage.nbytes:
-            raise BadTensor(f"{row.nbytes(reach)} bytes of storage {storage.key} needed, which has {storage.nbytes}")
+        needed = row.nbytes(offset + reach(shape, stride))
+        if needed > storage.nbytes:
+            raise BadTensor(f"{needed} bytes of storage {storage.key} needed, which has {storage.nbytes}")
     return entry
 
 

@@ -30,8 +30,9 @@ from ckptfix.formats.torch import emit as torch_emit
 from ckptfix.formats.torch import recode as torch_recode
 from ckptfix.formats.torch.edit import patches
 from ckptfix.formats.torch.weights import plan_torch
-from ckptfix.formats.torch.zip_layout import MAX_PICKLE, MAX_RATIO, Archive, Places, ambiguous_names, fresh
+from ckptfix.formats.torch.zip_layout import MAX_PICKLE, Archive, Places, ambiguous_names, fresh
 from ckptfix.formats.torch.zip_layout import NAME as NAME
+from ckptfix.io.layers import MAX_RATIO
 from ckptfix.io.read import read_chunks
 from ckptfix.io.source import Source, open_source
 from ckptfix.pickles import Graph, parse, splice

@@ -20,10 +20,6 @@ NAME = "zip"
 MAX_PICKLE = 1 << 30
 
 
-MAX_RATIO = 100
-"""Deflate shrinks the pickle of a large model some 10 to 20 times; a bomb, a thousand times."""
-
-
 @dataclass(frozen=True, slots=True)
 class Archive:
     """The container of a zip checkpoint: its directory, its root folder, its pickle record.

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ckptfix.checkpoint import Checkpoint, TensorEntry
+from ckptfix.checkpoint import Checkpoint, TensorEntry, address
 from ckptfix.errors import CkptfixError, LoadMismatch, Refused
 from ckptfix.extras import need_torch
 from ckptfix.loaders.model import torch_way as torch_path
@@ -87,7 +87,7 @@ def load_into(
     refuse_swapped_arguments(model, path, "model")
     checkpoint = opened(path, programs=True)
     goal = target(model)
-    refuse_piece(checkpoint, None if at is None else at.strip("/"))
+    refuse_piece(checkpoint, None if at is None else address.given(at))
     found = chosen(checkpoint, at, goal.leaves())
     refuse_damaged(checkpoint)
     restore = restore_location(map_location)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ckptfix.checkpoint.tensors import reach
 from ckptfix.loaders.model.fitting import Fit
 from ckptfix.loaders.model.places import identity, is_lazy
 from ckptfix.loaders.model.report import Mismatch
@@ -49,9 +50,9 @@ def _sharing(fit: Fit) -> list[list[str]]:
             continue
         seen.add(identity(tensor))
         start = tensor.data_ptr()
-        reach = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True)) + 1
         where = tensor.device, tensor.untyped_storage().data_ptr()
-        rows.setdefault(where, []).append((start, start + reach * tensor.element_size(), name))
+        stop = start + reach(tensor.shape, tensor.stride()) * tensor.element_size()
+        rows.setdefault(where, []).append((start, stop, name))
     groups = []
     for found in rows.values():
         end = 0

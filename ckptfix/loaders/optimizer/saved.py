@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from ckptfix.checkpoint import Checkpoint
+from ckptfix.checkpoint.address import given, join, shown
 from ckptfix.errors import NoSuchTensor, Refused
 from ckptfix.formats.torch.common import pickled
 from ckptfix.formats.torch.object import MAX_ADDRESS
@@ -39,7 +40,7 @@ def optimizers_in(checkpoint: Checkpoint, maker: TensorMaker) -> Iterator[tuple[
                 if value.keys() >= _OPTIMIZER:
                     yield at, partial(_as_it_is, value)
                 else:
-                    stack += [(f"{at}/{key}".strip("/"), inner) for key, inner in reversed(list(value.items()))]
+                    stack += [(join(at, key), inner) for key, inner in reversed(list(value.items()))]
         return
     seen: set[int] = set()
     nodes: list[tuple[str, Any]] = [("", parts.graph.root)]
@@ -52,7 +53,7 @@ def optimizers_in(checkpoint: Checkpoint, maker: TensorMaker) -> Iterator[tuple[
         if names >= _OPTIMIZER or _is_flat(names):
             yield at, partial(_built, checkpoint, maker, node)
         elif len(at) <= MAX_ADDRESS:
-            nodes += [(f"{at}/{name}".strip("/"), child) for name, child in reversed(list(children(node)))]
+            nodes += [(join(at, name), child) for name, child in reversed(list(children(node)))]
 
 
 _OPTIMIZER = frozenset(("state", "param_groups"))
@@ -102,7 +103,7 @@ def saved_optimizer(checkpoint: Checkpoint, maker: TensorMaker, at: str | None) 
     found = list(optimizers_in(checkpoint, maker))
     addresses = [address for address, _ in found]
     if at is not None:
-        found = [row for row in found if row[0] == at.strip("/")]
+        found = [row for row in found if row[0] == given(at)]
         if not found:
             hint = where_else(addresses) if addresses else "the file holds none"
             raise NoSuchTensor(f"no optimizer at {at!r}", path=checkpoint.path, hint=hint)
@@ -111,7 +112,7 @@ def saved_optimizer(checkpoint: Checkpoint, maker: TensorMaker, at: str | None) 
         raise Refused("no optimizer's state was found in it", path=checkpoint.path, hint=hint)
     if len(found) > 1:
         hint = f"choose one with at={found[0][0]!r}"
-        listed = ", ".join(address or "''" for address in addresses)
+        listed = ", ".join(shown(at, to_type=True) for at in addresses)
         raise Refused(f"it holds {len(found)} optimizers: {listed}", path=checkpoint.path, hint=hint)
     address, build = found[0]
     saved, made = build()

@@ -7,9 +7,10 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from ckptfix.checkpoint import Checkpoint, NameSite, StateDict, TensorEntry
+from ckptfix.checkpoint.address import is_inside
 from ckptfix.formats.torch.module import Module
 from ckptfix.ops import choose
-from ckptfix.ops.candidates import Candidate, beside_state_dict, is_inside, module_entries, read_module
+from ckptfix.ops.candidates import Candidate, beside_state_dict, module_entries, read_module
 from ckptfix.ops.diff.result import ModuleRead
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 from ckptfix.checkpoint import Checkpoint, TensorEntry
+from ckptfix.checkpoint.address import given, is_inside, shown
 from ckptfix.errors import KeyConflict, NoSuchTensor, Undecided
 from ckptfix.formats import format_of
 from ckptfix.names import wrappers as keys
@@ -36,7 +37,7 @@ class Side:
 
     def place(self, address: str) -> tuple[int, str] | None:
         """(which root, the rest of the address); None for what does not take part."""
-        inside = [index for index, root in enumerate(self.roots) if _is_under(address, root)]
+        inside = [index for index, root in enumerate(self.roots) if is_inside(address, root)]
         if not inside:
             return (-1, address) if self.everything else None
         innermost = max(inside, key=lambda index: len(self.roots[index]))
@@ -56,10 +57,6 @@ class Side:
         key = address.rpartition("/")[2]
         forms = (address, key, self.stripped(key), keys.unwrapped(key))
         return any(fnmatchcase(form, self.filter) for form in forms)
-
-
-def _is_under(address: str, root: str) -> bool:
-    return not root or address == root or address.startswith(root + "/")
 
 
 def sides(
@@ -110,7 +107,7 @@ def _weights(checkpoint: Checkpoint) -> set[str]:
 def _undecided(a: Checkpoint, b: Checkpoint, main_a: list[str], main_b: list[str]) -> Undecided:
     """Which of several to compare with the other file is asked for."""
     several, of = (main_a, a) if len(main_a) > 1 else (main_b, b)
-    message = f"it holds {len(several)} state dicts: {', '.join(at or repr('') for at in several)}"
+    message = f"it holds {len(several)} state dicts: {', '.join(shown(at, to_type=True) for at in several)}"
     choice = {"at": (main_a[0], main_b[0])}
     return Undecided(message, choices=tuple(several), choice=choice, path=of.path)
 
@@ -130,12 +127,12 @@ def _chosen(
 ) -> Pairing:
     """The mappings at `at`; a file that has none at an address given for both is represented by its main one."""
     if not isinstance(at, str):
-        at_a, at_b = (address.strip("/") for address in at)
+        at_a, at_b = map(given, at)
         for checkpoint, address in ((a, at_a), (b, at_b)):
             if not _has(checkpoint, address):
                 raise _missing(checkpoint, address)
         return Pairing(at_a, at_b, "chosen")
-    address = at.strip("/")
+    address = given(at)
     has_a, has_b = _has(a, address), _has(b, address)
     if not has_a and not has_b:
         raise _missing(a, address)
@@ -150,15 +147,15 @@ def _chosen(
 def _has(checkpoint: Checkpoint, address: str) -> bool:
     if not address:
         return True
-    return any(_is_under(entry.at, address) for entry in checkpoint.entries)
+    return any(is_inside(entry.at, address) for entry in checkpoint.entries)
 
 
 def _missing(checkpoint: Checkpoint, address: str) -> NoSuchTensor:
     known = list(dict.fromkeys(state.at for state in checkpoint.state_dicts))
     near = tuple(difflib.get_close_matches(address, known, 3) or known[:3])
-    shown = ", ".join(at or "the top" for at in near)
+    where = ", ".join(map(shown, near))
     return NoSuchTensor(
-        f"no tensors at {address!r}", path=checkpoint.path, near=near, hint=f"it has {shown}" if shown else None
+        f"no tensors at {address!r}", path=checkpoint.path, near=near, hint=f"it has {where}" if where else None
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from ckptfix.checkpoint import TensorEntry
+from ckptfix.checkpoint import TensorEntry, address
 from ckptfix.commands import command
 from ckptfix.errors import printable
 from ckptfix.findings.row import Finding
@@ -274,7 +274,7 @@ def _sentences(result: DiffResult) -> Iterable[str]:
         yield f"{plural(counts.trusted, 'tensor')} not read: equal CRC-32 and size."
     for pairing in result.pairings:
         if pairing.at_a != pairing.at_b:
-            a, b = (at or "the top" for at in (pairing.at_a, pairing.at_b))
+            a, b = (address.shown(at) for at in (pairing.at_a, pairing.at_b))
             yield f"Compared {a} of A with {b} of B ({pairing.how})."
     for row in result.modules:
         path = result.path_a if row.side == "a" else result.path_b

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ckptfix.checkpoint import ByteRange, Data, TensorEntry
+from ckptfix.checkpoint.tensors import reach
 from ckptfix.errors import DamagedFile, Unsupported
 from ckptfix.io.derived import gathered
 from ckptfix.io.read import read_chunks
@@ -140,8 +141,7 @@ def _span(entry: TensorEntry) -> Content:
     storage = entry.storage
     assert storage is not None
     assert storage.data is not None
-    reach = 1 + sum((size - 1) * step for size, step in zip(entry.shape, entry.stride, strict=True))
-    start, nbytes = entry.offset * entry.itemsize, reach * entry.itemsize
+    start, nbytes = entry.offset * entry.itemsize, reach(entry.shape, entry.stride) * entry.itemsize
     if min(start, *entry.stride) < 0 or start + nbytes > storage.data.length:
         raise DamagedFile("it reaches outside its storage", where=entry.name)
     return Content(storage.data, start, nbytes)

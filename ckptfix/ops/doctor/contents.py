@@ -6,7 +6,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from ckptfix.checkpoint import Checkpoint, StateDict, TensorEntry, dtypes
+from ckptfix.checkpoint import Checkpoint, StateDict, TensorEntry, address, dtypes
+from ckptfix.checkpoint.address import is_inside
+from ckptfix.checkpoint.tensors import reach
 from ckptfix.commands import verbatim, word
 from ckptfix.findings.load_errors import LoadError
 from ckptfix.findings.message_names import Prefix
@@ -19,7 +21,6 @@ from ckptfix.formats.torch.common import pickled
 from ckptfix.names import spellings as families
 from ckptfix.names import wrappers as keys
 from ckptfix.ops import averages, choose
-from ckptfix.ops.candidates import is_inside
 from ckptfix.ops.choose import chosen_sites
 from ckptfix.ops.sanitize import versions as sanitize_versions
 from ckptfix.words import plural
@@ -43,7 +44,7 @@ def only_at(checkpoint: Checkpoint, at: str) -> Checkpoint:
     Raises:
         NoSuchTensor: there is nothing with tensors.
     """
-    at = at.strip("/")
+    at = address.given(at)
     entries = tuple(entry for entry in checkpoint.entries if is_inside(entry.at, at))
     if not entries:
         chosen_sites(checkpoint, at)
@@ -193,8 +194,8 @@ def _sharing(checkpoint: Checkpoint) -> Iterator[Finding]:
         size = dtypes.by_name(entry.dtype)
         if not entry.numel:
             continue
-        reach = 1 + sum((count - 1) * step for count, step in zip(entry.shape, entry.stride, strict=True))
-        ends[storage.key].append((size.nbytes(entry.offset), size.nbytes(entry.offset + reach), entry.name))
+        stop = entry.offset + reach(entry.shape, entry.stride)
+        ends[storage.key].append((size.nbytes(entry.offset), size.nbytes(stop), entry.name))
         if entry.at in ats:
             ties[storage.key, entry.dtype, entry.offset, entry.shape, entry.stride].append(entry.key)
     tied = [sorted(names) for names in ties.values() if len(names) > 1]

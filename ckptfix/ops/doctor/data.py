@@ -16,6 +16,7 @@ from ckptfix.checkpoint import ByteRange, Data, TensorEntry, dtypes
 from ckptfix.errors import CkptfixError, Unsupported
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
+from ckptfix.io.layers import MAX_RATIO
 from ckptfix.io.read import read_chunks
 from ckptfix.io.source import open_source, threads
 from ckptfix.io.sums import crc32_joined
@@ -25,9 +26,6 @@ CHUNK = 1 << 20
 
 TASK = 16 << 20
 """Bytes that one task of a thread reads; a long storage is several tasks."""
-
-MAX_RATIO = 100
-"""A deflated record that unfolds to more than this many times its bytes is not unfolded."""
 
 ZERO_TAIL = 4096
 """Zeros at the end of a tensor are reported from this many bytes on: a page, the least that a lost write leaves."""

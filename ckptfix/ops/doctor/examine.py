@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ckptfix.checkpoint import ByteRange, Checkpoint
+from ckptfix.checkpoint.address import is_inside
 from ckptfix.commands import verbatim
 from ckptfix.errors import (
     CkptfixError,
@@ -37,7 +38,6 @@ from ckptfix.formats.torch import zip as torch_zip
 from ckptfix.formats.torch.common import pickled
 from ckptfix.io.source import open_source, opened_once
 from ckptfix.ops import inside as scan_inside
-from ckptfix.ops.candidates import is_inside
 from ckptfix.ops.doctor import contents as scan_contents
 from ckptfix.ops.doctor import data as scan_records
 from ckptfix.ops.doctor import fit as scan_target

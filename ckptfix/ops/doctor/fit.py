@@ -77,7 +77,7 @@ def _misfits(
     if renaming.rule != prefixes.EXACT:
         example = next((old, new) for old, new in renaming.names.items() if new in wanted)
         message = f"{renaming.agreeing:,} names agree but for {renaming.rule}, as {example[0]}, there {example[1]}"
-        yield found("names-prefixed", message, where=side.at or "", fix=_prefix_fix(renaming.rule, *example))
+        yield found("names-prefixed", message, where=side.at or "", fix=_prefix_fix(renaming, *example))
     yield from _differences(have, wanted, renaming.names)
 
 
@@ -115,9 +115,9 @@ def settled(
 _UNWRAP = "ckptfix unwrap {source} {unwrapped}"
 
 
-def _prefix_fix(rule: str, old: str, new: str) -> str | None:
+def _prefix_fix(renaming: prefixes.Renaming, old: str, new: str) -> str | None:
     """The command that makes `new` of `old`."""
-    if "wrapper" in rule and "base" not in rule:
+    if not renaming.base:
         shorter = len(new) < len(old)
         return _UNWRAP if shorter else "ckptfix add-module {source} {wrapped}"
     for front, sub in ((old.removesuffix(new), "^{}="), (new.removesuffix(old), "^={}")):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from ckptfix.checkpoint import Checkpoint
+from ckptfix.checkpoint import Checkpoint, address
 from ckptfix.errors import Refused, Undecided
 from ckptfix.formats.torch.common import parts_of, pickled
 from ckptfix.formats.torch.detach import detached_entry
@@ -45,16 +45,17 @@ def averaged(checkpoint: Checkpoint, found: list[Candidate], at: str | None) -> 
     rows = [*_named(checkpoint, found), *_swapped(checkpoint, found)]
     rows += [*_flat(checkpoint, found), *_lists(checkpoint, found)]
     if at is not None:
-        rows = [row for row in rows if row.at == at.strip("/")]
+        rows = [row for row in rows if row.at == address.given(at)]
         rows = rows or [Averaged(at, lambda: _plain(read(checkpoint, at_address(checkpoint, at))))]
     if len(rows) == 1:
         return rows[0].read()
     if not rows:
-        addresses = ", ".join(candidate.at or "''" for candidate in found[:8])
+        addresses = ", ".join(address.shown(candidate.at, to_type=True) for candidate in found[:8])
         hint = f"--at takes the state dict at {addresses}" if found else "`ckptfix inspect` shows what it holds"
         raise Refused("no averaged weights were found in it", path=checkpoint.path, hint=hint)
     ats = tuple(row.at for row in rows)
-    message = f"it holds {len(rows)} sets of averaged weights: {', '.join(at or repr('') for at in ats)}"
+    listed = ", ".join(address.shown(at, to_type=True) for at in ats)
+    message = f"it holds {len(rows)} sets of averaged weights: {listed}"
     raise Undecided(message, choices=ats, choice={"ema": True, "at": ats[0]}, path=checkpoint.path)
 
 
@@ -94,7 +95,7 @@ def _swapped(checkpoint: Checkpoint, found: list[Candidate]) -> list[Averaged]:
 def _plain(weights: Weights) -> Weights:
     """Without what a wrapper for averaging adds to the names."""
     names = [entry.key for entry in weights.entries]
-    what = f"the averaged weights at {weights.at or 'the top'}"
+    what = f"the averaged weights at {address.shown(weights.at)}"
     # ema-pytorch keeps both models, and counters, in one state dict.
     inner = [name for name in names if name.startswith("ema_model.")]
     prefix = "ema_model" if inner else "module"
@@ -176,12 +177,12 @@ def _from_list(checkpoint: Checkpoint, at: str, models: list[Candidate]) -> Weig
         raise Refused(f"an average cannot be read: {error}", path=checkpoint.path, where=at) from None
     named = [entry for entry in weights.entries if entry.key.rpartition(".")[2] not in STATISTICS]
     if [entry.shape for entry in named] != [entry.shape for entry in values]:
-        where = models[0].at or "the top"
+        where = address.shown(models[0].at)
         message = f"the {len(values)} averages at {at} do not belong to the {len(named)} parameters at {where}"
         hint = "their numbers or shapes differ, so their names are not known"
         raise Refused(message, path=checkpoint.path, hint=hint)
     new = {old.key: replace(value, key=old.key) for old, value in zip(named, values, strict=True)}
     entries = tuple(new.get(entry.key, entry) for entry in weights.entries)
-    what = f"the averaged parameters at {at}, by their order, under the names at {models[0].at or 'the top'}"
-    replaced = tuple(f"{weights.at}/{name}".lstrip("/") for name in new)
+    what = f"the averaged parameters at {at}, by their order, under the names at {address.shown(models[0].at)}"
+    replaced = tuple(address.join(weights.at, name) for name in new)
     return replace(weights, entries=entries, what=what, left=(*weights.left, *replaced))

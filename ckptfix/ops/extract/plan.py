@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ckptfix.checkpoint import Checkpoint, Plan
+from ckptfix.checkpoint import Checkpoint, Plan, address
 from ckptfix.errors import Refused, Undecided, WouldLoseData
 from ckptfix.findings.table import found
 from ckptfix.formats import FORMATS, open_checkpoint
@@ -62,7 +62,7 @@ def choose(checkpoint: Checkpoint, at: str | None, ema: bool) -> tuple[Weights, 
         weights = averaged(checkpoint, found, at)
         return weights, tuple(row.at for row in found if row.at != weights.at)
     if at is not None:
-        refuse_piece(checkpoint, at.strip("/"))
+        refuse_piece(checkpoint, address.given(at))
     try:
         chosen = choose_op.choose(checkpoint, at)
     except Undecided as error:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ckptfix.checkpoint import Checkpoint, TensorEntry
+from ckptfix.checkpoint.address import is_inside, join
 from ckptfix.errors import DamagedFile
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
@@ -17,7 +18,7 @@ from ckptfix.formats.torch.emit import Calls
 from ckptfix.formats.torch.plain import plain
 from ckptfix.formats.torch.weights import Weights, check_whole
 from ckptfix.formats.torch.zip import archive_of
-from ckptfix.ops.candidates import Candidate, beside_state_dict, is_inside, leaves, plain_entries, read_module
+from ckptfix.ops.candidates import Candidate, beside_state_dict, leaves, plain_entries, read_module
 from ckptfix.ops.choose import MISREAD, refuse_damaged
 from ckptfix.ops.pieces import refuse_odd_keys
 from ckptfix.pickles.graph import label, pairs
@@ -180,6 +181,6 @@ def picked(weights: Weights, names: Mapping[str, str], what: str, prefix: str = 
     if versions is not None and prefix:
         inside = {path: own for path, own in versions.items() if path == prefix or path.startswith(f"{prefix}.")}
         versions = {path[len(prefix) + 1 :]: own for path, own in inside.items()}
-    gone = tuple(f"{weights.at}/{entry.key}".lstrip("/") for entry in weights.entries if entry.key not in names)
+    gone = tuple(join(weights.at, entry.key) for entry in weights.entries if entry.key not in names)
     left = (*weights.left, *gone)
     return replace(weights, entries=entries, calls=calls, versions=versions, left=left, what=what)

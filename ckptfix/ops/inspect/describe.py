@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ckptfix.checkpoint import Checkpoint, StateDict, TensorEntry
+from ckptfix.checkpoint.address import is_inside
 from ckptfix.errors import CkptfixError, printable
 from ckptfix.findings.row import Finding
 from ckptfix.formats import format_of
@@ -15,7 +16,7 @@ from ckptfix.formats.torch import weights_only as trusted
 from ckptfix.formats.torch.common import pickled
 from ckptfix.names import wrappers as keys
 from ckptfix.ops import choose
-from ckptfix.ops.candidates import is_inside, state_dict_of, view
+from ckptfix.ops.candidates import state_dict_of, view
 from ckptfix.words import facts, plural, shape, size
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
 from ckptfix.checkpoint import ByteRange, Check, Data, Derived, Plan, Storage, TensorEntry, dtypes, same_bytes
+from ckptfix.checkpoint.tensors import reach
 from ckptfix.errors import CkptfixError, UnknownFormat, WouldLoseData
 from ckptfix.formats import FORMATS
 from ckptfix.io.planned import PlannedFile
@@ -47,8 +48,7 @@ def _extent(entry: TensorEntry) -> tuple[int, int]:
     row = dtypes.by_name(entry.dtype)
     if not entry.numel:
         return row.nbytes(entry.offset), row.nbytes(entry.offset)
-    reach = 1 + sum((size - 1) * step for size, step in zip(entry.shape, entry.stride, strict=True))
-    return row.nbytes(entry.offset), row.nbytes(entry.offset + reach)
+    return row.nbytes(entry.offset), row.nbytes(entry.offset + reach(entry.shape, entry.stride))
 
 
 class Output:

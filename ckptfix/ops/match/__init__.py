@@ -12,8 +12,8 @@ from typing import Any
 
 from ckptfix import formats
 from ckptfix.align import match as match_op
-from ckptfix.align.result import Matching
-from ckptfix.checkpoint import Checkpoint, Plan, Put
+from ckptfix.align.result import Matching, Skipped
+from ckptfix.checkpoint import Checkpoint, Plan, Put, address
 from ckptfix.errors import CkptfixError, Refused, StrPath, about, file_name, printable
 from ckptfix.findings import table
 from ckptfix.findings.row import Finding
@@ -204,7 +204,7 @@ def _write(found: Found, dest: StrPath, how: How) -> MatchResult:
     planned = found.planned
     assert planned is not None
     puts = {
-        f"{edit.at}/{name}" if edit.at else name: entry
+        address.join(edit.at, name): entry
         for edit in planned.edits
         if isinstance(edit, Put)
         for name, entry in edit.tensors.items()
@@ -298,9 +298,13 @@ class MatchResult(Result):
             "rules": [{"old": rule.old, "new": rule.new} for rule in self.rules],
             "only_in_source": list(matching.left),
             "only_in_target": list(matching.missing),
-            "skipped_in_source": [asdict(skipped) for skipped in matching.skipped_source],
-            "skipped_in_target": [asdict(skipped) for skipped in matching.skipped_target],
+            "skipped_in_source": _rows(matching.skipped_source),
+            "skipped_in_target": _rows(matching.skipped_target),
             "names": dict(self.names),
             "notes": list(self.notes),
             "references": self.references,
         }
+
+
+def _rows(skipped: Sequence[Skipped]) -> list[dict[str, str]]:
+    return [{"name": row.name, "rule": row.rule} for row in skipped]

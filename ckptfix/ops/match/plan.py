@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from ckptfix.align.result import Matching, Pair
-from ckptfix.checkpoint import Checkpoint, Edit, Put, Rename, TensorEntry, reshaped
+from ckptfix.checkpoint import Checkpoint, Edit, Put, Rename, TensorEntry, address, reshaped
 from ckptfix.errors import CkptfixError, NoMatch, NoSuchTensor, Refused
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
@@ -79,7 +79,7 @@ def _tensors(
     entries = {entry.key: entry for entry in listed(checkpoint) if entry.at == at}
     missing = shapes.keys() - entries.keys()
     if missing:
-        raise NoSuchTensor("no such tensor", where=f"{at}/{min(missing)}" if at else min(missing))
+        raise NoSuchTensor("no such tensor", where=address.join(at, min(missing)))
     return {name: reshaped(entries[name], shape) for name, shape in shapes.items()}
 
 
@@ -109,7 +109,7 @@ def with_buffers(slots: Sequence[Slot], matching: Matching) -> dict[str, str]:
     for skipped in matching.skipped_source:
         module, _, leaf = skipped.name.rpartition(".")
         new = f"{modules[module]}.{leaf}" if modules.get(module) else None
-        if new is not None and not skipped.rule.startswith("tied") and new not in taken:
+        if new is not None and not skipped.tied and new not in taken:
             found[skipped.name] = new
             taken.add(new)
     return found

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
-from ckptfix.checkpoint import Checkpoint
+from ckptfix.checkpoint import Checkpoint, address
 from ckptfix.errors import StrPath
 from ckptfix.io.read import Progress
 from ckptfix.io.source import opened_once
@@ -152,7 +152,7 @@ def _draft(
         places = len({change.at for change in renames.changes})
         line = f"{verb} {plural(len(renames.changes), 'key')}, as in {first.old} -> {first.new}"
         if places > 1 or first.at:
-            line += f" ({some(list(dict.fromkeys(change.at or 'top level' for change in renames.changes)))})"
+            line += f" ({some(list(dict.fromkeys(address.shown(change.at) for change in renames.changes)))})"
         if renames.references:
             line += f" (and {plural(renames.references, 'related name')})"
     elif renames.references:

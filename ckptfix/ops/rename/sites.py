@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ckptfix.checkpoint import Checkpoint, NameSite, Rename
+from ckptfix.checkpoint import Checkpoint, NameSite, Rename, address
 from ckptfix.errors import KeyConflict, PartialPrefix, Refused
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
@@ -326,7 +326,7 @@ def _names_elsewhere(checkpoint: Checkpoint, at: str | None) -> set[str]:
     """Names of the state dicts that `at` leaves alone: an optimizer's may be theirs."""
     if at is None:
         return set()
-    sites = [site for site in checkpoint.sites if site.kind == "state_dict" and site.at != at.strip("/")]
+    sites = [site for site in checkpoint.sites if site.kind == "state_dict" and site.at != address.given(at)]
     return {name for site in sites for name in site.names}
 
 

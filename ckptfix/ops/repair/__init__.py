@@ -157,7 +157,7 @@ def _draft(found: Repair, plan: Plan, *, written: bool) -> Draft[RepairResult]:
         plan=plan,
         promise=Promise(found.kept),
         lines=_lines(found, written=written),
-        findings=(*found.notes, *found.left_out, *(loss.finding() for loss in found.losses)),
+        findings=(*found.notes, *(row.finding for row in found.left_out), *(loss.finding() for loss in found.losses)),
         exit_code=LOSSES if found.losses or found.left_out else 0,
     )
 

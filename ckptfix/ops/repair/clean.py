@@ -31,6 +31,14 @@ MOST_PLACES = 3
 """Places of one function that a finding lists."""
 
 
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """What can run code and is left out: the names of the functions, or of the record, and the finding."""
+
+    name: str
+    finding: Finding
+
+
 @dataclass(slots=True)
 class Cleaned:
     """What of an object is left out.
@@ -45,7 +53,7 @@ class Cleaned:
     gone: set[int] = field(default_factory=set)
     items: dict[int, set[int]] = field(default_factory=dict)
     kept: set[int] | None = None
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[LeftOut] = field(default_factory=list)
 
     def lost(self, node: Any) -> bool:
         return self.kept is not None and id(node) not in self.kept
@@ -128,7 +136,7 @@ def _reached(root: Any, out: Cleaned) -> Iterator[int]:
             stack += parts_of(node)
 
 
-def _findings(found: TorchObject, names: dict[int, str], made_by: dict[int, str]) -> Iterator[Finding]:
+def _findings(found: TorchObject, names: dict[int, str], made_by: dict[int, str]) -> Iterator[LeftOut]:
     """A finding for each function, with the first places that hold what it makes."""
     places: dict[str, list[str]] = {name: [] for name in dict.fromkeys(names.values())}
     for at, node in found.values:
@@ -142,19 +150,21 @@ def _findings(found: TorchObject, names: dict[int, str], made_by: dict[int, str]
         held = f" ({shown}{more})" if any(several) else ""
         message = f"{name} can run code: it is left out, with what it makes{held}"
         where = several[0] if several else ""
-        yield table.found("dangerous-global", message, where=where, offset=starts.get(name), severity="warning")
+        made = table.found("dangerous-global", message, where=where, offset=starts.get(name), severity="warning")
+        yield LeftOut(name, made)
 
 
-def clean_records(extras: dict[str, tuple[Data, int | None]]) -> list[Finding]:
+def clean_records(extras: dict[str, tuple[Data, int | None]]) -> list[LeftOut]:
     """Take out the records that hold a pickle which runs code; a finding for each."""
-    out: list[Finding] = []
+    out: list[LeftOut] = []
     for name in list(extras):
         inside = _record(extras[name][0], name)
         bad = _bad(inside)
         if bad or inside.cut:
             del extras[name]
             why = f"a pickle that names {bad}, which can run code" if bad else "packed, and too large to look into"
-            out.append(table.found("hidden-pickle", f"{why}: the record is left out", where=name, severity="warning"))
+            message = f"{why}: the record is left out"
+            out.append(LeftOut(bad or name, table.found("hidden-pickle", message, where=name, severity="warning")))
     return out
 
 
@@ -182,6 +192,6 @@ def _first(chunks: Iterable[bytes]) -> bytes:
     return b"".join(pieces)
 
 
-def listed(findings: Collection[Finding]) -> str:
+def listed(left_out: Collection[LeftOut]) -> str:
     """What was left out, in one line."""
-    return ", ".join(dict.fromkeys(row.where or row.message.partition(" ")[0] for row in findings))
+    return ", ".join(dict.fromkeys(row.finding.where or row.name for row in left_out))

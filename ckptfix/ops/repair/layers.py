@@ -19,7 +19,7 @@ from ckptfix.formats.foreign.archives import CHECKPOINTS
 from ckptfix.formats.safetensors import format as safetensors
 from ckptfix.formats.torch import legacy as torch_legacy
 from ckptfix.formats.torch import zip as torch_zip
-from ckptfix.io.layers import Unpacked, packing_of
+from ckptfix.io.layers import MAX_RATIO, Unpacked, packing_of
 from ckptfix.io.read import read_chunks
 from ckptfix.io.source import BATCH, Source, open_source
 from ckptfix.io.system import named
@@ -30,8 +30,7 @@ from ckptfix.zips.scan import Local, local_at
 
 MAX_LAYERS = 4
 MAX_UNPACKED = 1 << 30
-MAX_RATIO = 100
-"""Packed checkpoints shrink a few times; above the first GiB nothing may unfold more than this."""
+"""Bytes to which anything may unfold; above them nothing may by more than `MAX_RATIO`."""
 
 HEAD = 4096
 

@@ -67,7 +67,7 @@ def repair(
 def _without_tensors(path: str, done: Repair) -> Refused:
     """The error for a file that has nothing to repair: what it is, and what it would do."""
     title = FORMATS[done.format].title
-    names = [row.message.partition(" can run code")[0] for row in done.left_out]
+    names = [row.name for row in done.left_out]
     does = f"; it names {', '.join(names[:4])}, which can run code" if names else ""
     hint = "a checkpoint has tensors: look where the file comes from" if names else None
     return Refused(f"a {title} without a tensor: there is nothing to repair{does}", path=path, hint=hint)

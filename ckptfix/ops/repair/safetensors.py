@@ -14,7 +14,7 @@ from ckptfix.formats.safetensors import format as safetensors
 from ckptfix.formats.safetensors.header import header_of
 from ckptfix.formats.safetensors.ties import follow, ties
 from ckptfix.ops.repair.fill import Donor, Fill, Leaf, constant, with_data
-from ckptfix.ops.repair.torch import TAKEN, Loss, Repair
+from ckptfix.ops.repair.torch import Loss, Repair, taken_from
 
 _LOSS = frozenset({"truncated", "bad-tensor", "unknown-dtype", "duplicate-key"})
 """Where a name stands twice, it is not known which tensor is meant."""
@@ -95,8 +95,8 @@ def _replaced(
     leaf = Leaf(entry.name, entry)
     taken = other.storage(entry.storage, [leaf]) if other is not None else ""
     if not isinstance(taken, str):
-        what = f"{TAKEN}{other.path if other else ''}"
-        return with_data(entry, taken), Loss(entry.name, entry.shape, entry.dtype, reason, what)
+        what = taken_from(other)
+        return with_data(entry, taken), Loss(entry.name, entry.shape, entry.dtype, reason, what, taken=True)
     if fill is not None:
         data, what = constant(fill, [leaf], entry.nbytes, "little")
         return with_data(entry, data), Loss(entry.name, entry.shape, entry.dtype, reason, what)

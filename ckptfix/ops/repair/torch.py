@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ckptfix.checkpoint import Checkpoint, Data, OutputFile, Plan, Storage, TensorEntry, dtypes
+from ckptfix.checkpoint import Checkpoint, Data, OutputFile, Plan, Storage, TensorEntry, address, dtypes
 from ckptfix.errors import DamagedFile, Refused, Unsupported
 from ckptfix.findings.row import Finding, Severity
 from ckptfix.findings.table import found
@@ -16,20 +16,23 @@ from ckptfix.formats.torch.common import expected_bytes, fields
 from ckptfix.formats.torch.object import TorchObject
 from ckptfix.formats.torch.rewrite import legacy_plan, storage_keys
 from ckptfix.formats.torch.tensors import BadTensor, is_tensor, storage_entry, tensor_entry
-from ckptfix.ops.repair.clean import clean, clean_records
+from ckptfix.ops.repair.clean import LeftOut, clean, clean_records
 from ckptfix.ops.repair.fill import Donor, Fill, Leaf, constant
 from ckptfix.ops.repair.wreck import Part, Wreck
 from ckptfix.pickles import Call, PersId
 from ckptfix.pickles.reemit import Rewritten, every_node, reemit
 
-TAKEN = "the tensor of "
-"""How `Loss.filled` begins where the tensor came from another file."""
+
+def taken_from(donor: Donor | None) -> str:
+    """What stands in place of a tensor that came from another file, for `Loss.filled`."""
+    return f"the tensor of {donor.path if donor else ''}"
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
     """A tensor that is not intact, and why; `filled` says what stands in its place, "" if it is left out.
 
+    `taken`: all of it comes from another file, and none of it is made up.
     `shape` and `dtype` are None and "" for a call that describes no tensor.
     """
 
@@ -38,11 +41,12 @@ class Loss:
     dtype: str
     reason: str
     filled: str = ""
+    taken: bool = False
 
     def finding(self) -> Finding:
         what = f"{list(self.shape)} {self.dtype}: {self.reason}" if self.shape is not None else self.reason
         if self.filled:
-            severity: Severity = "info" if self.filled.startswith(TAKEN) else "warning"
+            severity: Severity = "info" if self.taken else "warning"
             return found("filled", f"{what}; filled with {self.filled}", where=self.name, severity=severity)
         return found("lost", what, where=self.name)
 
@@ -64,7 +68,7 @@ class Repair:
     losses: tuple[Loss, ...]
     notes: tuple[Finding, ...]
     plan_to: Callable[[str], Plan] = field(repr=False)
-    left_out: tuple[Finding, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
 
     @property
     def nbytes(self) -> int:
@@ -124,7 +128,8 @@ def repair_torch(wreck: Wreck, *, fill: Fill | None = None, donor: Checkpoint | 
         if not what and (refused := [filled.refused[key] for key in lost if key in filled.refused]):
             reason += f"; not filled: {refused[0]}"
         shape, dtype = (entry.shape, entry.dtype) if entry is not None else (None, "")
-        losses.append(Loss(name, shape, dtype, reason, what))
+        taken = bool(what) and filled.taken.issuperset(lost)
+        losses.append(Loss(name, shape, dtype, reason, what, taken))
     if losses and not kept and not any(loss.filled for loss in losses):
         _refuse_empty(wreck.path, losses)
     for key, data in filled.data.items():
@@ -213,7 +218,7 @@ class _Lookup:
         rows: list[Row] = []
         for at, key, node in found.tensors:
             entry, lost = self.look(node, key, at)
-            rows.append((f"{at}/{key}" if at else key, entry, lost))
+            rows.append((address.join(at, key), entry, lost))
         return rows
 
     def see_all(self, found: TorchObject) -> None:
@@ -269,12 +274,13 @@ class _Lookup:
 class _Filled:
     """Storage key -> its new bytes; -> what they are; -> why it could not be filled from the other file.
 
-    `counts` are the elements of those that get fewer than the pickle promises.
+    `counts` are the elements of those that get fewer than the pickle promises; `taken` came from the other file.
     """
 
     data: dict[str, Data] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
     done: dict[str, str] = field(default_factory=dict)
+    taken: set[str] = field(default_factory=set)
     refused: dict[str, str] = field(default_factory=dict)
 
 
@@ -296,7 +302,8 @@ def _filled(
     for key, several in on.items():
         taken: Data | str = other.storage(storages[key], several) if other is not None else ""
         if not isinstance(taken, str):
-            out.data[key], out.done[key] = taken, f"{TAKEN}{other.path if other else ''}"
+            out.data[key], out.done[key] = taken, taken_from(other)
+            out.taken.add(key)
         elif fill is not None:
             itemsize = dtypes.by_name(storages[key].dtype).itemsize
             count = -(-reached([leaf.entry for leaf in several]) // itemsize)

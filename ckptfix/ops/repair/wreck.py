@@ -21,7 +21,8 @@ from ckptfix.formats.torch import legacy_layout, zip_layout
 from ckptfix.formats.torch.common import fields
 from ckptfix.formats.torch.object import TorchObject, walk
 from ckptfix.formats.torch.tensors import BadTensor
-from ckptfix.formats.torch.zip_layout import MAX_PICKLE, MAX_RATIO
+from ckptfix.formats.torch.zip_layout import MAX_PICKLE
+from ckptfix.io.layers import MAX_RATIO
 from ckptfix.io.read import read_chunks
 from ckptfix.io.source import open_source
 from ckptfix.pickles import Graph, parse

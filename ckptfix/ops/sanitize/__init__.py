@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
-from ckptfix.checkpoint import Checkpoint
+from ckptfix.checkpoint import Checkpoint, address
 from ckptfix.commands import command
 from ckptfix.errors import StrPath
 from ckptfix.findings.row import Finding
@@ -107,7 +107,7 @@ def _sanitized_lines(done: sanitize_op.Sanitized) -> tuple[str, ...]:
     rows: dict[str, list[str]] = {}
     for (at, what, became), count in done.changes.items():
         rows.setdefault(at, []).append(f"{several(count, what) if count > 1 else what} -> {became}")
-    lines = [f"{at or 'top level'}: {', '.join(parts)}" for at, parts in rows.items()]
+    lines = [f"{address.shown(at)}: {', '.join(parts)}" for at, parts in rows.items()]
     unasked = sum(not loss.asked for loss in done.losses)
     asked = [loss.where for loss in done.losses if loss.asked]
     if asked:

@@ -21,7 +21,8 @@ from ckptfix.ops.sanitize.stdlib import LISTS, MAPPINGS, RULES, STATEFUL
 from ckptfix.pickles import Call, Dict, Global, PersId, Set
 from ckptfix.pickles.graph import attributes, pairs
 
-EXTRACT = "a whole module; `ckptfix extract` takes its weights out"
+WHOLE_MODULE = "a whole module"
+EXTRACT = f"{WHOLE_MODULE}; `ckptfix extract` takes its weights out"
 NEVER = {
     "functools.partial": "is a function",
     "functools.partialmethod": "is a function",

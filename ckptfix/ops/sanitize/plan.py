@@ -26,7 +26,7 @@ from ckptfix.ops.candidates import candidates, whole_module
 from ckptfix.ops.choose import refuse_damaged
 from ckptfix.ops.sanitize import versions as versions
 from ckptfix.ops.sanitize.convert import Converter
-from ckptfix.ops.sanitize.objects import EXTRACT
+from ckptfix.ops.sanitize.objects import EXTRACT, WHOLE_MODULE
 from ckptfix.ops.sanitize.report import DROPPED, Loss, Report, Settings
 from ckptfix.pickles import Call, Graph, parse
 from ckptfix.pickles import opcodes as op
@@ -209,12 +209,8 @@ def _nothing_left(checkpoint: Checkpoint, report: Report) -> Refused:
     name = class_name(root) if type(root) is Call else None
     why = report.losses[-1].why if report.losses else "is not a plain value"
     hint = command("extract", checkpoint.path, "OUT") if why == EXTRACT else INSPECT
-    message = f"nothing would be left of it: {name or 'the object'} {_clause(why)}"
+    message = f"nothing would be left of it: {name or 'the object'} {f'is {WHOLE_MODULE}' if why == EXTRACT else why}"
     return Refused(message, path=checkpoint.path, hint=hint)
-
-
-def _clause(why: str) -> str:
-    return "is " + why.partition(";")[0] if why == EXTRACT else why
 
 
 def _refuse_unclean(checkpoint: Checkpoint, pickle: bytes) -> Graph:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ckptfix.checkpoint import ByteRange, Checkpoint, Data, OutputFile, Plan
+from ckptfix.checkpoint.address import join
 from ckptfix.commands import command
 from ckptfix.errors import BadPickle, Refused, Unsupported
 from ckptfix.formats import format_of
@@ -157,7 +158,7 @@ def _optimizers(root: Any) -> tuple[dict[int, Any], tuple[str, ...]]:
             gone[id(node)] = node
             dropped.append(address)
             continue
-        below = [(f"{address}/{name}" if address else name, child) for name, child in children(node)]
+        below = [(join(address, name), child) for name, child in children(node)]
         stack += [(where[:1024], child) for where, child in reversed(below)]
     return gone, tuple(dropped)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ckptfix.checkpoint import ByteRange, Data, contiguous_stride, dtypes, is_contiguous
+from ckptfix.checkpoint.tensors import reach
 from ckptfix.formats.torch import calls
 from ckptfix.formats.torch.common import Storages, fields
 from ckptfix.formats.torch.tensors import BadTensor, dtype_name, sizes, viewed
@@ -181,10 +182,10 @@ def _note_view(found: Mapping[str, Used], node: Call, args: tuple[Any, ...], sto
         raise BadTensor("an offset that is not a count")
     base, _ = viewed(args[0], storages(args[0]))
     first = args[1] * row.itemsize + base * used.itemsize
-    reach = 0 if 0 in shape else 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
-    if reach and first + reach * row.itemsize > used.data.length:
-        raise BadTensor(f"{first + reach * row.itemsize} bytes of storage {used.key} needed, of {used.data.length}")
-    used.views.append(View(args, row.itemsize, shape, stride, first, first + reach * row.itemsize))
+    elements = 0 if 0 in shape else reach(shape, stride)
+    if elements and first + elements * row.itemsize > used.data.length:
+        raise BadTensor(f"{first + elements * row.itemsize} bytes of storage {used.key} needed, of {used.data.length}")
+    used.views.append(View(args, row.itemsize, shape, stride, first, first + elements * row.itemsize))
 
 
 def units_of(used: Used, new_key: Callable[[], str], *, contiguous: bool = False) -> list[Unit]:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ckptfix.checkpoint import Checkpoint, dtypes
+from ckptfix.checkpoint import Checkpoint, address, dtypes
 from ckptfix.errors import CkptfixError, Refused, Undecided, file_name, not_readable
 from ckptfix.formats import FORMATS, open_checkpoint, states, weights_of
 from ckptfix.names.slots import Slot
@@ -216,9 +216,10 @@ def _inspection(path: str, document: Mapping[str, Any], at: str | None) -> Side:
     models = models or [state["at"] for state in states if not state.get("optimizer")] or [""]
     names = [entry["name"] for entry in document["entries"] if isinstance(entry, dict) and "name" in entry]
     rows_of = [Candidate(each, None, _below(names, each)) for each in models]
-    wanted = [row.at for row in choose.narrowed(rows_of)] if at is None else [at.strip("/")]
+    wanted = [row.at for row in choose.narrowed(rows_of)] if at is None else [address.given(at)]
     if len(wanted) > 1:
-        message = f"it holds {len(wanted)} state dicts: {', '.join(state or repr('') for state in wanted)}"
+        which = ", ".join(address.shown(state, to_type=True) for state in wanted)
+        message = f"it holds {len(wanted)} state dicts: {which}"
         raise Undecided(message, choices=tuple(wanted), choice={"like_at": wanted[0]}, path=path)
     prefix = f"{wanted[0]}/" if wanted[0] else ""
     others = [f"{state['at']}/" for state in states if state["at"] and len(state["at"]) >= len(prefix)]

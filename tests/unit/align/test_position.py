@@ -81,9 +81,9 @@ def test_buffers_at_the_end_are_passed_over() -> None:
 def test_a_tied_name_that_the_other_side_lacks_is_passed_over() -> None:
     source = [*slots("w", (5, 4), (4,)), Slot("head.weight", (5, 4), "float32", tied="w0")]
     matching = match(source, slots("v", (5, 4), (4,)))
-    assert matching.skipped_source == (Skipped("head.weight", "tied to w0"),)
+    assert matching.skipped_source == (Skipped("head.weight", "tied to w0", tied=True),)
     back = match(slots("v", (5, 4), (4,)), source)
-    assert back.skipped_target == (Skipped("head.weight", "tied to w0"),)
+    assert back.skipped_target == (Skipped("head.weight", "tied to w0", tied=True),)
     assert back.complete
 
 

@@ -136,7 +136,7 @@ def test_a_bare_state_dict_against_a_nested_one(compare: Compare) -> None:
     assert result.pairings == (Pairing("", "model_state_dict", "main state dict"),)
     assert (result.counts.matched, result.only_a, result.only_b, result.changed) == (2, (), (), ())
     assert result.values == (ValueChange(None, "epoch", None, 3),)
-    assert "Compared the top of A with model_state_dict of B" in " ".join(result.lines)
+    assert "Compared the top level of A with model_state_dict of B" in " ".join(result.lines)
     back = compare({"model_state_dict": model, "epoch": 3}, model)
     assert back.pairings == (Pairing("model_state_dict", "", "main state dict"),)
     assert back.counts.matched == 2
