@@ -20,7 +20,6 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from contextvars import ContextVar
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -154,8 +153,8 @@ class _Descriptor:
             os.close(self.fd)
 
 
-_lock = threading.Lock()
-"""Of the numbers of users."""
+_lock = threading.RLock()
+"""Of all descriptors: opening takes some microseconds."""
 
 
 class _Pool:
@@ -163,35 +162,39 @@ class _Pool:
 
     def __init__(self) -> None:
         self._open: dict[str, _Descriptor] = {}
-        self._lock = threading.Lock()
         self._ended = False
 
     def get(self, name: str) -> _Descriptor:
-        with self._lock:
+        with _lock:
             if self._ended:
                 return _Descriptor(name)
             found = self._open.pop(name, None) or _Descriptor(name)
             self._open[name] = found
-            with _lock:
-                found.users += 1
+            found.users += 1
             if len(self._open) > OPEN_SOURCES:
                 self._open.pop(next(iter(self._open))).release()
             return found
 
     def forget(self, name: str) -> None:
-        with self._lock:
+        with _lock:
             found = self._open.pop(name, None)
-        if found is not None:
-            found.release()
+            if found is not None:
+                found.release()
 
     def close(self) -> None:
-        with self._lock:
+        with _lock:
             self._ended = True
             while self._open:
                 self._open.popitem()[1].release()
 
 
-_pool: ContextVar[_Pool | None] = ContextVar("open files", default=None)
+class _Command(threading.local):
+    """The command that this thread works for."""
+
+    pool: _Pool | None = None
+
+
+_command = _Command()
 
 
 @contextmanager
@@ -200,30 +203,33 @@ def opened_once() -> Iterator[None]:
 
     It decorates whatever reads a file in several steps. The outermost one counts.
     """
-    if _pool.get() is not None:
+    if _command.pool is not None:
         yield
         return
     pool = _Pool()
-    token = _pool.set(pool)
     try:
+        _command.pool = pool
         yield
     finally:
-        _pool.reset(token)
+        _command.pool = None
         pool.close()
 
 
 def forget(name: str) -> None:
     """`name` stands for another file from now on."""
-    pool = _pool.get()
-    if pool is not None:
-        pool.forget(name)
+    if _command.pool is not None:
+        _command.pool.forget(name)
 
 
 def threads(count: int, name: str = "") -> ThreadPoolExecutor:
     """Threads that share the open files of their maker."""
     from concurrent.futures import ThreadPoolExecutor
 
-    return ThreadPoolExecutor(count, name, initializer=_pool.set, initargs=(_pool.get(),))
+    return ThreadPoolExecutor(count, name, initializer=_join, initargs=(_command.pool,))
+
+
+def _join(pool: _Pool | None) -> None:
+    _command.pool = pool
 
 
 class LocalFile(Source):
@@ -235,7 +241,7 @@ class LocalFile(Source):
     """
 
     def __init__(self, name: str) -> None:
-        pool = _pool.get()
+        pool = _command.pool
         self._descriptor: _Descriptor | None = _Descriptor(name) if pool is None else pool.get(name)
         super().__init__(name, self._descriptor.mark.size, self._descriptor.mark, self._descriptor.fd)
 
