@@ -18,7 +18,7 @@ class Storage:
     """A run of bytes that tensors view.
 
     Attributes:
-        key: its name in the file (``"17"`` for the zip record ``archive/data/17``).
+        key: its name in the file (``"17"`` for the zip record ``archive/data/17``); another file may have it too.
         dtype: torch dtype name of its elements (``"float32"``); ``"uint8"`` for an untyped storage.
         nbytes: size in bytes.
         location: location tag, such as ``"cpu"`` or ``"cuda:3"``.
@@ -32,6 +32,11 @@ class Storage:
     location: str
     data: Data | None
     crc32: int | None = None
+
+    @property
+    def identity(self) -> tuple[str, str]:
+        """The file and the key: what distinguishes it from every other storage of a checkpoint of many files."""
+        return file_of(self.data), self.key
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +120,13 @@ class TensorEntry:
             return storage.data.sub(dtypes.by_name(self.dtype).nbytes(self.offset), self.nbytes)
         except ValueError as error:
             raise DamagedFile(f"it reaches outside its storage: {error}", where=self.name) from None
+
+
+def file_of(data: Data | None) -> str:
+    """The file that bytes are read from; ``""`` for none."""
+    if isinstance(data, ByteRange):
+        return data.path
+    return data.sources[0].path if data is not None and data.sources else ""
 
 
 def is_contiguous(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:

@@ -17,7 +17,7 @@ from ckptfix.formats.base import Aspect, Format, plain_weights
 from ckptfix.formats.safetensors import format as safetensors
 from ckptfix.formats.torch import legacy as torch_legacy
 from ckptfix.formats.torch import zip as torch_zip
-from ckptfix.io.read import stamp
+from ckptfix.io.read import mark
 from ckptfix.pickles.collector import without_collections
 
 FORMATS: dict[str, Format] = {
@@ -28,7 +28,7 @@ HEAD = 4096
 
 
 def detect(path: str | os.PathLike[str]) -> Format:
-    """The format of the file at `path`.
+    """The format of the file or folder at `path`.
 
     Raises:
         UnknownFormat: it is none of ours; the message says what it is instead.
@@ -41,7 +41,7 @@ def detect(path: str | os.PathLike[str]) -> Format:
     try:
         status = Path(name).stat()
         if stat.S_ISDIR(status.st_mode):
-            raise base.unknown(name, b"", 0)
+            return by_content(name, b"", 0, folder=True)
         if not stat.S_ISREG(status.st_mode):
             raise NoFile("not a regular file", path=name, hint="write the stream to a file first")
         with open(name, "rb") as file:
@@ -49,11 +49,20 @@ def detect(path: str | os.PathLike[str]) -> Format:
     except OSError as error:
         raise not_readable(error, name) from None
     distributed.refuse_part(name)
-    scored = [(format.score(name, head, status.st_size), index) for index, format in enumerate(FORMATS.values())]
-    best, index = max(scored, key=lambda row: (row[0], -row[1]))
-    if not best:
-        raise base.unknown(name, head, status.st_size)
-    return list(FORMATS.values())[index]
+    return by_content(name, head, status.st_size)
+
+
+def by_content(name: str, head: bytes, size: int, *, folder: bool = False) -> Format:
+    """The format that scores highest for a file that begins with `head`, or for a folder.
+
+    Raises:
+        UnknownFormat: none does.
+    """
+    able = [format for format in FORMATS.values() if format.folder is folder]
+    scores = [format.score(name, head, size) for format in able]
+    if not any(scores):
+        raise base.unknown(name, head, size)
+    return able[scores.index(max(scores))]
 
 
 def format_of(checkpoint: Checkpoint) -> Format:
@@ -95,5 +104,6 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         DamagedFile: it contradicts itself so far that nothing can be listed.
     """
     format = detect(path)
-    before = stamp(path)
-    return replace(format.read(os.fspath(path)), stamp=before)
+    before = mark(path)
+    checkpoint = format.read(os.fspath(path))
+    return checkpoint if checkpoint.files else replace(checkpoint, files=(before,))

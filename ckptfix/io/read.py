@@ -15,7 +15,7 @@ from itertools import accumulate
 from types import TracebackType
 
 from ckptfix.checkpoint import ByteRange, Data, Derived, OutputFile, Segment, segment_length
-from ckptfix.checkpoint.stamp import Stamp
+from ckptfix.checkpoint.stamp import Mark, Stamp
 from ckptfix.commands import command
 from ckptfix.errors import DamagedFile, Truncated, Unsupported, WriteFailed
 from ckptfix.io.system import kind_of, named
@@ -34,6 +34,11 @@ def stamp(path: str | os.PathLike[str]) -> Stamp:
     return Stamp(
         status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_dev, status.st_nlink
     )
+
+
+def mark(path: str | os.PathLike[str]) -> Mark:
+    """The file at `path` as it is now. Raises as `stamp`."""
+    return Mark(os.fspath(path), stamp(path))
 
 
 class PlannedFile(str):

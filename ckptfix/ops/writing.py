@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ckptfix import formats
-from ckptfix.checkpoint import Checkpoint, Edit, OutputFile, Plan
-from ckptfix.checkpoint.stamp import Stamp
-from ckptfix.errors import CkptfixError, DamagedFile, StrPath, printable
+from ckptfix.checkpoint import Checkpoint, Edit, Mark, OutputFile, Plan
+from ckptfix.errors import CkptfixError, DamagedFile, StrPath, file_name, printable
 from ckptfix.findings.row import Finding
 from ckptfix.formats.target import refuse_other_suffix
 from ckptfix.formats.torch import legacy_layout
 from ckptfix.io import write as output
-from ckptfix.io.durable import kept_line
+from ckptfix.io.durable import folder_of, kept_line
 from ckptfix.io.read import Progress, stamp
 from ckptfix.io.replacing import given_up
 from ckptfix.ops.law import audit
@@ -37,7 +36,8 @@ class Draft:
     """What a verb is about to write.
 
     Attributes:
-        source: the input; `stamp` is what `io.read.stamp` returned before it was read.
+        source: the input.
+        read: the files that it was read from, as they were before.
         dest, format: the output.
         promise: what the output has to hold.
         lines: what was done, in one or two sentences.
@@ -46,7 +46,7 @@ class Draft:
     """
 
     source: str
-    stamp: Stamp
+    read: tuple[Mark, ...]
     dest: str
     format: str
     plan: Plan
@@ -71,7 +71,7 @@ class Draft:
         """The draft of a verb that read `checkpoint` and writes `dest`, in the same format by default."""
         return cls(
             source=checkpoint.path,
-            stamp=checkpoint.stamp,
+            read=checkpoint.files,
             dest=os.fspath(dest),
             format=format or checkpoint.format,
             plan=plan,
@@ -82,9 +82,15 @@ class Draft:
         )
 
 
-def open_input(source: StrPath, dest: StrPath, force: bool) -> Checkpoint:
-    """Open `source` after a look at `dest`: a refusal should not wait for a long read."""
-    output.check_destination(dest, [source], overwrite=force)
+def open_input(source: StrPath, dest: StrPath, force: bool, *, folder: bool | None = None) -> Checkpoint:
+    """Open `source` after a look at `dest`: a refusal should not wait for a long read.
+
+    Args:
+        folder: whether `dest` is to be a folder of files; by default, whether `source` is.
+    """
+    if folder is None:
+        folder = Path(file_name(source)).is_dir() and formats.detect(source).folder
+    output.check_destination(dest, [source], overwrite=force, folder=folder)
     return formats.open_checkpoint(source)
 
 
@@ -117,15 +123,17 @@ def carry_out(
     refuse_other_suffix(draft.source, draft.dest, draft.format)
     with about(draft.source):
         plan, account = audit(draft.promise, draft.plan, draft.format)
-    if not stamp(draft.source).same(draft.stamp):
-        raise DamagedFile("it changed while it was read", path=draft.source, hint="wait until its writer is done")
+    for mark in draft.read:
+        if not stamp(mark.path).same(mark.stamp):
+            raise DamagedFile("it changed while it was read", path=mark.path, hint="wait until its writer is done")
     # A folder changes by what is written into it.
-    inputs = {} if Path(draft.source).is_dir() else {draft.source: draft.stamp}
+    inputs = {mark.path: mark.stamp for mark in draft.read if not Path(mark.path).is_dir()}
     replaced = given_up(plan, inputs)
     backup = None
     if not dry_run:
         keep = formats.is_checkpoint if keep_old else None
-        kept = output.write_plan(plan, overwrite=force, keep_old=keep, inputs=inputs, progress=progress)
+        with folder_of(draft.dest) if formats.FORMATS[draft.format].folder else nullcontext():
+            kept = output.write_plan(plan, overwrite=force, keep_old=keep, inputs=inputs, progress=progress)
         backup = kept.get(draft.dest)
     lines = list(draft.lines)
     if account.lost:

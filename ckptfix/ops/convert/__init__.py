@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckptfix.errors import StrPath
+from ckptfix.formats.target import is_folder
 from ckptfix.io.read import Progress
 from ckptfix.ops.convert import plan as convert_op
 from ckptfix.ops.writing import LOSSES, Draft, Result, carry_out, copy_note, open_input
@@ -49,7 +50,7 @@ def convert(
 
     The rest as `strip_module`.
     """
-    checkpoint = open_input(source, dest, force)
+    checkpoint = open_input(source, dest, force, folder=is_folder(to))
     done = convert_op.convert(checkpoint, os.fspath(dest), to=to, at=at, drop_unsupported=drop_unsupported)
     line = f"{plural(done.tensors, 'tensor')} from {checkpoint.format} to {done.format}"
     if done.copied:

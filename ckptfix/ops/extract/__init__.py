@@ -10,7 +10,7 @@ from typing import Any
 from ckptfix.errors import NoSuchFile, StrPath, file_name
 from ckptfix.formats import FORMATS
 from ckptfix.io import write as output
-from ckptfix.io.read import Progress, stamp
+from ckptfix.io.read import Progress, mark
 from ckptfix.ops.extract import plan as extract_op
 from ckptfix.ops.writing import LOSSES, Draft, Result, carry_out
 from ckptfix.pickles.collector import without_collections
@@ -93,14 +93,14 @@ def extract(
     path = file_name(source)
     if not Path(path).exists():
         raise NoSuchFile(path)
-    before = stamp(path)
+    before = mark(path)
     weights, others = extract_op.open_weights(path, at, ema)
     done = extract_op.plan(weights, os.fspath(dest), to=to, drop_unsupported=drop_unsupported)
     done = replace(done, others=others)
     missing = any(finding.id == "not-taken" for finding in done.plan.findings)
     draft = Draft(
         source=path,
-        stamp=before,
+        read=weights.files or (before,),
         dest=os.fspath(dest),
         format=done.format,
         plan=done.plan,

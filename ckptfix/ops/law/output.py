@@ -9,8 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ckptfix.checkpoint import ByteRange, Check, Data, Derived, Plan, Storage, TensorEntry, dtypes
 from ckptfix.errors import CkptfixError, UnknownFormat, WouldLoseData
-from ckptfix.formats import FORMATS
-from ckptfix.io.read import PlannedFile, read_from
+from ckptfix.formats import FORMATS, HEAD, by_content
+from ckptfix.formats.base import Format
+from ckptfix.io.read import PlannedFile, Reader, read_from
 from ckptfix.ops.law.promise import Promise, listed, referred
 
 Place = tuple[str, int, int]
@@ -35,7 +36,7 @@ def storages(entry: TensorEntry) -> Iterator[Storage]:
 
 
 def bytes_of(entries: Iterable[TensorEntry]) -> int:
-    return sum({storage.key: storage.nbytes for entry in entries for storage in storages(entry)}.values())
+    return sum({storage.identity: storage.nbytes for entry in entries for storage in storages(entry)}.values())
 
 
 def _extent(entry: TensorEntry) -> tuple[int, int]:
@@ -45,6 +46,18 @@ def _extent(entry: TensorEntry) -> tuple[int, int]:
         return row.nbytes(entry.offset), row.nbytes(entry.offset)
     reach = 1 + sum((size - 1) * step for size, step in zip(entry.shape, entry.stride, strict=True))
     return row.nbytes(entry.offset), row.nbytes(entry.offset + reach)
+
+
+def planned(name: PlannedFile, format: Format) -> Format:
+    """The format of a planned file: that of the output, or for one file of a folder what its content is.
+
+    Raises:
+        UnknownFormat: it is no checkpoint by itself, as the index of a folder.
+    """
+    if not format.folder:
+        return format
+    with Reader(name) as reader:
+        return by_content(name, reader.read(0, min(HEAD, reader.size)), reader.size)
 
 
 class Output:
@@ -64,7 +77,7 @@ class Output:
         for file in plan.files:
             name = PlannedFile(file)
             try:
-                checkpoint = FORMATS[format].read(name)
+                checkpoint = planned(name, FORMATS[format]).read(name)
                 entries = listed(checkpoint)
             except UnknownFormat:
                 # A program (TorchScript) whose archive was repaired: what it holds is known from its bytes alone.
@@ -152,11 +165,11 @@ class Output:
 
     def unchecked(self, promise: Promise) -> Iterator[Check]:
         """The storages that a checksum of the input covers and none of the output."""
-        seen: set[str] = set()
+        seen: set[tuple[str, str]] = set()
         for storage in (*(one for entry in promise.kept for one in storages(entry)), *promise.storages):
-            if storage.crc32 is None or storage.data is None or storage.key in seen:
+            if storage.crc32 is None or storage.data is None or storage.identity in seen:
                 continue
-            seen.add(storage.key)
+            seen.add(storage.identity)
             if (_place(storage, 0), storage.nbytes, storage.crc32) not in self._sums:
                 yield Check(storage.key, storage.data, storage.crc32)
 

@@ -20,7 +20,7 @@ from ckptfix.errors import NoSuchFile, Refused, StrPath, WriteFailed, file_name
 from ckptfix.findings.row import Finding
 from ckptfix.formats.target import refuse_other_suffix
 from ckptfix.io import write as output
-from ckptfix.io.read import Progress, stamp
+from ckptfix.io.read import Progress, mark
 from ckptfix.names.groups import collapse, shown
 from ckptfix.ops.law.promise import Promise
 from ckptfix.ops.repair.clean import listed
@@ -105,7 +105,7 @@ def repair(
         output.check_destination(dest, files, overwrite=force)
     donor = formats.open_checkpoint(fill_from) if fill_from is not None else None
     side = targets.read(like, allow_import=allow_import) if like is not None else None
-    before = stamp(name)
+    before = mark(name)
     near = os.path.dirname(os.path.abspath(name if dest is None else os.fspath(dest)))  # noqa: PTH100, PTH120
     with ExitStack() as stack:
         folder = cache(lambda: _Folder(near, stack))
@@ -115,7 +115,7 @@ def repair(
         refuse_other_suffix(name, os.fspath(dest), found.format)
         draft = Draft(
             source=name,
-            stamp=before,
+            read=(before,),
             dest=os.fspath(dest),
             format=found.format,
             plan=replace(found.plan_to(os.fspath(dest)), holds=folder),
