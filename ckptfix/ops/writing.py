@@ -82,14 +82,18 @@ class Draft:
         )
 
 
+def is_folder(source: StrPath) -> bool:
+    """Whether `source` is a checkpoint of many files, so that an edited one is a folder too."""
+    return Path(file_name(source)).is_dir() and formats.detect(source).folder
+
+
 def open_input(source: StrPath, dest: StrPath, force: bool, *, folder: bool | None = None) -> Checkpoint:
     """Open `source` after a look at `dest`: a refusal should not wait for a long read.
 
     Args:
         folder: whether `dest` is to be a folder of files; by default, whether `source` is.
     """
-    if folder is None:
-        folder = Path(file_name(source)).is_dir() and formats.detect(source).folder
+    folder = is_folder(source) if folder is None else folder
     output.check_destination(dest, [source], overwrite=force, folder=folder)
     return formats.open_checkpoint(source)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -174,6 +174,24 @@ def test_the_destination_is_of_the_kind_that_is_written(tmp_path: Path) -> None:
         ckptfix.strip_module(source, tmp_path / "there")
     ckptfix.strip_module(source, tmp_path / "there", force=True)
     assert detect(tmp_path / "there") is FORMAT
+
+
+def test_names_are_matched_to_a_model(tmp_path: Path) -> None:
+    source, wanted = made(tmp_path / "in")
+    torch.save({f"net.{name.removeprefix('module.')}": value for name, value in wanted.items()}, tmp_path / "like.pth")
+    (tmp_path / "out").mkdir()
+    done = ckptfix.match(source, tmp_path / "out", like=tmp_path / "like.pth", force=True)
+    assert done.exit_code == 0
+    names = [entry.key for entry in open_checkpoint(tmp_path / "out").entries]
+    assert names == [f"net.{name.removeprefix('module.')}" for name in wanted]
+
+
+@pytest.mark.parametrize("verb", [ckptfix.slim, ckptfix.sanitize])
+def test_a_verb_that_writes_an_object_anew_refuses_it(verb: Callable[..., object], tmp_path: Path) -> None:
+    source, _ = made(tmp_path / "in")
+    with pytest.raises(Unsupported):
+        verb(source, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_dry_run_writes_no_folder(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from ckptfix.ops.choose import refuse_damaged
 from ckptfix.ops.law.promise import Promise
 from ckptfix.ops.match import plan as match_plan
 from ckptfix.ops.target import targets
-from ckptfix.ops.writing import Draft, Result, about, carry_out, write_text
+from ckptfix.ops.writing import Draft, Result, about, carry_out, is_folder, write_text
 from ckptfix.pickles.collector import without_collections
 from ckptfix.words import plural
 
@@ -105,7 +105,7 @@ def match(
 def check(source: StrPath, dest: StrPath, like: StrPath, force: bool) -> None:
     """Refuse a destination that could not be written, or is one of the other files, before a long read."""
     others = [path for path in map(file_name, (source, like)) if Path(path).exists()]
-    output.check_destination(dest, others, overwrite=force)
+    output.check_destination(dest, others, overwrite=force, folder=is_folder(source))
 
 
 @without_collections
