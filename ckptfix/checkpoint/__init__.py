@@ -25,10 +25,13 @@ from ckptfix.checkpoint.places import segment_length as segment_length
 from ckptfix.checkpoint.plan import Check as Check
 from ckptfix.checkpoint.plan import OutputFile as OutputFile
 from ckptfix.checkpoint.plan import Plan as Plan
+from ckptfix.checkpoint.stamp import Mark as Mark
+from ckptfix.checkpoint.stamp import Stamp as Stamp
 from ckptfix.checkpoint.tensors import Kind as Kind
 from ckptfix.checkpoint.tensors import Storage as Storage
 from ckptfix.checkpoint.tensors import TensorEntry as TensorEntry
 from ckptfix.checkpoint.tensors import contiguous_stride as contiguous_stride
+from ckptfix.checkpoint.tensors import file_of as file_of
 from ckptfix.checkpoint.tensors import is_contiguous as is_contiguous
 from ckptfix.checkpoint.tensors import reach as reach
 from ckptfix.checkpoint.tensors import refuse_unusable as refuse_unusable

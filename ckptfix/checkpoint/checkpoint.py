@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, TypeVar
 
-from ckptfix.checkpoint.stamp import UNSEEN, Stamp
+from ckptfix.checkpoint.stamp import Mark
 from ckptfix.checkpoint.tensors import TensorEntry
 from ckptfix.findings.row import Finding
 
@@ -62,9 +62,9 @@ class Checkpoint:
     """A checkpoint as read: names, shapes and places; no tensor byte has been read.
 
     Attributes:
-        path: the file.
-        format: NAME of the format module that read it.
-        size: bytes of the file.
+        path: the file, or the folder of its files.
+        format: name of the format that read it.
+        size: bytes of all files.
         traits: what else the format states about the file, for `inspect` (protocol, zip root, byte order ...).
         byteorder: of the tensor data.
         metadata: string pairs that the format keeps beside the tensors (safetensors ``__metadata__``).
@@ -73,7 +73,7 @@ class Checkpoint:
         fixed_devices: places whose device cannot be edited, as text.
         inside: what the format keeps for its own edits; other code asks the format's functions.
         findings: what reading noticed; building `entries` may add to it.
-        stamp: what `io.read.stamp` returned for the file before it was read, to see that it is still the same.
+        files: the files that it was read from, as they were before, to see that they are still the same.
     """
 
     path: str
@@ -90,7 +90,11 @@ class Checkpoint:
     fixed_devices: tuple[str, ...] = ()
     inside: Inside | None = field(default=None, repr=False, compare=False)
     findings: Sequence[Finding] = ()
-    stamp: Stamp = UNSEEN
+    files: tuple[Mark, ...] = ()
+
+    def size_of(self, path: str) -> int:
+        """Bytes of one of its files."""
+        return next((mark.stamp.size for mark in self.files if mark.path == path), self.size)
 
     @cached_property
     def entries(self) -> tuple[TensorEntry, ...]:

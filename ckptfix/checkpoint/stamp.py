@@ -30,5 +30,9 @@ class Stamp:
         return mine == theirs and (self.ctime_ns == other.ctime_ns or self.links != other.links)
 
 
-UNSEEN = Stamp()
-"""Of no file."""
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A file of a checkpoint, and what it was before it was read."""
+
+    path: str
+    stamp: Stamp

@@ -20,7 +20,7 @@ class Storage:
     """A run of bytes that tensors view.
 
     Attributes:
-        key: its name in the file (``"17"`` for the zip record ``archive/data/17``).
+        key: its name in the file (``"17"`` for the zip record ``archive/data/17``); another file may have it too.
         dtype: torch dtype name of its elements (``"float32"``); ``"uint8"`` for an untyped storage.
         nbytes: size in bytes.
         location: location tag, such as ``"cpu"`` or ``"cuda:3"``.
@@ -34,6 +34,11 @@ class Storage:
     location: str
     data: Data | None
     crc32: int | None = None
+
+    @property
+    def identity(self) -> tuple[str, str]:
+        """The file and the key: what distinguishes it from every other storage of a checkpoint of many files."""
+        return file_of(self.data), self.key
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +127,13 @@ class TensorEntry:
 def reach(shape: Sequence[int], stride: Sequence[int]) -> int:
     """Elements of the storage from the first to the last of a view that has at least one."""
     return 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+
+
+def file_of(data: Data | None) -> str:
+    """The file that bytes are read from; ``""`` for none."""
+    if isinstance(data, ByteRange):
+        return data.path
+    return data.sources[0].path if data is not None and data.sources else ""
 
 
 def is_contiguous(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:

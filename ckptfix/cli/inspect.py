@@ -118,10 +118,10 @@ def chosen(entries: Sequence[TensorEntry], globs: Sequence[str], path: str) -> l
 
 def _table(entries: Sequence[TensorEntry], limit: int) -> Iterator[str]:
     shown = entries[: limit or None]
-    first: dict[str, str] = {}
+    first: dict[tuple[str, str], str] = {}
     for entry in entries:
         if entry.storage is not None:
-            first.setdefault(entry.storage.key, entry.name)
+            first.setdefault(entry.storage.identity, entry.name)
     notes = [_note(entry, first) for entry in shown]
     columns: dict[str, list[str]] = {
         "name": [entry.name for entry in shown],
@@ -137,7 +137,7 @@ def _table(entries: Sequence[TensorEntry], limit: int) -> Iterator[str]:
         yield hidden
 
 
-def _note(entry: TensorEntry, first: dict[str, str]) -> str:
+def _note(entry: TensorEntry, first: dict[tuple[str, str], str]) -> str:
     notes = []
     if entry.kind != "dense":
         notes.append(f"{entry.kind} {entry.detail}".rstrip())
@@ -145,8 +145,8 @@ def _note(entry: TensorEntry, first: dict[str, str]) -> str:
         notes.append("requires grad")
     if not entry.is_contiguous:
         notes.append(f"stride {tables.shape(entry.stride)}")
-    if entry.storage is not None and entry.numel and first[entry.storage.key] != entry.name:
-        notes.append(f"shares storage with {first[entry.storage.key]}")
+    if entry.storage is not None and entry.numel and first[entry.storage.identity] != entry.name:
+        notes.append(f"shares storage with {first[entry.storage.identity]}")
     return ", ".join(notes)
 
 

@@ -10,7 +10,7 @@ import stat
 from dataclasses import replace
 from pathlib import Path
 
-from ckptfix.checkpoint import Checkpoint, TensorEntry
+from ckptfix.checkpoint import Checkpoint, Mark, TensorEntry
 from ckptfix.errors import CkptfixError, NoFile, UnknownFormat, WriteFailed, file_name, not_readable
 from ckptfix.formats import base, distributed
 from ckptfix.formats.base import Aspect, Format, plain_weights
@@ -29,7 +29,7 @@ HEAD = 4096
 
 @opened_once()
 def detect(path: str | os.PathLike[str]) -> Format:
-    """The format of the file at `path`.
+    """The format of the file or folder at `path`.
 
     Raises:
         UnknownFormat: it is none of ours; the message says what it is instead.
@@ -43,7 +43,7 @@ def detect(path: str | os.PathLike[str]) -> Format:
         if is_local(name):
             status = Path(name).stat()
             if stat.S_ISDIR(status.st_mode):
-                raise base.unknown(name, b"", 0)
+                return by_content(name, b"", 0, folder=True)
             if not stat.S_ISREG(status.st_mode):
                 raise NoFile("not a regular file", path=name, hint="write the stream to a file first")
     except OSError as error:
@@ -57,11 +57,20 @@ def detect(path: str | os.PathLike[str]) -> Format:
             raise
         raise not_readable(error.__cause__, name) from None
     distributed.refuse_part(name)
-    scored = [(format.score(name, head, size), index) for index, format in enumerate(FORMATS.values())]
-    best, index = max(scored, key=lambda row: (row[0], -row[1]))
-    if not best:
+    return by_content(name, head, size)
+
+
+def by_content(name: str, head: bytes, size: int, *, folder: bool = False) -> Format:
+    """The format that scores highest for a file that begins with `head`, or for a folder.
+
+    Raises:
+        UnknownFormat: none does.
+    """
+    able = [format for format in FORMATS.values() if format.folder is folder]
+    scores = [format.score(name, head, size) for format in able]
+    if not any(scores):
         raise base.unknown(name, head, size)
-    return list(FORMATS.values())[index]
+    return able[scores.index(max(scores))]
 
 
 def format_of(checkpoint: Checkpoint) -> Format:
@@ -104,5 +113,8 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         DamagedFile: it contradicts itself so far that nothing can be listed.
     """
     format = detect(path)
+    if format.folder:
+        return format.read(os.fspath(path))
     with open_source(path) as source:
-        return replace(format.read(source.name), stamp=source.mark)
+        checkpoint = format.read(source.name)
+        return checkpoint if checkpoint.files else replace(checkpoint, files=(Mark(source.name, source.mark),))

@@ -17,7 +17,6 @@ from ckptfix.pickles import Graph
 
 Aspect = Literal[
     "device", "requires_grad", "parameter", "stride", "detail", "sharing", "objects", "order", "metadata", "checksums",
-    "byteorder",
 ]  # fmt: skip
 """What a file may state beside names, dtypes, shapes and bytes; see `Format.states`."""
 
@@ -77,7 +76,7 @@ class Format:
         states: what its files can state. ``device``, ``requires_grad``, ``parameter``, ``stride`` and ``detail`` are
             fields of a tensor; ``sharing``: tensors that view one storage; ``objects``: any object, not a mapping of
             tensors alone; ``order``: the order of the tensors is that of the state dict; ``metadata``: string pairs
-            beside the tensors; ``checksums``: of the data; ``byteorder``: big-endian data too.
+            beside the tensors; ``checksums``: of the data.
         score: (path, first bytes, size) -> how surely the content is this format; 0 for not at all. `path` may be a
             folder, which has no bytes.
         read: forgiving; builds what it can and notes the rest as findings.

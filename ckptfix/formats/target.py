@@ -38,6 +38,12 @@ def _target_format(dest: str, to: str | None) -> str:
     raise Unsupported(message, path=dest, hint="use another suffix, or --to zip, --to legacy or --to safetensors")
 
 
+def is_folder(to: str | None) -> bool:
+    """Whether the format that the user asks for by `to` writes a folder; one that a suffix names never does."""
+    format = None if to is None else FORMATS.get(ALIASES.get(to.lower(), to.lower()))
+    return format is not None and format.folder
+
+
 def refuse_other_suffix(source: str, dest: str, name: str, *, chosen: bool = False) -> None:
     """A file of one format must not have another's suffix: its reader would take it for that format.
 

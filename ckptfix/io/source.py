@@ -24,7 +24,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from ckptfix.checkpoint import ByteRange
-from ckptfix.checkpoint.stamp import Stamp
+from ckptfix.checkpoint.stamp import Mark, Stamp
 from ckptfix.commands import command
 from ckptfix.errors import Truncated, Unsupported, WriteFailed
 from ckptfix.io.system import kind_of, named
@@ -47,6 +47,11 @@ def stamp(path: str | os.PathLike[str]) -> Stamp:
             return source.mark
     with named(name):
         return _mark(os.stat(name))
+
+
+def mark(path: str | os.PathLike[str]) -> Mark:
+    """The file called `path`, and what it is now. Raises as `stamp`."""
+    return Mark(os.fspath(path), stamp(path))
 
 
 def _mark(status: os.stat_result) -> Stamp:

@@ -44,6 +44,8 @@ def named(path: str, needed: int = 0) -> Iterator[None]:
 def kind_of(mode: int) -> str:
     if stat.S_ISDIR(mode):
         return "a folder"
+    if stat.S_ISREG(mode):
+        return "a file"
     if stat.S_ISFIFO(mode):
         return "a pipe"
     return "a socket" if stat.S_ISSOCK(mode) else "a device"

@@ -278,27 +278,34 @@ def _clean_up(checking: Checking, sources: Sources, outputs: Iterable[_Output]) 
 
 
 def check_destination(
-    dest: str | os.PathLike[str], sources: Iterable[str | os.PathLike[str]] = (), *, overwrite: bool
+    dest: str | os.PathLike[str],
+    sources: Iterable[str | os.PathLike[str]] = (),
+    *,
+    overwrite: bool,
+    folder: bool = False,
 ) -> None:
     """Refuse a destination that `write_plan` could not, or must not, write.
 
     A symbolic link stands for the file that it points to.
 
+    Args:
+        folder: a folder is to be written, of several files.
+
     Raises:
         WouldOverwrite: it is one of `sources` (by name, symlink or hard link), or exists without `overwrite`.
-        Unsupported: it is a folder, a pipe or a device.
-        WriteFailed: its folder does not exist or cannot be written to.
+        Unsupported: it is of another kind: a folder, a pipe, a device; or a file where a folder is to be.
+        WriteFailed: the folder that it is in does not exist or cannot be written to.
     """
     path = file_name(dest, "the output")
     status = _status(path)
     if status is None:
-        if not os.path.basename(path):
+        if not os.path.basename(path) and not folder:
             raise Unsupported("names a folder, not a file", path=path)
-        folder = os.path.dirname(os.path.realpath(path))
-        if not os.path.isdir(folder):
-            raise WriteFailed("its folder does not exist", path=path, hint=f"mkdir -p {quoted(folder)}")
-    elif not stat.S_ISREG(status.st_mode):
-        raise Unsupported(f"is {kind_of(status.st_mode)}, not a file", path=path)
+        around = os.path.dirname(os.path.realpath(path))
+        if not os.path.isdir(around):
+            raise WriteFailed("its folder does not exist", path=path, hint=f"mkdir -p {quoted(around)}")
+    elif not (stat.S_ISDIR if folder else stat.S_ISREG)(status.st_mode):
+        raise Unsupported(f"is {kind_of(status.st_mode)}, not {'a folder' if folder else 'a file'}", path=path)
     else:
         for source in sources:
             there = _status(file_name(source))
@@ -306,8 +313,8 @@ def check_destination(
                 raise WouldOverwrite("the output is the input", path=path, hint="give the output another name")
         if not overwrite:
             raise WouldOverwrite("exists", path=path, hint="give another name, or --force to replace it")
-        folder = os.path.dirname(os.path.realpath(path))
-    if not os.access(folder, os.W_OK | os.X_OK):
+        around = os.path.dirname(os.path.realpath(path))
+    if not os.access(around, os.W_OK | os.X_OK):
         raise WriteFailed("its folder cannot be written to", path=path)
 
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ckptfix.checkpoint import ByteRange, Checkpoint, Data, Derived, Storage, TensorEntry, dtypes
-from ckptfix.checkpoint.stamp import UNSEEN
 from ckptfix.commands import quoted
 from ckptfix.errors import DamagedFile, Refused, Unsupported
 from ckptfix.formats.torch.common import element_sizes, little_endian
@@ -48,13 +47,13 @@ class TensorMaker:
     ) -> None:
         self.checkpoint = checkpoint
         self.verify = verify
-        self.verified: set[str] = set()
+        self.verified: set[tuple[str, str]] = set()
         self.warn = warn
         self.restore = restore
         self.units = element_sizes(checkpoint) if checkpoint.byteorder == "big" else {}
-        self.storages: dict[str, Any] = {}
+        self.storages: dict[tuple[str, str], Any] = {}
         self.maps: dict[str, tuple[Any, int] | None] = {}
-        self.copied: set[str] = set()
+        self.copied: set[tuple[str, str]] = set()
 
     def __call__(self, entry: TensorEntry) -> Any:
         """The tensor of `entry`.
@@ -152,17 +151,17 @@ class TensorMaker:
         """The untyped storage on its device; `itemsize` is what its address must be a multiple of."""
         import torch
 
-        made = self.storages.get(storage.key)
+        made = self.storages.get(storage.identity)
         if made is None:
             if storage.data is None:  # a storage of the meta device, which has no bytes
-                made = self.storages[storage.key] = torch.UntypedStorage(storage.nbytes, device="meta")
+                made = self.storages[storage.identity] = torch.UntypedStorage(storage.nbytes, device="meta")
                 return made
             if self.verify:
                 self.check_storage(storage)
-            data = little_endian(storage.data, self.checkpoint.byteorder, self.units.get(storage.key, itemsize))
-            made = self.storages[storage.key] = self.moved(self.load(data, itemsize), storage.location)
+            data = little_endian(storage.data, self.checkpoint.byteorder, self.units.get(storage.identity, itemsize))
+            made = self.storages[storage.identity] = self.moved(self.load(data, itemsize), storage.location)
             if not (isinstance(data, ByteRange) and _mappable(data, itemsize) and self.mapped(data.path)):
-                self.copied.add(storage.key)
+                self.copied.add(storage.identity)
         return made
 
     def moved(self, storage: Any, location: str) -> Any:
@@ -201,9 +200,9 @@ class TensorMaker:
         Raises:
             DamagedFile: they differ, or cannot be read; it names the record.
         """
-        if storage.key in self.verified or storage.data is None:
+        if storage.identity in self.verified or storage.data is None:
             return
-        self.verified.add(storage.key)
+        self.verified.add(storage.identity)
         # torch can be set not to compute checksums, and writes 0.
         if not storage.crc32 and not isinstance(storage.data, Derived):
             return
@@ -221,7 +220,7 @@ class TensorMaker:
     def forget(self, following: TensorEntry | None = None) -> None:
         """Let go of storages that had to be copied from the file, but for those that `following` needs."""
         entries = () if following is None else (following, *following.parts)
-        used = {part.storage.key for part in entries if part.storage is not None}
+        used = {part.storage.identity for part in entries if part.storage is not None}
         for key in self.copied - used:
             del self.storages[key]
         self.copied &= used
@@ -239,10 +238,9 @@ class TensorMaker:
                 if source.fd is None:
                     self.maps[path] = None
                     return None
-                own = path == self.checkpoint.path
-                size = self.checkpoint.size if own else source.size
+                seen = next((file.stamp for file in self.checkpoint.files if file.path == path), source.mark)
+                size = seen.size
                 whole = torch.UntypedStorage.from_file(path, False, size)
-                seen = self.checkpoint.stamp if own and self.checkpoint.stamp != UNSEEN else source.mark
                 # torch maps by name.
                 if not stamp(path).same(seen):
                     message, hint = "it changed while it was read", "wait until its writer is done"

@@ -165,8 +165,8 @@ def plain_entries(checkpoint: Checkpoint, tensors: Iterable[tuple[str, Any]]) ->
 
 def view(entry: TensorEntry) -> tuple[Any, ...]:
     """What distinguishes a tensor from others of its file, names aside; tensors without data are alike."""
-    key = entry.storage.key if entry.storage is not None else tuple(view(part) for part in entry.parts)
-    return key, entry.dtype, entry.offset, entry.shape, entry.stride
+    where = entry.storage.identity if entry.storage is not None else tuple(view(part) for part in entry.parts)
+    return where, entry.dtype, entry.offset, entry.shape, entry.stride
 
 
 def beside_state_dict(checkpoint: Checkpoint, at: str, taken: Iterable[TensorEntry]) -> list[TensorEntry]:

@@ -8,22 +8,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from ckptfix import formats
-from ckptfix.checkpoint import Checkpoint, Edit, OutputFile, Plan
-from ckptfix.checkpoint.stamp import Stamp
+from ckptfix.checkpoint import Checkpoint, Edit, Mark, OutputFile, Plan
 from ckptfix.errors import DamagedFile, NoSuchFile, StrPath, about, file_name, printable
 from ckptfix.findings.row import Finding
 from ckptfix.formats.target import refuse_other_suffix
 from ckptfix.formats.torch import legacy_layout
 from ckptfix.io import write as output
-from ckptfix.io.durable import kept_line
+from ckptfix.io.durable import folder_of, kept_line
 from ckptfix.io.read import Progress
 from ckptfix.io.replacing import given_up
-from ckptfix.io.source import stamp
+from ckptfix.io.source import mark, stamp
 from ckptfix.ops.law import audit
 from ckptfix.ops.law.promise import Account, Promise
 from ckptfix.words import some
@@ -63,6 +63,7 @@ class Draft(Generic[R]):
     Attributes:
         result: what the verb returns, but for the fields of `Result`, which it is called with.
         format: of the output.
+        read: the files that it was read from, as they were before; the input alone by default.
         promise: what the output has to hold.
         lines: what was done, in one or two sentences.
         findings: what was noticed on the way.
@@ -77,6 +78,13 @@ class Draft(Generic[R]):
     findings: Sequence[Finding] = ()
     exit_code: int = 0
 
+    read: tuple[Mark, ...] = ()
+
+
+def is_folder(source: StrPath) -> bool:
+    """Whether `source` is a checkpoint of many files, so that an edited one is a folder too."""
+    return Path(file_name(source)).is_dir() and formats.detect(source).folder
+
 
 def carry_out(
     source: StrPath | Checkpoint,
@@ -85,6 +93,7 @@ def carry_out(
     how: How,
     *,
     converts: bool = False,
+    folder: bool | None = None,
 ) -> R:
     """Read the checkpoint `source`, let a verb `make` its draft, count it, and write it to `dest`.
 
@@ -92,20 +101,22 @@ def carry_out(
         source: a file, or a checkpoint that is open already.
         make: the verb; it gets the checkpoint and the name of the output. Its errors are about the checkpoint.
         converts: the verb may write another format than it reads.
+        folder: whether `dest` is to be a folder of files; by default, whether `source` is.
 
     Raises:
         Refused: the suffix of the output belongs to another format.
         DamagedFile: the input changed since it was read, or its bytes do not have the checksum that it states.
         CkptfixError: as `formats.open_checkpoint`, `make` and `io.write.write_plan`.
     """
-    refuse_destination(dest, [source.path if isinstance(source, Checkpoint) else source], how)
+    path = source.path if isinstance(source, Checkpoint) else source
+    refuse_destination(dest, [path], how, folder=is_folder(path) if folder is None else folder)
     checkpoint = source if isinstance(source, Checkpoint) else formats.open_checkpoint(source)
     name = os.fspath(dest)
     if not converts:
         refuse_other_suffix(checkpoint.path, name, checkpoint.format)
     with about(checkpoint.path):
         draft = make(checkpoint, name)
-    return _written(draft, checkpoint.path, checkpoint.stamp, name, how)
+    return _written(draft, checkpoint.path, checkpoint.files, name, how)
 
 
 def carry_out_file(
@@ -123,13 +134,18 @@ def carry_out_file(
     """
     refuse_destination(dest, [source, *others], how)
     path, name = existing(source), os.fspath(dest)
-    before = stamp(path)
-    return _written(make(path, name), path, before, name, how)
+    before = mark(path)
+    draft = make(path, name)
+    return _written(draft, path, draft.read or (before,), name, how)
 
 
-def refuse_destination(dest: StrPath, inputs: Iterable[StrPath], how: How) -> None:
-    """Refuse an output that could not be written, or is one of `inputs`: a refusal should not wait for a long read."""
-    output.check_destination(dest, inputs, overwrite=how.force)
+def refuse_destination(dest: StrPath, inputs: Iterable[StrPath], how: How, *, folder: bool = False) -> None:
+    """Refuse an output that could not be written, or is one of `inputs`: a refusal should not wait for a long read.
+
+    Args:
+        folder: it is to be a folder of files.
+    """
+    output.check_destination(dest, inputs, overwrite=how.force, folder=folder)
 
 
 def existing(source: StrPath) -> str:
@@ -144,19 +160,21 @@ def existing(source: StrPath) -> str:
     return path
 
 
-def _written(draft: Draft[R], source: str, before: Stamp, dest: str, how: How) -> R:
+def _written(draft: Draft[R], source: str, read: Iterable[Mark], dest: str, how: How) -> R:
     refuse_other_suffix(source, dest, draft.format)
     with about(source):
         plan, account = audit(draft.promise, draft.plan, draft.format)
-    if not stamp(source).same(before):
-        raise DamagedFile("it changed while it was read", path=source, hint="wait until its writer is done")
+    for file in read:
+        if not stamp(file.path).same(file.stamp):
+            raise DamagedFile("it changed while it was read", path=file.path, hint="wait until its writer is done")
     # A folder changes by what is written into it.
-    inputs = {} if Path(source).is_dir() else {source: before}
+    inputs = {file.path: file.stamp for file in read if not Path(file.path).is_dir()}
     replaced = given_up(plan, inputs)
     backup = None
     if not how.dry_run:
         keep = formats.is_checkpoint if how.keep_old else None
-        kept = output.write_plan(plan, overwrite=how.force, keep_old=keep, inputs=inputs, progress=how.progress)
+        with folder_of(dest) if formats.FORMATS[draft.format].folder else nullcontext():
+            kept = output.write_plan(plan, overwrite=how.force, keep_old=keep, inputs=inputs, progress=how.progress)
         backup = kept.get(dest)
     lines = list(draft.lines)
     if account.lost:

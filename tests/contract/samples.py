@@ -1,7 +1,7 @@
 """How to make and read a file of each format without ckptfix: one line a format.
 
-`SAMPLES[name]` is (save(state dict, path), load(path) -> state dict, suffix, whether it keeps views and ties, bytes
-that listing may read of a file with two tensors: the pickle of a legacy file states its size nowhere).
+`SAMPLES[name]` is (save(state dict, path), load(path) -> state dict, suffix, bytes that listing may
+read of a file with two tensors: the pickle of a legacy file states its size nowhere).
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ class Sample(NamedTuple):
     save: Callable[[State, Path], object]
     load: Callable[[Path], State]
     suffix: str
-    views: bool = True
     ahead: int = 100_000
 
 
@@ -34,11 +33,12 @@ def _legacy(state: State, path: Path) -> None:
 
 
 def _safetensors(state: Any, path: Path) -> None:
-    save_file({name: value.contiguous() for name, value in state.items()}, path, metadata={"format": "pt", "a": "b"})
+    tensors = {name: value.detach().contiguous() for name, value in state.items()}
+    save_file(tensors, path, metadata={"format": "pt", "a": "b"})
 
 
 SAMPLES = {
     "zip": Sample(torch.save, _load, ".pth"),
     "legacy": Sample(_legacy, _load, ".pth", ahead=9_000_000),
-    "safetensors": Sample(_safetensors, load_file, ".safetensors", views=False),
+    "safetensors": Sample(_safetensors, load_file, ".safetensors"),
 }

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from compare import tensor_bytes
-from contract.samples import SAMPLES, Sample
+from contract.samples import SAMPLES
 from kinds import DTYPES, of_dtype, tensor
 from ranges import read_exact
 
@@ -29,16 +29,21 @@ from ckptfix.checkpoint import (
     reshaped,
 )
 from ckptfix.formats import FORMATS, detect, open_checkpoint
+from ckptfix.formats.base import Aspect
 from ckptfix.io import write as output
 
 pytestmark = pytest.mark.parametrize("name", SAMPLES)
 
 
-def state_of(sample: Sample) -> dict[str, torch.Tensor]:
+def states(name: str, *aspects: Aspect) -> bool:
+    return FORMATS[name].states.issuperset(aspects)
+
+
+def state_of(name: str) -> dict[str, torch.Tensor]:
     """A little of everything that all formats can hold."""
     state = {f"module.{dtype}": of_dtype(dtype) for dtype in DTYPES[:10]}
     state |= {"module.scalar": torch.tensor(1.5), "module.empty": torch.empty(0, 3), "module.é": tensor(2)}
-    if sample.views:
+    if states(name, "sharing", "stride", "requires_grad"):
         base = tensor(4, 6)
         state |= {"module.base": base, "module.part": base[1:, ::2], "module.grad": tensor(2).requires_grad_()}
     return state
@@ -47,7 +52,7 @@ def state_of(sample: Sample) -> dict[str, torch.Tensor]:
 def made(name: str, folder: Path, state: dict[str, torch.Tensor] | None = None) -> Path:
     sample = SAMPLES[name]
     path = folder / f"in{sample.suffix}"
-    sample.save(state_of(sample) if state is None else state, path)
+    sample.save(state_of(name) if state is None else state, path)
     return path
 
 
@@ -67,6 +72,62 @@ def test_every_format_has_a_sample(name: str) -> None:
     assert name == format.name and format.title and all(suffix[0] == "." for suffix in format.suffixes)
 
 
+def test_it_states_what_it_says(name: str, tmp_path: Path) -> None:
+    """Of tensors that have all that a format may state, a file keeps what its `states` lists, no less and no more."""
+    base = tensor(4, 6)
+    state = {"v": base, "u": base[1:, ::2], "t": torch.nn.Parameter(tensor(2)), "s": tensor(2).requires_grad_()}
+    path = made(name, tmp_path, state)
+    checkpoint = open_checkpoint(path)
+    found = {entry.key: entry for entry in checkpoint.entries}
+    storages = {key: entry.storage for key, entry in found.items() if entry.storage is not None}
+    moved = open_checkpoint(edited(name, path, SetLocation({"cpu": "cuda:3"})))
+    kept: dict[Aspect, bool] = {
+        "device": moved.entries[0].location == "cuda:3",
+        "requires_grad": found["s"].requires_grad,
+        "parameter": found["t"].parameter,
+        "stride": not found["u"].is_contiguous,
+        "sharing": storages["v"].identity == storages["u"].identity,
+        "order": list(found) == list(state),
+        "metadata": bool(checkpoint.metadata),
+        "checksums": all(storage.crc32 is not None for storage in storages.values()),
+    }
+    assert {aspect for aspect, held in kept.items() if held} == FORMATS[name].states - {"objects", "detail"}
+    if states(name, "objects"):
+        torch_file = tmp_path / "object"
+        SAMPLES[name].save({"epoch": 3, "model": state}, torch_file)  # type: ignore[dict-item]
+        assert [entry.at for entry in open_checkpoint(torch_file).entries] == ["model"] * 4
+        assert dict(open_checkpoint(torch_file).values()) == {"epoch": 3}
+
+
+def test_what_it_refuses_it_does_not_write(name: str, tmp_path: Path) -> None:
+    path = made("zip", tmp_path, {"dense": tensor(2), "sparse": torch.eye(3).to_sparse()})
+    entries = {entry.key: entry for entry in open_checkpoint(path).entries}
+    format = FORMATS[name]
+    assert format.refuses(entries["dense"]) is None
+    if (why := format.refuses(entries["sparse"])) is not None:
+        assert "sparse" in why
+        with pytest.raises(errors.WouldLoseData):
+            format.plan_write([*entries.values()], str(tmp_path / "out"))
+
+
+def test_weights_are_the_tensors_with_their_ties(name: str, tmp_path: Path) -> None:
+    """A fresh file of tied tensors and views gives them back, in their order."""
+    base = tensor(4, 6)
+    state = {"v": base, "u": base[1:3], "t": base, "s": tensor(2)}
+    entries = open_checkpoint(made("zip", tmp_path, state)).entries
+    format = FORMATS[name]
+    kept, metadata, _ = format.share(entries)
+    checkpoint = open_checkpoint(write(format.plan_write(kept, str(tmp_path / "out"), metadata=metadata)))
+    for at in (None, ""):
+        found = {entry.key: entry for entry in format.weights(checkpoint, at)}
+        assert list(found) == list(state)
+        assert found["t"] == dataclasses.replace(found["v"], key="t")
+        assert found["u"].storage == found["v"].storage and found["u"].offset == 6
+    assert format.weights(checkpoint, "elsewhere") == ()
+    names = {entry.key for entry in format.weights(checkpoint, views=False)}
+    assert names == set(state) == {entry.key for entry in checkpoint.entries} | set(format.ties(checkpoint))
+
+
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors", ".txt", ".zip", ""])
 def test_it_is_found_by_content(name: str, suffix: str, tmp_path: Path) -> None:
     path = made(name, tmp_path).rename(tmp_path / f"other{suffix}")
@@ -80,14 +141,14 @@ def test_entries_are_those_of_the_library(name: str, tmp_path: Path) -> None:
     wanted = SAMPLES[name].load(path)
     entries = {entry.key: entry for entry in open_checkpoint(path).entries}
     assert set(entries) == set(wanted)
-    assert not SAMPLES[name].views or list(entries) == list(wanted)
+    assert not states(name, "order") or list(entries) == list(wanted)
     for key, value in wanted.items():
         entry = entries[key]
         assert (entry.at, entry.dtype, entry.kind) == ("", str(value.dtype).removeprefix("torch."), "dense"), key
         assert (entry.shape, entry.stride) == (tuple(value.shape), value.stride()), key
         assert entry.requires_grad == value.requires_grad and entry.location == "cpu"
         assert entry.offset == value.storage_offset() and entry.storage is not None
-        assert not SAMPLES[name].views or entry.storage.nbytes == value.untyped_storage().nbytes()
+        assert not states(name, "sharing") or entry.storage.nbytes == value.untyped_storage().nbytes()
 
 
 def test_data_are_the_bytes_of_the_tensor(name: str, tmp_path: Path) -> None:
@@ -102,7 +163,7 @@ def test_data_are_the_bytes_of_the_tensor(name: str, tmp_path: Path) -> None:
 
 
 def test_ties_are_one_storage(name: str, tmp_path: Path) -> None:
-    if not SAMPLES[name].views:
+    if not states(name, "sharing"):
         pytest.skip("the format has no shared storages")
     base = tensor(4)
     entries = open_checkpoint(made(name, tmp_path, {"a": base, "b": base[1:], "c": tensor(4)})).entries
@@ -255,7 +316,7 @@ def test_move(name: str, tmp_path: Path) -> None:
     path = made(name, tmp_path)
     out = edited(name, path, SetLocation({"cpu": "cuda:3"}))
     locations = {entry.location for entry in open_checkpoint(out).entries}
-    if not SAMPLES[name].views:  # a format without devices stays as it is
+    if not states(name, "device"):  # a format without devices stays as it is
         assert locations == {"cpu"} and out.read_bytes() == path.read_bytes()
     else:
         assert locations == {"cuda:3"}

@@ -95,7 +95,7 @@ def read(path: str, at: str | None = None) -> Weights | None:
         message = f"{len(names)} models with {kind} in it" + (f": {', '.join(names)}" if names else "")
         raise Refused(message, path=path, hint=hint)
     made = _weights(program, names[0], kind)
-    check_whole(made, program.size)
+    check_whole(made, lambda _: program.size)
     return made
 
 

@@ -197,7 +197,7 @@ def _weights(
         findings=findings,
         byteorder=program.byteorder,
     )
-    check_whole(made, program.size)
+    check_whole(made, lambda _: program.size)
     return made
 
 

@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeGuard
 
-from ckptfix.checkpoint import ByteRange, TensorEntry
+from ckptfix.checkpoint import TensorEntry
 from ckptfix.checkpoint.tensors import reach
 from ckptfix.errors import CkptfixError
 from ckptfix.findings.row import Finding
@@ -63,14 +63,13 @@ def share_plan(
         if storage is None or entry.kind != "dense" or not entry.numel:
             kept.append(entry)
             continue
-        place = (storage.key, storage.data.path if isinstance(storage.data, ByteRange) else "")
-        same = first.setdefault((place, entry.dtype, entry.offset, entry.shape, entry.stride), entry)
+        same = first.setdefault((storage.identity, entry.dtype, entry.offset, entry.shape, entry.stride), entry)
         if same is not entry and entry.key not in _NO_TIES:
             left_out[entry.key] = same.key
             order[entry.key] = index
             continue
         kept.append(entry)
-        storages.setdefault(place, []).append(_Extent.of(index, entry))
+        storages.setdefault(storage.identity, []).append(_Extent.of(index, entry))
     for extents in storages.values():
         if len(extents) > 1:
             _find_views(extents, views, findings)

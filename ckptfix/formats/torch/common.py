@@ -169,13 +169,13 @@ def fields(persid: PersId) -> tuple[str, str, str, int]:
     return str(key), dtype, str(location), numel
 
 
-def element_sizes(checkpoint: Checkpoint) -> dict[str, int]:
-    """Storage key -> bytes of the unit whose byte order matters; complex numbers are two such units.
+def element_sizes(checkpoint: Checkpoint) -> dict[tuple[str, str], int]:
+    """`Storage.identity` -> bytes of the unit whose byte order matters; complex numbers are two such units.
 
     Raises:
         BadPickle: two tensors read one storage with different units.
     """
-    sizes: dict[str, int] = {}
+    sizes: dict[tuple[str, str], int] = {}
     stack = list(checkpoint.entries)
     while stack:
         entry = stack.pop()
@@ -184,7 +184,7 @@ def element_sizes(checkpoint: Checkpoint) -> dict[str, int]:
             continue
         row = dtypes.by_name(entry.dtype)
         size = row.itemsize // 2 if row.family == "complex" or row.name == "complex32" else row.itemsize
-        if sizes.setdefault(entry.storage.key, size) != size:
+        if sizes.setdefault(entry.storage.identity, size) != size:
             message = "a big-endian storage is read with two element sizes"
             raise BadPickle(message, path=checkpoint.path, where=entry.name)
     return sizes

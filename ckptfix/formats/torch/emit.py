@@ -41,17 +41,18 @@ class _Storages:
     """The storages of the new file, under new keys in the order of first use."""
 
     legacy: bool
-    keys: dict[str, str] = field(default_factory=dict)
+    keys: dict[tuple[str, str], str] = field(default_factory=dict)
     rows: list[tuple[str, Data, int | None]] = field(default_factory=list)
     itemsizes: dict[str, int] = field(default_factory=dict)
 
     def key(self, storage: Storage, where: str) -> str:
         if storage.data is None:
             raise WouldLoseData("its data is not in the file (a tensor on the meta device)", where=where)
-        if storage.key not in self.keys:
-            self.keys[storage.key] = str(len(self.keys))
-            self.rows.append((self.keys[storage.key], storage.data, storage.crc32))
-        return self.keys[storage.key]
+        known = self.keys.get(storage.identity)
+        if known is None:
+            known = self.keys[storage.identity] = str(len(self.keys))
+            self.rows.append((known, storage.data, storage.crc32))
+        return known
 
     def reference(self, kind: Global, storage: Storage, count: int, where: str) -> PersId:
         key = self.key(storage, where)

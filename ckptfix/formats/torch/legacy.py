@@ -137,11 +137,11 @@ def plan_write(entries: Sequence[TensorEntry], dest: str, *, metadata: Mapping[s
     """A fresh file that holds the state dict of `entries` as an OrderedDict."""
     refuse_unloadable(entries, dest)
     pickle, storages = torch_emit.state_dict_pickle(entries, legacy=True)
-    itemsizes: dict[str, int] = {}
+    itemsizes: dict[tuple[str, str], int] = {}
     for entry in entries:
         row = dtypes.by_name(entry.dtype)
         assert entry.storage is not None
-        itemsizes.setdefault(entry.storage.key, row.itemsize if row.storage_class else 1)
+        itemsizes.setdefault(entry.storage.identity, row.itemsize if row.storage_class else 1)
     sized = [(key, data, size) for (key, data, _), size in zip(storages, itemsizes.values(), strict=True)]
     return Plan((OutputFile.of(dest, fresh(pickle, sized)),))
 

@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from ckptfix.checkpoint import ByteRange, Checkpoint, Data, OutputFile, Plan, dtypes
+from ckptfix.checkpoint import ByteRange, Checkpoint, Data, OutputFile, Plan, dtypes, file_of
 from ckptfix.errors import DamagedFile, Unsupported
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
@@ -50,7 +50,7 @@ def to_legacy(checkpoint: Checkpoint, dest: str) -> Plan:
     for persid, key, itemsize, data, crc32 in _references(checkpoint):
         _beside(persid, checkpoint.path)
         out.patch(Patch(persid.tuple_end, persid.tuple_end, b"N"))
-        data = little_endian(data, checkpoint.byteorder, units.get(key, itemsize))
+        data = little_endian(data, checkpoint.byteorder, units.get((file_of(data), key), itemsize))
         out.storages.setdefault(key, (data, crc32, itemsize))
     pickle = splice(parts.graph, out.patches.values())
     storages = [(key, data, itemsize) for key, (data, _, itemsize) in out.storages.items()]

@@ -5,11 +5,11 @@ Sources are state dicts inside a checkpoint, whole pickled modules, TorchScript 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from ckptfix.checkpoint import Checkpoint, Derived, OutputFile, Plan, Storage, TensorEntry
+from ckptfix.checkpoint import Checkpoint, Derived, Mark, OutputFile, Plan, Storage, TensorEntry
 from ckptfix.errors import Truncated, WouldLoseData
 from ckptfix.findings.row import Finding
 from ckptfix.formats.torch import emit as torch_emit
@@ -35,6 +35,7 @@ class Weights:
         findings: what it may lack; ids ``not-taken`` are losses.
         byteorder: of the data.
         beside: the other tensors of the file.
+        files: of the checkpoint that it was in; none for a program.
     """
 
     path: str
@@ -48,6 +49,7 @@ class Weights:
     findings: tuple[Finding, ...] = ()
     byteorder: Literal["little", "big"] = "little"
     beside: tuple[TensorEntry, ...] = ()
+    files: tuple[Mark, ...] = ()
 
     def as_checkpoint(self) -> Checkpoint:
         """The same as a checkpoint that holds nothing else."""
@@ -62,8 +64,8 @@ class Weights:
         )
 
 
-def check_whole(weights: Weights, size: int) -> None:
-    """Refuse tensors whose bytes the file of `size` bytes does not have.
+def check_whole(weights: Weights, size_of: Callable[[str], int]) -> None:
+    """Refuse tensors whose bytes a file does not have, by the sizes that `size_of` gives.
 
     Raises:
         WouldLoseData: on the meta device.
@@ -80,7 +82,7 @@ def check_whole(weights: Weights, size: int) -> None:
             message = "its data is not in the file (a tensor on the meta device)"
             raise WouldLoseData(message, path=weights.path, where=entry.name)
         for part in data.sources if isinstance(data, Derived) else (data,):
-            if part.end > size:
+            if part.end > (size := size_of(part.path)):
                 message = f"{part.length:,} bytes promised, {max(size - part.offset, 0):,} left"
                 hint = truncated_hint(weights.path)
                 raise Truncated(message, path=weights.path, where=entry.name, offset=part.offset, hint=hint)
@@ -113,7 +115,7 @@ def _little(weights: Weights) -> Weights:
     def turn(storage: Storage) -> Storage:
         if storage not in turned:
             assert storage.data is not None
-            data = little_endian(storage.data, "big", units.get(storage.key, 1))
+            data = little_endian(storage.data, "big", units.get(storage.identity, 1))
             turned[storage] = replace(storage, data=data, crc32=None)
         return turned[storage]
 

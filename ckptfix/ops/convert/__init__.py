@@ -8,6 +8,7 @@ from typing import Any
 
 from ckptfix.checkpoint import Checkpoint
 from ckptfix.errors import StrPath
+from ckptfix.formats.target import is_folder
 from ckptfix.io.read import Progress
 from ckptfix.io.source import opened_once
 from ckptfix.ops.convert import plan as convert_op
@@ -79,4 +80,4 @@ def convert(
         )
 
     how = How(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
-    return carry_out(source, dest, make, how, converts=True)
+    return carry_out(source, dest, make, how, converts=True, folder=is_folder(to))

@@ -76,7 +76,11 @@ def convert(
 
 
 def _copied(checkpoint: Checkpoint, dest: str) -> Conversion:
-    plan = Plan((OutputFile.of(dest, (ByteRange(checkpoint.path, 0, checkpoint.size),)),))
+    format = format_of(checkpoint)
+    if format.folder:
+        plan = format.plan_edit(checkpoint, (), dest)
+    else:
+        plan = Plan((OutputFile.of(dest, (ByteRange(checkpoint.path, 0, checkpoint.size),)),))
     return Conversion(plan, checkpoint.format, None, len(checkpoint.entries), everything(checkpoint), copied=True)
 
 
@@ -126,7 +130,7 @@ def little(checkpoint: Checkpoint, entries: Sequence[TensorEntry]) -> list[Tenso
     for entry in entries:
         storage = entry.storage
         assert storage is not None
-        data = little_endian(row_major(entry), "big", units[storage.key])
+        data = little_endian(row_major(entry), "big", units[storage.identity])
         turned = replace(storage, key=entry.key, nbytes=entry.nbytes, data=data, crc32=None)
         out.append(replace(entry, storage=turned, offset=0, stride=contiguous_stride(entry.shape)))
     return out

@@ -246,8 +246,8 @@ def sharing(pairs: Iterable[tuple[TensorEntry, TensorEntry]]) -> Iterator[Sharin
 
 def _groups(entries: Iterable[TensorEntry]) -> dict[frozenset[int], None]:
     """The sets of positions whose tensors share a storage, in order."""
-    by_storage: defaultdict[str, list[int]] = defaultdict(list)
+    by_storage: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
     for index, entry in enumerate(entries):
         if entry.storage is not None and entry.numel:
-            by_storage[entry.storage.key].append(index)
+            by_storage[entry.storage.identity].append(index)
     return dict.fromkeys(frozenset(group) for group in by_storage.values() if len(group) > 1)

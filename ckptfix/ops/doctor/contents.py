@@ -179,8 +179,8 @@ def _sizes(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 def _sharing(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Tied tensors, overlapping ones, and storages that are larger than what views them."""
-    whole: dict[str, int] = {}
-    ends: dict[str, list[tuple[int, int, str]]] = defaultdict(list)
+    whole: dict[tuple[str, str], int] = {}
+    ends: dict[tuple[str, str], list[tuple[int, int, str]]] = defaultdict(list)
     ties: dict[tuple[object, ...], list[str]] = defaultdict(list)
     stack: list[TensorEntry] = list(checkpoint.entries)
     ats = {state.at for state in weights(checkpoint)}
@@ -190,14 +190,14 @@ def _sharing(checkpoint: Checkpoint) -> Iterator[Finding]:
         storage = entry.storage
         if storage is None or storage.data is None:
             continue
-        whole[storage.key] = storage.nbytes
+        whole[storage.identity] = storage.nbytes
         size = dtypes.by_name(entry.dtype)
         if not entry.numel:
             continue
         stop = entry.offset + reach(entry.shape, entry.stride)
-        ends[storage.key].append((size.nbytes(entry.offset), size.nbytes(stop), entry.name))
+        ends[storage.identity].append((size.nbytes(entry.offset), size.nbytes(stop), entry.name))
         if entry.at in ats:
-            ties[storage.key, entry.dtype, entry.offset, entry.shape, entry.stride].append(entry.key)
+            ties[storage.identity, entry.dtype, entry.offset, entry.shape, entry.stride].append(entry.key)
     tied = [sorted(names) for names in ties.values() if len(names) > 1]
     if tied:
         shown = "; ".join(" = ".join(names[:4]) for names in sorted(tied)[:3])
@@ -226,7 +226,7 @@ def _overlaps(checkpoint: Checkpoint, ats: set[str]) -> Iterator[Finding]:
         shared = defaultdict(list)
         for entry in inside.get(at, ()):
             if entry.storage is not None and entry.kind == "dense":
-                shared[entry.storage.key].append(entry)
+                shared[entry.storage.identity].append(entry)
         groups: Sequence[TensorEntry] = [entry for group in shared.values() if len(group) > 1 for entry in group]
         if groups:
             _, _, findings = share_plan(groups)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ckptfix.checkpoint import ByteRange, Checkpoint
+from ckptfix.checkpoint import ByteRange, Checkpoint, file_of
 from ckptfix.checkpoint.address import is_inside
 from ckptfix.commands import verbatim
 from ckptfix.errors import (
@@ -266,15 +266,15 @@ def _pieces(checkpoint: Checkpoint, view: Checkpoint) -> list[scan_records.Piece
         storage = entry.storage
         if storage is None or storage.data is None:
             continue
-        piece = pieces.get(storage.key)
+        piece = pieces.get(storage.identity)
         if piece is None:
-            piece = pieces[storage.key] = scan_records.Piece(storage.key, storage.data, storage.crc32)
+            piece = pieces[storage.identity] = scan_records.Piece(storage.key, storage.data, storage.crc32)
         if whole.name in judged:
             piece.dtype = piece.dtype or entry.dtype
             piece.entries.append(entry)
     archive = torch_zip.archive_of(checkpoint)
     if archive is None:
-        return [piece for piece in pieces.values() if _inside(piece, checkpoint.size)]
+        return [piece for piece in pieces.values() if _inside(piece, checkpoint.size_of(file_of(piece.data)))]
     prefix = f"{archive.root}/data/"
     for piece in pieces.values():
         piece.where = f"{prefix}{piece.where}"

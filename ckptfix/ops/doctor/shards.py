@@ -130,7 +130,7 @@ def _others(folder: Path, listed: Mapping[str, Sequence[str]]) -> Iterator[Findi
 def _bytes(checkpoint: Checkpoint) -> int:
     seen: dict[object, int] = {}
     for entry in checkpoint.entries:
-        place = (entry.storage.key if entry.storage else entry.name, entry.offset, entry.shape)
+        place = (entry.storage.identity if entry.storage else entry.name, entry.offset, entry.shape)
         seen[place] = entry.nbytes
     return sum(seen.values())
 

@@ -110,6 +110,7 @@ def extract(
             format=done.format,
             plan=done.plan,
             promise=done.promise(),
+            read=weights.files,
             lines=_lines(done),
             findings=done.plan.findings,
             exit_code=LOSSES if done.lost or missing else 0,

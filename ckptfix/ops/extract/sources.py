@@ -40,7 +40,8 @@ def read(checkpoint: Checkpoint, candidate: Candidate) -> Weights:
         hint = "copy or download the file again"
         raise DamagedFile("the pickle does not match its CRC-32", path=checkpoint.path, where="data.pkl", hint=hint)
     made = _of_module(checkpoint, candidate) if candidate.module is not None else _of_mapping(checkpoint, candidate.at)
-    check_whole(made, checkpoint.size)
+    made = replace(made, files=checkpoint.files)
+    check_whole(made, checkpoint.size_of)
     refuse_damaged(checkpoint, MISREAD, candidate.at)
     if candidate.module is None:
         beside = [entry for entry in checkpoint.entries if entry.at != candidate.at]

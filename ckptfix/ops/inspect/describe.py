@@ -109,13 +109,13 @@ def _row(entry: TensorEntry) -> dict[str, Any]:
 def inspect(checkpoint: Checkpoint) -> Inspection:
     """Describe `checkpoint`; no tensor byte is read."""
     entries = checkpoint.entries
-    storages: dict[str, int] = {}
+    storages: dict[tuple[str, str], int] = {}
     stack = list(entries)
     while stack:
         entry = stack.pop()
         stack.extend(entry.parts)
         if entry.storage is not None:
-            storages[entry.storage.key] = entry.storage.nbytes
+            storages[entry.storage.identity] = entry.storage.nbytes
     names = [name for site in checkpoint.sites if site.kind == "state_dict" for name in site.names]
     parts = pickled(checkpoint)
     graph = None if parts is None else parts.graph

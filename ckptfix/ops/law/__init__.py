@@ -45,8 +45,9 @@ def audit(promise: Promise, plan: Plan, format: str) -> tuple[Plan, Account]:
         missing = sum(not out.take(part, promise) for part in parts)
         if missing or (promise.names_stay and not put and any(out.has_other(part) for part in parts)):
             lost.append(entry.name)
-    covered = {storage.key for entry in promise.kept for storage in storages(entry)}
-    for storage in {storage.key: storage for storage in promise.storages if storage.key not in covered}.values():
+    covered = {storage.identity for entry in promise.kept for storage in storages(entry)}
+    others = (storage for storage in promise.storages if storage.identity not in covered)
+    for storage in {storage.identity: storage for storage in others}.values():
         if not out.holds(storage):
             lost.append(f"storage {storage.key}")
     left = [

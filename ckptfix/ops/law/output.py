@@ -10,9 +10,11 @@ from itertools import chain
 from ckptfix.checkpoint import ByteRange, Check, Data, Derived, Plan, Storage, TensorEntry, dtypes, same_bytes
 from ckptfix.checkpoint.tensors import reach
 from ckptfix.errors import CkptfixError, UnknownFormat, WouldLoseData
-from ckptfix.formats import FORMATS
+from ckptfix.formats import FORMATS, HEAD, by_content
+from ckptfix.formats.base import Format
 from ckptfix.io.planned import PlannedFile
 from ckptfix.io.read import read_from
+from ckptfix.io.source import open_source
 from ckptfix.ops.law.promise import Promise, listed, referred
 
 Place = tuple[str, int, int]
@@ -40,7 +42,7 @@ def storages(entry: TensorEntry) -> Iterator[Storage]:
 
 
 def bytes_of(entries: Iterable[TensorEntry]) -> int:
-    return sum({storage.key: storage.nbytes for entry in entries for storage in storages(entry)}.values())
+    return sum({storage.identity: storage.nbytes for entry in entries for storage in storages(entry)}.values())
 
 
 def _extent(entry: TensorEntry) -> tuple[int, int]:
@@ -49,6 +51,18 @@ def _extent(entry: TensorEntry) -> tuple[int, int]:
     if not entry.numel:
         return row.nbytes(entry.offset), row.nbytes(entry.offset)
     return row.nbytes(entry.offset), row.nbytes(entry.offset + reach(entry.shape, entry.stride))
+
+
+def planned(name: PlannedFile, format: Format) -> Format:
+    """The format of a planned file: that of the output, or for one file of a folder what its content is.
+
+    Raises:
+        UnknownFormat: it is no checkpoint by itself, as the index of a folder.
+    """
+    if not format.folder:
+        return format
+    with open_source(name) as reader:
+        return by_content(name, reader.read(0, min(HEAD, reader.size)), reader.size)
 
 
 class Output:
@@ -69,7 +83,7 @@ class Output:
         for file in plan.files:
             name = PlannedFile(file)
             try:
-                checkpoint = FORMATS[format].read(name)
+                checkpoint = planned(name, FORMATS[format]).read(name)
                 entries = listed(checkpoint)
             except UnknownFormat:
                 # A program (TorchScript) whose archive was repaired: what it holds is known from its bytes alone.
@@ -161,11 +175,11 @@ class Output:
 
     def unchecked(self, promise: Promise) -> Iterator[Check]:
         """The storages that a checksum of the input covers and none of the output."""
-        seen: set[str] = set()
+        seen: set[tuple[str, str]] = set()
         for storage in (*(one for entry in promise.kept for one in storages(entry)), *promise.storages):
-            if storage.crc32 is None or storage.data is None or storage.key in seen:
+            if storage.crc32 is None or storage.data is None or storage.identity in seen:
                 continue
-            seen.add(storage.key)
+            seen.add(storage.identity)
             if (_place(storage, 0), storage.nbytes, storage.crc32) not in self._sums:
                 yield Check(storage.key, storage.data, storage.crc32)
 

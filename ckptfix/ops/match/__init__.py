@@ -25,7 +25,17 @@ from ckptfix.ops.choose import refuse_damaged
 from ckptfix.ops.law.promise import Promise
 from ckptfix.ops.match import plan as match_plan
 from ckptfix.ops.target import targets
-from ckptfix.ops.writing import Draft, How, Result, carry_out, looked_at, plan_edits, refuse_destination, write_text
+from ckptfix.ops.writing import (
+    Draft,
+    How,
+    Result,
+    carry_out,
+    is_folder,
+    looked_at,
+    plan_edits,
+    refuse_destination,
+    write_text,
+)
 from ckptfix.pickles.collector import without_collections
 from ckptfix.words import plural
 
@@ -107,7 +117,7 @@ def match(
 def check(source: StrPath, dest: StrPath, like: StrPath, force: bool) -> None:
     """Refuse a destination that could not be written, or is one of the other files, before a long read."""
     others = [path for path in map(file_name, (source, like)) if Path(path).exists()]
-    refuse_destination(dest, others, How(force=force))
+    refuse_destination(dest, others, How(force=force), folder=is_folder(source))
 
 
 @without_collections

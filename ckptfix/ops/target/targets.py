@@ -91,7 +91,7 @@ def of_candidate(checkpoint: Checkpoint, row: Candidate) -> Side:
     entries = state_dict_of(checkpoint, row) if row.module is not None else weights_of(checkpoint, row.at, views=False)
     slots = []
     for entry in entries:
-        storage = entry.storage.key if entry.storage is not None and entry.numel else None
+        storage = entry.storage.identity if entry.storage is not None and entry.numel else None
         slots.append((entry.key, entry.shape, entry.dtype, storage and (storage, entry.offset, entry.stride)))
     return Side(checkpoint.path, _slots(slots), row.at, states(checkpoint, "order"))
 

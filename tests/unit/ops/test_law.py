@@ -84,7 +84,7 @@ def test_an_edit_that_loses_a_key_is_caught(tmp_path: Path, kind: str, monkeypat
         return Plan((OutputFile.of(dest, (ByteRange(less.path, 0, less.size),)),))
 
     monkeypatch.setattr(law, "is_copy", lambda plan: False)
-    monkeypatch.setattr(f"ckptfix.formats.torch_{kind}.plan_edit", plan_edit)
+    monkeypatch.setitem(FORMATS, kind, replace(FORMATS[kind], plan_edit=plan_edit))
     done = ckptfix.strip_module(source, tmp_path / "out.pth")
     assert done.exit_code == 3
     assert "model/module.0.weight" in done.account.lost
