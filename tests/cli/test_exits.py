@@ -155,7 +155,7 @@ def test_any_name_under_any_locale(tmp_path: Path, encoding: str, name: str) -> 
 
 SLOW = """
 import pathlib, sys, time
-from ckptfix import api
+from ckptfix.ops import rename
 from ckptfix.cli import commands
 
 mark, cleanup = sys.argv[1:]
@@ -168,7 +168,7 @@ def slow(*arguments, **options):
         time.sleep(float(cleanup))
         pathlib.Path(mark).write_text("cleaned")
 
-api.strip_module = slow
+rename.strip_module = slow
 commands.main(["strip-module", "in", "out"])
 """
 

@@ -99,7 +99,7 @@ def test_odd_totals(total: int) -> None:
 
 SCRIPT = """
 import time
-from ckptfix import api
+from ckptfix.ops import rename
 from ckptfix.errors import CkptfixError
 from ckptfix.cli import commands
 
@@ -112,7 +112,7 @@ def slow(source, dest, *, progress, **options):
             progress((step + 1) * 10**9, 8 * 10**9)
     raise CkptfixError("the end")
 
-api.unwrap = slow
+rename.unwrap = slow
 commands.main(["unwrap", "in", "out", *ARGUMENTS])
 """
 

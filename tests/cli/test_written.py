@@ -136,9 +136,9 @@ def test_a_reader_of_the_result_that_left() -> None:
 def test_json_has_it_too() -> None:
     """Another fault after the file was written: of two commands in one process, the second is not blamed for it."""
     script = (
-        "from ckptfix.cli import commands; from ckptfix import api; real = api.strip_module\n"
+        "from ckptfix.cli import commands; from ckptfix.ops import rename; real = rename.strip_module\n"
         "def both(*arguments, **options):\n    real(*arguments, **options); raise MemoryError\n"
-        "api.strip_module = both\n"
+        "rename.strip_module = both\n"
         "print(commands.main('strip-module a.pth -o b.pth --force --json'.split(), standalone_mode=False))\n"
         "commands.main('strip-module none.pth -o b.pth --force --json'.split(), standalone_mode=False)\n"
     )

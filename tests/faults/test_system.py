@@ -209,7 +209,7 @@ class TestSystemCalls:
 COMMON = """
 import resource, sys
 from pathlib import Path
-from ckptfix import output
+from ckptfix.io import write as output
 from ckptfix.errors import WriteFailed
 from faults.scenarios import SCENARIOS, complaint, expected, plan, prepare
 

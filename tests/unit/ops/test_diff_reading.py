@@ -183,7 +183,7 @@ def test_an_interrupt_ends_the_threads(compare: Compare) -> None:
 MEASURED = """
 import json, pathlib, sys
 from ckptfix import formats
-from ckptfix.ops.diff import diff
+from ckptfix.ops.diff.compare import diff
 result = diff(*map(formats.open_checkpoint, sys.argv[1:3]))
 lines = pathlib.Path("/proc/self/status").read_text().splitlines()
 peak = next(int(line.split()[1]) // 1024 for line in lines if line.startswith("VmHWM"))
