@@ -41,7 +41,6 @@ class Derived:
 
 Data = ByteRange | Derived
 
-
 Segment = bytes | ByteRange | Derived
 
 

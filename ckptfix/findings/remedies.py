@@ -130,4 +130,3 @@ def _groups(options: Words) -> Iterator[Words]:
 
 def _without_at(options: Words) -> Words:
     return tuple(word for group in _groups(options) if group and group[0] != "--at" for word in group)
-

@@ -12,15 +12,12 @@ from ckptfix.io.source import BATCH, Source
 SMALL = 128 << 10
 """Ranges below this are read and batched: one copy_file_range costs about as much as copying so many bytes."""
 
-
 KERNEL_CHUNK = 16 << 20
 """Bytes of one call to the kernel: some 10 ms, so that progress moves and an interrupt is answered."""
-
 
 PAGE = 4096
 """Bytes of a page. Where source and destination lie differently in theirs, the kernel copies each page in two parts:
 on ext4 that takes a third longer than reading and writing (0.71 s a GiB against 0.52 s, synced)."""
-
 
 _OTHER_MEANS = {
     errno.EXDEV,  # two file systems
@@ -31,7 +28,6 @@ _OTHER_MEANS = {
     errno.EPERM,  # a sandbox that knows no such call, or an immutable file
     errno.EIO,  # pread and write then show which side it was
 }
-
 
 Means = Callable[[int, int, int, int], int]
 """(out_fd, in_fd, offset, count) -> bytes copied to the current position of out_fd."""

@@ -208,5 +208,3 @@ def _spanned(order: Sequence[int], itemsize: int, box: Sequence[int], steps: Seq
         if runs * span <= 2 * BLOCK and cost <= least:
             best, least = count, cost
     return best
-
-

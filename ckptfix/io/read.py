@@ -32,8 +32,6 @@ def cut(chunks: Iterable[bytes], start: int, count: int) -> Iterator[bytes]:
         at += len(chunk)
 
 
-
-
 def read_chunks(data: Data, size: int = BATCH) -> Iterator[bytes]:
     """The bytes of `data`, in pieces of `size` bytes (a Derived: in its own).
 

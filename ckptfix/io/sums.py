@@ -20,10 +20,8 @@ if TYPE_CHECKING:
 CRC_CHUNK = 256 << 10
 """Bytes per read while summing: they fit in the processor's cache."""
 
-
 CRC_TASK = 16 << 20
 """Bytes that one background task sums."""
-
 
 TASKS_AHEAD = 16
 """Tasks that may run ahead of the writer: few enough that it still finds what they read in the page cache."""

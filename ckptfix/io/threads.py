@@ -13,7 +13,6 @@ from ckptfix.io.source import Source, open_source, threads
 
 WORKERS = min(4, os.cpu_count() or 1)
 
-
 Task = TypeVar("Task")
 
 

@@ -136,4 +136,3 @@ def _beside(checkpoint: Checkpoint, at: str, leaves: Collection[str]) -> tuple[d
     tensors = {entry.key for entry in checkpoint.entries if entry.at == at}
     found = {name: node for name, node in values.items() if name.rpartition(".")[2] in leaves and name not in tensors}
     return versions, found
-

@@ -198,7 +198,6 @@ BROKEN = frozenset({
     *("bad-crc", "bad-tensor", "truncated", "unknown-dtype", "too-deep", "duplicate-record", "duplicate-key")
 })  # fmt: skip
 
-
 MISREAD = frozenset({"bad-tensor", "unknown-dtype", "too-deep", "duplicate-record", "duplicate-key"})
 """The ones among them that no length and no checksum shows."""
 

@@ -32,7 +32,6 @@ NEWEST = 63
 FILE_TYPE, FOLDER_MODE = 0o170000 << 16, 0o040000 << 16
 """The Unix file type in the external attributes, and a folder's mode."""
 
-
 UNIX = 3
 USUAL = 72
 """Bytes of an extra field that a record of torch has at most, as a rule."""

@@ -537,4 +537,3 @@ def _digest(tensor: torch.Tensor) -> str:
     start = plain.storage_offset() * plain.element_size()
     data = raw[start : start + plain.numel() * plain.element_size()]
     return hashlib.blake2b(data.numpy().tobytes(), digest_size=16).hexdigest()
-

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from ckptfix.io.read import Progress
-
 import contextlib
 import math
 import sys
@@ -19,6 +14,7 @@ from ckptfix.errors import printable
 
 if TYPE_CHECKING:
     from ckptfix.findings.row import Finding
+    from ckptfix.io.read import Progress
 
 _WORDS = {"info": "note", "warning": "warning", "error": "error"}
 

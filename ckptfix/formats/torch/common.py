@@ -18,7 +18,6 @@ from ckptfix.pickles import Graph, PersId, Text
 
 ByteOrder = Literal["little", "big"]
 
-
 SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".tar")
 """What files of torch are called, whichever of its formats they have: none belongs to one alone. ``.tar`` stands for
 ``.pth.tar`` (the ImageNet example) and others too."""

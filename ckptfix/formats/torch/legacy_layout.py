@@ -19,12 +19,10 @@ NAME = "legacy"
 
 MAGIC = 0x1950A86A20F9469CFC6C
 
-
 PROTOCOL = 1001
 
 
 MAGIC_BYTES = MAGIC.to_bytes(10, "little")
-
 
 FIRST_WINDOW = 4 << 20
 

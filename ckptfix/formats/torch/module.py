@@ -322,5 +322,3 @@ def _not_read(node: Any, prefix: str) -> Finding:
 
 def _offset(node: Any) -> int | None:
     return getattr(node, "position", None)
-
-

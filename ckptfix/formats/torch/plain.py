@@ -24,7 +24,6 @@ def described(node: Any) -> str:
 MAX_BITS = 4096
 """Python turns no int of more than 4,300 digits into text; beyond this, hexadecimal stands for it."""
 
-
 MAX_NODES = 1000
 """How much of a foreign object's arguments is shown: nodes may be shared so that they unfold without end."""
 

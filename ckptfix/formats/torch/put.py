@@ -41,7 +41,6 @@ _PLAIN = frozenset((op.BININT, op.BININT1, op.BININT2, op.LONG1, op.LONG4, op.IN
 }
 """What a tuple of sizes is pushed with; such bytes can be written again elsewhere."""
 
-
 Lookup = Callable[[str], tuple[Data | None, int, int | None]]
 """key -> (where the bytes are, how many, their CRC-32), as in `common`, which imports this module."""
 

@@ -127,5 +127,3 @@ def _little(weights: Weights) -> Weights:
         storage_of = calls.storage_of
         calls = replace(calls, storage_of=lambda persid: turn(storage_of(persid)))
     return replace(weights, entries=entries, calls=calls, byteorder="little")
-
-

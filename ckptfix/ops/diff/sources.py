@@ -17,7 +17,6 @@ from ckptfix.ops.diff.elements import PACKED
 CHUNK = 1 << 20
 """Bytes of one read and one comparison: the fastest of 128 KiB to 4 MiB, both files in the page cache."""
 
-
 OVERLAP = 64
 """How often a view may repeat its storage, beyond a first gigabyte. A file of a few bytes can describe a view of
 2**60 elements; an honest one saves expanded views that are small."""

@@ -32,7 +32,6 @@ _LIGHTNING = ("hyper_parameters", "global_step", "callbacks", "lr_schedulers", "
 """Keys that beside ``state_dict`` make a file look like one of Lightning's (checkpoint_connector.py)."""
 
 
-
 def weights(checkpoint: Checkpoint) -> list[StateDict]:
     """The state dicts that are a model's, the one that is meant first; else those that are at least no optimizer's."""
     return choose.states(checkpoint)

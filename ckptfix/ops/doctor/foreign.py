@@ -60,7 +60,6 @@ _UNSEEN = ("empty-file", "zero-filled", "lfs-pointer", "gguf-file", "dcp-no-meta
 _DEFINITE = 1 << 20
 """Bytes of a file that are looked at for a transfer as text."""
 
-
 _TAIL = 1 << 26
 """Bytes at the end of a zip that are searched for the end of its directory."""
 

@@ -118,7 +118,6 @@ def _tensors_alone(
     return Plan(made.files, (*findings, *made.findings)), tuple(entry.key for entry in odd)
 
 
-
 def open_weights(path: str, at: str | None, ema: bool) -> tuple[Weights, tuple[str, ...]]:
     """What is to be taken from the file at `path`, and the addresses of other state dicts in it.
 

@@ -121,4 +121,3 @@ def with_data(entry: TensorEntry, data: Data) -> TensorEntry:
     """`entry`, contiguous, over `data`."""
     storage = Storage(entry.key, entry.dtype, data.length, "cpu", data)
     return replace(entry, storage=storage, offset=0)
-
