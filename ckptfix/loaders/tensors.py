@@ -10,7 +10,7 @@ import warnings
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ckptfix.checkpoint import ByteRange, Checkpoint, Data, Derived, Storage, TensorEntry, dtypes
 from ckptfix.commands import quoted
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import torch
 
     Restore = Callable[[torch.UntypedStorage, str], torch.UntypedStorage | None]
+    Move = Callable[[torch.UntypedStorage, str], torch.UntypedStorage]
     MapLocation = str | torch.device | Mapping[str, str] | Restore | None
 
 
@@ -39,7 +40,7 @@ class TensorMaker:
     def __init__(
         self,
         checkpoint: Checkpoint,
-        restore: Callable[[Any, str], Any],
+        restore: Move,
         *,
         warn: bool = False,
         verify: bool = False,
@@ -50,11 +51,11 @@ class TensorMaker:
         self.warn = warn
         self.restore = restore
         self.units = element_sizes(checkpoint) if checkpoint.byteorder == "big" else {}
-        self.storages: dict[str, Any] = {}
-        self.maps: dict[str, tuple[Any, int]] = {}
+        self.storages: dict[str, torch.UntypedStorage] = {}
+        self.maps: dict[str, tuple[torch.UntypedStorage, int]] = {}
         self.copied: set[str] = set()
 
-    def __call__(self, entry: TensorEntry) -> Any:
+    def __call__(self, entry: TensorEntry) -> torch.Tensor:
         """The tensor of `entry`.
 
         Raises:
@@ -70,7 +71,7 @@ class TensorMaker:
             message = f"no tensor that torch can have: {str(error).splitlines()[0]}"
             raise DamagedFile(message, path=self.checkpoint.path, where=entry.name) from error
 
-    def make(self, entry: TensorEntry) -> Any:
+    def make(self, entry: TensorEntry) -> torch.Tensor:
         import torch
 
         if entry.kind == "meta":
@@ -95,7 +96,7 @@ class TensorMaker:
             return torch.nn.Parameter(tensor, requires_grad=entry.requires_grad)
         return tensor.requires_grad_() if entry.requires_grad else tensor
 
-    def dtype(self, entry: TensorEntry) -> Any:
+    def dtype(self, entry: TensorEntry) -> torch.dtype:
         import torch
 
         dtype = getattr(torch, entry.dtype, None)
@@ -103,7 +104,7 @@ class TensorMaker:
             raise Unsupported(f"this torch has no dtype {entry.dtype}", path=self.checkpoint.path, where=entry.name)
         return dtype
 
-    def dense(self, entry: TensorEntry) -> Any:
+    def dense(self, entry: TensorEntry) -> torch.Tensor:
         import torch
 
         assert entry.storage is not None
@@ -115,7 +116,7 @@ class TensorMaker:
             torch._utils.set_tensor_metadata(tensor, marks)
         return tensor
 
-    def quantized(self, entry: TensorEntry) -> Any:
+    def quantized(self, entry: TensorEntry) -> torch.Tensor:
         import torch
 
         scheme, *values = entry.detail.split(", ")
@@ -124,29 +125,36 @@ class TensorMaker:
         assert entry.storage is not None
         dtype = self.dtype(entry)
         storage = self.storage(entry.storage, entry.itemsize)
-        shape, place = entry.shape, {"dtype": dtype, "device": storage.device}
+        shape, device = entry.shape, storage.device
         if scheme.startswith("per_channel"):
-            scales, zero_points, (axis,) = *parts, numbers
+            (scales, zero_points), (axis,) = parts, numbers
             empty = torch._empty_per_channel_affine_quantized(
-                shape, scales=scales, zero_points=zero_points, axis=axis, **place
+                shape, scales=scales, zero_points=zero_points, axis=int(axis), dtype=dtype, device=device
             )
         else:
             scale, zero_point = numbers
-            empty = torch._empty_affine_quantized(shape, scale=scale, zero_point=zero_point, **place)
-        return empty.set_(storage, entry.offset, entry.shape, entry.stride)
+            empty = torch._empty_affine_quantized(
+                shape, scale=scale, zero_point=int(zero_point), dtype=dtype, device=device
+            )
+        tensor: torch.Tensor = empty.set_(storage, entry.offset, entry.shape, entry.stride)
+        return tensor
 
-    def sparse(self, entry: TensorEntry) -> Any:
+    def sparse(self, entry: TensorEntry) -> torch.Tensor:
         import torch
 
         layout, _, coalesced = entry.detail.partition(", coalesced=")
         parts = [self(part) for part in entry.parts]
         if len(parts) == 2:
-            how: dict[str, Any] = {"is_coalesced": coalesced == "True"} if coalesced else {}
-            return torch.sparse_coo_tensor(parts[0], parts[1], entry.shape, **how, check_invariants=True)
-        how = {"layout": getattr(torch, layout) if layout in LAYOUTS else None}
-        return torch.sparse_compressed_tensor(parts[0], parts[1], parts[2], entry.shape, **how, check_invariants=True)
+            ready = coalesced == "True" if coalesced else None
+            return torch.sparse_coo_tensor(
+                parts[0], parts[1], entry.shape, is_coalesced=ready, check_invariants=True
+            )
+        kind = getattr(torch, layout) if layout in LAYOUTS else None
+        return torch.sparse_compressed_tensor(
+            parts[0], parts[1], parts[2], entry.shape, layout=kind, check_invariants=True
+        )
 
-    def storage(self, storage: Storage, itemsize: int) -> Any:
+    def storage(self, storage: Storage, itemsize: int) -> torch.UntypedStorage:
         """The untyped storage on its device; `itemsize` is what its address must be a multiple of."""
         import torch
 
@@ -163,7 +171,7 @@ class TensorMaker:
                 self.copied.add(storage.key)
         return made
 
-    def moved(self, storage: Any, location: str) -> Any:
+    def moved(self, storage: torch.UntypedStorage, location: str) -> torch.UntypedStorage:
         """The storage where `restore` wants it.
 
         Raises:
@@ -224,26 +232,29 @@ class TensorMaker:
             del self.storages[key]
         self.copied &= used
 
-    def mapped(self, path: str) -> tuple[Any, int]:
+    def mapped(self, path: str) -> tuple[torch.UntypedStorage, int]:
         """A private map of the whole file at `path`, and its size in bytes."""
         import torch
 
         found = self.maps.get(path)
         if found is None:
             size = self.checkpoint.size if path == self.checkpoint.path else Path(path).stat().st_size
-            found = self.maps[path] = (torch.UntypedStorage.from_file(path, False, size), size)
+            made = torch.UntypedStorage.from_file(path, False, size)
+            assert isinstance(made, torch.UntypedStorage)
+            found = self.maps[path] = (made, size)
         return found
 
-    def load(self, data: Data, itemsize: int) -> Any:
+    def load(self, data: Data, itemsize: int) -> torch.UntypedStorage:
         import torch
 
         if isinstance(data, ByteRange) and _mappable(data, itemsize):
             whole, size = self.mapped(data.path)
             if data.end > size:
                 raise truncated(data, size)
-            return whole[data.offset : data.end]
+            part: torch.UntypedStorage = whole[data.offset : data.end]
+            return part
         storage = torch.UntypedStorage(data.length)
-        view: Any = memoryview(torch.empty((0,), dtype=torch.uint8, device="cpu").set_(storage).numpy())  # type: ignore[arg-type]
+        view = memoryview(torch.empty((0,), dtype=torch.uint8, device="cpu").set_(storage).numpy())  # type: ignore[arg-type]
         position = 0
         for chunk in read_chunks(data):
             view[position : position + len(chunk)] = chunk
@@ -251,7 +262,7 @@ class TensorMaker:
         return storage
 
 
-def _number(text: str) -> Any:
+def _number(text: str) -> int | float:
     """A parameter of a quantizer, as its repr stands in the detail of an entry.
 
     Raises:
@@ -291,12 +302,12 @@ def _record_name(checkpoint: Checkpoint, key: str) -> str:
     return f"storage {key}" if root is None else f"{root}/data/{key}"
 
 
-def unmoved(storage: Any, location: str) -> Any:
+def unmoved(storage: torch.UntypedStorage, location: str) -> torch.UntypedStorage:
     """Leave a storage on the CPU, mapped, whatever its tag says: for values that are copied elsewhere at once."""
     return storage
 
 
-def restore_location(map_location: Any) -> Callable[[Any, str], Any]:
+def restore_location(map_location: MapLocation) -> Move:
     """The function that moves a CPU storage to where its location tag and `map_location` say.
 
     Raises:
@@ -307,7 +318,7 @@ def restore_location(map_location: Any) -> Callable[[Any, str], Any]:
 
     if callable(map_location):
 
-        def by_call(storage: Any, location: str) -> Any:
+        def by_call(storage: torch.UntypedStorage, location: str) -> torch.UntypedStorage:
             moved = map_location(storage, location)
             return default_restore_location(storage, location) if moved is None else moved
 
@@ -323,10 +334,11 @@ def restore_location(map_location: Any) -> Callable[[Any, str], Any]:
         return lambda storage, location: default_restore_location(storage, target)
     warned = False
 
-    def as_saved(storage: Any, location: str) -> Any:
+    def as_saved(storage: torch.UntypedStorage, location: str) -> torch.UntypedStorage:
         nonlocal warned
         try:
-            return default_restore_location(storage, location)
+            moved: torch.UntypedStorage = default_restore_location(storage, location)
+            return moved
         except (RuntimeError, AssertionError):
             if not warned:
                 message = f"saved on {location}, which is not here: loaded to the CPU (map_location says where else)"

@@ -77,10 +77,10 @@ def _dense_call(node: Any, where: str) -> tuple[Call, tuple[Any, ...]]:
             break
         name, args = (node.func.module, node.func.name), node.args
         if name == _SUBCLASS and len(args) > 2 and type(args[0]) is Global:
-            name, args = (args[0].module, args[0].name), args[2]
-        if name in _DENSE and type(args) is tuple and len(args) >= 4 and type(args[0]) is PersId:
+            name, args = (args[0].module, args[0].name), args[2] if type(args[2]) is tuple else ()
+        if name in _DENSE and len(args) >= 4 and type(args[0]) is PersId:
             return node, args
-        if name not in _PARAMETERS:
+        if name not in _PARAMETERS or not args:
             break
         node = args[0]
     raise Unsupported("only a dense tensor can have another shape", where=where)

@@ -10,7 +10,6 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from ckptfix.checkpoint import ByteRange, Checkpoint
 from ckptfix.commands import verbatim
@@ -48,6 +47,7 @@ from ckptfix.ops.doctor import zip as scan_zip
 from ckptfix.ops.doctor.report import Diagnosis, message_of
 from ckptfix.ops.pieces import piece_of
 from ckptfix.ops.target.targets import Side
+from ckptfix.pickles.graph import Node
 from ckptfix.zips.local import record_data
 from ckptfix.zips.read import Record
 
@@ -250,7 +250,7 @@ def _hidden(checkpoint: Checkpoint, records: Sequence[Record], root: str) -> Ite
         yield found("unused-record", message, where=idle[0].name, offset=idle[0].header)
 
 
-def _has_key(pid: Any) -> bool:
+def _has_key(pid: Node) -> bool:
     return type(pid) is tuple and len(pid) > 2 and isinstance(pid[2], str)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from ckptfix.checkpoint import dtypes
 from ckptfix.errors import Unsupported
 from ckptfix.formats.torch.weights_only import canonical
-from ckptfix.pickles import Call, Global
+from ckptfix.pickles import Call, Global, PersId
 from ckptfix.pickles.graph import attributes, pairs
 
 Number = tuple[int, int]
@@ -159,15 +159,18 @@ def older(call: Call, version: Version) -> tuple[Call, Losses]:
 def _older(call: Call, version: Version) -> tuple[Call, Losses]:
     losses: Losses = []
     for _ in range(8):
-        name = call.func.name if type(call.func) is Global else ""
+        if type(call.func) is not Global:
+            raise ValueError("a call of what has no name")
+        name = call.func.name
         since = CALLS.get(name)
         if since is None:
-            if canonical(call.func) in _SINCE and version.number < _SINCE[canonical(call.func)].number:
-                raise Unsupported(f"torch {version.name} has no {canonical(call.func)}")
+            full = canonical(call.func)
+            if full in _SINCE and version.number < _SINCE[full].number:
+                raise Unsupported(f"torch {version.name} has no {full}")
             return call, losses
         if version.number >= since.number and not _too_long(name, call, version):
-            if name == "_rebuild_tensor_v3" and len(call.args) > 6:
-                dtype = getattr(call.args[6], "name", "")
+            if name == "_rebuild_tensor_v3" and len(call.arguments) > 6:
+                dtype = getattr(call.arguments[6], "name", "")
                 if not version.has_dtype(dtype):
                     raise Unsupported(f"torch {version.name} has no {dtype}")
             return call, losses
@@ -185,7 +188,7 @@ _SINCE = {
 
 
 def _too_long(name: str, call: Call, version: Version) -> bool:
-    return name == "_rebuild_tensor_v2" and len(call.args) > 6 and version.number < METADATA_SINCE
+    return name == "_rebuild_tensor_v2" and len(call.arguments) > 6 and version.number < METADATA_SINCE
 
 
 def _of(name: str, args: tuple[Any, ...]) -> Call:
@@ -194,51 +197,54 @@ def _of(name: str, args: tuple[Any, ...]) -> Call:
 
 def _v3(call: Call, version: Version, losses: Losses) -> Call:
     """Over a typed storage, as `_rebuild_tensor_v2` has it."""
-    persid, dtype = call.args[0], call.args[6]
+    persid, dtype = call.arguments[0], call.arguments[6]
     row = dtypes.find(dtype.name) if type(dtype) is Global else None
     if row is None or row.storage_class is None or not version.has_dtype(row.name):
         raise Unsupported(f"torch {version.name} has no {getattr(dtype, 'name', 'such dtype')}")
-    pid = persid.pid
-    if pid[4] % row.itemsize:
-        raise Unsupported(f"a storage of {pid[4]} bytes does not hold whole {row.name} elements")
-    count = pid[4] // row.itemsize
-    typed = type(persid)((*pid[:1], Global("torch", row.storage_class, 0), *pid[2:4], count, *pid[5:]), 0, -1)
-    return _of("_rebuild_tensor_v2", (typed, *call.args[1:6], *call.args[7:]))
+    pid = persid.fields if type(persid) is PersId else ()
+    nbytes = pid[4]
+    if not isinstance(nbytes, int):
+        raise ValueError("a storage without a size")
+    if nbytes % row.itemsize:
+        raise Unsupported(f"a storage of {nbytes} bytes does not hold whole {row.name} elements")
+    count = nbytes // row.itemsize
+    typed = PersId((*pid[:1], Global("torch", row.storage_class, 0), *pid[2:4], count, *pid[5:]), 0, -1)
+    return _of("_rebuild_tensor_v2", (typed, *call.arguments[1:6], *call.arguments[7:]))
 
 
 def _v2(call: Call, version: Version, losses: Losses) -> Call:
     """Without the metadata; before 0.4 also without requires_grad, which a Variable had and a tensor had not."""
-    if len(call.args) > 6:
-        marks = [str(key) for key, value in pairs(call.args[6]) or () if value]
+    if len(call.arguments) > 6:
+        marks = [str(key) for key, value in pairs(call.arguments[6]) or () if value]
         if marks:
             raise Unsupported(f"torch {version.name} does not know tensors marked as {', '.join(marks)}")
-        return _of("_rebuild_tensor_v2", call.args[:6])
-    if call.args[4] is True:
+        return _of("_rebuild_tensor_v2", call.arguments[:6])
+    if call.arguments[4] is True:
         losses.append(("requires_grad", f"a tensor of torch {version.name} has none"))
-    return _of("_rebuild_tensor", call.args[:4])
+    return _of("_rebuild_tensor", call.arguments[:4])
 
 
 def _parameter_with_state(call: Call, version: Version, losses: Losses) -> Call:
     reason = f"torch {version.name} saves none with a parameter"
-    losses += [(str(name), reason) for name, _ in attributes(call.args[3])]
-    return _of("_rebuild_parameter", call.args[:3])
+    losses += [(str(name), reason) for name, _ in attributes(call.arguments[3])]
+    return _of("_rebuild_parameter", call.arguments[:3])
 
 
 def _parameter(call: Call, version: Version, losses: Losses) -> Call:
     """The tensor itself, which ``load_state_dict`` takes as well; requires_grad where its call has a place for it."""
-    inner = call.args[0]
+    inner = call.arguments[0]
     if not (type(inner) is Call and type(inner.func) is Global):
         raise Unsupported(f"torch {version.name} has no _rebuild_parameter, and this holds no tensor")
-    if inner.func.name == "_rebuild_tensor_v2" and len(inner.args) >= 6:
-        return _of("_rebuild_tensor_v2", (*inner.args[:4], call.args[1], *inner.args[5:]))
-    if call.args[1] is True:
+    if inner.func.name == "_rebuild_tensor_v2" and len(inner.arguments) >= 6:
+        return _of("_rebuild_tensor_v2", (*inner.arguments[:4], call.arguments[1], *inner.arguments[5:]))
+    if call.arguments[1] is True:
         losses.append(("requires_grad", f"a tensor of torch {version.name} has none"))
     return inner
 
 
 def _from_type(call: Call, version: Version, losses: Losses) -> Call:
     """The plain call; what the object carried is lost."""
-    func, cls, args, state = call.args[:4]
+    func, cls, args, state = call.arguments[:4]
     if type(cls) is not Global or cls.name not in ("Tensor", "Parameter") or type(func) is not Global:
         raise Unsupported(f"torch {version.name} has no form of a tensor subclass")
     reason = f"torch {version.name} saves none with a tensor"
