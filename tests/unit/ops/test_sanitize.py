@@ -240,6 +240,12 @@ def test_ties_and_shared_objects_stay(tmp_path: Path, container: str) -> None:
     assert found["view"][0] == 9 and type(found["p"]) is torch.nn.Parameter
 
 
+def test_a_module_inside_keeps_the_versions_of_its_hooks(tmp_path: Path, container: str) -> None:
+    model = torch.nn.Sequential(torch.nn.utils.spectral_norm(torch.nn.Linear(2, 2)))
+    _, found = cleaned(save({"model": model, "epoch": 1}, tmp_path / "in.pt", container))
+    assert found["model"]._metadata["0"]["spectral_norm"] == {"weight.version": 1}
+
+
 def test_a_state_dict_keeps_its_order_and_metadata(tmp_path: Path, container: str) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
     path = save({"m": model.state_dict(), "x": numpy.int64(1)}, tmp_path / "in.pt", container)
