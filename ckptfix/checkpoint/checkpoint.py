@@ -79,9 +79,9 @@ class Checkpoint:
     path: str
     format: str
     size: int
-    traits: Mapping[str, Any]
+    traits: Mapping[str, object]
     load_entries: Callable[[], tuple[TensorEntry, ...]] = field(repr=False, compare=False)
-    load_values: Callable[[], Iterator[tuple[str, Any]]] = field(repr=False, compare=False)
+    load_values: Callable[[], Iterator[tuple[str, object]]] = field(repr=False, compare=False)
     byteorder: Literal["little", "big"] = "little"
     metadata: Mapping[str, str] = field(default_factory=dict)
     sites: tuple[NameSite, ...] = ()
@@ -112,6 +112,6 @@ class Checkpoint:
         made: Made = self._made[make]
         return made
 
-    def values(self) -> Iterator[tuple[str, Any]]:
+    def values(self) -> Iterator[tuple[str, object]]:
         """Every leaf that is not a tensor, as (address, plain value); foreign objects are inert records."""
         return self.load_values()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import click
 
@@ -100,10 +99,10 @@ class _BadLine(Exception):
 
 
 def _json_pairs(text: str) -> list[tuple[str, str]]:
-    def pairs_of(pairs: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    def pairs_of(pairs: list[tuple[str, object]]) -> list[tuple[str, object]]:
         return pairs
 
-    pairs: list[tuple[str, Any]]
+    pairs: list[tuple[str, object]]
     try:
         pairs = json.loads(text, object_pairs_hook=pairs_of)
     except json.JSONDecodeError as error:
@@ -112,10 +111,12 @@ def _json_pairs(text: str) -> list[tuple[str, str]]:
         raise _BadLine(f"not JSON that holds names: {error}") from None
     except RecursionError:
         raise _BadLine("not JSON that holds names: nested too deeply") from None
+    renames: list[tuple[str, str]] = []
     for old, new in pairs:
         if not isinstance(new, str):
             raise _BadLine(f"the new name of {printable(repr(old))} is not a string")
-    return pairs
+        renames.append((old, new))
+    return renames
 
 
 def _line_pairs(lines: Iterable[str]) -> Iterator[tuple[str, str]]:

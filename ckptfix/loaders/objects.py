@@ -11,7 +11,7 @@ import os
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 from ckptfix.checkpoint import Checkpoint
 from ckptfix.errors import BadPickle, WouldLoseData
@@ -29,7 +29,7 @@ from ckptfix.loaders.values import NOTHING, ForeignObject
 from ckptfix.ops.choose import BROKEN, refuse_damaged
 from ckptfix.pickles import Call, Dict, Global, PersId, Set
 from ckptfix.pickles.collector import collector_paused
-from ckptfix.pickles.graph import Text, attributes, label, pairs
+from ckptfix.pickles.graph import Node, Text, attributes, label, pairs
 
 if TYPE_CHECKING:
     from ckptfix.loaders.tensors import MapLocation
@@ -79,9 +79,9 @@ def load_checkpoint(
     return from_entries(checkpoint, maker)
 
 
-def from_entries(checkpoint: Checkpoint, maker: TensorMaker) -> Any:
+def from_entries(checkpoint: Checkpoint, maker: TensorMaker) -> object:
     """The tensors and values of a format without an object, as mappings by address."""
-    root: OrderedDict[str, Any] = OrderedDict()
+    root: OrderedDict[str, object] = OrderedDict()
     for entry in weights_of(checkpoint):
         _mapping(root, entry.at)[entry.key] = maker(entry)
     for address, value in checkpoint.values():
@@ -92,7 +92,7 @@ def from_entries(checkpoint: Checkpoint, maker: TensorMaker) -> Any:
     return root
 
 
-def _mapping(root: dict[str, Any], at: str) -> dict[str, Any]:
+def _mapping(root: dict[str, object], at: str) -> dict[str, object]:
     for part in at.split("/") if at else ():
         inner = root.setdefault(part, {})
         if not isinstance(inner, dict):
@@ -101,12 +101,16 @@ def _mapping(root: dict[str, Any], at: str) -> dict[str, Any]:
     return root
 
 
+Where: TypeAlias = "tuple[Where | None, str]"
+"""The last part of an address, behind what comes before it."""
+
+
 @dataclass(slots=True)
 class _Step:
     """A node on the way down: `after` says that its parts are made."""
 
-    node: Any
-    where: tuple[Any, str]
+    node: Node
+    where: Where
     after: bool = False
 
 
@@ -121,8 +125,8 @@ class Builder:
         self.checkpoint = checkpoint
         self.maker = maker
         self.parts = parts_of(checkpoint)
-        self.made: dict[int, Any] = {}
-        self.shells: list[tuple[Any, Any]] = []
+        self.made: dict[int, object] = {}
+        self.shells: list[tuple[Node, object]] = []
         self.unfolded: dict[int, int] = {}
         """``id`` of a tuple that was made -> how many parts it has, counted each time that they stand there."""
         for row in checkpoint.findings:
@@ -130,7 +134,7 @@ class Builder:
             if row.id in BROKEN - {"too-deep", "bad-tensor"}:
                 raise WouldLoseData(row.message, path=checkpoint.path, where=row.where or None, offset=row.offset)
 
-    def build(self, root: Any) -> Any:
+    def build(self, root: Node) -> object:
         """The value of the node `root`.
 
         Raises:
@@ -148,7 +152,7 @@ class Builder:
                 raise self._impossible(node, str(error)) from None
         return self.made[id(root)]
 
-    def _make(self, root: Any) -> None:
+    def _make(self, root: Node) -> None:
         """Make `root` and everything below it; shells are left empty."""
         stack = [_Step(root, (None, ""))]
         open_nodes: set[int] = set()
@@ -172,20 +176,19 @@ class Builder:
                 stack.append(_Step(node, step.where, True))
             stack += [_Step(child, (step.where, name)) for name, child in self._below(node)]
 
-    def _below(self, node: Any) -> Iterator[tuple[str, Any]]:
+    def _below(self, node: Node) -> Iterator[tuple[str, Node]]:
         """(label, node) of all that the value of `node` is made of or filled with."""
-        kind = type(node)
-        if kind in (tuple, list):
+        if isinstance(node, (tuple, list)):
             yield from ((str(index), value) for index, value in enumerate(node))
-        elif kind is Dict:
+        elif type(node) is Dict:
             for key, value in pairs(node) or ():
                 yield "key", key
                 yield label(key), value
-        elif kind is Set:
+        elif type(node) is Set:
             yield from (("element", value) for value in node.elements)
         elif _is_plain_tensor(node):
             yield from ((label(name), value) for name, value in tensor_attributes(node))
-        elif kind is Call:
+        elif type(node) is Call:
             yield from (("()", part) for part in (node.args, node.kwargs, node.state))
             if type(node.func) is not Global:
                 yield "()func", node.func
@@ -194,41 +197,41 @@ class Builder:
                 yield label(key), value
             yield from ((str(index), value) for index, value in enumerate(node.elements or ()))
 
-    def value(self, node: Any) -> Any:
+    def value(self, node: Node) -> object:
         """What `node` became."""
         return values.leaf(node) if is_leaf(node) else self.made[id(node)]
 
-    def _now(self, node: Any) -> Any:
+    def _now(self, node: Node) -> object:
         """The value of arguments that must be whole at once: a list among them is not filled yet."""
         if type(node) is not tuple:
             return self.value(node)
         return tuple([*map(self.value, part)] if type(part) is list else self.value(part) for part in node)
 
-    def _from_parts(self, node: Any, where: tuple[Any, str]) -> Any:
-        kind = type(node)
-        if kind is tuple:
+    def _from_parts(self, node: Node, where: Where) -> object:
+        if type(node) is tuple:
             return self._told_apart(node, tuple(map(self.value, node)))
-        if kind is Set:
+        if type(node) is Set:
             try:
                 return frozenset(map(self.value, node.elements))
             except TypeError as error:
                 raise self._impossible(node, str(error)) from None
-        if kind is PersId:
+        if type(node) is PersId:
             return self._storage(node, where)
+        assert type(node) is Call
         made = values.called(node, self._now)
         if made is NOTHING:
             made = ForeignObject.empty(node)
             self.shells.append((node, made))
-        return self._told_apart(node, made) if type(made) is tuple else made
+        return self._told_apart(node, made) if isinstance(made, tuple) and type(made) is tuple else made
 
-    def _told_apart(self, node: Any, made: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _told_apart(self, node: Node, made: tuple[object, ...]) -> tuple[object, ...]:
         """`made`, unless it holds shared tuples so often that its hash would never be known: tuples keep none."""
         count = self.unfolded[id(made)] = 1 + sum(self.unfolded.get(id(part), 1) for part in made)
         if count > max(MOST_IN_TUPLE, 1 + len(made)):
             raise self._impossible(node, "tuples that stand in each other so often that their hash is never known")
         return made
 
-    def _tensor(self, node: Call, where: tuple[Any, str]) -> Any:
+    def _tensor(self, node: Call, where: Where) -> object:
         address = _address(where)
         at, _, key = address.rpartition("/")
         try:
@@ -236,7 +239,7 @@ class Builder:
         except BadTensor as error:
             raise WouldLoseData(str(error), path=self.checkpoint.path, where=address) from None
 
-    def _storage(self, node: PersId, where: tuple[Any, str]) -> Any:
+    def _storage(self, node: PersId, where: Where) -> object:
         """A storage that stands by itself, or a persistent id that is not one."""
         if not _is_storage(node):
             return ForeignObject("", "persistent id", (plain(node.pid),))
@@ -247,24 +250,24 @@ class Builder:
             tensor = self.maker(storage_entry(node, _address(where), "", self.parts.storages))
         except BadTensor as error:
             raise WouldLoseData(str(error), path=self.checkpoint.path, where=_address(where)) from None
-        if node.pid[1].name == "UntypedStorage":
+        if getattr(node.fields[1], "name", "") == "UntypedStorage":
             return tensor.untyped_storage()
         untyped = tensor.untyped_storage()
         return torch.TypedStorage(wrap_storage=untyped, dtype=getattr(torch, kind), _internal=True)
 
-    def _fill(self, node: Any, shell: Any) -> None:
-        kind = type(node)
+    def _fill(self, node: Node, shell: Any) -> None:
         value = self.value
         if _is_plain_tensor(node):
             for name, attribute in tensor_attributes(node):
                 if type(name) is Text:
                     vars(shell)[str(name)] = value(attribute)
-        elif kind is list:
+        elif type(node) is list:
             shell.extend(map(value, node))
-        elif kind is Set:
+        elif type(node) is Set:
             shell.update(map(value, node.elements))
-        elif isinstance(shell, ForeignObject):
-            shell.args = value(node.args) if isinstance(node.args, tuple) else (value(node.args),)
+        elif isinstance(shell, ForeignObject) and type(node) is Call:
+            args = value(node.args)
+            shell.args = args if isinstance(args, tuple) and isinstance(node.args, tuple) else (args,)
             if type(node.func) is not Global:
                 shell.args = (value(node.func), *shell.args)
             shell.kwargs = value(node.kwargs)
@@ -276,18 +279,18 @@ class Builder:
         else:
             for key, item in pairs(node) or ():
                 shell[value(key)] = value(item)
-            if kind is Call:
+            if type(node) is Call:
                 for name, attribute in attributes(node.state):
                     if type(name) is Text:
                         vars(shell)[str(name)] = value(attribute)
                 values.add_elements(node, shell, value)
 
-    def _impossible(self, node: Any, why: str) -> BadPickle:
+    def _impossible(self, node: Node, why: str) -> BadPickle:
         message = f"an object that Python could not hold: {why}"
         return BadPickle(message, path=self.checkpoint.path, offset=getattr(node, "position", None))
 
 
-def is_leaf(node: Any) -> bool:
+def is_leaf(node: Node) -> bool:
     return type(node) not in _INNER
 
 
@@ -299,26 +302,27 @@ def _is_storage(node: PersId) -> bool:
     return type(pid) is tuple and len(pid) >= 5 and pid[0] == "storage"
 
 
-def _is_plain_tensor(node: Any) -> bool:
+def _is_plain_tensor(node: Node) -> TypeGuard[Call]:
     """A tensor that can be made here; others (DTensor, nested) become records of what would make them."""
-    if not is_tensor(node):
+    if not is_tensor(node) or type(node.func) is not Global:
         return False
     row = calls.of(node.func)
-    inner = node.args[0] if type(node.args) is tuple and node.args else None
+    inner = node.arguments[0] if node.arguments else None
     if row is calls.FROM_TYPE and type(inner) is Global:
         row = calls.of(inner)
         return row is not None and row.kind is not None and row.torch_alone
     return row is None or row.torch_alone
 
 
-def _address(where: tuple[Any, str]) -> str:
+def _address(where: Where) -> str:
     parts = []
-    while where[0] is not None:
-        parts.append(where[1])
-        where = where[0]
+    before, name = where
+    while before is not None:
+        parts.append(name)
+        before, name = before
     return "/".join(reversed(parts))
 
 
-def mapping_of(node: Any) -> Mapping[str, Any]:
+def mapping_of(node: Node) -> Mapping[str, Node]:
     """String keys of a mapping node and their nodes; empty for any other node."""
     return {str(key): value for key, value in pairs(node) or () if type(key) is Text}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from ckptfix.checkpoint import Checkpoint, TensorEntry
 from ckptfix.errors import NoSuchTensor, Refused
@@ -18,6 +17,7 @@ from ckptfix.formats.torch.object import node_at
 from ckptfix.loaders.objects import mapping_of
 from ckptfix.names.slots import Slot
 from ckptfix.ops.candidates import Candidate, at_address, candidates, module_entries, read_module
+from ckptfix.pickles.graph import Node
 
 EXTRA_STATE = "_extra_state"
 """Last component of the name under which a module keeps what is not a tensor (torch.nn.Module.get_extra_state)."""
@@ -36,8 +36,8 @@ class Source:
 
     row: Candidate
     entries: Mapping[str, TensorEntry]
-    versions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    extra: Mapping[str, Any] = field(default_factory=dict)
+    versions: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    extra: Mapping[str, Node] = field(default_factory=dict)
 
     @property
     def at(self) -> str:
@@ -120,7 +120,9 @@ def _of_module(checkpoint: Checkpoint, row: Candidate) -> Source:
     return Source(row, {entry.key: entry for entry in module_entries(checkpoint, module)}, module.versions)
 
 
-def _beside(checkpoint: Checkpoint, at: str, leaves: Collection[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _beside(
+    checkpoint: Checkpoint, at: str, leaves: Collection[str]
+) -> tuple[Mapping[str, Mapping[str, object]], Mapping[str, Node]]:
     """Versions and other values of the state dict at `at`."""
     parts = pickled(checkpoint)
     if parts is None:

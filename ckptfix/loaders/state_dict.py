@@ -6,7 +6,7 @@ import os
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ckptfix.checkpoint import Checkpoint, NameSite, StateDict
 from ckptfix.errors import KeyConflict, PartialPrefix
@@ -81,7 +81,7 @@ def load_state_dict(
     entries = weights_of(seen, chosen.at)
     names, module_path = _names(seen, chosen.at, strip)
     make = TensorMaker(checkpoint, restore_location(map_location), warn=True, verify=verify)
-    loaded: OrderedDict[str, Any] = OrderedDict()
+    loaded: OrderedDict[str, torch.Tensor] = OrderedDict()
     for entry in entries:
         name = names.get(entry.key, entry.key)
         if name in loaded:
@@ -96,7 +96,7 @@ def load_state_dict(
     return loaded
 
 
-def _of_module(checkpoint: Checkpoint, row: Candidate) -> tuple[Checkpoint, Mapping[str, Any]]:
+def _of_module(checkpoint: Checkpoint, row: Candidate) -> tuple[Checkpoint, Mapping[str, object]]:
     """The checkpoint with the state dict of a whole pickled module as its only one, and the module's versions.
 
     Raises:

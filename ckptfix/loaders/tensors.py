@@ -9,7 +9,7 @@ import sys
 import warnings
 import zlib
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ckptfix.checkpoint import ByteRange, Checkpoint, Data, Derived, Storage, TensorEntry, dtypes
 from ckptfix.commands import quoted
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import torch
 
     Restore = Callable[[torch.UntypedStorage, str], torch.UntypedStorage | None]
+    Move = Callable[[torch.UntypedStorage, str], torch.UntypedStorage]
     MapLocation = str | torch.device | Mapping[str, str] | Restore | None
 
 
@@ -40,7 +41,7 @@ class TensorMaker:
     def __init__(
         self,
         checkpoint: Checkpoint,
-        restore: Callable[[Any, str], Any],
+        restore: Move,
         *,
         warn: bool = False,
         verify: bool = False,
@@ -51,11 +52,11 @@ class TensorMaker:
         self.warn = warn
         self.restore = restore
         self.units = element_sizes(checkpoint) if checkpoint.byteorder == "big" else {}
-        self.storages: dict[tuple[str, str], Any] = {}
-        self.maps: dict[str, tuple[Any, int] | None] = {}
+        self.storages: dict[tuple[str, str], torch.UntypedStorage] = {}
+        self.maps: dict[str, tuple[torch.UntypedStorage, int] | None] = {}
         self.copied: set[tuple[str, str]] = set()
 
-    def __call__(self, entry: TensorEntry) -> Any:
+    def __call__(self, entry: TensorEntry) -> torch.Tensor:
         """The tensor of `entry`.
 
         Raises:
@@ -71,7 +72,7 @@ class TensorMaker:
             message = f"no tensor that torch can have: {str(error).splitlines()[0]}"
             raise DamagedFile(message, path=self.checkpoint.path, where=entry.name) from error
 
-    def make(self, entry: TensorEntry) -> Any:
+    def make(self, entry: TensorEntry) -> torch.Tensor:
         import torch
 
         if entry.kind == "meta":
@@ -96,7 +97,7 @@ class TensorMaker:
             return torch.nn.Parameter(tensor, requires_grad=entry.requires_grad)
         return tensor.requires_grad_() if entry.requires_grad else tensor
 
-    def dtype(self, entry: TensorEntry) -> Any:
+    def dtype(self, entry: TensorEntry) -> torch.dtype:
         import torch
 
         dtype = getattr(torch, entry.dtype, None)
@@ -104,7 +105,7 @@ class TensorMaker:
             raise Unsupported(f"this torch has no dtype {entry.dtype}", path=self.checkpoint.path, where=entry.name)
         return dtype
 
-    def dense(self, entry: TensorEntry) -> Any:
+    def dense(self, entry: TensorEntry) -> torch.Tensor:
         import torch
 
         assert entry.storage is not None
@@ -116,7 +117,7 @@ class TensorMaker:
             torch._utils.set_tensor_metadata(tensor, marks)
         return tensor
 
-    def quantized(self, entry: TensorEntry) -> Any:
+    def quantized(self, entry: TensorEntry) -> torch.Tensor:
         import torch
 
         scheme, *values = entry.detail.split(", ")
@@ -125,29 +126,36 @@ class TensorMaker:
         assert entry.storage is not None
         dtype = self.dtype(entry)
         storage = self.storage(entry.storage, entry.itemsize)
-        shape, place = entry.shape, {"dtype": dtype, "device": storage.device}
+        shape, device = entry.shape, storage.device
         if scheme.startswith("per_channel"):
-            scales, zero_points, (axis,) = *parts, numbers
+            (scales, zero_points), (axis,) = parts, numbers
             empty = torch._empty_per_channel_affine_quantized(
-                shape, scales=scales, zero_points=zero_points, axis=axis, **place
+                shape, scales=scales, zero_points=zero_points, axis=int(axis), dtype=dtype, device=device
             )
         else:
             scale, zero_point = numbers
-            empty = torch._empty_affine_quantized(shape, scale=scale, zero_point=zero_point, **place)
-        return empty.set_(storage, entry.offset, entry.shape, entry.stride)
+            empty = torch._empty_affine_quantized(
+                shape, scale=scale, zero_point=int(zero_point), dtype=dtype, device=device
+            )
+        tensor: torch.Tensor = empty.set_(storage, entry.offset, entry.shape, entry.stride)
+        return tensor
 
-    def sparse(self, entry: TensorEntry) -> Any:
+    def sparse(self, entry: TensorEntry) -> torch.Tensor:
         import torch
 
         layout, _, coalesced = entry.detail.partition(", coalesced=")
         parts = [self(part) for part in entry.parts]
         if len(parts) == 2:
-            how: dict[str, Any] = {"is_coalesced": coalesced == "True"} if coalesced else {}
-            return torch.sparse_coo_tensor(parts[0], parts[1], entry.shape, **how, check_invariants=True)
-        how = {"layout": getattr(torch, layout) if layout in LAYOUTS else None}
-        return torch.sparse_compressed_tensor(parts[0], parts[1], parts[2], entry.shape, **how, check_invariants=True)
+            ready = coalesced == "True" if coalesced else None
+            return torch.sparse_coo_tensor(
+                parts[0], parts[1], entry.shape, is_coalesced=ready, check_invariants=True
+            )
+        kind = getattr(torch, layout) if layout in LAYOUTS else None
+        return torch.sparse_compressed_tensor(
+            parts[0], parts[1], parts[2], entry.shape, layout=kind, check_invariants=True
+        )
 
-    def storage(self, storage: Storage, itemsize: int) -> Any:
+    def storage(self, storage: Storage, itemsize: int) -> torch.UntypedStorage:
         """The untyped storage on its device; `itemsize` is what its address must be a multiple of."""
         import torch
 
@@ -164,7 +172,7 @@ class TensorMaker:
                 self.copied.add(storage.identity)
         return made
 
-    def moved(self, storage: Any, location: str) -> Any:
+    def moved(self, storage: torch.UntypedStorage, location: str) -> torch.UntypedStorage:
         """The storage where `restore` wants it.
 
         Raises:
@@ -225,7 +233,7 @@ class TensorMaker:
             del self.storages[key]
         self.copied &= used
 
-    def mapped(self, path: str) -> tuple[Any, int] | None:
+    def mapped(self, path: str) -> tuple[torch.UntypedStorage, int] | None:
         """A private map of the whole file at `path`, and its size in bytes; None for a source that cannot be mapped.
 
         Raises:
@@ -241,6 +249,7 @@ class TensorMaker:
                 seen = next((file.stamp for file in self.checkpoint.files if file.path == path), source.mark)
                 size = seen.size
                 whole = torch.UntypedStorage.from_file(path, False, size)
+                assert isinstance(whole, torch.UntypedStorage)
                 # torch maps by name.
                 if not stamp(path).same(seen):
                     message, hint = "it changed while it was read", "wait until its writer is done"
@@ -248,7 +257,7 @@ class TensorMaker:
                 self.maps[path] = (whole, size)
         return self.maps[path]
 
-    def load(self, data: Data, itemsize: int) -> Any:
+    def load(self, data: Data, itemsize: int) -> torch.UntypedStorage:
         import torch
 
         if isinstance(data, ByteRange) and _mappable(data, itemsize):
@@ -257,9 +266,10 @@ class TensorMaker:
                 whole, size = mapped
                 if data.end > size:
                     raise truncated(data, size)
-                return whole[data.offset : data.end]
+                part: torch.UntypedStorage = whole[data.offset : data.end]
+                return part
         storage = torch.UntypedStorage(data.length)
-        view: Any = memoryview(torch.empty((0,), dtype=torch.uint8, device="cpu").set_(storage).numpy())  # type: ignore[arg-type]
+        view = memoryview(torch.empty((0,), dtype=torch.uint8, device="cpu").set_(storage).numpy())  # type: ignore[arg-type]
         position = 0
         for chunk in read_chunks(data):
             view[position : position + len(chunk)] = chunk
@@ -267,7 +277,7 @@ class TensorMaker:
         return storage
 
 
-def _number(text: str) -> Any:
+def _number(text: str) -> int | float:
     """A parameter of a quantizer, as its repr stands in the detail of an entry.
 
     Raises:
@@ -308,12 +318,12 @@ def _record_name(checkpoint: Checkpoint, key: str) -> str:
     return f"storage {key}" if root is None else f"{root}/data/{key}"
 
 
-def unmoved(storage: Any, location: str) -> Any:
+def unmoved(storage: torch.UntypedStorage, location: str) -> torch.UntypedStorage:
     """Leave a storage on the CPU, mapped, whatever its tag says: for values that are copied elsewhere at once."""
     return storage
 
 
-def restore_location(map_location: Any) -> Callable[[Any, str], Any]:
+def restore_location(map_location: MapLocation) -> Move:
     """The function that moves a CPU storage to where its location tag and `map_location` say.
 
     Raises:
@@ -324,7 +334,7 @@ def restore_location(map_location: Any) -> Callable[[Any, str], Any]:
 
     if callable(map_location):
 
-        def by_call(storage: Any, location: str) -> Any:
+        def by_call(storage: torch.UntypedStorage, location: str) -> torch.UntypedStorage:
             moved = map_location(storage, location)
             return default_restore_location(storage, location) if moved is None else moved
 
@@ -340,10 +350,11 @@ def restore_location(map_location: Any) -> Callable[[Any, str], Any]:
         return lambda storage, location: default_restore_location(storage, target)
     warned = False
 
-    def as_saved(storage: Any, location: str) -> Any:
+    def as_saved(storage: torch.UntypedStorage, location: str) -> torch.UntypedStorage:
         nonlocal warned
         try:
-            return default_restore_location(storage, location)
+            moved: torch.UntypedStorage = default_restore_location(storage, location)
+            return moved
         except (RuntimeError, AssertionError):
             if not warned:
                 message = f"saved on {location}, which is not here: loaded to the CPU (map_location says where else)"

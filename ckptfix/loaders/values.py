@@ -7,23 +7,24 @@ from __future__ import annotations
 
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final, TypeAlias
 
 from ckptfix.errors import printable
 from ckptfix.formats.torch.weights_only import canonical
 from ckptfix.pickles import Call, Dict, Global, Set
-from ckptfix.pickles.graph import Text
+from ckptfix.pickles.graph import Node, Text
 from ckptfix.words import plural, some
 
 MOST_SHOWN = 6
 """Values that the short text of a foreign object shows."""
 
-NOTHING: Any = object()
+NOTHING: Final = object()
 """No value can be made here."""
 
-Value = Callable[[Any], Any]
+Value: TypeAlias = Callable[[Node], object]
+Make: TypeAlias = Callable[[tuple[object, ...], object], object]
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -62,7 +63,7 @@ class ForeignObject:
         names = ", ".join(held) if held else "nothing by name"
         raise AttributeError(f"{self.module}.{self.name} has no {name!r}; its state holds {printable(names[:500])}")
 
-    def _named(self) -> dict[str, Any]:
+    def _named(self) -> dict[str, object]:
         """What the state holds by name: ``__dict__`` as it was pickled, and ``__slots__`` where the class had some."""
         parts = self.state if isinstance(self.state, tuple) and len(self.state) == 2 else (self.state,)
         if not all(part is None or isinstance(part, dict) for part in parts):
@@ -97,7 +98,7 @@ class ForeignObject:
         return cls(module, name)
 
 
-def _brief(value: Any) -> str:
+def _brief(value: object) -> str:
     """The value, or what it is where that would be long or lead on to others."""
     if value is None or isinstance(value, bool | int | float | str | bytes):
         text = repr(value[:60] if isinstance(value, str | bytes) else value)
@@ -107,7 +108,7 @@ def _brief(value: Any) -> str:
     return f"<{type(value).__name__}>"
 
 
-def leaf(node: Any) -> Any:
+def leaf(node: Node) -> object:
     """The value of a node that has no parts."""
     if type(node) is Text:
         return str(node)
@@ -117,7 +118,7 @@ def leaf(node: Any) -> Any:
     return node
 
 
-def _constant(node: Global) -> Any:
+def _constant(node: Global) -> object:
     """``torch.float32``, ``torch.contiguous_format``, ``torch.per_tensor_affine``; NOTHING for other names."""
     # Where a constant has no module, pickle names whichever module has imported torch.
     name = node.name.removeprefix("torch.")
@@ -130,7 +131,7 @@ def _constant(node: Global) -> Any:
     return value if isinstance(value, inert) else NOTHING
 
 
-BUILTINS: dict[str, Callable[[], Any]] = {
+BUILTINS: dict[str, Callable[[], object]] = {
     **{f"builtins.{made.__name__}": made for made in (list, dict, set, int, float, str, tuple, bool, bytes)},
     "collections.OrderedDict": OrderedDict,
 }
@@ -141,7 +142,7 @@ def _plain_args(node: Call) -> bool:
     return type(node.args) is tuple and node.kwargs is None
 
 
-def _default(node: Call) -> Any:
+def _default(node: Call) -> object:
     factory = node.arguments[0] if node.arguments else None
     if factory is None:
         return defaultdict(None)
@@ -149,12 +150,12 @@ def _default(node: Call) -> Any:
     return defaultdict(made) if made is not None and len(node.arguments) == 1 else NOTHING
 
 
-def _queue(node: Call) -> Any:
+def _queue(node: Call) -> object:
     most = node.arguments[1] if len(node.arguments) > 1 else None
     return deque(maxlen=most) if most is None or (type(most) is int and 0 <= most <= sys.maxsize) else NOTHING
 
 
-SHELLS: dict[str, Callable[[Call], Any]] = {
+SHELLS: dict[str, Callable[[Call], object]] = {
     "collections.OrderedDict": lambda node: OrderedDict(),
     "collections.defaultdict": _default,
     "collections.Counter": lambda node: Counter(),
@@ -166,16 +167,15 @@ SHELLS: dict[str, Callable[[Call], Any]] = {
 """Classes whose objects can be made empty and filled later."""
 
 
-def shell(node: Any) -> Any:
+def shell(node: Node) -> object:
     """An empty object to be filled, or NOTHING if the value must be made from its parts."""
-    kind = type(node)
-    if kind is Dict:
+    if type(node) is Dict:
         return {}
-    if kind is list:
+    if type(node) is list:
         return []
-    if kind is Set and node.kind == "set":
+    if type(node) is Set and node.kind == "set":
         return set()
-    if kind is not Call:
+    if type(node) is not Call:
         return NOTHING
     if type(node.func) is Global and _plain_args(node):
         name = canonical(node.func)
@@ -187,96 +187,102 @@ def shell(node: Any) -> Any:
     return ForeignObject.empty(node)
 
 
-def add_elements(node: Call, shell: Any, value: Value) -> None:
+def add_elements(node: Call, shell: object, value: Value) -> None:
     """What a call gives beside items: ``set([1, 2])``, and values appended."""
     if not isinstance(shell, set | list | deque):
         return
     # Of the node, not of its value: a list may not be filled yet.
     first = node.arguments[0] if node.arguments else ()
-    given = first.elements if type(first) is Set else first if type(first) in (list, tuple) else ()
-    add: Any = shell.update if isinstance(shell, set) else shell.extend
+    given = first.elements if type(first) is Set else first if isinstance(first, (list, tuple)) else ()
+    add: Callable[[Iterable[object]], None] = shell.update if isinstance(shell, set) else shell.extend
     add(map(value, given))
     add(map(value, node.elements or ()))
 
 
-def _size(args: Any, state: Any) -> Any:
+def _size(args: tuple[object, ...], state: object) -> object:
     import torch
 
     (sizes,) = args
-    return torch.Size(sizes) if all(type(size) is int for size in sizes) else NOTHING
+    return torch.Size(sizes) if isinstance(sizes, Iterable) and all(type(size) is int for size in sizes) else NOTHING
 
 
-def _device(args: Any, state: Any) -> Any:
+def _device(args: tuple[object, ...], state: object) -> object:
     import torch
 
-    return torch.device(*args) if all(type(part) in (str, int) for part in args) else NOTHING
+    made: Callable[..., object] = torch.device
+    return made(*args) if all(type(part) in (str, int) for part in args) else NOTHING
 
 
-def _layout(args: Any, state: Any) -> Any:
+def _layout(args: tuple[object, ...], state: object) -> object:
     import torch
 
     (name,) = args
-    found = vars(torch).get(name.removeprefix("torch."))
+    found = vars(torch).get(name.removeprefix("torch.")) if isinstance(name, str) else None
     return found if isinstance(found, torch.layout) else NOTHING
 
 
-def _number(made: type) -> Callable[[Any, Any], Any]:
+def _number(made: Callable[..., object]) -> Make:
     """A class whose arguments are numbers only, and few."""
 
-    def make(args: Any, state: Any) -> Any:
+    def make(args: tuple[object, ...], state: object) -> object:
         fits = len(args) <= 3 and all(type(part) in (int, float, bool, type(None)) for part in args)
         return made(*args) if fits else NOTHING
 
     return make
 
 
-def _encoded(args: Any, state: Any) -> Any:
+def _encoded(args: tuple[object, ...], state: object) -> object:
     text, encoding = args
-    return text.encode("latin-1") if encoding == "latin1" else NOTHING
+    return text.encode("latin-1") if isinstance(text, str) and encoding == "latin1" else NOTHING
 
 
-def _bytearray(args: Any, state: Any) -> Any:
-    if args and type(args[0]) is str and args[1:] == ("latin-1",):
-        return bytearray(args[0].encode("latin-1"))
-    return bytearray(args[0]) if args and type(args[0]) in (bytes, bytearray) else bytearray() if not args else NOTHING
+def _bytearray(args: tuple[object, ...], state: object) -> object:
+    if not args:
+        return bytearray()
+    data = args[0]
+    if isinstance(data, str) and args[1:] == ("latin-1",):
+        return bytearray(data.encode("latin-1"))
+    return bytearray(data) if isinstance(data, bytes | bytearray) else NOTHING
 
 
-def _sequence(made: type) -> Callable[[Any, Any], Any]:
-    def make(args: Any, state: Any) -> Any:
+def _sequence(made: Callable[..., object]) -> Make:
+    def make(args: tuple[object, ...], state: object) -> object:
         inside = args[0] if args else ()
         return made(inside) if isinstance(inside, list | tuple | set | frozenset | bytes) else NOTHING
 
     return make
 
 
-def _numpy_dtype(args: Any, state: Any) -> Any:
+def _numpy_dtype(args: tuple[object, ...], state: object) -> object:
     """``dtype('f8', False, True)`` with the state ``(3, '<', None, ...)``: numbers and booleans only."""
     import numpy as np
 
     code = args[0]
-    if type(code) is not str or code[:1] not in "biufcSU" or not code[1:].isdecimal():
+    if not isinstance(code, str) or code[:1] not in "biufcSU" or not code[1:].isdecimal():
         return NOTHING
-    if state is not None and (state[0] != 3 or state[2:5] != (None, None, None)):
+    if state is not None and (not isinstance(state, tuple) or state[0] != 3 or state[2:5] != (None, None, None)):
         return NOTHING
     made = np.dtype(code)
     return made.newbyteorder(state[1]) if state is not None and state[1] in ("<", ">") else made
 
 
-def _numpy_scalar(args: Any, state: Any) -> Any:
+def _numpy_scalar(args: tuple[object, ...], state: object) -> object:
     import numpy as np
 
     dtype, data = args
-    if not isinstance(dtype, np.dtype) or len(data) != dtype.itemsize:
+    if not isinstance(dtype, np.dtype) or not isinstance(data, bytes | bytearray) or len(data) != dtype.itemsize:
         return NOTHING
     return np.frombuffer(data, dtype)[0]
 
 
-def _numpy_array(args: Any, state: Any) -> Any:
+def _numpy_array(args: tuple[object, ...], state: object) -> object:
     """``_reconstruct(ndarray, (0,), b'b')`` with the state (version, shape, dtype, in Fortran order, bytes)."""
     import numpy as np
 
     kind = args[0]
     if not isinstance(kind, ForeignObject) or (kind.module, kind.name) != ("numpy", "ndarray"):
+        return NOTHING
+    if not isinstance(state, tuple | list):
         return NOTHING
     _, shape, dtype, fortran, data = state
     if not isinstance(dtype, np.dtype) or not isinstance(data, bytes | bytearray):
@@ -284,17 +290,19 @@ def _numpy_array(args: Any, state: Any) -> Any:
     return np.frombuffer(bytearray(data), dtype).reshape(shape, order="F" if fortran else "C")
 
 
-def _numpy_buffer(args: Any, state: Any) -> Any:
+def _numpy_buffer(args: tuple[object, ...], state: object) -> object:
     """``_frombuffer(bytes, dtype, shape, order)``, as protocol 5 writes arrays."""
     import numpy as np
 
     data, dtype, shape, order = args
-    if not isinstance(dtype, np.dtype) or order not in ("C", "F"):
+    if not isinstance(dtype, np.dtype) or order not in ("C", "F") or not isinstance(data, bytes | bytearray):
         return NOTHING
-    return np.frombuffer(bytearray(data), dtype).reshape(shape, order=order)
+    if not isinstance(shape, tuple | list | int):
+        return NOTHING
+    return np.frombuffer(bytearray(data), dtype).reshape(shape, order="F" if order == "F" else "C")
 
 
-MADE: dict[str, Callable[[Any, Any], Any]] = {
+MADE: dict[str, Make] = {
     "torch.Size": _size,
     "torch.device": _device,
     "torch.serialization._get_layout": _layout,
@@ -317,7 +325,7 @@ MADE: dict[str, Callable[[Any, Any], Any]] = {
 """Calls whose values are made from their arguments and state: (args, state) -> value, or NOTHING."""
 
 
-def called(node: Call, value: Value) -> Any:
+def called(node: Call, value: Value) -> object:
     """The value of a call of the table, or NOTHING."""
     if type(node.func) is not Global or not _plain_args(node) or node.items or node.elements:
         return NOTHING
@@ -325,6 +333,7 @@ def called(node: Call, value: Value) -> Any:
     if make is None:
         return NOTHING
     try:
-        return make(value(node.args), value(node.state))
+        args = value(node.args)
+        return make(args, value(node.state)) if isinstance(args, tuple) else NOTHING
     except (TypeError, ValueError, KeyError, IndexError, AttributeError, OverflowError, RuntimeError):
         return NOTHING

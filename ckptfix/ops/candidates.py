@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from ckptfix.checkpoint import Checkpoint, TensorEntry
 from ckptfix.checkpoint.address import given, is_inside, join
@@ -17,6 +16,8 @@ from ckptfix.formats.torch.detach import detached_entry
 from ckptfix.formats.torch.module import Module
 from ckptfix.formats.torch.object import node_at
 from ckptfix.formats.torch.tensors import BadTensor, tensor_entry
+from ckptfix.pickles import Call, PersId
+from ckptfix.pickles.graph import Node
 from ckptfix.words import where_else
 
 
@@ -31,7 +32,7 @@ class Candidate:
     """
 
     at: str
-    module: Any = None
+    module: Node = None
     names: tuple[str, ...] = ()
 
 
@@ -147,7 +148,7 @@ def module_entries(checkpoint: Checkpoint, module: Module) -> tuple[TensorEntry,
     return plain_entries(checkpoint, module.tensors)
 
 
-def plain_entries(checkpoint: Checkpoint, tensors: Iterable[tuple[str, Any]]) -> tuple[TensorEntry, ...]:
+def plain_entries(checkpoint: Checkpoint, tensors: Iterable[tuple[str, Call | PersId]]) -> tuple[TensorEntry, ...]:
     """The entries of (name, node), as plain tensors.
 
     Raises:
@@ -156,6 +157,8 @@ def plain_entries(checkpoint: Checkpoint, tensors: Iterable[tuple[str, Any]]) ->
     storages = parts_of(checkpoint).storages
     entries = []
     for name, node in tensors:
+        if type(node) is PersId:
+            raise WouldLoseData("a storage that stands by itself", path=checkpoint.path, where=name)
         try:
             entries.append(detached_entry(tensor_entry(node, name, "", storages), name))
         except BadTensor as error:
@@ -163,7 +166,7 @@ def plain_entries(checkpoint: Checkpoint, tensors: Iterable[tuple[str, Any]]) ->
     return tuple(entries)
 
 
-def view(entry: TensorEntry) -> tuple[Any, ...]:
+def view(entry: TensorEntry) -> tuple[object, ...]:
     """What distinguishes a tensor from others of its file, names aside; tensors without data are alike."""
     where = entry.storage.identity if entry.storage is not None else tuple(view(part) for part in entry.parts)
     return where, entry.dtype, entry.offset, entry.shape, entry.stride

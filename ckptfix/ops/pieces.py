@@ -16,10 +16,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from ckptfix.checkpoint import Checkpoint, TensorEntry, address
 from ckptfix.errors import KeyConflict, WouldLoseData
@@ -31,7 +30,7 @@ from ckptfix.formats.torch.state import SHARDED, state_rows
 from ckptfix.formats.torch.tensors import BadTensor, is_wrapper, sizes
 from ckptfix.ops import choose
 from ckptfix.pickles import Call, Global
-from ckptfix.pickles.graph import pairs
+from ckptfix.pickles.graph import Node, pairs
 
 GATHER = (
     "gather it on all ranks before saving: get_model_state_dict(model, options=StateDictOptions(full_state_dict=True)) "
@@ -193,7 +192,7 @@ def _of_deepspeed(checkpoint: Checkpoint, parts: Parts, at: str | None) -> Piece
     return Piece("ZeRO-3", rank, world, missing, first.name, way_out, command)
 
 
-def _stated_shapes(top: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _stated_shapes(top: Mapping[str, Node]) -> Iterator[tuple[str, tuple[int, ...]]]:
     groups = top.get("param_shapes")
     for group in [*_listed(groups), groups, top.get("frozen_param_shapes")]:
         for name, shape in pairs(group) or ():
@@ -203,11 +202,11 @@ def _stated_shapes(top: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...
                 continue
 
 
-def _fields(node: Any) -> dict[str, Any]:
+def _fields(node: Node) -> dict[str, Node]:
     """Keys of a mapping, or attributes of an object."""
-    rows = pairs(node)
+    rows: Sequence[tuple[Node, Node]] | None = pairs(node)
     if rows is None:
-        rows = state_rows(None, node.state) if type(node) is Call else []
+        rows = state_rows(None, node.state) if type(node) is Call else ()
     return {str(key): value for key, value in rows if isinstance(key, str)}
 
 
@@ -238,7 +237,7 @@ def _of_tensors(checkpoint: Checkpoint, parts: Parts, at: str | None) -> Piece |
     return Piece(first.kind, rank, first.world, first.missing + _more(count - 1), first.where, first.way_out)
 
 
-def _piece(entry: TensorEntry, node: Any) -> Piece | None:
+def _piece(entry: TensorEntry, node: Node) -> Piece | None:
     cls, state = _wrapped(node)
     if cls == SHARDED:
         return _sharded(entry, dict(state))
@@ -250,19 +249,19 @@ def _piece(entry: TensorEntry, node: Any) -> Piece | None:
     return None
 
 
-def _wrapped(node: Any) -> tuple[str, list[tuple[str, Any]]]:
+def _wrapped(node: Node) -> tuple[str, list[tuple[str, Node]]]:
     """(class, state) of a wrapper subclass, also of one in a parameter."""
     depth = 0
     while type(node) is Call and type(node.args) is tuple and node.args and type(node.args[0]) is Call and depth < 8:
         node, depth = node.args[0], depth + 1
     if type(node) is Call and type(node.args) is tuple and len(node.args) >= 4 and type(node.args[1]) is Global:
         func, cls, _, state = node.args[:4]
-        if is_wrapper(func):
+        if type(cls) is Global and is_wrapper(func):
             return cls.full, state_rows(cls, state)
     return "", []
 
 
-def _sharded(entry: TensorEntry, state: Mapping[str, Any]) -> Piece | None:
+def _sharded(entry: TensorEntry, state: Mapping[str, Node]) -> Piece | None:
     if len(entry.parts) == 1 and entry.parts[0].shape == entry.shape:
         return None
     group = _fields(state.get("process_group"))
@@ -284,7 +283,7 @@ def _sharded(entry: TensorEntry, state: Mapping[str, Any]) -> Piece | None:
     return Piece(kind, _count(rank), _count(world), f"{entry.key} is {what}", entry.name, GATHER)
 
 
-def _dtensor(entry: TensorEntry, state: Mapping[str, Any]) -> Piece | None:
+def _dtensor(entry: TensorEntry, state: Mapping[str, Node]) -> Piece | None:
     spec = _fields(state.get("_spec"))
     mesh = _fields(spec.get("mesh"))
     split: list[str] = []
@@ -311,15 +310,15 @@ def _dtensor(entry: TensorEntry, state: Mapping[str, Any]) -> Piece | None:
     return Piece("DTensor", _count(mesh.get("_rank")), world, f"{entry.key} is {what}", entry.name, GATHER)
 
 
-def _name_of(node: Any) -> str:
+def _name_of(node: Node) -> str:
     found = class_of(node) if type(node) is Call else None
     return "" if found is None else found.name
 
 
-def _listed(node: Any) -> list[Any]:
+def _listed(node: Node) -> list[Node]:
     """The parts of a list or tuple; none of anything else."""
     return list(node) if isinstance(node, (list, tuple)) else []
 
 
-def _count(value: Any) -> int | None:
+def _count(value: Node) -> int | None:
     return value if type(value) is int else None

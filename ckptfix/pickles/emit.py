@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from ckptfix.pickles import opcodes as op
-from ckptfix.pickles.graph import Call, Dict, Global, PersId
+from ckptfix.pickles.graph import Call, Dict, Global, Node, PersId
 from ckptfix.pickles.patch import int_opcode, string_opcode
 
 BATCH = 1000
 
 
-def emit(root: Any) -> bytes:
+def emit(root: Node) -> bytes:
     """The stream that builds `root`: plain values, and the nodes Global, Call (REDUCE), PersId and Dict.
 
     Raises:
@@ -31,16 +30,16 @@ def emit(root: Any) -> bytes:
 class _Writer:
     def __init__(self) -> None:
         self.out: list[bytes] = []
-        self.memo: dict[Any, int] = {}
-        self.kept: list[Any] = []
+        self.memo: dict[object, int] = {}
+        self.kept: list[object] = []
 
-    def put(self, key: Any) -> None:
+    def put(self, key: object) -> None:
         index = len(self.memo)
         self.memo[key] = index
         small = index < 256
         self.out.append(bytes((op.BINPUT, index)) if small else bytes((op.LONG_BINPUT,)) + struct.pack("<L", index))
 
-    def fetched(self, key: Any) -> bool:
+    def fetched(self, key: object) -> bool:
         index = self.memo.get(key)
         if index is None:
             return False
@@ -48,7 +47,7 @@ class _Writer:
         self.out.append(bytes((op.BINGET, index)) if small else bytes((op.LONG_BINGET,)) + struct.pack("<L", index))
         return True
 
-    def save(self, value: Any) -> None:
+    def save(self, value: Node) -> None:
         out = self.out
         if value is None:
             out.append(b"N")
@@ -69,16 +68,16 @@ class _Writer:
         elif type(value) is tuple:
             self.save_tuple(value)
         elif type(value) is PersId:
-            self.save_tuple(value.pid)
+            self.save(value.pid)
             out.append(b"Q")
-        elif type(value) in (list, Dict, Call):
+        elif type(value) is list or type(value) is Dict or type(value) is Call:
             if not self.fetched(id(value)):
                 self.kept.append(value)
                 self.save_object(value)
         else:
             raise TypeError(f"no opcode for {type(value).__name__}")
 
-    def save_tuple(self, value: tuple[Any, ...]) -> None:
+    def save_tuple(self, value: tuple[Node, ...]) -> None:
         if not value:
             self.out.append(b")")
             return
@@ -92,13 +91,13 @@ class _Writer:
         self.out.append((b"\x85", b"\x86", b"\x87")[len(value) - 1] if len(value) <= 3 else b"t")
         self.put(id(value))
 
-    def save_object(self, value: Any) -> None:
-        if type(value) is list:
+    def save_object(self, value: list[Node] | Dict | Call) -> None:
+        if isinstance(value, list):
             self.out.append(b"]")
             self.put(id(value))
             self.batches([(item,) for item in value], b"a", b"e")
             return
-        if type(value) is Dict:
+        if isinstance(value, Dict):
             self.out.append(b"}")
             self.put(id(value))
             self.batches(value.items, b"s", b"u")
@@ -112,7 +111,7 @@ class _Writer:
             self.save(value.state)
             self.out.append(b"b")
 
-    def batches(self, rows: Sequence[Iterable[Any]], single: bytes, several: bytes) -> None:
+    def batches(self, rows: Sequence[Iterable[Node]], single: bytes, several: bytes) -> None:
         for start in range(0, len(rows), BATCH):
             batch = rows[start : start + BATCH]
             if len(batch) > 1:

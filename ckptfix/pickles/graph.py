@@ -8,7 +8,13 @@ stack and a set of ids, never by recursion.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, Literal
+from typing import Literal, TypeAlias, final
+
+Node: TypeAlias = (
+    "bool | int | float | bytes | bytearray | str | tuple[Node, ...] | list[Node] "
+    "| Global | Call | PersId | Dict | Set | None"
+)
+"""Whatever the machine builds, and what may stand beside it in a pickle that is written: a string that is no `Text`."""
 
 
 class Text(str):
@@ -27,6 +33,7 @@ class Text(str):
     origin: Text | None
 
 
+@final
 class Global:
     """A name that an unpickler would import: `module`, `name`, pushed from `start` on. Never resolved."""
 
@@ -45,6 +52,7 @@ class Global:
         return f"Global({self.full})"
 
 
+@final
 class Call:
     """What an unpickler would call: ``func(*args)``, then the items, elements and state set on the result.
 
@@ -61,18 +69,18 @@ class Call:
 
     __slots__ = ("args", "elements", "func", "how", "items", "kwargs", "position", "state")
 
-    def __init__(self, func: Any, args: Any, how: str, position: int, kwargs: Any = None) -> None:
+    def __init__(self, func: Node, args: Node, how: str, position: int, kwargs: Node = None) -> None:
         self.func = func
         self.args = args
         self.how = how
         self.position = position
         self.kwargs = kwargs
-        self.items: list[tuple[Any, Any]] | None = None
-        self.elements: list[Any] | None = None
-        self.state: Any = None
+        self.items: list[tuple[Node, Node]] | None = None
+        self.elements: list[Node] | None = None
+        self.state: Node = None
 
     @property
-    def arguments(self) -> tuple[Any, ...]:
+    def arguments(self) -> tuple[Node, ...]:
         """`args` where they are the tuple that a well-formed pickle has; otherwise nothing."""
         return self.args if type(self.args) is tuple else ()
 
@@ -84,6 +92,7 @@ class Call:
         return f"Call({self.func!r} @ {self.position})"
 
 
+@final
 class PersId:
     """A persistent id: torch's reference to a storage.
 
@@ -95,27 +104,34 @@ class PersId:
 
     __slots__ = ("pid", "position", "tuple_end")
 
-    def __init__(self, pid: Any, position: int, tuple_end: int) -> None:
+    def __init__(self, pid: Node, position: int, tuple_end: int) -> None:
         self.pid = pid
         self.position = position
         self.tuple_end = tuple_end
 
+    @property
+    def fields(self) -> tuple[Node, ...]:
+        """`pid` where it is the tuple that torch writes; otherwise nothing."""
+        return self.pid if type(self.pid) is tuple else ()
 
+
+@final
 class Dict:
     """A plain dict as ordered pairs: keys may repeat (the last one wins) or, in a hostile pickle, be unhashable."""
 
     __slots__ = ("items",)
 
     def __init__(self) -> None:
-        self.items: list[tuple[Any, Any]] = []
+        self.items: list[tuple[Node, Node]] = []
 
 
+@final
 class Set:
     """A set or frozenset as a list."""
 
     __slots__ = ("elements", "kind")
 
-    def __init__(self, kind: Literal["set", "frozenset"], elements: list[Any]) -> None:
+    def __init__(self, kind: Literal["set", "frozenset"], elements: list[Node]) -> None:
         self.kind = kind
         self.elements = elements
 
@@ -142,7 +158,7 @@ class Graph:
         self.data = data
         self.start = start
         self.end = start
-        self.root: Any = None
+        self.root: Node = None
         self.protocol = 0
         self.persids: list[PersId] = []
         self.globals: list[Global] = []
@@ -152,22 +168,21 @@ class Graph:
         self.misuses: list[tuple[int, str]] = []
 
 
-def pairs(node: Any) -> list[tuple[Any, Any]] | None:
+def pairs(node: Node) -> list[tuple[Node, Node]] | None:
     """The (key, value) pairs of a mapping node, a repeated key at its first place with its last value.
 
     A mapping is a `Dict`, or a `Call` on which items were set (OrderedDict, defaultdict, Counter). None
     for what is not a mapping.
     """
-    kind = type(node)
-    found: list[tuple[Any, Any]]
-    if kind is Dict:
+    found: list[tuple[Node, Node]]
+    if type(node) is Dict:
         found = node.items
-    elif kind is Call and (node.items is not None or _is_empty_mapping(node)):
+    elif type(node) is Call and (node.items is not None or _is_empty_mapping(node)):
         found = node.items or []
         first = node.arguments[0] if node.arguments else None
         if not found and type(first) is list:
             # Python 2 pickled an OrderedDict as OrderedDict([[key, value], ...]).
-            found = [tuple(pair) for pair in first if type(pair) in (list, tuple) and len(pair) == 2]
+            found = [(pair[0], pair[1]) for pair in first if isinstance(pair, (list, tuple)) and len(pair) == 2]
         elif not found and type(first) is Dict:
             # A Counter is pickled as Counter({...}).
             found = first.items
@@ -175,8 +190,8 @@ def pairs(node: Any) -> list[tuple[Any, Any]] | None:
         return None
     if len({_identity(key) for key, _ in found}) == len(found):
         return found
-    last: dict[Any, int] = {}
-    out: list[tuple[Any, Any]] = []
+    last: dict[object, int] = {}
+    out: list[tuple[Node, Node]] = []
     for key, value in found:
         place = last.setdefault(_identity(key), len(out))
         if place < len(out):
@@ -186,7 +201,7 @@ def pairs(node: Any) -> list[tuple[Any, Any]] | None:
     return out
 
 
-def _identity(key: Any) -> Any:
+def _identity(key: Node) -> object:
     """What two keys of a dict have in common if they are the same key.
 
     Numbers become text, whose hash cannot be predicted: the hashes of chosen ints collide by the thousand.
@@ -200,7 +215,7 @@ def _identity(key: Any) -> Any:
     return key if isinstance(key, bytes) or key is None else id(key)
 
 
-def attributes(state: Any) -> list[tuple[Any, Any]]:
+def attributes(state: Node) -> list[tuple[Node, Node]]:
     """The (name, value) pairs that BUILD with `state` sets on an object.
 
     A class with ``__slots__``, such as DTensor, has a state of two: its ``__dict__`` or None, and its slots.
@@ -222,22 +237,21 @@ def _is_empty_mapping(node: Call) -> bool:
     return type(func) is Global and (func.module, func.name) in _MAPPINGS
 
 
-def children(node: Any) -> Iterator[tuple[str, Any]]:
+def children(node: Node) -> Iterator[tuple[str, Node]]:
     """(label, child) of a container node; labels are address parts. Nothing for a leaf."""
-    kind = type(node)
-    if kind is tuple or kind is list:
+    if type(node) is Call:
+        yield from _children_of_call(node)
+    elif type(node) is tuple or type(node) is list:
         for index, value in enumerate(node):
             yield str(index), value
-    elif kind is Dict:
+    elif type(node) is Dict:
         yield from _items(pairs(node) or ())
-    elif kind is Call:
-        yield from _children_of_call(node)
-    elif kind is Set:
+    elif type(node) is Set:
         for index, value in enumerate(node.elements):
             yield str(index), value
 
 
-def _children_of_call(node: Call) -> Iterator[tuple[str, Any]]:
+def _children_of_call(node: Call) -> Iterator[tuple[str, Node]]:
     if type(node.func) is Call:
         yield "()func", node.func
     mapping = pairs(node)
@@ -258,7 +272,7 @@ def _children_of_call(node: Call) -> Iterator[tuple[str, Any]]:
         yield from children(node.state) if type(node.state) is Dict else (("()state", node.state),)
 
 
-def _items(mapping: Iterable[tuple[Any, Any]]) -> Iterator[tuple[str, Any]]:
+def _items(mapping: Iterable[tuple[Node, Node]]) -> Iterator[tuple[str, Node]]:
     """The values of a mapping by their keys, and keys that are objects themselves."""
     for key, value in mapping:
         if type(key) in _NODES and _holds_objects(key):
@@ -266,7 +280,7 @@ def _items(mapping: Iterable[tuple[Any, Any]]) -> Iterator[tuple[str, Any]]:
         yield label(key), value
 
 
-def _is_only_metadata(state: Any) -> bool:
+def _is_only_metadata(state: Node) -> bool:
     """Whether a state belongs to a state dict: nothing, or ``_metadata`` of plain values by module path."""
     if state is None:
         return True
@@ -275,27 +289,26 @@ def _is_only_metadata(state: Any) -> bool:
     return all(key == "_metadata" and is_versions(value) for key, value in attributes(state))
 
 
-def is_versions(metadata: Any) -> bool:
+def is_versions(metadata: Node) -> bool:
     """Whether this is the ``_metadata`` of a state dict: ``{module path: {name: plain value}}``."""
     rows = pairs(metadata)
     return rows is not None and not any(_holds_objects(own) for _, own in rows)
 
 
-def _holds_objects(value: Any, depth: int = 0) -> bool:
+def _holds_objects(value: Node, depth: int = 0) -> bool:
     """Whether a value is or holds anything but plain values, or containers nested deeper than any program writes."""
-    kind = type(value)
-    if kind not in _NODES:
+    if type(value) not in _NODES:
         return False
-    if kind is PersId or depth > 4:
+    if type(value) is PersId or depth > 4:
         return True
-    if kind is Call:
+    if type(value) is Call:
         more = value.state is not None or value.elements or (value.items and value.args)
         if more or pairs(value) is None:
             return True
     return any(_holds_objects(child, depth + 1) for _, child in children(value))
 
 
-def label(key: Any) -> str:
+def label(key: Node) -> str:
     """A mapping key as an address part."""
     if isinstance(key, int) and key.bit_length() > 4096:
         return hex(key)
@@ -307,5 +320,5 @@ def label(key: Any) -> str:
 _NODES = frozenset((Call, PersId, Dict, Set, tuple, list))
 
 
-def _is_plain(key: Any) -> bool:
+def _is_plain(key: Node) -> bool:
     return isinstance(key, (str, int, float, bytes)) or key is None

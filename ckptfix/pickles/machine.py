@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import os
 import struct
-from typing import Any
 
 from ckptfix.errors import BadPickle, TruncatedPickle
 from ckptfix.pickles import opcodes as op
 from ckptfix.pickles.collector import collector_paused
-from ckptfix.pickles.graph import Call, Global, Graph, PersId, Text
+from ckptfix.pickles.graph import Call, Global, Graph, Node, PersId, Text
 from ckptfix.pickles.rare import RareOpcodes
 
 MAX_BYTES = 1 << 30
@@ -110,7 +109,7 @@ class _Machine(RareOpcodes):
         gets = graph.gets
         persids = graph.persids
         pos = graph.start
-        last_tuple: Any = None
+        last_tuple: Node = None
         last_tuple_at = -1
         new_text = Text
         new_global = Global

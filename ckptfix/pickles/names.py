@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from ckptfix.pickles import opcodes as op
 from ckptfix.pickles.collector import collector_paused
@@ -48,6 +47,10 @@ class Seen:
     name: str
     at: int
     called: int | None = None
+
+
+Kept = Seen | str | None
+"""A value on the stack, as far as it may be a name, or part of one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,13 +138,13 @@ class _Names:
         self.stop = stop
         self.found = Survey(end=start)
         self.names: dict[tuple[str, str], Seen] = {}
-        self.memo: dict[int, Any] = {}
+        self.memo: dict[int, Kept] = {}
         self.fresh()
 
     def fresh(self) -> None:
         """Before the next pickle. An unpickler that reads several has the memo of those before."""
-        self.stack: list[Any] = []
-        self.marks: list[list[Any]] = []
+        self.stack: list[Kept] = []
+        self.marks: list[list[Kept]] = []
         self.older, self.memo = self.memo, {}
 
     def run(self, most: int) -> None:
@@ -213,11 +216,11 @@ class _Names:
             at += len(data)
         return 0
 
-    def push(self, value: Any) -> None:
+    def push(self, value: Kept) -> None:
         if len(self.stack) < MOST_KEPT:
             self.stack.append(value)
 
-    def pop(self) -> Any:
+    def pop(self) -> Kept:
         return self.stack.pop() if self.stack else None
 
     def string(self, data: bytes, arg: int, length: int, base: int, text: bool) -> str | None:
@@ -278,8 +281,9 @@ class _Names:
             self.push(self.stack[-1] if self.stack else None)
         elif code == op.STACK_GLOBAL:
             name, module = self.pop(), self.pop()
-            both = isinstance(module, str) and isinstance(name, str)
-            self.push(self.named(module, name, at) if both else self.named(UNRESOLVABLE, UNRESOLVABLE, at))
+            if not (isinstance(module, str) and isinstance(name, str)):
+                module = name = UNRESOLVABLE
+            self.push(self.named(module, name, at))
         elif code in (op.EXT1, op.EXT2, op.EXT4):
             self.push(self.named("copyreg", f"_extension_registry[{int.from_bytes(raw, 'little')}]", at))
         elif code == op.POP and not self.stack:
@@ -300,7 +304,7 @@ class _Names:
             for _ in range(leaves):
                 self.push(None)
 
-    def unmark(self) -> list[Any]:
+    def unmark(self) -> list[Kept]:
         items = self.stack
         self.stack = self.marks.pop() if self.marks else []
         return items
@@ -309,7 +313,7 @@ class _Names:
         if len(self.memo) < MOST_KEPT or index in self.memo:
             self.memo[index] = self.stack[-1] if self.stack else None
 
-    def fetched(self, index: int) -> Any:
+    def fetched(self, index: int) -> Kept:
         return self.memo[index] if index in self.memo else self.older.get(index)
 
     def named(self, module: str, name: str, at: int) -> Seen:
@@ -321,7 +325,7 @@ class _Names:
                 self.found.seen.append(seen)
         return seen
 
-    def called(self, value: Any, at: int) -> None:
+    def called(self, value: Kept, at: int) -> None:
         if type(value) is Seen and value.called is None:
             value.called = at
 

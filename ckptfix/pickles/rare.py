@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import codecs
 import struct
-from typing import Any
+from collections.abc import Iterable
 
 from ckptfix.errors import BadPickle, TruncatedPickle
 from ckptfix.pickles import opcodes as op
-from ckptfix.pickles.graph import Call, Dict, Global, Graph, PersId, Set, Text
+from ckptfix.pickles.graph import Call, Dict, Global, Graph, Node, PersId, Set, Text
 
 UNRESOLVABLE = "<unresolvable>"
 _MAPPINGS = ("OrderedDict", "Counter")
@@ -39,9 +39,9 @@ class RareOpcodes:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.at = graph.start
-        self.memo: dict[int, Any] = {}
-        self.stack: list[Any] = []
-        self.marks: list[list[Any]] = []
+        self.memo: dict[int, Node] = {}
+        self.stack: list[Node] = []
+        self.marks: list[list[Node]] = []
 
     def rare(self, code: int, pos: int) -> int:
         """Execute an opcode outside the everyday set at `pos`; return the offset of the next one."""
@@ -182,7 +182,7 @@ class RareOpcodes:
         data = self.graph.data
         end = data.index(b"\n", pos) + 1
         raw = data[pos + 1 : end - 1]
-        value: Any
+        value: Node
         if code == op.GET or code == op.PUT:
             if code == op.PUT:
                 self.memo[int(raw)] = self.stack[-1]
@@ -221,18 +221,18 @@ class RareOpcodes:
             raise BadPickle(f"{count} bytes promised where {max(len(data) - first, 0)} are left")
         return first + count, data[first : first + count]
 
-    def pop_mark(self) -> list[Any]:
+    def pop_mark(self) -> list[Node]:
         items = self.stack
         self.stack = self.marks.pop()
         return items
 
-    def set_items(self, target: Any, items: Any, pos: int) -> None:
+    def set_items(self, target: Node, items: Iterable[tuple[Node, Node]], pos: int) -> None:
         """SETITEM and SETITEMS, which the unpickler of weights_only=True allows on three kinds of mapping."""
         set_items(target, items)
         if type(target) is Call and not any(target.is_call_of("collections", name) for name in _MAPPINGS):
             self.graph.misuses.append((pos, "items are set on what is not a dict, OrderedDict or Counter"))
 
-    def extend(self, target: Any, values: list[Any], pos: int) -> None:
+    def extend(self, target: Node, values: list[Node], pos: int) -> None:
         """APPEND and APPENDS, which the unpickler of weights_only=True allows on a list."""
         extend(target, values)
         if type(target) is not list:
@@ -244,7 +244,7 @@ class RareOpcodes:
         self.stack.append(node)
 
 
-def set_items(target: Any, items: Any) -> None:
+def set_items(target: Node, items: Iterable[tuple[Node, Node]]) -> None:
     if type(target) is Dict:
         target.items.extend(items)
     elif type(target) is Call:
@@ -255,7 +255,7 @@ def set_items(target: Any, items: Any) -> None:
         raise BadPickle(f"items set on a {_kind(target)}")
 
 
-def extend(target: Any, items: list[Any]) -> None:
+def extend(target: Node, items: list[Node]) -> None:
     if type(target) is list:
         target.extend(items)
     elif type(target) is Set:
@@ -268,14 +268,14 @@ def extend(target: Any, items: list[Any]) -> None:
         raise BadPickle(f"values appended to a {_kind(target)}")
 
 
-def _build(target: Any, state: Any) -> None:
+def _build(target: Node, state: Node) -> None:
     if type(target) is not Call:
         raise BadPickle(f"state set on a {_kind(target)}")
     # A second BUILD on one object is legal and adds to the first; both remain reachable.
     target.state = state if target.state is None else (target.state, state)
 
 
-def _kind(node: Any) -> str:
+def _kind(node: Node) -> str:
     return {Text: "string", Dict: "dict", PersId: "persistent id", Global: "global"}.get(
         type(node), type(node).__name__
     )

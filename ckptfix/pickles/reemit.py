@@ -9,18 +9,17 @@ ones from 4 on). Frames are left out; no unpickler needs them.
 from __future__ import annotations
 
 import struct
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ckptfix.errors import Unsupported
 from ckptfix.pickles import opcodes as op
 from ckptfix.pickles.emit import BATCH
-from ckptfix.pickles.graph import Call, Dict, Global, Graph, PersId, Set, Text
+from ckptfix.pickles.graph import Call, Dict, Global, Graph, Node, PersId, Set, Text
 from ckptfix.pickles.patch import int_opcode, string_opcode
 from ckptfix.pickles.rare import UNRESOLVABLE
 
-Steps = Iterator[Any]
+Steps = Iterator[Node]
 """What a node is written by: it yields the nodes that are written in between."""
 
 
@@ -37,7 +36,7 @@ def reemit(
     *,
     items: Mapping[int, Collection[int]] | None = None,
     gone: Collection[int] = (),
-    replaced: Mapping[int, Any] | None = None,
+    replaced: Mapping[int, Node] | None = None,
 ) -> Rewritten:
     """The stream of `graph` without some of its nodes. What other nodes share with the dropped ones is kept whole.
 
@@ -61,38 +60,36 @@ def reemit(
     return Rewritten(b"".join((bytes((op.PROTO, protocol)), *writer.out, b".")), tuple(writer.persids))
 
 
-def every_node(root: Any) -> Iterator[Any]:
+def every_node(root: Node) -> Iterator[Node]:
     """Every node that holds others, once, in no certain order; whatever hangs on it, under whatever key."""
     seen: set[int] = set()
     stack = [root]
     while stack:
         node = stack.pop()
-        kind = type(node)
-        if kind not in _NODES or id(node) in seen:
+        if type(node) not in _NODES or id(node) in seen:
             continue
         seen.add(id(node))
         yield node
         stack += parts_of(node)
 
 
-def parts_of(node: Any) -> Iterable[Any]:
+def parts_of(node: Node) -> Iterable[Node]:
     """What hangs on a node that holds others, in no certain order."""
-    kind = type(node)
-    if kind is Call:
+    if type(node) is Call:
         pairs = (part for pair in node.items or () for part in pair)
         return (node.func, node.args, node.kwargs, node.state, *(node.elements or ()), *pairs)
-    if kind is Dict:
+    if type(node) is Dict:
         return [part for pair in node.items for part in pair]
-    if kind is Set:
+    if type(node) is Set:
         return list(node.elements)
-    if kind is PersId:
+    if type(node) is PersId:
         return (node.pid,)
-    return node if kind in (tuple, list) else ()
+    return node if type(node) is tuple or type(node) is list else ()
 
 
 class _Writer:
     def __init__(
-        self, graph: Graph, items: Mapping[int, Collection[int]], gone: frozenset[int], replaced: Mapping[int, Any]
+        self, graph: Graph, items: Mapping[int, Collection[int]], gone: frozenset[int], replaced: Mapping[int, Node]
     ) -> None:
         self.data = graph.data
         head = graph.data[graph.start : graph.start + 2]
@@ -102,11 +99,11 @@ class _Writer:
         self.gone = gone
         self.replaced = replaced
         self.out: list[bytes] = []
-        self.memo: dict[Any, int] = {}
+        self.memo: dict[object, int] = {}
         self.persids: list[PersId] = []
         self.pairs_of_states = 0
 
-    def run(self, root: Any) -> None:
+    def run(self, root: Node) -> None:
         """Write `root`. By a stack: a hostile depth must not become Python's."""
         stack: list[Steps] = [iter((root,))]
         while stack:
@@ -130,18 +127,18 @@ class _Writer:
                 elif not self.fetched(id(node)):
                     stack.append(steps(self, node))
 
-    def put(self, key: Any) -> None:
+    def put(self, key: object) -> None:
         index = len(self.memo)
         self.memo[key] = index
         self.out.append(_indexed(op.BINPUT, op.LONG_BINPUT, index))
 
-    def fetched(self, key: Any) -> bool:
+    def fetched(self, key: object) -> bool:
         index = self.memo.get(key)
         if index is not None:
             self.out.append(_indexed(op.BINGET, op.LONG_BINGET, index))
         return index is not None
 
-    def closed(self, node: Any, pops: bytes, makes: bytes) -> bool:
+    def closed(self, node: object, pops: bytes, makes: bytes) -> bool:
         """Make `node` of what was pushed; if a cycle through that made it already, pop and fetch. True if made here."""
         if id(node) in self.memo:
             self.out.append(pops)
@@ -189,14 +186,14 @@ class _Writer:
             self.out.append(f"c{value.module}\n{value.name}\n".encode("utf-8", "surrogatepass"))
             self.put((value.module, value.name, "g"))
 
-    def tuple_(self, node: tuple[Any, ...]) -> Steps:
+    def tuple_(self, node: tuple[Node, ...]) -> Steps:
         short = len(node) <= 3
         if not short:
             self.out.append(b"(")
         yield from node
         self.closed(node, b"0" * len(node) if short else b"1", _TUPLES[len(node)] if short else b"t")
 
-    def list_(self, node: list[Any]) -> Steps:
+    def list_(self, node: list[Node]) -> Steps:
         self.begin(node, b"]")
         without = self.items.get(id(node), ())
         yield from self.batches([(value,) for index, value in enumerate(node) if index not in without], b"a", b"e")
@@ -233,7 +230,7 @@ class _Writer:
         if node.how in ("OBJ", "INST"):
             self.out.append(b"(")
             yield node.func
-            yield from node.args
+            yield from node.arguments
             made = self.closed(node, b"1", b"o")
         else:
             yield node.func
@@ -250,16 +247,16 @@ class _Writer:
             yield node.state
             self.out.append(b"b")
 
-    def begin(self, node: Any, makes: bytes) -> None:
+    def begin(self, node: object, makes: bytes) -> None:
         self.out.append(makes)
         self.put(id(node))
 
-    def left(self, node: Any, rows: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    def left(self, node: object, rows: Sequence[tuple[Node, Node]]) -> list[tuple[Node, Node]]:
         without = self.items.get(id(node), ())
         gone = self.gone
         return [row for index, row in enumerate(rows) if index not in without and id(row[1]) not in gone]
 
-    def batches(self, rows: Sequence[Iterable[Any]], single: bytes, several: bytes) -> Steps:
+    def batches(self, rows: Sequence[Iterable[Node]], single: bytes, several: bytes) -> Steps:
         for start in range(0, len(rows), BATCH):
             batch = rows[start : start + BATCH]
             if len(batch) > 1:
@@ -277,7 +274,7 @@ _BYTE_STRINGS = frozenset((op.SHORT_BINSTRING, op.BINSTRING, op.STRING))
 _TUPLES = (b")", b"\x85", b"\x86", b"\x87")
 _CALLS = {"REDUCE": b"R", "NEWOBJ": b"\x81", "NEWOBJ_EX": b"\x92"}
 
-_LEAVES: dict[type, Any] = {
+_LEAVES: dict[type, Callable[..., None]] = {
     type(None): lambda writer, value: writer.out.append(b"N"),
     bool: lambda writer, value: writer.out.append(b"\x88" if value else b"\x89"),
     int: _Writer.number,
@@ -289,7 +286,7 @@ _LEAVES: dict[type, Any] = {
 }
 """Nodes that hold no others, and how each is written."""
 
-_NODES: dict[type, Any] = {
+_NODES: dict[type, Callable[..., Steps]] = {
     tuple: _Writer.tuple_,
     list: _Writer.list_,
     Dict: _Writer.dict_,

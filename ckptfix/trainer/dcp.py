@@ -11,7 +11,6 @@ import io
 import pickle
 import warnings
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import distributed
@@ -49,7 +48,7 @@ KNOWN = {
 
 
 class _Unpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
+    def find_class(self, module: str, name: str) -> object:
         if name not in KNOWN.get(module, ()):
             raise BadPickle(f"it names {module}.{name}, which no checkpoint directory has", where=METADATA)
         return super().find_class(module, name)
@@ -58,7 +57,7 @@ class _Unpickler(pickle.Unpickler):
 class SafeReader(FileSystemReader):
     """torch's reader, with a closed list of what ``.metadata`` may name."""
 
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+    def read_metadata(self, *args: object, **kwargs: object) -> Metadata:
         with open(Path(self.path) / METADATA, "rb") as file:
             metadata: Metadata = _Unpickler(file).load()
         return metadata
@@ -72,14 +71,14 @@ class SafePlanner(_EmptyStateDictLoadPlanner):
         set_element(self.original_state_dict, address, torch.load(value, weights_only=True, map_location="cpu"))
 
 
-def read(path: Path) -> dict[str, Any]:
+def read(path: Path) -> dict[str, object]:
     """All that the directory holds, nested as it was saved, with whole tensors on the CPU.
 
     Raises:
         DamagedFile: it is not such a directory, or an incomplete one.
         BadPickle: it contains classes that such a directory does not have.
     """
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     if not (path / METADATA).is_file():
         raise DamagedFile(f"a folder without {METADATA} is not a checkpoint directory", path=path)
     reader, planner = SafeReader(path), SafePlanner()
@@ -100,7 +99,7 @@ def read(path: Path) -> dict[str, Any]:
     return found
 
 
-def write(contents: dict[str, Any], folder: Path) -> None:
+def write(contents: dict[str, object], folder: Path) -> None:
     """Write `contents` to `folder`, each process its own shards; what all have is rank 0's."""
     with warnings.catch_warnings():
         if not distributed.is_initialized():

@@ -16,7 +16,7 @@ Where there are GPUs enough, the steps are torch's, and only the log is added.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -91,10 +91,10 @@ class Replicas(nn.DataParallel[nn.Module]):
         self.log = log
         self.steps = steps
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "log": None}
 
-    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+    def forward(self, *inputs: object, **kwargs: object) -> object:
         """What ``module(*inputs, **kwargs)`` returns, from shares of the batch; a scalar becomes a vector."""
         if self.one_device:
             # Looked up in each call, as the module may have been moved.
@@ -110,7 +110,7 @@ class Replicas(nn.DataParallel[nn.Module]):
         self.report(f"{what}: input {arguments(inputs, kwargs)} -> output {shapes(outputs)}")
         return outputs
 
-    def scatter(self, inputs: tuple[Any, ...], kwargs: dict[str, Any] | None, device_ids: Sequence[Any]) -> Shares:
+    def scatter(self, inputs: tuple[object, ...], kwargs: dict[str, Any] | None, device_ids: Sequence[Any]) -> Shares:
         """The arguments of each copy: tensors cut, containers entered, anything else passed to each."""
         if self.one_device:
             placed = scattered(inputs, device_ids, self.dim) if inputs else []
@@ -137,7 +137,9 @@ class Replicas(nn.DataParallel[nn.Module]):
             self.report(f"replicate: {len(copies)} {'copy' if len(copies) == 1 else 'copies'}")
         return copies
 
-    def parallel_apply(self, replicas: Sequence[nn.Module], inputs: Sequence[Any], kwargs: Any) -> list[Any]:
+    def parallel_apply(
+        self, replicas: Sequence[nn.Module], inputs: Sequence[Sequence[object]], kwargs: Sequence[Mapping[str, object]]
+    ) -> list[object]:
         """The outputs of each copy.
 
         Raises:
@@ -156,7 +158,7 @@ class Replicas(nn.DataParallel[nn.Module]):
             )
         return outputs
 
-    def gather(self, outputs: Any, output_device: Any) -> Any:
+    def gather(self, outputs: Sequence[object], output_device: int | torch.device) -> object:
         """One output of the copies': tensors joined, containers entered, None left as it is."""
         if self.steps:
             self.report("gather")
@@ -168,7 +170,7 @@ class Replicas(nn.DataParallel[nn.Module]):
             self.log(line)
 
 
-def scattered(value: Any, devices: Sequence[torch.device], dim: int) -> list[Any]:
+def scattered(value: object, devices: Sequence[torch.device], dim: int) -> list[Any]:
     """The share of `value` for each device: at most as many as there are, fewer where a tensor does not last."""
     if isinstance(value, Tensor):
         return [chunk.to(device) for chunk, device in zip(value.chunk(len(devices), dim), devices, strict=False)]
@@ -179,7 +181,7 @@ def scattered(value: Any, devices: Sequence[torch.device], dim: int) -> list[Any
     return [like(value, share) for share in shares]
 
 
-def called(copy: nn.Module, inputs: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
+def called(copy: nn.Module, inputs: Sequence[object], kwargs: Mapping[str, object], name: str) -> object:
     """What `copy` returns; what it raises is raised as torch's parallel_apply does, with `name` before it."""
     try:
         return copy(*inputs, **kwargs)
@@ -188,7 +190,7 @@ def called(copy: nn.Module, inputs: Sequence[Any], kwargs: Mapping[str, Any], na
     return failure.reraise()
 
 
-def gathered(outputs: Sequence[Any], dim: int) -> Any:
+def gathered(outputs: Sequence[Any], dim: int) -> object:
     """The outputs of all copies as one.
 
     Raises:
@@ -213,7 +215,7 @@ def gathered(outputs: Sequence[Any], dim: int) -> Any:
     return like(first, [gathered(parts, dim) for parts in zip(*outputs, strict=True)])
 
 
-def like(value: Any, parts: Sequence[Any]) -> Any:
+def like(value: Any, parts: Sequence[object]) -> object:
     """A container of the class of `value` with these parts."""
     # The constructor of a named tuple takes them one by one.
     return value._make(parts) if hasattr(value, "_make") else type(value)(parts)
@@ -239,7 +241,7 @@ def replica(module: nn.Module, *, first: bool) -> nn.Module:
     return made
 
 
-def tensors(value: Any) -> Iterator[Tensor]:
+def tensors(value: object) -> Iterator[Tensor]:
     """Those in `value` and in the containers in it, in order."""
     if isinstance(value, Tensor):
         yield value
@@ -250,12 +252,12 @@ def tensors(value: Any) -> Iterator[Tensor]:
             yield from tensors(part)
 
 
-def sizes(shares: Any, dim: int) -> str:
+def sizes(shares: Iterable[object], dim: int) -> str:
     """The length in `dim` of the first tensor of each of these, which stands for the batch; - for none."""
     return " ".join(next((str(tensor.shape[dim]) for tensor in tensors(share)), "-") for share in shares)
 
 
-def shapes(value: Any) -> str:
+def shapes(value: object) -> str:
     """`value` with the shape of each tensor in its place, and the class of anything else."""
     if isinstance(value, Tensor):
         return str(list(value.shape))
@@ -266,6 +268,6 @@ def shapes(value: Any) -> str:
     return type(value).__name__
 
 
-def arguments(inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+def arguments(inputs: Sequence[object], kwargs: Mapping[str, object]) -> str:
     """The shapes of a call's arguments: ``[30, 5], mask=[30]``."""
     return ", ".join([*map(shapes, inputs), *(f"{name}={shapes(value)}" for name, value in kwargs.items())]) or "none"

@@ -6,7 +6,7 @@ import contextlib
 import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 
 import click
 
@@ -47,7 +47,7 @@ class Console:
         """
         return asked if asked is not None else default if is_terminal(sys.stdout) else 0
 
-    def emit(self, document: Mapping[str, Any]) -> None:
+    def emit(self, document: Mapping[str, object]) -> None:
         """The result as one JSON object, ASCII only; a number that JSON lacks is a string (``"NaN"``)."""
         import json
 
@@ -100,15 +100,15 @@ class Console:
 pass_console = click.make_pass_decorator(Console, ensure=True)
 
 
-def is_terminal(stream: Any) -> bool:
+def is_terminal(stream: IO[str] | None) -> bool:
     """Whether a person watches `stream`."""
     try:
-        return bool(stream.isatty())
+        return stream is not None and stream.isatty()
     except (AttributeError, ValueError):  # no stream at all, or a closed one
         return False
 
 
-def _finite(value: Any) -> Any:
+def _finite(value: object) -> object:
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, Mapping):

@@ -21,7 +21,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from ckptfix.checkpoint import TensorEntry
 from ckptfix.errors import BadDirectory, BadPickle, CkptfixError, NoSuchTensor, Unsupported, WouldLoseData, about
@@ -37,7 +37,7 @@ from ckptfix.formats.torch.zip_layout import Archive, Places, ambiguous_names
 from ckptfix.io.read import read_chunks
 from ckptfix.io.source import open_source
 from ckptfix.pickles import Call, Dict, Global, Graph, Text, parse
-from ckptfix.pickles.graph import attributes
+from ckptfix.pickles.graph import Node, attributes
 from ckptfix.zips.local import record_data
 from ckptfix.zips.read import Directory, Record, read_directory
 
@@ -161,7 +161,7 @@ def read(path: str, at: str | None = None) -> Weights | None:
 
 def _constants(program: Program) -> Weights:
     graph, storages = program.pickle("constants.pkl", "constants")
-    values = graph.root if type(graph.root) in (tuple, list) else ()
+    values = graph.root if isinstance(graph.root, (tuple, list)) else ()
     tensors = tuple((f"c{index}", value) for index, value in enumerate(values) if is_tensor(value))
     what = "the constants of a TorchScript program"
     return _weights(program, graph, storages, tensors, what, CONSTANTS, None, ("data.pkl",), ())
@@ -171,10 +171,10 @@ def _weights(
     program: Program,
     graph: Graph,
     storages: Storages,
-    tensors: tuple[tuple[str, Any], ...],
+    tensors: tuple[tuple[str, Call], ...],
     what: str,
     at: str,
-    versions: Mapping[str, Mapping[str, Any]] | None,
+    versions: Mapping[str, torch_module.Versions] | None,
     left: tuple[str, ...],
     findings: tuple[Finding, ...],
 ) -> Weights:
@@ -201,14 +201,14 @@ def _weights(
     return made
 
 
-def _unsaid(tensors: tuple[tuple[str, Any], ...]) -> Iterator[Finding]:
+def _unsaid(tensors: tuple[tuple[str, Call], ...]) -> Iterator[Finding]:
     """TorchScript does not keep which buffers have ``persistent=False``: they are in its state dict."""
     if tensors:
         message = "buffers with persistent=False are in it too: TorchScript does not keep which those were"
         yield found("all-buffers", message)
 
 
-def class_of(node: Any) -> str:
+def class_of(node: Node) -> str:
     """The class of a TorchScript object as it was called in Python."""
     name = torch_module.class_of(node)
     return _MANGLED.sub("", name).removeprefix("__torch__.")
@@ -221,7 +221,7 @@ class _Classes:
         self._program = program
         self._files: dict[str, dict[str, _Class]] = {}
 
-    def parts_of(self, node: Any) -> dict[str, Any] | None:
+    def parts_of(self, node: Node) -> dict[str, Node] | None:
         """The attributes of a scripted module, sorted as a pickled one's; None for anything else."""
         if type(node) is not Call or type(node.func) is not Global or not node.func.module.startswith("__torch__"):
             return None
@@ -246,7 +246,7 @@ class _Classes:
         return self._files[named.module].get(named.name)
 
 
-def _attributes(node: Any) -> list[tuple[str, Any]]:
+def _attributes(node: Node) -> list[tuple[str, Node]]:
     """Names and values of an object, in the order of its class."""
     state = node.state if type(node) is Call else None
     return [(str(key), value) for key, value in attributes(state) if type(key) is Text]

@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from json import JSONDecodeError, JSONDecoder
-from typing import Any, NamedTuple, NoReturn, TypeGuard
+from typing import NamedTuple, NoReturn, TypeGuard
 
 from ckptfix.checkpoint import Checkpoint, Inside
 from ckptfix.errors import BadDirectory, Truncated
@@ -217,7 +217,7 @@ def members(text: str, at: int) -> list[Member]:
     return found
 
 
-def _fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _fields(pairs: list[tuple[str, object]]) -> dict[str, object]:
     found = dict(pairs)
     if len(found) != len(pairs):
         raise ValueError("a field occurs twice in the description of one tensor")
@@ -325,7 +325,7 @@ class _Scan:
         return end
 
 
-def _is_sizes(value: Any) -> TypeGuard[list[int]]:
+def _is_sizes(value: object) -> TypeGuard[list[int]]:
     """Whether `value` is a list of integers that an unsigned 64-bit one holds."""
     if type(value) is not list:
         return False

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
 from ckptfix.checkpoint import TensorEntry
 from ckptfix.checkpoint.tensors import reach
@@ -53,9 +53,9 @@ def share_plan(
     """
     left_out: dict[str, str] = {}
     order: dict[str, int] = {}
-    views: dict[str, dict[str, Any]] = {}
+    views: dict[str, dict[str, object]] = {}
     findings: list[Finding] = []
-    first: dict[tuple[Any, ...], TensorEntry] = {}
+    first: dict[tuple[object, ...], TensorEntry] = {}
     storages: dict[tuple[str, str], list[_Extent]] = {}
     kept: list[TensorEntry] = []
     for index, entry in enumerate(entries):
@@ -81,7 +81,7 @@ def share_plan(
     return tuple(kept), pairs, tuple(findings)
 
 
-def _find_views(extents: list[_Extent], views: dict[str, dict[str, Any]], findings: list[Finding]) -> None:
+def _find_views(extents: list[_Extent], views: dict[str, dict[str, object]], findings: list[Finding]) -> None:
     """Sort the tensors of one storage into bases, views of them, and those that overlap without a base."""
     # Where a tensor starts, every one that could cover it has been seen; of those that are contiguous, the one
     # that ends last covers it if any does, and is itself no view.
@@ -132,12 +132,12 @@ def restore_ties(entries: Sequence[TensorEntry], metadata: Mapping[str, str]) ->
     return tuple(restored)
 
 
-def _place(value: Any) -> int:
+def _place(value: object) -> int:
     """A recorded place; the end for none."""
     return value if type(value) is int and 0 <= value < 1 << 62 else 1 << 62
 
 
-def _view(entry: TensorEntry | None, record: Any, found: Mapping[str, TensorEntry]) -> TensorEntry | None:
+def _view(entry: TensorEntry | None, record: object, found: Mapping[str, TensorEntry]) -> TensorEntry | None:
     """`entry` as the view that `record` describes; None if it does not describe one of the same values."""
     if entry is None or type(record) is not dict:
         return None
@@ -161,7 +161,7 @@ def _view(entry: TensorEntry | None, record: Any, found: Mapping[str, TensorEntr
         return None
 
 
-def _are_counts(value: Any) -> TypeGuard[list[int]]:
+def _are_counts(value: object) -> TypeGuard[list[int]]:
     return type(value) is list and all(type(count) is int and count >= 0 for count in value)
 
 
@@ -214,7 +214,7 @@ def follow(key: str, value: str, tied: Collection[str], names: Mapping[str, str 
     return (key, _compact(followed)) if followed else None
 
 
-def _records(value: str | None) -> dict[str, Any]:
+def _records(value: str | None) -> dict[str, object]:
     """The JSON object `value`; an empty one for anything else, since the text is not ours to trust."""
     try:
         found = json.loads(value or "{}")
@@ -223,5 +223,5 @@ def _records(value: str | None) -> dict[str, Any]:
     return found if type(found) is dict else {}
 
 
-def _compact(value: Any) -> str:
+def _compact(value: object) -> str:
     return json.dumps(value, separators=(",", ":"))

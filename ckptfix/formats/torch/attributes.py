@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ckptfix.formats.torch import calls
 from ckptfix.formats.torch.state import apart, state_rows
 from ckptfix.formats.torch.tensors import Args, BadTensor, is_old_tensor, is_tensor, is_wrapper, split_state
 from ckptfix.pickles import Call, Dict, Global
-from ckptfix.pickles.graph import attributes
+from ckptfix.pickles.graph import Node, attributes
 
 
-def tensor_attributes(node: Any) -> list[tuple[Any, Any]]:
+def tensor_attributes(node: Call) -> list[tuple[Node, Node]]:
     """The (name, value) pairs that ``torch.load`` sets as attributes on the tensor of a rebuild call."""
     row = calls.of(node.func)
     place = row.state if row is not None else None
-    return [] if place is None or len(node.args) <= place else attributes(node.args[place])
+    return [] if place is None or len(node.arguments) <= place else attributes(node.arguments[place])
 
 
 MAX_AROUND = 16
 """Calls around calls around a tensor that are looked through; what is deeper is listed as one value."""
 
 
-def tensor_state(node: Any, depth: int = 0) -> list[tuple[str, Any]] | None:
+def tensor_state(node: Node, depth: int = 0) -> list[tuple[str, Node]] | None:
     """The (name, value) attributes that a tensor carries, without those that are its parts; None if it has none."""
     if type(node) is not Call or type(node.func) is not Global or type(node.args) is not tuple:
         return None
     args = node.args
-    found: list[tuple[str, Any]] = []
+    found: list[tuple[str, Node]] = []
     row = calls.of(node.func)
     place = row.state if row is not None else None
     if place is not None and len(args) > place:
@@ -43,11 +41,11 @@ def tensor_state(node: Any, depth: int = 0) -> list[tuple[str, Any]] | None:
     return [*found, *_apart_from_data(row, args)] or None
 
 
-def _below(node: Any, depth: int) -> list[tuple[str, Any]]:
+def _below(node: Node, depth: int) -> list[tuple[str, Node]]:
     return [("()inner", node)] if depth > MAX_AROUND else tensor_state(node, depth + 1) or []
 
 
-def _beside_parts(args: Args, rows: list[tuple[str, Any]], depth: int) -> list[tuple[str, Any]]:
+def _beside_parts(args: Args, rows: list[tuple[str, Node]], depth: int) -> list[tuple[str, Node]]:
     """What in the state of ``_rebuild_from_type_v2(*args)`` is not part of its tensor."""
     func, inner_args = args[0], args[2]
     inner = Call(func, inner_args, "REDUCE", 0)
@@ -61,7 +59,7 @@ def _beside_parts(args: Args, rows: list[tuple[str, Any]], depth: int) -> list[t
     return apart([*rows, *_below(inner, depth)])
 
 
-def _apart_from_data(row: calls.RebuildCall | None, args: Args) -> list[tuple[str, Any]]:
+def _apart_from_data(row: calls.RebuildCall | None, args: Args) -> list[tuple[str, Node]]:
     """Arguments of a rebuild call that are not the tensor's data and yet may hold some: hooks, an array."""
     if row is None:
         return []

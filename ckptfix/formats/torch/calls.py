@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ckptfix.pickles import Call, Global
+from ckptfix.pickles.graph import Node
 
 Number = tuple[int, int]
 """A version of torch: major, minor."""
@@ -73,7 +74,7 @@ class RebuildCall:
     def dense(self) -> bool:
         return self.kind == "dense"
 
-    def call(self, *args: Any, position: int = 0) -> Call:
+    def call(self, *args: Node, position: int = 0) -> Call:
         """The node of a call with these arguments."""
         return Call(Global(self.module, self.name, 0), args, "REDUCE", position)
 
@@ -171,6 +172,6 @@ MARKS_SINCE: Number = (2, 0)
 """The seventh argument of ``_rebuild_tensor_v2``, marks of conjugate and negative views."""
 
 
-def of(func: Any) -> RebuildCall | None:
+def of(func: Node) -> RebuildCall | None:
     """The row of the function `func` of a call; None for anything else."""
     return BY_NAME.get((func.module, func.name)) if type(func) is Global else None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
 
 from ckptfix.checkpoint import TensorEntry, dtypes
 from ckptfix.findings.row import Finding
@@ -16,6 +15,7 @@ from ckptfix.findings.table import found
 from ckptfix.formats.torch import weights_only as trusted
 from ckptfix.formats.torch.tensors import LAYOUTS
 from ckptfix.pickles import Call, Dict, Global, Graph, Set, Text
+from ckptfix.pickles.graph import Node
 from ckptfix.pickles.reemit import every_node
 
 GIANT = 1 << 36
@@ -32,8 +32,10 @@ def findings(graph: Graph) -> Iterator[Finding]:
         takes = _TAKES.get(name)
         if takes is None:
             continue
-        if name == "builtins.bytearray" and len(node.arguments) == 1 and _is_giant(node.arguments[0], graph):
-            message = f"{name}({node.arguments[0]:#x}): torch.load asks for that many bytes of memory"
+        size = node.arguments[0] if len(node.arguments) == 1 else None
+        giant = max(1 << 30, TIMES * (graph.end - graph.start))
+        if name == "builtins.bytearray" and type(size) is int and size >= giant:
+            message = f"{name}({size:#x}): torch.load asks for that many bytes of memory"
             yield found("memory-bomb", message, where="data.pkl", offset=node.position)
         elif type(node.args) not in (list, Dict) and not (type(node.args) is tuple and takes(node.args)):
             # weights_only=True takes the items of a list, or the keys of a dict, for the arguments.
@@ -75,36 +77,34 @@ def _refused(entry: TensorEntry) -> str:
     return ""
 
 
-def _is_giant(value: Any, graph: Graph) -> bool:
-    return type(value) is int and value >= max(1 << 30, TIMES * (graph.end - graph.start))
-
-
-def _rows(args: tuple[Any, ...]) -> bool:
+def _rows(args: tuple[Node, ...]) -> bool:
     if len(args) != 1 or type(args[0]) in (Dict, Call):
         return len(args) < 2
-    return type(args[0]) in (list, tuple) and all(type(row) in (list, tuple, Text) and len(row) == 2 for row in args[0])
+    return isinstance(args[0], (list, tuple)) and all(
+        isinstance(row, (list, tuple, str)) and len(row) == 2 for row in args[0]
+    )
 
 
-def _values(args: tuple[Any, ...]) -> bool:
+def _values(args: tuple[Node, ...]) -> bool:
     return not args or (len(args) == 1 and type(args[0]) in (list, tuple, Set, Dict, Call, Text, bytes))
 
 
-def _bytearray(args: tuple[Any, ...]) -> bool:
+def _bytearray(args: tuple[Node, ...]) -> bool:
     if len(args) == 2:
         return type(args[0]) is Text and type(args[1]) is Text
     one = args[0] if args else b""
-    if type(one) in (list, tuple):
+    if isinstance(one, (list, tuple)):
         return all(type(value) is int and 0 <= value < 256 for value in one)
     return len(args) < 2 and ((type(one) is int and one >= 0) or type(one) in (bytes, bytearray, Call))
 
 
-def _sizes(args: tuple[Any, ...]) -> bool:
-    if len(args) != 1 or type(args[0]) not in (list, tuple):
+def _sizes(args: tuple[Node, ...]) -> bool:
+    if len(args) != 1 or not isinstance(args[0], (list, tuple)):
         return not args
     return all(type(size) is int for size in args[0])
 
 
-def _device(args: tuple[Any, ...]) -> bool:
+def _device(args: tuple[Node, ...]) -> bool:
     if len(args) == 1:
         return type(args[0]) is int or (type(args[0]) is Text and _DEVICE.fullmatch(args[0]) is not None)
     return len(args) == 2 and type(args[0]) is Text and type(args[1]) is int
@@ -113,13 +113,14 @@ def _device(args: tuple[Any, ...]) -> bool:
 _DEVICE = re.compile(r"[a-z_]+(?::\d{1,3})?")
 
 
-def _encode(args: tuple[Any, ...]) -> bool:
-    if not 0 < len(args) < 3 or not all(type(value) is Text for value in args):
+def _encode(args: tuple[Node, ...]) -> bool:
+    texts = [value for value in args if type(value) is Text]
+    if not 0 < len(args) < 3 or len(texts) != len(args):
         return False
-    return args[-1] not in ("latin1", "latin-1") or len(args) == 1 or max(args[0], default="") < "\u0100"
+    return texts[-1] not in ("latin1", "latin-1") or len(args) == 1 or max(texts[0], default="") < "\u0100"
 
 
-_TAKES: dict[str, Callable[[tuple[Any, ...]], bool]] = {
+_TAKES: dict[str, Callable[[tuple[Node, ...]], bool]] = {
     "collections.OrderedDict": _rows,
     "collections.Counter": _values,
     "builtins.set": _values,

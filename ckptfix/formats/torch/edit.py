@@ -142,15 +142,22 @@ def _moved(graph: Graph, moves: Mapping[str, str]) -> tuple[list[tuple[Text, str
         new = moves.get(location, location)
         if new != location:
             kind, _, index = new.partition(":")
-            strings.append((call.args[0], kind))
+            strings.append((_device_type(call), kind))
             others += _reindexed(graph, call, int(index) if index else None)
     return strings, others
+
+
+def _device_type(call: Call) -> Text:
+    """The type that `find_devices` saw in a ``torch.device`` call."""
+    kind = call.arguments[0]
+    assert type(kind) is Text
+    return kind
 
 
 def _reindexed(graph: Graph, call: Call, index: int | None) -> list[Patch]:
     """Patches that make the arguments of a ``torch.device`` call ``(type,)`` or ``(type, index)``."""
     data = graph.data
-    first = call.args[0]
+    first = _device_type(call)
     # The arguments are pushed right before the call; a tuple from the memo lies elsewhere.
     closing = _closing(data, first.start, call.position)
     inner = items_pushed(data, first.start, closing)

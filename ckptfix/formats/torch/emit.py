@@ -216,7 +216,8 @@ def _reference(node: PersId, calls: Calls, storages: _Storages, where: str) -> P
     except BadTensor as error:
         error.where = where
         raise
-    _, kind, _, _, count, *view = node.pid
+    _, kind, _, _, count, *view = node.fields
+    assert type(kind) is Global and type(count) is int
     if view and view[0] is not None:
         raise Unsupported("a storage view in a tensor that is not dense", where=where, offset=node.position)
     return storages.reference(kind, storage, count, where)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypeAlias
 
 from ckptfix.checkpoint import Checkpoint
 from ckptfix.checkpoint.address import join
@@ -24,7 +24,7 @@ from ckptfix.findings.table import found
 from ckptfix.formats.torch.common import pickled
 from ckptfix.formats.torch.tensors import is_tensor
 from ckptfix.pickles import Call, Dict, Global, PersId, Set, Text
-from ckptfix.pickles.graph import attributes, children, pairs
+from ckptfix.pickles.graph import Node, attributes, children, pairs
 
 HOLDERS = ("_parameters", "_buffers", "_modules")
 MAX_DEPTH = 1000
@@ -67,6 +67,10 @@ _COMPILED = "torch._dynamo.eval_frame.OptimizedModule"
 _SPECTRAL_HOOK = "torch.nn.utils.spectral_norm.SpectralNormStateDictHook"
 
 
+Versions: TypeAlias = Mapping[str, int | Mapping[str, int]]
+"""The ``_metadata`` of one module: ``version``, and what its hooks add."""
+
+
 @dataclass(frozen=True, slots=True)
 class Module:
     """What ``state_dict()`` of a pickled module would give.
@@ -82,31 +86,33 @@ class Module:
 
     at: str
     cls: str
-    tensors: tuple[tuple[str, Any], ...]
-    versions: Mapping[str, Mapping[str, Any]]
+    tensors: tuple[tuple[str, Call], ...]
+    versions: Mapping[str, Versions]
     classes: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()
 
 
-PartsOf = Callable[[Any], dict[str, Any] | None]
-ClassOf = Callable[[Any], str]
+PartsOf = Callable[[Node], dict[str, Node] | None]
+ClassOf = Callable[[Node], str]
 
 
-def class_of(node: Any) -> str:
+def class_of(node: Node) -> str:
     """The dotted name of the class that a call makes an object of; ``"?"`` for what has none.
 
     Protocols 0 and 1 say ``copyreg._reconstructor(class, object, None)``, and torch before 1.6 pickled a module's
     class as the persistent id ``('module', class, file, source text)``.
     """
-    func = node.func if type(node) is Call else None
-    if type(func) is Global and func.name == "_reconstructor" and type(node.args) is tuple and node.args:
-        func = node.args[0]
+    if type(node) is not Call:
+        return "?"
+    func = node.func
+    if type(func) is Global and func.name == "_reconstructor" and node.arguments:
+        func = node.arguments[0]
     if type(func) is PersId and type(func.pid) is tuple and len(func.pid) > 1 and func.pid[0] == "module":
         func = func.pid[1]
     return func.full if type(func) is Global else "?"
 
 
-def parts_of(node: Any) -> dict[str, Any] | None:
+def parts_of(node: Node) -> dict[str, Node] | None:
     """The attributes of a pickled module by name; None for what is none.
 
     They are its state, or a dict among the arguments of a function that makes the module again
@@ -127,10 +133,10 @@ def parts_of(node: Any) -> dict[str, Any] | None:
     return None
 
 
-def find_modules(root: Any) -> Iterator[tuple[str, Any]]:
+def find_modules(root: Node) -> Iterator[tuple[str, Node]]:
     """(address, node) of every outermost module below a node, in file order."""
     seen: set[int] = set()
-    stack: list[tuple[str, Any]] = [("", root)]
+    stack: list[tuple[str, Node]] = [("", root)]
     while stack:
         address, node = stack.pop()
         if type(node) not in (tuple, list, Dict, Call, Set) or id(node) in seen or is_tensor(node):
@@ -145,7 +151,7 @@ def find_modules(root: Any) -> Iterator[tuple[str, Any]]:
         stack.extend(reversed(below))
 
 
-def modules(checkpoint: Checkpoint) -> list[tuple[str, Any]]:
+def modules(checkpoint: Checkpoint) -> list[tuple[str, Node]]:
     """(address, node) of the whole modules of a torch checkpoint; none for other formats."""
     parts = pickled(checkpoint)
     return [] if parts is None else list(find_modules(parts.graph.root))
@@ -154,13 +160,13 @@ def modules(checkpoint: Checkpoint) -> list[tuple[str, Any]]:
 @dataclass(slots=True)
 class _Walk:
     class_of: ClassOf
-    tensors: dict[str, Any] = field(default_factory=dict)
-    versions: dict[str, dict[str, Any]] = field(default_factory=dict)
+    tensors: dict[str, Call] = field(default_factory=dict)
+    versions: dict[str, Versions] = field(default_factory=dict)
     classes: dict[str, None] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
     text: int = 0
 
-    def name(self, prefix: str, key: Any, node: Any) -> str:
+    def name(self, prefix: str, key: Node, node: Node) -> str:
         if type(key) is not Text and type(key) is not str:
             raise BadPickle("a module whose part has no name", where=prefix or None, offset=_offset(node))
         name = f"{prefix}{key}"
@@ -171,7 +177,7 @@ class _Walk:
         return name
 
 
-def read_module(node: Any, at: str = "", *, parts_of: PartsOf = parts_of, class_of: ClassOf = class_of) -> Module:
+def read_module(node: Node, at: str = "", *, parts_of: PartsOf = parts_of, class_of: ClassOf = class_of) -> Module:
     """Read the module that `node` stands for.
 
     Args:
@@ -185,7 +191,7 @@ def read_module(node: Any, at: str = "", *, parts_of: PartsOf = parts_of, class_
     """
     walk = _Walk(class_of)
     open_modules: set[int] = set()
-    stack: list[tuple[str, Any, int] | int] = [("", node, 0)]
+    stack: list[tuple[str, Node, int] | int] = [("", node, 0)]
     while stack:
         step = stack.pop()
         if isinstance(step, int):
@@ -198,7 +204,7 @@ def read_module(node: Any, at: str = "", *, parts_of: PartsOf = parts_of, class_
         if depth > MAX_DEPTH:
             raise Unsupported(f"modules nested more than {MAX_DEPTH:,} deep", where=where, offset=_offset(module))
         parts = parts_of(module)
-        if parts is None:
+        if parts is None or type(module) is not Call:
             walk.findings.append(_not_read(module, prefix))
             continue
         open_modules.add(id(module))
@@ -221,7 +227,7 @@ def read_module(node: Any, at: str = "", *, parts_of: PartsOf = parts_of, class_
     )
 
 
-def _own_tensors(walk: _Walk, prefix: str, module: Call, parts: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _own_tensors(walk: _Walk, prefix: str, module: Call, parts: Mapping[str, Node]) -> Iterator[tuple[str, Call]]:
     """The parameters and persistent buffers that stand in the module itself."""
     where = prefix.removesuffix(".") or None
     passing = {str(name) for name in _elements(parts.get("_non_persistent_buffers_set"))}
@@ -244,7 +250,7 @@ _PARAMETER_CLASSES = frozenset((
 ))  # fmt: skip
 
 
-def tensor_of(node: Any) -> Any:
+def tensor_of(node: Node) -> Call | None:
     """The node of the tensor in a parameter; None if there is none.
 
     torch before 0.4 pickled a parameter as ``Parameter(tensor, requires_grad)`` and a variable as ``Variable(tensor)``.
@@ -256,7 +262,7 @@ def tensor_of(node: Any) -> Any:
     return None
 
 
-def _mapping(parts: Mapping[str, Any], holder: str, module: Any, where: str | None) -> Sequence[tuple[Any, Any]]:
+def _mapping(parts: Mapping[str, Node], holder: str, module: Node, where: str | None) -> Sequence[tuple[Node, Node]]:
     node = parts.get(holder)
     found = pairs(node)
     if found is None:
@@ -266,16 +272,16 @@ def _mapping(parts: Mapping[str, Any], holder: str, module: Any, where: str | No
     return found
 
 
-def _elements(node: Any) -> Sequence[Any]:
+def _elements(node: Node) -> Sequence[Node]:
     """The elements of a set or list; protocols before 4 write a set as ``set([...])``."""
     if type(node) is Set:
         return node.elements
     if type(node) is Call and type(node.args) is tuple and node.args:
         node = node.args[0]
-    return node if type(node) in (list, tuple) else ()
+    return node if isinstance(node, (list, tuple)) else ()
 
 
-def _note(walk: _Walk, prefix: str, module: Call, parts: Mapping[str, Any]) -> None:
+def _note(walk: _Walk, prefix: str, module: Call, parts: Mapping[str, Node]) -> None:
     """The version of a module, and what it would add to the state dict by its own code."""
     cls = walk.class_of(module)
     path = prefix.removesuffix(".")
@@ -283,31 +289,33 @@ def _note(walk: _Walk, prefix: str, module: Call, parts: Mapping[str, Any]) -> N
     version = parts.get("_version")
     if type(version) is not int:
         version = 2 if buffers >= NORM_BUFFERS else _VERSIONS.get(cls, 1)
-    walk.versions[path] = {"version": version}
+    versions: dict[str, int | Mapping[str, int]] = {"version": version}
+    walk.versions[path] = versions
     if not cls.startswith(("torch.nn.", "torch.ao.", "torch.fx.", "torch._dynamo.", "torch.optim.")):
         walk.classes.setdefault(cls)
     if cls.startswith(_QUANTIZED) and cls.split(".")[-2] in _PACKED:
         message = f"{cls} keeps weights in packed form and writes them into a state dict by its own code"
         walk.findings.append(found("not-taken", message, where=path, offset=_offset(module)))
+    spectral: dict[str, int] = {}
     for _, hook in pairs(parts.get("_state_dict_hooks")) or ():
         name = class_of(hook) if type(hook) is Call else getattr(hook, "full", "a function")
         if name == _SPECTRAL_HOOK:
-            key = _spectral_name(hook)
-            walk.versions[path].setdefault("spectral_norm", {})[f"{key}.version"] = 1
+            spectral[f"{_spectral_name(hook)}.version"] = 1
+            versions["spectral_norm"] = spectral
         else:
             message = f"{name} may change the state dict of the living module, and was not run"
             walk.findings.append(found("hook-not-run", message, where=path, offset=_offset(module)))
 
 
-def _spectral_name(hook: Any) -> str:
+def _spectral_name(hook: Node) -> str:
     """The parameter that a hook of ``torch.nn.utils.spectral_norm`` is for."""
-    for key, value in attributes(hook.state):
+    for key, value in attributes(hook.state if type(hook) is Call else None):
         if key == "fn" and type(value) is Call:
             return next((str(name) for field_, name in attributes(value.state) if field_ == "name"), "weight")
     return "weight"
 
 
-def _not_read(node: Any, prefix: str) -> Finding:
+def _not_read(node: Node, prefix: str) -> Finding:
     """A submodule whose class pickles it in a private format.
 
     Raises:
@@ -320,5 +328,5 @@ def _not_read(node: Any, prefix: str) -> Finding:
     return found("not-taken", message, where=path, offset=_offset(node))
 
 
-def _offset(node: Any) -> int | None:
+def _offset(node: Node) -> int | None:
     return getattr(node, "position", None)

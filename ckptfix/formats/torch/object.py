@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypeGuard
 
 from ckptfix.checkpoint import NameSite, SiteKind, StateDict, TensorEntry
 from ckptfix.checkpoint.address import join
@@ -21,8 +21,8 @@ from ckptfix.formats.torch.attributes import tensor_state
 from ckptfix.formats.torch.plain import described, is_container, plain
 from ckptfix.formats.torch.state import apart
 from ckptfix.formats.torch.tensors import StorageOf, is_tensor, storage_entry, tensor_entry
-from ckptfix.pickles import Call, Graph, PersId, Text
-from ckptfix.pickles.graph import children, is_versions, label, pairs
+from ckptfix.pickles import Call, Dict, Graph, PersId, Text
+from ckptfix.pickles.graph import Node, children, is_versions, label, pairs
 
 
 @dataclass(slots=True)
@@ -50,11 +50,11 @@ class TorchObject:
     """
 
     graph: Graph
-    tensors: list[tuple[str, str, Any]] = field(default_factory=list)
-    values: list[tuple[str, Any]] = field(default_factory=list)
+    tensors: list[tuple[str, str, Call | PersId]] = field(default_factory=list)
+    values: list[tuple[str, Node]] = field(default_factory=list)
     sites: list[Site] = field(default_factory=list)
     state_dicts: list[StateDict] = field(default_factory=list)
-    metadata: dict[str, Any] = field(default_factory=dict)
+    metadata: dict[str, Node] = field(default_factory=dict)
     odd_keys: dict[str, tuple[str, ...]] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
 
@@ -64,20 +64,22 @@ class TorchObject:
         findings = []
         for at, key, node in self.tensors:
             try:
-                read = storage_entry if type(node) is PersId else tensor_entry
-                entries.append(read(node, key, at, storage_of))
+                if type(node) is PersId:
+                    entries.append(storage_entry(node, key, at, storage_of))
+                else:
+                    entries.append(tensor_entry(node, key, at, storage_of))
             except (ValueError, OverflowError) as error:
                 where = join(at, key)
                 findings.append(table.found("bad-tensor", str(error), where=where))
         return entries, findings
 
-    def plain_values(self) -> Iterator[tuple[str, Any]]:
+    def plain_values(self) -> Iterator[tuple[str, Node]]:
         """Every leaf that is not a tensor, as (address, plain value)."""
         for at, node in self.values:
             yield at, plain(node)
 
 
-    def module_metadata(self, at: str) -> dict[str, dict[str, Any]] | None:
+    def module_metadata(self, at: str) -> dict[str, dict[str, Node]] | None:
         """The ``_metadata`` of the state dict at `at`: module path -> what the module states about its version."""
         node = self.metadata.get(at)
         if node is None:
@@ -99,13 +101,12 @@ def walk(graph: Graph) -> TorchObject:
     found = TorchObject(graph)
     visited: set[int] = set()
     addresses: set[str] = set()
-    stack: list[tuple[str, str, Any, bool]] = [("", "", graph.root, False)]
+    stack: list[tuple[str, str, Node, bool]] = [("", "", graph.root, False)]
     while stack:
         at, key, node, optimizer = stack.pop()
         address = join(at, key)
-        kind = type(node)
-        if is_tensor(node) or (kind is PersId and _is_storage(node)):
-            if kind is Call and (node.items or node.elements):
+        if is_tensor(node) or _is_storage(node):
+            if type(node) is Call and (node.items or node.elements):
                 # An unpickler would write into the tensor, or beyond it (CVE-2026-24747).
                 raise BadPickle("items set on a tensor", where="data.pkl", offset=node.position)
             found.tensors.append((at, key, node))
@@ -116,7 +117,7 @@ def walk(graph: Graph) -> TorchObject:
         if (literal := _encoded(node)) is not None:
             found.values.append((address, literal))
             continue
-        if not is_container(node) or (kind in (tuple, list) and not any(map(is_container, node))):
+        if not is_container(node) or (isinstance(node, (tuple, list)) and not any(map(is_container, node))):
             # A tuple of plain values is one value: picklers share equal ones, which means nothing.
             found.values.append((address, node))
             continue
@@ -133,20 +134,20 @@ def walk(graph: Graph) -> TorchObject:
             found.findings.append(table.found("too-deep", message, where=address[:80] + "..."))
             continue
         mapping = pairs(node)
-        if mapping is None and kind is Call:
+        if mapping is None and type(node) is Call:
             found.values.append((address, node))
         if mapping is not None:
             optimizer = optimizer or _is_optimizer(mapping)
             _note_mapping(found, address, node, mapping, optimizer)
         named = apart([(name, child) for name, child in children(node) if not _is_metadata(name, child)])
         below = [(address, name, child, optimizer) for name, child in named]
-        if not below and kind is not Call:
+        if not below and type(node) is not Call:
             found.values.append((address, node))
         stack.extend(reversed(below))
     return found
 
 
-def _encoded(node: Any) -> bytes | None:
+def _encoded(node: Node) -> bytes | None:
     """The bytes of ``_codecs.encode(text, 'latin1')``, which is how protocols before 3 write bytes."""
     if type(node) is Call and node.is_call_of("_codecs", "encode") and type(node.args) is tuple and len(node.args) == 2:
         text, encoding = node.args
@@ -156,23 +157,22 @@ def _encoded(node: Any) -> bytes | None:
     return None
 
 
-def _is_storage(node: PersId) -> bool:
-    pid = node.pid
-    return type(pid) is tuple and len(pid) >= 5 and pid[0] == "storage"
+def _is_storage(node: Node) -> TypeGuard[PersId]:
+    return type(node) is PersId and len(node.fields) >= 5 and node.fields[0] == "storage"
 
 
-def _is_metadata(name: str, child: Any) -> bool:
+def _is_metadata(name: str, child: Node) -> bool:
     """Whether this is the ``_metadata`` that a state dict carries as an attribute."""
     return name == "_metadata" and is_versions(child)
 
 
-def _is_optimizer(mapping: list[tuple[Any, Any]]) -> bool:
+def _is_optimizer(mapping: list[tuple[Node, Node]]) -> bool:
     keys = [key for key, _ in mapping if isinstance(key, str)]
     return "state" in keys and "param_groups" in keys
 
 
 def _note_mapping(
-    found: TorchObject, at: str, node: Any, mapping: list[tuple[Any, Any]], optimizer: bool
+    found: TorchObject, at: str, node: Node, mapping: list[tuple[Node, Node]], optimizer: bool
 ) -> None:
     """Record what `mapping` says about names: a state dict, its metadata, an optimizer's references."""
     tensors = sum(1 for _, value in mapping if is_tensor(value))
@@ -192,7 +192,7 @@ def _note_mapping(
         _note_optimizer(found, at, {key: value for key, value in mapping if isinstance(key, str)})
 
 
-def _odd_keys(mapping: list[tuple[Any, Any]]) -> tuple[str, ...]:
+def _odd_keys(mapping: list[tuple[Node, Node]]) -> tuple[str, ...]:
     """The keys of tensors that would get another name as text than they have, as they are listed."""
     keys = [key for key, value in mapping if is_tensor(value) and not isinstance(key, str)]
     if not keys:
@@ -201,12 +201,13 @@ def _odd_keys(mapping: list[tuple[Any, Any]]) -> tuple[str, ...]:
     return tuple(label(key) for key in keys if type(key) is not int or str(key) in texts)
 
 
-def _key_uses(node: Any) -> list[Text]:
+def _key_uses(node: Node) -> list[Text]:
     """Every use of a string key of a mapping node, repeated ones too."""
-    return [key for key, _ in node.items or pairs(node) or () if type(key) is Text]
+    items = node.items if type(node) is Dict or type(node) is Call else None
+    return [key for key, _ in items or pairs(node) or () if type(key) is Text]
 
 
-def _metadata_of(node: Any) -> Any:
+def _metadata_of(node: Node) -> Node:
     state = getattr(node, "state", None)
     for key, value in pairs(state) or ():
         if key == "_metadata" and pairs(value):
@@ -218,7 +219,7 @@ _PATH_OF_PARAMETER = re.compile(r"(\w+\.)+(?!(?:ckpt|pt|pth|bin)$)\w+", re.ASCII
 """A dotted name that is not a file name: Lightning keeps a score for each file name (``best_k_models``)."""
 
 
-def _looks_like_weights(mapping: list[tuple[Any, Any]], at: str) -> bool:
+def _looks_like_weights(mapping: list[tuple[Node, Node]], at: str) -> bool:
     """Whether these tensors are a model's: dotted names, what one layer alone would have, or numbers throughout.
 
     Scalars inside something else, under names that are not parameters', are what a trainer counted: a callback's
@@ -237,21 +238,21 @@ def _looks_like_weights(mapping: list[tuple[Any, Any]], at: str) -> bool:
     return len(names) == len(mapping) and any(_is_number(value) for _, value in mapping)
 
 
-def _is_scalar(node: Any) -> bool:
+def _is_scalar(node: Node) -> bool:
     """Whether a tensor has no dimensions; parameters are calls around their tensors."""
     while type(node) is Call and type(node.args) is tuple and node.args and is_tensor(node.args[0]):
         node = node.args[0]
     return type(node) is Call and type(node.args) is tuple and len(node.args) > 2 and node.args[2] == ()
 
 
-def _is_number(node: Any) -> bool:
+def _is_number(node: Node) -> bool:
     """Whether a tensor is of another dtype than uint8, in which states of random generators come."""
     while type(node) is Call and type(node.args) is tuple and node.args:
         node = node.args[0]
     return not (type(node) is PersId and type(node.pid) is tuple and getattr(node.pid[1], "name", "") == "ByteStorage")
 
 
-def _note_optimizer(found: TorchObject, at: str, parts: dict[str, Any]) -> None:
+def _note_optimizer(found: TorchObject, at: str, parts: dict[str, Node]) -> None:
     """The places where an optimizer's state refers to parameters by name."""
     prefix = f"{at}/" if at else ""
     state = parts["state"]
@@ -259,15 +260,15 @@ def _note_optimizer(found: TorchObject, at: str, parts: dict[str, Any]) -> None:
     if named:
         found.sites.append(Site(f"{prefix}state", "optimizer_state", _key_uses(state)))
     groups = parts["param_groups"]
-    for index, group in enumerate(groups if type(groups) in (list, tuple) else ()):
+    for index, group in enumerate(groups if isinstance(groups, (list, tuple)) else ()):
         for key, value in pairs(group) or ():
-            if key in ("params", "param_names") and type(value) in (list, tuple):
+            if key in ("params", "param_names") and isinstance(value, (list, tuple)):
                 uses = [name for name in value if type(name) is Text]
                 if uses:
                     found.sites.append(Site(f"{prefix}param_groups/{index}/{key}", "param_names", uses))
 
 
-def node_at(root: Any, address: str) -> Any:
+def node_at(root: Node, address: str) -> Node:
     """The node at `address`: labels joined by slashes, as `walk` gives them; keys may hold slashes too.
 
     Raises:

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from ckptfix.pickles import Call, Dict, Global, PersId, Set, Text
+from ckptfix.pickles.graph import Node
 
 
-def is_container(node: Any) -> bool:
+def is_container(node: Node) -> bool:
     return type(node) in CONTAINERS
 
 
 CONTAINERS = frozenset((tuple, list, Dict, Call, Set, PersId))
 
 
-def described(node: Any) -> str:
+def described(node: Node) -> str:
     if type(node) is Call and type(node.func) is Global:
         return node.func.full
-    return {Dict: "dict"}.get(type(node), type(node).__name__)
+    return "dict" if type(node) is Dict else type(node).__name__
 
 
 MAX_BITS = 4096
@@ -28,56 +28,56 @@ MAX_NODES = 1000
 """How much of a foreign object's arguments is shown: nodes may be shared so that they unfold without end."""
 
 
-def plain(node: Any) -> Any:
+def plain(node: Node) -> Node:
     """A leaf as a plain value: a foreign object becomes a string that names its class and arguments."""
-    if type(node) in (tuple, list):
-        # A sequence that is a value itself is given whole: a comparison of values must see all of it.
-        return type(node)(_scalar(value) for value in node)
+    # A sequence that is a value itself is given whole: a comparison of values must see all of it.
+    if type(node) is tuple:
+        return tuple(_scalar(value) for value in node)
+    if type(node) is list:
+        return [_scalar(value) for value in node]
     return _scalar(node)
 
 
-def _scalar(node: Any) -> Any:
+def _scalar(node: Node) -> Node:
     """A value that holds no others as itself, everything else as a text."""
-    kind = type(node)
-    if kind is Text:
+    if type(node) is Text:
         return str(node)
-    if kind is int and node.bit_length() > MAX_BITS:
+    if type(node) is int and node.bit_length() > MAX_BITS:
         return hex(node)
-    if kind in CONTAINERS or kind is Global:
+    if type(node) in CONTAINERS or type(node) is Global:
         return "".join(_in_words(node, [MAX_NODES]))
     return node
 
 
-def _in_words(node: Any, left: list[int], depth: int = 0) -> Iterator[str]:
+def _in_words(node: Node, left: list[int], depth: int = 0) -> Iterator[str]:
     """`node` in words, in pieces; `left` is how many more nodes may be shown."""
     left[0] -= 1
-    kind = type(node)
     if left[0] < 0 or depth > 4:
         yield "..."
-    elif kind is Global:
+    elif type(node) is Global:
         yield f"<{node.full}>"
-    elif kind is PersId:
+    elif type(node) is PersId:
         yield "<persistent id>"
-    elif kind is Call:
+    elif type(node) is Call:
         yield f"<{described(node)}("
-        yield from _listed(node.args if type(node.args) is tuple else (), left, depth)
+        yield from _listed(node.arguments, left, depth)
         yield ")>"
-    elif kind in (tuple, list):
-        yield "(" if kind is tuple else "["
+    elif isinstance(node, (tuple, list)):
+        yield "(" if isinstance(node, tuple) else "["
         yield from _listed(node, left, depth)
-        yield ")" if kind is tuple else "]"
-    elif kind is Dict:
+        yield ")" if isinstance(node, tuple) else "]"
+    elif type(node) is Dict:
         yield "{"
         yield from _listed([part for pair in node.items[: max(left[0], 0)] for part in pair], left, depth)
         yield "}"
-    elif kind is Set:
+    elif type(node) is Set:
         yield f"<{node.kind} of {len(node.elements)}>"
     else:
         text = repr(_scalar(node))
         yield text if len(text) <= 80 else text[:77] + "..."
 
 
-def _listed(nodes: Sequence[Any], left: list[int], depth: int) -> Iterator[str]:
+def _listed(nodes: Sequence[Node], left: list[int], depth: int) -> Iterator[str]:
     for index, node in enumerate(nodes):
         if left[0] < 0:
             return

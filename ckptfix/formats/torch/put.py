@@ -11,7 +11,6 @@ from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, field
 from itertools import count as numbers
-from typing import Any
 
 from ckptfix.checkpoint import (
     ByteRange,
@@ -32,7 +31,7 @@ from ckptfix.formats.torch.object import TorchObject, node_at
 from ckptfix.formats.torch.tensors import BadTensor, StorageOf, sizes, storage_entry, tensor_entry
 from ckptfix.pickles import Call, Dict, Global, Graph, Patch, PersId
 from ckptfix.pickles import opcodes as op
-from ckptfix.pickles.graph import label
+from ckptfix.pickles.graph import Node, label
 from ckptfix.pickles.patch import Item, int_opcode, items_pushed
 from ckptfix.pickles.reemit import Rewritten, reemit
 
@@ -53,7 +52,7 @@ class _Use:
     new: bytes
 
 
-def current(found: TorchObject, storage_of: StorageOf, put: Put) -> dict[str, tuple[Any, TensorEntry]]:
+def current(found: TorchObject, storage_of: StorageOf, put: Put) -> dict[str, tuple[Call | PersId, TensorEntry]]:
     """Name -> (node, entry) of the tensors that `put` is to replace.
 
     Raises:
@@ -63,10 +62,12 @@ def current(found: TorchObject, storage_of: StorageOf, put: Put) -> dict[str, tu
     missing = put.tensors.keys() - here.keys()
     if missing:
         raise NoSuchTensor("no such tensor", where=f"{put.at}/{min(missing)}" if put.at else min(missing))
-    rows = {}
+    rows: dict[str, tuple[Call | PersId, TensorEntry]] = {}
     for key, node in here.items():
-        read = storage_entry if type(node) is PersId else tensor_entry
-        rows[key] = node, read(node, key, put.at, storage_of)
+        if type(node) is PersId:
+            rows[key] = node, storage_entry(node, key, put.at, storage_of)
+        else:
+            rows[key] = node, tensor_entry(node, key, put.at, storage_of)
     return rows
 
 
@@ -113,7 +114,7 @@ class PutStorages:
     place: Lookup
     new: dict[str, tuple[Storage, int]] = field(default_factory=dict)
     _kinds: dict[str, set[str]] = field(default_factory=dict)
-    _keys: dict[Any, str] = field(default_factory=dict)
+    _keys: dict[object, str] = field(default_factory=dict)
 
     def __call__(self, key: str) -> tuple[Data | None, int, int | None]:
         """Where the storage `key` is, old or new."""
@@ -165,11 +166,11 @@ def with_tensors(found: TorchObject, put: Put, storages: PutStorages) -> Rewritt
         refuse_unusable(entry, where)
         calls_of[name] = tensor_call(entry, storages)
     holder = node_at(found.graph.root, put.at)
-    made: Any
-    if type(holder) in (list, tuple):
-        made = [calls_of.pop(str(index), node) for index, node in enumerate(holder)]
-        made = tuple(made) if type(holder) is tuple else made
-    elif type(holder) in (Dict, Call) and holder.items:
+    made = holder
+    if isinstance(holder, (list, tuple)):
+        parts = [calls_of.pop(str(index), node) for index, node in enumerate(holder)]
+        made = tuple(parts) if isinstance(holder, tuple) else parts
+    elif (type(holder) is Dict or type(holder) is Call) and holder.items:
         made = copy(holder)
         made.items = [(key, calls_of.get(label(key), value)) for key, value in holder.items]
         for key, _ in holder.items:
@@ -181,25 +182,25 @@ def with_tensors(found: TorchObject, put: Put, storages: PutStorages) -> Rewritt
     return reemit(found.graph, replaced={id(holder): made})
 
 
-def _dense_call(node: Any, where: str) -> tuple[Call, tuple[Any, ...]]:
+def _dense_call(node: Node, where: str) -> tuple[Call, tuple[Node, ...]]:
     """The call whose opcodes push the tensor, and the arguments that begin with its storage."""
     for _ in range(16):
         if type(node) is not Call or type(node.args) is not tuple or not node.args:
             break
         row, args = calls.of(node.func), node.args
         if row is calls.FROM_TYPE and len(args) > 2:
-            row, args = calls.of(args[0]), args[2]
+            row, args = calls.of(args[0]), args[2] if type(args[2]) is tuple else ()
         if row is None:
             break
-        if row.dense and type(args) is tuple and len(args) >= 4 and type(args[0]) is PersId:
+        if row.dense and len(args) >= 4 and type(args[0]) is PersId:
             return node, args
-        if row.kind != "parameter":
+        if row.kind != "parameter" or not args:
             break
         node = args[0]
     raise Unsupported("only a dense tensor can have another shape", where=where)
 
 
-def _old_shape(args: tuple[Any, ...], where: str) -> tuple[int, ...]:
+def _old_shape(args: tuple[Node, ...], where: str) -> tuple[int, ...]:
     try:
         shape, stride = sizes(args[2]), sizes(args[3])
     except BadTensor as error:
@@ -209,9 +210,10 @@ def _old_shape(args: tuple[Any, ...], where: str) -> tuple[int, ...]:
     return shape
 
 
-def _uses(data: bytes, call: Call, args: tuple[Any, ...], shape: tuple[int, ...], where: str) -> list[_Use]:
+def _uses(data: bytes, call: Call, args: tuple[Node, ...], shape: tuple[int, ...], where: str) -> list[_Use]:
     """The size and the stride in the arguments of `call`, with what is to push them."""
     persid = args[0]
+    assert type(persid) is PersId
     try:
         # From the storage on: offset, size and stride, then requires_grad, or the tuple of the arguments.
         first, *after = op.walk(data, persid.position, call.position)

@@ -19,6 +19,7 @@ from ckptfix.formats.torch.common import element_sizes, fields, little_endian, p
 from ckptfix.formats.torch.tensors import BadTensor, viewed
 from ckptfix.pickles import Call, Graph, Patch, PersId, Text, parse, splice
 from ckptfix.pickles import opcodes as op
+from ckptfix.pickles.graph import Node
 from ckptfix.pickles.patch import Item, int_opcode, items_pushed, string_opcode
 
 
@@ -66,7 +67,7 @@ def to_zip(checkpoint: Checkpoint, dest: str) -> Plan:
     owners = _owners(checkpoint)
     _drop_sources(out, graph, checkpoint.path)
     for persid, key, itemsize, data, crc32 in _references(checkpoint):
-        pid = persid.pid
+        pid = persid.fields
         if len(pid) > 5:
             _beside(persid, checkpoint.path)
             items = _fields_pushed(graph, persid)
@@ -122,7 +123,7 @@ def _drop_sources(out: _Recoding, graph: Graph, path: str) -> None:
             raise _unmovable("a class whose reference is not written out", path, persid)
         out.patch(Patch(start, persid.position + 1, graph.data[kept.start : kept.end]))
         gone += [(start, kept.start), (kept.end, persid.position + 1)]
-        name = getattr(persid.pid[1], "full", "a class")
+        name = getattr(persid.fields[1], "full", "a class")
         message = f"the source text of {name}, which a zip checkpoint has no place for"
         out.findings.append(found("left-behind", message, where=name))
     if not gone:
@@ -151,9 +152,10 @@ def _beside(persid: PersId, path: str) -> None:
 
 def _fields_pushed(graph: Graph, persid: PersId) -> list[Item]:
     """The spans of the fields of a reference."""
-    first = persid.pid[0]
+    first = persid.fields[0]
+    assert type(first) is Text
     items = items_pushed(graph.data, first.start, persid.tuple_end)
-    if len(items) != len(persid.pid):
+    if len(items) != len(persid.fields):
         raise Unsupported("a storage reference that is not written out", offset=persid.position)
     return items
 
@@ -170,8 +172,9 @@ def _resolve_view(
     except BadTensor as error:
         raise _unmovable(str(error), checkpoint.path, persid) from None
     data = storage.data
-    key, view_key = persid.pid[2], str(persid.pid[5][0])
-    assert isinstance(data, ByteRange) and isinstance(key, Text)
+    key, view = persid.fields[2], persid.fields[5]
+    assert isinstance(data, ByteRange) and isinstance(key, Text) and type(view) is tuple
+    view_key = str(view[0])
     tensors = owners.get(id(persid), 0)
     if tensors > 1:
         raise _unmovable("a storage view that several tensors fetch from the memo", checkpoint.path, persid)
@@ -194,7 +197,7 @@ def _owners(checkpoint: Checkpoint) -> dict[int, int]:
     """id of a storage reference -> how many rebuild calls have it as their first argument."""
     found: dict[int, int] = {}
     seen: set[int] = set()
-    stack = [node for _, _, node in parts_of(checkpoint).found.tensors]
+    stack: list[Node] = [node for _, _, node in parts_of(checkpoint).found.tensors]
     while stack:
         node = stack.pop()
         if type(node) not in (Call, tuple) or id(node) in seen:
@@ -202,10 +205,11 @@ def _owners(checkpoint: Checkpoint) -> dict[int, int]:
         seen.add(id(node))
         if type(node) is tuple:
             stack += node
-        elif type(node.args) is tuple and node.args:
-            if type(node.args[0]) is PersId:
-                found[id(node.args[0])] = found.get(id(node.args[0]), 0) + 1
-            stack += node.args
+        elif type(node) is Call and node.arguments:
+            first = node.arguments[0]
+            if type(first) is PersId:
+                found[id(first)] = found.get(id(first), 0) + 1
+            stack += node.arguments
     return found
 
 

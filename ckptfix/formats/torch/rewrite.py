@@ -238,8 +238,10 @@ def _rows(mapping: Any, at: str) -> tuple[Any, list[tuple[Any, Any]]]:
     if type(mapping) is Call and not mapping.items and mapping.arguments:
         # Python 2 pickled an OrderedDict as OrderedDict([[key, value], ...]), and a Counter is Counter({...}).
         held = mapping.arguments[0]
-        if type(held) in (list, Dict):
-            return held, held.items if type(held) is Dict else [_first(row) for row in held]
+        if type(held) is Dict:
+            return held, held.items
+        if type(held) is list:
+            return held, [_first(row) for row in held]
     return mapping, mapping.items or []
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TypeGuard
 
 from ckptfix.pickles import Call, Dict, Global
-from ckptfix.pickles.graph import attributes, label, pairs
+from ckptfix.pickles.graph import Node, attributes, label, pairs
 
 SHARDED = "torch.distributed._shard.sharded_tensor.api.ShardedTensor"
 SHARD = "torch.distributed._shard.sharded_tensor.shard.Shard"
@@ -15,7 +15,7 @@ STATE_FIELDS = {SHARDED: ("local_shards", "metadata", "process_group", "sharding
 """Class -> the names of what its state is a tuple of (``ShardedTensor.__getstate__``)."""
 
 
-def state_rows(cls: Any, state: Any) -> list[tuple[str, Any]]:
+def state_rows(cls: Node, state: Node) -> list[tuple[str, Node]]:
     """What `state` sets on an object of the class `cls`, as (name, value), whatever its form; all of it, once."""
     if state is None:
         return []
@@ -30,7 +30,7 @@ def state_rows(cls: Any, state: Any) -> list[tuple[str, Any]]:
     return apart(rows)
 
 
-def apart(rows: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
+def apart(rows: list[tuple[str, Node]]) -> list[tuple[str, Node]]:
     """The same with names that are all different: 1 and '1' are two keys, and one text."""
     if len({name for name, _ in rows}) == len(rows):
         return rows
@@ -42,7 +42,7 @@ def apart(rows: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
     return out
 
 
-def is_shard(node: Any) -> bool:
+def is_shard(node: Node) -> TypeGuard[Call]:
     """Whether `node` is a part of a ShardedTensor, with its place in the whole."""
     return type(node) is Call and type(node.args) is tuple and type(node.func) is Global and (
         node.func.full == SHARD
@@ -51,9 +51,9 @@ def is_shard(node: Any) -> bool:
     )  # fmt: skip
 
 
-def held(node: Any) -> list[tuple[str, Any]]:
+def held(node: Node) -> list[tuple[str, Node]]:
     """What a plain container or a shard holds; empty for all else."""
-    if type(node) in (tuple, list):
+    if isinstance(node, (tuple, list)):
         return [(str(index), value) for index, value in enumerate(node)]
     if type(node) is Dict:
         return apart([(label(name), value) for name, value in pairs(node) or ()])
@@ -67,8 +67,8 @@ MAX_PARTS = 1 << 16
 
 
 def split(
-    rows: list[tuple[str, Any]], is_part: Callable[[Any], bool]
-) -> tuple[list[tuple[str, Any]], list[tuple[str, Any]]]:
+    rows: list[tuple[str, Node]], is_part: Callable[[Node], bool]
+) -> tuple[list[tuple[str, Node]], list[tuple[str, Node]]]:
     """(name, node) of the parts that `rows` hold in tuples, lists, dicts and shards; and of all else in them.
 
     What holds no part so remains in one piece.
@@ -76,8 +76,8 @@ def split(
     Raises:
         TooManyParts: more than any tensor has.
     """
-    parts: list[tuple[str, Any]] = []
-    rest: list[tuple[str, Any]] = []
+    parts: list[tuple[str, Node]] = []
+    rest: list[tuple[str, Node]] = []
     open_nodes: set[int] = set()
     stack = [(name, value, 0) for name, value in reversed(rows)]
     while stack:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeGuard
 
 from ckptfix.checkpoint import Storage, TensorEntry, contiguous_stride, dtypes
 from ckptfix.checkpoint.tensors import reach
@@ -24,7 +24,7 @@ class BadTensor(DamagedFile, ValueError):
     """A rebuild call whose arguments describe no tensor; the message says why."""
 
 
-def is_tensor(node: Any) -> bool:
+def is_tensor(node: object) -> TypeGuard[Call]:
     """Whether `node` is a call that torch would turn into a tensor."""
     if type(node) is not Call or type(node.func) is not Global:
         return False
@@ -36,7 +36,8 @@ def is_old_tensor(node: Call) -> bool:
     """A ``torch.FloatTensor`` object with its state set, as torch 0.1 wrote them."""
     func = node.func
     return (
-        func.module in ("torch", "torch.cuda", "torch._tensor")
+        type(func) is Global
+        and func.module in ("torch", "torch.cuda", "torch._tensor")
         and func.name.endswith("Tensor")
         and type(node.state) is tuple
         and len(node.state) >= 4
@@ -50,6 +51,8 @@ def tensor_entry(node: Call, key: str, at: str, storage_of: StorageOf) -> Tensor
         BadTensor: its arguments describe no tensor.
     """
     func = node.func
+    if type(func) is not Global:
+        raise BadTensor("a call of what has no name")
     row = calls.of(func)
     args = node.state if row is None or row.kind is None else node.args
     if type(args) is not tuple:
@@ -79,7 +82,7 @@ def viewed(persid: PersId, storage: Storage) -> tuple[int, int]:
         BadTensor: a view that does not lie in the storage.
     """
     elements = storage.nbytes // dtypes.by_name(storage.dtype).itemsize
-    view = persid.pid[5] if len(persid.pid) > 5 else None
+    view = persid.fields[5] if len(persid.fields) > 5 else None
     if view is None:
         return 0, elements
     if type(view) is tuple and len(view) == 3 and isinstance(view[0], str):
@@ -130,7 +133,7 @@ def _dense(
     shape, stride = _matching(shape, stride)
     if type(offset) is not int or not 0 <= offset < 1 << 63:
         raise BadTensor("an offset that is not a count")
-    if len(persid.pid) > 5:
+    if len(persid.fields) > 5:
         offset += viewed(persid, storage)[0]
     entry = TensorEntry(key, at, storage, dtype or storage.dtype, shape, stride, offset, bool(requires_grad))
     row = dtypes.find(entry.dtype)
@@ -228,7 +231,7 @@ LAYOUTS = {"sparse_coo": 2, **dict.fromkeys(("sparse_csr", "sparse_csc", "sparse
 
 def _sparse(row: RebuildCall, args: Args, key: str, at: str, storage_of: StorageOf) -> TensorEntry:
     layout, data = args[:2]
-    name = str(layout.args[0] if type(layout) is Call and layout.args else layout).removeprefix("torch.")
+    name = str(layout.arguments[0] if type(layout) is Call and layout.args else layout).removeprefix("torch.")
     parts = tuple(part for part in data if is_tensor(part))
     if LAYOUTS.get(name) != len(parts):
         raise BadTensor("a sparse layout that torch does not have, or other parts than it needs")

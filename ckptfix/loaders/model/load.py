@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ckptfix.checkpoint import Checkpoint, TensorEntry, address
 from ckptfix.errors import CkptfixError, LoadMismatch, Refused
@@ -156,9 +156,9 @@ def _refuse_unwritable(fit: Fit, assign: bool) -> None:
         raise Refused(f"the model was made in inference mode ({frozen[0]}), and must not be changed outside", hint=hint)
 
 
-def _extra_state(checkpoint: Checkpoint, fit: Fit, maker: TensorMaker) -> dict[str, Any]:
+def _extra_state(checkpoint: Checkpoint, fit: Fit, maker: TensorMaker) -> dict[str, object]:
     """name of the model -> the value for ``set_extra_state``; what holds a foreign object becomes a mismatch."""
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     for name in [name for name in fit.pairs if name in fit.target.extra]:
         old = fit.pairs[name]
         if old in fit.source.entries:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ckptfix.errors import WrongType
 from ckptfix.loaders.sources import EXTRA_STATE
@@ -163,13 +163,13 @@ def overrides(module: nn.Module, method: str) -> bool:
     return getattr(type(module), method) is not getattr(nn.Module, method)
 
 
-def is_tensor_like(value: Any) -> bool:
+def is_tensor_like(value: object) -> bool:
     import torch
 
     return isinstance(value, torch.Tensor)
 
 
-def is_lazy(tensor: Any) -> bool:
+def is_lazy(tensor: torch.Tensor) -> bool:
     """Whether a parameter has no shape yet and takes the file's."""
     from torch.nn.parameter import is_lazy as without_shape
 

@@ -36,19 +36,19 @@ class _Later:
     like: torch.Tensor | None
 
 
-class Tensors(MutableMapping[str, Any]):
+class Tensors(MutableMapping[str, object]):
     """A state dict whose tensors are made when they are asked for; what is assigned is kept.
 
     Attributes:
         given: names that were asked for, of this one and of all that it is a part of.
     """
 
-    def __init__(self, maker: TensorMaker, values: dict[str, Any], given: dict[str, None] | None = None) -> None:
+    def __init__(self, maker: TensorMaker, values: dict[str, object], given: dict[str, None] | None = None) -> None:
         self.maker = maker
         self.raw = values
         self.given = {} if given is None else given
 
-    def __getitem__(self, key: str) -> Any:
+    def __getitem__(self, key: str) -> object:
         value = self.raw[key]
         if isinstance(value, _Later):
             try:
@@ -62,7 +62,7 @@ class Tensors(MutableMapping[str, Any]):
             return made if value.like is None else placed(made, value.like)
         return value
 
-    def __setitem__(self, key: str, value: Any) -> None:
+    def __setitem__(self, key: str, value: object) -> None:
         self.raw[key] = value
 
     def __delitem__(self, key: str) -> None:
@@ -85,7 +85,7 @@ class Tensors(MutableMapping[str, Any]):
 
     def below(self, prefix: str) -> dict[str, Tensors]:
         """Child module -> the names below it."""
-        rows: dict[str, dict[str, Any]] = {}
+        rows: dict[str, dict[str, object]] = {}
         for key, value in self.raw.items():
             if key.startswith(prefix):
                 child, dot, _ = key[len(prefix) :].partition(".")
@@ -106,13 +106,13 @@ def _walk(module: nn.Module, tensors: Tensors, prefix: str, visit: Visit, after:
     after(module)
 
 
-def _state(fit: Fit, maker: TensorMaker, extra: Mapping[str, Any]) -> Tensors:
+def _state(fit: Fit, maker: TensorMaker, extra: Mapping[str, object]) -> Tensors:
     """What the model is given: everything of the file under its new names but what is known not to fit.
 
     What the model has no name for is there too: its hooks may.
     """
     wrong = {mismatch.source for mismatch in fit.mismatched} | {mismatch.name for mismatch in fit.mismatched}
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     for old, entry in fit.source.entries.items():
         new = fit.names.get(old)
         if new is not None and old not in wrong and new not in wrong:
@@ -124,11 +124,11 @@ def _state(fit: Fit, maker: TensorMaker, extra: Mapping[str, Any]) -> Tensors:
     return Tensors(maker, values)
 
 
-def _versions(fit: Fit, assign: bool) -> Callable[[str], dict[str, Any]]:
+def _versions(fit: Fit, assign: bool) -> Callable[[str], dict[str, object]]:
     modules = keys.renamed_modules(dict(fit.names))
     versions = {modules.get(path, path): value for path, value in fit.source.versions.items()}
 
-    def local(prefix: str) -> dict[str, Any]:
+    def local(prefix: str) -> dict[str, object]:
         found = dict(versions.get(prefix[:-1], {}))
         if assign:
             found["assign_to_params_buffers"] = True
@@ -137,7 +137,7 @@ def _versions(fit: Fit, assign: bool) -> Callable[[str], dict[str, Any]]:
     return local
 
 
-def rehearse(fit: Fit, maker: TensorMaker, extra: Mapping[str, Any], *, assign: bool) -> None:
+def rehearse(fit: Fit, maker: TensorMaker, extra: Mapping[str, object], *, assign: bool) -> None:
     """Correct `fit` by what the model's own hooks and methods do with names and shapes; nothing is changed."""
     if overrides(fit.target.model, "load_state_dict"):
         return
@@ -220,11 +220,11 @@ def _check(
             unexpected.append(key)
 
 
-def _standin(module: nn.Module) -> Any:
+def _standin(module: nn.Module) -> nn.Module:
     """A copy of `module` alone whose tensors have no data, to be loaded without consequence."""
     import torch
 
-    copy: Any = object.__new__(type(module))
+    copy = object.__new__(type(module))
     copy.__dict__.update(module.__dict__)
     for name in ("_parameters", "_buffers", "_modules"):
         copy.__dict__[name] = dict(module.__dict__[name])
@@ -245,7 +245,7 @@ def _standin(module: nn.Module) -> Any:
     return copy
 
 
-def _rebound(hook: Any, module: nn.Module, standin: Any) -> Any:
+def _rebound(hook: Any, module: nn.Module, standin: nn.Module) -> Any:
     """`hook` as it would have been registered on `standin`: what it changes is not the model's."""
     if isinstance(hook, MethodType):
         return MethodType(hook.__func__, standin) if hook.__self__ is module else hook
@@ -268,7 +268,7 @@ def _as_mismatch(error: str, prefix: str, module: nn.Module, tensors: Tensors) -
     return Mismatch(prefix.removesuffix(".") or "the model", "", None, None, " ".join(error.split()))
 
 
-def perform(fit: Fit, maker: TensorMaker, extra: Mapping[str, Any], *, assign: bool) -> None:
+def perform(fit: Fit, maker: TensorMaker, extra: Mapping[str, object], *, assign: bool) -> None:
     """Load what fits, in torch's way.
 
     Raises:
@@ -281,7 +281,7 @@ def perform(fit: Fit, maker: TensorMaker, extra: Mapping[str, Any], *, assign: b
     state = _state(fit, maker, extra)
     errors: list[str] = []
     if overrides(model, "load_state_dict"):
-        how: dict[str, Any] = {"assign": True} if assign else {}
+        how: dict[str, bool] = {"assign": True} if assign else {}
         model.load_state_dict(state, strict=False, **how)
     else:
         _torch_walk(model, state, _versions(fit, assign), errors)
@@ -294,7 +294,7 @@ def perform(fit: Fit, maker: TensorMaker, extra: Mapping[str, Any], *, assign: b
 
 
 def _torch_walk(
-    model: nn.Module, state: Tensors, versions: Callable[[str], dict[str, Any]], errors: list[str]
+    model: nn.Module, state: Tensors, versions: Callable[[str], dict[str, object]], errors: list[str]
 ) -> None:
     from torch.nn.modules.module import _IncompatibleKeys
 
@@ -311,7 +311,7 @@ def _torch_walk(
     _walk(model, state, "", visit, after)
 
 
-def placed(value: Any, like: Any) -> Any:
+def placed(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """`value` as `like` wants it: of its number of dimensions, and distributed as it is (DTensor)."""
     if value.dim() == 1 and not is_lazy(like) and like.dim() == 0:
         value = value[0]
@@ -321,4 +321,4 @@ def placed(value: Any, like: Any) -> Any:
     from torch.distributed.tensor import distribute_tensor
 
     # Every rank reads the file itself: nothing is sent.
-    return distribute_tensor(value.to(mesh.device_type), mesh, like.placements, src_data_rank=None)
+    return distribute_tensor(value.to(mesh.device_type), mesh, getattr(like, "placements", None), src_data_rank=None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ckptfix.errors import Refused, WrongType
 from ckptfix.loaders.model.report import named
@@ -45,7 +45,7 @@ FLAT = frozenset(("old_dirs", "prev_flat_grad"))
 """State of all parameters in one piece, in their order (torch/optim/lbfgs.py)."""
 
 
-def refuse_not_an_optimizer(optimizer: Any) -> None:
+def refuse_not_an_optimizer(optimizer: object) -> None:
     """Refuse what is not an optimizer: anything with groups, state and a way to load them is one, whatever its class.
 
     Raises:
@@ -57,7 +57,7 @@ def refuse_not_an_optimizer(optimizer: Any) -> None:
 
 
 def refuse_other_options(
-    optimizer: torch.optim.Optimizer, saved: Mapping[str, Any], own: Mapping[str, Any]
+    optimizer: torch.optim.Optimizer, saved: Mapping[str, object], own: Mapping[str, object]
 ) -> None:
     """Compare the options of a group of the file, `saved`, with the optimizer's `own`.
 
@@ -77,7 +77,7 @@ def refuse_other_options(
         raise Refused(message, hint=hint)
 
 
-def refuse_other_state(optimizer: torch.optim.Optimizer, states: Mapping[str, Mapping[Any, Any]]) -> None:
+def refuse_other_state(optimizer: torch.optim.Optimizer, states: Mapping[str, Mapping[str, object]]) -> None:
     """Compare the state of parameters, by name, with what the optimizer's class writes.
 
     Raises:
@@ -93,7 +93,7 @@ def refuse_other_state(optimizer: torch.optim.Optimizer, states: Mapping[str, Ma
             raise Refused(message, hint=f"this one is {type(optimizer).__name__}")
 
 
-def refuse_swapped(saved: Sequence[Mapping[str, Any]], own: Sequence[Mapping[str, Any]]) -> None:
+def refuse_swapped(saved: Sequence[Mapping[str, object]], own: Sequence[Mapping[str, object]]) -> None:
     """Refuse groups known only by their order if their options agree, but in another order.
 
     Args:
@@ -110,6 +110,6 @@ def refuse_swapped(saved: Sequence[Mapping[str, Any]], own: Sequence[Mapping[str
             raise Refused(message, hint="give the optimizer its groups in the order that they had when it was saved")
 
 
-def _comparable(group: Mapping[str, Any], other: Mapping[str, Any], passing: frozenset[str]) -> str:
+def _comparable(group: Mapping[str, object], other: Mapping[str, object], passing: frozenset[str]) -> str:
     """The options that both sides have, as text."""
     return repr(sorted((key, group[key]) for key in group if key in other and key not in passing | MACHINE))

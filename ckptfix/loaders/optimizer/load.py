@@ -23,7 +23,7 @@ from ckptfix.loaders.optimizer.classes import (
     refuse_other_state,
     refuse_swapped,
 )
-from ckptfix.loaders.optimizer.parameters import Held, Matched, SavedGroup, matched
+from ckptfix.loaders.optimizer.parameters import Held, Key, Matched, SavedGroup, State, matched
 from ckptfix.loaders.optimizer.saved import parts, saved_optimizer
 from ckptfix.loaders.tensors import TensorMaker, caller, restore_location, unmoved
 from ckptfix.ops.pieces import refuse_flat_partition
@@ -52,7 +52,7 @@ class GroupReport:
     index: int
     saved: int
     parameters: int
-    restored: Mapping[str, tuple[Any, Any]]
+    restored: Mapping[str, tuple[object, object]]
     kept: tuple[str, ...]
 
 
@@ -109,7 +109,7 @@ class OptimizerReport:
         return {**found, "lines": list(self.lines)}
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     return value if isinstance(value, int | float | str | type(None)) else repr(value)
@@ -182,10 +182,11 @@ def load_optimizer(
     order = {id(parameter): index for index, parameter in enumerate(held.parameters)}
     new = {key: value for key, value in saved.items() if key not in ("state", "param_groups")}
     known = {key for group in groups for key in group.ids}
-    new["state"] = {key: value for key, value in state.items() if key not in known}
+    states: dict[Key, object] = {key: value for key, value in state.items() if key not in known}
     for key, parameter in found.owners.items():
         if state.get(key):
-            new["state"][order[id(parameter)]] = _copied(state[key], parameter)
+            states[order[id(parameter)]] = _copied(state[key], parameter)
+    new["state"] = states
     new["param_groups"] = options
     _give(optimizer, new, checkpoint.path)
     named_now = [(held.name(parameter), bool(state.get(key))) for key, parameter in found.owners.items()]
@@ -208,11 +209,11 @@ PARAMETER_SHAPED = frozenset((
 """State that torch.optim keeps in the shape of its parameter (torch/optim/*.py). Others' may have any shape."""
 
 
-def _own(group: Mapping[str, Any]) -> dict[str, Any]:
+def _own(group: Mapping[str, object]) -> dict[str, object]:
     return {key: value for key, value in group.items() if key not in ("params", "param_names")}
 
 
-def _refuse_loose(groups: Sequence[SavedGroup], state: Mapping[Any, Any]) -> None:
+def _refuse_loose(groups: Sequence[SavedGroup], state: State) -> None:
     """State under a number that no group has would be lost; under a text, it is the optimizer's own affair."""
     known = {key for group in groups for key in group.ids}
     loose = [str(key) for key in state if key not in known and not isinstance(key, str)]
@@ -221,7 +222,7 @@ def _refuse_loose(groups: Sequence[SavedGroup], state: Mapping[Any, Any]) -> Non
         raise Refused(f"state of parameters that are in no group: {named(loose)}", hint=hint)
 
 
-def _refuse_flat(held: Held, found: Matched, state: Mapping[Any, Any]) -> None:
+def _refuse_flat(held: Held, found: Matched, state: State) -> None:
     """State of all parameters in one piece is right only for the same parameters in the same order."""
     flat = any(FLAT & set(state.get(key) or ()) for key in found.owners)
     if flat and [id(owner) for owner in found.owners.values()] != [id(one) for one in held.parameters]:
@@ -229,13 +230,13 @@ def _refuse_flat(held: Held, found: Matched, state: Mapping[Any, Any]) -> None:
         raise Refused(message, hint="define the model and its optimizer in the order that they had")
 
 
-def _interchangeable(found: Matched, state: Mapping[Any, Any]) -> bool:
+def _interchangeable(found: Matched, state: State) -> bool:
     """Whether two parameters of one shape have a state, so that nothing would show if the two were swapped."""
     shapes = [tuple(parameter.shape) for key, parameter in found.owners.items() if state.get(key)]
     return len(shapes) > len(set(shapes))
 
 
-def _refuse_shapes(held: Held, found: Matched, state: Mapping[Any, Any]) -> None:
+def _refuse_shapes(held: Held, found: Matched, state: State) -> None:
     from torch import Tensor
 
     wrong = []
@@ -287,13 +288,13 @@ def _paired_groups(held: Held, groups: Sequence[SavedGroup], found: Matched) -> 
 
 def _options(
     optimizer: torch.optim.Optimizer, groups: Sequence[SavedGroup], held: Held, pairing: Mapping[int, int]
-) -> tuple[list[dict[str, Any]], tuple[GroupReport, ...]]:
+) -> tuple[list[dict[str, object]], tuple[GroupReport, ...]]:
     """The groups of the new state dict, and what of their options changes.
 
     Raises:
         Refused: the options belong to another optimizer.
     """
-    made: list[dict[str, Any]] = []
+    made: list[dict[str, object]] = []
     reports = []
     first = 0
     for index, current in enumerate(optimizer.param_groups):
@@ -313,24 +314,23 @@ def _options(
     return made, tuple(reports)
 
 
-def _same_options(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+def _same_options(one: Mapping[str, object], other: Mapping[str, object]) -> bool:
     return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
 
 
-def _kept(key: str, own: Mapping[str, Any], saved: Mapping[str, Any]) -> bool:
+def _kept(key: str, own: Mapping[str, object], saved: Mapping[str, object]) -> bool:
     return key in MACHINE and not _same(own[key], saved[key])
 
 
-def _same(one: Any, other: Any) -> bool:
+def _same(one: object, other: object) -> bool:
     from torch import Tensor
 
-    if isinstance(one, Tensor) or isinstance(other, Tensor):
-        both = isinstance(one, Tensor) and isinstance(other, Tensor)
-        return both and one.shape == other.shape and bool((one.cpu() == other.cpu()).all())
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return one.shape == other.shape and bool((one.cpu() == other.cpu()).all())
     return type(one) is type(other) and bool(one == other)
 
 
-def _copied(value: Any, parameter: torch.Tensor) -> Any:
+def _copied(value: object, parameter: torch.Tensor) -> object:
     """A copy of the state: an optimizer writes into it, and the file may be saved over."""
     from torch import Tensor
 
@@ -344,7 +344,7 @@ def _copied(value: Any, parameter: torch.Tensor) -> Any:
     return value
 
 
-def _give(optimizer: torch.optim.Optimizer, new: dict[str, Any], path: str) -> None:
+def _give(optimizer: torch.optim.Optimizer, new: dict[str, object], path: str) -> None:
     """Optimizer.load_state_dict, undone if it fails."""
     before = dict(vars(optimizer))
     groups = [dict(group) for group in optimizer.param_groups]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeAlias
 
 from ckptfix.checkpoint import Checkpoint
 from ckptfix.errors import Refused
@@ -19,13 +19,20 @@ if TYPE_CHECKING:
     from torch import nn
 
 
+Key: TypeAlias = int | str
+"""What stands for a parameter in the file: its number, or its name."""
+
+State: TypeAlias = Mapping[Key, Mapping[str, object]]
+"""What an optimizer keeps for each parameter."""
+
+
 @dataclass(frozen=True, slots=True)
 class SavedGroup:
     """A parameter group of the file: `ids` are its ``params`` (numbers or names), `names` its ``param_names``."""
 
-    ids: list[Any]
+    ids: list[Key]
     names: list[str] | None
-    options: Mapping[str, Any]
+    options: Mapping[str, object]
 
     def owned(self, found: Matched) -> bool:
         """Whether any of its parameters is one of the optimizer's."""
@@ -85,7 +92,7 @@ class Held:
 class Matched:
     """Saved key -> the parameter that it is, in the order of the file; and how that is known."""
 
-    owners: Mapping[Any, torch.Tensor]
+    owners: Mapping[Key, torch.Tensor]
     by: str
     rule: str = ""
     dropped: tuple[str, ...] = field(default=())
@@ -95,7 +102,7 @@ def matched(
     checkpoint: Checkpoint,
     held: Held,
     groups: Sequence[SavedGroup],
-    state: Mapping[Any, Any],
+    state: State,
     model: nn.Module | None,
 ) -> Matched:
     """Match the saved parameters to the optimizer's.
@@ -107,8 +114,9 @@ def matched(
     if all(group.names is not None for group in groups) and keys:
         names = {key: name for group in groups for key, name in zip(group.ids, group.names or (), strict=True)}
         return _by_name(held, names, state, "param_names")
-    if keys and all(isinstance(key, str) for key in keys):
-        return _by_name(held, {key: key for key in keys}, state, "names")
+    texts: dict[Key, str] = {key: key for key in keys if isinstance(key, str)}
+    if keys and len(texts) == len(keys):
+        return _by_name(held, texts, state, "names")
     order = None if model is None else _file_order(checkpoint, held, model)
     if order is None:
         _same_sizes(held, groups)
@@ -116,7 +124,7 @@ def matched(
     return _by_order(held, groups, state, order)
 
 
-def _by_name(held: Held, names: Mapping[Any, str], state: Mapping[Any, Any], by: str) -> Matched:
+def _by_name(held: Held, names: Mapping[Key, str], state: State, by: str) -> Matched:
     if not held.names:
         raise Refused("the file has names, and the optimizer has none", hint="give model=, whose parameters it holds")
     if len(set(names.values())) != len(names):
@@ -128,7 +136,7 @@ def _by_name(held: Held, names: Mapping[Any, str], state: Mapping[Any, Any], by:
         return len(reached) == len(set(reached)) == len(held.parameters)
 
     renaming = prefixes.find(list(names.values()), list(owner), complete)
-    owners: dict[Any, torch.Tensor] = {}
+    owners: dict[Key, torch.Tensor] = {}
     taken: dict[int, str] = {}
     over = []
     for key, name in names.items():
@@ -188,7 +196,7 @@ def _file_order(checkpoint: Checkpoint, held: Held, model: nn.Module) -> list[st
     return orders[0]
 
 
-def _by_order(held: Held, groups: Sequence[SavedGroup], state: Mapping[Any, Any], order: list[str]) -> Matched:
+def _by_order(held: Held, groups: Sequence[SavedGroup], state: State, order: list[str]) -> Matched:
     """Numbers stand for the model's parameters in the order of the file."""
     sizes, own_sizes = [len(group.ids) for group in groups], [len(group) for group in held.groups]
     if sizes != own_sizes and len(groups) == 1 and len(groups[0].ids) == len(order):
@@ -198,7 +206,7 @@ def _by_order(held: Held, groups: Sequence[SavedGroup], state: Mapping[Any, Any]
     _same_sizes(held, groups)
     at = {name: place for place, name in enumerate(order)}
     now = {name: place for place, name in enumerate(_model_order(held))}
-    owners: dict[Any, torch.Tensor] = {}
+    owners: dict[Key, torch.Tensor] = {}
     for index, (group, parameters) in enumerate(zip(groups, held.groups, strict=True)):
         in_file = sorted(parameters, key=lambda parameter: at[held.name(parameter)])
         in_model = sorted(parameters, key=lambda parameter: now[held.name(parameter)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import TypeAlias
 
 from ckptfix.checkpoint import Checkpoint
 from ckptfix.checkpoint.address import given, join, shown
@@ -14,14 +14,15 @@ from ckptfix.formats.torch.object import MAX_ADDRESS
 from ckptfix.formats.torch.tensors import is_tensor
 from ckptfix.loaders.model.report import named
 from ckptfix.loaders.objects import Builder, from_entries, is_leaf, mapping_of
-from ckptfix.loaders.optimizer.parameters import SavedGroup
+from ckptfix.loaders.optimizer.parameters import SavedGroup, State
 from ckptfix.loaders.tensors import TensorMaker
 from ckptfix.loaders.values import ForeignObject
 from ckptfix.ops.choose import refuse_damaged
-from ckptfix.pickles.graph import children
+from ckptfix.pickles.graph import Node, children
 from ckptfix.words import where_else
 
-Build = Callable[[], tuple[Any, list[Any]]]
+Saved: TypeAlias = Mapping[str, object]
+Build: TypeAlias = Callable[[], tuple[Saved, list[object]]]
 
 
 def optimizers_in(checkpoint: Checkpoint, maker: TensorMaker) -> Iterator[tuple[str, Build]]:
@@ -33,7 +34,7 @@ def optimizers_in(checkpoint: Checkpoint, maker: TensorMaker) -> Iterator[tuple[
     if parts is None:
         _ = checkpoint.entries
         refuse_damaged(checkpoint)
-        stack: list[tuple[str, Any]] = [("", from_entries(checkpoint, maker))]
+        stack: list[tuple[str, object]] = [("", from_entries(checkpoint, maker))]
         while stack:
             at, value = stack.pop()
             if isinstance(value, dict):
@@ -43,7 +44,7 @@ def optimizers_in(checkpoint: Checkpoint, maker: TensorMaker) -> Iterator[tuple[
                     stack += [(join(at, key), inner) for key, inner in reversed(list(value.items()))]
         return
     seen: set[int] = set()
-    nodes: list[tuple[str, Any]] = [("", parts.graph.root)]
+    nodes: list[tuple[str, Node]] = [("", parts.graph.root)]
     while nodes:
         at, node = nodes.pop()
         if is_leaf(node) or id(node) in seen or is_tensor(node):
@@ -59,14 +60,17 @@ def optimizers_in(checkpoint: Checkpoint, maker: TensorMaker) -> Iterator[tuple[
 _OPTIMIZER = frozenset(("state", "param_groups"))
 
 
-def _as_it_is(value: Any) -> tuple[Any, list[Any]]:
+def _as_it_is(value: Saved) -> tuple[Saved, list[object]]:
     return value, []
 
 
-def _built(checkpoint: Checkpoint, maker: TensorMaker, node: Any) -> tuple[Any, list[Any]]:
+def _built(checkpoint: Checkpoint, maker: TensorMaker, node: Node) -> tuple[Saved, list[object]]:
     builder = Builder(checkpoint, maker)
     value = builder.build(node)
-    return value if value.keys() >= _OPTIMIZER else _nested(value), list(builder.made.values())
+    made = list(builder.made.values())
+    if not isinstance(value, Mapping):  # of a class of its own, which is refused
+        return {}, made
+    return value if value.keys() >= _OPTIMIZER else _nested(value), made
 
 
 _STATE, _GROUPS = "state.", "param_groups."
@@ -80,13 +84,13 @@ def _is_flat(names: Collection[str]) -> bool:
     return any(name.startswith(_GROUPS) for name in names) and all(name.startswith((_STATE, _GROUPS)) for name in names)
 
 
-def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+def _nested(flat: Mapping[str, object]) -> dict[str, object]:
     """A flattened state as torch.optim has it, each parameter in a separate group, by name.
 
     Raises:
         Refused: a parameter has state and no group.
     """
-    found: dict[str, dict[str, dict[str, Any]]] = {_STATE: {}, _GROUPS: {}}
+    found: dict[str, dict[str, dict[str, object]]] = {_STATE: {}, _GROUPS: {}}
     for key, value in flat.items():
         kind = _STATE if key.startswith(_STATE) else _GROUPS
         name, _, option = key.removeprefix(kind).rpartition(".")
@@ -98,7 +102,7 @@ def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
     return {"state": found[_STATE], "param_groups": groups}
 
 
-def saved_optimizer(checkpoint: Checkpoint, maker: TensorMaker, at: str | None) -> tuple[str, Mapping[str, Any]]:
+def saved_optimizer(checkpoint: Checkpoint, maker: TensorMaker, at: str | None) -> tuple[str, Mapping[str, object]]:
     """(address, saved state) of the optimizer in the file."""
     found = list(optimizers_in(checkpoint, maker))
     addresses = [address for address, _ in found]
@@ -123,7 +127,7 @@ def saved_optimizer(checkpoint: Checkpoint, maker: TensorMaker, at: str | None) 
     return address, saved
 
 
-def parts(saved: Mapping[str, Any]) -> tuple[list[SavedGroup], Mapping[Any, Any]]:
+def parts(saved: Mapping[str, object]) -> tuple[list[SavedGroup], State]:
     """The groups and the state of an optimizer's state dict.
 
     Raises:

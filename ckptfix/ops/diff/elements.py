@@ -12,7 +12,7 @@ import math
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from ckptfix.checkpoint import dtypes
 from ckptfix.checkpoint.dtypes import Dtype
@@ -20,6 +20,8 @@ from ckptfix.ops.diff.sums import Sums
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    Elements: TypeAlias = NDArray[Any]
 
 BLOCK = 1 << 15
 """Elements of one pass: five arrays of float64 (1.3 MB) fit in a core's cache."""
@@ -98,7 +100,7 @@ class Comparison:
                 sums.bb += square
                 sums.ab += square
 
-    def _blocks(self, a: bytes, b: bytes) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+    def _blocks(self, a: bytes, b: bytes) -> Iterator[tuple[Elements, Elements]]:
         for start in range(0, len(a) // self.a.itemsize, BLOCK):
             end = start + BLOCK
             yield (
@@ -106,7 +108,7 @@ class Comparison:
                 self._computable(decode(b[start * self.b.itemsize : end * self.b.itemsize], self.b, self.swap_b)),
             )
 
-    def _computable(self, elements: NDArray[Any]) -> NDArray[Any]:
+    def _computable(self, elements: Elements) -> Elements:
         if self.arithmetic == "real":
             return elements.astype("f8")
         return elements.astype("c16") if self.arithmetic == "complex" else elements
@@ -129,32 +131,32 @@ PACKED = frozenset({"quint4x2", "quint2x4"})
 """Dtypes of which torch counts every element while several share a byte: their storage is compared whole."""
 
 
-def decode(data: bytes, dtype: Dtype, swap: bool) -> NDArray[Any]:
+def decode(data: bytes, dtype: Dtype, swap: bool) -> Elements:
     """The elements in `data`; a dtype without arithmetic gives rows of bytes."""
     import numpy
 
     view = dtypes.numpy_dtype(dtype.name)
     if view is None or dtype.family == "bits" or dtype.name in PACKED:
-        raw: NDArray[Any] = numpy.frombuffer(data, numpy.uint8).reshape(-1, dtype.itemsize)
+        raw: Elements = numpy.frombuffer(data, numpy.uint8).reshape(-1, dtype.itemsize)
         return raw[:, ::-1] if swap else raw
     if dtype.family == "bool":
-        truth: NDArray[Any] = numpy.frombuffer(data, numpy.uint8) != 0
+        truth: Elements = numpy.frombuffer(data, numpy.uint8) != 0
         return truth
     if swap:
         unit = dtype.itemsize // 2 if dtype.family == "complex" else dtype.itemsize
-        swapped: NDArray[Any] = numpy.frombuffer(data, f"u{unit}").byteswap()
+        swapped: Elements = numpy.frombuffer(data, f"u{unit}").byteswap()
         return swapped.view(view)
     return numpy.frombuffer(data, view)
 
 
-def _dot(x: NDArray[Any], y: NDArray[Any]) -> float:
+def _dot(x: Elements, y: Elements) -> float:
     """``sum(x * y)``; of complex arrays, over their real and imaginary components."""
     if x.dtype.kind == "c":
         x, y = x.view("f8"), y.view("f8")
     return float(sum(x[start : start + DOT].dot(y[start : start + DOT]) for start in range(0, len(x), DOT)))
 
 
-def _add_floats(x: NDArray[Any], y: NDArray[Any], rtol: float, atol: float, sums: Sums) -> None:
+def _add_floats(x: Elements, y: Elements, rtol: float, atol: float, sums: Sums) -> None:
     d = x - y
     dd = _dot(d, d)
     if not math.isfinite(dd):
@@ -171,7 +173,7 @@ def _add_floats(x: NDArray[Any], y: NDArray[Any], rtol: float, atol: float, sums
     _add_norms(x, y, dd, sums)
 
 
-def _set_aside(x: NDArray[Any], y: NDArray[Any], sums: Sums) -> tuple[NDArray[Any], NDArray[Any]]:
+def _set_aside(x: Elements, y: Elements, sums: Sums) -> tuple[Elements, Elements]:
     """Count the elements that are not finite on both sides; the others are left."""
     import numpy
 
@@ -187,7 +189,7 @@ def _set_aside(x: NDArray[Any], y: NDArray[Any], sums: Sums) -> tuple[NDArray[An
     return x[finite], y[finite]
 
 
-def _add_integers(x: NDArray[Any], y: NDArray[Any], rtol: float, atol: float, sums: Sums) -> None:
+def _add_integers(x: Elements, y: Elements, rtol: float, atol: float, sums: Sums) -> None:
     import numpy
 
     wide = numpy.uint64 if x.dtype == numpy.uint64 else numpy.int64
@@ -203,18 +205,18 @@ def _add_integers(x: NDArray[Any], y: NDArray[Any], rtol: float, atol: float, su
     _add_norms(x, y, _dot(d, d), sums)
 
 
-def _add_norms(x: NDArray[Any], y: NDArray[Any], dd: float, sums: Sums) -> None:
+def _add_norms(x: Elements, y: Elements, dd: float, sums: Sums) -> None:
     sums.dd += dd
     sums.aa += _dot(x, x)
     sums.bb += _dot(y, y)
     sums.ab += _dot(x, y)
 
 
-def _add_bits(x: NDArray[Any], y: NDArray[Any], rtol: float, atol: float, sums: Sums) -> None:
+def _add_bits(x: Elements, y: Elements, rtol: float, atol: float, sums: Sums) -> None:
     sums.differing += int((x != y).any(axis=1).sum())
 
 
-def _differing(distance: NDArray[Any], reference: NDArray[Any], rtol: float, atol: float) -> int:
+def _differing(distance: Elements, reference: Elements, rtol: float, atol: float) -> int:
     import numpy
 
     if not rtol and not atol:

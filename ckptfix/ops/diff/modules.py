@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 from ckptfix.checkpoint import Checkpoint, NameSite, StateDict, TensorEntry
 from ckptfix.checkpoint.address import is_inside
@@ -49,7 +49,7 @@ def _without_modules(
     sites += [NameSite(at, "state_dict", tuple(entry.key for entry in own)) for at, own in made.items()]
     noticed = [finding for _, module in modules for finding in module.findings]
 
-    def values() -> Iterator[tuple[str, Any]]:
+    def values() -> Iterator[tuple[str, object]]:
         return ((address, value) for address, value in checkpoint.values() if outside(address))
 
     made_of = replace(

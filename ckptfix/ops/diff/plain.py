@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from ckptfix.formats import states
 from ckptfix.ops.diff.pairs import Side, bare_address
 from ckptfix.ops.diff.result import ValueChange
 
 Place = tuple[int, str]
-Found = dict[Place, tuple[str, Any]]
-Same = Callable[[Any, Any], bool]
+Found = dict[Place, tuple[str, object]]
+Same = Callable[[object, object], bool]
 
 
 def compare_values(a: Side, b: Side, *, rtol: float, atol: float) -> tuple[list[ValueChange], int]:
@@ -43,7 +42,7 @@ def compare_values(a: Side, b: Side, *, rtol: float, atol: float) -> tuple[list[
     return changes, total
 
 
-def _values(side: Side) -> Iterator[tuple[Place, tuple[str, Any]]]:
+def _values(side: Side) -> Iterator[tuple[Place, tuple[str, object]]]:
     lists_of_names = {site.at for site in side.checkpoint.sites if site.kind == "param_names"}
     for address, value in side.checkpoint.values():
         place = side.place(address)
@@ -86,7 +85,7 @@ def _partners(found_a: Found, found_b: Found) -> dict[Place, Place]:
     return partner
 
 
-def same_value(a: Any, b: Any, rtol: float = 0.0, atol: float = 0.0) -> bool:
+def same_value(a: object, b: object, rtol: float = 0.0, atol: float = 0.0) -> bool:
     """Whether two values are of one type and equal, NaN to NaN included.
 
     Floats may be ``atol + rtol * abs(b)`` apart, also inside tuples, lists and dicts. Dicts are equal whatever
@@ -97,18 +96,18 @@ def same_value(a: Any, b: Any, rtol: float = 0.0, atol: float = 0.0) -> bool:
         x, y = stack.pop()
         if type(x) is not type(y):
             return False
-        if isinstance(x, float):
+        if isinstance(x, float) and isinstance(y, float):
             if x != y and not (math.isnan(x) and math.isnan(y)) and not _near(x, y, rtol, atol):
                 return False
-        elif isinstance(x, (tuple, list)):
+        elif isinstance(x, (tuple, list)) and isinstance(y, (tuple, list)):
             if len(x) != len(y):
                 return False
             stack.extend(zip(x, y, strict=True))
-        elif isinstance(x, dict):
+        elif isinstance(x, dict) and isinstance(y, dict):
             if x.keys() != y.keys():
                 return False
             stack.extend((value, y[key]) for key, value in x.items())
-        elif isinstance(x, complex):
+        elif isinstance(x, complex) and isinstance(y, complex):
             stack += [(x.real, y.real), (x.imag, y.imag)]
         elif x != y:
             return False

@@ -71,8 +71,8 @@ class Difference:
     """A property in which two tensors differ: shape, dtype, device, requires_grad, parameter, stride, kind, detail."""
 
     what: str
-    a: Any
-    b: Any
+    a: object
+    b: object
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +107,8 @@ class ValueChange:
 
     name_a: str | None
     name_b: str | None
-    a: Any = None
-    b: Any = None
+    a: object = None
+    b: object = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,11 +211,11 @@ class DiffResult:
 
     def as_dict(self) -> dict[str, Any]:
         """The same for JSON. Floats that JSON lacks and values of other types become strings."""
-        plain: dict[str, Any] = jsonable(asdict(self))
+        plain = {name: jsonable(value) for name, value in asdict(self).items()}
         return {"same": self.same, **plain, "summary": list(self.lines)}
 
 
-def jsonable(value: Any) -> Any:
+def jsonable(value: object) -> object:
     """`value` as JSON can say it."""
     if value is None or isinstance(value, (bool, int, str)):
         return value

@@ -10,7 +10,6 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from ckptfix.checkpoint import ByteRange, Checkpoint, file_of
 from ckptfix.checkpoint.address import is_inside
@@ -50,6 +49,7 @@ from ckptfix.ops.doctor.report import Diagnosis, message_of
 from ckptfix.ops.pieces import piece_of
 from ckptfix.ops.target.targets import Side
 from ckptfix.pickles import Graph
+from ckptfix.pickles.graph import Node
 from ckptfix.zips.local import record_data
 from ckptfix.zips.read import Record
 
@@ -231,7 +231,7 @@ def _pickles(checkpoint: Checkpoint, looked: list[str], at: str | None) -> Itera
 
 def _hidden(checkpoint: Checkpoint, graph: Graph, records: Sequence[Record], root: str) -> Iterator[Finding]:
     """Records that no tensor uses, and those that are pickles."""
-    used = {persid.pid[2] for persid in graph.persids if _has_key(persid.pid)}
+    used = {persid.fields[2] for persid in graph.persids if _has_key(persid.pid)}
     prefix = f"{root}/data/"
     idle: list[Record] = []
     with open_source(checkpoint.path) as reader:
@@ -251,7 +251,7 @@ def _hidden(checkpoint: Checkpoint, graph: Graph, records: Sequence[Record], roo
         yield found("unused-record", message, where=idle[0].name, offset=idle[0].header)
 
 
-def _has_key(pid: Any) -> bool:
+def _has_key(pid: Node) -> bool:
     return type(pid) is tuple and len(pid) > 2 and isinstance(pid[2], str)
 
 

@@ -214,7 +214,7 @@ def _optimizers(checkpoint: Checkpoint, target: Side) -> Iterator[Finding]:
     groups: dict[str, int] = {}
     for address, value in checkpoint.values():
         parts = address.split("/")
-        if len(parts) >= 3 and parts[-1] == "params" and parts[-3] == "param_groups" and type(value) in (list, tuple):
+        if parts[-1] == "params" and parts[-3:-2] == ["param_groups"] and isinstance(value, (list, tuple)):
             at = "/".join(parts[:-3])
             groups[at] = groups.get(at, 0) + len(value)
     for at, count in groups.items():

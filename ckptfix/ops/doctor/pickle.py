@@ -14,7 +14,7 @@ from ckptfix.formats.torch.dangerous import is_dangerous
 from ckptfix.io.layers import Memory
 from ckptfix.ops import inside as scan_inside
 from ckptfix.ops.inside import Hidden
-from ckptfix.pickles import Call, Global, Graph, PersId, survey
+from ckptfix.pickles import Call, Dict, Global, Graph, PersId, Set, survey
 from ckptfix.pickles import opcodes as op
 from ckptfix.pickles.graph import attributes, pairs
 from ckptfix.words import some
@@ -82,23 +82,22 @@ def _calls(graph: Graph) -> dict[str, int]:
     queue = deque([graph.root])
     while queue:
         node = queue.popleft()
-        kind = type(node)
-        if kind in (str, int, float, bool, bytes) or id(node) in seen:
+        if type(node) in (str, int, float, bool, bytes) or id(node) in seen:
             continue
         seen.add(id(node))
-        if kind is Call:
+        if type(node) is Call:
             if type(node.func) is Global:
                 found_calls.setdefault(trusted.canonical(node.func), node.position)
             queue += [node.func, node.args, node.kwargs, node.state]
             queue += node.elements or ()
             queue += [part for pair in node.items or () for part in pair]
-        elif kind in (tuple, list):
+        elif type(node) is tuple or type(node) is list:
             queue += node
-        elif kind is PersId:
+        elif type(node) is PersId:
             queue.append(node.pid)
-        elif hasattr(node, "items"):
+        elif type(node) is Dict:
             queue += [part for pair in node.items for part in pair]
-        elif hasattr(node, "elements"):
+        elif type(node) is Set:
             queue += node.elements
     return found_calls
 

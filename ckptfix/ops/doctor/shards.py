@@ -15,7 +15,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from ckptfix.checkpoint import Checkpoint
 from ckptfix.commands import command, quoted, verbatim
@@ -47,11 +46,10 @@ def index_of(path: str) -> str | None:
 def scan(index: str) -> Iterator[Finding]:
     """Findings about the index and every shard that it lists; of the shards, headers are read."""
     try:
-        document = _document(index)
+        rows, stated = _document(index)
     except (ValueError, RecursionError) as error:
         yield found("bad-index", f"not an index: {error}")
         return
-    rows: dict[str, str] = document["weight_map"]
     folder = Path(index).parent
     listed: dict[str, list[str]] = defaultdict(list)
     for name, shard in rows.items():
@@ -93,14 +91,13 @@ def scan(index: str) -> Iterator[Finding]:
     if twice:
         yield found("index-mismatch", f"several shards hold {_some(twice)}")
     yield from _others(folder, listed)
-    stated = document.get("metadata", {}).get("total_size") if isinstance(document.get("metadata"), dict) else None
     if whole and type(stated) is int and stated != total:
         message = f"total_size is {stated:,}, and the tensors take {total:,} bytes"
         yield found("index-total", message, severity="warning" if abs(stated - total) * 100 > total else None)
 
 
-def _document(index: str) -> dict[str, Any]:
-    """The parsed index. Raises ValueError for anything that is none."""
+def _document(index: str) -> tuple[dict[str, str], object]:
+    """Name -> file, and the total size that an index states. Raises ValueError for anything that is not an index."""
     with open_source(index) as reader:
         if reader.size > MAX_INDEX:
             raise ValueError(f"{reader.size:,} bytes of JSON")
@@ -109,10 +106,11 @@ def _document(index: str) -> dict[str, Any]:
     rows = document.get("weight_map") if isinstance(document, dict) else None
     if not isinstance(rows, dict) or not all(isinstance(shard, str) for shard in rows.values()):
         raise ValueError("no weight_map from names to files")
-    return dict(document)
+    about = document.get("metadata")
+    return rows, about.get("total_size") if isinstance(about, dict) else None
 
 
-def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+def _unique(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
     made = dict(pairs)
     if len(made) < len(pairs):
         raise ValueError("a name stands in it twice")

@@ -16,6 +16,7 @@ from ckptfix.ops.averages import is_average
 from ckptfix.ops.candidates import Candidate, at_address
 from ckptfix.ops.choose import meant
 from ckptfix.ops.extract.sources import picked, read
+from ckptfix.pickles import Call
 
 SHADOW_LIST = "shadow_params"
 """Key of torch_ema's ExponentialMovingAverage.state_dict(): a list of tensors in the order of the parameters."""
@@ -171,7 +172,7 @@ def _from_list(checkpoint: Checkpoint, at: str, models: list[Candidate]) -> Weig
         values = [
             detached_entry(tensor_entry(node, key, "", parts.storages), key)
             for where, key, node in parts.found.tensors
-            if where == at
+            if where == at and type(node) is Call
         ]
     except BadTensor as error:
         raise Refused(f"an average cannot be read: {error}", path=checkpoint.path, where=at) from None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
 
 from ckptfix.checkpoint import Checkpoint, TensorEntry
 from ckptfix.checkpoint.address import is_inside, join
@@ -21,7 +20,8 @@ from ckptfix.formats.torch.zip import archive_of
 from ckptfix.ops.candidates import Candidate, beside_state_dict, leaves, plain_entries, read_module
 from ckptfix.ops.choose import MISREAD, refuse_damaged
 from ckptfix.ops.pieces import refuse_odd_keys
-from ckptfix.pickles.graph import label, pairs
+from ckptfix.pickles import Call, PersId
+from ckptfix.pickles.graph import Node, label, pairs
 
 EXTRA_STATE = "_extra_state"
 """Last component of the name under which a module keeps what is not a tensor (Module.get_extra_state)."""
@@ -70,7 +70,7 @@ def _of_module(checkpoint: Checkpoint, candidate: Candidate) -> Weights:
 
 
 def _calls(
-    checkpoint: Checkpoint, tensors: Iterable[tuple[str, Any]], entries: Iterable[TensorEntry]
+    checkpoint: Checkpoint, tensors: Iterable[tuple[str, Call | PersId]], entries: Iterable[TensorEntry]
 ) -> Calls | None:
     odd = {entry.key for entry in entries if entry.kind != "dense"}
     nodes = {name: detached_call(node) for name, node in tensors if name in odd}
@@ -102,15 +102,15 @@ def _of_mapping(checkpoint: Checkpoint, at: str) -> Weights:
     )
 
 
-def _versions(node: Any) -> dict[str, dict[str, Any]] | None:
+def _versions(node: Node) -> dict[str, dict[str, object]] | None:
     """The ``_metadata`` of a state dict, as far as it is made of plain values."""
     if node is None:
         return None
     return {label(path): _plain_dict(own) for path, own in pairs(node) or ()}
 
 
-def _plain_dict(node: Any, depth: int = 0) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+def _plain_dict(node: Node, depth: int = 0) -> dict[str, object]:
+    found: dict[str, object] = {}
     for key, value in pairs(node) or ():
         if pairs(value) is None:
             found[label(key)] = plain(value)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from ckptfix.checkpoint import Checkpoint, StateDict, TensorEntry
 from ckptfix.checkpoint.address import is_inside
@@ -41,7 +40,7 @@ class Inspection:
     format: str
     title: str
     size: int
-    traits: Mapping[str, Any]
+    traits: Mapping[str, object]
     tensors: int
     parameters: int
     nbytes: int
@@ -66,7 +65,7 @@ class Inspection:
     def __repr__(self) -> str:
         return f"<Inspection of {self.path!r}: {self.title}, {plural(self.tensors, 'tensor')}>"
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """The same for JSON, the entries without their places."""
         return {
             "path": self.path,
@@ -89,7 +88,7 @@ class Inspection:
         }
 
 
-def _row(entry: TensorEntry) -> dict[str, Any]:
+def _row(entry: TensorEntry) -> dict[str, object]:
     return {
         "name": entry.name,
         "dtype": entry.dtype,
@@ -191,7 +190,7 @@ def _trait(name: str, value: object) -> str:
     return f"no {label}" if value is False or value is None else f"{label} {value}"
 
 
-def _counts(counts: Any) -> str:
+def _counts(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{name} x {count:,}" for name, count in sorted(counts.items(), key=lambda item: -item[1]))
 
 

@@ -7,10 +7,9 @@ Where that does not hold, nothing is said: `law.audit` then looks at each tensor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
-from typing import Any
 
 from ckptfix.checkpoint import ByteRange, Checkpoint, Plan, dtypes
 from ckptfix.errors import CkptfixError
@@ -45,7 +44,7 @@ def holds_the_same(source: Checkpoint, plan: Plan) -> bool:
     return _same_places(parts.container, container, name) and _same_object(parts.graph, graph)
 
 
-def _same_places(old: Any, new: Any, name: PlannedFile) -> bool:
+def _same_places(old: Archive | Layout, new: Archive | Layout, name: PlannedFile) -> bool:
     """Whether each storage of the planned file is a copy of the storage of the same key."""
     if isinstance(old, Archive) and isinstance(new, Archive):
         return _same_records(old, new, name)
@@ -108,7 +107,7 @@ def _same_object(old: Graph, new: Graph) -> bool:
     if len(old.persids) != len(new.persids):
         return False
     seen: set[int] = set()
-    stack: list[tuple[Any, Any]] = [((old.root,), (new.root,))]
+    stack: list[tuple[Sequence[object], Sequence[object]]] = [((old.root,), (new.root,))]
     while stack:
         ones, others = stack.pop()
         if len(ones) != len(others):
@@ -129,18 +128,18 @@ def _same_object(old: Graph, new: Graph) -> bool:
                 parts = _HOLDERS[kind](one), _HOLDERS[kind](other)
                 if kind is PersId and not _same_reference(*parts):
                     return False
-                if kind is not PersId and not (kind is Call and one.is_call_of("torch", "device")):
+                if kind is not PersId and not (type(one) is Call and one.is_call_of("torch", "device")):
                     stack.append(parts)
     return True
 
 
-def _parts_of_call(call: Call) -> tuple[Any, ...]:
+def _parts_of_call(call: Call) -> tuple[object, ...]:
     if call.items is call.state is call.elements is call.kwargs is None:
         return call.func, call.args
     return call.func, call.args, call.items, call.state, call.elements, call.kwargs
 
 
-_HOLDERS: Mapping[type, Callable[[Any], Any]] = {
+_HOLDERS: Mapping[type, Callable[..., Sequence[object]]] = {
     tuple: lambda node: node,
     list: lambda node: node,
     Call: _parts_of_call,
@@ -152,7 +151,7 @@ _HOLDERS: Mapping[type, Callable[[Any], Any]] = {
 """What is in a node, in order."""
 
 
-def _same_reference(one: Any, other: Any) -> bool:
+def _same_reference(one: object, other: object) -> bool:
     """Whether two references are to one storage, wherever it is to be loaded; False for what torch never wrote."""
     if type(one) is not tuple or type(other) is not tuple or len(one) != len(other) or not 5 <= len(one) <= 6:
         return False
@@ -163,7 +162,7 @@ def _same_reference(one: Any, other: Any) -> bool:
     return bool(kinds[0] == kinds[1] and one[2] == other[2] and rest == _numbers(other[4:]))
 
 
-def _numbers(fields: tuple[Any, ...]) -> tuple[Any, ...] | None:
+def _numbers(fields: tuple[object, ...]) -> tuple[object, ...] | None:
     """The numbers of a reference, and its view (key, first, count); None for anything else."""
     plain = (int, Text, type(None))
     flat = [part for value in fields for part in (value if type(value) is tuple else (value,))]

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
 
 from ckptfix.checkpoint import ByteRange, Data
 from ckptfix.errors import CkptfixError
@@ -24,6 +23,7 @@ from ckptfix.io.source import open_source
 from ckptfix.ops import inside as scan_inside
 from ckptfix.ops.inside import LIMIT, Inside
 from ckptfix.pickles import Call, Dict, PersId
+from ckptfix.pickles.graph import Node
 from ckptfix.pickles.names import MAGIC, OLD_MAGIC
 from ckptfix.pickles.reemit import every_node, parts_of
 
@@ -55,7 +55,7 @@ class Cleaned:
     kept: set[int] | None = None
     findings: list[LeftOut] = field(default_factory=list)
 
-    def lost(self, node: Any) -> bool:
+    def lost(self, node: Node) -> bool:
         return self.kept is not None and id(node) not in self.kept
 
 
@@ -70,7 +70,7 @@ def clean(found: TorchObject) -> Cleaned:
     _spread(graph.root, made_by)
     out = Cleaned(set(made_by))
     for node in every_node(graph.root):
-        rows = node.items if type(node) in (Dict, Call) else None
+        rows = node.items if type(node) is Dict or type(node) is Call else None
         places = {place for place, (key, _) in enumerate(rows or ()) if id(key) in out.gone}
         if places:
             out.items[id(node)] = places
@@ -79,7 +79,7 @@ def clean(found: TorchObject) -> Cleaned:
     return out
 
 
-def _pickled(root: Any) -> dict[int, str]:
+def _pickled(root: Node) -> dict[int, str]:
     """Strings of bytes that hold a pickle, which runs code when it is unpickled: ``id`` -> the function."""
     out: dict[int, str] = {}
     for node in every_node(root):
@@ -96,9 +96,9 @@ def _bad(inside: Inside) -> str:
     return next((name for name in inside.names if is_dangerous(name)), "")
 
 
-def _spread(root: Any, made_by: dict[int, str]) -> None:
+def _spread(root: Node, made_by: dict[int, str]) -> None:
     """Add every call and reference that has one of the nodes as its function or as an argument."""
-    users: dict[int, list[Any]] = {}
+    users: dict[int, list[Node]] = {}
     for node in every_node(root):
         if type(node) is Call:
             args = node.args if type(node.args) is tuple else (node.args,)
@@ -116,7 +116,7 @@ def _spread(root: Any, made_by: dict[int, str]) -> None:
                 queue.append(id(user))
 
 
-def _reached(root: Any, out: Cleaned) -> Iterator[int]:
+def _reached(root: Node, out: Cleaned) -> Iterator[int]:
     """``id`` of every node that is still in the object."""
     seen: set[int] = set()
     stack = [root]
@@ -128,7 +128,8 @@ def _reached(root: Any, out: Cleaned) -> Iterator[int]:
         yield id(node)
         without = out.items.get(id(node), ())
         if without:
-            rows = [row for place, row in enumerate(node.items) if place not in without]
+            items = node.items if type(node) is Dict or type(node) is Call else None
+            rows = [row for place, row in enumerate(items or ()) if place not in without]
             stack += [part for row in rows for part in row]
             if type(node) is Call:
                 stack += [node.func, node.args, node.kwargs, node.state, *(node.elements or ())]

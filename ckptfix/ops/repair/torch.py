@@ -189,7 +189,7 @@ class _Lookup:
 
     def __call__(self, persid: PersId) -> Storage:
         key, kind, location, count = fields(persid)
-        if len(persid.pid) > 5 and persid.pid[5] is not None:
+        if len(persid.fields) > 5 and persid.fields[5] is not None:
             self.viewed.add(key)
         made = self._made.get((key, kind, location))
         if made is not None and made.nbytes != expected_bytes(kind, count):
@@ -344,7 +344,7 @@ def _resized(found: TorchObject, counts: Mapping[str, int]) -> dict[int, PersId]
         with suppress(BadTensor):
             key = fields(node)[0]
             if key in counts:
-                made[id(node)] = PersId((*node.pid[:4], counts[key], *node.pid[5:]), node.position, -1)
+                made[id(node)] = PersId((*node.fields[:4], counts[key], *node.fields[5:]), node.position, -1)
     return made
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ckptfix.checkpoint import contiguous_stride, dtypes
 from ckptfix.formats.torch.call_classes import class_name
 from ckptfix.formats.torch.rewrite import NewStorage, literal, new_tensor
@@ -12,14 +10,15 @@ from ckptfix.ops.sanitize.numpy import Array, BadValue, new_dict
 from ckptfix.ops.sanitize.output import Output
 from ckptfix.ops.sanitize.report import Steps
 from ckptfix.pickles import Call
+from ckptfix.pickles.graph import Node
 
 
-def array(out: Output, call: Call, args: tuple[Any, ...]) -> Steps:
+def array(out: Output, call: Call, args: tuple[Node, ...]) -> Steps:
     name = numpy_pickles.old_name(class_name(call) or "")
     found = numpy_pickles.read_array(call, name)
     if found.dtype.kind == "O":
         assert isinstance(found.data, list)
-        flat: list[Any] = []
+        flat: list[Node] = []
         yield from out.listed(flat, found.data)
         out.changed("numpy array of objects", "list")
         return numpy_pickles.nested(found.shape, flat, found.fortran)
@@ -29,14 +28,16 @@ def array(out: Output, call: Call, args: tuple[Any, ...]) -> Steps:
     return _plain_array(out, found)
 
 
-def _plain_array(out: Output, array: Array) -> Any:
+def _plain_array(out: Output, array: Array) -> Node:
     """The tensor of a numeric array, over its own storage; nested lists of text."""
     assert isinstance(array.data, bytes)
     dtype, shape = array.dtype, array.shape
     name = {"M": "int64", "m": "int64"}.get(dtype.kind, dtype.name)
     row = dtypes.find(name)
     if dtype.fields or row is None or dtype.kind not in "biufcMm":
-        flat = [out.raw(item) if isinstance(item, bytes) else item for item in numpy_pickles.items(dtype, array.data)]
+        flat: list[Node] = []
+        for item in numpy_pickles.items(dtype, array.data):
+            flat.append(out.raw(item) if isinstance(item, bytes) else item)
         out.changed(f"numpy array of {dtype.name}", "list")
         return numpy_pickles.nested(shape, flat, array.fortran)
     big = out.settings.big
@@ -54,7 +55,7 @@ def _plain_array(out: Output, array: Array) -> Any:
     return out.older(made)
 
 
-def scalar(out: Output, call: Call, args: tuple[Any, ...]) -> Steps:
+def scalar(out: Output, call: Call, args: tuple[Node, ...]) -> Steps:
     if len(args) != 2:
         raise BadValue("a scalar without its bytes")
     dtype = numpy_pickles.read_dtype(args[0])
@@ -70,7 +71,7 @@ def scalar(out: Output, call: Call, args: tuple[Any, ...]) -> Steps:
     return out.raw(value) if isinstance(value, bytes) else value
 
 
-def dtype_(out: Output, call: Call, args: tuple[Any, ...]) -> Steps:
+def dtype_(out: Output, call: Call, args: tuple[Node, ...]) -> Steps:
     name = numpy_pickles.read_dtype(call).name
     out.changed("numpy dtype", "str")
     return name

@@ -6,8 +6,7 @@ A node that stands in several places is converted once, so ties and references a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
 
 from ckptfix.errors import Unsupported
 from ckptfix.formats.torch import calls
@@ -17,9 +16,9 @@ from ckptfix.ops.sanitize import versions as versions
 from ckptfix.ops.sanitize.keys import hashable
 from ckptfix.ops.sanitize.numpy import SCALAR_TYPES, BadValue
 from ckptfix.ops.sanitize.output import Output, described, encoded
-from ckptfix.ops.sanitize.report import DROPPED, Steps
+from ckptfix.ops.sanitize.report import DROPPED, Asked, Made, Steps
 from ckptfix.pickles import Call, Dict, Global, PersId, Set, Text
-from ckptfix.pickles.graph import pairs
+from ckptfix.pickles.graph import Node, pairs
 
 MAX_INT_BITS = 8 * 255 - 1
 """LONG1 counts its bytes in one; weights_only=True knows no other opcode for large ints."""
@@ -28,10 +27,10 @@ MAX_INT_BITS = 8 * 255 - 1
 class Converter(Output):
     """Converts the nodes of one graph; `report` says what became what."""
 
-    def run(self, root: Any) -> Any:
+    def run(self, root: Node) -> Made:
         """What `root` becomes, or `DROPPED`."""
-        stack: list[tuple[Any, Steps, str | None, bool]] = []
-        current: tuple[str | None, Any] = (None, root)
+        stack: list[tuple[Asked, Steps, str | None, bool]] = []
+        current: tuple[str | None, Asked] = (None, root)
         while True:
             name, node = current
             value, steps = self.begin(node, name)
@@ -61,16 +60,15 @@ class Converter(Output):
             else:
                 return value
 
-    def begin(self, node: Any, name: str | None) -> tuple[Any, Steps | None]:
+    def begin(self, node: Asked, name: str | None) -> tuple[Made, Steps | None]:
         """The value of a leaf, or of a node that was met before; else the steps that make it."""
-        kind = type(node)
-        if kind is Text:
-            return (self.text(node) if self.recode else node), None
-        if node is None or kind is bool or kind is float or kind is str:
+        if isinstance(node, str):
+            return (self.text(node) if self.recode and type(node) is Text else node), None
+        if node is None or isinstance(node, (bool, float)):
             return node, None
-        if kind is int:
+        if isinstance(node, int):
             return (node if node.bit_length() <= MAX_INT_BITS else self.huge(node)), None
-        if kind is tuple and not node:
+        if isinstance(node, tuple) and not node:
             return node, None
         if id(node) in self.done:
             value = self.done[id(node)]
@@ -79,19 +77,19 @@ class Converter(Output):
             return value, None
         if id(node) in self.in_progress:
             return self.drop_at(name, described(node), "refers back to what holds it"), None
-        if kind is Call and not self.rebuilds and _is_settled(node):
+        if type(node) is Call and not self.rebuilds and _is_settled(node):
             return node, None
-        made = self.left_out(node, name) or _STEPS[kind](self, node)
+        made = self.left_out(node, name) or _STEPS[type(node)](self, node)
         return None, made
 
-    def left_out(self, node: Any, name: str | None) -> Steps | None:
+    def left_out(self, node: Asked, name: str | None) -> Steps | None:
         """Steps that make nothing, where only some nodes are kept and `node` is none of them."""
         settings = self.settings
         if settings.kept is None or self.kept_depth or id(node) in settings.kept:
             return None
         return self.nothing(node)
 
-    def nothing(self, node: Any) -> Steps:
+    def nothing(self, node: Asked) -> Steps:
         return self.drop(described(node), "is outside the weights", asked=True)
         yield
 
@@ -117,14 +115,14 @@ class Converter(Output):
         return Call(Global("__builtin__", "bytearray", 0), (encoded(bytes(node)),), "REDUCE", 0)
         yield
 
-    def tuple_(self, node: tuple[Any, ...]) -> Steps:
-        made: list[Any] = []
+    def tuple_(self, node: tuple[Node, ...]) -> Steps:
+        made: list[Node] = []
         yield from self.listed(made, node)
         same = all(new is old for new, old in zip(made, node, strict=True))
         return node if same else tuple(made)
 
-    def list_(self, node: list[Any]) -> Steps:
-        made: list[Any] = []
+    def list_(self, node: list[Node]) -> Steps:
+        made: list[Node] = []
         self.done[id(node)] = made
         self.keep_alive.append(node)
         yield from self.listed(made, node)
@@ -138,7 +136,7 @@ class Converter(Output):
         return made
 
     def set_(self, node: Set) -> Steps:
-        made = []
+        made: list[Node] = []
         for index, part in enumerate(node.elements):
             value = yield str(index), part
             if value is not DROPPED and hashable(value):
@@ -156,6 +154,8 @@ class Converter(Output):
         if not self.rebuilds:
             return node
         fields = yield None, pid
+        if not isinstance(fields, tuple):
+            return DROPPED
         if self.settings.target is not None:
             try:
                 fields = versions.older_storage(fields, self.settings.target)
@@ -207,7 +207,7 @@ def _is_settled(node: Call) -> bool:
     )
 
 
-def _no_hooks(node: Any) -> bool:
+def _no_hooks(node: Node) -> bool:
     return (
         type(node) is Call
         and not node.items
@@ -217,7 +217,7 @@ def _no_hooks(node: Any) -> bool:
     )
 
 
-_STEPS: Mapping[type, Any] = {
+_STEPS: Mapping[type, Callable[..., Steps]] = {
     bytes: Converter.bytes_,
     bytearray: Converter.bytearray_,
     tuple: Converter.tuple_,

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ckptfix.errors import KeyConflict
 from ckptfix.formats.torch.weights_only import canonical
+from ckptfix.ops.sanitize.report import Made
 from ckptfix.pickles import Call, Global
-from ckptfix.pickles.graph import label
+from ckptfix.pickles.graph import Node, label
 
 PLAIN_KEYS = (str, int, float, type(None))
 _HASHED = frozenset({"_codecs.encode", "builtins.complex", "torch.device", "torch.Size"})
 """Calls of torch's allowlist whose results have a hash."""
 
 
-def hashable(value: Any) -> bool:
+def hashable(value: Made) -> bool:
     """Whether an unpickled `value` can be a key."""
     stack = [value]
     seen: set[int] = set()
@@ -33,7 +32,7 @@ def hashable(value: Any) -> bool:
     return True
 
 
-def refuse_conflicts(rows: list[tuple[Any, Any]], where: str) -> None:
+def refuse_conflicts(rows: list[tuple[Node, Node]], where: str) -> None:
     seen: set[tuple[str, str]] = set()
     for key, _ in rows:
         if not isinstance(key, PLAIN_KEYS):

@@ -15,13 +15,12 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ckptfix.formats.torch.weights_only import canonical
 from ckptfix.pickles import Call, Dict, Global, Text
-from ckptfix.pickles.graph import pairs
+from ckptfix.pickles.graph import Node, pairs
 
 
 class BadValue(ValueError):
@@ -50,7 +49,7 @@ class Array:
     dtype: NumpyDtype
     shape: tuple[int, ...]
     fortran: bool
-    data: bytes | list[Any]
+    data: bytes | list[Node]
 
 
 _NAMES = {
@@ -80,7 +79,7 @@ def old_name(full: str) -> str:
     return full.replace("numpy._core.", "numpy.core.", 1) if full.startswith("numpy._core.") else full
 
 
-def raw_bytes(node: Any) -> bytes | None:
+def raw_bytes(node: Node) -> bytes | None:
     """The bytes that a node stands for: bytes, a bytearray, what protocol 2 writes for them, or a str of Python 2."""
     if isinstance(node, (bytes, bytearray)):
         return bytes(node)
@@ -96,7 +95,7 @@ def raw_bytes(node: Any) -> bytes | None:
     return None
 
 
-def read_dtype(node: Any, depth: int = 0) -> NumpyDtype:
+def read_dtype(node: Node, depth: int = 0) -> NumpyDtype:
     """The dtype that a node stands for.
 
     Raises:
@@ -104,7 +103,7 @@ def read_dtype(node: Any, depth: int = 0) -> NumpyDtype:
     """
     if type(node) is not Call or not node.arguments or depth > 8:
         raise BadValue("no dtype")
-    code = node.args[0]
+    code = node.arguments[0]
     if type(code) is Global:  # a dtype of another package, by its scalar type
         raise BadValue(f"a dtype of {code.module}")
     if not isinstance(code, str):
@@ -139,17 +138,17 @@ def read_array(call: Call, name: str) -> Array:
     if name == FROM_BUFFER:
         if len(call.arguments) != 4:
             raise BadValue("an array without its parts")
-        data, dtype_node, shape, order = call.args
-        fortran = str(order) == "F"
+        data, dtype_node, shape_node, order = call.arguments
+        fortran: Node = str(order) == "F"
     else:
         state = call.state
         if type(state) is not tuple or not 4 <= len(state) <= 5:
             raise BadValue("an array that was never filled")
-        shape, dtype_node, fortran, data = state[-4:]
+        shape_node, dtype_node, fortran, data = state[-4:]
     dtype = read_dtype(dtype_node)
-    if type(shape) is int:
-        shape = (shape,)
-    if type(shape) is not tuple or len(shape) > 64 or not all(type(size) is int and size >= 0 for size in shape):
+    sizes = shape_node if type(shape_node) is tuple else (shape_node,)
+    shape = tuple(size for size in sizes if type(size) is int and size >= 0)
+    if len(sizes) > 64 or len(shape) != len(sizes):
         raise BadValue("an array without a shape")
     count = math.prod(shape)
     if dtype.kind == "O":
@@ -213,7 +212,7 @@ def widened(data: bytes, size: int, *, big: bool = False) -> bytes:
 _UNSIGNED = {1: "B", 2: "H", 4: "I", 8: "Q"}
 
 
-def items(dtype: NumpyDtype, data: bytes) -> list[Any]:
+def items(dtype: NumpyDtype, data: bytes) -> list[Node]:
     """Elements as Python values: bool, int, float, str, bytes; a complex number as a call of ``complex``.
 
     Raises:
@@ -242,7 +241,7 @@ def complex_call(real: float, imaginary: float) -> Call:
     return Call(Global("__builtin__", "complex", 0), (real, imaginary), "REDUCE", 0)
 
 
-def nested(shape: Sequence[int], flat: list[Any], fortran: bool) -> Any:
+def nested(shape: Sequence[int], flat: list[Node], fortran: bool) -> Node:
     """`flat` as nested lists of this shape; the one element itself where it has no dimensions."""
     if not shape:
         return flat[0] if flat else None
@@ -255,7 +254,7 @@ def nested(shape: Sequence[int], flat: list[Any], fortran: bool) -> Any:
     return flat
 
 
-def _row_major(flat: list[Any], shape: Sequence[int]) -> list[Any]:
+def _row_major(flat: list[Node], shape: Sequence[int]) -> list[Node]:
     places = [0]
     step = 1
     steps = []
@@ -267,7 +266,7 @@ def _row_major(flat: list[Any], shape: Sequence[int]) -> list[Any]:
     return [flat[place] for place in places]
 
 
-def new_dict(rows: Sequence[tuple[Any, Any]]) -> Dict:
+def new_dict(rows: Iterable[tuple[Node, Node]]) -> Dict:
     made = Dict()
     made.items.extend(rows)
     return made

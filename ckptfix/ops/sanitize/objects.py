@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from sys import stdlib_module_names
-from typing import Any
 
 from ckptfix.errors import CkptfixError
 from ckptfix.formats.torch import calls
@@ -16,10 +16,10 @@ from ckptfix.ops.sanitize import arrays as arrays
 from ckptfix.ops.sanitize import numpy as numpy_pickles
 from ckptfix.ops.sanitize.numpy import BadValue, new_dict
 from ckptfix.ops.sanitize.output import Output
-from ckptfix.ops.sanitize.report import DROPPED, Steps
+from ckptfix.ops.sanitize.report import DROPPED, Made, Steps
 from ckptfix.ops.sanitize.stdlib import LISTS, MAPPINGS, RULES, STATEFUL
 from ckptfix.pickles import Call, Dict, Global, PersId, Set
-from ckptfix.pickles.graph import attributes, pairs
+from ckptfix.pickles.graph import Node, attributes, pairs
 
 WHOLE_MODULE = "a whole module"
 EXTRACT = f"{WHOLE_MODULE}; `ckptfix extract` takes its weights out"
@@ -55,30 +55,32 @@ def converted(out: Output, call: Call) -> Steps:
     return (yield from _foreign(out, call, name, args))
 
 
-def _allowed(out: Output, call: Call, name: str, args: tuple[Any, ...]) -> Steps:
+def _allowed(out: Output, call: Call, name: str, args: tuple[Node, ...]) -> Steps:
     """A call of what weights_only=True takes: as it is, with what is in it converted."""
     if name == "collections.OrderedDict":
         return (yield from _ordered_dict(out, call, pairs(call) or []))
     new_args = yield None, args
+    if new_args is DROPPED:
+        return DROPPED
     how = call.how if call.how in ("REDUCE", "NEWOBJ") else "REDUCE"
     if call.kwargs:
         out.drop_at("kwargs", f"arguments of {name}", "no unpickler may give it any by name")
-    rest = []
+    rest: list[Made] = []
     for part in (call.items, call.elements, call.state):
-        value = None if part is None else (yield None, part)
-        rest.append(value)
+        rest.append(None if part is None else (yield None, part))
     items, elements, state = rest
     if elements is not None or (items is not None and name != "collections.Counter"):
         return out.drop(name, "has items that no unpickler may set on it")
     if new_args is args and how == call.how and items is None and state is call.state:
         return out.older(call)
     made = Call(call.func, new_args, how, call.position)
-    made.items = None if items is None else [row for row in items if type(row) is tuple and len(row) == 2]
-    made.state = state
+    if isinstance(items, list):
+        made.items = [(row[0], row[1]) for row in items if type(row) is tuple and len(row) == 2]
+    made.state = None if state is DROPPED else state
     return out.older(made)
 
 
-def _ordered_dict(out: Output, call: Call, rows: list[tuple[Any, Any]]) -> Steps:
+def _ordered_dict(out: Output, call: Call, rows: Sequence[tuple[Node, Node]]) -> Steps:
     made = Call(Global("collections", "OrderedDict", 0), (), "REDUCE", 0)
     made.items = []
     out.done[id(call)] = made
@@ -88,17 +90,17 @@ def _ordered_dict(out: Output, call: Call, rows: list[tuple[Any, Any]]) -> Steps
     if call.elements or call.kwargs or (call.items and call.args) or not (named or _is_empty(call.state)):
         out.drop("what was set on an OrderedDict", "is neither an item nor an attribute of it")
     if named:
-        state: list[tuple[Any, Any]] = []
+        state: list[tuple[Node, Node]] = []
         yield from out.fill(state, named)
         made.state = new_dict(state) if state else None
     return made
 
 
-def _foreign(out: Output, call: Call, name: str, args: tuple[Any, ...]) -> Steps:
+def _foreign(out: Output, call: Call, name: str, args: tuple[Node, ...]) -> Steps:
     """An object of an unknown class: its items, its elements, its attributes, or its one argument."""
     func = trusted.canonical(call.func) if type(call.func) is Global else ""
     state = call.state
-    base: Any = None
+    base: Node = None
     if func == RECONSTRUCT:
         base = args[2] if len(args) > 2 else None
         args = ()
@@ -120,7 +122,7 @@ def _foreign(out: Output, call: Call, name: str, args: tuple[Any, ...]) -> Steps
         beside = _beside(args if call.items else args[1:], call.kwargs, call.elements, state, named)
         return (yield from _mapping(out, name, mapping or [], named, beside))
     if call.elements is not None or type(base) is list or name in LISTS:
-        first = args[0] if name in LISTS and args and type(args[0]) in (list, tuple) else []
+        first = _parts(args) if name in LISTS else ()
         elements = [*first, *(base if type(base) is list else ()), *(call.elements or ())]
         beside = _beside(args[1:] if first else args, call.kwargs, None, state, named)
         return (yield from _list(out, name, elements, [*named, *beside]))
@@ -136,24 +138,26 @@ def _foreign(out: Output, call: Call, name: str, args: tuple[Any, ...]) -> Steps
         out.changed(name, _shape_of(values[0]) if single else "tuple")
         return (yield None, values[0] if single else tuple(values))
     out.changed(name, "dict")
-    rows: list[tuple[Any, Any]] = [("args", tuple(values))] if values else []
+    rows: list[tuple[Node, Node]] = [("args", tuple(values))] if values else []
     rows += [*kwargs, *(named or ([] if _is_empty(state) else [("state", state)]))]
-    made: list[tuple[Any, Any]] = []
+    made: list[tuple[Node, Node]] = []
     yield from out.fill(made, _distinct(rows))
     return new_dict(made)
 
 
-def _is_empty(state: Any) -> bool:
+def _is_empty(state: Node) -> bool:
     """Whether a state sets nothing."""
-    return state is None or (type(state) in (tuple, list) and all(part is None for part in state)) or pairs(state) == []
+    if isinstance(state, (tuple, list)):
+        return all(part is None for part in state)
+    return state is None or pairs(state) == []
 
 
 _OBJECTS = (Call, PersId, Dict, Set, tuple, list)
 
 
 def _beside(
-    args: tuple[Any, ...], kwargs: Any, elements: Any, state: Any, named: list[tuple[Any, Any]]
-) -> list[tuple[Any, Any]]:
+    args: tuple[Node, ...], kwargs: Node, elements: Node, state: Node, named: Sequence[tuple[Node, Node]]
+) -> list[tuple[Node, Node]]:
     """What an object has beside its items and attributes, where that is or holds objects: (name, value)."""
     objects = tuple(part for part in args if type(part) in _OBJECTS and part != ())
     rows = [("args", objects), *(pairs(kwargs) or []), ("elements", elements)]
@@ -161,10 +165,10 @@ def _beside(
     return rows if named or _is_empty(state) else [*rows, ("state", state)]
 
 
-def _distinct(rows: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+def _distinct(rows: Sequence[tuple[Node, Node]]) -> list[tuple[Node, Node]]:
     """The same with keys that are all different, so that nothing takes the place of another."""
-    names: set[Any] = set()
-    out = []
+    names: set[str] = set()
+    out: list[tuple[Node, Node]] = []
     for key, value in rows:
         if isinstance(key, str):
             name, plain = str(key), str(key)
@@ -193,19 +197,26 @@ def _module(out: Output, call: Call, name: str) -> Steps:
     if found.versions:
         versions = Call(Global("collections", "OrderedDict", 0), (), "REDUCE", 0)
         versions.items = []
-        rows = [(path, new_dict(list(own.items()))) for path, own in found.versions.items()]
+        rows = [(path, _stated(own)) for path, own in found.versions.items()]
         yield from out.fill(versions.items, rows)
         made.state = new_dict([("_metadata", versions)])
     return made
 
 
-def _attributes(state: Any) -> list[tuple[Any, Any]]:
+def _stated(own: torch_module.Versions) -> Dict:
+    """What a module states about its versions, as nodes."""
+    return new_dict(
+        (key, value if isinstance(value, int) else new_dict(value.items())) for key, value in own.items()
+    )
+
+
+def _attributes(state: Node) -> list[tuple[Node, Node]]:
     """As `attributes`, where `state` is nothing but attributes; a name that slots have too gets another."""
     parts = state if type(state) is tuple and len(state) == 2 else (state,)
     return _distinct(attributes(state)) if all(part is None or pairs(part) is not None for part in parts) else []
 
 
-def _items_of(call: Call, base: Any) -> list[tuple[Any, Any]] | None:
+def _items_of(call: Call, base: Node) -> list[tuple[Node, Node]] | None:
     if call.items is not None:
         return pairs(call)
     if type(base) is Dict:
@@ -216,9 +227,9 @@ def _items_of(call: Call, base: Any) -> list[tuple[Any, Any]] | None:
 def _mapping(
     out: Output,
     name: str,
-    rows: list[tuple[Any, Any]],
-    named: list[tuple[Any, Any]],
-    beside: list[tuple[Any, Any]],
+    rows: Sequence[tuple[Node, Node]],
+    named: Sequence[tuple[Node, Node]],
+    beside: Sequence[tuple[Node, Node]],
 ) -> Steps:
     """Mappings of unknown classes; an attribute outside the items becomes one, but not a state dict's ``_metadata``."""
     known = {str(key): value for key, value in rows if isinstance(key, str)}
@@ -226,29 +237,29 @@ def _mapping(
         out.changed(name, "OrderedDict")
         made = Call(Global("collections", "OrderedDict", 0), (), "REDUCE", 0)
         made.items = []
-        state: list[tuple[Any, Any]] = []
+        state: list[tuple[Node, Node]] = []
         yield from out.fill(made.items, _distinct([*rows, *beside]))
         yield from out.fill(state, named)
         made.state = new_dict(state)
         return made
     out.changed(name, "dict")
-    found: list[tuple[Any, Any]] = []
+    found: list[tuple[Node, Node]] = []
     # transformers' ModelOutput has each item as an attribute too; another value of the same name is one more.
     more = [row for row in named if row[0] not in known or (row[1] is not known[row[0]] and type(row[1]) in _OBJECTS)]
     yield from out.fill(found, _distinct([*rows, *more, *beside]))
     return new_dict(found)
 
 
-def _list(out: Output, name: str, elements: list[Any], named: list[tuple[Any, Any]]) -> Steps:
+def _list(out: Output, name: str, elements: list[Node], named: Sequence[tuple[Node, Node]]) -> Steps:
     out.changed(name, "list")
-    made: list[Any] = []
+    made: list[Node] = []
     yield from out.listed(made, elements)
     for key, _ in named:
         out.drop_at(str(key), f"an attribute of {name}", "a list has none")
     return made
 
 
-def _stands_for_itself(name: str, state: Any) -> bool:
+def _stands_for_itself(name: str, state: Node) -> bool:
     """Whether a call's arguments show what it makes, as a class's do (an enum, an exception)."""
     module, _, last = name.rpartition(".")
     if name in STATEFUL or (state is not None and not module.startswith("builtins")):
@@ -256,7 +267,7 @@ def _stands_for_itself(name: str, state: Any) -> bool:
     return last.lstrip("_")[:1].isupper() and module.partition(".")[0] not in stdlib_module_names
 
 
-def _shape_of(node: Any) -> str:
+def _shape_of(node: Node) -> str:
     """What a node will be, in a word."""
     if isinstance(node, str):
         return "str"
@@ -267,39 +278,44 @@ def _shape_of(node: Any) -> str:
     return "None" if node is None else type(node).__name__
 
 
-def _frozenset(out: Output, call: Call, args: tuple[Any, ...]) -> Steps:
-    elements = args[0] if args and type(args[0]) in (list, tuple) else []
-    made = yield None, Call(Global("__builtin__", "set", 0), (list(elements),), "REDUCE", 0)
+def _frozenset(out: Output, call: Call, args: tuple[Node, ...]) -> Steps:
+    made = yield None, Call(Global("__builtin__", "set", 0), (list(_parts(args)),), "REDUCE", 0)
     out.changed("frozenset", "set")
     return made
 
 
-def _set(out: Output, call: Call, args: tuple[Any, ...]) -> Steps:
-    elements = args[0] if args and type(args[0]) in (list, tuple) else []
-    return (yield None, Set("set", list(elements)))
+def _set(out: Output, call: Call, args: tuple[Node, ...]) -> Steps:
+    return (yield None, Set("set", list(_parts(args))))
 
 
-def _from_type(out: Output, call: Call, args: tuple[Any, ...]) -> Steps:
+def _parts(args: tuple[Node, ...]) -> Sequence[Node]:
+    """What a call of one list or tuple is given."""
+    return args[0] if args and isinstance(args[0], (list, tuple)) else ()
+
+
+def _from_type(out: Output, call: Call, args: tuple[Node, ...]) -> Steps:
     """``_rebuild_from_type_v2(func, type, args, state)``: a class that is not known gives way to the plain tensor."""
     if len(args) < 4:
         raise BadValue("a tensor subclass without its parts")
     func, cls, inner_args, state = args[:4]
     known = type(cls) is Global and trusted.accepted(trusted.canonical(cls))
+    wrapper = calls.of(func) is calls.WRAPPER
     plain = type(func) is Global and trusted.accepted(trusted.canonical(func))
     name = trusted.canonical(cls) if type(cls) is Global else "a tensor subclass"
     rows = state_rows(cls, state)
     _drop_set(out, call, name)
     if known and plain and (rows == [] or _attributes(state)):
         new_inner = yield None, inner_args
+        if new_inner is DROPPED:
+            return DROPPED
         new_state = yield None, state
         new_state = None if new_state is DROPPED else new_state
         return out.older(calls.FROM_TYPE.call(func, cls, new_inner, new_state, position=call.position))
-    made_by_torch = calls.of(func) is calls.WRAPPER
-    if not plain or made_by_torch:
+    if not plain or wrapper:
         # The data of a wrapper is in its attributes: a DTensor's _local_tensor, the data and scale of a quantized one.
         out.changed(name, "dict of its parts")
-        parts: list[tuple[Any, Any]] = []
-        yield from out.fill(parts, _distinct(rows if made_by_torch else [("args", inner_args), *rows]))
+        parts: list[tuple[Node, Node]] = []
+        yield from out.fill(parts, _distinct(rows if wrapper else [("args", inner_args), *rows]))
         return new_dict(parts)
     out.changed(name, "tensor")
     made = yield None, Call(func, inner_args, "REDUCE", call.position)
@@ -308,7 +324,7 @@ def _from_type(out: Output, call: Call, args: tuple[Any, ...]) -> Steps:
     return made
 
 
-def _parameter(out: Output, call: Call, args: tuple[Any, ...]) -> Steps:
+def _parameter(out: Output, call: Call, args: tuple[Node, ...]) -> Steps:
     """``_rebuild_parameter_with_state(data, requires_grad, hooks, state)``: torch takes attributes alone as state."""
     name = class_name(call) or ""
     if len(args) != 4:
@@ -328,13 +344,13 @@ def _drop_set(out: Output, call: Call, name: str) -> None:
         out.drop(f"what was set on {name}", "a tensor takes nothing so")
 
 
-def _sparse(out: Output, call: Call, args: tuple[Any, ...]) -> Steps:
+def _sparse(out: Output, call: Call, args: tuple[Node, ...]) -> Steps:
     _drop_set(out, call, "a sparse tensor")
     out.changed(calls.SPARSE_CSR.name, calls.SPARSE.name)
     return (yield None, calls.SPARSE.call(*args, position=call.position))
 
 
-def _device_tensor(out: Output, call: Call, args: tuple[Any, ...]) -> Steps:
+def _device_tensor(out: Output, call: Call, args: tuple[Node, ...]) -> Steps:
     """The same tensor made from a tensor rather than from a numpy array."""
     _drop_set(out, call, "a tensor")
     made = yield None, args
@@ -343,7 +359,7 @@ def _device_tensor(out: Output, call: Call, args: tuple[Any, ...]) -> Steps:
     return out.older(calls.FROM_CPU_TENSOR.call(*made, position=call.position))
 
 
-_SPECIAL: dict[str, Any] = {
+_SPECIAL: dict[str, Callable[[Output, Call, tuple[Node, ...]], Steps]] = {
     numpy_pickles.RECONSTRUCT: arrays.array,
     numpy_pickles.FROM_BUFFER: arrays.array,
     numpy_pickles.SCALAR: arrays.scalar,

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Literal
 
 from ckptfix.errors import Unsupported
 from ckptfix.formats.torch import weights_only as trusted
 from ckptfix.formats.torch.call_classes import class_name
 from ckptfix.ops.sanitize import versions as versions
 from ckptfix.ops.sanitize.keys import hashable, refuse_conflicts
-from ckptfix.ops.sanitize.report import DROPPED, Loss, Report, Settings, Steps
+from ckptfix.ops.sanitize.report import DROPPED, Asked, Dropped, Filling, Loss, Made, Report, Settings
 from ckptfix.pickles import Call, Dict, Global, PersId, Set, Text
-from ckptfix.pickles.graph import label
+from ckptfix.pickles.graph import Node, label
 
 MAX_LABELS, MAX_LABEL = 64, 80
 """How much of an address is shown: a hostile one is as deep and as long as the file."""
@@ -27,9 +27,9 @@ class Output:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.report = Report()
-        self.done: dict[int, Any] = {}
+        self.done: dict[int, Made] = {}
         self.in_progress: set[int] = set()
-        self.keep_alive: list[Any] = []
+        self.keep_alive: list[Asked] = []
         self.labels: list[str | None] = []
         self.next_key = 0
         self.kept_depth = 0
@@ -44,11 +44,11 @@ class Output:
         top = next((part for part in self.labels[:8] if part is not None), "")
         self.report.changes[top[:MAX_LABEL], what[:MAX_LABEL], became] += 1
 
-    def drop(self, what: str, why: str, *, asked: bool = False) -> Any:
+    def drop(self, what: str, why: str, *, asked: bool = False) -> Literal[Dropped.DROPPED]:
         self.report.losses.append(Loss(self.address(), what, why, asked))
         return DROPPED
 
-    def drop_at(self, name: str | None, what: str, why: str, *, asked: bool = False) -> Any:
+    def drop_at(self, name: str | None, what: str, why: str, *, asked: bool = False) -> Literal[Dropped.DROPPED]:
         """`drop` of something that is under `name` in what is being made."""
         self.labels.append(name)
         value = self.drop(what, why, asked=asked)
@@ -62,7 +62,7 @@ class Output:
         self.next_key += 1
         return str(self.next_key - 1)
 
-    def raw(self, value: bytes) -> Any:
+    def raw(self, value: bytes) -> str | Call:
         """Bytes, as protocol 2 writes them; a Python 2 file's as text where an encoding was given."""
         if self.settings.python2 and self.settings.encoding is not None:
             try:
@@ -74,20 +74,20 @@ class Output:
                 return text
         return encoded(value)
 
-    def listed(self, into: list[Any], parts: Sequence[Any]) -> Steps:
+    def listed(self, into: list[Node], parts: Sequence[Node]) -> Filling:
         """Append the converted `parts`; None where one is left out, so that the others keep their places."""
         for index, part in enumerate(parts):
             value = DROPPED if self.passed_over(part, str(index)) else (yield str(index), part)
             into.append(None if value is DROPPED else value)
 
-    def passed_over(self, value: Any, name: str) -> bool:
+    def passed_over(self, value: Node, name: str) -> bool:
         """Whether a plain value is dropped, as it is where only what leads to the weights is kept."""
         if self.settings.kept is None or self.kept_depth or (type(value) in NODES and value != ()):
             return False
         self.drop_at(name, "a value", "is outside the weights", asked=True)
         return True
 
-    def fill(self, into: list[tuple[Any, Any]], rows: list[tuple[Any, Any]]) -> Steps:
+    def fill(self, into: list[tuple[Node, Node]], rows: Sequence[tuple[Node, Node]]) -> Filling:
         """Put the converted (key, value) pairs into `into`; a pair whose key or value is left out is not there.
 
         Raises:
@@ -95,7 +95,7 @@ class Output:
         """
         odd = False
         for key, value in rows:
-            new = key
+            new: Made = key
             if type(key) is not Text or self.recode:
                 if type(key) is bytes and self.settings.python2:
                     new = key.decode(self.settings.encoding or "latin-1", "replace")
@@ -106,11 +106,11 @@ class Output:
                 else:
                     new = yield None, key
                 odd = odd or new is not key
-                if new is DROPPED or not hashable(new):
-                    if new is not DROPPED:
-                        why = "is a key of a mapping, and no plain value stands for it"
-                        self.drop_at(label(key), described(key), why)
-                    continue
+                if new is not DROPPED and not hashable(new):
+                    why = "is a key of a mapping, and no plain value stands for it"
+                    new = self.drop_at(label(key), described(key), why)
+            if new is DROPPED:
+                continue
             if self.passed_over(value, label(key)):
                 continue
             made = yield label(key), value
@@ -119,7 +119,7 @@ class Output:
         if odd:
             refuse_conflicts(into, self.address())
 
-    def older(self, call: Call) -> Any:
+    def older(self, call: Call) -> Call:
         """`call` of torch's own as the version that was asked for knows it.
 
         Raises:
@@ -148,7 +148,7 @@ def encoded(value: bytes) -> Call:
     return Call(Global("_codecs", "encode", 0), (value.decode("latin-1"), "latin1"), "REDUCE", 0)
 
 
-def described(node: Any) -> str:
+def described(node: Asked) -> str:
     """What a node is, in a word or a class's name."""
     if type(node) is Call:
         name = class_name(node)

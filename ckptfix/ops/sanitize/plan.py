@@ -5,7 +5,6 @@ from __future__ import annotations
 import codecs
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from ckptfix.checkpoint import ByteRange, Checkpoint, OutputFile, Plan
 from ckptfix.commands import command
@@ -27,9 +26,10 @@ from ckptfix.ops.choose import refuse_damaged
 from ckptfix.ops.sanitize import versions as versions
 from ckptfix.ops.sanitize.convert import Converter
 from ckptfix.ops.sanitize.objects import EXTRACT, WHOLE_MODULE
-from ckptfix.ops.sanitize.report import DROPPED, Loss, Report, Settings
-from ckptfix.pickles import Call, Graph, parse
+from ckptfix.ops.sanitize.report import DROPPED, Asked, Loss, Report, Settings
+from ckptfix.pickles import Call, Dict, Graph, parse
 from ckptfix.pickles import opcodes as op
+from ckptfix.pickles.graph import Node
 from ckptfix.pickles.reemit import every_node
 
 INSPECT = "`ckptfix inspect` shows what it holds"
@@ -194,13 +194,13 @@ def _leading_to(graph: Graph, whole: frozenset[int]) -> frozenset[int]:
     return frozenset(found)
 
 
-def _held(node: Any) -> Iterable[Any]:
+def _held(node: Node) -> Iterable[Asked]:
     if type(node) is Call:
         yield from (node.args, node.kwargs, node.state, node.elements)
         yield from (value for _, value in node.items or ())
-    elif type(node) in (list, tuple):
+    elif isinstance(node, (list, tuple)):
         yield from node
-    elif hasattr(node, "items"):
+    elif type(node) is Dict:
         yield from (value for _, value in node.items)
 
 

@@ -5,20 +5,33 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Generator
 from dataclasses import dataclass, field
-from typing import Any
+from enum import Enum
+from typing import Final, TypeAlias
 
 from ckptfix.formats.torch.rewrite import NewStorage
 from ckptfix.ops.sanitize.versions import Version
-
-Steps = Generator[tuple[str | None, Any], Any, Any]
-"""Makes one value: yields (label, node) of what is in it, and is sent the converted value or `DROPPED`."""
+from ckptfix.pickles.graph import Node
 
 
-class _Dropped:
+class Dropped(Enum):
     """What stands for a value that is left out."""
 
+    DROPPED = "dropped"
 
-DROPPED = _Dropped()
+
+DROPPED: Final = Dropped.DROPPED
+
+Made: TypeAlias = "Node | Dropped"
+"""What a node becomes."""
+
+Asked: TypeAlias = "Node | list[tuple[Node, Node]]"
+"""What is converted: a node, or the items of a call."""
+
+Steps: TypeAlias = Generator[tuple[str | None, Asked], Made, Made]
+"""Makes one value: yields (label, node) of what is in it, and is sent the converted value or `DROPPED`."""
+
+Filling: TypeAlias = Generator[tuple[str | None, Asked], Made, None]
+"""Steps that put what they make into a container."""
 
 
 @dataclass(frozen=True, slots=True)

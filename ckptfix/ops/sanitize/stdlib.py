@@ -8,45 +8,47 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import PurePosixPath, PureWindowsPath
-from typing import Any
+from typing import TypeAlias
 
 from ckptfix.ops.sanitize.numpy import BadValue, raw_bytes
 from ckptfix.pickles import Call
-from ckptfix.pickles.graph import attributes
+from ckptfix.pickles.graph import Node, attributes
 
-Rule = Callable[[tuple[Any, ...], Any], Any]
+Args: TypeAlias = tuple[Node, ...]
+Rule: TypeAlias = Callable[[Args, Node], Node]
 MOST_LISTED = 100_000
 MAX_BITS = 4096
 """Python turns no int of more than 4,300 digits into text."""
 
 
-def _posix(args: tuple[Any, ...], state: Any) -> str:
+def _posix(args: Args, state: Node) -> str:
     return str(PurePosixPath(*_strings(args)))
 
 
-def _windows(args: tuple[Any, ...], state: Any) -> str:
+def _windows(args: Args, state: Node) -> str:
     return str(PureWindowsPath(*_strings(args)))
 
 
-def _strings(args: tuple[Any, ...]) -> list[str]:
+def _strings(args: Args) -> list[str]:
     if not all(isinstance(part, str) for part in args):
         raise BadValue("a path whose parts are not strings")
     return [str(part) for part in args]
 
 
-def _one_string(args: tuple[Any, ...], state: Any) -> str:
+def _one_string(args: Args, state: Node) -> str:
     if not args or not isinstance(args[0], str):
         raise BadValue("an object without its text")
     return str(args[0])
 
 
-def _fraction(args: tuple[Any, ...], state: Any) -> str:
-    if len(args) == 2 and all(type(part) is int and part.bit_length() < MAX_BITS for part in args):
-        return f"{args[0]}/{args[1]}"
+def _fraction(args: Args, state: Node) -> str:
+    numbers = [part for part in args if type(part) is int and part.bit_length() < MAX_BITS]
+    if len(numbers) == len(args) == 2:
+        return f"{numbers[0]}/{numbers[1]}"
     return _one_string(args, state)
 
 
-def _uuid(args: tuple[Any, ...], state: Any) -> str:
+def _uuid(args: Args, state: Node) -> str:
     number = dict(_named(state)).get("int")
     if type(number) is not int or not 0 <= number < 1 << 128:
         raise BadValue("a UUID without its number")
@@ -54,18 +56,18 @@ def _uuid(args: tuple[Any, ...], state: Any) -> str:
     return "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
 
 
-def _named(state: Any) -> list[tuple[str, Any]]:
+def _named(state: Node) -> list[tuple[str, Node]]:
     return [(str(name), value) for name, value in attributes(state) if isinstance(name, str)]
 
 
-def _packed(args: tuple[Any, ...], size: int) -> bytes:
+def _packed(args: Args, size: int) -> bytes:
     raw = raw_bytes(args[0]) if args else None
     if raw is None or len(raw) != size:
         raise BadValue("a date or time whose bytes are not as Python packs them")
     return raw
 
 
-def _date(args: tuple[Any, ...], state: Any) -> str:
+def _date(args: Args, state: Node) -> str:
     raw = _packed(args, 4)
     return f"{raw[0] << 8 | raw[1]:04}-{raw[2]:02}-{raw[3]:02}"
 
@@ -75,17 +77,17 @@ def _clock(raw: bytes) -> str:
     return f"{raw[0] & 0x7F:02}:{raw[1]:02}:{raw[2]:02}" + (f".{micro:06}" if micro else "")
 
 
-def _time(args: tuple[Any, ...], state: Any) -> str:
+def _time(args: Args, state: Node) -> str:
     return _clock(_packed(args, 6)) + _zone(args)
 
 
-def _datetime(args: tuple[Any, ...], state: Any) -> str:
+def _datetime(args: Args, state: Node) -> str:
     raw = _packed(args, 10)
     # The highest bit of the month says which of two equal times in autumn is meant (PEP 495).
     return f"{raw[0] << 8 | raw[1]:04}-{raw[2] & 0x7F:02}-{raw[3]:02}T{_clock(raw[4:])}" + _zone(args)
 
 
-def _zone(args: tuple[Any, ...]) -> str:
+def _zone(args: Args) -> str:
     zone = args[1] if len(args) > 1 else None
     if type(zone) is not Call or type(zone.args) is not tuple:
         return ""
@@ -99,45 +101,47 @@ def _zone(args: tuple[Any, ...]) -> str:
     return f"{'-' if seconds < 0 else '+'}{minutes // 60:02}:{minutes % 60:02}"
 
 
-def _seconds(args: tuple[Any, ...], state: Any) -> float:
-    if len(args) != 3 or not all(type(part) is int for part in args):
+def _seconds(args: Args, state: Node) -> float:
+    parts = [part for part in args if type(part) is int]
+    if len(parts) != 3 or len(args) != 3:
         raise BadValue("a timedelta without its parts")
-    days, seconds, micro = args
+    days, seconds, micro = parts
     if abs(days) > 999_999_999:
         raise BadValue("a timedelta beyond Python's")
     whole = days * 86400 + seconds
     return whole + micro / 1e6 if micro else float(whole)
 
 
-def _range(args: tuple[Any, ...], state: Any) -> Any:
-    if not 1 <= len(args) <= 3 or not all(type(part) is int for part in args) or (len(args) == 3 and not args[2]):
+def _range(args: Args, state: Node) -> Node:
+    ends = [part for part in args if type(part) is int]
+    if not 1 <= len(args) <= 3 or len(ends) != len(args) or (len(ends) == 3 and not ends[2]):
         raise BadValue("a range without its ends")
     try:
-        numbers = range(*args)
-        return list(numbers) if len(numbers) <= MOST_LISTED else f"range({', '.join(map(hex, args))})"
+        numbers = range(*ends)
+        return list(numbers) if len(numbers) <= MOST_LISTED else f"range({', '.join(map(hex, ends))})"
     except OverflowError:
-        return f"range({', '.join(map(hex, args))})"
+        return f"range({', '.join(map(hex, ends))})"
 
 
-def _sequence(args: tuple[Any, ...], state: Any) -> Any:
+def _sequence(args: Args, state: Node) -> Node:
     return list(args)
 
 
-def _member(args: tuple[Any, ...], state: Any) -> str:
+def _member(args: Args, state: Node) -> str:
     # Python 3.11 writes members of some enums as getattr(Class, 'NAME').
     if len(args) != 2 or not isinstance(args[1], str):
         raise BadValue("an attribute of something")
     return str(args[1])
 
 
-def _empty_bytes(args: tuple[Any, ...], state: Any) -> bytes:
+def _empty_bytes(args: Args, state: Node) -> bytes:
     raw = raw_bytes(args[0]) if args else b""
     if raw is None:
         raise BadValue("bytes of something")
     return raw
 
 
-def _first(args: tuple[Any, ...], state: Any) -> Any:
+def _first(args: Args, state: Node) -> Node:
     if len(args) > 1:
         raise BadValue("made of several values")
     return args[0] if args else None

@@ -15,7 +15,7 @@ from ckptfix.checkpoint import dtypes
 from ckptfix.errors import Unsupported
 from ckptfix.formats.torch import calls
 from ckptfix.formats.torch.calls import UNSTATED, Number, RebuildCall
-from ckptfix.pickles import Call, Global
+from ckptfix.pickles import Call, Global, PersId
 from ckptfix.pickles.graph import attributes, pairs
 
 ZIP_SINCE: Number = (1, 6)
@@ -138,8 +138,8 @@ def _older(call: Call, version: Version) -> tuple[Call, Losses]:
         if row is None or row.since is None:
             return call, losses
         if version.number >= row.since and not _too_long(row, call, version):
-            if row.dense and row.dtype is not None and len(call.args) > row.dtype:
-                dtype = getattr(call.args[row.dtype], "name", "")
+            if row.dense and row.dtype is not None and len(call.arguments) > row.dtype:
+                dtype = getattr(call.arguments[row.dtype], "name", "")
                 if not version.has_dtype(dtype):
                     raise Unsupported(f"torch {version.name} has no {dtype}")
             return call, losses
@@ -147,44 +147,47 @@ def _older(call: Call, version: Version) -> tuple[Call, Losses]:
         if form is None:
             raise Unsupported(f"torch {version.name} cannot read {row.name}, which came with {Version(row.since).name}")
         call = form(call, version, losses)
-    raise Unsupported(f"torch {version.name} has no form of {call.func.name}")
+    raise Unsupported(f"torch {version.name} has no form of {getattr(call.func, 'name', 'a call')}")
 
 
 def _too_long(row: RebuildCall, call: Call, version: Version) -> bool:
-    return row is calls.TENSOR_V2 and len(call.args) > 6 and version.number < calls.MARKS_SINCE
+    return row is calls.TENSOR_V2 and len(call.arguments) > 6 and version.number < calls.MARKS_SINCE
 
 
 def _v3(call: Call, version: Version, losses: Losses) -> Call:
     """Over a typed storage, as `_rebuild_tensor_v2` has it."""
-    persid, dtype = call.args[0], call.args[6]
+    persid, dtype = call.arguments[0], call.arguments[6]
     row = dtypes.find(dtype.name) if type(dtype) is Global else None
     if row is None or row.storage_class is None or not version.has_dtype(row.name):
         raise Unsupported(f"torch {version.name} has no {getattr(dtype, 'name', 'such dtype')}")
-    pid = persid.pid
-    if pid[4] % row.itemsize:
-        raise Unsupported(f"a storage of {pid[4]} bytes does not hold whole {row.name} elements")
-    count = pid[4] // row.itemsize
-    typed = type(persid)((*pid[:1], Global("torch", row.storage_class, 0), *pid[2:4], count, *pid[5:]), 0, -1)
-    return calls.TENSOR_V2.call(typed, *call.args[1:6], *call.args[7:])
+    pid = persid.fields if type(persid) is PersId else ()
+    nbytes = pid[4]
+    if not isinstance(nbytes, int):
+        raise ValueError("a storage without a size")
+    if nbytes % row.itemsize:
+        raise Unsupported(f"a storage of {nbytes} bytes does not hold whole {row.name} elements")
+    count = nbytes // row.itemsize
+    typed = PersId((*pid[:1], Global("torch", row.storage_class, 0), *pid[2:4], count, *pid[5:]), 0, -1)
+    return calls.TENSOR_V2.call(typed, *call.arguments[1:6], *call.arguments[7:])
 
 
 def _v2(call: Call, version: Version, losses: Losses) -> Call:
     """Without the marks of conjugate and negative views."""
-    marks = [str(key) for key, value in pairs(call.args[6]) or () if value]
+    marks = [str(key) for key, value in pairs(call.arguments[6]) or () if value]
     if marks:
         raise Unsupported(f"torch {version.name} does not know tensors marked as {', '.join(marks)}")
-    return calls.TENSOR_V2.call(*call.args[:6])
+    return calls.TENSOR_V2.call(*call.arguments[:6])
 
 
 def _parameter_with_state(call: Call, version: Version, losses: Losses) -> Call:
     reason = f"torch {version.name} saves none with a parameter"
-    losses += [(str(name), reason) for name, _ in attributes(call.args[3])]
-    return calls.PARAMETER.call(*call.args[:3])
+    losses += [(str(name), reason) for name, _ in attributes(call.arguments[3])]
+    return calls.PARAMETER.call(*call.arguments[:3])
 
 
 def _from_type(call: Call, version: Version, losses: Losses) -> Call:
     """The plain call; what the object carried is lost."""
-    func, cls, args, state = call.args[:4]
+    func, cls, args, state = call.arguments[:4]
     if type(cls) is not Global or cls.name not in ("Tensor", "Parameter") or type(func) is not Global:
         raise Unsupported(f"torch {version.name} has no form of a tensor subclass")
     reason = f"torch {version.name} saves none with a tensor"

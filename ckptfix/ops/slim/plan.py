@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from ckptfix.checkpoint import ByteRange, Checkpoint, Data, OutputFile, Plan
 from ckptfix.checkpoint.address import join
@@ -20,7 +19,7 @@ from ckptfix.io.read import read_chunks
 from ckptfix.ops.choose import refuse_damaged
 from ckptfix.ops.slim.views import Unit, find_used, references, units_of
 from ckptfix.pickles import Call, Dict
-from ckptfix.pickles.graph import attributes, children, label, pairs
+from ckptfix.pickles.graph import Node, attributes, children, label, pairs
 from ckptfix.pickles.reemit import reemit
 
 UNUSED, OPTIMIZER, DUPLICATES, CONTAINER = "unused storage", "optimizer", "duplicates", "container"
@@ -142,9 +141,9 @@ def _sums(checkpoint: Checkpoint, plan: Plan, saved: Mapping[str, int]) -> dict[
     return {reason: nbytes for reason, nbytes in {**saved, CONTAINER: rest}.items() if nbytes}
 
 
-def _optimizers(root: Any) -> tuple[dict[int, Any], tuple[str, ...]]:
+def _optimizers(root: Node) -> tuple[dict[int, Node], tuple[str, ...]]:
     """The nodes that are optimizers' states, or lists of nothing else, by ``id``; and their addresses."""
-    gone: dict[int, Any] = {}
+    gone: dict[int, Node] = {}
     dropped: list[str] = []
     seen: set[int] = set()
     stack = [("", root)]
@@ -153,7 +152,7 @@ def _optimizers(root: Any) -> tuple[dict[int, Any], tuple[str, ...]]:
         if type(node) not in (tuple, list, Dict, Call) or id(node) in seen:
             continue
         seen.add(id(node))
-        several = type(node) in (tuple, list) and node and all(map(_is_optimizer, node))
+        several = isinstance(node, (tuple, list)) and node and all(map(_is_optimizer, node))
         if several or _is_optimizer(node):
             gone[id(node)] = node
             dropped.append(address)
@@ -163,7 +162,7 @@ def _optimizers(root: Any) -> tuple[dict[int, Any], tuple[str, ...]]:
     return gone, tuple(dropped)
 
 
-def _is_optimizer(node: Any) -> bool:
+def _is_optimizer(node: Node) -> bool:
     """Whether this is what ``Optimizer.state_dict()`` gives, or a pickled optimizer."""
     rows = pairs(node)
     if rows is None and type(node) is Call:
@@ -174,7 +173,7 @@ def _is_optimizer(node: Any) -> bool:
 
 def _equal(units: list[Unit]) -> dict[str, str]:
     """Key of a unit -> key of an earlier one of the same kind and device with the same bytes."""
-    alike: dict[tuple[Any, ...], list[Unit]] = {}
+    alike: dict[tuple[str, str, int], list[Unit]] = {}
     for unit in units:
         if unit.data.length:
             kind = (unit.used.kind.full, unit.used.location, unit.data.length)

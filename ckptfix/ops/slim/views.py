@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from ckptfix.checkpoint import ByteRange, Data, contiguous_stride, dtypes, is_contiguous
 from ckptfix.checkpoint.tensors import reach
@@ -13,6 +12,7 @@ from ckptfix.formats.torch.common import Storages, fields
 from ckptfix.formats.torch.tensors import BadTensor, dtype_name, sizes, viewed
 from ckptfix.io.derived import gathered
 from ckptfix.pickles import Call, Dict, Global, PersId, Set
+from ckptfix.pickles.graph import Node
 from ckptfix.pickles.reemit import every_node
 
 
@@ -26,7 +26,7 @@ class View:
         first: byte of its first element in the storage; `end` the byte behind its last.
     """
 
-    args: tuple[Any, ...]
+    args: tuple[Node, ...]
     itemsize: int
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -41,7 +41,7 @@ class View:
         return count * self.itemsize
 
     @property
-    def place(self) -> tuple[Any, ...]:
+    def place(self) -> tuple[int, int, tuple[int, ...], tuple[int, ...]]:
         return self.first, self.itemsize, self.shape, self.stride
 
 
@@ -73,7 +73,7 @@ class Unit:
     contiguous: bool = False
 
 
-def find_used(root: Any, storages: Storages, gone: Iterable[int] = ()) -> dict[str, Used]:
+def find_used(root: Node, storages: Storages, gone: Iterable[int] = ()) -> dict[str, Used]:
     """The storages that `root` refers to, by key; meta tensors have none. Nodes in `gone` count for nothing.
 
     Raises:
@@ -84,21 +84,22 @@ def find_used(root: Any, storages: Storages, gone: Iterable[int] = ()) -> dict[s
     for node in nodes_left(root, without):
         if type(node) is PersId:
             _note_reference(found, node, storages)
-    dense: dict[int, tuple[Any, ...]] = {}
+    dense: dict[int, tuple[Node, ...]] = {}
     for node in nodes_left(root, without):
-        for args in _dense_args(node):
-            dense[id(args)] = args
-            _note_view(found, node, args, storages)
+        if type(node) is Call:
+            for args in _dense_args(node):
+                dense[id(args)] = args
+                _note_view(found, node, args, storages)
     for node in nodes_left(root, without):
         for part in _parts(node):
-            if type(part) is PersId and not (id(node) in dense and part is node[0]):
+            if type(part) is PersId and not (id(node) in dense and part is dense[id(node)][0]):
                 used = _of(found, part)
                 if used is not None:
                     used.whole = True
     return found
 
 
-def nodes_left(root: Any, gone: frozenset[int]) -> Iterable[Any]:
+def nodes_left(root: Node, gone: frozenset[int]) -> Iterable[Node]:
     """Every node that is reached without those in `gone`, once."""
     if not gone:
         yield from every_node(root)
@@ -114,24 +115,25 @@ def nodes_left(root: Any, gone: frozenset[int]) -> Iterable[Any]:
         stack += _parts(node)
 
 
-def _parts(node: Any) -> list[Any]:
-    kind = type(node)
-    if kind is Call:
+def _parts(node: Node) -> list[Node]:
+    if type(node) is Call:
         held = [node.func, node.args, node.kwargs, node.state, node.elements]
         return held + [part for pair in node.items or () for part in pair]
-    if kind is Dict:
+    if type(node) is Dict:
         return [part for pair in node.items for part in pair]
-    if kind is Set:
+    if type(node) is Set:
         return list(node.elements)
-    if kind is PersId:
+    if type(node) is PersId:
         return [node.pid]
-    return list(node) if kind in (tuple, list) else []
+    return list(node) if isinstance(node, (tuple, list)) else []
 
 
 def _note_reference(found: dict[str, Used], node: PersId, storages: Storages) -> None:
-    if type(node.pid) is tuple and node.pid[:1] == ("module",):
+    if node.fields[:1] == ("module",):
         return
     key, kind, location, _ = fields(node)
+    cls = node.fields[1]
+    assert type(cls) is Global
     if location == "meta":
         return
     storage = storages(node)
@@ -139,8 +141,8 @@ def _note_reference(found: dict[str, Used], node: PersId, storages: Storages) ->
     used = found.get(key)
     if used is None:
         itemsize = dtypes.by_name(kind).itemsize
-        used = found[key] = Used(key, node.pid[1], location, itemsize, storage.data, storage.crc32)
-    if (used.kind.name, used.location) != (node.pid[1].name, location) or not isinstance(used.data, ByteRange):
+        used = found[key] = Used(key, cls, location, itemsize, storage.data, storage.crc32)
+    if (used.kind.name, used.location) != (cls.name, location) or not isinstance(used.data, ByteRange):
         used.whole = True
     used.references.append(node)
 
@@ -150,9 +152,9 @@ def _of(found: Mapping[str, Used], node: PersId) -> Used | None:
     return found.get(str(pid[2])) if type(pid) is tuple and len(pid) > 2 else None
 
 
-def _dense_args(node: Any) -> list[tuple[Any, ...]]:
+def _dense_args(node: Call) -> list[tuple[Node, ...]]:
     """The argument tuples of dense tensors that a call has: its own, those it passes on, or an old tensor's state."""
-    if type(node) is not Call or type(node.func) is not Global:
+    if type(node.func) is not Global:
         return []
     row = calls.of(node.func)
     if row is calls.FROM_TYPE and type(node.args) is tuple and len(node.args) > 2:
@@ -165,12 +167,13 @@ def _dense_args(node: Any) -> list[tuple[Any, ...]]:
     return [args for args in candidates if type(args) is tuple and len(args) >= 4 and type(args[0]) is PersId]
 
 
-def _note_view(found: Mapping[str, Used], node: Call, args: tuple[Any, ...], storages: Storages) -> None:
-    used = _of(found, args[0])
-    if used is None:
+def _note_view(found: Mapping[str, Used], node: Call, args: tuple[Node, ...], storages: Storages) -> None:
+    persid = args[0]
+    used = _of(found, persid) if type(persid) is PersId else None
+    if used is None or type(persid) is not PersId:
         return
     call = calls.of(node.func)
-    call = calls.of(node.args[0]) if call is calls.FROM_TYPE else call
+    call = calls.of(node.arguments[0]) if call is calls.FROM_TYPE else call
     row = dtypes.by_storage_class(used.kind.name)
     if call is not None and call.dtype is not None and len(args) > call.dtype:
         row = dtypes.find(dtype_name(args[call.dtype]))
@@ -180,7 +183,7 @@ def _note_view(found: Mapping[str, Used], node: Call, args: tuple[Any, ...], sto
         return
     if args[1] < 0:
         raise BadTensor("an offset that is not a count")
-    base, _ = viewed(args[0], storages(args[0]))
+    base, _ = viewed(persid, storages(persid))
     first = args[1] * row.itemsize + base * used.itemsize
     elements = 0 if 0 in shape else reach(shape, stride)
     if elements and first + elements * row.itemsize > used.data.length:
@@ -240,13 +243,13 @@ def _has_gaps(view: View) -> bool:
     return True
 
 
-def references(units: Iterable[Unit], same: Mapping[str, str], legacy: bool) -> dict[int, Any]:
+def references(units: Iterable[Unit], same: Mapping[str, str], legacy: bool) -> dict[int, Node]:
     """``id`` of argument tuples and references -> what is to stand there, for those that change.
 
     Args:
         same: key of a unit -> key of the unit whose bytes it has too, and which takes its place.
     """
-    replaced: dict[int, Any] = {}
+    replaced: dict[int, Node] = {}
     for unit in units:
         used = unit.used
         key = same.get(unit.key, unit.key)
@@ -255,10 +258,10 @@ def references(units: Iterable[Unit], same: Mapping[str, str], legacy: bool) -> 
             continue
         if as_it_was:
             for node in used.references:
-                replaced[id(node)] = PersId((*node.pid[:2], key, *node.pid[3:]), node.position, -1)
+                replaced[id(node)] = PersId((*node.fields[:2], key, *node.fields[3:]), node.position, -1)
             continue
         count = unit.data.length // used.itemsize
-        pid: tuple[Any, ...] = ("storage", used.kind, key, used.location, count)
+        pid: tuple[Node, ...] = ("storage", used.kind, key, used.location, count)
         shared = PersId((*pid, None) if legacy else pid, 0, -1)
         for view in unit.views:
             offset = 0 if unit.contiguous else (view.first - unit.start) // view.itemsize

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from functools import reduce
 from pathlib import Path
-from typing import Any
 
 from ckptfix.errors import CkptfixError
 from ckptfix.extras import need_torch
@@ -29,10 +28,11 @@ def build(text: str) -> list[Row]:
     """
     need_torch(f"building {text!r}")
     module_name, _, factory_name = text.partition(":")
+    *holders, name = factory_name.split(".")
     with _own_folder_importable(), redirect_stdout(sys.stderr):
         try:
             module = importlib.import_module(module_name)
-            factory = reduce(getattr, factory_name.split("."), module)
+            factory = getattr(reduce(getattr, holders, module), name)
         except (Exception, SystemExit) as error:
             raise CkptfixError(f"cannot import {text!r}: {_in_words(error)}") from error
         made = _made(text, factory)
@@ -46,7 +46,7 @@ def build(text: str) -> list[Row]:
     ]
 
 
-def _made(text: str, factory: Any) -> Any:
+def _made(text: str, factory: Callable[[], object]) -> object:
     import torch
 
     if isinstance(factory, torch.nn.Module | Mapping):
@@ -63,12 +63,12 @@ def _made(text: str, factory: Any) -> Any:
         raise CkptfixError(f"{text!r} cannot be called: {_in_words(error)}", hint=hint) from error
 
 
-def _tensors(text: str, made: Any) -> Mapping[str, Any]:
+def _tensors(text: str, made: object) -> Mapping[str, object]:
     """The named tensors of a model or a state dict, tied ones as the same object."""
     import torch
 
     if isinstance(made, torch.nn.Module):
-        found: Mapping[str, Any] = made.state_dict(keep_vars=True)
+        found: Mapping[str, object] = made.state_dict(keep_vars=True)
         return found
     if isinstance(made, Mapping) and all(isinstance(name, str) for name in made):
         return made

@@ -17,7 +17,6 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ckptfix.checkpoint import Checkpoint, address, dtypes
 from ckptfix.errors import CkptfixError, Refused, Undecided, file_name, not_readable
@@ -142,7 +141,7 @@ def _keys_file(path: str, at: str | None) -> Side:
         raise CkptfixError(str(error), path=path, hint=_FORMS) from None
 
 
-def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+def _unique(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
     found = dict(pairs)
     if len(found) < len(pairs):
         seen: set[str] = set()
@@ -151,7 +150,7 @@ def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _rows(document: Any) -> list[tuple[str, tuple[int, ...], str, object]]:
+def _rows(document: object) -> list[tuple[str, tuple[int, ...], str, object]]:
     """Rows of a keys.json in one of its forms.
 
     Raises:
@@ -160,7 +159,7 @@ def _rows(document: Any) -> list[tuple[str, tuple[int, ...], str, object]]:
     if isinstance(document, dict):
         if isinstance(document.get("weight_map"), dict):
             raise _Wrong("an index of shards names tensors, and not their shapes: give a file with shapes")
-        named = [(name, value) for name, value in document.items() if name != "__metadata__"]
+        named: list[tuple[str, object]] = [(name, value) for name, value in document.items() if name != "__metadata__"]
     elif isinstance(document, list):
         named = [_listed(row) for row in document]
     else:
@@ -173,7 +172,7 @@ def _rows(document: Any) -> list[tuple[str, tuple[int, ...], str, object]]:
     return [(name, *_fields(name, value), None) for name, value in named]
 
 
-def _listed(row: Any) -> tuple[str, Any]:
+def _listed(row: object) -> tuple[str, dict[str, object]]:
     if isinstance(row, str):
         raise _Wrong(f"{row!r} is a name without a shape")
     if isinstance(row, dict) and isinstance(row.get("name"), str):
@@ -183,7 +182,7 @@ def _listed(row: Any) -> tuple[str, Any]:
     raise _Wrong(f"a row that is not [name, shape, dtype]: {json.dumps(row)[:80]}")
 
 
-def _fields(name: str, value: Any) -> tuple[tuple[int, ...], str]:
+def _fields(name: str, value: object) -> tuple[tuple[int, ...], str]:
     """(shape, dtype) of a value; the dtype is ``""`` if none is said."""
     given = value if isinstance(value, dict) else {"shape": value}
     shape, dtype = given.get("shape"), given.get("dtype")
@@ -204,7 +203,7 @@ def _below(names: Iterable[object], at: str) -> tuple[str, ...]:
     return tuple(name[len(front) :] for name in names if isinstance(name, str) and name.startswith(front))
 
 
-def _inspection(path: str, document: Mapping[str, Any], at: str | None) -> Side:
+def _inspection(path: str, document: Mapping[str, object], at: str | None) -> Side:
     """The state dict at `at` of what ``inspect --json`` printed, or the only one that looks like a model's."""
     listed = document.get("state_dicts")
     states = [
@@ -214,7 +213,9 @@ def _inspection(path: str, document: Mapping[str, Any], at: str | None) -> Side:
     ]
     models = [state["at"] for state in states if state.get("weights")]
     models = models or [state["at"] for state in states if not state.get("optimizer")] or [""]
-    names = [entry["name"] for entry in document["entries"] if isinstance(entry, dict) and "name" in entry]
+    entries = document["entries"]
+    assert isinstance(entries, list)
+    names = [entry["name"] for entry in entries if isinstance(entry, dict) and "name" in entry]
     rows_of = [Candidate(each, None, _below(names, each)) for each in models]
     wanted = [row.at for row in choose.narrowed(rows_of)] if at is None else [address.given(at)]
     if len(wanted) > 1:
@@ -224,7 +225,7 @@ def _inspection(path: str, document: Mapping[str, Any], at: str | None) -> Side:
     prefix = f"{wanted[0]}/" if wanted[0] else ""
     others = [f"{state['at']}/" for state in states if state["at"] and len(state["at"]) >= len(prefix)]
     rows = []
-    for entry in document["entries"]:
+    for entry in entries:
         name, value = _listed(entry)
         inside = name.removeprefix(prefix)
         if not name.startswith(prefix) or any(name.startswith(other) for other in others if other != prefix):

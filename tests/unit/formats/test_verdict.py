@@ -163,10 +163,13 @@ def _pickle(path: Path) -> bytes:
 
 @pytest.mark.parametrize("length", [10, 300])
 def test_a_python_2_name_stays_accepted_however_long_it_grows(length: int) -> None:
-    from ckptfix.pickles import splice
+    from ckptfix.pickles import Dict, Text, splice
     from ckptfix.pickles.patch import string_patches
 
     graph = parse(assemble(("PROTO", 2), "EMPTY_DICT", ("SHORT_BINSTRING", "a"), "NONE", "SETITEM", "STOP"))
-    new = parse(splice(graph, string_patches(graph, [(graph.root.items[0][0], "n" * length)])))
-    assert str(new.root.items[0][0]) == "n" * length
+    assert isinstance(graph.root, Dict)
+    name = graph.root.items[0][0]
+    assert isinstance(name, Text)
+    new = parse(splice(graph, string_patches(graph, [(name, "n" * length)])))
+    assert isinstance(new.root, Dict) and str(new.root.items[0][0]) == "n" * length
     assert trusted.refusal(new) is None

@@ -313,6 +313,7 @@ def _dict(**items: Any) -> Dict:
 
 def _cycle() -> Call:
     node = _module(_parameters=_dict(), _buffers=_dict())
+    assert isinstance(node.state, Dict)
     node.state.items.append((Text("_modules"), _dict(again=node)))
     return node
 

@@ -34,7 +34,7 @@ from ckptfix.formats.torch.common import parts_of
 from ckptfix.ops.sanitize import SanitizeResult, sanitize
 from ckptfix.ops.sanitize.convert import Converter
 from ckptfix.ops.sanitize.report import Settings
-from ckptfix.pickles import parse
+from ckptfix.pickles import Call, Dict, parse
 
 
 class Colour(enum.Enum):
@@ -239,6 +239,12 @@ def test_ties_and_shared_objects_stay(tmp_path: Path, container: str) -> None:
     assert found["w"].data_ptr() == found["p"].data_ptr() == found["one"]["held"].data_ptr()
     found["w"][2] = 9
     assert found["view"][0] == 9 and type(found["p"]) is torch.nn.Parameter
+
+
+def test_a_module_inside_keeps_the_versions_of_its_hooks(tmp_path: Path, container: str) -> None:
+    model = torch.nn.Sequential(torch.nn.utils.spectral_norm(torch.nn.Linear(2, 2)))
+    _, found = cleaned(save({"model": model, "epoch": 1}, tmp_path / "in.pt", container))
+    assert found["model"]._metadata["0"]["spectral_norm"] == {"weight.version": 1}
 
 
 def test_a_state_dict_keeps_its_order_and_metadata(tmp_path: Path, container: str) -> None:
@@ -479,4 +485,5 @@ def test_a_safetensors_file_has_nothing_to_sanitize(tmp_path: Path) -> None:
 
 def test_state_dict_ops_are_what_this_file_thinks() -> None:
     pickle = assemble(("PROTO", 2), *state_dict_ops({"w": Tensor("0", (2,), 2)}), "STOP")
-    assert Converter(Settings()).run(parse(pickle).root).items[0][0] == "w"
+    made = Converter(Settings()).run(parse(pickle).root)
+    assert isinstance(made, (Call, Dict)) and made.items is not None and made.items[0][0] == "w"
