@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ckptfix.align.units import Signature, Unit, words
-from ckptfix.names import wrappers as keys
+from ckptfix.names import wrappers
 
 _NUMBER = re.compile(r"\d{1,18}")
 
@@ -123,4 +123,4 @@ def _counts_up(ours: Stack, stack: Stack) -> bool:
 
 def _front(path: str) -> str:
     """The words of the path before its first number, of the first component that has any."""
-    return _NUMBER.split(keys.unwrapped(path).partition(".")[0])[0]
+    return _NUMBER.split(wrappers.unwrapped(path).partition(".")[0])[0]

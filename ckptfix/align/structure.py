@@ -24,7 +24,7 @@ from ckptfix.align.nesting import crossed, turnable
 from ckptfix.align.result import Matching, Pair, Skipped
 from ckptfix.align.scores import ordered_alike, ranks, rising, same_block, undecided, unlike
 from ckptfix.align.units import Side, Signature, Unit, side, template
-from ckptfix.names import wrappers as keys
+from ckptfix.names import wrappers
 from ckptfix.names.learn import learn
 from ckptfix.names.slots import Slot
 
@@ -180,7 +180,7 @@ def _stack(text: str) -> str:
 
 
 def _bare(units: Sequence[Unit]) -> dict[str, Unit]:
-    paths = [keys.unwrapped(unit.path) for unit in units]
+    paths = [wrappers.unwrapped(unit.path) for unit in units]
     while len(paths) > 1 and "." in paths[0]:
         front = paths[0].partition(".")[0] + "."
         if not all(path.startswith(front) for path in paths):

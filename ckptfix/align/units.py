@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 
-from ckptfix.names import spellings as families
+from ckptfix.names import spellings
 from ckptfix.names.slots import Slot
 
 _OWN = """
@@ -132,7 +132,7 @@ def natural(path: str) -> list[tuple[int, str]]:
 
 def side(slots: Sequence[Slot]) -> Side:
     """`slots`, in the order of a state dict, as units."""
-    canonical = families.canonical([slot.name for slot in slots])
+    canonical = spellings.canonical([slot.name for slot in slots])
     units: dict[str, Unit] = {}
     aliases = []
     scattered = 0
@@ -150,7 +150,7 @@ def side(slots: Sequence[Slot]) -> Side:
             unit.template, unit.numbers = template(path)
         scattered += position > unit.last + 1
         unit.last = position
-        family = families.optional(slot)
+        family = spellings.optional(slot)
         if family is None:
             unit.slots[leaf] = slot
         else:

@@ -66,17 +66,17 @@ def command(
     it wrote. The exit code is 1 with an error: damage, what weights_only=True refuses, a misfit with --like, or a file
     that is not a checkpoint. Devices and names of wrappers are warnings.
     """
-    from ckptfix.ops import doctor as diagnosis
+    from ckptfix.ops import doctor
 
     if explain is not None:
-        return _explained(console, explain, diagnosis.explain(explain), diagnosis.ids())
+        return _explained(console, explain, doctor.explain(explain), doctor.ids())
     error = None if error is None else _text(error)
     if path is not None:
-        done = diagnosis.doctor(
+        done = doctor.doctor(
             path, like=like, error=error, fast=fast, at=at, like_at=like_at, allow_import=allow_import
         )
     elif error is not None:
-        done = diagnosis.message(error)
+        done = doctor.message(error)
     else:
         raise click.UsageError("FILE is required unless you use --error or --explain.")
     if console.json:

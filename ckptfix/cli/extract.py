@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from ckptfix.cli.shared.common import Written, writes
-from ckptfix.ops import extract as weights
+from ckptfix.ops import extract
 from ckptfix.ops.writing import How
 
 
@@ -37,4 +37,4 @@ def command(
     living module may have is listed; if it is tensors, the exit code is 3.
     """
 
-    return weights.extract(source, dest, at=at, ema=ema, to=to, drop_unsupported=drop_unsupported, **how.keywords())
+    return extract.extract(source, dest, at=at, ema=ema, to=to, drop_unsupported=drop_unsupported, **how.keywords())

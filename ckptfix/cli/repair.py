@@ -51,11 +51,11 @@ def command(
     Every storage is compared with its own size and checksum. Damaged tensors are left out, or filled, and
     each is listed; the exit code is 3 then. Truncated, re-zipped, gzipped and otherwise mangled files are recognised.
     """
-    from ckptfix.ops import repair as rescue
+    from ckptfix.ops import repair
 
     dest, keep_old = where_to(dest, output, force=force, without=None if check_only else "--check-only")
     with console.progress(at_end="flushing to disk") as progress:
-        result = rescue.repair(
+        result = repair.repair(
             source,
             dest,
             check_only=check_only,

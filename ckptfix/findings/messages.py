@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from ckptfix.findings import message_names as error_names
+from ckptfix.findings import message_names
 from ckptfix.findings.load_errors import MEANINGS
 from ckptfix.findings.load_errors import LoadError as E
 
@@ -107,12 +107,12 @@ MOST_TEXT = 20_000
 def rows(text: str) -> tuple[E, ...]:
     """The load errors that `text` may be, most likely first; none if it is not known."""
     found = dict.fromkeys(_rows(text[-MOST_TEXT:]))
-    names = error_names.listed(text)
+    names = message_names.listed(text)
     if names is None:
         return tuple(found)
     # A word that some of the names have is not a cause, unless all that one side lists have it.
     chance = [row for row in found if row in _OF_NAMES and not _of_all(row, names)]
-    cause = [E.PREFIX] if error_names.prefix(names) is not None else []
+    cause = [E.PREFIX] if message_names.prefix(names) is not None else []
     others = [row for row in found if row not in chance]
     return tuple(dict.fromkeys([*cause, *others, E.PREFIX, E.NO_KEY_IN_MODEL, *chance]))
 
@@ -125,7 +125,7 @@ _OF_NAMES = {row: re.compile(pattern, re.IGNORECASE) for row, pattern in (
 """Load errors that are recognised by a word in the names, and the word."""
 
 
-def _of_all(row: E, names: error_names.Listed) -> bool:
+def _of_all(row: E, names: message_names.Listed) -> bool:
     return any(side and all(map(_OF_NAMES[row].search, side)) for side in (names.missing, names.unexpected))
 
 

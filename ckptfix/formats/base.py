@@ -125,7 +125,7 @@ class Format:
 
 def unknown(path: str, head: bytes, size: int) -> UnknownFormat:
     """The error for a file or folder that is none of our formats: what it is instead, and what to do."""
-    from ckptfix.formats.foreign import kinds as foreign
+    from ckptfix.formats.foreign import kinds
 
-    kind, what, hint = foreign.describe(path, head, size)
+    kind, what, hint = kinds.describe(path, head, size)
     return UnknownFormat(what, kind=kind, path=path, hint=hint)

@@ -15,13 +15,13 @@ from ckptfix.formats import weights_of
 from ckptfix.formats.torch.common import pickled
 from ckptfix.loaders.opened import opened, opens_once
 from ckptfix.loaders.tensors import TensorMaker, restore_location
-from ckptfix.names import wrappers as keys
+from ckptfix.names import wrappers
 from ckptfix.ops import choose
 from ckptfix.ops.candidates import Candidate
 from ckptfix.ops.choose import refuse_damaged
 from ckptfix.ops.extract.sources import read
 from ckptfix.ops.pieces import refuse_piece
-from ckptfix.ops.rename import sites as rename_op
+from ckptfix.ops.rename import sites
 
 if TYPE_CHECKING:
     import torch
@@ -91,7 +91,7 @@ def load_state_dict(
     if versions is None and parts is not None:
         versions = parts.found.module_metadata(chosen.at)
     if versions is not None:
-        renamed = ((keys.module_path(module_path, name), value) for name, value in versions.items())
+        renamed = ((wrappers.module_path(module_path, name), value) for name, value in versions.items())
         loaded._metadata = OrderedDict(renamed)  # type: ignore[attr-defined]
     return loaded
 
@@ -117,15 +117,12 @@ def _of_module(checkpoint: Checkpoint, row: Candidate) -> tuple[Checkpoint, Mapp
     return seen, taken.versions or {}
 
 
-def _names(checkpoint: Checkpoint, at: str, strip: str | None) -> tuple[Mapping[str, str], keys.Rule]:
+def _names(checkpoint: Checkpoint, at: str, strip: str | None) -> tuple[Mapping[str, str], wrappers.Rule]:
     """old -> new for the names at `at`, and the same as a rule for module paths."""
     if strip is None:
         return {}, lambda name: name
     try:
-        if strip == "auto":
-            renames = rename_op.unwrap(checkpoint, at=at)
-        else:
-            renames = rename_op.strip(checkpoint, prefix=strip, at=at)
+        renames = sites.unwrap(checkpoint, at=at) if strip == "auto" else sites.strip(checkpoint, prefix=strip, at=at)
     except (PartialPrefix, KeyConflict) as error:
         error.hint = "strip=None keeps the names" + ("" if strip == "auto" else "; strip='auto' removes what all have")
         raise

@@ -22,7 +22,7 @@ from ckptfix.checkpoint import Checkpoint, NameSite
 from ckptfix.commands import word
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
-from ckptfix.names import wrappers as keys
+from ckptfix.names import wrappers
 from ckptfix.words import plural
 
 KEYS: dict[str, str] = {
@@ -54,14 +54,14 @@ def is_under_key(at: str) -> bool:
 
 def is_average(at: str, names: Sequence[str]) -> bool:
     """Whether the state dict at `at` stands under a key for averages, or belongs to a wrapper that averages."""
-    return is_under_key(at) or "n_averaged" in names or keys.is_average(names)
+    return is_under_key(at) or "n_averaged" in names or wrappers.is_average(names)
 
 
 def has_own_level(checkpoint: Checkpoint, site: NameSite, names: Sequence[str]) -> bool:
     """Whether the first ``module.`` of `names`, which stand at `site`, comes from a wrapper that averages."""
-    if keys.is_average(names):
+    if wrappers.is_average(names):
         return True
-    if not is_under_key(site.at) or any(name in keys.COUNTERS for name in site.names):
+    if not is_under_key(site.at) or any(name in wrappers.COUNTERS for name in site.names):
         return False
     levels = _levels(names)
     bare = {name.removeprefix("module." * levels) for name in names}
@@ -84,23 +84,24 @@ def _levels(names: Sequence[str]) -> int:
 
 def inside(names: Sequence[str]) -> list[str]:
     """The names in the model that a wrapper holds: without its level, and without its counter."""
-    return [keys.strip(name, keys.AVERAGED) for name in names if keys.has_prefix(name, keys.AVERAGED)]
+    return [wrappers.strip(name, wrappers.AVERAGED) for name in names if wrappers.has_prefix(name, wrappers.AVERAGED)]
 
 
-def with_level(rule: keys.Rule) -> keys.Rule:
+def with_level(rule: wrappers.Rule) -> wrappers.Rule:
     """`rule` for the names inside a wrapper that averages, as a rule for its own."""
 
     def outside(name: str) -> str:
-        if not name.startswith(f"{keys.AVERAGED}."):
+        if not name.startswith(f"{wrappers.AVERAGED}."):
             return name
-        return keys.add(rule(keys.strip(name, keys.AVERAGED)), keys.AVERAGED)
+        return wrappers.add(rule(wrappers.strip(name, wrappers.AVERAGED)), wrappers.AVERAGED)
 
     return outside
 
 
 def wrapper(names: Sequence[str]) -> str:
     """The class that wraps averages of these names, for messages."""
-    return next((made.partition(" ")[0] for counter, made in keys.COUNTERS.items() if counter in names), "its wrapper")
+    made = (maker.partition(" ")[0] for counter, maker in wrappers.COUNTERS.items() if counter in names)
+    return next(made, "its wrapper")
 
 
 def is_kept(checkpoint: Checkpoint, site: NameSite, names: Sequence[str], at: str | None) -> bool:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from ckptfix.errors import CkptfixError
 from ckptfix.formats.foreign.archives import tar_members
-from ckptfix.formats.torch import weights_only as trusted
+from ckptfix.formats.torch import weights_only
 from ckptfix.formats.torch.dangerous import is_dangerous
 from ckptfix.io.layers import (
     BZIP2,
@@ -250,8 +250,8 @@ class _Looker:
         base = reader.base
         rows = [row for row in seen.seen if sure or _is_name(row)]
         for row in rows:
-            full = trusted.canonical(Global(row.module, row.name, row.at))
-            if trusted.accepted(full):
+            full = weights_only.canonical(Global(row.module, row.name, row.at))
+            if weights_only.accepted(full):
                 self.found.tensors |= full.startswith(_REBUILD)
             elif sure or seen.pickles or is_dangerous(full):
                 called = None if row.called is None else base + row.called

@@ -19,7 +19,7 @@ from ckptfix.errors import DamagedFile, NoSuchFile, StrPath, about, file_name, p
 from ckptfix.findings.row import Finding
 from ckptfix.formats.target import refuse_other_suffix
 from ckptfix.formats.torch import legacy_layout
-from ckptfix.io import write as output
+from ckptfix.io import write as io_write
 from ckptfix.io.durable import folder_of, kept_line
 from ckptfix.io.read import Progress
 from ckptfix.io.replacing import given_up
@@ -145,7 +145,7 @@ def refuse_destination(dest: StrPath, inputs: Iterable[StrPath], how: How, *, fo
     Args:
         folder: it is to be a folder of files.
     """
-    output.check_destination(dest, inputs, overwrite=how.force, folder=folder)
+    io_write.check_destination(dest, inputs, overwrite=how.force, folder=folder)
 
 
 def existing(source: StrPath) -> str:
@@ -174,7 +174,7 @@ def _written(draft: Draft[R], source: str, read: Iterable[Mark], dest: str, how:
     if not how.dry_run:
         keep = formats.is_checkpoint if how.keep_old else None
         with folder_of(dest) if formats.FORMATS[draft.format].folder else nullcontext():
-            kept = output.write_plan(plan, overwrite=how.force, keep_old=keep, inputs=inputs, progress=how.progress)
+            kept = io_write.write_plan(plan, overwrite=how.force, keep_old=keep, inputs=inputs, progress=how.progress)
         backup = kept.get(dest)
     lines = list(draft.lines)
     if account.lost:
@@ -211,9 +211,9 @@ def looked_at(draft: Draft[R], source: str, dest: StrPath | None = None) -> R:
 
 def write_text(dest: StrPath, text: str, *, force: bool, source: str) -> None:
     """Write a file that holds no tensors, such as a report or rules."""
-    output.check_destination(dest, [source], overwrite=force)
+    io_write.check_destination(dest, [source], overwrite=force)
     plan = Plan((OutputFile.of(dest, [text.encode("utf-8", "surrogatepass")]),))
-    output.write_plan(plan, overwrite=force, inputs={source: stamp(source)})
+    io_write.write_plan(plan, overwrite=force, inputs={source: stamp(source)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

@@ -22,7 +22,7 @@ from ckptfix.commands import command
 from ckptfix.errors import LoadMismatch, Refused
 from ckptfix.formats import open_checkpoint
 from ckptfix.loaders import load_state_dict
-from ckptfix.names import wrappers as keys
+from ckptfix.names import wrappers
 from ckptfix.trainer import dcp
 from ckptfix.trainer.parallel import inner
 from ckptfix.trainer.processes import rank, world
@@ -113,7 +113,7 @@ def split(path: Path, found: Mapping[str, Any], weights: Mapping[str, Tensor] | 
 
 def named(state: Mapping[str, Any]) -> dict[str, Tensor]:
     """`state` by the names of the model inside all wrappers, without what AveragedModel adds."""
-    return {keys.unwrapped(name): value for name, value in state.items() if name not in keys.COMPANIONS}
+    return {wrappers.unwrapped(name): value for name, value in state.items() if name not in wrappers.COMPANIONS}
 
 
 def of_module(path: Path, places: Sequence[str]) -> dict[str, Tensor]:
@@ -124,7 +124,7 @@ def of_module(path: Path, places: Sequence[str]) -> dict[str, Tensor]:
         steps = iter(place.split("/"))
         module = [name for step, name in zip(steps, steps, strict=False) if step == "_modules"]
         for name, value in load_state_dict(path, at=place, strip=None, map_location="cpu").items():
-            found[keys.unwrapped(".".join([*module, name]))] = value
+            found[wrappers.unwrapped(".".join([*module, name]))] = value
     return found
 
 
@@ -202,7 +202,7 @@ def optimizer_state(saved: Mapping[str, Any], training: Training) -> dict[str, A
     numbers = {id(parameter): number for number, parameter in enumerate(parameters)}
     # A checkpoint directory has text for every key of a dict.
     by_name: dict[Any, int] = {str(number): number for number in range(len(parameters))} | {
-        keys.unwrapped(name): numbers[id(parameter)]
+        wrappers.unwrapped(name): numbers[id(parameter)]
         for name, parameter in model.named_parameters(remove_duplicate=False)
     }
     state = {}

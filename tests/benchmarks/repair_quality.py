@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from ckptfix.ops import repair as rescue
+from ckptfix.ops import repair
 
 Rescued = dict[str, torch.Tensor]
 Tool = Callable[[Path, Path], Rescued]
@@ -46,7 +46,7 @@ def by_zip(wreck: Path, out: Path) -> Rescued:
 
 
 def by_ckptfix(wreck: Path, out: Path) -> Rescued:
-    rescue.repair(wreck, out, force=True)
+    repair.repair(wreck, out, force=True)
     return by_torch(out, out)
 
 

@@ -16,7 +16,7 @@ import torch
 from cli.conftest import Cli
 
 import ckptfix
-from ckptfix.findings import messages as error_texts
+from ckptfix.findings import messages
 
 
 def wrapped() -> dict[str, torch.Tensor]:
@@ -245,7 +245,7 @@ MESSAGES = (
 
 @pytest.mark.parametrize(("text", "row"), MESSAGES)
 def test_what_a_message_is_first(text: str, row: int) -> None:
-    assert error_texts.rows(text)[0] == row
+    assert messages.rows(text)[0] == row
 
 
 def blocks(names: str, count: int, start: int = 4) -> dict[str, torch.Tensor]:

@@ -30,7 +30,7 @@ from ckptfix.checkpoint import (
 )
 from ckptfix.formats import FORMATS, detect, open_checkpoint
 from ckptfix.formats.base import Aspect
-from ckptfix.io import write as output
+from ckptfix.io import write as io_write
 
 pytestmark = pytest.mark.parametrize("name", SAMPLES)
 
@@ -57,7 +57,7 @@ def made(name: str, folder: Path, state: dict[str, torch.Tensor] | None = None) 
 
 
 def write(plan: Plan) -> Path:
-    output.write_plan(plan)
+    io_write.write_plan(plan)
     return Path(plan.files[-1].path)
 
 
@@ -382,5 +382,5 @@ def test_a_range_behind_the_end_is_truncated(name: str, tmp_path: Path) -> None:
     size = path.stat().st_size
     plan = Plan((OutputFile.of(tmp_path / "out", [ByteRange(str(path), size - 1, 2)]),))
     with pytest.raises(errors.Truncated):
-        output.write_plan(plan)
+        io_write.write_plan(plan)
     assert sorted(tmp_path.iterdir()) == [path]

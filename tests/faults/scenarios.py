@@ -20,7 +20,7 @@ from typing import Any, Literal, NoReturn
 from ckptfix.checkpoint import ByteRange, Derived, OutputFile, Plan
 from ckptfix.errors import CkptfixError
 from ckptfix.io import copy as io_copy
-from ckptfix.io import read as fileio
+from ckptfix.io import read as io_read
 from ckptfix.io.write import TEMP_SUFFIX, write_plan
 
 LONG = os.environ.get("CKPTFIX_LONG") == "1"
@@ -78,7 +78,7 @@ def plan(folder: Path, scenario: Scenario) -> Plan:
     source = str(folder / "source")
 
     def derived() -> Iterator[bytes]:
-        for chunk in fileio.read_chunks(ByteRange(source, 270_000, 30_000), 10_000):
+        for chunk in io_read.read_chunks(ByteRange(source, 270_000, 30_000), 10_000):
             pieces.append(chunk)
         yield from (chunk[::-1] for chunk in reversed(pieces))
         pieces.clear()

@@ -18,7 +18,7 @@ from strategies import SHAPES
 
 from ckptfix.checkpoint import Derived, Put, Storage, TensorEntry, reshaped
 from ckptfix.formats import FORMATS, open_checkpoint
-from ckptfix.io import write as output
+from ckptfix.io import write as io_write
 from ckptfix.ops.law import audit
 from ckptfix.ops.law.promise import Promise
 
@@ -101,7 +101,7 @@ def test_a_file_holds_what_was_put_and_all_else(name: str, data: st.DataObject) 
         plan = FORMATS[name].plan_edit(checkpoint, [Put("", tensors)], str(out))
         promise = Promise(names_stay=False, edited=checkpoint, puts=tensors)
         plan, account = audit(promise, plan, name)
-        output.write_plan(plan)
+        io_write.write_plan(plan)
         assert account.lost == () and account.left == ()
         after = sample.load(out)
         assert set(after) == set(before)
@@ -149,7 +149,7 @@ def test_entries_on_one_storage_are_tied(name: str, tmp_path: Path) -> None:
     of_file = next(entry for entry in checkpoint.entries if entry.key == "c")
     edit = Put("", {"a": entry, "b": entry, "d": of_file, "e": of_file})
     plan = FORMATS[name].plan_edit(checkpoint, [edit], str(out))
-    output.write_plan(plan)
+    io_write.write_plan(plan)
     found = sample.load(out)
     assert torch.equal(found["a"], torch.arange(5.0)) and torch.equal(found["e"], tied)
     assert groups(found, set(found)) == {frozenset("ab"), frozenset("cde")}
@@ -168,7 +168,7 @@ def test_what_is_tied_in_the_metadata_changes_with_it_or_not_at_all(tmp_path: Pa
         with pytest.raises(Unsupported, match="is tied to"):
             FORMATS["safetensors"].plan_edit(open_checkpoint(path), [Put("", {name: entry})], str(out))
     plan = FORMATS["safetensors"].plan_edit(open_checkpoint(path), [Put("", {"a": entry, "b": entry})], str(out))
-    output.write_plan(plan)
+    io_write.write_plan(plan)
     assert torch.equal(load_file(out)["a"], torch.arange(5.0)) and torch.equal(load_file(out)["c"], torch.ones(3))
     state = ckptfix.load_state_dict(out)
     assert torch.equal(state["b"], torch.arange(5.0)) and state["b"].data_ptr() == state["a"].data_ptr()

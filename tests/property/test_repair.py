@@ -19,7 +19,7 @@ from property.small_files import SMALL
 from property.wrecks import fixture, survivors
 
 from ckptfix.errors import CkptfixError
-from ckptfix.ops import repair as rescue
+from ckptfix.ops import repair
 
 pytestmark = pytest.mark.campaign
 
@@ -83,7 +83,7 @@ def kept_at(folder: Path, data: bytes, cut: int) -> tuple[set[str], set[str]]:
     path = folder / "cut"
     path.write_bytes(data[:cut])
     try:
-        result = rescue.repair(path, None, check_only=True)
+        result = repair.repair(path, None, check_only=True)
     except CkptfixError:
         return set(), set()
     lost = {loss.name for loss in result.losses if loss.name != "data.pkl"}
@@ -110,11 +110,11 @@ def check_cuts(folder: Path, data: bytes, step: int) -> int:
         assert before <= kept, f"cut at {cut}: a longer file keeps less"
         if kept != before and (len(data) < 20_000 or LONG or len(kept) % 8 == 0 or cut == len(data)):
             out = folder / "out"
-            result = rescue.repair(folder / "cut", out, force=True)
+            result = repair.repair(folder / "cut", out, force=True)
             again = loaded(out)
             assert set(again) == expected and equal(again, values)
             assert set(result.kept) == expected
-            once_more = rescue.repair(out, folder / "twice", force=True)
+            once_more = repair.repair(out, folder / "twice", force=True)
             assert once_more.exit_code == 0 and set(once_more.kept) == expected, "its own output is not intact"
         before = kept
     return len(cuts)
@@ -157,7 +157,7 @@ def test_every_flipped_bit(tmp_path: Path, name: str) -> None:
     for bit in range(0, len(data) * 8, 1 if LONG else 29):
         path.write_bytes(flip(data, bit))
         try:
-            result = rescue.repair(path, out, force=True)
+            result = repair.repair(path, out, force=True)
         except CkptfixError:
             refused += 1
             continue
@@ -189,7 +189,7 @@ def test_hostile_files_are_repaired_or_refused(tmp_path: Path) -> None:
         path.write_bytes(data)
         tried += 1
         with suppress(CkptfixError):
-            rescue.repair(path, tmp_path / "out", force=True)
+            repair.repair(path, tmp_path / "out", force=True)
         assert {one.name for one in tmp_path.iterdir()} <= {"in", "out"}, name
     assert tried > 20
 
@@ -218,4 +218,4 @@ def test_mutants_are_repaired_or_refused(tmp_path: Path) -> None:
                     data += generator.choice(sources)[: generator.randrange(3000)]
         path.write_bytes(data)
         with suppress(CkptfixError):
-            rescue.repair(path, None, check_only=True, fill=generator.choice((None, "zeros", "nan")))
+            repair.repair(path, None, check_only=True, fill=generator.choice((None, "zeros", "nan")))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ckptfix.formats.torch import weights_only as trusted
+from ckptfix.formats.torch import weights_only
 from ckptfix.pickles import Call, Global, PersId
 
 RECONSTRUCT = "copyreg._reconstructor"
@@ -18,7 +18,7 @@ def class_of(call: Call) -> Global | None:
         func = func.pid[1]
     if type(func) is not Global:
         return None
-    if trusted.canonical(func) in (RECONSTRUCT, *NEW) and type(call.args) is tuple and call.args:
+    if weights_only.canonical(func) in (RECONSTRUCT, *NEW) and type(call.args) is tuple and call.args:
         inner = _named(call.args[0])
         if type(inner) is PersId and type(inner.pid) is tuple and len(inner.pid) == 4:
             inner = inner.pid[1]
@@ -40,4 +40,4 @@ def _named(func: Any) -> Any:
 def class_name(call: Call) -> str | None:
     """``module.Name`` of a call's class or function; None where it is computed."""
     found = class_of(call)
-    return None if found is None else trusted.canonical(found)
+    return None if found is None else weights_only.canonical(found)

@@ -8,8 +8,7 @@ from typing import Any, Literal
 from ckptfix.checkpoint import Checkpoint, Data, Inside, Storage, TensorEntry, dtypes
 from ckptfix.errors import BadPickle, CkptfixError, about
 from ckptfix.findings.row import Finding
-from ckptfix.formats.torch import demands
-from ckptfix.formats.torch import weights_only as trusted
+from ckptfix.formats.torch import demands, weights_only
 from ckptfix.formats.torch.edit import find_devices
 from ckptfix.formats.torch.object import TorchObject, walk
 from ckptfix.formats.torch.tensors import BadTensor, storage_dtype
@@ -54,7 +53,7 @@ def build(
     with about(path, always=True):
         found = walk(graph)
     devices = find_devices(graph)
-    findings = [*findings, *trusted.global_findings(graph), *found.findings]
+    findings = [*findings, *weights_only.global_findings(graph), *found.findings]
 
     def load_entries() -> tuple[TensorEntry, ...]:
         entries, bad = found.entries(storages)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ckptfix.formats.torch import weights_only as trusted
+from ckptfix.formats.torch import weights_only
 from ckptfix.pickles.rare import UNRESOLVABLE
 
 _DANGEROUS_MODULES = frozenset({
@@ -42,7 +42,7 @@ _PROGRAM = "__torch__"
 
 def is_dangerous(name: str) -> bool:
     """Whether the global `name`, ``"module.name"``, runs code, reaches the network or touches files."""
-    if name in _HARMLESS or trusted.accepted(name):
+    if name in _HARMLESS or weights_only.accepted(name):
         return False
     parts = [part.strip() for part in name.split(".")]
     if parts[0] == _PROGRAM:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from ckptfix.checkpoint import TensorEntry, dtypes
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
-from ckptfix.formats.torch import weights_only as trusted
+from ckptfix.formats.torch import weights_only
 from ckptfix.formats.torch.tensors import LAYOUTS
 from ckptfix.pickles import Call, Dict, Global, Graph, Set, Text
 from ckptfix.pickles.graph import Node
@@ -28,7 +28,7 @@ def findings(graph: Graph) -> Iterator[Finding]:
     for node in every_node(graph.root):
         if type(node) is not Call or type(node.func) is not Global:
             continue
-        name = trusted.canonical(node.func)
+        name = weights_only.canonical(node.func)
         takes = _TAKES.get(name)
         if takes is None:
             continue

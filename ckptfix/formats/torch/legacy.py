@@ -26,7 +26,7 @@ from ckptfix.formats.base import OF_OBJECTS, Format, plain_weights
 from ckptfix.formats.torch import common as torch_common
 from ckptfix.formats.torch import emit as torch_emit
 from ckptfix.formats.torch import recode as torch_recode
-from ckptfix.formats.torch import weights_only as trusted
+from ckptfix.formats.torch import weights_only
 from ckptfix.formats.torch.edit import patches
 from ckptfix.formats.torch.legacy_layout import (
     MAGIC,
@@ -85,8 +85,8 @@ def read(path: str) -> Checkpoint:
 
 def _note(side: Graph, part: str, graph: Graph) -> None:
     """Add to the object's `graph` what weights_only=True refuses of another pickle of the file, which it reads too."""
-    graph.globals += (node for node in side.globals if not trusted.accepted(trusted.canonical(node)))
-    refused = trusted.refused_opcode(side)
+    graph.globals += (node for node in side.globals if not weights_only.accepted(weights_only.canonical(node)))
+    refused = weights_only.refused_opcode(side)
     if refused is not None:
         graph.misuses.append((refused[0], f"in the pickle of the {part}, {refused[1]}"))
 

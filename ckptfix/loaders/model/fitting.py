@@ -14,9 +14,7 @@ from ckptfix.loaders.model.places import Target, dtype_of, is_lazy, shape_of
 from ckptfix.loaders.model.report import Mismatch
 from ckptfix.loaders.sources import Source, same_place
 from ckptfix.loaders.tensors import TensorMaker
-from ckptfix.names import bases as prefixes
-from ckptfix.names import spellings as families
-from ckptfix.names import wrappers as keys
+from ckptfix.names import bases, spellings, wrappers
 from ckptfix.names.slots import Slot
 from ckptfix.ops import choose
 
@@ -106,7 +104,7 @@ def by_names(source: Source, target: Target, *, assign: bool = False) -> Fit:
         over = [old for old, new in names.items() if new not in wanted]
         return None not in (*(_rule(target, name) for name in lacking), *(_source_rule(source, name) for name in over))
 
-    renaming = prefixes.find(source.names, target.names, complete)
+    renaming = bases.find(source.names, target.names, complete)
     fit = Fit(source, target, renaming.rule, renaming.names, rivals=renaming.rivals)
     found = {new: old for old, new in renaming.names.items() if new in wanted}
     over = [old for old, new in renaming.names.items() if new not in wanted]
@@ -206,16 +204,16 @@ def _rule(target: Target, name: str) -> str | None:
 def _source_rule(source: Source, name: str) -> str | None:
     """The rule that lets the model lack `name`."""
     entry = source.entries.get(name)
-    if name in keys.COUNTERS and keys.is_average(source.names):
+    if name in wrappers.COUNTERS and wrappers.is_average(source.names):
         return "a wrapper's own"
     return None if entry is None else _optional(Slot(name, entry.shape, entry.dtype))
 
 
 def _optional(slot: Slot) -> str | None:
-    family = families.optional(slot)
+    family = spellings.optional(slot)
     if family is not None:
         return family.id
-    return "a wrapper's own" if slot.name in keys.COMPANIONS else None
+    return "a wrapper's own" if slot.name in wrappers.COMPANIONS else None
 
 
 def _misfit(source: Source, target: Target, name: str, old: str, assign: bool) -> Mismatch | None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ckptfix.checkpoint import Checkpoint, TensorEntry, address
 from ckptfix.errors import CkptfixError, LoadMismatch, Refused
 from ckptfix.extras import need_torch
-from ckptfix.loaders.model import torch_way as torch_path
+from ckptfix.loaders.model import torch_way
 from ckptfix.loaders.model.fitting import Fit, best_fit, refuse_two_values
 from ckptfix.loaders.model.overlaps import refuse_other_values
 from ckptfix.loaders.model.places import Place, dtype_of, identity, is_lazy, target
@@ -103,7 +103,7 @@ def load_into(
         refuse_other_values(fit, TensorMaker(checkpoint, unmoved))
     extra = _extra_state(checkpoint, fit, maker)
     if goal.own_way:
-        torch_path.rehearse(fit, maker, extra, assign=assign)
+        torch_way.rehearse(fit, maker, extra, assign=assign)
     empty = not (fit.pairs or fit.complete or allow_empty)
     done = fit.complete or not (strict or empty)
     report = _report(checkpoint, fit, done, assign)
@@ -119,7 +119,7 @@ def load_into(
         names = f"{len(fit.pairs):,} of the file's {len(fit.source.names):,} names and the model's {len(goal.names):,}"
         warnings.warn(f"{checkpoint.path}: only {names} go together; the rest is not loaded", stacklevel=caller())
     if goal.own_way:
-        torch_path.perform(fit, maker, extra, assign=assign)
+        torch_way.perform(fit, maker, extra, assign=assign)
     elif assign:
         _assign(fit, maker)
     else:
@@ -234,7 +234,7 @@ def _copy(fit: Fit, maker: TensorMaker) -> None:
         for index, (name, entry) in enumerate(rows):
             parameter = fit.target.tensors[name]
             try:
-                parameter.copy_(torch_path.placed(maker(entry), parameter))
+                parameter.copy_(torch_way.placed(maker(entry), parameter))
             except RuntimeError as error:
                 message = f"{str(error).splitlines()[0]}; {_so_far(rows, index)}"
                 raise LoadMismatch(message, path=maker.checkpoint.path, where=name) from None
@@ -253,7 +253,7 @@ def _assign(fit: Fit, maker: TensorMaker) -> None:
     taken: set[object] = set()
     for name, entry in in_file_order(fit):
         old = fit.target.tensors[name]
-        value = torch_path.placed(maker(entry).detach(), old)
+        value = torch_way.placed(maker(entry).detach(), old)
         where = same_place(entry)
         if where in taken:
             # The file ties what the model does not: training one must not change the other.

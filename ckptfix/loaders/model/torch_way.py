@@ -21,7 +21,7 @@ from ckptfix.loaders.model.places import Place, identity, is_lazy, loads_own_way
 from ckptfix.loaders.model.report import Mismatch, named
 from ckptfix.loaders.sources import EXTRA_STATE
 from ckptfix.loaders.tensors import TensorMaker
-from ckptfix.names import wrappers as keys
+from ckptfix.names import wrappers
 
 if TYPE_CHECKING:
     import torch
@@ -125,7 +125,7 @@ def _state(fit: Fit, maker: TensorMaker, extra: Mapping[str, object]) -> Tensors
 
 
 def _versions(fit: Fit, assign: bool) -> Callable[[str], dict[str, object]]:
-    modules = keys.renamed_modules(dict(fit.names))
+    modules = wrappers.renamed_modules(dict(fit.names))
     versions = {modules.get(path, path): value for path, value in fit.source.versions.items()}
 
     def local(prefix: str) -> dict[str, object]:
@@ -177,7 +177,7 @@ def _correct(fit: Fit, missing: list[str], unexpected: list[str], wrong: list[Mi
     known = set(fit.target.names)
     passed = {skip.name for skip in fit.skipped} | {mismatch.name for mismatch in fit.mismatched}
     back = {new: old for old, new in fit.names.items()}
-    spelled = {name: name if name in known else keys.without_anywhere(name) for name in (*missing, *unexpected)}
+    spelled = {name: name if name in known else wrappers.without_anywhere(name) for name in (*missing, *unexpected)}
     fit.missing = [name for name in dict.fromkeys(spelled[name] for name in missing) if name not in passed]
     over = [back.get(spelled[name], back.get(name, name)) for name in unexpected]
     fit.unexpected = [name for name in dict.fromkeys(over) if name not in passed]

@@ -12,7 +12,7 @@ from ckptfix.loaders.model.fitting import by_names
 from ckptfix.loaders.model.places import target
 from ckptfix.loaders.model.report import named
 from ckptfix.loaders.sources import sources
-from ckptfix.names import bases as prefixes
+from ckptfix.names import bases
 
 if TYPE_CHECKING:
     import torch
@@ -135,7 +135,7 @@ def _by_name(held: Held, names: Mapping[Key, str], state: State, by: str) -> Mat
         reached = [id(owner[name]) for name in new.values() if name in owner]
         return len(reached) == len(set(reached)) == len(held.parameters)
 
-    renaming = prefixes.find(list(names.values()), list(owner), complete)
+    renaming = bases.find(list(names.values()), list(owner), complete)
     owners: dict[Key, torch.Tensor] = {}
     taken: dict[int, str] = {}
     over = []

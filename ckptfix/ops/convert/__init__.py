@@ -11,7 +11,7 @@ from ckptfix.errors import StrPath
 from ckptfix.formats.target import is_folder
 from ckptfix.io.read import Progress
 from ckptfix.io.source import opened_once
-from ckptfix.ops.convert import plan as convert_op
+from ckptfix.ops.convert import plan
 from ckptfix.ops.writing import LOSSES, Draft, How, Result, carry_out, copy_note
 from ckptfix.pickles.collector import without_collections
 from ckptfix.words import plural, some
@@ -55,7 +55,7 @@ def convert(
     """
 
     def make(checkpoint: Checkpoint, dest: str) -> Draft[ConvertResult]:
-        done = convert_op.convert(checkpoint, dest, to=to, at=at, drop_unsupported=drop_unsupported)
+        done = plan.convert(checkpoint, dest, to=to, at=at, drop_unsupported=drop_unsupported)
         line = f"{plural(done.tensors, 'tensor')} from {checkpoint.format} to {done.format}"
         if done.copied:
             line = f"nothing to do: it is {done.format} already{copy_note(True)}"

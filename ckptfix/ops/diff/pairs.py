@@ -12,7 +12,7 @@ from ckptfix.checkpoint import Checkpoint, TensorEntry
 from ckptfix.checkpoint.address import given, is_inside, shown
 from ckptfix.errors import KeyConflict, NoSuchTensor, Undecided
 from ckptfix.formats import format_of
-from ckptfix.names import wrappers as keys
+from ckptfix.names import wrappers
 from ckptfix.ops import choose
 from ckptfix.ops.diff.modules import as_state_dicts
 from ckptfix.ops.diff.result import ModuleRead, Pairing
@@ -47,7 +47,7 @@ class Side:
     def stripped(self, name: str) -> str:
         """`name` without the prefixes that are to be ignored."""
         for prefix in self.prefixes:
-            name = keys.strip(name, prefix)
+            name = wrappers.strip(name, prefix)
         return name
 
     def chosen(self, address: str) -> bool:
@@ -55,7 +55,7 @@ class Side:
         if self.filter is None:
             return True
         key = address.rpartition("/")[2]
-        forms = (address, key, self.stripped(key), keys.unwrapped(key))
+        forms = (address, key, self.stripped(key), wrappers.unwrapped(key))
         return any(fnmatchcase(form, self.filter) for form in forms)
 
 
@@ -224,11 +224,11 @@ def _entries(checkpoint: Checkpoint) -> Iterator[TensorEntry]:
 
 def _unique_bare(names: Iterable[Name]) -> dict[Name, Name]:
     """Name without wrapper prefixes -> name, where only one name becomes it."""
-    bare = {name: (name[0], bare_address(name[1]), keys.unwrapped(name[2])) for name in names}
+    bare = {name: (name[0], bare_address(name[1]), wrappers.unwrapped(name[2])) for name in names}
     counts = Counter(bare.values())
     return {short: name for name, short in bare.items() if counts[short] == 1}
 
 
 def bare_address(address: str) -> str:
     """An address whose parts have no wrapper prefixes: an optimizer's state may be keyed by parameter name."""
-    return "/".join(map(keys.unwrapped, address.split("/")))
+    return "/".join(map(wrappers.unwrapped, address.split("/")))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ckptfix.errors import StrPath
 from ckptfix.findings.row import Entry
 from ckptfix.findings.table import ENTRIES
-from ckptfix.ops.doctor import examine as doctor_op
+from ckptfix.ops.doctor import examine
 from ckptfix.ops.doctor.report import Diagnosis, of_message
 from ckptfix.ops.target import targets
 from ckptfix.pickles.collector import without_collections
@@ -40,7 +40,7 @@ def doctor(
         CkptfixError: `path` cannot be read; `like` cannot, as `targets.read`.
     """
     target = None if like is None else targets.read(like, at=like_at, allow_import=allow_import)
-    return doctor_op.examine(path, like=target, error=error, fast=fast, at=at, like_at=like_at)
+    return examine.examine(path, like=target, error=error, fast=fast, at=at, like_at=like_at)
 
 
 def message(error: str) -> Diagnosis:

@@ -18,8 +18,7 @@ from ckptfix.formats import FORMATS, format_of, states
 from ckptfix.formats.safetensors.ties import share_plan
 from ckptfix.formats.torch import calls
 from ckptfix.formats.torch.common import pickled
-from ckptfix.names import spellings as families
-from ckptfix.names import wrappers as keys
+from ckptfix.names import spellings, wrappers
 from ckptfix.ops import averages, choose
 from ckptfix.ops.choose import chosen_sites
 from ckptfix.ops.sanitize import versions as sanitize_versions
@@ -94,16 +93,17 @@ def _wrappers(checkpoint: Checkpoint) -> Iterator[Finding]:
         own = averages.has_own_level(checkpoint, site, site.names)
         whole = own and not site.at
         names = averages.inside(site.names) if own and not whole else site.names
-        carried = keys.wrappers_in(names)
-        others = [name for name in names if name not in keys.COMPANIONS and not (whole and name in keys.COUNTERS)]
-        sure = {part: row for part, row in carried.items() if part in keys.ANYWHERE or row[0] >= len(others)}
+        carried = wrappers.wrappers_in(names)
+        beside = {*wrappers.COMPANIONS, *(wrappers.COUNTERS if whole else ())}
+        others = [name for name in names if name not in beside]
+        sure = {part: row for part, row in carried.items() if part in wrappers.ANYWHERE or row[0] >= len(others)}
         if not sure:
             for part, (count, first) in carried.items():
                 message = f"{count} of {len(others)} keys begin with {part}., as in {first}; it may be the model's own"
                 yield found("partial-prefix", message, where=site.at)
             continue
         (_, example) = next(iter(sure.values()))
-        made = "; ".join(wrapper.made_by for wrapper in keys.WRAPPERS if wrapper.component in sure)
+        made = "; ".join(wrapper.made_by for wrapper in wrappers.WRAPPERS if wrapper.component in sure)
         prefixes = " and ".join(f"{part}." for part in sure)
         count = max(count for count, _ in sure.values())
         begin = f"{plural(count, 'key')} {'begins' if count == 1 else 'begin'} with"
@@ -247,7 +247,7 @@ def _spellings(checkpoint: Checkpoint) -> Iterator[Finding]:
     for state in weights(checkpoint):
         names = [entry.key for entry in inside.get(state.at, ())]
         other = {
-            name: new for name, new in families.canonical(names).items() if name.rpartition(".")[2] != "in_proj_weight"
+            name: new for name, new in spellings.canonical(names).items() if name.rpartition(".")[2] != "in_proj_weight"
             and not new.rpartition(".")[0].endswith("qkv")
         }  # fmt: skip
         if other:
@@ -297,12 +297,12 @@ def asked(checkpoint: Checkpoint, rows: Sequence[LoadError]) -> Iterator[Finding
 
 def prefixed(checkpoint: Checkpoint, prefix: Prefix) -> Iterator[Finding]:
     """The state dicts whose names differ by `prefix` from those that a message asks for."""
-    if prefix.in_file and set(prefix.name.split(".")) <= {wrapper.component for wrapper in keys.WRAPPERS}:
+    if prefix.in_file and set(prefix.name.split(".")) <= {wrapper.component for wrapper in wrappers.WRAPPERS}:
         # Reported as what a wrapper added.
         return
     for state in weights(checkpoint):
         names = [entry.key for entry in checkpoint.entries if entry.at == state.at]
-        carrying, others = keys.split_prefix(names, prefix.name)
+        carrying, others = wrappers.split_prefix(names, prefix.name)
         if bool(carrying) != prefix.in_file:
             continue
         verb, *options = prefix.options

@@ -25,8 +25,7 @@ from ckptfix.errors import (
     Unsupported,
     file_name,
 )
-from ckptfix.findings import message_names as error_names
-from ckptfix.findings import messages as error_texts
+from ckptfix.findings import message_names, messages
 from ckptfix.findings.load_errors import LoadError
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import RANK, Remedy, errors_of, found, place_of, remedy_of
@@ -40,11 +39,11 @@ from ckptfix.ops import inside as scan_inside
 from ckptfix.ops.doctor import contents as scan_contents
 from ckptfix.ops.doctor import data as scan_records
 from ckptfix.ops.doctor import fit as scan_target
-from ckptfix.ops.doctor import foreign as scan_foreign
-from ckptfix.ops.doctor import pickle as scan_pickle
+from ckptfix.ops.doctor import foreign as doctor_foreign
+from ckptfix.ops.doctor import pickle as doctor_pickle
 from ckptfix.ops.doctor import program as scan_program
-from ckptfix.ops.doctor import shards as scan_shards
-from ckptfix.ops.doctor import zip as scan_zip
+from ckptfix.ops.doctor import shards
+from ckptfix.ops.doctor import zip as doctor_zip
 from ckptfix.ops.doctor.report import Diagnosis, message_of
 from ckptfix.ops.pieces import piece_of
 from ckptfix.ops.target.targets import Side
@@ -82,15 +81,15 @@ def examine(
     name = file_name(path)
     if not Path(name).exists():
         raise NoSuchFile(name)
-    rows = error_texts.rows(error) if error is not None else ()
-    prefix = error_names.prefix(error_names.listed(error)) if error is not None else None
+    rows = messages.rows(error) if error is not None else ()
+    prefix = message_names.prefix(message_names.listed(error)) if error is not None else None
     looked = ["first bytes"]
     checkpoint: Checkpoint | None = None
     findings: list[Finding]
-    index = scan_shards.index_of(name)
+    index = shards.index_of(name)
     if index is not None:
         looked = ["index", "headers of its shards"]
-        findings = list(scan_shards.scan(index))
+        findings = list(shards.scan(index))
         title = "a sharded checkpoint"
     else:
         try:
@@ -98,19 +97,19 @@ def examine(
         except NoFile:
             raise
         except (DamagedFile, UnknownFormat, Unsupported) as trouble:
-            alone = scan_foreign.only_checkpoint(name, trouble)
+            alone = doctor_foreign.only_checkpoint(name, trouble)
             if alone is not None:
                 inner = examine(alone, like=like, error=error, fast=fast, at=at, like_at=like_at)
                 which = f"{Path(alone).name}, the only checkpoint in the folder"
                 return replace(inner, looked_at=(which, *inner.looked_at))
-            program = isinstance(trouble, UnknownFormat) and trouble.kind in scan_foreign.PROGRAMS
+            program = isinstance(trouble, UnknownFormat) and trouble.kind in doctor_foreign.PROGRAMS
             looked += ["records"] if program else []
             if isinstance(trouble, DistributedPart):
                 inside = []
             else:
                 inside = list(scan_program.scan(name, fast=fast) if program else _container(name))
             # An archive whose records can be listed is not an unknown file.
-            said = scan_foreign.scan(name, trouble)
+            said = doctor_foreign.scan(name, trouble)
             known = [finding for finding in said if finding.id != "unknown-format" or not inside]
             findings = [*known, *inside]
             title = trouble.message
@@ -146,7 +145,7 @@ def _judge(
     checkpoint: Checkpoint,
     like: Side | None,
     rows: Sequence[LoadError],
-    prefix: error_names.Prefix | None,
+    prefix: message_names.Prefix | None,
     *,
     fast: bool,
     at: str | None,
@@ -187,14 +186,14 @@ def _container(path: str, checkpoint: Checkpoint | None = None) -> Iterator[Find
     """Findings about a zip directory, whether or not the checkpoint in it can be read."""
     if Path(path).is_dir() or (checkpoint is not None and torch_zip.archive_of(checkpoint) is None):
         return
-    directory = scan_foreign.directory_of(path)
+    directory = doctor_foreign.directory_of(path)
     if directory is None:
         return
     pickles = [record.name for record in directory.records if record.name.endswith("/data.pkl")]
     if not pickles:
         return
     with open_source(path) as reader:
-        yield from scan_zip.scan(reader, directory, pickles[0].rpartition("/")[0])
+        yield from doctor_zip.scan(reader, directory, pickles[0].rpartition("/")[0])
 
 
 def _pickles(checkpoint: Checkpoint, looked: list[str], at: str | None) -> Iterator[Finding]:
@@ -210,14 +209,14 @@ def _pickles(checkpoint: Checkpoint, looked: list[str], at: str | None) -> Itera
         with open_source(checkpoint.path) as reader:
             data = record_data(reader, archive.pickle)
         base = data.offset if isinstance(data, ByteRange) else 0
-        yield from scan_pickle.after_stop(graph.data, graph.end, where, base)
+        yield from doctor_pickle.after_stop(graph.data, graph.end, where, base)
         yield from _hidden(checkpoint, graph, archive.directory.records, archive.root)
     for finding in demands.findings(graph):
         yield replace(finding, where=where, offset=base + (finding.offset or 0))
-    module = scan_pickle.modules(graph)
+    module = doctor_pickle.modules(graph)
     if at is not None and not any(is_inside(place, at) for place, _ in torch_module.modules(checkpoint)):
         module = None
-    for finding in scan_pickle.scan(graph, where, base):
+    for finding in doctor_pickle.scan(graph, where, base):
         if finding.id == "foreign-global" and not checkpoint.entries and module is None:
             # A scheduler's state, or a program's settings: no weights fail to load.
             finding = replace(finding, severity="warning")
@@ -243,7 +242,7 @@ def _hidden(checkpoint: Checkpoint, graph: Graph, records: Sequence[Record], roo
                 continue
             offset, names = scan_inside.names_in_record(reader, record)
             if names:
-                message = f"a pickle that names {scan_pickle.listed(names)}"
+                message = f"a pickle that names {doctor_pickle.listed(names)}"
                 yield found("hidden-pickle", message, where=record.name, offset=offset)
     if idle:
         total = sum(record.size for record in idle)

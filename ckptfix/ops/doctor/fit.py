@@ -16,9 +16,7 @@ from ckptfix.commands import verbatim, word
 from ckptfix.errors import CkptfixError
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
-from ckptfix.names import bases as prefixes
-from ckptfix.names import slots
-from ckptfix.names import spellings as families
+from ckptfix.names import bases, slots, spellings
 from ckptfix.names.groups import collapse, shown
 from ckptfix.names.slots import Slot
 from ckptfix.ops import choose
@@ -59,7 +57,7 @@ def scan(checkpoint: Checkpoint, target: Side, *, at: str | None = None, fast: b
         yield found("matched-by-structure", message, where=side.at or "", fix=fix)
         return
     misfits = _misfits(renaming, side, have, wanted)
-    exact = renaming.agreeing if renaming.rule == prefixes.EXACT else 0
+    exact = renaming.agreeing if renaming.rule == bases.EXACT else 0
     most = FEW if fast else MOST_MATCHED
     yield from offered(misfits, checkpoint, side, target, exact, several=several, most=most)
     if renaming.agreeing:
@@ -67,25 +65,25 @@ def scan(checkpoint: Checkpoint, target: Side, *, at: str | None = None, fast: b
 
 
 def _misfits(
-    renaming: prefixes.Renaming, side: Side, have: dict[str, Slot], wanted: dict[str, Slot]
+    renaming: bases.Renaming, side: Side, have: dict[str, Slot], wanted: dict[str, Slot]
 ) -> Iterator[Finding]:
     """What the names are, and what differs."""
     if not renaming.agreeing:
         message = f"none of its {len(have):,} names is one of the model's {len(wanted):,}: strict=False loads nothing"
         yield found("no-names-match", message, where=side.at or "")
         return
-    if renaming.rule != prefixes.EXACT:
+    if renaming.rule != bases.EXACT:
         example = next((old, new) for old, new in renaming.names.items() if new in wanted)
         message = f"{renaming.agreeing:,} names agree but for {renaming.rule}, as {example[0]}, there {example[1]}"
         yield found("names-prefixed", message, where=side.at or "", fix=_prefix_fix(renaming, *example))
     yield from _differences(have, wanted, renaming.names)
 
 
-def _compared(checkpoint: Checkpoint, target: Side, at: str | None) -> tuple[prefixes.Renaming, Side] | None:
+def _compared(checkpoint: Checkpoint, target: Side, at: str | None) -> tuple[bases.Renaming, Side] | None:
     """The state dict whose names agree best with the model's, and how its names go into them."""
     wanted = [slot.name for slot in target.slots]
     sides = [of_candidate(checkpoint, row) for row in choose.models(checkpoint) if at in (None, row.at)]
-    tried = [(prefixes.find([slot.name for slot in side.slots], wanted), side) for side in sides]
+    tried = [(bases.find([slot.name for slot in side.slots], wanted), side) for side in sides]
     return max(tried, key=lambda row: row[0].agreeing, default=None)
 
 
@@ -102,7 +100,7 @@ def settled(
     prefixed = [row for row in findings if row.id == "names-prefixed" and row.where == where]
     if not wrapped:
         return list(findings)
-    if renaming.rule == prefixes.EXACT:
+    if renaming.rule == bases.EXACT:
         noted = [found(row.id, f"{row.message}; the model has them too", where=where, severity="info", fix="")
                  for row in wrapped]  # fmt: skip
         return [*(row for row in findings if row not in wrapped), *noted]
@@ -115,7 +113,7 @@ def settled(
 _UNWRAP = "ckptfix unwrap {source} {unwrapped}"
 
 
-def _prefix_fix(renaming: prefixes.Renaming, old: str, new: str) -> str | None:
+def _prefix_fix(renaming: bases.Renaming, old: str, new: str) -> str | None:
     """The command that makes `new` of `old`."""
     if not renaming.base:
         shorter = len(new) < len(old)
@@ -156,7 +154,7 @@ def _differences(have: dict[str, Slot], wanted: dict[str, Slot], names: object) 
         yield found("other-spelling", f"{len(spelled):,} names are spelled otherwise, as {old}, there {new}", where=old)
     over = [slot for slot in over if slot.name not in spelled]
     missing = [slot for slot in missing if slot.name not in set(spelled.values())]
-    optional = {slot.name for slot in (*missing, *over) if families.optional(slot)}
+    optional = {slot.name for slot in (*missing, *over) if spellings.optional(slot)}
     tied = {slot.name for slot in missing if _tied(slot, have, wanted, found_names)} - optional
     lacking = [slot.name for slot in missing if slot.name not in optional | tied]
     left = [slot.name for slot in over if slot.name not in optional]
@@ -189,7 +187,7 @@ def _spelled(have: dict[str, Slot], wanted: dict[str, Slot]) -> dict[str, str]:
 
 
 def _canonical(names: Sequence[str]) -> dict[str, str]:
-    known = families.canonical(names)
+    known = spellings.canonical(names)
     return {name: known.get(name, name) for name in names}
 
 
@@ -209,7 +207,7 @@ def _optimizers(checkpoint: Checkpoint, target: Side) -> Iterator[Finding]:
     """Optimizers of the file that were made for another number of parameters than the model has."""
     trained = [
         slot for slot in target.slots
-        if slot.tied is None and slot.name.rpartition(".")[2] not in _BUFFERS and not families.optional(slot)
+        if slot.tied is None and slot.name.rpartition(".")[2] not in _BUFFERS and not spellings.optional(slot)
     ]  # fmt: skip
     groups: dict[str, int] = {}
     for address, value in checkpoint.values():

@@ -28,7 +28,7 @@ from ckptfix.formats.torch.dangerous import is_dangerous
 from ckptfix.io.layers import packing_of
 from ckptfix.io.source import open_source
 from ckptfix.ops import inside as scan_inside
-from ckptfix.ops.doctor import pickle as scan_pickle
+from ckptfix.ops.doctor import pickle as doctor_pickle
 from ckptfix.ops.inside import Inside
 from ckptfix.zips.read import END, Directory, read_directory
 
@@ -163,7 +163,7 @@ def _with_names(finding: Finding, inside: Inside) -> Finding:
     dangerous = [name for name in inside.names if is_dangerous(name)]
     message = finding.message
     if dangerous:
-        message += f"; it names {scan_pickle.listed(dangerous)}, which can run code"
+        message += f"; it names {doctor_pickle.listed(dangerous)}, which can run code"
     if inside.cut:
         message += "; it was not looked into to its end"
     useless = _repairs(finding) and inside.pickles and not inside.tensors
@@ -179,7 +179,7 @@ def _hidden(kinds: Sequence[Finding], inside: Inside) -> Iterator[Finding]:
     if ids.intersection((*PROGRAMS, "dcp-folder")):
         # What these formats always contain is not reported.
         rows = [row for row in rows if is_dangerous(row.name)]
-    yield from scan_pickle.hidden(rows, fix=fix)
+    yield from doctor_pickle.hidden(rows, fix=fix)
 
 
 def _head(path: str) -> bytes:

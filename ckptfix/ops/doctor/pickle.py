@@ -8,11 +8,11 @@ from dataclasses import replace
 
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
-from ckptfix.formats.torch import weights_only as trusted
+from ckptfix.formats.torch import weights_only
 from ckptfix.formats.torch.call_classes import class_of
 from ckptfix.formats.torch.dangerous import is_dangerous
 from ckptfix.io.layers import Memory
-from ckptfix.ops import inside as scan_inside
+from ckptfix.ops import inside
 from ckptfix.ops.inside import Hidden
 from ckptfix.pickles import Call, Dict, Global, Graph, PersId, Set, survey
 from ckptfix.pickles import opcodes as op
@@ -49,11 +49,11 @@ def scan(graph: Graph, where: str, base: int = 0) -> Iterator[Finding]:
     calls = _calls(graph)
     seen: set[str] = set()
     for node in graph.globals:
-        name = trusted.canonical(node)
-        if name not in seen and not trusted.accepted(name):
+        name = weights_only.canonical(node)
+        if name not in seen and not weights_only.accepted(name):
             seen.add(name)
             yield _global(name, where, base + node.start, calls.get(name), base)
-    opcode = trusted.refused_opcode(graph, strict=not seen)
+    opcode = weights_only.refused_opcode(graph, strict=not seen)
     if opcode is not None:
         place, what = opcode
         yield found("unsupported-opcode", f"{what}, which weights_only=True refuses", where=where, offset=base + place)
@@ -76,7 +76,7 @@ def _global(name: str, where: str, offset: int, call: int | None, base: int) -> 
 def _calls(graph: Graph) -> dict[str, int]:
     """Name of a refused global -> offset of the first call of it that the object holds."""
     found_calls: dict[str, int] = {}
-    if all(trusted.accepted(trusted.canonical(node)) for node in graph.globals):
+    if all(weights_only.accepted(weights_only.canonical(node)) for node in graph.globals):
         return found_calls
     seen: set[int] = set()
     queue = deque([graph.root])
@@ -87,7 +87,7 @@ def _calls(graph: Graph) -> dict[str, int]:
         seen.add(id(node))
         if type(node) is Call:
             if type(node.func) is Global:
-                found_calls.setdefault(trusted.canonical(node.func), node.position)
+                found_calls.setdefault(weights_only.canonical(node.func), node.position)
             queue += [node.func, node.args, node.kwargs, node.state]
             queue += node.elements or ()
             queue += [part for pair in node.items or () for part in pair]
@@ -143,7 +143,7 @@ def _nested(graph: Graph, where: str, base: int) -> Iterator[Finding]:
 
 def named_in(data: bytes) -> str:
     """The refused globals that `data`, a pickle or a file that holds some, names; "" for anything else."""
-    return listed(scan_inside.look_into(Memory(data, ""), "").names)
+    return listed(inside.look_into(Memory(data, ""), "").names)
 
 
 def listed(names: Sequence[str]) -> str:

@@ -10,7 +10,7 @@ from ckptfix.findings.table import found
 from ckptfix.formats.programs import exported, torchscript
 from ckptfix.io.source import open_source
 from ckptfix.ops.doctor import data as scan_records
-from ckptfix.ops.doctor import zip as scan_zip
+from ckptfix.ops.doctor import zip as doctor_zip
 from ckptfix.ops.doctor.foreign import directory_of, id_of
 from ckptfix.zips.local import record_data
 from ckptfix.zips.read import Record
@@ -39,11 +39,11 @@ def scan(path: str, *, fast: bool) -> Iterator[Finding]:
         return
     root = directory.records[0].name.partition("/")[0]
     with open_source(path) as reader:
-        for finding in scan_zip.scan(reader, directory, root):
+        for finding in doctor_zip.scan(reader, directory, root):
             if finding.id not in _OF_PLAIN_FILES:
                 yield finding
     stray = [row for row in directory.records if not _is_known(row.name)]
-    for row in stray[: scan_zip.LISTED]:
+    for row in stray[: doctor_zip.LISTED]:
         message = f"a record of {row.size:,} bytes that torch does not write"
         yield found("stray-record", message, where=row.name, offset=row.header)
     if not fast:

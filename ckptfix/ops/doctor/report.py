@@ -8,8 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ckptfix.errors import printable
-from ckptfix.findings import message_names as error_names
-from ckptfix.findings import messages as error_texts
+from ckptfix.findings import message_names, messages
 from ckptfix.findings.load_errors import LoadError
 from ckptfix.findings.remedies import chain
 from ckptfix.findings.row import Finding
@@ -168,8 +167,8 @@ def message_of(error: str | None, rows: tuple[LoadError, ...], findings: Sequenc
     if error is None:
         return None
     explained = [finding.id for finding in findings if set(errors_of(finding)) & set(rows)]
-    meanings = [error_texts.meaning(row) for row in rows]
-    prefix = error_names.prefix(error_names.listed(error))
+    meanings = [messages.meaning(row) for row in rows]
+    prefix = message_names.prefix(message_names.listed(error))
     if prefix is not None:
         meanings[0] = prefix.meaning
     return Message(rows, tuple(meanings), tuple(dict.fromkeys(explained)), _advice(rows, prefix))
@@ -177,11 +176,11 @@ def message_of(error: str | None, rows: tuple[LoadError, ...], findings: Sequenc
 
 def of_message(error: str) -> Diagnosis:
     """What the pasted message `error` says by itself, without the file."""
-    message = message_of(error, error_texts.rows(error), ())
+    message = message_of(error, messages.rows(error), ())
     return Diagnosis("", None, "a message", 0, (), ("the message",), message)
 
 
-def _advice(rows: Sequence[LoadError], prefix: error_names.Prefix | None) -> str | None:
+def _advice(rows: Sequence[LoadError], prefix: message_names.Prefix | None) -> str | None:
     """The remedy of the row that is most about the first of `rows`, for any file."""
     if prefix is not None:
         verb, *options = prefix.options

@@ -10,7 +10,7 @@ from ckptfix.errors import StrPath, about
 from ckptfix.formats import FORMATS
 from ckptfix.io.read import Progress
 from ckptfix.io.source import opened_once
-from ckptfix.ops.extract import plan as extract_op
+from ckptfix.ops.extract import plan
 from ckptfix.ops.writing import LOSSES, Draft, How, Result, carry_out_file
 from ckptfix.pickles.collector import without_collections
 from ckptfix.words import plural, some
@@ -92,8 +92,8 @@ def extract(
 
     def make(path: str, dest: str) -> Draft[ExtractResult]:
         with about(path):
-            weights, others = extract_op.open_weights(path, at, ema)
-            done = replace(extract_op.plan(weights, dest, to=to, drop_unsupported=drop_unsupported), others=others)
+            weights, others = plan.open_weights(path, at, ema)
+            done = replace(plan.plan(weights, dest, to=to, drop_unsupported=drop_unsupported), others=others)
         missing = any(finding.id == "not-taken" for finding in done.plan.findings)
         return Draft(
             result=partial(
@@ -120,7 +120,7 @@ def extract(
     return carry_out_file(source, dest, make, how)
 
 
-def _lines(done: extract_op.Extraction) -> tuple[str, ...]:
+def _lines(done: plan.Extraction) -> tuple[str, ...]:
     weights = done.weights
     count = len(weights.entries) - len(done.lost)
     place = f" at {weights.at}" if weights.at and weights.at not in weights.what else ""

@@ -11,7 +11,6 @@ from ckptfix.formats.torch.common import parts_of, pickled
 from ckptfix.formats.torch.detach import detached_entry
 from ckptfix.formats.torch.tensors import BadTensor, tensor_entry
 from ckptfix.formats.torch.weights import Weights
-from ckptfix.ops.averages import KEYS as KEYS
 from ckptfix.ops.averages import is_average
 from ckptfix.ops.candidates import Candidate, at_address
 from ckptfix.ops.choose import meant

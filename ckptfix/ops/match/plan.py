@@ -11,14 +11,14 @@ from ckptfix.checkpoint import Checkpoint, Edit, Put, Rename, TensorEntry, addre
 from ckptfix.errors import CkptfixError, NoMatch, NoSuchTensor, Refused
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
-from ckptfix.names import wrappers as keys
+from ckptfix.names import wrappers
 from ckptfix.names.groups import collapse, shown
 from ckptfix.names.learn import learn
 from ckptfix.names.rules import NameRule, is_rule, renamed
 from ckptfix.names.slots import Slot, is_transposed
 from ckptfix.names.spellings import fusions
 from ckptfix.ops.law.promise import listed
-from ckptfix.ops.rename import sites as rename_op
+from ckptfix.ops.rename import sites
 from ckptfix.ops.target.targets import Side
 
 MOST = 12
@@ -55,7 +55,7 @@ def plan(checkpoint: Checkpoint, source: Side, matching: Matching) -> MatchPlan:
         Unsupported: a tensor that is to have another shape is not dense and contiguous.
     """
     names = with_buffers(source.slots, matching)
-    renames = rename_op.rename(checkpoint, mapping=names, at=source.at or "")
+    renames = sites.rename(checkpoint, mapping=names, at=source.at or "")
     shapes = _shapes(source.slots, matching)
     edits: list[Edit] = [Put(source.at or "", _tensors(checkpoint, source.at or "", shapes))] if shapes else []
     findings = [finding for finding in renames.findings if finding.id != "unused-rule"]
@@ -103,7 +103,7 @@ def with_buffers(slots: Sequence[Slot], matching: Matching) -> dict[str, str]:
     So ``num_batches_tracked``, which an old target lacks, still stands beside the ``running_mean`` that it belongs to.
     """
     names = matching.names
-    modules = keys.renamed_modules(names)
+    modules = wrappers.renamed_modules(names)
     taken = set(names.values()) | {slot.name for slot in slots}
     found = dict(names)
     for skipped in matching.skipped_source:

@@ -12,7 +12,7 @@ from ckptfix.errors import StrPath
 from ckptfix.io.read import Progress
 from ckptfix.io.source import opened_once
 from ckptfix.ops.law.promise import Promise
-from ckptfix.ops.rename import sites as rename_op
+from ckptfix.ops.rename import sites
 from ckptfix.ops.rename.sites import Change
 from ckptfix.ops.writing import Draft, How, Result, carry_out, copy_note, plan_edits
 from ckptfix.pickles.collector import without_collections
@@ -62,8 +62,8 @@ def strip_module(
     """
 
     def make(checkpoint: Checkpoint, dest: str) -> Draft[RenameResult]:
-        renames = rename_op.strip(checkpoint, prefix=prefix, at=at, all_levels=all_levels, partial=partial)
-        near = None if renames.edits else rename_op.nearest_prefix(checkpoint, prefix, at)
+        renames = sites.strip(checkpoint, prefix=prefix, at=at, all_levels=all_levels, partial=partial)
+        near = None if renames.edits else sites.nearest_prefix(checkpoint, prefix, at)
         nothing = f"no key begins with '{prefix.strip('.')}.'" + (f" (nearest is '{near}.')" if near else "")
         return _draft(checkpoint, renames, dest, "stripped", nothing)
 
@@ -86,7 +86,7 @@ def add_module(
     """Write `source` to `dest` with `prefix` before the names of the model's state dicts. As `strip_module`."""
 
     def make(checkpoint: Checkpoint, dest: str) -> Draft[RenameResult]:
-        renames = rename_op.add(checkpoint, prefix=prefix, at=at)
+        renames = sites.add(checkpoint, prefix=prefix, at=at)
         return _draft(checkpoint, renames, dest, "prefixed", "no state dict was found")
 
     return carry_out(source, dest, make, How(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress))
@@ -107,7 +107,7 @@ def unwrap(
     """Write `source` to `dest` without any known wrapper's name in its keys. As `strip_module`."""
 
     def make(checkpoint: Checkpoint, dest: str) -> Draft[RenameResult]:
-        renames = rename_op.unwrap(checkpoint, at=at)
+        renames = sites.unwrap(checkpoint, at=at)
         return _draft(checkpoint, renames, dest, "unwrapped", "no wrapper's name was found")
 
     return carry_out(source, dest, make, How(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress))
@@ -137,14 +137,14 @@ def rename(
     """
 
     def make(checkpoint: Checkpoint, dest: str) -> Draft[RenameResult]:
-        renames = rename_op.rename(checkpoint, subs=subs, mapping=mapping, at=at)
+        renames = sites.rename(checkpoint, subs=subs, mapping=mapping, at=at)
         return _draft(checkpoint, renames, dest, "renamed", "no rule matched a key")
 
     return carry_out(source, dest, make, How(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress))
 
 
 def _draft(
-    checkpoint: Checkpoint, renames: rename_op.Renames, dest: str, verb: str, nothing: str
+    checkpoint: Checkpoint, renames: sites.Renames, dest: str, verb: str, nothing: str
 ) -> Draft[RenameResult]:
     plan = plan_edits(checkpoint, renames.edits, dest)
     if renames.changes:

@@ -15,7 +15,7 @@ from ckptfix.checkpoint import Checkpoint, NameSite, Rename, address
 from ckptfix.errors import KeyConflict, PartialPrefix, Refused
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
-from ckptfix.names import wrappers as keys
+from ckptfix.names import wrappers
 from ckptfix.names.rules import NameRule, is_rule
 from ckptfix.names.wrappers import Rule
 from ckptfix.ops import averages, choose
@@ -83,18 +83,18 @@ def strip(
         current = list(site.names)
         steps: list[Rule] = []
         while not steps or all_levels:
-            own = prefix.partition(".")[0] == keys.AVERAGED and averages.is_kept(checkpoint, site, current, at)
+            own = prefix.partition(".")[0] == wrappers.AVERAGED and averages.is_kept(checkpoint, site, current, at)
             if own:
                 averages.note_kept(findings, site, current)
-            carrying, others = keys.split_prefix(averages.inside(current) if own else current, prefix)
+            carrying, others = wrappers.split_prefix(averages.inside(current) if own else current, prefix)
             if not carrying or (others and (steps or own) and not partial):
                 break
             if others and not partial:
                 raise _partial(checkpoint, site, prefix, len(carrying), others)
-            step = keys.stripping(prefix)
+            step = wrappers.stripping(prefix)
             steps.append(averages.with_level(step) if own else step)
             current = [steps[-1](name) for name in current]
-        return (_changed(site.names, current), keys.composed(steps)) if steps else None
+        return (_changed(site.names, current), wrappers.composed(steps)) if steps else None
 
     return _renames(checkpoint, at, site_rule, findings)
 
@@ -115,7 +115,7 @@ def add(checkpoint: Checkpoint, *, prefix: str = "module", at: str | None = None
     prefix = _components(prefix)
 
     def rule(name: str) -> str:
-        return keys.add(name, prefix)
+        return wrappers.add(name, prefix)
 
     findings: list[Finding] = []
 
@@ -123,7 +123,7 @@ def add(checkpoint: Checkpoint, *, prefix: str = "module", at: str | None = None
         if at is None and site.kind == "state_dict" and averages.has_own_level(checkpoint, site, site.names):
             findings.append(averages.left(site))
             return None
-        carrying, others = keys.split_prefix(site.names, prefix)
+        carrying, others = wrappers.split_prefix(site.names, prefix)
         if carrying and not others and site.kind == "state_dict":
             every = "the key" if len(carrying) == 1 else f"all {len(carrying):,} keys"
             message = f"{every} began with '{prefix}.' before, and now '{prefix}.{prefix}.'"
@@ -151,8 +151,8 @@ def unwrap(checkpoint: Checkpoint, *, at: str | None = None) -> Renames:
     findings: list[Finding] = []
 
     def site_rule(site: NameSite) -> tuple[Names, Rule] | None:
-        current = [keys.without_anywhere(name) for name in site.names]
-        steps: list[Rule] = [keys.without_anywhere]
+        current = [wrappers.without_anywhere(name) for name in site.names]
+        steps: list[Rule] = [wrappers.without_anywhere]
         own = False
         while True:
             if not own and averages.is_kept(checkpoint, site, current, at):
@@ -161,25 +161,25 @@ def unwrap(checkpoint: Checkpoint, *, at: str | None = None) -> Renames:
             component = _leading(averages.inside(current) if own else current)
             if component is None:
                 break
-            step = keys.stripping(component)
+            step = wrappers.stripping(component)
             steps.append(averages.with_level(step) if own else step)
             current = [steps[-1](name) for name in current]
-        for component in () if own else keys.LEADING:
-            carrying, _ = keys.split_prefix(current, component)
+        for component in () if own else wrappers.LEADING:
+            carrying, _ = wrappers.split_prefix(current, component)
             if carrying and site.kind == "state_dict":
                 some_of = f"{len(carrying):,} of {plural(len(current), 'key')}"
                 message = f"left '{component}.' on {some_of}, as the others lack it"
                 findings.append(found("partial-prefix", message, where=site.at))
         names = _changed(site.names, current)
-        return (names, keys.composed(steps)) if names else None
+        return (names, wrappers.composed(steps)) if names else None
 
     return _renames(checkpoint, at, site_rule, findings)
 
 
 def _leading(names: Sequence[str]) -> str | None:
     """The wrapper component that all `names` begin with."""
-    for component in keys.LEADING:
-        carrying, others = keys.split_prefix(names, component)
+    for component in wrappers.LEADING:
+        carrying, others = wrappers.split_prefix(names, component)
         if carrying and not others:
             return component
     return None
@@ -332,8 +332,8 @@ def _names_elsewhere(checkpoint: Checkpoint, at: str | None) -> set[str]:
 
 def _module_names(site: NameSite, names: Names, rule: Rule) -> Names:
     """What becomes of module paths: first what the keys below them say, then the rule itself."""
-    derived = keys.renamed_modules(names)
-    new = {path: derived.get(path) or keys.module_path(rule, path) for path in site.names}
+    derived = wrappers.renamed_modules(names)
+    new = {path: derived.get(path) or wrappers.module_path(rule, path) for path in site.names}
     return {old: after for old, after in new.items() if old != after}
 
 

@@ -14,7 +14,7 @@ from ckptfix.checkpoint import ByteRange, Data
 from ckptfix.errors import CkptfixError
 from ckptfix.findings import table
 from ckptfix.findings.row import Finding
-from ckptfix.formats.torch import weights_only as trusted
+from ckptfix.formats.torch import weights_only
 from ckptfix.formats.torch.dangerous import is_dangerous
 from ckptfix.formats.torch.object import TorchObject
 from ckptfix.io.layers import Memory, Window
@@ -62,7 +62,8 @@ class Cleaned:
 def clean(found: TorchObject) -> Cleaned:
     """What runs code in an object, and what is made by it."""
     graph = found.graph
-    names = {id(node): trusted.canonical(node) for node in graph.globals if is_dangerous(trusted.canonical(node))}
+    called = {id(node): weights_only.canonical(node) for node in graph.globals}
+    names = {node: name for node, name in called.items() if is_dangerous(name)}
     names |= _pickled(graph.root)
     if not names:
         return Cleaned()
@@ -144,7 +145,7 @@ def _findings(found: TorchObject, names: dict[int, str], made_by: dict[int, str]
         name = made_by.get(id(node))
         if name is not None and at not in places[name]:
             places[name].append(at)
-    starts = {trusted.canonical(node): node.start for node in reversed(found.graph.globals)}
+    starts = {weights_only.canonical(node): node.start for node in reversed(found.graph.globals)}
     for name, several in places.items():
         shown = ", ".join(several[:MOST_PLACES])
         more = f" and {len(several) - MOST_PLACES} more places" if len(several) > MOST_PLACES else ""

@@ -11,7 +11,7 @@ from ckptfix.errors import CkptfixError, Refused, Unsupported
 from ckptfix.formats import weights_of
 from ckptfix.formats.safetensors.write import row_major
 from ckptfix.io.source import BATCH
-from ckptfix.names import wrappers as keys
+from ckptfix.names import wrappers
 
 Fill = Literal["zeros", "nan"]
 
@@ -62,7 +62,7 @@ def repeated(pattern: bytes, nbytes: int) -> Derived:
 
 def _plain(name: str) -> str:
     at, slash, key = name.rpartition("/")
-    return at + slash + keys.unwrapped(key)
+    return at + slash + wrappers.unwrapped(key)
 
 
 class Donor:

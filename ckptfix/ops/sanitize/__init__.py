@@ -15,7 +15,7 @@ from ckptfix.findings.table import found
 from ckptfix.io.read import Progress
 from ckptfix.io.source import opened_once
 from ckptfix.ops.law.promise import everything
-from ckptfix.ops.sanitize import plan as sanitize_op
+from ckptfix.ops.sanitize import plan
 from ckptfix.ops.sanitize.objects import EXTRACT
 from ckptfix.ops.sanitize.report import Loss
 from ckptfix.ops.writing import LOSSES, Draft, How, Result, carry_out
@@ -74,7 +74,7 @@ def sanitize(
     """
 
     def make(checkpoint: Checkpoint, dest: str) -> Draft[SanitizeResult]:
-        done = sanitize_op.sanitize(checkpoint, dest, keep_only=keep_only, encoding=encoding, torch=torch)
+        done = plan.sanitize(checkpoint, dest, keep_only=keep_only, encoding=encoding, torch=torch)
         unasked = [loss for loss in done.losses if not loss.asked]
         findings = (*(_finding(loss, checkpoint.path) for loss in unasked), *done.unloadable)
         return Draft(
@@ -96,7 +96,7 @@ def _finding(loss: Loss, path: str) -> Finding:
     return found("dropped", f"left out: {loss.what}, {loss.why}", where=loss.where, fix=fix)
 
 
-def _sanitized_lines(done: sanitize_op.Sanitized) -> tuple[str, ...]:
+def _sanitized_lines(done: plan.Sanitized) -> tuple[str, ...]:
     count = len(done.unloadable)
     broken = [f"CANNOT BE LOADED AS THEY ARE: {count:,} value{'s' if count > 1 else ''}, named below"] if count else []
     if done.identical and broken:

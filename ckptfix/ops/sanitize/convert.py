@@ -9,10 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from ckptfix.errors import Unsupported
-from ckptfix.formats.torch import calls
-from ckptfix.formats.torch import weights_only as trusted
-from ckptfix.ops.sanitize import objects as objects
-from ckptfix.ops.sanitize import versions as versions
+from ckptfix.formats.torch import calls, weights_only
+from ckptfix.ops.sanitize import objects, versions
 from ckptfix.ops.sanitize.keys import hashable
 from ckptfix.ops.sanitize.numpy import SCALAR_TYPES, BadValue
 from ckptfix.ops.sanitize.output import Output, described, encoded
@@ -166,8 +164,8 @@ class Converter(Output):
         return PersId(fields, node.position, -1)
 
     def global_(self, node: Global) -> Steps:
-        full = trusted.canonical(node)
-        if trusted.accepted(full):
+        full = weights_only.canonical(node)
+        if weights_only.accepted(full):
             return node
         if node.module == "numpy" and node.name in SCALAR_TYPES:
             self.changed(full, "str")
@@ -200,7 +198,7 @@ def _is_settled(node: Call) -> bool:
         type(pid) is tuple
         and len(pid) >= 5
         and type(pid[1]) is Global
-        and trusted.accepted(trusted.canonical(pid[1]))
+        and weights_only.accepted(weights_only.canonical(pid[1]))
         and all(type(part) in (Text, int, Global) for part in pid[:5])
         and all(type(part) is tuple and all(type(size) is int for size in part) for part in args[2:4])
         and _no_hooks(args[5])

@@ -6,13 +6,12 @@ from collections.abc import Callable, Sequence
 from sys import stdlib_module_names
 
 from ckptfix.errors import CkptfixError
-from ckptfix.formats.torch import calls
+from ckptfix.formats.torch import calls, weights_only
 from ckptfix.formats.torch import module as torch_module
-from ckptfix.formats.torch import weights_only as trusted
 from ckptfix.formats.torch.call_classes import NEW, RECONSTRUCT, class_name
 from ckptfix.formats.torch.state import state_rows
 from ckptfix.formats.torch.tensors import is_tensor
-from ckptfix.ops.sanitize import arrays as arrays
+from ckptfix.ops.sanitize import arrays
 from ckptfix.ops.sanitize import numpy as numpy_pickles
 from ckptfix.ops.sanitize.numpy import BadValue, new_dict
 from ckptfix.ops.sanitize.output import Output
@@ -40,7 +39,7 @@ def converted(out: Output, call: Call) -> Steps:
     special = _SPECIAL.get(numpy_pickles.old_name(name))
     if special is not None:
         return (yield from special(out, call, args))
-    if trusted.accepted(name) and type(call.func) is Global and name == trusted.canonical(call.func):
+    if weights_only.accepted(name) and type(call.func) is Global and name == weights_only.canonical(call.func):
         return (yield from _allowed(out, call, name, args))
     row = RULES.get(name)
     if row is not None and call.items is None and call.elements is None:
@@ -98,7 +97,7 @@ def _ordered_dict(out: Output, call: Call, rows: Sequence[tuple[Node, Node]]) ->
 
 def _foreign(out: Output, call: Call, name: str, args: tuple[Node, ...]) -> Steps:
     """An object of an unknown class: its items, its elements, its attributes, or its one argument."""
-    func = trusted.canonical(call.func) if type(call.func) is Global else ""
+    func = weights_only.canonical(call.func) if type(call.func) is Global else ""
     state = call.state
     base: Node = None
     if func == RECONSTRUCT:
@@ -298,10 +297,10 @@ def _from_type(out: Output, call: Call, args: tuple[Node, ...]) -> Steps:
     if len(args) < 4:
         raise BadValue("a tensor subclass without its parts")
     func, cls, inner_args, state = args[:4]
-    known = type(cls) is Global and trusted.accepted(trusted.canonical(cls))
+    known = type(cls) is Global and weights_only.accepted(weights_only.canonical(cls))
     wrapper = calls.of(func) is calls.WRAPPER
-    plain = type(func) is Global and trusted.accepted(trusted.canonical(func))
-    name = trusted.canonical(cls) if type(cls) is Global else "a tensor subclass"
+    plain = type(func) is Global and weights_only.accepted(weights_only.canonical(func))
+    name = weights_only.canonical(cls) if type(cls) is Global else "a tensor subclass"
     rows = state_rows(cls, state)
     _drop_set(out, call, name)
     if known and plain and (rows == [] or _attributes(state)):

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Literal
 
 from ckptfix.errors import Unsupported
-from ckptfix.formats.torch import weights_only as trusted
+from ckptfix.formats.torch import weights_only
 from ckptfix.formats.torch.call_classes import class_name
-from ckptfix.ops.sanitize import versions as versions
+from ckptfix.ops.sanitize import versions
 from ckptfix.ops.sanitize.keys import hashable, refuse_conflicts
 from ckptfix.ops.sanitize.report import DROPPED, Asked, Dropped, Filling, Loss, Made, Report, Settings
 from ckptfix.pickles import Call, Dict, Global, PersId, Set, Text
@@ -154,7 +154,7 @@ def described(node: Asked) -> str:
         name = class_name(node)
         return name or "an object of a computed class"
     if type(node) is Global:
-        return trusted.canonical(node)
+        return weights_only.canonical(node)
     return _WORDS.get(type(node), type(node).__name__)
 
 

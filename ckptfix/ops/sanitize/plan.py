@@ -11,9 +11,8 @@ from ckptfix.commands import command
 from ckptfix.errors import Refused, Unsupported
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
-from ckptfix.formats.torch import demands
+from ckptfix.formats.torch import demands, weights_only
 from ckptfix.formats.torch import legacy as torch_legacy
-from ckptfix.formats.torch import weights_only as trusted
 from ckptfix.formats.torch import zip as torch_zip
 from ckptfix.formats.torch.call_classes import class_name
 from ckptfix.formats.torch.common import all_findings, fields, parts_of, pickled
@@ -23,7 +22,7 @@ from ckptfix.formats.torch.tensors import BadTensor
 from ckptfix.ops import choose
 from ckptfix.ops.candidates import candidates, whole_module
 from ckptfix.ops.choose import refuse_damaged
-from ckptfix.ops.sanitize import versions as versions
+from ckptfix.ops.sanitize import versions
 from ckptfix.ops.sanitize.convert import Converter
 from ckptfix.ops.sanitize.objects import EXTRACT, WHOLE_MODULE
 from ckptfix.ops.sanitize.report import DROPPED, Asked, Loss, Report, Settings
@@ -94,7 +93,7 @@ def sanitize(
     torch_zip.refuse_disputed(checkpoint)
     parts = parts_of(checkpoint)
     graph = parts.graph
-    reason = trusted.refusal(graph)
+    reason = weights_only.refusal(graph)
     settings = _settings(checkpoint, keep_only, encoding, target)
     converter = Converter(settings)
     root = converter.run(graph.root)
@@ -108,7 +107,7 @@ def sanitize(
         return Sanitized(copy, checkpoint.format, identical=True, unloadable=unloadable)
     rewritten = written(checkpoint, root)
     unloadable = _unloadable(checkpoint, report, _refuse_unclean(checkpoint, rewritten.pickle))
-    if reason is not None and all(trusted.accepted(trusted.canonical(node)) for node in graph.globals):
+    if reason is not None and all(weights_only.accepted(weights_only.canonical(node)) for node in graph.globals):
         # With every global accepted, it was an opcode that is refused.
         report.changes["", f"pickle of protocol {graph.protocol}", "protocol 2"] += 1
     if moved:
@@ -220,7 +219,7 @@ def _refuse_unclean(checkpoint: Checkpoint, pickle: bytes) -> Graph:
         Unsupported: weights_only=True would still refuse it.
     """
     graph = parse(pickle, path=checkpoint.path, where="sanitized pickle")
-    left = trusted.refusal(graph)
+    left = weights_only.refusal(graph)
     if left is not None:
         raise Unsupported(f"no plain form is known for all of it: {left}", path=checkpoint.path)
     return graph

@@ -12,7 +12,7 @@ from ckptfix.errors import StrPath
 from ckptfix.io.read import Progress
 from ckptfix.io.source import opened_once
 from ckptfix.ops.law.promise import everything
-from ckptfix.ops.slim import plan as slim_op
+from ckptfix.ops.slim import plan
 from ckptfix.ops.writing import Draft, How, Result, carry_out
 from ckptfix.pickles.collector import without_collections
 from ckptfix.words import plural
@@ -72,7 +72,7 @@ def slim(
     """
 
     def make(checkpoint: Checkpoint, dest: str) -> Draft[SlimResult]:
-        done = slim_op.slim(checkpoint, dest, no_optimizer=no_optimizer, dedupe=dedupe, contiguous=contiguous)
+        done = plan.slim(checkpoint, dest, no_optimizer=no_optimizer, dedupe=dedupe, contiguous=contiguous)
         saved = partial(
             SlimResult, saved=done.saved, dropped=done.dropped, compacted=done.compacted, tied=done.tied
         )
@@ -90,19 +90,19 @@ def slim(
 _NO_OPTIMIZER = "no optimizer was recognised in it: none is left out (one is a mapping of state and param_groups)"
 
 
-def _slimmed_lines(done: slim_op.Slimmed, size: int, no_optimizer: bool) -> tuple[str, ...]:
+def _slimmed_lines(done: plan.Slimmed, size: int, no_optimizer: bool) -> tuple[str, ...]:
     without = (_NO_OPTIMIZER,) if no_optimizer and not done.dropped else ()
     if done.identical:
         return ("nothing to do: tensors use all of the bytes; the output is an identical copy", *without)
     notes = {
-        slim_op.UNUSED: f" in {plural(done.compacted, 'storage')}",
-        slim_op.OPTIMIZER: f" ({', '.join(done.dropped[:8])}{' ...' if len(done.dropped) > 8 else ''})",
-        slim_op.DUPLICATES: f" in {plural(done.tied, 'storage')}, whose tensors are now tied",
+        plan.UNUSED: f" in {plural(done.compacted, 'storage')}",
+        plan.OPTIMIZER: f" ({', '.join(done.dropped[:8])}{' ...' if len(done.dropped) > 8 else ''})",
+        plan.DUPLICATES: f" in {plural(done.tied, 'storage')}, whose tensors are now tied",
     }
     lines = [
         f"{reason}: {abs(nbytes):,} bytes {'saved' if nbytes > 0 else 'more'}{notes.get(reason, '')}"
         for reason, nbytes in done.saved.items()
     ]
-    if done.dropped and slim_op.OPTIMIZER not in done.saved:
+    if done.dropped and plan.OPTIMIZER not in done.saved:
         lines.append(f"left out: {', '.join(done.dropped[:8])}")
     return (*lines, *without, f"{size:,} bytes become {done.plan.nbytes:,}")

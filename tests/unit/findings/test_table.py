@@ -13,7 +13,7 @@ from doctor_samples import SAMPLES
 from scenarios.broken_files import CASES
 
 from ckptfix.cli import COMMANDS
-from ckptfix.findings import messages as error_texts
+from ckptfix.findings import messages
 from ckptfix.findings.load_errors import LoadError
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import ENTRIES, found, proposed, remedy
@@ -122,12 +122,12 @@ def test_a_place_with_braces_is_no_template() -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_pasted_message_is_known(case: object) -> None:
-    assert getattr(case, "row", None) in error_texts.rows(getattr(case, "message", ""))
+    assert getattr(case, "row", None) in messages.rows(getattr(case, "message", ""))
 
 
 def test_patterns_are_quick_on_long_text() -> None:
-    assert error_texts.rows("module." * 100_000 + "size mismatch for fc.weight")[:1]
-    assert error_texts.rows("nothing of the kind") == ()
+    assert messages.rows("module." * 100_000 + "size mismatch for fc.weight")[:1]
+    assert messages.rows("nothing of the kind") == ()
 
 
 def test_findings_are_made_by_their_table_alone() -> None:

@@ -26,7 +26,7 @@ from conftest import CORPUS
 
 from ckptfix.errors import CkptfixError, UnknownFormat
 from ckptfix.formats import open_checkpoint
-from ckptfix.formats.foreign import kinds as foreign
+from ckptfix.formats.foreign import kinds
 
 OID = "4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393"
 POINTER = f"version https://git-lfs.github.com/spec/v1\noid sha256:{OID}\nsize 1340616616\n"
@@ -36,7 +36,7 @@ def described(path: Path) -> tuple[str, str]:
     """What `formats.foreign` says about a file, and its hint."""
     with open(path, "rb") as file:
         head = file.read(4096)
-    _, what, hint = foreign.describe(str(path), head, path.stat().st_size)
+    _, what, hint = kinds.describe(str(path), head, path.stat().st_size)
     return what, hint or ""
 
 
@@ -243,7 +243,7 @@ def test_names_the_folder(files: tuple[str, ...], words: str, hint: str, tmp_pat
     for name in files:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"")
-    _, what, advice = foreign.describe(str(tmp_path), b"", 0)
+    _, what, advice = kinds.describe(str(tmp_path), b"", 0)
     assert words in what
     assert hint in (advice or "")
     with pytest.raises(UnknownFormat):
@@ -254,7 +254,7 @@ def test_the_way_back_from_an_unzipped_checkpoint_works(tmp_path: Path) -> None:
     folder = tmp_path / "my model"
     with zipfile.ZipFile(io.BytesIO(saved(False))) as archive:
         archive.extractall(folder)
-    hint = foreign.describe(str(folder), b"", 0).hint
+    hint = kinds.describe(str(folder), b"", 0).hint
     assert hint is not None
     command = hint.partition(" makes it")[0]
     assert "cd" in command
@@ -298,9 +298,9 @@ def test_whatever_the_bytes_there_is_an_answer(tmp_path: Path) -> None:
 
 
 def test_a_file_that_vanishes_is_described_by_its_head(tmp_path: Path) -> None:
-    assert foreign.describe(str(tmp_path / "gone"), b"\x80\x04}.", 4).what.startswith("a plain pickle")
-    assert foreign.describe(str(tmp_path / "gone"), b"PK\x03\x04" + bytes(40), 44).what.startswith("a damaged zip")
-    assert foreign.describe(str(tmp_path / "gone"), tar_of("a")[:4096], 10240).what.startswith("a tar archive")
+    assert kinds.describe(str(tmp_path / "gone"), b"\x80\x04}.", 4).what.startswith("a plain pickle")
+    assert kinds.describe(str(tmp_path / "gone"), b"PK\x03\x04" + bytes(40), 44).what.startswith("a damaged zip")
+    assert kinds.describe(str(tmp_path / "gone"), tar_of("a")[:4096], 10240).what.startswith("a tar archive")
 
 
 def test_an_old_torch_tar_of_the_corpus() -> None:

@@ -18,7 +18,7 @@ import ckptfix
 from ckptfix.checkpoint import Derived, Edit, Put, Rename, Storage, TensorEntry, reshaped
 from ckptfix.errors import CkptfixError, NoSuchTensor, Unsupported, WouldLoseData
 from ckptfix.formats import FORMATS, open_checkpoint
-from ckptfix.io import write as output
+from ckptfix.io import write as io_write
 from ckptfix.ops.law.promise import listed
 
 ZIP = [True, False]
@@ -28,7 +28,7 @@ Shapes = dict[str, tuple[int, ...]]
 def edited(path: Path, *edits: Edit) -> Path:
     checkpoint = open_checkpoint(path)
     out = path.with_name(f"out{path.suffix}")
-    output.write_plan(FORMATS[checkpoint.format].plan_edit(checkpoint, edits, str(out)))
+    io_write.write_plan(FORMATS[checkpoint.format].plan_edit(checkpoint, edits, str(out)))
     return out
 
 

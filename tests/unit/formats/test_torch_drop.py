@@ -20,7 +20,7 @@ from ckptfix.checkpoint import Drop
 from ckptfix.errors import NoSuchTensor, Unsupported
 from ckptfix.formats.torch import rewrite
 from ckptfix.formats.torch.common import parts_of
-from ckptfix.io import write as output
+from ckptfix.io import write as io_write
 from ckptfix.pickles.reemit import reemit
 
 
@@ -34,7 +34,7 @@ def dropped(path: Path, *drops: Drop, gone: tuple[int, ...] = ()) -> Path:
     dest = path.with_name("out.pth")
     checkpoint = formats.open_checkpoint(path)
     rewritten = rewrite.without(parts_of(checkpoint).found, drops, gone=gone)
-    output.write_plan(rewrite.plan_rewrite(checkpoint, rewritten, str(dest)), overwrite=True)
+    io_write.write_plan(rewrite.plan_rewrite(checkpoint, rewritten, str(dest)), overwrite=True)
     return dest
 
 
@@ -104,7 +104,7 @@ def test_gone_tensors_leave_mappings_and_are_none_in_sequences(tmp_path: Path) -
     checkpoint = formats.open_checkpoint(path)
     nodes = [node for _, key, node in parts_of(checkpoint).found.tensors if key != "kept"]
     rewritten = rewrite.without(parts_of(checkpoint).found, gone={id(node) for node in nodes})
-    output.write_plan(rewrite.plan_rewrite(checkpoint, rewritten, str(tmp_path / "out.pth")))
+    io_write.write_plan(rewrite.plan_rewrite(checkpoint, rewritten, str(tmp_path / "out.pth")))
     out = torch.load(tmp_path / "out.pth")
     assert list(out) == ["list", "pair", "kept", "more"]
     assert (out["list"], out["pair"], out["more"]) == ([1, None, 2], (None, 3), {"x": 0})

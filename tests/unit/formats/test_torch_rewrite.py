@@ -10,7 +10,7 @@ import torch
 from ckptfix import formats
 from ckptfix.checkpoint import Drop, Edit, Rename, SetLocation
 from ckptfix.errors import DamagedFile, NoSuchTensor
-from ckptfix.io import write as output
+from ckptfix.io import write as io_write
 
 Made = dict[str, object]
 
@@ -31,7 +31,7 @@ def saved(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 def edited(path: Path, *edits: Edit) -> Path:
     checkpoint = formats.open_checkpoint(path)
     dest = path.with_name("out.pt")
-    output.write_plan(formats.FORMATS[checkpoint.format].plan_edit(checkpoint, edits, str(dest)))
+    io_write.write_plan(formats.FORMATS[checkpoint.format].plan_edit(checkpoint, edits, str(dest)))
     return dest
 
 

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from ckptfix.cli import commands
 from ckptfix.formats import open_checkpoint
-from ckptfix.formats.torch import weights_only as trusted
+from ckptfix.formats.torch import weights_only
 from ckptfix.formats.torch.common import parts_of
 from ckptfix.ops.doctor.examine import examine
 from ckptfix.pickles import parse
@@ -97,7 +97,7 @@ def test_the_verdict_is_torchs(use: str, protocol: int, tmp_path: Path) -> None:
     path = tmp_path / "in.pth"
     path.write_bytes(file_of(USES[use], protocol))
     accepted = accepts(path.read_bytes())
-    reason = trusted.refusal(parts_of(open_checkpoint(path)).graph)
+    reason = weights_only.refusal(parts_of(open_checkpoint(path)).graph)
     assert (reason is None) == accepted, reason
     told = {finding.id for finding in examine(path).findings}
     assert ("unsupported-opcode" in told) == (not accepted)
@@ -126,10 +126,10 @@ def test_the_other_pickles_of_a_legacy_file_count(place: str, tmp_path: Path) ->
     path = tmp_path / "in.pth"
     path.write_bytes(legacy(whole, [("0", 4, DATA)], **{place: parts[place]}))
     assert not accepts(path.read_bytes())
-    assert trusted.refusal(parts_of(open_checkpoint(path)).graph)
+    assert weights_only.refusal(parts_of(open_checkpoint(path)).graph)
     path.write_bytes(legacy(whole, [("0", 4, DATA)]))
     assert accepts(path.read_bytes())
-    assert trusted.refusal(parts_of(open_checkpoint(path)).graph) is None
+    assert weights_only.refusal(parts_of(open_checkpoint(path)).graph) is None
 
 
 VERBS = {
@@ -154,7 +154,7 @@ def test_no_edit_makes_an_accepted_file_a_refused_one(verb: str, use: str, tmp_p
         CliRunner().invoke(commands, [command, str(path), str(out), *options])
         if out.exists():
             assert accepts(out.read_bytes()), (protocol, parse(_pickle(out)).rare)
-            assert trusted.refusal(parts_of(open_checkpoint(out)).graph) is None
+            assert weights_only.refusal(parts_of(open_checkpoint(out)).graph) is None
 
 
 def _pickle(path: Path) -> bytes:
@@ -172,4 +172,4 @@ def test_a_python_2_name_stays_accepted_however_long_it_grows(length: int) -> No
     assert isinstance(name, Text)
     new = parse(splice(graph, string_patches(graph, [(name, "n" * length)])))
     assert isinstance(new.root, Dict) and str(new.root.items[0][0]) == "n" * length
-    assert trusted.refusal(new) is None
+    assert weights_only.refusal(new) is None

@@ -14,7 +14,7 @@ from torch._weights_only_unpickler import _get_allowed_globals
 
 from ckptfix.checkpoint import dtypes
 from ckptfix.formats import open_checkpoint
-from ckptfix.formats.torch import weights_only as trusted
+from ckptfix.formats.torch import weights_only
 from ckptfix.ops.inspect.describe import inspect
 
 
@@ -23,7 +23,7 @@ def test_the_table_is_torchs() -> None:
     names = set(_get_allowed_globals())
     if any(name.startswith("torch.distributed") for name in names):
         names = {name for name in names if not name.startswith("torch.distributed")}
-    assert names == trusted.ALLOWED
+    assert names == weights_only.ALLOWED
 
 
 def test_the_dtype_table_is_torchs() -> None:

@@ -13,7 +13,7 @@ from ranges import copy_range, read_exact
 from ckptfix.checkpoint import ByteRange, Derived
 from ckptfix.errors import DamagedFile, Truncated, Unsupported, WriteFailed
 from ckptfix.io import copy as io_copy
-from ckptfix.io import read as fileio
+from ckptfix.io import read as io_read
 from ckptfix.io.source import open_source
 
 CONTENT = bytes(range(256)) * 1200  # 300 KiB: above SMALL, so that the kernel copies it
@@ -82,20 +82,20 @@ class TestReading:
         assert (caught.value.path, caught.value.offset) == (source, 4096)
 
     def test_chunks(self, source: str) -> None:
-        chunks = list(fileio.read_chunks(ByteRange(source, 1, 2500), 1000))
+        chunks = list(io_read.read_chunks(ByteRange(source, 1, 2500), 1000))
         assert [len(chunk) for chunk in chunks] == [1000, 1000, 500]
         assert b"".join(chunks) == CONTENT[1:2501]
 
     def test_chunks_of_a_derived_stream(self) -> None:
-        assert list(fileio.read_chunks(Derived(5, lambda: (b"ab", b"", b"cde")))) == [b"ab", b"", b"cde"]
+        assert list(io_read.read_chunks(Derived(5, lambda: (b"ab", b"", b"cde")))) == [b"ab", b"", b"cde"]
 
     @pytest.mark.parametrize("length", [4, 6])
     def test_a_derived_stream_must_keep_its_promise(self, length: int) -> None:
         with pytest.raises(DamagedFile, match=f"{length} bytes promised"):
-            list(fileio.read_chunks(Derived(length, lambda: (b"ab", b"cde"))))
+            list(io_read.read_chunks(Derived(length, lambda: (b"ab", b"cde"))))
 
     def test_no_byte_too_many_is_handed_on(self) -> None:
-        chunks = fileio.read_chunks(Derived(4, lambda: (b"ab", b"cde")))
+        chunks = io_read.read_chunks(Derived(4, lambda: (b"ab", b"cde")))
         assert next(chunks) == b"ab"
         with pytest.raises(DamagedFile):
             next(chunks)
@@ -135,7 +135,7 @@ class TestReading:
             pytest.skip("no /proc")
         before = len(list(descriptors.iterdir()))
         read_exact(ByteRange(source, 0, 1))
-        list(fileio.read_chunks(ByteRange(source, 0, 10)))
+        list(io_read.read_chunks(ByteRange(source, 0, 10)))
         with pytest.raises(Unsupported):
             open_source(tmp_path)
         assert len(list(descriptors.iterdir())) == before

@@ -16,7 +16,7 @@ from ckptfix.checkpoint import ByteRange, Derived, OutputFile, Plan, Segment
 from ckptfix.errors import CkptfixError, DamagedFile, Truncated, Unsupported, WouldOverwrite, WriteFailed
 from ckptfix.io import copy, system
 from ckptfix.io import source as io_source
-from ckptfix.io import write as output
+from ckptfix.io import write as io_write
 from ckptfix.io.source import BATCH, stamp
 from ckptfix.io.write import check_destination, write_plan
 
@@ -101,7 +101,7 @@ class TestContent:
     def test_a_range_beyond_its_file_is_found_before_anything_is_written(
         self, tmp_path: Path, source: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(output._Output, "write", lambda *arguments: pytest.fail("began to write"))
+        monkeypatch.setattr(io_write._Output, "write", lambda *arguments: pytest.fail("began to write"))
         with pytest.raises(Truncated) as caught:
             write_plan(plan_of(tmp_path / "out", b"head", ByteRange(source, 100, len(CONTENT))))
         assert (caught.value.path, caught.value.offset) == (source, 100)
@@ -393,23 +393,23 @@ class TestSpace:
     def test_a_full_disk_is_reported_before_the_first_byte(
         self, tmp_path: Path, source: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(output, "free_space", lambda folder: 299_999)
+        monkeypatch.setattr(io_write, "free_space", lambda folder: 299_999)
         monkeypatch.setattr(system, "free_space", lambda folder: 299_999)
-        monkeypatch.setattr(output._Output, "write", lambda *arguments: pytest.fail("began to write"))
+        monkeypatch.setattr(io_write._Output, "write", lambda *arguments: pytest.fail("began to write"))
         with pytest.raises(WriteFailed, match="No space left") as caught:
             write_plan(plan_of(tmp_path / "out", ByteRange(source, 0, 300_000)))
         assert caught.value.path == str(tmp_path / "out")
         assert str(caught.value.hint).startswith("300,000 bytes are needed, 299,999 are free")
 
     def test_all_files_of_a_plan_count(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(output, "free_space", lambda folder: 150)
+        monkeypatch.setattr(io_write, "free_space", lambda folder: 150)
         files = tuple(OutputFile.of(tmp_path / name, [bytes(100)]) for name in "ab")
         with pytest.raises(WriteFailed):
             write_plan(Plan(files))
         assert names(tmp_path) == []
 
     def test_a_file_system_that_does_not_say(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(output, "free_space", lambda folder: None)
+        monkeypatch.setattr(io_write, "free_space", lambda folder: None)
         write_plan(plan_of(tmp_path / "out", b"new"))
         assert (tmp_path / "out").read_bytes() == b"new"
 
@@ -492,11 +492,11 @@ class TestOrder:
     def test_syncing_begins_while_the_file_grows(
         self, tmp_path: Path, source: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(output, "SYNC_EVERY", 50_000)
+        monkeypatch.setattr(io_write, "SYNC_EVERY", 50_000)
         monkeypatch.setattr(copy, "BATCH", 10_000)
         sizes = []
         threads = threading.active_count()
-        monkeypatch.setattr(output, "_sync_data", lambda fd: sizes.append(os.fstat(fd).st_size))
+        monkeypatch.setattr(io_write, "_sync_data", lambda fd: sizes.append(os.fstat(fd).st_size))
         write_plan(plan_of(tmp_path / "out", *[bytes(10_000)] * 30))
         assert sizes
         assert 50_000 <= sizes[0] <= 300_000
@@ -508,9 +508,9 @@ class TestOrder:
         def failing(fd: int) -> None:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-        monkeypatch.setattr(output, "SYNC_EVERY", 50_000)
+        monkeypatch.setattr(io_write, "SYNC_EVERY", 50_000)
         monkeypatch.setattr(copy, "BATCH", 10_000)
-        monkeypatch.setattr(output, "_sync_data", failing)
+        monkeypatch.setattr(io_write, "_sync_data", failing)
         monkeypatch.setattr(os, "fsync", lambda fd: pytest.fail("synced again"))
         for count in (5, 30):  # the failure is seen at the end, or at the next write
             with pytest.raises(WriteFailed, match="Input/output error") as caught:

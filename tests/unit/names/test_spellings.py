@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations, spectral_norm, weight_norm
 
-from ckptfix.names import spellings as families
+from ckptfix.names import spellings
 from ckptfix.names.slots import Slot
 from ckptfix.names.spellings import canonical, fusions, optional
 
@@ -110,7 +110,7 @@ def test_what_stays_as_it_is(names: list[str]) -> None:
 def test_fused_attention_has_one_name() -> None:
     torch_names = keys(nn.MultiheadAttention(4, 2))
     assert all_canonical(torch_names) == {"qkv.weight", "qkv.bias", "out_proj.weight", "out_proj.bias"}
-    for module in families.FUSED_QKV:
+    for module in spellings.FUSED_QKV:
         assert all_canonical([f"h.0.attn.{module}.weight"]) == {"h.0.attn.qkv.weight"}
 
 
@@ -193,11 +193,11 @@ def test_each_part_is_used_once() -> None:
 
 
 def test_the_table_is_sound() -> None:
-    ids = [family.id for family in families.FAMILIES]
-    prefixes = [prefix.component for prefix in families.BASE_PREFIXES]
+    ids = [family.id for family in spellings.FAMILIES]
+    prefixes = [prefix.component for prefix in spellings.BASE_PREFIXES]
     assert len(set(ids)) == len(ids)
     assert len(set(prefixes)) == len(prefixes)
-    assert all(family.about and family.source for family in families.FAMILIES)
+    assert all(family.about and family.source for family in spellings.FAMILIES)
     assert not any(prefix.startswith(".") or prefix.endswith(".") for prefix in prefixes)
 
 

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from ckptfix.names import wrappers as keys
+from ckptfix.names import wrappers
 
 
 @pytest.mark.parametrize(
@@ -22,12 +22,12 @@ from ckptfix.names import wrappers as keys
     ],
 )
 def test_a_prefix_is_whole_components_at_the_front(name: str, stripped: str) -> None:
-    assert keys.strip(name, "module") == stripped
+    assert wrappers.strip(name, "module") == stripped
 
 
 def test_a_prefix_may_have_several_components() -> None:
-    assert keys.strip("net.module.fc", "net.module") == "fc"
-    assert not keys.has_prefix("net.module", "net.module")
+    assert wrappers.strip("net.module.fc", "net.module") == "fc"
+    assert not wrappers.has_prefix("net.module", "net.module")
 
 
 @pytest.mark.parametrize(
@@ -46,33 +46,34 @@ def test_a_prefix_may_have_several_components() -> None:
     ],
 )
 def test_unwrapped(name: str, bare: str) -> None:
-    assert keys.unwrapped(name) == bare
+    assert wrappers.unwrapped(name) == bare
 
 
 def test_wrappers_in() -> None:
-    found = keys.wrappers_in(["module.a._orig_mod.b", "module.c", "d.module.e", "module"])
+    found = wrappers.wrappers_in(["module.a._orig_mod.b", "module.c", "d.module.e", "module"])
     assert found == {"module": (2, "module.a._orig_mod.b"), "_orig_mod": (1, "module.a._orig_mod.b")}
 
 
 def test_companions_are_set_aside() -> None:
-    assert keys.split_prefix(["n_averaged", "module.a", "b"], "module") == (["module.a"], ["b"])
+    assert wrappers.split_prefix(["n_averaged", "module.a", "b"], "module") == (["module.a"], ["b"])
 
 
 def test_module_paths_follow_the_rule() -> None:
-    assert keys.module_path(lambda name: keys.strip(name, "module"), "module") == ""
-    assert keys.module_path(lambda name: keys.strip(name, "module"), "module.fc") == "fc"
-    assert keys.module_path(lambda name: keys.strip(name, "module"), "") == ""
-    assert keys.module_path(lambda name: keys.add(name, "module"), "") == "module"
-    assert keys.module_path(lambda name: keys.add(name, "module"), "fc") == "module.fc"
-    assert keys.module_path(lambda name: re.sub(r"^bn(\d)\.", r"norm\1.", name), "bn1") == "norm1"
+    assert wrappers.module_path(lambda name: wrappers.strip(name, "module"), "module") == ""
+    assert wrappers.module_path(lambda name: wrappers.strip(name, "module"), "module.fc") == "fc"
+    assert wrappers.module_path(lambda name: wrappers.strip(name, "module"), "") == ""
+    assert wrappers.module_path(lambda name: wrappers.add(name, "module"), "") == "module"
+    assert wrappers.module_path(lambda name: wrappers.add(name, "module"), "fc") == "module.fc"
+    assert wrappers.module_path(lambda name: re.sub(r"^bn(\d)\.", r"norm\1.", name), "bn1") == "norm1"
 
 
 def test_renamed_modules() -> None:
-    found = keys.renamed_modules({"features.0.weight": "conv.weight", "features.0.bias": "conv.bias", "x.a.w": "y.a.w"})
+    names = {"features.0.weight": "conv.weight", "features.0.bias": "conv.bias", "x.a.w": "y.a.w"}
+    found = wrappers.renamed_modules(names)
     assert found == {"features.0": "conv", "x.a": "y.a", "x": "y"}
-    assert keys.renamed_modules({"a.w": "b.w", "a.v": "c.v"}) == {}
+    assert wrappers.renamed_modules({"a.w": "b.w", "a.v": "c.v"}) == {}
 
 
 def test_every_wrapper_row_says_where_it_comes_from() -> None:
-    assert all(row.made_by and row.source for row in keys.WRAPPERS)
-    assert len({row.component for row in keys.WRAPPERS}) == len(keys.WRAPPERS)
+    assert all(row.made_by and row.source for row in wrappers.WRAPPERS)
+    assert len({row.component for row in wrappers.WRAPPERS}) == len(wrappers.WRAPPERS)

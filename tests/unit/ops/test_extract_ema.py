@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import ckptfix
 from ckptfix import errors
-from ckptfix.ops.extract.averaged import KEYS
+from ckptfix.ops.averages import KEYS
 
 
 def net(value: float) -> nn.Module:

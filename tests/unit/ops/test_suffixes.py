@@ -15,7 +15,7 @@ import ckptfix
 from ckptfix import doctor, formats
 from ckptfix.cli import commands
 from ckptfix.errors import Refused
-from ckptfix.ops import repair as rescue
+from ckptfix.ops import repair
 
 WEIGHTS = {"module.fc.weight": torch.ones(2, 3), "module.fc.bias": torch.zeros(2)}
 
@@ -28,7 +28,7 @@ COMMANDS: dict[str, Callable[[Path, Path], Any]] = {
     "match": lambda source, dest: ckptfix.match(source, dest, source),
     "sanitize": ckptfix.sanitize,
     "slim": ckptfix.slim,
-    "repair": rescue.repair,
+    "repair": repair.repair,
 }
 
 

@@ -15,7 +15,7 @@ from builders import Record, build_zip, replace, torch_records, written
 from ckptfix.errors import Unsupported, WriteFailed
 from ckptfix.io.read import read_chunks
 from ckptfix.io.source import Source, open_source
-from ckptfix.ops import repair as rescue
+from ckptfix.ops import repair
 from ckptfix.zips import rebuild as zip_rebuild
 from ckptfix.zips import scan as zip_scan
 from ckptfix.zips.rebuild import Archive, Rebuilt
@@ -156,7 +156,7 @@ def test_a_sector_that_can_not_be_read_costs_what_is_in_it(tmp_path: Path, monke
 
     monkeypatch.setattr(Source, "read", broken)
     monkeypatch.setattr(zip_rebuild, "CRC_CHUNK", 4096)
-    result = rescue.repair(tmp_path / "in.pth", None, check_only=True)
+    result = repair.repair(tmp_path / "in.pth", None, check_only=True)
     assert [loss.name for loss in result.losses] == ["w3"] and len(result.kept) == 5
     assert "unreadable" in {row.id for row in result.findings}
 
@@ -180,7 +180,7 @@ def test_a_script_without_its_directory_runs_again(tmp_path: Path) -> None:
     path = written(tmp_path / "cut.pt", data[: data.index(b"PK\x01\x02")])
     with pytest.raises(RuntimeError):
         torch.jit.load(path)  # type: ignore[no-untyped-call]
-    assert rescue.repair(path, tmp_path / "out.pt").exit_code == 0
+    assert repair.repair(path, tmp_path / "out.pt").exit_code == 0
     given = torch.randn(4, 3)
     again = torch.jit.load(tmp_path / "out.pt")  # type: ignore[no-untyped-call]
     assert torch.equal(again(given), model(given))
