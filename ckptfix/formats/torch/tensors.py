@@ -13,11 +13,11 @@ from ckptfix.formats.torch import calls
 from ckptfix.formats.torch.calls import RebuildCall
 from ckptfix.formats.torch.state import TooManyParts, split, state_rows
 from ckptfix.pickles import Call, Global, PersId
-from ckptfix.pickles.graph import attributes, pairs
+from ckptfix.pickles.graph import Node, attributes, pairs
 
 StorageOf = Callable[[PersId], Storage]
 Args = tuple[Any, ...]
-Rows = list[tuple[str, Any]]
+Rows = list[tuple[str, Node]]
 
 
 class BadTensor(DamagedFile, ValueError):
@@ -92,7 +92,7 @@ def viewed(persid: PersId, storage: Storage) -> tuple[int, int]:
     raise BadTensor("a storage view that does not lie in its storage")
 
 
-def storage_dtype(node: Any) -> str:
+def storage_dtype(node: Node) -> str:
     """The dtype that a storage class stands for.
 
     Raises:
@@ -104,7 +104,7 @@ def storage_dtype(node: Any) -> str:
     return row.name
 
 
-def dtype_name(node: Any) -> str:
+def dtype_name(node: Node) -> str:
     """The dtype of a ``torch.float32`` global."""
     if type(node) is Global and node.module == "torch":
         row = dtypes.find(node.name)
@@ -114,13 +114,18 @@ def dtype_name(node: Any) -> str:
     raise BadTensor(f"unknown dtype {node!r}")
 
 
-def sizes(node: Any) -> tuple[int, ...]:
+def sizes(node: Node) -> tuple[int, ...]:
     """A shape or stride: a tuple of ints, or ``torch.Size`` of one."""
     if type(node) is Call and node.arguments:
         node = node.arguments[0]
-    if type(node) not in (tuple, list) or not all(type(value) is int and 0 <= value < 1 << 63 for value in node):
+    if not _are_sizes(node):
         raise BadTensor("a shape or stride that is not a tuple of sizes")
+    # The same object where it is a tuple: a pickle that is written has it once.
     return tuple(node)
+
+
+def _are_sizes(node: Node) -> TypeGuard[Sequence[int]]:
+    return isinstance(node, (tuple, list)) and all(type(value) is int and 0 <= value < 1 << 63 for value in node)
 
 
 def _dense(
@@ -167,7 +172,7 @@ def _parameter(row: RebuildCall, args: Args, key: str, at: str, storage_of: Stor
     return replace(_inner(args[0], key, at, storage_of), requires_grad=bool(args[1]), parameter=True)
 
 
-def _inner(node: Any, key: str, at: str, storage_of: StorageOf) -> TensorEntry:
+def _inner(node: Node, key: str, at: str, storage_of: StorageOf) -> TensorEntry:
     if not is_tensor(node):
         raise BadTensor("a part that is not a tensor")
     _refuse_bottomless(node)
@@ -185,10 +190,10 @@ def _refuse_bottomless(node: Call) -> None:
     Hostile depth must not become Python's, and what is shared is unfolded for each use of it.
     """
     left = MAX_PARTS
-    stack: list[tuple[Any, int]] = [(node, 0)]
+    stack: list[tuple[Node, int]] = [(node, 0)]
     while stack:
         part, depth = stack.pop()
-        inside: Sequence[Any] = part
+        inside: Sequence[Node] = part if isinstance(part, (tuple, list)) else ()
         if type(part) is Call:
             inside = part.arguments
             inside = (*inside, *(value for _, value in attributes(inside[3]))) if len(inside) > 3 else inside
@@ -253,7 +258,7 @@ def _meta(row: RebuildCall, args: Args, key: str, at: str, storage_of: StorageOf
     return TensorEntry(key, at, None, dtype_name(dtype), shape, stride, 0, bool(requires_grad), kind="meta")
 
 
-def _matching(shape: Any, stride: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _matching(shape: Node, stride: Node) -> tuple[tuple[int, ...], tuple[int, ...]]:
     shape, stride = sizes(shape), sizes(stride)
     if len(shape) != len(stride):
         raise BadTensor(f"shape {shape} with stride {stride}")
@@ -308,11 +313,11 @@ def split_state(rows: Rows) -> tuple[Rows, Rows]:
         raise BadTensor(str(error)) from None
 
 
-def _parts(rows: list[tuple[str, Any]], key: str, at: str, storage_of: StorageOf) -> tuple[TensorEntry, ...]:
+def _parts(rows: Rows, key: str, at: str, storage_of: StorageOf) -> tuple[TensorEntry, ...]:
     return tuple(_inner(node, f"{key}.{name}", at, storage_of) for name, node in split_state(rows)[0])
 
 
-def is_wrapper(func: Any) -> bool:
+def is_wrapper(func: Node) -> bool:
     row = calls.of(func)
     return row is not None and row.kind == "wrapper"
 

@@ -394,3 +394,13 @@ def test_a_hostile_file_gives_one_error(tmp_path: Path) -> None:
     with pytest.raises(errors.BadPickle) as caught:
         ckptfix.extract(path, tmp_path / "out.pth")
     assert caught.value.path == str(path) and caught.value.where == "w" and not (tmp_path / "out.pth").exists()
+
+
+def test_a_storage_among_the_tensors_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "in.pt"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        storage = torch.ones(2).storage()  # type: ignore[no-untyped-call]
+        torch.save({"fc.weight": torch.ones(2, 2), "fc.bias": storage}, path)
+    with pytest.raises(errors.WouldLoseData, match="a storage that stands by itself"):
+        ckptfix.extract(path, tmp_path / "out.pth")
