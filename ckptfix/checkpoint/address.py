@@ -10,12 +10,6 @@ def join(at: str, key: str) -> str:
     return f"{at}/{key}" if at else key
 
 
-def split(address: str) -> tuple[str, str]:
-    """The address of the mapping that something is in, and its key there, for keys without a slash."""
-    at, _, key = address.rpartition("/")
-    return at, key
-
-
 def given(text: str) -> str:
     """The address that a user gave, with or without slashes around it."""
     return text.strip("/")
