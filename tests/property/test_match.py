@@ -82,7 +82,7 @@ def test_the_way_back_is_right_too(start: int) -> None:
 
 SCRIPT = """
 from property.named_models import pair
-from ckptfix.ops.match import match
+from ckptfix.align.match import match
 for seed in range(12):
     one, other = pair(seed)
     print(match([slot for slot, _ in one], [slot for slot, _ in other]))
