@@ -109,6 +109,7 @@ def no_kernel_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(copy, "_kernel_means", list)
 
 
+@pytest.mark.campaign
 @pytest.mark.usefixtures("smaller")
 @pytest.mark.parametrize("call", [name for name in CALLS if hasattr(os, name)])
 @pytest.mark.parametrize("name", SCENARIOS)
@@ -124,6 +125,7 @@ def test_one_call_fails(tmp_path: Path, name: str, call: str) -> None:
     assert wrong == []
 
 
+@pytest.mark.campaign
 @pytest.mark.usefixtures("smaller")
 @pytest.mark.parametrize("call", ["write", "pread", "fsync"])
 @pytest.mark.parametrize("fault", ["EIO", "ENOSPC"])
@@ -141,6 +143,7 @@ def test_every_call_fails_from_one_on(
         assert armed.raised
 
 
+@pytest.mark.campaign
 @pytest.mark.usefixtures("smaller")
 @pytest.mark.parametrize("call", [name for name in CALLS if hasattr(os, name) and name != "link"])
 @pytest.mark.parametrize("name", ["keep", "several keep"])

@@ -44,7 +44,7 @@ def test_the_small_file_is_sound(name: str, place: Path) -> None:
     assert list(detect(place).check(str(place))) == []
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.parametrize("name", SMALL)
 def test_every_cut(name: str, place: Path) -> None:
     """A cut file lists nothing, or says what is missing."""
@@ -62,7 +62,7 @@ def test_every_bit(name: str, place: Path) -> None:
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * RSS_UNIT < MEMORY
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_no_flip_of_the_pickle_in_a_zip_passes_silently(place: Path) -> None:
     """torch does not look at the checksum, so a changed shape or name would load."""
     start = SMALL["zip"].index(PICKLE)

@@ -143,6 +143,7 @@ def test_structure_is_right_or_refuses(pair: Pair) -> None:
     assert pair.expect == "match" or judged.verdict == "refused"
 
 
+@pytest.mark.campaign
 def test_structure_matches_most_pairs_whole() -> None:
     found = Counter(structured(pair).verdict for pair in PAIRS if pair.expect == "match")
     assert len({pair.family.name for pair in PAIRS}) >= 12
@@ -153,6 +154,7 @@ WHOLE = 181
 """Of the pairs that can be matched, this many are, with no key left."""
 
 
+@pytest.mark.campaign
 def test_order_and_suffixes_do_worse() -> None:
     """On these pairs the simple ways fail often, so that a right answer is not a matter of course."""
     matchable = [pair for pair in PAIRS if pair.expect == "match"][::3]

@@ -295,6 +295,7 @@ def group(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.campaign
 def test_processes_go_on_exactly(group: Path) -> None:
     losses = json.loads((group / "losses.json").read_text())
     assert len(losses) == 11
@@ -318,6 +319,7 @@ def test_from_processes_into_one(group: Path) -> None:
         assert lines[1].startswith("RNG state is of 2 processes and there are 1 now")
 
 
+@pytest.mark.campaign
 def test_keys_of_processes(group: Path) -> None:
     def first(name: str) -> str:
         found: str = next(iter(torch.load(group / name, weights_only=True)["model_state_dict"]))
