@@ -138,6 +138,7 @@ def test_a_cut_file_is_repaired_first(cli: Cli, tmp_path: Path) -> None:
     assert "ckptfix convert" not in said
 
 
+@pytest.mark.slow
 def test_a_file_of_a_distributed_checkpoint_leads_to_its_folder(cli: Cli, tmp_path: Path) -> None:
     import torch
     from torch.distributed.checkpoint.filesystem import FileSystemWriter

@@ -193,6 +193,7 @@ def test_a_signal_cleans_up_and_exits_with_its_number(tmp_path: Path, number: si
     assert interrupted(tmp_path, number) == (128 + number, f"stopped by {number.name}\n", True)
 
 
+@pytest.mark.slow
 def test_a_second_signal_does_not_cut_the_cleanup_short(tmp_path: Path) -> None:
     code, err, cleaned = interrupted(tmp_path, signal.SIGTERM, signal.SIGINT, signal.SIGTERM, cleanup=1.0)
     assert (code, err, cleaned) == (128 + signal.SIGTERM, "stopped by SIGTERM\n", True)

@@ -138,6 +138,7 @@ def on_terminal(*arguments: str) -> str:
     return shown.decode()
 
 
+@pytest.mark.slow
 def test_a_terminal_sees_it_and_then_sees_it_no_more() -> None:
     shown = on_terminal()
     assert " of 8.00 GB" in shown
@@ -147,6 +148,7 @@ def test_a_terminal_sees_it_and_then_sees_it_no_more() -> None:
     assert last.strip() == "the end"
 
 
+@pytest.mark.slow
 def test_quiet_and_no_terminal_mean_none() -> None:
     assert " of 8.00 GB" not in on_terminal("--quiet")
     script = SCRIPT.replace("ARGUMENTS", "()")

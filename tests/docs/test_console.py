@@ -78,6 +78,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
     return {**os.environ, "PATH": f"{binaries}:{os.environ['PATH']}", "COLUMNS": "80"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_a_page_shows_what_happens(page: Path, folder: Path, environment: dict[str, str]) -> None:
     text = page.read_text(encoding="utf-8")

@@ -108,6 +108,7 @@ def shown(folder: Path) -> dict[str, Fields]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("heading", RUNS)
 def test_the_fields_are_those_that_are_printed(shown: dict[str, Fields], heading: str) -> None:
     common = {} if heading in ALONE else fields_of(COMMON)

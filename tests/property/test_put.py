@@ -83,6 +83,7 @@ def cases(draw: st.DrawFn, dtypes: tuple[str, ...], views: bool) -> tuple[dict[s
     return state, puts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SAMPLES)
 @settings(max_examples=60)
 @given(data=st.data())

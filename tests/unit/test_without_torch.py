@@ -77,6 +77,7 @@ for path in sys.argv[2:]:
 """
 
 
+@pytest.mark.slow
 def test_every_fixture(bare: Forks, tmp_path: Path) -> None:
     files = sorted(str(path) for path in (ROOT / "fixtures").iterdir() if path.suffix in (".pth", ".safetensors"))
     done = bare(EVERY_FIXTURE, [str(tmp_path), *files])
@@ -99,6 +100,7 @@ except ckptfix.CkptfixError as error:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LOADERS)
 def test_a_loader_names_the_extra(bare: Forks, name: str, tmp_path: Path) -> None:
     path = arguments("inspect", tmp_path)[1]

@@ -280,6 +280,7 @@ def test_a_gzip_bomb_is_not_unpacked(tmp_path: Path) -> None:
     assert peak < 1 << 20
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_whatever_the_bytes_there_is_an_answer(tmp_path: Path) -> None:
     """Every cut and many damaged bytes of every sample."""

@@ -313,6 +313,7 @@ def use_all(path: str) -> None:
     content(safetensors.plan_write(found.entries, "out"))
 
 
+@pytest.mark.slow
 def test_every_cut_gives_an_error_or_names_what_is_lost(tmp_path: Path) -> None:
     path = tmp_path / "m.safetensors"
     (length,) = struct.unpack_from("<Q", SMALL)

@@ -59,6 +59,7 @@ def test_every_kind_of_object_is_written_again_as_it_was(tmp_path: Path, kind: K
         assert formats.open_checkpoint(out).devices == formats.open_checkpoint(path).devices
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("container", CONTAINERS)
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 def test_a_key_goes_and_everything_else_stays(tmp_path: Path, container: str, protocol: int) -> None:

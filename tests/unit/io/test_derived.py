@@ -127,6 +127,7 @@ class TestGathered:
     def test_nothing_is_read_before_it_is_asked_for(self, tmp_path: Path) -> None:
         assert gathered(ByteRange(str(tmp_path / "none"), 0, 100), 4, (5,), (5,), 0).length == 20
 
+    @pytest.mark.slow
     def test_transposed_in_bounded_memory_and_few_reads(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         side = 2500
         matrix = numpy.arange(side * side, dtype=numpy.uint32).reshape(side, side)
@@ -147,6 +148,7 @@ class TestGathered:
         assert len(reads) < side * math.ceil(side * side * 4 / streams.BLOCK) * 1.1
         assert sum(reads) < 2 * side * side * 4
 
+    @pytest.mark.slow
     def test_a_sparse_column_does_not_bring_the_whole_storage_into_memory(self, tmp_path: Path) -> None:
         path = tmp_path / "data"
         with open(path, "wb") as file:

@@ -35,6 +35,7 @@ def program(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("assign", [False, True])
 def test_load_into(program: Path, assign: bool) -> None:
     torch.manual_seed(6)

@@ -140,6 +140,7 @@ def _families(house: types.ModuleType) -> list[Any]:
                      if isinstance(row, Family)]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", ["tied", "buffers", "containers", "compiled", "traced by fx"])
 def test_load_into_reads_the_same(tmp_path: Path, which: str) -> None:
     path, wanted = saved(tmp_path, which, "zip")

@@ -210,6 +210,7 @@ def test_every_file_of_the_corpus_is_the_same_afterwards(real_file: RealFile, tm
     assert sum(result.saved.values()) == real_file.path.stat().st_size - out.stat().st_size
 
 
+@pytest.mark.slow
 def test_flipped_bits_give_our_errors_or_the_same_tensors(tmp_path: Path) -> None:
     path = save({"v": LARGE[3:5, :10], "n": 1}, tmp_path / "in.pt", "zip")
     data = path.read_bytes()

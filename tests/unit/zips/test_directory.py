@@ -152,6 +152,7 @@ def opened(tmp_path: Path, data: bytes) -> None:
             record_data(reader, record)
 
 
+@pytest.mark.slow
 def test_every_cut_is_truncated_or_a_bad_directory(tmp_path: Path) -> None:
     data = archive()
     opened(tmp_path, data)
