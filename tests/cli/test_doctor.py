@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 import torch
 from builders import safetensors, written
 from cli.conftest import Cli, floats, state
