@@ -20,10 +20,10 @@ help: ## Show this list
 demo: $(READY) ## Train small wrapped models, save, mend and compare their checkpoints
 	$(BIN)/python -m ckptfix.trainer.demo
 
-quick: $(READY) ## Run the tests that show a mistake soonest; under a minute on two cores
+quick: $(READY) ## Run the tests that show a mistake soonest; about a minute on two cores
 	$(PYTEST) -m "not campaign and not slow" $(ARGS)
 
-test: $(READY) ## Run the tests; under five minutes
+test: $(READY) ## Run the tests; some five minutes
 	$(PYTEST) -m "not campaign" $(ARGS)
 
 test-all: $(READY) ## Run the tests and a slice of every campaign; under fifteen minutes
