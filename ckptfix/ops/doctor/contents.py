@@ -16,12 +16,11 @@ from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats import FORMATS, format_of, states
 from ckptfix.formats.safetensors.ties import share_plan
-from ckptfix.formats.torch import calls
+from ckptfix.formats.torch import calls, versions
 from ckptfix.formats.torch.common import pickled
 from ckptfix.names import spellings, wrappers
 from ckptfix.ops import averages, choose
 from ckptfix.ops.choose import chosen_sites
-from ckptfix.ops.sanitize import versions as sanitize_versions
 from ckptfix.words import plural
 
 WASTE = 4096
@@ -265,15 +264,15 @@ def needs_torch(checkpoint: Checkpoint) -> Iterator[Finding]:
         needs[container] = format.since
     parts = pickled(checkpoint)
     for node in parts.graph.globals if parts is not None else ():
-        since = sanitize_versions.since(node)
+        since = versions.since(node)
         if since is not None:
             needs[node.full] = since
-    newer = {what: since for what, since in needs.items() if since >= sanitize_versions.ZIP_SINCE}
+    newer = {what: since for what, since in needs.items() if since >= versions.ZIP_SINCE}
     if newer:
         what, since = max(newer.items(), key=lambda item: item[1])
         only_container = list(newer) == [container]
         fix = None if only_container else "ckptfix sanitize {source} {plain} --torch 1.5"
-        name = sanitize_versions.Version(since).name
+        name = versions.Version(since).name
         yield found("needs-torch", f"torch {name} or later reads it ({what})", fix=fix)
 
 

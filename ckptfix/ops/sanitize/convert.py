@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from ckptfix.errors import Unsupported
-from ckptfix.formats.torch import calls, weights_only
-from ckptfix.ops.sanitize import objects, versions
+from ckptfix.formats.torch import calls, versions, weights_only
+from ckptfix.ops.sanitize import objects
 from ckptfix.ops.sanitize.keys import hashable
 from ckptfix.ops.sanitize.numpy import SCALAR_TYPES, BadValue
 from ckptfix.ops.sanitize.output import Output, described, encoded

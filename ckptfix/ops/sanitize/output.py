@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from typing import Literal
 
 from ckptfix.errors import Unsupported
-from ckptfix.formats.torch import weights_only
+from ckptfix.formats.torch import versions, weights_only
 from ckptfix.formats.torch.call_classes import class_name
-from ckptfix.ops.sanitize import versions
 from ckptfix.ops.sanitize.keys import hashable, refuse_conflicts
 from ckptfix.ops.sanitize.report import DROPPED, Asked, Dropped, Filling, Loss, Made, Report, Settings
 from ckptfix.pickles import Call, Dict, Global, PersId, Set, Text

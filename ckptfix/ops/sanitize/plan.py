@@ -11,7 +11,7 @@ from ckptfix.commands import command
 from ckptfix.errors import Refused, Unsupported
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
-from ckptfix.formats.torch import demands, weights_only
+from ckptfix.formats.torch import demands, versions, weights_only
 from ckptfix.formats.torch import legacy as torch_legacy
 from ckptfix.formats.torch import zip as torch_zip
 from ckptfix.formats.torch.call_classes import class_name
@@ -22,7 +22,6 @@ from ckptfix.formats.torch.tensors import BadTensor
 from ckptfix.ops import choose
 from ckptfix.ops.candidates import candidates, whole_module
 from ckptfix.ops.choose import refuse_damaged
-from ckptfix.ops.sanitize import versions
 from ckptfix.ops.sanitize.convert import Converter
 from ckptfix.ops.sanitize.objects import EXTRACT, WHOLE_MODULE
 from ckptfix.ops.sanitize.report import DROPPED, Asked, Loss, Report, Settings

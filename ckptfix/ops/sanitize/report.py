@@ -9,7 +9,7 @@ from enum import Enum
 from typing import Final, TypeAlias
 
 from ckptfix.formats.torch.rewrite import NewStorage
-from ckptfix.ops.sanitize.versions import Version
+from ckptfix.formats.torch.versions import Version
 from ckptfix.pickles.graph import Node
 
 

@@ -15,7 +15,7 @@ from doctor_samples import SAMPLES, Sample
 
 import ckptfix
 from ckptfix.formats.torch import calls
-from ckptfix.ops.sanitize.versions import DTYPES, Version
+from ckptfix.formats.torch.versions import DTYPES, Version
 
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.id)
