@@ -138,8 +138,8 @@ def _cuts(rows: Sequence[Row], dropped: set[str]) -> list[Span]:
     cuts: list[Span] = []
     at = covered = 0
     events = sorted((row.begin, row.stop, row.key in dropped) for row in rows if row.begin < row.stop)
-    doomed = _merged([(begin, stop) for begin, stop, gone in events if gone])
-    kept = _merged([(begin, stop) for begin, stop, gone in events if not gone])
+    doomed = merged([(begin, stop) for begin, stop, gone in events if gone])
+    kept = merged([(begin, stop) for begin, stop, gone in events if not gone])
     for begin, stop in doomed:
         at = begin
         while covered < len(kept) and kept[covered][1] <= at:
@@ -155,15 +155,15 @@ def _cuts(rows: Sequence[Row], dropped: set[str]) -> list[Span]:
     return cuts
 
 
-def _merged(spans: Sequence[Span]) -> list[Span]:
+def merged(spans: Sequence[Span]) -> list[Span]:
     """Sorted spans with those joined that touch or overlap."""
-    merged: list[Span] = []
+    runs: list[Span] = []
     for begin, stop in spans:
-        if merged and begin <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(stop, merged[-1][1]))
+        if runs and begin <= runs[-1][1]:
+            runs[-1] = (runs[-1][0], max(stop, runs[-1][1]))
         else:
-            merged.append((begin, stop))
-    return merged
+            runs.append((begin, stop))
+    return runs
 
 
 def _row_patches(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ckptfix.checkpoint import ByteRange, Checkpoint, OutputFile, Plan, Segment
 from ckptfix.errors import Truncated
+from ckptfix.formats.safetensors.edit import merged
 from ckptfix.formats.safetensors.header import METADATA, header_of
 from ckptfix.formats.safetensors.write import framed, metadata_text, quoted
 from ckptfix.io.source import truncated_hint
@@ -19,15 +20,11 @@ def plan_packed(checkpoint: Checkpoint, dest: str) -> tuple[Plan, int]:
     """
     header = header_of(checkpoint)
     spans = sorted({(row.begin, row.stop) for row in header.rows if row.stop > row.begin})
-    runs: list[tuple[int, int]] = []
-    for begin, stop in spans:
-        if stop > header.data_size:
-            message = f"a tensor ends {stop - header.data_size} bytes beyond the end"
-            raise Truncated(message, path=checkpoint.path, offset=header.size, hint=truncated_hint(checkpoint.path))
-        if runs and begin <= runs[-1][1]:
-            runs[-1] = (runs[-1][0], max(runs[-1][1], stop))
-        else:
-            runs.append((begin, stop))
+    beyond = next((stop - header.data_size for _, stop in spans if stop > header.data_size), 0)
+    if beyond:
+        message = f"a tensor ends {beyond} bytes beyond the end"
+        raise Truncated(message, path=checkpoint.path, offset=header.size, hint=truncated_hint(checkpoint.path))
+    runs = merged(spans)
     unused = header.data_size - sum(stop - begin for begin, stop in runs)
     if not unused:
         return Plan((OutputFile.of(dest, (ByteRange(header.path, 0, header.size),)),)), 0

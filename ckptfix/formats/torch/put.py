@@ -61,7 +61,7 @@ def current(found: TorchObject, storage_of: StorageOf, put: Put) -> dict[str, tu
     here = {key: node for at, key, node in found.tensors if at == put.at and key in put.tensors}
     missing = put.tensors.keys() - here.keys()
     if missing:
-        raise NoSuchTensor("no such tensor", where=f"{put.at}/{min(missing)}" if put.at else min(missing))
+        raise NoSuchTensor("no such tensor", where=join(put.at, min(missing)))
     rows: dict[str, tuple[Call | PersId, TensorEntry]] = {}
     for key, node in here.items():
         if type(node) is PersId:
@@ -162,7 +162,7 @@ def with_tensors(found: TorchObject, put: Put, storages: PutStorages) -> Rewritt
     storages.note(found.graph)
     calls_of: dict[str, Call] = {}
     for name, entry in put.tensors.items():
-        where = f"{put.at}/{name}" if put.at else name
+        where = join(put.at, name)
         refuse_unusable(entry, where)
         calls_of[name] = tensor_call(entry, storages)
     holder = node_at(found.graph.root, put.at)
@@ -178,7 +178,7 @@ def with_tensors(found: TorchObject, put: Put, storages: PutStorages) -> Rewritt
     if calls_of:
         name = min(calls_of)
         message = "it stands in no mapping or list, where another tensor could be put"
-        raise Unsupported(message, where=f"{put.at}/{name}" if put.at else name)
+        raise Unsupported(message, where=join(put.at, name))
     return reemit(found.graph, replaced={id(holder): made})
 
 

@@ -24,6 +24,7 @@ from ckptfix.checkpoint import (
     contiguous_stride,
     dtypes,
 )
+from ckptfix.checkpoint.address import join
 from ckptfix.errors import DamagedFile, NoSuchTensor
 from ckptfix.formats.torch import calls, legacy_layout, zip_layout
 from ckptfix.formats.torch.common import Storages, fields, parts_of
@@ -224,8 +225,7 @@ def without(found: TorchObject, drops: Sequence[Drop] = (), *, gone: Collection[
         labels = [label(key) for key, _ in rows]
         missing = set(drop.names).difference(labels)
         if missing:
-            where = f"{drop.at}/{min(missing)}" if drop.at else min(missing)
-            raise NoSuchTensor("no such key", where=where)
+            raise NoSuchTensor("no such key", where=join(drop.at, min(missing)))
         wanted = set(drop.names)
         items.setdefault(id(holder), set()).update(i for i, name in enumerate(labels) if name in wanted)
     return reemit(found.graph, items=items, gone=gone)
