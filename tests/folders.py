@@ -86,10 +86,6 @@ def judge(checkpoint: Checkpoint) -> Iterator[Finding]:
         yield from format_of(part).judge(part)
 
 
-def check(path: str) -> Iterator[Finding]:
-    yield from judge(read(path))
-
-
 def plan_edit(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan:
     """The edits of each file, and the index last."""
     files: list[OutputFile] = []
@@ -125,7 +121,6 @@ FORMAT = Format(
     states=frozenset({"device", "stride", "sharing", "requires_grad", "order"}),
     score=score,
     read=read,
-    check=check,
     judge=judge,
     weights=plain_weights,
     refuses=FORMATS["zip"].refuses,

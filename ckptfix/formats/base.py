@@ -80,8 +80,7 @@ class Format:
         score: (path, first bytes, size) -> how surely the content is this format; 0 for not at all. `path` may be a
             folder, which has no bytes.
         read: forgiving; builds what it can and notes the rest as findings.
-        check: strict; judges, and names all that is wrong.
-        judge: what `check` finds, of a checkpoint that was read.
+        judge: strict; names all that is wrong with a checkpoint that was read.
         weights: (checkpoint, address) -> the tensors of that state dict, or of all for None, with ties and views as
             they were before the file was written. ``views=False`` restores ties alone, which reads no tensor byte.
         refuses: why files of the format cannot hold a tensor as it is; None if they can.
@@ -106,7 +105,6 @@ class Format:
     states: frozenset[Aspect]
     score: Callable[[str, bytes, int], int]
     read: Callable[[str], Checkpoint]
-    check: Callable[[str], Iterator[Finding]]
     judge: Callable[[Checkpoint], Iterable[Finding]]
     weights: WeightsOf
     refuses: Callable[[TensorEntry], str | None]
@@ -121,6 +119,10 @@ class Format:
     recode: Callable[[Checkpoint, str], Plan] | None = None
     plan_packed: Callable[[Checkpoint, str], tuple[Plan, int]] | None = None
     read_object: Callable[[str], tuple[Any, Graph]] | None = None
+
+    def check(self, path: str) -> Iterator[Finding]:
+        """What is wrong with the file at `path` as it stands: `judge` of what `read` makes of it."""
+        yield from self.judge(self.read(path))
 
 
 def unknown(path: str, head: bytes, size: int) -> UnknownFormat:

@@ -7,7 +7,7 @@ from itertools import accumulate
 
 from ckptfix.checkpoint import ByteRange, Derived, OutputFile, Segment, segment_length
 from ckptfix.io.read import CHECKSUM, cut
-from ckptfix.io.source import Name, Source, open_source
+from ckptfix.io.source import Name, Readers, Source
 
 
 class PlannedFile(Name):
@@ -42,7 +42,7 @@ class Planned(Source):
     def __init__(self, planned: PlannedFile) -> None:
         super().__init__(planned, planned.file.nbytes)
         self._planned = planned
-        self._sources: dict[str, Source] = {}
+        self._sources = Readers()
 
     def _read(self, offset: int, length: int) -> bytes:
         pieces: list[bytes] = []
@@ -52,8 +52,6 @@ class Planned(Source):
             if isinstance(segment, bytes):
                 pieces.append(segment[start : start + count])
             elif isinstance(segment, ByteRange):
-                if segment.path not in self._sources:
-                    self._sources[segment.path] = open_source(segment.path)
                 pieces.append(self._sources[segment.path].read(segment.offset + start, count))
             else:
                 pieces.append(_made(segment, start, count))
@@ -62,8 +60,7 @@ class Planned(Source):
         return b"".join(pieces)
 
     def close(self) -> None:
-        while self._sources:
-            self._sources.popitem()[1].close()
+        self._sources.close()
 
 
 def _made(segment: Derived, start: int, count: int) -> bytes:

@@ -300,3 +300,28 @@ def open_source(name: str | os.PathLike[str]) -> Source:
         return name.opened()
     text = os.fspath(name)
     return _kind(text)(text)
+
+
+class Readers:
+    """Open sources by name, which threads may share; closed together."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, Source] = {}
+        self._lock = threading.Lock()
+
+    def __getitem__(self, name: str) -> Source:
+        with self._lock:
+            source = self._open.get(name)
+            if source is None:
+                source = self._open[name] = open_source(name)
+            return source
+
+    def close(self) -> None:
+        while self._open:
+            self._open.popitem()[1].close()
+
+    def __enter__(self) -> Readers:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from functools import lru_cache
 from threading import Lock
 from typing import TYPE_CHECKING
 
 from ckptfix.checkpoint import ByteRange, Data, Derived
 from ckptfix.io.read import CHECKSUM, read_chunks, read_from
-from ckptfix.io.source import Source, open_source, threads
+from ckptfix.io.source import Readers, threads
 
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
@@ -87,13 +86,10 @@ class Checksums:
 
 def _crc32_of(task: Sequence[Data]) -> list[int]:
     sums = []
-    with ExitStack() as stack:
-        readers: dict[str, Source] = {}
+    with Readers() as readers:
         for data in task:
             crc = 0
             if isinstance(data, ByteRange):
-                if data.path not in readers:
-                    readers[data.path] = stack.enter_context(open_source(data.path))
                 for chunk in readers[data.path].chunks(data.offset, data.length, CRC_CHUNK):
                     crc = zlib.crc32(chunk, crc)
             else:

@@ -1,4 +1,4 @@
-"""Files that several threads read, and the threads."""
+"""Tasks on several threads."""
 
 from __future__ import annotations
 
@@ -9,36 +9,13 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from typing import TypeVar
 
-from ckptfix.io.source import Source, open_source, threads
+from ckptfix.io.source import threads
 
 WORKERS = min(4, os.cpu_count() or 1)
 
 Task = TypeVar("Task")
 
-
 Result = TypeVar("Result")
-
-
-class Readers:
-    """Open files by path, shared by all threads."""
-
-    def __init__(self) -> None:
-        self._open: dict[str, Source] = {}
-        self._lock = threading.Lock()
-
-    def __getitem__(self, path: str) -> Source:
-        with self._lock:
-            reader = self._open.get(path)
-            if reader is None:
-                reader = self._open[path] = open_source(path)
-            return reader
-
-    def __enter__(self) -> Readers:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        for reader in self._open.values():
-            reader.close()
 
 
 class Workers:

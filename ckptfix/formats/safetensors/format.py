@@ -26,24 +26,9 @@ from ckptfix.formats.base import Format
 from ckptfix.formats.safetensors.edit import plan_edit
 from ckptfix.formats.safetensors.header import ALIGNMENT, MAX_HEADER, Header, Row, header_of, read_header
 from ckptfix.formats.safetensors.packed import plan_packed
-from ckptfix.formats.safetensors.ties import ORDER_KEY, TIE_KEYS, VIEWS_KEY, restore_ties, share_plan, ties
+from ckptfix.formats.safetensors.ties import VIEWS_KEY, restore_ties, share_plan, ties
 from ckptfix.formats.safetensors.write import plan_write
 from ckptfix.formats.torch.tensors import LAZY
-
-__all__ = [
-    "NAME",
-    "ORDER_KEY",
-    "SUFFIXES",
-    "TIE_KEYS",
-    "VIEWS_KEY",
-    "check",
-    "plan_edit",
-    "plan_write",
-    "read",
-    "restore_ties",
-    "score",
-    "share_plan",
-]
 
 NAME = "safetensors"
 SUFFIXES = (".safetensors",)
@@ -88,21 +73,9 @@ def read(path: str) -> Checkpoint:
     )
 
 
-def check(path: str) -> Iterator[Finding]:
-    """Everything that is wrong with the file; see the contract in `base`.
-
-    Raises:
-        DamagedFile: the header cannot be read.
-    """
-    yield from _judged(read_header(path))
-
-
 def judge(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """What `check` finds, of a checkpoint that was read."""
-    yield from _judged(header_of(checkpoint))
-
-
-def _judged(header: Header) -> Iterator[Finding]:
+    """Everything that is wrong with the file; see the contract in `base`."""
+    header = header_of(checkpoint)
     yield from header.findings
     if header.data_start % ALIGNMENT:
         message = f"the data begins at no multiple of {ALIGNMENT}"
@@ -225,7 +198,6 @@ FORMAT = Format(
     states=frozenset({"metadata"}),
     score=score,
     read=read,
-    check=check,
     judge=judge,
     weights=weights,
     refuses=refuses,

@@ -100,11 +100,6 @@ def read_object(path: str) -> tuple[Layout, Graph]:
     return Layout(graph.start, graph.end, storages), graph
 
 
-def check(path: str) -> Iterator[Finding]:
-    """What is wrong with the file as it stands; tensor bytes are not read."""
-    yield from torch_common.all_findings(read(path))
-
-
 def plan_edit(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan:
     """The checkpoint with `edits` applied to its object; every other byte is copied.
 
@@ -159,7 +154,6 @@ FORMAT = Format(
     states=OF_OBJECTS,
     score=score,
     read=read,
-    check=check,
     judge=torch_common.all_findings,
     weights=plain_weights,
     refuses=refuses,

@@ -16,7 +16,7 @@ caffe2/serialize/inline_container.cc.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from ckptfix.checkpoint import ByteRange, Checkpoint, Drop, Edit, OutputFile, Plan, Put, Segment, TensorEntry
@@ -131,11 +131,6 @@ def _small_record(reader: Source, directory: Directory, name: str) -> str:
     return b"".join(read_chunks(record_data(reader, record))).decode("ascii", "replace").strip()
 
 
-def check(path: str) -> Iterator[Finding]:
-    """What is wrong with the file as it stands; tensor bytes are not read."""
-    yield from torch_common.all_findings(read(path))
-
-
 def plan_edit(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan:
     """The checkpoint with `edits` applied to its pickle; every other byte is copied.
 
@@ -204,7 +199,6 @@ FORMAT = Format(
     states=OF_OBJECTS | {"checksums"},
     score=score,
     read=read,
-    check=check,
     judge=torch_common.all_findings,
     weights=plain_weights,
     refuses=refuses,

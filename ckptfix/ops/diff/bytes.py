@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ckptfix.checkpoint import ByteRange
-from ckptfix.io.threads import Readers, Workers
+from ckptfix.io.source import Readers
+from ckptfix.io.threads import Workers
 from ckptfix.ops.diff.elements import Comparison
 from ckptfix.ops.diff.sources import CHUNK, Content, source
 from ckptfix.ops.diff.sums import Sums, ValueDiff

@@ -8,7 +8,7 @@ from ckptfix.checkpoint import Checkpoint, TensorEntry
 from ckptfix.findings.row import Finding
 from ckptfix.formats import format_of
 from ckptfix.io.read import Progress
-from ckptfix.io.threads import Readers
+from ckptfix.io.source import Readers
 from ckptfix.ops.diff.content import Group, Renamed, find_renamed
 from ckptfix.ops.diff.pairs import At, Side, match, sides
 from ckptfix.ops.diff.plain import compare_values

@@ -15,7 +15,8 @@ from functools import partial
 
 from ckptfix.checkpoint import Checkpoint, TensorEntry, dtypes
 from ckptfix.errors import Unsupported
-from ckptfix.io.threads import Readers, Workers
+from ckptfix.io.source import Readers
+from ckptfix.io.threads import Workers
 from ckptfix.ops.diff.sources import CHUNK, Content, content, source
 
 HEAD = 1 << 16

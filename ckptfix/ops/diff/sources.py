@@ -10,8 +10,8 @@ from ckptfix.checkpoint.tensors import reach
 from ckptfix.errors import DamagedFile, Unsupported
 from ckptfix.io.derived import gathered
 from ckptfix.io.read import read_chunks
+from ckptfix.io.source import Readers
 from ckptfix.io.source import Source as OpenSource
-from ckptfix.io.threads import Readers
 from ckptfix.ops.diff.elements import PACKED
 
 CHUNK = 1 << 20

@@ -12,7 +12,8 @@ from ckptfix.errors import Unsupported
 from ckptfix.formats.base import Aspect
 from ckptfix.formats.torch import tensors as torch_tensors
 from ckptfix.io.read import Progress
-from ckptfix.io.threads import Readers, Workers
+from ckptfix.io.source import Readers
+from ckptfix.io.threads import Workers
 from ckptfix.ops.diff import bytes as diff_bytes
 from ckptfix.ops.diff import sources as diff_sources
 from ckptfix.ops.diff.bytes import Job

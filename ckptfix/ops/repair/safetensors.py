@@ -70,7 +70,7 @@ def repair_safetensors(path: str, *, fill: Fill | None = None, donor: Other | No
     def plan_to(dest: str) -> Plan:
         if sound:
             return Plan((OutputFile.of(dest, (ByteRange(path, 0, header.data_start + end),)),))
-        return safetensors.plan_write(written, dest, metadata=metadata)
+        return safetensors.FORMAT.plan_write(written, dest, metadata=metadata)
 
     return Repair("safetensors", tuple(kept), tuple(losses), tuple(notes), plan_to)
 

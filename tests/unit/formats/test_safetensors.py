@@ -43,6 +43,7 @@ from ckptfix.errors import (
     WouldLoseData,
 )
 from ckptfix.formats.safetensors import format as safetensors
+from ckptfix.formats.safetensors.ties import restore_ties, share_plan
 from ckptfix.io.read import read_chunks
 
 FLOATS = bytes(range(24))
@@ -70,7 +71,7 @@ def content(plan: Plan) -> bytes:
 
 
 def edited(path: str, *edits: Edit) -> bytes:
-    return content(safetensors.plan_edit(safetensors.read(path), edits, "out.safetensors"))
+    return content(safetensors.FORMAT.plan_edit(safetensors.read(path), edits, "out.safetensors"))
 
 
 def header_of(data: bytes) -> dict[str, Any]:
@@ -84,7 +85,7 @@ def rename(names: dict[str, str], at: str = "") -> Rename:
 
 
 def ids(path: str) -> list[str]:
-    return [finding.id for finding in safetensors.check(path)]
+    return [finding.id for finding in safetensors.FORMAT.check(path)]
 
 
 def stored(path: str, key: str, data: bytes, dtype: str) -> Storage:
@@ -128,10 +129,9 @@ def test_a_file_far_larger_than_memory_is_listed_and_edited_without_its_data(tmp
     os.truncate(path, Path(path).stat().st_size + (1 << 42))
     found = safetensors.read(path)
     assert found.findings == ()
-    plan = safetensors.plan_edit(found, [rename({"w": "v"})], "out")
-    assert (
-        plan.nbytes == safetensors.plan_write(found.entries, "out").nbytes - len(',"__metadata__":{"format":"pt"}') - 1
-    )
+    plan = safetensors.FORMAT.plan_edit(found, [rename({"w": "v"})], "out")
+    fresh = safetensors.FORMAT.plan_write(found.entries, "out")
+    assert plan.nbytes == fresh.nbytes - len(',"__metadata__":{"format":"pt"}') - 1
     assert found.entries[0].data.length == 1 << 42
 
 
@@ -139,7 +139,7 @@ def test_four_bit_floats_count_two_to_a_byte(tmp_path: Path) -> None:
     path = made(tmp_path / "m.safetensors", [("w", "F4", (3, 4), b"abcdef")])
     (entry,) = safetensors.read(path).entries
     assert (entry.dtype, entry.shape, entry.nbytes) == ("float4_e2m1fn_x2", (3, 2), 6)
-    assert header_of(content(safetensors.plan_write([entry], "out")))["w"]["shape"] == [3, 4]
+    assert header_of(content(safetensors.FORMAT.plan_write([entry], "out")))["w"]["shape"] == [3, 4]
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def test_of_two_equal_names_the_last_counts_as_for_the_library(tmp_path: Path) -
     path = made(tmp_path / "m.safetensors", header=DUPLICATE, tail=b"abc")
     (entry,) = safetensors.read(path).entries
     assert b"".join(read_chunks(entry.data)) == b"bc"
-    (finding,) = [finding for finding in safetensors.check(path) if finding.id == "duplicate-key"]
+    (finding,) = [finding for finding in safetensors.FORMAT.check(path) if finding.id == "duplicate-key"]
     assert finding.offset == 8 + DUPLICATE.rindex(b'"a"')
     assert hex(8 + DUPLICATE.index(b'"a"')) in finding.message
 
@@ -254,7 +254,7 @@ DEEP = b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
 )
 def test_refused_headers_have_a_place(tmp_path: Path, header: bytes, error: type[CkptfixError]) -> None:
     path = made(tmp_path / "m.safetensors", header=header, tail=b"..")
-    for use in (safetensors.read, lambda path: list(safetensors.check(path))):
+    for use in (safetensors.read, lambda path: list(safetensors.FORMAT.check(path))):
         with pytest.raises(error) as caught:
             use(path)
         assert caught.value.path == path
@@ -305,12 +305,12 @@ def use_all(path: str) -> None:
     found = safetensors.read(path)
     for entry in found.entries:
         assert entry.nbytes >= 0
-    list(safetensors.check(path))
-    safetensors.restore_ties(found.entries, found.metadata)
+    list(safetensors.FORMAT.check(path))
+    restore_ties(found.entries, found.metadata)
     names = found.sites[0].names
     for edits in ([], [rename({name: f"module.{name}" for name in names})], [Drop("", names[:1])]):
-        content(safetensors.plan_edit(found, edits, "out"))
-    content(safetensors.plan_write(found.entries, "out"))
+        content(safetensors.FORMAT.plan_edit(found, edits, "out"))
+    content(safetensors.FORMAT.plan_write(found.entries, "out"))
 
 
 @pytest.mark.slow
@@ -598,9 +598,9 @@ def test_library_and_we_read_each_other(tmp_path: Path, tensors: dict[str, torch
     library.save_file(tensors, path, metadata={"format": "pt"})
     theirs = path.read_bytes()
     found = safetensors.read(str(path))
-    assert list(safetensors.check(str(path))) == []
+    assert list(safetensors.FORMAT.check(str(path))) == []
     entries = {entry.key: entry for entry in found.entries}
-    ours = content(safetensors.plan_write([entries[name] for name in tensors], "out"))
+    ours = content(safetensors.FORMAT.plan_write([entries[name] for name in tensors], "out"))
     path.write_bytes(ours)
     loaded = library.load_file(path)
     assert {key: bits(value) for key, value in loaded.items()} == {key: bits(value) for key, value in tensors.items()}
@@ -616,14 +616,14 @@ def test_every_tensor_is_aligned_to_its_size(tmp_path: Path) -> None:
     library.save_file(tensors, tmp_path / "m.safetensors")
     entries = safetensors.read(str(tmp_path / "m.safetensors")).entries
     new = tmp_path / "new.safetensors"
-    new.write_bytes(content(safetensors.plan_write(entries, "out")))
+    new.write_bytes(content(safetensors.FORMAT.plan_write(entries, "out")))
     for entry in safetensors.read(str(new)).entries:
         assert entry.data.offset % entry.itemsize == 0
 
 
 def test_metadata_says_pt_unless_told_otherwise() -> None:
-    assert header_of(content(safetensors.plan_write([], "out")))["__metadata__"] == {"format": "pt"}
-    told = content(safetensors.plan_write([], "out", metadata={"format": "np", "a": "b"}))
+    assert header_of(content(safetensors.FORMAT.plan_write([], "out")))["__metadata__"] == {"format": "pt"}
+    told = content(safetensors.FORMAT.plan_write([], "out", metadata={"format": "np", "a": "b"}))
     assert header_of(told)["__metadata__"] == {"format": "np", "a": "b"}
 
 
@@ -639,7 +639,7 @@ def test_views_are_written_contiguous(tmp_path: Path) -> None:
         ((), (), 23),
     ]
     entries = [view(str(index), storage, *case) for index, case in enumerate(cases)]
-    loaded = library.load(content(safetensors.plan_write(entries, "out")))
+    loaded = library.load(content(safetensors.FORMAT.plan_write(entries, "out")))
     for index, (shape, stride, offset) in enumerate(cases):
         assert torch.equal(loaded[str(index)], base.as_strided(shape, stride, offset))
 
@@ -648,16 +648,16 @@ def test_a_part_of_a_derived_record_is_written(tmp_path: Path) -> None:
     pieces = (b"abc", b"", b"defgh", b"ij")
     storage = Storage("0", "uint8", 10, "cpu", Derived(10, lambda: pieces))
     entries = [view("all", storage, (10,)), view("part", storage, (5,), offset=2), view("none", storage, (0,))]
-    loaded = library.load(content(safetensors.plan_write(entries, "out")))
+    loaded = library.load(content(safetensors.FORMAT.plan_write(entries, "out")))
     assert {name: tensor.numpy().tobytes() for name, tensor in loaded.items()} == {
         "all": b"abcdefghij",
         "part": b"cdefg",
         "none": b"",
     }
     with pytest.raises(Unsupported):
-        safetensors.plan_write([view("strided", storage, (5,), (2,))], "out")
+        safetensors.FORMAT.plan_write([view("strided", storage, (5,), (2,))], "out")
     with pytest.raises(DamagedFile):
-        content(safetensors.plan_write([view("beyond", storage, (5,), offset=8)], "out"))
+        content(safetensors.FORMAT.plan_write([view("beyond", storage, (5,), offset=8)], "out"))
 
 
 def test_what_the_format_cannot_hold_is_named(tmp_path: Path) -> None:
@@ -670,7 +670,7 @@ def test_what_the_format_cannot_hold_is_named(tmp_path: Path) -> None:
         replace(view("scalar pair", storage, ()), dtype="float4_e2m1fn_x2"),
     ]
     with pytest.raises(WouldLoseData) as caught:
-        safetensors.plan_write(entries, "out")
+        safetensors.FORMAT.plan_write(entries, "out")
     assert all(entry.key in str(caught.value) for entry in entries[1:])
     assert "fine" not in str(caught.value)
 
@@ -679,12 +679,12 @@ def test_one_name_twice_and_the_reserved_one_are_conflicts(tmp_path: Path) -> No
     storage = stored(str(tmp_path / "0"), "0", bytes(64), "float32")
     for names in (("a", "a"), ("__metadata__",)):
         with pytest.raises(KeyConflict):
-            safetensors.plan_write([view(name, storage, (2,)) for name in names], "out")
+            safetensors.FORMAT.plan_write([view(name, storage, (2,)) for name in names], "out")
 
 
 def test_a_surrogate_in_a_name_is_escaped_and_reported(tmp_path: Path) -> None:
     storage = stored(str(tmp_path / "0"), "0", bytes(64), "float32")
-    plan = safetensors.plan_write([view("a\ud800\0", storage, (2,))], "out")
+    plan = safetensors.FORMAT.plan_write([view("a\ud800\0", storage, (2,))], "out")
     assert [finding.id for finding in plan.findings] == ["surrogate-name"]
     path = tmp_path / "m.safetensors"
     path.write_bytes(content(plan))
@@ -697,11 +697,11 @@ def test_a_surrogate_in_a_name_is_escaped_and_reported(tmp_path: Path) -> None:
 
 def planned(entries: Sequence[TensorEntry], path: Path) -> tuple[TensorEntry, ...]:
     """What comes back after `entries` were written to `path` and read."""
-    kept, metadata, _ = safetensors.share_plan(entries)
-    path.write_bytes(content(safetensors.plan_write(kept, "out", metadata=metadata)))
+    kept, metadata, _ = share_plan(entries)
+    path.write_bytes(content(safetensors.FORMAT.plan_write(kept, "out", metadata=metadata)))
     found = safetensors.read(str(path))
-    assert list(safetensors.check(str(path))) == []
-    return safetensors.restore_ties(found.entries, found.metadata)
+    assert list(safetensors.FORMAT.check(str(path))) == []
+    return restore_ties(found.entries, found.metadata)
 
 
 def geometry(entries: Sequence[TensorEntry]) -> list[tuple[Any, ...]]:
@@ -736,16 +736,17 @@ def tied(tmp_path: Path) -> list[TensorEntry]:
 
 
 def test_ties_and_views_come_back(tied: list[TensorEntry], tmp_path: Path) -> None:
-    kept, metadata, findings = safetensors.share_plan(tied)
+    kept, metadata, findings = share_plan(tied)
     assert findings == ()
     assert [entry.key for entry in kept] == [entry.key for entry in tied if "head" not in entry.key]
     assert {key: value for key, value in metadata.items() if "." not in key} == {"head": "embed", "also head": "embed"}
-    assert safetensors.restore_ties(kept, metadata) == tuple(tied)
+    assert restore_ties(kept, metadata) == tuple(tied)
     back = planned(tied, tmp_path / "m.safetensors")
     assert geometry(back) == geometry(tied)
     assert sharing(back) == sharing(tied)
     for before, after in zip(tied, back, strict=True):
-        assert content(safetensors.plan_write([before], "out")) == content(safetensors.plan_write([after], "out"))
+        one, other = (safetensors.FORMAT.plan_write([entry], "out") for entry in (before, after))
+        assert content(one) == content(other)
 
 
 @st.composite
@@ -764,8 +765,8 @@ def shared_storages(draw: st.DrawFn) -> list[TensorEntry]:
 
 @given(shared_storages())
 def test_restoring_a_plan_gives_what_it_was_made_of(entries: list[TensorEntry]) -> None:
-    kept, metadata, findings = safetensors.share_plan(entries)
-    assert safetensors.restore_ties(kept, metadata) == tuple(entries)
+    kept, metadata, findings = share_plan(entries)
+    assert restore_ties(kept, metadata) == tuple(entries)
     views = json.loads(metadata.get("ckptfix.views", "{}"))
     apart = [entry for entry in kept if entry.key not in views and entry.numel]
     reported = {finding.where for finding in findings}
@@ -785,23 +786,23 @@ def test_restoring_a_plan_gives_what_it_was_made_of(entries: list[TensorEntry]) 
 def test_overlaps_without_a_common_base_are_reported(tmp_path: Path) -> None:
     storage = stored(str(tmp_path / "0"), "0", bytes(range(24)), "uint8")
     entries = [view("a", storage, (16,)), view("b", storage, (16,), offset=8)]
-    kept, metadata, findings = safetensors.share_plan(entries)
+    kept, metadata, findings = share_plan(entries)
     assert (kept, metadata) == (tuple(entries), {})
     assert [(finding.id, finding.where) for finding in findings] == [("shared-memory", "b")]
     other_dtype = [view("a", storage, (16,)), replace(view("b", storage, (4,)), dtype="float32")]
-    assert len(safetensors.share_plan(other_dtype)[2]) == 1
+    assert len(share_plan(other_dtype)[2]) == 1
 
 
 def test_neighbours_in_one_storage_are_separate(tmp_path: Path) -> None:
     storage = stored(str(tmp_path / "0"), "0", bytes(range(24)), "uint8")
     entries = [view("b", storage, (12,), offset=12), view("a", storage, (12,)), view("none", storage, (0,), offset=12)]
-    assert safetensors.share_plan(entries) == (tuple(entries), {}, ())
+    assert share_plan(entries) == (tuple(entries), {}, ())
 
 
 def test_a_base_need_not_begin_its_storage(tmp_path: Path) -> None:
     storage = stored(str(tmp_path / "0"), "0", bytes(range(24)), "uint8")
     entries = [view("base", storage, (12,), offset=6), view("part", storage, (3,), (2,), 9)]
-    _, metadata, _ = safetensors.share_plan(entries)
+    _, metadata, _ = share_plan(entries)
     assert json.loads(metadata["ckptfix.views"])["part"]["offset"] == 3
     back = planned(entries, tmp_path / "m.safetensors")
     assert sharing(back) == sharing(entries) == [("base", "part", 3)]
@@ -810,7 +811,7 @@ def test_a_base_need_not_begin_its_storage(tmp_path: Path) -> None:
 def test_a_name_that_metadata_has_a_use_for_is_no_tie(tmp_path: Path) -> None:
     storage = stored(str(tmp_path / "0"), "0", bytes(range(24)), "uint8")
     entries = [view("w", storage, (24,)), view("format", storage, (24,))]
-    kept, metadata, _ = safetensors.share_plan(entries)
+    kept, metadata, _ = share_plan(entries)
     assert (len(kept), list(metadata)) == (2, ["ckptfix.views"])
     assert sharing(planned(entries, tmp_path / "m.safetensors")) == [("w", "format", 0)]
 
@@ -819,8 +820,8 @@ def test_a_name_that_metadata_has_a_use_for_is_no_tie(tmp_path: Path) -> None:
 def test_many_views_of_one_storage_take_no_quadratic_time(tmp_path: Path) -> None:
     storage = Storage("0", "float32", 1 << 19, "cpu", ByteRange("/nowhere", 0, 1 << 19))
     pieces = [view(f"{index}", storage, (4,), offset=index * 4) for index in range(30_000)]
-    assert safetensors.share_plan(pieces)[1] == {}
-    _, metadata, _ = safetensors.share_plan([*pieces, view("flat", storage, (1 << 17,))])
+    assert share_plan(pieces)[1] == {}
+    _, metadata, _ = share_plan([*pieces, view("flat", storage, (1 << 17,))])
     assert len(json.loads(metadata["ckptfix.views"])) == 30_000
 
 
@@ -832,7 +833,7 @@ def test_a_view_whose_bytes_were_changed_stays_apart(tied: list[TensorEntry], tm
     data[place] ^= 1
     path.write_bytes(data)
     found = safetensors.read(str(path))
-    back = {entry.key: entry for entry in safetensors.restore_ties(found.entries, found.metadata)}
+    back = {entry.key: entry for entry in restore_ties(found.entries, found.metadata)}
     assert back["first"].storage != back["embed"].storage
     assert back["last"].storage == back["embed"].storage
 
@@ -854,7 +855,7 @@ def test_a_view_whose_bytes_were_changed_stays_apart(tied: list[TensorEntry], tm
 def test_other_metadata_is_not_mistaken_for_ties(tmp_path: Path, metadata: dict[str, str]) -> None:
     path = made(tmp_path / "m.safetensors", TENSORS, metadata=metadata)
     found = safetensors.read(path)
-    assert safetensors.restore_ties(found.entries, found.metadata) == found.entries
+    assert restore_ties(found.entries, found.metadata) == found.entries
     assert found.sites[0].names == ("fc.weight", "fc.bias", "steps")
 
 
@@ -878,13 +879,13 @@ def test_views_that_do_not_fit_are_left_alone(tmp_path: Path, record: dict[str, 
     good = {"base": "a", "offset": 0, "shape": [3], "stride": [1]}
     path = made(tmp_path / "m.safetensors", tensors, metadata={"ckptfix.views": json.dumps({"b": good})})
     found = safetensors.read(path)
-    assert safetensors.restore_ties(found.entries, found.metadata) != found.entries
+    assert restore_ties(found.entries, found.metadata) != found.entries
     bad = {"ckptfix.views": json.dumps({"b": {**good, **record}})}
     if record == {"offset": 1}:
         # Inside, and of the same bytes.
-        assert safetensors.restore_ties(found.entries, bad)[1].offset == 1
+        assert restore_ties(found.entries, bad)[1].offset == 1
     else:
-        assert safetensors.restore_ties(found.entries, bad) == found.entries
+        assert restore_ties(found.entries, bad) == found.entries
 
 
 class Tied(torch.nn.Module):
@@ -900,11 +901,11 @@ def test_ties_are_those_of_save_model(tmp_path: Path) -> None:
     model = Tied()
     library.save_model(model, str(theirs))
     found = safetensors.read(str(theirs))
-    restored = safetensors.restore_ties(found.entries, found.metadata)
+    restored = restore_ties(found.entries, found.metadata)
     assert sorted(entry.key for entry in restored) == ["embed.weight", "head.weight"]
-    kept, metadata, _ = safetensors.share_plan(restored)
+    kept, metadata, _ = share_plan(restored)
     assert {key: value for key, value in metadata.items() if key != "ckptfix.order"} == found.metadata
-    ours.write_bytes(content(safetensors.plan_write(kept, "out", metadata=metadata)))
+    ours.write_bytes(content(safetensors.FORMAT.plan_write(kept, "out", metadata=metadata)))
     other = Tied()
     missing, unexpected = library.load_model(other, str(ours))
     assert not missing

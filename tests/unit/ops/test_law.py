@@ -19,6 +19,7 @@ from ckptfix.checkpoint import ByteRange, Derived, OutputFile, Plan
 from ckptfix.errors import CkptfixError, DamagedFile, WouldLoseData
 from ckptfix.formats import FORMATS
 from ckptfix.formats.safetensors import format as safetensors
+from ckptfix.formats.safetensors.ties import share_plan
 from ckptfix.io.planned import PlannedFile
 from ckptfix.io.source import open_source
 from ckptfix.io.sums import Checksums
@@ -96,7 +97,7 @@ def test_an_edit_that_loses_a_key_is_caught(tmp_path: Path, kind: str, monkeypat
 
 def test_other_bytes_under_a_name_are_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.save({"w.a": torch.ones(4), "w.b": torch.zeros(4), "w.c": torch.ones(3)}, tmp_path / "in.pth")
-    share = safetensors.share_plan
+    share = share_plan
 
     def swapped(entries: Any) -> Any:
         a, b, c = entries
@@ -109,7 +110,7 @@ def test_other_bytes_under_a_name_are_caught(tmp_path: Path, monkeypatch: pytest
 
 def test_another_shape_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.save({"w.a": torch.ones(4, 2)}, tmp_path / "in.pth")
-    write: Any = safetensors.plan_write
+    write: Any = safetensors.FORMAT.plan_write
 
     def flat(entries: Any, dest: str, **rest: Any) -> Plan:
         made: Plan = write([replace(entry, shape=(8,), stride=(1,)) for entry in entries], dest, **rest)

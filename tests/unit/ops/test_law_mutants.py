@@ -86,7 +86,7 @@ def names_drop(patch: Patch) -> None:
 
 def share_plan_forgets(patch: Patch) -> None:
     """What is to be written lacks one of the tensors."""
-    real = safetensors.share_plan
+    real = safetensors.FORMAT.share
 
     def share_plan(entries: Any) -> Any:
         kept, pairs, findings = real(entries)
@@ -118,7 +118,7 @@ def shape_changes(patch: Patch) -> None:
 
 def dtype_changes(patch: Patch) -> None:
     """A tensor's bytes are written under another dtype of the same size."""
-    real = safetensors.plan_write
+    real = safetensors.FORMAT.plan_write
 
     def plan_write(entries: Any, dest: str, **how: Any) -> Any:
         turned = [replace(entry, dtype="int32") if entry.key == VICTIM else entry for entry in entries]
