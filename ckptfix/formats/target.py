@@ -1,12 +1,17 @@
-"""Which format an output has."""
+"""Which format an output has, and what that format cannot hold."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Sequence
 
+from ckptfix.checkpoint import TensorEntry
 from ckptfix.commands import command
-from ckptfix.errors import Refused, Unsupported
+from ckptfix.errors import Refused, Unsupported, WouldLoseData
+from ckptfix.findings.row import Finding
+from ckptfix.findings.table import found
 from ckptfix.formats import FORMATS
+from ckptfix.formats.base import Format
 
 ALIASES = {"torch": "zip", "pt": "zip", "pth": "zip", "pytorch": "zip", "st": "safetensors"}
 
@@ -65,3 +70,27 @@ def refuse_other_suffix(source: str, dest: str, name: str, *, chosen: bool = Fal
                 path=dest,
                 hint=f"{first}; or call the output {f'*{own[0]}' if own else 'something else'}",
             )
+
+
+def fitting(
+    entries: Sequence[TensorEntry], target: Format, *, drop_unsupported: bool, path: str, at: str, hint: str
+) -> tuple[list[TensorEntry], tuple[str, ...]]:
+    """The tensors of the state dict `at` that `target` can hold, and the keys of the others.
+
+    Raises:
+        WouldLoseData: there are others, without `drop_unsupported`; the error is about `path`, and has `hint`.
+    """
+    refused = {entry.key: why for entry in entries if (why := target.refuses(entry)) is not None}
+    odd = tuple(entry.key for entry in entries if entry.key in refused)
+    if odd and not drop_unsupported:
+        shown = ", ".join(f"{key} ({refused[key]})" for key in odd[:5])
+        more = f" and {len(odd) - 5} more" if len(odd) > 5 else ""
+        message = f"{target.name} cannot hold {len(odd)} of {len(entries)} tensors: {shown}{more}"
+        raise WouldLoseData(message, path=path, where=at or None, hint=hint)
+    return [entry for entry in entries if entry.key not in refused], odd
+
+
+def not_written(left: Iterable[str], lost: Iterable[str], target: Format) -> list[Finding]:
+    """The findings for addresses in `left`, which the output lacks, and keys in `lost`, which it cannot hold."""
+    behind = [found("left-behind", "is not in the output", where=address) for address in left]
+    return behind + [found("lost", f"{target.name} cannot hold it", where=key) for key in lost]

@@ -63,11 +63,11 @@ class Draft(Generic[R]):
     Attributes:
         result: what the verb returns, but for the fields of `Result`, which it is called with.
         format: of the output.
-        read: the files that it was read from, as they were before; the input alone by default.
         promise: what the output has to hold.
         lines: what was done, in one or two sentences.
         findings: what was noticed on the way.
         exit_code: 0, or another if the verb itself knows of losses.
+        read: the files that it was read from, as they were before; the input alone by default.
     """
 
     result: Callable[..., R]
@@ -77,7 +77,6 @@ class Draft(Generic[R]):
     lines: Sequence[str]
     findings: Sequence[Finding] = ()
     exit_code: int = 0
-
     read: tuple[Mark, ...] = ()
 
 

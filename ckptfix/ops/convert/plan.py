@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ckptfix.checkpoint import ByteRange, Checkpoint, OutputFile, Plan, TensorEntry, contiguous_stride
-from ckptfix.errors import Refused, WouldLoseData
-from ckptfix.findings.table import found
+from ckptfix.errors import Refused
 from ckptfix.formats import FORMATS, format_of, states, weights_of
 from ckptfix.formats.base import Format
 from ckptfix.formats.safetensors.ties import TIE_KEYS
 from ckptfix.formats.safetensors.write import row_major
-from ckptfix.formats.target import target_format
+from ckptfix.formats.target import fitting, not_written, target_format
 from ckptfix.formats.torch.common import element_sizes, little_endian
 from ckptfix.ops import choose
 from ckptfix.ops.candidates import Candidate
@@ -94,31 +93,19 @@ def _one_state_dict(
     refuse_odd_keys(checkpoint, chosen.at)
     entries = weights_of(checkpoint, chosen.at)
     plain = [replace(entry, at="") for entry in entries]
-    refused = {entry.key: why for entry in plain if (why := target.refuses(entry)) is not None}
-    fitting = [entry for entry in plain if entry.key not in refused]
-    odd = [entry for entry in plain if entry.key in refused]
-    if odd and not drop_unsupported:
-        shown = ", ".join(f"{entry.key} ({refused[entry.key]})" for entry in odd[:5])
-        more = f" and {len(odd) - 5} more" if len(odd) > 5 else ""
-        raise WouldLoseData(
-            f"{target.name} cannot hold {len(odd)} of {len(plain)} tensors: {shown}{more}",
-            path=checkpoint.path,
-            where=chosen.at or None,
-            hint="--drop-unsupported leaves them out, and names them",
-        )
+    hint = "--drop-unsupported leaves them out, and names them"
+    taken, lost = fitting(
+        plain, target, drop_unsupported=drop_unsupported, path=checkpoint.path, at=chosen.at, hint=hint
+    )
     refuse_damaged(checkpoint)
-    kept, metadata, findings = target.share(fitting)
+    kept, metadata, findings = target.share(taken)
     plan = target.plan_write(little(checkpoint, kept), dest, metadata={"format": "pt", **metadata})
     left = _left_behind(checkpoint, chosen)
-    lost = tuple(entry.key for entry in odd)
-    noticed = [*findings, *plan.findings]
-    noticed += [found("left-behind", "is not in the output", where=address) for address in left]
-    noticed += [found("lost", f"{target.name} cannot hold it", where=key) for key in lost]
-    plan = Plan(plan.files, tuple(noticed))
-    ties = len(fitting) - len(kept)
+    plan = Plan(plan.files, (*findings, *plan.findings, *not_written(left, lost, target)))
+    ties = len(taken) - len(kept)
     others = [entry for entry in checkpoint.entries if entry.at != chosen.at]
-    promise = Promise(fitting, others=others, reported=frozenset(left))
-    return Conversion(plan, target.name, chosen.at, len(fitting), promise, (*left, *lost), lost, ties)
+    promise = Promise(taken, others=others, reported=frozenset(left))
+    return Conversion(plan, target.name, chosen.at, len(taken), promise, (*left, *lost), lost, ties)
 
 
 def little(checkpoint: Checkpoint, entries: Sequence[TensorEntry]) -> list[TensorEntry]:
@@ -165,9 +152,7 @@ def _every_tensor(checkpoint: Checkpoint, dest: str, target: Format) -> Conversi
     plan = target.plan_write(entries, dest)
     names = {entry.key for entry in entries}
     left = [key for key in checkpoint.metadata if key not in names and key not in {"format", *TIE_KEYS}]
-    findings = list(plan.findings)
-    findings += [found("left-behind", "is not in the output", where=f"__metadata__/{key}") for key in left]
-    plan = Plan(plan.files, tuple(findings))
-    ties = len(entries) - len(checkpoint.entries)
     behind = tuple(f"__metadata__/{key}" for key in left)
+    plan = Plan(plan.files, (*plan.findings, *not_written(behind, (), target)))
+    ties = len(entries) - len(checkpoint.entries)
     return Conversion(plan, target.name, "", len(entries), everything(checkpoint), behind, (), max(ties, 0))

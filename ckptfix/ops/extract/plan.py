@@ -6,12 +6,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ckptfix.checkpoint import Checkpoint, Plan, address
-from ckptfix.errors import Refused, Undecided, WouldLoseData
-from ckptfix.findings.table import found
+from ckptfix.errors import Refused, Undecided
 from ckptfix.formats import FORMATS, open_checkpoint
 from ckptfix.formats.base import Format
 from ckptfix.formats.programs import exported, torchscript
-from ckptfix.formats.target import target_format
+from ckptfix.formats.target import fitting, not_written, target_format
 from ckptfix.formats.torch.weights import Weights
 from ckptfix.ops import choose as choose_op
 from ckptfix.ops.averages import is_average
@@ -91,31 +90,21 @@ def plan(weights: Weights, dest: str, *, to: str | None = None, drop_unsupported
         made = target.plan_state_dict(weights, dest)
     else:
         made, lost = _tensors_alone(weights, dest, target, drop_unsupported)
-    noticed = [*weights.findings, *made.findings]
-    noticed += [found("left-behind", "is not in the output", where=address) for address in weights.left]
-    noticed += [found("lost", f"{target.name} cannot hold it", where=name) for name in lost]
-    return Extraction(weights, Plan(made.files, tuple(noticed)), target.name, lost)
+    noticed = (*weights.findings, *made.findings, *not_written(weights.left, lost, target))
+    return Extraction(weights, Plan(made.files, noticed), target.name, lost)
 
 
 def _tensors_alone(
     weights: Weights, dest: str, target: Format, drop_unsupported: bool
 ) -> tuple[Plan, tuple[str, ...]]:
-    refused = {entry.key: why for entry in weights.entries if (why := target.refuses(entry)) is not None}
-    fitting = [entry for entry in weights.entries if entry.key not in refused]
-    odd = [entry for entry in weights.entries if entry.key in refused]
-    if odd and not drop_unsupported:
-        shown = ", ".join(f"{entry.key} ({refused[entry.key]})" for entry in odd[:5])
-        more = f" and {len(odd) - 5} more" if len(odd) > 5 else ""
-        raise WouldLoseData(
-            f"{target.name} cannot hold {len(odd)} of {len(weights.entries)} tensors: {shown}{more}",
-            path=weights.path,
-            where=weights.at or None,
-            hint="--drop-unsupported leaves them out, and names them; a torch file holds them",
-        )
-    kept, metadata, findings = target.share(fitting)
+    hint = "--drop-unsupported leaves them out, and names them; a torch file holds them"
+    taken, lost = fitting(
+        weights.entries, target, drop_unsupported=drop_unsupported, path=weights.path, at=weights.at, hint=hint
+    )
+    kept, metadata, findings = target.share(taken)
     view = replace(weights, entries=kept).as_checkpoint()
     made = target.plan_write(little(view, kept), dest, metadata={"format": "pt", **metadata})
-    return Plan(made.files, (*findings, *made.findings)), tuple(entry.key for entry in odd)
+    return Plan(made.files, (*findings, *made.findings)), lost
 
 
 def open_weights(path: str, at: str | None, ema: bool) -> tuple[Weights, tuple[str, ...]]:
