@@ -13,6 +13,7 @@ from ckptfix.cli.shared.common import FileName, at_option, destination, file_arg
 from ckptfix.cli.shared.console import Console
 from ckptfix.cli.shared.exits import TROUBLE
 from ckptfix.errors import printable
+from ckptfix.io.source import opened_once
 
 if TYPE_CHECKING:
     from ckptfix.align.result import Skipped
@@ -52,6 +53,7 @@ _OUT, *_HOW = destination(optional=True)
     *_HOW,
     example="ckptfix match vgg19.pth mine.pth --like my_vgg.pth --report",
 )  # fmt: skip
+@opened_once()
 def command(
     console: Console,
     *,

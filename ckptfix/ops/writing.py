@@ -1,7 +1,7 @@
 """The one way from a plan to a file, for every verb that writes.
 
 A verb looks at its input and drafts: a plan, and what the output has to hold. `carry_out` does the rest, the same for
-all: it checks the output's name, opens the input, counts the law of weights over the draft (`law`), and writes.
+all: it checks the output's name, opens the input, once, counts the law of weights over the draft (`law`), and writes.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from ckptfix.io import write as io_write
 from ckptfix.io.durable import folder_of, kept_line
 from ckptfix.io.read import Progress
 from ckptfix.io.replacing import given_up
-from ckptfix.io.source import mark, stamp
+from ckptfix.io.source import mark, opened_once, stamp
 from ckptfix.ops.law import audit
 from ckptfix.ops.law.promise import Account, Promise
+from ckptfix.pickles.collector import without_collections
 from ckptfix.words import some
 
 LOSSES = 3
@@ -85,6 +86,8 @@ def is_folder(source: StrPath) -> bool:
     return Path(file_name(source)).is_dir() and formats.detect(source).folder
 
 
+@without_collections
+@opened_once()
 def carry_out(
     source: StrPath | Checkpoint,
     dest: StrPath,
@@ -118,6 +121,8 @@ def carry_out(
     return _written(draft, checkpoint.path, checkpoint.files, name, how)
 
 
+@without_collections
+@opened_once()
 def carry_out_file(
     source: StrPath,
     dest: StrPath,

@@ -12,7 +12,6 @@ from ckptfix.cli.shared import tables
 from ckptfix.cli.shared.console import Console, pass_console
 from ckptfix.cli.shared.tables import size
 from ckptfix.errors import printable
-from ckptfix.io.source import opened_once
 from ckptfix.words import plural
 
 if TYPE_CHECKING:
@@ -109,8 +108,7 @@ def reads(
 ) -> Callable[[Callable[..., int]], Verb]:
     """Make a command of a function that takes the console and `params`, and returns the exit code.
 
-    Its docstring is the help text, and `example` ends it. `output` says whether it has --quiet and --json. It opens
-    each of its files once.
+    Its docstring is the help text, and `example` ends it. `output` says whether it has --quiet and --json.
     """
 
     def decorate(function: Callable[..., int]) -> Verb:
@@ -118,7 +116,7 @@ def reads(
             name,
             example=example,
             params=[*params, *(output_options() if output else [])],
-            callback=pass_console(opened_once()(function)),
+            callback=pass_console(function),
             help=function.__doc__,
         )
 

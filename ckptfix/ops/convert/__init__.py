@@ -10,10 +10,8 @@ from ckptfix.checkpoint import Checkpoint
 from ckptfix.errors import StrPath
 from ckptfix.formats.target import is_folder
 from ckptfix.io.read import Progress
-from ckptfix.io.source import opened_once
 from ckptfix.ops.convert import plan
 from ckptfix.ops.writing import LOSSES, Draft, How, Result, carry_out, copy_note
-from ckptfix.pickles.collector import without_collections
 from ckptfix.words import plural, some
 
 
@@ -30,8 +28,6 @@ class ConvertResult(Result):
         return {"at": self.at, "tensors": self.tensors, "left_behind": list(self.left), "lost": list(self.lost)}
 
 
-@without_collections
-@opened_once()
 def convert(
     source: StrPath,
     dest: StrPath,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ckptfix.errors import StrPath
 from ckptfix.findings.row import Entry
 from ckptfix.findings.table import ENTRIES
+from ckptfix.io.source import opened_once
 from ckptfix.ops.doctor import examine
 from ckptfix.ops.doctor.report import Diagnosis, of_message
 from ckptfix.ops.target import targets
@@ -12,6 +13,7 @@ from ckptfix.pickles.collector import without_collections
 
 
 @without_collections
+@opened_once()
 def doctor(
     path: StrPath,
     *,

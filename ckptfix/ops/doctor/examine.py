@@ -34,7 +34,7 @@ from ckptfix.formats.torch import demands
 from ckptfix.formats.torch import module as torch_module
 from ckptfix.formats.torch import zip as torch_zip
 from ckptfix.formats.torch.common import pickled
-from ckptfix.io.source import open_source, opened_once
+from ckptfix.io.source import open_source
 from ckptfix.ops import inside as scan_inside
 from ckptfix.ops.doctor import contents as scan_contents
 from ckptfix.ops.doctor import data as scan_records
@@ -56,7 +56,6 @@ MOST = 200
 """Findings of one id that are kept; a file could be made to have millions."""
 
 
-@opened_once()
 def examine(
     path: str | os.PathLike[str],
     *,

@@ -9,10 +9,8 @@ from typing import Any
 from ckptfix.errors import StrPath, about
 from ckptfix.formats import FORMATS
 from ckptfix.io.read import Progress
-from ckptfix.io.source import opened_once
 from ckptfix.ops.extract import plan
 from ckptfix.ops.writing import LOSSES, Draft, How, Result, carry_out_file
-from ckptfix.pickles.collector import without_collections
 from ckptfix.words import plural, some
 
 
@@ -53,8 +51,6 @@ class ExtractResult(Result):
         }
 
 
-@without_collections
-@opened_once()
 def extract(
     source: StrPath,
     dest: StrPath,

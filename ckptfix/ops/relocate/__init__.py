@@ -10,11 +10,9 @@ from typing import Any
 from ckptfix.checkpoint import Checkpoint
 from ckptfix.errors import StrPath
 from ckptfix.io.read import Progress
-from ckptfix.io.source import opened_once
 from ckptfix.ops.law.promise import Promise
 from ckptfix.ops.relocate import plan as relocate_op
 from ckptfix.ops.writing import Draft, How, Result, carry_out, copy_note, plan_edits
-from ckptfix.pickles.collector import without_collections
 from ckptfix.words import plural
 
 
@@ -30,8 +28,6 @@ class RelocateResult(Result):
         return {"moved": rows, "kept": dict(self.kept)}
 
 
-@without_collections
-@opened_once()
 def map_location(
     source: StrPath,
     dest: StrPath,

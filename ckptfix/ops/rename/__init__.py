@@ -10,12 +10,10 @@ from typing import Any
 from ckptfix.checkpoint import Checkpoint, address
 from ckptfix.errors import StrPath
 from ckptfix.io.read import Progress
-from ckptfix.io.source import opened_once
 from ckptfix.ops.law.promise import Promise
 from ckptfix.ops.rename import sites
 from ckptfix.ops.rename.sites import Change
 from ckptfix.ops.writing import Draft, How, Result, carry_out, copy_note, plan_edits
-from ckptfix.pickles.collector import without_collections
 from ckptfix.words import plural, some
 
 
@@ -30,8 +28,6 @@ class RenameResult(Result):
         return {"changes": [asdict(change) for change in self.changes], "references": self.references}
 
 
-@without_collections
-@opened_once()
 def strip_module(
     source: StrPath,
     dest: StrPath,
@@ -70,8 +66,6 @@ def strip_module(
     return carry_out(source, dest, make, How(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress))
 
 
-@without_collections
-@opened_once()
 def add_module(
     source: StrPath,
     dest: StrPath,
@@ -92,8 +86,6 @@ def add_module(
     return carry_out(source, dest, make, How(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress))
 
 
-@without_collections
-@opened_once()
 def unwrap(
     source: StrPath,
     dest: StrPath,
@@ -113,8 +105,6 @@ def unwrap(
     return carry_out(source, dest, make, How(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress))
 
 
-@without_collections
-@opened_once()
 def rename(
     source: StrPath,
     dest: StrPath,

@@ -13,13 +13,11 @@ from ckptfix.errors import StrPath
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.io.read import Progress
-from ckptfix.io.source import opened_once
 from ckptfix.ops.law.promise import everything
 from ckptfix.ops.sanitize import plan
 from ckptfix.ops.sanitize.objects import EXTRACT
 from ckptfix.ops.sanitize.report import Loss
 from ckptfix.ops.writing import LOSSES, Draft, How, Result, carry_out
-from ckptfix.pickles.collector import without_collections
 from ckptfix.words import plural, several, some
 
 
@@ -43,8 +41,6 @@ class SanitizeResult(Result):
         return {"changes": rows, "dropped": [asdict(loss) for loss in self.dropped]}
 
 
-@without_collections
-@opened_once()
 def sanitize(
     source: StrPath,
     dest: StrPath,

@@ -10,11 +10,9 @@ from typing import Any
 from ckptfix.checkpoint import Checkpoint
 from ckptfix.errors import StrPath
 from ckptfix.io.read import Progress
-from ckptfix.io.source import opened_once
 from ckptfix.ops.law.promise import everything
 from ckptfix.ops.slim import plan
 from ckptfix.ops.writing import Draft, How, Result, carry_out
-from ckptfix.pickles.collector import without_collections
 from ckptfix.words import plural
 
 
@@ -44,8 +42,6 @@ class SlimResult(Result):
         }
 
 
-@without_collections
-@opened_once()
 def slim(
     source: StrPath,
     dest: StrPath,
