@@ -6,39 +6,22 @@ import json
 import pickle
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from unit.trainer.conftest import trained
 
 from ckptfix.errors import BadPickle, CkptfixError, DamagedFile, LoadMismatch, Refused, UnknownFormat
-from ckptfix.trainer import CONTAINERS, TASKS, Job, Training, inner, run
+from ckptfix.trainer import CONTAINERS, TASKS, Training, inner
 from ckptfix.trainer.dcp import METADATA
 from ckptfix.trainer.resume import read
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 NESTED = [name for name, container in CONTAINERS.items() if container.nested]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """The models are too small to share out: on a busy machine their threads only wait for one another."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-def quiet(line: str) -> None:
-    pass
-
-
-def trained(**job: Any) -> Training:
-    return run(Job(**{"log": quiet, **job}))
 
 
 def same_weights(one: Training, other: Training) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,31 +10,15 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
+from unit.trainer.conftest import trained
 
 from ckptfix import load_state_dict, open_checkpoint
 from ckptfix.errors import CkptfixError, Unsupported, WouldOverwrite, WriteFailed
-from ckptfix.trainer import CONTAINERS, TASKS, Job, Training, inner, run
+from ckptfix.trainer import CONTAINERS, TASKS, Training, inner
 from ckptfix.trainer.dcp import read as read_folder
 from ckptfix.trainer.save import check, complete, contents, save
 
-pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """The models are too small to share out: on a busy machine their threads only wait for one another."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-def quiet(line: str) -> None:
-    pass
-
-
-def trained(**job: Any) -> Training:
-    return run(Job(**{"log": quiet, **job}))
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,32 +11,16 @@ import torch
 from torch import nn
 from torch.optim import Adam
 from torch.optim.lr_scheduler import StepLR
+from unit.trainer.conftest import trained
 
 from ckptfix.errors import Refused
-from ckptfix.trainer import TASKS, WRAPPERS, Job, Training, devices, inner, outputs, run, wrap
+from ckptfix.trainer import TASKS, WRAPPERS, Job, devices, inner, outputs, run, wrap
 from ckptfix.trainer.devices import Place
 from ckptfix.trainer.parallel import check
 from ckptfix.trainer.replicas import Replicas
 from ckptfix.trainer.train import built, loss_of, shared
 
-pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """The models are too small to share out: on a busy machine their threads only wait for one another."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-def quiet(line: str) -> None:
-    pass
-
-
-def trained(**job: Any) -> Training:
-    return run(Job(**{"log": quiet, **job}))
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 
 def logged(**job: Any) -> list[str]:
