@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, TypeVar
 
+from ckptfix.checkpoint.places import Spliced
 from ckptfix.checkpoint.stamp import Mark
 from ckptfix.checkpoint.tensors import TensorEntry
 from ckptfix.findings.row import Finding
@@ -94,6 +95,8 @@ class Checkpoint:
 
     def size_of(self, path: str) -> int:
         """Bytes of one of its files."""
+        if isinstance(path, Spliced):
+            return path.size
         return next((mark.stamp.size for mark in self.files if mark.path == path), self.size)
 
     @cached_property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,16 +45,48 @@ Data = ByteRange | Derived
 Segment = bytes | ByteRange | Derived
 
 
+class Spliced(str):
+    """The name of a file that is not there: its bytes are those of other files, piece behind piece.
+
+    A tensor that lies in pieces is a range of such a file: whatever reads ranges reads it too. A plan holds the pieces
+    themselves (`pieces_of`), so that the kernel copies them.
+
+    Attributes:
+        size: bytes.
+    """
+
+    size: int
+
+    def pieces(self, offset: int, length: int) -> Iterator[Segment]:
+        """What the `length` bytes at `offset` are."""
+        raise NotImplementedError
+
+
+def pieces_of(segment: Segment) -> Iterable[Segment]:
+    """The same bytes as ranges of files that are there."""
+    if isinstance(segment, ByteRange) and isinstance(segment.path, Spliced):
+        return segment.path.pieces(segment.offset, segment.length)
+    return (segment,)
+
+
+def in_one_piece(data: Data) -> Data:
+    """The range of a file that is there, for data that lies in one piece; otherwise `data` itself."""
+    pieces = tuple(pieces_of(data))
+    if len(pieces) == 1 and isinstance(pieces[0], ByteRange):
+        return pieces[0]
+    return data
+
+
 def segment_length(segment: Segment) -> int:
     """Bytes that `segment` will be in the output."""
     return len(segment) if isinstance(segment, bytes) else segment.length
 
 
 def joined(segments: Iterable[Segment]) -> Iterator[Segment]:
-    """The same bytes in fewer segments."""
+    """The same bytes in fewer segments, each of them a range of a file that is there, or no range."""
     last: Segment = b""
     literal: list[bytes] = []
-    for segment in segments:
+    for segment in chain.from_iterable(map(pieces_of, segments)):
         if not segment_length(segment):
             continue
         if isinstance(segment, bytes):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from threading import Event
 from typing import TYPE_CHECKING
 
@@ -50,14 +50,24 @@ class Checking:
             self._pool.shutdown()
 
     def _run(self, checks: Sequence[Check]) -> None:
-        for check in checks:
-            crc = 0
-            for chunk in read_chunks(check.data, CRC_CHUNK):
-                if self._stopped.is_set():
-                    return
-                crc = zlib.crc32(chunk, crc)
-            if crc != check.crc32:
-                raise _differs(check)
+        run(checks, self._stopped)
+
+
+def run(checks: Iterable[Check], stopped: Event | None = None) -> None:
+    """Compare bytes with their checksums, until `stopped`.
+
+    Raises:
+        DamagedFile: bytes have another checksum.
+        CkptfixError: they cannot be read.
+    """
+    for check in checks:
+        crc = 0
+        for chunk in read_chunks(check.data, CRC_CHUNK):
+            if stopped is not None and stopped.is_set():
+                return
+            crc = zlib.crc32(chunk, crc)
+        if crc != check.crc32:
+            raise _differs(check)
 
 
 def _place(check: Check) -> tuple[str, int]:

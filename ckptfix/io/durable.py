@@ -8,7 +8,7 @@ import signal
 import stat
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 from ckptfix.errors import WriteFailed
 from ckptfix.io.copy import Sink
 from ckptfix.io.source import open_source
-from ckptfix.io.system import named, write_failed
+from ckptfix.io.system import write_failed
 
 NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
 """What a file system without hard links says, or one that allows no more of them."""
@@ -225,21 +225,3 @@ def sync_folder(folder: str) -> None:
     except OSError as error:
         if error.errno not in _NO_FOLDER_SYNC:
             raise write_failed(error, folder) from error
-
-
-@contextmanager
-def folder_of(path: str) -> Iterator[None]:
-    """A new folder at `path` for the files that are written inside; it goes again where they fail."""
-    made = not os.path.isdir(path)
-    if made:
-        with named(path):
-            os.mkdir(path)
-    try:
-        yield
-        if made:
-            sync_folder(os.path.dirname(os.path.realpath(path)))
-    except BaseException:
-        if made:
-            with suppress(OSError):
-                os.rmdir(path)
-        raise

@@ -1,16 +1,34 @@
-"""A file that is planned and not yet written, read through its plan."""
+"""Files that are not there, read through what their bytes are made of: one that is planned, one that lies in pieces."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 
-from ckptfix.checkpoint import ByteRange, Derived, OutputFile, Segment, segment_length
+from ckptfix.checkpoint import ByteRange, Check, Derived, OutputFile, Segment, segment_length
+from ckptfix.checkpoint.places import Spliced, pieces_of
+from ckptfix.errors import DamagedFile
 from ckptfix.io.read import CHECKSUM, cut
-from ckptfix.io.source import Name, Readers, Source
+from ckptfix.io.source import BATCH, Name, Readers, Source
 
 
-class PlannedFile(Name):
+class _Made(Name):
+    """The name of a file that is not there."""
+
+    size: int
+
+    @abstractmethod
+    def at(self, offset: int) -> tuple[Segment, int]:
+        """The segment that holds the byte at `offset`, and where in it that byte is."""
+
+    def opened(self) -> Source:
+        return _MadeSource(self)
+
+
+class PlannedFile(_Made):
     """The name of a file that is planned and not yet written.
 
     Attributes:
@@ -24,30 +42,129 @@ class PlannedFile(Name):
     def __new__(cls, file: OutputFile) -> PlannedFile:
         name = super().__new__(cls, file.path)
         name.file = file
+        name.size = file.nbytes
         name.starts = tuple(accumulate(map(segment_length, file.segments), initial=0))[:-1]
         return name
 
     def at(self, offset: int) -> tuple[Segment, int]:
-        """The segment that holds the byte at `offset`, and where in it that byte is."""
         index = max(bisect_right(self.starts, offset) - 1, 0)
         return self.file.segments[index], offset - self.starts[index]
 
-    def opened(self) -> Source:
-        return Planned(self)
+    def between(self, offset: int, length: int) -> Iterator[tuple[Segment, int, int]]:
+        """What the `length` bytes at `offset` are: (segment, first byte in it, how many of it)."""
+        while length:
+            segment, start = self.at(offset)
+            count = min(length, segment_length(segment) - start)
+            yield segment, start, count
+            offset += count
+            length -= count
 
 
-class Planned(Source):
-    """What will be written. Checksums, which cost a pass over the data, are zeros."""
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Bytes of a `SplicedFile` that belong together: what they are, and the checksums that their files state."""
 
-    def __init__(self, planned: PlannedFile) -> None:
-        super().__init__(planned, planned.file.nbytes)
-        self._planned = planned
+    segments: tuple[Segment, ...]
+    checks: tuple[Check, ...] = ()
+
+
+class SplicedFile(_Made, Spliced):
+    """The name of a file that lies in pieces in others. What a piece is made of is looked up when it is first needed.
+
+    Attributes:
+        starts: offset of each piece, and the size at the end.
+    """
+
+    starts: tuple[int, ...]
+    _make: Callable[[int], Piece]
+    _pieces: dict[int, Piece]
+
+    def __new__(cls, name: str, lengths: Sequence[int], make: Callable[[int], Piece]) -> SplicedFile:
+        """A file of pieces of these `lengths`; `make` gives the piece of a number, and raises where it is damaged."""
+        made = super().__new__(cls, name)
+        made.starts = tuple(accumulate(lengths, initial=0))
+        made.size = made.starts[-1]
+        made._make = make
+        made._pieces = {}
+        return made
+
+    def place(self, index: int) -> ByteRange:
+        """The range of the piece number `index`."""
+        return ByteRange(self, self.starts[index], self.starts[index + 1] - self.starts[index])
+
+    def piece(self, index: int) -> Piece:
+        """The piece number `index`.
+
+        Raises:
+            CkptfixError: its file does not have it, or says otherwise.
+        """
+        found = self._pieces.get(index)
+        if found is None:
+            found = self._make(index)
+            have, expected = sum(map(segment_length, found.segments)), self.place(index).length
+            if have != expected:
+                raise DamagedFile(f"{expected} bytes promised, {have} found", path=str(self))
+            self._pieces[index] = found
+        return found
+
+    def checks(self, where: ByteRange) -> Iterator[Check]:
+        """The checksums that the files state of the pieces that are in this range."""
+        for index in self._indices(where.offset, where.length):
+            yield from self.piece(index).checks
+
+    def pieces(self, offset: int, length: int) -> Iterator[Segment]:
+        end = offset + length
+        for index in self._indices(offset, length):
+            at = self.starts[index]
+            for segment in self.piece(index).segments:
+                size = segment_length(segment)
+                first, last = max(offset - at, 0), min(end - at, size)
+                if first < last:
+                    yield from pieces_of(_part(segment, first, last - first))
+                at += size
+
+    def at(self, offset: int) -> tuple[Segment, int]:
+        index = self._index(offset)
+        offset -= self.starts[index]
+        for segment in self.piece(index).segments:
+            if offset < segment_length(segment):
+                return segment, offset
+            offset -= segment_length(segment)
+        raise DamagedFile(f"no byte at {offset}", path=str(self))
+
+    def _index(self, offset: int) -> int:
+        return min(bisect_right(self.starts, offset), len(self.starts) - 1) - 1
+
+    def _indices(self, offset: int, length: int) -> range:
+        if not length:
+            return range(0)
+        return range(self._index(offset), self._index(offset + length - 1) + 1)
+
+
+def _part(segment: Segment, first: int, count: int) -> Segment:
+    """`count` bytes of `segment` from `first` on."""
+    if count == segment_length(segment):
+        return segment
+    if isinstance(segment, bytes):
+        return segment[first : first + count]
+    if isinstance(segment, ByteRange):
+        return segment.sub(first, count)
+    chunks = segment.chunks
+    return Derived(count, lambda: cut(chunks(), first, count), segment.what, segment.sources)
+
+
+class _MadeSource(Source):
+    """What is there in place of the file. Checksums, which cost a pass over the data, are zeros."""
+
+    def __init__(self, made: _Made) -> None:
+        super().__init__(made, made.size)
+        self._made = made
         self._sources = Readers()
 
     def _read(self, offset: int, length: int) -> bytes:
         pieces: list[bytes] = []
         while length:
-            segment, start = self._planned.at(offset)
+            segment, start = self._made.at(offset)
             count = min(length, segment_length(segment) - start)
             if isinstance(segment, bytes):
                 pieces.append(segment[start : start + count])
@@ -58,6 +175,18 @@ class Planned(Source):
             offset += count
             length -= count
         return b"".join(pieces)
+
+    def chunks(self, offset: int, length: int, size: int = BATCH) -> Iterator[bytes]:
+        """`length` bytes at `offset`, in pieces of `size`; a stream in its own, and made once. Raises as `read`."""
+        while length:
+            segment, start = self._made.at(offset)
+            count = min(length, segment_length(segment) - start)
+            if isinstance(segment, Derived) and segment.what != CHECKSUM:
+                yield from cut(segment.chunks(), start, count)
+            else:
+                yield from super().chunks(offset, count, size)
+            offset += count
+            length -= count
 
     def close(self) -> None:
         self._sources.close()

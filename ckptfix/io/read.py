@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from ckptfix.checkpoint import ByteRange, Data, Segment
+from ckptfix.checkpoint import ByteRange, Data, Derived, Segment
+from ckptfix.checkpoint.places import Spliced, pieces_of
 from ckptfix.errors import DamagedFile
 from ckptfix.io.source import BATCH, open_source
 
@@ -16,10 +17,13 @@ CHECKSUM = "checksum"
 
 
 def read_from(segment: Segment) -> tuple[ByteRange, ...]:
-    """The ranges of files that a segment is made of."""
+    """The ranges of files that a segment is made of, each of a file that is there."""
     if isinstance(segment, bytes):
         return ()
-    return (segment,) if isinstance(segment, ByteRange) else segment.sources
+    if isinstance(segment, ByteRange) and not isinstance(segment.path, Spliced):
+        return (segment,)
+    inner = segment.sources if isinstance(segment, Derived) else pieces_of(segment)
+    return tuple(place for piece in inner for place in read_from(piece))
 
 
 def cut(chunks: Iterable[bytes], start: int, count: int) -> Iterator[bytes]:

@@ -43,7 +43,7 @@ def stamp(path: str | os.PathLike[str]) -> Stamp:
     """What has the name `path` now. Raises WriteFailed when it cannot be looked at."""
     name = os.fspath(path)
     if not is_local(name):
-        with _kind(name)(name) as source:
+        with open_source(name) as source:
             return source.mark
     with named(name):
         return _mark(os.stat(name))
@@ -286,7 +286,7 @@ def _kind(name: str) -> Callable[[str], Source]:
 
 def is_local(name: str) -> bool:
     """Whether `name` is a path."""
-    return _kind(name) is LocalFile
+    return not isinstance(name, Name) and _kind(name) is LocalFile
 
 
 def open_source(name: str | os.PathLike[str]) -> Source:

@@ -12,11 +12,14 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from ckptfix.checkpoint import ByteRange, Checkpoint, Data, Derived, Storage, TensorEntry, dtypes
+from ckptfix.checkpoint.places import in_one_piece
 from ckptfix.commands import quoted
 from ckptfix.errors import DamagedFile, Refused, Unsupported
 from ckptfix.formats.torch.common import element_sizes, little_endian
 from ckptfix.formats.torch.tensors import LAYOUTS, LAZY
 from ckptfix.formats.torch.zip import archive_of
+from ckptfix.io import checking
+from ckptfix.io.planned import SplicedFile
 from ckptfix.io.read import read_chunks
 from ckptfix.io.source import open_source, stamp, truncated
 from ckptfix.io.sums import CRC_CHUNK
@@ -166,7 +169,8 @@ class TensorMaker:
                 return made
             if self.verify:
                 self.check_storage(storage)
-            data = little_endian(storage.data, self.checkpoint.byteorder, self.units.get(storage.identity, itemsize))
+            lies = in_one_piece(storage.data)
+            data = little_endian(lies, self.checkpoint.byteorder, self.units.get(storage.identity, itemsize))
             made = self.storages[storage.identity] = self.moved(self.load(data, itemsize), storage.location)
             if not (isinstance(data, ByteRange) and _mappable(data, itemsize) and self.mapped(data.path)):
                 self.copied.add(storage.identity)
@@ -211,6 +215,9 @@ class TensorMaker:
         if storage.identity in self.verified or storage.data is None:
             return
         self.verified.add(storage.identity)
+        if isinstance(storage.data, ByteRange) and isinstance(storage.data.path, SplicedFile):
+            checking.run(storage.data.path.checks(storage.data))
+            return
         # torch can be set not to compute checksums, and writes 0.
         if not storage.crc32 and not isinstance(storage.data, Derived):
             return

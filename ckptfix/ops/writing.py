@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from ckptfix import formats
 from ckptfix.checkpoint import Checkpoint, Edit, Mark, OutputFile, Plan
-from ckptfix.errors import DamagedFile, NoSuchFile, StrPath, about, file_name, printable
+from ckptfix.errors import CkptfixError, DamagedFile, NoSuchFile, StrPath, about, file_name, printable
 from ckptfix.findings.row import Finding
 from ckptfix.formats.target import refuse_other_suffix
 from ckptfix.formats.torch import legacy_layout
 from ckptfix.io import write as io_write
-from ckptfix.io.durable import folder_of, kept_line
+from ckptfix.io.durable import kept_line
+from ckptfix.io.folders import write_folder
 from ckptfix.io.read import Progress
 from ckptfix.io.replacing import given_up
 from ckptfix.io.source import mark, opened_once, stamp
@@ -69,6 +69,7 @@ class Draft(Generic[R]):
         findings: what was noticed on the way.
         exit_code: 0, or another if the verb itself knows of losses.
         read: the files that it was read from, as they were before; the input alone by default.
+        link: files of an output folder that are files of the input may be hard links to these.
     """
 
     result: Callable[..., R]
@@ -79,6 +80,7 @@ class Draft(Generic[R]):
     findings: Sequence[Finding] = ()
     exit_code: int = 0
     read: tuple[Mark, ...] = ()
+    link: bool = False
 
 
 def is_folder(source: StrPath) -> bool:
@@ -173,12 +175,23 @@ def _written(draft: Draft[R], source: str, read: Iterable[Mark], dest: str, how:
             raise DamagedFile("it changed while it was read", path=file.path, hint="wait until its writer is done")
     # A folder changes by what is written into it.
     inputs = {file.path: file.stamp for file in read if not Path(file.path).is_dir()}
-    replaced = given_up(plan, inputs)
+    folder = formats.FORMATS[draft.format].folder
+    replaced = () if folder else given_up(plan, inputs)
     backup = None
-    if not how.dry_run:
+    if not how.dry_run and folder:
+        backup = write_folder(
+            plan,
+            dest,
+            overwrite=how.force,
+            keep_old=how.keep_old,
+            own=files_of,
+            link=draft.link,
+            inputs=inputs,
+            progress=how.progress,
+        )
+    elif not how.dry_run:
         keep = formats.is_checkpoint if how.keep_old else None
-        with folder_of(dest) if formats.FORMATS[draft.format].folder else nullcontext():
-            kept = io_write.write_plan(plan, overwrite=how.force, keep_old=keep, inputs=inputs, progress=how.progress)
+        kept = io_write.write_plan(plan, overwrite=how.force, keep_old=keep, inputs=inputs, progress=how.progress)
         backup = kept.get(dest)
     lines = list(draft.lines)
     if account.lost:
@@ -197,6 +210,14 @@ def _written(draft: Draft[R], source: str, read: Iterable[Mark], dest: str, how:
         exit_code=LOSSES if account.lost else draft.exit_code,
         account=account,
     )
+
+
+def files_of(folder: str) -> tuple[str, ...]:
+    """The files of the checkpoint that `folder` is; none where it is not one."""
+    try:
+        return tuple(file.path for file in formats.open_checkpoint(folder).files)
+    except CkptfixError:
+        return ()
 
 
 def looked_at(draft: Draft[R], source: str, dest: StrPath | None = None) -> R:

@@ -12,9 +12,10 @@ from ckptfix.checkpoint.tensors import reach
 from ckptfix.errors import CkptfixError, UnknownFormat, WouldLoseData
 from ckptfix.formats import FORMATS, HEAD, by_content
 from ckptfix.formats.base import Format
-from ckptfix.io.planned import PlannedFile
+from ckptfix.io.planned import PlannedFile, SplicedFile
 from ckptfix.io.read import read_from
 from ckptfix.io.source import open_source
+from ckptfix.ops.law.pieces import Trail, in_pieces, planned_trail, trail
 from ckptfix.ops.law.promise import Promise, listed, referred
 
 Place = tuple[str, int, int]
@@ -51,6 +52,12 @@ def _extent(entry: TensorEntry) -> tuple[int, int]:
     if not entry.numel:
         return row.nbytes(entry.offset), row.nbytes(entry.offset)
     return row.nbytes(entry.offset), row.nbytes(entry.offset + reach(entry.shape, entry.stride))
+
+
+def _run(entry: TensorEntry) -> tuple[int, int]:
+    """The same as first byte and number of bytes."""
+    start, end = _extent(entry)
+    return start, end - start
 
 
 def planned(name: PlannedFile, format: Format) -> Format:
@@ -99,6 +106,8 @@ class Output:
             for storage in referred(checkpoint):
                 self._note_storage(storage, name)
         self._everywhere = Counter(self._at)
+        self._plan = plan
+        self._trails: Counter[tuple[Kind, Trail]] | None = None
 
     def _note(self, part: TensorEntry, name: PlannedFile) -> None:
         kind = part.dtype, part.shape
@@ -134,6 +143,8 @@ class Output:
             return _taken(self._bare, kind)
         if isinstance(storage.data, Derived) and not storage.data.sources:
             return _taken(self._literal, (kind, storage.data.what))
+        if in_pieces(storage.data):
+            return self._take_pieces(part)
         first = _place(storage, _extent(part)[0])
         for place in (first, *self._same.instead(first)):
             if any(_taken(self._at, (one, place)) for one in chain((kind,), _reshaped(part, promise.puts.values()))):
@@ -148,11 +159,36 @@ class Output:
                 return True
         return False
 
+    def _take_pieces(self, part: TensorEntry) -> bool:
+        """The same for a tensor that lies in pieces: all of them have to be there, in their order."""
+        if self._trails is None:
+            self._trails = Counter(
+                ((made.dtype, made.shape), found)
+                for entry in self.entries
+                for made in leaves(entry)
+                if made.numel and (found := planned_trail(made, *_run(made))) is not None
+            )
+        kind = part.dtype, part.shape
+        assert part.storage is not None and part.storage.data is not None
+        if _taken(self._trails, (kind, trail(part.storage.data, *_run(part)))):
+            return True
+        spans = read_from(part.storage.data)
+        streams = self._made.get(kind, [])
+        for index, sources in enumerate(streams):
+            real = [place for source in sources for place in read_from(source)]
+            if all(any(_overlap(span, source) for source in real) for span in spans):
+                del streams[index]
+                return True
+        return False
+
     def has_other(self, part: TensorEntry) -> bool:
         """Whether a tensor of the same kind has the name of this one, and bytes of another."""
         kind, found = self._named.get(part.name, (None, None))
         storage = part.storage
         if storage is None or storage.data is None or not part.numel or kind != (part.dtype, part.shape):
+            return False
+        if in_pieces(storage.data):
+            # Taken by all of its pieces, in order.
             return False
         if isinstance(found, Derived):
             return not any(_overlap(span, source) for span in _spans(part) for source in found.sources)
@@ -163,6 +199,8 @@ class Output:
         """Whether a tensor that was not promised is in the output all the same, under any name."""
         if part.storage is None or part.storage.data is None or not part.numel:
             return (part.dtype, part.shape) in self._bare
+        if in_pieces(part.storage.data):
+            return self._take_pieces(part)
         return self._everywhere[(part.dtype, part.shape), _place(part.storage, _extent(part)[0])] > 0
 
     def holds(self, storage: Storage) -> bool:
@@ -171,13 +209,25 @@ class Output:
             return True
         if _place(storage, 0) in self._places:
             return True
-        return any(_overlap(span, source) for span in read_from(storage.data) for source in self._sources)
+        real = [place for source in self._sources for place in read_from(source)]
+        if not in_pieces(storage.data):
+            return any(_overlap(span, source) for span in read_from(storage.data) for source in real)
+        first = read_from(storage.data)[0]
+        spans = read_from(storage.data)
+        return (first.path, first.offset, 0) in self._places or all(
+            any(_overlap(span, source) for source in real) for span in spans
+        )
 
     def unchecked(self, promise: Promise) -> Iterator[Check]:
         """The storages that a checksum of the input covers and none of the output."""
         seen: set[tuple[str, str]] = set()
         for storage in (*(one for entry in promise.kept for one in storages(entry)), *promise.storages):
-            if storage.crc32 is None or storage.data is None or storage.identity in seen:
+            if storage.data is None or storage.identity in seen:
+                continue
+            if isinstance(storage.data, ByteRange) and isinstance(storage.data.path, SplicedFile):
+                seen.add(storage.identity)
+                yield from storage.data.path.checks(storage.data)
+            if storage.crc32 is None:
                 continue
             seen.add(storage.identity)
             if (_place(storage, 0), storage.nbytes, storage.crc32) not in self._sums:
@@ -185,7 +235,8 @@ class Output:
 
 
 def _taken(
-    counts: Counter[tuple[Kind, Place]] | Counter[tuple[Kind, str]] | Counter[Kind], key: tuple[object, object]
+    counts: Counter[tuple[Kind, Place]] | Counter[tuple[Kind, str]] | Counter[tuple[Kind, Trail]] | Counter[Kind],
+    key: tuple[object, object],
 ) -> bool:
     left = counts[key]  # type: ignore[index]
     if left:

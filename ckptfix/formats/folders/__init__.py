@@ -1,0 +1,1 @@
+"""What the formats whose checkpoints are folders share."""

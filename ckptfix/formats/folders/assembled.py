@@ -1,0 +1,198 @@
+"""A checkpoint of many files as the one object that it stands for.
+
+A format whose files hold tensors by name, in pieces, or as values of their own builds the object that one torch.save of
+the whole would have pickled, out of inert nodes. It is written as a pickle, in memory, and read like any other: names,
+state dicts, optimizers, values and edits are then found by the code that finds them in a torch file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from ckptfix.checkpoint import Checkpoint, Data, Mark, dtypes
+from ckptfix.errors import Unsupported
+from ckptfix.findings.row import Finding
+from ckptfix.formats.torch import common
+from ckptfix.formats.torch.calls import TENSOR_V2, TENSOR_V3
+from ckptfix.pickles import Call, Dict, Global, Graph, PersId, Set, Text, parse
+from ckptfix.pickles.graph import Node
+from ckptfix.pickles.reemit import reemit
+
+_ORDERED_DICT = Global("collections", "OrderedDict", 0)
+_UNTYPED = Global("torch.storage", "UntypedStorage", 0)
+
+
+class Assembled:
+    """The container of such a checkpoint: none."""
+
+    __slots__ = ()
+
+
+class Assembly:
+    """The object while it is put together, and its storages."""
+
+    def __init__(self) -> None:
+        self._places: dict[str, tuple[Data, int, int | None]] = {}
+
+    def storage(self, data: Data, crc32: int | None = None, key: str | None = None) -> str:
+        """The key of a new storage of these bytes."""
+        key = str(len(self._places)) if key is None else key
+        self._places[key] = (data, data.length, crc32)
+        return key
+
+    def tensor(
+        self,
+        key: str,
+        dtype: str,
+        shape: tuple[int, ...],
+        stride: tuple[int, ...],
+        *,
+        offset: int = 0,
+        location: str = "cpu",
+        requires_grad: bool = False,
+    ) -> Call:
+        """The rebuild call of a dense tensor on the storage `key`."""
+        row = dtypes.by_name(dtype)
+        nbytes = self._places[key][1]
+        kind = Global("torch", row.storage_class, 0) if row.storage_class else _UNTYPED
+        count = nbytes // row.itemsize if row.storage_class else nbytes
+        reference = PersId(("storage", kind, key, location, count), 0, -1)
+        args: tuple[Node, ...] = (reference, offset, shape, stride, requires_grad, ordered({}))
+        if row.storage_class:
+            return TENSOR_V2.call(*args)
+        return TENSOR_V3.call(*args, Global("torch", row.name, 0))
+
+    def adopt(self, graph: Graph, storages: common.Storages, prefix: str) -> Node:
+        """The object of another torch file, whose storages `prefix` keeps apart."""
+
+        def reference(node: PersId) -> tuple[Node, ...] | None:
+            fields = node.fields
+            if len(fields) < 5 or type(fields[2]) is not Text:
+                return None
+            key = f"{prefix}{fields[2]}"
+            if key not in self._places:
+                data, nbytes, crc32 = storages.place(str(fields[2]))
+                if data is not None and nbytes >= 0:
+                    self._places[key] = (data, nbytes, crc32)
+            return (*fields[:2], key, *fields[3:5])
+
+        return grafted(graph.root, reference)
+
+    def checkpoint(
+        self,
+        root: Node,
+        path: str,
+        *,
+        format: str,
+        files: tuple[Mark, ...],
+        traits: Mapping[str, Any],
+        findings: Iterable[Finding] = (),
+    ) -> Checkpoint:
+        """The checkpoint whose object is `root`.
+
+        Raises:
+            BadPickle: it is no object that torch could have saved.
+        """
+        graph = Graph(b"\x80\x02", 0)
+        graph.root = root
+        made = parse(reemit(graph).pickle, path=path, where="the object of its files")
+        places = self._places
+
+        def place(key: str) -> tuple[Data | None, int, int | None]:
+            return places.get(key, (None, -1, None))
+
+        checkpoint = common.build(
+            path,
+            format=format,
+            size=sum(file.stamp.size for file in files),
+            graph=made,
+            container=Assembled(),
+            storages=common.Storages(place),
+            traits={},
+            byteorder="little",
+            findings=list(findings),
+        )
+        return replace(checkpoint, traits=dict(traits), files=files)
+
+
+def mapping(rows: Mapping[str, Node] | Iterable[tuple[Node, Node]]) -> Dict:
+    """A plain dict."""
+    made = Dict()
+    made.items = list(rows.items() if isinstance(rows, Mapping) else rows)
+    return made
+
+
+def ordered(rows: Mapping[str, Node] | Iterable[tuple[Node, Node]]) -> Call:
+    """An OrderedDict."""
+    made = Call(_ORDERED_DICT, (), "REDUCE", 0)
+    items = list(rows.items() if isinstance(rows, Mapping) else rows)
+    made.items = items or None
+    return made
+
+
+MAX_TUPLES = 200
+"""How deep tuples may stand in each other: those of any program are a few deep."""
+
+
+def grafted(root: Node, reference: Callable[[PersId], tuple[Node, ...] | None]) -> Node:
+    """A copy of `root` that stands by itself: its strings are no spans of another pickle.
+
+    Args:
+        reference: the fields of a reference to a storage, if they are to be others.
+    """
+    made: dict[int, Node] = {}
+    kept: list[Node] = []
+    unfilled: list[tuple[Node, Node]] = []
+
+    def copy(node: Node, depth: int = 0) -> Node:
+        kind = type(node)
+        if kind is Text:
+            return str(node)
+        if kind not in _HOLDERS:
+            return node
+        if id(node) in made:
+            return made[id(node)]
+        new: Node
+        if isinstance(node, tuple):
+            if depth > MAX_TUPLES:
+                raise Unsupported("tuples nested too deeply")
+            new = tuple(copy(part, depth + 1) for part in node)
+        else:
+            new = _empty(node)
+            unfilled.append((node, new))
+        made[id(node)] = new
+        kept.append(node)
+        return new
+
+    top = copy(root)
+    while unfilled:
+        node, new = unfilled.pop()
+        if isinstance(node, list) and isinstance(new, list):
+            new += [copy(part) for part in node]
+        elif isinstance(node, Dict) and isinstance(new, Dict):
+            new.items = [(copy(key), copy(value)) for key, value in node.items]
+        elif isinstance(node, Set) and isinstance(new, Set):
+            new.elements = [copy(part) for part in node.elements]
+        elif isinstance(node, PersId) and isinstance(new, PersId):
+            fields = reference(node)
+            new.pid = copy(node.pid) if fields is None else tuple(copy(field) for field in fields)
+        elif isinstance(node, Call) and isinstance(new, Call):
+            new.func, new.args, new.kwargs, new.state = map(copy, (node.func, node.args, node.kwargs, node.state))
+            new.items = None if node.items is None else [(copy(key), copy(value)) for key, value in node.items]
+            new.elements = None if node.elements is None else [copy(part) for part in node.elements]
+    return top
+
+
+_HOLDERS = frozenset((tuple, list, Dict, Set, Call, PersId))
+
+
+def _empty(node: Node) -> Node:
+    if isinstance(node, Set):
+        return Set(node.kind, [])
+    if isinstance(node, PersId):
+        return PersId(None, 0, -1)
+    if isinstance(node, Call):
+        return Call(None, (), node.how, 0)
+    return Dict() if isinstance(node, Dict) else []

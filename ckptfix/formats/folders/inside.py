@@ -1,0 +1,51 @@
+"""The files of a folder by the names that its index or metadata gives them: never one outside of it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path, PurePosixPath
+
+from ckptfix.errors import DamagedFile, NoSuchFile
+
+
+def file_inside(folder: str, name: str, *, where: str) -> str:
+    """The file called `name` in `folder`, which `where` (the index, the metadata) names.
+
+    Raises:
+        DamagedFile: the name leads out of the folder: it is absolute, climbs with ``..``, or is a symbolic link that
+            points out of it, except into the blobs that a download cache keeps beside its snapshots. Nothing of it was
+            opened.
+        NoSuchFile: it is not there.
+    """
+    if (
+        not name
+        or "\0" in name
+        or "\\" in name
+        or PurePosixPath(name).is_absolute()
+        or ".." in PurePosixPath(name).parts
+    ):
+        raise DamagedFile(
+            f"it names {name!r}, which leads out of its folder", path=where, hint="nothing of it was opened"
+        )
+    path = Path(folder, name)
+    real = os.path.realpath(path)
+    home = os.path.realpath(folder)
+    if not _is_below(real, home) and not _is_blob(real, home):
+        message = f"it names {name!r}, a symbolic link that leads out of its folder"
+        raise DamagedFile(message, path=where, hint="copy the file to where the link stands, if it is yours")
+    if not path.is_file():
+        raise NoSuchFile(str(path))
+    return str(path)
+
+
+def _is_below(path: str, folder: str) -> bool:
+    return path.startswith(folder.rstrip(os.sep) + os.sep)
+
+
+def _is_blob(path: str, folder: str) -> bool:
+    """Whether `path` is a file of a hub's cache: ``REPO/snapshots/REVISION/NAME`` links to ``REPO/blobs/HASH``."""
+    home = Path(folder)
+    for above in home.parents:
+        if above.name == "snapshots":
+            return _is_below(path, str(above.parent / "blobs"))
+    return False

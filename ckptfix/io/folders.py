@@ -1,0 +1,196 @@
+"""A folder of files that is complete and durable, or not there at all.
+
+It is written beside its destination under a name that nothing reads, ``.NAME.RANDOM.ckptfix-tmp``, and renamed when all
+of its files are on the disk. A folder that is replaced changes places with it in one step where the system can do that
+(``renameat2`` with RENAME_EXCHANGE: Linux 3.15 and most of its file systems); elsewhere it is moved aside first, and
+moved back if the rename fails. It is removed where nothing is in it but a checkpoint, and kept otherwise.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import shutil
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from itertools import count
+
+from ckptfix.checkpoint import ByteRange, OutputFile, Plan
+from ckptfix.checkpoint.stamp import Stamp
+from ckptfix.errors import CkptfixError, WouldOverwrite, WriteFailed
+from ckptfix.io.durable import Undisturbed, sync_folder
+from ckptfix.io.read import Progress
+from ckptfix.io.source import forget
+from ckptfix.io.system import named
+from ckptfix.io.write import TEMP_SUFFIX, write_plan
+from ckptfix.io.written import record
+
+_AT_FDCWD = -100
+_NOREPLACE, _EXCHANGE = 1, 2
+_CANNOT = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM}
+"""What a system says that has no such rename, or whose file system has none."""
+
+
+def write_folder(
+    plan: Plan,
+    dest: str,
+    *,
+    overwrite: bool = False,
+    keep_old: bool = False,
+    own: Callable[[str], Collection[str]] = lambda folder: (),
+    link: bool = False,
+    inputs: Mapping[str, Stamp] | None = None,
+    progress: Progress | None = None,
+) -> str | None:
+    """Write the files of `plan`, all of which are below the folder `dest`: the folder is complete, or as it was.
+
+    Args:
+        overwrite: replace a folder that exists; an empty one is always replaced.
+        keep_old: keep what is replaced, as ``DEST.~1~`` or the next number that is free.
+        own: the files of a folder that may be removed with it, by path. If it holds others, it is kept as well.
+        link: give a file of the plan that is a whole file of the input a second name, instead of a copy, where the
+            file system can; an edit of one is then an edit of the other.
+        inputs, progress: as `write_plan`.
+
+    Returns:
+        The name under which the folder that was there is kept; None where there was none, or it is gone.
+
+    Raises:
+        WouldOverwrite: `dest` exists, without `overwrite`.
+        CkptfixError: as `write_plan`.
+    """
+    real = os.path.realpath(dest)
+    parent, name = os.path.split(real)
+    there = os.path.lexists(real)
+    if there and not overwrite and os.listdir(real):
+        raise WouldOverwrite("exists", path=dest, hint="give another name, or --force to replace it")
+    temp = os.path.join(parent, f".{name[:40]}.{os.urandom(8).hex()}{TEMP_SUFFIX}")
+    quiet = Undisturbed()
+    with named(dest):
+        os.mkdir(temp)
+    kept: str | None = None
+    try:
+        with _spelled(temp, dest):
+            rest = _placed(plan, dest, temp, link)
+            write_plan(rest, inputs=inputs, progress=progress)
+            for folder, _, _ in os.walk(temp):
+                sync_folder(folder)
+        stays = there and (keep_old or not _only(real, own))
+        with quiet, named(dest):
+            kept = _publish(temp, real, there, stays)
+            forget(dest)
+            record(f"{dest} is complete: it was written before that{_line(dest, kept)}")
+    except BaseException:
+        with quiet:
+            shutil.rmtree(temp, ignore_errors=True)
+        raise
+    try:
+        sync_folder(parent)
+    except WriteFailed as error:
+        error.message = f"the output is complete, but may not survive a power cut: {error.message}"
+        raise
+    return None if kept is None else os.path.join(os.path.dirname(dest), os.path.basename(kept))
+
+
+def _line(dest: str, kept: str | None) -> str:
+    return "" if kept is None else f"; kept the old {dest} as {kept}"
+
+
+@contextmanager
+def _spelled(temp: str, dest: str) -> Iterator[None]:
+    """Errors about files in `temp` are about those in `dest`."""
+    try:
+        yield
+    except CkptfixError as error:
+        if error.path is not None and str(error.path).startswith(temp):
+            error.path = dest + str(error.path)[len(temp) :]
+        raise
+
+
+def _placed(plan: Plan, dest: str, temp: str, link: bool) -> Plan:
+    """The plan for the folder `temp`, without the files that have become links."""
+    files = []
+    for file in plan.files:
+        path = os.path.join(temp, os.path.relpath(file.path, dest))
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        if not (link and _linked(file, path)):
+            files.append(replace(file, path=path))
+    return replace(plan, files=tuple(files))
+
+
+def _linked(file: OutputFile, path: str) -> bool:
+    """Whether `file` is all of a file that is there, and `path` is its second name now."""
+    whole = file.segments[0] if len(file.segments) == 1 else None
+    if not isinstance(whole, ByteRange) or whole.offset or os.stat(whole.path).st_size != whole.length:
+        return False
+    with suppress(OSError):
+        os.link(os.path.realpath(whole.path), path)
+        return True
+    return False
+
+
+def _only(folder: str, own: Callable[[str], Collection[str]]) -> bool:
+    """Whether `folder` holds nothing but files that may go with it."""
+    if not os.listdir(folder):
+        return True
+    may_go = {os.path.realpath(path) for path in own(folder)}
+    for above, folders, files in os.walk(folder):
+        if any(os.path.islink(os.path.join(above, name)) for name in folders):
+            return False
+        if any(os.path.realpath(os.path.join(above, name)) not in may_go for name in files):
+            return False
+    return True
+
+
+def _publish(temp: str, dest: str, there: bool, stays: bool) -> str | None:
+    """`temp` becomes `dest`; the name under which what was there is kept."""
+    if not there:
+        if not _renamed(temp, dest, _NOREPLACE):
+            if os.path.lexists(dest):
+                raise WouldOverwrite("appeared while it was being written", path=dest)
+            os.rename(temp, dest)
+        return None
+    if _renamed(temp, dest, _EXCHANGE):
+        old = temp
+    else:
+        old = f"{temp}.old"
+        os.rename(dest, old)
+        try:
+            os.rename(temp, dest)
+        except BaseException:
+            os.rename(old, dest)
+            raise
+    if stays:
+        for number in count(1):
+            kept = f"{dest}.~{number}~"
+            if os.path.lexists(kept):
+                continue
+            os.rename(old, kept)
+            return kept
+    shutil.rmtree(old, ignore_errors=True)
+    return None
+
+
+def _renamed(old: str, new: str, flags: int) -> bool:
+    """Whether ``renameat2`` with these flags was done; False where this system cannot.
+
+    Raises:
+        OSError: it can, and failed.
+    """
+    if sys.platform != "linux":
+        return False
+    try:
+        call = ctypes.CDLL(None, use_errno=True).renameat2
+    except (OSError, AttributeError):
+        return False
+    if call(_AT_FDCWD, os.fsencode(old), _AT_FDCWD, os.fsencode(new), flags) == 0:
+        return True
+    error = ctypes.get_errno()
+    if error in _CANNOT:
+        return False
+    if error == errno.EEXIST:
+        raise WouldOverwrite("appeared while it was being written", path=new)
+    raise OSError(error, os.strerror(error))

@@ -1,0 +1,182 @@
+"""A tensor from the chunks that it was cut into, along any of its dimensions, in bounded memory.
+
+A chunk is a box of the tensor, its elements in row-major order in one range of a file. Rows that one chunk holds whole
+are one range, which the kernel copies; where several chunks share rows, blocks of rows are put together as they stream.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from ckptfix.checkpoint import ByteRange, Derived, Segment
+from ckptfix.errors import DamagedFile
+from ckptfix.io.derived import BLOCK
+from ckptfix.io.source import Readers
+
+if TYPE_CHECKING:
+    import numpy
+
+MAX_WORK = 64
+"""Looks at a chunk for each chunk there is: chunks of a mesh take as many as it has dimensions."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A box of a tensor: where it begins, its sizes in elements, and its bytes."""
+
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    data: ByteRange
+
+
+def tiled(shape: Sequence[int], itemsize: int, chunks: Sequence[Chunk]) -> tuple[Segment, ...]:
+    """The tensor of this `shape` in row-major order, made of its `chunks`.
+
+    Args:
+        itemsize: bytes of one element.
+
+    Raises:
+        DamagedFile: the chunks leave a hole, overlap, reach outside of the tensor, or have other sizes than their
+            bytes. The message says where, in elements.
+    """
+    for chunk in chunks:
+        _check(shape, itemsize, chunk)
+    own = [chunk for chunk in chunks if chunk.data.length]
+    if not math.prod(shape):
+        return ()
+    if not own:
+        raise DamagedFile(f"nothing holds its {list(shape)}")
+    return tuple(_Tiling(itemsize, len(own)).slabs(tuple(shape), own, ()))
+
+
+def _check(shape: Sequence[int], itemsize: int, chunk: Chunk) -> None:
+    what = f"a chunk of {list(chunk.sizes)} at {list(chunk.offsets)}"
+    if len(chunk.sizes) != len(shape) or len(chunk.offsets) != len(shape):
+        raise DamagedFile(f"{what} of a tensor of {list(shape)}")
+    for first, count, size in zip(chunk.offsets, chunk.sizes, shape, strict=True):
+        if first < 0 or count < 0 or first + count > size:
+            raise DamagedFile(f"{what} reaches outside of {list(shape)}")
+    if chunk.data.length != math.prod(chunk.sizes) * itemsize:
+        raise DamagedFile(f"{what} needs {math.prod(chunk.sizes) * itemsize} bytes, and has {chunk.data.length}")
+
+
+class _Tiling:
+    """The walk over the slabs of a tensor: runs of rows that the same chunks hold."""
+
+    def __init__(self, itemsize: int, chunks: int) -> None:
+        self._itemsize = itemsize
+        self._left = MAX_WORK * chunks + 1024
+
+    def slabs(self, shape: tuple[int, ...], chunks: list[Chunk], at: tuple[int, ...]) -> Iterator[Segment]:
+        """The segments of the sub-tensor of this shape that stands at the index `at` of the tensor."""
+        self._count(len(chunks), at)
+        if not shape:
+            if len(chunks) > 1:
+                raise DamagedFile(f"{len(chunks)} chunks hold the element at {list(at)}")
+            yield chunks[0].data
+            return
+        for first, last, inside in self._cut(shape[0], chunks, at, 0):
+            alone = inside[0] if len(inside) == 1 else None
+            if alone is not None and alone.sizes[1:] == shape[1:]:
+                row = math.prod(shape[1:]) * self._itemsize
+                yield alone.data.sub((first - alone.offsets[0]) * row, (last - first) * row)
+                continue
+            rows = [_rows(chunk, first, last) for chunk in inside]
+            inner = shape[1:]
+            if not inner:
+                raise DamagedFile(f"{len(inside)} chunks hold the elements at {[*at, first]}")
+            if math.prod(inner) * self._itemsize > BLOCK:
+                for index in range(last - first):
+                    below = [_row(chunk, index) for chunk in rows]
+                    yield from self.slabs(inner, below, (*at, first + index))
+                continue
+            self._check_row([_row(chunk, 0) for chunk in rows], inner, (*at, first))
+            yield from self._blocks(inner, rows, last - first)
+
+    def _count(self, looks: int, at: tuple[int, ...]) -> None:
+        self._left -= looks
+        if self._left < 0:
+            raise DamagedFile(f"too many chunks share the rows at {list(at)}: they cannot be those of a mesh")
+
+    def _cut(
+        self, size: int, chunks: list[Chunk], at: tuple[int, ...], axis: int
+    ) -> Iterator[tuple[int, int, list[Chunk]]]:
+        """The slabs along the dimension `axis`, and the chunks that each of them crosses."""
+        ordered = sorted(chunks, key=lambda chunk: chunk.offsets[axis])
+        cuts = sorted({0, size, *(edge for chunk in chunks for edge in _edges(chunk, axis))})
+        active: list[Chunk] = []
+        coming = iter(ordered)
+        following = next(coming, None)
+        for first, last in pairwise(cuts):
+            active = [chunk for chunk in active if _edges(chunk, axis)[1] > first]
+            while following is not None and following.offsets[axis] <= first:
+                active.append(following)
+                following = next(coming, None)
+            self._count(len(active), at)
+            if not active:
+                raise DamagedFile(f"nothing holds rows {first} to {last - 1}" + (f" at {list(at)}" if at else ""))
+            yield first, last, list(active)
+
+    def _check_row(self, chunks: list[Chunk], shape: tuple[int, ...], at: tuple[int, ...]) -> None:
+        """Refuse chunks that do not make one whole row."""
+        self._count(len(chunks), at)
+        if not shape:
+            if len(chunks) > 1:
+                raise DamagedFile(f"{len(chunks)} chunks hold the element at {list(at)}")
+            return
+        for first, _, inside in self._cut(shape[0], chunks, at, 0):
+            if len(inside) > 1 or inside[0].sizes[1:] != shape[1:]:
+                below = [_row(chunk, first - chunk.offsets[0]) for chunk in inside]
+                self._check_row(below, shape[1:], (*at, first))
+
+    def _blocks(self, inner: tuple[int, ...], chunks: list[Chunk], rows: int) -> Iterator[Segment]:
+        """Rows that several chunks share, in streams of at most `BLOCK` bytes."""
+        row = math.prod(inner) * self._itemsize
+        height = max(1, BLOCK // row)
+        for first in range(0, rows, height):
+            count = min(height, rows - first)
+            yield self._block(inner, [_rows(chunk, first, first + count, 0) for chunk in chunks], count, row)
+
+    def _block(self, inner: tuple[int, ...], chunks: list[Chunk], count: int, row: int) -> Derived:
+        itemsize = self._itemsize
+
+        def made() -> Iterator[bytes]:
+            import numpy
+
+            kind = f"V{itemsize}"
+            block: numpy.ndarray[tuple[int, ...], numpy.dtype[numpy.void]] = numpy.empty((count, *inner), kind)
+            with Readers() as readers:
+                for chunk in chunks:
+                    data = readers[chunk.data.path].read(chunk.data.offset, chunk.data.length)
+                    box = tuple(
+                        slice(first, first + size)
+                        for first, size in zip(chunk.offsets[1:], chunk.sizes[1:], strict=True)
+                    )
+                    block[(slice(None), *box)] = numpy.frombuffer(data, kind).reshape(chunk.sizes)
+            yield block.tobytes()
+
+        return Derived(count * row, made, "rows of several chunks", tuple(chunk.data for chunk in chunks))
+
+
+def _edges(chunk: Chunk, axis: int) -> tuple[int, int]:
+    first = chunk.offsets[axis]
+    return first, first + chunk.sizes[axis]
+
+
+def _rows(chunk: Chunk, first: int, last: int, base: int | None = None) -> Chunk:
+    """Rows `first` to `last` of a chunk; counted in the tensor, or from `base`, the row that it begins with."""
+    start = chunk.offsets[0] if base is None else base
+    sizes = chunk.sizes[1:]
+    row = chunk.data.length // chunk.sizes[0]
+    data = chunk.data.sub((first - start) * row, (last - first) * row)
+    return Chunk((0, *chunk.offsets[1:]), (last - first, *sizes), data)
+
+
+def _row(chunk: Chunk, index: int) -> Chunk:
+    """Row `index` of a chunk as a chunk of one dimension less."""
+    row = chunk.data.length // chunk.sizes[0]
+    return Chunk(chunk.offsets[1:], chunk.sizes[1:], chunk.data.sub(index * row, row))

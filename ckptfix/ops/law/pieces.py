@@ -1,0 +1,51 @@
+"""What the bytes of a tensor are made of, where they lie in pieces: the same in the input and in the planned output."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from ckptfix.checkpoint import ByteRange, Data, Segment, TensorEntry, segment_length
+from ckptfix.checkpoint.places import Spliced, pieces_of
+from ckptfix.io.planned import PlannedFile
+
+Trail = tuple[tuple[object, int, int], ...]
+"""The pieces in order: (the file, or what else they are made of; first byte; the byte behind the last)."""
+
+
+def in_pieces(data: Data | None) -> bool:
+    """Whether these bytes lie in pieces in other files."""
+    return isinstance(data, ByteRange) and isinstance(data.path, Spliced)
+
+
+def trail(data: Data, start: int, length: int) -> Trail:
+    """The pieces of `length` bytes from `start` on of data that lies in pieces."""
+    assert isinstance(data, ByteRange)
+    return _joined((piece, 0, segment_length(piece)) for piece in pieces_of(data.sub(start, length)))
+
+
+def planned_trail(entry: TensorEntry, start: int, length: int) -> Trail | None:
+    """The same for a tensor of a planned file; None for one whose bytes are not in it as they are."""
+    data = None if entry.storage is None else entry.storage.data
+    if not isinstance(data, ByteRange) or not isinstance(data.path, PlannedFile):
+        return None
+    return _joined(data.path.between(data.offset + start, length))
+
+
+def _joined(pieces: Iterable[tuple[Segment, int, int]]) -> Trail:
+    rows: list[tuple[object, int, int]] = []
+    for whole, start, count in _each(pieces):
+        if rows and rows[-1][0] == whole and rows[-1][2] == start:
+            rows[-1] = (whole, rows[-1][1], start + count)
+        else:
+            rows.append((whole, start, start + count))
+    return tuple(rows)
+
+
+def _each(pieces: Iterable[tuple[Segment, int, int]]) -> Iterator[tuple[object, int, int]]:
+    for segment, start, count in pieces:
+        if isinstance(segment, ByteRange):
+            yield segment.path, segment.offset + start, count
+        elif isinstance(segment, bytes):
+            yield segment, start, count
+        else:
+            yield (segment.what, segment.sources), start, count
