@@ -25,7 +25,7 @@ from ckptfix.commands import quoted
 from ckptfix.errors import CkptfixError, Unsupported, WouldOverwrite, WriteFailed, file_name
 from ckptfix.io.checking import Checking
 from ckptfix.io.copy import Sink
-from ckptfix.io.durable import NO_LINKS, TRIES, Kept, Undisturbed, adopt_mode, identity, persist, sync_folder
+from ckptfix.io.durable import COMPLETE, NO_LINKS, TRIES, Kept, Undisturbed, adopt_mode, identity, persist, sync_folder
 from ckptfix.io.read import Progress, read_chunks
 from ckptfix.io.source import forget, opened_once
 from ckptfix.io.sources import Sources
@@ -248,7 +248,7 @@ def _settle(outputs: Iterable[_Output]) -> None:
         _sync_folders(outputs)
     except WriteFailed as error:
         kept = "".join(f"; {output.kept.line}" for output in outputs if output.kept)
-        error.message = f"the output is complete, but may not survive a power cut: {error.message}{kept}"
+        error.message = f"{COMPLETE}{error.message}{kept}"
         raise
     for output in outputs:
         kept = f"; {output.kept.line}" if output.kept else ""
