@@ -14,6 +14,7 @@ from ckptfix.checkpoint import Checkpoint, Mark, TensorEntry
 from ckptfix.errors import CkptfixError, NoFile, UnknownFormat, WriteFailed, file_name, not_readable
 from ckptfix.formats import base, distributed
 from ckptfix.formats.base import Aspect, Format, plain_weights
+from ckptfix.formats.folders import members
 from ckptfix.formats.safetensors import format as safetensors
 from ckptfix.formats.torch import legacy as torch_legacy
 from ckptfix.formats.torch import zip as torch_zip
@@ -38,7 +39,7 @@ def detect(path: str | os.PathLike[str]) -> Format:
         WrongType: `path` is not a file name.
         CkptfixError: it cannot be read.
     """
-    name = file_name(path)
+    name = located(file_name(path))
     try:
         if is_local(name):
             status = Path(name).stat()
@@ -58,6 +59,18 @@ def detect(path: str | os.PathLike[str]) -> Format:
         raise not_readable(error.__cause__, name) from None
     distributed.refuse_part(name)
     return by_content(name, head, size)
+
+
+def located(path: str | os.PathLike[str]) -> str:
+    """The path of the checkpoint that `path` means: `path` itself, or the one model among the files of a folder."""
+    name = file_name(path)
+    if is_local(name) and Path(name).is_dir() and not _is_folder_checkpoint(name):
+        return members.model_of(name, _is_folder_checkpoint) or name
+    return name
+
+
+def _is_folder_checkpoint(name: str) -> bool:
+    return any(format.score(name, b"", 0) for format in FORMATS.values() if format.folder)
 
 
 def by_content(name: str, head: bytes, size: int, *, folder: bool = False) -> Format:
@@ -112,9 +125,10 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         UnknownFormat: it is none of ours; the message says what it is instead.
         DamagedFile: it contradicts itself so far that nothing can be listed.
     """
-    format = detect(path)
+    name = located(path)
+    format = detect(name)
     if format.folder:
-        return format.read(os.fspath(path))
-    with open_source(path) as source:
+        return format.read(name)
+    with open_source(name) as source:
         checkpoint = format.read(source.name)
         return checkpoint if checkpoint.files else replace(checkpoint, files=(Mark(source.name, source.mark),))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -112,15 +112,15 @@ def carry_out(
         DamagedFile: the input changed since it was read, or its bytes do not have the checksum that it states.
         CkptfixError: as `formats.open_checkpoint`, `make` and `io.write.write_plan`.
     """
-    path = source.path if isinstance(source, Checkpoint) else source
+    path = source.path if isinstance(source, Checkpoint) else formats.located(source)
     refuse_destination(dest, [path], how, folder=is_folder(path) if folder is None else folder)
-    checkpoint = source if isinstance(source, Checkpoint) else formats.open_checkpoint(source)
+    checkpoint = source if isinstance(source, Checkpoint) else formats.open_checkpoint(path)
     name = os.fspath(dest)
     if not converts:
         refuse_other_suffix(checkpoint.path, name, checkpoint.format)
     with about(checkpoint.path):
         draft = make(checkpoint, name)
-    return _written(draft, checkpoint.path, checkpoint.files, name, how)
+    return _written(_from_folder(draft, source, path), checkpoint.path, checkpoint.files, name, how)
 
 
 @without_collections
@@ -139,10 +139,18 @@ def carry_out_file(
         others: further inputs, which must not be the output either.
     """
     refuse_destination(dest, [source, *others], how)
-    path, name = existing(source), os.fspath(dest)
+    path, name = formats.located(existing(source)), os.fspath(dest)
     before = mark(path)
-    draft = make(path, name)
+    draft = _from_folder(make(path, name), source, path)
     return _written(draft, path, draft.read or (before,), name, how)
+
+
+def _from_folder(draft: Draft[R], source: StrPath | Checkpoint, path: StrPath) -> Draft[R]:
+    """The draft, with a line that says which file of the folder `source` the checkpoint is, if it is one of several."""
+    if isinstance(source, Checkpoint) or os.fspath(path) == os.fspath(source):
+        return draft
+    taken = os.path.relpath(path, source)
+    return replace(draft, lines=(f"took {taken} of {os.fspath(source)}", *draft.lines))
 
 
 def refuse_destination(dest: StrPath, inputs: Iterable[StrPath], how: How, *, folder: bool = False) -> None:

@@ -176,4 +176,19 @@ def folder(path: str) -> Answer:
     if found:
         hint = f"name a file: {quoted(str(Path(path) / found[0]))}"
         return Answer("no-checkpoint", f"a folder; it holds {_listed(found)}", hint)
+    below = [entry.name for entry in inner if any(_is_likely(name) for name in _names(entry))]
+    if below:
+        hint = f"name one of its folders: {quoted(str(Path(path) / below[0]))}"
+        return Answer("no-checkpoint", f"a folder of folders: {_listed(below)}", hint)
     return Answer("no-checkpoint", "a folder without checkpoints" if names else "an empty folder")
+
+
+def _is_likely(name: str) -> bool:
+    return name.lower().endswith(CHECKPOINTS) or name == ".metadata"
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return [entry.name for entry in islice(folder.iterdir(), _MAX_MEMBERS)]
+    except OSError:
+        return []

@@ -29,7 +29,7 @@ from ckptfix.findings import message_names, messages
 from ckptfix.findings.load_errors import LoadError
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import RANK, Remedy, errors_of, found, place_of, remedy_of
-from ckptfix.formats import format_of, open_checkpoint
+from ckptfix.formats import format_of, located, open_checkpoint
 from ckptfix.formats.torch import demands
 from ckptfix.formats.torch import module as torch_module
 from ckptfix.formats.torch import zip as torch_zip
@@ -80,6 +80,11 @@ def examine(
     name = file_name(path)
     if not Path(name).exists():
         raise NoSuchFile(name)
+    alone = located(name)
+    if alone != name:
+        inner = examine(alone, like=like, error=error, fast=fast, at=at, like_at=like_at)
+        which = f"{Path(alone).name}, the model among the files of the folder"
+        return replace(inner, looked_at=(which, *inner.looked_at))
     rows = messages.rows(error) if error is not None else ()
     prefix = message_names.prefix(message_names.listed(error)) if error is not None else None
     looked = ["first bytes"]
@@ -96,11 +101,6 @@ def examine(
         except NoFile:
             raise
         except (DamagedFile, UnknownFormat, Unsupported) as trouble:
-            alone = doctor_foreign.only_checkpoint(name, trouble)
-            if alone is not None:
-                inner = examine(alone, like=like, error=error, fast=fast, at=at, like_at=like_at)
-                which = f"{Path(alone).name}, the only checkpoint in the folder"
-                return replace(inner, looked_at=(which, *inner.looked_at))
             program = isinstance(trouble, UnknownFormat) and trouble.kind in doctor_foreign.PROGRAMS
             looked += ["records"] if program else []
             if isinstance(trouble, DistributedPart):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +21,6 @@ from ckptfix.errors import (
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import ENTRIES, found
 from ckptfix.formats.distributed import merge_command
-from ckptfix.formats.foreign.archives import CHECKPOINTS
 from ckptfix.formats.safetensors import format as safetensors
 from ckptfix.formats.torch.dangerous import is_dangerous
 from ckptfix.io.layers import packing_of
@@ -126,25 +124,6 @@ def _fix(path: str, error: UnknownFormat) -> str | None:
         # torch's merger takes the folder, and of a file in it says that it found no checkpoint.
         return verbatim(merge_command(str(Path(path).parent)))
     return None
-
-
-_BESIDE = re.compile(r"(optimizer|scheduler|rng_state|random_states|training_args|scaler|sampler|dl_state)\b.*")
-"""Names of what trainers save beside a model: transformers' Trainer, accelerate."""
-
-
-def only_checkpoint(path: str, error: CkptfixError) -> str | None:
-    """The one checkpoint in the folder `path`, apart from what trainers save beside it; None if there are several.
-
-    Args:
-        error: raised when the folder was opened; a folder that is a checkpoint itself is not searched for others.
-    """
-    folder = Path(path)
-    if not folder.is_dir() or not isinstance(error, UnknownFormat) or error.kind != "no-checkpoint":
-        return None
-    found = [entry for entry in folder.iterdir() if entry.name.lower().endswith(CHECKPOINTS) and entry.is_file()]
-    models = [entry for entry in found if not _BESIDE.match(re.sub(r"_\d+(?=\.)", "", entry.name))]
-    left = models or found
-    return str(left[0]) if len(left) == 1 else None
 
 
 def _of_folder(kinds: Sequence[Finding]) -> bool:
