@@ -110,9 +110,8 @@ def plan_rewrite(
     parts = parts_of(checkpoint)
     if from_legacy:
         legacy_layout.refuse_truncated(checkpoint)
-    elif not parts.container.pickle_ok:
-        message = "the pickle does not match its CRC-32, and a new one would hide that"
-        raise DamagedFile(message, path=checkpoint.path, hint="copy or download the file again")
+    else:
+        zip_layout.refuse_damaged_pickle(parts.container, checkpoint.path)
     kept: list[tuple[str, Data, int | None]] = []
     counts: dict[str, int] = {}
     for key, numel in storage_sizes(rewritten).items():
