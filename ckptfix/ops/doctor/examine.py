@@ -25,7 +25,7 @@ from ckptfix.errors import (
     Unsupported,
     file_name,
 )
-from ckptfix.findings import message_names, messages
+from ckptfix.findings import message_names
 from ckptfix.findings.load_errors import LoadError
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import RANK, Remedy, errors_of, found, place_of, remedy_of
@@ -40,9 +40,9 @@ from ckptfix.ops.doctor import contents as scan_contents
 from ckptfix.ops.doctor import data as scan_records
 from ckptfix.ops.doctor import fit as scan_target
 from ckptfix.ops.doctor import foreign as doctor_foreign
+from ckptfix.ops.doctor import messages, shards
 from ckptfix.ops.doctor import pickle as doctor_pickle
 from ckptfix.ops.doctor import program as scan_program
-from ckptfix.ops.doctor import shards
 from ckptfix.ops.doctor import zip as doctor_zip
 from ckptfix.ops.doctor.report import Diagnosis, message_of
 from ckptfix.ops.pieces import piece_of
