@@ -27,7 +27,7 @@ from ckptfix.io.checking import Checking
 from ckptfix.io.copy import Sink
 from ckptfix.io.durable import NO_LINKS, TRIES, Kept, Undisturbed, adopt_mode, identity, persist, sync_folder
 from ckptfix.io.read import Progress, read_chunks
-from ckptfix.io.source import forget, opened_once
+from ckptfix.io.source import forget, is_local, opened_once
 from ckptfix.io.sources import Sources
 from ckptfix.io.system import free_space, kind_of, named, write_failed
 from ckptfix.io.written import record
@@ -307,8 +307,8 @@ def check_destination(
     elif not (stat.S_ISDIR if folder else stat.S_ISREG)(status.st_mode):
         raise Unsupported(f"is {kind_of(status.st_mode)}, not {'a folder' if folder else 'a file'}", path=path)
     else:
-        for source in sources:
-            there = _status(file_name(source))
+        for source in filter(is_local, map(file_name, sources)):
+            there = _status(source)
             if there is not None and os.path.samestat(status, there):
                 raise WouldOverwrite("the output is the input", path=path, hint="give the output another name")
         if not overwrite:

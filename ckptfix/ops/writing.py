@@ -10,7 +10,6 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, fields
-from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from ckptfix import formats
@@ -23,7 +22,7 @@ from ckptfix.io import write as io_write
 from ckptfix.io.durable import folder_of, kept_line
 from ckptfix.io.read import Progress
 from ckptfix.io.replacing import given_up
-from ckptfix.io.source import mark, opened_once, stamp
+from ckptfix.io.source import found_as, mark, opened_once, stamp
 from ckptfix.ops.law import audit
 from ckptfix.ops.law.promise import Account, Promise
 from ckptfix.pickles.collector import without_collections
@@ -83,7 +82,7 @@ class Draft(Generic[R]):
 
 def is_folder(source: StrPath) -> bool:
     """Whether `source` is a checkpoint of many files, so that an edited one is a folder too."""
-    return Path(file_name(source)).is_dir() and formats.detect(source).folder
+    return found_as(file_name(source)) == "folder" and formats.detect(source).folder
 
 
 @without_collections
@@ -159,7 +158,7 @@ def existing(source: StrPath) -> str:
         NoSuchFile: there is none.
     """
     path = file_name(source)
-    if not Path(path).exists():
+    if not found_as(path):
         raise NoSuchFile(path)
     return path
 
@@ -172,7 +171,7 @@ def _written(draft: Draft[R], source: str, read: Iterable[Mark], dest: str, how:
         if not stamp(file.path).same(file.stamp):
             raise DamagedFile("it changed while it was read", path=file.path, hint="wait until its writer is done")
     # A folder changes by what is written into it.
-    inputs = {file.path: file.stamp for file in read if not Path(file.path).is_dir()}
+    inputs = {file.path: file.stamp for file in read if found_as(file.path) != "folder"}
     replaced = given_up(plan, inputs)
     backup = None
     if not how.dry_run:

@@ -34,7 +34,7 @@ from ckptfix.formats.torch import demands
 from ckptfix.formats.torch import module as torch_module
 from ckptfix.formats.torch import zip as torch_zip
 from ckptfix.formats.torch.common import pickled
-from ckptfix.io.source import open_source
+from ckptfix.io.source import found_as, open_source, stamp
 from ckptfix.ops import inside as scan_inside
 from ckptfix.ops.doctor import contents as scan_contents
 from ckptfix.ops.doctor import data as scan_records
@@ -78,7 +78,7 @@ def examine(
         CkptfixError: there is no such file, or it cannot be read.
     """
     name = file_name(path)
-    if not Path(name).exists():
+    if not found_as(name):
         raise NoSuchFile(name)
     rows = messages.rows(error) if error is not None else ()
     prefix = message_names.prefix(message_names.listed(error)) if error is not None else None
@@ -115,7 +115,7 @@ def examine(
         else:
             title = format_of(checkpoint).title
             findings = list(_judge(checkpoint, like, rows, prefix, fast=fast, at=at, looked=looked))
-    size = Path(name).stat().st_size if Path(name).is_file() else 0
+    size = stamp(name).size if found_as(name) == "file" else 0
     ordered = _ordered(findings, rows)
     remedies = [_remedy(finding, name, like, at=at, like_at=like_at) for finding in ordered]
     if any(finding.id == "one-rank" for finding in ordered):
@@ -131,7 +131,7 @@ def _remedy(finding: Finding, path: str, like: Side | None, *, at: str | None, l
     if like is None:
         return remedy_of(finding, path, at=at)
     more: tuple[str, ...] = ("--like-at", like_at) if like_at else ()
-    more += () if Path(like.label).exists() else ("--allow-import",)
+    more += () if found_as(like.label) else ("--allow-import",)
     row = remedy_of(finding, path, at=at, like=like.label)
     return replace(row, commands=tuple((*line, *more) if "--like" in line else line for line in row.commands))
 
@@ -183,7 +183,7 @@ def _judge(
 
 def _container(path: str, checkpoint: Checkpoint | None = None) -> Iterator[Finding]:
     """Findings about a zip directory, whether or not the checkpoint in it can be read."""
-    if Path(path).is_dir() or (checkpoint is not None and torch_zip.archive_of(checkpoint) is None):
+    if found_as(path) == "folder" or (checkpoint is not None and torch_zip.archive_of(checkpoint) is None):
         return
     directory = doctor_foreign.directory_of(path)
     if directory is None:

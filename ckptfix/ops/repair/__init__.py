@@ -10,7 +10,6 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 from weakref import finalize
@@ -19,7 +18,7 @@ from ckptfix import formats
 from ckptfix.checkpoint import Plan
 from ckptfix.errors import Refused, StrPath, WriteFailed, about, file_name
 from ckptfix.io.read import Progress
-from ckptfix.io.source import opened_once
+from ckptfix.io.source import found_as, opened_once
 from ckptfix.names.groups import collapse, shown
 from ckptfix.ops.law.promise import Promise
 from ckptfix.ops.repair.clean import listed
@@ -106,7 +105,7 @@ def repair(
         raise Refused("no output is given", path=file_name(source), hint="name a file to write, or only check")
     if fill not in (None, "zeros", "nan"):
         raise Refused(f"no such filling: {fill!r}", hint="zeros, or nan")
-    inputs = [path for path in (fill_from, like) if path is not None and Path(path).is_file()]
+    inputs = [path for path in (fill_from, like) if path is not None and found_as(file_name(path)) == "file"]
     how = How(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
     with ExitStack() as stack:
 
