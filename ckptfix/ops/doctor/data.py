@@ -20,6 +20,7 @@ from ckptfix.io.layers import MAX_RATIO
 from ckptfix.io.read import read_chunks
 from ckptfix.io.sums import crc32_joined
 from ckptfix.io.threads import Part, Workers, tasks
+from ckptfix.words import plural, some
 
 CHUNK = 1 << 20
 """Bytes per read: a multiple of every element, and small enough for a core's cache."""
@@ -107,22 +108,20 @@ def scan(pieces: Sequence[Piece], byteorder: str = "little") -> Iterator[Finding
         for dtype, rows in groups.items():
             yield _counted(id, dtype, rows)
     if zeros:
-        names = ", ".join(_named(piece) for piece in zeros[:5])
-        more = f" and {len(zeros) - 5:,} more" if len(zeros) > 5 else ""
+        names = some([_named(piece) for piece in zeros], 5)
         total = sum(piece.data.length for piece in zeros)
         every = len(zeros) == sum(piece.data.length >= SMALL_ZERO for piece in pieces if piece.entries)
-        what = "tensor is" if len(zeros) == 1 else "tensors are"
-        message = f"{len(zeros):,} {what} all zeros, {total:,} bytes: {names}{more}"
+        what = f"{plural(len(zeros), 'tensor')} {'is' if len(zeros) == 1 else 'are'} all zeros"
+        message = f"{what}, {total:,} bytes: {names}"
         yield found("all-zero", message, where=_named(zeros[0]), severity="warning" if every else "info")
 
 
 def _counted(id: str, dtype: str, rows: Sequence[tuple[str, int]]) -> Finding:
     what = "NaN" if id == "nan-values" else "infinite"
     total = sum(count for _, count in rows)
-    names = ", ".join(f"{name} ({count:,})" for name, count in rows[:5])
-    more = f" and {len(rows) - 5:,} more" if len(rows) > 5 else ""
-    tensors = f"{len(rows):,} tensor{'' if len(rows) == 1 else 's'}"
-    return found(id, f"{total:,} {what} values of {dtype} in {tensors}: {names}{more}", where=rows[0][0])
+    names = some([f"{name} ({count:,})" for name, count in rows], 5)
+    tensors = plural(len(rows), "tensor")
+    return found(id, f"{total:,} {what} values of {dtype} in {tensors}: {names}", where=rows[0][0])
 
 
 def _named(piece: Piece) -> str:

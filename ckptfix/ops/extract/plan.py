@@ -12,9 +12,9 @@ from ckptfix.formats.programs import exported, torchscript
 from ckptfix.formats.target import fitting, not_written, target_format
 from ckptfix.formats.torch.weights import Weights
 from ckptfix.io.source import found_as
-from ckptfix.ops import choose as choose_op
 from ckptfix.ops.averages import is_average
 from ckptfix.ops.candidates import candidates
+from ckptfix.ops.choose import choose as chosen_state_dict
 from ckptfix.ops.convert.plan import little
 from ckptfix.ops.extract.averaged import averaged
 from ckptfix.ops.extract.sources import read
@@ -63,7 +63,7 @@ def choose(checkpoint: Checkpoint, at: str | None, ema: bool) -> tuple[Weights, 
     if at is not None:
         refuse_piece(checkpoint, address.given(at))
     try:
-        chosen = choose_op.choose(checkpoint, at)
+        chosen = chosen_state_dict(checkpoint, at)
     except Undecided as error:
         error.averages = any(is_average(row.at, row.names) for row in found)
         error.choose_with(error.choice)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ckptfix import formats
-from ckptfix.align import match as match_op
+from ckptfix.align import match as matcher
 from ckptfix.align.result import Matching, Skipped
 from ckptfix.checkpoint import Checkpoint, Plan, Put, address
 from ckptfix.errors import CkptfixError, Refused, StrPath, about, file_name, printable
@@ -141,7 +141,7 @@ def find(
     one = targets.of_checkpoint(checkpoint, at)
     refuse_damaged(checkpoint)
     with about(checkpoint.path):
-        matching = match_op.match(one.slots, target.slots, by=by, reshape=reshape)
+        matching = matcher.match(one.slots, target.slots, by=by, reshape=reshape)
         refusals = list(
             match_plan.refusals(one, target, matching, accept_ambiguous=accept_ambiguous, partial=partial)
         )

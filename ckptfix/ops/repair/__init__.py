@@ -23,7 +23,7 @@ from ckptfix.names.groups import collapse, shown
 from ckptfix.ops.law.promise import Promise
 from ckptfix.ops.repair.clean import listed
 from ckptfix.ops.repair.fill import Fill
-from ckptfix.ops.repair.open import repair as repair_op
+from ckptfix.ops.repair.open import repair as planned
 from ckptfix.ops.repair.torch import Loss, Repair
 from ckptfix.ops.target import targets
 from ckptfix.ops.writing import (
@@ -115,7 +115,7 @@ def repair(
             near = os.path.dirname(os.path.abspath(near))  # noqa: PTH100, PTH120
             folder = cache(lambda: _Folder(near, stack))
             with about(path):
-                return repair_op(path, lambda: folder().path, fill=fill, donor=donor, like=side), folder
+                return planned(path, lambda: folder().path, fill=fill, donor=donor, like=side), folder
 
         def make(path: str, dest: str) -> Draft[RepairResult]:
             found, folder = look(path, dest)
