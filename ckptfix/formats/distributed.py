@@ -17,7 +17,7 @@ from pathlib import Path
 
 from ckptfix.commands import quoted
 from ckptfix.errors import CkptfixError, DistributedPart
-from ckptfix.io.source import open_source
+from ckptfix.io.source import is_local, open_source
 from ckptfix.zips.several import is_archive, several
 
 SUFFIX = ".distcp"
@@ -37,7 +37,7 @@ def refuse_part(path: str) -> None:
         DistributedPart: the file at `path` holds several archives, or is by its name a file of such a folder.
     """
     place = Path(path)
-    beside = place.with_name(".metadata").is_file()
+    beside = is_local(path) and place.with_name(".metadata").is_file()
     named = place.name.endswith(SUFFIX) or (beside and _OWN_NAME.fullmatch(place.name) is not None)
     try:
         with open_source(path) as reader:

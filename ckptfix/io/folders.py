@@ -23,10 +23,11 @@ from ckptfix.checkpoint import ByteRange, OutputFile, Plan
 from ckptfix.checkpoint.stamp import Stamp
 from ckptfix.errors import CkptfixError, WouldOverwrite, WriteFailed
 from ckptfix.io.durable import COMPLETE, Undisturbed, identity, kept_line, persist, sync_folder
+from ckptfix.io.output import TEMP_SUFFIX
 from ckptfix.io.read import Progress
 from ckptfix.io.source import forget
 from ckptfix.io.system import named
-from ckptfix.io.write import TEMP_SUFFIX, write_plan
+from ckptfix.io.write import write_plan
 from ckptfix.io.written import record, recorded
 
 _AT_FDCWD = -100

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from ckptfix import formats
@@ -23,7 +22,7 @@ from ckptfix.io.durable import kept_line
 from ckptfix.io.folders import write_folder
 from ckptfix.io.read import Progress
 from ckptfix.io.replacing import given_up
-from ckptfix.io.source import mark, opened_once, stamp
+from ckptfix.io.source import found_as, mark, opened_once, stamp
 from ckptfix.ops.law import audit
 from ckptfix.ops.law.promise import Account, Promise
 from ckptfix.pickles.collector import without_collections
@@ -85,7 +84,7 @@ class Draft(Generic[R]):
 
 def is_folder(source: StrPath) -> bool:
     """Whether `source` is a checkpoint of many files, so that an edited one is a folder too."""
-    return Path(file_name(source)).is_dir() and formats.detect(source).folder
+    return found_as(file_name(source)) == "folder" and formats.detect(source).folder
 
 
 @without_collections
@@ -169,7 +168,7 @@ def existing(source: StrPath) -> str:
         NoSuchFile: there is none.
     """
     path = file_name(source)
-    if not Path(path).exists():
+    if not found_as(path):
         raise NoSuchFile(path)
     return path
 
@@ -182,7 +181,7 @@ def _written(draft: Draft[R], source: str, read: Iterable[Mark], dest: str, how:
         if not stamp(file.path).same(file.stamp):
             raise DamagedFile("it changed while it was read", path=file.path, hint="wait until its writer is done")
     # A folder changes by what is written into it.
-    inputs = {file.path: file.stamp for file in read if not Path(file.path).is_dir()}
+    inputs = {file.path: file.stamp for file in read if found_as(file.path) != "folder"}
     folder = formats.FORMATS[draft.format].folder
     replaced = () if folder else given_up(plan, inputs)
     backup = None

@@ -15,7 +15,7 @@ from ckptfix.checkpoint import ByteRange, OutputFile, Plan, Segment
 from ckptfix.errors import CkptfixError, WouldOverwrite
 from ckptfix.io import folders
 from ckptfix.io.folders import write_folder
-from ckptfix.io.write import TEMP_SUFFIX
+from ckptfix.io.output import TEMP_SUFFIX
 
 SOURCE = bytes(range(256)) * 700
 OLD = {"index.json": b"old index", "one.bin": b"old one", "sub/two.bin": b"old two"}

@@ -22,6 +22,7 @@ from ckptfix.errors import printable
 from ckptfix.formats.distributed import merge_command
 from ckptfix.formats.foreign.archives import folder, tar_archive, zip_archive
 from ckptfix.formats.foreign.file import Answer, File
+from ckptfix.io.source import found_as
 from ckptfix.pickles import survey
 
 _MANY_ZEROS = 16
@@ -65,7 +66,7 @@ def describe(path: str, head: bytes, size: int) -> Answer:
     Returns:
         The id of its finding, a sentence without the file's name, and a hint: a command to paste or an instruction.
     """
-    if not head and Path(path).is_dir():
+    if not head and found_as(path) == "folder":
         return folder(path)
     file = File(path, head, size)
     for probe in _PROBES:

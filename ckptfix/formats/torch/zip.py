@@ -30,7 +30,14 @@ from ckptfix.formats.torch import emit as torch_emit
 from ckptfix.formats.torch import recode as torch_recode
 from ckptfix.formats.torch.edit import patches
 from ckptfix.formats.torch.weights import plan_torch
-from ckptfix.formats.torch.zip_layout import MAX_PICKLE, Archive, Places, ambiguous_names, fresh
+from ckptfix.formats.torch.zip_layout import (
+    MAX_PICKLE,
+    Archive,
+    Places,
+    ambiguous_names,
+    fresh,
+    refuse_damaged_pickle,
+)
 from ckptfix.formats.torch.zip_layout import NAME as NAME
 from ckptfix.io.layers import MAX_RATIO
 from ckptfix.io.read import read_chunks
@@ -153,9 +160,7 @@ def plan_edit(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan:
     path = checkpoint.path
     segments: list[Segment] = [ByteRange(path, 0, checkpoint.size)]
     if changes:
-        if not archive.pickle_ok:
-            message = "the pickle does not match its CRC-32, and an edit would hide that"
-            raise DamagedFile(message, path=path, where=archive.pickle.name, hint="copy or download the file again")
+        refuse_damaged_pickle(archive, path)
         with open_source(path) as reader:
             segments = replace_record(reader, archive.directory, archive.pickle, splice(parts.graph, changes))
     return Plan((OutputFile.of(dest, segments),))

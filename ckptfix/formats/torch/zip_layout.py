@@ -35,6 +35,22 @@ class Archive:
     ambiguous: frozenset[str]
 
 
+def refuse_damaged_pickle(archive: Archive, path: str) -> None:
+    """What is made of a pickle that is not as it was written has a checksum that agrees, and hides the damage.
+
+    Raises:
+        DamagedFile: the pickle of the file `path` does not match its checksum.
+    """
+    if not archive.pickle_ok:
+        raise DamagedFile(
+            "the pickle does not match its CRC-32, and a new file would hide that",
+            path=path,
+            where=archive.pickle.name,
+            offset=archive.pickle.header,
+            hint="copy or download the file again",
+        )
+
+
 def ambiguous_names(directory: Directory) -> frozenset[str]:
     """Names that several records have, without regard to case."""
     names = [record.name for record in directory.records]

@@ -25,7 +25,7 @@ from ckptfix.errors import (
     Unsupported,
     file_name,
 )
-from ckptfix.findings import message_names, messages
+from ckptfix.findings import message_names
 from ckptfix.findings.load_errors import LoadError
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import RANK, Remedy, errors_of, found, place_of, remedy_of
@@ -34,15 +34,15 @@ from ckptfix.formats.torch import demands
 from ckptfix.formats.torch import module as torch_module
 from ckptfix.formats.torch import zip as torch_zip
 from ckptfix.formats.torch.common import pickled
-from ckptfix.io.source import open_source
+from ckptfix.io.source import found_as, open_source, stamp
 from ckptfix.ops import inside as scan_inside
 from ckptfix.ops.doctor import contents as scan_contents
 from ckptfix.ops.doctor import data as scan_records
 from ckptfix.ops.doctor import fit as scan_target
 from ckptfix.ops.doctor import foreign as doctor_foreign
+from ckptfix.ops.doctor import messages, shards
 from ckptfix.ops.doctor import pickle as doctor_pickle
 from ckptfix.ops.doctor import program as scan_program
-from ckptfix.ops.doctor import shards
 from ckptfix.ops.doctor import zip as doctor_zip
 from ckptfix.ops.doctor.report import Diagnosis, message_of
 from ckptfix.ops.pieces import piece_of
@@ -78,7 +78,7 @@ def examine(
         CkptfixError: there is no such file, or it cannot be read.
     """
     name = file_name(path)
-    if not Path(name).exists():
+    if not found_as(name):
         raise NoSuchFile(name)
     alone = located(name)
     if alone != name:
@@ -115,7 +115,7 @@ def examine(
         else:
             title = format_of(checkpoint).title
             findings = list(_judge(checkpoint, like, rows, prefix, fast=fast, at=at, looked=looked))
-    size = Path(name).stat().st_size if Path(name).is_file() else 0
+    size = stamp(name).size if found_as(name) == "file" else 0
     ordered = _ordered(findings, rows)
     remedies = [_remedy(finding, name, like, at=at, like_at=like_at) for finding in ordered]
     if any(finding.id == "one-rank" for finding in ordered):
@@ -131,7 +131,7 @@ def _remedy(finding: Finding, path: str, like: Side | None, *, at: str | None, l
     if like is None:
         return remedy_of(finding, path, at=at)
     more: tuple[str, ...] = ("--like-at", like_at) if like_at else ()
-    more += () if Path(like.label).exists() else ("--allow-import",)
+    more += () if found_as(like.label) else ("--allow-import",)
     row = remedy_of(finding, path, at=at, like=like.label)
     return replace(row, commands=tuple((*line, *more) if "--like" in line else line for line in row.commands))
 
@@ -183,7 +183,7 @@ def _judge(
 
 def _container(path: str, checkpoint: Checkpoint | None = None) -> Iterator[Finding]:
     """Findings about a zip directory, whether or not the checkpoint in it can be read."""
-    if Path(path).is_dir() or (checkpoint is not None and torch_zip.archive_of(checkpoint) is None):
+    if found_as(path) == "folder" or (checkpoint is not None and torch_zip.archive_of(checkpoint) is None):
         return
     directory = doctor_foreign.directory_of(path)
     if directory is None:

@@ -24,7 +24,7 @@ from ckptfix.formats.distributed import merge_command
 from ckptfix.formats.safetensors import format as safetensors
 from ckptfix.formats.torch.dangerous import is_dangerous
 from ckptfix.io.layers import packing_of
-from ckptfix.io.source import open_source
+from ckptfix.io.source import found_as, is_local, open_source
 from ckptfix.ops import inside as scan_inside
 from ckptfix.ops.doctor import pickle as doctor_pickle
 from ckptfix.ops.inside import Inside
@@ -71,14 +71,15 @@ def scan(path: str, error: CkptfixError) -> Iterator[Finding]:
     if any(finding.id in _UNSEEN for finding in kinds) or _is_safetensors(path):
         yield from kinds
         return
-    described = Path(path, ".metadata") if _of_folder(kinds) and Path(path).is_dir() else Path(path)
-    inside = scan_inside.look(str(described), "" if described == Path(path) else described.name)
+    metadata = _of_folder(kinds) and found_as(path) == "folder"
+    described = str(Path(path, ".metadata")) if metadata else path
+    inside = scan_inside.look(described, ".metadata" if metadata else "")
     yield from (_with_names(finding, inside) for finding in kinds)
     yield from _hidden(kinds, inside)
 
 
 def _part(path: str, error: DistributedPart) -> Finding:
-    beside = Path(path).with_name(".metadata").is_file()
+    beside = is_local(path) and Path(path).with_name(".metadata").is_file()
     command = verbatim(merge_command(str(Path(path).parent)))
     return found("distributed-shard", error.message, fix=command if beside else None)
 
@@ -89,7 +90,7 @@ def _damaged(path: str, error: CkptfixError) -> Iterator[Finding]:
         yield _no_directory(path, error.message)
     else:
         yield found(id, error.message, where=error.where or "", offset=error.offset)
-    if Path(path).is_file():
+    if found_as(path) == "file":
         yield from _text_mode(path)
 
 
@@ -102,7 +103,7 @@ def _unknown(path: str, error: UnknownFormat) -> Iterator[Finding]:
     what, id = error.message, error.kind
     if id == "truncated":
         yield _no_directory(path, what)
-    elif id == "dcp-folder" and Path(path).is_dir() and not Path(path, ".metadata").exists():
+    elif id == "dcp-folder" and found_as(path) == "folder" and not Path(path, ".metadata").exists():
         yield found("dcp-no-metadata", f"{what} without its .metadata")
     else:
         yield found(id, what, fix=_fix(path, error))
@@ -117,10 +118,10 @@ def _fix(path: str, error: UnknownFormat) -> str | None:
         return hint
     if id == "compressed" and packing_of(_head(path)) is None:
         return hint
-    if id == "bare-data-pkl":
+    if id == "bare-data-pkl" and is_local(path):
         parent = Path(path).resolve().parent
         return verbatim(command("doctor", parent)) if (parent / "data").is_dir() else None
-    if id == "dcp-folder" and not Path(path).is_dir():
+    if id == "dcp-folder" and found_as(path) != "folder":
         # torch's merger takes the folder, and of a file in it says that it found no checkpoint.
         return verbatim(merge_command(str(Path(path).parent)))
     return None
@@ -162,7 +163,7 @@ def _hidden(kinds: Sequence[Finding], inside: Inside) -> Iterator[Finding]:
 
 
 def _head(path: str) -> bytes:
-    if Path(path).is_dir():
+    if found_as(path) == "folder":
         return b""
     with open_source(path) as reader:
         return reader.read(0, min(reader.size, 64))

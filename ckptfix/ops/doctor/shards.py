@@ -22,7 +22,7 @@ from ckptfix.errors import CkptfixError
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats import open_checkpoint
-from ckptfix.io.source import open_source
+from ckptfix.io.source import is_local, open_source
 
 MAX_INDEX = 1 << 28
 
@@ -32,6 +32,8 @@ _SHARD = re.compile(r"-\d{5}-of-\d{5}\.(safetensors|bin|pt|pth)$")
 def index_of(path: str) -> str | None:
     """The index that `path` is, or the one in the folder that it is; None if there is none."""
     place = Path(path)
+    if not is_local(path):
+        return None
     if place.is_dir():
         names = sorted(entry for entry in place.iterdir() if entry.name.endswith(".index.json"))
         return str(names[0]) if names else None

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 from weakref import finalize
@@ -19,12 +18,12 @@ from ckptfix import formats
 from ckptfix.checkpoint import Plan
 from ckptfix.errors import Refused, StrPath, WriteFailed, about, file_name
 from ckptfix.io.read import Progress
-from ckptfix.io.source import opened_once
+from ckptfix.io.source import found_as, opened_once
 from ckptfix.names.groups import collapse, shown
 from ckptfix.ops.law.promise import Promise
 from ckptfix.ops.repair.clean import listed
 from ckptfix.ops.repair.fill import Fill
-from ckptfix.ops.repair.open import repair as repair_op
+from ckptfix.ops.repair.open import repair as planned
 from ckptfix.ops.repair.torch import Loss, Repair
 from ckptfix.ops.target import targets
 from ckptfix.ops.writing import (
@@ -106,7 +105,7 @@ def repair(
         raise Refused("no output is given", path=file_name(source), hint="name a file to write, or only check")
     if fill not in (None, "zeros", "nan"):
         raise Refused(f"no such filling: {fill!r}", hint="zeros, or nan")
-    inputs = [path for path in (fill_from, like) if path is not None and Path(path).is_file()]
+    inputs = [path for path in (fill_from, like) if path is not None and found_as(file_name(path)) == "file"]
     how = How(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
     with ExitStack() as stack:
 
@@ -116,7 +115,7 @@ def repair(
             near = os.path.dirname(os.path.abspath(near))  # noqa: PTH100, PTH120
             folder = cache(lambda: _Folder(near, stack))
             with about(path):
-                return repair_op(path, lambda: folder().path, fill=fill, donor=donor, like=side), folder
+                return planned(path, lambda: folder().path, fill=fill, donor=donor, like=side), folder
 
         def make(path: str, dest: str) -> Draft[RepairResult]:
             found, folder = look(path, dest)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from pathlib import Path
 
 from ckptfix.checkpoint import Checkpoint
 from ckptfix.errors import DamagedFile, Refused
@@ -13,7 +12,7 @@ from ckptfix.formats import FORMATS, base, distributed
 from ckptfix.formats.safetensors import format as safetensors
 from ckptfix.formats.torch import legacy as torch_legacy
 from ckptfix.formats.torch import legacy_layout
-from ckptfix.io.source import open_source
+from ckptfix.io.source import found_as, open_source
 from ckptfix.ops.repair.fill import Fill
 from ckptfix.ops.repair.layers import Folder, unwrap
 from ckptfix.ops.repair.raw import repair_raw
@@ -48,7 +47,7 @@ def repair(
     """
     notes: tuple[Finding, ...] = ()
     name = path
-    if not Path(path).is_dir():
+    if found_as(path) != "folder":
         distributed.refuse_part(path)
         path, notes = unwrap(path, folder)
     try:
@@ -74,7 +73,7 @@ def _without_tensors(path: str, done: Repair) -> Refused:
 
 
 def _repair(path: str, fill: Fill | None, donor: Checkpoint | None, like: Side | None) -> Repair:
-    if Path(path).is_dir():
+    if found_as(path) == "folder":
         return _of_wreck(read_folder(path), fill, donor, like)
     with open_source(path) as reader:
         size = reader.size

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -16,6 +15,7 @@ from ckptfix.formats.torch.rewrite import NewStorage, plan_rewrite
 from ckptfix.formats.torch.tensors import BadTensor
 from ckptfix.formats.torch.zip import archive_of
 from ckptfix.io.read import read_chunks
+from ckptfix.io.sums import digest
 from ckptfix.ops.choose import refuse_damaged
 from ckptfix.ops.slim.views import Unit, find_used, references, units_of
 from ckptfix.pickles import Call, Dict
@@ -184,10 +184,7 @@ def _equal(units: list[Unit]) -> dict[str, str]:
             continue
         first: dict[bytes, str] = {}
         for unit in group:
-            digest = hashlib.sha256()
-            for chunk in read_chunks(unit.data):
-                digest.update(chunk)
-            key = first.setdefault(digest.digest(), unit.key)
+            key = first.setdefault(digest(read_chunks(unit.data)), unit.key)
             if key != unit.key:
                 same[unit.key] = key
     return same
