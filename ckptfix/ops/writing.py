@@ -227,6 +227,14 @@ def files_of(folder: str) -> tuple[str, ...]:
         return ()
 
 
+def write_aside(plan: Plan, dest: str, *, folder: bool) -> None:
+    """Write what a chain of commands needs on its way, counted already, to a new file or folder."""
+    if folder:
+        write_folder(plan, dest)
+    else:
+        io_write.write_plan(plan)
+
+
 def looked_at(draft: Draft[R], source: str, dest: StrPath | None = None) -> R:
     """The result of a verb that was asked to look, and not to plan an output."""
     return draft.result(

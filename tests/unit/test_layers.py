@@ -39,6 +39,7 @@ OPS: tuple[tuple[str, ...], ...] = (
     ("convert", "inspect", "relocate", "rename", "sanitize", "slim", "target"),
     ("diff", "extract", "match", "repair"),
     ("doctor",),
+    ("fix",),
 )
 """The verbs, and what they share, in the same way."""
 

@@ -160,10 +160,13 @@ def where_to(dest: str | None, output: str | None, *, force: bool, without: str 
     return (dest, force) if output is None else (output, False)
 
 
-def writes(name: str, *params: click.Parameter, example: str) -> Callable[[Callable[..., Written]], Verb]:
+def writes(
+    name: str, *params: click.Parameter, example: str, optional: bool = False
+) -> Callable[[Callable[..., Written]], Verb]:
     """Make a command ``NAME IN OUT`` of a function (source, dest, how, `params`) that writes and returns its result.
 
-    An argument among `params` is one that takes the rest of the line, and must be given something.
+    With `optional`, OUT may be left out, and the function names the output. An argument among `params` is one that
+    takes the rest of the line, and must be given something.
     """
 
     def decorate(function: Callable[..., Written]) -> Verb:
@@ -186,8 +189,7 @@ def writes(name: str, *params: click.Parameter, example: str) -> Callable[[Calla
                     dest, options[param.name] = None, (dest, *options[param.name])
                 if not options[param.name]:
                     raise click.UsageError(f"Missing argument '{param.metavar}'.")
-            out, keep_old = where_to(dest, output, force=force)
-            assert out is not None
+            out, keep_old = where_to(dest, output, force=force, without=None if optional else "")
             from ckptfix.ops.writing import How
 
             with console.progress(at_end="flushing to disk") as progress:
@@ -196,7 +198,7 @@ def writes(name: str, *params: click.Parameter, example: str) -> Callable[[Calla
             return show(console, result)
 
         rest_of_line = [param for param in params if isinstance(param, click.Argument)]
-        out, *how_to = destination()
+        out, *how_to = destination(optional=optional)
         return reads(name, file_argument("source", "IN"), out, *params, *how_to, example=example)(callback)
 
     return decorate

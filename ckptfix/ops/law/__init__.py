@@ -65,7 +65,7 @@ def audit(promise: Promise, plan: Plan, format: str) -> tuple[Plan, Account]:
         lost=tuple(dict.fromkeys(lost)),
         excused=bool(promise.reported),
     )
-    return replace(plan, checks=tuple(out.unchecked(promise))), account
+    return replace(plan, checks=(*plan.checks, *out.unchecked(promise))), account
 
 
 def is_copy(plan: Plan) -> bool:
