@@ -35,6 +35,7 @@ class Assembly:
 
     def __init__(self) -> None:
         self._places: dict[str, tuple[Data, int, int | None]] = {}
+        self._adopted: dict[str, str] = {}
 
     def storage(self, data: Data, crc32: int | None = None, key: str | None = None) -> str:
         """The key of a new storage of these bytes."""
@@ -64,21 +65,25 @@ class Assembly:
             return TENSOR_V2.call(*args)
         return TENSOR_V3.call(*args, Global("torch", row.name, 0))
 
-    def adopt(self, graph: Graph, storages: common.Storages, prefix: str) -> Node:
-        """The object of another torch file, whose storages `prefix` keeps apart."""
+    def adopt(self, root: Node, storages: common.Storages, prefix: str, location: str | None = None) -> Node:
+        """The object `root` of another torch file, whose storages `prefix` keeps apart.
+
+        Args:
+            location: the device of its tensors; as they say by default.
+        """
 
         def reference(node: PersId) -> tuple[Node, ...] | None:
             fields = node.fields
             if len(fields) < 5 or type(fields[2]) is not Text:
                 return None
-            key = f"{prefix}{fields[2]}"
-            if key not in self._places:
+            old = f"{prefix}{fields[2]}"
+            if old not in self._adopted:
                 data, nbytes, crc32 = storages.place(str(fields[2]))
-                if data is not None and nbytes >= 0:
-                    self._places[key] = (data, nbytes, crc32)
-            return (*fields[:2], key, *fields[3:5])
+                known = data is not None and nbytes >= 0
+                self._adopted[old] = self.storage(data, crc32) if known and data is not None else f"lacking {old}"
+            return (*fields[:2], self._adopted[old], fields[3] if location is None else location, fields[4])
 
-        return grafted(graph.root, reference)
+        return grafted(root, reference)
 
     def checkpoint(
         self,
@@ -115,6 +120,20 @@ class Assembly:
             findings=list(findings),
         )
         return replace(checkpoint, traits=dict(traits), files=files)
+
+
+def part(checkpoint: Checkpoint, root: Node, findings: Iterable[Finding] = ()) -> Checkpoint:
+    """The checkpoint whose object is `root`, made of nodes of the object of `checkpoint`."""
+    assembly = Assembly()
+    adopted = assembly.adopt(root, common.parts_of(checkpoint).storages, "")
+    return assembly.checkpoint(
+        adopted,
+        checkpoint.path,
+        format=checkpoint.format,
+        files=checkpoint.files,
+        traits=checkpoint.traits,
+        findings=findings,
+    )
 
 
 def mapping(rows: Mapping[str, Node] | Iterable[tuple[Node, Node]]) -> Dict:
