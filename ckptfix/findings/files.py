@@ -157,6 +157,24 @@ CONTAINERS: tuple[Entry, ...] = (
         "gather the state dict on all ranks before saving it, or save with torch.distributed.checkpoint",
     ),
     Entry(
+        "missing-rank", "error", "a rank's file is missing, or cannot be read",
+        "DeepSpeed and FSDP write a file for each process. What one of them held is in no other file: a node's disk "
+        "was not copied, or a process did not finish its save. convert, extract and load_into refuse the tensors that "
+        "it held a part of; the finding lists them, and their rows.",
+        (E.PARTS_OF_RANKS,), "copy the file from where that process saved it, or take an older step",
+    ),
+    Entry(
+        "other-save", "error", "a rank's file is of another save",
+        "Files of two saves are in one folder: one was copied over the other, or a process did not finish the later "
+        "one. Joined, they would be a model that never was.",
+        (E.WRONG_VALUES,), "copy the files of all ranks from one save",
+    ),
+    Entry(
+        "no-masters", "warning", "the fp32 master weights are not there",
+        "With mixed precision, ZeRO keeps the weights in fp32 with the optimizer's states, and these files are missing "
+        "or were deleted. The model's own weights, in fp16 or bf16, are complete, and are taken.",
+    ),
+    Entry(
         "dcp-no-metadata", "error", "a distributed checkpoint without its .metadata",
         "The last file that a save writes is .metadata, which says what is where. Without it the save was not "
         "finished, "
