@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import builders
+import zero_files
 from builders import Record, Tensor, assemble, build_zip, push, state_dict_ops, torch_records
 
 Build = Callable[[Path], Path]
@@ -200,9 +201,31 @@ def a_slice(folder: Path) -> Path:
 
 @sample("deepspeed-folder")
 def zero(folder: Path) -> Path:
-    (folder / "global_step1").mkdir()
-    builders.written(folder / "latest", b"global_step1")
-    builders.written(folder / "global_step1" / "zero_pp_rank_0_mp_rank_00_model_states.pt", build_zip(records()))
+    for step in ("global_step1", "global_step2"):
+        (folder / step).mkdir()
+        builders.written(folder / step / "zero_pp_rank_0_mp_rank_00_model_states.pt", build_zip(records()))
+    return folder
+
+
+@sample("missing-rank")
+def without_a_rank(folder: Path) -> Path:
+    (zero_files.example(2, 3).save(folder) / "zero_pp_rank_1_mp_rank_00_optim_states.pt").unlink()
+    return folder
+
+
+@sample("other-save")
+def two_steps(folder: Path) -> Path:
+    run = zero_files.example(2, 2)
+    inner, other = run.save(folder), replace(run, step=9).save(folder / "other")
+    name = "zero_pp_rank_1_mp_rank_00_optim_states.pt"
+    (other / name).replace(inner / name)
+    return folder
+
+
+@sample("no-masters")
+def without_optimizer(folder: Path) -> Path:
+    for path in zero_files.example(2, 2).save(folder).glob("*_optim_states.pt"):
+        path.unlink()
     return folder
 
 

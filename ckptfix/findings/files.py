@@ -190,8 +190,9 @@ CONTAINERS: tuple[Entry, ...] = (
     Entry(
         "deepspeed-folder", "error", "a folder: a DeepSpeed checkpoint",
         "DeepSpeed saves the module and the optimizer in separate files; with ZeRO, each rank saves a part of them. "
-        "Its script zero_to_fp32.py makes one file of the weights.",
-        (E.PARTS_OF_RANKS,), "python -m deepspeed.utils.zero_to_fp32 {source} OUT",
+        "convert makes one file of one save; of this folder it is not clear which is meant, or it was cut in a way "
+        "that only the program that saved it can join.",
+        (E.PARTS_OF_RANKS,), "name the folder of one save, such as global_step100",
     ),
     Entry(
         "no-checkpoint", "error", "a folder without a checkpoint",

@@ -25,9 +25,14 @@ _UNTYPED = Global("torch.storage", "UntypedStorage", 0)
 
 
 class Assembled:
-    """The container of such a checkpoint: none."""
+    """The container of such a checkpoint: none.
+
+    Attributes:
+        pickle_ok: its pickle is made, and matches whatever checksum it gets.
+    """
 
     __slots__ = ()
+    pickle_ok = True
 
 
 class Assembly:

@@ -10,10 +10,10 @@ from ckptfix.errors import CkptfixError, Refused, Unsupported
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats.base import OF_OBJECTS, Format, Taken, plain_weights
+from ckptfix.formats.deepspeed import find
 from ckptfix.formats.folders.assembled import mapping, part
 from ckptfix.formats.torch import zip as torch_zip
 from ckptfix.formats.torch.common import all_findings, parts_of
-from ckptfix.formats.zero.folder import find
 from ckptfix.formats.zero.object import COPY, MODULE, NAME, OPTIMIZER, root_rows
 from ckptfix.formats.zero.read import judge_steps, read
 

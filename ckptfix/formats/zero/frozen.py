@@ -8,8 +8,8 @@ from pathlib import Path
 
 from ckptfix.checkpoint import TensorEntry
 from ckptfix.errors import DamagedFile
+from ckptfix.formats.deepspeed import Save
 from ckptfix.formats.zero.cuts import Cut, Each, share_of
-from ckptfix.formats.zero.folder import Save
 from ckptfix.formats.zero.joined import Joiner
 from ckptfix.formats.zero.lost import lost_rank
 from ckptfix.formats.zero.object import Parameter, Whole

@@ -19,15 +19,15 @@ from pathlib import Path
 from ckptfix.checkpoint import Checkpoint
 from ckptfix.errors import DamagedFile
 from ckptfix.findings.table import found
+from ckptfix.formats.deepspeed import Save, read_save
 from ckptfix.formats.zero import universal
 from ckptfix.formats.zero.cuts import Cut, Cuts, each_cuts, row_cuts, share_of
-from ckptfix.formats.zero.folder import Save, read_save
 from ckptfix.formats.zero.frozen import join_frozen
 from ckptfix.formats.zero.joined import Joiner
 from ckptfix.formats.zero.lost import lost_rank, other_steps, refuse_other_steps
 from ckptfix.formats.zero.moments import moments
 from ckptfix.formats.zero.object import Parameter, Whole, assembled, model_dtype
-from ckptfix.formats.zero.states import MOST_RANKS, Lost, Model, Optim, attempt, read_model, read_optim
+from ckptfix.formats.zero.states import MOST_RANKS, Lost, Model, Optim, attempt, file_of, read_model, read_optim
 from ckptfix.io.source import mark
 
 Models = Mapping[int, Model | Lost]
@@ -133,7 +133,7 @@ def _ranks(save: Save, first: Model, read: Mapping[int, Optim | Lost], models: M
     beyond = next((rank for rank in read if rank >= ranks), None)
     if beyond is not None:
         message = f"it is of rank {beyond}, and the save has {ranks} ranks: it is of another save"
-        raise DamagedFile(message, path=save.file(save.optims[beyond]), hint=hint)
+        raise DamagedFile(message, path=file_of(save, save.optims[beyond]), hint=hint)
     return ranks
 
 

@@ -9,11 +9,12 @@ from typing import TypeVar
 
 from ckptfix.checkpoint import Checkpoint, Mark, TensorEntry
 from ckptfix.errors import CkptfixError, DamagedFile, NoSuchFile, UnknownFormat, Unsupported, about
+from ckptfix.formats.deepspeed import Save
+from ckptfix.formats.folders.inside import file_inside
 from ckptfix.formats.folders.nodes import count, fields, listed, numbered, read_torch, text_of, top_of
 from ckptfix.formats.torch.common import Parts, parts_of
 from ckptfix.formats.torch.tensors import BadTensor, is_tensor, sizes, tensor_entry
 from ckptfix.formats.zero.cuts import Shape
-from ckptfix.formats.zero.folder import Save
 from ckptfix.io.source import mark
 from ckptfix.pickles import Call
 from ckptfix.pickles.graph import Node, label, pairs
@@ -86,12 +87,17 @@ class Optim:
     paddings: list[int] = field(default_factory=list)
 
 
+def file_of(save: Save, name: str) -> str:
+    """The path of one of the files of a save. Raises as `file_inside`."""
+    return file_inside(save.folder, name, where=save.folder)
+
+
 def attempt(save: Save, name: str | None, read: Callable[[str], Made], otherwise: str) -> Made | Lost:
     """What `read` makes of the file `name`; why it can make nothing, where the file is missing or damaged."""
     if name is None:
         return Lost(otherwise, "is missing")
     try:
-        return read(save.file(name))
+        return read(file_of(save, name))
     except NoSuchFile as error:
         return Lost(error.path or otherwise, "is missing")
     except (DamagedFile, UnknownFormat) as error:

@@ -21,16 +21,16 @@ from pathlib import Path
 from ckptfix.checkpoint import Check, TensorEntry, dtypes
 from ckptfix.errors import DamagedFile
 from ckptfix.findings.table import found
+from ckptfix.formats.deepspeed import PARAMETERS, Save, entries_of, parameters
 from ckptfix.formats.folders.nodes import count, fields, listed, numbered
 from ckptfix.formats.torch.common import parts_of
 from ckptfix.formats.torch.tensors import is_tensor
 from ckptfix.formats.zero.cuts import Shape
-from ckptfix.formats.zero.folder import PARAMETERS, Save, entries_of, parameters
 from ckptfix.formats.zero.frozen import join_frozen
 from ckptfix.formats.zero.joined import Joiner
 from ckptfix.formats.zero.moments import Joined, Moments, groups_of
 from ckptfix.formats.zero.object import Parameter, Whole
-from ckptfix.formats.zero.states import File, Lost, Model, attempt, read_file, stage_of
+from ckptfix.formats.zero.states import File, Lost, Model, attempt, file_of, read_file, stage_of
 from ckptfix.io.planned import Piece
 from ckptfix.pickles.graph import Node
 
@@ -91,7 +91,7 @@ def _tensor(file: File) -> TensorEntry:
 
 
 def _parameter(whole: Whole, save: Save, name: str, shape: Shape | None) -> Parameter:
-    file = read_file(save.file(f"{PARAMETERS}/{name}/{FP32}"))
+    file = read_file(file_of(save, f"{PARAMETERS}/{name}/{FP32}"))
     whole.files.append(file.mark)
     entry = _tensor(file)
     own = entry.shape
@@ -119,7 +119,7 @@ def _states(whole: Whole, save: Save, name: str) -> dict[str, Joined | TensorEnt
         place = f"{PARAMETERS}/{name}/{file_name}"
         key = file_name.removesuffix(".pt")
         if file_name == STEP:
-            file = read_file(save.file(place))
+            file = read_file(file_of(save, place))
             whole.files.append(file.mark)
             root = parts_of(file.checkpoint).graph.root
             found[key] = file.tensor(root, STEP) if is_tensor(root) else root
@@ -130,9 +130,9 @@ def _states(whole: Whole, save: Save, name: str) -> dict[str, Joined | TensorEnt
 
 
 def _moment(save: Save, place: str, parameter: Parameter) -> Piece:
-    entry = _tensor(read_file(save.file(place)))
+    entry = _tensor(read_file(file_of(save, place)))
     if entry.dtype != parameter.dtype or entry.numel != math.prod(parameter.shape):
         weights = f"{list(parameter.shape)} of {parameter.dtype}"
         message = f"it holds {list(entry.shape)} of {entry.dtype}, and the weights are {weights}"
-        raise DamagedFile(message, path=save.file(place))
+        raise DamagedFile(message, path=file_of(save, place))
     return _piece(entry)
