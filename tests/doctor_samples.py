@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import builders
+import rank_files
+import torch
 import zero_files
 from builders import Record, Tensor, assemble, build_zip, push, state_dict_ops, torch_records
 
@@ -219,6 +221,20 @@ def two_steps(folder: Path) -> Path:
     inner, other = run.save(folder), replace(run, step=9).save(folder / "other")
     name = "zero_pp_rank_1_mp_rank_00_optim_states.pt"
     (other / name).replace(inner / name)
+    return folder
+
+
+@sample("ranks-differ")
+def running_means(folder: Path) -> Path:
+    for rank in range(2):
+        rank_files.dtensors(folder / f"model_rank{rank}.pt", rank, {"bn.mean": torch.tensor([1.0, float(rank)])})
+    return folder
+
+
+@sample("flat-parameters")
+def one_row(folder: Path) -> Path:
+    for rank in range(2):
+        torch.save({"_flat_param": torch.ones(5)}, folder / f"model_rank{rank}.pt")
     return folder
 
 

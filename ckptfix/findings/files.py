@@ -170,6 +170,17 @@ CONTAINERS: tuple[Entry, ...] = (
         (E.WRONG_VALUES,), "copy the files of all ranks from one save",
     ),
     Entry(
+        "ranks-differ", "warning", "what every rank holds whole is not the same on all",
+        "Buffers such as running means are not cut among the ranks: each has its own, and they differ where nothing "
+        "keeps them equal. The first rank's are taken.",
+    ),
+    Entry(
+        "flat-parameters", "error", "the parameters of an FSDP unit in one row, without names and shapes",
+        "FSDP1 with LOCAL_STATE_DICT saves its FlatParameter as it is. Which parameter is where in it, and of which "
+        "shape, only the model that was wrapped knows.",
+        (E.PARTS_OF_RANKS,), "load it into the same FSDP model on as many ranks, and save a full state dict",
+    ),
+    Entry(
         "no-masters", "warning", "the fp32 master weights are not there",
         "With mixed precision, ZeRO keeps the weights in fp32 with the optimizer's states, and these files are missing "
         "or were deleted. The model's own weights, in fp16 or bf16, are complete, and are taken.",

@@ -197,7 +197,7 @@ def undecided(checkpoint: Checkpoint, rows: Sequence[Candidate], *, fit: bool = 
 
 BROKEN = frozenset({
     *("bad-crc", "bad-tensor", "truncated", "unknown-dtype", "too-deep", "duplicate-record", "duplicate-key"),
-    *("missing-rank", "other-save"),
+    *("missing-rank", "other-save", "flat-parameters"),
 })  # fmt: skip
 
 MISREAD = frozenset({"bad-tensor", "unknown-dtype", "too-deep", "duplicate-record", "duplicate-key"})

@@ -70,11 +70,19 @@ class Assembly:
             return TENSOR_V2.call(*args)
         return TENSOR_V3.call(*args, Global("torch", row.name, 0))
 
-    def adopt(self, root: Node, storages: common.Storages, prefix: str, location: str | None = None) -> Node:
+    def adopt(
+        self,
+        root: Node,
+        storages: common.Storages,
+        prefix: str,
+        location: str | None = None,
+        replaced: Mapping[int, Node] | None = None,
+    ) -> Node:
         """The object `root` of another torch file, whose storages `prefix` keeps apart.
 
         Args:
             location: the device of its tensors; as they say by default.
+            replaced: ``id`` of nodes -> what stands in their place, wherever they do.
         """
 
         def reference(node: PersId) -> tuple[Node, ...] | None:
@@ -88,7 +96,7 @@ class Assembly:
                 self._adopted[old] = self.storage(data, crc32) if known and data is not None else f"lacking {old}"
             return (*fields[:2], self._adopted[old], fields[3] if location is None else location, fields[4])
 
-        return grafted(root, reference)
+        return grafted(root, reference, replaced)
 
     def checkpoint(
         self,
@@ -160,13 +168,18 @@ MAX_TUPLES = 200
 """How deep tuples may stand in each other: those of any program are a few deep."""
 
 
-def grafted(root: Node, reference: Callable[[PersId], tuple[Node, ...] | None]) -> Node:
+def grafted(
+    root: Node,
+    reference: Callable[[PersId], tuple[Node, ...] | None],
+    replaced: Mapping[int, Node] | None = None,
+) -> Node:
     """A copy of `root` that stands by itself: its strings are no spans of another pickle.
 
     Args:
         reference: the fields of a reference to a storage, if they are to be others.
+        replaced: ``id`` of nodes -> what stands in their place.
     """
-    made: dict[int, Node] = {}
+    made: dict[int, Node] = dict(replaced or {})
     kept: list[Node] = []
     unfilled: list[tuple[Node, Node]] = []
 
