@@ -13,6 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import builders
+import rank_files
+import torch
+import zero_files
 from builders import Record, Tensor, assemble, build_zip, push, state_dict_ops, torch_records
 
 Build = Callable[[Path], Path]
@@ -200,9 +203,45 @@ def a_slice(folder: Path) -> Path:
 
 @sample("deepspeed-folder")
 def zero(folder: Path) -> Path:
-    (folder / "global_step1").mkdir()
-    builders.written(folder / "latest", b"global_step1")
-    builders.written(folder / "global_step1" / "zero_pp_rank_0_mp_rank_00_model_states.pt", build_zip(records()))
+    for step in ("global_step1", "global_step2"):
+        (folder / step).mkdir()
+        builders.written(folder / step / "zero_pp_rank_0_mp_rank_00_model_states.pt", build_zip(records()))
+    return folder
+
+
+@sample("missing-rank")
+def without_a_rank(folder: Path) -> Path:
+    (zero_files.example(2, 3).save(folder) / "zero_pp_rank_1_mp_rank_00_optim_states.pt").unlink()
+    return folder
+
+
+@sample("other-save")
+def two_steps(folder: Path) -> Path:
+    run = zero_files.example(2, 2)
+    inner, other = run.save(folder), replace(run, step=9).save(folder / "other")
+    name = "zero_pp_rank_1_mp_rank_00_optim_states.pt"
+    (other / name).replace(inner / name)
+    return folder
+
+
+@sample("ranks-differ")
+def running_means(folder: Path) -> Path:
+    for rank in range(2):
+        rank_files.dtensors(folder / f"model_rank{rank}.pt", rank, {"bn.mean": torch.tensor([1.0, float(rank)])})
+    return folder
+
+
+@sample("flat-parameters")
+def one_row(folder: Path) -> Path:
+    for rank in range(2):
+        torch.save({"_flat_param": torch.ones(5)}, folder / f"model_rank{rank}.pt")
+    return folder
+
+
+@sample("no-masters")
+def without_optimizer(folder: Path) -> Path:
+    for path in zero_files.example(2, 2).save(folder).glob("*_optim_states.pt"):
+        path.unlink()
     return folder
 
 

@@ -28,8 +28,12 @@ def group(rank: int = 0) -> Iterator[None]:
         torch.distributed.destroy_process_group()
 
 
-def dtensors(path: Path, rank: int = 0) -> dict[str, torch.Tensor]:
-    """A state dict of DTensors: one split over both ranks, one replicated; what lies on this rank is given back."""
+def dtensors(path: Path, rank: int = 0, buffers: dict[str, torch.Tensor] | None = None) -> dict[str, torch.Tensor]:
+    """A state dict of DTensors: one split over both ranks, one replicated; what lies on this rank is given back.
+
+    Args:
+        buffers: plain tensors beside them.
+    """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Replicate, Shard
 
@@ -44,7 +48,7 @@ def dtensors(path: Path, rank: int = 0) -> dict[str, torch.Tensor]:
         mesh._hash = None  # differs from run to run, as hashes of text do
         for value in state.values():
             value._spec._hash = None
-        torch.save(OrderedDict(state), path)
+        torch.save(OrderedDict(state, **(buffers or {})), path)
     return local
 
 

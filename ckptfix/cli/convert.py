@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import click
 
 from ckptfix.cli.shared.common import Written, at_option, writes
@@ -22,13 +24,42 @@ from ckptfix.ops.writing import How
         is_flag=True,
         help="Leave out what OUT's format cannot hold, list it, and exit with 3.",
     ),
+    click.Option(
+        ["--weights"],
+        type=click.Choice(["fp32", "model"]),
+        help="Of a DeepSpeed folder: the fp32 master weights (the default), or those that the model computed with.",
+    ),
+    click.Option(
+        ["--optimizer"],
+        is_flag=True,
+        help="Of a DeepSpeed folder: the optimizer's state too, by parameter name; not to safetensors.",
+    ),
     example="ckptfix convert model.pth model.safetensors",
 )
-def command(source: str, dest: str, how: How, *, to: str | None, at: str | None, drop_unsupported: bool) -> Written:
+def command(
+    source: str,
+    dest: str,
+    how: How,
+    *,
+    to: str | None,
+    at: str | None,
+    drop_unsupported: bool,
+    weights: Literal["fp32", "model"] | None,
+    optimizer: bool,
+) -> Written:
     """Write OUT: IN in another container: torch zip (1.6 and later), torch legacy, or safetensors.
 
     zip and legacy hold the same, so between them nothing is lost. safetensors holds one state dict: the one found,
     or the one --at names; what else the file had is listed. Tied tensors are tied again on the way back.
     """
 
-    return convert.convert(source, dest, to=to, at=at, drop_unsupported=drop_unsupported, **how.keywords())
+    return convert.convert(
+        source,
+        dest,
+        to=to,
+        at=at,
+        drop_unsupported=drop_unsupported,
+        weights=weights,
+        optimizer=optimizer,
+        **how.keywords(),
+    )

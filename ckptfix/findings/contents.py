@@ -142,7 +142,7 @@ CONTENTS: tuple[Entry, ...] = (
         "tensors, such as an "
         "adapter of 443 bytes. The values are in the ZeRO checkpoint, if one was saved.",
         (E.PARTS_OF_RANKS,),
-        "nothing here can be fixed: run zero_to_fp32.py on the ZeRO checkpoint, or save with gathering on",
+        "nothing here can be fixed: convert the folder of all ranks, or save with gathering on",
     ),
     Entry(
         "no-tensors", "info", "it holds no tensor",

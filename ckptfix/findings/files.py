@@ -157,6 +157,35 @@ CONTAINERS: tuple[Entry, ...] = (
         "gather the state dict on all ranks before saving it, or save with torch.distributed.checkpoint",
     ),
     Entry(
+        "missing-rank", "error", "a rank's file is missing, or cannot be read",
+        "DeepSpeed and FSDP write a file for each process. What one of them held is in no other file: a node's disk "
+        "was not copied, or a process did not finish its save. convert, extract and load_into refuse the tensors that "
+        "it held a part of; the finding lists them, and their rows.",
+        (E.PARTS_OF_RANKS,), "copy the file from where that process saved it, or take an older step",
+    ),
+    Entry(
+        "other-save", "error", "a rank's file is of another save",
+        "Files of two saves are in one folder: one was copied over the other, or a process did not finish the later "
+        "one. Joined, they would be a model that never was.",
+        (E.WRONG_VALUES,), "copy the files of all ranks from one save",
+    ),
+    Entry(
+        "ranks-differ", "warning", "what every rank holds whole is not the same on all",
+        "Buffers such as running means are not cut among the ranks: each has its own, and they differ where nothing "
+        "keeps them equal. The first rank's are taken.",
+    ),
+    Entry(
+        "flat-parameters", "error", "the parameters of an FSDP unit in one row, without names and shapes",
+        "FSDP1 with LOCAL_STATE_DICT saves its FlatParameter as it is. Which parameter is where in it, and of which "
+        "shape, only the model that was wrapped knows.",
+        (E.PARTS_OF_RANKS,), "load it into the same FSDP model on as many ranks, and save a full state dict",
+    ),
+    Entry(
+        "no-masters", "warning", "the fp32 master weights are not there",
+        "With mixed precision, ZeRO keeps the weights in fp32 with the optimizer's states, and these files are missing "
+        "or were deleted. The model's own weights, in fp16 or bf16, are complete, and are taken.",
+    ),
+    Entry(
         "dcp-no-metadata", "error", "a distributed checkpoint without its .metadata",
         "The last file that a save writes is .metadata, which says what is where. Without it the save was not "
         "finished, "
@@ -172,8 +201,9 @@ CONTAINERS: tuple[Entry, ...] = (
     Entry(
         "deepspeed-folder", "error", "a folder: a DeepSpeed checkpoint",
         "DeepSpeed saves the module and the optimizer in separate files; with ZeRO, each rank saves a part of them. "
-        "Its script zero_to_fp32.py makes one file of the weights.",
-        (E.PARTS_OF_RANKS,), "python -m deepspeed.utils.zero_to_fp32 {source} OUT",
+        "convert makes one file of one save; of this folder it is not clear which is meant, or it was cut in a way "
+        "that only the program that saved it can join.",
+        (E.PARTS_OF_RANKS,), "name the folder of one save, such as global_step100",
     ),
     Entry(
         "no-checkpoint", "error", "a folder without a checkpoint",

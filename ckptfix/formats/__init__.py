@@ -15,14 +15,17 @@ from ckptfix.errors import CkptfixError, NoFile, UnknownFormat, WriteFailed, fil
 from ckptfix.formats import base, distributed
 from ckptfix.formats.base import Aspect, Format, plain_weights
 from ckptfix.formats.folders import members
+from ckptfix.formats.ranks import format as ranks
 from ckptfix.formats.safetensors import format as safetensors
 from ckptfix.formats.torch import legacy as torch_legacy
 from ckptfix.formats.torch import zip as torch_zip
+from ckptfix.formats.zero import format as zero
 from ckptfix.io.source import is_local, open_source, opened_once
 from ckptfix.pickles.collector import without_collections
 
 FORMATS: dict[str, Format] = {
-    format.name: format for format in (torch_zip.FORMAT, torch_legacy.FORMAT, safetensors.FORMAT)
+    format.name: format
+    for format in (torch_zip.FORMAT, torch_legacy.FORMAT, safetensors.FORMAT, zero.FORMAT, ranks.FORMAT)
 }
 
 HEAD = 4096

@@ -66,6 +66,21 @@ def nothing(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 
 @dataclass(frozen=True, slots=True)
+class Taken:
+    """What `convert` takes of a checkpoint that holds its weights in several forms.
+
+    Attributes:
+        checkpoint: its object is what the output holds.
+        at: the address of that object in the whole; None for several.
+        left: addresses of what is not taken.
+    """
+
+    checkpoint: Checkpoint
+    at: str | None
+    left: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Format:
     """A format of checkpoints.
 
@@ -96,6 +111,9 @@ class Format:
         recode: a checkpoint of another format with objects as this one, the object unchanged.
         plan_packed: the file without bytes that no tensor claims, and how many they were; None for a format that
             `slim` rewrites through its object.
+        take: (checkpoint, weights, optimizer) -> what `convert` takes of it: `weights` is ``"fp32"``, ``"model"`` or
+            None for what is usual, `optimizer` whether its state is taken too. None for a format that holds one form
+            of its weights.
         read_object: the container and the parsed pickle of a file, and nothing made of them.
     """
 
@@ -118,6 +136,7 @@ class Format:
     plan_state_dict: Callable[[Any, str], Plan] | None = None
     recode: Callable[[Checkpoint, str], Plan] | None = None
     plan_packed: Callable[[Checkpoint, str], tuple[Plan, int]] | None = None
+    take: Callable[[Checkpoint, str | None, bool], Taken] | None = None
     read_object: Callable[[str], tuple[Any, Graph]] | None = None
 
     def check(self, path: str) -> Iterator[Finding]:

@@ -1,61 +1,211 @@
-"""A folder of DeepSpeed's ZeRO, and what makes one file of it.
+"""Which files a save of DeepSpeed has, and of which rank each is.
 
 ::
 
-    FOLDER/latest                                            the name of the newest of these:
+    FOLDER/latest                                            the name of the newest of these, or latest_universal:
     FOLDER/global_step3/mp_rank_00_model_states.pt           stages 0 to 2: the module, whole
-    FOLDER/global_step3/zero_pp_rank_0_mp_rank_00_model_states.pt     stage 3: one rank's, without values
+    FOLDER/global_step3/zero_pp_rank_0_mp_rank_00_model_states.pt     stage 3: one of these for each rank
     FOLDER/global_step3/[bf16_]zero_pp_rank_0_mp_rank_00_optim_states.pt
     FOLDER/zero_to_fp32.py                                   put there by stages 1 to 3
     UNIVERSAL/zero/NAME/fp32.pt                              what ds_to_universal.py makes: a file a parameter
 
-Source: deepspeed/runtime/engine.py, deepspeed/utils/zero_to_fp32.py and deepspeed/checkpoint/ds_to_universal.py.
+Source: deepspeed/runtime/engine.py (``_get_ckpt_name``, ``_get_zero_ckpt_name``, ``_save_checkpoint``).
 """
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path, PurePosixPath
 
-from ckptfix.commands import quoted
+from ckptfix.commands import command
+from ckptfix.errors import CkptfixError, DamagedFile, Unsupported
+from ckptfix.io.source import is_local, open_source
 
-SCRIPT = "zero_to_fp32.py"
+LATEST = ("latest", "latest_universal")
+PARAMETERS = "zero"
+"""The folder of a universal checkpoint that has a folder for each parameter."""
+
+MAX_FILES = 200_000
+"""Files of a folder that are looked at: DeepSpeed writes two a rank."""
+
 STATES = ("_model_states.pt", "_optim_states.pt")
+_MODEL = re.compile(r"mp_rank_(\d+)_model_states\.pt")
+_MODEL_OF_RANK = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_model_states\.pt")
+_OPTIM = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_?optim_states\.pt")
+_LAYER = re.compile(r"layer_\d+-model_.*states\.pt")
+_EXPERT = re.compile(r"(?:layer_\d+_)?exp(?:ert|p_rank)_\d+_.*states\.pt")
+
+
+@dataclass(slots=True)
+class Save:
+    """The files of one save.
+
+    Attributes:
+        path: the folder that the user named.
+        folder: the folder of the files.
+        pointer: the file that named `folder`; None where the user did, or where it is the only one.
+        models, optims: rank -> file name.
+        partitioned: each rank has model states of its own, as stage 3 writes them.
+        universal: each parameter has a folder of its own.
+        trouble: why it cannot be read.
+    """
+
+    path: str
+    folder: str
+    pointer: str | None = None
+    models: dict[int, str] = field(default_factory=dict)
+    optims: dict[int, str] = field(default_factory=dict)
+    partitioned: bool = False
+    universal: bool = False
+    trouble: CkptfixError | None = None
+
+    def expected(self, rank: int) -> str:
+        """The path that the optimizer's states of `rank` would have: as the ones of another rank."""
+        name = next(iter(self.optims.values()), "zero_pp_rank_0_mp_rank_00_optim_states.pt")
+        return os.path.join(self.folder, re.sub(r"pp_rank_\d+", f"pp_rank_{rank}", name))  # noqa: PTH118
+
+
+def find(path: str) -> Save | None:
+    """The save that the folder `path` is, or that its file ``latest`` names; None where it is none.
+
+    A folder of one save alone needs no ``latest``.
+    """
+    if not is_local(path) or not Path(path).is_dir():
+        return None
+    own = _save(path, path)
+    if own is not None:
+        return own
+    for name in LATEST:
+        pointer = Path(path, name)
+        if pointer.is_file():
+            step = _named(path, str(pointer))
+            found = None if step is None else _save(path, step)
+            if found is not None:
+                found.pointer = str(pointer)
+                return found
+    steps = [found for name in entries_of(path) if (found := _save(path, str(Path(path, name)))) is not None]
+    return steps[0] if len(steps) == 1 else None
+
+
+def read_save(path: str) -> Save:
+    """The save in the folder `path`.
+
+    Raises:
+        Unsupported: it is cut in a way that only a running program can join.
+        DamagedFile: it is none any more; or two files claim to be the same.
+    """
+    found = find(path)
+    if found is None:
+        raise DamagedFile("no save of DeepSpeed is in it", path=path)
+    if found.trouble is not None:
+        raise found.trouble
+    return found
+
+
+def _named(path: str, pointer: str) -> str | None:
+    """The folder that the file `pointer` names; None where it leads out of `path`, or is not there."""
+    try:
+        with open_source(pointer) as source:
+            tag = source.read(0, min(source.size, 1024)).decode("utf-8", "replace").strip()
+    except CkptfixError:
+        return None
+    parts = PurePosixPath(tag).parts
+    if not tag or "\0" in tag or "\\" in tag or ".." in parts or PurePosixPath(tag).is_absolute():
+        return None
+    step = Path(path, tag)
+    try:
+        inside = step.is_dir() and Path(os.path.realpath(step)).is_relative_to(os.path.realpath(path))
+    except OSError:
+        return None
+    return str(step) if inside else None
+
+
+def entries_of(folder: str) -> list[str]:
+    """The names of what is in a folder, in order; none where it cannot be read."""
+    try:
+        return sorted(entry.name for entry in islice(Path(folder).iterdir(), MAX_FILES))
+    except OSError:
+        return []
+
+
+def _save(path: str, folder: str) -> Save | None:
+    """The save whose files are in `folder`, if they are."""
+    if not Path(folder).is_dir():
+        return None
+    found = Save(path, folder)
+    odd: list[str] = []
+    for name in entries_of(folder):
+        model, of_rank, optim = (pattern.fullmatch(name) for pattern in (_MODEL, _MODEL_OF_RANK, _OPTIM))
+        if _LAYER.fullmatch(name) or _EXPERT.fullmatch(name):
+            odd.append(name)
+        elif model is not None:
+            _note(found, found.models, 0, int(model[1]), name)
+        elif of_rank is not None:
+            found.partitioned = True
+            _note(found, found.models, int(of_rank[1]), int(of_rank[2]), name)
+        elif optim is not None:
+            _note(found, found.optims, int(optim[1]), int(optim[2]), name)
+    found.universal = Path(folder, PARAMETERS).is_dir() and any(True for _ in islice(parameters(folder), 1))
+    if not (found.models or found.optims):
+        return None
+    if odd:
+        what = "pipeline stages" if any(_LAYER.fullmatch(name) for name in odd) else "experts"
+        hint = "DeepSpeed's own ds_to_universal.py joins it; the folder that it writes is read"
+        message = f"a DeepSpeed checkpoint of {what} ({odd[0]}), whose parameters are cut by the program that saved it"
+        found.trouble = Unsupported(message, path=folder, hint=hint)
+    return found
+
+
+def _note(save: Save, ranks: dict[int, str], rank: int, model_rank: int, name: str) -> None:
+    if model_rank:
+        message = f"a DeepSpeed checkpoint of several model-parallel ranks ({name}), which does not say how it was cut"
+        hint = "DeepSpeed's own ds_to_universal.py joins it; the folder that it writes is read"
+        if not Path(save.folder, PARAMETERS).is_dir():
+            save.trouble = save.trouble or Unsupported(message, path=save.folder, hint=hint)
+        return
+    if rank in ranks:
+        message = f"two files of rank {rank}, {ranks[rank]} and {name}: two saves went into one folder"
+        save.trouble = save.trouble or DamagedFile(message, path=save.folder, hint="move the files of one of them away")
+    ranks[rank] = name
+
+
+def parameters(folder: str) -> Iterator[str]:
+    """The names of the parameters of a universal checkpoint."""
+    for name in entries_of(str(Path(folder, PARAMETERS))):
+        if Path(folder, PARAMETERS, name, "fp32.pt").is_file():
+            yield name
 
 
 def way_out(path: str) -> tuple[str, bool]:
-    """(what makes one file of the checkpoint that the file or folder `path` belongs to, whether it is a command).
-
-    A command runs as it stands from any folder; without the script that DeepSpeed puts there it takes DeepSpeed's own.
-    """
+    """(what makes one file of the checkpoint that the file or folder `path` belongs to, whether it is a command)."""
     place = Path(path)
-    inside = place if place.is_dir() else place.parent
-    if (inside / "zero").is_dir():
-        words = f"the fp32 values of each parameter are in {quoted(str(inside / 'zero'))}/NAME/fp32.pt"
-        return words, False
-    whole = _whole_states(inside)
-    if whole is not None:
-        words = f"`ckptfix extract {quoted(str(whole))} OUT --at module` takes the weights, which are complete there"
-        return words, False
-    outer = inside.parent if _is_step(inside) else inside
-    tag = f" -t {quoted(inside.name)}" if _is_step(inside) and not (outer / "latest").is_file() else ""
-    script = outer / SCRIPT
-    program = quoted(str(script)) if script.is_file() else "-m deepspeed.utils.zero_to_fp32"
-    return f"python {program} {quoted(str(outer))} OUT{tag}", True
+    folder = place if place.is_dir() else place.parent
+    found = find(str(folder))
+    if found is not None and found.trouble is not None:
+        return found.trouble.hint or found.trouble.message, False
+    if found is not None and (place.is_dir() or _is_complete(found)):
+        return command("convert", folder, "OUT.pth"), True
+    below = [] if found is not None or not place.is_dir() else steps(path)
+    if below:
+        return command("convert", place / below[-1], "OUT.pth"), True
+    put = "put it back in its folder, beside the files of the other ranks; then " if place.is_file() else ""
+    return f"{put}`{command('convert', 'FOLDER', 'OUT.pth')}`, where FOLDER holds the files of one save", False
 
 
-def _is_step(folder: Path) -> bool:
-    """Whether `folder` holds the files of one save, rather than the folders of several."""
-    return any(path for suffix in STATES for path in folder.glob(f"*{suffix}"))
+def steps(folder: str) -> list[str]:
+    """The names of the folders in `folder` that are saves, the newest last."""
+    return sorted((name for name in entries_of(folder) if _save(folder, str(Path(folder, name)))), key=_natural)
 
 
-def _whole_states(folder: Path) -> Path | None:
-    """The model states of a save without ZeRO, which has no other file."""
-    steps = [folder]
-    if not _is_step(folder):
-        try:
-            steps = [folder / (folder / "latest").read_text(errors="replace").strip()[:200]]
-        except (OSError, ValueError):
-            return None
-    found = sorted(steps[0].glob("*_model_states.pt"))
-    alone = len(found) == 1 and found[0].name.startswith("mp_rank") and not any(steps[0].glob("*_optim_states.pt"))
-    return found[0] if alone else None
+def _natural(name: str) -> list[tuple[int, str]]:
+    """Sorts global_step9 before global_step10."""
+    return [(int(part), "") if part.isdecimal() else (0, part) for part in re.split(r"(\d+)", name)]
+
+
+def _is_complete(save: Save) -> bool:
+    """Whether a folder of one rank's file could be a whole save."""
+    return save.universal or bool(save.models and (save.optims or not save.partitioned))

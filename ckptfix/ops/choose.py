@@ -72,6 +72,7 @@ ASIDE: dict[str, str] = {
 
 COPIES: dict[str, str] = {
     "current_model_state": "Lightning WeightAveraging: the weights before averaging; state_dict has the average",
+    "module_16bit": "formats.zero: what a DeepSpeed model computed with; module has the fp32 weights",
     "frozen_param_fragments": "DeepSpeed engine.py: parts of frozen parameters; module has them, or zero_to_fp32 does",
 }
 """Key of weights that stand beside the model's under the same names -> what they are. Averages are others."""
@@ -195,7 +196,8 @@ def undecided(checkpoint: Checkpoint, rows: Sequence[Candidate], *, fit: bool = 
 
 
 BROKEN = frozenset({
-    *("bad-crc", "bad-tensor", "truncated", "unknown-dtype", "too-deep", "duplicate-record", "duplicate-key")
+    *("bad-crc", "bad-tensor", "truncated", "unknown-dtype", "too-deep", "duplicate-record", "duplicate-key"),
+    *("missing-rank", "other-save", "flat-parameters"),
 })  # fmt: skip
 
 MISREAD = frozenset({"bad-tensor", "unknown-dtype", "too-deep", "duplicate-record", "duplicate-key"})

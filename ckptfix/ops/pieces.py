@@ -22,7 +22,7 @@ from pathlib import Path
 
 from ckptfix.checkpoint import Checkpoint, TensorEntry, address
 from ckptfix.errors import KeyConflict, WouldLoseData
-from ckptfix.formats import deepspeed
+from ckptfix.formats.deepspeed import way_out
 from ckptfix.formats.torch import module as torch_module
 from ckptfix.formats.torch.call_classes import class_of
 from ckptfix.formats.torch.common import Parts, pickled
@@ -118,8 +118,8 @@ def refuse_flat_partition(checkpoint: Checkpoint) -> None:
     piece = piece_of(checkpoint)
     if piece is not None and piece.kind == "ZeRO optimizer":
         piece = replace(piece, missing="the optimizer's state in it is a flat ZeRO partition, without names and shapes")
-        weights = f"`{piece.way_out}` makes the weights whole" if piece.command else piece.way_out
-        hint = f"DeepSpeed's own engine.load_checkpoint joins the partitions of all ranks; {weights}"
+        folder = str(Path(checkpoint.path).parent)
+        hint = f"name the folder, {folder!r}: what all ranks hold is joined" if piece.command else piece.way_out
         raise WouldLoseData(piece.message, path=checkpoint.path, where=piece.where, hint=hint)
 
 
@@ -167,7 +167,7 @@ def _of_deepspeed(checkpoint: Checkpoint, parts: Parts, at: str | None) -> Piece
     top = _fields(parts.graph.root)
     if "ds_version" not in top and "param_shapes" not in top:
         return None
-    way_out, command = deepspeed.way_out(checkpoint.path)
+    words, command = way_out(checkpoint.path)
     rank = _rank_in_name(checkpoint.path)
     flat = _fields(top.get("optimizer_state_dict"))
     groups = next((name for name in ("fp32_flat_groups", "single_partition_of_fp32_groups") if name in flat), None)
@@ -177,7 +177,7 @@ def _of_deepspeed(checkpoint: Checkpoint, parts: Parts, at: str | None) -> Piece
         world = count if type(count) is int else None
         missing = "the fp32 weights in it are flat groups of a part of the parameters, without names: no model"
         where = f"optimizer_state_dict/{groups}"
-        return Piece("ZeRO optimizer", rank, world, missing, where, way_out, command)
+        return Piece("ZeRO optimizer", rank, world, missing, where, words, command)
     stated = {name: shape for name, shape in _stated_shapes(top) if 0 not in shape}
     empty = [
         entry for entry in checkpoint.entries
@@ -189,7 +189,7 @@ def _of_deepspeed(checkpoint: Checkpoint, parts: Parts, at: str | None) -> Piece
     missing = f"{first.key} is empty here, and {list(stated[first.key])} in the model{_more(len(empty) - 1)}"
     size = top.get("dp_world_size")
     world = size if type(size) is int else None
-    return Piece("ZeRO-3", rank, world, missing, first.name, way_out, command)
+    return Piece("ZeRO-3", rank, world, missing, first.name, words, command)
 
 
 def _stated_shapes(top: Mapping[str, Node]) -> Iterator[tuple[str, tuple[int, ...]]]:

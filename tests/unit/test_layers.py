@@ -221,7 +221,6 @@ OPENED = {
     "cli/doctor.py": "an error message: text, perhaps from a pipe",
     "cli/shared/exits.py": "the null device, in place of a closed output",
     "docs/__init__.py": "documentation that is installed with the package",
-    "formats/deepspeed.py": "the name of a folder, in a file of a few bytes",
     "loaders/tensors.py": "torch maps by name; that it is the file that was read is looked at afterwards",
 }
 """Modules that open files themselves, and why. All others read through `io.source`."""

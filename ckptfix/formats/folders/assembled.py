@@ -25,9 +25,14 @@ _UNTYPED = Global("torch.storage", "UntypedStorage", 0)
 
 
 class Assembled:
-    """The container of such a checkpoint: none."""
+    """The container of such a checkpoint: none.
+
+    Attributes:
+        pickle_ok: its pickle is made, and matches whatever checksum it gets.
+    """
 
     __slots__ = ()
+    pickle_ok = True
 
 
 class Assembly:
@@ -35,6 +40,7 @@ class Assembly:
 
     def __init__(self) -> None:
         self._places: dict[str, tuple[Data, int, int | None]] = {}
+        self._adopted: dict[str, str] = {}
 
     def storage(self, data: Data, crc32: int | None = None, key: str | None = None) -> str:
         """The key of a new storage of these bytes."""
@@ -64,21 +70,33 @@ class Assembly:
             return TENSOR_V2.call(*args)
         return TENSOR_V3.call(*args, Global("torch", row.name, 0))
 
-    def adopt(self, graph: Graph, storages: common.Storages, prefix: str) -> Node:
-        """The object of another torch file, whose storages `prefix` keeps apart."""
+    def adopt(
+        self,
+        root: Node,
+        storages: common.Storages,
+        prefix: str,
+        location: str | None = None,
+        replaced: Mapping[int, Node] | None = None,
+    ) -> Node:
+        """The object `root` of another torch file, whose storages `prefix` keeps apart.
+
+        Args:
+            location: the device of its tensors; as they say by default.
+            replaced: ``id`` of nodes -> what stands in their place, wherever they do.
+        """
 
         def reference(node: PersId) -> tuple[Node, ...] | None:
             fields = node.fields
             if len(fields) < 5 or type(fields[2]) is not Text:
                 return None
-            key = f"{prefix}{fields[2]}"
-            if key not in self._places:
+            old = f"{prefix}{fields[2]}"
+            if old not in self._adopted:
                 data, nbytes, crc32 = storages.place(str(fields[2]))
-                if data is not None and nbytes >= 0:
-                    self._places[key] = (data, nbytes, crc32)
-            return (*fields[:2], key, *fields[3:5])
+                known = data is not None and nbytes >= 0
+                self._adopted[old] = self.storage(data, crc32) if known and data is not None else f"lacking {old}"
+            return (*fields[:2], self._adopted[old], fields[3] if location is None else location, fields[4])
 
-        return grafted(graph.root, reference)
+        return grafted(root, reference, replaced)
 
     def checkpoint(
         self,
@@ -117,6 +135,20 @@ class Assembly:
         return replace(checkpoint, traits=dict(traits), files=files)
 
 
+def part(checkpoint: Checkpoint, root: Node, findings: Iterable[Finding] = ()) -> Checkpoint:
+    """The checkpoint whose object is `root`, made of nodes of the object of `checkpoint`."""
+    assembly = Assembly()
+    adopted = assembly.adopt(root, common.parts_of(checkpoint).storages, "")
+    return assembly.checkpoint(
+        adopted,
+        checkpoint.path,
+        format=checkpoint.format,
+        files=checkpoint.files,
+        traits=checkpoint.traits,
+        findings=findings,
+    )
+
+
 def mapping(rows: Mapping[str, Node] | Iterable[tuple[Node, Node]]) -> Dict:
     """A plain dict."""
     made = Dict()
@@ -136,13 +168,18 @@ MAX_TUPLES = 200
 """How deep tuples may stand in each other: those of any program are a few deep."""
 
 
-def grafted(root: Node, reference: Callable[[PersId], tuple[Node, ...] | None]) -> Node:
+def grafted(
+    root: Node,
+    reference: Callable[[PersId], tuple[Node, ...] | None],
+    replaced: Mapping[int, Node] | None = None,
+) -> Node:
     """A copy of `root` that stands by itself: its strings are no spans of another pickle.
 
     Args:
         reference: the fields of a reference to a storage, if they are to be others.
+        replaced: ``id`` of nodes -> what stands in their place.
     """
-    made: dict[int, Node] = {}
+    made: dict[int, Node] = dict(replaced or {})
     kept: list[Node] = []
     unfilled: list[tuple[Node, Node]] = []
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ckptfix.commands import quoted
 from ckptfix.errors import CkptfixError, Truncated, printable
-from ckptfix.formats import deepspeed
+from ckptfix.formats.deepspeed import STATES, steps, way_out
 from ckptfix.formats.distributed import merge_command
 from ckptfix.formats.foreign.file import Answer, File
 from ckptfix.io.source import Source, open_source
@@ -145,6 +145,11 @@ def _tar_size(field: bytes) -> int:
         return 0
 
 
+def _way(path: str) -> str:
+    words, is_command = way_out(path)
+    return f"name one save: {words}" if is_command else words
+
+
 def folder(path: str) -> Answer:
     """What a folder holds, and which of its files to name instead."""
     try:
@@ -168,10 +173,8 @@ def folder(path: str) -> Answer:
         )
     if "saved_model.pb" in names:
         return Answer("other-framework", "a folder: a TensorFlow SavedModel")
-    if ("latest" in names and any(name.startswith("global_step") for name in names)) or any(
-        name.endswith(deepspeed.STATES) for name in names
-    ):
-        return Answer("deepspeed-folder", "a folder: a DeepSpeed checkpoint", deepspeed.way_out(path)[0])
+    if any(name.endswith(STATES) for name in names) or steps(path):
+        return Answer("deepspeed-folder", "a folder: a DeepSpeed checkpoint", _way(path))
     found = [name for name in sorted(names) if name.endswith(CHECKPOINTS)]
     if found:
         hint = f"name a file: {quoted(str(Path(path) / found[0]))}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from ckptfix.checkpoint import Checkpoint
 from ckptfix.errors import StrPath
@@ -35,6 +35,8 @@ def convert(
     to: str | None = None,
     at: str | None = None,
     drop_unsupported: bool = False,
+    weights: Literal["fp32", "model"] | None = None,
+    optimizer: bool = False,
     force: bool = False,
     keep_old: bool = False,
     dry_run: bool = False,
@@ -47,11 +49,17 @@ def convert(
         at: address of the state dict to take, when there are several.
         drop_unsupported: leave out tensors that the format cannot hold; they are listed, and `exit_code` is 3.
 
+        weights: of a DeepSpeed folder: ``"fp32"``, the master weights, by default; ``"model"``, what the model
+            computed with.
+        optimizer: of a DeepSpeed folder: take the optimizer's state too, by parameter name; not to safetensors.
+
     The rest as `strip_module`.
     """
 
     def make(checkpoint: Checkpoint, dest: str) -> Draft[ConvertResult]:
-        done = plan.convert(checkpoint, dest, to=to, at=at, drop_unsupported=drop_unsupported)
+        done = plan.convert(
+            checkpoint, dest, to=to, at=at, drop_unsupported=drop_unsupported, weights=weights, optimizer=optimizer
+        )
         line = f"{plural(done.tensors, 'tensor')} from {checkpoint.format} to {done.format}"
         if done.copied:
             line = f"nothing to do: it is {done.format} already{copy_note(True)}"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from ckptfix.checkpoint import ByteRange, Checkpoint, OutputFile, Plan, TensorEntry, contiguous_stride
 from ckptfix.errors import Refused
 from ckptfix.formats import FORMATS, format_of, states, weights_of
-from ckptfix.formats.base import Format
+from ckptfix.formats.base import Format, Taken
 from ckptfix.formats.safetensors.ties import TIE_KEYS
 from ckptfix.formats.safetensors.write import row_major
 from ckptfix.formats.target import fitting, not_written, target_format
@@ -16,7 +16,7 @@ from ckptfix.formats.torch.common import element_sizes, little_endian
 from ckptfix.ops import choose
 from ckptfix.ops.candidates import Candidate
 from ckptfix.ops.choose import refuse_damaged
-from ckptfix.ops.law.promise import Promise, everything
+from ckptfix.ops.law.promise import Promise, everything, is_reported
 from ckptfix.ops.pieces import refuse_odd_keys, refuse_piece
 
 
@@ -48,20 +48,63 @@ class Conversion:
 
 
 def convert(
-    checkpoint: Checkpoint, dest: str, *, to: str | None = None, at: str | None = None, drop_unsupported: bool = False
+    checkpoint: Checkpoint,
+    dest: str,
+    *,
+    to: str | None = None,
+    at: str | None = None,
+    drop_unsupported: bool = False,
+    weights: str | None = None,
+    optimizer: bool = False,
 ) -> Conversion:
     """Plan `dest` as another format of `checkpoint`.
 
     A format with objects keeps the whole object of another one. Others, as safetensors, take one state dict: the one
     at `at`, or the only one that looks like a model's.
 
+    Args:
+        weights, optimizer: what is taken of a format with `Format.take`.
+
     Raises:
         WouldLoseData: tensors that the output cannot hold, without `drop_unsupported`.
         Refused: several state dicts and no `at`; or they are one rank's piece, and the output would not say so.
     """
     target = FORMATS[target_format(checkpoint.path, dest, to)]
+    take = format_of(checkpoint).take
+    if take is None and (weights is not None or optimizer):
+        option = "--optimizer" if weights is None else "--weights"
+        message = f"{option} chooses from a DeepSpeed folder; this is {format_of(checkpoint).title}"
+        raise Refused(message, hint=f"leave out {option}")
     if target is format_of(checkpoint):
         return _copied(checkpoint, dest)
+    if take is not None and at is None:
+        return _taken(take(checkpoint, weights, optimizer), checkpoint, dest, target, drop_unsupported)
+    if weights is not None or optimizer:
+        raise Refused("--at says what is taken; --weights and --optimizer say it too", hint="leave out --at")
+    return _planned(checkpoint, dest, target, at, drop_unsupported)
+
+
+def _taken(taken: Taken, whole: Checkpoint, dest: str, target: Format, drop_unsupported: bool) -> Conversion:
+    """The same for a part of the object of `whole`."""
+    if taken.at is None and "objects" not in target.states:
+        message = f"{target.name} holds one state dict, and no optimizer's state"
+        raise Refused(message, hint="write a torch file (--to zip), or leave out --optimizer")
+    done = _planned(taken.checkpoint, dest, target, None, drop_unsupported)
+    others = [entry for entry in whole.entries if is_reported(entry.name, taken.left)]
+    promise = replace(
+        done.promise,
+        others=[*done.promise.others, *others],
+        reported=frozenset((*done.promise.reported, *taken.left)),
+    )
+    behind = not_written(taken.left, (), target)
+    plan = replace(done.plan, findings=(*done.plan.findings, *behind))
+    left = (*taken.left, *done.left)
+    return replace(done, plan=plan, at=taken.at, left=left, promise=promise)
+
+
+def _planned(
+    checkpoint: Checkpoint, dest: str, target: Format, at: str | None, drop_unsupported: bool
+) -> Conversion:
     if "objects" not in target.states:
         return _one_state_dict(checkpoint, dest, target, at, drop_unsupported)
     if at is not None:

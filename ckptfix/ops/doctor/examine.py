@@ -34,6 +34,7 @@ from ckptfix.formats.torch import demands
 from ckptfix.formats.torch import module as torch_module
 from ckptfix.formats.torch import zip as torch_zip
 from ckptfix.formats.torch.common import pickled
+from ckptfix.io.planned import SplicedFile
 from ckptfix.io.source import found_as, open_source, stamp
 from ckptfix.ops import inside as scan_inside
 from ckptfix.ops.doctor import contents as scan_contents
@@ -272,7 +273,12 @@ def _pieces(checkpoint: Checkpoint, view: Checkpoint) -> list[scan_records.Piece
             piece.entries.append(entry)
     archive = torch_zip.archive_of(checkpoint)
     if archive is None:
-        return [piece for piece in pieces.values() if _inside(piece, checkpoint.size_of(file_of(piece.data)))]
+        return [
+            part
+            for piece in pieces.values()
+            if _inside(piece, checkpoint.size_of(file_of(piece.data)))
+            for part in _spliced(piece)
+        ]
     prefix = f"{archive.root}/data/"
     for piece in pieces.values():
         piece.where = f"{prefix}{piece.where}"
@@ -289,6 +295,22 @@ def _pieces(checkpoint: Checkpoint, view: Checkpoint) -> list[scan_records.Piece
                 continue
             others.append(scan_records.Piece(record.name, data, record.crc32 or None))
     return [*pieces.values(), *others]
+
+
+def _spliced(piece: scan_records.Piece) -> Iterator[scan_records.Piece]:
+    """A piece that lies in pieces in other files, and what these state checksums of; none where a file is lost."""
+    data = piece.data
+    if not isinstance(data, ByteRange) or not isinstance(data.path, SplicedFile):
+        yield piece
+        return
+    try:
+        checks = list(data.path.checks(data))
+    except CkptfixError:
+        return
+    yield piece
+    for check in checks:
+        name = Path(file_of(check.data)).name
+        yield scan_records.Piece(f"{name}: {check.where}", check.data, check.crc32)
 
 
 def _inside(piece: scan_records.Piece, size: int) -> bool:

@@ -6,7 +6,8 @@ import re
 from dataclasses import replace
 
 from ckptfix.checkpoint import Checkpoint
-from ckptfix.errors import DamagedFile, Refused
+from ckptfix.commands import command
+from ckptfix.errors import DamagedFile, Refused, Unsupported
 from ckptfix.findings.row import Finding
 from ckptfix.formats import FORMATS, base, distributed
 from ckptfix.formats.safetensors import format as safetensors
@@ -74,6 +75,9 @@ def _without_tensors(path: str, done: Repair) -> Refused:
 
 def _repair(path: str, fill: Fill | None, donor: Checkpoint | None, like: Side | None) -> Repair:
     if found_as(path) == "folder":
+        if any(format.folder and format.score(path, b"", 0) for format in FORMATS.values()):
+            hint = f"`{command('doctor', path)}` names the files that are missing or damaged; repair takes one of them"
+            raise Unsupported("a checkpoint of many files, and not an archive that was unzipped", path=path, hint=hint)
         return _of_wreck(read_folder(path), fill, donor, like)
     with open_source(path) as reader:
         size = reader.size

@@ -12,7 +12,7 @@ from ckptfix.errors import StrPath
 from ckptfix.io.read import Progress
 from ckptfix.ops.law.promise import everything
 from ckptfix.ops.slim import plan
-from ckptfix.ops.writing import Draft, How, Result, carry_out
+from ckptfix.ops.writing import Draft, How, Result, carry_out, is_folder
 from ckptfix.words import plural
 
 
@@ -54,7 +54,7 @@ def slim(
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> SlimResult:
-    """Write `source` to `dest` without bytes that no tensor uses.
+    """Write `source` to `dest` without bytes that no tensor uses; a folder of many files as one.
 
     Args:
         no_optimizer: leave out every optimizer's state.
@@ -67,6 +67,8 @@ def slim(
         Unsupported, WouldOverwrite, WouldLoseData, DamagedFile, UnknownFormat, WriteFailed.
     """
 
+    folder = is_folder(source)
+
     def make(checkpoint: Checkpoint, dest: str) -> Draft[SlimResult]:
         done = plan.slim(checkpoint, dest, no_optimizer=no_optimizer, dedupe=dedupe, contiguous=contiguous)
         saved = partial(
@@ -74,13 +76,14 @@ def slim(
         )
         return Draft(
             result=saved,
-            format=checkpoint.format,
+            format="zip" if folder else checkpoint.format,
             plan=done.plan,
             promise=replace(everything(checkpoint, done.dropped), same=done.same),
             lines=_slimmed_lines(done, checkpoint.size, no_optimizer),
         )
 
-    return carry_out(source, dest, make, How(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress))
+    how = How(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
+    return carry_out(source, dest, make, how, converts=folder, folder=False)
 
 
 _NO_OPTIMIZER = "no optimizer was recognised in it: none is left out (one is a mapping of state and param_groups)"

@@ -10,10 +10,10 @@ from ckptfix.checkpoint.address import join
 from ckptfix.commands import command
 from ckptfix.errors import BadPickle, Refused, Unsupported
 from ckptfix.formats import format_of
+from ckptfix.formats.torch import legacy_layout
 from ckptfix.formats.torch.common import parts_of, pickled
 from ckptfix.formats.torch.rewrite import NewStorage, plan_rewrite
 from ckptfix.formats.torch.tensors import BadTensor
-from ckptfix.formats.torch.zip import archive_of
 from ckptfix.io.read import read_chunks
 from ckptfix.io.sums import digest
 from ckptfix.ops.choose import refuse_damaged
@@ -95,7 +95,7 @@ _CONVERT = "convert it, and slim that"
 def _slim_torch(checkpoint: Checkpoint, dest: str, no_optimizer: bool, dedupe: bool, contiguous: bool) -> Slimmed:
     parts = parts_of(checkpoint)
     root = parts.graph.root
-    legacy = archive_of(checkpoint) is None
+    legacy = checkpoint.format == legacy_layout.NAME
     gone, dropped = _optimizers(root) if no_optimizer else ({}, ())
     if id(root) in gone:
         hint = "leave out --no-optimizer to keep it"
@@ -124,7 +124,7 @@ def _slim_torch(checkpoint: Checkpoint, dest: str, no_optimizer: bool, dedupe: b
         OPTIMIZER: sum(storage.data.length for key, storage in before.items() if key not in used),
         DUPLICATES: sum(lengths[key] for key in same),
     }
-    if not gone and not compacted and not same:
+    if not gone and not compacted and not same and not format_of(checkpoint).folder:
         copy = Plan((OutputFile.of(dest, (ByteRange(checkpoint.path, 0, checkpoint.size),)),))
         return Slimmed(copy, identical=True)
     rewritten = reemit(parts.graph, gone=gone, replaced=references(units, same, legacy))

@@ -236,7 +236,10 @@ def test_the_way_past_bytes_before_a_zip_works(tmp_path: Path) -> None:
         ((".metadata", "__0_0.distcp"), "a distributed checkpoint (DCP)", "dcp_to_torch"),
         (("model.safetensors.index.json", "model-00001-of-00002.safetensors"), "a sharded checkpoint", "shard"),
         (("saved_model.pb", "variables/variables.index"), "SavedModel", ""),
-        (("latest", "global_step10/mp_rank_00_model_states.pt"), "DeepSpeed", "zero_to_fp32"),
+        (
+            ("global_step9/mp_rank_00_model_states.pt", "global_step10/mp_rank_00_model_states.pt"),
+            "DeepSpeed", "global_step10 OUT.pth",
+        ),
     ],
 )
 def test_names_the_folder(files: tuple[str, ...], words: str, hint: str, tmp_path: Path) -> None:

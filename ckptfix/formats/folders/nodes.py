@@ -1,0 +1,89 @@
+"""What the pickles of a folder's files say: fields of mappings and objects, counts, lists, shapes; and those files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ckptfix.checkpoint import Checkpoint
+from ckptfix.errors import Unsupported
+from ckptfix.formats.base import unknown
+from ckptfix.formats.torch import legacy, zip
+from ckptfix.formats.torch.call_classes import class_of
+from ckptfix.formats.torch.common import parts_of
+from ckptfix.formats.torch.state import state_rows
+from ckptfix.io.source import open_source
+from ckptfix.pickles import Call, PersId
+from ckptfix.pickles.graph import Node, pairs
+
+HEAD = 4096
+
+
+def read_torch(path: str) -> Checkpoint:
+    """The torch file at `path`, which a folder has among its files.
+
+    Raises:
+        UnknownFormat: it is none; the message says what it is instead.
+        Unsupported: its data is big-endian.
+        DamagedFile: it contradicts itself so far that nothing can be listed.
+    """
+    with open_source(path) as source:
+        head = source.read(0, min(HEAD, source.size))
+        able = [format for format in (zip.FORMAT, legacy.FORMAT) if format.score(path, head, source.size)]
+        if not able:
+            raise unknown(path, head, source.size)
+        checkpoint = max(able, key=lambda format: format.score(path, head, source.size)).read(path)
+    if checkpoint.byteorder != "little":
+        hint = "convert each file to a torch file of the other byte order on the machine that wrote it"
+        raise Unsupported("a big-endian file among those of a folder", path=path, hint=hint)
+    return checkpoint
+
+
+def top_of(checkpoint: Checkpoint) -> dict[str, Node]:
+    """The fields of the object of a torch file."""
+    return fields(parts_of(checkpoint).graph.root)
+
+
+def fields(node: Node) -> dict[str, Node]:
+    """Keys of a mapping that are text, or attributes of an object."""
+    rows: Sequence[tuple[Node, Node]] | None = pairs(node)
+    if rows is None:
+        rows = state_rows(None, node.state) if type(node) is Call else ()
+    return {str(key): value for key, value in rows if isinstance(key, str)}
+
+
+def numbered(node: Node) -> dict[int, Node]:
+    """The values of a mapping under numbers, or of a list by their places."""
+    if isinstance(node, (list, tuple)):
+        return dict(enumerate(node))
+    return {key: value for key, value in pairs(node) or () if type(key) is int}
+
+
+def listed(node: Node) -> list[Node]:
+    """The parts of a list or tuple; none of anything else."""
+    return list(node) if isinstance(node, (list, tuple)) else []
+
+
+def count(node: Node) -> int | None:
+    """A number; None for anything else."""
+    return node if type(node) is int else None
+
+
+def class_name(node: Node) -> str:
+    """The name of the class of an object; ``""`` for what is none."""
+    found = class_of(node) if type(node) is Call else None
+    return "" if found is None else found.name
+
+
+def text_of(found: Mapping[str, Node], name: str) -> str | None:
+    """The text under `name`; None for anything else."""
+    value = found.get(name)
+    return str(value) if isinstance(value, str) else None
+
+
+def storage_key(node: Node) -> str | None:
+    """The key of the storage of a dense tensor; None for all else."""
+    arguments = node.arguments if type(node) is Call else ()
+    persid = arguments[0] if arguments else None
+    if type(persid) is PersId and len(persid.fields) > 2 and isinstance(persid.fields[2], str):
+        return str(persid.fields[2])
+    return None

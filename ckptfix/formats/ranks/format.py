@@ -1,0 +1,172 @@
+"""The format of the files of all ranks: a folder of them, or a list; they are read, and what is written is one file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ckptfix.checkpoint import Checkpoint, Edit, Plan, TensorEntry
+from ckptfix.commands import command
+from ckptfix.errors import CkptfixError, DamagedFile, Refused, UnknownFormat, Unsupported
+from ckptfix.formats.base import OF_OBJECTS, Format, plain_weights
+from ckptfix.formats.folders.inside import file_inside
+from ckptfix.formats.folders.nodes import read_torch
+from ckptfix.formats.ranks.merge import NAME, File, assembled, is_flat, open_file, together
+from ckptfix.formats.ranks.names import meant, rank_of
+from ckptfix.formats.torch import zip as torch_zip
+from ckptfix.formats.torch.common import all_findings, parts_of
+from ckptfix.io.source import is_local, mark
+
+MARKS = ("DTensor", "ShardedTensor")
+
+
+def score(path: str, head: bytes, size: int) -> int:
+    """60 for a folder of files of several ranks, one of which says that it holds parts of tensors."""
+    if head or size or not is_local(path) or not Path(path).is_dir():
+        return 0
+    family = meant(path)
+    if family is None:
+        return 0
+    for _, name in sorted(family.files.items())[:2]:
+        try:
+            checkpoint = read_torch(file_inside(path, name, where=path))
+        except CkptfixError:
+            continue
+        return 60 if _in_parts(checkpoint) else 0
+    return 0
+
+
+def _in_parts(checkpoint: Checkpoint) -> bool:
+    parts = parts_of(checkpoint)
+    if any(name.name in MARKS for name in parts.graph.globals):
+        return True
+    return any(is_flat(key) for _, key, _ in parts.found.tensors)
+
+
+def read(path: str) -> Checkpoint:
+    """The files of all ranks in the folder `path`; one that is missing or damaged is a finding.
+
+    Raises:
+        DamagedFile: none can be read, or they do not go together.
+    """
+    family = meant(path)
+    if family is None:
+        raise DamagedFile("no files of several ranks are in it", path=path)
+    files: dict[int, File] = {}
+    why: dict[int, str] = {}
+    for rank, name in sorted(family.files.items()):
+        place = file_inside(path, name, where=path)
+        try:
+            files[rank] = _open(place)
+        except (DamagedFile, UnknownFormat) as error:
+            why[rank] = f"cannot be read ({error.message})"
+    if not files:
+        raise DamagedFile(f"none of {family.pattern} can be read", path=path)
+    return _checkpoint(path, files, family.world, why, str(Path(path, family.pattern)))
+
+
+def read_files(paths: Sequence[str | os.PathLike[str]]) -> Checkpoint:
+    """The files of all ranks, in any order, as one checkpoint.
+
+    Raises:
+        Refused: they are not files of ranks, or two are of one rank.
+        CkptfixError: as `open_checkpoint`.
+    """
+    files: dict[int, File] = {}
+    for place, path in enumerate(paths):
+        file = _open(os.fspath(path))
+        rank = _rank(file)
+        if rank is None:
+            rank = place
+        if rank in files:
+            message = f"it is of rank {rank}, and so is {files[rank].path}"
+            raise Refused(message, path=file.path, hint="name the file of each rank once")
+        files[rank] = file
+    if not any(_in_parts(file.checkpoint) for file in files.values()):
+        first = files[min(files)]
+        message = "it holds whole tensors, and no parts of those of a job of several ranks: there is nothing to join"
+        raise Refused(message, path=first.path, hint=f"`{command('convert', first.path, 'OUT.pth')}` converts one file")
+    return _checkpoint(files[min(files)].path, files, None, {}, "")
+
+
+def _open(path: str) -> File:
+    before = mark(path)
+    return open_file(read_torch(path), before)
+
+
+def _rank(file: File) -> int | None:
+    """The rank of a file: as its tensors say, or its name."""
+    for address in file.nodes:
+        try:
+            own = file.held(address)
+        except CkptfixError:
+            continue
+        if own is not None and own.rank is not None:
+            return own.rank
+    return rank_of(Path(file.path).name)
+
+
+def _checkpoint(path: str, files: dict[int, File], world: int | None, why: dict[int, str], pattern: str) -> Checkpoint:
+    world = _world(files, world)
+    for rank in range(world or 0):
+        if rank not in files and rank not in why:
+            why[rank] = "is missing"
+    beyond = [rank for rank in files if world is not None and rank >= world]
+    if beyond:
+        message = f"it is of rank {beyond[0]}, and there were {world} ranks: it is of another save"
+        raise DamagedFile(message, path=files[beyond[0]].path)
+    lost = {rank: pattern.replace("*", str(rank)) for rank in why} if pattern else {}
+    made = together(path, files, lost, why)
+    traits: dict[str, object] = {"ranks": world or len(files), "files": len(files)}
+    return assembled(made, traits)
+
+
+def _world(files: Mapping[int, File], named: int | None) -> int | None:
+    """How many ranks there were; the most that a tensor is on, where that is all that is said.
+
+    Raises:
+        DamagedFile: the name of the files says another number than they do.
+    """
+    found = 0
+    for file in files.values():
+        for address in file.nodes:
+            try:
+                own = file.held(address)
+            except CkptfixError:
+                continue
+            if own is not None and own.world is not None:
+                found = max(found, own.world)
+                if named is not None and own.world > named:
+                    message = f"its tensors are on {own.world} ranks, and its name says {named}"
+                    raise DamagedFile(message, path=file.path, where=address)
+    return named if named is not None else found or None
+
+
+def plan_edit(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan:
+    raise _read_only(checkpoint.files[0].path if Path(checkpoint.path).is_file() else checkpoint.path, dest)
+
+
+def plan_write(entries: Sequence[TensorEntry], dest: str, *, metadata: Mapping[str, str] | None = None) -> Plan:
+    raise Unsupported("files of ranks are read, and not written", path=dest, hint="--to zip, legacy or safetensors")
+
+
+def _read_only(path: str, dest: str) -> CkptfixError:
+    hint = f"`{command('convert', path, 'OUT.pth')}` joins them into one file; work on that"
+    return Unsupported("files of ranks are read, and not written", path=dest, hint=hint)
+
+
+FORMAT = Format(
+    name=NAME,
+    title="files of all ranks",
+    suffixes=(),
+    states=OF_OBJECTS,
+    score=score,
+    read=read,
+    judge=all_findings,
+    weights=plain_weights,
+    refuses=torch_zip.refuses,
+    plan_edit=plan_edit,
+    plan_write=plan_write,
+    folder=True,
+)

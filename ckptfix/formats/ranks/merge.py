@@ -1,0 +1,297 @@
+"""The object that the ranks hold together: the object of the first one, with the whole in place of each part."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ckptfix.checkpoint import ByteRange, Check, Checkpoint, Mark, TensorEntry, contiguous_stride, dtypes
+from ckptfix.checkpoint.address import is_inside, join
+from ckptfix.errors import CkptfixError, DamagedFile, about
+from ckptfix.findings.row import Finding
+from ckptfix.findings.table import found
+from ckptfix.formats.folders.assembled import Assembly
+from ckptfix.formats.ranks.shards import Box, Held, held, wrapped
+from ckptfix.formats.torch.common import Parts, parts_of
+from ckptfix.formats.torch.tensors import BadTensor, tensor_entry
+from ckptfix.io.derived import gathered
+from ckptfix.io.planned import Piece, SplicedFile
+from ckptfix.io.tiles import Chunk, tiled
+from ckptfix.pickles.graph import Node
+from ckptfix.words import some
+
+NAME = "ranks"
+
+
+def is_flat(key: str) -> bool:
+    """Whether `key` is the name of an FSDP unit's parameters in one row."""
+    return key.rpartition(".")[2].startswith("_flat_param")
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A rank's file, read.
+
+    Attributes:
+        nodes: address of a tensor -> its mapping, its key, its node.
+    """
+
+    path: str
+    mark: Mark
+    checkpoint: Checkpoint
+    nodes: Mapping[str, tuple[str, str, Node]]
+    _held: dict[str, Held | None] = field(default_factory=dict)
+
+    @property
+    def parts(self) -> Parts:
+        return parts_of(self.checkpoint)
+
+    def entry(self, address: str) -> TensorEntry:
+        """Raises BadTensor."""
+        at, key, node = self.nodes[address]
+        return tensor_entry(node, key, at, self.parts.storages)  # type: ignore[arg-type]
+
+    def held(self, address: str) -> Held | None:
+        """What the file says of the tensor at an address; None for one that is whole. Raises as `shards.held`."""
+        if address not in self._held:
+            node = self.nodes[address][2]
+            with about(self.path):
+                known = bool(wrapped(node)[0])
+                self._held[address] = held(node, self.entry(address), self.parts.storages) if known else None
+        return self._held[address]
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A tensor that the ranks hold together.
+
+    Attributes:
+        chunks: its parts, each once: where it is, and whose file has it.
+        lost: rank -> the parts that only a missing file has.
+        entry: as the first file describes it.
+    """
+
+    entry: TensorEntry
+    chunks: tuple[tuple[Box, TensorEntry, File], ...]
+    lost: Mapping[int, tuple[Box, ...]]
+
+
+@dataclass(slots=True)
+class Together:
+    """All files of one job."""
+
+    path: str
+    files: Mapping[int, File]
+    wholes: dict[str, Whole] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def first(self) -> File:
+        return self.files[min(self.files)]
+
+
+def open_file(checkpoint: Checkpoint, mark: Mark) -> File:
+    tensors = parts_of(checkpoint).found.tensors
+    return File(checkpoint.path, mark, checkpoint, {join(at, key): (at, key, node) for at, key, node in tensors})
+
+
+def together(path: str, files: Mapping[int, File], lost: Mapping[int, str], why: Mapping[int, str]) -> Together:
+    """What the files hold together.
+
+    Args:
+        lost: rank -> the path that its file would have, of those that are missing; `why` says what is the matter.
+
+    Raises:
+        Unsupported: a part is a term of a sum.
+        DamagedFile: the files do not go together.
+    """
+    made = Together(path, files)
+    first = made.first
+    seen: list[str] = []
+    unequal: list[str] = []
+    for address in first.nodes:
+        if any(is_inside(address, outer) for outer in seen[-1:]):
+            continue
+        with about(first.path):
+            own = first.held(address)
+        if own is not None:
+            seen.append(address)
+            made.wholes[address] = _whole(made, address, own)
+        elif not _equal(made, address):
+            unequal.append(address)
+    _refuse_others(made, seen)
+    if unequal:
+        message = f"not the same on all ranks, and taken from {Path(first.path).name}: {some(unequal)}"
+        made.findings.append(found("ranks-differ", message, where=unequal[0]))
+    made.findings += _missing(made, lost, why)
+    flat = [address for address, (_, key, _) in first.nodes.items() if is_flat(key)]
+    if flat:
+        message = f"{some(flat)}: the parameters of an FSDP unit in one row, whose names and shapes are in no file"
+        made.findings.append(found("flat-parameters", message, where=flat[0]))
+    return made
+
+
+def _whole(made: Together, address: str, own: Held) -> Whole:
+    """The parts of one tensor in all files.
+
+    Raises:
+        DamagedFile: they are of different tensors.
+    """
+    first = made.first
+    entry = first.entry(address)
+    chunks: dict[Box, tuple[TensorEntry, File]] = {}
+    for file in made.files.values():
+        other = own if file is first else file.held(address) if address in file.nodes else None
+        if other is None:
+            message = "it does not have this tensor, of which other ranks have parts"
+            raise DamagedFile(message, path=file.path, where=address)
+        kind = (other.kind, other.shape, file.entry(address).dtype, other.cut)
+        if kind != (own.kind, own.shape, entry.dtype, own.cut):
+            message = f"it is cut in another way, or of another size, than in {Path(first.path).name}"
+            raise DamagedFile(message, path=file.path, where=address)
+        for box, local in other.here:
+            if local.dtype != entry.dtype:
+                message = f"a part of {local.dtype} of a tensor of {entry.dtype}"
+                raise DamagedFile(message, path=file.path, where=address)
+            chunks.setdefault(box, (local, file))
+    lost: dict[int, list[Box]] = {}
+    for rank, box in own.parts():
+        if box not in chunks and all(box[1]):
+            lost.setdefault(rank, []).append(box)
+    rows = tuple((box, local, file) for box, (local, file) in sorted(chunks.items(), key=lambda row: row[0]))
+    return Whole(entry, rows, {rank: tuple(boxes) for rank, boxes in lost.items()})
+
+
+def _equal(made: Together, address: str) -> bool:
+    """Whether all ranks have the same under `address`, as far as checksums show it without reading the data."""
+    try:
+        entries = [file.entry(address) for file in made.files.values() if address in file.nodes]
+    except BadTensor:
+        return True
+    if len(entries) < len(made.files):
+        return False
+    own = entries[0]
+    for other in entries[1:]:
+        if (other.dtype, other.shape, other.kind) != (own.dtype, own.shape, own.kind):
+            return False
+        one, two = own.storage, other.storage
+        if one is None or two is None or one.crc32 is None or two.crc32 is None:
+            continue
+        if one.nbytes == two.nbytes and one.crc32 != two.crc32 and own.offset == other.offset:
+            return False
+    return True
+
+
+def _refuse_others(made: Together, seen: Sequence[str]) -> None:
+    """Refuse files with parts of tensors that the first one does not know."""
+    first = made.first
+    known = set(first.nodes)
+    for file in made.files.values():
+        more = [address for address in file.nodes if address not in known]
+        for address in more:
+            if not any(is_inside(address, outer) for outer in seen) and file.held(address) is not None:
+                message = f"it has a part of a tensor that {Path(first.path).name} does not have"
+                raise DamagedFile(message, path=file.path, where=address)
+        plain = [address for address in more if not any(is_inside(address, outer) for outer in seen)]
+        if plain:
+            message = f"in {Path(file.path).name} alone, and not taken: {some(plain)}"
+            made.findings.append(found("ranks-differ", message, where=plain[0]))
+
+
+def _missing(made: Together, lost: Mapping[int, str], why: Mapping[int, str]) -> list[Finding]:
+    """A finding for each rank whose file is missing and has something that no other has."""
+    held: dict[int, list[str]] = {}
+    for address, whole in made.wholes.items():
+        for rank, boxes in whole.lost.items():
+            held.setdefault(rank, []).append(f"{address} ({', '.join(map(_rows, boxes))})")
+    rows = []
+    for rank in sorted({*held, *why}):
+        there = made.files.get(rank)
+        path = lost.get(rank) or (there.path if there is not None else made.path)
+        name = Path(path).name if rank in lost else "its file"
+        what = f"it holds {some(held[rank])}" if rank in held else "what it holds is in the other files too"
+        message = f"rank {rank}: {name} {why.get(rank, 'is missing')}; {what}"
+        rows.append(found("missing-rank" if rank in held else "ranks-differ", message, where=path))
+    return rows
+
+
+def _rows(box: Box) -> str:
+    offsets, extent = box
+    if not extent:
+        return "all"
+    dim = next((dim for dim, first in enumerate(offsets) if first), 0)
+    what = "rows" if dim == 0 and len(extent) > 1 else "elements" if len(extent) == 1 else f"dimension {dim}, places"
+    return f"{what} {offsets[dim]} to {offsets[dim] + extent[dim] - 1}"
+
+
+def assembled(made: Together, traits: Mapping[str, object]) -> Checkpoint:
+    """The checkpoint of what the files hold together."""
+    first = made.first
+    rows = list(made.wholes.items())
+    claimed: set[tuple[str, str]] = set()
+    claims: list[list[Check]] = []
+    for _, whole in rows:
+        checks: list[Check] = []
+        for _, local, _ in whole.chunks:
+            storage = local.storage
+            if storage is None or storage.data is None or storage.crc32 is None or storage.identity in claimed:
+                continue
+            claimed.add(storage.identity)
+            checks.append(Check(storage.key, storage.data, storage.crc32))
+        claims.append(checks)
+
+    def make(number: int) -> Piece:
+        address, whole = rows[number]
+        with about(made.path):
+            return Piece(_tiled(address, whole), tuple(claims[number]))
+
+    lengths = [dtypes.by_name(whole.entry.dtype).nbytes(math.prod(whole.entry.shape)) for _, whole in rows]
+    file = SplicedFile(made.path, lengths, make)
+    assembly = Assembly()
+    keys: dict[object, str] = {}
+    replaced: dict[int, Node] = {}
+    for number, (address, whole) in enumerate(rows):
+        tie = _tie(whole) or number
+        if tie not in keys:
+            keys[tie] = assembly.storage(file.place(number))
+        entry = whole.entry
+        replaced[id(first.nodes[address][2])] = assembly.tensor(
+            keys[tie], entry.dtype, entry.shape, contiguous_stride(entry.shape), requires_grad=entry.requires_grad
+        )
+    root = assembly.adopt(first.parts.graph.root, first.parts.storages, "first.", location="cpu", replaced=replaced)
+    marks = tuple(one.mark for one in made.files.values())
+    return assembly.checkpoint(root, made.path, format=NAME, files=marks, traits=traits, findings=made.findings)
+
+
+def _tie(whole: Whole) -> object:
+    """Equal for two names of one tensor: their parts are the same bytes on every rank."""
+    own = [
+        (file.path, local.storage.key, local.offset, box)
+        for box, local, file in whole.chunks
+        if local.storage is not None and local.numel
+    ]
+    return (whole.entry.shape, *own) if own else None
+
+
+def _tiled(address: str, whole: Whole) -> tuple[ByteRange, ...]:
+    itemsize = dtypes.by_name(whole.entry.dtype).itemsize
+    chunks = [Chunk(box[0], box[1], _data(local)) for box, local, _ in whole.chunks]
+    try:
+        return tiled(whole.entry.shape, itemsize, chunks)  # type: ignore[return-value]
+    except CkptfixError as error:
+        error.where = error.where or address
+        raise
+
+
+def _data(local: TensorEntry) -> ByteRange:
+    """The bytes of a part in row-major order, also of one that is a strided view."""
+    if local.is_contiguous:
+        return local.data
+    storage = local.storage
+    assert storage is not None
+    if not isinstance(storage.data, ByteRange):
+        return local.data
+    view = gathered(storage.data, local.itemsize, local.shape, local.stride, local.offset)
+    return SplicedFile(storage.data.path, [local.nbytes], lambda _: Piece((view,))).place(0)

@@ -1,0 +1,259 @@
+"""What one rank's file says of a tensor that all ranks hold together: which part it has, and which the others have.
+
+::
+
+    DTensor          FSDP2 and tensor parallelism: a mesh of ranks, this rank's place in it, how each dimension is cut
+    ShardedTensor    FSDP1: the offsets and sizes of all shards, and those that are here
+
+Source: torch/distributed/tensor/_utils.py (``compute_local_shape_and_global_offset``), placement_types.py,
+torch/distributed/_shard/sharded_tensor/api.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from ckptfix.checkpoint import TensorEntry
+from ckptfix.errors import DamagedFile, Unsupported
+from ckptfix.formats.folders.nodes import class_name, count, fields, listed
+from ckptfix.formats.torch.state import SHARDED, state_rows
+from ckptfix.formats.torch.tensors import BadTensor, StorageOf, is_tensor, is_wrapper, sizes, tensor_entry
+from ckptfix.pickles import Call, Global
+from ckptfix.pickles.graph import Node
+
+Box = tuple[tuple[int, ...], tuple[int, ...]]
+"""Offsets and sizes of a part of a tensor, in elements."""
+
+MOST_RANKS = 1 << 16
+
+
+def wrapped(node: Node) -> tuple[str, list[tuple[str, Node]]]:
+    """(class, state) of a wrapper subclass, also of one in a parameter."""
+    depth = 0
+    while type(node) is Call and type(node.args) is tuple and node.args and type(node.args[0]) is Call and depth < 8:
+        node, depth = node.args[0], depth + 1
+    if type(node) is Call and type(node.args) is tuple and len(node.args) >= 4 and type(node.args[1]) is Global:
+        func, cls, _, state = node.args[:4]
+        if type(cls) is Global and is_wrapper(func):
+            return cls.full, state_rows(cls, state)
+    return "", []
+
+
+def is_dtensor(name: str) -> bool:
+    return name.rpartition(".")[2] == "DTensor"
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A tensor as one rank's file has it.
+
+    Attributes:
+        shape: of the whole.
+        here: parts that are in the file.
+        world: how many ranks the tensor is on, or there were; `rank` of this file, where it says so.
+        cut: equal for two files that cut the tensor in one way.
+        parts: gives (rank, part) of all ranks. A part may be on several.
+    """
+
+    kind: str
+    shape: tuple[int, ...]
+    rank: int | None
+    world: int | None
+    here: tuple[tuple[Box, TensorEntry], ...]
+    cut: object
+    parts: Callable[[], Sequence[tuple[int, Box]]]
+
+
+def held(node: Node, entry: TensorEntry, storage_of: StorageOf) -> Held | None:
+    """What `node` says, if it is a part of a tensor; None for one that is whole.
+
+    Raises:
+        Unsupported: a term of a sum over the ranks.
+        DamagedFile: it says what cannot be.
+    """
+    cls, state = wrapped(node)
+    if cls == SHARDED:
+        return _sharded(entry, dict(state), storage_of)
+    return _dtensor(entry, dict(state), storage_of) if is_dtensor(cls) else None
+
+
+def _sharded(entry: TensorEntry, state: Mapping[str, Node], storage_of: StorageOf) -> Held:
+    group = fields(state.get("process_group"))
+    here: list[tuple[Box, TensorEntry]] = []
+    for place, shard in enumerate(listed(state.get("local_shards"))):
+        own = fields(shard)
+        box = _box(own.get("metadata"), entry)[1]
+        here.append((box, _local(own.get("tensor"), f"{entry.name}.{place}", box[1], storage_of)))
+    rows = listed(fields(state.get("metadata")).get("shards_metadata"))
+    parts = [_box(row, entry) for row in rows]
+    if len({box for _, box in parts}) != len(parts):
+        raise DamagedFile("two shards are at one place", where=entry.name)
+    return Held(
+        "ShardedTensor",
+        entry.shape,
+        count(group.get("global_rank")),
+        count(group.get("global_world_size")),
+        tuple(here),
+        tuple(parts),
+        lambda: parts,
+    )
+
+
+def _box(node: Node, entry: TensorEntry) -> tuple[int, Box]:
+    """(rank, offsets and sizes) of a ShardMetadata."""
+    own = fields(node)
+    try:
+        box = sizes(own.get("shard_offsets")), sizes(own.get("shard_sizes"))
+    except BadTensor:
+        raise DamagedFile("a shard without offsets and sizes", where=entry.name) from None
+    _refuse_outside(box, entry)
+    rank = count(fields(own.get("placement")).get("_rank"))
+    return -1 if rank is None else rank, box
+
+
+def _refuse_outside(box: Box, entry: TensorEntry) -> None:
+    offsets, extent = box
+    if not len(offsets) == len(extent) == len(entry.shape) or any(
+        first + size > whole for first, size, whole in zip(offsets, extent, entry.shape, strict=True)
+    ):
+        raise DamagedFile(f"a shard of {list(extent)} at {list(offsets)} of {list(entry.shape)}", where=entry.name)
+
+
+def _local(node: Node, where: str, extent: Sequence[int], storage_of: StorageOf) -> TensorEntry:
+    if not is_tensor(node):
+        raise DamagedFile("a shard without its tensor", where=where)
+    local = tensor_entry(node, where, "", storage_of)
+    if local.kind != "dense" or local.shape != tuple(extent):
+        raise DamagedFile(f"its part is {list(local.shape)}, and should be {list(extent)}", where=where)
+    return local
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """One dimension of the mesh that cuts one of the tensor."""
+
+    axis: int
+    dim: int
+
+
+def _dtensor(entry: TensorEntry, state: Mapping[str, Node], storage_of: StorageOf) -> Held:
+    spec = fields(state.get("_spec"))
+    mesh = fields(spec.get("mesh"))
+    shape = _mesh_shape(mesh, entry, storage_of)
+    cuts = _cuts(listed(spec.get("placements")), spec, shape, entry)
+    ranks = next((listed(mesh[name]) for name in ("_flatten_rank_map", "_flatten_mesh_list") if name in mesh), [])
+    numbers = [number for number in ranks if type(number) is int]
+    if len(numbers) != math.prod(shape):
+        numbers = list(range(math.prod(shape)))
+    rank = count(mesh.get("_rank"))
+    coordinate = tuple(number for number in listed(mesh.get("_coordinate_on_dim")) if type(number) is int)
+    if len(coordinate) != len(shape):
+        coordinate = _coordinate(numbers.index(rank), shape) if rank in numbers else ()
+    if not coordinate or any(not 0 <= place < size for place, size in zip(coordinate, shape, strict=True)):
+        raise DamagedFile("a DTensor that does not say which part of it is here", where=entry.name)
+    box = _part(entry.shape, shape, cuts, coordinate)
+    local = _local(state.get("_local_tensor"), f"{entry.name}._local_tensor", box[1], storage_of)
+    if rank is None:
+        rank = numbers[_index(coordinate, shape)]
+
+    def everywhere() -> list[tuple[int, Box]]:
+        places = product(*map(range, shape))
+        return [
+            (number, _part(entry.shape, shape, cuts, place)) for number, place in zip(numbers, places, strict=True)
+        ]
+
+    key = (shape, tuple(cuts))
+    return Held("DTensor", entry.shape, rank, max(numbers) + 1, ((box, local),), key, everywhere)
+
+
+def _mesh_shape(mesh: Mapping[str, Node], entry: TensorEntry, storage_of: StorageOf) -> tuple[int, ...]:
+    """Sizes of the mesh: of its layout, or of the tensor of ranks that torch before 2.10 kept."""
+    layout = fields(mesh.get("_layout"))
+    axes = listed(layout.get("axes"))
+    found: tuple[int, ...] = ()
+    if axes:
+        found = tuple(math.prod(_flat(fields(axis).get("shape"))) for axis in axes)
+    elif "shape" in layout:
+        whole = layout["shape"]
+        found = tuple(math.prod(_flat(size)) for size in (whole if isinstance(whole, tuple) else (whole,)))
+    elif is_tensor(mesh.get("mesh")):
+        found = tensor_entry(mesh["mesh"], "mesh", "", storage_of).shape  # type: ignore[arg-type]
+    if not found or not 0 < math.prod(found) <= MOST_RANKS:
+        raise DamagedFile("a DTensor on a mesh of unknown size", where=entry.name)
+    return found
+
+
+def _flat(node: Node, depth: int = 0) -> Iterator[int]:
+    if type(node) is int:
+        yield node
+    elif isinstance(node, (tuple, list)) and depth < 8:
+        for part in node:
+            yield from _flat(part, depth + 1)
+
+
+def _cuts(
+    placements: Sequence[Node], spec: Mapping[str, Node], shape: tuple[int, ...], entry: TensorEntry
+) -> list[_Cut]:
+    """How the dimensions of the mesh cut those of the tensor, in order.
+
+    Of several that cut one dimension the first cuts first, and a strided one last: FSDP over tensor parallelism.
+    """
+    if len(placements) != len(shape):
+        raise DamagedFile(f"{len(placements)} placements on a mesh of {list(shape)}", where=entry.name)
+    first: list[_Cut] = []
+    last: list[_Cut] = []
+    for axis, placement in enumerate(placements):
+        name = class_name(placement)
+        if name in ("Shard", "_StridedShard"):
+            dim = fields(placement).get("dim")
+            if type(dim) is not int or not -len(entry.shape) <= dim < len(entry.shape):
+                raise DamagedFile(f"cut along dimension {dim!r} of {list(entry.shape)}", where=entry.name)
+            (first if name == "Shard" else last).append(_Cut(axis, dim % len(entry.shape)))
+        elif name.endswith("Partial"):
+            message = f"a term of a sum over the ranks, of shape {list(entry.shape)}, which are not added up here"
+            raise Unsupported(message, where=entry.name, hint="call full_tensor() on all ranks before saving")
+        elif name != "Replicate":
+            raise Unsupported(f"a placement that torch does not have: {name or placement!r}", where=entry.name)
+    order = [entry for entry in listed(spec.get("shard_order")) if type(entry) is Call]
+    if order and not last:
+        stated = [
+            _Cut(axis, dim)
+            for row in order
+            if len(row.arguments) == 2 and type(dim := row.arguments[0]) is int
+            for axis in _flat(row.arguments[1])
+        ]
+        if sorted((cut.axis, cut.dim) for cut in stated) == sorted((cut.axis, cut.dim) for cut in first):
+            return stated
+    return [*first, *reversed(last)]
+
+
+def _part(
+    shape: tuple[int, ...], mesh: tuple[int, ...], cuts: Sequence[_Cut], coordinate: Sequence[int]
+) -> Box:
+    """The part at a place of the mesh: each cut is made as ``torch.chunk`` makes it."""
+    offsets, extent = [0] * len(shape), list(shape)
+    for cut in cuts:
+        whole = extent[cut.dim]
+        share = -(-whole // mesh[cut.axis])
+        first = min(share * coordinate[cut.axis], whole)
+        offsets[cut.dim] += first
+        extent[cut.dim] = min(share, whole - first)
+    return tuple(offsets), tuple(extent)
+
+
+def _coordinate(index: int, shape: Sequence[int]) -> tuple[int, ...]:
+    out: list[int] = []
+    for size in reversed(shape):
+        out.append(index % size)
+        index //= size
+    return tuple(reversed(out))
+
+
+def _index(coordinate: Sequence[int], shape: Sequence[int]) -> int:
+    index = 0
+    for place, size in zip(coordinate, shape, strict=True):
+        index = index * size + place
+    return index

@@ -1,0 +1,1 @@
+"""Folders of DeepSpeed, with ZeRO and without."""

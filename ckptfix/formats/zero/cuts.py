@@ -1,0 +1,174 @@
+"""Where the elements of each parameter lie among the ranks: arithmetic alone.
+
+A rank has a flat tensor for each group of parameters. Stages 1 and 2 put the parameters of a group one behind the other
+and cut the row into as many equal parts as there are ranks, whatever that cuts in two: a parameter is one range of all
+parts in a row. Stage 3 cuts each parameter into equal parts, the last one padded: a parameter is a range of each rank.
+Source: deepspeed/utils/zero_to_fp32.py.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from ckptfix.errors import DamagedFile
+
+Shape = tuple[int, ...]
+Groups = Sequence[Mapping[str, Shape]]
+"""The parameters of each group, in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Elements of a parameter that one rank has: `count` of them, from `first` on in its flat tensor of `group`."""
+
+    rank: int
+    group: int
+    first: int
+    count: int
+
+
+class Cut(ABC):
+    """Where the elements of one parameter are."""
+
+    @abstractmethod
+    def runs(self) -> Sequence[Run]:
+        """All of them, in order."""
+
+    @abstractmethod
+    def touched(self) -> Iterator[tuple[int, int]]:
+        """(rank, group) of the flat tensors that it is cut out of, its padding too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row(Cut):
+    """Of stages 1 and 2."""
+
+    own: tuple[Run, ...]
+
+    def runs(self) -> Sequence[Run]:
+        return self.own
+
+    def touched(self) -> Iterator[tuple[int, int]]:
+        return ((run.rank, run.group) for run in self.own)
+
+
+@dataclass(frozen=True, slots=True)
+class Each(Cut):
+    """Of stage 3: `spans` are (group, first element, elements) of each rank's share; `whole` counts all elements."""
+
+    spans: tuple[tuple[int, int, int], ...]
+    whole: int
+    ranks: int
+
+    def runs(self) -> Sequence[Run]:
+        share = share_of(self.whole, self.ranks)
+        runs: list[Run] = []
+        for rank in range(self.ranks):
+            left = min(share, self.whole - rank * share)
+            if left <= 0:
+                break
+            for group, first, count in self.spans:
+                taken = min(left, count)
+                if taken > 0:
+                    runs.append(Run(rank, group, first, taken))
+                left -= taken
+        return runs
+
+    def touched(self) -> Iterator[tuple[int, int]]:
+        return ((rank, group) for group, _, _ in self.spans for rank in range(self.ranks))
+
+
+Cuts = list[dict[str, Cut]]
+"""For each group, name -> where its elements are."""
+
+
+def row_cuts(groups: Groups, sizes: Sequence[Sequence[int]]) -> Cuts:
+    """The cuts of stages 1 and 2.
+
+    Args:
+        sizes: for each group, elements of each rank's part, its padding aside.
+
+    Raises:
+        DamagedFile: the parts do not hold what the parameters need, as far as can be said.
+    """
+    out: Cuts = []
+    for group, (shapes, parts) in enumerate(zip(groups, sizes, strict=True)):
+        needed, held = sum(map(math.prod, shapes.values())), sum(parts)
+        align = 2 * len(parts)
+        # Both may be padded to a multiple of twice the ranks, at the end of the row.
+        if held < needed or -(-held // align) != -(-needed // align):
+            message = f"the parameters of group {group} have {needed:,} elements, and the ranks hold {held:,}"
+            raise DamagedFile(f"{message}: its files are not of one save, or one of them is damaged")
+        rank = first = 0
+        cuts: dict[str, Cut] = {}
+        for name, shape in shapes.items():
+            left = math.prod(shape)
+            runs: list[Run] = []
+            while left:
+                while first == parts[rank]:
+                    rank, first = rank + 1, 0
+                count = min(left, parts[rank] - first)
+                runs.append(Run(rank, group, first, count))
+                first += count
+                left -= count
+            cuts[name] = Row(tuple(runs))
+        out.append(cuts)
+    return out
+
+
+def each_cuts(groups: Groups, sizes: Sequence[int], ranks: int) -> Cuts:
+    """The cuts of stage 3.
+
+    Args:
+        sizes: elements of each of a rank's flat tensors, in order; one parameter may lie in two of them.
+
+    Raises:
+        DamagedFile: as `row_cuts`.
+    """
+    needed = sum(share_of(math.prod(shape), ranks) for shapes in groups for shape in shapes.values())
+    if needed != sum(sizes):
+        message = f"a rank's share of the parameters is {needed:,} elements, and the ranks hold {sum(sizes):,} each"
+        raise DamagedFile(f"{message}: its files are not of one save, or one of them is damaged")
+    group = first = 0
+    out: Cuts = []
+    for shapes in groups:
+        cuts: dict[str, Cut] = {}
+        for name, shape in shapes.items():
+            whole = math.prod(shape)
+            left = share_of(whole, ranks)
+            spans: list[tuple[int, int, int]] = []
+            while left:
+                while first == sizes[group]:
+                    group, first = group + 1, 0
+                count = min(left, sizes[group] - first)
+                spans.append((group, first, count))
+                first += count
+                left -= count
+            cuts[name] = Each(tuple(spans), whole, ranks)
+        out.append(cuts)
+    return out
+
+
+def share_of(elements: int, ranks: int) -> int:
+    """Elements of one rank's share of a parameter in stage 3, its padding too."""
+    return -(-elements // ranks)
+
+
+def rows_of(shape: Shape, runs: Sequence[Run], rank: int) -> str | None:
+    """What of a tensor is on `rank`, such as ``rows 3 to 7``; None for nothing."""
+    at, found = 0, []
+    for run in runs:
+        if run.rank == rank:
+            found.append((at, at + run.count))
+        at += run.count
+    if not found:
+        return None
+    first, last = found[0][0], found[-1][1]
+    if last - first == at:
+        return "all"
+    row = math.prod(shape[1:])
+    what = "rows" if len(shape) > 1 else "elements"
+    return f"{what} {first // row} to {(last - 1) // row}"

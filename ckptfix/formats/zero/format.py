@@ -1,0 +1,95 @@
+"""The format of DeepSpeed's folders: they are read, and what is written is one file."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+from ckptfix.checkpoint import Checkpoint, Edit, Plan, TensorEntry
+from ckptfix.commands import command
+from ckptfix.errors import CkptfixError, Refused, Unsupported
+from ckptfix.findings.row import Finding
+from ckptfix.findings.table import found
+from ckptfix.formats.base import OF_OBJECTS, Format, Taken, plain_weights
+from ckptfix.formats.deepspeed import find
+from ckptfix.formats.folders.assembled import mapping, part
+from ckptfix.formats.torch import zip as torch_zip
+from ckptfix.formats.torch.common import all_findings, parts_of
+from ckptfix.formats.zero.object import COPY, MODULE, NAME, OPTIMIZER, root_rows
+from ckptfix.formats.zero.read import judge_steps, read
+
+
+def score(path: str, head: bytes, size: int) -> int:
+    """90 for the folder of a save, or one whose ``latest`` names it."""
+    return 0 if head or size or find(path) is None else 90
+
+
+def judge(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """What reading noticed, and ranks whose optimizer is at another step."""
+    yield from all_findings(checkpoint)
+    for path, message in judge_steps(checkpoint):
+        yield found("other-save", message, where=path)
+
+
+def take(checkpoint: Checkpoint, weights: str | None, optimizer: bool) -> Taken:
+    """The fp32 weights or those of the model; with the optimizer, all but the ones that were not chosen.
+
+    Raises:
+        Refused: the folder does not have them.
+    """
+    rows = root_rows(parts_of(checkpoint).graph.root)
+    at = _chosen(checkpoint, rows, weights)
+    if not optimizer:
+        left = tuple(name for name in rows if name != at)
+        return Taken(part(checkpoint, rows[at], _of(checkpoint, at)), at, left)
+    if OPTIMIZER not in rows:
+        raise Refused("no optimizer's state is in it", path=checkpoint.path, hint="leave out --optimizer")
+    kept = {MODULE: rows[at]} | {name: node for name, node in rows.items() if name not in (MODULE, COPY)}
+    left = tuple(name for name in (MODULE, COPY) if name in rows and name != at)
+    return Taken(part(checkpoint, mapping(kept), checkpoint.findings), None, left)
+
+
+def _chosen(checkpoint: Checkpoint, names: Collection[str], weights: str | None) -> str:
+    dtype = checkpoint.traits.get("model dtype")
+    if weights == "model" and dtype is not None and COPY not in names:
+        message = f"the model's weights in {dtype} are in no file of it: with stage 3 each rank has a part in memory"
+        hint = "leave out --weights model for the fp32 weights; save_16bit_model of DeepSpeed saves the others"
+        raise Refused(message, path=checkpoint.path, hint=hint)
+    if weights == "fp32" and any(finding.id == "no-masters" for finding in checkpoint.findings):
+        message = "the fp32 weights were in the optimizer's states, whose files are not there"
+        raise Refused(message, path=checkpoint.path, hint="--weights model takes the weights that are")
+    return COPY if weights == "model" and COPY in names else MODULE
+
+
+def _of(checkpoint: Checkpoint, at: str) -> Sequence[Finding]:
+    """The findings that concern the weights at `at`: none of the ranks' files has to do with the model's copy."""
+    return () if at == COPY else checkpoint.findings
+
+
+def plan_edit(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan:
+    raise _read_only(checkpoint.path, dest)
+
+
+def plan_write(entries: Sequence[TensorEntry], dest: str, *, metadata: Mapping[str, str] | None = None) -> Plan:
+    raise _read_only("FOLDER", dest)
+
+
+def _read_only(path: str, dest: str) -> CkptfixError:
+    hint = f"`{command('convert', path, 'OUT.pth')}` writes its weights as one file; work on that"
+    return Unsupported("a DeepSpeed folder is read, and not written", path=dest, hint=hint)
+
+
+FORMAT = Format(
+    name=NAME,
+    title="DeepSpeed folder",
+    suffixes=(),
+    states=OF_OBJECTS,
+    score=score,
+    read=read,
+    judge=judge,
+    weights=plain_weights,
+    refuses=torch_zip.refuses,
+    plan_edit=plan_edit,
+    plan_write=plan_write,
+    folder=True,
+    take=take,
+)

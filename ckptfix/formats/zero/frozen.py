@@ -1,0 +1,66 @@
+"""The parameters that are not trained, of which stage 3 leaves a part in each rank's model states."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ckptfix.checkpoint import TensorEntry
+from ckptfix.errors import DamagedFile
+from ckptfix.formats.deepspeed import Save
+from ckptfix.formats.zero.cuts import Cut, Each, share_of
+from ckptfix.formats.zero.joined import Joiner
+from ckptfix.formats.zero.lost import lost_rank
+from ckptfix.formats.zero.object import Parameter, Whole
+from ckptfix.formats.zero.states import Lost, Model
+
+
+def join_frozen(whole: Whole, save: Save, models: Mapping[int, Model | Lost], ranks: int) -> None:
+    """Put them among the parameters of `whole`; a rank whose file is lost among its findings.
+
+    Raises:
+        DamagedFile: a rank's part is not there, or has another size.
+    """
+    frozen = whole.model.frozen
+    if not frozen:
+        return
+    cuts: dict[str, Cut] = {}
+    for group, (name, shape) in enumerate(frozen.items()):
+        share = share_of(math.prod(shape), ranks)
+        cuts[name] = Each(((group, 0, share),) if share else (), math.prod(shape), ranks)
+    table = [_row(models.get(rank), rank, save, list(frozen)) for rank in range(ranks)]
+    dtypes = [entry.dtype for entry in next(row for row in table if not isinstance(row, Lost))]
+    for rank, row in enumerate(table):
+        for entry, dtype, shape in zip(() if isinstance(row, Lost) else row, dtypes, frozen.values(), strict=False):
+            needed = share_of(math.prod(shape), ranks)
+            if (entry.numel, entry.dtype) != (needed, dtype):
+                message = f"{entry.numel:,} elements of {entry.dtype}, and {needed:,} of {dtype} are needed"
+                own = models[rank]
+                path = own.file.path if isinstance(own, Model) else save.folder
+                raise DamagedFile(message, path=path, where=entry.key)
+        if isinstance(row, Lost):
+            whole.findings.append(lost_rank(rank, ranks, row, [frozen], [cuts]))
+    _add(whole, whole.joiner, cuts, dtypes, table)
+
+
+def _add(
+    whole: Whole,
+    joiner: Joiner,
+    cuts: Mapping[str, Cut],
+    dtypes: Sequence[str],
+    table: Sequence[Sequence[TensorEntry] | Lost],
+) -> None:
+    for (name, shape), dtype in zip(whole.model.frozen.items(), dtypes, strict=True):
+        whole.parameters[name] = Parameter(dtype, shape, joiner.add(name, dtype, shape, cuts[name], table))
+
+
+def _row(model: Model | Lost | None, rank: int, save: Save, names: Sequence[str]) -> Sequence[TensorEntry] | Lost:
+    if model is None:
+        return Lost(str(Path(save.folder, f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt")), "is missing")
+    if isinstance(model, Lost):
+        return model
+    lacking = next((name for name in names if name not in model.fragments), None)
+    if lacking is not None:
+        raise DamagedFile(f"no part of {lacking} is in it", path=model.file.path, where="frozen_param_fragments")
+    return [model.file.tensor(model.fragments[name], f"frozen_param_fragments/{name}") for name in names]

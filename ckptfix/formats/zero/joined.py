@@ -1,0 +1,96 @@
+"""Tensors that lie in pieces in the files of the ranks: which bytes they are is looked up when they are needed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from ckptfix.checkpoint import ByteRange, Check, Segment, TensorEntry, dtypes
+from ckptfix.errors import DamagedFile
+from ckptfix.formats.zero.cuts import Cut, Shape, rows_of
+from ckptfix.formats.zero.states import Lost
+from ckptfix.io.planned import Piece, SplicedFile
+
+Table = Sequence[Sequence[TensorEntry] | Lost]
+"""For each rank, its flat tensors, one for each group."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A tensor to be joined.
+
+    Attributes:
+        claims: the flat tensors whose checksums are compared when this one is read: each is, with the first that it
+            holds something of.
+    """
+
+    name: str
+    shape: Shape
+    itemsize: int
+    cut: Cut
+    table: Table
+    claims: tuple[tuple[int, int], ...]
+
+
+class Joiner:
+    """The tensors of one folder, in the order in which they are added."""
+
+    def __init__(self, path: str, verify: Callable[[], None]) -> None:
+        """`verify` is called before the first byte is looked up, and raises where the files do not go together."""
+        self._path = path
+        self._verify = verify
+        self._verified = False
+        self._rows: list[_Row | Callable[[], Piece]] = []
+        self._lengths: list[int] = []
+        self._claimed: dict[int, set[tuple[int, int]]] = {}
+        self._file: SplicedFile | None = None
+
+    def add(self, name: str, dtype: str, shape: Shape, cut: Cut, table: Table) -> int:
+        """The number of a tensor whose elements are at `cut` in the flat tensors of `table`."""
+        claimed = self._claimed.setdefault(id(table), set())
+        claims = tuple(place for place in cut.touched() if place not in claimed)
+        claimed.update(claims)
+        row = dtypes.by_name(dtype)
+        self._rows.append(_Row(name, shape, row.itemsize, cut, table, claims))
+        self._lengths.append(row.nbytes(math.prod(shape)))
+        return len(self._rows) - 1
+
+    def add_later(self, nbytes: int, make: Callable[[], Piece]) -> int:
+        """The number of a tensor of so many bytes that `make` looks up."""
+        self._rows.append(make)
+        self._lengths.append(nbytes)
+        return len(self._rows) - 1
+
+    def place(self, number: int) -> ByteRange:
+        """Where the bytes of a tensor are; none is added any more."""
+        if self._file is None:
+            self._file = SplicedFile(self._path, self._lengths, self._make)
+        return self._file.place(number)
+
+    def _make(self, number: int) -> Piece:
+        if not self._verified:
+            self._verify()
+            self._verified = True
+        row = self._rows[number]
+        if not isinstance(row, _Row):
+            return row()
+        return Piece(tuple(_segments(row)), tuple(_checks(row)))
+
+
+def _segments(row: _Row) -> Iterator[Segment]:
+    for run in row.cut.runs():
+        own = row.table[run.rank]
+        if isinstance(own, Lost):
+            rows = rows_of(row.shape, row.cut.runs(), run.rank)
+            message = f"it {own.why}, and holds {rows} of {row.name}"
+            raise DamagedFile(message, path=own.path, hint="copy it from where it was saved, or take an older step")
+        yield own[run.group].data.sub(run.first * row.itemsize, run.count * row.itemsize)
+
+
+def _checks(row: _Row) -> Iterator[Check]:
+    for rank, group in row.claims:
+        own = row.table[rank]
+        storage = None if isinstance(own, Lost) else own[group].storage
+        if storage is not None and storage.data is not None and storage.crc32 is not None:
+            yield Check(storage.key, storage.data, storage.crc32)

@@ -1,0 +1,67 @@
+"""What is not there, and what does not belong: ranks whose files are missing, files of another save."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from struct import unpack
+
+from ckptfix.errors import DamagedFile
+from ckptfix.findings.row import Finding
+from ckptfix.findings.table import found
+from ckptfix.formats.zero.cuts import Cuts, Shape, rows_of
+from ckptfix.formats.zero.states import Lost, Optim, step_values
+from ckptfix.words import some
+
+
+def lost_rank(rank: int, ranks: int, lost: Lost, groups: Sequence[Mapping[str, Shape]], cuts: Cuts) -> Finding:
+    """The finding for a rank whose file is missing, with the tensors and the rows that it holds."""
+    held = [
+        f"{name} ({rows})"
+        for shapes, own in zip(groups, cuts, strict=True)
+        for name, shape in shapes.items()
+        if (rows := rows_of(shape, own[name].runs(), rank)) is not None
+    ]
+    what = f"it holds {some(held)}" if held else "it holds nothing but padding"
+    message = f"rank {rank} of {ranks}: {Path(lost.path).name} {lost.why}; {what}"
+    return found("missing-rank", message, where=lost.path)
+
+
+def other_steps(there: Mapping[int, Optim]) -> list[tuple[Optim, str]]:
+    """The ranks whose optimizer counted other steps than most, and what is to be said of them."""
+    counts = {rank: _steps(own) for rank, own in there.items()}
+    known = [count for count in counts.values() if count is not None]
+    if len(set(known)) < 2:
+        return []
+    usual = max(sorted(set(known)), key=known.count)
+    return [
+        (there[rank], f"its optimizer is at step {count:g}, the other ranks' at {usual:g}: it is of another save")
+        for rank, count in counts.items()
+        if count is not None and count != usual
+    ]
+
+
+def refuse_other_steps(there: Mapping[int, Optim]) -> None:
+    """Refuse ranks of another save.
+
+    Raises:
+        DamagedFile: there is one.
+    """
+    for own, message in other_steps(there):
+        raise DamagedFile(message, path=own.file.path, hint="copy the files of all ranks from one save")
+
+
+def _steps(own: Optim) -> float | None:
+    """The steps that the optimizer of a rank counted; None where it does not say, or says several."""
+    values = {_number(value) for value in step_values(own)} - {None}
+    return values.pop() if len(values) == 1 else None
+
+
+_FORMS = {"float32": "<f", "float64": "<d", "int64": "<q", "int32": "<i"}
+
+
+def _number(value: object) -> float | None:
+    if isinstance(value, tuple):
+        dtype, data = value
+        return float(unpack(_FORMS[dtype], data)[0]) if dtype in _FORMS else None
+    return float(value) if isinstance(value, (int, float)) else None

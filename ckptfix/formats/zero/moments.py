@@ -1,0 +1,157 @@
+"""What the optimizers of all ranks keep of each parameter, by its name, as torch.distributed.checkpoint has it.
+
+::
+
+    {"state": {NAME: {"exp_avg": tensor, "exp_avg_sq": tensor, "step": tensor}},
+     "param_groups": [{"lr": ..., "params": [NAME, ...]}, ...]}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ckptfix.checkpoint import TensorEntry, contiguous_stride
+from ckptfix.findings.row import Finding
+from ckptfix.findings.table import found
+from ckptfix.formats.folders.assembled import Assembly, mapping
+from ckptfix.formats.folders.nodes import fields, listed
+from ckptfix.formats.torch.tensors import is_tensor
+from ckptfix.formats.zero.cuts import Cuts, Shape
+from ckptfix.formats.zero.joined import Joiner, Table
+from ckptfix.formats.zero.states import File, Lost, Model, Optim
+from ckptfix.pickles.graph import Node, pairs
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """A tensor of the optimizer that is joined from the ranks' files: `number` is the joiner's."""
+
+    dtype: str
+    shape: Shape
+    number: int
+
+
+@dataclass(slots=True)
+class Moments:
+    """What the optimizer keeps.
+
+    Attributes:
+        states: parameter -> name -> a tensor that is joined, a small one that every rank has, or a plain node.
+        groups: the options of each group, and the names of its parameters.
+        file: whose nodes the options and plain values are.
+    """
+
+    file: File
+    states: dict[str, dict[str, Joined | TensorEntry | Node]] = field(default_factory=dict)
+    groups: list[tuple[Node, list[str]]] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+
+    def node(self, assembly: Assembly, joiner: Joiner) -> Node:
+        """The node of the whole."""
+        storages = self.file.parts.storages
+        state: dict[str, Node] = {}
+        for name, rows in self.states.items():
+            made: dict[str, Node] = {}
+            for key, value in rows.items():
+                if isinstance(value, Joined):
+                    place = assembly.storage(joiner.place(value.number))
+                    made[key] = assembly.tensor(place, value.dtype, value.shape, contiguous_stride(value.shape))
+                elif isinstance(value, TensorEntry):
+                    # Each parameter counts its own steps: a storage that all of them share would count them together.
+                    place = assembly.storage(value.data)
+                    made[key] = assembly.tensor(place, value.dtype, value.shape, contiguous_stride(value.shape))
+                else:
+                    made[key] = assembly.adopt(value, storages, "optimizer.", location="cpu")
+            state[name] = mapping(made)
+        groups: list[Node] = []
+        for options, names in self.groups:
+            own = assembly.adopt(options, storages, "optimizer.", location="cpu")
+            rest = [(key, value) for key, value in pairs(own) or () if key != "params"]
+            groups.append(mapping([*rest, ("params", list(names))]))
+        return mapping({"state": mapping(state), "param_groups": groups})
+
+
+def moments(model: Model, optims: Sequence[Optim | Lost], cuts: Cuts, joiner: Joiner) -> Moments | None:
+    """The moments of all ranks; None where no rank's file is there."""
+    there = [own for own in optims if isinstance(own, Optim)]
+    if not there:
+        return None
+    first = there[0]
+    made = Moments(first.file)
+    tables = {key: _table(key, optims) for key in _keys(there)}
+    for key, table in tables.items():
+        if isinstance(table, str):
+            made.findings.append(found("not-taken", f"what the optimizer keeps as {key} {table}", where="optimizer"))
+    for group, shapes in enumerate(model.groups):
+        for name, shape in shapes.items():
+            cut = cuts[group][name]
+            place = next((run for _, run in cut.touched()), min(group, len(first.flat) - 1))
+            own = first.states[place] if 0 <= place < len(first.states) else {}
+            rows: dict[str, Joined | TensorEntry | Node] = {}
+            for key, node in own.items():
+                table = tables[key]
+                if isinstance(table, str):
+                    continue
+                if table is not None:
+                    known = next(row for row in table if not isinstance(row, Lost))
+                    dtype = known[place].dtype
+                    rows[key] = Joined(dtype, shape, joiner.add(f"{key} of {name}", dtype, shape, cut, table))
+                elif is_tensor(node):
+                    rows[key] = first.file.tensor(node, f"state/{place}/{key}")
+                else:
+                    rows[key] = node
+            if rows:
+                made.states[name] = rows
+    made.groups = groups_of(first.options, model.groups)
+    return made
+
+
+def _keys(there: Sequence[Optim]) -> list[str]:
+    return list(dict.fromkeys(key for own in there for state in own.states for key in state))
+
+
+def _table(key: str, optims: Sequence[Optim | Lost]) -> Table | str | None:
+    """The flat tensors of `key`; None for a value that a group has once; a message for what is neither."""
+    rows: list[Sequence[TensorEntry] | Lost] = []
+    once = 0
+    for own in optims:
+        if isinstance(own, Lost):
+            rows.append(own)
+            continue
+        row = []
+        for group, state in enumerate(own.states):
+            node = state.get(key)
+            if not is_tensor(node):
+                if node is not None:
+                    once += 1
+                    continue
+                if own.flat[group].numel:
+                    return "is not in the states of all groups and ranks"
+                row.append(own.flat[group])
+                continue
+            entry = own.file.tensor(node, f"state/{group}/{key}")
+            if entry.shape == ():
+                once += 1
+            elif len(entry.shape) == 1 and entry.numel >= own.flat[group].numel:
+                row.append(entry)
+            else:
+                return f"has another shape than the weights: {list(entry.shape)} in {own.file.path}"
+        rows.append(row)
+    flat = sum(len(row) for row in rows if not isinstance(row, Lost))
+    if once and flat:
+        return "is a number in one group, and a row in another"
+    return None if once else rows
+
+
+def groups_of(options: Sequence[Node], groups: Sequence[Mapping[str, Shape]]) -> list[tuple[Node, list[str]]]:
+    """The options of each group of the optimizer, and the names of its parameters."""
+    numbers = [
+        [number for number in listed(fields(own).get("params")) if type(number) is int] for own in options
+    ]
+    if sorted(number for own in numbers for number in own) != list(range(len(groups))):
+        numbers = [[place] for place in range(len(groups))] if len(options) == len(groups) else [[]] * len(options)
+    return [
+        (own, [name for place in places for name in groups[place]])
+        for own, places in zip(options, numbers, strict=True)
+    ]

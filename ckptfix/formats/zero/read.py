@@ -1,0 +1,207 @@
+"""A save of DeepSpeed as the object that one torch.save of the whole would have pickled.
+
+::
+
+    module          the model's state dict: fp32 master weights where there are some, buffers as they were
+    module_16bit    the same parameters as the model computed with them, where these are others (stages 1 and 2)
+    optimizer       {"state": {NAME: {"exp_avg", "exp_avg_sq", "step"}}, "param_groups": [{..., "params": [NAME ...]}]}
+    global_steps, lr_scheduler, ds_config ...      as the model states have them
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+
+from ckptfix.checkpoint import Checkpoint
+from ckptfix.errors import DamagedFile
+from ckptfix.findings.table import found
+from ckptfix.formats.deepspeed import Save, read_save
+from ckptfix.formats.zero import universal
+from ckptfix.formats.zero.cuts import Cut, Cuts, each_cuts, row_cuts, share_of
+from ckptfix.formats.zero.frozen import join_frozen
+from ckptfix.formats.zero.joined import Joiner
+from ckptfix.formats.zero.lost import lost_rank, other_steps, refuse_other_steps
+from ckptfix.formats.zero.moments import moments
+from ckptfix.formats.zero.object import Parameter, Whole, assembled, model_dtype
+from ckptfix.formats.zero.states import MOST_RANKS, Lost, Model, Optim, attempt, file_of, read_model, read_optim
+from ckptfix.io.source import mark
+
+Models = Mapping[int, Model | Lost]
+Optims = Sequence[Optim | Lost]
+
+
+def read(path: str) -> Checkpoint:
+    """The save in the folder `path`: names, shapes and places. A rank whose file is missing is a finding.
+
+    Raises:
+        Unsupported: model-parallel ranks, pipeline stages, experts.
+        DamagedFile: no model states; or files that do not go together.
+    """
+    save = read_save(path)
+    models = {rank: attempt(save, name, read_model, "") for rank, name in sorted(save.models.items())}
+    first = next((model for model in models.values() if isinstance(model, Model)), None)
+    if first is None:
+        lost = next((model for model in models.values() if isinstance(model, Lost)), None)
+        what = "no model states are in it" if lost is None else f"{Path(lost.path).name} {lost.why}"
+        raise DamagedFile(f"{what}: without them no name and no shape is known", path=save.folder)
+    _refuse_other_models(models)
+    if save.universal:
+        whole = universal.read(save, first, models)
+    elif save.optims or save.partitioned:
+        whole = _partitioned(save, first, models)
+    else:
+        whole = Whole(first, Joiner(path, lambda: None), stage=0 if not any(first.groups) else None)
+        if any(first.groups):
+            message = "no optimizer states are there: the weights are as the model computed with them"
+            whole.findings.append(found("no-masters", message, where="module"))
+    whole.files += [model.file.mark for model in models.values() if isinstance(model, Model)]
+    whole.files += [mark(save.pointer)] if save.pointer is not None else []
+    return assembled(path, whole, tuple(whole.files), _traits(whole))
+
+
+def _traits(whole: Whole) -> dict[str, object]:
+    rows: dict[str, object] = {
+        "DeepSpeed": whole.model.version,
+        "ZeRO stage": whole.stage,
+        "ranks": whole.ranks,
+        "step": whole.model.step,
+        "model dtype": model_dtype(whole),
+    }
+    return {name: value for name, value in rows.items() if value is not None}
+
+
+def judge_steps(checkpoint: Checkpoint) -> list[tuple[str, str]]:
+    """(file, what is wrong) of the ranks whose optimizer is at another step; reads a few bytes of each."""
+    save = read_save(checkpoint.path)
+    read = {rank: attempt(save, name, read_optim, "") for rank, name in sorted(save.optims.items())}
+    there = {rank: own for rank, own in read.items() if isinstance(own, Optim)}
+    return [(own.file.path, message) for own, message in other_steps(there)]
+
+
+def _partitioned(save: Save, first: Model, models: Models) -> Whole:
+    """The whole of what ZeRO left on the ranks."""
+    read = {rank: attempt(save, name, read_optim, "") for rank, name in sorted(save.optims.items())}
+    there = {rank: own for rank, own in read.items() if isinstance(own, Optim)}
+    ranks = _ranks(save, first, read, models)
+    optims: Optims = [read.get(rank) or Lost(save.expected(rank), "is missing") for rank in range(ranks)]
+    partitioned = next(iter(there.values())).partitioned if there else save.partitioned
+    _refuse_others(there, partitioned)
+    flats = [own if isinstance(own, Lost) else own.flat for own in optims]
+    cuts = _cuts(first, optims, partitioned)
+    whole = Whole(first, Joiner(save.path, lambda: refuse_other_steps(there)), ranks=ranks, masters=True)
+    said = next((own.stage for own in there.values() if own.stage is not None), None)
+    whole.stage = 3 if partitioned else said
+    whole.files += [own.file.mark for own in there.values()]
+    for group, shapes in enumerate(first.groups):
+        for name, shape in shapes.items():
+            cut = cuts[group][name]
+            dtype = _dtype(cut, group, there)
+            number = whole.joiner.add(name, dtype, shape, cut, flats)
+            whole.parameters[name] = Parameter(dtype, shape, number)
+    if partitioned:
+        join_frozen(whole, save, models, ranks)
+    whole.moments = moments(first, optims, cuts, whole.joiner)
+    whole.findings += whole.moments.findings if whole.moments is not None else []
+    whole.findings += [
+        lost_rank(rank, ranks, own, first.groups, cuts) for rank, own in enumerate(optims) if isinstance(own, Lost)
+    ]
+    return whole
+
+
+def _ranks(save: Save, first: Model, read: Mapping[int, Optim | Lost], models: Models) -> int:
+    """How many ranks there were.
+
+    Raises:
+        DamagedFile: the files say different numbers, or there are more of them.
+    """
+    there = [own for own in read.values() if isinstance(own, Optim)]
+    said = Counter(own.ranks for own in there)
+    if not said:
+        size = first.file.top.get("dp_world_size")
+        stated = size if type(size) is int and 0 < size <= MOST_RANKS else 1
+        return max(stated, *(rank + 1 for rank in (*read, *models)))
+    ranks = said.most_common(1)[0][0]
+    odd = next((own for own in there if own.ranks != ranks), None)
+    hint = "move the files of the other save away"
+    if odd is not None:
+        message = f"it is of {odd.ranks} ranks, and others beside it of {ranks}: two saves went into one folder"
+        raise DamagedFile(message, path=odd.file.path, hint=hint)
+    beyond = next((rank for rank in read if rank >= ranks), None)
+    if beyond is not None:
+        message = f"it is of rank {beyond}, and the save has {ranks} ranks: it is of another save"
+        raise DamagedFile(message, path=file_of(save, save.optims[beyond]), hint=hint)
+    return ranks
+
+
+def _refuse_other_models(models: Models) -> None:
+    """Refuse model states of another step."""
+    there = [model for model in models.values() if isinstance(model, Model)]
+    usual = Counter(model.step for model in there).most_common(1)[0][0]
+    for model in there:
+        if model.step != usual:
+            message = f"it is of step {model.step}, the other ranks' of {usual}: it is of another save"
+            raise DamagedFile(message, path=model.file.path, hint="copy the files of all ranks from one save")
+        if model.groups != there[0].groups or model.frozen != there[0].frozen:
+            raise DamagedFile("its parameters have other names or shapes than rank 0's", path=model.file.path)
+
+
+def _refuse_others(there: Mapping[int, Optim], partitioned: bool) -> None:
+    """Refuse optimizer's states with other groups than most ranks' have."""
+    kinds = Counter(tuple(entry.dtype for entry in own.flat) for own in there.values())
+    for own in there.values():
+        usual = kinds.most_common(1)[0][0]
+        if own.partitioned is not partitioned or tuple(entry.dtype for entry in own.flat) != usual:
+            message = "it has other groups of parameters than the other ranks' files: it is of another save"
+            raise DamagedFile(message, path=own.file.path)
+
+
+def _cuts(first: Model, optims: Optims, partitioned: bool) -> Cuts:
+    there = [own for own in optims if isinstance(own, Optim)]
+    path = there[0].file.path if there else first.file.path
+    try:
+        if not partitioned:
+            if there and len(first.groups) != len(there[0].flat):
+                held = len(there[0].flat)
+                raise DamagedFile(f"{held} groups of parameters are in it, and {len(first.groups)} in the model states")
+            return row_cuts(first.groups, [_parts(first, optims, group) for group in range(len(first.groups))])
+        sizes = Counter(tuple(entry.numel for entry in own.flat) for own in there)
+        usual = sizes.most_common(1)[0][0] if sizes else _shares(first, len(optims))
+        for own in there:
+            if tuple(entry.numel for entry in own.flat) != usual:
+                path = own.file.path
+                raise DamagedFile("its share of the parameters has another size than the other ranks' shares")
+        return each_cuts(first.groups, usual, len(optims))
+    except DamagedFile as error:
+        error.path = error.path or path
+        raise
+
+
+def _shares(first: Model, ranks: int) -> tuple[int, ...]:
+    """What a rank's shares must be, where no file says it."""
+    return tuple(sum(share_of(math.prod(shape), ranks) for shape in shapes.values()) for shapes in first.groups)
+
+
+def _parts(first: Model, optims: Optims, group: int) -> list[int]:
+    """Elements of each rank's part of a row; of ranks whose files are lost, as the others have it."""
+    needed = sum(map(math.prod, first.groups[group].values()))
+    known = [own.flat[group].numel if isinstance(own, Optim) else None for own in optims]
+    last = optims[-1]
+    full = max((size for size in known[:-1] if size is not None), default=None)
+    if full is None and isinstance(last, Optim) and len(last.paddings) > group:
+        full = last.flat[group].numel + last.paddings[group]
+    if full is None:
+        full = -(-needed // len(optims))
+    out = [full if size is None else size for size in known]
+    if known[-1] is None:
+        out[-1] = max(needed - sum(out[:-1]), 0)
+    return out
+
+
+def _dtype(cut: Cut, group: int, there: Mapping[int, Optim]) -> str:
+    own = next(iter(there.values()), None)
+    place = next((flat for _, flat in islice(cut.touched(), 1)), group)
+    return own.flat[place].dtype if own is not None and place < len(own.flat) else "float32"

@@ -1,0 +1,239 @@
+"""What the files of one save say: parameters and their shapes, the flat tensors of each rank, the rest as it stands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from ckptfix.checkpoint import Checkpoint, Mark, TensorEntry
+from ckptfix.errors import CkptfixError, DamagedFile, NoSuchFile, UnknownFormat, Unsupported, about
+from ckptfix.formats.deepspeed import Save
+from ckptfix.formats.folders.inside import file_inside
+from ckptfix.formats.folders.nodes import count, fields, listed, numbered, read_torch, text_of, top_of
+from ckptfix.formats.torch.common import Parts, parts_of
+from ckptfix.formats.torch.tensors import BadTensor, is_tensor, sizes, tensor_entry
+from ckptfix.formats.zero.cuts import Shape
+from ckptfix.io.source import mark
+from ckptfix.pickles import Call
+from ckptfix.pickles.graph import Node, label, pairs
+
+Made = TypeVar("Made")
+
+FLAT = {"single_partition_of_fp32_groups": False, "fp32_flat_groups": True}
+"""Key of a rank's fp32 weights -> whether each parameter is cut into equal parts (stage 3), or the row of them all."""
+
+MOST_RANKS = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A file of one rank, read.
+
+    Attributes:
+        top: the fields of its object.
+    """
+
+    path: str
+    mark: Mark
+    checkpoint: Checkpoint
+    top: Mapping[str, Node]
+
+    @property
+    def parts(self) -> Parts:
+        return parts_of(self.checkpoint)
+
+    def tensor(self, node: Node, where: str) -> TensorEntry:
+        """The tensor that `node` of this file stands for.
+
+        Raises:
+            DamagedFile: it stands for none.
+        """
+        with about(self.path):
+            if not is_tensor(node):
+                raise DamagedFile("no tensor, where one should be", where=where)
+            entry = tensor_entry(node, where, "", self.parts.storages)
+            if entry.kind != "dense" or not entry.is_contiguous:
+                raise DamagedFile("a tensor whose elements do not lie in a row", where=where)
+            return entry
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A rank whose file is missing, or cannot be read, and why."""
+
+    path: str
+    why: str
+
+
+@dataclass(slots=True)
+class Optim:
+    """The optimizer's states of one rank.
+
+    Attributes:
+        flat: its fp32 weights, a tensor for each group.
+        states: for each group, what the optimizer keeps of it, by name: tensors of as many elements, and others.
+        options: for each group of the optimizer, its options (the learning rate ...), and numbers of the groups above.
+    """
+
+    file: File
+    partitioned: bool
+    ranks: int
+    stage: int | None
+    flat: list[TensorEntry] = field(default_factory=list)
+    states: list[dict[str, Node]] = field(default_factory=list)
+    options: list[Node] = field(default_factory=list)
+    paddings: list[int] = field(default_factory=list)
+
+
+def file_of(save: Save, name: str) -> str:
+    """The path of one of the files of a save. Raises as `file_inside`."""
+    return file_inside(save.folder, name, where=save.folder)
+
+
+def attempt(save: Save, name: str | None, read: Callable[[str], Made], otherwise: str) -> Made | Lost:
+    """What `read` makes of the file `name`; why it can make nothing, where the file is missing or damaged."""
+    if name is None:
+        return Lost(otherwise, "is missing")
+    try:
+        return read(file_of(save, name))
+    except NoSuchFile as error:
+        return Lost(error.path or otherwise, "is missing")
+    except (DamagedFile, UnknownFormat) as error:
+        if isinstance(error, DamagedFile) and error.path == save.folder:
+            raise
+        return Lost(str(Path(save.folder, name)), f"cannot be read ({error.message})")
+
+
+def read_file(path: str) -> File:
+    """The torch file at `path`. Raises as `read_torch`."""
+    before = mark(path)
+    with about(path):
+        checkpoint = read_torch(path)
+        return File(path, before, checkpoint, top_of(checkpoint))
+
+
+def read_optim(path: str) -> Optim:
+    """The optimizer's states at `path`.
+
+    Raises:
+        DamagedFile: they are none, as ZeRO writes them.
+    """
+    file = read_file(path)
+    own = fields(file.top.get("optimizer_state_dict"))
+    key = next((key for key in FLAT if key in own), None)
+    if key is None:
+        raise DamagedFile("no flat groups of fp32 weights are in it", path=path, where="optimizer_state_dict")
+    counts = own.get("partition_count")
+    ranks = {number for number in (counts if isinstance(counts, list) else [counts]) if type(number) is int}
+    if len(ranks) > 1:
+        message = "groups that are cut among other numbers of ranks (experts)"
+        raise Unsupported(message, path=path, hint="DeepSpeed's own ds_to_universal.py joins it")
+    if not ranks or not 0 < next(iter(ranks)) <= MOST_RANKS:
+        raise DamagedFile("it does not say how many ranks there are", path=path, where="partition_count")
+    made = Optim(file, FLAT[key], ranks.pop(), stage_of(own.get("zero_stage")))
+    for place, own_group in numbered(own.get("ds_zero_partition_groups")).items():
+        if fields(own_group).get("partition_count", made.ranks) != made.ranks:
+            message = f"group {place} is cut among another number of ranks than the others (experts)"
+            raise Unsupported(message, path=path, hint="DeepSpeed's own ds_to_universal.py joins it")
+    groups = own[key]
+    flat = listed(groups) if isinstance(groups, (list, tuple)) else [groups]
+    made.flat = [file.tensor(node, f"{key}/{place}") for place, node in enumerate(flat)]
+    base = own.get("optimizer_state_dict" if made.partitioned else "base_optimizer_state")
+    states = numbered(base) if isinstance(base, list) else numbered(fields(base).get("state"))
+    made.states = [fields(states.get(place)) for place in range(len(made.flat))]
+    made.options = listed(fields(base).get("param_groups"))
+    made.paddings = [number for number in listed(own.get("group_paddings")) if type(number) is int]
+    return made
+
+
+def stage_of(node: Node) -> int | None:
+    """The number of a ZeroStageEnum."""
+    if type(node) is Call and node.arguments:
+        node = node.arguments[0]
+    return count(node)
+
+
+@dataclass(slots=True)
+class Model:
+    """The model states of a rank, or of all.
+
+    Attributes:
+        module: the rows of its state dict.
+        groups: the parameters of each group of the optimizer, and their shapes.
+        frozen: the parameters that are not trained, and their shapes; `fragments`: their values here.
+        shared: name -> the parameter that it is another name of.
+    """
+
+    file: File
+    module: list[tuple[str, Node]] = field(default_factory=list)
+    groups: list[dict[str, Shape]] = field(default_factory=list)
+    frozen: dict[str, Shape] = field(default_factory=dict)
+    fragments: dict[str, Node] = field(default_factory=dict)
+    shared: dict[str, str] = field(default_factory=dict)
+    buffers: frozenset[str] = frozenset()
+
+    @property
+    def step(self) -> int | None:
+        return count(self.file.top.get("global_steps"))
+
+    @property
+    def version(self) -> str | None:
+        return text_of(self.file.top, "ds_version")
+
+
+def read_model(path: str) -> Model:
+    """The model states at `path`.
+
+    Raises:
+        DamagedFile: they are none.
+    """
+    file = read_file(path)
+    rows = pairs(file.top.get("module"))
+    if rows is None:
+        raise DamagedFile("no state dict of a module is in it", path=path, where="module")
+    made = Model(file, [(str(key), value) for key, value in rows if isinstance(key, str)])
+    shapes = file.top.get("param_shapes")
+    with about(path):
+        made.groups = [_shapes(group) for group in ([shapes] if pairs(shapes) is not None else listed(shapes))]
+        made.frozen = _shapes(file.top.get("frozen_param_shapes"))
+    made.fragments = fields(file.top.get("frozen_param_fragments"))
+    shared = fields(file.top.get("shared_params"))
+    made.shared = {name: str(other) for name, other in shared.items() if isinstance(other, str)}
+    made.buffers = frozenset(str(name) for name in listed(file.top.get("buffer_names")) if isinstance(name, str))
+    names = [name for group in made.groups for name in group]
+    if len(set(names)) != len(names):
+        raise DamagedFile("a parameter is in two groups", path=path, where="param_shapes")
+    return made
+
+
+def _shapes(node: Node) -> dict[str, Shape]:
+    found: dict[str, Shape] = {}
+    for key, shape in pairs(node) or ():
+        name = label(key)
+        try:
+            found[name] = sizes(shape)
+        except BadTensor as error:
+            raise DamagedFile(error.message, where=f"param_shapes/{name}") from None
+    return found
+
+
+def step_values(optim: Optim) -> list[tuple[str, bytes] | object]:
+    """The optimizer's count of steps in each group, as bytes of its tensor or as a number; reads a few bytes."""
+    from ckptfix.io.read import read_chunks
+
+    found: list[tuple[str, bytes] | object] = []
+    for place, state in enumerate(optim.states):
+        node = state.get("step")
+        if is_tensor(node):
+            try:
+                entry = optim.file.tensor(node, f"state/{place}/step")
+                small = entry.numel == 1
+                value = bytearray().join(read_chunks(entry.data)) if small else b""
+                found.append((entry.dtype, bytes(value)) if small else None)
+            except CkptfixError:
+                found.append(None)
+        else:
+            found.append(node if type(node) in (int, float) else None)
+    return found

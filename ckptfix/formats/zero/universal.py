@@ -1,0 +1,138 @@
+"""A universal checkpoint: ds_to_universal.py has joined each parameter already, in a folder of its own.
+
+::
+
+    FOLDER/zero/NAME/fp32.pt           {"param": tensor, "cat_dim": ...}; or, from stage 3, the tensor in one row
+    FOLDER/zero/NAME/exp_avg.pt ...    the same of each tensor that the optimizer keeps
+    FOLDER/zero/NAME/step.pt           a number or a tensor of one
+    FOLDER/zero/optimizer_state.pt     options of the groups
+    FOLDER/*_model_states.pt           as they were: buffers, shapes, names of tied parameters
+
+Source: deepspeed/checkpoint/ds_to_universal.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+from ckptfix.checkpoint import Check, TensorEntry, dtypes
+from ckptfix.errors import DamagedFile
+from ckptfix.findings.table import found
+from ckptfix.formats.deepspeed import PARAMETERS, Save, entries_of, parameters
+from ckptfix.formats.folders.nodes import count, fields, listed, numbered
+from ckptfix.formats.torch.common import parts_of
+from ckptfix.formats.torch.tensors import is_tensor
+from ckptfix.formats.zero.cuts import Shape
+from ckptfix.formats.zero.frozen import join_frozen
+from ckptfix.formats.zero.joined import Joiner
+from ckptfix.formats.zero.moments import Joined, Moments, groups_of
+from ckptfix.formats.zero.object import Parameter, Whole
+from ckptfix.formats.zero.states import File, Lost, Model, attempt, file_of, read_file, stage_of
+from ckptfix.io.planned import Piece
+from ckptfix.pickles.graph import Node
+
+FP32, STEP = "fp32.pt", "step.pt"
+
+
+def read(save: Save, model: Model, models: Mapping[int, Model | Lost]) -> Whole:
+    """The whole of the files of `save`.
+
+    Raises:
+        DamagedFile: a file holds no tensor, or has another size than the model states say.
+    """
+    whole = Whole(model, Joiner(save.path, lambda: None), masters=True)
+    settings = attempt(save, f"{PARAMETERS}/optimizer_state.pt", read_file, "")
+    top: Mapping[str, Node] = {} if isinstance(settings, Lost) else settings.top
+    whole.stage = stage_of(top.get("zero_stage"))
+    whole.ranks = count(model.file.top.get("dp_world_size"))
+    shapes = {name: shape for group in model.groups for name, shape in group.items()} | model.frozen
+    trained = {name for group in model.groups for name in group}
+    states: dict[str, dict[str, Joined | TensorEntry | Node]] = {}
+    own = list(parameters(save.folder))
+    for name in own:
+        if name not in shapes and any(name == key for key, _ in model.module):
+            # A buffer, cast to fp32, or another name of a parameter: the model states have it as it was.
+            continue
+        whole.parameters[name] = _parameter(whole, save, name, shapes.get(name))
+        if name in trained or name not in model.frozen:
+            states[name] = _states(whole, save, name)
+    if whole.stage == 3 and model.frozen and not all(name in whole.parameters for name in model.frozen):
+        join_frozen(whole, save, models, max([*models, (whole.ranks or 1) - 1]) + 1)
+    for name in trained - whole.parameters.keys():
+        message = f"no folder {PARAMETERS}/{name} is there, which holds all of {name}"
+        whole.findings.append(found("missing-rank", message, where=str(Path(save.folder, PARAMETERS, name))))
+    if not isinstance(settings, Lost):
+        whole.files.append(settings.mark)
+        whole.moments = _moments(settings, model, states)
+    return whole
+
+
+def _moments(settings: File, model: Model, states: dict[str, dict[str, Joined | TensorEntry | Node]]) -> Moments:
+    base = fields(settings.top.get("optimizer_state_dict"))
+    options = listed(settings.top.get("param_groups")) or listed(base.get("param_groups"))
+    made = Moments(settings, states, groups_of(options, model.groups))
+    steps = numbered(base.get("state"))
+    for place, shapes in enumerate(model.groups):
+        step = fields(steps.get(place)).get("step")
+        for name in shapes:
+            if step is not None and name in states and "step" not in states[name]:
+                node = settings.tensor(step, f"state/{place}/step") if is_tensor(step) else step
+                states[name]["step"] = node
+    return made
+
+
+def _tensor(file: File) -> TensorEntry:
+    """The tensor that a file of a universal checkpoint is about."""
+    root = parts_of(file.checkpoint).graph.root
+    return file.tensor(root if is_tensor(root) else file.top.get("param"), "param")
+
+
+def _parameter(whole: Whole, save: Save, name: str, shape: Shape | None) -> Parameter:
+    file = read_file(file_of(save, f"{PARAMETERS}/{name}/{FP32}"))
+    whole.files.append(file.mark)
+    entry = _tensor(file)
+    own = entry.shape
+    if shape is not None and own != shape:
+        if entry.numel != math.prod(shape) or len(own) != 1:
+            raise DamagedFile(f"it holds {list(own)}, and the model states say {list(shape)}", path=file.path)
+        own = shape
+    return Parameter(entry.dtype, own, whole.joiner.add_later(entry.nbytes, partial(_piece, entry)))
+
+
+def _piece(entry: TensorEntry) -> Piece:
+    storage = entry.storage
+    checks = () if storage is None or storage.data is None or storage.crc32 is None else (
+        Check(storage.key, storage.data, storage.crc32),
+    )  # fmt: skip
+    return Piece((entry.data,), checks)
+
+
+def _states(whole: Whole, save: Save, name: str) -> dict[str, Joined | TensorEntry | Node]:
+    """What the optimizer keeps of a parameter. Its tensors have the size of the weights, and are not opened."""
+    found: dict[str, Joined | TensorEntry | Node] = {}
+    parameter = whole.parameters[name]
+    nbytes = dtypes.by_name(parameter.dtype).nbytes(math.prod(parameter.shape))
+    for file_name in entries_of(str(Path(save.folder, PARAMETERS, name))):
+        place = f"{PARAMETERS}/{name}/{file_name}"
+        key = file_name.removesuffix(".pt")
+        if file_name == STEP:
+            file = read_file(file_of(save, place))
+            whole.files.append(file.mark)
+            root = parts_of(file.checkpoint).graph.root
+            found[key] = file.tensor(root, STEP) if is_tensor(root) else root
+        elif file_name.endswith(".pt") and file_name != FP32:
+            number = whole.joiner.add_later(nbytes, partial(_moment, save, place, parameter))
+            found[key] = Joined(parameter.dtype, parameter.shape, number)
+    return found
+
+
+def _moment(save: Save, place: str, parameter: Parameter) -> Piece:
+    entry = _tensor(read_file(file_of(save, place)))
+    if entry.dtype != parameter.dtype or entry.numel != math.prod(parameter.shape):
+        weights = f"{list(parameter.shape)} of {parameter.dtype}"
+        message = f"it holds {list(entry.shape)} of {entry.dtype}, and the weights are {weights}"
+        raise DamagedFile(message, path=file_of(save, place))
+    return _piece(entry)
