@@ -12,8 +12,10 @@ from pathlib import Path
 
 from ckptfix.checkpoint import Checkpoint, Mark, TensorEntry
 from ckptfix.errors import CkptfixError, NoFile, UnknownFormat, WriteFailed, file_name, not_readable
-from ckptfix.formats import base, distributed
+from ckptfix.formats import base
 from ckptfix.formats.base import Aspect, Format, plain_weights
+from ckptfix.formats.dcp import format as dcp
+from ckptfix.formats.dcp.part import refuse_part
 from ckptfix.formats.safetensors import format as safetensors
 from ckptfix.formats.torch import legacy as torch_legacy
 from ckptfix.formats.torch import zip as torch_zip
@@ -21,7 +23,7 @@ from ckptfix.io.source import is_local, open_source, opened_once
 from ckptfix.pickles.collector import without_collections
 
 FORMATS: dict[str, Format] = {
-    format.name: format for format in (torch_zip.FORMAT, torch_legacy.FORMAT, safetensors.FORMAT)
+    format.name: format for format in (torch_zip.FORMAT, torch_legacy.FORMAT, safetensors.FORMAT, dcp.FORMAT)
 }
 
 HEAD = 4096
@@ -56,7 +58,7 @@ def detect(path: str | os.PathLike[str]) -> Format:
         if not isinstance(error.__cause__, OSError):
             raise
         raise not_readable(error.__cause__, name) from None
-    distributed.refuse_part(name)
+    refuse_part(name)
     return by_content(name, head, size)
 
 
