@@ -194,10 +194,10 @@ def _cut(said: Metadata, files: Files) -> list[Finding]:
     for name, end in ends.items():
         items = plural(counts[name], "item")
         if name in files.sizes:
-            message = f"{name}: {end} bytes promised, {files.sizes[name]} left: {items} cut off"
+            message = f"{end} bytes promised, {files.sizes[name]} left: {items} cut off"
         else:
-            message = f"{name} is missing, and {items} with it"
-        rows.append(found("truncated", message))
+            message = f"the file is missing, and {items} with it"
+        rows.append(found("truncated", message, where=name))
     return rows
 
 
