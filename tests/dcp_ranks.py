@@ -12,16 +12,18 @@ import os
 import sys
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import distributed, nn
-from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load as load_folder
+from torch.distributed.checkpoint.state_dict_saver import save as save_folder
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
@@ -38,10 +40,11 @@ class Net(nn.Module):
         self.few = nn.Parameter(torch.randn(2, 3))
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        found = self.embed(tokens)
+        found: torch.Tensor = self.embed(tokens)
         for layer in self.body:
             found = torch.tanh(layer(found))
-        return self.norm(found).sum() * self.few.sum()
+        total: torch.Tensor = self.norm(found).sum() * self.few.sum()
+        return total
 
 
 def trained(shard: bool) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -62,7 +65,7 @@ def fsdp(folder: Path) -> None:
     model, optimizer = trained(shard=True)
     weights, state = get_state_dict(model, optimizer)
     whole = {"model": weights, "optim": state, "epoch": 3, "seen": {"best": 0.5, "names": ["a", "b"], "none": None}}
-    dcp.save(whole, checkpoint_id=folder)
+    save_folder(whole, checkpoint_id=folder)
 
 
 def mesh(folder: Path) -> None:
@@ -70,7 +73,7 @@ def mesh(folder: Path) -> None:
     both = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
     torch.manual_seed(0)
     wide, tall, deep = torch.randn(7, 6), torch.randn(5, 3), torch.randn(3, 5, 4)
-    dcp.save(
+    save_folder(
         {
             "blocks.weight": distribute_tensor(wide, both, [Shard(0), Shard(1)]),
             "columns.weight": distribute_tensor(wide, both, [Replicate(), Shard(1)]),
@@ -87,7 +90,7 @@ def odd(folder: Path) -> None:
     """What one process saves: scalars, nothing, ties, views, tensors in lists and tuples, values of all kinds."""
     torch.manual_seed(0)
     tied = torch.randn(4, 3)
-    dcp.save(
+    save_folder(
         {
             "scalar": torch.tensor(1.5),
             "nothing": torch.empty(0, 3),
@@ -109,7 +112,7 @@ def flat(folder: Path) -> None:
     """Without flattening: a nested dict is one value, with tensors in it. An item a file."""
     writer = FileSystemWriter(folder, single_file_per_rank=False)
     state = {"top.weight": torch.randn(3, 2), "inner": {"module.weight": torch.randn(2, 2), "step": 4}}
-    dcp.save(state, storage_writer=writer, planner=DefaultSavePlanner(flatten_state_dict=False), no_dist=True)
+    save_folder(state, storage_writer=writer, planner=DefaultSavePlanner(flatten_state_dict=False), no_dist=True)
 
 
 SAVES: dict[str, tuple[int, Callable[[Path], None]]] = {
@@ -127,8 +130,8 @@ def load(source: Path, out: Path) -> None:
             fully_shard(model)
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.5)
         weights, state = get_state_dict(model, optimizer)
-        wanted = {"model": weights, "optim": state, "epoch": 0}
-        dcp.load(wanted, checkpoint_id=source)
+        wanted: dict[str, Any] = {"model": weights, "optim": state, "epoch": 0}
+        load_folder(wanted, checkpoint_id=source)
         set_state_dict(model, optimizer, model_state_dict=wanted["model"], optim_state_dict=wanted["optim"])
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
         weights, state = get_state_dict(model, optimizer, options=options)
@@ -149,7 +152,7 @@ def on_ranks(world: int, port_file: Path, work: Callable[[], None]) -> None:
         if not child:
             code = 1
             try:
-                store = distributed.FileStore(str(port_file), world)
+                store = torch._C._distributed_c10d.FileStore(str(port_file), world)
                 distributed.init_process_group("gloo", store=store, rank=rank, world_size=world)
                 work()
                 distributed.barrier()
@@ -160,7 +163,8 @@ def on_ranks(world: int, port_file: Path, work: Callable[[], None]) -> None:
             sys.stderr.flush()
             os._exit(code)
         children.append(child)
-    if any([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]):
+    codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    if any(codes):
         sys.exit(1)
 
 
@@ -168,12 +172,12 @@ def main(verb: str, *arguments: str) -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     if verb == "load":
-        world, source, out = arguments
-        on_ranks(int(world), Path(f"{out}.store"), lambda: load(Path(source), Path(out)))
+        ranks, source, out = arguments
+        on_ranks(int(ranks), Path(f"{out}.store"), partial(load, Path(source), Path(out)))
         return
     (folder,) = map(Path, arguments)
     for name, (world, save) in SAVES.items():
-        on_ranks(world, folder / f"{name}.store", lambda save=save, name=name: save(folder / name))  # type: ignore[misc]
+        on_ranks(world, folder / f"{name}.store", partial(save, folder / name))
         dcp_to_torch_save(folder / name, folder / f"{name}.pt")
 
 

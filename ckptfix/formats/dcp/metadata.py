@@ -202,6 +202,7 @@ def _saved(
         if not isinstance(chunks, list | tuple):
             raise BadTensor("chunks that are not a list")
         parts = tuple(_parts(chunks, items, known))
+        _check_volume(dtypes.by_name(dtype), shape, parts)
     except (BadTensor, Unsupported) as error:
         made.wrong.append((where, error.message))
         return None
@@ -222,6 +223,22 @@ def _parts(chunks: Sequence[Node], items: Mapping[Sizes | None, Place], known: S
                 continue
             seen.add(box)
         yield Part(*box, items.get(box[0]))
+
+
+def _check_volume(row: dtypes.Dtype, shape: Sizes, parts: Sequence[Part]) -> None:
+    """Sizes that the items cannot have would make outputs of any length: nothing may believe them.
+
+    Raises:
+        BadTensor: the chunks have more or fewer elements than the tensor, or than there are bytes.
+    """
+    volume = 0
+    for _, sizes, place in parts:
+        count = math.prod(sizes)
+        volume += count
+        if place is not None and row.nbytes(count) > place.length:
+            raise BadTensor(f"a chunk of {list(sizes)} needs {row.nbytes(count)} bytes, its item has {place.length}")
+    if volume != math.prod(shape):
+        raise BadTensor(f"its chunks have {volume} elements, and its {list(shape)} has {math.prod(shape)}")
 
 
 def _dtype(node: Node) -> str:
