@@ -136,18 +136,18 @@ CONTAINERS: tuple[Entry, ...] = (
     ),
     Entry(
         "dcp-folder", "error", "a folder: a distributed checkpoint (DCP)",
-        "torch.distributed.checkpoint writes a folder of .distcp files and one .metadata. torch.load reads none of "
-        "them "
-        "by itself; torch's own merger makes one file.",
-        (E.DISTRIBUTED,), "python -m torch.distributed.checkpoint.format_utils dcp_to_torch {source} OUT",
+        "torch.distributed.checkpoint writes a folder of .distcp files and one .metadata. The folder is the "
+        "checkpoint: torch.load reads none of its files, and torch.distributed.checkpoint.load reads it into a model. "
+        "ckptfix takes the folder wherever it takes a file.",
+        (E.DISTRIBUTED,), "ckptfix convert {source} {zip}",
     ),
     Entry(
         "distributed-shard", "error", "a file of a distributed checkpoint (DCP)",
         "torch.distributed.checkpoint writes a torch archive for each part of a tensor, one after the other, into a "
-        ".distcp file of each rank. The file is not damaged: torch's own merger makes one file of the whole folder.",
+        ".distcp file of each rank. The file is not damaged: the whole folder is the checkpoint, and `ckptfix convert` "
+        "makes one file of it.",
         (E.DISTRIBUTED,),
-        "put it back in its folder, beside .metadata and the files of the other ranks; torch's merger takes "
-        "the folder",
+        "put it back in its folder, beside .metadata and the files of the other ranks, and name the folder",
     ),
     Entry(
         "one-rank", "error", "one rank's piece of a model",

@@ -12,8 +12,10 @@ from pathlib import Path
 
 from ckptfix.checkpoint import Checkpoint, Mark, TensorEntry
 from ckptfix.errors import CkptfixError, NoFile, UnknownFormat, WriteFailed, file_name, not_readable
-from ckptfix.formats import base, distributed
+from ckptfix.formats import base
 from ckptfix.formats.base import Aspect, Format, plain_weights
+from ckptfix.formats.dcp import format as dcp
+from ckptfix.formats.dcp.part import refuse_part
 from ckptfix.formats.folders import members
 from ckptfix.formats.ranks import format as ranks
 from ckptfix.formats.safetensors import format as safetensors
@@ -25,7 +27,14 @@ from ckptfix.pickles.collector import without_collections
 
 FORMATS: dict[str, Format] = {
     format.name: format
-    for format in (torch_zip.FORMAT, torch_legacy.FORMAT, safetensors.FORMAT, zero.FORMAT, ranks.FORMAT)
+    for format in (
+        torch_zip.FORMAT,
+        torch_legacy.FORMAT,
+        safetensors.FORMAT,
+        dcp.FORMAT,
+        zero.FORMAT,
+        ranks.FORMAT,
+    )
 }
 
 HEAD = 4096
@@ -60,7 +69,7 @@ def detect(path: str | os.PathLike[str]) -> Format:
         if not isinstance(error.__cause__, OSError):
             raise
         raise not_readable(error.__cause__, name) from None
-    distributed.refuse_part(name)
+    refuse_part(name)
     return by_content(name, head, size)
 
 

@@ -35,7 +35,7 @@ from ckptfix.pickles.graph import Node, pairs
 GATHER = (
     "gather it on all ranks before saving: get_model_state_dict(model, options=StateDictOptions(full_state_dict=True)) "
     "of torch.distributed.checkpoint.state_dict; or save with torch.distributed.checkpoint, whose folder "
-    "`python -m torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER OUT` merges"
+    "`ckptfix convert FOLDER OUT` makes one file of"
 )
 JOIN = (
     "consolidate_safetensors_files of torch.distributed.checkpoint._consolidate_hf_safetensors joins the shards of all "

@@ -30,12 +30,14 @@ def parse(
     path: str | os.PathLike[str] | None = None,
     where: str | None = None,
     base: int = 0,
+    frames: bool = True,
 ) -> Graph:
     """Read the pickle that begins at ``data[start]``, up to its STOP.
 
     Args:
         data: the stream; bytes after STOP are left alone (`Graph.end` is where it stopped).
         path, where, base: for errors: the file, the record, and the offset of ``data[0]`` in it.
+        frames: look whether frames hold whole opcodes, as `splice` needs them to.
 
     Raises:
         TruncatedPickle: the data ends before STOP, or inside an opcode.
@@ -49,7 +51,8 @@ def parse(
     try:
         with collector_paused():
             machine.run()
-        _check_frames(graph)
+        if frames:
+            _check_frames(graph)
     except (IndexError, KeyError, ValueError, TypeError, OverflowError, struct.error, BadPickle) as error:
         kind = TruncatedPickle if isinstance(error, TruncatedPickle) or _starved(machine) else BadPickle
         raise kind(
@@ -121,6 +124,11 @@ class _Machine(RareOpcodes):
                 if code == 0x72:  # LONG_BINPUT
                     memo[u32(data, pos + 1)[0]] = stack[-1]
                     pos += 5
+                elif code == 0x94:  # MEMOIZE
+                    memo[len(memo)] = stack[-1]
+                    if memoize_at < 0:
+                        memoize_at = pos
+                    pos += 1
                 elif code == 0x4B:  # BININT1
                     stack.append(data[pos + 1])
                     pos += 2
@@ -205,11 +213,6 @@ class _Machine(RareOpcodes):
                     pos += 5
                 elif code == 0x88:  # NEWTRUE
                     stack.append(True)
-                    pos += 1
-                elif code == 0x94:  # MEMOIZE
-                    memo[len(memo)] = stack[-1]
-                    if memoize_at < 0:
-                        memoize_at = pos
                     pos += 1
                 elif code == 0x8C:  # SHORT_BINUNICODE
                     end = pos + 2 + data[pos + 1]

@@ -7,10 +7,9 @@ from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
-from ckptfix.commands import quoted
+from ckptfix.commands import command, quoted
 from ckptfix.errors import CkptfixError, Truncated, printable
 from ckptfix.formats.deepspeed import STATES, steps, way_out
-from ckptfix.formats.distributed import merge_command
 from ckptfix.formats.foreign.file import Answer, File
 from ckptfix.io.source import Source, open_source
 from ckptfix.zips.read import END, END64, LOCATOR, MAX16, read_directory
@@ -165,7 +164,7 @@ def folder(path: str) -> Answer:
         hint = f"(cd {parent} && zip -0 -r {quoted(root.name + '.pth')} {name}) makes it one file again"
         return Answer("unzipped-folder", "a folder: a torch checkpoint that was unzipped", hint)
     if ".metadata" in names or any(name.endswith(".distcp") for name in names):
-        return Answer("dcp-folder", "a folder: a distributed checkpoint (DCP)", merge_command(path))
+        return Answer("dcp-folder", "a folder: a distributed checkpoint (DCP)", command("doctor", path))
     index = next((name for name in sorted(names) if name.endswith(".index.json")), None)
     if index is not None:
         return Answer(

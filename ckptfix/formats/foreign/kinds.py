@@ -17,9 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ckptfix.commands import quoted
+from ckptfix.commands import command, quoted
 from ckptfix.errors import printable
-from ckptfix.formats.distributed import merge_command
 from ckptfix.formats.foreign.archives import folder, tar_archive, zip_archive
 from ckptfix.formats.foreign.file import Answer, File
 from ckptfix.io.source import found_as
@@ -231,7 +230,8 @@ def _pickle(file: File) -> Answer | None:
         return None
     hint = "a plain pickle can run code: load it only if you trust it, and write it again with torch.save"
     if b"torch.distributed.checkpoint.metadata" in head:
-        hint = f"its folder is the checkpoint: {merge_command(str(Path(file.path).parent))}"
+        way = command("convert", Path(file.path).parent, "OUT")
+        hint = f"its folder is the checkpoint: {way} makes one file of it"
         return Answer("dcp-folder", "the .metadata of a distributed checkpoint (DCP)", hint)
     if re.search(rb"torch\._utils\n?.{0,4}_rebuild_", head, re.DOTALL):
         hint = "zip its folder again, from the folder above: zip -0 -r FIXED.pth FOLDER"

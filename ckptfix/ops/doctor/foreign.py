@@ -20,7 +20,6 @@ from ckptfix.errors import (
 )
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import ENTRIES, found
-from ckptfix.formats.distributed import merge_command
 from ckptfix.formats.safetensors import format as safetensors
 from ckptfix.formats.torch.dangerous import is_dangerous
 from ckptfix.io.layers import packing_of
@@ -80,8 +79,12 @@ def scan(path: str, error: CkptfixError) -> Iterator[Finding]:
 
 def _part(path: str, error: DistributedPart) -> Finding:
     beside = is_local(path) and Path(path).with_name(".metadata").is_file()
-    command = verbatim(merge_command(str(Path(path).parent)))
-    return found("distributed-shard", error.message, fix=command if beside else None)
+    return found("distributed-shard", error.message, fix=_with_its_folder(path) if beside else None)
+
+
+def _with_its_folder(path: str) -> str:
+    """What helps with a file whose folder is the checkpoint."""
+    return f"name its folder: {verbatim(command('convert', Path(path).parent, 'OUT'))} makes one file of it"
 
 
 def _damaged(path: str, error: CkptfixError) -> Iterator[Finding]:
@@ -122,8 +125,7 @@ def _fix(path: str, error: UnknownFormat) -> str | None:
         parent = Path(path).resolve().parent
         return verbatim(command("doctor", parent)) if (parent / "data").is_dir() else None
     if id == "dcp-folder" and found_as(path) != "folder":
-        # torch's merger takes the folder, and of a file in it says that it found no checkpoint.
-        return verbatim(merge_command(str(Path(path).parent)))
+        return _with_its_folder(path)
     return None
 
 

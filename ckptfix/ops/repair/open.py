@@ -9,7 +9,8 @@ from ckptfix.checkpoint import Checkpoint
 from ckptfix.commands import command
 from ckptfix.errors import DamagedFile, Refused, Unsupported
 from ckptfix.findings.row import Finding
-from ckptfix.formats import FORMATS, base, distributed
+from ckptfix.formats import FORMATS, base
+from ckptfix.formats.dcp.part import refuse_part
 from ckptfix.formats.safetensors import format as safetensors
 from ckptfix.formats.torch import legacy as torch_legacy
 from ckptfix.formats.torch import legacy_layout
@@ -49,7 +50,7 @@ def repair(
     notes: tuple[Finding, ...] = ()
     name = path
     if found_as(path) != "folder":
-        distributed.refuse_part(path)
+        refuse_part(path)
         path, notes = unwrap(path, folder)
     try:
         done = _repair(path, fill, donor, like)

@@ -160,7 +160,7 @@ PICKLES = [
     sample("numpy.pkl", lambda: pickle.dumps(numpy.zeros(2)), "a plain pickle", "of NumPy arrays", hint="trust"),
     sample("a.joblib", framed(b"joblib.numpy_pickle"), "a joblib pickle (protocol 4)", hint="trust"),
     sample("data.pkl", data_pkl, "without their data: the data.pkl of a checkpoint", hint="zip -0 -r"),
-    sample(".metadata", framed(b"torch.distributed.checkpoint.metadata"), "(DCP)", hint="dcp_to_torch"),
+    sample(".metadata", framed(b"torch.distributed.checkpoint.metadata"), "(DCP)", hint="ckptfix convert"),
 ]
 ARCHIVES = [
     sample("script.pt", scripted, "a TorchScript program", hint="torch.jit.load('script.pt')"),
@@ -233,7 +233,7 @@ def test_the_way_past_bytes_before_a_zip_works(tmp_path: Path) -> None:
         (("b.pth", "a.txt"), "it holds b.pth", "name a file"),
         (("data.pkl", "data/0", "version"), "that was unzipped", "zip -0 -r"),
         (("archive/data.pkl", "archive/data/0"), "that was unzipped", "zip -0 -r"),
-        ((".metadata", "__0_0.distcp"), "a distributed checkpoint (DCP)", "dcp_to_torch"),
+        ((".metadata", "__0_0.distcp"), "a distributed checkpoint (DCP)", "ckptfix doctor"),
         (("model.safetensors.index.json", "model-00001-of-00002.safetensors"), "a sharded checkpoint", "shard"),
         (("saved_model.pb", "variables/variables.index"), "SavedModel", ""),
         (

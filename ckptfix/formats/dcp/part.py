@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from ckptfix.commands import quoted
+from ckptfix.commands import command
 from ckptfix.errors import CkptfixError, DistributedPart
 from ckptfix.io.source import is_local, open_source
 from ckptfix.zips.several import is_archive, several
@@ -23,11 +23,6 @@ from ckptfix.zips.several import is_archive, several
 SUFFIX = ".distcp"
 _OWN_NAME = re.compile(r"__\d+_\d+(\..*)?")
 """Names that torch gives the files (``_generate_uuid`` aside): ``__RANK_COUNT.distcp``."""
-
-
-def merge_command(folder: str) -> str:
-    """The command of torch that makes one file of the distributed checkpoint in `folder`."""
-    return f"python -m torch.distributed.checkpoint.format_utils dcp_to_torch {quoted(folder)} OUT"
 
 
 def refuse_part(path: str) -> None:
@@ -60,7 +55,8 @@ def refuse_part(path: str) -> None:
         return
     folder = str(place.parent)
     if beside:
-        hint = f"its folder is the checkpoint: {merge_command(folder)}"
+        hint = f"its folder is the checkpoint: {command('convert', folder, 'OUT')} makes one file of it"
     else:
-        hint = f"put it back in its folder, beside .metadata and the other ranks' files; then {merge_command('FOLDER')}"
+        way = command("convert", "FOLDER", "OUT")
+        hint = f"put it back in its folder, beside .metadata and the other ranks' files; then {way}"
     raise DistributedPart(what, path=path, hint=hint)
