@@ -15,13 +15,18 @@ from ckptfix.errors import CkptfixError, NoFile, UnknownFormat, WriteFailed, fil
 from ckptfix.formats import base, distributed
 from ckptfix.formats.base import Aspect, Format, plain_weights
 from ckptfix.formats.safetensors import format as safetensors
+from ckptfix.formats.shards import format as shards
 from ckptfix.formats.torch import legacy as torch_legacy
 from ckptfix.formats.torch import zip as torch_zip
 from ckptfix.io.source import is_local, open_source, opened_once
 from ckptfix.pickles.collector import without_collections
 
 FORMATS: dict[str, Format] = {
-    format.name: format for format in (torch_zip.FORMAT, torch_legacy.FORMAT, safetensors.FORMAT)
+    format.name: format
+    for format in (
+        *(torch_zip.FORMAT, torch_legacy.FORMAT, safetensors.FORMAT),
+        *(shards.FORMAT, shards.TORCH_FORMAT, shards.SLICES_FORMAT),
+    )
 }
 
 HEAD = 4096
@@ -57,16 +62,19 @@ def detect(path: str | os.PathLike[str]) -> Format:
             raise
         raise not_readable(error.__cause__, name) from None
     distributed.refuse_part(name)
-    return by_content(name, head, size)
+    return by_content(name, head, size, folder=None)
 
 
-def by_content(name: str, head: bytes, size: int, *, folder: bool = False) -> Format:
+def by_content(name: str, head: bytes, size: int, *, folder: bool | None = False) -> Format:
     """The format that scores highest for a file that begins with `head`, or for a folder.
+
+    Args:
+        folder: only formats of folders, or only of files; None for a file that may also be the index of a folder.
 
     Raises:
         UnknownFormat: none does.
     """
-    able = [format for format in FORMATS.values() if format.folder is folder]
+    able = [format for format in FORMATS.values() if folder is None or format.folder is folder]
     scores = [format.score(name, head, size) for format in able]
     if not any(scores):
         raise base.unknown(name, head, size)

@@ -84,8 +84,16 @@ class Draft(Generic[R]):
 
 
 def is_folder(source: StrPath) -> bool:
-    """Whether `source` is a checkpoint of many files, so that an edited one is a folder too."""
-    return Path(file_name(source)).is_dir() and formats.detect(source).folder
+    """Whether `source` is a checkpoint of many files, or the index of one, so that an edited one is a folder too."""
+    path = Path(file_name(source))
+    if path.is_dir():
+        return formats.detect(source).folder
+    if path.suffix != ".json" or not path.is_file():
+        return False
+    try:
+        return formats.detect(source).folder
+    except CkptfixError:
+        return False
 
 
 @without_collections
@@ -113,7 +121,9 @@ def carry_out(
         CkptfixError: as `formats.open_checkpoint`, `make` and `io.write.write_plan`.
     """
     path = source.path if isinstance(source, Checkpoint) else source
-    refuse_destination(dest, [path], how, folder=is_folder(path) if folder is None else folder)
+    many = is_folder(path)
+    inputs = [path, Path(path).parent] if many and not Path(path).is_dir() else [path]
+    refuse_destination(dest, inputs, how, folder=many if folder is None else folder)
     checkpoint = source if isinstance(source, Checkpoint) else formats.open_checkpoint(source)
     name = os.fspath(dest)
     if not converts:

@@ -99,13 +99,20 @@ def _one_state_dict(
     )
     refuse_damaged(checkpoint)
     kept, metadata, findings = target.share(taken)
-    plan = target.plan_write(little(checkpoint, kept), dest, metadata={"format": "pt", **metadata})
+    pairs = {"format": "pt", **_pairs(checkpoint), **metadata} if "metadata" in target.states else metadata
+    plan = target.plan_write(little(checkpoint, kept), dest, metadata=pairs)
     left = _left_behind(checkpoint, chosen)
     plan = Plan(plan.files, (*findings, *plan.findings, *not_written(left, lost, target)))
     ties = len(taken) - len(kept)
     others = [entry for entry in checkpoint.entries if entry.at != chosen.at]
     promise = Promise(taken, others=others, reported=frozenset(left))
     return Conversion(plan, target.name, chosen.at, len(taken), promise, (*left, *lost), lost, ties)
+
+
+def _pairs(checkpoint: Checkpoint) -> dict[str, str]:
+    """The metadata of a checkpoint, without what it says of ties and views: these are written anew."""
+    names = {*format_of(checkpoint).ties(checkpoint), *TIE_KEYS}
+    return {key: value for key, value in checkpoint.metadata.items() if key not in names}
 
 
 def little(checkpoint: Checkpoint, entries: Sequence[TensorEntry]) -> list[TensorEntry]:
