@@ -142,13 +142,15 @@ def carry_out_file(
     how: How,
     *,
     others: Iterable[StrPath] = (),
+    folder: bool = False,
 ) -> R:
     """The same for a verb that reads the file or folder `source` itself: `make` gets the two names.
 
     Args:
         others: further inputs, which must not be the output either.
+        folder: `dest` is to be a folder of files.
     """
-    refuse_destination(dest, [source, *others], how)
+    refuse_destination(dest, [source, *others], how, folder=folder)
     path, name = existing(source), os.fspath(dest)
     before = mark(path)
     draft = make(path, name)

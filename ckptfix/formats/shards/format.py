@@ -207,6 +207,7 @@ FORMAT = Format(
     plan_edit=plan_edit,
     plan_write=write.plan_write,
     folder=True,
+    sized=write.sized,
     share=share_plan,
     ties=tied_names,
     remarks=safetensors.remarks,
@@ -225,6 +226,7 @@ TORCH_FORMAT = Format(
     plan_edit=plan_edit,
     plan_write=not_written,
     folder=True,
+    writes=False,
 )
 
 SLICES_FORMAT = Format(
@@ -240,6 +242,7 @@ SLICES_FORMAT = Format(
     plan_edit=plan_edit_slices,
     plan_write=not_written,
     folder=True,
+    writes=False,
     remarks=safetensors.remarks,
 )
 

@@ -28,6 +28,9 @@ MAX_NAMES = 500_000
 MAX_SHARDS = 10_000
 """Files that an index names."""
 
+MAX_PATH = 4096
+"""Characters of a path (``PATH_MAX`` of Linux)."""
+
 INDEX = re.compile(r"\.index(\.[\w-]+)?\.json$")
 OTHERS = re.compile(r"\.(h5|msgpack)\.index")
 """Indexes of TensorFlow's and Flax' weights."""
@@ -110,6 +113,9 @@ def read_index(path: str) -> Index:
         raise BadIndex("not an index: no weight_map from names to files", path=path)
     if len(rows) > MAX_NAMES:
         raise BadIndex(f"an index of {len(rows):,} names; at most {MAX_NAMES:,} are read", path=path)
+    longest = max(map(len, rows.values()), default=0)
+    if longest > MAX_PATH:
+        raise BadIndex(f"it names a file of {longest:,} characters", path=path)
     count = len(set(rows.values()))
     if count > MAX_SHARDS:
         raise BadIndex(f"an index of {count:,} files; at most {MAX_SHARDS:,} are read", path=path)

@@ -103,7 +103,7 @@ def open_layout(path: str) -> Layout:
     there = files.find(folder)
     if index_path is None:
         there.refuse_several()
-        index_path = str(Path(folder, there.indexes[0])) if there.indexes else None
+        index_path = file_inside(folder, there.indexes[0], where=folder) if there.indexes else None
     if index_path is not None:
         before = mark(index_path)
         index = read_index(index_path)
@@ -138,7 +138,9 @@ def _from_names(path: str, folder: str, there: files.Found) -> Layout:
     (name, suffix, count), numbered = next(iter(there.groups.items()))
     for _, file in sorted(numbered.items()):
         opened.take(file, ())
-    findings = [found("no-index", f"{len(numbered):,} shards, {name}-*-of-{count:05d}{suffix}, and no index")]
+    findings = []
+    if files.SINGLE not in numbered.values():
+        findings.append(found("no-index", f"{len(numbered):,} shards, {name}-*-of-{count:05d}{suffix}, and no index"))
     for file in files.missing_numbers(count, numbered, name, suffix):
         message = f"{file} is not there; without the index it is not known what it should hold"
         findings.append(found("missing-shard", message, where=file))

@@ -8,17 +8,18 @@ Source: ``split_state_dict_into_shards_factory`` of huggingface_hub (serializati
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 from ckptfix.checkpoint import OutputFile, Plan, TensorEntry
-from ckptfix.errors import KeyConflict
+from ckptfix.errors import KeyConflict, Refused
 from ckptfix.findings.row import Finding
 from ckptfix.formats.base import PlanWrite
 from ckptfix.formats.safetensors.ties import ORDER_KEY, VIEWS_KEY, ties
 from ckptfix.formats.safetensors.write import plan_write as plan_file
-from ckptfix.formats.shards.index import written
+from ckptfix.formats.shards.index import MAX_SHARDS, written
 from ckptfix.formats.shards.layout import data_bytes
 
 SHARD_SIZE = 5 * 10**9
@@ -49,6 +50,9 @@ def plan_write(
     """
     pairs = dict(metadata or {})
     shards = split(entries, _bases(pairs), shard_size)
+    if len(shards) > MAX_SHARDS:
+        message = f"{len(shards):,} shards of {shard_size:,} bytes; at most {MAX_SHARDS:,} are written"
+        raise Refused(message, path=dest, hint="give a larger shard size")
     files: list[OutputFile] = []
     findings: list[Finding] = []
     weight_map: dict[str, str] = {}
@@ -66,6 +70,28 @@ def plan_write(
         document = {"metadata": {"total_size": data_bytes(entries)}, "weight_map": order}
         files.append(OutputFile.of(Path(dest, INDEX_NAME), [written(document) + b"\n"]))
     return Plan(tuple(files), tuple(findings))
+
+
+_UNITS = {"": 1, "B": 1} | {
+    f"{letter}{kind}": base**power
+    for kind, base in (("B", 1000), ("IB", 1024))
+    for power, letter in enumerate("KMGT", 1)
+}
+_SIZE = re.compile(r"\s*(\d{1,15}(?:\.\d{1,9})?)\s*([A-Za-z]*)\s*", re.ASCII)
+
+
+def parse_size(size: int | str) -> int:
+    """``5GB``, ``500MB``, ``2GiB`` or a number of bytes, as bytes: a GB is 10**9, as the hub counts.
+
+    Raises:
+        Refused: it is no size.
+    """
+    found = None if isinstance(size, int) else _SIZE.fullmatch(size)
+    unit = _UNITS.get(found[2].upper()) if found is not None else None
+    count = size if isinstance(size, int) else int(float(found[1]) * unit) if found is not None and unit else 0
+    if count < 1:
+        raise Refused(f"{size!r} is no size of a shard", hint="such as 5GB, 500MB or 2GiB")
+    return count
 
 
 def sized(shard_size: int) -> PlanWrite:

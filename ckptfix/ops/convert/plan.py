@@ -11,6 +11,7 @@ from ckptfix.formats import FORMATS, format_of, states, weights_of
 from ckptfix.formats.base import Format
 from ckptfix.formats.safetensors.ties import TIE_KEYS
 from ckptfix.formats.safetensors.write import row_major
+from ckptfix.formats.shards.write import parse_size
 from ckptfix.formats.target import fitting, not_written, target_format
 from ckptfix.formats.torch.common import element_sizes, little_endian
 from ckptfix.ops import choose
@@ -48,7 +49,13 @@ class Conversion:
 
 
 def convert(
-    checkpoint: Checkpoint, dest: str, *, to: str | None = None, at: str | None = None, drop_unsupported: bool = False
+    checkpoint: Checkpoint,
+    dest: str,
+    *,
+    to: str | None = None,
+    at: str | None = None,
+    drop_unsupported: bool = False,
+    shard_size: int | str | None = None,
 ) -> Conversion:
     """Plan `dest` as another format of `checkpoint`.
 
@@ -57,10 +64,15 @@ def convert(
 
     Raises:
         WouldLoseData: tensors that the output cannot hold, without `drop_unsupported`.
-        Refused: several state dicts and no `at`; or they are one rank's piece, and the output would not say so.
+        Refused: several state dicts and no `at`; or they are one rank's piece, and the output would not say so; or a
+            `shard_size` for a format without shards.
     """
     target = FORMATS[target_format(checkpoint.path, dest, to)]
-    if target is format_of(checkpoint):
+    if shard_size is not None:
+        if target.sized is None:
+            raise Refused(f"{target.title} is one file, without shards", hint="--to hf writes shards")
+        target = replace(target, plan_write=target.sized(parse_size(shard_size)))
+    elif target is format_of(checkpoint):
         return _copied(checkpoint, dest)
     if "objects" not in target.states:
         return _one_state_dict(checkpoint, dest, target, at, drop_unsupported)
