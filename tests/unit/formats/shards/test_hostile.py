@@ -95,9 +95,9 @@ def test_a_name_that_leads_elsewhere_is_not_opened(tmp_path: Path, name: str) ->
         assert len(found.entries) == 4
         (finding,) = [row for row in found.findings if row.id in ("shard-path", "missing-shard")]
         assert "evil" in finding.message or "are one file" in finding.message
-        with pytest.raises(WouldLoseData, match="evil|are one file"):
+        with pytest.raises(WouldLoseData, match=r"evil|are one file"):
             ckptfix.convert(folder, tmp_path / "out.safetensors")
-        with pytest.raises(WouldLoseData, match="evil|are one file"):
+        with pytest.raises(WouldLoseData, match=r"evil|are one file"):
             ckptfix.add_module(folder, tmp_path / "out")
         assert finding.id in {row.id for row in ckptfix.doctor(folder).findings}
     resolved = {os.path.realpath(name) for name in opened if name.startswith(str(tmp_path))}
