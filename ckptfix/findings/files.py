@@ -337,8 +337,9 @@ CONTAINERS: tuple[Entry, ...] = (
     ),
     Entry(
         "bad-index", "error", "the index of a sharded checkpoint cannot be read",
-        "An index is JSON with a weight_map from names to files.",
-        (E.SHARD_MISSING,), "fetch the index again",
+        "An index is JSON with a weight_map from names to files. `repair` writes it anew, from the headers of the "
+        "shards.",
+        (E.SHARD_MISSING,), _REPAIR,
     ),
     Entry(
         "missing-shard", "error", "a file that the index lists is not there",
@@ -369,7 +370,7 @@ CONTAINERS: tuple[Entry, ...] = (
         "The shards are numbered, and `model.safetensors.index.json` or `pytorch_model.bin.index.json`, which says "
         "which of them holds which tensor, is not there: loaders of transformers find no checkpoint. `repair` writes "
         "it anew, from the headers of the shards.",
-        (E.SHARD_MISSING,), "ckptfix repair {source} {repaired}",
+        (E.SHARD_MISSING,), _REPAIR,
     ),
     Entry(
         "extra-shard", "warning", "a shard that the index does not list",
@@ -380,7 +381,7 @@ CONTAINERS: tuple[Entry, ...] = (
         "index-mismatch", "error", "index and shards disagree about a name",
         "The index sends a loader to another file than the one that has the tensor, or does not list one that is "
         "there.",
-        (E.SHARD_MISSING,), "keep index and shards of one save together; fetch both again",
+        (E.SHARD_MISSING,), _REPAIR,
     ),
     Entry(
         "index-total", "info", "total_size of the index is not the size of its tensors",
