@@ -362,17 +362,45 @@ CONTAINERS: tuple[Entry, ...] = (
           "The format has three fields for a tensor: dtype, shape, data_offsets.", ()),
     Entry(
         "shard-path", "error", "an index that leads out of its folder",
-        "The name of a shard is absolute or has `..` in it. Nothing outside the folder was opened.",
+        "The name of a shard is absolute, has `..` in it, is a link that leads out of the folder, or is another name "
+        "of a shard. Nothing outside the folder was opened.",
     ),
     Entry(
         "bad-index", "error", "the index of a sharded checkpoint cannot be read",
-        "An index is JSON with a weight_map from names to files.",
-        (E.SHARD_MISSING,), "fetch the index again",
+        "An index is JSON with a weight_map from names to files. `repair` writes it anew, from the headers of the "
+        "shards.",
+        (E.SHARD_MISSING,), _REPAIR,
     ),
     Entry(
         "missing-shard", "error", "a file that the index lists is not there",
         "Shards were not all downloaded, or were renamed. The tensors that it should hold are listed.",
         (E.SHARD_MISSING,), "download the missing file into the same folder",
+    ),
+    Entry(
+        "missing-tensors", "error", "tensors that no shard holds",
+        "The index names them, and the shard that it sends a loader to does not have them, nor has any other: index "
+        "and shards are of different saves, or the shards were written again without them.",
+        (E.SHARD_MISSING,), "keep index and shards of one save together; fetch both again",
+    ),
+    Entry(
+        "doubled-tensors", "error", "tensors that several shards hold",
+        "Which of them a loader takes depends on the order of the files: one shard is of another save, or a process "
+        "wrote what another had written already.",
+        (E.SHARD_MISSING,), "keep shards of one save together; fetch them again",
+    ),
+    Entry(
+        "missing-slices", "error", "slices of a tensor that no rank's file holds",
+        "HuggingFaceStorageWriter with `save_distributed=True` writes a file or more for each rank, with its slices "
+        "of the tensors. One is missing, or was written over: without `save_distributed` all ranks write to the same "
+        "names, and what is left is the slices of the last of them.",
+        (), "fetch the files of all ranks into one folder, or save again with save_distributed=True",
+    ),
+    Entry(
+        "no-index", "error", "shards without their index",
+        "The shards are numbered, and `model.safetensors.index.json` or `pytorch_model.bin.index.json`, which says "
+        "which of them holds which tensor, is not there: loaders of transformers find no checkpoint. `repair` writes "
+        "it anew, from the headers of the shards.",
+        (E.SHARD_MISSING,), _REPAIR,
     ),
     Entry(
         "extra-shard", "warning", "a shard that the index does not list",
@@ -381,8 +409,9 @@ CONTAINERS: tuple[Entry, ...] = (
     ),
     Entry(
         "index-mismatch", "error", "index and shards disagree about a name",
-        "The index sends a loader to a file that does not have the tensor, or does not list one that is there.",
-        (E.SHARD_MISSING,), "keep index and shards of one save together; fetch both again",
+        "The index sends a loader to another file than the one that has the tensor, or does not list one that is "
+        "there.",
+        (E.SHARD_MISSING,), _REPAIR,
     ),
     Entry(
         "index-total", "info", "total_size of the index is not the size of its tensors",

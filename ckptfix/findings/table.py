@@ -122,6 +122,8 @@ def place_of(finding: Finding) -> int:
 def proposed(path: str, word: str) -> str:
     """A name for an output beside `path` that does not exist yet: ``model.pth`` and ``cpu`` give ``model.cpu.pth``."""
     folder, name = Path(path).parent, Path(path).name
+    if name.endswith(".json"):  # an index: the output is a folder, or a file that is called like its shards
+        name = Path(name.removesuffix(".json").partition(".index")[0]).stem
     if word == "safetensors":
         stem, suffix = _split(name)[0], ".safetensors"
         word = "" if not name.endswith(suffix) else "converted"

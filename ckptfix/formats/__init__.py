@@ -19,6 +19,7 @@ from ckptfix.formats.dcp.part import refuse_part
 from ckptfix.formats.folders import members
 from ckptfix.formats.ranks import format as ranks
 from ckptfix.formats.safetensors import format as safetensors
+from ckptfix.formats.shards import format as shards
 from ckptfix.formats.torch import legacy as torch_legacy
 from ckptfix.formats.torch import zip as torch_zip
 from ckptfix.formats.zero import format as zero
@@ -34,6 +35,7 @@ FORMATS: dict[str, Format] = {
         dcp.FORMAT,
         zero.FORMAT,
         ranks.FORMAT,
+        *(shards.FORMAT, shards.TORCH_FORMAT, shards.SLICES_FORMAT),
     )
 }
 
@@ -70,7 +72,7 @@ def detect(path: str | os.PathLike[str]) -> Format:
             raise
         raise not_readable(error.__cause__, name) from None
     refuse_part(name)
-    return by_content(name, head, size)
+    return by_content(name, head, size, folder=None)
 
 
 def located(path: str | os.PathLike[str]) -> str:
@@ -85,13 +87,16 @@ def _is_folder_checkpoint(name: str) -> bool:
     return any(format.score(name, b"", 0) for format in FORMATS.values() if format.folder)
 
 
-def by_content(name: str, head: bytes, size: int, *, folder: bool = False) -> Format:
+def by_content(name: str, head: bytes, size: int, *, folder: bool | None = False) -> Format:
     """The format that scores highest for a file that begins with `head`, or for a folder.
+
+    Args:
+        folder: only formats of folders, or only of files; None for a file that may also be the index of a folder.
 
     Raises:
         UnknownFormat: none does.
     """
-    able = [format for format in FORMATS.values() if format.folder is folder]
+    able = [format for format in FORMATS.values() if folder is None or format.folder is folder]
     scores = [format.score(name, head, size) for format in able]
     if not any(scores):
         raise base.unknown(name, head, size)

@@ -102,6 +102,9 @@ class Format:
         plan_edit: the checkpoint with edits; everything else byte for byte.
         plan_write: a fresh file that holds one state dict.
         folder: a checkpoint is a folder of files, not one file.
+        writes: `plan_write` makes one; False for what is only read and edited.
+        sized: (bytes) -> a `plan_write` whose files hold at most so many bytes of tensors; None for a format of one
+            file.
         share: what of the tensors of a state dict `plan_write` gets.
         ties: names that metadata ties to a tensor -> that tensor.
         remarks: what is known of every file of the format.
@@ -129,6 +132,8 @@ class Format:
     plan_edit: Callable[[Checkpoint, Sequence[Edit], str], Plan]
     plan_write: PlanWrite
     folder: bool = False
+    writes: bool = True
+    sized: Callable[[int], PlanWrite] | None = None
     share: Callable[[Sequence[TensorEntry]], Shared] = as_they_are
     ties: Callable[[Checkpoint], Mapping[str, str]] = no_ties
     remarks: Callable[[Checkpoint], Iterator[Finding]] = nothing

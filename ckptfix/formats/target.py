@@ -13,7 +13,7 @@ from ckptfix.findings.table import found
 from ckptfix.formats import FORMATS
 from ckptfix.formats.base import Format
 
-ALIASES = {"torch": "zip", "pt": "zip", "pth": "zip", "pytorch": "zip", "st": "safetensors"}
+ALIASES = {"torch": "zip", "pt": "zip", "pth": "zip", "pytorch": "zip", "st": "safetensors", "huggingface": "hf"}
 
 
 def target_format(source: str, dest: str, to: str | None) -> str:
@@ -31,8 +31,9 @@ def target_format(source: str, dest: str, to: str | None) -> str:
 def _target_format(dest: str, to: str | None) -> str:
     if to is not None:
         name = ALIASES.get(to.lower(), to.lower())
-        if name not in FORMATS:
-            raise Unsupported(f"no format called {to!r}", hint=f"formats are {', '.join(FORMATS)}")
+        able = [format.name for format in FORMATS.values() if format.writes]
+        if name not in able:
+            raise Unsupported(f"no format called {to!r}", hint=f"formats are {', '.join(able)}")
         return name
     for format in FORMATS.values():
         if dest.lower().endswith(format.suffixes):

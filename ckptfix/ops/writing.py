@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from ckptfix import formats
@@ -83,8 +84,17 @@ class Draft(Generic[R]):
 
 
 def is_folder(source: StrPath) -> bool:
-    """Whether `source` is a checkpoint of many files, so that an edited one is a folder too."""
-    return found_as(file_name(source)) == "folder" and formats.detect(source).folder
+    """Whether `source` is a checkpoint of many files, or the index of one, so that an edited one is a folder too."""
+    path = file_name(source)
+    kind = found_as(path)
+    if kind == "folder":
+        return formats.detect(source).folder
+    if kind != "file" or not path.endswith(".json"):
+        return False
+    try:
+        return formats.detect(source).folder
+    except CkptfixError:
+        return False
 
 
 @without_collections
@@ -112,7 +122,11 @@ def carry_out(
         CkptfixError: as `formats.open_checkpoint`, `make` and `io.write.write_plan`.
     """
     path = source.path if isinstance(source, Checkpoint) else formats.located(source)
-    refuse_destination(dest, [path], how, folder=is_folder(path) if folder is None else folder)
+    many = is_folder(path)
+    inputs: list[StrPath] = [path]
+    if many and found_as(file_name(path)) != "folder":
+        inputs.append(Path(path).parent)
+    refuse_destination(dest, inputs, how, folder=many if folder is None else folder)
     checkpoint = source if isinstance(source, Checkpoint) else formats.open_checkpoint(path)
     name = os.fspath(dest)
     if not converts:
@@ -131,13 +145,15 @@ def carry_out_file(
     how: How,
     *,
     others: Iterable[StrPath] = (),
+    folder: bool = False,
 ) -> R:
     """The same for a verb that reads the file or folder `source` itself: `make` gets the two names.
 
     Args:
         others: further inputs, which must not be the output either.
+        folder: `dest` is to be a folder of files.
     """
-    refuse_destination(dest, [source, *others], how)
+    refuse_destination(dest, [source, *others], how, folder=folder)
     path, name = formats.located(existing(source)), os.fspath(dest)
     before = mark(path)
     draft = _from_folder(make(path, name), source, path)
@@ -201,10 +217,13 @@ def _written(draft: Draft[R], source: str, read: Iterable[Mark], dest: str, how:
         kept = io_write.write_plan(plan, overwrite=how.force, keep_old=keep, inputs=inputs, progress=how.progress)
         backup = kept.get(dest)
     lines = list(draft.lines)
+    said = set(draft.findings)
+    behind = [finding for finding in plan.findings if finding.id == "left-behind" and finding not in said]
+    left = [*account.left, *(finding.where for finding in behind)]
     if account.lost:
         lines.append(f"LOST: {some(account.lost)}")
-    if account.left:
-        lines.append(f"left behind: {some(account.left)}")
+    if left:
+        lines.append(f"left behind: {some(left)}")
     return draft.result(
         source=source,
         dest=dest,
@@ -213,7 +232,7 @@ def _written(draft: Draft[R], source: str, read: Iterable[Mark], dest: str, how:
         written=not how.dry_run,
         backup=backup,
         lines=tuple(lines),
-        findings=(*draft.findings, *account.findings(), *replaced),
+        findings=(*draft.findings, *behind, *account.findings(), *replaced),
         exit_code=LOSSES if account.lost else draft.exit_code,
         account=account,
     )

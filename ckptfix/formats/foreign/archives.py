@@ -167,9 +167,8 @@ def folder(path: str) -> Answer:
         return Answer("dcp-folder", "a folder: a distributed checkpoint (DCP)", command("doctor", path))
     index = next((name for name in sorted(names) if name.endswith(".index.json")), None)
     if index is not None:
-        return Answer(
-            "no-checkpoint", f"a folder: a sharded checkpoint ({printable(index)})", "name one shard at a time"
-        )
+        what = f"a folder: a sharded checkpoint of another framework ({printable(index)})"
+        return Answer("other-framework", what, "convert it to safetensors with its own library")
     if "saved_model.pb" in names:
         return Answer("other-framework", "a folder: a TensorFlow SavedModel")
     if any(name.endswith(STATES) for name in names) or steps(path):

@@ -279,9 +279,8 @@ def _json(file: File) -> Answer | None:
     if not re.match(rb'(\{\s*("|\}|$)|\[\s*["{\[\d\]-])', start):
         return None
     if b'"weight_map"' in file.head or file.name.endswith(".index.json"):
-        return Answer(
-            "json-file", "the index of a sharded checkpoint (JSON)", "name its shards, the files that the index lists"
-        )
+        what = "the index of a sharded checkpoint of another framework (JSON)"
+        return Answer("other-framework", what, "convert it to safetensors with its own library")
     try:
         value = json.loads(file.head) if file.size <= len(file.head) else None
     except (ValueError, RecursionError):

@@ -210,6 +210,11 @@ def follow(key: str, value: str, tied: Collection[str], names: Mapping[str, str 
     return (key, _compact(followed)) if followed else None
 
 
+def both(value: str, other: str) -> str:
+    """The records of two files as one pair of metadata."""
+    return _compact({**_records(value), **_records(other)})
+
+
 def _records(value: str | None) -> dict[str, object]:
     """The JSON object `value`; an empty one for anything else, since the text is not ours to trust."""
     try:

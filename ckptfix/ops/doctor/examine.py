@@ -41,7 +41,7 @@ from ckptfix.ops.doctor import contents as scan_contents
 from ckptfix.ops.doctor import data as scan_records
 from ckptfix.ops.doctor import fit as scan_target
 from ckptfix.ops.doctor import foreign as doctor_foreign
-from ckptfix.ops.doctor import messages, shards
+from ckptfix.ops.doctor import messages
 from ckptfix.ops.doctor import pickle as doctor_pickle
 from ckptfix.ops.doctor import program as scan_program
 from ckptfix.ops.doctor import zip as doctor_zip
@@ -91,31 +91,25 @@ def examine(
     looked = ["first bytes"]
     checkpoint: Checkpoint | None = None
     findings: list[Finding]
-    index = shards.index_of(name)
-    if index is not None:
-        looked = ["index", "headers of its shards"]
-        findings = list(shards.scan(index))
-        title = "a sharded checkpoint"
-    else:
-        try:
-            checkpoint = open_checkpoint(name)
-        except NoFile:
-            raise
-        except (DamagedFile, UnknownFormat, Unsupported) as trouble:
-            program = isinstance(trouble, UnknownFormat) and trouble.kind in doctor_foreign.PROGRAMS
-            looked += ["records"] if program else []
-            if isinstance(trouble, DistributedPart):
-                inside = []
-            else:
-                inside = list(scan_program.scan(name, fast=fast) if program else _container(name))
-            # An archive whose records can be listed is not an unknown file.
-            said = doctor_foreign.scan(name, trouble)
-            known = [finding for finding in said if finding.id != "unknown-format" or not inside]
-            findings = [*known, *inside]
-            title = trouble.message
+    try:
+        checkpoint = open_checkpoint(name)
+    except NoFile:
+        raise
+    except (DamagedFile, UnknownFormat, Unsupported) as trouble:
+        program = isinstance(trouble, UnknownFormat) and trouble.kind in doctor_foreign.PROGRAMS
+        looked += ["records"] if program else []
+        if isinstance(trouble, DistributedPart):
+            inside = []
         else:
-            title = format_of(checkpoint).title
-            findings = list(_judge(checkpoint, like, rows, prefix, fast=fast, at=at, looked=looked))
+            inside = list(scan_program.scan(name, fast=fast) if program else _container(name))
+        # An archive whose records can be listed is not an unknown file.
+        said = doctor_foreign.scan(name, trouble)
+        known = [finding for finding in said if finding.id != "unknown-format" or not inside]
+        findings = [*known, *inside]
+        title = trouble.message
+    else:
+        title = format_of(checkpoint).title
+        findings = list(_judge(checkpoint, like, rows, prefix, fast=fast, at=at, looked=looked))
     size = stamp(name).size if found_as(name) == "file" else 0
     ordered = _ordered(findings, rows)
     remedies = [_remedy(finding, name, like, at=at, like_at=like_at) for finding in ordered]

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
+from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 from weakref import finalize
@@ -24,6 +25,7 @@ from ckptfix.ops.law.promise import Promise
 from ckptfix.ops.repair.clean import listed
 from ckptfix.ops.repair.fill import Fill
 from ckptfix.ops.repair.open import repair as planned
+from ckptfix.ops.repair.shards import is_sharded
 from ckptfix.ops.repair.torch import Loss, Repair
 from ckptfix.ops.target import targets
 from ckptfix.ops.writing import (
@@ -78,7 +80,7 @@ def repair(
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> RepairResult:
-    """Write to `dest` what is provably intact in `source`, a damaged file or an unzipped folder.
+    """Write to `dest` what is provably intact in `source`: a damaged file, an unzipped folder, a folder of shards.
 
     The output has the format of the input, written from scratch. Damaged tensors are left out, or filled, and listed;
     `exit_code` is 3 then, and 0 when all are intact. What can run code is left out and listed too, with exit code 3.
@@ -105,8 +107,12 @@ def repair(
         raise Refused("no output is given", path=file_name(source), hint="name a file to write, or only check")
     if fill not in (None, "zeros", "nan"):
         raise Refused(f"no such filling: {fill!r}", hint="zeros, or nan")
-    inputs = [path for path in (fill_from, like) if path is not None and found_as(file_name(path)) == "file"]
+    beside = [path for path in (fill_from, like) if path is not None]
+    inputs: list[StrPath] = [path for path in beside if found_as(file_name(path)) == "file"]
     how = How(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
+    many = is_sharded(file_name(source))
+    if many and found_as(file_name(source)) != "folder":
+        inputs.append(Path(source).parent)
     with ExitStack() as stack:
 
         def look(path: str, near: str) -> tuple[Repair, Callable[[], _Folder]]:
@@ -124,10 +130,10 @@ def repair(
         if dest is None or check_only:
             path = existing(source)
             if dest is not None:
-                refuse_destination(dest, [source, *inputs], how)
+                refuse_destination(dest, [source, *inputs], how, folder=many)
             found, _ = look(path, path if dest is None else os.fspath(dest))
             return looked_at(_draft(found, Plan(()), written=False), path, dest)
-        result = carry_out_file(source, dest, make, how, others=inputs)
+        result = carry_out_file(source, dest, make, how, others=inputs, folder=many)
         if dry_run:
             # What was unpacked is kept as long as the plan that points to it.
             stack.pop_all()

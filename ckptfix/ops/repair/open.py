@@ -19,6 +19,7 @@ from ckptfix.ops.repair.fill import Fill
 from ckptfix.ops.repair.layers import Folder, unwrap
 from ckptfix.ops.repair.raw import repair_raw
 from ckptfix.ops.repair.safetensors import repair_safetensors
+from ckptfix.ops.repair.shards import is_sharded, repair_shards
 from ckptfix.ops.repair.torch import Repair, repair_torch
 from ckptfix.ops.repair.wreck import Wreck, read_folder, read_legacy, read_zip
 from ckptfix.ops.target.targets import Side
@@ -34,7 +35,7 @@ _LEGACY = re.compile(rb"\x80.\x8a\x0a" + re.escape(legacy_layout.MAGIC_BYTES) + 
 def repair(
     path: str, folder: Folder, *, fill: Fill | None = None, donor: Checkpoint | None = None, like: Side | None = None
 ) -> Repair:
-    """Plan what can be saved of the file or unzipped folder `path`.
+    """Plan what can be saved of the file, unzipped folder or sharded checkpoint `path`.
 
     Args:
         folder: gives the folder where what is unpacked is put; the plan points there.
@@ -47,6 +48,8 @@ def repair(
         DamagedFile: nothing of it can be saved.
         Refused: it has no tensor, and never had.
     """
+    if is_sharded(path):
+        return repair_shards(path, lambda shard: repair(shard, folder, fill=fill, donor=donor))
     notes: tuple[Finding, ...] = ()
     name = path
     if found_as(path) != "folder":

@@ -74,7 +74,7 @@ class Repair:
     def nbytes(self) -> int:
         """Bytes of the kept tensors; a storage that several share counts once."""
         seen = {
-            (storage.key, storage.nbytes)
+            (storage.identity, storage.nbytes)
             for entry in self.kept
             for storage in (leaf.storage for leaf in leaves(entry))
             if storage is not None and storage.data is not None
