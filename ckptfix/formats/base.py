@@ -87,6 +87,7 @@ class Format:
         plan_edit: the checkpoint with edits; everything else byte for byte.
         plan_write: a fresh file that holds one state dict.
         folder: a checkpoint is a folder of files, not one file.
+        writes: files of the format can be edited and written; otherwise they are read, and converted to another.
         share: what of the tensors of a state dict `plan_write` gets.
         ties: names that metadata ties to a tensor -> that tensor.
         remarks: what is known of every file of the format.
@@ -111,6 +112,7 @@ class Format:
     plan_edit: Callable[[Checkpoint, Sequence[Edit], str], Plan]
     plan_write: PlanWrite
     folder: bool = False
+    writes: bool = True
     share: Callable[[Sequence[TensorEntry]], Shared] = as_they_are
     ties: Callable[[Checkpoint], Mapping[str, str]] = no_ties
     remarks: Callable[[Checkpoint], Iterator[Finding]] = nothing

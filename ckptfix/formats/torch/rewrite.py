@@ -116,7 +116,7 @@ def plan_rewrite(
     parts = parts_of(checkpoint)
     if from_legacy:
         legacy_layout.refuse_truncated(checkpoint)
-    elif not parts.container.pickle_ok:
+    elif isinstance(parts.container, zip_layout.Archive) and not parts.container.pickle_ok:
         message = "the pickle does not match its CRC-32, and a new one would hide that"
         raise DamagedFile(message, path=checkpoint.path, hint="copy or download the file again")
     kept: list[tuple[str, Data, int | None]] = []

@@ -25,7 +25,7 @@ from ckptfix.formats.distributed import merge_command
 from ckptfix.formats.foreign.archives import CHECKPOINTS
 from ckptfix.formats.safetensors import format as safetensors
 from ckptfix.formats.torch.dangerous import is_dangerous
-from ckptfix.io.layers import packing_of
+from ckptfix.io.layers import any_packing_of
 from ckptfix.io.source import open_source
 from ckptfix.ops import inside as scan_inside
 from ckptfix.ops.doctor import pickle as doctor_pickle
@@ -117,7 +117,7 @@ def _fix(path: str, error: UnknownFormat) -> str | None:
     id, hint = error.kind, verbatim(error.hint or "")
     if id in _KEPT_HINTS and hint:
         return hint
-    if id == "compressed" and packing_of(_head(path)) is None:
+    if id == "compressed" and any_packing_of(_head(path)) is None:
         return hint
     if id == "bare-data-pkl":
         parent = Path(path).resolve().parent

@@ -11,6 +11,7 @@ from ckptfix.commands import command
 from ckptfix.errors import Refused, Unsupported
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
+from ckptfix.formats import format_of
 from ckptfix.formats.torch import demands, versions, weights_only
 from ckptfix.formats.torch import legacy as torch_legacy
 from ckptfix.formats.torch import zip as torch_zip
@@ -99,7 +100,8 @@ def sanitize(
     if root is DROPPED:
         raise _nothing_left(checkpoint, converter.report)
     report = converter.report
-    moved = settings.legacy and torch_zip.archive_of(checkpoint) is not None
+    own = format_of(checkpoint)
+    moved = not own.writes or (settings.legacy and torch_zip.archive_of(checkpoint) is not None)
     if not report.changes and not report.losses and reason is None and not moved:
         copy = Plan((OutputFile.of(dest, (ByteRange(checkpoint.path, 0, checkpoint.size),)),))
         unloadable = _unloadable(checkpoint, report, graph)
@@ -110,9 +112,10 @@ def sanitize(
         # With every global accepted, it was an opcode that is refused.
         report.changes["", f"pickle of protocol {graph.protocol}", "protocol 2"] += 1
     if moved:
-        report.changes["", "zip container", "legacy container"] += 1
+        container = "zip container" if own.writes else f"{own.title} file"
+        report.changes["", container, f"{'legacy' if settings.legacy else 'zip'} container"] += 1
     plan = plan_rewrite(checkpoint, rewritten, dest, report.storages, legacy=settings.legacy)
-    format = torch_legacy.NAME if settings.legacy else checkpoint.format
+    format = torch_legacy.NAME if settings.legacy else torch_zip.NAME
     return Sanitized(plan, format, dict(report.changes), tuple(report.losses), reason=reason, unloadable=unloadable)
 
 
@@ -147,7 +150,7 @@ def _settings(
         whole = _weights(checkpoint)
         kept = _leading_to(graph, whole)
     return Settings(
-        legacy=torch_zip.archive_of(checkpoint) is None or (target is not None and not target.reads_zip),
+        legacy=checkpoint.format == torch_legacy.NAME or (target is not None and not target.reads_zip),
         big=checkpoint.byteorder == "big",
         encoding=encoding,
         python2=bool(PYTHON2 & graph.rare.keys()) and graph.protocol < 3,
