@@ -130,8 +130,8 @@ CONTAINERS: tuple[Entry, ...] = (
     Entry(
         "plain-pickle", "error", "a plain pickle, not written by torch.save",
         "pickle.dump or joblib wrote it. torch.load says `Invalid magic number`, or mentions an opcode. A plain pickle "
-        "can run "
-        "code when it is loaded, and its tensors are pickled in pieces that only torch can join.",
+        "can run code when it is loaded. Where it holds tensors, they are read without loading it, and `ckptfix "
+        "convert` writes what torch.save would have written.",
         (E.PICKLE_DUMP,), "if you trust it, load it with pickle.load and save it again with torch.save",
     ),
     Entry(

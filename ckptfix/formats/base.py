@@ -102,7 +102,8 @@ class Format:
         plan_edit: the checkpoint with edits; everything else byte for byte.
         plan_write: a fresh file that holds one state dict.
         folder: a checkpoint is a folder of files, not one file.
-        writes: `plan_write` makes one; False for what is only read and edited.
+        edits: `plan_edit` makes one of another; False for what is only read, and is converted to be edited.
+        writes: `plan_write` makes one.
         sized: (bytes) -> a `plan_write` whose files hold at most so many bytes of tensors; None for a format of one
             file.
         share: what of the tensors of a state dict `plan_write` gets.
@@ -132,6 +133,7 @@ class Format:
     plan_edit: Callable[[Checkpoint, Sequence[Edit], str], Plan]
     plan_write: PlanWrite
     folder: bool = False
+    edits: bool = True
     writes: bool = True
     sized: Callable[[int], PlanWrite] | None = None
     share: Callable[[Sequence[TensorEntry]], Shared] = as_they_are

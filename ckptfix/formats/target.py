@@ -31,9 +31,10 @@ def target_format(source: str, dest: str, to: str | None) -> str:
 def _target_format(dest: str, to: str | None) -> str:
     if to is not None:
         name = ALIASES.get(to.lower(), to.lower())
-        able = [format.name for format in FORMATS.values() if format.writes]
-        if name not in able:
-            raise Unsupported(f"no format called {to!r}", hint=f"formats are {', '.join(able)}")
+        if name not in FORMATS or not FORMATS[name].writes:
+            written = ", ".join(format.name for format in FORMATS.values() if format.writes)
+            message = f"the format {name} is read and not written" if name in FORMATS else f"no format called {to!r}"
+            raise Unsupported(message, hint=f"formats are {written}")
         return name
     for format in FORMATS.values():
         if dest.lower().endswith(format.suffixes):

@@ -130,6 +130,7 @@ def carry_out(
     checkpoint = source if isinstance(source, Checkpoint) else formats.open_checkpoint(path)
     name = os.fspath(dest)
     if not converts:
+        refuse_read_only(checkpoint)
         refuse_other_suffix(checkpoint.path, name, checkpoint.format)
     with about(checkpoint.path):
         draft = make(checkpoint, name)
@@ -342,6 +343,17 @@ def plan_edits(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan
         # A new header over the data that is left would be an equally broken file, made silently.
         legacy_layout.refuse_truncated(checkpoint)
     return formats.FORMATS[checkpoint.format].plan_edit(checkpoint, edits, dest)
+
+
+def refuse_read_only(checkpoint: Checkpoint) -> None:
+    """Refuse to edit a checkpoint of a format that is only read.
+
+    Raises:
+        Unsupported: it is one.
+    """
+    format = formats.format_of(checkpoint)
+    if not format.edits:
+        format.plan_edit(checkpoint, (), "")
 
 
 def copy_note(unchanged: bool) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import struct
+from collections.abc import Callable
 
 from ckptfix.errors import BadPickle, TruncatedPickle
 from ckptfix.pickles import opcodes as op
@@ -46,22 +47,34 @@ def parse(
     if len(data) - start > MAX_BYTES:
         message = f"a pickle of {len(data) - start} bytes is beyond the limit of {MAX_BYTES}"
         raise BadPickle(message, path=path, where=where)
-    graph = Graph(data, start)
-    machine = _Machine(graph)
+    return finish(Machine(Graph(data, start)), path=path, where=where, base=base, framed=frames)
+
+
+def finish(
+    machine: Machine,
+    *,
+    path: str | os.PathLike[str] | None = None,
+    where: str | None = None,
+    base: int = 0,
+    framed: bool = True,
+) -> Graph:
+    """The graph of `machine`, run to its STOP; with `framed`, its frames hold whole opcodes. Raises as `parse`."""
+    graph = machine.graph
     try:
         with collector_paused():
             machine.run()
-        if frames:
+        if framed:
             _check_frames(graph)
     except (IndexError, KeyError, ValueError, TypeError, OverflowError, struct.error, BadPickle) as error:
+        size = len(graph.data)
         kind = TruncatedPickle if isinstance(error, TruncatedPickle) or _starved(machine) else BadPickle
         raise kind(
-            _reason(error, machine, len(data)), path=path, where=where, offset=base + min(machine.at, len(data))
+            _reason(error, machine, size), path=path, where=where, offset=base + min(machine.at, size)
         ) from None
     return graph
 
 
-def _starved(machine: _Machine) -> bool:
+def _starved(machine: Machine) -> bool:
     """Whether the opcode in hand would have needed bytes beyond the end."""
     data = machine.graph.data
     if machine.at >= len(data):
@@ -73,7 +86,7 @@ def _starved(machine: _Machine) -> bool:
     return False
 
 
-def _reason(error: Exception, machine: _Machine, size: int) -> str:
+def _reason(error: Exception, machine: Machine, size: int) -> str:
     if isinstance(error, BadPickle):
         return error.message
     if machine.at >= size:
@@ -99,8 +112,13 @@ def _check_frames(graph: Graph) -> None:
         raise BadPickle("a FRAME ends inside an opcode")
 
 
-class _Machine(RareOpcodes):
-    """`graph` is filled by `run`; `at` is the offset of the opcode in hand, for errors."""
+class Machine(RareOpcodes):
+    """`graph` is filled by `run`; `at` is the offset of the opcode in hand, for errors.
+
+    `u32` is (the data, an offset) -> a tuple of the number of four bytes there.
+    """
+
+    u32: Callable[[bytes, int], tuple[int]] = struct.Struct("<I").unpack_from
 
     def run(self) -> None:
         graph = self.graph
@@ -117,7 +135,7 @@ class _Machine(RareOpcodes):
         new_text = Text
         new_global = Global
         memoize_at = short_text_at = -1
-        u32 = struct.Struct("<I").unpack_from
+        u32 = self.u32
         try:
             while True:
                 code = data[pos]

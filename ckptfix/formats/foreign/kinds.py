@@ -127,7 +127,7 @@ def _compressed(file: File) -> Answer | None:
         name, command = "xz-compressed data", "unxz -c"
         opened = _first_bytes(lzma.LZMADecompressor(memlimit=1 << 28), head)
     elif head[:2] in (b"\x78\x9c", b"\x78\x01", b"\x78\xda") and _first_bytes(zlib.decompressobj(), head):
-        return Answer("compressed", "zlib-compressed data, as old joblib versions write it")
+        return Answer("compressed", "zlib-compressed data, as joblib writes it")
     else:
         return None
     hint = f"unpack it first: {command} {quoted(file.path)} > OUT"

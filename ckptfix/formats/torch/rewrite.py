@@ -110,7 +110,7 @@ def plan_rewrite(
     parts = parts_of(checkpoint)
     if from_legacy:
         legacy_layout.refuse_truncated(checkpoint)
-    else:
+    elif isinstance(parts.container, zip_layout.Archive):
         zip_layout.refuse_damaged_pickle(parts.container, checkpoint.path)
     kept: list[tuple[str, Data, int | None]] = []
     counts: dict[str, int] = {}

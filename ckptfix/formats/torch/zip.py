@@ -65,10 +65,10 @@ def read(path: str) -> Checkpoint:
         findings: list[Finding] = []
         archive, pickle = _open(reader, directory, findings)
         traits: dict[str, object] = {"zip root": archive.root, "records": len(directory.records)}
-        byteorder = _small_record(reader, directory, f"{archive.root}/byteorder")
+        byteorder = small_record(reader, directory, f"{archive.root}/byteorder")
         if byteorder not in ("", "little", "big"):
             raise DamagedFile(f"byte order {byteorder[:20]!r}", path=path, where=f"{archive.root}/byteorder")
-        version = _small_record(reader, directory, f"{archive.root}/version")
+        version = small_record(reader, directory, f"{archive.root}/version")
         if version.isdigit() and int(version) > MAX_VERSION:
             raise Unsupported(f"archive version {version}, newer than {MAX_VERSION}", path=path)
         traits["version"] = version or "none"
@@ -130,7 +130,7 @@ def _open(reader: Source, directory: Directory, findings: list[Finding]) -> tupl
     return Archive(directory, root, record, intact, ambiguous), data
 
 
-def _small_record(reader: Source, directory: Directory, name: str) -> str:
+def small_record(reader: Source, directory: Directory, name: str) -> str:
     """The text of a short record, empty when there is none."""
     record = next((record for record in directory.records if record.name == name), None)
     if record is None or record.size > 64:

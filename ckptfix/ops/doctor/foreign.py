@@ -22,7 +22,7 @@ from ckptfix.findings.row import Finding
 from ckptfix.findings.table import ENTRIES, found
 from ckptfix.formats.safetensors import format as safetensors
 from ckptfix.formats.torch.dangerous import is_dangerous
-from ckptfix.io.layers import packing_of
+from ckptfix.io.layers import any_packing_of
 from ckptfix.io.source import found_as, is_local, open_source
 from ckptfix.ops import inside as scan_inside
 from ckptfix.ops.doctor import pickle as doctor_pickle
@@ -119,7 +119,7 @@ def _fix(path: str, error: UnknownFormat) -> str | None:
     id, hint = error.kind, verbatim(error.hint or "")
     if id in _KEPT_HINTS and hint:
         return hint
-    if id == "compressed" and packing_of(_head(path)) is None:
+    if id == "compressed" and any_packing_of(_head(path)) is None:
         return hint
     if id == "bare-data-pkl" and is_local(path):
         parent = Path(path).resolve().parent

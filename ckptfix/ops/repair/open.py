@@ -9,11 +9,12 @@ from ckptfix.checkpoint import Checkpoint
 from ckptfix.commands import command
 from ckptfix.errors import DamagedFile, Refused, Unsupported
 from ckptfix.findings.row import Finding
-from ckptfix.formats import FORMATS, base
+from ckptfix.formats import FORMATS, base, format_of, open_checkpoint
 from ckptfix.formats.dcp.part import refuse_part
 from ckptfix.formats.safetensors import format as safetensors
 from ckptfix.formats.torch import legacy as torch_legacy
 from ckptfix.formats.torch import legacy_layout
+from ckptfix.formats.torch.common import parts_of
 from ckptfix.io.source import found_as, open_source
 from ckptfix.ops.repair.fill import Fill
 from ckptfix.ops.repair.layers import Folder, unwrap
@@ -21,7 +22,7 @@ from ckptfix.ops.repair.raw import repair_raw
 from ckptfix.ops.repair.safetensors import repair_safetensors
 from ckptfix.ops.repair.shards import is_sharded, repair_shards
 from ckptfix.ops.repair.torch import Repair, repair_torch
-from ckptfix.ops.repair.wreck import Wreck, read_folder, read_legacy, read_zip
+from ckptfix.ops.repair.wreck import Part, Wreck, read_folder, read_legacy, read_zip
 from ckptfix.ops.target.targets import Side
 from ckptfix.zips import scan as zip_scan
 
@@ -89,6 +90,8 @@ def _repair(path: str, fill: Fill | None, donor: Checkpoint | None, like: Side |
         before = b"" if head.startswith(b"PK") else reader.read(0, min(size, FAR))
     if safetensors.score(path, head, size) >= 100:
         return repair_safetensors(path, fill=fill, donor=donor)
+    if any(format.score(path, head, size) for format in FORMATS.values() if not (format.edits or format.folder)):
+        return _of_wreck(_read_whole(path), fill, donor, like)
     if (start := _LEGACY.search(before)) is not None:
         return _of_wreck(read_legacy(path, start.start()), fill, donor, like)
     if torch_legacy.score(path, head, size):
@@ -98,6 +101,24 @@ def _repair(path: str, fill: Fill | None, donor: Checkpoint | None, like: Side |
             return repair_safetensors(path, fill=fill, donor=donor)
         raise base.unknown(path, head, size)
     return _of_wreck(read_zip(path), fill, donor, like)
+
+
+def _read_whole(path: str) -> Wreck:
+    """A file of a format that is only read, as the zip that it becomes.
+
+    Raises:
+        DamagedFile: a storage in it is damaged; how many elements it had is not known then.
+    """
+    checkpoint = open_checkpoint(path)
+    for finding in checkpoint.findings:
+        if finding.id == "bad-storage":
+            raise DamagedFile(finding.message, path=path, where=finding.where, offset=finding.offset)
+    parts = parts_of(checkpoint)
+    storages = {key: Part(data) for key, data in parts.container.data.items()}
+    wreck = Wreck(path, found=parts.found, parts=storages, sums=False)
+    what = next(format_of(checkpoint).remarks(checkpoint)).id
+    wreck.note(what, f"it was a {format_of(checkpoint).title}, and is written as a zip")
+    return wreck
 
 
 def _has_records(path: str) -> bool:

@@ -103,7 +103,8 @@ def sanitize(
     if root is DROPPED:
         raise _nothing_left(checkpoint, converter.report)
     report = converter.report
-    moved = settings.legacy and torch_zip.archive_of(checkpoint) is not None
+    own = format_of(checkpoint)
+    moved = not own.edits or (settings.legacy and torch_zip.archive_of(checkpoint) is not None)
     if not report.changes and not report.losses and reason is None and not moved:
         copy = Plan((OutputFile.of(dest, (ByteRange(checkpoint.path, 0, checkpoint.size),)),))
         unloadable = _unloadable(checkpoint, report, graph)
@@ -114,9 +115,10 @@ def sanitize(
         # With every global accepted, it was an opcode that is refused.
         report.changes["", f"pickle of protocol {graph.protocol}", "protocol 2"] += 1
     if moved:
-        report.changes["", "zip container", "legacy container"] += 1
+        container = "zip container" if own.edits else f"{own.title} file"
+        report.changes["", container, f"{'legacy' if settings.legacy else 'zip'} container"] += 1
     plan = plan_rewrite(checkpoint, rewritten, dest, report.storages, legacy=settings.legacy)
-    format = torch_legacy.NAME if settings.legacy else checkpoint.format
+    format = torch_legacy.NAME if settings.legacy else torch_zip.NAME
     return Sanitized(plan, format, dict(report.changes), tuple(report.losses), reason=reason, unloadable=unloadable)
 
 
@@ -151,7 +153,7 @@ def _settings(
         whole = _weights(checkpoint)
         kept = _leading_to(graph, whole)
     return Settings(
-        legacy=torch_zip.archive_of(checkpoint) is None or (target is not None and not target.reads_zip),
+        legacy=checkpoint.format == torch_legacy.NAME or (target is not None and not target.reads_zip),
         big=checkpoint.byteorder == "big",
         encoding=encoding,
         python2=bool(PYTHON2 & graph.rare.keys()) and graph.protocol < 3,
