@@ -18,7 +18,6 @@ from ckptfix.ops.writing import How
     click.Option(["--allow-import"], is_flag=True, help="Import module:factory, which runs its code."),
     at_option(),
     example="ckptfix fix broken.pth fixed.pth",
-    optional=True,
 )
 def command(
     source: str,

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from ckptfix import formats
 from ckptfix.checkpoint import ByteRange, Checkpoint, OutputFile, Plan
 from ckptfix.errors import Refused, StrPath
-from ckptfix.findings.table import proposed
 from ckptfix.io.read import Progress
 from ckptfix.io.source import opened_once
 from ckptfix.ops.doctor import doctor
 from ckptfix.ops.doctor.report import Diagnosis
 from ckptfix.ops.fix.chain import Chain, Step
 from ckptfix.ops.law.promise import Account, Promise, everything
-from ckptfix.ops.writing import Draft, How, Result, carry_out_file, copy_note, existing
+from ckptfix.ops.writing import Draft, How, Result, carry_out_file, copy_note, existing, named_beside
 from ckptfix.pickles.collector import without_collections
 
 ROUNDS = 5
@@ -75,8 +73,8 @@ def fix(
                 break
             diagnosis = doctor(chain.current, fast=True, **options)
         _refuse(diagnosis, path, chain.steps)
-        name = dest if dest is not None else proposed(str(Path(path).with_suffix(chain.suffix)), "fixed")
-        return carry_out_file(path, name, partial(_draft, chain, dest is None), how)
+        name = dest if dest is not None else named_beside(source, "fixed", chain.suffix)
+        return carry_out_file(path, name, partial(_draft, chain), how)
 
 
 def _refuse(diagnosis: Diagnosis, path: str, steps: tuple[Step, ...]) -> None:
@@ -90,7 +88,7 @@ def _refuse(diagnosis: Diagnosis, path: str, steps: tuple[Step, ...]) -> None:
     raise Refused(f"{message}{after}: no command fixes that", path=path, hint=advice)
 
 
-def _draft(chain: Chain, named: bool, path: str, dest: str) -> Draft[FixResult]:
+def _draft(chain: Chain, path: str, dest: str) -> Draft[FixResult]:
     lines = [f"{step.command[1]}: {line}" for step in chain.steps for line in step.lines]
     plan = chain.plan_for(dest)
     promise = Promise()
@@ -98,8 +96,6 @@ def _draft(chain: Chain, named: bool, path: str, dest: str) -> Draft[FixResult]:
         checkpoint = formats.open_checkpoint(path)
         plan, promise = _copy(checkpoint, dest), everything(checkpoint)
         lines = [f"nothing to fix{copy_note(True)}"]
-    if named:
-        lines.append(f"output: {dest}")
     return Draft(
         result=partial(_result, chain),
         format=chain.format or formats.detect(path).name,
