@@ -21,6 +21,7 @@ from pathlib import Path
 from ckptfix.checkpoint import Checkpoint, address, dtypes
 from ckptfix.errors import CkptfixError, Refused, Undecided, file_name, not_readable
 from ckptfix.formats import FORMATS, open_checkpoint, states, weights_of
+from ckptfix.formats.shards.index import INDEX
 from ckptfix.names.slots import Slot
 from ckptfix.ops import choose
 from ckptfix.ops.candidates import Candidate, state_dict_of
@@ -61,7 +62,7 @@ def read(target: str | os.PathLike[str], *, at: str | None = None, allow_import:
     text = file_name(target, "the model's file or module:factory")
     if _FACTORY.fullmatch(text) and not Path(text).exists():
         return _model(text, allow_import)
-    if text.endswith(".json") and Path(text).is_file():
+    if text.endswith(".json") and Path(text).is_file() and not INDEX.search(text):
         return _keys_file(text, at)
     try:
         return of_checkpoint(open_checkpoint(text), at)
