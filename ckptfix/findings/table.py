@@ -129,7 +129,8 @@ def proposed(path: str, word: str) -> str:
         word = "" if not name.endswith(suffix) else "converted"
     else:
         stem, suffix = _split(name)
-    if word in _TORCH and suffix not in (".pth", ".pt", ".bin", ".ckpt", ".pth.tar"):
+    many = word in ("plain", "repacked") and Path(path).is_dir()
+    if word in _TORCH and not many and suffix not in (".pth", ".pt", ".bin", ".ckpt", ".pth.tar"):
         suffix = ".pth"
     middle = f".{word}" if word else ""
     candidate = folder / f"{stem}{middle}{suffix}"

@@ -106,6 +106,8 @@ class Format:
         writes: `plan_write` makes one.
         sized: (bytes) -> a `plan_write` whose files hold at most so many bytes of tensors; None for a format of one
             file.
+        by_file: (checkpoint, plan of one file, folder) -> the folder, each of its files planned anew by itself, and the
+            rest as it was; None for one file, or for files that say nothing by themselves.
         share: what of the tensors of a state dict `plan_write` gets.
         ties: names that metadata ties to a tensor -> that tensor.
         remarks: what is known of every file of the format.
@@ -136,6 +138,7 @@ class Format:
     edits: bool = True
     writes: bool = True
     sized: Callable[[int], PlanWrite] | None = None
+    by_file: Callable[[Checkpoint, Callable[[Checkpoint, str], Plan], str], Plan] | None = None
     share: Callable[[Sequence[TensorEntry]], Shared] = as_they_are
     ties: Callable[[Checkpoint], Mapping[str, str]] = no_ties
     remarks: Callable[[Checkpoint], Iterator[Finding]] = nothing

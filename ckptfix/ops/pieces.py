@@ -21,8 +21,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ckptfix.checkpoint import Checkpoint, TensorEntry, address
+from ckptfix.commands import command as ckptfix_command
 from ckptfix.errors import KeyConflict, WouldLoseData
 from ckptfix.formats.deepspeed import way_out
+from ckptfix.formats.shards.files import find
+from ckptfix.formats.shards.slices import SHARDING_INFO
 from ckptfix.formats.torch import module as torch_module
 from ckptfix.formats.torch.call_classes import class_of
 from ckptfix.formats.torch.common import Parts, pickled
@@ -37,11 +40,6 @@ GATHER = (
     "of torch.distributed.checkpoint.state_dict; or save with torch.distributed.checkpoint, whose folder "
     "`ckptfix convert FOLDER OUT` makes one file of"
 )
-JOIN = (
-    "consolidate_safetensors_files of torch.distributed.checkpoint._consolidate_hf_safetensors joins the shards of all "
-    "ranks; or save with enable_consolidation=True"
-)
-SHARDING_INFO = "DCP_SHARDING_INFO"
 
 _RANK_IN_NAME = re.compile(r"zero_pp_rank_(\d+)_mp_rank_\d+|rank[_-]?(\d+)|^shard-(\d+)-")
 
@@ -151,7 +149,16 @@ def _of_metadata(checkpoint: Checkpoint) -> Piece | None:
     missing = f"{name} is a slice of shape {shapes[name]} at {slices[name]} of a larger tensor{_more(len(cut) - 1)}"
     shard = re.match(r"shard-(\d+)-", Path(checkpoint.path).name)
     rank = int(shard[1]) - 1 if shard else None
-    return Piece("safetensors shard", rank, None, missing, name, JOIN)
+    return Piece("safetensors shard", rank, None, missing, name, _joining(checkpoint.path))
+
+
+def _joining(path: str) -> str:
+    """What makes the whole of the slices of all ranks."""
+    folder = Path(path).parent
+    if find(str(folder)).ranks:
+        way = ckptfix_command("convert", folder, "OUT.safetensors")
+        return f"its folder is the checkpoint: `{way}` joins the files of all ranks"
+    return "put the files of all ranks in one folder: `ckptfix convert FOLDER OUT.safetensors` joins them"
 
 
 def _more(count: int) -> str:

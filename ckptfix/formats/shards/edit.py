@@ -5,11 +5,12 @@ What else is in the folder goes along byte for byte; folders, and files of other
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from ckptfix.checkpoint import (
+    ByteRange,
     Checkpoint,
     Drop,
     Edit,
@@ -59,26 +60,46 @@ def plan_edit(checkpoint: Checkpoint, layout: Layout, edits: Sequence[Edit], des
         plan = files.FILES[shard.read.format].plan_edit(shard.read, part.edits, str(Path(dest, shard.name)))
         planned += plan.files
         findings += plan.findings
-    own = list(planned)
+    names = {old: new for part in parts for old, new in part.new.items()}
+    resized = any(isinstance(edit, Drop | Put) for edit in edits)
+    return _folder(layout, planned, findings, dest, names, resized=resized)
+
+
+def plan_files(layout: Layout, make: Callable[[Checkpoint, str], Plan], dest: str) -> Plan:
+    """The folder with each shard as `make` plans it; see `Format.by_file`."""
+    layout.refuse_incomplete()
+    plans = [make(shard.read, str(Path(dest, shard.name))) for shard in layout.shards]
+    planned = [file for plan in plans for file in plan.files]
+    copied = all(
+        file.segments == (ByteRange(shard.path, 0, shard.read.size),)
+        for file, shard in zip(planned, layout.shards, strict=True)
+    )
+    findings = [finding for plan in plans for finding in plan.findings]
+    made = _folder(layout, planned, findings, dest, {}, resized=not copied)
+    return replace(made, holds=tuple(plan.holds for plan in plans))
+
+
+def _folder(
+    layout: Layout,
+    planned: Sequence[OutputFile],
+    findings: Sequence[Finding],
+    dest: str,
+    names: Mapping[str, str | None],
+    *,
+    resized: bool,
+) -> Plan:
+    """The planned shards, what lies beside them, and the index last."""
     there = files.find(layout.folder)
-    mine = {shard.name for shard in layout.shards}
-    foreign = [name for name in (*there.indexes, *there.ranks) if str(Path(layout.folder, name)) != _index(layout)]
-    foreign += [name for group in there.groups.values() for name in group.values()]
-    others = [name for name in foreign if name not in mine]
-    around = beside(layout.folder, [mark.path for mark in layout.marks] + [str(Path(layout.folder, n)) for n in others])
-    planned += around.copied_to(dest)
+    own = {shard.name for shard in layout.shards}
+    index = "" if layout.index is None else files.relative(layout.index.path, layout.folder)
+    others = [name for name in there.names() if name not in own and name != index]
+    around = beside(layout.folder, [str(Path(layout.folder, name)) for name in (*own, *others, index)])
     left = [found("left-behind", "is a file of another checkpoint", where=name) for name in others]
+    written = [*planned, *around.copied_to(dest)]
     if layout.index is not None:
-        names = {old: new for part in parts for old, new in part.new.items()}
-        sizes = any(isinstance(edit, Drop | Put) for edit in edits)
-        text = layout.index.edited(names, _size(own) if sizes else None)
-        name = files.relative(layout.index.path, layout.folder)
-        planned.append(OutputFile.of(Path(dest, name), [text]))
-    return Plan(tuple(planned), (*findings, *left, *around.findings()))
-
-
-def _index(layout: Layout) -> str:
-    return "" if layout.index is None else str(Path(layout.index.path))
+        text = layout.index.edited(names, _size(planned) if resized else None)
+        written.append(OutputFile.of(Path(dest, index), [text]))
+    return Plan(tuple(written), (*findings, *left, *around.findings()))
 
 
 class _Part:

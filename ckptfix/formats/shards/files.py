@@ -54,6 +54,10 @@ class Found:
     def __bool__(self) -> bool:
         return bool(self.indexes or self.ranks or self.groups)
 
+    def names(self) -> tuple[str, ...]:
+        """All of them."""
+        return (*self.indexes, *self.ranks, *(name for group in self.groups.values() for name in group.values()))
+
     def refuse_several(self) -> None:
         """Refuse a folder of several checkpoints, of which none is named.
 

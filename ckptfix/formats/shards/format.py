@@ -177,6 +177,11 @@ def plan_edit(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan:
     return edit.plan_edit(checkpoint, layout_of(checkpoint), edits, dest)
 
 
+def by_file(checkpoint: Checkpoint, make: Callable[[Checkpoint, str], Plan], dest: str) -> Plan:
+    """The folder with each shard as `make` plans it."""
+    return edit.plan_files(layout_of(checkpoint), make, dest)
+
+
 def plan_edit_slices(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan:
     """Slices are joined before they are edited.
 
@@ -208,6 +213,7 @@ FORMAT = Format(
     plan_write=write.plan_write,
     folder=True,
     sized=write.sized,
+    by_file=by_file,
     share=share_plan,
     ties=tied_names,
     remarks=safetensors.remarks,
@@ -227,6 +233,7 @@ TORCH_FORMAT = Format(
     plan_write=not_written,
     folder=True,
     writes=False,
+    by_file=by_file,
 )
 
 SLICES_FORMAT = Format(

@@ -18,6 +18,7 @@ from ckptfix.findings.table import found
 from ckptfix.formats.folders.inside import file_inside
 from ckptfix.formats.shards import files
 from ckptfix.formats.shards.index import Index, read_index
+from ckptfix.formats.torch.common import pickled
 from ckptfix.io.source import mark
 from ckptfix.words import some
 
@@ -36,6 +37,7 @@ class Shard:
         checkpoint: what it holds; None where it cannot be read.
         names: of its tensors and other values, at the top level; names that it only ties are in `ties`.
         ties: name that its metadata ties to a tensor -> that tensor.
+        values: the names among them that are of other values, not of tensors.
     """
 
     name: str
@@ -44,6 +46,7 @@ class Shard:
     checkpoint: Checkpoint | None = None
     names: tuple[str, ...] = ()
     ties: Mapping[str, str] = field(default_factory=dict)
+    values: frozenset[str] = frozenset()
 
     @property
     def read(self) -> Checkpoint:
@@ -190,7 +193,10 @@ class _Opened:
         ties = files.FILES[checkpoint.format].ties(checkpoint)
         names = [key for site in checkpoint.sites if site.kind == "state_dict" and not site.at for key in site.names]
         own = tuple(key for key in names if key not in ties)
-        self.shards.append(replace(shard, path=path, checkpoint=checkpoint, names=own, ties=ties))
+        parts = pickled(checkpoint)
+        tensors = own if parts is None else [key for at, key, _ in parts.found.tensors if not at]
+        values = frozenset(own).difference(tensors)
+        self.shards.append(replace(shard, path=path, checkpoint=checkpoint, names=own, ties=ties, values=values))
         self.marks += checkpoint.files
         self.findings += (prefixed(finding, name) for finding in checkpoint.findings)
 
@@ -224,8 +230,8 @@ def _compared(opened: _Opened, index: Index) -> Iterator[Finding]:
         if absent:
             message = f"the index says that {shard.name} holds {some(absent, 3)}; no shard does"
             yield found("missing-tensors", message, where=shard.name)
-    tied = {name for shard in opened.shards for name in shard.ties}
-    unlisted = [name for name in holders if name not in index.weight_map and name not in tied]
+    free = {name for shard in opened.shards for name in (*shard.ties, *shard.values)}
+    unlisted = [name for name in holders if name not in index.weight_map and name not in free]
     if unlisted:
         yield found("index-mismatch", f"the index does not name {some(unlisted, 3)}, which the shards hold")
     yield from _doubled(holders)

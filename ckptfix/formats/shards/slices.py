@@ -73,8 +73,12 @@ def joined(layout: Layout) -> tuple[tuple[TensorEntry, ...], list[Finding]]:
         else:
             rows.append(_joined(parts))
     made = SplicedFile(layout.folder, [row.entry.nbytes for row in rows], lambda index: rows[index].segments)
-    entries = tuple(_placed(row, made, index) for index, row in enumerate(rows))
-    findings += (finding for row in rows if not _is_full(row) for finding in holes(row))
+    missing = {row.entry.key: list(holes(row)) for row in rows if not _is_full(row)}
+    findings += (finding for several in missing.values() for finding in several)
+    entries = tuple(
+        _placed(row, made, index) if not missing.get(row.entry.key) else _nowhere(row.entry)
+        for index, row in enumerate(rows)
+    )
     return entries, findings
 
 
@@ -149,6 +153,11 @@ def _placed(row: Joined, made: SplicedFile, index: int) -> TensorEntry:
     alone = len(row.chunks) == 1 and row.chunks[0].sizes == entry.shape
     data = row.chunks[0].data if alone else made.place(index)
     return replace(entry, storage=Storage(entry.key, entry.dtype, data.length, "cpu", data))
+
+
+def _nowhere(entry: TensorEntry) -> TensorEntry:
+    """A tensor that is not there as a whole."""
+    return replace(entry, storage=Storage(entry.key, entry.dtype, entry.nbytes, "cpu", None))
 
 
 def without_slices(metadata: Mapping[str, str]) -> dict[str, str]:

@@ -47,7 +47,7 @@ def repair_shards(path: str, repair_file: RepairFile) -> Repair:
         Refused: there are several checkpoints in the folder.
     """
     work = _Work(path)
-    if work.index is None and work.there.ranks:
+    if work.is_sliced():
         return _of_slices(path)
     for name, listed in work.wanted():
         work.take(name, listed, repair_file)
@@ -124,6 +124,13 @@ class _Work:
         (name, suffix, count), numbered = next(iter(self.there.groups.items()))
         there = [*numbered.values(), *files.missing_numbers(count, numbered, name, suffix)]
         yield from ((shard, ()) for shard in sorted(there))
+
+    def is_sliced(self) -> bool:
+        """Whether the files hold slices of tensors."""
+        try:
+            return slices.is_sliced(open_layout(self.path))
+        except BadIndex:
+            return False
 
     def take(self, name: str, listed: Sequence[str], repair_file: RepairFile) -> None:
         """Repair the shard called `name`, which should hold `listed`."""
@@ -226,8 +233,7 @@ class _Work:
         return Plan((*planned, *((index,) if index is not None else ())), around.findings())
 
     def _beside(self) -> Beside:
-        names = [*self.there.indexes, *self.there.ranks, *(one.name for one in self.done)]
-        names += [name for group in self.there.groups.values() for name in group.values()]
+        names = [*self.there.names(), *(one.name for one in self.done)]
         return beside(self.folder, [str(Path(self.folder, name)) for name in names])
 
     def _index(self, dest: str) -> OutputFile | None:

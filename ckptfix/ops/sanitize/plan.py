@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from ckptfix.checkpoint import ByteRange, Checkpoint, OutputFile, Plan
 from ckptfix.commands import command
@@ -89,6 +91,11 @@ def sanitize(
         raise Unsupported(f"nothing called {keep_only!r} can be kept", hint=f"--keep-only {' or '.join(KEEP)}")
     if encoding is not None:
         _refuse_codec(encoding)
+    by_file = format_of(checkpoint).by_file
+    if by_file is not None:
+        refuse_damaged(checkpoint)
+        options = partial(sanitize, keep_only=keep_only, encoding=encoding, torch=torch)
+        return _sanitize_files(checkpoint, by_file, options, dest)
     target = None if torch is None else versions.find(torch)
     if target is not None and not target.reads_zip and checkpoint.byteorder == "big":
         raise Unsupported("big-endian data is not written to a legacy file", path=checkpoint.path)
@@ -120,6 +127,34 @@ def sanitize(
     plan = plan_rewrite(checkpoint, rewritten, dest, report.storages, legacy=settings.legacy)
     format = torch_legacy.NAME if settings.legacy else torch_zip.NAME
     return Sanitized(plan, format, dict(report.changes), tuple(report.losses), reason=reason, unloadable=unloadable)
+
+
+def _sanitize_files(
+    checkpoint: Checkpoint,
+    by_file: Callable[[Checkpoint, Callable[[Checkpoint, str], Plan], str], Plan],
+    sanitized: Callable[[Checkpoint, str], Sanitized],
+    dest: str,
+) -> Sanitized:
+    """Each file of a folder by itself."""
+    done: list[Sanitized] = []
+
+    def one(file: Checkpoint, dest: str) -> Plan:
+        done.append(sanitized(file, dest))
+        return done[-1].plan
+
+    plan = by_file(checkpoint, one, dest)
+    changes: Counter[tuple[str, str, str]] = Counter()
+    for made in done:
+        changes.update(made.changes)
+    return Sanitized(
+        plan,
+        checkpoint.format,
+        dict(changes),
+        tuple(loss for made in done for loss in made.losses),
+        all(made.identical for made in done),
+        next((made.reason for made in done if made.reason is not None), None),
+        tuple(finding for made in done for finding in made.unloadable),
+    )
 
 
 UNLOADABLE = ("bad-tensor", "bad-call", "memory-bomb")
