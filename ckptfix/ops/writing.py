@@ -194,10 +194,13 @@ def _written(draft: Draft[R], source: str, read: Iterable[Mark], dest: str, how:
         kept = io_write.write_plan(plan, overwrite=how.force, keep_old=keep, inputs=inputs, progress=how.progress)
         backup = kept.get(dest)
     lines = list(draft.lines)
+    said = set(draft.findings)
+    behind = [finding for finding in plan.findings if finding.id == "left-behind" and finding not in said]
+    left = [*account.left, *(finding.where for finding in behind)]
     if account.lost:
         lines.append(f"LOST: {some(account.lost)}")
-    if account.left:
-        lines.append(f"left behind: {some(account.left)}")
+    if left:
+        lines.append(f"left behind: {some(left)}")
     return draft.result(
         source=source,
         dest=dest,
@@ -206,7 +209,7 @@ def _written(draft: Draft[R], source: str, read: Iterable[Mark], dest: str, how:
         written=not how.dry_run,
         backup=backup,
         lines=tuple(lines),
-        findings=(*draft.findings, *account.findings(), *replaced),
+        findings=(*draft.findings, *behind, *account.findings(), *replaced),
         exit_code=LOSSES if account.lost else draft.exit_code,
         account=account,
     )

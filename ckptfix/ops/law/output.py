@@ -88,6 +88,8 @@ class Output:
         self._copied: list[ByteRange] = []
         self._same = _Same(same)
         for file in plan.files:
+            if file.along:
+                continue
             name = PlannedFile(file)
             try:
                 checkpoint = planned(name, FORMATS[format]).read(name)
