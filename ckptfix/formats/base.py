@@ -97,6 +97,8 @@ class Format:
         plan_packed: the file without bytes that no tensor claims, and how many they were; None for a format that
             `slim` rewrites through its object.
         read_object: the container and the parsed pickle of a file, and nothing made of them.
+        read_planned: what a planned folder will be read as; None where each of its files is a checkpoint by itself.
+        keeps_all: whether a plan surely is an edit that keeps each tensor; False says nothing.
     """
 
     name: str
@@ -119,6 +121,8 @@ class Format:
     recode: Callable[[Checkpoint, str], Plan] | None = None
     plan_packed: Callable[[Checkpoint, str], tuple[Plan, int]] | None = None
     read_object: Callable[[str], tuple[Any, Graph]] | None = None
+    read_planned: Callable[[Plan], Checkpoint] | None = None
+    keeps_all: Callable[[Checkpoint, Plan], bool] | None = None
 
     def check(self, path: str) -> Iterator[Finding]:
         """What is wrong with the file at `path` as it stands: `judge` of what `read` makes of it."""
