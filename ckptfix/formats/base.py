@@ -121,6 +121,8 @@ class Format:
             None for what is usual, `optimizer` whether its state is taken too. None for a format that holds one form
             of its weights.
         read_object: the container and the parsed pickle of a file, and nothing made of them.
+        read_planned: what a planned folder will be read as; None where each of its files is a checkpoint by itself.
+        keeps_all: whether a plan surely is an edit that keeps each tensor; False says nothing.
     """
 
     name: str
@@ -148,6 +150,8 @@ class Format:
     plan_packed: Callable[[Checkpoint, str], tuple[Plan, int]] | None = None
     take: Callable[[Checkpoint, str | None, bool], Taken] | None = None
     read_object: Callable[[str], tuple[Any, Graph]] | None = None
+    read_planned: Callable[[Plan], Checkpoint] | None = None
+    keeps_all: Callable[[Checkpoint, Plan], bool] | None = None
 
     def check(self, path: str) -> Iterator[Finding]:
         """What is wrong with the file at `path` as it stands: `judge` of what `read` makes of it."""

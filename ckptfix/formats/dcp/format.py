@@ -12,14 +12,16 @@ Source: torch/distributed/checkpoint/filesystem.py.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ckptfix.checkpoint import Checkpoint, Edit, OutputFile, Plan, TensorEntry
-from ckptfix.errors import CkptfixError, Unsupported
+from ckptfix.checkpoint import TensorEntry
+from ckptfix.errors import CkptfixError
 from ckptfix.formats.base import Aspect, Format, plain_weights
+from ckptfix.formats.dcp.edit import keeps_all, plan_edit
 from ckptfix.formats.dcp.metadata import NAME as METADATA
+from ckptfix.formats.dcp.planned import read_planned
 from ckptfix.formats.dcp.read import NAME, read
+from ckptfix.formats.dcp.write import plan_write, recode
 from ckptfix.formats.torch import common as torch_common
 from ckptfix.io.source import open_source
 
@@ -36,16 +38,6 @@ def score(path: str, head: bytes, size: int) -> int:
             return 100 if source.read(0, min(source.size, 2))[:1] == b"\x80" else 0
     except CkptfixError:
         return 0
-
-
-def plan_edit(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan:
-    if edits:
-        raise Unsupported("edits of distributed checkpoints are not written yet", path=dest)
-    return Plan(tuple(OutputFile.of(dest, ()) for _ in ()))
-
-
-def plan_write(entries: Sequence[TensorEntry], dest: str, *, metadata: Mapping[str, str] | None = None) -> Plan:
-    raise Unsupported("a distributed checkpoint is not written yet", path=dest)
 
 
 def refuses(entry: TensorEntry) -> str | None:
@@ -66,4 +58,7 @@ FORMAT = Format(
     plan_edit=plan_edit,
     plan_write=plan_write,
     folder=True,
+    recode=recode,
+    read_planned=read_planned,
+    keeps_all=keeps_all,
 )

@@ -17,6 +17,7 @@ from ckptfix.formats.dcp.metadata import Metadata, Part, Place, Saved
 from ckptfix.formats.dcp.nested import Nesting
 from ckptfix.formats.folders.assembled import Assembled, Assembly
 from ckptfix.formats.folders.inside import file_inside
+from ckptfix.formats.torch.common import parts_of
 from ckptfix.io.planned import Piece, SplicedFile
 from ckptfix.io.source import mark, open_source
 from ckptfix.io.tiles import Chunk, tiled
@@ -128,7 +129,11 @@ def find_files(folder: str, said: Metadata, before: Mark) -> Files:
 def read(path: str) -> Checkpoint:
     """Read names, shapes, places and values; see the contract in `base`."""
     said, before = read_metadata(path)
-    files = find_files(path, said, before)
+    return assembled(path, said, find_files(path, said, before))
+
+
+def assembled(path: str, said: Metadata, files: Files) -> Checkpoint:
+    """The checkpoint that the metadata describes, in these files."""
     findings = [found("bad-tensor", what, where=where) for where, what in said.wrong]
     tensors = [saved for saved in said.saved if saved.dtype is not None]
     spliced = SplicedFile(path, [saved.nbytes for saved in tensors], _maker(tensors, files))
@@ -146,10 +151,15 @@ def read(path: str) -> Checkpoint:
     checkpoint = assembly.checkpoint(
         nesting.root, path, format=NAME, files=files.marks, traits=_traits(said, files), findings=findings
     )
-    from ckptfix.formats.torch.common import parts_of
-
     parts_of(checkpoint).container = Folder(said, files, tensors, spliced)
     return checkpoint
+
+
+def folder_of(checkpoint: Checkpoint) -> Folder:
+    """The folder that a checkpoint was read from."""
+    folder = parts_of(checkpoint).container
+    assert isinstance(folder, Folder)
+    return folder
 
 
 def _traits(said: Metadata, files: Files) -> dict[str, object]:

@@ -109,7 +109,17 @@ def fresh(
     byteorder: Literal["little", "big"] = "little",
     others: Mapping[str, tuple[Data, int | None]] | None = None,
 ) -> list[Segment]:
-    """The segments of an archive as torch 2.13 lays it out.
+    """The segments of an archive as torch 2.13 lays it out; `fresh_records` has the arguments."""
+    return fresh_archive(fresh_records(pickle, storages, byteorder, others))
+
+
+def fresh_records(
+    pickle: bytes,
+    storages: Sequence[tuple[str, Data, int | None]],
+    byteorder: Literal["little", "big"] = "little",
+    others: Mapping[str, tuple[Data, int | None]] | None = None,
+) -> list[NewRecord]:
+    """The records of such an archive.
 
     Args:
         pickle: the object.
@@ -124,4 +134,4 @@ def fresh(
     records += [NewRecord(f"{root}/data/{key}", data, crc32) for key, data, crc32 in storages]
     records.append(NewRecord(f"{root}/version", b"3\n"))
     records += [NewRecord(f"{root}/{name}", data, crc32) for name, (data, crc32) in (others or {}).items()]
-    return fresh_archive(records)
+    return records
