@@ -163,7 +163,8 @@ def where_to(dest: str | None, output: str | None, *, force: bool, without: str 
 def writes(name: str, *params: click.Parameter, example: str) -> Callable[[Callable[..., Written]], Verb]:
     """Make a command ``NAME IN OUT`` of a function (source, dest, how, `params`) that writes and returns its result.
 
-    An argument among `params` is one that takes the rest of the line, and must be given something.
+    An argument among `params` is one that takes the rest of the line. It must be given something, unless it is called
+    ``[...]``: then it is for further inputs, which come with --output.
     """
 
     def decorate(function: Callable[..., Written]) -> Verb:
@@ -184,7 +185,9 @@ def writes(name: str, *params: click.Parameter, example: str) -> Callable[[Calla
                 if output is not None and dest is not None:
                     # With --output, what stands in OUT's place is the first of these.
                     dest, options[param.name] = None, (dest, *options[param.name])
-                if not options[param.name]:
+                if is_more(param) and options[param.name] and output is None:
+                    raise click.UsageError("Of several inputs, --output names the output.")
+                if not is_more(param) and not options[param.name]:
                     raise click.UsageError(f"Missing argument '{param.metavar}'.")
             out, keep_old = where_to(dest, output, force=force)
             assert out is not None
@@ -194,6 +197,9 @@ def writes(name: str, *params: click.Parameter, example: str) -> Callable[[Calla
                 how = How(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
                 result = function(source, out, how, **options)
             return show(console, result)
+
+        def is_more(param: click.Parameter) -> bool:
+            return (param.metavar or "").startswith("[")
 
         rest_of_line = [param for param in params if isinstance(param, click.Argument)]
         out, *how_to = destination()
