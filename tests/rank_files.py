@@ -54,7 +54,7 @@ def dtensors(path: Path, rank: int = 0, buffers: dict[str, torch.Tensor] | None 
 
 
 Placed = tuple[torch.Tensor, tuple[str, ...]]
-"""A tensor and how each dimension of the mesh cuts it: ``"0"`` along dimension 0, ``"*"`` not at all, ``"s0"`` strided."""
+"""A tensor, and how each dimension of the mesh cuts it: ``"0"`` along dimension 0, ``"s0"`` strided, ``"*"`` not."""
 
 
 def distributed(path: Path, rank: int, mesh: tuple[int, ...], tensors: dict[str, Placed], **plain: Any) -> None:
@@ -73,7 +73,7 @@ def distributed(path: Path, rank: int, mesh: tuple[int, ...], tensors: dict[str,
                     # FSDP over tensor parallelism: the last dimension of the mesh cuts first.
                     dim = int(how[0][1:])
                     inner = whole.tensor_split(mesh[1], dim)[on.get_local_rank(1)]
-                    local = inner.tensor_split(mesh[0], dim)[on.get_local_rank(0)].contiguous()
+                    local = inner.tensor_split(mesh[0], dim)[on.get_local_rank(0)].clone()
                     placements: list[Any] = [_StridedShard(dim, split_factor=mesh[1]), Shard(dim)]
                     done[id(whole)] = DTensor.from_local(
                         local, on, placements, run_check=False, shape=whole.shape, stride=whole.stride()

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from cli.conftest import Cli
-from rank_files import Placed, distributed, sharded
+from click.testing import CliRunner, Result
+from rank_files import Placed, distributed, group, sharded
 
 import ckptfix
+from ckptfix.cli import commands
 from ckptfix.errors import CkptfixError, DamagedFile, Refused, UnknownFormat, Unsupported, WouldLoseData
 from ckptfix.formats import detect, open_checkpoint
 from ckptfix.ops.doctor import doctor
@@ -193,13 +194,12 @@ def test_flat_parameters_are_refused_with_why(tmp_path: Path) -> None:
     for rank in range(2):
         torch.save({"_flat_param": torch.ones(5), "block._flat_param": torch.ones(3)}, tmp_path / f"rank{rank}.pt")
     for out in ("out.pth", "out.safetensors"):
-        with pytest.raises(WouldLoseData, match="without names and shapes|in one row"):
+        with pytest.raises(WouldLoseData, match="in one row"):
             ckptfix.convert(tmp_path, tmp_path / out)
     assert "flat-parameters" in {row.id for row in doctor(tmp_path).findings}
 
 
 def test_terms_of_a_sum_are_refused(tmp_path: Path) -> None:
-    from rank_files import group
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Partial
 
@@ -212,7 +212,6 @@ def test_terms_of_a_sum_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_part_may_be_a_strided_view(tmp_path: Path) -> None:
-    from rank_files import group
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Shard
 
@@ -220,7 +219,9 @@ def test_a_part_may_be_a_strided_view(tmp_path: Path) -> None:
     for rank in range(2):
         with group(rank):
             mesh = init_device_mesh("cpu", (2,))
-            part = DTensor.from_local(whole[:, rank * 3 : rank * 3 + 3], mesh, [Shard(1)], run_check=False)
+            # torch saves no DTensor whose part begins behind the start of its storage.
+            local = torch.cat([whole[:, rank * 3 : rank * 3 + 3], torch.zeros(5, 2)], 1)[:, :3]
+            part = DTensor.from_local(local, mesh, [Shard(1)], run_check=False)
             assert not part._local_tensor.is_contiguous()
             torch.save({"fc.weight": part}, tmp_path / f"rank{rank}.pt")
     ckptfix.convert(tmp_path, tmp_path / "out.safetensors")
@@ -240,7 +241,7 @@ def test_every_verb_that_reads_reads_it(tmp_path: Path) -> None:
     assert ckptfix.diff(source, source).same
     for verb in (ckptfix.strip_module, ckptfix.add_module, ckptfix.to_cpu, ckptfix.sanitize):
         with pytest.raises(Unsupported) as caught:
-            verb(source, tmp_path / "out")  # type: ignore[operator]
+            verb(source, tmp_path / "out")
         assert f"ckptfix convert {source} OUT.pth" in str(caught.value.hint)
 
 
@@ -256,7 +257,11 @@ def test_damaged_bytes_are_found_by_the_checksums_of_the_ranks(tmp_path: Path) -
     assert "bad-crc" in {row.id for row in doctor(tmp_path / "in").findings}
 
 
-def test_the_command_takes_several_files(cli: Cli, tmp_path: Path) -> None:
+def cli(*words: object) -> Result:
+    return CliRunner().invoke(commands, [str(word) for word in words])
+
+
+def test_the_command_takes_several_files(tmp_path: Path) -> None:
     wanted = saved(tmp_path / "in", "FSDP2 on 3")
     done = cli("convert", *files(tmp_path / "in"), "-o", tmp_path / "out.pth")
     assert done.exit_code == 0, done.output
