@@ -1,10 +1,11 @@
-"""What one of two ranks saves, made on one process: the group is torch's fake one, which talks to no other process.
+"""What each rank of a job saves, made on one process: the group is torch's fake one, which talks to no other process.
 
 ``zero3`` is put together to DeepSpeed's layout (deepspeed/runtime/engine.py, ``_save_checkpoint``), without DeepSpeed.
 """
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,11 +18,11 @@ WORLD = 2
 
 
 @contextmanager
-def group(rank: int = 0) -> Iterator[None]:
-    """As rank `rank` of two."""
+def group(rank: int = 0, world: int = WORLD) -> Iterator[None]:
+    """As rank `rank` of `world`."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    torch.distributed.init_process_group("fake", rank=rank, world_size=WORLD, store=FakeStore())
+    torch.distributed.init_process_group("fake", rank=rank, world_size=world, store=FakeStore())
     try:
         yield
     finally:
@@ -50,6 +51,38 @@ def dtensors(path: Path, rank: int = 0, buffers: dict[str, torch.Tensor] | None 
             value._spec._hash = None
         torch.save(OrderedDict(state, **(buffers or {})), path)
     return local
+
+
+Placed = tuple[torch.Tensor, tuple[str, ...]]
+"""A tensor, and how each dimension of the mesh cuts it: ``"0"`` along dimension 0, ``"s0"`` strided, ``"*"`` not."""
+
+
+def distributed(path: Path, rank: int, mesh: tuple[int, ...], tensors: dict[str, Placed], **plain: Any) -> None:
+    """A state dict of DTensors on a mesh, each cut by torch itself, as `rank` has it; `plain` values beside them."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+    from torch.distributed.tensor.placement_types import _StridedShard
+
+    with group(rank, math.prod(mesh)):
+        on: Any = init_device_mesh("cpu", mesh, mesh_dim_names=tuple("abcd"[: len(mesh)]))
+        state: dict[str, Any] = {}
+        done: dict[int, Any] = {}
+        for name, (whole, how) in tensors.items():
+            if id(whole) not in done:
+                if how[0].startswith("s"):
+                    # FSDP over tensor parallelism: the last dimension of the mesh cuts first.
+                    dim = int(how[0][1:])
+                    inner = whole.tensor_split(mesh[1], dim)[on.get_local_rank(1)]
+                    local = inner.tensor_split(mesh[0], dim)[on.get_local_rank(0)].clone()
+                    placements: list[Any] = [_StridedShard(dim, split_factor=mesh[1]), Shard(dim)]
+                    done[id(whole)] = DTensor.from_local(
+                        local, on, placements, run_check=False, shape=whole.shape, stride=whole.stride()
+                    )
+                else:
+                    placements = [Replicate() if word == "*" else Shard(int(word)) for word in how]
+                    done[id(whole)] = distribute_tensor(whole, on, placements, src_data_rank=None)
+            state[name] = done[id(whole)]
+        torch.save({**state, **plain}, path)
 
 
 def sharded(path: Path, rank: int = 0, *, elsewhere: bool = False) -> dict[str, torch.Tensor]:

@@ -6,13 +6,14 @@ from typing import Literal
 
 import click
 
-from ckptfix.cli.shared.common import Written, at_option, writes
+from ckptfix.cli.shared.common import FileName, Written, at_option, writes
 from ckptfix.ops import convert
 from ckptfix.ops.writing import How
 
 
 @writes(
     "convert",
+    click.Argument(["more"], metavar="[IN ...]", nargs=-1, required=False, type=FileName()),
     click.Option(
         ["--to"],
         metavar="zip|legacy|safetensors|hf",
@@ -46,6 +47,7 @@ def command(
     dest: str,
     how: How,
     *,
+    more: tuple[str, ...],
     to: str | None,
     shard_size: str | None,
     at: str | None,
@@ -55,6 +57,9 @@ def command(
 ) -> Written:
     """Write OUT: IN in another container: torch zip (1.6 and later), torch legacy, safetensors, or shards of these.
 
+    IN may be a folder of DeepSpeed or of the files of all ranks (FSDP, tensor parallelism), which are joined; with
+    -o OUT it may be several such files.
+
     zip and legacy hold the same, so between them nothing is lost. safetensors holds one state dict: the one found,
     or the one --at names; what else the file had is listed. Tied tensors are tied again on the way back.
 
@@ -63,7 +68,7 @@ def command(
     """
 
     return convert.convert(
-        source,
+        [source, *more] if more else source,
         dest,
         to=to,
         shard_size=shard_size,

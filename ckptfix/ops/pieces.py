@@ -16,23 +16,24 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ckptfix.checkpoint import Checkpoint, TensorEntry, address
-from ckptfix.commands import command as ckptfix_command
+from ckptfix.commands import command
 from ckptfix.errors import KeyConflict, WouldLoseData
 from ckptfix.formats.deepspeed import way_out
+from ckptfix.formats.folders.nodes import class_name, fields, listed, number
+from ckptfix.formats.ranks import names
+from ckptfix.formats.ranks.shards import is_dtensor, is_flat, wrapped
 from ckptfix.formats.shards.files import find
 from ckptfix.formats.shards.slices import SHARDING_INFO
 from ckptfix.formats.torch import module as torch_module
-from ckptfix.formats.torch.call_classes import class_of
 from ckptfix.formats.torch.common import Parts, pickled
-from ckptfix.formats.torch.state import SHARDED, state_rows
-from ckptfix.formats.torch.tensors import BadTensor, is_wrapper, sizes
+from ckptfix.formats.torch.state import SHARDED
+from ckptfix.formats.torch.tensors import BadTensor, sizes
 from ckptfix.ops import choose
-from ckptfix.pickles import Call, Global
 from ckptfix.pickles.graph import Node, pairs
 
 GATHER = (
@@ -156,7 +157,7 @@ def _joining(path: str) -> str:
     """What makes the whole of the slices of all ranks."""
     folder = Path(path).parent
     if find(str(folder)).ranks:
-        way = ckptfix_command("convert", folder, "OUT.safetensors")
+        way = command("convert", folder, "OUT.safetensors")
         return f"its folder is the checkpoint: `{way}` joins the files of all ranks"
     return "put the files of all ranks in one folder: `ckptfix convert FOLDER OUT.safetensors` joins them"
 
@@ -171,12 +172,12 @@ def _rank_in_name(path: str) -> int | None:
 
 
 def _of_deepspeed(checkpoint: Checkpoint, parts: Parts, at: str | None) -> Piece | None:
-    top = _fields(parts.graph.root)
+    top = fields(parts.graph.root)
     if "ds_version" not in top and "param_shapes" not in top:
         return None
-    words, command = way_out(checkpoint.path)
+    words, is_command = way_out(checkpoint.path)
     rank = _rank_in_name(checkpoint.path)
-    flat = _fields(top.get("optimizer_state_dict"))
+    flat = fields(top.get("optimizer_state_dict"))
     groups = next((name for name in ("fp32_flat_groups", "single_partition_of_fp32_groups") if name in flat), None)
     if groups is not None and "module" not in top:
         count = flat.get("partition_count")
@@ -184,7 +185,7 @@ def _of_deepspeed(checkpoint: Checkpoint, parts: Parts, at: str | None) -> Piece
         world = count if type(count) is int else None
         missing = "the fp32 weights in it are flat groups of a part of the parameters, without names: no model"
         where = f"optimizer_state_dict/{groups}"
-        return Piece("ZeRO optimizer", rank, world, missing, where, words, command)
+        return Piece("ZeRO optimizer", rank, world, missing, where, words, is_command)
     stated = {name: shape for name, shape in _stated_shapes(top) if 0 not in shape}
     empty = [
         entry for entry in checkpoint.entries
@@ -196,25 +197,17 @@ def _of_deepspeed(checkpoint: Checkpoint, parts: Parts, at: str | None) -> Piece
     missing = f"{first.key} is empty here, and {list(stated[first.key])} in the model{_more(len(empty) - 1)}"
     size = top.get("dp_world_size")
     world = size if type(size) is int else None
-    return Piece("ZeRO-3", rank, world, missing, first.name, words, command)
+    return Piece("ZeRO-3", rank, world, missing, first.name, words, is_command)
 
 
 def _stated_shapes(top: Mapping[str, Node]) -> Iterator[tuple[str, tuple[int, ...]]]:
     groups = top.get("param_shapes")
-    for group in [*_listed(groups), groups, top.get("frozen_param_shapes")]:
+    for group in [*listed(groups), groups, top.get("frozen_param_shapes")]:
         for name, shape in pairs(group) or ():
             try:
                 yield str(name), sizes(shape)
             except BadTensor:
                 continue
-
-
-def _fields(node: Node) -> dict[str, Node]:
-    """Keys of a mapping, or attributes of an object."""
-    rows: Sequence[tuple[Node, Node]] | None = pairs(node)
-    if rows is None:
-        rows = state_rows(None, node.state) if type(node) is Call else ()
-    return {str(key): value for key, value in rows if isinstance(key, str)}
 
 
 def _of_tensors(checkpoint: Checkpoint, parts: Parts, at: str | None) -> Piece | None:
@@ -241,42 +234,39 @@ def _of_tensors(checkpoint: Checkpoint, parts: Parts, at: str | None) -> Piece |
     if first is None:
         return None
     rank = _rank_in_name(checkpoint.path) if first.rank is None else first.rank
-    return Piece(first.kind, rank, first.world, first.missing + _more(count - 1), first.where, first.way_out)
+    words, is_command = (first.way_out, False) if first.kind == "flat parameters" else _joined(checkpoint.path)
+    return Piece(first.kind, rank, first.world, first.missing + _more(count - 1), first.where, words, is_command)
+
+
+def _joined(path: str) -> tuple[str, bool]:
+    """(what joins a rank's file with those of the others, whether it is a command)."""
+    files = names.beside(path)
+    if len(files) > 1:
+        return command("convert", *files, output="OUT.pth"), True
+    return f"`ckptfix convert RANK0.pt RANK1.pt ... -o OUT.pth` joins the files of all ranks; or {GATHER}", False
 
 
 def _piece(entry: TensorEntry, node: Node) -> Piece | None:
-    cls, state = _wrapped(node)
+    cls, state = wrapped(node)
     if cls == SHARDED:
         return _sharded(entry, dict(state))
-    if cls.rpartition(".")[2] == "DTensor":
+    if is_dtensor(cls):
         return _dtensor(entry, dict(state))
-    if entry.key.rpartition(".")[2].startswith("_flat_param"):
+    if is_flat(entry.key):
         missing = f"{entry.key} is the parameters of an FSDP unit in one row, without names and shapes"
         return Piece("flat parameters", None, None, missing, entry.name, GATHER)
     return None
 
 
-def _wrapped(node: Node) -> tuple[str, list[tuple[str, Node]]]:
-    """(class, state) of a wrapper subclass, also of one in a parameter."""
-    depth = 0
-    while type(node) is Call and type(node.args) is tuple and node.args and type(node.args[0]) is Call and depth < 8:
-        node, depth = node.args[0], depth + 1
-    if type(node) is Call and type(node.args) is tuple and len(node.args) >= 4 and type(node.args[1]) is Global:
-        func, cls, _, state = node.args[:4]
-        if type(cls) is Global and is_wrapper(func):
-            return cls.full, state_rows(cls, state)
-    return "", []
-
-
 def _sharded(entry: TensorEntry, state: Mapping[str, Node]) -> Piece | None:
     if len(entry.parts) == 1 and entry.parts[0].shape == entry.shape:
         return None
-    group = _fields(state.get("process_group"))
+    group = fields(state.get("process_group"))
     rank, world = group.get("global_rank"), group.get("global_world_size")
     shards = state.get("local_shards")
     offsets = [
-        _fields(_fields(shard).get("metadata")).get("shard_offsets")
-        for shard in _listed(shards)
+        fields(fields(shard).get("metadata")).get("shard_offsets")
+        for shard in listed(shards)
     ]
     if not entry.parts:
         what = f"on other ranks, all of its {list(entry.shape)}"
@@ -286,20 +276,20 @@ def _sharded(entry: TensorEntry, state: Mapping[str, Node]) -> Piece | None:
             for part, offset in zip(entry.parts[:3], [*offsets, *[None] * 3], strict=False)
         )
         what = f"a shard of {list(entry.shape)}: {held}"
-    kind = "flat parameters" if entry.key.rpartition(".")[2].startswith("_flat_param") else "ShardedTensor"
-    return Piece(kind, _count(rank), _count(world), f"{entry.key} is {what}", entry.name, GATHER)
+    kind = "flat parameters" if is_flat(entry.key) else "ShardedTensor"
+    return Piece(kind, number(rank), number(world), f"{entry.key} is {what}", entry.name, GATHER)
 
 
 def _dtensor(entry: TensorEntry, state: Mapping[str, Node]) -> Piece | None:
-    spec = _fields(state.get("_spec"))
-    mesh = _fields(spec.get("mesh"))
+    spec = fields(state.get("_spec"))
+    mesh = fields(spec.get("mesh"))
     split: list[str] = []
     partial = False
     placements = spec.get("placements")
-    for placement in _listed(placements):
-        name = _name_of(placement)
+    for placement in listed(placements):
+        name = class_name(placement)
         if name.endswith("Shard"):
-            dim = _fields(placement).get("dim")
+            dim = fields(placement).get("dim")
             split.append(f"dim {dim}" if type(dim) is int else "a dimension")
         elif name.endswith("Partial"):
             partial = True
@@ -307,25 +297,11 @@ def _dtensor(entry: TensorEntry, state: Mapping[str, Node]) -> Piece | None:
     if not partial and part is not None and part.shape == entry.shape:
         return None
     ranks = next((mesh[name] for name in ("_flatten_rank_map", "_flatten_mesh_list") if name in mesh), None)
-    world = len(_listed(ranks)) or None
+    world = len(listed(ranks)) or None
     held = f", of which it holds {list(part.shape)}" if part is not None else ""
     if partial and not split:
         what = f"a term of a sum over the ranks, of shape {list(entry.shape)}"
     else:
         along = f" along {' and '.join(dict.fromkeys(split))}" if split else ""
         what = f"a shard of {list(entry.shape)}{along}{held}"
-    return Piece("DTensor", _count(mesh.get("_rank")), world, f"{entry.key} is {what}", entry.name, GATHER)
-
-
-def _name_of(node: Node) -> str:
-    found = class_of(node) if type(node) is Call else None
-    return "" if found is None else found.name
-
-
-def _listed(node: Node) -> list[Node]:
-    """The parts of a list or tuple; none of anything else."""
-    return list(node) if isinstance(node, (list, tuple)) else []
-
-
-def _count(value: Node) -> int | None:
-    return value if type(value) is int else None
+    return Piece("DTensor", number(mesh.get("_rank")), world, f"{entry.key} is {what}", entry.name, GATHER)

@@ -186,8 +186,8 @@ def default_name(verb: str, source: str, options: Mapping[str, Any]) -> str | No
 def writes(name: str, *params: click.Parameter, example: str) -> Callable[[Callable[..., Written]], Verb]:
     """Make a command ``NAME IN [OUT]`` of a function (source, dest, how, `params`) that writes and returns its result.
 
-    An argument among `params` is one that takes the rest of the line, and must be given something; OUT is then
-    required.
+    An argument among `params` is one that takes the rest of the line. It must be given something, and OUT is then
+    required; unless it is called ``[...]``: then it is for further inputs, which come with --output.
     """
 
     def decorate(function: Callable[..., Written]) -> Verb:
@@ -208,9 +208,11 @@ def writes(name: str, *params: click.Parameter, example: str) -> Callable[[Calla
                 if output is not None and dest is not None:
                     # With --output, what stands in OUT's place is the first of these.
                     dest, options[param.name] = None, (dest, *options[param.name])
-                if not options[param.name]:
+                if is_more(param) and options[param.name] and output is None:
+                    raise click.UsageError("Of several inputs, --output names the output.")
+                if not is_more(param) and not options[param.name]:
                     raise click.UsageError(f"Missing argument '{param.metavar}'.")
-            out, keep_old = where_to(dest, output, force=force, without="--output" if rest_of_line else None)
+            out, keep_old = where_to(dest, output, force=force, without=None if optional else "--output")
             named = out is None
             if named:
                 out = default_name(name, source, options)
@@ -221,8 +223,12 @@ def writes(name: str, *params: click.Parameter, example: str) -> Callable[[Calla
                 result = function(source, out, how, **options)
             return show(console, result, named=named)
 
+        def is_more(param: click.Parameter) -> bool:
+            return (param.metavar or "").startswith("[")
+
         rest_of_line = [param for param in params if isinstance(param, click.Argument)]
-        out, *how_to = destination(optional=not rest_of_line)
+        optional = all(map(is_more, rest_of_line))
+        out, *how_to = destination(optional=optional)
         return reads(name, file_argument("source", "IN"), out, *params, *how_to, example=example)(callback)
 
     return decorate

@@ -63,7 +63,7 @@ def listed(node: Node) -> list[Node]:
     return list(node) if isinstance(node, (list, tuple)) else []
 
 
-def count(node: Node) -> int | None:
+def number(node: Node) -> int | None:
     """A number; None for anything else."""
     return node if type(node) is int else None
 

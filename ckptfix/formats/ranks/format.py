@@ -12,8 +12,9 @@ from ckptfix.errors import CkptfixError, DamagedFile, Refused, UnknownFormat, Un
 from ckptfix.formats.base import OF_OBJECTS, Format, plain_weights
 from ckptfix.formats.folders.inside import file_inside
 from ckptfix.formats.folders.nodes import read_torch
-from ckptfix.formats.ranks.merge import NAME, File, assembled, is_flat, open_file, together
+from ckptfix.formats.ranks.merge import NAME, File, assembled, open_file, together
 from ckptfix.formats.ranks.names import meant, rank_of
+from ckptfix.formats.ranks.shards import is_flat
 from ckptfix.formats.torch import zip as torch_zip
 from ckptfix.formats.torch.common import all_findings, parts_of
 from ckptfix.io.source import is_local, mark

@@ -13,7 +13,7 @@ from ckptfix.errors import CkptfixError, DamagedFile, about
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats.folders.assembled import Assembly
-from ckptfix.formats.ranks.shards import Box, Held, held, wrapped
+from ckptfix.formats.ranks.shards import Box, Held, held, is_flat, wrapped
 from ckptfix.formats.torch.common import Parts, parts_of
 from ckptfix.formats.torch.tensors import BadTensor, tensor_entry
 from ckptfix.io.derived import gathered
@@ -23,11 +23,6 @@ from ckptfix.pickles.graph import Node
 from ckptfix.words import some
 
 NAME = "ranks"
-
-
-def is_flat(key: str) -> bool:
-    """Whether `key` is the name of an FSDP unit's parameters in one row."""
-    return key.rpartition(".")[2].startswith("_flat_param")
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,9 +203,8 @@ def _missing(made: Together, lost: Mapping[int, str], why: Mapping[int, str]) ->
             held.setdefault(rank, []).append(f"{address} ({', '.join(map(_rows, boxes))})")
     rows = []
     for rank in sorted({*held, *why}):
-        there = made.files.get(rank)
-        path = lost.get(rank) or (there.path if there is not None else made.path)
-        name = Path(path).name if rank in lost else "its file"
+        path = lost.get(rank, "")
+        name = Path(path).name if path else "its file"
         what = f"it holds {some(held[rank])}" if rank in held else "what it holds is in the other files too"
         message = f"rank {rank}: {name} {why.get(rank, 'is missing')}; {what}"
         rows.append(found("missing-rank" if rank in held else "ranks-differ", message, where=path))

@@ -18,7 +18,7 @@ from itertools import product
 
 from ckptfix.checkpoint import TensorEntry
 from ckptfix.errors import DamagedFile, Unsupported
-from ckptfix.formats.folders.nodes import class_name, count, fields, listed
+from ckptfix.formats.folders.nodes import class_name, fields, listed, number
 from ckptfix.formats.torch.state import SHARDED, state_rows
 from ckptfix.formats.torch.tensors import BadTensor, StorageOf, is_tensor, is_wrapper, sizes, tensor_entry
 from ckptfix.pickles import Call, Global
@@ -44,6 +44,11 @@ def wrapped(node: Node) -> tuple[str, list[tuple[str, Node]]]:
 
 def is_dtensor(name: str) -> bool:
     return name.rpartition(".")[2] == "DTensor"
+
+
+def is_flat(key: str) -> bool:
+    """Whether `key` is the name of an FSDP unit's parameters in one row."""
+    return key.rpartition(".")[2].startswith("_flat_param")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +99,8 @@ def _sharded(entry: TensorEntry, state: Mapping[str, Node], storage_of: StorageO
     return Held(
         "ShardedTensor",
         entry.shape,
-        count(group.get("global_rank")),
-        count(group.get("global_world_size")),
+        number(group.get("global_rank")),
+        number(group.get("global_world_size")),
         tuple(here),
         tuple(parts),
         lambda: parts,
@@ -110,7 +115,7 @@ def _box(node: Node, entry: TensorEntry) -> tuple[int, Box]:
     except BadTensor:
         raise DamagedFile("a shard without offsets and sizes", where=entry.name) from None
     _refuse_outside(box, entry)
-    rank = count(fields(own.get("placement")).get("_rank"))
+    rank = number(fields(own.get("placement")).get("_rank"))
     return -1 if rank is None else rank, box
 
 
@@ -148,7 +153,7 @@ def _dtensor(entry: TensorEntry, state: Mapping[str, Node], storage_of: StorageO
     numbers = [number for number in ranks if type(number) is int]
     if len(numbers) != math.prod(shape):
         numbers = list(range(math.prod(shape)))
-    rank = count(mesh.get("_rank"))
+    rank = number(mesh.get("_rank"))
     coordinate = tuple(number for number in listed(mesh.get("_coordinate_on_dim")) if type(number) is int)
     if len(coordinate) != len(shape):
         coordinate = _coordinate(numbers.index(rank), shape) if rank in numbers else ()

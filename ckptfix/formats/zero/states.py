@@ -11,7 +11,7 @@ from ckptfix.checkpoint import Checkpoint, Mark, TensorEntry
 from ckptfix.errors import CkptfixError, DamagedFile, NoSuchFile, UnknownFormat, Unsupported, about
 from ckptfix.formats.deepspeed import Save
 from ckptfix.formats.folders.inside import file_inside
-from ckptfix.formats.folders.nodes import count, fields, listed, numbered, read_torch, text_of, top_of
+from ckptfix.formats.folders.nodes import fields, listed, number, numbered, read_torch, text_of, top_of
 from ckptfix.formats.torch.common import Parts, parts_of
 from ckptfix.formats.torch.tensors import BadTensor, is_tensor, sizes, tensor_entry
 from ckptfix.formats.zero.cuts import Shape
@@ -152,7 +152,7 @@ def stage_of(node: Node) -> int | None:
     """The number of a ZeroStageEnum."""
     if type(node) is Call and node.arguments:
         node = node.arguments[0]
-    return count(node)
+    return number(node)
 
 
 @dataclass(slots=True)
@@ -176,7 +176,7 @@ class Model:
 
     @property
     def step(self) -> int | None:
-        return count(self.file.top.get("global_steps"))
+        return number(self.file.top.get("global_steps"))
 
     @property
     def version(self) -> str | None:

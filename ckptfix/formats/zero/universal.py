@@ -22,7 +22,7 @@ from ckptfix.checkpoint import Check, TensorEntry, dtypes
 from ckptfix.errors import DamagedFile
 from ckptfix.findings.table import found
 from ckptfix.formats.deepspeed import PARAMETERS, Save, entries_of, parameters
-from ckptfix.formats.folders.nodes import count, fields, listed, numbered
+from ckptfix.formats.folders.nodes import fields, listed, number, numbered
 from ckptfix.formats.torch.common import parts_of
 from ckptfix.formats.torch.tensors import is_tensor
 from ckptfix.formats.zero.cuts import Shape
@@ -47,7 +47,7 @@ def read(save: Save, model: Model, models: Mapping[int, Model | Lost]) -> Whole:
     settings = attempt(save, f"{PARAMETERS}/optimizer_state.pt", read_file, "")
     top: Mapping[str, Node] = {} if isinstance(settings, Lost) else settings.top
     whole.stage = stage_of(top.get("zero_stage"))
-    whole.ranks = count(model.file.top.get("dp_world_size"))
+    whole.ranks = number(model.file.top.get("dp_world_size"))
     shapes = {name: shape for group in model.groups for name, shape in group.items()} | model.frozen
     trained = {name for group in model.groups for name in group}
     states: dict[str, dict[str, Joined | TensorEntry | Node]] = {}

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
 from ckptfix.checkpoint import Checkpoint
-from ckptfix.errors import StrPath
+from ckptfix.errors import Refused, StrPath
+from ckptfix.formats import open_checkpoint
+from ckptfix.formats.ranks.format import read_files
 from ckptfix.formats.target import is_folder
 from ckptfix.io.read import Progress
+from ckptfix.io.source import opened_once
 from ckptfix.ops.convert import plan
-from ckptfix.ops.writing import LOSSES, Draft, How, Result, carry_out, copy_note
+from ckptfix.ops.writing import LOSSES, Draft, How, Result, carry_out, copy_note, refuse_destination
+from ckptfix.pickles.collector import without_collections
 from ckptfix.words import plural, some
+
+NOTED = frozenset({"ranks-differ", "no-masters", "not-taken"})
+"""Findings about what was read of a checkpoint of many files, which the user of the output should know."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -29,7 +38,7 @@ class ConvertResult(Result):
 
 
 def convert(
-    source: StrPath,
+    source: StrPath | Sequence[StrPath],
     dest: StrPath,
     *,
     to: str | None = None,
@@ -46,6 +55,7 @@ def convert(
     """Write `source` to `dest` in another format.
 
     Args:
+        source: a file or a folder; or the files of all ranks of a job, which are joined.
         to: ``"zip"``, ``"legacy"``, ``"safetensors"`` or ``"hf"``, a folder of shards; by the suffix of `dest` by
             default.
         at: address of the state dict to take, when there are several.
@@ -92,9 +102,26 @@ def convert(
             plan=done.plan,
             promise=done.promise,
             lines=lines,
-            findings=done.plan.findings,
+            findings=(*done.plan.findings, *(row for row in checkpoint.findings if row.id in NOTED)),
             exit_code=LOSSES if done.lost else 0,
         )
 
     how = How(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
-    return carry_out(source, dest, make, how, converts=True, folder=is_folder(to))
+    folder = is_folder(to)
+    if isinstance(source, str | os.PathLike):
+        return carry_out(source, dest, make, how, converts=True, folder=folder)
+    refuse_destination(dest, source, how, folder=folder)
+    return carry_out(_joined(source), dest, make, how, converts=True, folder=folder)
+
+
+@without_collections
+@opened_once()
+def _joined(paths: Sequence[StrPath]) -> Checkpoint:
+    """The files of all ranks as one checkpoint.
+
+    Raises:
+        Refused: there is none.
+    """
+    if not paths:
+        raise Refused("no file to convert")
+    return open_checkpoint(paths[0]) if len(paths) == 1 else read_files(paths)

@@ -1,0 +1,275 @@
+"""What the ranks of a job saved each for itself is joined: any mesh, any number of ranks, uneven and empty parts."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+from rank_files import Placed, distributed, group, sharded
+
+import ckptfix
+from ckptfix.cli import commands
+from ckptfix.errors import CkptfixError, DamagedFile, Refused, UnknownFormat, Unsupported, WouldLoseData
+from ckptfix.formats import detect, open_checkpoint
+from ckptfix.ops.doctor import doctor
+
+State = dict[str, torch.Tensor]
+MESHES: dict[str, tuple[tuple[int, ...], dict[str, tuple[str, ...]]]] = {
+    "FSDP2 on 1": ((1,), {"w": ("0",), "b": ("0",), "r": ("*",)}),
+    "FSDP2 on 3": ((3,), {"w": ("0",), "b": ("0",), "r": ("*",), "c": ("1",), "last": ("2",)}),
+    "FSDP2 on 8": ((8,), {"w": ("0",), "b": ("0",), "small": ("0",), "none": ("0",)}),
+    "HSDP": ((2, 2), {"w": ("*", "0"), "c": ("*", "1"), "b": ("*", "0"), "r": ("*", "*")}),
+    "both along one": ((2, 3), {"w": ("0", "0"), "small": ("0", "0"), "last": ("2", "2")}),
+    "two dimensions": ((2, 3), {"w": ("0", "1"), "c": ("1", "0"), "last": ("2", "0")}),
+    "FSDP over TP": ((2, 2), {"even": ("s0", "0"), "w": ("0", "1")}),
+    "three": ((2, 2, 2), {"w": ("0", "1", "*"), "last": ("0", "1", "2")}),
+}
+
+
+def values() -> State:
+    torch.manual_seed(0)
+    return {
+        "w": torch.randn(7, 5), "b": torch.randn(11), "r": torch.randn(()), "c": torch.randn(4, 9),
+        "last": torch.randn(3, 2, 5).to(torch.bfloat16), "small": torch.randn(2), "none": torch.empty(0, 3),
+        "even": torch.randn(8, 3),
+    }  # fmt: skip
+
+
+def saved(folder: Path, mesh: str, name: str = "model_rank{}.pt", **plain: Any) -> State:
+    """The files of all ranks in `folder`; the whole."""
+    folder.mkdir(exist_ok=True)
+    shape, how = MESHES[mesh]
+    own = values()
+    tensors: dict[str, Placed] = {key: (own[key], placed) for key, placed in how.items()}
+    tensors["tied"] = next(iter(tensors.values()))
+    ranks = torch.Size(shape).numel()
+    for rank in range(ranks):
+        distributed(folder / name.format(rank), rank, shape, tensors, **plain)
+    return {key: whole for key, (whole, _) in tensors.items()} | {
+        key: value for key, value in plain.items() if isinstance(value, torch.Tensor)
+    }
+
+
+def alike(found: State, wanted: State) -> None:
+    assert found.keys() == wanted.keys()
+    for name, value in wanted.items():
+        assert (found[name].dtype, found[name].shape) == (value.dtype, value.shape), name
+        assert torch.equal(found[name], value), name
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(folder.iterdir())
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_every_part_goes_to_its_place(mesh: str, tmp_path: Path) -> None:
+    wanted = saved(tmp_path / "in", mesh, steps=torch.tensor(7))
+    paths = files(tmp_path / "in")
+    random.Random(0).shuffle(paths)
+    sources: list[Any] = [paths, *([tmp_path / "in"] if len(paths) > 1 else [])]
+    for number, source in enumerate(sources):
+        for suffix in (".pth", ".safetensors"):
+            if len(paths) == 1:
+                continue
+            done = ckptfix.convert(source, tmp_path / f"{number}{suffix}")
+            assert (done.exit_code, done.account.lost, done.findings) == (0, (), ())
+            found = ckptfix.load_state_dict(tmp_path / f"{number}{suffix}", strip=None)
+            alike(found, wanted)
+            first = next(iter(wanted))
+            assert found["tied"].data_ptr() == found[first].data_ptr()
+    if len(paths) > 1:
+        alike(torch.load(tmp_path / "0.pth", weights_only=True), wanted)
+
+
+def test_shards_of_fsdp1_say_where_they_belong(tmp_path: Path) -> None:
+    local = [sharded(tmp_path / f"rank{rank}.pt", rank) for rank in range(2)]
+    done = ckptfix.convert([tmp_path / "rank1.pt", tmp_path / "rank0.pt"], tmp_path / "out.safetensors")
+    found = ckptfix.load_state_dict(tmp_path / "out.safetensors", strip=None)
+    assert torch.equal(found["fc.weight"], torch.cat([row["fc.weight"] for row in local]))
+    assert done.exit_code == 0 and torch.equal(found["fc.bias"], local[0]["fc.bias"])
+
+
+NAMES = ("model_rank{}.pt", "rank{}.pt", "model_world_size_3_rank_{}.pt", "pytorch_model_fsdp_rank{}.bin",
+         "model_final.rank_{}.pth", "Rank-{}.ckpt")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_folder_is_known_by_the_names_of_its_files(name: str, tmp_path: Path) -> None:
+    wanted = saved(tmp_path / "in", "FSDP2 on 3", name)
+    assert detect(tmp_path / "in").name == "ranks"
+    alike(ckptfix.load_state_dict(tmp_path / "in", strip=None), wanted)
+
+
+def test_the_models_files_are_meant_beside_a_trainers_others(tmp_path: Path) -> None:
+    wanted = saved(tmp_path / "in", "FSDP2 on 3", "model_world_size_3_rank_{}.pt")
+    saved(tmp_path / "in", "FSDP2 on 3", "optim_world_size_3_rank_{}.pt")
+    for rank in range(3):
+        torch.save({"rng": rank}, tmp_path / "in" / f"extra_state_world_size_3_rank_{rank}.pt")
+    (tmp_path / "in" / "fsdp_config.json").write_text("{}")
+    alike(ckptfix.load_state_dict(tmp_path / "in", strip=None), wanted)
+
+
+def test_other_folders_are_none_of_it(tmp_path: Path) -> None:
+    whole, two, alone = tmp_path / "whole", tmp_path / "two", tmp_path / "alone"
+    for folder in (whole, two, alone):
+        folder.mkdir()
+    for rank in range(2):
+        torch.save({"w": torch.ones(2)}, whole / f"rank{rank}.pt")
+    saved(two, "FSDP2 on 3", "a_rank{}.pt")
+    saved(two, "FSDP2 on 3", "b_rank{}.pt")
+    sharded(alone / "rank0.pt")
+    for folder in (whole, two, alone):
+        with pytest.raises(UnknownFormat):
+            open_checkpoint(folder)
+
+
+def test_one_file_alone_is_what_it_was(tmp_path: Path) -> None:
+    saved(tmp_path / "in", "FSDP2 on 3")
+    for path in files(tmp_path / "in")[1:]:
+        path.unlink()
+    with pytest.raises(WouldLoseData, match="rank 0 of 3"):
+        ckptfix.convert(tmp_path / "in" / "model_rank0.pt", tmp_path / "out.safetensors")
+
+
+def test_a_rank_that_is_missing_is_named_with_its_rows(tmp_path: Path) -> None:
+    saved(tmp_path / "in", "FSDP2 on 3")
+    lost = tmp_path / "in" / "model_rank1.pt"
+    lost.unlink()
+    (found,) = [row for row in doctor(tmp_path / "in").findings if row.id == "missing-rank"]
+    assert found.where == str(lost)
+    assert "rank 1: model_rank1.pt is missing; it holds w (rows 3 to 5), b (elements 4 to 7)" in found.message
+    for write in (
+        lambda: ckptfix.convert(tmp_path / "in", tmp_path / "out.pth"),
+        lambda: ckptfix.convert(files(tmp_path / "in"), tmp_path / "out.safetensors"),
+        lambda: ckptfix.extract(tmp_path / "in", tmp_path / "out.pth"),
+        lambda: ckptfix.load_state_dict(tmp_path / "in"),
+    ):
+        with pytest.raises(CkptfixError):
+            write()
+    assert not list(tmp_path.glob("out*"))
+    lost.write_bytes(files(tmp_path / "in")[0].read_bytes()[:900])
+    (found,) = [row for row in doctor(tmp_path / "in").findings if row.id == "missing-rank"]
+    assert "cannot be read" in found.message
+
+
+def test_a_replica_stands_in_for_a_missing_rank(tmp_path: Path) -> None:
+    wanted = saved(tmp_path / "in", "HSDP")
+    (tmp_path / "in" / "model_rank2.pt").unlink()
+    done = ckptfix.convert(tmp_path / "in", tmp_path / "out.pth")
+    assert [row.id for row in done.findings] == ["ranks-differ"] and "in the other files too" in str(done)
+    alike(torch.load(tmp_path / "out.pth"), wanted)
+
+
+def test_what_is_not_cut_is_taken_from_the_first_and_compared(tmp_path: Path) -> None:
+    saved(tmp_path / "in", "FSDP2 on 3", mean=torch.ones(3), steps=torch.tensor(1))
+    shape, how = MESHES["FSDP2 on 3"]
+    own = values()
+    tensors: dict[str, Placed] = {key: (own[key], placed) for key, placed in how.items()}
+    tensors["tied"] = tensors["w"]
+    distributed(tmp_path / "in" / "model_rank2.pt", 2, shape, tensors, mean=torch.zeros(3), steps=torch.tensor(1))
+    done = ckptfix.convert(tmp_path / "in", tmp_path / "out.pth")
+    assert done.exit_code == 0
+    assert "not the same on all ranks, and taken from model_rank0.pt: mean" in str(done)
+    assert torch.equal(torch.load(tmp_path / "out.pth")["mean"], torch.ones(3))
+
+
+def test_files_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
+    saved(tmp_path / "in", "FSDP2 on 3")
+    saved(tmp_path / "other", "FSDP2 on 8")
+    (tmp_path / "other" / "model_rank1.pt").replace(tmp_path / "in" / "model_rank1.pt")
+    with pytest.raises(DamagedFile, match="model_rank1"):
+        open_checkpoint(tmp_path / "in")
+    with pytest.raises(Refused, match="of rank 0, and so is"):
+        ckptfix.convert([tmp_path / "in" / "model_rank0.pt"] * 2, tmp_path / "out.pth")
+    torch.save({"w": torch.ones(2)}, tmp_path / "plain.pt")
+    with pytest.raises(Refused, match="whole tensors"):
+        ckptfix.convert([tmp_path / "plain.pt", tmp_path / "plain.pt"], tmp_path / "out.pth")
+
+
+def test_flat_parameters_are_refused_with_why(tmp_path: Path) -> None:
+    for rank in range(2):
+        torch.save({"_flat_param": torch.ones(5), "block._flat_param": torch.ones(3)}, tmp_path / f"rank{rank}.pt")
+    for out in ("out.pth", "out.safetensors"):
+        with pytest.raises(WouldLoseData, match="in one row"):
+            ckptfix.convert(tmp_path, tmp_path / out)
+    assert "flat-parameters" in {row.id for row in doctor(tmp_path).findings}
+
+
+def test_terms_of_a_sum_are_refused(tmp_path: Path) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Partial
+
+    for rank in range(2):
+        with group(rank):
+            mesh = init_device_mesh("cpu", (2,))
+            torch.save({"w": DTensor.from_local(torch.ones(2), mesh, [Partial()])}, tmp_path / f"rank{rank}.pt")
+    with pytest.raises(Unsupported, match="a term of a sum"):
+        open_checkpoint(tmp_path)
+
+
+def test_a_part_may_be_a_strided_view(tmp_path: Path) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Shard
+
+    whole = torch.randn(5, 6)
+    for rank in range(2):
+        with group(rank):
+            mesh = init_device_mesh("cpu", (2,))
+            # torch saves no DTensor whose part begins behind the start of its storage.
+            local = torch.cat([whole[:, rank * 3 : rank * 3 + 3], torch.zeros(5, 2)], 1)[:, :3]
+            part = DTensor.from_local(local, mesh, [Shard(1)], run_check=False)
+            assert not part._local_tensor.is_contiguous()
+            torch.save({"fc.weight": part}, tmp_path / f"rank{rank}.pt")
+    ckptfix.convert(tmp_path, tmp_path / "out.safetensors")
+    alike(ckptfix.load_state_dict(tmp_path / "out.safetensors"), {"fc.weight": whole})
+
+
+def test_every_verb_that_reads_reads_it(tmp_path: Path) -> None:
+    wanted = saved(tmp_path / "in", "FSDP2 on 3")
+    source = tmp_path / "in"
+    found = ckptfix.inspect(source)
+    assert (found.format, found.traits["ranks"]) == ("ranks", 3)
+    assert not [row for row in doctor(source).findings if row.severity == "error"]
+    ckptfix.extract(source, tmp_path / "taken.pth")
+    alike(torch.load(tmp_path / "taken.pth"), wanted)
+    ckptfix.slim(source, tmp_path / "slim.pth")
+    alike(torch.load(tmp_path / "slim.pth"), wanted)
+    assert ckptfix.diff(source, source).same
+    for verb in (ckptfix.strip_module, ckptfix.add_module, ckptfix.to_cpu, ckptfix.sanitize):
+        with pytest.raises(Unsupported) as caught:
+            verb(source, tmp_path / "out")
+        assert f"ckptfix convert {source} OUT.pth" in str(caught.value.hint)
+
+
+def test_damaged_bytes_are_found_by_the_checksums_of_the_ranks(tmp_path: Path) -> None:
+    wanted = saved(tmp_path / "in", "FSDP2 on 3")
+    path = tmp_path / "in" / "model_rank2.pt"
+    data = bytearray(path.read_bytes())
+    data[data.index(wanted["w"][6:].numpy().tobytes())] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(DamagedFile, match="CRC-32") as caught:
+        ckptfix.convert(tmp_path / "in", tmp_path / "out.pth")
+    assert caught.value.path == str(path) and not (tmp_path / "out.pth").exists()
+    assert "bad-crc" in {row.id for row in doctor(tmp_path / "in").findings}
+
+
+def cli(*words: object) -> Result:
+    return CliRunner().invoke(commands, [str(word) for word in words])
+
+
+def test_the_command_takes_several_files(tmp_path: Path) -> None:
+    wanted = saved(tmp_path / "in", "FSDP2 on 3")
+    done = cli("convert", *files(tmp_path / "in"), "-o", tmp_path / "out.pth")
+    assert done.exit_code == 0, done.output
+    alike(torch.load(tmp_path / "out.pth"), wanted)
+    assert cli("convert", *files(tmp_path / "in")).exit_code == 2
+    one = cli("extract", tmp_path / "in" / "model_rank1.pt", tmp_path / "one.pth")
+    assert one.exit_code == 2
+    (line,) = [line for line in one.output.splitlines() if "ckptfix convert" in line]
+    words = line.split("`")[1].replace("OUT.pth", str(tmp_path / "again.pth")).split()
+    assert cli(*words[1:]).exit_code == 0
+    alike(torch.load(tmp_path / "again.pth"), wanted)
