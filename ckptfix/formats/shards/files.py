@@ -28,9 +28,6 @@ FILES: dict[str, Format] = {
 NUMBERED = re.compile(r"(.+)-(\d{5,6})-of-(\d{5,6})(\.[\w.-]*)?\.(safetensors|bin|pt|pth)")
 """``model-00001-of-00003.safetensors``; a variant of diffusers has ``.fp16`` before its suffix."""
 
-SINGLE = "model.safetensors"
-"""What transformers calls a checkpoint of one shard, which has no index."""
-
 RANK = re.compile(r"shard-(\d{5})-.+-(\d{5})-of-(\d{5})\.safetensors")
 """``shard-00001-model-00001-of-00002.safetensors``: the slices of one rank."""
 
@@ -93,8 +90,6 @@ def find(folder: str) -> Found:
         elif (match := NUMBERED.fullmatch(name)) is not None:
             suffix = f"{match[4] or ''}.{match[5]}"
             groups.setdefault((match[1], suffix, int(match[3])), {})[int(match[2])] = name
-    if not groups and not ranks and SINGLE in names:
-        groups["model", ".safetensors", 1] = {1: SINGLE}
     indexes = tuple(name for name in names if INDEX.search(name) and not OTHERS.search(name))
     return Found(folder, indexes, tuple(ranks), groups)
 

@@ -141,9 +141,7 @@ def _from_names(path: str, folder: str, there: files.Found) -> Layout:
     (name, suffix, count), numbered = next(iter(there.groups.items()))
     for _, file in sorted(numbered.items()):
         opened.take(file, ())
-    findings = []
-    if files.SINGLE not in numbered.values():
-        findings.append(found("no-index", f"{len(numbered):,} shards, {name}-*-of-{count:05d}{suffix}, and no index"))
+    findings = [found("no-index", f"{len(numbered):,} shards, {name}-*-of-{count:05d}{suffix}, and no index")]
     for file in files.missing_numbers(count, numbered, name, suffix):
         message = f"{file} is not there; without the index it is not known what it should hold"
         findings.append(found("missing-shard", message, where=file))

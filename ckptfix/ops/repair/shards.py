@@ -191,14 +191,11 @@ class _Work:
         made = list(self._notes)
         if self.trouble:
             made.append(found("bad-index", f"written anew: {self.trouble}", severity="info"))
-        elif self.index is None and not self._is_single():
+        elif self.index is None:
             made.append(found("no-index", "written anew, from the headers of the shards", severity="info"))
         elif self.index is not None and self._changed():
             made.append(found("index-mismatch", "the index is written anew, as the shards are", severity="info"))
         return made
-
-    def _is_single(self) -> bool:
-        return [one.name for one in self.done] == [files.SINGLE]
 
     def _weight_map(self) -> dict[str, str]:
         """name -> shard, in the order of the old index."""
@@ -238,8 +235,6 @@ class _Work:
 
     def _index(self, dest: str) -> OutputFile | None:
         """The index of what is kept; the old one byte for byte where it is right."""
-        if self.index is None and self.index_path is None and self._is_single():
-            return None
         if self.index_path is not None:
             path = Path(dest, Path(self.index_path).name)
         else:

@@ -84,9 +84,6 @@ def sanitize(
     if pickled(checkpoint) is None:
         message = f"a {checkpoint.format} file holds tensors and text alone; there is nothing to sanitize"
         raise Unsupported(message, path=checkpoint.path)
-    if format_of(checkpoint).folder:
-        hint = f"`{command('convert', checkpoint.path, 'OUT.pth')}` first, and sanitize that"
-        raise Unsupported(f"sanitize does not write {format_of(checkpoint).title}", path=checkpoint.path, hint=hint)
     if keep_only is not None and keep_only not in KEEP:
         raise Unsupported(f"nothing called {keep_only!r} can be kept", hint=f"--keep-only {' or '.join(KEEP)}")
     if encoding is not None:
@@ -96,6 +93,9 @@ def sanitize(
         refuse_damaged(checkpoint)
         options = partial(sanitize, keep_only=keep_only, encoding=encoding, torch=torch)
         return _sanitize_files(checkpoint, by_file, options, dest)
+    if format_of(checkpoint).folder:
+        hint = f"`{command('convert', checkpoint.path, 'OUT.pth')}` first, and sanitize that"
+        raise Unsupported(f"sanitize does not write {format_of(checkpoint).title}", path=checkpoint.path, hint=hint)
     target = None if torch is None else versions.find(torch)
     if target is not None and not target.reads_zip and checkpoint.byteorder == "big":
         raise Unsupported("big-endian data is not written to a legacy file", path=checkpoint.path)

@@ -124,16 +124,6 @@ def test_without_an_index_shards_of_two_checkpoints_are_refused(tmp_path: Path) 
         open_checkpoint(folder)
 
 
-def test_a_single_file_is_one_shard(tmp_path: Path) -> None:
-    (tmp_path / "in").mkdir()
-    save_file(state(2), tmp_path / "in" / "model.safetensors", metadata={"format": "pt"})
-    (tmp_path / "in" / "config.json").write_text("{}")
-    assert not list(open_checkpoint(tmp_path / "in").findings)
-    done = ckptfix.add_module(tmp_path / "in", tmp_path / "out")
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["config.json", "model.safetensors"]
-    assert same(load_file(tmp_path / "out" / "model.safetensors"), state(2, "module.")) and done.exit_code == 0
-
-
 @pytest.mark.parametrize("damage", ["gone", "cut", "text"])
 @pytest.mark.parametrize("verb", ["convert", "strip", "load", "extract", "slim", "hf"])
 def test_half_a_checkpoint_is_listed_and_not_written(tmp_path: Path, kind: str, damage: str, verb: str) -> None:
