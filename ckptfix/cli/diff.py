@@ -78,34 +78,39 @@ def command(console: Console, *, a: str, b: str, limit: int | None, **options: A
     if console.json:
         console.emit(result.as_dict())
     else:
-        for line in report(result, console.rows(limit, ROWS)):
+        for line in report(result, console.rows(limit, ROWS), console.width):
             console.say(line)
         console.findings(result.unread)
     return result.exit_code
 
 
-def report(result: DiffResult, limit: int) -> Iterator[str]:
+def report(result: DiffResult, limit: int, width: int = 0) -> Iterator[str]:
     """The result for a person: its sentences, then a list for each kind of difference."""
     yield from map(printable, result.lines)
-    yield from _table("Only in A", ["name", "dtype", "shape"], map(_one_sided, result.only_a), limit)
-    yield from _table("Only in B", ["name", "dtype", "shape"], map(_one_sided, result.only_b), limit)
-    yield from _table("Equal names but for a wrapper's prefix", ["A", "B"], map(_pair, result.wrapped), limit)
-    yield from _table("Renamed", ["A", "B"], map(_pair, result.renamed), limit)
+    yield from _table("Only in A", ["name", "dtype", "shape"], map(_one_sided, result.only_a), limit, width)
+    yield from _table("Only in B", ["name", "dtype", "shape"], map(_one_sided, result.only_b), limit, width)
+    yield from _table("Equal names but for a wrapper's prefix", ["A", "B"], map(_pair, result.wrapped), limit, width)
+    yield from _table("Renamed", ["A", "B"], map(_pair, result.renamed), limit, width)
     groups = [(", ".join(row.names_a), ", ".join(row.names_b)) for row in result.ambiguous]
-    yield from _table("Equal to each other, so the pairs are not certain", ["A", "B"], groups, limit)
-    yield from _table("Properties", ["name", "what", "A", "B"], _properties(result.changed, bool(limit)), limit)
-    yield from _values("Values", result.changed, limit)
-    yield from _values("Other bytes, equal values", result.close, limit)
+    yield from _table("Equal to each other, so the pairs are not certain", ["A", "B"], groups, limit, width)
+    yield from _table("Properties", ["name", "what", "A", "B"], _properties(result.changed, bool(limit)), limit, width)
+    yield from _values("Values", result.changed, limit, width)
+    yield from _values("Other bytes, equal values", result.close, limit, width)
     shared = [(row.side.upper(), ", ".join(row.names)) for row in result.sharing]
-    yield from _table("Storage shared on one side only", ["in", "names"], shared, limit)
+    yield from _table("Storage shared on one side only", ["in", "names"], shared, limit, width)
     others = [
         (row.name_a or row.name_b or "", _value(row.name_a, row.a), _value(row.name_b, row.b)) for row in result.values
     ]
-    yield from _table("Other than tensors", ["name", "A", "B"], others, limit)
+    yield from _table("Other than tensors", ["name", "A", "B"], others, limit, width)
 
 
 def _table(
-    title: str, headers: Sequence[str], rows: Iterable[Sequence[str]], limit: int, right: Iterable[int] = ()
+    title: str,
+    headers: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    limit: int,
+    width: int,
+    right: Iterable[int] = (),
 ) -> Iterator[str]:
     """A titled table of the first `limit` rows, and how many are not shown; nothing without rows."""
     everything = list(rows)
@@ -114,7 +119,7 @@ def _table(
     shown = everything[: limit or None]
     yield ""
     yield f"{title}:"
-    yield from tables.table(shown, headers, right=right).splitlines()
+    yield from tables.table(shown, headers, right=right, width=width).splitlines()
     if hidden := tables.more(len(everything) - len(shown)):
         yield hidden
 
@@ -145,10 +150,10 @@ def _properties(changes: Sequence[TensorChange], grouped: bool) -> Iterator[tupl
         yield names[0] + (f" and {len(names) - 1:,} more" if len(names) > 1 else ""), *kind
 
 
-def _values(title: str, changes: Sequence[TensorChange], limit: int) -> Iterator[str]:
+def _values(title: str, changes: Sequence[TensorChange], limit: int, width: int) -> Iterator[str]:
     headers = ["name", "differing", "max |a-b|", "mean |a-b|", "rel. L2", "cosine", "note"]
     rows = [(_name(row), *_statistics(row.values)) for row in changes if row.values is not None]
-    yield from _table(title, headers, rows, limit, right=range(1, 6))
+    yield from _table(title, headers, rows, limit, width, right=range(1, 6))
 
 
 def _statistics(values: ValueDiff) -> tuple[str, ...]:

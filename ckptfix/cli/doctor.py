@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,7 @@ import click
 from ckptfix.cli.shared import tables
 from ckptfix.cli.shared.common import FileName, at_option, reads
 from ckptfix.cli.shared.console import Console
+from ckptfix.cli.shared.fit import wrapped
 from ckptfix.errors import printable
 
 if TYPE_CHECKING:
@@ -123,21 +124,33 @@ def _wrapped(text: str) -> list[str]:
 
 
 def _show(console: Console, done: Diagnosis) -> None:
-    console.say(printable(done.sentence))
+    console.prose(printable(done.sentence))
     for line in _remedies(done):
-        console.say(line)
+        # A command is one line, however long: it is there to be pasted.
+        (console.prose if line.startswith("Try: ") else console.say)(line)
     if done.message is not None and done.path:
         _message(console, done)
     if done.findings:
         console.say()
-        rows = [_row(finding) for finding in done.findings[:SHOWN]]
-        console.say(tables.table(rows, ("severity", "finding", "where", "what")))
+        for line in _listed([_row(finding) for finding in done.findings[:SHOWN]], console.width):
+            console.say(line)
         if len(done.findings) > SHOWN:
             console.say(f"... {len(done.findings) - SHOWN:,} more findings (--json has all)")
         _others(console, done)
     if done.path and (done.cause is not None or done.message is not None):
         console.say()
-        console.say(f"Checked: {', '.join(done.looked_at)}.")
+        console.prose(f"Checked: {', '.join(done.looked_at)}.")
+
+
+def _listed(rows: Sequence[tuple[str, str, str, str]], width: int) -> Iterator[str]:
+    """The findings as a table, or a paragraph each where the terminal is too narrow for the table."""
+    table = tables.table(rows, ("severity", "finding", "where", "what")).splitlines()
+    if not width or max(map(len, table)) <= width:
+        yield from table
+        return
+    for severity, id, where, what in rows:
+        yield from wrapped(f"{severity}: {id}{f' at {where}' if where else ''}", width)
+        yield from wrapped(f"    {what}", width)
 
 
 def _message(console: Console, done: Diagnosis) -> None:
@@ -147,7 +160,7 @@ def _message(console: Console, done: Diagnosis) -> None:
         console.say(f"This matches your error message ({', '.join(message.explained)}).")
     elif message.meanings:
         for meaning in message.meanings[:3]:
-            console.say(f"This message usually means: {meaning}")
+            console.prose(f"This message usually means: {meaning}")
     else:
         console.say("I don't recognise that error message.")
 
@@ -182,4 +195,4 @@ def _others(console: Console, done: Diagnosis) -> None:
     if said:
         console.say()
         for advice, id in list(said.items())[:SHOWN]:
-            console.say(f"{id}: {printable(advice)}")
+            console.prose(f"{id}: {printable(advice)}")

@@ -82,11 +82,11 @@ def _show(
         from ckptfix.ops.inspect.describe import LINES, summary
 
         for line in summary(inspection, most=console.rows(None, LINES)):
-            console.say(line)
+            console.prose(line)
     if entries:
         if not tensors:
             console.say()
-        listing = _tree(entries, limit) if tree else _table(entries, limit)
+        listing = _tree(entries, limit) if tree else _table(entries, limit, console.width)
         for line in listing:
             console.say(line)
     # The summary has named the globals that are refused, a line each.
@@ -116,7 +116,7 @@ def chosen(entries: Sequence[TensorEntry], globs: Sequence[str], path: str) -> l
     return found
 
 
-def _table(entries: Sequence[TensorEntry], limit: int) -> Iterator[str]:
+def _table(entries: Sequence[TensorEntry], limit: int, width: int) -> Iterator[str]:
     shown = entries[: limit or None]
     first: dict[tuple[str, str], str] = {}
     for entry in entries:
@@ -132,7 +132,7 @@ def _table(entries: Sequence[TensorEntry], limit: int) -> Iterator[str]:
     }
     if any(notes):
         columns["note"] = notes
-    yield tables.table(zip(*columns.values(), strict=True), list(columns), right=[3])
+    yield tables.table(zip(*columns.values(), strict=True), list(columns), right=[3], width=width)
     if hidden := tables.more(len(entries) - len(shown)):
         yield hidden
 

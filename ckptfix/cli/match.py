@@ -118,7 +118,7 @@ def command(
     else:
         result = matching.preview(found, dest or "")
     if report:
-        for line in lines(found, result):
+        for line in lines(found, result, console.width):
             console.say(line)
         result = replace(result, lines=tuple(line for line in result.lines if not line.startswith(" ")))
     code = show(console, result, named=named)
@@ -130,7 +130,7 @@ def command(
     return TROUBLE if writing and found.refusals else code
 
 
-def lines(found: Found, result: MatchResult) -> Iterator[str]:
+def lines(found: Found, result: MatchResult, width: int = 0) -> Iterator[str]:
     """The report: pairs, then rules, then what only one side has."""
     from ckptfix.names.groups import collapse
 
@@ -147,7 +147,7 @@ def lines(found: Found, result: MatchResult) -> Iterator[str]:
         "why": [pair.why + (f"; or {', '.join(pair.instead[:3])}" if pair.instead else "") for pair in pairs],
     }
     if pairs:
-        yield tables.table(zip(*columns.values(), strict=True), list(columns), right=[3])
+        yield tables.table(zip(*columns.values(), strict=True), list(columns), right=[3], width=width)
         yield ""
     if result.rules:
         yield "rules:"

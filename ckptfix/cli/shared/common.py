@@ -245,7 +245,7 @@ def show(console: Console, result: Written, *, named: bool = False) -> int:
     from ckptfix.io.durable import kept_line
 
     for line in tables.middle_cut(result.lines, console.rows(None, LINES)):
-        console.say(printable(line))
+        console.prose(printable(line))
     if named:
         console.say(printable(f"output: {result.dest}"))
     if result.backup is not None:

@@ -10,6 +10,7 @@ from typing import IO, TYPE_CHECKING
 
 import click
 
+from ckptfix.cli.shared.fit import width_of, wrapped
 from ckptfix.errors import printable
 
 if TYPE_CHECKING:
@@ -36,9 +37,20 @@ class Console:
         if not self.json and not self.quiet:
             click.echo(text)
 
+    def prose(self, text: str) -> None:
+        """A line of the result that is text: on a terminal too narrow for it, it is broken at spaces."""
+        for line in wrapped(text, self.width):
+            self.say(line)
+
     def note(self, text: str) -> None:
         """A line beside the result."""
-        click.echo(text, err=True)
+        for line in wrapped(text, width_of(sys.stderr)):
+            click.echo(line, err=True)
+
+    @property
+    def width(self) -> int:
+        """The columns of the terminal that shows the result; 0 in a pipe, where nothing is cut or broken."""
+        return width_of(sys.stdout)
 
     def rows(self, asked: int | None, default: int) -> int:
         """How many rows of a list to show, 0 for all: `asked`, else `default` on a terminal, else all.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 
 from ckptfix.errors import printable
 from ckptfix.words import facts as facts
@@ -11,17 +11,49 @@ from ckptfix.words import shape as shape
 from ckptfix.words import size as size
 
 
-def table(rows: Iterable[Sequence[object]], headers: Sequence[str], *, right: Iterable[int] = ()) -> str:
-    """A table with a line under its headers; `right` are the columns set flush right. No rows, no table."""
+def table(
+    rows: Iterable[Sequence[object]], headers: Sequence[str], *, right: Iterable[int] = (), width: int = 0
+) -> str:
+    """A table with a line under its headers; `right` are the columns set flush right. No rows, no table.
+
+    Args:
+        width: of the terminal that the table must fit; 0 for a table that is complete.
+    """
     cells = [[printable(cell) for cell in row] for row in rows]
     if not cells:
         return ""
+    flush = {headers[column] for column in right}
+    text = _drawn(cells, headers, flush)
+    if width and max(map(len, text)) > width:
+        from ckptfix.cli.shared import fit
+
+        cells, headers, left_out = fit.columns(cells, headers, width)
+        text = _narrow(cells, headers, flush)
+        if left_out:
+            text.append(f"... no room for {', '.join(left_out)} (a pipe gets all)")
+    return "\n".join(text)
+
+
+def _drawn(cells: Sequence[Sequence[str]], headers: Sequence[str], flush: Container[str]) -> list[str]:
     from tabulate import tabulate
 
-    flush = set(right)
-    align = ["right" if column in flush else "left" for column in range(len(headers))]
+    align = ["right" if header in flush else "left" for header in headers]
     text = tabulate(cells, headers, tablefmt="simple", disable_numparse=True, colalign=align, headersglobalalign="left")
-    return "\n".join(line.rstrip() for line in text.splitlines())
+    return [line.rstrip() for line in text.splitlines()]
+
+
+def _narrow(cells: Sequence[Sequence[str]], headers: Sequence[str], flush: Container[str]) -> list[str]:
+    """The same, with no more room than the cells need; tabulate gives each header two columns more."""
+    widths = [max(map(len, column)) for column in zip(headers, *cells, strict=True)]
+
+    def line(row: Sequence[str], right: Container[str]) -> str:
+        padded = [
+            cell.rjust(width) if header in right else cell.ljust(width)
+            for cell, header, width in zip(row, headers, widths, strict=True)
+        ]
+        return "  ".join(padded).rstrip()
+
+    return [line(headers, ()), line(["-" * width for width in widths], ()), *(line(row, flush) for row in cells)]
 
 
 def more(hidden: int, what: str = "") -> str:

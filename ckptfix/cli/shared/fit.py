@@ -1,0 +1,88 @@
+"""What does not fit the terminal: lines are broken at spaces, and cells of a table are cut in their middle.
+
+A width of 0 means that nobody watches: a pipe gets every line and every name whole.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from typing import IO
+
+LEAST = 16
+"""Characters that a cell keeps at least when its column is cut."""
+
+LEAST_NAME = 20
+"""The same for the first column, which has the names."""
+
+_GAP = 2
+_COMMAND = re.compile(r"`[^`]*`")
+_LABEL = re.compile(r"(?:\S+(?: \S+)*)?  +")
+_HANG = 4
+_NO_BREAK = "\0"
+
+
+def width_of(stream: IO[str] | None) -> int:
+    """The columns of the terminal that `stream` is, 0 for anything else."""
+    try:
+        return os.get_terminal_size(stream.fileno()).columns if stream is not None and stream.isatty() else 0
+    except (AttributeError, OSError, ValueError):  # no stream at all, a closed one, or one without a file
+        return 0
+
+
+def wrapped(line: str, width: int) -> list[str]:
+    """`line` in as many lines as it needs, each after the first indented, to the value of a fact or by a little.
+
+    A command in backticks and a long name are never broken: what is pasted must be whole.
+    """
+    if not width or len(line) <= width:
+        return [line]
+    from textwrap import wrap
+
+    label = _LABEL.match(line)
+    indent = label.end() if label is not None and label.end() <= width // 2 else _HANG
+    text = _COMMAND.sub(lambda command: command[0].replace(" ", _NO_BREAK), line[indent:] if label else line)
+    head = line[:indent] if label else ""
+    lines = wrap(
+        text,
+        width,
+        initial_indent=" " * len(head),
+        subsequent_indent=" " * indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+        drop_whitespace=True,
+    )
+    whole = [part.replace(_NO_BREAK, " ") for part in lines]
+    return [head + whole[0][len(head) :], *whole[1:]]
+
+
+def cut(text: str, most: int) -> str:
+    """`text` in at most `most` characters, without its middle: the end of a name says more of it than its start."""
+    if len(text) <= most:
+        return text
+    head = min(most // 4, 6)
+    return f"{text[:head]}...{text[len(text) - (most - 3 - head) :]}"
+
+
+def columns(
+    cells: Sequence[Sequence[str]], headers: Sequence[str], width: int
+) -> tuple[list[list[str]], list[str], list[str]]:
+    """The rows and headers of a table of `width` columns at most, and the headers that were left out.
+
+    Columns without a text go first; then the widest after the first are cut, then the first, which has the names; then
+    the last are left out.
+    """
+    full = [at for at in range(len(headers)) if any(row[at] for row in cells)]
+    needs = {at: max(len(headers[at]), *(len(row[at]) for row in cells)) for at in full}
+    least = {at: min(need, LEAST_NAME if at == full[0] else LEAST) for at, need in needs.items()}
+    kept = list(full)
+    while len(kept) > 1 and sum(least[at] for at in kept) + _GAP * (len(kept) - 1) > width:
+        kept.pop()
+    room = width - _GAP * (len(kept) - 1)
+    for some in (kept[1:], kept[:1]):
+        while sum(needs[at] for at in kept) > room and any(needs[at] > least[at] for at in some):
+            needs[max(some, key=lambda at: needs[at] - least[at])] -= 1
+    needs[kept[0]] = min(needs[kept[0]], max(room, LEAST)) if len(kept) == 1 else needs[kept[0]]
+    rows = [[cut(row[at], needs[at]) for at in kept] for row in cells]
+    return rows, [headers[at] for at in kept], [headers[at] for at in full if at not in kept]
