@@ -18,12 +18,16 @@ from ckptfix.formats.safetensors import format as safetensors
 from ckptfix.formats.torch import legacy as torch_legacy
 from ckptfix.formats.torch import zip as torch_zip
 from ckptfix.formats.torch.readonly import pickle as torch_pickle
+from ckptfix.formats.torch.readonly import tar as torch_tar
 from ckptfix.io.source import is_local, open_source, opened_once
 from ckptfix.pickles.collector import without_collections
 
 FORMATS: dict[str, Format] = {
     format.name: format
-    for format in (torch_zip.FORMAT, torch_legacy.FORMAT, safetensors.FORMAT, torch_pickle.FORMAT)
+    for format in (
+        *(torch_zip.FORMAT, torch_legacy.FORMAT, safetensors.FORMAT),
+        *(torch_pickle.FORMAT, torch_tar.FORMAT),
+    )
 }
 
 HEAD = 4096
