@@ -17,6 +17,7 @@ from ckptfix.formats.base import Aspect, Format, plain_weights
 from ckptfix.formats.safetensors import format as safetensors
 from ckptfix.formats.torch import legacy as torch_legacy
 from ckptfix.formats.torch import zip as torch_zip
+from ckptfix.formats.torch.readonly import archive as torch_archive
 from ckptfix.formats.torch.readonly import pickle as torch_pickle
 from ckptfix.formats.torch.readonly import tar as torch_tar
 from ckptfix.io.source import is_local, open_source, opened_once
@@ -26,7 +27,7 @@ FORMATS: dict[str, Format] = {
     format.name: format
     for format in (
         *(torch_zip.FORMAT, torch_legacy.FORMAT, safetensors.FORMAT),
-        *(torch_pickle.FORMAT, torch_tar.FORMAT),
+        *(torch_pickle.FORMAT, torch_tar.FORMAT, torch_archive.FORMAT),
     )
 }
 

@@ -111,7 +111,7 @@ def _read_whole(path: str) -> Wreck:
     wreck = Wreck(path, found=parts.found, sums=False)
     for key, data in parts.container.data.items():
         if all(source.end <= checkpoint.size for source in read_from(data)):
-            wreck.parts[key] = Part(data)
+            wreck.parts[key] = Part(data, parts.container.sums[key])
         else:
             wreck.faults[key] = "the file ends before it does"
     what = next(format_of(checkpoint).remarks(checkpoint)).id
