@@ -154,7 +154,7 @@ def _part(segment: Segment, first: int, count: int) -> Segment:
 
 
 class _MadeSource(Source):
-    """What is there in place of the file. Checksums, which cost a pass over the data, are zeros."""
+    """What is there in place of the file. Checksums, which cost a pass over the data, are those of nothing."""
 
     def __init__(self, made: _Made) -> None:
         super().__init__(made, made.size)
@@ -195,7 +195,7 @@ class _MadeSource(Source):
 def _made(segment: Derived, start: int, count: int) -> bytes:
     """`count` bytes at `start` of a stream that has to be made from its beginning."""
     if segment.what == CHECKSUM:
-        return bytes(count)
+        return segment.blank[start : start + count]
     found = bytearray()
     for piece in cut(segment.chunks(), start, count):
         found += piece

@@ -188,8 +188,8 @@ def named_beside(source: StrPath, word: str, suffix: str | None = None, *, folde
     if folder:
         stem = Path(name).with_suffix("") if is_file else Path(name)
         return proposed(f"{stem}.{word}", "")
-    if suffix is not None and is_file:
-        name = str(Path(name).with_suffix(suffix))
+    if suffix is not None:
+        name = str(Path(name).with_suffix(suffix)) if is_file else f"{os.path.normpath(name)}{suffix}"
     return proposed(name, word)
 
 

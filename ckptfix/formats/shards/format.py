@@ -249,6 +249,7 @@ SLICES_FORMAT = Format(
     plan_edit=plan_edit_slices,
     plan_write=not_written,
     folder=True,
+    edits=False,
     writes=False,
     remarks=safetensors.remarks,
 )

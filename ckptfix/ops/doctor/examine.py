@@ -30,10 +30,11 @@ from ckptfix.findings.load_errors import LoadError
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import RANK, Remedy, errors_of, found, place_of, remedy_of
 from ckptfix.formats import format_of, located, open_checkpoint
-from ckptfix.formats.torch import demands
+from ckptfix.formats.torch import demands, weights_only
 from ckptfix.formats.torch import module as torch_module
 from ckptfix.formats.torch import zip as torch_zip
 from ckptfix.formats.torch.common import pickled
+from ckptfix.formats.torch.dangerous import is_dangerous
 from ckptfix.io.planned import SplicedFile
 from ckptfix.io.source import found_as, open_source, stamp
 from ckptfix.ops import inside as scan_inside
@@ -205,6 +206,10 @@ def _pickles(checkpoint: Checkpoint, looked: list[str], at: str | None) -> Itera
         base = data.offset if isinstance(data, ByteRange) else 0
         yield from doctor_pickle.after_stop(graph.data, graph.end, where, base)
         yield from _hidden(checkpoint, graph, archive.directory.records, archive.root)
+    if not format_of(checkpoint).writes:
+        known = {_STREAM, *map(weights_only.canonical, graph.globals)}
+        rows = [row for row in scan_inside.look(checkpoint.path).hidden if is_dangerous(row.name)]
+        yield from doctor_pickle.hidden((row for row in rows if row.name not in known), fix="")
     for finding in demands.findings(graph):
         yield replace(finding, where=where, offset=base + (finding.offset or 0))
     module = doctor_pickle.modules(graph)
@@ -220,6 +225,10 @@ def _pickles(checkpoint: Checkpoint, looked: list[str], at: str | None) -> Itera
     if module is not None:
         message = f"a whole pickled module of class {module[0]}, not a state dict"
         yield found("whole-module", message, where=where, offset=base + module[1])
+
+
+_STREAM = "torch.storage._load_from_bytes"
+"""What a plain pickle calls for each storage, whose stream is a part of its graph."""
 
 
 def _hidden(checkpoint: Checkpoint, graph: Graph, records: Sequence[Record], root: str) -> Iterator[Finding]:

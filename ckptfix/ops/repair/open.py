@@ -15,6 +15,7 @@ from ckptfix.formats.safetensors import format as safetensors
 from ckptfix.formats.torch import legacy as torch_legacy
 from ckptfix.formats.torch import legacy_layout
 from ckptfix.formats.torch.common import parts_of
+from ckptfix.io.read import read_from
 from ckptfix.io.source import found_as, open_source
 from ckptfix.ops.repair.fill import Fill
 from ckptfix.ops.repair.layers import Folder, unwrap
@@ -114,8 +115,12 @@ def _read_whole(path: str) -> Wreck:
         if finding.id == "bad-storage":
             raise DamagedFile(finding.message, path=path, where=finding.where, offset=finding.offset)
     parts = parts_of(checkpoint)
-    storages = {key: Part(data) for key, data in parts.container.data.items()}
-    wreck = Wreck(path, found=parts.found, parts=storages, sums=False)
+    wreck = Wreck(path, found=parts.found, sums=False)
+    for key, data in parts.container.data.items():
+        if all(source.end <= checkpoint.size for source in read_from(data)):
+            wreck.parts[key] = Part(data, parts.container.sums[key])
+        else:
+            wreck.faults[key] = "the file ends before it does"
     what = next(format_of(checkpoint).remarks(checkpoint)).id
     wreck.note(what, f"it was a {format_of(checkpoint).title}, and is written as a zip")
     return wreck
