@@ -81,7 +81,7 @@ def convert(
             shard_size=shard_size,
         )
         line = f"{plural(done.tensors, 'tensor')} from {checkpoint.format} to {done.format}"
-        shards = sum(not file.path.endswith(".json") for file in done.plan.files)
+        shards = sum(not file.along and not file.path.endswith(".json") for file in done.plan.files)
         if shards > 1:
             line += f" in {plural(shards, 'shard')}"
         if done.copied:
