@@ -13,7 +13,7 @@ from ckptfix.ops.writing import How
     "convert",
     click.Option(
         ["--to"],
-        metavar="zip|legacy|safetensors",
+        metavar="zip|legacy|safetensors|dcp",
         help="The format of OUT; without it, what OUT's suffix says. zip is also called torch.",
     ),
     at_option(),
@@ -29,6 +29,7 @@ def command(source: str, dest: str, how: How, *, to: str | None, at: str | None,
 
     zip and legacy hold the same, so between them nothing is lost. safetensors holds one state dict: the one found,
     or the one --at names; what else the file had is listed. Tied tensors are tied again on the way back.
+    dcp is a folder that torch.distributed.checkpoint loads; it holds the whole object, without ties and views.
     """
 
     return convert.convert(source, dest, to=to, at=at, drop_unsupported=drop_unsupported, **how.keywords())
