@@ -165,6 +165,25 @@ CONTAINERS: tuple[Entry, ...] = (
         "copy the hidden file .metadata too; where it never was, the save did not end: take an older checkpoint",
     ),
     Entry(
+        "dcp-leftover", "warning", "a file of a distributed checkpoint that its .metadata does not name",
+        "It is of another save, or of one that did not end: torch reads none of it. A later save on fewer ranks leaves "
+        "the files of the others.",
+        (), "save to a new folder; what is left over can be deleted once the checkpoint has been read back",
+    ),
+    Entry(
+        "dcp-unused", "info", "items of a distributed checkpoint that belong to no tensor",
+        "The .metadata says where they are, and names no chunk for them. torch reads none of them.",
+    ),
+    Entry(
+        "dcp-overlap", "error", "items of a distributed checkpoint that share bytes",
+        "Two entries of the .metadata name places in a file that overlap without being the same.",
+        (), "save the checkpoint again",
+    ),
+    Entry(
+        "dcp-saved-at", "info", "the folder that a distributed checkpoint was saved to",
+        "The .metadata holds its full name, with what that says of users and machines. torch does not need it.",
+    ),
+    Entry(
         "unknown-format", "error", "no format that ckptfix knows",
         "The first bytes belong to no checkpoint format, archive or page that is known.",
         (E.NOT_A_CHECKPOINT, E.TRIED_TENSORFLOW), "look where it comes from, and download it again",

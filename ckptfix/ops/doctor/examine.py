@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from ckptfix.checkpoint import ByteRange, Checkpoint, file_of
+from ckptfix.checkpoint import ByteRange, Checkpoint, Storage, file_of
 from ckptfix.checkpoint.address import is_inside
 from ckptfix.commands import verbatim
 from ckptfix.errors import (
@@ -34,6 +35,7 @@ from ckptfix.formats.torch import demands
 from ckptfix.formats.torch import module as torch_module
 from ckptfix.formats.torch import zip as torch_zip
 from ckptfix.formats.torch.common import pickled
+from ckptfix.io.planned import SplicedFile
 from ckptfix.io.source import open_source
 from ckptfix.ops import inside as scan_inside
 from ckptfix.ops.doctor import contents as scan_contents
@@ -253,6 +255,24 @@ def _has_key(pid: Node) -> bool:
     return type(pid) is tuple and len(pid) > 2 and isinstance(pid[2], str)
 
 
+def _piece(storage: Storage, name: str) -> scan_records.Piece:
+    """The bytes of a storage; of one in several files with the checksum that these state together."""
+    data = storage.data
+    assert data is not None
+    if isinstance(data, ByteRange) and isinstance(data.path, SplicedFile):
+        with suppress(CkptfixError):
+            return scan_records.Piece(name, data, data.path.crc32(data))
+    return scan_records.Piece(storage.key, data, storage.crc32)
+
+
+def _summed_apart(piece: scan_records.Piece) -> Iterator[scan_records.Piece]:
+    """The parts of a tensor in several files whose checksums are not those of its rows in order."""
+    if isinstance(piece.data, ByteRange) and isinstance(piece.data.path, SplicedFile):
+        with suppress(CkptfixError):
+            for check in piece.data.path.checks(piece.data):
+                yield scan_records.Piece(check.where, check.data, check.crc32)
+
+
 def _pieces(checkpoint: Checkpoint, view: Checkpoint) -> list[scan_records.Piece]:
     """All bytes of the file that hold tensors, and every other record of a zip; the values of `view` are judged."""
     judged = {entry.name for entry in view.entries}
@@ -266,13 +286,14 @@ def _pieces(checkpoint: Checkpoint, view: Checkpoint) -> list[scan_records.Piece
             continue
         piece = pieces.get(storage.identity)
         if piece is None:
-            piece = pieces[storage.identity] = scan_records.Piece(storage.key, storage.data, storage.crc32)
+            piece = pieces[storage.identity] = _piece(storage, whole.name)
         if whole.name in judged:
             piece.dtype = piece.dtype or entry.dtype
             piece.entries.append(entry)
     archive = torch_zip.archive_of(checkpoint)
     if archive is None:
-        return [piece for piece in pieces.values() if _inside(piece, checkpoint.size_of(file_of(piece.data)))]
+        sums = [piece for own in pieces.values() if own.crc32 is None for piece in _summed_apart(own)]
+        return sums + [piece for piece in pieces.values() if _inside(piece, checkpoint.size_of(file_of(piece.data)))]
     prefix = f"{archive.root}/data/"
     for piece in pieces.values():
         piece.where = f"{prefix}{piece.where}"

@@ -10,11 +10,13 @@ from ckptfix.checkpoint import Checkpoint
 from ckptfix.errors import DamagedFile, Refused
 from ckptfix.findings.row import Finding
 from ckptfix.formats import FORMATS, base
+from ckptfix.formats.dcp import format as dcp
 from ckptfix.formats.dcp.part import refuse_part
 from ckptfix.formats.safetensors import format as safetensors
 from ckptfix.formats.torch import legacy as torch_legacy
 from ckptfix.formats.torch import legacy_layout
 from ckptfix.io.source import open_source
+from ckptfix.ops.repair.dcp import repair_dcp
 from ckptfix.ops.repair.fill import Fill
 from ckptfix.ops.repair.layers import Folder, unwrap
 from ckptfix.ops.repair.raw import repair_raw
@@ -76,6 +78,8 @@ def _without_tensors(path: str, done: Repair) -> Refused:
 
 def _repair(path: str, fill: Fill | None, donor: Checkpoint | None, like: Side | None) -> Repair:
     if Path(path).is_dir():
+        if dcp.score(path, b"", 0):
+            return repair_dcp(path, fill=fill is not None or donor is not None)
         return _of_wreck(read_folder(path), fill, donor, like)
     with open_source(path) as reader:
         size = reader.size
