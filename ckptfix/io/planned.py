@@ -13,6 +13,7 @@ from ckptfix.checkpoint.places import Spliced, pieces_of
 from ckptfix.errors import DamagedFile
 from ckptfix.io.read import CHECKSUM, cut
 from ckptfix.io.source import BATCH, Name, Readers, Source
+from ckptfix.io.sums import crc32_joined
 
 
 class _Made(Name):
@@ -111,6 +112,19 @@ class SplicedFile(_Made, Spliced):
         """The checksums that the files state of the pieces that are in this range."""
         for index in self._indices(where.offset, where.length):
             yield from self.piece(index).checks
+
+    def crc32(self, where: ByteRange) -> int | None:
+        """The checksum of a whole piece, joined from those that its files state; None where that cannot be."""
+        if not where.length:
+            return None
+        index = self._index(where.offset)
+        piece = self.piece(index)
+        if where != self.place(index) or tuple(check.data for check in piece.checks) != piece.segments:
+            return None
+        crc = 0
+        for check in piece.checks:
+            crc = crc32_joined(crc, check.crc32, check.data.length)
+        return crc
 
     def pieces(self, offset: int, length: int) -> Iterator[Segment]:
         end = offset + length

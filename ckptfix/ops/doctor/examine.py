@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from ckptfix.checkpoint import ByteRange, Checkpoint, file_of
+from ckptfix.checkpoint import ByteRange, Checkpoint, Storage, file_of
 from ckptfix.checkpoint.address import is_inside
 from ckptfix.commands import verbatim
 from ckptfix.errors import (
@@ -257,6 +258,16 @@ def _has_key(pid: Node) -> bool:
     return type(pid) is tuple and len(pid) > 2 and isinstance(pid[2], str)
 
 
+def _piece(storage: Storage, name: str) -> scan_records.Piece:
+    """The bytes of a storage; of one in several files with the checksum that these state together."""
+    data = storage.data
+    assert data is not None
+    if isinstance(data, ByteRange) and isinstance(data.path, SplicedFile):
+        with suppress(CkptfixError):
+            return scan_records.Piece(name, data, data.path.crc32(data))
+    return scan_records.Piece(storage.key, data, storage.crc32)
+
+
 def _pieces(checkpoint: Checkpoint, view: Checkpoint) -> list[scan_records.Piece]:
     """All bytes of the file that hold tensors, and every other record of a zip; the values of `view` are judged."""
     judged = {entry.name for entry in view.entries}
@@ -270,7 +281,7 @@ def _pieces(checkpoint: Checkpoint, view: Checkpoint) -> list[scan_records.Piece
             continue
         piece = pieces.get(storage.identity)
         if piece is None:
-            piece = pieces[storage.identity] = scan_records.Piece(storage.key, storage.data, storage.crc32)
+            piece = pieces[storage.identity] = _piece(storage, whole.name)
         if whole.name in judged:
             piece.dtype = piece.dtype or entry.dtype
             piece.entries.append(entry)

@@ -10,6 +10,7 @@ from ckptfix.commands import command
 from ckptfix.errors import DamagedFile, Refused, Unsupported
 from ckptfix.findings.row import Finding
 from ckptfix.formats import FORMATS, base, format_of, open_checkpoint
+from ckptfix.formats.dcp import format as dcp
 from ckptfix.formats.dcp.part import refuse_part
 from ckptfix.formats.safetensors import format as safetensors
 from ckptfix.formats.torch import legacy as torch_legacy
@@ -17,6 +18,7 @@ from ckptfix.formats.torch import legacy_layout
 from ckptfix.formats.torch.common import parts_of
 from ckptfix.io.read import read_from
 from ckptfix.io.source import found_as, open_source
+from ckptfix.ops.repair.dcp import repair_dcp
 from ckptfix.ops.repair.fill import Fill
 from ckptfix.ops.repair.layers import Folder, unwrap
 from ckptfix.ops.repair.raw import repair_raw
@@ -81,6 +83,8 @@ def _without_tensors(path: str, done: Repair) -> Refused:
 
 def _repair(path: str, fill: Fill | None, donor: Checkpoint | None, like: Side | None) -> Repair:
     if found_as(path) == "folder":
+        if dcp.score(path, b"", 0):
+            return repair_dcp(path, fill=fill is not None or donor is not None)
         if any(format.folder and format.score(path, b"", 0) for format in FORMATS.values()):
             hint = f"`{command('doctor', path)}` names the files that are missing or damaged; repair takes one of them"
             raise Unsupported("a checkpoint of many files, and not an archive that was unzipped", path=path, hint=hint)
