@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ckptfix.ops.diff import diff as diff
     from ckptfix.ops.doctor import doctor as doctor
     from ckptfix.ops.extract import extract as extract
+    from ckptfix.ops.fix import fix as fix
     from ckptfix.ops.inspect import inspect as inspect
     from ckptfix.ops.match import match as match
     from ckptfix.ops.relocate import map_location as map_location
@@ -56,6 +57,7 @@ _HOMES = {
     "diff": "ops.diff",
     "doctor": "ops.doctor",
     "extract": "ops.extract",
+    "fix": "ops.fix",
     "inspect": "ops.inspect",
     "load_checkpoint": "loaders",
     "load_into": "loaders",

@@ -246,6 +246,7 @@ def without_optimizer(folder: Path) -> Path:
 
 
 SHARD = "m-00001-of-00001.safetensors"
+OTHER_SHARD = "m-00002-of-00002.safetensors"
 
 
 @sample("shard-path")
@@ -265,8 +266,37 @@ def one_more(folder: Path) -> Path:
 
 
 @sample("index-mismatch")
-def absent(folder: Path) -> Path:
+def index_mismatch(folder: Path) -> Path:
+    other = builders.safetensors([("v", "F32", (2,), DATA)], metadata={"format": "pt"})
+    builders.written(folder / OTHER_SHARD, other)
+    return sharded(folder, {"w": OTHER_SHARD, "v": SHARD}, total=16)
+
+
+@sample("missing-tensors")
+def missing_tensors(folder: Path) -> Path:
     return sharded(folder, {"w": SHARD, "v": SHARD})
+
+
+@sample("doubled-tensors")
+def doubled_tensors(folder: Path) -> Path:
+    index = sharded(folder, {"w": SHARD, "v": OTHER_SHARD}, total=24)
+    rows = [("v", "F32", (2,), DATA), ("w", "F32", (2,), DATA)]
+    builders.written(folder / OTHER_SHARD, builders.safetensors(rows, metadata={"format": "pt"}))
+    return index
+
+
+@sample("no-index")
+def no_index(folder: Path) -> Path:
+    sharded(folder, {}).unlink()
+    return folder
+
+
+@sample("missing-slices")
+def missing_slices(folder: Path) -> Path:
+    metadata = {"format": "pt", "DCP_SHARDING_INFO": json.dumps({"w": {"saved_offsets": [2]}})}
+    shard = builders.safetensors([("w", "F32", (2,), DATA)], metadata=metadata)
+    builders.written(folder / "shard-00002-m-00001-of-00001.safetensors", shard)
+    return folder
 
 
 @sample("index-total")

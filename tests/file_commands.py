@@ -7,6 +7,7 @@ from pathlib import Path
 from builders import Tensor, assemble, push, safetensors, state_dict_ops, torch_zip, written
 
 COMMANDS = {
+    "fix": ["fix", "{torch}", "{out}.pth"],
     "strip-module": ["strip-module", "{torch}", "{out}.pth"],
     "add-module": ["add-module", "{torch}", "{out}.pth"],
     "unwrap": ["unwrap", "{torch}", "{out}.pth"],

@@ -37,3 +37,4 @@ from ckptfix.checkpoint.tensors import reach as reach
 from ckptfix.checkpoint.tensors import refuse_unusable as refuse_unusable
 from ckptfix.checkpoint.tensors import reshaped as reshaped
 from ckptfix.checkpoint.tensors import same_bytes as same_bytes
+from ckptfix.checkpoint.tensors import same_place as same_place

@@ -12,17 +12,22 @@ from ckptfix.findings.row import Finding
 
 @dataclass(frozen=True, slots=True)
 class OutputFile:
-    """A file to be written: `segments` in order, `nbytes` together."""
+    """A file to be written: `segments` in order, `nbytes` together.
+
+    Attributes:
+        along: a copy of what only lies in the folder of the checkpoint, and is no file of it.
+    """
 
     path: str
     segments: tuple[Segment, ...] = field(repr=False)
     nbytes: int
+    along: bool = False
 
     @classmethod
-    def of(cls, path: str | os.PathLike[str], segments: Iterable[Segment]) -> OutputFile:
+    def of(cls, path: str | os.PathLike[str], segments: Iterable[Segment], *, along: bool = False) -> OutputFile:
         """An OutputFile of these segments; empty ones are left out, adjacent ranges of a file joined."""
         kept = tuple(joined(segments))
-        return cls(os.fspath(path), kept, sum(map(segment_length, kept)))
+        return cls(os.fspath(path), kept, sum(map(segment_length, kept)), along)
 
 
 @dataclass(frozen=True, slots=True)

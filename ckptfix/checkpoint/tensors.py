@@ -178,6 +178,13 @@ def reshaped(entry: TensorEntry, shape: tuple[int, ...]) -> TensorEntry:
     return replace(entry, shape=shape, stride=contiguous_stride(shape))
 
 
+def same_place(entry: TensorEntry) -> object | None:
+    """Equal for entries that are one tensor under several names; None for one that has no bytes."""
+    if entry.storage is None or not entry.numel:
+        return None
+    return entry.storage.identity, entry.dtype, entry.offset, entry.shape, entry.stride
+
+
 def same_bytes(entry: TensorEntry, other: TensorEntry) -> bool:
     """Whether `other` is the tensor `entry` in its own or another shape, under any name."""
     alike = replace(other, key=entry.key, at=entry.at, shape=entry.shape, stride=entry.stride) == entry

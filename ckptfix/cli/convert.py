@@ -16,8 +16,13 @@ from ckptfix.ops.writing import How
     click.Argument(["more"], metavar="[IN ...]", nargs=-1, required=False, type=FileName()),
     click.Option(
         ["--to"],
-        metavar="zip|legacy|safetensors",
-        help="The format of OUT; without it, what OUT's suffix says. zip is also called torch.",
+        metavar="zip|legacy|safetensors|hf",
+        help="The format of OUT; without it, what OUT's suffix says. zip is also called torch; hf is a folder.",
+    ),
+    click.Option(
+        ["--shard-size"],
+        metavar="SIZE",
+        help="With --to hf: how much one file holds, such as 500MB or 2GiB. 5GB by default.",
     ),
     at_option(),
     click.Option(
@@ -44,24 +49,29 @@ def command(
     *,
     more: tuple[str, ...],
     to: str | None,
+    shard_size: str | None,
     at: str | None,
     drop_unsupported: bool,
     weights: Literal["fp32", "model"] | None,
     optimizer: bool,
 ) -> Written:
-    """Write OUT: IN in another container: torch zip (1.6 and later), torch legacy, or safetensors.
+    """Write OUT: IN in another container: torch zip (1.6 and later), torch legacy, safetensors, or shards of these.
 
     IN may be a folder of DeepSpeed or of the files of all ranks (FSDP, tensor parallelism), which are joined; with
     -o OUT it may be several such files.
 
     zip and legacy hold the same, so between them nothing is lost. safetensors holds one state dict: the one found,
     or the one --at names; what else the file had is listed. Tied tensors are tied again on the way back.
+
+    hf is a folder OUT of safetensors shards and their index, as transformers writes it; IN may be such a folder, also
+    of pytorch_model.bin shards, and every other command takes one too.
     """
 
     return convert.convert(
         [source, *more] if more else source,
         dest,
         to=to,
+        shard_size=shard_size,
         at=at,
         drop_unsupported=drop_unsupported,
         weights=weights,

@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING
 import click
 
 from ckptfix.cli.shared import tables
-from ckptfix.cli.shared.common import FileName, at_option, destination, file_argument, reads, show, where_to
+from ckptfix.cli.shared.common import (
+    FileName,
+    at_option,
+    default_name,
+    destination,
+    file_argument,
+    reads,
+    show,
+    where_to,
+)
 from ckptfix.cli.shared.console import Console
 from ckptfix.cli.shared.exits import TROUBLE
 from ckptfix.errors import printable
@@ -81,9 +90,10 @@ def command(
     from ckptfix.ops import match as matching
 
     alone = report or dry_run or rules_file is not None
-    dest, keep_old = where_to(
-        dest, output, force=force, without=None if alone else "--report, --rules or --dry-run"
-    )
+    dest, keep_old = where_to(dest, output, force=force, without=None)
+    named = dest is None and not alone
+    if named:
+        dest = default_name("match", source, {})
     if dest is not None:
         matching.check(source, dest, like, force)
     found = matching.find(
@@ -111,7 +121,7 @@ def command(
         for line in lines(found, result):
             console.say(line)
         result = replace(result, lines=tuple(line for line in result.lines if not line.startswith(" ")))
-    code = show(console, result)
+    code = show(console, result, named=named)
     for refusal in found.refusals if not console.json else ():
         for line in getattr(refusal, "lines", ()):
             console.note(f"  {printable(line)}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ckptfix.cli.shared.common import FileName, destination, file_argument, reads, show, where_to
+from ckptfix.cli.shared.common import FileName, default_name, destination, file_argument, reads, show, where_to
 from ckptfix.cli.shared.console import Console
 
 _OUT, *_HOW = destination(optional=True)
@@ -53,7 +53,10 @@ def command(
     """
     from ckptfix.ops import repair
 
-    dest, keep_old = where_to(dest, output, force=force, without=None if check_only else "--check-only")
+    dest, keep_old = where_to(dest, output, force=force, without=None)
+    named = dest is None and not check_only
+    if named:
+        dest = default_name("repair", source, {})
     with console.progress(at_end="flushing to disk") as progress:
         result = repair.repair(
             source,
@@ -68,4 +71,4 @@ def command(
             dry_run=dry_run,
             progress=progress,
         )
-    return show(console, result)
+    return show(console, result, named=named)

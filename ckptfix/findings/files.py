@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ckptfix.findings.folders import FOLDERS
 from ckptfix.findings.load_errors import LoadError as E
 from ckptfix.findings.row import Entry
 
@@ -130,80 +131,14 @@ CONTAINERS: tuple[Entry, ...] = (
     Entry(
         "plain-pickle", "error", "a plain pickle, not written by torch.save",
         "pickle.dump or joblib wrote it. torch.load says `Invalid magic number`, or mentions an opcode. A plain pickle "
-        "can run "
-        "code when it is loaded, and its tensors are pickled in pieces that only torch can join.",
+        "can run code when it is loaded. Where it holds tensors, they are read without loading it, and `ckptfix "
+        "convert` writes what torch.save would have written.",
         (E.PICKLE_DUMP,), "if you trust it, load it with pickle.load and save it again with torch.save",
-    ),
-    Entry(
-        "dcp-folder", "error", "a folder: a distributed checkpoint (DCP)",
-        "torch.distributed.checkpoint writes a folder of .distcp files and one .metadata. torch.load reads none of "
-        "them "
-        "by itself; torch's own merger makes one file.",
-        (E.DISTRIBUTED,), "python -m torch.distributed.checkpoint.format_utils dcp_to_torch {source} OUT",
-    ),
-    Entry(
-        "distributed-shard", "error", "a file of a distributed checkpoint (DCP)",
-        "torch.distributed.checkpoint writes a torch archive for each part of a tensor, one after the other, into a "
-        ".distcp file of each rank. The file is not damaged: torch's own merger makes one file of the whole folder.",
-        (E.DISTRIBUTED,),
-        "put it back in its folder, beside .metadata and the files of the other ranks; torch's merger takes "
-        "the folder",
-    ),
-    Entry(
-        "one-rank", "error", "one rank's piece of a model",
-        "FSDP, tensor parallelism and ZeRO-3 keep a part of each parameter on each rank, and a plain save on a rank "
-        "writes just that. No model can load it; the other parts are in what the other ranks saved.",
-        (E.PARTS_OF_RANKS,),
-        "gather the state dict on all ranks before saving it, or save with torch.distributed.checkpoint",
-    ),
-    Entry(
-        "missing-rank", "error", "a rank's file is missing, or cannot be read",
-        "DeepSpeed and FSDP write a file for each process. What one of them held is in no other file: a node's disk "
-        "was not copied, or a process did not finish its save. convert, extract and load_into refuse the tensors that "
-        "it held a part of; the finding lists them, and their rows.",
-        (E.PARTS_OF_RANKS,), "copy the file from where that process saved it, or take an older step",
-    ),
-    Entry(
-        "other-save", "error", "a rank's file is of another save",
-        "Files of two saves are in one folder: one was copied over the other, or a process did not finish the later "
-        "one. Joined, they would be a model that never was.",
-        (E.WRONG_VALUES,), "copy the files of all ranks from one save",
-    ),
-    Entry(
-        "ranks-differ", "warning", "what every rank holds whole is not the same on all",
-        "Buffers such as running means are not cut among the ranks: each has its own, and they differ where nothing "
-        "keeps them equal. The first rank's are taken.",
-    ),
-    Entry(
-        "flat-parameters", "error", "the parameters of an FSDP unit in one row, without names and shapes",
-        "FSDP1 with LOCAL_STATE_DICT saves its FlatParameter as it is. Which parameter is where in it, and of which "
-        "shape, only the model that was wrapped knows.",
-        (E.PARTS_OF_RANKS,), "load it into the same FSDP model on as many ranks, and save a full state dict",
-    ),
-    Entry(
-        "no-masters", "warning", "the fp32 master weights are not there",
-        "With mixed precision, ZeRO keeps the weights in fp32 with the optimizer's states, and these files are missing "
-        "or were deleted. The model's own weights, in fp16 or bf16, are complete, and are taken.",
-    ),
-    Entry(
-        "dcp-no-metadata", "error", "a distributed checkpoint without its .metadata",
-        "The last file that a save writes is .metadata, which says what is where. Without it the save was not "
-        "finished, "
-        "or the file, whose name begins with a dot, was not copied.",
-        (E.DISTRIBUTED,),
-        "copy the hidden file .metadata too; where it never was, the save did not end: take an older checkpoint",
     ),
     Entry(
         "unknown-format", "error", "no format that ckptfix knows",
         "The first bytes belong to no checkpoint format, archive or page that is known.",
         (E.NOT_A_CHECKPOINT, E.TRIED_TENSORFLOW), "look where it comes from, and download it again",
-    ),
-    Entry(
-        "deepspeed-folder", "error", "a folder: a DeepSpeed checkpoint",
-        "DeepSpeed saves the module and the optimizer in separate files; with ZeRO, each rank saves a part of them. "
-        "convert makes one file of one save; of this folder it is not clear which is meant, or it was cut in a way "
-        "that only the program that saved it can join.",
-        (E.PARTS_OF_RANKS,), "name the folder of one save, such as global_step100",
     ),
     Entry(
         "no-checkpoint", "error", "a folder without a checkpoint",
@@ -360,33 +295,5 @@ CONTAINERS: tuple[Entry, ...] = (
           "Libraries disagree on which copy to load.", ()),
     Entry("unknown-field", "warning", "a safetensors header with a field that no reader knows",
           "The format has three fields for a tensor: dtype, shape, data_offsets.", ()),
-    Entry(
-        "shard-path", "error", "an index that leads out of its folder",
-        "The name of a shard is absolute or has `..` in it. Nothing outside the folder was opened.",
-    ),
-    Entry(
-        "bad-index", "error", "the index of a sharded checkpoint cannot be read",
-        "An index is JSON with a weight_map from names to files.",
-        (E.SHARD_MISSING,), "fetch the index again",
-    ),
-    Entry(
-        "missing-shard", "error", "a file that the index lists is not there",
-        "Shards were not all downloaded, or were renamed. The tensors that it should hold are listed.",
-        (E.SHARD_MISSING,), "download the missing file into the same folder",
-    ),
-    Entry(
-        "extra-shard", "warning", "a shard that the index does not list",
-        "It belongs to another save, or the index is older than the shards: no loader opens it.",
-        (E.SHARD_MISSING,), "keep index and shards of one save together; fetch both again",
-    ),
-    Entry(
-        "index-mismatch", "error", "index and shards disagree about a name",
-        "The index sends a loader to a file that does not have the tensor, or does not list one that is there.",
-        (E.SHARD_MISSING,), "keep index and shards of one save together; fetch both again",
-    ),
-    Entry(
-        "index-total", "info", "total_size of the index is not the size of its tensors",
-        "Loaders use it to plan memory; a wrong one hints at an index of another save.",
-        (E.SHARD_MISSING,), None,
-    ),
+    *FOLDERS,
 )  # fmt: skip

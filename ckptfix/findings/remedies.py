@@ -58,8 +58,8 @@ def chain(path: str, remedies: Sequence[tuple[Finding, Remedy]]) -> tuple[Words,
     Args:
         path: the file, which the first of them reads.
     """
-    misnamed = any(finding.id == "wrong-suffix" for finding, _ in remedies)
-    steps = list(_ordered(_merged(remedies), misnamed))
+    converted = any(finding.id in _CONVERTED_FIRST for finding, _ in remedies)
+    steps = list(_ordered(_merged(remedies), converted))
     if not steps:
         return next((remedy.commands for _, remedy in remedies if remedy.commands), ())
     made: list[Words] = []
@@ -91,11 +91,15 @@ def _merged(remedies: Iterable[tuple[Finding, Remedy]]) -> dict[str, list[Step]]
     return steps
 
 
-def _ordered(steps: dict[str, list[Step]], misnamed: bool) -> Iterator[Step]:
-    """The steps in their order; a file under the name of another format gets its own first, as others refuse it."""
-    if misnamed and "extract" in steps:
+_CONVERTED_FIRST = frozenset(("wrong-suffix", "plain-pickle", "torch-tar"))
+"""Findings of files that other commands refuse: under the name of another format, or of a format that is only read."""
+
+
+def _ordered(steps: dict[str, list[Step]], first: bool) -> Iterator[Step]:
+    """The steps in their order; with `first`, a conversion before the other commands."""
+    if first and "extract" in steps:
         steps.pop("convert", None)
-    place = {**_PLACE, "convert": _PLACE["repair"] + 0.5} if misnamed else _PLACE
+    place = {**_PLACE, "convert": _PLACE["repair"] + 0.5} if first else _PLACE
     spared = {name for verb in steps for name in VERBS[verb].spares}
     converted = steps.get("convert", ())
     if converted and "extract" not in steps and converted[0][1] == "safetensors":

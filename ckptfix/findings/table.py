@@ -122,12 +122,15 @@ def place_of(finding: Finding) -> int:
 def proposed(path: str, word: str) -> str:
     """A name for an output beside `path` that does not exist yet: ``model.pth`` and ``cpu`` give ``model.cpu.pth``."""
     folder, name = Path(path).parent, Path(path).name
+    if name.endswith(".json"):  # an index: the output is a folder, or a file that is called like its shards
+        name = Path(name.removesuffix(".json").partition(".index")[0]).stem
     if word == "safetensors":
         stem, suffix = _split(name)[0], ".safetensors"
         word = "" if not name.endswith(suffix) else "converted"
     else:
         stem, suffix = _split(name)
-    if word in _TORCH and suffix not in (".pth", ".pt", ".bin", ".ckpt", ".pth.tar"):
+    many = word in ("plain", "repacked") and Path(path).is_dir()
+    if word in _TORCH and not many and suffix not in (".pth", ".pt", ".bin", ".ckpt", ".pth.tar"):
         suffix = ".pth"
     middle = f".{word}" if word else ""
     candidate = folder / f"{stem}{middle}{suffix}"

@@ -12,19 +12,33 @@ from pathlib import Path
 
 from ckptfix.checkpoint import Checkpoint, Mark, TensorEntry
 from ckptfix.errors import CkptfixError, NoFile, UnknownFormat, WriteFailed, file_name, not_readable
-from ckptfix.formats import base, distributed
+from ckptfix.formats import base
 from ckptfix.formats.base import Aspect, Format, plain_weights
+from ckptfix.formats.dcp import format as dcp
+from ckptfix.formats.dcp.part import refuse_part
+from ckptfix.formats.folders import members
 from ckptfix.formats.ranks import format as ranks
 from ckptfix.formats.safetensors import format as safetensors
+from ckptfix.formats.shards import format as shards
 from ckptfix.formats.torch import legacy as torch_legacy
 from ckptfix.formats.torch import zip as torch_zip
+from ckptfix.formats.torch.readonly import pickle as torch_pickle
 from ckptfix.formats.zero import format as zero
 from ckptfix.io.source import is_local, open_source, opened_once
 from ckptfix.pickles.collector import without_collections
 
 FORMATS: dict[str, Format] = {
     format.name: format
-    for format in (torch_zip.FORMAT, torch_legacy.FORMAT, safetensors.FORMAT, zero.FORMAT, ranks.FORMAT)
+    for format in (
+        torch_zip.FORMAT,
+        torch_legacy.FORMAT,
+        safetensors.FORMAT,
+        torch_pickle.FORMAT,
+        dcp.FORMAT,
+        zero.FORMAT,
+        ranks.FORMAT,
+        *(shards.FORMAT, shards.TORCH_FORMAT, shards.SLICES_FORMAT),
+    )
 }
 
 HEAD = 4096
@@ -41,7 +55,7 @@ def detect(path: str | os.PathLike[str]) -> Format:
         WrongType: `path` is not a file name.
         CkptfixError: it cannot be read.
     """
-    name = file_name(path)
+    name = located(file_name(path))
     try:
         if is_local(name):
             status = Path(name).stat()
@@ -59,17 +73,32 @@ def detect(path: str | os.PathLike[str]) -> Format:
         if not isinstance(error.__cause__, OSError):
             raise
         raise not_readable(error.__cause__, name) from None
-    distributed.refuse_part(name)
-    return by_content(name, head, size)
+    refuse_part(name)
+    return by_content(name, head, size, folder=None)
 
 
-def by_content(name: str, head: bytes, size: int, *, folder: bool = False) -> Format:
+def located(path: str | os.PathLike[str]) -> str:
+    """The path of the checkpoint that `path` means: `path` itself, or the one model among the files of a folder."""
+    name = file_name(path)
+    if is_local(name) and Path(name).is_dir() and not _is_folder_checkpoint(name):
+        return members.model_of(name, _is_folder_checkpoint) or name
+    return name
+
+
+def _is_folder_checkpoint(name: str) -> bool:
+    return any(format.score(name, b"", 0) for format in FORMATS.values() if format.folder)
+
+
+def by_content(name: str, head: bytes, size: int, *, folder: bool | None = False) -> Format:
     """The format that scores highest for a file that begins with `head`, or for a folder.
+
+    Args:
+        folder: only formats of folders, or only of files; None for a file that may also be the index of a folder.
 
     Raises:
         UnknownFormat: none does.
     """
-    able = [format for format in FORMATS.values() if format.folder is folder]
+    able = [format for format in FORMATS.values() if folder is None or format.folder is folder]
     scores = [format.score(name, head, size) for format in able]
     if not any(scores):
         raise base.unknown(name, head, size)
@@ -115,9 +144,10 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         UnknownFormat: it is none of ours; the message says what it is instead.
         DamagedFile: it contradicts itself so far that nothing can be listed.
     """
-    format = detect(path)
+    name = located(path)
+    format = detect(name)
     if format.folder:
-        return format.read(os.fspath(path))
-    with open_source(path) as source:
+        return format.read(name)
+    with open_source(name) as source:
         checkpoint = format.read(source.name)
         return checkpoint if checkpoint.files else replace(checkpoint, files=(Mark(source.name, source.mark),))

@@ -102,6 +102,12 @@ class Format:
         plan_edit: the checkpoint with edits; everything else byte for byte.
         plan_write: a fresh file that holds one state dict.
         folder: a checkpoint is a folder of files, not one file.
+        edits: `plan_edit` makes one of another; False for what is only read, and is converted to be edited.
+        writes: `plan_write` makes one.
+        sized: (bytes) -> a `plan_write` whose files hold at most so many bytes of tensors; None for a format of one
+            file.
+        by_file: (checkpoint, plan of one file, folder) -> the folder, each of its files planned anew by itself, and the
+            rest as it was; None for one file, or for files that say nothing by themselves.
         share: what of the tensors of a state dict `plan_write` gets.
         ties: names that metadata ties to a tensor -> that tensor.
         remarks: what is known of every file of the format.
@@ -115,6 +121,8 @@ class Format:
             None for what is usual, `optimizer` whether its state is taken too. None for a format that holds one form
             of its weights.
         read_object: the container and the parsed pickle of a file, and nothing made of them.
+        read_planned: what a planned folder will be read as; None where each of its files is a checkpoint by itself.
+        keeps_all: whether a plan surely is an edit that keeps each tensor; False says nothing.
     """
 
     name: str
@@ -129,6 +137,10 @@ class Format:
     plan_edit: Callable[[Checkpoint, Sequence[Edit], str], Plan]
     plan_write: PlanWrite
     folder: bool = False
+    edits: bool = True
+    writes: bool = True
+    sized: Callable[[int], PlanWrite] | None = None
+    by_file: Callable[[Checkpoint, Callable[[Checkpoint, str], Plan], str], Plan] | None = None
     share: Callable[[Sequence[TensorEntry]], Shared] = as_they_are
     ties: Callable[[Checkpoint], Mapping[str, str]] = no_ties
     remarks: Callable[[Checkpoint], Iterator[Finding]] = nothing
@@ -138,6 +150,8 @@ class Format:
     plan_packed: Callable[[Checkpoint, str], tuple[Plan, int]] | None = None
     take: Callable[[Checkpoint, str | None, bool], Taken] | None = None
     read_object: Callable[[str], tuple[Any, Graph]] | None = None
+    read_planned: Callable[[Plan], Checkpoint] | None = None
+    keeps_all: Callable[[Checkpoint, Plan], bool] | None = None
 
     def check(self, path: str) -> Iterator[Finding]:
         """What is wrong with the file at `path` as it stands: `judge` of what `read` makes of it."""

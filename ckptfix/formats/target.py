@@ -13,7 +13,7 @@ from ckptfix.findings.table import found
 from ckptfix.formats import FORMATS
 from ckptfix.formats.base import Format
 
-ALIASES = {"torch": "zip", "pt": "zip", "pth": "zip", "pytorch": "zip", "st": "safetensors"}
+ALIASES = {"torch": "zip", "pt": "zip", "pth": "zip", "pytorch": "zip", "st": "safetensors", "huggingface": "hf"}
 
 
 def target_format(source: str, dest: str, to: str | None) -> str:
@@ -28,12 +28,23 @@ def target_format(source: str, dest: str, to: str | None) -> str:
     return name
 
 
+def named_format(to: str) -> Format:
+    """The format that a user calls `to`.
+
+    Raises:
+        Unsupported: there is none, or it is only read.
+    """
+    name = ALIASES.get(to.lower(), to.lower())
+    if name not in FORMATS or not FORMATS[name].writes:
+        written = ", ".join(format.name for format in FORMATS.values() if format.writes)
+        message = f"the format {name} is read and not written" if name in FORMATS else f"no format called {to!r}"
+        raise Unsupported(message, hint=f"formats are {written}")
+    return FORMATS[name]
+
+
 def _target_format(dest: str, to: str | None) -> str:
     if to is not None:
-        name = ALIASES.get(to.lower(), to.lower())
-        if name not in FORMATS:
-            raise Unsupported(f"no format called {to!r}", hint=f"formats are {', '.join(FORMATS)}")
-        return name
+        return named_format(to).name
     for format in FORMATS.values():
         if dest.lower().endswith(format.suffixes):
             return format.name

@@ -22,6 +22,9 @@ NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXD
 """What a file system without hard links says, or one that allows no more of them."""
 
 _NO_FOLDER_SYNC = {errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF, errno.EACCES, errno.EPERM}
+COMPLETE = "the output is complete, but may not survive a power cut: "
+"""How an error begins that came when all was written, and had its name."""
+
 TRIES = 200
 """How often a step of the cleaning up is retried for want of memory."""
 

@@ -16,17 +16,19 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from itertools import count
 
 from ckptfix.checkpoint import ByteRange, OutputFile, Plan
 from ckptfix.checkpoint.stamp import Stamp
 from ckptfix.errors import CkptfixError, WouldOverwrite, WriteFailed
-from ckptfix.io.durable import Undisturbed, sync_folder
+from ckptfix.io.durable import COMPLETE, Undisturbed, identity, kept_line, persist, sync_folder
+from ckptfix.io.output import TEMP_SUFFIX
 from ckptfix.io.read import Progress
 from ckptfix.io.source import forget
 from ckptfix.io.system import named
-from ckptfix.io.write import TEMP_SUFFIX, write_plan
-from ckptfix.io.written import record
+from ckptfix.io.write import write_plan
+from ckptfix.io.written import record, recorded
 
 _AT_FDCWD = -100
 _NOREPLACE, _EXCHANGE = 1, 2
@@ -62,6 +64,26 @@ def write_folder(
         WouldOverwrite: `dest` exists, without `overwrite`.
         CkptfixError: as `write_plan`.
     """
+    with named(dest):
+        kept = _write(plan, dest, overwrite, keep_old, own, link, inputs, progress)
+    try:
+        sync_folder(os.path.dirname(os.path.realpath(dest)))
+    except WriteFailed as error:
+        error.message = f"{COMPLETE}{error.message}{_line(dest, kept)}"
+        raise
+    return kept
+
+
+def _write(
+    plan: Plan,
+    dest: str,
+    overwrite: bool,
+    keep_old: bool,
+    own: Callable[[str], Collection[str]],
+    link: bool,
+    inputs: Mapping[str, Stamp] | None,
+    progress: Progress | None,
+) -> str | None:
     real = os.path.realpath(dest)
     parent, name = os.path.split(real)
     there = os.path.lexists(real)
@@ -69,34 +91,43 @@ def write_folder(
         raise WouldOverwrite("exists", path=dest, hint="give another name, or --force to replace it")
     temp = os.path.join(parent, f".{name[:40]}.{os.urandom(8).hex()}{TEMP_SUFFIX}")
     quiet = Undisturbed()
-    with named(dest):
-        os.mkdir(temp)
-    kept: str | None = None
+    ours: tuple[int, int] | None = None
     try:
-        with _spelled(temp, dest):
-            rest = _placed(plan, dest, temp, link)
-            write_plan(rest, inputs=inputs, progress=progress)
+        os.mkdir(temp)
+        ours = identity(temp)
+        # What is written into it is not yet the output.
+        with _spelled(temp, dest), recorded():
+            write_plan(_placed(plan, dest, temp, link), inputs=inputs, progress=progress)
             for folder, _, _ in os.walk(temp):
                 sync_folder(folder)
         stays = there and (keep_old or not _only(real, own))
-        with quiet, named(dest):
+        with quiet:
             kept = _publish(temp, real, there, stays)
+            kept = None if kept is None else os.path.join(os.path.dirname(dest), os.path.basename(kept))
             forget(dest)
             record(f"{dest} is complete: it was written before that{_line(dest, kept)}")
     except BaseException:
         with quiet:
-            shutil.rmtree(temp, ignore_errors=True)
+            persist(partial(_discard, temp, ours))
         raise
-    try:
-        sync_folder(parent)
-    except WriteFailed as error:
-        error.message = f"the output is complete, but may not survive a power cut: {error.message}"
-        raise
-    return None if kept is None else os.path.join(os.path.dirname(dest), os.path.basename(kept))
+    return kept
+
+
+def _discard(temp: str, ours: tuple[int, int] | None) -> None:
+    """Remove `temp`, but never the folder that changed places with it."""
+    with suppress(OSError):
+        if ours is None or identity(temp) == ours:
+            _remove(temp)
+
+
+def _remove(folder: str) -> None:
+    """Remove a folder, as far as that can be done."""
+    with suppress(OSError):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _line(dest: str, kept: str | None) -> str:
-    return "" if kept is None else f"; kept the old {dest} as {kept}"
+    return "" if kept is None else f"; {kept_line(dest, kept)}"
 
 
 @contextmanager
@@ -105,6 +136,7 @@ def _spelled(temp: str, dest: str) -> Iterator[None]:
     try:
         yield
     except CkptfixError as error:
+        error.message = error.message.removeprefix(COMPLETE)
         if error.path is not None and str(error.path).startswith(temp):
             error.path = dest + str(error.path)[len(temp) :]
         raise
@@ -158,20 +190,31 @@ def _publish(temp: str, dest: str, there: bool, stays: bool) -> str | None:
     else:
         old = f"{temp}.old"
         os.rename(dest, old)
-        try:
+    try:
+        if old != temp:
             os.rename(temp, dest)
-        except BaseException:
+        kept = _kept(old, dest) if stays else None
+    except BaseException:
+        if old == temp:
+            _renamed(temp, dest, _EXCHANGE)
+        else:
+            if os.path.lexists(dest):
+                os.rename(dest, temp)
             os.rename(old, dest)
-            raise
-    if stays:
-        for number in count(1):
-            kept = f"{dest}.~{number}~"
-            if os.path.lexists(kept):
-                continue
+        raise
+    if kept is None:
+        _remove(old)
+    return kept
+
+
+def _kept(old: str, dest: str) -> str:
+    """The name that the folder `old` is kept under, beside `dest`."""
+    for number in count(1):
+        kept = f"{dest}.~{number}~"
+        if not os.path.lexists(kept):
             os.rename(old, kept)
             return kept
-    shutil.rmtree(old, ignore_errors=True)
-    return None
+    raise AssertionError
 
 
 def _renamed(old: str, new: str, flags: int) -> bool:

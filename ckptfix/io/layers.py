@@ -11,8 +11,9 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
+from ckptfix.checkpoint import ByteRange, Data, Derived
 from ckptfix.errors import Unsupported
-from ckptfix.io.source import BATCH, Source
+from ckptfix.io.source import BATCH, Name, Source, open_source
 
 MAX_RATIO = 100
 """Packed checkpoints shrink a few times, the pickle of a large model 10 to 20; a bomb, a thousand times."""
@@ -122,3 +123,37 @@ class Window(Source):
 
     def _read(self, offset: int, length: int) -> bytes:
         return self.reader.read(self.first + offset, length)
+
+
+class Part(Name):
+    """The name of a file that is `length` bytes at `offset` of the file `whole`."""
+
+    whole: str
+    offset: int
+    length: int
+
+    def __new__(cls, name: str, whole: str, offset: int, length: int) -> Part:
+        part = super().__new__(cls, name)
+        part.whole = whole
+        part.offset = offset
+        part.length = length
+        return part
+
+    def opened(self) -> Source:
+        return _OpenPart(self)
+
+    def in_whole(self, data: Data) -> Data:
+        """The same bytes as bytes of the file around it, so that a plan copies them from there."""
+        if isinstance(data, ByteRange):
+            return ByteRange(self.whole, self.offset + data.offset, data.length)
+        sources = tuple(ByteRange(self.whole, self.offset + row.offset, row.length) for row in data.sources)
+        return Derived(data.length, data.chunks, data.what, sources)
+
+
+class _OpenPart(Window):
+    def __init__(self, part: Part) -> None:
+        super().__init__(open_source(part.whole), part.offset, part.length)
+        self.name = part
+
+    def close(self) -> None:
+        self.reader.close()

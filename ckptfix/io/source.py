@@ -20,8 +20,9 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from ckptfix.checkpoint import ByteRange
 from ckptfix.checkpoint.stamp import Mark, Stamp
@@ -287,6 +288,19 @@ def _kind(name: str) -> Callable[[str], Source]:
 def is_local(name: str) -> bool:
     """Whether `name` is a path."""
     return not isinstance(name, Name) and _kind(name) is LocalFile
+
+
+def found_as(name: str) -> Literal["file", "folder", "other", ""]:
+    """What has the name now: empty for nothing, "other" for a pipe or a device.
+
+    The disk is asked about paths alone. What another scheme names is a file, as far as can be said without opening it.
+    """
+    if not is_local(name):
+        return "file"
+    place = Path(name)
+    if place.is_file():
+        return "file"
+    return "folder" if place.is_dir() else "other" if place.exists() else ""
 
 
 def open_source(name: str | os.PathLike[str]) -> Source:

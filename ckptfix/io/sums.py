@@ -1,60 +1,45 @@
-"""CRC-32 of bytes that are read in the background, and of two parts joined."""
+"""CRC-32 of bytes that are read in the background, and of two parts joined; the digest that equal bytes share."""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
+from itertools import islice
 from threading import Lock
 from typing import TYPE_CHECKING
 
-from ckptfix.checkpoint import ByteRange, Data, Derived
+from ckptfix.checkpoint import Data, Derived
 from ckptfix.io.read import CHECKSUM, read_chunks, read_from
-from ckptfix.io.source import Readers, threads
+from ckptfix.io.threads import Part, Workers, tasks
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future, ThreadPoolExecutor
+    from concurrent.futures import Future
 
 
 CRC_CHUNK = 256 << 10
 """Bytes per read while summing: they fit in the processor's cache."""
 
-CRC_TASK = 16 << 20
-"""Bytes that one background task sums."""
-
-TASKS_AHEAD = 16
-"""Tasks that may run ahead of the writer: few enough that it still finds what they read in the page cache."""
-
 
 class Checksums:
-    """CRC-32 of many ranges, summed by two threads shortly before the writer needs them.
+    """CRC-32 of many ranges, summed by threads shortly before the writer needs them.
 
     The zip format wants a checksum behind the data and again in the directory. Summing starts with the first
-    question and reads a little ahead of the last one. A long range is summed in parts, by both threads.
+    question and reads a little ahead of the last one. A long range is summed in parts, by several threads.
     """
 
     def __init__(self, ranges: Sequence[Data]) -> None:
         self._ranges = ranges
-        self._tasks: list[list[Data]] = []
-        self._places: list[tuple[int, int, int]] = []
-        """For each range: its first task, its position there, and how many tasks share it."""
-        room = 0
-        for data in ranges:
-            if isinstance(data, ByteRange) and data.length > CRC_TASK:
-                offsets = range(0, data.length, CRC_TASK)
-                self._places.append((len(self._tasks), 0, len(offsets)))
-                self._tasks += [[data.sub(offset, min(CRC_TASK, data.length - offset))] for offset in offsets]
-                room = 0
-                continue
-            if room < data.length or not self._tasks:
-                self._tasks.append([])
-                room = CRC_TASK
-            self._places.append((len(self._tasks) - 1, len(self._tasks[-1]), 1))
-            self._tasks[-1].append(data)
-            room -= data.length
+        self._tasks = tasks(ranges)
+        self._places: list[tuple[int, int]] = [(0, 0)] * len(ranges)
+        """For each range: the task that it begins in, and its position there."""
+        for nth, task in enumerate(self._tasks):
+            for position, part in enumerate(task):
+                if not part.start:
+                    self._places[part.number] = (nth, position)
         self._sums: list[Future[list[int]]] = []
+        self._begun = Workers().begun(_crc32_of, self._tasks)
         self._lock = Lock()
-        self._pool: ThreadPoolExecutor | None = None
 
     def value(self, index: int) -> int:
         """The checksum of the range number `index`; waits until it is known.
@@ -62,41 +47,43 @@ class Checksums:
         Raises:
             CkptfixError: the range cannot be read, as `read_chunks`.
         """
-        first, position, count = self._places[index]
-        self._summon(first + count)
-        crc = self._sums[first].result()[position]
-        for task in range(first + 1, first + count):
-            crc = crc32_joined(crc, self._sums[task].result()[0], self._tasks[task][0].length)
+        first, position = self._places[index]
+        crc = self._sums_of(first)[position]
+        for task in range(first + 1, len(self._tasks)):
+            part = self._tasks[task][0]
+            if part.number != index:
+                break
+            crc = crc32_joined(crc, self._sums_of(task)[0], part.data.length)
         return crc
 
     def segment(self, index: int, pack: Callable[[int], bytes], length: int) -> Derived:
         """`pack(checksum)` of the range number `index`, as a segment of `length` bytes."""
         return Derived(length, lambda: (pack(self.value(index)),), CHECKSUM, read_from(self._ranges[index]))
 
-    def _summon(self, needed: int) -> None:
-        """Have the first `needed` tasks begun, and some after them."""
-        if len(self._sums) >= min(needed + TASKS_AHEAD // 2, len(self._tasks)):
-            return
+    def _sums_of(self, task: int) -> list[int]:
         with self._lock:
-            if self._pool is None:
-                self._pool = threads(2, "crc32")
-            for task in self._tasks[len(self._sums) : needed + TASKS_AHEAD]:
-                self._sums.append(self._pool.submit(_crc32_of, task))
+            self._sums += islice(self._begun, max(task + 1 - len(self._sums), 0))
+        return self._sums[task].result()
 
 
-def _crc32_of(task: Sequence[Data]) -> list[int]:
+def _crc32_of(task: Sequence[Part]) -> list[int]:
     sums = []
-    with Readers() as readers:
-        for data in task:
-            crc = 0
-            if isinstance(data, ByteRange):
-                for chunk in readers[data.path].chunks(data.offset, data.length, CRC_CHUNK):
-                    crc = zlib.crc32(chunk, crc)
-            else:
-                for chunk in read_chunks(data):
-                    crc = zlib.crc32(chunk, crc)
-            sums.append(crc)
+    for part in task:
+        crc = 0
+        for chunk in read_chunks(part.data, CRC_CHUNK):
+            crc = zlib.crc32(chunk, crc)
+        sums.append(crc)
     return sums
+
+
+def digest(chunks: Iterable[bytes]) -> bytes:
+    """What two strings of bytes have in common only if they are equal: BLAKE2b, 32 bytes."""
+    from hashlib import blake2b
+
+    state = blake2b(digest_size=32)
+    for chunk in chunks:
+        state.update(chunk)
+    return state.digest()
 
 
 _CRC32 = 0xEDB88320

@@ -1,21 +1,61 @@
-"""Tasks on several threads."""
+"""Tasks on several threads, and ranges of bytes shared out into tasks of about one size."""
 
 from __future__ import annotations
 
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future
-from typing import TypeVar
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
+from ckptfix.checkpoint import ByteRange, Data
 from ckptfix.io.source import threads
 
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
 WORKERS = min(4, os.cpu_count() or 1)
+
+AHEAD = 16
+"""Tasks that may run ahead of the one whose result is taken: few enough that a writer, which reads what the tasks have
+read, still finds it in the page cache."""
+
+TASK = 16 << 20
+"""Bytes that one task reads; a long range is several tasks."""
+
+OVERHEAD = 4096
+"""A read costs about as much as so many bytes of it."""
 
 Task = TypeVar("Task")
 
 Result = TypeVar("Result")
+
+
+class Part(NamedTuple):
+    """What a task reads of the range `number`: `data`, which begins `start` bytes into it."""
+
+    number: int
+    data: Data
+    start: int
+
+
+def tasks(ranges: Iterable[Data]) -> list[list[Part]]:
+    """Tasks that together read all `ranges`, in order: parts of long ones, several short ones together."""
+    made: list[list[Part]] = []
+    room = 0
+    for number, data in enumerate(ranges):
+        if isinstance(data, ByteRange) and data.length > TASK:
+            cuts = range(0, data.length, TASK)
+            made += [[Part(number, data.sub(at, min(TASK, data.length - at)), at)] for at in cuts]
+            room = 0
+            continue
+        if room < data.length or not made:
+            made.append([])
+            room = TASK
+        made[-1].append(Part(number, data, 0))
+        room -= data.length + OVERHEAD
+    return made
 
 
 class Workers:
@@ -24,19 +64,25 @@ class Workers:
     def __init__(self) -> None:
         self.stopped = threading.Event()
 
-    def run(self, call: Callable[[Task], Result], tasks: Iterable[Task]) -> Iterator[Result]:
-        """``call(task)`` of every task, in order."""
+    def begun(self, call: Callable[[Task], Result], tasks: Iterable[Task]) -> Generator[Future[Result]]:
+        """``call(task)`` of every task, in order, each with up to `AHEAD` more begun behind it."""
         pool = threads(WORKERS)
         waiting: deque[Future[Result]] = deque()
         try:
             for task in tasks:
                 waiting.append(pool.submit(call, task))
-                if len(waiting) > 2 * WORKERS:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
-        except BaseException:
-            self.stopped.set()
-            raise
+                if len(waiting) > AHEAD:
+                    yield waiting.popleft()
+            yield from waiting
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
+
+    def run(self, call: Callable[[Task], Result], tasks: Iterable[Task]) -> Iterator[Result]:
+        """The results of `begun`."""
+        with closing(self.begun(call, tasks)) as begun:
+            try:
+                for future in begun:
+                    yield future.result()
+            except BaseException:
+                self.stopped.set()
+                raise

@@ -14,178 +14,23 @@ import errno
 import os
 import stat
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 
-from ckptfix.checkpoint import ByteRange, OutputFile, Plan
+from ckptfix.checkpoint import Plan
 from ckptfix.checkpoint.stamp import Stamp
 from ckptfix.commands import quoted
 from ckptfix.errors import CkptfixError, Unsupported, WouldOverwrite, WriteFailed, file_name
 from ckptfix.io.checking import Checking
-from ckptfix.io.copy import Sink
-from ckptfix.io.durable import NO_LINKS, TRIES, Kept, Undisturbed, adopt_mode, identity, persist, sync_folder
-from ckptfix.io.read import Progress, read_chunks
-from ckptfix.io.source import forget, opened_once
+from ckptfix.io.durable import COMPLETE, TRIES, Kept, Undisturbed, persist, sync_folder
+from ckptfix.io.output import Output
+from ckptfix.io.read import Progress
+from ckptfix.io.source import is_local, opened_once
 from ckptfix.io.sources import Sources
 from ckptfix.io.system import free_space, kind_of, named, write_failed
 from ckptfix.io.written import record
 
-SYNC_EVERY = 64 << 20
-"""Bytes after which the disk begins to take what has been written. One GiB then takes 0.45 s, not 0.52 s."""
 
-TEMP_SUFFIX = ".ckptfix-tmp"
-
-
-class _Syncing:
-    """Brings a file to the disk in the background while it grows, and altogether at its end.
-
-    A failed sync is final, also in the background: the kernel reports it once, and forgets what it lost.
-    """
-
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-        self._waiting = 0
-        self._pool: ThreadPoolExecutor | None = None
-        self._running: Future[None] | None = None
-
-    def wrote(self, count: int) -> None:
-        self._waiting += count
-        if self._waiting < SYNC_EVERY or (self._running is not None and not self._running.done()):
-            return
-        if self._running is not None:
-            self._running.result()
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(1, "sync")
-        self._running = self._pool.submit(_sync_data, self._fd)
-        self._waiting = 0
-
-    def finish(self) -> None:
-        if self._running is not None:
-            self._running.result()
-        os.fsync(self._fd)
-
-    def __enter__(self) -> _Syncing:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._pool is not None:
-            self._pool.shutdown()
-
-
-def _sync_data(fd: int) -> None:
-    if hasattr(os, "fdatasync"):
-        os.fdatasync(fd)
-    else:
-        os.fsync(fd)
-
-
-@dataclass(slots=True)
-class _Output:
-    """One file on its way: its temp file, what it replaces, and how to go back."""
-
-    file: OutputFile
-    old: os.stat_result | None
-    dest: str
-    temp: str = field(init=False)
-    backup: str = field(init=False)
-    copy: str = field(init=False)
-    identity: tuple[int, int] | None = None
-    kept: Kept | None = None
-    backup_stays: bool = False
-
-    def __post_init__(self) -> None:
-        folder, name = os.path.split(self.dest)
-        # Forty characters of the name keep the whole under NAME_MAX (255 bytes) in any encoding.
-        stem = os.path.join(folder, f".{name[:40]}.{os.urandom(8).hex()}")
-        self.temp = stem + TEMP_SUFFIX
-        self.backup = stem + ".old" + TEMP_SUFFIX
-        self.copy = stem + ".kept" + TEMP_SUFFIX
-
-    def write(self, sources: Sources, advance: Callable[[int], None]) -> None:
-        """Fill the temp file and bring it to the disk."""
-        fd = os.open(self.temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-        with open(fd, "wb", buffering=0), _Syncing(fd) as syncing:
-            status = os.fstat(fd)
-            self.identity = (status.st_dev, status.st_ino)
-
-            def wrote(count: int) -> None:
-                syncing.wrote(count)
-                advance(count)
-
-            sink = Sink(fd, wrote)
-            for segment in self.file.segments:
-                if isinstance(segment, bytes):
-                    sink.add(segment)
-                elif isinstance(segment, ByteRange):
-                    sink.copy(sources[segment.path], segment.offset, segment.length)
-                else:
-                    for chunk in read_chunks(segment):
-                        sink.add(chunk)
-            sink.flush()
-            size = os.fstat(fd).st_size
-            if size != self.file.nbytes:
-                raise WriteFailed(f"{self.file.nbytes} bytes written, {size} arrived", path=self.file.path)
-            adopt_mode(fd, self.old, sources.permissions)
-            syncing.finish()
-
-    def keep_old(self) -> None:
-        """Keep a second name for what is replaced, so that `restore` can bring it back."""
-        if self.old is not None:
-            with suppress(OSError):
-                os.link(self.dest, self.backup)
-
-    def publish(self, overwrite: bool) -> None:
-        """The temp file becomes the destination, in one step."""
-        forget(self.file.path)
-        forget(self.dest)
-        if overwrite:
-            os.replace(self.temp, self.dest)
-            return
-        try:
-            os.link(self.temp, self.dest)
-        except OSError as error:
-            if error.errno in NO_LINKS and not os.path.lexists(self.dest):
-                os.replace(self.temp, self.dest)
-                return
-            if error.errno in (errno.EEXIST, *NO_LINKS):
-                raise WouldOverwrite("appeared while it was being written", path=self.file.path) from error
-            raise
-        os.unlink(self.temp)
-
-    def restore(self) -> None:
-        """Undo `publish`, wherever it stopped."""
-        persist(self._restore)
-
-    def _restore(self) -> None:
-        if self.kept is not None:
-            self.kept.undo(self.identity)
-        elif os.path.lexists(self.backup):
-            os.replace(self.backup, self.dest)
-        elif self.old is None and identity(self.dest) == self.identity:
-            os.unlink(self.dest)
-
-    def stuck(self) -> str | None:
-        """What to say where `restore` failed: the new file is there, and what holds the old one."""
-        with suppress(OSError, MemoryError):
-            if identity(self.dest) != self.identity:
-                return None
-            line = f"{self.file.path} is the new file already, and could not be put back"
-            if self.kept is not None:
-                return f"{line}; {self.kept.line}"
-            if os.path.lexists(self.backup):
-                self.backup_stays = True
-                return f"{line}; the old one is {self.backup}"
-            return line
-        return None
-
-    def discard(self) -> None:
-        for path in (self.temp, *(() if self.backup_stays else (self.backup,)), self.copy):
-            persist(partial(os.unlink, path))
-
-
-def _check_space(outputs: Iterable[_Output]) -> None:
+def _check_space(outputs: Iterable[Output]) -> None:
     needed: dict[int, int] = {}
     for output in outputs:
         folder = os.path.dirname(output.dest)
@@ -197,12 +42,12 @@ def _check_space(outputs: Iterable[_Output]) -> None:
             raise write_failed(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), output.file.path, needed[device])
 
 
-def _sync_folders(outputs: Iterable[_Output]) -> None:
+def _sync_folders(outputs: Iterable[Output]) -> None:
     for folder in {os.path.dirname(output.dest) for output in outputs}:
         sync_folder(folder)
 
 
-def _publish(outputs: list[_Output], overwrite: bool, keep_old: Callable[[str], bool] | None) -> None:
+def _publish(outputs: list[Output], overwrite: bool, keep_old: Callable[[str], bool] | None) -> None:
     """All of them, or none; the last (an index) when the names of the others are on the disk.
 
     Replaced files come back through a second hard link: a file system without links cannot undo them, but for
@@ -232,7 +77,7 @@ def _publish(outputs: list[_Output], overwrite: bool, keep_old: Callable[[str], 
         raise
 
 
-def _keep(output: _Output, keep_old: Callable[[str], bool] | None, *, alone: bool) -> None:
+def _keep(output: Output, keep_old: Callable[[str], bool] | None, *, alone: bool) -> None:
     """What `output` replaces gets a second name: for good, or until all is done where it is not `alone`."""
     with named(output.file.path, 0 if output.old is None else output.old.st_size):
         if output.old is not None and keep_old is not None and keep_old(output.dest):
@@ -242,26 +87,26 @@ def _keep(output: _Output, keep_old: Callable[[str], bool] | None, *, alone: boo
             output.keep_old()
 
 
-def _settle(outputs: Iterable[_Output]) -> None:
+def _settle(outputs: Iterable[Output]) -> None:
     """All have their names: bring these to the disk, and say so."""
     try:
         _sync_folders(outputs)
     except WriteFailed as error:
         kept = "".join(f"; {output.kept.line}" for output in outputs if output.kept)
-        error.message = f"the output is complete, but may not survive a power cut: {error.message}{kept}"
+        error.message = f"{COMPLETE}{error.message}{kept}"
         raise
     for output in outputs:
         kept = f"; {output.kept.line}" if output.kept else ""
         record(f"{output.file.path} is complete: it was written before that{kept}")
 
 
-def _restore(outputs: Sequence[_Output]) -> None:
+def _restore(outputs: Sequence[Output]) -> None:
     """Undo what was published."""
     for output in reversed(outputs):
         output.restore()
 
 
-def _tell_stuck(outputs: Iterable[_Output], error: BaseException) -> None:
+def _tell_stuck(outputs: Iterable[Output], error: BaseException) -> None:
     """Where undoing failed too, say so and keep what the old content is left under."""
     for line in filter(None, [output.stuck() for output in outputs]):
         if isinstance(error, CkptfixError):
@@ -270,7 +115,7 @@ def _tell_stuck(outputs: Iterable[_Output], error: BaseException) -> None:
             record(line)
 
 
-def _clean_up(checking: Checking, sources: Sources, outputs: Iterable[_Output]) -> None:
+def _clean_up(checking: Checking, sources: Sources, outputs: Iterable[Output]) -> None:
     checking.stop()
     sources.close()
     for output in outputs:
@@ -307,8 +152,8 @@ def check_destination(
     elif not (stat.S_ISDIR if folder else stat.S_ISREG)(status.st_mode):
         raise Unsupported(f"is {kind_of(status.st_mode)}, not {'a folder' if folder else 'a file'}", path=path)
     else:
-        for source in sources:
-            there = _status(file_name(source))
+        for source in filter(is_local, map(file_name, sources)):
+            there = _status(source)
             if there is not None and os.path.samestat(status, there):
                 raise WouldOverwrite("the output is the input", path=path, hint="give the output another name")
         if not overwrite:
@@ -365,7 +210,7 @@ def write_plan(
     sources = Sources(plan, inputs or {})
     for file in plan.files:
         check_destination(file.path, sources.stamps, overwrite=overwrite)
-    outputs = [_Output(file, _status(file.path), os.path.realpath(file.path)) for file in plan.files]
+    outputs = [Output(file, _status(file.path), os.path.realpath(file.path)) for file in plan.files]
     for number, output in enumerate(outputs):
         if any(output.dest == other.dest for other in outputs[:number]):
             raise WouldOverwrite("the plan writes it twice", path=output.file.path)

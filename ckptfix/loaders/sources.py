@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ckptfix.checkpoint import Checkpoint, TensorEntry
+from ckptfix.checkpoint import Checkpoint, TensorEntry, same_place
 from ckptfix.errors import NoSuchTensor, Refused
 from ckptfix.formats import weights_of
 from ckptfix.formats.torch.common import pickled
@@ -57,13 +57,6 @@ class Source:
             known = first.setdefault(place, name) if place is not None else name
             rows.append(Slot(name, entry.shape, entry.dtype, None if known == name else known))
         return rows
-
-
-def same_place(entry: TensorEntry) -> object | None:
-    """Equal for entries that are one tensor under several names; None for one that has no bytes."""
-    if entry.storage is None or not entry.numel:
-        return None
-    return entry.storage, entry.dtype, entry.offset, entry.shape, entry.stride
 
 
 def sources(checkpoint: Checkpoint, leaves: Collection[str] = ()) -> list[Source]:

@@ -30,7 +30,7 @@ from ckptfix.io.layers import (
     any_packing_of,
     lzma_of_zip,
 )
-from ckptfix.io.source import BATCH, Source, open_source
+from ckptfix.io.source import BATCH, Source, found_as, open_source
 from ckptfix.pickles import Global, Seen, survey
 from ckptfix.pickles.names import MAGIC, MOST_OPCODES
 from ckptfix.zips import scan as zip_scan
@@ -98,7 +98,7 @@ class Inside:
 def look(path: str, place: str = "") -> Inside:
     """Look into the file or folder `path`, which is called `place`."""
     looker = _Looker()
-    if not Path(path).is_dir():
+    if found_as(path) != "folder":
         with suppress(CkptfixError), open_source(path) as reader:
             looker.opcodes = min(MOST_OPCODES, max(FEW_OPCODES, 8 * reader.size))
             looker.file(reader, place, 0)

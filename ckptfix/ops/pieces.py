@@ -27,6 +27,8 @@ from ckptfix.formats.deepspeed import way_out
 from ckptfix.formats.folders.nodes import class_name, fields, listed, number
 from ckptfix.formats.ranks import names
 from ckptfix.formats.ranks.shards import is_dtensor, is_flat, wrapped
+from ckptfix.formats.shards.files import find
+from ckptfix.formats.shards.slices import SHARDING_INFO
 from ckptfix.formats.torch import module as torch_module
 from ckptfix.formats.torch.common import Parts, pickled
 from ckptfix.formats.torch.state import SHARDED
@@ -37,13 +39,8 @@ from ckptfix.pickles.graph import Node, pairs
 GATHER = (
     "gather it on all ranks before saving: get_model_state_dict(model, options=StateDictOptions(full_state_dict=True)) "
     "of torch.distributed.checkpoint.state_dict; or save with torch.distributed.checkpoint, whose folder "
-    "`python -m torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER OUT` merges"
+    "`ckptfix convert FOLDER OUT` makes one file of"
 )
-JOIN = (
-    "consolidate_safetensors_files of torch.distributed.checkpoint._consolidate_hf_safetensors joins the shards of all "
-    "ranks; or save with enable_consolidation=True"
-)
-SHARDING_INFO = "DCP_SHARDING_INFO"
 
 _RANK_IN_NAME = re.compile(r"zero_pp_rank_(\d+)_mp_rank_\d+|rank[_-]?(\d+)|^shard-(\d+)-")
 
@@ -153,7 +150,16 @@ def _of_metadata(checkpoint: Checkpoint) -> Piece | None:
     missing = f"{name} is a slice of shape {shapes[name]} at {slices[name]} of a larger tensor{_more(len(cut) - 1)}"
     shard = re.match(r"shard-(\d+)-", Path(checkpoint.path).name)
     rank = int(shard[1]) - 1 if shard else None
-    return Piece("safetensors shard", rank, None, missing, name, JOIN)
+    return Piece("safetensors shard", rank, None, missing, name, _joining(checkpoint.path))
+
+
+def _joining(path: str) -> str:
+    """What makes the whole of the slices of all ranks."""
+    folder = Path(path).parent
+    if find(str(folder)).ranks:
+        way = command("convert", folder, "OUT.safetensors")
+        return f"its folder is the checkpoint: `{way}` joins the files of all ranks"
+    return "put the files of all ranks in one folder: `ckptfix convert FOLDER OUT.safetensors` joins them"
 
 
 def _more(count: int) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -16,6 +16,7 @@ from ckptfix import formats
 from ckptfix.checkpoint import Checkpoint, Edit, Mark, OutputFile, Plan
 from ckptfix.errors import CkptfixError, DamagedFile, NoSuchFile, StrPath, about, file_name, printable
 from ckptfix.findings.row import Finding
+from ckptfix.findings.table import proposed
 from ckptfix.formats.target import refuse_other_suffix
 from ckptfix.formats.torch import legacy_layout
 from ckptfix.io import write as io_write
@@ -23,7 +24,7 @@ from ckptfix.io.durable import kept_line
 from ckptfix.io.folders import write_folder
 from ckptfix.io.read import Progress
 from ckptfix.io.replacing import given_up
-from ckptfix.io.source import mark, opened_once, stamp
+from ckptfix.io.source import found_as, mark, opened_once, stamp
 from ckptfix.ops.law import audit
 from ckptfix.ops.law.promise import Account, Promise
 from ckptfix.pickles.collector import without_collections
@@ -84,8 +85,17 @@ class Draft(Generic[R]):
 
 
 def is_folder(source: StrPath) -> bool:
-    """Whether `source` is a checkpoint of many files, so that an edited one is a folder too."""
-    return Path(file_name(source)).is_dir() and formats.detect(source).folder
+    """Whether `source` is a checkpoint of many files, or the index of one, so that an edited one is a folder too."""
+    path = file_name(source)
+    kind = found_as(path)
+    if kind == "folder":
+        return formats.detect(source).folder
+    if kind != "file" or not path.endswith(".json"):
+        return False
+    try:
+        return formats.detect(source).folder
+    except CkptfixError:
+        return False
 
 
 @without_collections
@@ -112,15 +122,20 @@ def carry_out(
         DamagedFile: the input changed since it was read, or its bytes do not have the checksum that it states.
         CkptfixError: as `formats.open_checkpoint`, `make` and `io.write.write_plan`.
     """
-    path = source.path if isinstance(source, Checkpoint) else source
-    refuse_destination(dest, [path], how, folder=is_folder(path) if folder is None else folder)
-    checkpoint = source if isinstance(source, Checkpoint) else formats.open_checkpoint(source)
+    path = source.path if isinstance(source, Checkpoint) else formats.located(source)
+    many = is_folder(path)
+    inputs: list[StrPath] = [path]
+    if many and found_as(file_name(path)) != "folder":
+        inputs.append(Path(path).parent)
+    refuse_destination(dest, inputs, how, folder=many if folder is None else folder)
+    checkpoint = source if isinstance(source, Checkpoint) else formats.open_checkpoint(path)
     name = os.fspath(dest)
     if not converts:
+        refuse_read_only(checkpoint)
         refuse_other_suffix(checkpoint.path, name, checkpoint.format)
     with about(checkpoint.path):
         draft = make(checkpoint, name)
-    return _written(draft, checkpoint.path, checkpoint.files, name, how)
+    return _written(_from_folder(draft, source, path), checkpoint.path, checkpoint.files, name, how)
 
 
 @without_collections
@@ -132,17 +147,50 @@ def carry_out_file(
     how: How,
     *,
     others: Iterable[StrPath] = (),
+    folder: bool = False,
 ) -> R:
     """The same for a verb that reads the file or folder `source` itself: `make` gets the two names.
 
     Args:
         others: further inputs, which must not be the output either.
+        folder: `dest` is to be a folder of files.
     """
-    refuse_destination(dest, [source, *others], how)
-    path, name = existing(source), os.fspath(dest)
+    refuse_destination(dest, [source, *others], how, folder=folder)
+    path, name = formats.located(existing(source)), os.fspath(dest)
     before = mark(path)
-    draft = make(path, name)
+    draft = _from_folder(make(path, name), source, path)
     return _written(draft, path, draft.read or (before,), name, how)
+
+
+def _from_folder(draft: Draft[R], source: StrPath | Checkpoint, path: StrPath) -> Draft[R]:
+    """The draft, with a line that says which file of the folder `source` the checkpoint is, if it is one of several."""
+    if isinstance(source, Checkpoint) or os.fspath(path) == os.fspath(source):
+        return draft
+    taken = os.path.relpath(path, source)
+    return replace(draft, lines=(f"took {taken} of {os.fspath(source)}", *draft.lines))
+
+
+def named_beside(source: StrPath, word: str, suffix: str | None = None, *, folder: bool = False) -> str:
+    """The name of an output that was not named, beside `source`, as doctor proposes it; nothing has it.
+
+    The model among the files of a folder is named after the folder, and stands beside that: in it, there would be two.
+
+    Args:
+        word: what is done: ``"stripped"`` makes ``x.stripped.pth`` of ``x.pth``.
+        suffix: of the output; that of the input by default.
+        folder: it is to be a folder: ``x.hf``.
+    """
+    name = file_name(source)
+    path = formats.located(name)
+    is_file = found_as(path) != "folder"
+    if path != name:
+        name = f"{os.path.normpath(name)}{Path(path).suffix}"
+    if folder:
+        stem = Path(name).with_suffix("") if is_file else Path(name)
+        return proposed(f"{stem}.{word}", "")
+    if suffix is not None and is_file:
+        name = str(Path(name).with_suffix(suffix))
+    return proposed(name, word)
 
 
 def refuse_destination(dest: StrPath, inputs: Iterable[StrPath], how: How, *, folder: bool = False) -> None:
@@ -161,7 +209,7 @@ def existing(source: StrPath) -> str:
         NoSuchFile: there is none.
     """
     path = file_name(source)
-    if not Path(path).exists():
+    if not found_as(path):
         raise NoSuchFile(path)
     return path
 
@@ -174,7 +222,7 @@ def _written(draft: Draft[R], source: str, read: Iterable[Mark], dest: str, how:
         if not stamp(file.path).same(file.stamp):
             raise DamagedFile("it changed while it was read", path=file.path, hint="wait until its writer is done")
     # A folder changes by what is written into it.
-    inputs = {file.path: file.stamp for file in read if not Path(file.path).is_dir()}
+    inputs = {file.path: file.stamp for file in read if found_as(file.path) != "folder"}
     folder = formats.FORMATS[draft.format].folder
     replaced = () if folder else given_up(plan, inputs)
     backup = None
@@ -194,10 +242,13 @@ def _written(draft: Draft[R], source: str, read: Iterable[Mark], dest: str, how:
         kept = io_write.write_plan(plan, overwrite=how.force, keep_old=keep, inputs=inputs, progress=how.progress)
         backup = kept.get(dest)
     lines = list(draft.lines)
+    said = set(draft.findings)
+    behind = [finding for finding in plan.findings if finding.id == "left-behind" and finding not in said]
+    left = [*account.left, *(finding.where for finding in behind)]
     if account.lost:
         lines.append(f"LOST: {some(account.lost)}")
-    if account.left:
-        lines.append(f"left behind: {some(account.left)}")
+    if left:
+        lines.append(f"left behind: {some(left)}")
     return draft.result(
         source=source,
         dest=dest,
@@ -206,7 +257,7 @@ def _written(draft: Draft[R], source: str, read: Iterable[Mark], dest: str, how:
         written=not how.dry_run,
         backup=backup,
         lines=tuple(lines),
-        findings=(*draft.findings, *account.findings(), *replaced),
+        findings=(*draft.findings, *behind, *account.findings(), *replaced),
         exit_code=LOSSES if account.lost else draft.exit_code,
         account=account,
     )
@@ -218,6 +269,14 @@ def files_of(folder: str) -> tuple[str, ...]:
         return tuple(file.path for file in formats.open_checkpoint(folder).files)
     except CkptfixError:
         return ()
+
+
+def write_aside(plan: Plan, dest: str, *, folder: bool) -> None:
+    """Write what a chain of commands needs on its way, counted already, to a new file or folder."""
+    if folder:
+        write_folder(plan, dest)
+    else:
+        io_write.write_plan(plan)
 
 
 def looked_at(draft: Draft[R], source: str, dest: StrPath | None = None) -> R:
@@ -308,6 +367,17 @@ def plan_edits(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan
         # A new header over the data that is left would be an equally broken file, made silently.
         legacy_layout.refuse_truncated(checkpoint)
     return formats.FORMATS[checkpoint.format].plan_edit(checkpoint, edits, dest)
+
+
+def refuse_read_only(checkpoint: Checkpoint) -> None:
+    """Refuse to edit a checkpoint of a format that is only read.
+
+    Raises:
+        Unsupported: it is one.
+    """
+    format = formats.format_of(checkpoint)
+    if not format.edits:
+        format.plan_edit(checkpoint, (), "")
 
 
 def copy_note(unchanged: bool) -> str:

@@ -1,4 +1,4 @@
-"""A fresh pickle of protocol 2 from inert nodes, opcode for opcode as CPython's pickler writes it.
+"""A pickle of protocol 2 from inert nodes, opcode for opcode as CPython's pickler writes it.
 
 Strings and globals that are equal share a memo entry, as they do where one object stands in several
 places; tuples, lists and calls share one when they are the same node.
@@ -7,123 +7,253 @@ places; tuples, lists and calls share one when they are the same node.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
+from ckptfix.errors import Unsupported
 from ckptfix.pickles import opcodes as op
-from ckptfix.pickles.graph import Call, Dict, Global, Node, PersId
+from ckptfix.pickles.graph import Call, Dict, Global, Graph, Node, PersId, Set, Text
 from ckptfix.pickles.patch import int_opcode, string_opcode
+from ckptfix.pickles.rare import UNRESOLVABLE
 
 BATCH = 1000
 
+Steps = Iterator[Node]
+"""What a node is written by: it yields the nodes that are written in between."""
+
 
 def emit(root: Node) -> bytes:
-    """The stream that builds `root`: plain values, and the nodes Global, Call (REDUCE), PersId and Dict.
+    """The stream that builds `root`, whatever node it is; its strings are unicode, however they were pushed before.
 
     Raises:
-        TypeError: a value that it does not know.
+        Unsupported: a value that it does not know, or a global that was computed.
     """
-    writer = _Writer()
-    writer.save(root)
-    return b"\x80\x02" + b"".join(writer.out) + b"."
+    writer = Writer(None)
+    writer.run(root)
+    return b"".join((bytes((op.PROTO, 2)), *writer.out, b"."))
 
 
-class _Writer:
-    def __init__(self) -> None:
+class Writer:
+    """The opcodes of nodes.
+
+    Args:
+        graph: the pickle that the nodes come from, whose strings and bytes keep their opcodes; None for fresh nodes.
+        items: ``id`` of a Dict or Call -> places in its ``items`` that are left out; or of a list -> of its elements.
+        gone: ``id`` of nodes that are left out wherever they are the value of a mapping, and are None elsewhere.
+        replaced: ``id`` of nodes -> what is written in their place, wherever they stand.
+
+    Attributes:
+        out: the opcodes, without PROTO and STOP.
+        persids: the persistent ids that were written, in order.
+        pairs_of_states: objects whose state is a pair.
+    """
+
+    def __init__(
+        self,
+        graph: Graph | None,
+        items: Mapping[int, Collection[int]] | None = None,
+        gone: Collection[int] = (),
+        replaced: Mapping[int, Node] | None = None,
+    ) -> None:
+        head = b"\x80\x03" if graph is None else graph.data[graph.start : graph.start + 2]
+        # Protocols 0 to 2 have no bytes but the str of Python 2.
+        self.python2 = not (head[:1] == b"\x80" and head[1] >= 3)
+        self.data = None if graph is None else graph.data
+        self.items = items or {}
+        self.gone = frozenset(gone)
+        self.replaced = replaced or {}
         self.out: list[bytes] = []
         self.memo: dict[object, int] = {}
-        self.kept: list[object] = []
+        self.persids: list[PersId] = []
+        self.pairs_of_states = 0
+
+    def run(self, root: Node) -> None:
+        """Write `root`. By a stack: a hostile depth must not become Python's."""
+        gone, replaced, out = self.gone, self.replaced, self.out
+        steps: Steps = iter((root,))
+        stack = [steps]
+        while True:
+            node = next(steps, stack)
+            if node is stack:
+                stack.pop()
+                if not stack:
+                    return
+                steps = stack[-1]
+                continue
+            if replaced:
+                node = replaced.get(id(node), node)
+            kind = type(node)
+            if gone and id(node) in gone:
+                out.append(b"N")
+            elif kind in _LEAVES:
+                _LEAVES[kind](self, node)
+            elif kind is tuple and not node:
+                out.append(b")")
+            elif kind not in NODES:
+                raise Unsupported(f"a {kind.__name__}, which cannot be written to a pickle")
+            elif not self.fetched(id(node)):
+                steps = NODES[kind](self, node)
+                stack.append(steps)
 
     def put(self, key: object) -> None:
         index = len(self.memo)
         self.memo[key] = index
-        small = index < 256
-        self.out.append(bytes((op.BINPUT, index)) if small else bytes((op.LONG_BINPUT,)) + struct.pack("<L", index))
+        self.out.append(bytes((op.BINPUT, index)) if index < 256 else _LONG(op.LONG_BINPUT, index))
 
     def fetched(self, key: object) -> bool:
         index = self.memo.get(key)
         if index is None:
             return False
-        small = index < 256
-        self.out.append(bytes((op.BINGET, index)) if small else bytes((op.LONG_BINGET,)) + struct.pack("<L", index))
+        self.out.append(bytes((op.BINGET, index)) if index < 256 else _LONG(op.LONG_BINGET, index))
         return True
 
-    def save(self, value: Node) -> None:
-        out = self.out
-        if value is None:
-            out.append(b"N")
-        elif value is True or value is False:
-            out.append(b"\x88" if value else b"\x89")
-        elif isinstance(value, int):
-            out.append(int_opcode(value) if value >= 0 else _negative(value))
-        elif isinstance(value, float):
-            out.append(b"G" + struct.pack(">d", value))
-        elif isinstance(value, str):
-            if not self.fetched(("s", value)):
-                out.append(string_opcode(value, 2))
-                self.put(("s", value))
-        elif type(value) is Global:
-            if not self.fetched(("g", value.module, value.name)):
-                out.append(f"c{value.module}\n{value.name}\n".encode())
-                self.put(("g", value.module, value.name))
-        elif type(value) is tuple:
-            self.save_tuple(value)
-        elif type(value) is PersId:
-            self.save(value.pid)
-            out.append(b"Q")
-        elif type(value) is list or type(value) is Dict or type(value) is Call:
-            if not self.fetched(id(value)):
-                self.kept.append(value)
-                self.save_object(value)
+    def closed(self, node: object, pops: bytes, makes: bytes) -> bool:
+        """Make `node` of what was pushed; if a cycle through that made it already, pop and fetch. True if made here."""
+        if id(node) in self.memo:
+            self.out.append(pops)
+            self.fetched(id(node))
+            return False
+        self.out.append(makes)
+        self.put(id(node))
+        return True
+
+    def text(self, value: Text | str) -> None:
+        like = op.BINUNICODE
+        if type(value) is Text and self.data is not None:
+            like = self.data[(value.origin or value).start]
+        if like not in _BYTE_STRINGS:
+            like = op.BINUNICODE
+        key = (like, str(value))
+        if not self.fetched(key):
+            self.out.append(string_opcode(value, 2, like))
+            self.put(key)
+
+    def raw(self, value: bytes) -> None:
+        if self.fetched(("b", value)):
+            return
+        if self.python2:
+            short, long = op.SHORT_BINSTRING, op.BINSTRING
         else:
-            raise TypeError(f"no opcode for {type(value).__name__}")
+            short, long = op.SHORT_BINBYTES, op.BINBYTES
+        size = len(value)
+        self.out += (bytes((short, size)) if size < 256 else bytes((long,)) + size.to_bytes(4, "little"), value)
+        self.put(("b", value))
 
-    def save_tuple(self, value: tuple[Node, ...]) -> None:
-        if not value:
-            self.out.append(b")")
+    def name(self, value: Global) -> None:
+        key = (value.module, value.name, "g")
+        if self.fetched(key):
             return
-        if self.fetched(id(value)):
-            return
-        self.kept.append(value)
-        if len(value) > 3:
+        if value.full.startswith(UNRESOLVABLE) or "\n" in value.module or "\n" in value.name:
+            raise Unsupported("a global whose name is computed", offset=value.start)
+        self.out.append(f"c{value.module}\n{value.name}\n".encode("utf-8", "surrogatepass"))
+        self.put(key)
+
+    def tuple_(self, node: tuple[Node, ...]) -> Steps:
+        short = len(node) <= 3
+        if not short:
             self.out.append(b"(")
-        for item in value:
-            self.save(item)
-        self.out.append((b"\x85", b"\x86", b"\x87")[len(value) - 1] if len(value) <= 3 else b"t")
-        self.put(id(value))
+        yield from node
+        self.closed(node, b"0" * len(node) if short else b"1", _TUPLES[len(node)] if short else b"t")
 
-    def save_object(self, value: list[Node] | Dict | Call) -> None:
-        if isinstance(value, list):
-            self.out.append(b"]")
-            self.put(id(value))
-            self.batches([(item,) for item in value], b"a", b"e")
+    def list_(self, node: list[Node]) -> Steps:
+        self.begin(node, b"]")
+        without = self.items.get(id(node), ())
+        yield from self.batches([(value,) for index, value in enumerate(node) if index not in without], b"a", b"e")
+
+    def dict_(self, node: Dict) -> Steps:
+        self.begin(node, b"}")
+        yield from self.batches(self.left(node, node.items), b"s", b"u")
+
+    def set_(self, node: Set) -> Steps:
+        if node.kind == "set":
+            self.begin(node, bytes((op.EMPTY_SET,)))
+            if node.elements:
+                self.out.append(b"(")
+                yield from node.elements
+                self.out.append(bytes((op.ADDITEMS,)))
             return
-        if isinstance(value, Dict):
-            self.out.append(b"}")
-            self.put(id(value))
-            self.batches(value.items, b"s", b"u")
+        self.out.append(b"(")
+        yield from node.elements
+        self.closed(node, b"1", bytes((op.FROZENSET,)))
+
+    def bytearray_(self, node: bytearray) -> Steps:
+        self.begin(node, bytes((op.BYTEARRAY8,)) + len(node).to_bytes(8, "little") + bytes(node))
+        yield from ()
+
+    def persid(self, node: PersId) -> Steps:
+        self.persids.append(node)
+        if type(node.pid) is str:
+            self.out.append(b"P" + node.pid.encode("ascii") + b"\n")
             return
-        self.save(value.func)
-        self.save(value.args)
-        self.out.append(b"R")
-        self.put(id(value))
-        self.batches(value.items or (), b"s", b"u")
-        if value.state is not None:
-            self.save(value.state)
+        yield node.pid
+        self.out.append(b"Q")
+
+    def call(self, node: Call) -> Steps:
+        if node.how in ("OBJ", "INST"):
+            self.out.append(b"(")
+            yield node.func
+            yield from node.arguments
+            made = self.closed(node, b"1", b"o")
+        else:
+            yield node.func
+            yield node.args
+            if node.how == "NEWOBJ_EX":
+                yield node.kwargs
+            made = self.closed(node, b"000" if node.how == "NEWOBJ_EX" else b"00", _CALLS[node.how])
+        if not made:
+            return
+        if node.elements:
+            yield from self.batches([(value,) for value in node.elements], b"a", b"e")
+        if node.items:
+            yield from self.batches(self.left(node, node.items), b"s", b"u")
+        if node.state is not None:
+            self.pairs_of_states += type(node.state) is tuple and len(node.state) == 2
+            yield node.state
             self.out.append(b"b")
 
-    def batches(self, rows: Sequence[Iterable[Node]], single: bytes, several: bytes) -> None:
+    def begin(self, node: object, makes: bytes) -> None:
+        self.out.append(makes)
+        self.put(id(node))
+
+    def left(self, node: object, rows: Sequence[tuple[Node, Node]]) -> list[tuple[Node, Node]]:
+        without = self.items.get(id(node), ())
+        gone = self.gone
+        return [row for index, row in enumerate(rows) if index not in without and id(row[1]) not in gone]
+
+    def batches(self, rows: Sequence[Iterable[Node]], single: bytes, several: bytes) -> Steps:
         for start in range(0, len(rows), BATCH):
             batch = rows[start : start + BATCH]
             if len(batch) > 1:
                 self.out.append(b"(")
             for row in batch:
-                for item in row:
-                    self.save(item)
+                yield from row
             self.out.append(several if len(batch) > 1 else single)
 
 
-def _negative(value: int) -> bytes:
-    if value >= -(1 << 31):
-        return bytes((op.BININT,)) + struct.pack("<l", value)
-    raw = value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
-    return bytes((op.LONG1, len(raw))) + raw
+_LONG = struct.Struct("<BL").pack
+_DOUBLE = struct.Struct(">cd").pack
+_BYTE_STRINGS = frozenset((op.SHORT_BINSTRING, op.BINSTRING, op.STRING))
+_TUPLES = (b")", b"\x85", b"\x86", b"\x87")
+_CALLS = {"REDUCE": b"R", "NEWOBJ": b"\x81", "NEWOBJ_EX": b"\x92"}
+
+_LEAVES: dict[type, Callable[..., None]] = {
+    type(None): lambda writer, value: writer.out.append(b"N"),
+    bool: lambda writer, value: writer.out.append(b"\x88" if value else b"\x89"),
+    int: lambda writer, value: writer.out.append(int_opcode(value)),
+    float: lambda writer, value: writer.out.append(_DOUBLE(b"G", value)),
+    Text: Writer.text,
+    str: Writer.text,
+    bytes: Writer.raw,
+    Global: Writer.name,
+}
+"""Nodes that hold no others, and how each is written."""
+
+NODES: dict[type, Callable[..., Steps]] = {
+    tuple: Writer.tuple_,
+    list: Writer.list_,
+    Dict: Writer.dict_,
+    Set: Writer.set_,
+    bytearray: Writer.bytearray_,
+    PersId: Writer.persid,
+    Call: Writer.call,
+}
+"""Nodes that hold others, and how each is written."""

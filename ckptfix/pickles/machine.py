@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import struct
+from collections.abc import Callable
 
 from ckptfix.errors import BadPickle, TruncatedPickle
 from ckptfix.pickles import opcodes as op
@@ -30,12 +31,14 @@ def parse(
     path: str | os.PathLike[str] | None = None,
     where: str | None = None,
     base: int = 0,
+    frames: bool = True,
 ) -> Graph:
     """Read the pickle that begins at ``data[start]``, up to its STOP.
 
     Args:
         data: the stream; bytes after STOP are left alone (`Graph.end` is where it stopped).
         path, where, base: for errors: the file, the record, and the offset of ``data[0]`` in it.
+        frames: look whether frames hold whole opcodes, as `splice` needs them to.
 
     Raises:
         TruncatedPickle: the data ends before STOP, or inside an opcode.
@@ -44,21 +47,34 @@ def parse(
     if len(data) - start > MAX_BYTES:
         message = f"a pickle of {len(data) - start} bytes is beyond the limit of {MAX_BYTES}"
         raise BadPickle(message, path=path, where=where)
-    graph = Graph(data, start)
-    machine = _Machine(graph)
+    return finish(Machine(Graph(data, start)), path=path, where=where, base=base, framed=frames)
+
+
+def finish(
+    machine: Machine,
+    *,
+    path: str | os.PathLike[str] | None = None,
+    where: str | None = None,
+    base: int = 0,
+    framed: bool = True,
+) -> Graph:
+    """The graph of `machine`, run to its STOP; with `framed`, its frames hold whole opcodes. Raises as `parse`."""
+    graph = machine.graph
     try:
         with collector_paused():
             machine.run()
-        _check_frames(graph)
+        if framed:
+            _check_frames(graph)
     except (IndexError, KeyError, ValueError, TypeError, OverflowError, struct.error, BadPickle) as error:
+        size = len(graph.data)
         kind = TruncatedPickle if isinstance(error, TruncatedPickle) or _starved(machine) else BadPickle
         raise kind(
-            _reason(error, machine, len(data)), path=path, where=where, offset=base + min(machine.at, len(data))
+            _reason(error, machine, size), path=path, where=where, offset=base + min(machine.at, size)
         ) from None
     return graph
 
 
-def _starved(machine: _Machine) -> bool:
+def _starved(machine: Machine) -> bool:
     """Whether the opcode in hand would have needed bytes beyond the end."""
     data = machine.graph.data
     if machine.at >= len(data):
@@ -70,7 +86,7 @@ def _starved(machine: _Machine) -> bool:
     return False
 
 
-def _reason(error: Exception, machine: _Machine, size: int) -> str:
+def _reason(error: Exception, machine: Machine, size: int) -> str:
     if isinstance(error, BadPickle):
         return error.message
     if machine.at >= size:
@@ -96,8 +112,13 @@ def _check_frames(graph: Graph) -> None:
         raise BadPickle("a FRAME ends inside an opcode")
 
 
-class _Machine(RareOpcodes):
-    """`graph` is filled by `run`; `at` is the offset of the opcode in hand, for errors."""
+class Machine(RareOpcodes):
+    """`graph` is filled by `run`; `at` is the offset of the opcode in hand, for errors.
+
+    `u32` is (the data, an offset) -> a tuple of the number of four bytes there.
+    """
+
+    u32: Callable[[bytes, int], tuple[int]] = struct.Struct("<I").unpack_from
 
     def run(self) -> None:
         graph = self.graph
@@ -114,13 +135,18 @@ class _Machine(RareOpcodes):
         new_text = Text
         new_global = Global
         memoize_at = short_text_at = -1
-        u32 = struct.Struct("<I").unpack_from
+        u32 = self.u32
         try:
             while True:
                 code = data[pos]
                 if code == 0x72:  # LONG_BINPUT
                     memo[u32(data, pos + 1)[0]] = stack[-1]
                     pos += 5
+                elif code == 0x94:  # MEMOIZE
+                    memo[len(memo)] = stack[-1]
+                    if memoize_at < 0:
+                        memoize_at = pos
+                    pos += 1
                 elif code == 0x4B:  # BININT1
                     stack.append(data[pos + 1])
                     pos += 2
@@ -205,11 +231,6 @@ class _Machine(RareOpcodes):
                     pos += 5
                 elif code == 0x88:  # NEWTRUE
                     stack.append(True)
-                    pos += 1
-                elif code == 0x94:  # MEMOIZE
-                    memo[len(memo)] = stack[-1]
-                    if memoize_at < 0:
-                        memoize_at = pos
                     pos += 1
                 elif code == 0x8C:  # SHORT_BINUNICODE
                     end = pos + 2 + data[pos + 1]

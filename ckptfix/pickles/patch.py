@@ -129,15 +129,16 @@ _TAKES = {
 
 
 def int_opcode(value: int) -> bytes:
-    """The opcode and argument that push a non-negative int, as a pickler of protocol 2 chooses them."""
-    if value < 1 << 8:
+    """The opcode and argument that push an int, as a pickler of protocol 2 chooses them."""
+    if 0 <= value < 1 << 8:
         return bytes((op.BININT1, value))
-    if value < 1 << 16:
+    if 0 <= value < 1 << 16:
         return bytes((op.BININT2,)) + value.to_bytes(2, "little")
-    if value < 1 << 31:
-        return bytes((op.BININT,)) + value.to_bytes(4, "little")
-    raw = value.to_bytes(value.bit_length() // 8 + 1, "little")
-    return bytes((op.LONG1, len(raw))) + raw
+    if -(1 << 31) <= value < 1 << 31:
+        return bytes((op.BININT,)) + value.to_bytes(4, "little", signed=True)
+    raw = value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
+    head = bytes((op.LONG1, len(raw))) if len(raw) < 256 else bytes((op.LONG4,)) + len(raw).to_bytes(4, "little")
+    return head + raw
 
 
 def splice(graph: Graph, patches: Iterable[Patch]) -> bytes:

@@ -26,6 +26,7 @@ from torch._dynamo import OptimizedModule
 from torch._utils import ExceptionWrapper
 
 from ckptfix.errors import Unsupported
+from ckptfix.words import plural
 
 Shares = tuple[tuple[Any, ...], tuple[dict[str, Any], ...]]
 
@@ -134,7 +135,7 @@ class Replicas(nn.DataParallel[nn.Module]):
         else:
             copies = super().replicate(module, device_ids)
         if self.steps:
-            self.report(f"replicate: {len(copies)} {'copy' if len(copies) == 1 else 'copies'}")
+            self.report(f"replicate: {plural(len(copies), 'copy')}")
         return copies
 
     def parallel_apply(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ckptfix.checkpoint import ByteRange, Data, Derived, Segment
@@ -52,18 +52,30 @@ def padding(cursor: int, fixed: int) -> bytes:
 
 def fresh_archive(records: Sequence[NewRecord]) -> list[Segment]:
     """The segments of a new archive with these records, in order."""
+    return fresh_archives([records])[0]
+
+
+def fresh_archives(archives: Sequence[Sequence[NewRecord]]) -> list[list[Segment]]:
+    """The same of several archives, which will be written in this order: what is to be summed is summed as one."""
     unknown = [
-        index
-        for index, record in enumerate(records)
+        record.data
+        for records in archives
+        for record in records
         if record.crc32 is None and record.size and not isinstance(record.data, bytes)
     ]
-    sums = Checksums([records[index].data for index in unknown])  # type: ignore[misc]
-    place = {index: nth for nth, index in enumerate(unknown)}
+    sums = Checksums(unknown)
+    numbers = iter(range(len(unknown)))
+    return [_archive(records, sums, numbers) for records in archives]
+
+
+def _archive(records: Sequence[NewRecord], sums: Checksums, numbers: Iterator[int]) -> list[Segment]:
+    """The segments of an archive; the next of `numbers` is that of its first record without a checksum."""
     segments: list[Segment] = []
     rows: list[Callable[[], bytes]] = []
     cursor = 0
     length = 0
-    for index, record in enumerate(records):
+    waits = False
+    for record in records:
         name = record.name.encode("utf-8", "surrogateescape")
         large = record.size >= MAX32 or cursor >= MAX32
         zip64 = _local_zip64(record.size, cursor) if large else b""
@@ -74,8 +86,9 @@ def fresh_archive(records: Sequence[NewRecord]) -> list[Segment]:
         header = LOCAL.pack(b"PK\x03\x04", 45 if large else 0, flags, 0, 0, 0, 0, 0, 0, len(name), len(extra))
         segments += (header + name + extra, record.data)
         row = _row_maker(name, record.size, cursor, flags)
-        if index in place:
-            nth = place[index]
+        if record.crc32 is None and record.size and not isinstance(record.data, bytes):
+            nth = next(numbers)
+            waits = True
             segments.append(sums.segment(nth, descriptor, len(descriptor(0))))
             rows.append(lambda nth=nth, row=row: row(sums.value(nth)))  # type: ignore[misc]
         else:
@@ -84,7 +97,7 @@ def fresh_archive(records: Sequence[NewRecord]) -> list[Segment]:
             rows.append(lambda crc32=crc32, row=row: row(crc32))  # type: ignore[misc]
         length += len(row(0))
         cursor += len(header) + len(name) + len(extra) + record.size + len(descriptor(0))
-    if unknown:
+    if waits:
         segments.append(Derived(length, lambda: (b"".join(row() for row in rows),), "zip directory"))
     else:
         segments.append(b"".join(row() for row in rows))

@@ -91,7 +91,7 @@ class Bench:
 
     def copied(self, source: Path) -> Contender:
         output = self.output(f"cp{source.suffix}")
-        return Contender("cp + sync", ("cp", str(source), str(output)), output, sync=True)
+        return Contender("cp + sync", ("cp", "-r", str(source), str(output)), output, sync=True)
 
     def baseline(
         self, name: str, function: str, *arguments: str | Path, output: Path | None = None, python: str | Path = ""
@@ -218,6 +218,39 @@ def from_safetensors(bench: Bench) -> Case:
     )
 
 
+def shards_strip(bench: Bench) -> Case:
+    shards, ours = bench.input("shards"), bench.output("ours")
+    return Case(
+        "strip-module, 50 shards",
+        bench.ckptfix("strip-module", shards, ours, output=ours),
+        ((bench.copied(shards), Target("ratio", 1.1)),),
+        memory=64 * MB,
+        check=("stripped", shards),
+    )
+
+
+def shards_to_file(bench: Bench) -> Case:
+    shards, ours = bench.input("shards"), bench.output("ours.safetensors")
+    return Case(
+        "convert 50 shards to one file",
+        bench.ckptfix("convert", shards, ours, output=ours),
+        ((bench.copied(shards), Target("ratio", 1.2)),),
+        memory=64 * MB,
+        check=("same", shards),
+    )
+
+
+def file_to_shards(bench: Bench) -> Case:
+    plain, ours = bench.input("plain.safetensors"), bench.output("ours")
+    return Case(
+        "convert one file to 50 shards",
+        bench.ckptfix("convert", plain, ours, "--to", "hf", "--shard-size", "50MB", output=ours),
+        ((bench.copied(plain), Target("ratio", 1.2)),),
+        memory=64 * MB,
+        check=("same", plain),
+    )
+
+
 def diff_equal(bench: Bench) -> Case:
     big, copy = bench.input("big.pth"), bench.input("copy.pth")
     return Case(
@@ -284,6 +317,9 @@ CASES: dict[str, Callable[[Bench], Case]] = {
     "load": load,
     "to-safetensors": to_safetensors,
     "from-safetensors": from_safetensors,
+    "shards-strip": shards_strip,
+    "shards-to-file": shards_to_file,
+    "file-to-shards": file_to_shards,
     "diff-equal": diff_equal,
     "diff-different": diff_different,
     "inspect": inspect,

@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 
 def read(path: str) -> dict[str, Any]:
-    """The state dict in `path`, memory-mapped."""
+    """The state dict in `path`, memory-mapped; of a folder, that of all its shards."""
     import torch
 
+    if Path(path).is_dir():
+        found_in = [read(str(shard)) for shard in Path(path).glob("*.safetensors")]
+        return {name: value for shard in found_in for name, value in shard.items()}
     with open(path, "rb") as file:
         zipped = file.read(4) == b"PK\x03\x04"
     if not zipped:

@@ -16,6 +16,8 @@ BIG_LAYERS = 128
 BIG_WIDTH = 2048
 """128 x (2048 x 2048 weight + bias) of float32: 2.15 GB in 256 tensors."""
 
+SHARDS = 50
+
 MANY = 100_000
 MANY_OPTIMIZER = 10_000
 """Parameters with two tensors of Adam state each."""
@@ -79,6 +81,27 @@ def plain(path: Path, scale: float) -> None:
     save_file({key.removeprefix("module."): value for key, value in state.items()}, path, {"format": "pt"})
 
 
+def shards(path: Path, scale: float) -> None:
+    """The big one as a DataParallel model's shards, 50 of them, with their index and a configuration."""
+    import torch
+    from safetensors.torch import save_file
+
+    state = torch.load(path.with_name("big.pth"), map_location="cpu", mmap=True, weights_only=True)
+    path.mkdir()
+    names = list(state)
+    count = min(SHARDS, len(names))
+    weight_map: dict[str, str] = {}
+    for number in range(count):
+        file = f"model-{number + 1:05d}-of-{count:05d}.safetensors"
+        own = names[number * len(names) // count : (number + 1) * len(names) // count]
+        save_file({name: state[name] for name in own}, path / file, {"format": "pt"})
+        weight_map |= dict.fromkeys(own, file)
+    total = sum(value.numel() * value.itemsize for value in state.values())
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    (path / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+    (path / "config.json").write_text("{}\n", encoding="utf-8")
+
+
 def tuned(path: Path, scale: float) -> None:
     """As `plain`, every value a little different, as after some steps of training."""
     import torch
@@ -99,6 +122,7 @@ INPUTS: dict[str, tuple[Builder, tuple[str, ...]]] = {
     "small.pth": (small, ()),
     "copy.pth": (copy, ("big.pth",)),
     "plain.safetensors": (plain, ("big.pth",)),
+    "shards": (shards, ("big.pth",)),
     "tuned.safetensors": (tuned, ("plain.safetensors",)),
 }
 """File name -> what builds it, and the inputs that it is built from."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import statistics
 import subprocess
 import sys
@@ -58,7 +59,15 @@ class Contender:
     def argv(self) -> tuple[str, ...]:
         if not self.sync:
             return self.command
-        return "sh", "-c", f"{shlex.join(self.command)} && sync {shlex.quote(str(self.output))}"
+        synced = f"find {shlex.quote(str(self.output))} -type f -exec sync {{}} +"
+        return "sh", "-c", f"{shlex.join(self.command)} && {synced}"
+
+
+def removed(path: Path) -> None:
+    """Remove a file or a folder, if it is there."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    path.unlink(missing_ok=True)
 
 
 def run(contender: Contender, log: Path) -> Run:
@@ -68,7 +77,7 @@ def run(contender: Contender, log: Path) -> Run:
         Failed: it ended with another status than the one it should, with the end of what it said.
     """
     if contender.output is not None:
-        contender.output.unlink(missing_ok=True)
+        removed(contender.output)
     with log.open("wb") as said:
         start = time.perf_counter()
         child = subprocess.Popen(contender.argv, stdin=subprocess.DEVNULL, stdout=said, stderr=said, env=ENVIRONMENT)
@@ -110,7 +119,7 @@ def race(
                 continue
             finally:
                 if contender.output is not None:
-                    contender.output.unlink(missing_ok=True)
+                    removed(contender.output)
             if number:
                 runs[contender.name].append(result)
             progress(

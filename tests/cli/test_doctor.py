@@ -148,4 +148,4 @@ def test_a_file_of_a_distributed_checkpoint_leads_to_its_folder(cli: Cli, tmp_pa
     writer = FileSystemWriter(tmp_path / "sharded")
     save({"weight": torch.ones(3)}, storage_writer=writer, no_dist=True)
     said = cli("doctor", tmp_path / "sharded" / ".metadata").output
-    assert f"dcp_to_torch {tmp_path / 'sharded'} OUT" in said
+    assert f"ckptfix convert {tmp_path / 'sharded'} OUT" in said

@@ -16,7 +16,7 @@ import torch
 from cli.conftest import Cli
 
 import ckptfix
-from ckptfix.findings import messages
+from ckptfix.ops.doctor import messages
 
 
 def wrapped() -> dict[str, torch.Tensor]:

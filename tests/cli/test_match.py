@@ -189,12 +189,6 @@ def test_the_report_shows_pairs_rules_and_what_is_left(cli: Cli, one: Path, tmp_
     assert set(tmp_path.glob("*.pth")) == {one, target}
 
 
-def test_out_is_needed_without_a_report(cli: Cli, one: Path, other: Path) -> None:
-    result = cli("match", one, "--like", other)
-    assert result.exit_code == 2
-    assert "OUT is required unless you use --report, --rules or --dry-run." in result.stderr
-
-
 def test_a_dry_run_writes_nothing(cli: Cli, one: Path, other: Path, tmp_path: Path) -> None:
     out, rules = tmp_path / "out.pth", tmp_path / "rules.txt"
     result = cli("match", one, out, "--like", other, "--dry-run", "--rules", rules)

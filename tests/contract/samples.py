@@ -1,4 +1,4 @@
-"""How to make and read a file of each format without ckptfix: one line a format.
+"""How to make and read a file of each format without ckptfix: one line a format, those that are only read too.
 
 `SAMPLES[name]` is (save(state dict, path), load(path) -> state dict, suffix, bytes that listing may
 read of a file with two tensors: the pickle of a legacy file states its size nowhere).
@@ -6,6 +6,7 @@ read of a file with two tensors: the pickle of a legacy file states its size now
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,8 +38,18 @@ def _safetensors(state: Any, path: Path) -> None:
     save_file(tensors, path, metadata={"format": "pt", "a": "b"})
 
 
+def _pickle(state: State, path: Path) -> None:
+    path.write_bytes(pickle.dumps(state))
+
+
+def _unpickle(path: Path) -> State:
+    state: State = pickle.loads(path.read_bytes())
+    return state
+
+
 SAMPLES = {
     "zip": Sample(torch.save, _load, ".pth"),
     "legacy": Sample(_legacy, _load, ".pth", ahead=9_000_000),
     "safetensors": Sample(_safetensors, load_file, ".safetensors"),
+    "pickle": Sample(_pickle, _unpickle, ".pkl", ahead=200_000),
 }

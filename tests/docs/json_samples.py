@@ -79,12 +79,16 @@ def make() -> Iterator[tuple[str, bytes]]:
     yield "flat.pth", model({"fc.weight": (6,)})
     yield "square.pth", model({"head.weight": (2, 3)})
     yield "plain.safetensors", safetensors([("a", "F32", [2], floats(1, 2))], metadata={"format": "pt"})
+    yield "run/model.safetensors", safetensors([("a", "F32", [2], floats(1, 2))])
+    yield "run/trainer_state.json", b"{}"
     yield "page.pth", b"<!DOCTYPE html><html></html>"
     yield "truncated.pth", wrapped()[:900]
 
 
 RUNS: dict[str, tuple[str, ...]] = {
-    "inspect": ("inspect ddp.pth", "inspect rich.pth", "inspect meta.pth", "inspect plain.safetensors"),
+    "inspect": ("inspect ddp.pth", "inspect rich.pth", "inspect meta.pth", "inspect plain.safetensors",
+                "inspect run"),
+    "fix": ("fix ddp.pth", "fix plain.safetensors out.safetensors"),
     "doctor": ("doctor ddp.pth --error 'Unexpected key(s) in state_dict: \"module.fc.weight\"'", "doctor cut.pth",
                "doctor page.pth", "doctor rich.pth"),
     "doctor --explain": ("doctor --explain bad-pickle", "doctor --explain bad-pickle"),

@@ -21,7 +21,8 @@ from ckptfix.checkpoint import ByteRange, Derived, OutputFile, Plan
 from ckptfix.errors import CkptfixError
 from ckptfix.io import copy as io_copy
 from ckptfix.io import read as io_read
-from ckptfix.io.write import TEMP_SUFFIX, write_plan
+from ckptfix.io.output import TEMP_SUFFIX
+from ckptfix.io.write import write_plan
 
 LONG = os.environ.get("CKPTFIX_LONG") == "1"
 """Whether to take all the time that a thorough campaign needs."""

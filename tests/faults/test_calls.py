@@ -15,7 +15,7 @@ from faults.scenarios import OLD, SCENARIOS, SMALLER, complaint, plan, prepare, 
 
 from ckptfix.errors import CkptfixError
 from ckptfix.io import copy
-from ckptfix.io import write as io_write
+from ckptfix.io import output as io_output
 from ckptfix.io.write import write_plan
 
 pytestmark = pytest.mark.slow
@@ -102,7 +102,7 @@ def outcome(folder: Path, name: str, armed: Armed) -> str | None:
 def smaller(monkeypatch: pytest.MonkeyPatch) -> None:
     for constant, value in SMALLER.items():
         monkeypatch.setattr(copy, constant, value)
-    monkeypatch.setattr(io_write, "SYNC_EVERY", 100_000)
+    monkeypatch.setattr(io_output, "SYNC_EVERY", 100_000)
 
 
 def no_kernel_copy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,7 +196,7 @@ def test_what_could_not_be_put_back_is_reported_and_not_lost(
     message = str(caught.value)
     assert states(tmp_path, scenario) == ["new", "old", "old"]
     assert f"{tmp_path / 'one'} is the new file already, and could not be put back" in message
-    kept = [path for path in tmp_path.iterdir() if path.name.endswith(io_write.TEMP_SUFFIX)]
+    kept = [path for path in tmp_path.iterdir() if path.name.endswith(io_output.TEMP_SUFFIX)]
     assert [path.read_bytes() for path in kept] == ([] if without_links else [OLD])
     assert all(f"the old one is {path}" in message for path in kept)
     assert str(tmp_path / "two") not in message.partition("; ")[2]

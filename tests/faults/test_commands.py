@@ -14,7 +14,7 @@ from builders import Tensor, assemble, legacy, safetensors, state_dict_ops, torc
 from faults.scenarios import OLD, leftovers
 from faults.test_system import numbered, strace_refuses
 
-from ckptfix.io.write import TEMP_SUFFIX
+from ckptfix.io.output import TEMP_SUFFIX
 
 DATA = struct.pack("<50000f", *range(50_000))
 

@@ -8,6 +8,7 @@ command that kept the law.
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -138,6 +139,8 @@ def breaches(command: Command, source: Path, folder: Path, before: Callable[[], 
     try:
         found = list(_breaches(command, done, source, dest, left, before))
     finally:
+        if dest.is_dir():
+            shutil.rmtree(dest)
         dest.unlink(missing_ok=True)
     return found if len(found) <= SHOWN else [*found[:SHOWN], f"and {len(found) - SHOWN} more"]
 

@@ -386,6 +386,8 @@ def _of_folder(path: Path) -> Truth:
         )
         return of_object(state)
     indexes = sorted(path.glob("*.index.json"))
+    if not indexes and (path / "model.safetensors").exists():
+        return tensors(path / "model.safetensors", trusted=True)
     if not indexes:
         raise Unreadable(f"{path.name}: no folder that torch reads")
     whole = Truth()
@@ -393,6 +395,7 @@ def _of_folder(path: Path) -> Truth:
         one = tensors(path / shard, trusted=True)
         whole.found += one.found
         whole.storages += one.storages
+        whole.ordered = whole.ordered and one.ordered
     return whole
 
 

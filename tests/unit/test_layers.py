@@ -39,6 +39,7 @@ OPS: tuple[tuple[str, ...], ...] = (
     ("convert", "inspect", "relocate", "rename", "sanitize", "slim", "target"),
     ("diff", "extract", "match", "repair"),
     ("doctor",),
+    ("fix",),
 )
 """The verbs, and what they share, in the same way."""
 
@@ -212,7 +213,7 @@ def _is_import(node: ast.stmt) -> bool:
 OPENS = {"open", "read_text", "read_bytes", "from_file"}
 OPENED = {
     "io/source.py": "the one place",
-    "io/write.py": "creates the output",
+    "io/output.py": "creates the output",
     "io/durable.py": "creates the copy of what is replaced, and syncs folders",
     "ops/repair/layers.py": "creates a file for what it unpacks",
     "ops/target/targets.py": "a JSON of names and shapes: text",

@@ -160,11 +160,34 @@ def where_to(dest: str | None, output: str | None, *, force: bool, without: str 
     return (dest, force) if output is None else (output, False)
 
 
-def writes(name: str, *params: click.Parameter, example: str) -> Callable[[Callable[..., Written]], Verb]:
-    """Make a command ``NAME IN OUT`` of a function (source, dest, how, `params`) that writes and returns its result.
+def default_name(verb: str, source: str, options: Mapping[str, Any]) -> str | None:
+    """What the output is called where it was not named: as doctor would propose it, beside `source`.
 
-    An argument among `params` is one that takes the rest of the line. It must be given something, unless it is called
-    ``[...]``: then it is for further inputs, which come with --output.
+    Returns:
+        None where the function of the command names it.
+
+    Raises:
+        UsageError: the options do not say what the output is.
+    """
+    from ckptfix.findings.remedies import VERBS
+    from ckptfix.formats.target import named_format
+    from ckptfix.ops.writing import named_beside
+
+    if verb == "fix":
+        return None
+    if verb != "convert":
+        return named_beside(source, VERBS[verb].word)
+    if options["to"] is None:
+        raise click.UsageError("OUT is required unless you use --to.")
+    format = named_format(options["to"])
+    return named_beside(source, format.name, folder=format.folder)
+
+
+def writes(name: str, *params: click.Parameter, example: str) -> Callable[[Callable[..., Written]], Verb]:
+    """Make a command ``NAME IN [OUT]`` of a function (source, dest, how, `params`) that writes and returns its result.
+
+    An argument among `params` is one that takes the rest of the line. It must be given something, and OUT is then
+    required; unless it is called ``[...]``: then it is for further inputs, which come with --output.
     """
 
     def decorate(function: Callable[..., Written]) -> Verb:
@@ -189,27 +212,30 @@ def writes(name: str, *params: click.Parameter, example: str) -> Callable[[Calla
                     raise click.UsageError("Of several inputs, --output names the output.")
                 if not is_more(param) and not options[param.name]:
                     raise click.UsageError(f"Missing argument '{param.metavar}'.")
-            out, keep_old = where_to(dest, output, force=force)
-            assert out is not None
+            out, keep_old = where_to(dest, output, force=force, without=None if optional else "--output")
+            named = out is None
+            if named:
+                out = default_name(name, source, options)
             from ckptfix.ops.writing import How
 
             with console.progress(at_end="flushing to disk") as progress:
                 how = How(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
                 result = function(source, out, how, **options)
-            return show(console, result)
+            return show(console, result, named=named)
 
         def is_more(param: click.Parameter) -> bool:
             return (param.metavar or "").startswith("[")
 
         rest_of_line = [param for param in params if isinstance(param, click.Argument)]
-        out, *how_to = destination()
+        optional = all(map(is_more, rest_of_line))
+        out, *how_to = destination(optional=optional)
         return reads(name, file_argument("source", "IN"), out, *params, *how_to, example=example)(callback)
 
     return decorate
 
 
-def show(console: Console, result: Written) -> int:
-    """Show what an operation wrote, or would write; its exit code.
+def show(console: Console, result: Written, *, named: bool = False) -> int:
+    """Show what an operation wrote, or would write; its exit code. With `named`, the user did not name the output.
 
     Its `lines` include the findings that are just notes; warnings and losses are listed on stderr, each.
     """
@@ -220,6 +246,8 @@ def show(console: Console, result: Written) -> int:
 
     for line in tables.middle_cut(result.lines, console.rows(None, LINES)):
         console.say(printable(line))
+    if named:
+        console.say(printable(f"output: {result.dest}"))
     if result.backup is not None:
         console.say(printable(kept_line(result.dest, result.backup)))
     if not result.written:

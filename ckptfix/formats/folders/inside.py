@@ -28,12 +28,16 @@ def file_inside(folder: str, name: str, *, where: str) -> str:
             f"it names {name!r}, which leads out of its folder", path=where, hint="nothing of it was opened"
         )
     path = Path(folder, name)
-    real = os.path.realpath(path)
-    home = os.path.realpath(folder)
+    try:
+        real = os.path.realpath(path)
+        home = os.path.realpath(folder)
+        there = path.is_file()
+    except (OSError, ValueError):  # a name that is too long, a folder that is closed, a lone surrogate
+        raise NoSuchFile(str(path)) from None
     if not _is_below(real, home) and not _is_blob(real, home):
         message = f"it names {name!r}, a symbolic link that leads out of its folder"
         raise DamagedFile(message, path=where, hint="copy the file to where the link stands, if it is yours")
-    if not path.is_file():
+    if not there:
         raise NoSuchFile(str(path))
     return str(path)
 

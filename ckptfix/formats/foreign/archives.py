@@ -7,10 +7,9 @@ from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
-from ckptfix.commands import quoted
+from ckptfix.commands import command, quoted
 from ckptfix.errors import CkptfixError, Truncated, printable
 from ckptfix.formats.deepspeed import STATES, steps, way_out
-from ckptfix.formats.distributed import merge_command
 from ckptfix.formats.foreign.file import Answer, File
 from ckptfix.io.source import Source, open_source
 from ckptfix.zips.read import END, END64, LOCATOR, MAX16, read_directory
@@ -165,12 +164,11 @@ def folder(path: str) -> Answer:
         hint = f"(cd {parent} && zip -0 -r {quoted(root.name + '.pth')} {name}) makes it one file again"
         return Answer("unzipped-folder", "a folder: a torch checkpoint that was unzipped", hint)
     if ".metadata" in names or any(name.endswith(".distcp") for name in names):
-        return Answer("dcp-folder", "a folder: a distributed checkpoint (DCP)", merge_command(path))
+        return Answer("dcp-folder", "a folder: a distributed checkpoint (DCP)", command("doctor", path))
     index = next((name for name in sorted(names) if name.endswith(".index.json")), None)
     if index is not None:
-        return Answer(
-            "no-checkpoint", f"a folder: a sharded checkpoint ({printable(index)})", "name one shard at a time"
-        )
+        what = f"a folder: a sharded checkpoint of another framework ({printable(index)})"
+        return Answer("other-framework", what, "convert it to safetensors with its own library")
     if "saved_model.pb" in names:
         return Answer("other-framework", "a folder: a TensorFlow SavedModel")
     if any(name.endswith(STATES) for name in names) or steps(path):
@@ -179,4 +177,19 @@ def folder(path: str) -> Answer:
     if found:
         hint = f"name a file: {quoted(str(Path(path) / found[0]))}"
         return Answer("no-checkpoint", f"a folder; it holds {_listed(found)}", hint)
+    below = [entry.name for entry in inner if any(_is_likely(name) for name in _names(entry))]
+    if below:
+        hint = f"name one of its folders: {quoted(str(Path(path) / below[0]))}"
+        return Answer("no-checkpoint", f"a folder of folders: {_listed(below)}", hint)
     return Answer("no-checkpoint", "a folder without checkpoints" if names else "an empty folder")
+
+
+def _is_likely(name: str) -> bool:
+    return name.lower().endswith(CHECKPOINTS) or name == ".metadata"
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return [entry.name for entry in islice(folder.iterdir(), _MAX_MEMBERS)]
+    except OSError:
+        return []

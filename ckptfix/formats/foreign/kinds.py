@@ -17,11 +17,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ckptfix.commands import quoted
+from ckptfix.commands import command, quoted
 from ckptfix.errors import printable
-from ckptfix.formats.distributed import merge_command
 from ckptfix.formats.foreign.archives import folder, tar_archive, zip_archive
 from ckptfix.formats.foreign.file import Answer, File
+from ckptfix.io.source import found_as
 from ckptfix.pickles import survey
 
 _MANY_ZEROS = 16
@@ -65,7 +65,7 @@ def describe(path: str, head: bytes, size: int) -> Answer:
     Returns:
         The id of its finding, a sentence without the file's name, and a hint: a command to paste or an instruction.
     """
-    if not head and Path(path).is_dir():
+    if not head and found_as(path) == "folder":
         return folder(path)
     file = File(path, head, size)
     for probe in _PROBES:
@@ -127,7 +127,7 @@ def _compressed(file: File) -> Answer | None:
         name, command = "xz-compressed data", "unxz -c"
         opened = _first_bytes(lzma.LZMADecompressor(memlimit=1 << 28), head)
     elif head[:2] in (b"\x78\x9c", b"\x78\x01", b"\x78\xda") and _first_bytes(zlib.decompressobj(), head):
-        return Answer("compressed", "zlib-compressed data, as old joblib versions write it")
+        return Answer("compressed", "zlib-compressed data, as joblib writes it")
     else:
         return None
     hint = f"unpack it first: {command} {quoted(file.path)} > OUT"
@@ -230,7 +230,8 @@ def _pickle(file: File) -> Answer | None:
         return None
     hint = "a plain pickle can run code: load it only if you trust it, and write it again with torch.save"
     if b"torch.distributed.checkpoint.metadata" in head:
-        hint = f"its folder is the checkpoint: {merge_command(str(Path(file.path).parent))}"
+        way = command("convert", Path(file.path).parent, "OUT")
+        hint = f"its folder is the checkpoint: {way} makes one file of it"
         return Answer("dcp-folder", "the .metadata of a distributed checkpoint (DCP)", hint)
     if re.search(rb"torch\._utils\n?.{0,4}_rebuild_", head, re.DOTALL):
         hint = "zip its folder again, from the folder above: zip -0 -r FIXED.pth FOLDER"
@@ -278,9 +279,8 @@ def _json(file: File) -> Answer | None:
     if not re.match(rb'(\{\s*("|\}|$)|\[\s*["{\[\d\]-])', start):
         return None
     if b'"weight_map"' in file.head or file.name.endswith(".index.json"):
-        return Answer(
-            "json-file", "the index of a sharded checkpoint (JSON)", "name its shards, the files that the index lists"
-        )
+        what = "the index of a sharded checkpoint of another framework (JSON)"
+        return Answer("other-framework", what, "convert it to safetensors with its own library")
     try:
         value = json.loads(file.head) if file.size <= len(file.head) else None
     except (ValueError, RecursionError):

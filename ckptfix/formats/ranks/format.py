@@ -182,4 +182,6 @@ FORMAT = Format(
     plan_edit=plan_edit,
     plan_write=plan_write,
     folder=True,
+    edits=False,
+    writes=False,
 )

@@ -14,13 +14,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeGuard
 
-from ckptfix.checkpoint import TensorEntry
+from ckptfix.checkpoint import TensorEntry, same_place
 from ckptfix.checkpoint.tensors import reach
 from ckptfix.errors import CkptfixError
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats.safetensors.write import row_major
 from ckptfix.io.read import read_chunks
+from ckptfix.io.sums import digest
 
 VIEWS_KEY = "ckptfix.views"
 ORDER_KEY = "ckptfix.order"
@@ -55,7 +56,7 @@ def share_plan(
     order: dict[str, int] = {}
     views: dict[str, dict[str, object]] = {}
     findings: list[Finding] = []
-    first: dict[tuple[object, ...], TensorEntry] = {}
+    first: dict[object, TensorEntry] = {}
     storages: dict[tuple[str, str], list[_Extent]] = {}
     kept: list[TensorEntry] = []
     for index, entry in enumerate(entries):
@@ -63,7 +64,7 @@ def share_plan(
         if storage is None or entry.kind != "dense" or not entry.numel:
             kept.append(entry)
             continue
-        same = first.setdefault((storage.identity, entry.dtype, entry.offset, entry.shape, entry.stride), entry)
+        same = first.setdefault(same_place(entry), entry)
         if same is not entry and entry.key not in _NO_TIES:
             left_out[entry.key] = same.key
             order[entry.key] = index
@@ -166,12 +167,7 @@ def _are_counts(value: object) -> TypeGuard[list[int]]:
 
 
 def _digest(entry: TensorEntry) -> bytes:
-    from hashlib import blake2b
-
-    digest = blake2b()
-    for chunk in read_chunks(row_major(entry)):
-        digest.update(chunk)
-    return digest.digest()
+    return digest(read_chunks(row_major(entry)))
 
 
 def ties(metadata: Mapping[str, str], tensors: Collection[str]) -> dict[str, str]:
@@ -212,6 +208,11 @@ def follow(key: str, value: str, tied: Collection[str], names: Mapping[str, str 
     if followed == records:
         return key, value
     return (key, _compact(followed)) if followed else None
+
+
+def both(value: str, other: str) -> str:
+    """The records of two files as one pair of metadata."""
+    return _compact({**_records(value), **_records(other)})
 
 
 def _records(value: str | None) -> dict[str, object]:

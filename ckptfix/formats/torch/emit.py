@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -58,8 +58,7 @@ class _Storages:
         key = self.key(storage, where)
         row = dtypes.by_storage_class(kind.name)
         self.itemsizes.setdefault(key, row.itemsize if row is not None else 1)
-        pid: tuple[Any, ...] = ("storage", kind, key, storage.location, count)
-        return PersId((*pid, None) if self.legacy else pid, 0, -1)
+        return reference(kind, key, storage.location, count, legacy=self.legacy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,24 +132,55 @@ class References(Protocol):
         """The reference to `storage`, as `count` elements of the storage class `kind`, for the tensor `where`."""
 
 
-def tensor_call(entry: TensorEntry, storages: References) -> Call:
-    """The rebuild call of a dense tensor as torch.save writes it."""
-    row = dtypes.by_name(entry.dtype)
-    storage = entry.storage
-    assert storage is not None
-    kind = Global("torch", row.storage_class, 0) if row.storage_class else _UNTYPED
-    count = storage.nbytes // row.itemsize if row.storage_class else storage.nbytes
-    reference = storages.reference(kind, storage, count, entry.name)
-    requires_grad = entry.requires_grad and not entry.parameter
-    args: tuple[Any, ...] = (reference, entry.offset, entry.shape, entry.stride, requires_grad, _hooks())
-    if not row.storage_class:
+def reference(kind: Global, key: str, location: str, count: int, *, legacy: bool) -> PersId:
+    """The persistent id of a storage; in a legacy file it has a sixth field, for a view of the storage."""
+    pid = ("storage", kind, key, location, count)
+    return PersId((*pid, None) if legacy else pid, 0, -1)
+
+
+def dense_call(
+    dtype: str,
+    nbytes: int,
+    refer: Callable[[Global, int], PersId],
+    layout: tuple[int, tuple[int, ...], tuple[int, ...]],
+    *,
+    requires_grad: bool = False,
+    marks: Sequence[str] = (),
+) -> Call:
+    """The rebuild call of a dense tensor, no parameter, as torch.save writes it.
+
+    Args:
+        dtype: torch's name.
+        nbytes: of the storage.
+        refer: makes the reference to the storage, as so many elements of the storage class.
+        layout: offset, shape and stride, in elements.
+        marks: those of `LAZY` that it has.
+    """
+    row = dtypes.by_name(dtype)
+    typed = row.storage_class is not None
+    kind = _UNTYPED if row.storage_class is None else Global("torch", row.storage_class, 0)
+    args: tuple[Any, ...] = (refer(kind, nbytes // row.itemsize if typed else nbytes), *layout, requires_grad, _hooks())
+    if not typed:
         args += (Global("torch", row.name, 0),)
-    marks = [mark for mark in LAZY if mark in entry.detail.split(", ")]
     if marks:
         lazy = Dict()
         lazy.items = [(mark, True) for mark in marks]
         args += (lazy,)
-    call = (rebuild.TENSOR_V2 if row.storage_class else rebuild.TENSOR_V3).call(*args)
+    return (rebuild.TENSOR_V2 if typed else rebuild.TENSOR_V3).call(*args)
+
+
+def tensor_call(entry: TensorEntry, storages: References) -> Call:
+    """The rebuild call of a dense tensor or parameter as torch.save writes it."""
+    storage = entry.storage
+    assert storage is not None
+    call = dense_call(
+        entry.dtype,
+        storage.nbytes,
+        lambda kind, count: storages.reference(kind, storage, count, entry.name),
+        (entry.offset, entry.shape, entry.stride),
+        requires_grad=entry.requires_grad and not entry.parameter,
+        marks=[mark for mark in LAZY if mark in entry.detail.split(", ")],
+    )
     return rebuild.PARAMETER.call(call, entry.requires_grad, _hooks()) if entry.parameter else call
 
 

@@ -44,7 +44,9 @@ class Layout:
     storages: Mapping[str, tuple[ByteRange, int]]
 
 
-def read_pickles(reader: Source, *, start: int = 0, partial: bool = False) -> list[Graph]:
+def read_pickles(
+    reader: Source, *, start: int = 0, partial: bool = False, window: int = FIRST_WINDOW
+) -> list[Graph]:
     """The five pickles; their spans are offsets in the file.
 
     The size of the object's pickle is stated nowhere: a window from the start of the file is parsed, and
@@ -53,8 +55,8 @@ def read_pickles(reader: Source, *, start: int = 0, partial: bool = False) -> li
     Args:
         start: where the first one begins.
         partial: give those before the one in which the file ends.
+        window: bytes that are read first.
     """
-    window = FIRST_WINDOW
     while True:
         data = reader.read(0, min(start + window, reader.size))
         graphs: list[Graph] = []

@@ -26,7 +26,7 @@ from ckptfix.checkpoint import (
 from ckptfix.checkpoint.address import join
 from ckptfix.errors import NoSuchTensor, Unsupported
 from ckptfix.formats.torch import calls
-from ckptfix.formats.torch.emit import tensor_call
+from ckptfix.formats.torch.emit import reference, tensor_call
 from ckptfix.formats.torch.object import TorchObject, node_at
 from ckptfix.formats.torch.tensors import BadTensor, StorageOf, sizes, storage_entry, tensor_entry
 from ckptfix.pickles import Call, Dict, Global, Graph, Patch, PersId
@@ -134,8 +134,7 @@ class PutStorages:
         row = dtypes.by_storage_class(kind.name)
         if row is not None and storage.nbytes % row.itemsize:
             raise Unsupported(f"a storage of {storage.nbytes} bytes holds no whole {row.name} elements", where=where)
-        pid = ("storage", kind, self._key(kind, storage, row), storage.location, count)
-        return PersId((*pid, None) if self.legacy else pid, 0, -1)
+        return reference(kind, self._key(kind, storage, row), storage.location, count, legacy=self.legacy)
 
     def _key(self, kind: Global, storage: Storage, row: dtypes.Dtype | None) -> str:
         if self._kinds.get(storage.key) == {kind.name} and self(storage.key)[0] == storage.data:

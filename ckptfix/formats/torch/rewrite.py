@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from math import prod
 from typing import Any
 
 from ckptfix.checkpoint import (
@@ -26,13 +27,14 @@ from ckptfix.checkpoint import (
 )
 from ckptfix.checkpoint.address import join
 from ckptfix.errors import DamagedFile, NoSuchTensor
-from ckptfix.formats.torch import calls, legacy_layout, zip_layout
+from ckptfix.formats.torch import legacy_layout, zip_layout
 from ckptfix.formats.torch.common import Storages, fields, parts_of
 from ckptfix.formats.torch.edit import patches
+from ckptfix.formats.torch.emit import dense_call, reference
 from ckptfix.formats.torch.object import TorchObject, node_at, walk
 from ckptfix.formats.torch.put import PutStorages, moves_no_bytes, with_tensors
 from ckptfix.formats.torch.tensors import BadTensor
-from ckptfix.pickles import Call, Dict, Global, Graph, PersId, parse, splice
+from ckptfix.pickles import Call, Dict, Graph, parse, splice
 from ckptfix.pickles.graph import label, pairs
 from ckptfix.pickles.reemit import Rewritten, reemit
 
@@ -63,19 +65,12 @@ def new_tensor(
         shape, stride: in elements; row-major without a stride.
         legacy: for a legacy file, whose references have a sixth field.
     """
-    row = dtypes.by_name(dtype)
-    count = 1
-    for size in shape:
-        count *= size
-    kind = Global("torch", row.storage_class, 0) if row.storage_class else Global("torch.storage", "UntypedStorage", 0)
-    numel = count if row.storage_class else count * row.itemsize
-    pid: tuple[Any, ...] = ("storage", kind, key, "cpu", numel, *((None,) if legacy else ()))
-    stride = contiguous_stride(shape) if stride is None else stride
-    hooks = Call(Global("collections", "OrderedDict", 0), (), "REDUCE", 0)
-    args: tuple[Any, ...] = (PersId(pid, 0, -1), 0, shape, stride, False, hooks)
-    if row.storage_class:
-        return calls.TENSOR_V2.call(*args)
-    return calls.TENSOR_V3.call(*args, Global("torch", row.name, 0))
+    return dense_call(
+        dtype,
+        prod(shape) * dtypes.by_name(dtype).itemsize,
+        lambda kind, count: reference(kind, key, "cpu", count, legacy=legacy),
+        (0, shape, contiguous_stride(shape) if stride is None else stride),
+    )
 
 
 def written(checkpoint: Checkpoint, root: Any) -> Rewritten:
@@ -90,8 +85,7 @@ def written(checkpoint: Checkpoint, root: Any) -> Rewritten:
     graph.end = graph.start
     graph.root = root
     graph.protocol = PROTOCOL
-    fresh = reemit(graph)
-    return Rewritten(bytes((0x80, PROTOCOL)) + fresh.pickle[2:], fresh.persids)
+    return reemit(graph)
 
 
 def plan_rewrite(
@@ -116,9 +110,8 @@ def plan_rewrite(
     parts = parts_of(checkpoint)
     if from_legacy:
         legacy_layout.refuse_truncated(checkpoint)
-    elif not parts.container.pickle_ok:
-        message = "the pickle does not match its CRC-32, and a new one would hide that"
-        raise DamagedFile(message, path=checkpoint.path, hint="copy or download the file again")
+    elif isinstance(parts.container, zip_layout.Archive):
+        zip_layout.refuse_damaged_pickle(parts.container, checkpoint.path)
     kept: list[tuple[str, Data, int | None]] = []
     counts: dict[str, int] = {}
     for key, numel in storage_sizes(rewritten).items():

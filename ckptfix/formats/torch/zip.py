@@ -30,7 +30,14 @@ from ckptfix.formats.torch import emit as torch_emit
 from ckptfix.formats.torch import recode as torch_recode
 from ckptfix.formats.torch.edit import patches
 from ckptfix.formats.torch.weights import plan_torch
-from ckptfix.formats.torch.zip_layout import MAX_PICKLE, Archive, Places, ambiguous_names, fresh
+from ckptfix.formats.torch.zip_layout import (
+    MAX_PICKLE,
+    Archive,
+    Places,
+    ambiguous_names,
+    fresh,
+    refuse_damaged_pickle,
+)
 from ckptfix.formats.torch.zip_layout import NAME as NAME
 from ckptfix.io.layers import MAX_RATIO
 from ckptfix.io.read import read_chunks
@@ -58,10 +65,10 @@ def read(path: str) -> Checkpoint:
         findings: list[Finding] = []
         archive, pickle = _open(reader, directory, findings)
         traits: dict[str, object] = {"zip root": archive.root, "records": len(directory.records)}
-        byteorder = _small_record(reader, directory, f"{archive.root}/byteorder")
+        byteorder = small_record(reader, directory, f"{archive.root}/byteorder")
         if byteorder not in ("", "little", "big"):
             raise DamagedFile(f"byte order {byteorder[:20]!r}", path=path, where=f"{archive.root}/byteorder")
-        version = _small_record(reader, directory, f"{archive.root}/version")
+        version = small_record(reader, directory, f"{archive.root}/version")
         if version.isdigit() and int(version) > MAX_VERSION:
             raise Unsupported(f"archive version {version}, newer than {MAX_VERSION}", path=path)
         traits["version"] = version or "none"
@@ -123,7 +130,7 @@ def _open(reader: Source, directory: Directory, findings: list[Finding]) -> tupl
     return Archive(directory, root, record, intact, ambiguous), data
 
 
-def _small_record(reader: Source, directory: Directory, name: str) -> str:
+def small_record(reader: Source, directory: Directory, name: str) -> str:
     """The text of a short record, empty when there is none."""
     record = next((record for record in directory.records if record.name == name), None)
     if record is None or record.size > 64:
@@ -153,9 +160,7 @@ def plan_edit(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan:
     path = checkpoint.path
     segments: list[Segment] = [ByteRange(path, 0, checkpoint.size)]
     if changes:
-        if not archive.pickle_ok:
-            message = "the pickle does not match its CRC-32, and an edit would hide that"
-            raise DamagedFile(message, path=path, where=archive.pickle.name, hint="copy or download the file again")
+        refuse_damaged_pickle(archive, path)
         with open_source(path) as reader:
             segments = replace_record(reader, archive.directory, archive.pickle, splice(parts.graph, changes))
     return Plan((OutputFile.of(dest, segments),))

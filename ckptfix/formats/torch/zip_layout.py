@@ -35,6 +35,22 @@ class Archive:
     ambiguous: frozenset[str]
 
 
+def refuse_damaged_pickle(archive: Archive, path: str) -> None:
+    """What is made of a pickle that is not as it was written has a checksum that agrees, and hides the damage.
+
+    Raises:
+        DamagedFile: the pickle of the file `path` does not match its checksum.
+    """
+    if not archive.pickle_ok:
+        raise DamagedFile(
+            "the pickle does not match its CRC-32, and a new file would hide that",
+            path=path,
+            where=archive.pickle.name,
+            offset=archive.pickle.header,
+            hint="copy or download the file again",
+        )
+
+
 def ambiguous_names(directory: Directory) -> frozenset[str]:
     """Names that several records have, without regard to case."""
     names = [record.name for record in directory.records]
@@ -93,7 +109,17 @@ def fresh(
     byteorder: Literal["little", "big"] = "little",
     others: Mapping[str, tuple[Data, int | None]] | None = None,
 ) -> list[Segment]:
-    """The segments of an archive as torch 2.13 lays it out.
+    """The segments of an archive as torch 2.13 lays it out; `fresh_records` has the arguments."""
+    return fresh_archive(fresh_records(pickle, storages, byteorder, others))
+
+
+def fresh_records(
+    pickle: bytes,
+    storages: Sequence[tuple[str, Data, int | None]],
+    byteorder: Literal["little", "big"] = "little",
+    others: Mapping[str, tuple[Data, int | None]] | None = None,
+) -> list[NewRecord]:
+    """The records of such an archive.
 
     Args:
         pickle: the object.
@@ -108,4 +134,4 @@ def fresh(
     records += [NewRecord(f"{root}/data/{key}", data, crc32) for key, data, crc32 in storages]
     records.append(NewRecord(f"{root}/version", b"3\n"))
     records += [NewRecord(f"{root}/{name}", data, crc32) for name, (data, crc32) in (others or {}).items()]
-    return fresh_archive(records)
+    return records

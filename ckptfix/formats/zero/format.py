@@ -91,5 +91,7 @@ FORMAT = Format(
     plan_edit=plan_edit,
     plan_write=plan_write,
     folder=True,
+    edits=False,
+    writes=False,
     take=take,
 )

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from ckptfix.align.match import match
 from ckptfix.align.result import Skipped
-from ckptfix.checkpoint import Checkpoint, TensorEntry
+from ckptfix.checkpoint import Checkpoint, TensorEntry, same_place
 from ckptfix.errors import CkptfixError, Refused
 from ckptfix.loaders.model.places import Target, dtype_of, is_lazy, shape_of
 from ckptfix.loaders.model.report import Mismatch
-from ckptfix.loaders.sources import Source, same_place
+from ckptfix.loaders.sources import Source
 from ckptfix.loaders.tensors import TensorMaker
 from ckptfix.names import bases, spellings, wrappers
 from ckptfix.names.slots import Slot

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from ckptfix.checkpoint import Checkpoint, TensorEntry, address
+from ckptfix.checkpoint import Checkpoint, TensorEntry, address, same_place
 from ckptfix.errors import CkptfixError, LoadMismatch, Refused
 from ckptfix.extras import need_torch
 from ckptfix.loaders.model import torch_way
@@ -17,7 +17,7 @@ from ckptfix.loaders.model.places import Place, dtype_of, identity, is_lazy, tar
 from ckptfix.loaders.model.report import LoadReport, Mismatch, nearest_names
 from ckptfix.loaders.objects import Builder
 from ckptfix.loaders.opened import opened, opens_once, refuse_swapped_arguments
-from ckptfix.loaders.sources import chosen, same_place
+from ckptfix.loaders.sources import chosen
 from ckptfix.loaders.tensors import TensorMaker, caller, restore_location, unmoved
 from ckptfix.loaders.values import ForeignObject
 from ckptfix.names.groups import collapse, shown

@@ -45,6 +45,7 @@ def convert(
     drop_unsupported: bool = False,
     weights: Literal["fp32", "model"] | None = None,
     optimizer: bool = False,
+    shard_size: int | str | None = None,
     force: bool = False,
     keep_old: bool = False,
     dry_run: bool = False,
@@ -54,9 +55,11 @@ def convert(
 
     Args:
         source: a file or a folder; or the files of all ranks of a job, which are joined.
-        to: ``"zip"``, ``"legacy"`` or ``"safetensors"``; by the suffix of `dest` by default.
+        to: ``"zip"``, ``"legacy"``, ``"safetensors"`` or ``"hf"``, a folder of shards; by the suffix of `dest` by
+            default.
         at: address of the state dict to take, when there are several.
         drop_unsupported: leave out tensors that the format cannot hold; they are listed, and `exit_code` is 3.
+        shard_size: bytes of tensors in one file of a folder of shards, or such as ``"500MB"``; 5GB by default.
 
         weights: of a DeepSpeed folder: ``"fp32"``, the master weights, by default; ``"model"``, what the model
             computed with.
@@ -67,9 +70,19 @@ def convert(
 
     def make(checkpoint: Checkpoint, dest: str) -> Draft[ConvertResult]:
         done = plan.convert(
-            checkpoint, dest, to=to, at=at, drop_unsupported=drop_unsupported, weights=weights, optimizer=optimizer
+            checkpoint,
+            dest,
+            to=to,
+            at=at,
+            drop_unsupported=drop_unsupported,
+            weights=weights,
+            optimizer=optimizer,
+            shard_size=shard_size,
         )
         line = f"{plural(done.tensors, 'tensor')} from {checkpoint.format} to {done.format}"
+        shards = sum(not file.path.endswith(".json") for file in done.plan.files)
+        if shards > 1:
+            line += f" in {plural(shards, 'shard')}"
         if done.copied:
             line = f"nothing to do: it is {done.format} already{copy_note(True)}"
         if done.at:

@@ -11,6 +11,7 @@ from ckptfix.formats import FORMATS, format_of, states, weights_of
 from ckptfix.formats.base import Format, Taken
 from ckptfix.formats.safetensors.ties import TIE_KEYS
 from ckptfix.formats.safetensors.write import row_major
+from ckptfix.formats.shards.write import parse_size
 from ckptfix.formats.target import fitting, not_written, target_format
 from ckptfix.formats.torch.common import element_sizes, little_endian
 from ckptfix.ops import choose
@@ -56,6 +57,7 @@ def convert(
     drop_unsupported: bool = False,
     weights: str | None = None,
     optimizer: bool = False,
+    shard_size: int | str | None = None,
 ) -> Conversion:
     """Plan `dest` as another format of `checkpoint`.
 
@@ -67,7 +69,8 @@ def convert(
 
     Raises:
         WouldLoseData: tensors that the output cannot hold, without `drop_unsupported`.
-        Refused: several state dicts and no `at`; or they are one rank's piece, and the output would not say so.
+        Refused: several state dicts and no `at`; or they are one rank's piece, and the output would not say so; or a
+            `shard_size` for a format without shards.
     """
     target = FORMATS[target_format(checkpoint.path, dest, to)]
     take = format_of(checkpoint).take
@@ -75,7 +78,11 @@ def convert(
         option = "--optimizer" if weights is None else "--weights"
         message = f"{option} chooses from a DeepSpeed folder; this is {format_of(checkpoint).title}"
         raise Refused(message, hint=f"leave out {option}")
-    if target is format_of(checkpoint):
+    if shard_size is not None:
+        if target.sized is None:
+            raise Refused(f"{target.title} is one file, without shards", hint="--to hf writes shards")
+        target = replace(target, plan_write=target.sized(parse_size(shard_size)))
+    elif target is format_of(checkpoint):
         return _copied(checkpoint, dest)
     if take is not None and at is None:
         return _taken(take(checkpoint, weights, optimizer), checkpoint, dest, target, drop_unsupported)
@@ -142,13 +149,20 @@ def _one_state_dict(
     )
     refuse_damaged(checkpoint)
     kept, metadata, findings = target.share(taken)
-    plan = target.plan_write(little(checkpoint, kept), dest, metadata={"format": "pt", **metadata})
+    pairs = {"format": "pt", **_pairs(checkpoint), **metadata} if "metadata" in target.states else metadata
+    plan = target.plan_write(little(checkpoint, kept), dest, metadata=pairs)
     left = _left_behind(checkpoint, chosen)
     plan = Plan(plan.files, (*findings, *plan.findings, *not_written(left, lost, target)))
     ties = len(taken) - len(kept)
     others = [entry for entry in checkpoint.entries if entry.at != chosen.at]
     promise = Promise(taken, others=others, reported=frozenset(left))
     return Conversion(plan, target.name, chosen.at, len(taken), promise, (*left, *lost), lost, ties)
+
+
+def _pairs(checkpoint: Checkpoint) -> dict[str, str]:
+    """The metadata of a checkpoint, without what it says of ties and views: these are written anew."""
+    names = {*format_of(checkpoint).ties(checkpoint), *TIE_KEYS}
+    return {key: value for key, value in checkpoint.metadata.items() if key not in names}
 
 
 def little(checkpoint: Checkpoint, entries: Sequence[TensorEntry]) -> list[TensorEntry]:

@@ -41,12 +41,12 @@ def diff(
         quick: equal CRC-32 and size count as equal bytes.
         at: address of the state dicts to compare, one for both or one each.
     """
-    from ckptfix.ops.diff.compare import diff as diff_op
+    from ckptfix.ops.diff.compare import diff as compared
 
     for name, tolerance in (("rtol", rtol), ("atol", atol)):
         if not 0 <= tolerance < math.inf:
             raise Refused(f"{name} is {tolerance}, and must be a number from 0 on")
-    return diff_op(
+    return compared(
         open_checkpoint(a),
         open_checkpoint(b),
         keys_only=keys_only,

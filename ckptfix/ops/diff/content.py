@@ -7,7 +7,6 @@ bytes; what is then still alike, by BLAKE2b of all their bytes.
 
 from __future__ import annotations
 
-import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from functools import partial
 from ckptfix.checkpoint import Checkpoint, TensorEntry, dtypes
 from ckptfix.errors import Unsupported
 from ckptfix.io.source import Readers
+from ckptfix.io.sums import digest
 from ckptfix.io.threads import Workers
 from ckptfix.ops.diff.sources import CHUNK, Content, content, source
 
@@ -171,13 +171,15 @@ def _digests(limit: int | None, readers: Readers, batch: list[Task]) -> list[tup
 
 
 def _digest(entry: TensorEntry, swap: bool, limit: int | None, readers: Readers) -> bytes:
-    """BLAKE2b of the bytes of `entry`, at most `limit` of each part, in little-endian order if `swap`."""
-    state = hashlib.blake2b(digest_size=32)
-    for part in leaves(entry):
-        unit = _unit(part) if swap else 1
-        for chunk in _chunks(content(part), limit, readers):
-            state.update(_swapped(chunk, unit) if unit > 1 else chunk)
-    return state.digest()
+    """The digest of the bytes of `entry`, at most `limit` of each part, in little-endian order if `swap`."""
+
+    def chunks() -> Iterator[bytes]:
+        for part in leaves(entry):
+            unit = _unit(part) if swap else 1
+            for chunk in _chunks(content(part), limit, readers):
+                yield _swapped(chunk, unit) if unit > 1 else chunk
+
+    return digest(chunks())
 
 
 def _chunks(place: Content, limit: int | None, readers: Readers) -> Iterator[bytes]:

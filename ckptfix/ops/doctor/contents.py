@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from ckptfix.checkpoint import Checkpoint, StateDict, TensorEntry, address, dtypes
+from ckptfix.checkpoint import Checkpoint, StateDict, TensorEntry, address, dtypes, same_place
 from ckptfix.checkpoint.address import is_inside
 from ckptfix.checkpoint.tensors import reach
 from ckptfix.commands import verbatim, word
@@ -179,7 +179,7 @@ def _sharing(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Tied tensors, overlapping ones, and storages that are larger than what views them."""
     whole: dict[tuple[str, str], int] = {}
     ends: dict[tuple[str, str], list[tuple[int, int, str]]] = defaultdict(list)
-    ties: dict[tuple[object, ...], list[str]] = defaultdict(list)
+    ties: dict[object, list[str]] = defaultdict(list)
     stack: list[TensorEntry] = list(checkpoint.entries)
     ats = {state.at for state in weights(checkpoint)}
     while stack:
@@ -195,7 +195,7 @@ def _sharing(checkpoint: Checkpoint) -> Iterator[Finding]:
         stop = entry.offset + reach(entry.shape, entry.stride)
         ends[storage.identity].append((size.nbytes(entry.offset), size.nbytes(stop), entry.name))
         if entry.at in ats:
-            ties[storage.identity, entry.dtype, entry.offset, entry.shape, entry.stride].append(entry.key)
+            ties[same_place(entry)].append(entry.key)
     tied = [sorted(names) for names in ties.values() if len(names) > 1]
     if tied:
         shown = "; ".join(" = ".join(names[:4]) for names in sorted(tied)[:3])

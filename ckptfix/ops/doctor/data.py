@@ -1,4 +1,4 @@
-"""The one pass over all bytes: checksums, NaN and Inf, zeros. Two threads, at the speed of the disk.
+"""The one pass over all bytes: checksums, NaN and Inf, zeros. Several threads, at the speed of the disk.
 
 A NaN or an infinity of an IEEE type is a bit pattern at or above infinity's, with either sign. Two integer maxima
 over a chunk therefore show that it has neither, and whether it is all zeros; only a chunk that has one is counted.
@@ -18,14 +18,12 @@ from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.io.layers import MAX_RATIO
 from ckptfix.io.read import read_chunks
-from ckptfix.io.source import open_source, threads
 from ckptfix.io.sums import crc32_joined
+from ckptfix.io.threads import Part, Workers, tasks
+from ckptfix.words import plural, some
 
 CHUNK = 1 << 20
 """Bytes per read: a multiple of every element, and small enough for a core's cache."""
-
-TASK = 16 << 20
-"""Bytes that one task of a thread reads; a long storage is several tasks."""
 
 ZERO_TAIL = 4096
 """Zeros at the end of a tensor are reported from this many bytes on: a page, the least that a lost write leaves."""
@@ -77,70 +75,53 @@ class Sums(NamedTuple):
 
 def scan(pieces: Sequence[Piece], byteorder: str = "little") -> Iterator[Finding]:
     """Read every byte of `pieces` and judge it."""
-    tasks: list[list[tuple[int, Data, int]]] = []
-    room = 0
-    for index, piece in enumerate(pieces):
-        if isinstance(piece.data, ByteRange) and piece.data.length > TASK:
-            cuts = range(0, piece.data.length, TASK)
-            tasks += [[(index, piece.data.sub(at, min(TASK, piece.data.length - at)), at)] for at in cuts]
-            room = 0
-            continue
-        if room < piece.data.length or not tasks:
-            tasks.append([])
-            room = TASK
-        tasks[-1].append((index, piece.data, 0))
-        # A read costs about as much as 4 KiB of it.
-        room -= piece.data.length + 4096
     nan: dict[str, list[tuple[str, int]]] = defaultdict(list)
     infinite: dict[str, list[tuple[str, int]]] = defaultdict(list)
     zeros: list[Piece] = []
     totals: dict[int, Sums] = {}
-    ends: dict[int, int] = {}
-    for index, task in enumerate(tasks):
-        for number, _, _ in task:
-            ends[number] = index
-    with threads(2, "scan") as pool:
-        done = pool.map(lambda task: [_read(pieces[number], data, at, byteorder) for number, data, at in task], tasks)
-        for index, (task, results) in enumerate(zip(tasks, done, strict=True)):
-            for (number, _, _), result in zip(task, results, strict=True):
-                piece = pieces[number]
-                if isinstance(result, CkptfixError):
-                    id = "deflate-bomb" if isinstance(result, Unsupported) else "damaged"
-                    yield found(id, result.message, where=piece.where, offset=result.offset)
-                    continue
-                before = totals.get(number)
-                totals[number] = result if before is None else _joined(before, result)
-                if ends[number] != index:
-                    continue
-                sums = totals.pop(number)
-                yield from _judged(piece, sums)
-                label = _named(piece)
-                if sums.nan:
-                    nan[piece.dtype].append((label, sums.nan))
-                if sums.infinite:
-                    infinite[piece.dtype].append((label, sums.infinite))
-                if not sums.last and sums.length >= SMALL_ZERO and piece.entries:
-                    zeros.append(piece)
+    shared = tasks(piece.data for piece in pieces)
+
+    def read(task: Sequence[Part]) -> list[Sums | CkptfixError]:
+        return [_read(pieces[part.number], part.data, part.start, byteorder) for part in task]
+
+    for task, results in zip(shared, Workers().run(read, shared), strict=True):
+        for part, result in zip(task, results, strict=True):
+            piece = pieces[part.number]
+            if isinstance(result, CkptfixError):
+                id = "deflate-bomb" if isinstance(result, Unsupported) else "damaged"
+                yield found(id, result.message, where=piece.where, offset=result.offset)
+                continue
+            before = totals.get(part.number)
+            totals[part.number] = result if before is None else _joined(before, result)
+            if part.start + part.data.length < piece.data.length:
+                continue
+            sums = totals.pop(part.number)
+            yield from _judged(piece, sums)
+            label = _named(piece)
+            if sums.nan:
+                nan[piece.dtype].append((label, sums.nan))
+            if sums.infinite:
+                infinite[piece.dtype].append((label, sums.infinite))
+            if not sums.last and sums.length >= SMALL_ZERO and piece.entries:
+                zeros.append(piece)
     for id, groups in (("nan-values", nan), ("infinite-values", infinite)):
         for dtype, rows in groups.items():
             yield _counted(id, dtype, rows)
     if zeros:
-        names = ", ".join(_named(piece) for piece in zeros[:5])
-        more = f" and {len(zeros) - 5:,} more" if len(zeros) > 5 else ""
+        names = some([_named(piece) for piece in zeros], 5)
         total = sum(piece.data.length for piece in zeros)
         every = len(zeros) == sum(piece.data.length >= SMALL_ZERO for piece in pieces if piece.entries)
-        what = "tensor is" if len(zeros) == 1 else "tensors are"
-        message = f"{len(zeros):,} {what} all zeros, {total:,} bytes: {names}{more}"
+        what = f"{plural(len(zeros), 'tensor')} {'is' if len(zeros) == 1 else 'are'} all zeros"
+        message = f"{what}, {total:,} bytes: {names}"
         yield found("all-zero", message, where=_named(zeros[0]), severity="warning" if every else "info")
 
 
 def _counted(id: str, dtype: str, rows: Sequence[tuple[str, int]]) -> Finding:
     what = "NaN" if id == "nan-values" else "infinite"
     total = sum(count for _, count in rows)
-    names = ", ".join(f"{name} ({count:,})" for name, count in rows[:5])
-    more = f" and {len(rows) - 5:,} more" if len(rows) > 5 else ""
-    tensors = f"{len(rows):,} tensor{'' if len(rows) == 1 else 's'}"
-    return found(id, f"{total:,} {what} values of {dtype} in {tensors}: {names}{more}", where=rows[0][0])
+    names = some([f"{name} ({count:,})" for name, count in rows], 5)
+    tensors = plural(len(rows), "tensor")
+    return found(id, f"{total:,} {what} values of {dtype} in {tensors}: {names}", where=rows[0][0])
 
 
 def _named(piece: Piece) -> str:
@@ -186,8 +167,7 @@ def _read(piece: Piece, data: Data, at: int, byteorder: str) -> Sums | CkptfixEr
         return Unsupported(f"{stored:,} bytes that are said to unfold to {data.length:,}: not unfolded")
     rest = b""
     try:
-        chunks = _chunks(data) if isinstance(data, ByteRange) else read_chunks(data)
-        for chunk in chunks:
+        for chunk in read_chunks(data, CHUNK):
             crc = zlib.crc32(chunk, crc)
             if _some(chunk):
                 last = at + length + len(chunk.rstrip(b"\0"))
@@ -201,11 +181,6 @@ def _read(piece: Piece, data: Data, at: int, byteorder: str) -> Sums | CkptfixEr
     except CkptfixError as error:
         return error
     return Sums(crc, length, nan, infinite, last)
-
-
-def _chunks(data: ByteRange) -> Iterator[bytes]:
-    with open_source(data.path) as reader:
-        yield from reader.chunks(data.offset, data.length, CHUNK)
 
 
 def _some(chunk: bytes) -> bool:

@@ -25,25 +25,25 @@ from ckptfix.errors import (
     Unsupported,
     file_name,
 )
-from ckptfix.findings import message_names, messages
+from ckptfix.findings import message_names
 from ckptfix.findings.load_errors import LoadError
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import RANK, Remedy, errors_of, found, place_of, remedy_of
-from ckptfix.formats import format_of, open_checkpoint
+from ckptfix.formats import format_of, located, open_checkpoint
 from ckptfix.formats.torch import demands
 from ckptfix.formats.torch import module as torch_module
 from ckptfix.formats.torch import zip as torch_zip
 from ckptfix.formats.torch.common import pickled
 from ckptfix.io.planned import SplicedFile
-from ckptfix.io.source import open_source
+from ckptfix.io.source import found_as, open_source, stamp
 from ckptfix.ops import inside as scan_inside
 from ckptfix.ops.doctor import contents as scan_contents
 from ckptfix.ops.doctor import data as scan_records
 from ckptfix.ops.doctor import fit as scan_target
 from ckptfix.ops.doctor import foreign as doctor_foreign
+from ckptfix.ops.doctor import messages
 from ckptfix.ops.doctor import pickle as doctor_pickle
 from ckptfix.ops.doctor import program as scan_program
-from ckptfix.ops.doctor import shards
 from ckptfix.ops.doctor import zip as doctor_zip
 from ckptfix.ops.doctor.report import Diagnosis, message_of
 from ckptfix.ops.pieces import piece_of
@@ -79,44 +79,38 @@ def examine(
         CkptfixError: there is no such file, or it cannot be read.
     """
     name = file_name(path)
-    if not Path(name).exists():
+    if not found_as(name):
         raise NoSuchFile(name)
+    alone = located(name)
+    if alone != name:
+        inner = examine(alone, like=like, error=error, fast=fast, at=at, like_at=like_at)
+        which = f"{Path(alone).name}, the model among the files of the folder"
+        return replace(inner, looked_at=(which, *inner.looked_at))
     rows = messages.rows(error) if error is not None else ()
     prefix = message_names.prefix(message_names.listed(error)) if error is not None else None
     looked = ["first bytes"]
     checkpoint: Checkpoint | None = None
     findings: list[Finding]
-    index = shards.index_of(name)
-    if index is not None:
-        looked = ["index", "headers of its shards"]
-        findings = list(shards.scan(index))
-        title = "a sharded checkpoint"
-    else:
-        try:
-            checkpoint = open_checkpoint(name)
-        except NoFile:
-            raise
-        except (DamagedFile, UnknownFormat, Unsupported) as trouble:
-            alone = doctor_foreign.only_checkpoint(name, trouble)
-            if alone is not None:
-                inner = examine(alone, like=like, error=error, fast=fast, at=at, like_at=like_at)
-                which = f"{Path(alone).name}, the only checkpoint in the folder"
-                return replace(inner, looked_at=(which, *inner.looked_at))
-            program = isinstance(trouble, UnknownFormat) and trouble.kind in doctor_foreign.PROGRAMS
-            looked += ["records"] if program else []
-            if isinstance(trouble, DistributedPart):
-                inside = []
-            else:
-                inside = list(scan_program.scan(name, fast=fast) if program else _container(name))
-            # An archive whose records can be listed is not an unknown file.
-            said = doctor_foreign.scan(name, trouble)
-            known = [finding for finding in said if finding.id != "unknown-format" or not inside]
-            findings = [*known, *inside]
-            title = trouble.message
+    try:
+        checkpoint = open_checkpoint(name)
+    except NoFile:
+        raise
+    except (DamagedFile, UnknownFormat, Unsupported) as trouble:
+        program = isinstance(trouble, UnknownFormat) and trouble.kind in doctor_foreign.PROGRAMS
+        looked += ["records"] if program else []
+        if isinstance(trouble, DistributedPart):
+            inside = []
         else:
-            title = format_of(checkpoint).title
-            findings = list(_judge(checkpoint, like, rows, prefix, fast=fast, at=at, looked=looked))
-    size = Path(name).stat().st_size if Path(name).is_file() else 0
+            inside = list(scan_program.scan(name, fast=fast) if program else _container(name))
+        # An archive whose records can be listed is not an unknown file.
+        said = doctor_foreign.scan(name, trouble)
+        known = [finding for finding in said if finding.id != "unknown-format" or not inside]
+        findings = [*known, *inside]
+        title = trouble.message
+    else:
+        title = format_of(checkpoint).title
+        findings = list(_judge(checkpoint, like, rows, prefix, fast=fast, at=at, looked=looked))
+    size = stamp(name).size if found_as(name) == "file" else 0
     ordered = _ordered(findings, rows)
     remedies = [_remedy(finding, name, like, at=at, like_at=like_at) for finding in ordered]
     if any(finding.id == "one-rank" for finding in ordered):
@@ -132,7 +126,7 @@ def _remedy(finding: Finding, path: str, like: Side | None, *, at: str | None, l
     if like is None:
         return remedy_of(finding, path, at=at)
     more: tuple[str, ...] = ("--like-at", like_at) if like_at else ()
-    more += () if Path(like.label).exists() else ("--allow-import",)
+    more += () if found_as(like.label) else ("--allow-import",)
     row = remedy_of(finding, path, at=at, like=like.label)
     return replace(row, commands=tuple((*line, *more) if "--like" in line else line for line in row.commands))
 
@@ -185,7 +179,7 @@ def _judge(
 
 def _container(path: str, checkpoint: Checkpoint | None = None) -> Iterator[Finding]:
     """Findings about a zip directory, whether or not the checkpoint in it can be read."""
-    if Path(path).is_dir() or (checkpoint is not None and torch_zip.archive_of(checkpoint) is None):
+    if found_as(path) == "folder" or (checkpoint is not None and torch_zip.archive_of(checkpoint) is None):
         return
     directory = doctor_foreign.directory_of(path)
     if directory is None:

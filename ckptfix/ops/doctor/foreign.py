@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,12 +20,10 @@ from ckptfix.errors import (
 )
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import ENTRIES, found
-from ckptfix.formats.distributed import merge_command
-from ckptfix.formats.foreign.archives import CHECKPOINTS
 from ckptfix.formats.safetensors import format as safetensors
 from ckptfix.formats.torch.dangerous import is_dangerous
-from ckptfix.io.layers import packing_of
-from ckptfix.io.source import open_source
+from ckptfix.io.layers import any_packing_of
+from ckptfix.io.source import found_as, is_local, open_source
 from ckptfix.ops import inside as scan_inside
 from ckptfix.ops.doctor import pickle as doctor_pickle
 from ckptfix.ops.inside import Inside
@@ -73,16 +70,21 @@ def scan(path: str, error: CkptfixError) -> Iterator[Finding]:
     if any(finding.id in _UNSEEN for finding in kinds) or _is_safetensors(path):
         yield from kinds
         return
-    described = Path(path, ".metadata") if _of_folder(kinds) and Path(path).is_dir() else Path(path)
-    inside = scan_inside.look(str(described), "" if described == Path(path) else described.name)
+    metadata = _of_folder(kinds) and found_as(path) == "folder"
+    described = str(Path(path, ".metadata")) if metadata else path
+    inside = scan_inside.look(described, ".metadata" if metadata else "")
     yield from (_with_names(finding, inside) for finding in kinds)
     yield from _hidden(kinds, inside)
 
 
 def _part(path: str, error: DistributedPart) -> Finding:
-    beside = Path(path).with_name(".metadata").is_file()
-    command = verbatim(merge_command(str(Path(path).parent)))
-    return found("distributed-shard", error.message, fix=command if beside else None)
+    beside = is_local(path) and Path(path).with_name(".metadata").is_file()
+    return found("distributed-shard", error.message, fix=_with_its_folder(path) if beside else None)
+
+
+def _with_its_folder(path: str) -> str:
+    """What helps with a file whose folder is the checkpoint."""
+    return f"name its folder: {verbatim(command('convert', Path(path).parent, 'OUT'))} makes one file of it"
 
 
 def _damaged(path: str, error: CkptfixError) -> Iterator[Finding]:
@@ -91,7 +93,7 @@ def _damaged(path: str, error: CkptfixError) -> Iterator[Finding]:
         yield _no_directory(path, error.message)
     else:
         yield found(id, error.message, where=error.where or "", offset=error.offset)
-    if Path(path).is_file():
+    if found_as(path) == "file":
         yield from _text_mode(path)
 
 
@@ -104,7 +106,7 @@ def _unknown(path: str, error: UnknownFormat) -> Iterator[Finding]:
     what, id = error.message, error.kind
     if id == "truncated":
         yield _no_directory(path, what)
-    elif id == "dcp-folder" and Path(path).is_dir() and not Path(path, ".metadata").exists():
+    elif id == "dcp-folder" and found_as(path) == "folder" and not Path(path, ".metadata").exists():
         yield found("dcp-no-metadata", f"{what} without its .metadata")
     else:
         yield found(id, what, fix=_fix(path, error))
@@ -117,34 +119,14 @@ def _fix(path: str, error: UnknownFormat) -> str | None:
     id, hint = error.kind, verbatim(error.hint or "")
     if id in _KEPT_HINTS and hint:
         return hint
-    if id == "compressed" and packing_of(_head(path)) is None:
+    if id == "compressed" and any_packing_of(_head(path)) is None:
         return hint
-    if id == "bare-data-pkl":
+    if id == "bare-data-pkl" and is_local(path):
         parent = Path(path).resolve().parent
         return verbatim(command("doctor", parent)) if (parent / "data").is_dir() else None
-    if id == "dcp-folder" and not Path(path).is_dir():
-        # torch's merger takes the folder, and of a file in it says that it found no checkpoint.
-        return verbatim(merge_command(str(Path(path).parent)))
+    if id == "dcp-folder" and found_as(path) != "folder":
+        return _with_its_folder(path)
     return None
-
-
-_BESIDE = re.compile(r"(optimizer|scheduler|rng_state|random_states|training_args|scaler|sampler|dl_state)\b.*")
-"""Names of what trainers save beside a model: transformers' Trainer, accelerate."""
-
-
-def only_checkpoint(path: str, error: CkptfixError) -> str | None:
-    """The one checkpoint in the folder `path`, apart from what trainers save beside it; None if there are several.
-
-    Args:
-        error: raised when the folder was opened; a folder that is a checkpoint itself is not searched for others.
-    """
-    folder = Path(path)
-    if not folder.is_dir() or not isinstance(error, UnknownFormat) or error.kind != "no-checkpoint":
-        return None
-    found = [entry for entry in folder.iterdir() if entry.name.lower().endswith(CHECKPOINTS) and entry.is_file()]
-    models = [entry for entry in found if not _BESIDE.match(re.sub(r"_\d+(?=\.)", "", entry.name))]
-    left = models or found
-    return str(left[0]) if len(left) == 1 else None
 
 
 def _of_folder(kinds: Sequence[Finding]) -> bool:
@@ -183,7 +165,7 @@ def _hidden(kinds: Sequence[Finding], inside: Inside) -> Iterator[Finding]:
 
 
 def _head(path: str) -> bytes:
-    if Path(path).is_dir():
+    if found_as(path) == "folder":
         return b""
     with open_source(path) as reader:
         return reader.read(0, min(reader.size, 64))

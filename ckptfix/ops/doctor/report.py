@@ -8,11 +8,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ckptfix.errors import printable
-from ckptfix.findings import message_names, messages
+from ckptfix.findings import message_names
 from ckptfix.findings.load_errors import LoadError
 from ckptfix.findings.remedies import chain
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import ENTRIES, RANK, Remedy, errors_of, shell_line
+from ckptfix.ops.doctor import messages
 from ckptfix.words import plural
 
 

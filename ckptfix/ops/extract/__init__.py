@@ -8,6 +8,7 @@ from typing import Any
 
 from ckptfix.errors import StrPath, about
 from ckptfix.formats import FORMATS
+from ckptfix.formats.target import is_folder
 from ckptfix.io.read import Progress
 from ckptfix.ops.extract import plan
 from ckptfix.ops.writing import LOSSES, Draft, How, Result, carry_out_file
@@ -73,7 +74,8 @@ def extract(
     Args:
         at: address of the mapping or module to take; the only one by default.
         ema: take the averaged weights, wherever the trainer keeps them, under the names of a plain model.
-        to: ``"zip"``, ``"legacy"`` or ``"safetensors"``; by the suffix of `dest` by default.
+        to: ``"zip"``, ``"legacy"``, ``"safetensors"`` or ``"hf"``, a folder of shards; by the suffix of `dest` by
+            default.
         drop_unsupported: leave out tensors that the format cannot hold; they are listed, and `exit_code` is 3.
         force: replace an existing `dest`.
         keep_old: a checkpoint that `force` replaces is kept beside it, as ``DEST.~1~``; see `Result.backup`.
@@ -113,7 +115,7 @@ def extract(
         )
 
     how = How(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
-    return carry_out_file(source, dest, make, how)
+    return carry_out_file(source, dest, make, how, folder=is_folder(to))
 
 
 def _lines(done: plan.Extraction) -> tuple[str, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from ckptfix.checkpoint import Checkpoint, Plan, address
 from ckptfix.errors import Refused, Undecided
@@ -12,9 +11,10 @@ from ckptfix.formats.base import Format
 from ckptfix.formats.programs import exported, torchscript
 from ckptfix.formats.target import fitting, not_written, target_format
 from ckptfix.formats.torch.weights import Weights
-from ckptfix.ops import choose as choose_op
+from ckptfix.io.source import found_as
 from ckptfix.ops.averages import is_average
 from ckptfix.ops.candidates import candidates
+from ckptfix.ops.choose import choose as chosen_state_dict
 from ckptfix.ops.convert.plan import little
 from ckptfix.ops.extract.averaged import averaged
 from ckptfix.ops.extract.sources import read
@@ -63,7 +63,7 @@ def choose(checkpoint: Checkpoint, at: str | None, ema: bool) -> tuple[Weights, 
     if at is not None:
         refuse_piece(checkpoint, address.given(at))
     try:
-        chosen = choose_op.choose(checkpoint, at)
+        chosen = chosen_state_dict(checkpoint, at)
     except Undecided as error:
         error.averages = any(is_average(row.at, row.names) for row in found)
         error.choose_with(error.choice)
@@ -114,7 +114,7 @@ def open_weights(path: str, at: str | None, ema: bool) -> tuple[Weights, tuple[s
         UnknownFormat: it is nothing that holds weights.
         CkptfixError: as `choose`.
     """
-    if not Path(path).is_file():
+    if found_as(path) != "file":
         return choose(open_checkpoint(path), at, ema)
     weights = read_program(path, at)
     if weights is None:
@@ -130,6 +130,6 @@ def read_program(path: str, at: str | None = None) -> Weights | None:
     Raises:
         CkptfixError: as `torchscript.read` and `exported.read`.
     """
-    if not Path(path).is_file():
+    if found_as(path) != "file":
         return None
     return next((found for program in (torchscript, exported) if (found := program.read(path, at)) is not None), None)

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from ckptfix.checkpoint import Checkpoint, TensorEntry
 from ckptfix.checkpoint.address import is_inside, join
-from ckptfix.errors import DamagedFile
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats import weights_of
@@ -17,6 +16,7 @@ from ckptfix.formats.torch.emit import Calls
 from ckptfix.formats.torch.plain import plain
 from ckptfix.formats.torch.weights import Weights, check_whole
 from ckptfix.formats.torch.zip import archive_of
+from ckptfix.formats.torch.zip_layout import refuse_damaged_pickle
 from ckptfix.ops.candidates import Candidate, beside_state_dict, leaves, plain_entries, read_module
 from ckptfix.ops.choose import MISREAD, refuse_damaged
 from ckptfix.ops.pieces import refuse_odd_keys
@@ -36,9 +36,8 @@ def read(checkpoint: Checkpoint, candidate: Candidate) -> Weights:
         KeyConflict, Unsupported: as `formats.torch.module.read_module`.
     """
     archive = archive_of(checkpoint)
-    if archive is not None and not archive.pickle_ok:
-        hint = "copy or download the file again"
-        raise DamagedFile("the pickle does not match its CRC-32", path=checkpoint.path, where="data.pkl", hint=hint)
+    if archive is not None:
+        refuse_damaged_pickle(archive, checkpoint.path)
     made = _of_module(checkpoint, candidate) if candidate.module is not None else _of_mapping(checkpoint, candidate.at)
     made = replace(made, files=checkpoint.files)
     check_whole(made, checkpoint.size_of)

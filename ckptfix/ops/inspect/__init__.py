@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from ckptfix.errors import StrPath
-from ckptfix.formats import open_checkpoint
+from dataclasses import replace
+from pathlib import Path
+
+from ckptfix.errors import StrPath, UnknownFormat, file_name
+from ckptfix.formats import located, open_checkpoint
+from ckptfix.formats.folders.members import members
 from ckptfix.io.source import opened_once
-from ckptfix.ops.inspect.describe import Inspection
+from ckptfix.ops.inspect.describe import Inspection, of_folder
 from ckptfix.ops.inspect.describe import inspect as inspect_op
 from ckptfix.pickles.collector import without_collections
 
@@ -13,5 +17,19 @@ from ckptfix.pickles.collector import without_collections
 @without_collections
 @opened_once()
 def inspect(path: StrPath) -> Inspection:
-    """Describe the checkpoint at `path` from its headers."""
-    return inspect_op(open_checkpoint(path))
+    """Describe the checkpoint at `path` from its headers.
+
+    Of a folder of files, as trainers leave it, the model is described, and every file is listed (`Inspection.members`);
+    where there is no model, or there are several, they are listed alone.
+    """
+    name = file_name(path)
+    place = located(name)
+    if place != name:
+        return replace(inspect_op(open_checkpoint(place)), members=members(name))
+    try:
+        return inspect_op(open_checkpoint(place))
+    except UnknownFormat as error:
+        found = members(name) if error.kind == "no-checkpoint" and Path(name).is_dir() else ()
+        if not any(member.may_be_checkpoint for member in found):
+            raise
+        return of_folder(name, found)

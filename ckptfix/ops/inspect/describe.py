@@ -11,6 +11,7 @@ from ckptfix.checkpoint.address import is_inside
 from ckptfix.errors import CkptfixError, printable
 from ckptfix.findings.row import Finding
 from ckptfix.formats import format_of
+from ckptfix.formats.folders.members import Member
 from ckptfix.formats.torch import weights_only as trusted
 from ckptfix.formats.torch.common import pickled
 from ckptfix.names import wrappers as keys
@@ -34,6 +35,7 @@ class Inspection:
         wrappers: component -> (how many keys have it, the first of them).
         globals: (name, whether weights_only=True accepts it) of every class and function that the pickle names.
         weights_only: why ``torch.load(weights_only=True)`` would refuse the file; None if it would not.
+        members: the files of the folder that was asked about, where the checkpoint is one of them.
     """
 
     path: str
@@ -53,6 +55,7 @@ class Inspection:
     metadata: Mapping[str, str]
     findings: tuple[Finding, ...]
     entries: tuple[TensorEntry, ...]
+    members: tuple[Member, ...] = ()
 
     def __str__(self) -> str:
         """What the file is, a fact a line, and a line for each tensor."""
@@ -85,6 +88,7 @@ class Inspection:
             "metadata": dict(self.metadata),
             "findings": [asdict(finding) for finding in self.findings],
             "entries": [_row(entry) for entry in self.entries],
+            "members": [asdict(member) for member in self.members],
         }
 
 
@@ -103,6 +107,30 @@ def _row(entry: TensorEntry) -> dict[str, object]:
         "detail": entry.detail,
         "storage": None if entry.storage is None else entry.storage.key,
     }
+
+
+def of_folder(path: str, found: tuple[Member, ...]) -> Inspection:
+    """A folder of files none of which is the model alone."""
+    return Inspection(
+        path=path,
+        format="folder",
+        title="a folder of files: name the one that is meant",
+        size=sum(member.size for member in found),
+        traits={},
+        tensors=0,
+        parameters=0,
+        nbytes=0,
+        dtypes={},
+        devices={},
+        wrappers={},
+        state_dicts=(),
+        globals=(),
+        weights_only=None,
+        metadata={},
+        findings=(),
+        entries=(),
+        members=found,
+    )
 
 
 def inspect(checkpoint: Checkpoint) -> Inspection:
@@ -163,8 +191,12 @@ LINES = 8
 
 def summary(inspection: Inspection, most: int = LINES) -> list[str]:
     """What is known about the file, one fact a line; a fact with more lines has at most `most`, 0 for all."""
+    listed = _capped([_member(member) for member in inspection.members], 2 * most)
+    if inspection.format == "folder":
+        return facts([("folder", [inspection.path]), ("format", [inspection.title]), ("holds", listed)])
     rows: list[tuple[str, Sequence[str]]] = [
         ("file", [inspection.path]),
+        ("folder", listed),
         ("format", [inspection.title]),
         ("traits", [", ".join(_trait(name, value) for name, value in inspection.traits.items())]),
         ("size", [f"{size(inspection.size)} ({inspection.size:,} bytes)"]),
@@ -179,6 +211,11 @@ def summary(inspection: Inspection, most: int = LINES) -> list[str]:
         ("weights_only", [_verdict(inspection)]),
     ]
     return facts([(name, [value for value in values if value]) for name, values in rows])
+
+
+def _member(member: Member) -> str:
+    what = f"{member.what}, " if member.what else ""
+    return f"{printable(member.name)}: {what}{'a folder' if member.folder else size(member.size)}"
 
 
 def _trait(name: str, value: object) -> str:

@@ -31,7 +31,10 @@ MOST_MOVED = 8
 def holds_the_same(source: Checkpoint, plan: Plan) -> bool:
     """Whether `plan` is surely an edit of `source` that keeps each of its tensors; False says nothing."""
     parts = pickled(source)
-    read_object = format_of(source).read_object
+    format = format_of(source)
+    if format.keeps_all is not None:
+        return format.keeps_all(source, plan)
+    read_object = format.read_object
     if parts is None or read_object is None or len(plan.files) != 1:
         return False
     name = PlannedFile(plan.files[0])

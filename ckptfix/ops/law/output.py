@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
 from ckptfix.checkpoint import ByteRange, Check, Data, Derived, Plan, Storage, TensorEntry, dtypes, same_bytes
+from ckptfix.checkpoint.places import Spliced, pieces_of
 from ckptfix.checkpoint.tensors import reach
 from ckptfix.errors import CkptfixError, UnknownFormat, WouldLoseData
 from ckptfix.formats import FORMATS, HEAD, by_content
@@ -87,10 +88,13 @@ class Output:
         self._sums: set[tuple[Place, int, int]] = set()
         self._copied: list[ByteRange] = []
         self._same = _Same(same)
-        for file in plan.files:
+        whole = FORMATS[format].read_planned
+        for file in plan.files[-1:] if whole is not None else plan.files:
+            if file.along:
+                continue
             name = PlannedFile(file)
             try:
-                checkpoint = planned(name, FORMATS[format]).read(name)
+                checkpoint = planned(name, FORMATS[format]).read(name) if whole is None else whole(plan)
                 entries = listed(checkpoint)
             except UnknownFormat:
                 # A program (TorchScript) whose archive was repaired: what it holds is known from its bytes alone.
@@ -102,20 +106,20 @@ class Output:
             self.entries += entries
             for entry in entries:
                 for part in leaves(entry):
-                    self._note(part, name)
+                    self._note(part)
             for storage in referred(checkpoint):
-                self._note_storage(storage, name)
+                self._note_storage(storage)
         self._everywhere = Counter(self._at)
         self._plan = plan
         self._trails: Counter[tuple[Kind, Trail]] | None = None
 
-    def _note(self, part: TensorEntry, name: PlannedFile) -> None:
+    def _note(self, part: TensorEntry) -> None:
         kind = part.dtype, part.shape
         if part.storage is None or part.storage.data is None or not part.numel:
             self._bare[kind] += 1
             return
-        self._note_storage(part.storage, name)
-        found = _origin(part.storage.data, _extent(part)[0], name)
+        self._note_storage(part.storage)
+        found = _origin(part.storage.data, _extent(part)[0])
         self._named[part.name] = kind, found
         if isinstance(found, tuple):
             self._at[kind, found] += 1
@@ -124,10 +128,15 @@ class Output:
         elif found is not None:
             self._made.setdefault(kind, []).append(found.sources)
 
-    def _note_storage(self, storage: Storage, name: PlannedFile) -> None:
+    def _note_storage(self, storage: Storage) -> None:
         if storage.data is None or not storage.nbytes:
             return
-        found = _origin(storage.data, 0, name)
+        if isinstance(storage.data, ByteRange) and isinstance(storage.data.path, SplicedFile):
+            for check in storage.data.path.checks(storage.data):
+                at = _origin(check.data, 0)
+                if isinstance(at, tuple):
+                    self._sums.add((at, check.data.length, check.crc32))
+        found = _origin(storage.data, 0)
         if isinstance(found, tuple):
             self._places.add(found)
             if storage.crc32 is not None:
@@ -226,7 +235,10 @@ class Output:
                 continue
             if isinstance(storage.data, ByteRange) and isinstance(storage.data.path, SplicedFile):
                 seen.add(storage.identity)
-                yield from storage.data.path.checks(storage.data)
+                for check in storage.data.path.checks(storage.data):
+                    first = _origin(check.data, 0)
+                    if (first, check.data.length, check.crc32) not in self._sums:
+                        yield check
             if storage.crc32 is None:
                 continue
             seen.add(storage.identity)
@@ -244,16 +256,19 @@ def _taken(
     return left > 0
 
 
-def _origin(data: Data, offset: int, name: PlannedFile) -> Place | Derived | None:
+def _origin(data: Data, offset: int) -> Place | Derived | None:
     """Of the byte at `offset` of some data of a planned file: where it is in the input, or the stream that makes it."""
     if isinstance(data, Derived):
         if not data.sources:
             return data
-        first = _origin(data.sources[0], 0, name)
+        first = _origin(data.sources[0], 0)
         return (first[0], first[1], offset) if isinstance(first, tuple) else first
+    if isinstance(data.path, Spliced) and data.length > offset:
+        piece = next(iter(pieces_of(data.sub(offset, data.length - offset))))
+        return None if isinstance(piece, bytes) else _origin(piece, 0)
     if not isinstance(data.path, PlannedFile):
         return data.path, data.offset + offset, 0
-    segment, start = name.at(data.offset + offset)
+    segment, start = data.path.at(data.offset + offset)
     if isinstance(segment, ByteRange):
         return segment.path, segment.offset + start, 0
     return segment if isinstance(segment, Derived) else None

@@ -26,9 +26,17 @@ def trail(data: Data, start: int, length: int) -> Trail:
 def planned_trail(entry: TensorEntry, start: int, length: int) -> Trail | None:
     """The same for a tensor of a planned file; None for one whose bytes are not in it as they are."""
     data = None if entry.storage is None else entry.storage.data
-    if not isinstance(data, ByteRange) or not isinstance(data.path, PlannedFile):
+    if not isinstance(data, ByteRange):
         return None
-    return _joined(data.path.between(data.offset + start, length))
+    rows: list[tuple[Segment, int, int]] = []
+    for piece in pieces_of(data.sub(start, length)):
+        if isinstance(piece, ByteRange) and isinstance(piece.path, PlannedFile):
+            rows += piece.path.between(piece.offset, piece.length)
+        elif isinstance(data.path, Spliced):
+            rows.append((piece, 0, segment_length(piece)))
+        else:
+            return None
+    return _joined(rows)
 
 
 def _joined(pieces: Iterable[tuple[Segment, int, int]]) -> Trail:

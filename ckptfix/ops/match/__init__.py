@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from ckptfix import formats
-from ckptfix.align import match as match_op
+from ckptfix.align import match as matcher
 from ckptfix.align.result import Matching, Skipped
 from ckptfix.checkpoint import Checkpoint, Plan, Put, address
 from ckptfix.errors import CkptfixError, Refused, StrPath, about, file_name, printable
 from ckptfix.findings import table
 from ckptfix.findings.row import Finding
 from ckptfix.io.read import Progress
-from ckptfix.io.source import opened_once
+from ckptfix.io.source import found_as, opened_once
 from ckptfix.names.rules import NameRule
 from ckptfix.names.slots import Slot
 from ckptfix.ops.choose import refuse_damaged
@@ -116,7 +116,7 @@ def match(
 
 def check(source: StrPath, dest: StrPath, like: StrPath, force: bool) -> None:
     """Refuse a destination that could not be written, or is one of the other files, before a long read."""
-    others = [path for path in map(file_name, (source, like)) if Path(path).exists()]
+    others = [path for path in map(file_name, (source, like)) if found_as(path)]
     refuse_destination(dest, others, How(force=force), folder=is_folder(source))
 
 
@@ -141,7 +141,7 @@ def find(
     one = targets.of_checkpoint(checkpoint, at)
     refuse_damaged(checkpoint)
     with about(checkpoint.path):
-        matching = match_op.match(one.slots, target.slots, by=by, reshape=reshape)
+        matching = matcher.match(one.slots, target.slots, by=by, reshape=reshape)
         refusals = list(
             match_plan.refusals(one, target, matching, accept_ambiguous=accept_ambiguous, partial=partial)
         )

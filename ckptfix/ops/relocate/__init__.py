@@ -11,7 +11,7 @@ from ckptfix.checkpoint import Checkpoint
 from ckptfix.errors import StrPath
 from ckptfix.io.read import Progress
 from ckptfix.ops.law.promise import Promise
-from ckptfix.ops.relocate import plan as relocate_op
+from ckptfix.ops.relocate.plan import relocate
 from ckptfix.ops.writing import Draft, How, Result, carry_out, copy_note, plan_edits
 from ckptfix.words import plural
 
@@ -47,7 +47,7 @@ def map_location(
     """
 
     def make(checkpoint: Checkpoint, dest: str) -> Draft[RelocateResult]:
-        moves = relocate_op.relocate(checkpoint, target)
+        moves = relocate(checkpoint, target)
         plan = plan_edits(checkpoint, moves.edits, dest)
         if moves.moved:
             rows = ", ".join(f"{old} -> {new} in {plural(count, 'place')}" for (old, new), count in moves.moved.items())

@@ -19,12 +19,13 @@ from ckptfix import formats
 from ckptfix.checkpoint import Plan
 from ckptfix.errors import Refused, StrPath, WriteFailed, about, file_name
 from ckptfix.io.read import Progress
-from ckptfix.io.source import opened_once
+from ckptfix.io.source import found_as, opened_once
 from ckptfix.names.groups import collapse, shown
 from ckptfix.ops.law.promise import Promise
 from ckptfix.ops.repair.clean import listed
 from ckptfix.ops.repair.fill import Fill
-from ckptfix.ops.repair.open import repair as repair_op
+from ckptfix.ops.repair.open import repair as planned
+from ckptfix.ops.repair.shards import is_sharded
 from ckptfix.ops.repair.torch import Loss, Repair
 from ckptfix.ops.target import targets
 from ckptfix.ops.writing import (
@@ -79,7 +80,7 @@ def repair(
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> RepairResult:
-    """Write to `dest` what is provably intact in `source`, a damaged file or an unzipped folder.
+    """Write to `dest` what is provably intact in `source`: a damaged file, an unzipped folder, a folder of shards.
 
     The output has the format of the input, written from scratch. Damaged tensors are left out, or filled, and listed;
     `exit_code` is 3 then, and 0 when all are intact. What can run code is left out and listed too, with exit code 3.
@@ -106,8 +107,12 @@ def repair(
         raise Refused("no output is given", path=file_name(source), hint="name a file to write, or only check")
     if fill not in (None, "zeros", "nan"):
         raise Refused(f"no such filling: {fill!r}", hint="zeros, or nan")
-    inputs = [path for path in (fill_from, like) if path is not None and Path(path).is_file()]
+    beside = [path for path in (fill_from, like) if path is not None]
+    inputs: list[StrPath] = [path for path in beside if found_as(file_name(path)) == "file"]
     how = How(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
+    many = is_sharded(file_name(source))
+    if many and found_as(file_name(source)) != "folder":
+        inputs.append(Path(source).parent)
     with ExitStack() as stack:
 
         def look(path: str, near: str) -> tuple[Repair, Callable[[], _Folder]]:
@@ -116,7 +121,7 @@ def repair(
             near = os.path.dirname(os.path.abspath(near))  # noqa: PTH100, PTH120
             folder = cache(lambda: _Folder(near, stack))
             with about(path):
-                return repair_op(path, lambda: folder().path, fill=fill, donor=donor, like=side), folder
+                return planned(path, lambda: folder().path, fill=fill, donor=donor, like=side), folder
 
         def make(path: str, dest: str) -> Draft[RepairResult]:
             found, folder = look(path, dest)
@@ -125,10 +130,10 @@ def repair(
         if dest is None or check_only:
             path = existing(source)
             if dest is not None:
-                refuse_destination(dest, [source, *inputs], how)
+                refuse_destination(dest, [source, *inputs], how, folder=many)
             found, _ = look(path, path if dest is None else os.fspath(dest))
             return looked_at(_draft(found, Plan(()), written=False), path, dest)
-        result = carry_out_file(source, dest, make, how, others=inputs)
+        result = carry_out_file(source, dest, make, how, others=inputs, folder=many)
         if dry_run:
             # What was unpacked is kept as long as the plan that points to it.
             stack.pop_all()

@@ -19,7 +19,7 @@ from ckptfix.formats.foreign.archives import CHECKPOINTS
 from ckptfix.formats.safetensors import format as safetensors
 from ckptfix.formats.torch import legacy as torch_legacy
 from ckptfix.formats.torch import zip as torch_zip
-from ckptfix.io.layers import MAX_RATIO, Unpacked, packing_of
+from ckptfix.io.layers import MAX_RATIO, Packing, Unpacked, any_packing_of, packing_of
 from ckptfix.io.read import read_chunks
 from ckptfix.io.source import BATCH, Source, open_source
 from ckptfix.io.system import named
@@ -83,9 +83,9 @@ def _write(dest: str, chunks: Iterator[bytes], packed: int) -> str:
 
 
 def _packed(path: str, place: Folder) -> Layer | None:
-    """gzip, bzip2 or xz around the whole file; what comes out up to its damage."""
+    """gzip, bzip2, xz, or zlib as joblib writes it around the whole file; what comes out up to its damage."""
     with open_source(path) as reader:
-        packing = packing_of(reader.read(0, min(reader.size, 8)))
+        packing = packing_of(reader.read(0, min(reader.size, 8))) or _zlib_of_pickle(reader)
         if packing is None:
             return None
         unpacked = Unpacked(packing, reader.chunks(0, reader.size))
@@ -96,6 +96,14 @@ def _packed(path: str, place: Folder) -> Layer | None:
     if packing.name == "gzip":
         return dest, found("gzip", message, severity=severity)
     return dest, found("compressed", message, severity=severity)
+
+
+def _zlib_of_pickle(reader: Source) -> Packing | None:
+    """zlib, if a pickle is inside: two bytes say too little."""
+    head = reader.read(0, min(reader.size, HEAD))
+    packing = any_packing_of(head)
+    opened = b"" if packing is None else next(iter(Unpacked(packing, [head])), b"")
+    return packing if opened.startswith((b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")) else None
 
 
 def _line_ends(path: str, place: Folder) -> Layer | None:

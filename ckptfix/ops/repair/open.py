@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from pathlib import Path
 
 from ckptfix.checkpoint import Checkpoint
 from ckptfix.commands import command
 from ckptfix.errors import DamagedFile, Refused, Unsupported
 from ckptfix.findings.row import Finding
-from ckptfix.formats import FORMATS, base, distributed
+from ckptfix.formats import FORMATS, base, format_of, open_checkpoint
+from ckptfix.formats.dcp.part import refuse_part
 from ckptfix.formats.safetensors import format as safetensors
 from ckptfix.formats.torch import legacy as torch_legacy
 from ckptfix.formats.torch import legacy_layout
-from ckptfix.io.source import open_source
+from ckptfix.formats.torch.common import parts_of
+from ckptfix.io.source import found_as, open_source
 from ckptfix.ops.repair.fill import Fill
 from ckptfix.ops.repair.layers import Folder, unwrap
 from ckptfix.ops.repair.raw import repair_raw
 from ckptfix.ops.repair.safetensors import repair_safetensors
+from ckptfix.ops.repair.shards import is_sharded, repair_shards
 from ckptfix.ops.repair.torch import Repair, repair_torch
-from ckptfix.ops.repair.wreck import Wreck, read_folder, read_legacy, read_zip
+from ckptfix.ops.repair.wreck import Part, Wreck, read_folder, read_legacy, read_zip
 from ckptfix.ops.target.targets import Side
 from ckptfix.zips import scan as zip_scan
 
@@ -34,7 +36,7 @@ _LEGACY = re.compile(rb"\x80.\x8a\x0a" + re.escape(legacy_layout.MAGIC_BYTES) + 
 def repair(
     path: str, folder: Folder, *, fill: Fill | None = None, donor: Checkpoint | None = None, like: Side | None = None
 ) -> Repair:
-    """Plan what can be saved of the file or unzipped folder `path`.
+    """Plan what can be saved of the file, unzipped folder or sharded checkpoint `path`.
 
     Args:
         folder: gives the folder where what is unpacked is put; the plan points there.
@@ -47,10 +49,12 @@ def repair(
         DamagedFile: nothing of it can be saved.
         Refused: it has no tensor, and never had.
     """
+    if is_sharded(path):
+        return repair_shards(path, lambda shard: repair(shard, folder, fill=fill, donor=donor))
     notes: tuple[Finding, ...] = ()
     name = path
-    if not Path(path).is_dir():
-        distributed.refuse_part(path)
+    if found_as(path) != "folder":
+        refuse_part(path)
         path, notes = unwrap(path, folder)
     try:
         done = _repair(path, fill, donor, like)
@@ -75,7 +79,7 @@ def _without_tensors(path: str, done: Repair) -> Refused:
 
 
 def _repair(path: str, fill: Fill | None, donor: Checkpoint | None, like: Side | None) -> Repair:
-    if Path(path).is_dir():
+    if found_as(path) == "folder":
         if any(format.folder and format.score(path, b"", 0) for format in FORMATS.values()):
             hint = f"`{command('doctor', path)}` names the files that are missing or damaged; repair takes one of them"
             raise Unsupported("a checkpoint of many files, and not an archive that was unzipped", path=path, hint=hint)
@@ -86,6 +90,8 @@ def _repair(path: str, fill: Fill | None, donor: Checkpoint | None, like: Side |
         before = b"" if head.startswith(b"PK") else reader.read(0, min(size, FAR))
     if safetensors.score(path, head, size) >= 100:
         return repair_safetensors(path, fill=fill, donor=donor)
+    if any(format.score(path, head, size) for format in FORMATS.values() if not (format.edits or format.folder)):
+        return _of_wreck(_read_whole(path), fill, donor, like)
     if (start := _LEGACY.search(before)) is not None:
         return _of_wreck(read_legacy(path, start.start()), fill, donor, like)
     if torch_legacy.score(path, head, size):
@@ -95,6 +101,24 @@ def _repair(path: str, fill: Fill | None, donor: Checkpoint | None, like: Side |
             return repair_safetensors(path, fill=fill, donor=donor)
         raise base.unknown(path, head, size)
     return _of_wreck(read_zip(path), fill, donor, like)
+
+
+def _read_whole(path: str) -> Wreck:
+    """A file of a format that is only read, as the zip that it becomes.
+
+    Raises:
+        DamagedFile: a storage in it is damaged; how many elements it had is not known then.
+    """
+    checkpoint = open_checkpoint(path)
+    for finding in checkpoint.findings:
+        if finding.id == "bad-storage":
+            raise DamagedFile(finding.message, path=path, where=finding.where, offset=finding.offset)
+    parts = parts_of(checkpoint)
+    storages = {key: Part(data) for key, data in parts.container.data.items()}
+    wreck = Wreck(path, found=parts.found, parts=storages, sums=False)
+    what = next(format_of(checkpoint).remarks(checkpoint)).id
+    wreck.note(what, f"it was a {format_of(checkpoint).title}, and is written as a zip")
+    return wreck
 
 
 def _has_records(path: str) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from ckptfix.checkpoint import Checkpoint, Data, OutputFile, Plan, Storage, TensorEntry, address, dtypes
 from ckptfix.errors import DamagedFile, Refused, Unsupported
@@ -16,6 +15,7 @@ from ckptfix.formats.torch.common import expected_bytes, fields
 from ckptfix.formats.torch.object import TorchObject
 from ckptfix.formats.torch.rewrite import legacy_plan, storage_keys
 from ckptfix.formats.torch.tensors import BadTensor, is_tensor, storage_entry, tensor_entry
+from ckptfix.io.source import found_as, stamp
 from ckptfix.ops.repair.clean import LeftOut, clean, clean_records
 from ckptfix.ops.repair.fill import Donor, Fill, Leaf, constant
 from ckptfix.ops.repair.wreck import Part, Wreck
@@ -74,7 +74,7 @@ class Repair:
     def nbytes(self) -> int:
         """Bytes of the kept tensors; a storage that several share counts once."""
         seen = {
-            (storage.key, storage.nbytes)
+            (storage.identity, storage.nbytes)
             for entry in self.kept
             for storage in (leaf.storage for leaf in leaves(entry))
             if storage is not None and storage.data is not None
@@ -323,8 +323,7 @@ def _filled(
 def _size(wreck: Wreck) -> int:
     """Bytes of the damaged file, or of the intact files of a folder."""
     whole = sum(part.data.length for part in wreck.parts.values())
-    place = Path(wreck.path)
-    return max(place.stat().st_size, whole) if place.is_file() else whole
+    return max(stamp(wreck.path).size, whole) if found_as(wreck.path) == "file" else whole
 
 
 def reached(entries: Sequence[TensorEntry]) -> int:

@@ -94,7 +94,7 @@ def _finding(loss: Loss, path: str) -> Finding:
 
 def _sanitized_lines(done: plan.Sanitized) -> tuple[str, ...]:
     count = len(done.unloadable)
-    broken = [f"CANNOT BE LOADED AS THEY ARE: {count:,} value{'s' if count > 1 else ''}, named below"] if count else []
+    broken = [f"CANNOT BE LOADED AS THEY ARE: {plural(count, 'value')}, named below"] if count else []
     if done.identical and broken:
         return ("weights_only=True takes all names; the output is an identical copy", *broken)
     if done.identical:

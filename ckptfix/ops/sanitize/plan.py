@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from ckptfix.checkpoint import ByteRange, Checkpoint, OutputFile, Plan
 from ckptfix.commands import command
@@ -82,13 +84,18 @@ def sanitize(
     if pickled(checkpoint) is None:
         message = f"a {checkpoint.format} file holds tensors and text alone; there is nothing to sanitize"
         raise Unsupported(message, path=checkpoint.path)
-    if format_of(checkpoint).folder:
-        hint = f"`{command('convert', checkpoint.path, 'OUT.pth')}` first, and sanitize that"
-        raise Unsupported(f"sanitize does not write {format_of(checkpoint).title}", path=checkpoint.path, hint=hint)
     if keep_only is not None and keep_only not in KEEP:
         raise Unsupported(f"nothing called {keep_only!r} can be kept", hint=f"--keep-only {' or '.join(KEEP)}")
     if encoding is not None:
         _refuse_codec(encoding)
+    by_file = format_of(checkpoint).by_file
+    if by_file is not None:
+        refuse_damaged(checkpoint)
+        options = partial(sanitize, keep_only=keep_only, encoding=encoding, torch=torch)
+        return _sanitize_files(checkpoint, by_file, options, dest)
+    if format_of(checkpoint).folder:
+        hint = f"`{command('convert', checkpoint.path, 'OUT.pth')}` first, and sanitize that"
+        raise Unsupported(f"sanitize does not write {format_of(checkpoint).title}", path=checkpoint.path, hint=hint)
     target = None if torch is None else versions.find(torch)
     if target is not None and not target.reads_zip and checkpoint.byteorder == "big":
         raise Unsupported("big-endian data is not written to a legacy file", path=checkpoint.path)
@@ -103,7 +110,8 @@ def sanitize(
     if root is DROPPED:
         raise _nothing_left(checkpoint, converter.report)
     report = converter.report
-    moved = settings.legacy and torch_zip.archive_of(checkpoint) is not None
+    own = format_of(checkpoint)
+    moved = not own.edits or (settings.legacy and torch_zip.archive_of(checkpoint) is not None)
     if not report.changes and not report.losses and reason is None and not moved:
         copy = Plan((OutputFile.of(dest, (ByteRange(checkpoint.path, 0, checkpoint.size),)),))
         unloadable = _unloadable(checkpoint, report, graph)
@@ -114,10 +122,39 @@ def sanitize(
         # With every global accepted, it was an opcode that is refused.
         report.changes["", f"pickle of protocol {graph.protocol}", "protocol 2"] += 1
     if moved:
-        report.changes["", "zip container", "legacy container"] += 1
+        container = "zip container" if own.edits else f"{own.title} file"
+        report.changes["", container, f"{'legacy' if settings.legacy else 'zip'} container"] += 1
     plan = plan_rewrite(checkpoint, rewritten, dest, report.storages, legacy=settings.legacy)
-    format = torch_legacy.NAME if settings.legacy else checkpoint.format
+    format = torch_legacy.NAME if settings.legacy else torch_zip.NAME
     return Sanitized(plan, format, dict(report.changes), tuple(report.losses), reason=reason, unloadable=unloadable)
+
+
+def _sanitize_files(
+    checkpoint: Checkpoint,
+    by_file: Callable[[Checkpoint, Callable[[Checkpoint, str], Plan], str], Plan],
+    sanitized: Callable[[Checkpoint, str], Sanitized],
+    dest: str,
+) -> Sanitized:
+    """Each file of a folder by itself."""
+    done: list[Sanitized] = []
+
+    def one(file: Checkpoint, dest: str) -> Plan:
+        done.append(sanitized(file, dest))
+        return done[-1].plan
+
+    plan = by_file(checkpoint, one, dest)
+    changes: Counter[tuple[str, str, str]] = Counter()
+    for made in done:
+        changes.update(made.changes)
+    return Sanitized(
+        plan,
+        checkpoint.format,
+        dict(changes),
+        tuple(loss for made in done for loss in made.losses),
+        all(made.identical for made in done),
+        next((made.reason for made in done if made.reason is not None), None),
+        tuple(finding for made in done for finding in made.unloadable),
+    )
 
 
 UNLOADABLE = ("bad-tensor", "bad-call", "memory-bomb")
@@ -151,7 +188,7 @@ def _settings(
         whole = _weights(checkpoint)
         kept = _leading_to(graph, whole)
     return Settings(
-        legacy=torch_zip.archive_of(checkpoint) is None or (target is not None and not target.reads_zip),
+        legacy=checkpoint.format == torch_legacy.NAME or (target is not None and not target.reads_zip),
         big=checkpoint.byteorder == "big",
         encoding=encoding,
         python2=bool(PYTHON2 & graph.rare.keys()) and graph.protocol < 3,

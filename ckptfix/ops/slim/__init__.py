@@ -9,6 +9,7 @@ from typing import Any
 
 from ckptfix.checkpoint import Checkpoint
 from ckptfix.errors import StrPath
+from ckptfix.formats import detect
 from ckptfix.io.read import Progress
 from ckptfix.ops.law.promise import everything
 from ckptfix.ops.slim import plan
@@ -67,13 +68,12 @@ def slim(
         Unsupported, WouldOverwrite, WouldLoseData, DamagedFile, UnknownFormat, WriteFailed.
     """
 
-    folder = is_folder(source)
+    # A folder whose files are not slimmed one by one becomes one file.
+    folder = is_folder(source) and detect(source).by_file is None
 
     def make(checkpoint: Checkpoint, dest: str) -> Draft[SlimResult]:
         done = plan.slim(checkpoint, dest, no_optimizer=no_optimizer, dedupe=dedupe, contiguous=contiguous)
-        saved = partial(
-            SlimResult, saved=done.saved, dropped=done.dropped, compacted=done.compacted, tied=done.tied
-        )
+        saved = partial(SlimResult, saved=done.saved, dropped=done.dropped, compacted=done.compacted, tied=done.tied)
         return Draft(
             result=saved,
             format="zip" if folder else checkpoint.format,
@@ -83,7 +83,7 @@ def slim(
         )
 
     how = How(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
-    return carry_out(source, dest, make, how, converts=folder, folder=False)
+    return carry_out(source, dest, make, how, converts=folder, folder=False if folder else None)
 
 
 _NO_OPTIMIZER = "no optimizer was recognised in it: none is left out (one is a mapping of state and param_groups)"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from ckptfix.checkpoint import ByteRange, Checkpoint, Data, OutputFile, Plan
 from ckptfix.checkpoint.address import join
@@ -16,6 +17,7 @@ from ckptfix.formats.torch.common import parts_of, pickled
 from ckptfix.formats.torch.rewrite import NewStorage, plan_rewrite
 from ckptfix.formats.torch.tensors import BadTensor
 from ckptfix.io.read import read_chunks
+from ckptfix.io.sums import digest
 from ckptfix.ops.choose import refuse_damaged
 from ckptfix.ops.slim.views import Unit, find_used, references, units_of
 from ckptfix.pickles import Call, Dict
@@ -70,6 +72,9 @@ def slim(
     """
     refuse_damaged(checkpoint)
     format = format_of(checkpoint)
+    if format.by_file is not None:
+        options = partial(slim, no_optimizer=no_optimizer, dedupe=dedupe, contiguous=contiguous)
+        return _slim_files(checkpoint, format.by_file, options, dest)
     if format.plan_packed is not None:
         if dedupe:
             message = f"in a {format.name} file every tensor has its own bytes"
@@ -87,6 +92,34 @@ def slim(
         error.path = error.path or checkpoint.path
         error.hint = error.hint or f"`{command('extract', checkpoint.path, 'OUT')}` takes the weights out of it"
         raise
+
+
+def _slim_files(
+    checkpoint: Checkpoint,
+    by_file: Callable[[Checkpoint, Callable[[Checkpoint, str], Plan], str], Plan],
+    slimmed: Callable[[Checkpoint, str], Slimmed],
+    dest: str,
+) -> Slimmed:
+    """Each file of a folder by itself."""
+    done: list[Slimmed] = []
+
+    def one(file: Checkpoint, dest: str) -> Plan:
+        done.append(slimmed(file, dest))
+        return done[-1].plan
+
+    plan = by_file(checkpoint, one, dest)
+    saved: Counter[str] = Counter()
+    for made in done:
+        saved.update(made.saved)
+    return Slimmed(
+        plan,
+        {reason: nbytes for reason, nbytes in saved.items() if nbytes},
+        tuple(dict.fromkeys(address for made in done for address in made.dropped)),
+        sum(made.compacted for made in done),
+        sum(made.tied for made in done),
+        all(made.identical for made in done),
+        tuple(pair for made in done for pair in made.same),
+    )
 
 
 _CONVERT = "convert it, and slim that"
@@ -184,10 +217,7 @@ def _equal(units: list[Unit]) -> dict[str, str]:
             continue
         first: dict[bytes, str] = {}
         for unit in group:
-            digest = hashlib.sha256()
-            for chunk in read_chunks(unit.data):
-                digest.update(chunk)
-            key = first.setdefault(digest.digest(), unit.key)
+            key = first.setdefault(digest(read_chunks(unit.data)), unit.key)
             if key != unit.key:
                 same[unit.key] = key
     return same

@@ -9,6 +9,7 @@ from ckptfix.checkpoint import ByteRange, Data, contiguous_stride, dtypes, is_co
 from ckptfix.checkpoint.tensors import reach
 from ckptfix.formats.torch import calls
 from ckptfix.formats.torch.common import Storages, fields
+from ckptfix.formats.torch.emit import reference
 from ckptfix.formats.torch.tensors import BadTensor, dtype_name, sizes, viewed
 from ckptfix.io.derived import gathered
 from ckptfix.pickles import Call, Dict, Global, PersId, Set
@@ -261,8 +262,7 @@ def references(units: Iterable[Unit], same: Mapping[str, str], legacy: bool) -> 
                 replaced[id(node)] = PersId((*node.fields[:2], key, *node.fields[3:]), node.position, -1)
             continue
         count = unit.data.length // used.itemsize
-        pid: tuple[Node, ...] = ("storage", used.kind, key, used.location, count)
-        shared = PersId((*pid, None) if legacy else pid, 0, -1)
+        shared = reference(used.kind, key, used.location, count, legacy=legacy)
         for view in unit.views:
             offset = 0 if unit.contiguous else (view.first - unit.start) // view.itemsize
             stride = contiguous_stride(view.shape) if unit.contiguous else view.args[3]

@@ -16,11 +16,12 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from ckptfix.checkpoint import Checkpoint, address, dtypes
 from ckptfix.errors import CkptfixError, Refused, Undecided, file_name, not_readable
 from ckptfix.formats import FORMATS, open_checkpoint, states, weights_of
+from ckptfix.formats.shards.index import INDEX
+from ckptfix.io.source import found_as, is_local
 from ckptfix.names.slots import Slot
 from ckptfix.ops import choose
 from ckptfix.ops.candidates import Candidate, state_dict_of
@@ -59,9 +60,9 @@ def read(target: str | os.PathLike[str], *, at: str | None = None, allow_import:
         CkptfixError: the file says no shapes, or the model could not be built.
     """
     text = file_name(target, "the model's file or module:factory")
-    if _FACTORY.fullmatch(text) and not Path(text).exists():
+    if _FACTORY.fullmatch(text) and not found_as(text):
         return _model(text, allow_import)
-    if text.endswith(".json") and Path(text).is_file():
+    if text.endswith(".json") and is_local(text) and found_as(text) == "file" and not INDEX.search(text):
         return _keys_file(text, at)
     try:
         return of_checkpoint(open_checkpoint(text), at)

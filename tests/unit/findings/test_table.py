@@ -13,11 +13,12 @@ from doctor_samples import SAMPLES
 from scenarios.broken_files import CASES
 
 from ckptfix.cli import COMMANDS
-from ckptfix.findings import messages
 from ckptfix.findings.load_errors import LoadError
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import ENTRIES, found, proposed, remedy
 from ckptfix.findings.verbs import VERBS
+from ckptfix.names.wrappers import WRAPPERS, Wrapper
+from ckptfix.ops.doctor import messages
 
 ROOT = Path(__file__).parents[3]
 PACKAGE = ROOT / "ckptfix"
@@ -123,6 +124,15 @@ def test_a_place_with_braces_is_no_template() -> None:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_pasted_message_is_known(case: object) -> None:
     assert getattr(case, "row", None) in messages.rows(getattr(case, "message", ""))
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS, ids=lambda wrapper: wrapper.component)
+def test_every_wrapper_is_known_by_its_keys(wrapper: Wrapper) -> None:
+    kinds = {LoadError.COMPILED, LoadError.WRAPPED, LoadError.PREFIX}
+    for quote in "\"'":
+        text = f"Unexpected key(s) in state_dict: {quote}{wrapper.component}.weight{quote}."
+        assert kinds.intersection(messages.rows(text)[:1]), text
+    assert not kinds.intersection(messages.rows(f"a_{wrapper.component}_b"))
 
 
 def test_patterns_are_quick_on_long_text() -> None:

@@ -114,7 +114,7 @@ ANSWERS = [
     sample("list.json", b'[{"a": 1}]', "a JSON file"),
     sample("long.json", json.dumps(list(range(5000))).encode(), "a JSON file"),
     sample("deep.json", b"[" * 4000, "a JSON file"),
-    sample("a.index.json", b'{"weight_map": {"a": "b"}}', "index of a sharded checkpoint", hint="shards"),
+    sample("tf_model.h5.index.json", b'{"weight_map": {"a": "b"}}', "index of a sharded checkpoint", hint="convert"),
     sample("text.pth", b"Entry not found", 'a text file that begins "Entry not found"', hint="server"),
     sample("utf8.txt", ("\u043a\u043b\u044e\u0447 " * 1000).encode(), "a text file"),
 ]
@@ -160,7 +160,7 @@ PICKLES = [
     sample("numpy.pkl", lambda: pickle.dumps(numpy.zeros(2)), "a plain pickle", "of NumPy arrays", hint="trust"),
     sample("a.joblib", framed(b"joblib.numpy_pickle"), "a joblib pickle (protocol 4)", hint="trust"),
     sample("data.pkl", data_pkl, "without their data: the data.pkl of a checkpoint", hint="zip -0 -r"),
-    sample(".metadata", framed(b"torch.distributed.checkpoint.metadata"), "(DCP)", hint="dcp_to_torch"),
+    sample(".metadata", framed(b"torch.distributed.checkpoint.metadata"), "(DCP)", hint="ckptfix convert"),
 ]
 ARCHIVES = [
     sample("script.pt", scripted, "a TorchScript program", hint="torch.jit.load('script.pt')"),
@@ -233,8 +233,8 @@ def test_the_way_past_bytes_before_a_zip_works(tmp_path: Path) -> None:
         (("b.pth", "a.txt"), "it holds b.pth", "name a file"),
         (("data.pkl", "data/0", "version"), "that was unzipped", "zip -0 -r"),
         (("archive/data.pkl", "archive/data/0"), "that was unzipped", "zip -0 -r"),
-        ((".metadata", "__0_0.distcp"), "a distributed checkpoint (DCP)", "dcp_to_torch"),
-        (("model.safetensors.index.json", "model-00001-of-00002.safetensors"), "a sharded checkpoint", "shard"),
+        ((".metadata", "__0_0.distcp"), "a distributed checkpoint (DCP)", "ckptfix doctor"),
+        (("tf_model.h5.index.json", "tf_model-00001-of-00002.h5"), "a sharded checkpoint of another", "convert"),
         (("saved_model.pb", "variables/variables.index"), "SavedModel", ""),
         (
             ("global_step9/mp_rank_00_model_states.pt", "global_step10/mp_rank_00_model_states.pt"),

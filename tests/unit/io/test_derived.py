@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import threading
+import time
 import tracemalloc
 import zlib
 from collections.abc import Iterator, Sequence
@@ -21,6 +22,7 @@ from ckptfix.checkpoint import ByteRange, Data, Derived, OutputFile, Plan, Segme
 from ckptfix.errors import DamagedFile, Truncated
 from ckptfix.io import derived as streams
 from ckptfix.io import sums as io_sums
+from ckptfix.io import threads as io_threads
 from ckptfix.io.derived import byteswapped, gathered, inflated
 from ckptfix.io.source import Source
 from ckptfix.io.sums import Checksums, crc32_joined
@@ -246,7 +248,7 @@ class TestChecksums:
         assert crc32_joined(zlib.crc32(first), zlib.crc32(second), len(second)) == zlib.crc32(first + second)
 
     def test_of_short_long_empty_and_derived_ranges(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(io_sums, "CRC_TASK", 1000)
+        monkeypatch.setattr(io_threads, "TASK", 1000)
         monkeypatch.setattr(io_sums, "CRC_CHUNK", 300)
         content = random.Random(4).randbytes(60_000)
         data = placed(tmp_path, content)
@@ -286,20 +288,24 @@ class TestChecksums:
         assert threading.active_count() == threads
 
     def test_it_stays_near_the_writer(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(io_sums, "CRC_TASK", 100)
+        monkeypatch.setattr(io_threads, "TASK", 100)
         data = placed(tmp_path, bytes(100_000))
         summed = []
         real = io_sums._crc32_of
 
-        def counted(task: Sequence[Data]) -> list[int]:
+        def counted(task: Sequence[io_threads.Part]) -> list[int]:
             summed.append(task)
             return real(task)
 
         monkeypatch.setattr(io_sums, "_crc32_of", counted)
         sums = Checksums([data.sub(offset, 100) for offset in range(0, 100_000, 100)])
         sums.value(0)
-        sums._pool.shutdown()  # type: ignore[union-attr]
-        assert 1 <= len(summed) <= io_sums.TASKS_AHEAD + 1
+        assert len(sums._tasks) == 1000
+        until = time.monotonic() + 10
+        while len(summed) <= io_threads.AHEAD and time.monotonic() < until:
+            time.sleep(0.001)
+        sums._begun.close()
+        assert len(summed) == io_threads.AHEAD + 1
 
     def test_an_error_reaches_whoever_asks(self, tmp_path: Path) -> None:
         data = placed(tmp_path, bytes(1000))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from ranges import read_exact
 
 import ckptfix
 from ckptfix.checkpoint import ByteRange, OutputFile, Plan
-from ckptfix.errors import CkptfixError, DamagedFile, WriteFailed
+from ckptfix.errors import CkptfixError, DamagedFile, WouldOverwrite, WriteFailed
 from ckptfix.io import source as io_source
 from ckptfix.io.layers import Memory, Window
 from ckptfix.io.read import read_chunks
@@ -186,6 +186,37 @@ class TestKinds:
         assert loaded["w"].tolist() == [0.0, 0.0]
         with pytest.raises(CkptfixError):
             ckptfix.open_checkpoint("mem:/it/in.pth")
+
+    def test_the_disk_is_not_asked_about_the_names_of_a_scheme(
+        self, tmp_path: Path, memory: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        torch = pytest.importorskip("torch")
+        memory["mem://it/in.pth"] = Path(small_files(tmp_path)[0]).read_bytes()
+        memory["mem://it/cut.pth"] = memory["mem://it/in.pth"][:-30]
+        memory["mem://it/other"] = b"<html>"
+        torch.jit.script(torch.nn.Linear(2, 2)).save(str(tmp_path / "program.pt"))
+        memory["mem://it/program.pt"] = (tmp_path / "program.pt").read_bytes()
+        places = {str(Path(name)) for name in (*memory, "mem://it", "mem://it/.metadata")}
+        for name in ("stat", "lstat", "open", "access", "scandir", "listdir"):
+            real = getattr(os, name)
+
+            def asked(path: object, *args: object, real: Callable[..., object] = real, **named: object) -> object:
+                assert isinstance(path, int) or str(Path(os.fsdecode(path))) not in places, path  # type: ignore[arg-type]
+                return real(path, *args, **named)
+
+            monkeypatch.setattr(os, name, asked)
+        healthy = ckptfix.doctor("mem://it/in.pth")
+        assert (healthy.exit_code(), healthy.size) == (0, len(memory["mem://it/in.pth"]))
+        assert ckptfix.doctor("mem://it/cut.pth").exit_code() == ckptfix.doctor("mem://it/other").exit_code() == 1
+        assert ckptfix.doctor("mem://it/program.pt").findings
+        ckptfix.extract("mem://it/in.pth", tmp_path / "a.pth")
+        ckptfix.extract("mem://it/program.pt", tmp_path / "b.pth")
+        ckptfix.repair("mem://it/cut.pth", tmp_path / "c.pth", fill_from="mem://it/in.pth")
+        ckptfix.match("mem://it/in.pth", tmp_path / "d.pth", like="mem://it/in.pth")
+        for out in "acd":
+            assert ckptfix.load_state_dict(tmp_path / f"{out}.pth")["w"].tolist() == [0.0, 0.0]
+        with pytest.raises(WouldOverwrite):
+            ckptfix.strip_module("mem://it/in.pth", tmp_path / "a.pth")
 
     def test_any_other_scheme_is_the_beginning_of_a_path(
         self, tmp_path: Path, file: str, monkeypatch: pytest.MonkeyPatch

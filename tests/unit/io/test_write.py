@@ -15,6 +15,7 @@ import pytest
 from ckptfix.checkpoint import ByteRange, Derived, OutputFile, Plan, Segment
 from ckptfix.errors import CkptfixError, DamagedFile, Truncated, Unsupported, WouldOverwrite, WriteFailed
 from ckptfix.io import copy, system
+from ckptfix.io import output as io_output
 from ckptfix.io import source as io_source
 from ckptfix.io import write as io_write
 from ckptfix.io.source import BATCH, stamp
@@ -101,7 +102,7 @@ class TestContent:
     def test_a_range_beyond_its_file_is_found_before_anything_is_written(
         self, tmp_path: Path, source: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(io_write._Output, "write", lambda *arguments: pytest.fail("began to write"))
+        monkeypatch.setattr(io_output.Output, "write", lambda *arguments: pytest.fail("began to write"))
         with pytest.raises(Truncated) as caught:
             write_plan(plan_of(tmp_path / "out", b"head", ByteRange(source, 100, len(CONTENT))))
         assert (caught.value.path, caught.value.offset) == (source, 100)
@@ -395,7 +396,7 @@ class TestSpace:
     ) -> None:
         monkeypatch.setattr(io_write, "free_space", lambda folder: 299_999)
         monkeypatch.setattr(system, "free_space", lambda folder: 299_999)
-        monkeypatch.setattr(io_write._Output, "write", lambda *arguments: pytest.fail("began to write"))
+        monkeypatch.setattr(io_output.Output, "write", lambda *arguments: pytest.fail("began to write"))
         with pytest.raises(WriteFailed, match="No space left") as caught:
             write_plan(plan_of(tmp_path / "out", ByteRange(source, 0, 300_000)))
         assert caught.value.path == str(tmp_path / "out")
@@ -492,11 +493,11 @@ class TestOrder:
     def test_syncing_begins_while_the_file_grows(
         self, tmp_path: Path, source: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(io_write, "SYNC_EVERY", 50_000)
+        monkeypatch.setattr(io_output, "SYNC_EVERY", 50_000)
         monkeypatch.setattr(copy, "BATCH", 10_000)
         sizes = []
         threads = threading.active_count()
-        monkeypatch.setattr(io_write, "_sync_data", lambda fd: sizes.append(os.fstat(fd).st_size))
+        monkeypatch.setattr(io_output, "_sync_data", lambda fd: sizes.append(os.fstat(fd).st_size))
         write_plan(plan_of(tmp_path / "out", *[bytes(10_000)] * 30))
         assert sizes
         assert 50_000 <= sizes[0] <= 300_000
@@ -508,9 +509,9 @@ class TestOrder:
         def failing(fd: int) -> None:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-        monkeypatch.setattr(io_write, "SYNC_EVERY", 50_000)
+        monkeypatch.setattr(io_output, "SYNC_EVERY", 50_000)
         monkeypatch.setattr(copy, "BATCH", 10_000)
-        monkeypatch.setattr(io_write, "_sync_data", failing)
+        monkeypatch.setattr(io_output, "_sync_data", failing)
         monkeypatch.setattr(os, "fsync", lambda fd: pytest.fail("synced again"))
         for count in (5, 30):  # the failure is seen at the end, or at the next write
             with pytest.raises(WriteFailed, match="Input/output error") as caught:

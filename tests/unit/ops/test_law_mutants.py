@@ -31,7 +31,7 @@ from ckptfix.formats.torch import zip as torch_zip
 from ckptfix.ops.repair import torch as repair
 from ckptfix.ops.sanitize import convert as sanitize_convert
 from ckptfix.ops.slim import plan as slim
-from ckptfix.pickles import parse, reemit
+from ckptfix.pickles import emit, parse, reemit
 from ckptfix.pickles.graph import label
 
 pytestmark = pytest.mark.slow
@@ -46,12 +46,12 @@ def without_victim(rows: Any) -> Any:
 
 def emitter_skips(patch: Patch) -> None:
     """The pickle is written again without one item of a mapping."""
-    real = reemit._Writer.left
+    real = emit.Writer.left
 
     def left(self: Any, node: Any, rows: Any) -> Any:
         return without_victim(real(self, node, rows))
 
-    patch.setattr(reemit._Writer, "left", left)
+    patch.setattr(emit.Writer, "left", left)
 
 
 @contextmanager

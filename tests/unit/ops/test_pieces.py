@@ -131,8 +131,7 @@ def test_with_its_metadata_the_folder_is_named(tmp_path: Path) -> None:
     (folder / ".metadata").write_bytes(b"")
     fix = examine(archives(folder, "__0_0.distcp")).findings[0].fix
     assert fix is not None
-    assert shlex.split(fix)[:3] == ["python", "-m", "torch.distributed.checkpoint.format_utils"]
-    assert shlex.split(fix)[3:] == ["dcp_to_torch", str(folder), "OUT"]
+    assert shlex.split(fix)[3:7] == ["ckptfix", "convert", str(folder), "OUT"]
 
 
 def test_a_cut_one_and_raw_bytes_between(tmp_path: Path) -> None:

@@ -7,19 +7,30 @@ unpickler of weights_only=True says ``Unsupported operand 118`` where the older 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from ckptfix.findings import message_names
 from ckptfix.findings.load_errors import MEANINGS
 from ckptfix.findings.load_errors import LoadError as E
+from ckptfix.names.wrappers import WRAPPERS, Wrapper
+
+
+def _keys_with(wrappers: Iterable[Wrapper]) -> str:
+    """The pattern of keys with these components: anywhere, or only in front where a model may have such a name."""
+    return "|".join(("" if row.anywhere else "['\"]") + re.escape(row.component) + r"\." for row in wrappers)
+
+
+_COMPILE = "_orig_mod"
+_PARALLEL = "module"
+"""The components that have load errors of their own."""
 
 TEXTS: tuple[tuple[str, tuple[E, ...]], ...] = (
     (r"failed finding central directory|central directory", (E.NO_DIRECTORY,)),
     (r"\[Errno 22\] Invalid argument|negative seek value", (E.NO_DIRECTORY,)),
     (r"not a ZIP archive|BadZipFile|File is not a zip file", (E.NO_DIRECTORY, E.PACKED_AGAIN)),
-    (r"(unexpected|missing) key.*['\"]_orig_mod\.|_orig_mod\.", (E.COMPILED,)),
-    (r"_fsdp_wrapped_module|_checkpoint_wrapped_module|_forward_module\.|_fpw_module|['\"]_module\.", (E.WRAPPED,)),
-    (r"(unexpected|missing) key.*['\"]module\.", (E.PREFIX,)),
+    (_keys_with(row for row in WRAPPERS if row.component == _COMPILE), (E.COMPILED,)),
+    (_keys_with(row for row in WRAPPERS if row.component not in (_COMPILE, _PARALLEL)), (E.WRAPPED,)),
+    (rf"(unexpected|missing) key.*['\"]{_PARALLEL}\.", (E.PREFIX,)),
     (r"unexpected key.*['\"](epoch|state_dict|model_state_dict|optimizer\w*|arch|global_step)['\"]", (E.TRAINING,)),
     (r"num_batches_tracked", (E.BATCHES_TRACKED,)),
     (r"position_ids", (E.POSITION_IDS,)),

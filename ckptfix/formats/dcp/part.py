@@ -15,19 +15,14 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from ckptfix.commands import quoted
+from ckptfix.commands import command
 from ckptfix.errors import CkptfixError, DistributedPart
-from ckptfix.io.source import open_source
+from ckptfix.io.source import is_local, open_source
 from ckptfix.zips.several import is_archive, several
 
 SUFFIX = ".distcp"
 _OWN_NAME = re.compile(r"__\d+_\d+(\..*)?")
 """Names that torch gives the files (``_generate_uuid`` aside): ``__RANK_COUNT.distcp``."""
-
-
-def merge_command(folder: str) -> str:
-    """The command of torch that makes one file of the distributed checkpoint in `folder`."""
-    return f"python -m torch.distributed.checkpoint.format_utils dcp_to_torch {quoted(folder)} OUT"
 
 
 def refuse_part(path: str) -> None:
@@ -37,7 +32,7 @@ def refuse_part(path: str) -> None:
         DistributedPart: the file at `path` holds several archives, or is by its name a file of such a folder.
     """
     place = Path(path)
-    beside = place.with_name(".metadata").is_file()
+    beside = is_local(path) and place.with_name(".metadata").is_file()
     named = place.name.endswith(SUFFIX) or (beside and _OWN_NAME.fullmatch(place.name) is not None)
     try:
         with open_source(path) as reader:
@@ -60,7 +55,8 @@ def refuse_part(path: str) -> None:
         return
     folder = str(place.parent)
     if beside:
-        hint = f"its folder is the checkpoint: {merge_command(folder)}"
+        hint = f"its folder is the checkpoint: {command('convert', folder, 'OUT')} makes one file of it"
     else:
-        hint = f"put it back in its folder, beside .metadata and the other ranks' files; then {merge_command('FOLDER')}"
+        way = command("convert", "FOLDER", "OUT")
+        hint = f"put it back in its folder, beside .metadata and the other ranks' files; then {way}"
     raise DistributedPart(what, path=path, hint=hint)

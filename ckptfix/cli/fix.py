@@ -1,0 +1,40 @@
+"""ckptfix fix."""
+
+from __future__ import annotations
+
+import click
+
+from ckptfix.cli.shared.common import FileName, Written, at_option, writes
+from ckptfix.ops import fix
+from ckptfix.ops.writing import How
+
+
+@writes(
+    "fix",
+    click.Option(
+        ["--like"], metavar="TARGET", type=FileName(), help="The model: a checkpoint, keys.json, or module:factory."
+    ),
+    click.Option(["--like-at"], metavar="PATH", help="The mapping of TARGET, where it has several."),
+    click.Option(["--allow-import"], is_flag=True, help="Import module:factory, which runs its code."),
+    at_option(),
+    example="ckptfix fix broken.pth fixed.pth",
+)
+def command(
+    source: str,
+    dest: str | None,
+    how: How,
+    *,
+    like: str | None,
+    like_at: str | None,
+    allow_import: bool,
+    at: str | None,
+) -> Written:
+    """Write OUT: IN as torch.load(weights_only=True) takes it on a CPU, under plain names.
+
+    It runs everything that `ckptfix doctor` proposes, in order, and looks at the result again until nothing is left;
+    with --like, until it fits that model. The bytes are copied once. Each step is named in the output, as the command
+    that does it alone. Without OUT the output is called IN.fixed.SUFFIX and stands beside IN; a file that is in order
+    gives an identical copy. If something remains that no command fixes, nothing is written, and the message says what.
+    """
+
+    return fix.fix(source, dest, like=like, like_at=like_at, allow_import=allow_import, at=at, **how.keywords())

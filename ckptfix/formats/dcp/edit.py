@@ -1,0 +1,238 @@
+"""Edits of a folder: names live in the `.metadata`, which is written again; the files of tensors are copied whole.
+
+What a value holds of names (an optimizer's ``params``) and tensors that are put in the place of others are written as
+new items, to one more ``.distcp`` file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import count
+from pathlib import Path
+
+from ckptfix.checkpoint import (
+    ByteRange,
+    Checkpoint,
+    Drop,
+    Edit,
+    OutputFile,
+    Plan,
+    Put,
+    Rename,
+    Segment,
+    SetLocation,
+    segment_length,
+)
+from ckptfix.checkpoint.address import is_inside
+from ckptfix.errors import KeyConflict, Unsupported
+from ckptfix.formats.dcp import metadata as dcp_metadata
+from ckptfix.formats.dcp.items import Window
+from ckptfix.formats.dcp.metadata import Metadata, Place
+from ckptfix.formats.dcp.pickled import Row, rewritten
+from ckptfix.formats.dcp.planned import planned_metadata
+from ckptfix.formats.dcp.read import Files, Folder, folder_of
+from ckptfix.formats.dcp.write import tensor_items
+from ckptfix.formats.folders.beside import beside
+from ckptfix.formats.torch import zip as torch_zip
+from ckptfix.formats.torch.common import parts_of
+from ckptfix.formats.torch.object import Site, node_at
+from ckptfix.pickles import Text
+from ckptfix.pickles.graph import Node, pairs
+
+
+def plan_edit(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan:
+    """The folder with `edits` applied; every file that they do not concern is copied whole."""
+    folder = folder_of(checkpoint)
+    said, files = folder.metadata, folder.files
+    around = beside(checkpoint.path, [mark.path for mark in checkpoint.files])
+    new: list[OutputFile] = []
+    metadata: Segment = ByteRange(files.metadata, 0, checkpoint.size_of(files.metadata))
+    if edits:
+        rows = edited(said, edits)
+        segments = _new_items(rows, files, _free_name(folder, around.files))
+        if segments:
+            name, pieces = segments
+            new.append(OutputFile.of(Path(dest, name), pieces))
+        metadata = rewritten(said, rows)
+    copies = [
+        OutputFile.of(Path(dest, name), [ByteRange(path, 0, files.sizes[name])])
+        for name, path in files.paths.items()
+    ]
+    last = OutputFile.of(Path(dest, dcp_metadata.NAME), [metadata])
+    return Plan((*copies, *new, *around.copied_to(dest), last), around.findings())
+
+
+def edited(said: Metadata, edits: Iterable[Edit]) -> list[Row]:
+    """What becomes of each key.
+
+    Raises:
+        KeyConflict: two keys would have one name.
+        Unsupported: an edit that a folder does not take.
+    """
+    rows = [Row(saved, saved.path) for saved in said.saved]
+    below = _Below(rows)
+    for edit in edits:
+        if isinstance(edit, SetLocation):
+            _moved(rows, edit)
+        elif isinstance(edit, Rename):
+            _renamed(below, edit)
+        elif isinstance(edit, Drop):
+            for row in below.named(edit.at, edit.names):
+                row.gone = True
+            for row, rest in below.around(edit.at):
+                row.inner.append(Drop(rest, edit.names))
+        elif isinstance(edit, Put):
+            _put(below, edit)
+        else:
+            raise Unsupported("a distributed checkpoint has no pairs of metadata to set")
+    taken: dict[str, str] = {}
+    for row in rows:
+        name = row.fqn(said.nested)
+        if not row.gone and taken.setdefault(name, row.saved.fqn) != row.saved.fqn:
+            pair = (name, (taken[name], row.saved.fqn))
+            raise KeyConflict(f"two keys would be called {name}: {', '.join(pair[1])}", pairs=(pair,))
+    return rows
+
+
+class _Below:
+    """The keys below each address of a mapping."""
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self._rows: dict[str, dict[str, list[tuple[Row, int]]]] = {}
+        self._values: dict[str, Row] = {}
+        for row in rows:
+            path = row.saved.path
+            address = ""
+            for depth, key in enumerate(path):
+                self._rows.setdefault(address, {}).setdefault(str(key), []).append((row, depth))
+                address = f"{address}/{key}" if address else str(key)
+            if row.saved.dtype is None:
+                self._values[address] = row
+
+    def places(self, at: str, name: str) -> list[tuple[Row, int]]:
+        """The keys under `name` of the mapping `at`, and where in their paths the name stands."""
+        return self._rows.get(at, {}).get(name, [])
+
+    def named(self, at: str, names: Iterable[str]) -> Iterable[Row]:
+        return (row for name in names for row, _ in self.places(at, name))
+
+    def around(self, at: str) -> Iterable[tuple[Row, str]]:
+        """The value that the address `at` is in, if it is in one, and its address there."""
+        found = [address for address in self._values if is_inside(at, address)]
+        return [(self._values[address], at[len(address) :].lstrip("/")) for address in found]
+
+
+def _renamed(below: _Below, edit: Rename) -> None:
+    inside = list(below.around(edit.at))
+    for row, rest in inside:
+        row.inner.append(Rename(rest, edit.kind, edit.names))
+    for old, new in edit.names.items():
+        found = below.places(edit.at, old)
+        if not found and not inside:
+            message = "a name that a distributed checkpoint does not hold as a key, and that no edit reaches"
+            raise Unsupported(message, where=f"{edit.at}/{old}" if edit.at else old)
+        for row, depth in found:
+            row.path = (*row.path[:depth], new, *row.path[depth + 1 :])
+
+
+def _put(below: _Below, edit: Put) -> None:
+    for name, entry in edit.tensors.items():
+        rows = [row for row, depth in below.places(edit.at, name) if depth == len(row.saved.path) - 1]
+        if not rows or rows[0].saved.dtype is None:
+            raise Unsupported("a tensor inside a value of a distributed checkpoint is not replaced", where=name)
+        rows[0].put = entry
+
+
+def _moved(rows: Iterable[Row], edit: SetLocation) -> None:
+    """Tensors have no device in a folder; those in values have."""
+    if "cpu" in edit.moves:
+        raise Unsupported(
+            "a distributed checkpoint states no device: torch loads its tensors to where the model's are",
+            hint="load it into a model on that device",
+        )
+    for row in rows:
+        if row.saved.dtype is None:
+            row.inner.append(edit)
+
+
+def _free_name(folder: Folder, others: Iterable[str]) -> str:
+    """A name for one more file, as a rank would call it."""
+    taken = {*folder.files.paths, *others, *(part.place.name for _, part in folder.metadata.places() if part.place)}
+    return next(name for number in count() if (name := f"__0_{number}.distcp") not in taken)
+
+
+def _new_items(rows: Sequence[Row], files: Files, name: str) -> tuple[str, list[Segment]] | None:
+    """The file of items that changed; their rows get its places."""
+    segments: list[Segment] = []
+    cursor = 0
+    puts = [row for row in rows if row.put is not None and not row.gone]
+    made = tensor_items([row.put for row in puts if row.put is not None])
+    for row, item in [*zip(puts, made, strict=True), *_new_values(rows, files)]:
+        length = sum(map(segment_length, item))
+        row.place = Place(name, cursor, length)
+        segments += item
+        cursor += length
+    return (name, segments) if segments else None
+
+
+def _new_values(rows: Iterable[Row], files: Files) -> Iterable[tuple[Row, list[Segment]]]:
+    for row in rows:
+        place = row.saved.parts[0].place if row.saved.parts else None
+        if row.inner and not row.gone and place is not None and files.has(place):
+            window = Window(files.range(place))
+            item = _edited_value(window, row.inner)
+            if item != [window.where]:
+                yield row, item
+
+
+def _edited_value(window: Window, edits: Sequence[Edit]) -> list[Segment]:
+    """The archive of a value with edits of what is in it."""
+    checkpoint = torch_zip.read(window)
+    found = parts_of(checkpoint).found
+    known = {(site.at, site.kind) for site in found.sites}
+    for edit in edits:
+        if isinstance(edit, Rename) and (edit.at, edit.kind) not in known:
+            # What the names are is known from around the value alone.
+            found.sites.append(Site(edit.at, edit.kind, _uses(node_at(found.graph.root, edit.at))))
+    moves = [edit for edit in edits if not isinstance(edit, SetLocation) or set(edit.moves) & set(checkpoint.devices)]
+    (file,) = torch_zip.plan_edit(checkpoint, moves, window).files
+    return [_real(segment, window) for segment in file.segments]
+
+
+def _uses(node: Node) -> list[Text]:
+    """The names that a value is: the keys of a mapping, or the strings of a list."""
+    rows = pairs(node)
+    names: Iterable[Node] = [key for key, _ in rows] if rows is not None else ()
+    if isinstance(node, list | tuple):
+        names = node
+    return [name for name in names if type(name) is Text]
+
+
+def _real(segment: Segment, window: Window) -> Segment:
+    if isinstance(segment, ByteRange) and segment.path == window:
+        return window.real(segment)
+    return segment
+
+
+def keeps_all(checkpoint: Checkpoint, plan: Plan) -> bool:
+    """Whether a planned folder surely holds each tensor: the same items, of files that are copied whole.
+
+    It is looked at in the planned metadata, read again.
+    """
+    folder = folder_of(checkpoint)
+    found = planned_metadata(plan)
+    copied = {name: OutputFile.of("", [ByteRange(path, 0, folder.files.sizes[name])]).segments
+              for name, path in folder.files.paths.items()}  # fmt: skip
+    files = {file.path.rpartition("/")[2]: file.segments for file in plan.files}
+    if found is None or any(files.get(name) != segments for name, segments in copied.items()):
+        return False
+    return _tensors(found) == _tensors(folder.metadata)
+
+
+def _tensors(said: Metadata) -> Mapping[object, int]:
+    kinds: dict[object, int] = {}
+    for saved in said.saved:
+        if saved.dtype is not None:
+            kind = saved.dtype, saved.shape, saved.parts
+            kinds[kind] = kinds.get(kind, 0) + 1
+    return kinds

@@ -1,0 +1,218 @@
+"""An item of a ``.distcp`` file: a whole torch archive of one tensor or value, at its place in the file.
+
+::
+
+    archive/data.pkl   .format_version   .storage_alignment   byteorder   data/0   version   .data/serialization_id
+
+Bytes of the elements alone, and a tensor of a safetensors file, are read too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from ckptfix.checkpoint import ByteRange, Check, Data, dtypes
+from ckptfix.errors import CkptfixError, DamagedFile, Unsupported
+from ckptfix.formats.dcp.metadata import Sizes
+from ckptfix.formats.torch import zip as torch_zip
+from ckptfix.formats.torch.common import Storages, little_endian
+from ckptfix.formats.torch.tensors import BadTensor, is_tensor, tensor_entry
+from ckptfix.formats.torch.zip_layout import Archive, Places
+from ckptfix.io.derived import gathered
+from ckptfix.io.source import Name, Source, open_source
+from ckptfix.pickles import Graph
+from ckptfix.zips.local import record_data
+
+SMALL = 8192
+"""Bytes of an item that are read at once."""
+
+HEAD, TAIL = 1024, 2048
+"""Bytes at the ends of a larger one that are: its pickle, its directory."""
+
+_ZIP = b"PK\x03\x04"
+
+
+class Window(Name):
+    """The name of a range of a file that is read as a file by itself.
+
+    Attributes:
+        where: the range.
+    """
+
+    where: ByteRange
+
+    def __new__(cls, where: ByteRange) -> Window:
+        name = super().__new__(cls, f"{where.path}[{where.offset:#x}:{where.end:#x}]")
+        name.where = where
+        return name
+
+    def opened(self) -> Source:
+        return _WindowSource(self)
+
+    def real(self, data: ByteRange) -> ByteRange:
+        """The range of the file that a range of the window is."""
+        return self.where.sub(data.offset, data.length)
+
+
+class _WindowSource(Source):
+    """Reads of a window; those at its ends are answered from what was read when it was opened."""
+
+    def __init__(self, window: Window) -> None:
+        where = window.where
+        self._file = open_source(where.path)
+        try:
+            self._head = self._file.read(where.offset, where.length if where.length <= SMALL else HEAD)
+            self._tail_at = max(0, where.length - TAIL)
+            self._tail = b"" if where.length <= SMALL else self._file.read(where.offset + self._tail_at, TAIL)
+        except BaseException:
+            self._file.close()
+            raise
+        super().__init__(window, where.length, base=self._file.base + where.offset)
+        self._start = where.offset
+
+    def _read(self, offset: int, length: int) -> bytes:
+        if offset + length <= len(self._head):
+            return self._head[offset : offset + length]
+        if offset >= self._tail_at and self._tail:
+            return self._tail[offset - self._tail_at : offset - self._tail_at + length]
+        return self._file.read(self._start + offset, length)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+@contextmanager
+def _in_file(window: Window, name: str) -> Iterator[None]:
+    """Errors about the window are about the item called `name` of its file."""
+    try:
+        yield
+    except CkptfixError as error:
+        if error.path is None or error.path == window:
+            error.path = str(window.where.path)
+            error.offset = window.where.offset + (error.offset or 0)
+            error.where = name
+            error.hint = None
+        raise
+
+
+@dataclass(frozen=True, slots=True)
+class TensorItem:
+    """The elements of a chunk in row-major order, and the checksum that its archive states for them."""
+
+    data: Data
+    check: Check | None
+
+
+def tensor_item(where: ByteRange, name: str, dtype: str, shape: Sizes) -> TensorItem:
+    """The chunk that the item at `where` holds, which is of this dtype and shape.
+
+    Args:
+        name: of the tensor, for errors.
+
+    Raises:
+        DamagedFile: it holds something else, or is not whole.
+        Unsupported: it holds no dense tensor.
+    """
+    window = Window(where)
+    with _in_file(window, name):
+        with open_source(window) as source:
+            zipped = source.read(0, min(4, where.length)) == _ZIP
+        if not zipped:
+            return _bare(where, name, dtype, shape)
+        archive, graph = torch_zip.read_object(window)
+        if not archive.pickle_ok:
+            raise DamagedFile("the pickle of its item does not match its CRC-32")
+        if not is_tensor(graph.root):
+            raise DamagedFile("its item holds no tensor")
+        try:
+            entry = tensor_entry(graph.root, name, "", Storages(_places(window, archive, graph)))
+        except BadTensor as error:
+            raise DamagedFile(f"its item holds no tensor: {error.message}") from None
+        if entry.kind != "dense" or entry.detail:
+            raise Unsupported(f"its item holds a {entry.detail or entry.kind} tensor")
+        if (entry.dtype, entry.shape) != (dtype, shape):
+            message = f"its item holds {entry.dtype} {list(entry.shape)}, and the metadata says {dtype} {list(shape)}"
+            raise DamagedFile(message)
+        storage = entry.storage
+        if storage is None or not isinstance(storage.data, ByteRange):
+            raise Unsupported("its item is compressed")
+        whole = window.real(storage.data)
+        check = Check(name, whole, storage.crc32) if storage.crc32 is not None else None
+        data: Data = whole
+        if entry.is_contiguous:
+            data = window.real(entry.data)
+        else:
+            data = gathered(whole, entry.itemsize, entry.shape, entry.stride, entry.offset)
+        if _is_big(window, archive):
+            data = little_endian(data, "big", dtypes.by_name(dtype).itemsize)
+        return TensorItem(data, check)
+
+
+def _places(window: Window, archive: Archive, graph: Graph) -> Places:
+    if any(type(persid.pid) is not tuple for persid in graph.persids):
+        raise DamagedFile("its item refers to a storage in a way that torch does not")
+    return Places(window, archive)
+
+
+def _is_big(window: Window, archive: Archive) -> bool:
+    """Whether the archive says that its numbers are big-endian."""
+    name = f"{archive.root}/byteorder"
+    record = next((record for record in archive.directory.records if record.name == name), None)
+    if record is None or record.size > 16:
+        return False
+    with open_source(window) as source:
+        data = record_data(source, record)
+        return isinstance(data, ByteRange) and source.read(data.offset, data.length) == b"big"
+
+
+def _bare(where: ByteRange, name: str, dtype: str, shape: Sizes) -> TensorItem:
+    """An item without an archive around it: the elements as they are."""
+    nbytes = dtypes.by_name(dtype).nbytes(_count(shape))
+    if where.length != nbytes:
+        raise DamagedFile(f"its item of {where.length} bytes is no torch archive, and not {nbytes} bytes of elements")
+    return TensorItem(where, None)
+
+
+def _count(shape: Sizes) -> int:
+    count = 1
+    for size in shape:
+        count *= size
+    return count
+
+
+@dataclass(frozen=True, slots=True)
+class ValueItem:
+    """The pickle of a value, and the storages of the tensors in it."""
+
+    graph: Graph
+    storages: Storages
+    byteorder: str
+
+
+def value_item(where: ByteRange, name: str) -> ValueItem:
+    """The value that the item at `where` holds.
+
+    Raises:
+        DamagedFile: it is not whole.
+        Unsupported: it is not what torch.save writes.
+    """
+    window = Window(where)
+    with _in_file(window, name):
+        with open_source(window) as source:
+            zipped = source.read(0, min(4, where.length)) == _ZIP
+        if not zipped:
+            raise Unsupported("its item is not an archive that torch.save writes")
+        archive, graph = torch_zip.read_object(window)
+        if not archive.pickle_ok:
+            raise DamagedFile("the pickle of its item does not match its CRC-32")
+        places = Places(window, archive)
+
+        def place(key: str) -> tuple[Data | None, int, int | None]:
+            data, nbytes, crc32 = places(key)
+            return (window.real(data) if isinstance(data, ByteRange) else data), nbytes, crc32
+
+        if graph.persids and _is_big(window, archive):
+            raise Unsupported("its item holds tensors in big-endian order")
+        return ValueItem(graph, Storages(place), "little")

@@ -1,0 +1,318 @@
+"""The `.metadata` of a distributed checkpoint: which key has which parts, and where each of them lies.
+
+::
+
+    Metadata
+      state_dict_metadata   {fqn: TensorStorageMetadata(properties, size, chunks) or BytesStorageMetadata()}
+      planner_data          {fqn: (key or list index, ...)}: where the value stood in the nested object; None if flat
+      storage_data          {MetadataIndex(fqn, offset, index): _StorageInfo(relative_path, offset, length,
+                            transform_descriptors)}
+      storage_meta          StorageMeta(checkpoint_id, save_id, load_id, modules), since torch 2.4
+      version               "1.0.0", since torch 2.10
+
+It is a pickle, and read as text. Classes count by their fields alone: torch 2.1 and 2.2 have TensorProperties in
+another module, OLMo-core and Megatron have classes of their own. Source: torch/distributed/checkpoint/metadata.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ckptfix.checkpoint import dtypes
+from ckptfix.errors import DamagedFile, Unsupported
+from ckptfix.formats.torch.tensors import BadTensor, dtype_name
+from ckptfix.pickles import Call, Dict, Graph
+from ckptfix.pickles.graph import Node, attributes, pairs
+
+NAME = ".metadata"
+
+Sizes = tuple[int, ...]
+Path = tuple[str | int, ...]
+
+MAX_SIZE = 1 << 63
+MAX_PATH = 100
+"""Keys on the way to a value; no program nests deeper."""
+
+
+class Place(NamedTuple):
+    """Where an item lies, as a ``_StorageInfo`` states it: `length` bytes at `offset` of the file `name`."""
+
+    name: str
+    offset: int
+    length: int
+
+
+class Part(NamedTuple):
+    """A chunk of a tensor: a box of it, and the item that holds its elements; None if the metadata lists none."""
+
+    offsets: Sizes
+    sizes: Sizes
+    place: Place | None
+
+
+@dataclass(slots=True)
+class Saved:
+    """A key of the flattened object.
+
+    Attributes:
+        fqn: its name, ``optim.state.fc.weight.exp_avg``.
+        path: where its value stands in the nested object.
+        dtype: of a tensor; None for a value.
+        shape: of the whole tensor.
+        parts: the chunks of a tensor; or the one item of a value.
+    """
+
+    fqn: str
+    path: Path
+    dtype: str | None
+    shape: Sizes
+    parts: tuple[Part, ...]
+
+    @property
+    def address(self) -> str:
+        return "/".join(map(str, self.path))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the elements of a tensor."""
+        return 0 if self.dtype is None else dtypes.by_name(self.dtype).nbytes(math.prod(self.shape))
+
+
+@dataclass(slots=True)
+class Metadata:
+    """What a `.metadata` says.
+
+    Attributes:
+        graph: the pickle.
+        saved: the keys, in order.
+        nested: the paths come from the file; otherwise each is the name alone.
+        version: as stated; None before torch 2.10.
+        saved_at: the folder that it was saved to, as it was called then.
+        unused: (fqn, place) of items that belong to no chunk.
+        wrong: (address, what) of keys that cannot be read.
+    """
+
+    graph: Graph
+    saved: list[Saved] = field(default_factory=list)
+    nested: bool = False
+    version: str | None = None
+    saved_at: str | None = None
+    unused: list[tuple[str, Place]] = field(default_factory=list)
+    wrong: list[tuple[str, str]] = field(default_factory=list)
+
+    def places(self) -> Iterator[tuple[Saved, Part]]:
+        """Every part that has an item, with its key."""
+        for saved in self.saved:
+            for part in saved.parts:
+                if part.place is not None:
+                    yield saved, part
+
+
+def is_metadata(root: Node) -> bool:
+    """Whether the object of a pickle is one of these."""
+    return type(root) is Call and "state_dict_metadata" in fields_of(root)
+
+
+def understood(graph: Graph) -> Metadata:
+    """What the object of `graph` says.
+
+    Raises:
+        DamagedFile: it is not such an object.
+        Unsupported: its items are compressed or encrypted.
+    """
+    made = Metadata(graph)
+    if not is_metadata(graph.root):
+        raise DamagedFile("not the metadata of a distributed checkpoint: it has no state_dict_metadata")
+    fields = fields_of(graph.root)
+    keys = pairs(fields["state_dict_metadata"])
+    if keys is None:
+        raise DamagedFile("its state_dict_metadata is not a mapping")
+    paths = _paths(fields.get("planner_data"))
+    made.nested = paths is not None
+    version = fields.get("version")
+    made.version = str(version) if isinstance(version, str) else None
+    made.saved_at = _saved_at(fields.get("storage_meta"))
+    items = _items(fields.get("storage_data"))
+    known = Sizer()
+    for fqn, node in keys:
+        if not isinstance(fqn, str):
+            raise DamagedFile(f"a key of state_dict_metadata is a {type(fqn).__name__}, not a name")
+        name = str(fqn)
+        path = paths.get(name) if paths is not None else None
+        saved = _saved(name, (name,) if path is None else path, node, items.pop(name, {}), known, made)
+        if saved is not None:
+            made.saved.append(saved)
+    made.unused += [(name, place) for name, rows in items.items() for place in rows.values()]
+    return made
+
+
+def fields_of(node: Node) -> Mapping[str, Node]:
+    """The attributes that BUILD sets on an object."""
+    if type(node) is not Call:
+        return {}
+    state = node.state
+    rows = state.items if type(state) is Dict else attributes(state)
+    return {str(name): value for name, value in rows if isinstance(name, str)}
+
+
+class Sizer:
+    """Sizes by their node: the same ``torch.Size`` stands at many places."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, Sizes] = {}
+
+    def __call__(self, node: Node) -> Sizes:
+        """The sizes that a ``torch.Size`` has. Raises BadTensor for anything else."""
+        known = self._known.get(id(node))
+        if known is None:
+            known = self._known[id(node)] = _sizes(node)
+        return known
+
+
+def _sizes(node: Node) -> Sizes:
+    inner = node.arguments[0] if type(node) is Call and node.arguments else node
+    if type(node) is Call and not node.arguments:
+        inner = ()
+    if not isinstance(inner, tuple | list) or not all(type(size) is int for size in inner):
+        raise BadTensor("sizes that are not a tuple of numbers")
+    sizes = tuple(size for size in inner if type(size) is int)
+    if any(not 0 <= size < MAX_SIZE for size in sizes):
+        raise BadTensor(f"sizes that nothing can have: {list(sizes)[:8]}")
+    return sizes
+
+
+def _saved(
+    fqn: str, path: Path, node: Node, items: Mapping[Sizes | None, Place], known: Sizer, made: Metadata
+) -> Saved | None:
+    """The key `fqn`; None if what is said of it cannot be understood, which is noted."""
+    fields = fields_of(node)
+    if type(node) is Call and "chunks" not in fields and "size" not in fields:
+        made.unused += [(fqn, place) for offsets, place in items.items() if offsets is not None]
+        return Saved(fqn, path, None, (), (Part((), (), items.get(None)),))
+    where = "/".join(map(str, path))
+    try:
+        dtype = _dtype(fields.get("properties"))
+        shape = known(fields.get("size"))
+        if dtypes.by_name(dtype).nbytes(math.prod(shape)) >= MAX_SIZE:
+            raise BadTensor(f"a tensor of {list(shape)}, which nothing can hold")
+        chunks = fields.get("chunks")
+        if not isinstance(chunks, list | tuple):
+            raise BadTensor("chunks that are not a list")
+        parts = tuple(_parts(chunks, items, known))
+        _check_volume(dtypes.by_name(dtype), shape, parts)
+    except (BadTensor, Unsupported) as error:
+        made.wrong.append((where, error.message))
+        return None
+    if len(items) > len(parts):
+        listed = {part.offsets for part in parts}
+        made.unused += [(fqn, place) for offsets, place in items.items() if offsets is None or offsets not in listed]
+    return Saved(fqn, path, dtype, shape, parts)
+
+
+def _parts(chunks: Sequence[Node], items: Mapping[Sizes | None, Place], known: Sizer) -> Iterator[Part]:
+    seen: set[tuple[Sizes, Sizes]] = set()
+    for chunk in chunks:
+        fields = fields_of(chunk)
+        box = known(fields.get("offsets")), known(fields.get("sizes"))
+        if len(chunks) > 1:
+            # What every rank had was once listed for each of them; it is one item.
+            if box in seen:
+                continue
+            seen.add(box)
+        yield Part(*box, items.get(box[0]))
+
+
+def _check_volume(row: dtypes.Dtype, shape: Sizes, parts: Sequence[Part]) -> None:
+    """Sizes that the items cannot have would make outputs of any length: nothing may believe them.
+
+    Raises:
+        BadTensor: the chunks have more or fewer elements than the tensor, or than there are bytes.
+    """
+    volume = 0
+    for _, sizes, place in parts:
+        count = math.prod(sizes)
+        volume += count
+        if place is not None and row.nbytes(count) > place.length:
+            raise BadTensor(f"a chunk of {list(sizes)} needs {row.nbytes(count)} bytes, its item has {place.length}")
+    if volume != math.prod(shape):
+        raise BadTensor(f"its chunks have {volume} elements, and its {list(shape)} has {math.prod(shape)}")
+
+
+def _dtype(node: Node) -> str:
+    """The dtype of a ``TensorProperties``: the first of the five fields of its state."""
+    state = node.state if type(node) is Call else None
+    if type(state) is tuple and state:
+        return dtype_name(state[0])
+    return dtype_name(fields_of(node).get("dtype"))
+
+
+def _paths(node: Node) -> dict[str, Path] | None:
+    """The paths of ``planner_data``: None where there are none."""
+    if node is None:
+        return None
+    rows = pairs(node)
+    if rows is None:
+        raise DamagedFile("its planner_data is not a mapping")
+    paths: dict[str, Path] = {}
+    for fqn, path in rows:
+        if not isinstance(fqn, str):
+            continue
+        if not isinstance(path, tuple | list) or not path or len(path) > MAX_PATH:
+            raise DamagedFile("its planner_data names a place that is none", where=str(fqn))
+        keys: list[str | int] = []
+        for key in path:
+            if isinstance(key, str):
+                keys.append(str(key))
+            elif type(key) is int and key >= 0:
+                keys.append(key)
+            else:
+                raise DamagedFile("its planner_data names a place that is none", where=str(fqn))
+        paths[str(fqn)] = tuple(keys)
+    return paths
+
+
+def _items(node: Node) -> dict[str, dict[Sizes | None, Place]]:
+    """fqn -> offsets of a chunk, or None for a value -> where its item lies."""
+    rows = pairs(node) if node is not None else []
+    if rows is None:
+        raise DamagedFile("its storage_data is not a mapping")
+    found: dict[str, dict[Sizes | None, Place]] = {}
+    known = Sizer()
+    for index, info in rows:
+        key, said = fields_of(index), fields_of(info)
+        fqn, offsets = key.get("fqn"), key.get("offset")
+        name, offset, length = said.get("relative_path"), said.get("offset"), said.get("length")
+        if not isinstance(fqn, str):
+            raise DamagedFile("an entry of its storage_data is of no key")
+        if said.get("transform_descriptors"):
+            transforms = said["transform_descriptors"]
+            names = [str(one) for one in transforms] if isinstance(transforms, list | tuple) else ["an extension"]
+            message = f"its items are transformed by {', '.join(names)}, which ckptfix does not undo"
+            hint = "load it where the extension is installed, and save it again without"
+            raise Unsupported(message, where=str(fqn), hint=hint)
+        if not isinstance(name, str) or type(offset) is not int or type(length) is not int:
+            raise DamagedFile("an entry of its storage_data states no place in a file", where=str(fqn))
+        if offset < 0 or length < 0 or offset + length >= MAX_SIZE:
+            raise DamagedFile(f"an item of {length} bytes at {offset}: no file has such a place", where=str(fqn))
+        try:
+            box = None if offsets is None else known(offsets)
+        except BadTensor as error:
+            raise DamagedFile(f"an entry of its storage_data has {error.message}", where=str(fqn)) from None
+        # As in a dict: of equal keys the last one counts.
+        found.setdefault(str(fqn), {})[box] = Place(str(name), offset, length)
+    return found
+
+
+def _saved_at(node: Node) -> str | None:
+    """The ``checkpoint_id`` of a ``StorageMeta``: text, or a ``PosixPath(*parts)``."""
+    value = fields_of(node).get("checkpoint_id")
+    if isinstance(value, str):
+        return str(value)
+    parts = [str(part) for part in value.arguments if isinstance(part, str)] if type(value) is Call else []
+    if not parts:
+        return None
+    head = parts[0].rstrip("/\\")
+    return "/".join([head, *parts[1:]]) if len(parts) > 1 else parts[0]

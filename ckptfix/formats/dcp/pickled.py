@@ -1,0 +1,201 @@
+"""The pickle of a `.metadata`: made anew, or the one that was read with other keys; what is not known of it stays.
+
+The classes and the order of their fields are torch's (torch/distributed/checkpoint/metadata.py, 2.10 to 2.14); readers
+from 2.1 on take it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ckptfix.checkpoint import Edit, TensorEntry, dtypes
+from ckptfix.formats.dcp.metadata import Metadata, Path, Place, Saved, Sizes, fields_of
+from ckptfix.pickles import Call, Dict, Global, Graph
+from ckptfix.pickles.graph import Node, pairs
+from ckptfix.pickles.reemit import reemit
+
+_METADATA = "torch.distributed.checkpoint.metadata"
+_STORAGE_INFO = Global("torch.distributed.checkpoint.filesystem", "_StorageInfo", 0)
+_SIZE = Global("torch", "Size", 0)
+_KINDS = {
+    name: Global(_METADATA, name, 0)
+    for name in (
+        *("Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata", "TensorProperties"),
+        *("MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING"),
+    )
+}
+PROTOCOL = 4
+VERSION = "1.0.0"
+
+
+@dataclass(slots=True)
+class Row:
+    """A key while it is edited.
+
+    Attributes:
+        saved: as the folder has it.
+        path: where it will stand.
+        gone: it is left out.
+        inner: edits of its value.
+        put: the tensor that takes its place.
+        place: of its new item.
+    """
+
+    saved: Saved
+    path: Path
+    gone: bool = False
+    inner: list[Edit] = field(default_factory=list)
+    put: TensorEntry | None = None
+    place: Place | None = None
+
+    def fqn(self, nested: bool) -> str:
+        return ".".join(map(str, self.path)) if nested else str(self.path[0])
+
+
+def fresh(saved: Sequence[Saved], paths: Mapping[str, Path]) -> bytes:
+    """The pickle of a new Metadata with these keys; each has one part."""
+    make = _Nodes()
+    keys, items = Dict(), Dict()
+    for row in saved:
+        part = row.parts[0]
+        assert part.place is not None
+        if row.dtype is None:
+            keys.items.append((row.fqn, make.object("BytesStorageMetadata", None)))
+            items.items.append((make.index(row.fqn, None), make.info(part.place)))
+            continue
+        keys.items.append((row.fqn, make.tensor(row.dtype, row.shape)))
+        items.items.append((make.index(row.fqn, part.offsets), make.info(part.place)))
+    planner = Dict()
+    planner.items = [(fqn, tuple(path)) for fqn, path in paths.items()]
+    meta = make.object("StorageMeta", {"checkpoint_id": None, "save_id": None, "load_id": None, "modules": []})
+    root = make.object(
+        "Metadata",
+        {
+            "state_dict_metadata": keys, "planner_data": planner, "storage_data": items,
+            "storage_meta": meta, "version": VERSION,
+        },
+    )
+    return _written(root, Graph(bytes((0x80, PROTOCOL)), 0), PROTOCOL)
+
+
+def rewritten(said: Metadata, rows: Iterable[Row]) -> bytes:
+    """The pickle of the metadata that was read, with its keys as `rows` have them."""
+    by_fqn = {row.saved.fqn: row for row in rows}
+    make = _Nodes()
+    root = said.graph.root
+    assert type(root) is Call
+    fields = fields_of(root)
+    new: dict[str, Node] = {}
+    keys, items, planner = Dict(), Dict(), Dict()
+    for fqn, node in pairs(fields["state_dict_metadata"]) or ():
+        row = by_fqn.get(str(fqn))
+        if row is None:
+            keys.items.append((fqn, node))
+        elif not row.gone:
+            put = row.put
+            kept = node if put is None else make.tensor(put.dtype, put.shape)
+            keys.items.append((row.fqn(said.nested), kept))
+    new["state_dict_metadata"] = keys
+    for index, info in pairs(fields.get("storage_data")) or ():
+        row = by_fqn.get(str(fields_of(index).get("fqn")))
+        if row is None:
+            items.items.append((index, info))
+        elif not row.gone:
+            name = row.fqn(said.nested)
+            if row.put is None:
+                changed = info if row.place is None else _with(info, **make.place(row.place))
+                items.items.append((index if name == row.saved.fqn else _with(index, fqn=name), changed))
+            elif row.place is not None:
+                offset = make.size((0,) * len(row.put.shape))
+                new_index = _with(index, fqn=name, offset=offset, index=0)
+                items.items.append((new_index, _with(info, **make.place(row.place))))
+                row.place = None
+    new["storage_data"] = items
+    if said.nested:
+        for fqn, path in pairs(fields.get("planner_data")) or ():
+            row = by_fqn.get(str(fqn))
+            if row is None:
+                planner.items.append((fqn, path))
+            elif not row.gone:
+                planner.items.append((row.fqn(True), path if row.path == row.saved.path else tuple(row.path)))
+        new["planner_data"] = planner
+    return _written(_with(root, **new), Graph(said.graph.data, said.graph.start), said.graph.protocol)
+
+
+def _written(root: Node, graph: Graph, protocol: int) -> bytes:
+    graph.protocol = protocol
+    graph.root = root
+    return reemit(graph).pickle
+
+
+def _with(node: Node, **fields: Node) -> Call:
+    """The same object with other values of some attributes."""
+    assert type(node) is Call
+    made = Call(node.func, node.args, node.how, 0, node.kwargs)
+    made.items, made.elements = node.items, node.elements
+    state = Dict()
+    rest = dict(fields)
+    state.items = [(name, rest.pop(str(name), value)) for name, value in _rows(node)]
+    state.items += rest.items()
+    made.state = state
+    return made
+
+
+def _rows(node: Call) -> Iterable[tuple[Node, Node]]:
+    return node.state.items if type(node.state) is Dict else fields_of(node).items()
+
+
+class _Nodes:
+    """Makes the objects; equal sizes, dtypes and layouts are one object, as in what torch pickles."""
+
+    def __init__(self) -> None:
+        self._sizes: dict[Sizes, Call] = {}
+        self._properties: dict[str, Call] = {}
+
+    def object(self, kind: str, fields: Mapping[str, Node] | None) -> Call:
+        made = Call(_KINDS[kind], (), "NEWOBJ", 0)
+        if fields is not None:
+            state = Dict()
+            state.items = list(fields.items())
+            made.state = state
+        return made
+
+    def size(self, sizes: Sizes) -> Call:
+        made = self._sizes.get(sizes)
+        if made is None:
+            made = self._sizes[sizes] = Call(_SIZE, (sizes,), "REDUCE", 0)
+        return made
+
+    def tensor(self, dtype: str, shape: Sizes) -> Call:
+        """The entry of a tensor in one chunk."""
+        chunk = self.object(
+            "ChunkStorageMetadata", {"offsets": self.size((0,) * len(shape)), "sizes": self.size(shape)}
+        )
+        fields: dict[str, Node] = {"properties": self.properties(dtype), "size": self.size(shape), "chunks": [chunk]}
+        return self.object("TensorStorageMetadata", fields)
+
+    def properties(self, dtype: str) -> Call:
+        made = self._properties.get(dtype)
+        if made is None:
+            made = self._properties[dtype] = self.object("TensorProperties", None)
+            layout = Call(Global("torch.serialization", "_get_layout", 0), ("torch.strided",), "REDUCE", 0)
+            contiguous = Call(_KINDS["_MEM_FORMAT_ENCODING"], (0,), "REDUCE", 0)
+            made.state = (Global("torch", dtypes.by_name(dtype).name, 0), layout, False, contiguous, False)
+        return made
+
+    def index(self, fqn: str, offsets: Sizes | None) -> Call:
+        fields: dict[str, Node] = {"fqn": fqn, "index": None}
+        if offsets is not None:
+            fields = {"fqn": fqn, "index": 0, "offset": self.size(offsets)}
+        return self.object("MetadataIndex", fields)
+
+    def info(self, place: Place) -> Call:
+        made = Call(_STORAGE_INFO, (), "NEWOBJ", 0)
+        state = Dict()
+        state.items = list(self.place(place).items())
+        made.state = state
+        return made
+
+    def place(self, place: Place) -> dict[str, Node]:
+        return {"relative_path": place.name, "offset": place.offset, "length": place.length}

@@ -1,0 +1,45 @@
+"""A folder that is planned and not yet written, read as it will be: by the law of weights, before a byte is written."""
+
+from __future__ import annotations
+
+import os
+
+from ckptfix.checkpoint import Checkpoint, Mark, Plan
+from ckptfix.checkpoint.stamp import Stamp
+from ckptfix.errors import DamagedFile
+from ckptfix.formats.dcp import metadata as dcp_metadata
+from ckptfix.formats.dcp.metadata import Metadata
+from ckptfix.formats.dcp.read import Files, assembled
+from ckptfix.io.planned import PlannedFile
+from ckptfix.io.source import open_source
+from ckptfix.pickles import parse
+
+
+def planned_metadata(plan: Plan) -> Metadata | None:
+    """What the planned `.metadata` says; None where none is planned.
+
+    Raises:
+        DamagedFile: it is not what a reader takes.
+    """
+    file = next((file for file in plan.files if os.path.basename(file.path) == dcp_metadata.NAME), None)  # noqa: PTH119
+    if file is None:
+        return None
+    with open_source(PlannedFile(file)) as source:
+        return dcp_metadata.understood(parse(source.read(0, source.size), path=file.path, frames=False))
+
+
+def read_planned(plan: Plan) -> Checkpoint:
+    """The checkpoint of a planned folder.
+
+    Raises:
+        DamagedFile: none is planned, or not as a reader takes it.
+    """
+    said = planned_metadata(plan)
+    if said is None:
+        raise DamagedFile("no .metadata is planned")
+    last = plan.files[-1]
+    folder = os.path.dirname(last.path)  # noqa: PTH120 (a name, not a place)
+    paths: dict[str, str] = {os.path.relpath(file.path, folder): PlannedFile(file) for file in plan.files}
+    sizes = {name: planned.size for name, planned in paths.items() if isinstance(planned, PlannedFile)}
+    mark = Mark(PlannedFile(last), Stamp(last.nbytes))
+    return assembled(folder, said, Files(folder, sizes, paths, (mark,)))

@@ -1,0 +1,263 @@
+"""A folder read: the `.metadata`, the values, and the tensors by their places; no tensor's item is opened."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ckptfix.checkpoint import ByteRange, Check, Checkpoint, Data, Mark, contiguous_stride, dtypes
+from ckptfix.errors import CkptfixError, DamagedFile, NoSuchFile, Unsupported, about
+from ckptfix.findings.row import Finding
+from ckptfix.findings.table import found
+from ckptfix.formats.dcp import metadata as dcp_metadata
+from ckptfix.formats.dcp.items import tensor_item, value_item
+from ckptfix.formats.dcp.metadata import Metadata, Part, Place, Saved
+from ckptfix.formats.dcp.nested import Nesting
+from ckptfix.formats.folders.assembled import Assembled, Assembly
+from ckptfix.formats.folders.inside import file_inside
+from ckptfix.formats.torch.common import parts_of
+from ckptfix.io.planned import Piece, SplicedFile
+from ckptfix.io.source import mark, open_source
+from ckptfix.io.tiles import Chunk, tiled
+from ckptfix.pickles import parse
+from ckptfix.words import plural
+
+NAME = "dcp"
+MAX_METADATA = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """The files of a folder that its metadata names.
+
+    Attributes:
+        folder: as it was given.
+        sizes: bytes of each file that is there, by the name in the metadata.
+        paths: where each of them is.
+        marks: of the metadata and of these files.
+    """
+
+    folder: str
+    sizes: dict[str, int]
+    paths: dict[str, str]
+    marks: tuple[Mark, ...]
+
+    @property
+    def metadata(self) -> str:
+        return self.marks[0].path
+
+    def has(self, place: Place) -> bool:
+        """Whether its file is there, and long enough."""
+        return place.offset + place.length <= self.sizes.get(place.name, -1)
+
+    def range(self, place: Place) -> ByteRange:
+        """The bytes of an item.
+
+        Raises:
+            DamagedFile: its file is not there.
+        """
+        path = self.paths.get(place.name)
+        if path is None:
+            raise DamagedFile("is missing", path=str(Path(self.folder, place.name)), hint=LOST_FILE)
+        return ByteRange(path, place.offset, place.length)
+
+
+LOST_FILE = "copy it from where the checkpoint was saved; without it, `ckptfix repair FOLDER OUT` keeps the rest"
+
+
+class Folder(Assembled):
+    """What a checkpoint keeps of its folder, for edits and for doctor.
+
+    Attributes:
+        metadata: what it says.
+        files: that it names.
+        spliced: the tensors, one piece each, in the order of `tensors`.
+        tensors: the keys that are tensors.
+    """
+
+    __slots__ = ("files", "metadata", "spliced", "tensors")
+
+    def __init__(self, metadata: Metadata, files: Files, tensors: list[Saved], spliced: SplicedFile) -> None:
+        self.metadata = metadata
+        self.files = files
+        self.tensors = tensors
+        self.spliced = spliced
+
+
+def read_metadata(folder: str) -> tuple[Metadata, Mark]:
+    """The `.metadata` of a folder, and the file as it was.
+
+    Raises:
+        DamagedFile: it is no pickle of a Metadata.
+        Unsupported: its items are compressed or encrypted.
+    """
+    path = file_inside(folder, dcp_metadata.NAME, where=folder)
+    before = mark(path)
+    with open_source(path) as source:
+        if source.size > MAX_METADATA:
+            raise Unsupported(f"metadata of {source.size} bytes", path=path)
+        data = source.read(0, source.size)
+    graph = parse(data, path=path, frames=False)
+    with about(path):
+        return dcp_metadata.understood(graph), before
+
+
+def find_files(folder: str, said: Metadata, before: Mark) -> Files:
+    """The files that the metadata names.
+
+    Raises:
+        DamagedFile: one of its names leads out of the folder; nothing of it was opened.
+    """
+    names = dict.fromkeys(part.place.name for _, part in said.places() if part.place is not None)
+    names |= dict.fromkeys(place.name for _, place in said.unused)
+    marks = [before]
+    sizes: dict[str, int] = {}
+    paths: dict[str, str] = {}
+    for name in names:
+        try:
+            path = file_inside(folder, name, where=before.path)
+        except NoSuchFile:
+            continue
+        paths[name] = path
+        marks.append(mark(path))
+        sizes[name] = marks[-1].stamp.size
+    return Files(folder, sizes, paths, tuple(marks))
+
+
+def read(path: str) -> Checkpoint:
+    """Read names, shapes, places and values; see the contract in `base`."""
+    said, before = read_metadata(path)
+    return assembled(path, said, find_files(path, said, before))
+
+
+def assembled(path: str, said: Metadata, files: Files) -> Checkpoint:
+    """The checkpoint that the metadata describes, in these files."""
+    findings = [found("bad-tensor", what, where=where) for where, what in said.wrong]
+    tensors = [saved for saved in said.saved if saved.dtype is not None]
+    spliced = SplicedFile(path, [saved.nbytes for saved in tensors], _maker(tensors, files))
+    assembly = Assembly()
+    nesting = Nesting()
+    with about(files.metadata):
+        numbers = iter(range(len(tensors)))
+        for index, saved in enumerate(said.saved):
+            if saved.dtype is None:
+                _put_value(saved, index, files, assembly, nesting, findings)
+                continue
+            key = assembly.storage(spliced.place(next(numbers)))
+            nesting.put(saved.path, assembly.tensor(key, saved.dtype, saved.shape, contiguous_stride(saved.shape)))
+    findings += _cut(said, files)
+    checkpoint = assembly.checkpoint(
+        nesting.root, path, format=NAME, files=files.marks, traits=_traits(said, files), findings=findings
+    )
+    parts_of(checkpoint).container = Folder(said, files, tensors, spliced)
+    return checkpoint
+
+
+def folder_of(checkpoint: Checkpoint) -> Folder:
+    """The folder that a checkpoint was read from."""
+    folder = parts_of(checkpoint).container
+    assert isinstance(folder, Folder)
+    return folder
+
+
+def _traits(said: Metadata, files: Files) -> dict[str, object]:
+    items = sum(1 for _ in said.places())
+    traits: dict[str, object] = {"files": len(files.paths), "items": items}
+    if said.version is not None:
+        traits["metadata version"] = said.version
+    if not said.nested:
+        traits["names"] = "flat"
+    if said.saved_at is not None:
+        traits["saved at"] = said.saved_at
+    return traits
+
+
+def _put_value(
+    saved: Saved, index: int, files: Files, assembly: Assembly, nesting: Nesting, findings: list[Finding]
+) -> None:
+    """Read the value and put it where it stands; one that is damaged is noted, and missing."""
+    place = saved.parts[0].place
+    try:
+        if place is None:
+            raise DamagedFile("its metadata lists no item for it")
+        if not files.has(place):
+            return
+        item = value_item(files.range(place), saved.address)
+    except DamagedFile as error:
+        findings.append(found("bad-tensor", error.message, where=saved.address, offset=error.offset))
+        return
+    nesting.put(saved.path, assembly.adopt(item.graph.root, item.storages, f"{index}-"))
+
+
+def _cut(said: Metadata, files: Files) -> list[Finding]:
+    """A finding for each file that is missing or shorter than the metadata says."""
+    ends: dict[str, int] = {}
+    counts: dict[str, int] = {}
+    for _, part in said.places():
+        place = part.place
+        if place is not None and not files.has(place):
+            ends[place.name] = max(ends.get(place.name, 0), place.offset + place.length)
+            counts[place.name] = counts.get(place.name, 0) + 1
+    rows = []
+    for name, end in ends.items():
+        items = plural(counts[name], "item")
+        if name in files.sizes:
+            message = f"{end} bytes promised, {files.sizes[name]} left: {items} cut off"
+        else:
+            message = f"the file is missing, and {items} with it"
+        rows.append(found("truncated", message, where=name))
+    return rows
+
+
+def _maker(tensors: list[Saved], files: Files) -> Callable[[int], Piece]:
+    """What makes the pieces of the tensors out of their items."""
+
+    def make(index: int) -> Piece:
+        saved = tensors[index]
+        try:
+            return tensor_piece(saved, files)
+        except CkptfixError as error:
+            error.path = error.path or files.metadata
+            error.where = error.where or saved.address
+            raise
+
+    return make
+
+
+def tensor_piece(saved: Saved, files: Files) -> Piece:
+    """The elements of a tensor in row-major order, out of its items, and their checksums.
+
+    Raises:
+        DamagedFile: an item is missing, damaged, or of another tensor; or they do not tile the tensor.
+    """
+    assert saved.dtype is not None
+    row = dtypes.by_name(saved.dtype)
+    chunks: list[Chunk] = []
+    checks: list[Check] = []
+    for part in saved.parts:
+        nbytes = row.nbytes(math.prod(part.sizes))
+        if not nbytes:
+            chunks.append(Chunk(part.offsets, part.sizes, ByteRange(files.metadata, 0, 0)))
+            continue
+        item = tensor_item(files.range(place_of(part)), saved.address, saved.dtype, part.sizes)
+        chunks.append(Chunk(part.offsets, part.sizes, _as_range(item.data, saved.address)))
+        if item.check is not None:
+            checks.append(item.check)
+    return Piece(tiled(saved.shape, row.itemsize, chunks), tuple(checks))
+
+
+def place_of(part: Part) -> Place:
+    """Where the item of a chunk is. Raises DamagedFile where the metadata lists none."""
+    if part.place is None:
+        message = f"its metadata lists no item for the chunk of {list(part.sizes)} at {list(part.offsets)}"
+        raise DamagedFile(message)
+    return part.place
+
+
+def _as_range(data: Data, name: str) -> ByteRange:
+    """`data` as a range: that of a file that is not there for a stream."""
+    if isinstance(data, ByteRange):
+        return data
+    return SplicedFile(name, [data.length], lambda index: Piece((data,))).place(0)

@@ -1,0 +1,214 @@
+"""A checkpoint as a folder that torch.distributed.checkpoint loads: a `.metadata`, and one ``.distcp`` file.
+
+The object is flattened as torch flattens it: dicts by their keys, lists that hold a tensor or a dict by their numbers;
+whatever else stands there is a value, pickled by itself. Keys become text, and what kind of dict it was is forgotten,
+as it is by torch. Tensors that are the very same share an item.
+Source: torch/distributed/checkpoint/_traverse.py, since 2.4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ckptfix.checkpoint import Checkpoint, Data, OutputFile, Plan, Segment, Storage, TensorEntry, dtypes, segment_length
+from ckptfix.checkpoint.tensors import contiguous_stride
+from ckptfix.errors import DamagedFile, KeyConflict, Unsupported
+from ckptfix.findings.row import Finding
+from ckptfix.findings.table import found
+from ckptfix.formats.dcp import metadata as dcp_metadata
+from ckptfix.formats.dcp import pickled
+from ckptfix.formats.dcp.metadata import MAX_PATH, Part, Place, Saved
+from ckptfix.formats.folders.assembled import grafted
+from ckptfix.formats.safetensors.write import row_major
+from ckptfix.formats.torch.common import Parts, fields, little_endian, parts_of
+from ckptfix.formats.torch.emit import tensor_call
+from ckptfix.formats.torch.tensors import BadTensor, is_tensor
+from ckptfix.formats.torch.zip_layout import fresh_records
+from ckptfix.pickles import Call, Global, Graph, PersId
+from ckptfix.pickles.emit import emit
+from ckptfix.pickles.graph import Node, label, pairs
+from ckptfix.pickles.reemit import reemit
+from ckptfix.zips.write import NewRecord, fresh_archives
+
+FILE = "__0_0.distcp"
+
+
+@dataclass(slots=True)
+class _Flat:
+    """The keys of a flattened object, in order."""
+
+    tensors: list[tuple[dcp_metadata.Path, TensorEntry]] = field(default_factory=list)
+    values: list[tuple[dcp_metadata.Path, Node]] = field(default_factory=list)
+    order: list[dcp_metadata.Path] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+
+
+def plan_write(entries: Sequence[TensorEntry], dest: str, *, metadata: Mapping[str, str] | None = None) -> Plan:
+    """A fresh folder that holds a flat state dict."""
+    flat = _Flat([((entry.key,), entry) for entry in entries], order=[(entry.key,) for entry in entries])
+    return _planned(flat, None, dest)
+
+
+def recode(checkpoint: Checkpoint, dest: str) -> Plan:
+    """The whole object of a checkpoint as a folder.
+
+    Raises:
+        KeyConflict: two keys have one name once they are flattened.
+        Unsupported: a tensor that has no chunks.
+    """
+    parts = parts_of(checkpoint)
+    entries = dict(zip(map(id, (node for _, _, node in parts.found.tensors)), checkpoint.entries, strict=True))
+    flat = _Flat()
+    root = parts.graph.root
+    if pairs(root) is None:
+        raise Unsupported("a distributed checkpoint holds a dict, and this is none", path=checkpoint.path)
+    _flatten(root, entries, flat)
+    return _planned(flat, checkpoint, dest)
+
+
+def _flatten(root: Node, entries: Mapping[int, TensorEntry], flat: _Flat) -> None:
+    stack: list[tuple[dcp_metadata.Path, Node]] = [((), root)]
+    while stack:
+        path, node = stack.pop()
+        rows = pairs(node)
+        below: list[tuple[dcp_metadata.Path, Node]] = []
+        if len(path) > MAX_PATH:
+            raise Unsupported("nested too deeply for a distributed checkpoint", where="/".join(map(str, path[:4])))
+        if rows:
+            if type(node) is Call and node.state is not None:
+                flat.findings.append(found("left-behind", "attributes of a dict", where=_shown((*path, "_metadata"))))
+            below = [((*path, label(key)), value) for key, value in rows]
+        elif isinstance(node, list) and not _is_value(node):
+            below = [((*path, number), value) for number, value in enumerate(node)]
+        elif path:
+            flat.order.append(path)
+            entry = entries.get(id(node)) if is_tensor(node) else None
+            if entry is not None and entry.kind == "wrapper":
+                raise Unsupported("a tensor that is one rank's piece, or wrapped", where=entry.name)
+            if entry is not None and entry.kind == "dense" and not entry.detail:
+                flat.tensors.append((path, entry))
+            else:
+                flat.values.append((path, node))
+        stack += reversed(below)
+
+
+def _is_value(node: list[Node]) -> bool:
+    """Whether a list is pickled whole: neither a tensor nor a dict is in it, however deep in lists."""
+    stack, seen = [node], {id(node)}
+    while stack:
+        for part in stack.pop():
+            if is_tensor(part) or pairs(part) is not None:
+                return False
+            if isinstance(part, list) and id(part) not in seen:
+                seen.add(id(part))
+                stack.append(part)
+    return True
+
+
+def _shown(path: dcp_metadata.Path) -> str:
+    return "/".join(map(str, path))
+
+
+def _planned(flat: _Flat, checkpoint: Checkpoint | None, dest: str) -> Plan:
+    names: dict[str, dcp_metadata.Path] = {}
+    for path in flat.order:
+        name = ".".join(map(str, path))
+        if name in names:
+            pair = (name, (_shown(names[name]), _shown(path)))
+            raise KeyConflict(f"two keys would be called {name}: {' and '.join(pair[1])}", pairs=(pair,))
+        names[name] = path
+    byteorder = "little" if checkpoint is None else checkpoint.byteorder
+    archives: list[list[NewRecord]] = []
+    if checkpoint is not None:
+        archives += [_value_records(node, parts_of(checkpoint), byteorder, path) for path, node in flat.values]
+    unique: dict[object, int] = {}
+    kept: list[TensorEntry] = []
+    shared: list[int] = []
+    for _, entry in flat.tensors:
+        assert entry.storage is not None
+        same = entry.storage.identity, entry.offset, entry.dtype, entry.shape, entry.stride
+        if same not in unique:
+            unique[same] = len(kept)
+            kept.append(entry)
+        shared.append(unique[same])
+    archives += [_tensor_records(entry, byteorder) for entry in kept]
+    segments: list[Segment] = []
+    places: list[Place] = []
+    cursor = 0
+    for item in fresh_archives(archives):
+        length = sum(map(segment_length, item))
+        places.append(Place(FILE, cursor, length))
+        segments += item
+        cursor += length
+    saved = dict(_saved(flat, places, shared))
+    rows = [saved[path] for path in flat.order]
+    data = OutputFile.of(Path(dest, FILE), segments)
+    metadata = OutputFile.of(Path(dest, dcp_metadata.NAME), [pickled.fresh(rows, names)])
+    return Plan((data, metadata), tuple(flat.findings))
+
+
+def _saved(
+    flat: _Flat, places: Sequence[Place], shared: Iterable[int]
+) -> Iterator[tuple[dcp_metadata.Path, Saved]]:
+    for number, (path, _) in enumerate(flat.values):
+        yield path, Saved(".".join(map(str, path)), path, None, (), (Part((), (), places[number]),))
+    first = len(flat.values)
+    for (path, entry), number in zip(flat.tensors, shared, strict=True):
+        part = Part((0,) * len(entry.shape), entry.shape, places[first + number])
+        yield path, Saved(".".join(map(str, path)), path, entry.dtype, entry.shape, (part,))
+
+
+def tensor_items(entries: Sequence[TensorEntry]) -> list[list[Segment]]:
+    """The items of tensors: of each the segments of an archive as torch.save of it is."""
+    return fresh_archives([_tensor_records(entry, "little") for entry in entries])
+
+
+def _tensor_records(entry: TensorEntry, byteorder: str) -> list[NewRecord]:
+    storage = entry.storage
+    if storage is None or storage.data is None:
+        raise Unsupported("its data is not in the file (a tensor on the meta device)", where=entry.name)
+    whole = entry.is_contiguous and not entry.offset and entry.nbytes == storage.nbytes
+    data = storage.data if whole else row_major(entry)
+    crc32 = storage.crc32 if whole and byteorder == "little" else None
+    if byteorder == "big":
+        complex_parts = 2 if dtypes.by_name(entry.dtype).family == "complex" else 1
+        data = little_endian(data, "big", entry.itemsize // complex_parts)
+    alone = Storage("0", entry.dtype, entry.nbytes, "cpu", data)
+    plain = TensorEntry(entry.key, "", alone, entry.dtype, entry.shape, contiguous_stride(entry.shape))
+    return fresh_records(emit(tensor_call(plain, _Zero())), [("0", data, crc32)])
+
+
+class _Zero:
+    """References to the one storage of an item."""
+
+    def reference(self, kind: Global, storage: Storage, count: int, where: str) -> PersId:
+        return PersId(("storage", kind, "0", "cpu", count), 0, -1)
+
+
+def _value_records(node: Node, parts: Parts, byteorder: str, path: dcp_metadata.Path) -> list[NewRecord]:
+    """The archive of a value: its pickle, and the storages of tensors in it."""
+    storages: dict[str, tuple[str, Data, int | None]] = {}
+
+    def reference(persid: PersId) -> tuple[Node, ...] | None:
+        try:
+            key, _, _, _ = fields(persid)
+        except BadTensor as error:
+            raise DamagedFile(str(error), where=_shown(path)) from None
+        if len(persid.fields) > 5 and persid.fields[5] is not None:
+            raise Unsupported("a value with a tensor on a view of a storage", where=_shown(path))
+        data, _, crc32 = parts.storages.place(key)
+        if data is None:
+            raise DamagedFile(f"the file has no storage {key!r}", where=_shown(path))
+        if byteorder == "big":
+            raise Unsupported("a value with a big-endian tensor", where=_shown(path))
+        name, _, _ = storages.setdefault(key, (str(len(storages)), data, crc32))
+        return (*persid.fields[:2], name, *persid.fields[3:5])
+
+    source = parts.graph
+    graph = Graph(bytes((0x80, max(source.protocol, 2))), 0)
+    graph.protocol = source.protocol
+    graph.root = grafted(node, reference)
+    pickle = reemit(graph).pickle
+    return fresh_records(pickle, list(storages.values()))

@@ -1,0 +1,80 @@
+"""What else lies in the folder of a checkpoint: files that go along with an edited one, and what stays behind."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from ckptfix.checkpoint import ByteRange, OutputFile
+from ckptfix.errors import CkptfixError, not_readable
+from ckptfix.findings.row import Finding
+from ckptfix.findings.table import found
+from ckptfix.formats.folders.inside import file_inside
+from ckptfix.io.output import TEMP_SUFFIX
+from ckptfix.io.source import stamp
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What is in the folder beside the files of the checkpoint itself.
+
+    Attributes:
+        folder: the folder.
+        files: names of regular files, which go along: a configuration, a tokenizer, a licence.
+        left: (name, why) of what does not: folders, pipes, links that lead out of the folder.
+    """
+
+    folder: str
+    files: tuple[str, ...] = ()
+    left: tuple[tuple[str, str], ...] = ()
+
+    def copied_to(self, dest: str) -> tuple[OutputFile, ...]:
+        """Each of the files, byte for byte, in the folder `dest`."""
+        made = []
+        for name in self.files:
+            path = str(Path(self.folder, name))
+            whole = ByteRange(path, 0, stamp(path).size)
+            made.append(OutputFile.of(Path(dest, name), [whole], along=True))
+        return tuple(made)
+
+    def findings(self) -> tuple[Finding, ...]:
+        """A note for each thing that stays behind."""
+        return tuple(found("left-behind", f"is not copied along: {why}", where=name) for name, why in self.left)
+
+
+def beside(folder: str, own: Collection[str]) -> Beside:
+    """What is in `folder` apart from `own`, the paths of the files of the checkpoint.
+
+    Raises:
+        CkptfixError: the folder cannot be listed.
+    """
+    mine = {os.path.abspath(path) for path in own}  # noqa: PTH100 (a path is not resolved: a link has its own name)
+    around = {str(above) for path in mine for above in Path(path).parents}
+    files: list[str] = []
+    left: list[tuple[str, str]] = []
+    try:
+        rows = sorted(os.scandir(folder), key=lambda row: row.name)
+        for row in rows:
+            path = os.path.abspath(row.path)  # noqa: PTH100
+            if path in mine or path in around or row.name.endswith(TEMP_SUFFIX):
+                continue
+            if row.is_dir():
+                left.append((row.name, "it is a folder"))
+                continue
+            try:
+                file_inside(folder, row.name, where=folder)
+            except CkptfixError as error:
+                left.append((row.name, _why(row, error)))
+            else:
+                files.append(row.name)
+    except OSError as error:
+        raise not_readable(error, folder) from None
+    return Beside(folder, tuple(files), tuple(left))
+
+
+def _why(row: os.DirEntry[str], error: CkptfixError) -> str:
+    if not row.is_symlink():
+        return "it is no regular file"
+    return "a link to nothing" if isinstance(error, FileNotFoundError) else "a link that leads out of the folder"

@@ -1,0 +1,220 @@
+"""Edits of a sharded checkpoint: each shard edited by the format of its file, and the index after them.
+
+What else is in the folder goes along byte for byte; folders, and files of other checkpoints there, stay behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ckptfix.checkpoint import (
+    ByteRange,
+    Checkpoint,
+    Drop,
+    Edit,
+    NameSite,
+    OutputFile,
+    Plan,
+    Put,
+    Rename,
+    SetLocation,
+    SetMetadata,
+    TensorEntry,
+)
+from ckptfix.errors import KeyConflict, NoSuchTensor, Unsupported
+from ckptfix.findings.row import Finding
+from ckptfix.findings.table import found
+from ckptfix.formats.folders.beside import beside
+from ckptfix.formats.shards import files
+from ckptfix.formats.shards.layout import Layout, Shard, data_bytes
+from ckptfix.formats.shards.objects import own_storage
+from ckptfix.formats.torch.common import pickled
+from ckptfix.io.planned import PlannedFile
+
+Site = tuple[str, str]
+"""Address and kind of a place that holds names."""
+
+
+def plan_edit(checkpoint: Checkpoint, layout: Layout, edits: Sequence[Edit], dest: str) -> Plan:
+    """The files of the checkpoint with `edits`, below `dest`; see the contract in `base`.
+
+    Raises:
+        WouldLoseData: shards or tensors of it are missing.
+        NoSuchTensor: a name that no shard has.
+        KeyConflict: names of two shards would become one.
+        CkptfixError: as the format of the shards.
+    """
+    layout.refuse_incomplete()
+    parts = [_Part(index, shard) for index, shard in enumerate(layout.shards)]
+    for edit in edits:
+        _refuse_unknown(edit, parts, layout.path)
+        for part in parts:
+            part.take(edit)
+    _refuse_conflicts(parts, layout.path)
+    planned: list[OutputFile] = []
+    findings: list[Finding] = []
+    for part in parts:
+        shard = part.shard
+        plan = files.FILES[shard.read.format].plan_edit(shard.read, part.edits, str(Path(dest, shard.name)))
+        planned += plan.files
+        findings += plan.findings
+    names = {old: new for part in parts for old, new in part.new.items()}
+    resized = any(isinstance(edit, Drop | Put) for edit in edits)
+    return _folder(layout, planned, findings, dest, names, resized=resized)
+
+
+def plan_files(layout: Layout, make: Callable[[Checkpoint, str], Plan], dest: str) -> Plan:
+    """The folder with each shard as `make` plans it; see `Format.by_file`."""
+    layout.refuse_incomplete()
+    plans = [make(shard.read, str(Path(dest, shard.name))) for shard in layout.shards]
+    planned = [file for plan in plans for file in plan.files]
+    copied = all(
+        file.segments == (ByteRange(shard.path, 0, shard.read.size),)
+        for file, shard in zip(planned, layout.shards, strict=True)
+    )
+    findings = [finding for plan in plans for finding in plan.findings]
+    made = _folder(layout, planned, findings, dest, {}, resized=not copied)
+    return replace(made, holds=tuple(plan.holds for plan in plans))
+
+
+def _folder(
+    layout: Layout,
+    planned: Sequence[OutputFile],
+    findings: Sequence[Finding],
+    dest: str,
+    names: Mapping[str, str | None],
+    *,
+    resized: bool,
+) -> Plan:
+    """The planned shards, what lies beside them, and the index last."""
+    there = files.find(layout.folder)
+    own = {shard.name for shard in layout.shards}
+    index = "" if layout.index is None else files.relative(layout.index.path, layout.folder)
+    others = [name for name in there.names() if name not in own and name != index]
+    around = beside(layout.folder, [str(Path(layout.folder, name)) for name in (*own, *others, index)])
+    left = [found("left-behind", "is a file of another checkpoint", where=name) for name in others]
+    written = [*planned, *around.copied_to(dest)]
+    if layout.index is not None:
+        text = layout.index.edited(names, _size(planned) if resized else None)
+        written.append(OutputFile.of(Path(dest, index), [text]))
+    return Plan(tuple(written), (*findings, *left, *around.findings()))
+
+
+class _Part:
+    """A shard, and what the edits are for it.
+
+    Attributes:
+        new: name at the top level of the shard -> name afterwards; None for a dropped one.
+    """
+
+    def __init__(self, number: int, shard: Shard) -> None:
+        self.number = number
+        self.shard = shard
+        self.edits: list[Edit] = []
+        self.new: dict[str, str | None] = {name: name for name in (*shard.names, *shard.ties)}
+        self._sites: dict[Site, set[str]] = {}
+        for site in shard.read.sites:
+            self._sites.setdefault((site.at, site.kind), set()).update(site.names)
+
+    def names(self, at: str, kind: str = "state_dict") -> set[str]:
+        """The names at a place, after the edits so far."""
+        return self._sites.get((at, kind), set())
+
+    def take(self, edit: Edit) -> None:
+        """Note what of `edit` concerns this shard."""
+        if isinstance(edit, Rename):
+            self._rename(edit)
+        elif isinstance(edit, Drop):
+            own = self.names(edit.at)
+            gone = tuple(name for name in edit.names if name in own)
+            if gone:
+                self.edits.append(Drop(edit.at, gone))
+                self._changed(edit.at, "state_dict", dict.fromkeys(gone))
+        elif isinstance(edit, Put):
+            own = self.names(edit.at)
+            tensors = {name: self._own(entry) for name, entry in edit.tensors.items() if name in own}
+            if tensors:
+                self.edits.append(Put(edit.at, tensors))
+        elif isinstance(edit, SetLocation):
+            if any(location in edit.moves for location in self.shard.read.devices):
+                self.edits.append(edit)
+        elif isinstance(edit, SetMetadata):
+            if pickled(self.shard.read) is not None:
+                raise Unsupported("a torch file has no metadata of strings", path=self.shard.path)
+            self.edits.append(edit)
+
+    def _rename(self, edit: Rename) -> None:
+        own = self.names(edit.at, edit.kind)
+        if len(edit.names) < len(own):
+            names = {old: new for old, new in edit.names.items() if old in own}
+        else:
+            names = {old: edit.names[old] for old in own if old in edit.names}
+        if names:
+            self.edits.append(replace(edit, names=names))
+            self._changed(edit.at, edit.kind, names)
+
+    def _changed(self, at: str, kind: str, names: dict[str, str] | dict[str, None]) -> None:
+        own = self._sites[at, kind]
+        self._sites[at, kind] = own.difference(names).union(new for new in names.values() if new is not None)
+        if not at and kind == "state_dict":
+            for old, current in self.new.items():
+                if current is not None and current in names:
+                    self.new[old] = names[current]
+
+    def _own(self, entry: TensorEntry) -> TensorEntry:
+        """An entry of the whole as this shard has it."""
+        if entry.storage is None or pickled(self.shard.read) is None:
+            return entry
+        return replace(entry, storage=own_storage(entry.storage, self.number))
+
+
+def _refuse_unknown(edit: Edit, parts: Sequence[_Part], path: str) -> None:
+    wanted: Iterable[str] = ()
+    kind = "state_dict"
+    if isinstance(edit, Rename):
+        wanted, kind = edit.names, edit.kind
+    elif isinstance(edit, Drop):
+        wanted = edit.names
+    elif isinstance(edit, Put):
+        wanted = edit.tensors
+    else:
+        return
+    known: set[str] = set().union(*(part.names(edit.at, kind) for part in parts))
+    unknown = [name for name in wanted if name not in known]
+    if unknown:
+        raise NoSuchTensor("no such tensor", path=path, where=min(unknown))
+
+
+def _refuse_conflicts(parts: Sequence[_Part], path: str) -> None:
+    """Refuse two names of different shards that become one; a file looks after its own."""
+    taken: dict[str, tuple[_Part, str]] = {}
+    clashes: dict[str, tuple[str, str]] = {}
+    for part in parts:
+        for old, new in part.new.items():
+            if new is None:
+                continue
+            first, name = taken.setdefault(new, (part, old))
+            if first is not part:
+                clashes.setdefault(new, (name, old))
+    if clashes:
+        after, (one, other) = next(iter(clashes.items()))
+        message = f"{one} and {other} would become {after}"
+        raise KeyConflict(message, path=path, pairs=tuple(clashes.items()))
+
+
+def _size(planned: Sequence[OutputFile]) -> int:
+    """Bytes of the tensors of files that are planned."""
+    return sum(data_bytes(files.open_file(PlannedFile(file)).entries) for file in planned)
+
+
+def sites_of(shards: Sequence[Shard]) -> tuple[NameSite, ...]:
+    """The places that hold names in all shards together."""
+    made: dict[Site, dict[str, None]] = {}
+    kinds: dict[Site, NameSite] = {}
+    for shard in shards:
+        for site in shard.read.sites:
+            made.setdefault((site.at, site.kind), {}).update(dict.fromkeys(site.names))
+            kinds.setdefault((site.at, site.kind), site)
+    return tuple(replace(kinds[place], names=tuple(names)) for place, names in made.items())

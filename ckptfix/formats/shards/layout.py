@@ -1,0 +1,262 @@
+"""The shards of a checkpoint as they lie in their folder, and what index and shards say of each other.
+
+Reading is forgiving: a shard that is missing, damaged or outside of the folder is a finding, and the others are read.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from ckptfix.checkpoint import Checkpoint, Mark, TensorEntry
+from ckptfix.commands import command, verbatim
+from ckptfix.errors import BadIndex, CkptfixError, NoSuchFile, WouldLoseData
+from ckptfix.findings.row import Finding
+from ckptfix.findings.table import found
+from ckptfix.formats.folders.inside import file_inside
+from ckptfix.formats.shards import files
+from ckptfix.formats.shards.index import Index, read_index
+from ckptfix.formats.torch.common import pickled
+from ckptfix.io.source import mark
+from ckptfix.words import some
+
+LOST = frozenset({"missing-shard", "shard-path", "missing-tensors", "doubled-tensors", "missing-slices"})
+"""Findings after which a checkpoint is not written or loaded as if it were whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One file of the checkpoint.
+
+    Attributes:
+        name: what the index, or the folder, calls it.
+        path: where it is.
+        listed: the tensors that the index says it holds.
+        checkpoint: what it holds; None where it cannot be read.
+        names: of its tensors and other values, at the top level; names that it only ties are in `ties`.
+        ties: name that its metadata ties to a tensor -> that tensor.
+        values: the names among them that are of other values, not of tensors.
+    """
+
+    name: str
+    path: str
+    listed: tuple[str, ...] = ()
+    checkpoint: Checkpoint | None = None
+    names: tuple[str, ...] = ()
+    ties: Mapping[str, str] = field(default_factory=dict)
+    values: frozenset[str] = frozenset()
+
+    @property
+    def read(self) -> Checkpoint:
+        """What it holds, of a shard that could be read."""
+        assert self.checkpoint is not None
+        return self.checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A sharded checkpoint.
+
+    Attributes:
+        path: what was named: the folder, or the index.
+        folder: where its files are.
+        index: what the index says; None without one.
+        shards: the files that could be read, in the order of their names.
+        unread: the others.
+        ranks: each file holds slices of tensors.
+        findings: what is wrong.
+        marks: every file that was read.
+    """
+
+    path: str
+    folder: str
+    index: Index | None
+    shards: tuple[Shard, ...]
+    unread: tuple[Shard, ...]
+    ranks: bool
+    findings: tuple[Finding, ...]
+    marks: tuple[Mark, ...]
+
+    def refuse_incomplete(self) -> None:
+        """Refuse to take half of a checkpoint for the whole.
+
+        Raises:
+            WouldLoseData: a shard or a tensor of it is missing, or stands in it twice.
+        """
+        lost = [finding for finding in self.findings if finding.id in LOST]
+        if lost:
+            more = f" ({len(lost)} such)" if len(lost) > 1 else ""
+            hint = f"get the files that are missing; `{command('repair', self.path, 'OUT')}` keeps what is there"
+            raise WouldLoseData(lost[0].message + more, path=self.path, where=lost[0].where or None, hint=hint)
+
+
+def open_layout(path: str) -> Layout:
+    """The checkpoint that the folder or index `path` is; of its files, headers and pickles are read.
+
+    Raises:
+        BadIndex: the index cannot be read.
+        Refused: there are several checkpoints in the folder.
+        CkptfixError: the folder cannot be listed.
+    """
+    folder, index_path = path, None
+    if not Path(path).is_dir():
+        folder, index_path = os.path.dirname(path) or ".", path  # noqa: PTH120 (the text of the name is kept)
+    there = files.find(folder)
+    if index_path is None:
+        there.refuse_several()
+        index_path = file_inside(folder, there.indexes[0], where=folder) if there.indexes else None
+    if index_path is not None:
+        before = mark(index_path)
+        index = read_index(index_path)
+        return _from_index(path, folder, index, before, there)
+    return _from_names(path, folder, there)
+
+
+def _from_index(path: str, folder: str, index: Index, before: Mark, there: files.Found) -> Layout:
+    listed: dict[str, list[str]] = {}
+    for name, shard in index.weight_map.items():
+        listed.setdefault(shard, []).append(name)
+    opened = _Opened(folder, index.path)
+    for shard, names in sorted(listed.items()):
+        opened.take(shard, tuple(names))
+    findings = [*opened.findings, *_compared(opened, index), *_others(there, listed)]
+    return Layout(
+        path, folder, index, tuple(opened.shards), tuple(opened.unread), False, tuple(findings), (before, *opened.marks)
+    )
+
+
+def _from_names(path: str, folder: str, there: files.Found) -> Layout:
+    opened = _Opened(folder, folder)
+    if there.ranks:
+        for name in there.ranks:
+            opened.take(name, ())
+        return Layout(
+            path, folder, None, tuple(opened.shards), tuple(opened.unread), True, tuple(opened.findings),
+            tuple(opened.marks),
+        )  # fmt: skip
+    if not there.groups:
+        raise BadIndex("no index and no numbered shards", path=path)
+    (name, suffix, count), numbered = next(iter(there.groups.items()))
+    for _, file in sorted(numbered.items()):
+        opened.take(file, ())
+    findings = [found("no-index", f"{len(numbered):,} shards, {name}-*-of-{count:05d}{suffix}, and no index")]
+    for file in files.missing_numbers(count, numbered, name, suffix):
+        message = f"{file} is not there; without the index it is not known what it should hold"
+        findings.append(found("missing-shard", message, where=file))
+    findings += [*opened.findings, *_doubled(opened.holders())]
+    return Layout(
+        path, folder, None, tuple(opened.shards), tuple(opened.unread), False, tuple(findings), tuple(opened.marks)
+    )
+
+
+class _Opened:
+    """Shards while they are opened."""
+
+    def __init__(self, folder: str, where: str) -> None:
+        self.folder = folder
+        self.where = where
+        self.shards: list[Shard] = []
+        self.unread: list[Shard] = []
+        self.findings: list[Finding] = []
+        self.marks: list[Mark] = []
+        self._seen: dict[str, str] = {}
+
+    def take(self, name: str, listed: tuple[str, ...]) -> None:
+        """Open the file that is called `name` in the folder, of which the index says that it holds `listed`."""
+        shard = Shard(name, str(Path(self.folder, name)) if "\0" not in name else self.folder, listed)
+        holds = f"; it should hold {some(listed, 3)}" if listed else ""
+        try:
+            path = file_inside(self.folder, name, where=self.where)
+        except NoSuchFile:
+            self._unread(shard, found("missing-shard", f"{name} is not there{holds}", where=name))
+            return
+        except CkptfixError as error:
+            self._unread(shard, found("shard-path", f"{error.message}{holds}", where=name))
+            return
+        real = os.path.realpath(path)
+        if real in self._seen:
+            message = f"{name} and {self._seen[real]} are one file{holds}"
+            self._unread(shard, found("shard-path", message, where=name))
+            return
+        self._seen[real] = name
+        try:
+            checkpoint = files.open_file(path)
+        except CkptfixError as error:
+            fix = verbatim(command("doctor", path))
+            message = f"{name} cannot be read: {error.message}{holds}"
+            self._unread(shard, found("missing-shard", message, where=name, offset=error.offset, fix=fix))
+            return
+        ties = files.FILES[checkpoint.format].ties(checkpoint)
+        names = [key for site in checkpoint.sites if site.kind == "state_dict" and not site.at for key in site.names]
+        own = tuple(key for key in names if key not in ties)
+        parts = pickled(checkpoint)
+        tensors = own if parts is None else [key for at, key, _ in parts.found.tensors if not at]
+        values = frozenset(own).difference(tensors)
+        self.shards.append(replace(shard, path=path, checkpoint=checkpoint, names=own, ties=ties, values=values))
+        self.marks += checkpoint.files
+        self.findings += (prefixed(finding, name) for finding in checkpoint.findings)
+
+    def holders(self) -> dict[str, list[str]]:
+        """name -> the shards that have it."""
+        held: dict[str, list[str]] = {}
+        for shard in self.shards:
+            for name in (*shard.names, *shard.ties):
+                held.setdefault(name, []).append(shard.name)
+        return held
+
+    def _unread(self, shard: Shard, finding: Finding) -> None:
+        self.unread.append(shard)
+        self.findings.append(finding)
+
+
+def prefixed(finding: Finding, shard: str) -> Finding:
+    """A finding about a shard as one about the whole."""
+    return replace(finding, where=f"{shard}: {finding.where}" if finding.where else shard, fix=None)
+
+
+def _compared(opened: _Opened, index: Index) -> Iterator[Finding]:
+    """What index and shards say of each other."""
+    holders = opened.holders()
+    for shard in opened.shards:
+        elsewhere = [name for name in shard.listed if shard.name not in holders.get(name, (shard.name,))]
+        if elsewhere:
+            message = f"the index says that {shard.name} holds {some(elsewhere, 3)}; another shard does"
+            yield found("index-mismatch", message, where=shard.name)
+        absent = [name for name in shard.listed if name not in holders]
+        if absent:
+            message = f"the index says that {shard.name} holds {some(absent, 3)}; no shard does"
+            yield found("missing-tensors", message, where=shard.name)
+    free = {name for shard in opened.shards for name in (*shard.ties, *shard.values)}
+    unlisted = [name for name in holders if name not in index.weight_map and name not in free]
+    if unlisted:
+        yield found("index-mismatch", f"the index does not name {some(unlisted, 3)}, which the shards hold")
+    yield from _doubled(holders)
+
+
+def _doubled(holders: Mapping[str, Sequence[str]]) -> Iterator[Finding]:
+    """Tensors that several shards hold."""
+    twice = {name: shards for name, shards in holders.items() if len(shards) > 1}
+    if twice:
+        shards = sorted({shard for several in twice.values() for shard in several})
+        message = f"several shards ({some(shards, 3)}) hold {some(list(twice), 3)}"
+        yield found("doubled-tensors", message, where=shards[0])
+
+
+def _others(there: files.Found, listed: Mapping[str, object]) -> Iterator[Finding]:
+    """Shards in the folder that are numbered like the listed ones, and not listed."""
+    suffixes = {Path(shard).suffix for shard in listed}
+    for group in there.groups.values():
+        for name in group.values():
+            if name not in listed and Path(name).suffix in suffixes:
+                yield found("extra-shard", f"{name} is there, and the index does not list it", where=name)
+
+
+def data_bytes(entries: Sequence[TensorEntry]) -> int:
+    """What the tensors take, as ``total_size`` counts them: tied ones once."""
+    seen: dict[object, int] = {}
+    for entry in entries:
+        place = (entry.storage.identity if entry.storage else entry.name, entry.offset, entry.shape)
+        seen[place] = entry.nbytes
+    return sum(seen.values())

@@ -1,0 +1,90 @@
+"""Shards that are torch files: the one object of which each of them holds a part."""
+
+from __future__ import annotations
+
+from ckptfix.checkpoint import Checkpoint, Storage
+from ckptfix.errors import DamagedFile, Unsupported
+from ckptfix.formats.folders.assembled import Assembly, mapping, ordered
+from ckptfix.formats.shards.layout import Layout, Shard
+from ckptfix.formats.torch.common import Parts, parts_of, pickled
+from ckptfix.pickles import Call, Dict
+from ckptfix.pickles.graph import Node, pairs
+
+
+class ShardParts(Parts):
+    """The object, and the shards that it was made of."""
+
+    __slots__ = ("layout",)
+
+    def __init__(self, parts: Parts, layout: Layout) -> None:
+        super().__init__(parts.found, parts.storages, parts.container)
+        self.layout = layout
+
+
+def prefix(index: int) -> str:
+    """What distinguishes the storages of the shard number `index`."""
+    return f"{index}."
+
+
+def read(layout: Layout, format: str, traits: dict[str, object]) -> Checkpoint:
+    """The checkpoint whose object has the keys of all shards.
+
+    Raises:
+        DamagedFile: a shard holds no mapping.
+        Unsupported: a shard is of another kind or byte order than the others.
+    """
+    assembly = Assembly()
+    rows: dict[object, tuple[Node, Node]] = {}
+    versions: dict[object, tuple[Node, Node]] = {}
+    kinds: set[type] = set()
+    for index, shard in enumerate(layout.shards):
+        root = _adopted(assembly, shard, prefix(index))
+        found = pairs(root)
+        if found is None:
+            raise DamagedFile("it holds no mapping of tensors", path=shard.path)
+        kinds.add(type(root))
+        for key, value in found:
+            plain: object = str(key) if isinstance(key, str) else id(key)
+            if plain not in rows or plain in shard.listed:
+                rows[plain] = (key, value)
+        for key, value in pairs(_metadata(root)) or ():
+            versions.setdefault(str(key) if isinstance(key, str) else id(key), (key, value))
+    whole: Node = mapping(rows.values()) if kinds == {Dict} else ordered(rows.values())
+    if versions and isinstance(whole, Call):
+        whole.state = mapping({"_metadata": ordered(versions.values())})
+    return assembly.checkpoint(
+        whole, layout.path, format=format, files=layout.marks, traits=traits, findings=layout.findings
+    )
+
+
+def _adopted(assembly: Assembly, shard: Shard, name: str) -> Node:
+    checkpoint = shard.read
+    parts = pickled(checkpoint)
+    if parts is None:
+        raise Unsupported("a safetensors file among torch files", path=shard.path, hint="convert the shards by name")
+    if checkpoint.byteorder != "little":
+        raise Unsupported("a shard of big-endian data", path=shard.path, hint="convert it by its name first")
+    return assembly.adopt(parts.graph.root, parts.storages, name)
+
+
+def _metadata(root: Node) -> Node:
+    """The ``_metadata`` of an OrderedDict."""
+    state = root.state if isinstance(root, Call) else None
+    return next((value for key, value in pairs(state) or () if key == "_metadata"), None)
+
+
+def own_storage(storage: Storage, index: int) -> Storage:
+    """A storage of the object as the shard number `index` calls it; another as it is."""
+    name = prefix(index)
+    if not storage.key.startswith(name):
+        return storage
+    return Storage(
+        storage.key[len(name) :], storage.dtype, storage.nbytes, storage.location, storage.data, storage.crc32
+    )
+
+
+def layout_of(checkpoint: Checkpoint) -> Layout:
+    """The shards that such a checkpoint was made of."""
+    parts = parts_of(checkpoint)
+    assert isinstance(parts, ShardParts)
+    return parts.layout

@@ -1,0 +1,165 @@
+"""Tensors that lie in slices in the files of several ranks, as HuggingFaceStorageWriter writes them.
+
+::
+
+    FOLDER/shard-00001-model-00001-of-00002.safetensors     of the first rank; its __metadata__:
+        "DCP_SHARDING_INFO": {"emb.weight": {"saved_offsets": [6, 0]}, ...}   as JSON: where its slice begins
+        "DCP_VERSION": "1.0"
+
+The shape of the whole tensor is stated nowhere: it is what the slices reach to. Source:
+torch/distributed/checkpoint/hf_storage.py and _hf_utils.py.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ckptfix.checkpoint import Storage, TensorEntry, contiguous_stride
+from ckptfix.errors import CkptfixError, DamagedFile
+from ckptfix.findings.row import Finding
+from ckptfix.findings.table import found
+from ckptfix.formats.shards.layout import Layout, Shard
+from ckptfix.io.planned import Piece, SplicedFile
+from ckptfix.io.tiles import Chunk, tiled
+
+SHARDING_INFO = "DCP_SHARDING_INFO"
+VERSION = "DCP_VERSION"
+
+
+def is_sliced(layout: Layout) -> bool:
+    """Whether files of the checkpoint state that they hold slices."""
+    return layout.ranks or any(SHARDING_INFO in shard.read.metadata for shard in layout.shards)
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """A tensor of slices: the first of them, with the whole shape, and where all of them are."""
+
+    entry: TensorEntry
+    chunks: tuple[Chunk, ...]
+
+    @property
+    def segments(self) -> Piece:
+        """The whole tensor. Raises DamagedFile where the slices are not all of it."""
+        try:
+            return Piece(tiled(self.entry.shape, self.entry.itemsize, self.chunks))
+        except DamagedFile as error:
+            error.where = self.entry.key
+            raise
+
+
+def joined(layout: Layout) -> tuple[tuple[TensorEntry, ...], list[Finding]]:
+    """Every tensor, joined from its slices; and what is missing of those whose slices cannot be all."""
+    slices: dict[str, list[tuple[TensorEntry, tuple[int, ...]]]] = {}
+    findings: list[Finding] = []
+    for shard in layout.shards:
+        try:
+            offsets = _offsets(shard)
+        except ValueError as error:
+            message = f"{SHARDING_INFO} of {shard.name} cannot be read: {str(error)[:200]}"
+            findings.append(found("missing-slices", message, where=shard.name))
+            continue
+        for entry in shard.read.entries:
+            begin = offsets.get(entry.key, (0,) * len(entry.shape))
+            slices.setdefault(entry.key, []).append((entry, begin))
+    rows: list[Joined] = []
+    for name, parts in slices.items():
+        wrong = _contradiction(parts)
+        if wrong is not None:
+            findings.append(found("missing-slices", wrong, where=name))
+        else:
+            rows.append(_joined(parts))
+    made = SplicedFile(layout.folder, [row.entry.nbytes for row in rows], lambda index: rows[index].segments)
+    missing = {row.entry.key: list(holes(row)) for row in rows if not _is_full(row)}
+    findings += (finding for several in missing.values() for finding in several)
+    entries = tuple(
+        _placed(row, made, index) if not missing.get(row.entry.key) else _nowhere(row.entry)
+        for index, row in enumerate(rows)
+    )
+    return entries, findings
+
+
+def judged(layout: Layout) -> Iterator[Finding]:
+    """The same findings, after a look at where each slice lies, not only at their sizes."""
+    entries, findings = joined(layout)
+    yield from findings
+    known = {finding.where for finding in findings}
+    for entry in entries:
+        data = entry.storage.data if entry.storage is not None else None
+        if entry.key not in known and data is not None and isinstance(getattr(data, "path", None), SplicedFile):
+            try:
+                tuple(data.path.pieces(data.offset, data.length))  # type: ignore[union-attr]
+            except CkptfixError as error:
+                yield found("missing-slices", error.message, where=entry.key)
+
+
+def _offsets(shard: Shard) -> dict[str, tuple[int, ...]]:
+    """name -> where its slice begins. Raises ValueError for what is no such table."""
+    try:
+        said = json.loads(shard.read.metadata.get(SHARDING_INFO, "{}"))
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    if not isinstance(said, dict):
+        raise ValueError("not an object")
+    made: dict[str, tuple[int, ...]] = {}
+    for name, row in said.items():
+        offsets = row.get("saved_offsets") if isinstance(row, dict) else None
+        if type(offsets) is not list or not all(type(one) is int and 0 <= one < 1 << 62 for one in offsets):
+            raise ValueError(f"no saved_offsets of {name[:80]!r}")
+        made[name] = tuple(offsets)
+    return made
+
+
+def _contradiction(parts: Sequence[tuple[TensorEntry, tuple[int, ...]]]) -> str | None:
+    """What keeps the slices from being those of one tensor."""
+    first = parts[0][0]
+    for entry, begin in parts:
+        if entry.detail or entry.dtype != first.dtype:
+            return f"its slices are of {first.detail or first.dtype} and {entry.detail or entry.dtype}"
+        if len(begin) != len(entry.shape) or len(entry.shape) != len(first.shape):
+            return f"a slice of {list(entry.shape)} at {list(begin)}, and one of {list(first.shape)}"
+    return None
+
+
+def _joined(parts: Sequence[tuple[TensorEntry, tuple[int, ...]]]) -> Joined:
+    first = parts[0][0]
+    shape = tuple(
+        max(begin[axis] + entry.shape[axis] for entry, begin in parts) for axis in range(len(first.shape))
+    )
+    chunks = tuple(Chunk(begin, entry.shape, entry.data) for entry, begin in parts)
+    return Joined(replace(first, shape=shape, stride=contiguous_stride(shape)), chunks)
+
+
+def _is_full(row: Joined) -> bool:
+    """Whether the slices have as many elements as the tensor."""
+    return sum(math.prod(chunk.sizes) for chunk in row.chunks) == row.entry.numel
+
+
+def holes(row: Joined) -> Iterator[Finding]:
+    """What a tensor lacks."""
+    try:
+        _ = row.segments
+    except DamagedFile as error:
+        yield found("missing-slices", f"its slices are not all of {list(row.entry.shape)}: {error.message}",
+                    where=row.entry.key)  # fmt: skip
+
+
+def _placed(row: Joined, made: SplicedFile, index: int) -> TensorEntry:
+    """The tensor where it is: in one file as it stands, or in the file of all pieces."""
+    entry = row.entry
+    alone = len(row.chunks) == 1 and row.chunks[0].sizes == entry.shape
+    data = row.chunks[0].data if alone else made.place(index)
+    return replace(entry, storage=Storage(entry.key, entry.dtype, data.length, "cpu", data))
+
+
+def _nowhere(entry: TensorEntry) -> TensorEntry:
+    """A tensor that is not there as a whole."""
+    return replace(entry, storage=Storage(entry.key, entry.dtype, entry.nbytes, "cpu", None))
+
+
+def without_slices(metadata: Mapping[str, str]) -> dict[str, str]:
+    """The metadata of a file of slices that is also true of the whole."""
+    return {key: value for key, value in metadata.items() if key not in (SHARDING_INFO, VERSION)}

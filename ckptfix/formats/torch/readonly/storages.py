@@ -1,0 +1,144 @@
+"""The storages of a plain pickle: each is a whole stream of torch.save, in the bytes of ``_load_from_bytes``.
+
+``torch.storage._StorageBase.__reduce__`` writes itself so (torch/storage.py): the legacy layout with a storage as its
+object. The bytes stay where they are, and what is read of them are the pickles that say what they hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ckptfix.checkpoint import ByteRange, Data, Storage
+from ckptfix.errors import BadPickle, CkptfixError, DamagedFile, Unsupported
+from ckptfix.findings.row import Finding
+from ckptfix.findings.table import found as finding
+from ckptfix.formats.torch import legacy_layout
+from ckptfix.formats.torch import zip as torch_zip
+from ckptfix.formats.torch.common import expected_bytes, fields
+from ckptfix.formats.torch.readonly.common import Found
+from ckptfix.formats.torch.readonly.latin1 import EncodedPart, encoded_text
+from ckptfix.formats.torch.tensors import BadTensor, viewed
+from ckptfix.formats.torch.zip_layout import Places
+from ckptfix.io.layers import Part
+from ckptfix.io.source import Source, open_source
+from ckptfix.pickles import Call, Graph, Text
+from ckptfix.pickles.graph import Node
+from ckptfix.pickles.paged import HEAD, Place
+from ckptfix.pickles.reemit import every_node, parts_of
+from ckptfix.zips.local import record_data
+
+WINDOW = 1 << 10
+"""Bytes of a stream that are read first: the five pickles around one storage take some 400."""
+
+ZIP = b"PK\x03\x04"
+
+Lookup = Callable[[str], Data | None]
+"""key -> where the bytes of a storage are in the stream; None for none."""
+
+
+def begins_stream(head: bytes) -> bool:
+    """Whether bytes that begin with `head` are a stream of torch.save."""
+    return legacy_layout.MAGIC_BYTES in head[:24] or head.startswith(ZIP)
+
+
+class Streams:
+    """The streams in one file: `node` gives what stands for one, and `found` has the bytes of their storages.
+
+    Attributes:
+        graph: of the file, which gets the globals of the streams too.
+        findings: what was noticed.
+        texts: ``id`` of a text in a stream -> the same without its place, which is none in the file around it.
+    """
+
+    def __init__(self, path: str, graph: Graph, found: Found, findings: list[Finding]) -> None:
+        self.path = path
+        self.graph = graph
+        self.found = found
+        self.findings = findings
+        self.texts: dict[int, Node] = {}
+        self._kept: list[Text] = []  # an id means something as long as its object is there
+
+    def node(self, stream: Node) -> Node | None:
+        """The object of the `stream`, in terms of the file around it; None for one that is damaged."""
+        offset = 0
+        try:
+            part = self._part(stream)
+            if part is None:
+                raise BadPickle("the bytes of a storage are not a stream of torch.save")
+            offset = part.offset
+            with open_source(part) as reader:
+                zipped = reader.read(0, min(len(ZIP), reader.size)) == ZIP
+                graphs, lookup, start = self._zipped(part) if zipped else self._legacy(reader)
+            self._refer(graphs[-1], part, lookup)
+        except CkptfixError as error:
+            where, offset = "_load_from_bytes", offset + (error.offset or 0)
+            self.findings.append(finding("bad-storage", error.message, where=where, offset=offset))
+            return None
+        for graph in graphs:
+            self._move(graph, offset + start)
+        return graphs[-1].root
+
+    def _part(self, stream: Node) -> Part | None:
+        place: object = stream
+        if type(place) is Place:
+            return Part(f"{self.path} @ {place.offset:#x}", self.path, place.offset, place.length)
+        text = encoded_text(stream)
+        if text is None or not begins_stream(text[:HEAD].encode("latin-1", "ignore")):
+            return None
+        return EncodedPart.of(self.path, text, self.graph.data[(text.origin or text).start])
+
+    def _legacy(self, reader: Source) -> tuple[list[Graph], Lookup, int]:
+        noted: list[Finding] = []
+        *sides, graph, key_graph = legacy_layout.read_pickles(reader, window=WINDOW)
+        if sides[0].root != legacy_layout.MAGIC or sides[1].root != legacy_layout.PROTOCOL:
+            raise BadPickle("the magic number or protocol is computed, not written")
+        keys = [str(key) for key in key_graph.root] if type(key_graph.root) is list else []
+        storages = legacy_layout.read_storages(reader, graph, keys, key_graph.end, noted)
+        if noted:
+            raise DamagedFile(noted[0].message, offset=noted[0].offset)
+        return [*sides, key_graph, graph], lambda key: storages[key][0] if key in storages else None, 0
+
+    def _zipped(self, part: Part) -> tuple[list[Graph], Lookup, int]:
+        archive, graph = torch_zip.read_object(part)
+        if not archive.pickle_ok:
+            raise DamagedFile("the pickle of the archive does not match its CRC-32", offset=archive.pickle.header)
+        with open_source(part) as reader:
+            if torch_zip.small_record(reader, archive.directory, f"{archive.root}/byteorder") == "big":
+                raise Unsupported("a big-endian archive inside a pickle")
+            data = record_data(reader, archive.pickle)
+        places = Places(part, archive)
+        return [graph], lambda key: places(key)[0], data.offset if isinstance(data, ByteRange) else 0
+
+    def _move(self, graph: Graph, offset: int) -> None:
+        """Make `graph` a part of the graph around it: its calls and globals have their offsets there."""
+        for name in graph.globals:
+            name.start += offset
+        self.graph.globals += graph.globals
+        for node in every_node(graph.root):
+            if type(node) is Call:
+                node.position += offset
+            for part in parts_of(node):
+                if type(part) is Text:
+                    self.texts[id(part)] = str(part)
+                    self._kept.append(part)
+
+    def _refer(self, graph: Graph, part: Part, lookup: Lookup) -> None:
+        """Give the storages of a stream keys of their own, as streams use the same ones."""
+        keys: dict[object, str] = {}
+        for persid in graph.persids:
+            try:
+                key, kind, location, numel = fields(persid)
+                first, count = 0, numel
+                if persid.fields[5:] not in ((), (None,)):
+                    first, count = viewed(persid, Storage(key, kind, expected_bytes(kind, numel), location, None))
+            except BadTensor:
+                continue
+            name = key, first, count
+            if name not in keys and location != "meta":
+                data = lookup(key)
+                if data is None:
+                    continue
+                if isinstance(data, ByteRange) and count != numel:
+                    data = data.sub(expected_bytes(kind, first), expected_bytes(kind, count))
+                keys[name] = self.found.add(part.in_whole(data))
+            persid.pid = ("storage", persid.fields[1], keys.get(name, key), location, count)

@@ -1,0 +1,120 @@
+"""``ckptfix.fix``: everything that doctor proposes, in one step."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+from ckptfix import formats
+from ckptfix.checkpoint import ByteRange, Checkpoint, OutputFile, Plan
+from ckptfix.errors import Refused, StrPath
+from ckptfix.io.read import Progress
+from ckptfix.io.source import opened_once
+from ckptfix.ops.doctor import doctor
+from ckptfix.ops.doctor.report import Diagnosis
+from ckptfix.ops.fix.chain import Chain, Step
+from ckptfix.ops.law.promise import Account, Promise, everything
+from ckptfix.ops.writing import Draft, How, Result, carry_out_file, copy_note, existing, named_beside
+from ckptfix.pickles.collector import without_collections
+
+ROUNDS = 5
+"""How often the result is looked at again: each command shows what the one before it had hidden."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class FixResult(Result):
+    """`steps` are the commands that were carried out, in order; none where the file was in order."""
+
+    steps: tuple[Step, ...] = ()
+
+    def _details(self) -> dict[str, Any]:
+        return {"steps": [asdict(step) for step in self.steps]}
+
+
+@without_collections
+@opened_once()
+def fix(
+    source: StrPath,
+    dest: StrPath | None = None,
+    *,
+    like: StrPath | None = None,
+    like_at: str | None = None,
+    at: str | None = None,
+    allow_import: bool = False,
+    force: bool = False,
+    keep_old: bool = False,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> FixResult:
+    """Write a checkpoint that ``torch.load(weights_only=True)`` takes on a CPU, under plain names.
+
+    What doctor proposes is carried out in its order, and the result is looked at again, until nothing is left. The
+    commands work on what the ones before them have planned: the file is copied once, whatever their number.
+
+    Args:
+        dest: by default the name that doctor would propose, beside `source`.
+        like, like_at, at, allow_import: as `doctor`: the model that the checkpoint is meant for.
+
+    Returns:
+        What was done. A file that is in order gives an identical copy.
+
+    Raises:
+        Refused: something is wrong that no command fixes; the message and the hint say what, and nothing was written.
+        CkptfixError: as the commands.
+    """
+    path = formats.located(existing(source))
+    options: dict[str, Any] = {"like": like, "like_at": like_at, "at": at, "allow_import": allow_import}
+    how = How(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
+    with Chain(path, dest, dry_run=dry_run) as chain:
+        diagnosis = doctor(path, **options)
+        for _ in range(ROUNDS):
+            if not chain.carry_out(diagnosis.fixes):
+                break
+            diagnosis = doctor(chain.current, fast=True, **options)
+        _refuse(diagnosis, path, chain.steps)
+        name = dest if dest is not None else named_beside(source, "fixed", chain.suffix)
+        return carry_out_file(path, name, partial(_draft, chain), how)
+
+
+def _refuse(diagnosis: Diagnosis, path: str, steps: tuple[Step, ...]) -> None:
+    """Refuse a result that still does not load."""
+    cause = next((finding for finding in diagnosis.findings if finding.severity == "error"), None)
+    if cause is None:
+        return
+    after = f" (after {', '.join(step.command[1] for step in steps)})" if steps else ""
+    message = cause.message if diagnosis.cause is not cause else diagnosis.sentence
+    advice = diagnosis.advice or next((row.advice for row in diagnosis.remedies if row.advice), None)
+    raise Refused(f"{message}{after}: no command fixes that", path=path, hint=advice)
+
+
+def _draft(chain: Chain, path: str, dest: str) -> Draft[FixResult]:
+    lines = [f"{step.command[1]}: {line}" for step in chain.steps for line in step.lines]
+    plan = chain.plan_for(dest)
+    promise = Promise()
+    if plan is None:
+        checkpoint = formats.open_checkpoint(path)
+        plan, promise = _copy(checkpoint, dest), everything(checkpoint)
+        lines = [f"nothing to fix{copy_note(True)}"]
+    return Draft(
+        result=partial(_result, chain),
+        format=chain.format or formats.detect(path).name,
+        plan=plan,
+        promise=promise,
+        lines=lines,
+        findings=chain.findings,
+        exit_code=chain.exit_code,
+        read=chain.read,
+    )
+
+
+def _result(chain: Chain, *, account: Account, **fields: Any) -> FixResult:
+    # The tensors were counted at each step.
+    return FixResult(steps=chain.steps, account=chain.account or account, **fields)
+
+
+def _copy(checkpoint: Checkpoint, dest: str) -> Plan:
+    format = formats.format_of(checkpoint)
+    if format.folder:
+        return format.plan_edit(checkpoint, (), dest)
+    return Plan((OutputFile.of(dest, (ByteRange(checkpoint.path, 0, checkpoint.size),)),))

@@ -1,0 +1,245 @@
+"""Commands one after another, each on what the one before it has planned: the bytes are copied once, at the end.
+
+A planned file is read through its plan, as ranges of the input (`SplicedFile`), so the next command can be planned on
+it. Two things end that: checksums that are only known once the bytes have been written, which a later plan would copy
+as zeros, and folders. Then what is planned so far is written to a folder beside the output, and goes with it again.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ckptfix import formats
+from ckptfix.checkpoint import Check, Derived, Mark, OutputFile, Plan, segment_length
+from ckptfix.errors import StrPath, Unsupported, about
+from ckptfix.findings.row import Finding
+from ckptfix.io.output import TEMP_SUFFIX
+from ckptfix.io.planned import Piece, SplicedFile
+from ckptfix.io.read import CHECKSUM
+from ckptfix.io.source import mark
+from ckptfix.ops import convert, extract, match, relocate, rename, repair, sanitize, slim
+from ckptfix.ops.law.promise import Account
+from ckptfix.ops.writing import Result, write_aside
+
+Words = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A command that was carried out: its words as a shell would take them, and what it said."""
+
+    command: Words
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Verb:
+    """A command as a function: its options by keyword; `flags` take no value, `pairs` take OLD=NEW."""
+
+    call: Callable[..., Result]
+    options: Mapping[str, str]
+    flags: frozenset[str] = frozenset()
+    pairs: frozenset[str] = frozenset()
+
+
+VERBS: dict[str, _Verb] = {
+    "repair": _Verb(repair.repair, {"--fill": "fill"}),
+    "extract": _Verb(extract.extract, {"--at": "at", "--ema": "ema", "--to": "to"}, frozenset({"--ema"})),
+    "sanitize": _Verb(sanitize.sanitize, {"--torch": "torch", "--keep-only": "keep_only", "--encoding": "encoding"}),
+    "slim": _Verb(slim.slim, {"--no-optimizer": "no_optimizer"}, frozenset({"--no-optimizer"})),
+    "unwrap": _Verb(rename.unwrap, {"--at": "at"}),
+    "strip-module": _Verb(
+        rename.strip_module,
+        {"--prefix": "prefix", "--at": "at", "--all-levels": "all_levels", "--partial": "partial"},
+        frozenset({"--all-levels", "--partial"}),
+    ),
+    "add-module": _Verb(rename.add_module, {"--prefix": "prefix", "--at": "at"}),
+    "rename": _Verb(rename.rename, {"--sub": "subs", "--at": "at"}, pairs=frozenset({"--sub"})),
+    "match": _Verb(
+        match.match,
+        {
+            "--like": "like",
+            "--like-at": "like_at",
+            "--at": "at",
+            "--by": "by",
+            "--partial": "partial",
+            "--reshape": "reshape",
+            "--allow-import": "allow_import",
+            "--accept-ambiguous": "accept_ambiguous",
+        },
+        frozenset({"--partial", "--reshape", "--allow-import", "--accept-ambiguous"}),
+    ),
+    "to-cpu": _Verb(relocate.to_cpu, {}),
+    "convert": _Verb(convert.convert, {"--to": "to", "--at": "at"}),
+}
+"""The commands that doctor proposes."""
+
+
+def keywords(verb: str, options: Sequence[str]) -> dict[str, Any]:
+    """The `options` of a command as keywords of its function.
+
+    Raises:
+        Unsupported: an option that is not in the table.
+    """
+    row = VERBS[verb]
+    found: dict[str, Any] = {}
+    rest = list(options)
+    while rest:
+        option = rest.pop(0)
+        name = row.options.get(option)
+        if name is None:
+            raise Unsupported(f"fix does not know the option {option} of {verb}", hint="run the command by itself")
+        if option in row.flags:
+            found[name] = True
+        elif option in row.pairs:
+            old, _, new = rest.pop(0).partition("=")
+            found[name] = (*found.get(name, ()), (old, new))
+        else:
+            found[name] = rest.pop(0)
+    return found
+
+
+class Chain:
+    """The commands so far, and what they have made of the file.
+
+    Attributes:
+        current: what the next command reads: the file, what is planned of it, or a file on the way.
+        format: of what is planned; None before the first command.
+        findings, exit_code: of all commands.
+        account: how the tensors of the file fared; None before the first command.
+        read: the file, as it was before.
+    """
+
+    def __init__(self, path: str, dest: StrPath | None, *, dry_run: bool) -> None:
+        self.current = path
+        self.format: str | None = None
+        self.findings: tuple[Finding, ...] = ()
+        self.exit_code = 0
+        self.account: Account | None = None
+        self.read: tuple[Mark, ...] = ()
+        self._path = path
+        self._steps: list[Step] = []
+        self._done: set[tuple[str, Words]] = set()
+        self._plan: Plan | None = None
+        self._target = ""
+        self._source = path
+        self._checks: tuple[Check, ...] = ()
+        self._holds: list[object] = []
+        self._dry_run = dry_run
+        self._beside = Path(os.path.realpath(path if dest is None else dest)).parent
+        self._folder: str | None = None
+
+    def __enter__(self) -> Chain:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._folder is not None:
+            with suppress(OSError):
+                shutil.rmtree(self._folder)
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        return tuple(self._steps)
+
+    @property
+    def suffix(self) -> str:
+        """The suffix of what is planned."""
+        return Path(self._target or self._path).suffix
+
+    def carry_out(self, commands: Sequence[Words]) -> bool:
+        """Plan these commands, each on the result of the one before it; whether any of them was new."""
+        new = False
+        for words in commands:
+            verb, options = words[1], words[4:]
+            if verb not in VERBS or (verb, options) in self._done:
+                continue
+            self._done.add((verb, options))
+            self._carry_out(verb, words[3], options)
+            new = True
+        return new
+
+    def _carry_out(self, verb: str, dest: str, options: Words) -> None:
+        source = self._readable()
+        with about(self._path):
+            result = VERBS[verb].call(source, dest, dry_run=True, **keywords(verb, options))
+        plan = result.plan
+        self._steps.append(Step(("ckptfix", verb, self._source, dest, *options), result.lines))
+        self._source = dest
+        self._plan, self._target, self.format = plan, dest, result.format
+        self._checks += plan.checks
+        self._holds.append(plan)
+        self.findings += result.findings
+        self.exit_code = max(self.exit_code, result.exit_code)
+        self.account = _together(self.account, result.account)
+        self.read = self.read or (mark(self._path),)
+        self.current = self._spliced() if self._is_one_file() else self._path
+
+    def _is_one_file(self) -> bool:
+        return self.format is not None and not formats.FORMATS[self.format].folder
+
+    def _spliced(self) -> SplicedFile:
+        """What is planned, as a file that can be read."""
+        assert self._plan is not None
+        (file,) = self._plan.files
+        return SplicedFile(
+            self._target, [segment_length(segment) for segment in file.segments], lambda i: Piece((file.segments[i],))
+        )
+
+    def _readable(self) -> str:
+        """What the next command reads."""
+        if self._plan is None:
+            return self._path
+        if self._can_be_joined():
+            return self._spliced()
+        if self._dry_run:
+            # Nothing of it will be written: zeros in place of its checksums do no harm.
+            return self._spliced() if self._is_one_file() else self._path
+        if self._folder is None:
+            self._folder = tempfile.mkdtemp(TEMP_SUFFIX, ".", self._beside)
+        aside = str(Path(self._folder, Path(self._target).name))
+        write_aside(self._written(aside), aside, folder=not self._is_one_file())
+        self._plan, self._target, self._checks, self._holds = None, aside, (), []
+        return aside
+
+    def _can_be_joined(self) -> bool:
+        assert self._plan is not None
+        made = [segment for file in self._plan.files for segment in file.segments if isinstance(segment, Derived)]
+        return self._is_one_file() and all(segment.what != CHECKSUM for segment in made)
+
+    def plan_for(self, dest: str) -> Plan | None:
+        """What is to be written to `dest`; None where there was nothing to do."""
+        if self._plan is None:
+            return None
+        return self._written(dest)
+
+    def _written(self, dest: str) -> Plan:
+        """The plan of all commands since something was written, with `dest` as its output."""
+        assert self._plan is not None
+        files = tuple(_moved(file, self._target, dest) for file in self._plan.files)
+        return replace(self._plan, files=files, checks=self._checks, holds=tuple(self._holds))
+
+
+def _together(first: Account | None, last: Account) -> Account:
+    """How the tensors of a file fared in two commands, one after the other."""
+    if first is None:
+        return last
+    return replace(
+        last,
+        tensors=first.tensors,
+        nbytes=first.nbytes,
+        left=(*first.left, *last.left),
+        lost=(*first.lost, *last.lost),
+        excused=first.excused or last.excused,
+    )
+
+
+def _moved(file: OutputFile, old: str, new: str) -> OutputFile:
+    """The same file, where `new` is what `old` was."""
+    return replace(file, path=new + file.path[len(old) :])

@@ -1,0 +1,272 @@
+"""Repair of a sharded checkpoint: each shard by the repair of its file, and an index of what is there.
+
+A tensor that stands in two shards is kept where the old index says that it is.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ckptfix.checkpoint import Drop, OutputFile, Plan, TensorEntry, dtypes
+from ckptfix.errors import BadIndex, CkptfixError, DamagedFile, NoSuchFile, Refused
+from ckptfix.findings.row import Finding
+from ckptfix.findings.table import found
+from ckptfix.formats.folders.beside import Beside, beside
+from ckptfix.formats.folders.inside import file_inside
+from ckptfix.formats.shards import files, slices, write
+from ckptfix.formats.shards import format as shards
+from ckptfix.formats.shards.index import Index, looks_like_index, read_index, written
+from ckptfix.formats.shards.layout import data_bytes, open_layout, prefixed
+from ckptfix.io.source import open_source
+from ckptfix.ops.repair.torch import Loss, Repair
+
+RepairFile = Callable[[str], Repair]
+"""The repair of one file."""
+
+
+def is_sharded(path: str) -> bool:
+    """Whether `path` is a folder of shards, with an index or without, or an index."""
+    place = Path(path)
+    if place.is_dir():
+        return bool(files.find(path)) and not (place / "data.pkl").is_file()
+    if place.suffix != ".json" or not place.is_file():
+        return False
+    with open_source(path) as reader:
+        return looks_like_index(path, reader.read(0, min(reader.size, files.HEAD)))
+
+
+def repair_shards(path: str, repair_file: RepairFile) -> Repair:
+    """Plan what can be saved of the checkpoint that the folder or index `path` is.
+
+    Raises:
+        DamagedFile: no tensor of it is intact.
+        Refused: there are several checkpoints in the folder.
+    """
+    work = _Work(path)
+    if work.is_sliced():
+        return _of_slices(path)
+    for name, listed in work.wanted():
+        work.take(name, listed, repair_file)
+    work.settle()
+    if not work.kept:
+        raise DamagedFile(f"none of its {len(work.losses)} tensors is intact", path=path)
+    formats = {one.repair.format for one in work.done}
+    format = shards.NAME if formats == {"safetensors"} else shards.TORCH
+    left_out = tuple(row for one in work.done for row in one.repair.left_out)
+    return Repair(format, tuple(work.kept), tuple(work.losses), tuple(work.notes()), work.plan_to, left_out)
+
+
+@dataclass(slots=True)
+class _Done:
+    """A shard that could be repaired; `drop` are tensors that another shard has."""
+
+    name: str
+    path: str
+    repair: Repair
+    drop: set[str] = field(default_factory=set)
+
+    def plan_to(self, dest: str) -> tuple[OutputFile, ...]:
+        repair = self.repair
+        if not self.drop:
+            return repair.plan_to(dest).files
+        format = files.FILES[repair.format]
+        if repair.losses or repair.left_out:
+            hint = "repair the shards by name first"
+            raise Refused("a damaged shard that holds tensors of others too", path=self.path, hint=hint)
+        return format.plan_edit(files.open_file(self.path), [Drop("", tuple(self.drop))], dest).files
+
+    def names(self) -> dict[str, TensorEntry]:
+        """What the repaired file holds: intact tensors, and those that were filled."""
+        kept = {entry.key: entry for entry in self.repair.kept if not entry.at}
+        return {name: entry for name, entry in kept.items() if name not in self.drop}
+
+
+class _Work:
+    """The repair while it is done."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        named = None if Path(path).is_dir() else path
+        self.folder = path if named is None else str(Path(path).parent)
+        self.there = files.find(self.folder)
+        if named is None:
+            self.there.refuse_several()
+            if self.there.indexes:
+                named = file_inside(self.folder, self.there.indexes[0], where=self.folder)
+        self.index: Index | None = None
+        self.index_path = named
+        self.trouble = ""
+        if named is not None:
+            try:
+                self.index = read_index(named)
+            except BadIndex as error:
+                self.trouble = error.message
+        self.done: list[_Done] = []
+        self.kept: list[TensorEntry] = []
+        self.losses: list[Loss] = []
+        self._notes: list[Finding] = []
+        self._seen: set[str] = set()
+
+    def wanted(self) -> Iterator[tuple[str, tuple[str, ...]]]:
+        """The shards, and the tensors that each should hold."""
+        if self.index is not None:
+            listed: dict[str, list[str]] = {}
+            for name, shard in self.index.weight_map.items():
+                listed.setdefault(shard, []).append(name)
+            yield from ((shard, tuple(names)) for shard, names in sorted(listed.items()))
+            return
+        if len(self.there.groups) != 1:
+            raise DamagedFile(f"its index is lost ({self.trouble}), and no shards are numbered", path=self.path)
+        (name, suffix, count), numbered = next(iter(self.there.groups.items()))
+        there = [*numbered.values(), *files.missing_numbers(count, numbered, name, suffix)]
+        yield from ((shard, ()) for shard in sorted(there))
+
+    def is_sliced(self) -> bool:
+        """Whether the files hold slices of tensors."""
+        try:
+            return slices.is_sliced(open_layout(self.path))
+        except BadIndex:
+            return False
+
+    def take(self, name: str, listed: Sequence[str], repair_file: RepairFile) -> None:
+        """Repair the shard called `name`, which should hold `listed`."""
+        try:
+            path = file_inside(self.folder, name, where=self.index_path or self.folder)
+            if (real := os.path.realpath(path)) in self._seen:
+                return
+            self._seen.add(real)
+            repair = repair_file(path)
+        except NoSuchFile:
+            self._lost(name, listed, f"its shard {name} is not there")
+            return
+        except CkptfixError as error:
+            self._lost(name, listed, f"its shard {name}: {error.message}")
+            return
+        self.done.append(_Done(name, path, repair))
+        self._notes += (prefixed(note, name) for note in repair.notes)
+
+    def _lost(self, shard: str, listed: Sequence[str], reason: str) -> None:
+        if not listed:
+            reason += "; without the index it is not known what it held"
+        self.losses += [Loss(name, None, "", reason) for name in listed or (shard,)]
+
+    def settle(self) -> None:
+        """Decide between shards that hold the same name, and collect what is kept and lost."""
+        weight_map: Mapping[str, str] = {} if self.index is None else self.index.weight_map
+        holders: dict[str, list[_Done]] = {}
+        for one in self.done:
+            for name in one.names():
+                holders.setdefault(name, []).append(one)
+        for name, several in holders.items():
+            if len(several) > 1:
+                first = next((one for one in several if one.name == weight_map.get(name)), several[0])
+                for one in several:
+                    if one is not first:
+                        one.drop.add(name)
+                message = f"{first.name} holds it, and {several[-1].name} too, whose tensor is left out"
+                self._notes.append(found("doubled-tensors", message, where=name, severity="warning"))
+        for one in self.done:
+            self.kept += [entry for entry in one.repair.kept if entry.at or entry.key not in one.drop]
+            self.losses += one.repair.losses
+        lost = {loss.name for loss in self.losses}
+        unseen = [name for name in weight_map if name not in holders and name not in lost]
+        tied = self._ties()
+        self.losses += [Loss(name, None, "", "the index names it, and no shard holds it")
+                        for name in unseen if name not in tied]  # fmt: skip
+
+    def _ties(self) -> set[str]:
+        found: set[str] = set()
+        for one in self.done:
+            if one.repair.format == "safetensors":
+                checkpoint = files.open_file(one.path)
+                found |= set(files.FILES[checkpoint.format].ties(checkpoint))
+        return found
+
+    def notes(self) -> list[Finding]:
+        """What happened to the checkpoint as a whole."""
+        made = list(self._notes)
+        if self.trouble:
+            made.append(found("bad-index", f"written anew: {self.trouble}", severity="info"))
+        elif self.index is None:
+            made.append(found("no-index", "written anew, from the headers of the shards", severity="info"))
+        elif self.index is not None and self._changed():
+            made.append(found("index-mismatch", "the index is written anew, as the shards are", severity="info"))
+        return made
+
+    def _weight_map(self) -> dict[str, str]:
+        """name -> shard, in the order of the old index."""
+        holders = {name: one.name for one in self.done for name in self._held(one)}
+        old = [] if self.index is None else [name for name in self.index.weight_map if name in holders]
+        return {name: holders[name] for name in (*old, *holders)}
+
+    def _held(self, one: _Done) -> list[str]:
+        filled = [loss.name for loss in one.repair.losses if loss.filled]
+        return [*one.names(), *filled]
+
+    def _changed(self) -> bool:
+        assert self.index is not None
+        tied = self._ties()
+        old = {name: shard for name, shard in self.index.weight_map.items() if name not in tied}
+        stated = self.index.total_size
+        return self._weight_map() != old or (type(stated) is int and stated != self._total())
+
+    def _total(self) -> int:
+        """Bytes of the tensors that are kept or filled."""
+        total = data_bytes(self.kept)
+        for loss in (loss for one in self.done for loss in one.repair.losses):
+            if loss.filled and loss.shape is not None:
+                total += dtypes.by_name(loss.dtype).nbytes(math.prod(loss.shape))
+        return total
+
+    def plan_to(self, dest: str) -> Plan:
+        planned = [file for one in self.done for file in one.plan_to(str(Path(dest, one.name)))]
+        around = self._beside()
+        planned += around.copied_to(dest)
+        index = self._index(dest)
+        return Plan((*planned, *((index,) if index is not None else ())), around.findings())
+
+    def _beside(self) -> Beside:
+        names = [*self.there.names(), *(one.name for one in self.done)]
+        return beside(self.folder, [str(Path(self.folder, name)) for name in names])
+
+    def _index(self, dest: str) -> OutputFile | None:
+        """The index of what is kept; the old one byte for byte where it is right."""
+        if self.index_path is not None:
+            path = Path(dest, Path(self.index_path).name)
+        else:
+            (name, suffix, _), _ = next(iter(self.there.groups.items()))
+            *variant, kind = suffix.strip(".").split(".")
+            path = Path(dest, ".".join((name, kind, "index", *variant, "json")))
+        if self.index is not None and not self._changed():
+            return OutputFile.of(path, [self.index.edited({})])
+        document: dict[str, object] = {} if self.index is None else dict(self.index.document)
+        about = document.get("metadata")
+        document["metadata"] = {**(about if isinstance(about, dict) else {}), "total_size": self._total()}
+        document["weight_map"] = self._weight_map()
+        return OutputFile.of(path, [written(document) + b"\n"])
+
+
+def _of_slices(path: str) -> Repair:
+    """The tensors of which all slices are there, joined in shards."""
+    layout = open_layout(path)
+    entries, findings = slices.joined(layout)
+    reasons = {row.where: row.message for row in (*layout.findings, *findings, *slices.judged(layout))}
+    kept = tuple(entry for entry in entries if entry.key not in reasons)
+    if not kept:
+        raise DamagedFile("of none of its tensors all slices are there", path=path)
+    by_name = {entry.key: entry for entry in entries}
+    losses = tuple(
+        Loss(name, by_name[name].shape if name in by_name else None,
+             by_name[name].dtype if name in by_name else "", reason)
+        for name, reason in reasons.items()
+    )  # fmt: skip
+
+    def plan_to(dest: str) -> Plan:
+        return write.plan_write(kept, dest, metadata=slices.without_slices(layout.shards[0].read.metadata))
+
+    return Repair(shards.NAME, kept, losses, (), plan_to)
+

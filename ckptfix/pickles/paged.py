@@ -1,0 +1,160 @@
+"""A pickle read where it lies: by pages, and without the byte strings that hold the data of something else.
+
+`machine.parse` takes a pickle from memory. Here the stream is read as the machine comes to it, and a string that the
+caller wants to leave where it is becomes a `Place`, of whose bytes only the first were read. joblib puts the bytes of
+an array behind the opcode that makes it, where no unpickler but its own would look for them: `RawData` is where a
+caller says what stands there.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Callable
+from typing import Any, cast, final
+
+from ckptfix.errors import Unsupported
+from ckptfix.pickles import opcodes as op
+from ckptfix.pickles.graph import Graph, Node
+from ckptfix.pickles.machine import MAX_BYTES, Machine, finish
+from ckptfix.pickles.names import Read
+
+PAGE = 1 << 14
+"""Bytes of a page: between two strings that stay where they are stand a few hundred bytes of a tensor's call."""
+
+HEAD = 64
+"""Bytes of a string that say whether it stays where it is."""
+
+
+@final
+class Place:
+    """A byte string that was not read: `length` bytes at `offset` of the stream."""
+
+    __slots__ = ("length", "offset")
+
+    def __init__(self, offset: int, length: int) -> None:
+        self.offset = offset
+        self.length = length
+
+
+class Pages:
+    """The stream as the machine indexes it: one page in memory; `left` is how many bytes of strings may be kept."""
+
+    def __init__(self, read: Read, start: int, size: int) -> None:
+        self._read = read
+        self._size = size
+        self._first = start
+        self._page = b""
+        self.left = MAX_BYTES
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, key: Any) -> Any:
+        if type(key) is int:
+            here = key - self._first
+            if 0 <= here < len(self._page):
+                return self._page[here]
+            if not 0 <= key < self._size:
+                raise IndexError("behind the end of the stream")
+            self._turn(key)
+            return self._page[0]
+        start, stop, _ = key.indices(self._size)
+        here = start - self._first
+        if 0 <= here and stop - self._first <= len(self._page):
+            return self._page[here : stop - self._first]
+        if stop - start > PAGE:
+            self.left -= stop - start
+            if self.left < 0:
+                raise Unsupported(f"a pickle with over {MAX_BYTES} bytes of values that are not tensors")
+            return self._read(start, stop - start)
+        if stop <= start:
+            return b""
+        self._turn(start)
+        return self._page[: stop - start]
+
+    def _turn(self, offset: int) -> None:
+        self._first = offset
+        self._page = self._read(offset, min(PAGE, self._size - offset))
+
+    def index(self, sub: bytes, start: int, stop: int | None = None) -> int:
+        """As ``bytes.index``, for a `sub` of one byte."""
+        end = self._size if stop is None else min(stop, self._size)
+        at = start
+        while at < end:
+            piece = self[at : min(at + PAGE, end)]
+            found = piece.find(sub)
+            if found >= 0:
+                return at + int(found)
+            at += len(piece)
+        raise ValueError("no such byte before the end of the stream")
+
+
+RawData = Callable[[Node, int], "tuple[Node, int] | None"]
+"""(what was just built, the offset behind the opcode) -> what it stands for, and the offset behind its data; None
+for what has no data there."""
+
+
+class _PagedMachine(Machine):
+    """The machine over pages. `stays` says by its first bytes whether a byte string is left where it is."""
+
+    u32 = staticmethod(lambda data, offset: (int.from_bytes(data[offset : offset + 4], "little"),))
+
+    def __init__(self, graph: Graph, stays: Callable[[bytes], bool], raw: RawData | None) -> None:
+        super().__init__(graph)
+        self.stays = stays
+        self.raw = raw
+
+    def rare(self, code: int, pos: int) -> int:
+        data = self.graph.data
+        self.at = pos
+        if code == op.BINFLOAT:
+            # The others unpack it from a buffer.
+            self.stack.append(struct.unpack(">d", data[pos + 1 : pos + 9])[0])
+            return pos + 9
+        if (width := _BYTES.get(code)) is not None:
+            first = pos + 1 + width
+            count = int.from_bytes(data[pos + 1 : first], "little")
+            if count > HEAD and first + count <= len(data) and self.stays(data[first : first + HEAD]):
+                self.stack.append(cast(Any, Place(first, count)))
+                return first + count
+        end = super().rare(code, pos)
+        if code == op.BUILD and self.raw is not None:
+            made = self.raw(self.stack[-1], end)
+            if made is not None:
+                self.stack[-1], end = made
+        return end
+
+
+_BYTES = {code: op.COUNTED[code] for code in (
+    *(op.SHORT_BINBYTES, op.BINBYTES, op.BINBYTES8, op.SHORT_BINSTRING, op.BINSTRING),
+)}  # fmt: skip
+"""Opcodes that push the bytes of a file, and how wide their count is."""
+
+
+def parse_paged(
+    read: Read,
+    size: int,
+    *,
+    start: int = 0,
+    stays: Callable[[bytes], bool],
+    raw: RawData | None = None,
+    path: str | os.PathLike[str] | None = None,
+    where: str | None = None,
+) -> Graph:
+    """Read the pickle that begins at `start` of a stream of `size` bytes; spans are offsets in the stream.
+
+    Its frames are not looked at, as nothing is going to edit it.
+
+    Args:
+        stays: by the first bytes of a byte string, whether it becomes a `Place`.
+        raw: what stands behind what was built.
+        path, where: for errors.
+
+    Raises:
+        BadPickle: as `parse`.
+        Unsupported: more bytes of other values than are held in memory.
+    """
+    graph = Graph(cast(bytes, Pages(read, start, size)), start)
+    return finish(_PagedMachine(graph, stays, raw), path=path, where=where, framed=False)
+

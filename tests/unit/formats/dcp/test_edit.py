@@ -1,0 +1,163 @@
+"""Edits of a folder: `.metadata` is written again, everything else is the same; torch reads what comes out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from compare import assert_same
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from torch.distributed.checkpoint.state_dict_loader import load as load_folder
+
+import ckptfix
+from ckptfix.checkpoint import Checkpoint, Drop, Edit, Plan, Put, Rename, Storage, TensorEntry
+from ckptfix.errors import CkptfixError, KeyConflict, Unsupported
+from ckptfix.formats import FORMATS, open_checkpoint
+from ckptfix.formats.dcp import edit as dcp_edit
+from ckptfix.formats.dcp import format as dcp_format
+from ckptfix.io.folders import write_folder
+from ckptfix.ops.law import output as law_output
+
+Copied = Callable[[str], Path]
+
+
+def merged(folder: Path, tmp_path: Path) -> Any:
+    """What torch makes of a folder."""
+    dcp_to_torch_save(folder, tmp_path / "merged.pt")
+    return torch.load(tmp_path / "merged.pt", weights_only=False)
+
+
+def wrapped(state: Any) -> Any:
+    """What DistributedDataParallel would have saved: every name of a parameter begins with ``module.``."""
+    model = {f"module.{name}": value for name, value in state["model"].items()}
+    optim = dict(state["optim"])
+    optim["state"] = {f"module.{name}": value for name, value in optim["state"].items()}
+    group = dict(optim["param_groups"][0])
+    group["params"] = [f"module.{name}" for name in group["params"]]
+    optim["param_groups"] = [group]
+    return {**state, "model": model, "optim": optim}
+
+
+def test_names_change_wherever_they_stand(saved: Path, tmp_path: Path) -> None:
+    whole = torch.load(saved / "fsdp.pt", weights_only=False)
+    done = ckptfix.add_module(saved / "fsdp", tmp_path / "out")
+    assert (done.exit_code, done.format, done.account.lost) == (0, "dcp", ())
+    assert_same(wrapped(whole), merged(tmp_path / "out", tmp_path))
+    ckptfix.strip_module(tmp_path / "out", tmp_path / "back")
+    assert_same(whole, merged(tmp_path / "back", tmp_path))
+
+
+def test_the_files_of_tensors_are_the_same_and_what_lies_beside_goes_along(copied: Copied, tmp_path: Path) -> None:
+    source = copied("mesh")
+    (source / "common.pt").write_bytes(b"of Megatron")
+    done = ckptfix.rename(source, tmp_path / "out", subs=[("^blocks", "layers")])
+    names = {path.name for path in source.iterdir()}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == names and done.account.lost == ()
+    for name in names - {".metadata"}:
+        assert (tmp_path / "out" / name).read_bytes() == (source / name).read_bytes()
+    found = merged(tmp_path / "out", tmp_path)
+    wanted = merged(source, tmp_path)
+    assert_same({name.replace("blocks", "layers"): value for name, value in wanted.items()}, found)
+
+
+def test_nothing_to_do_is_a_copy(saved: Path, tmp_path: Path) -> None:
+    done = ckptfix.strip_module(saved / "fsdp", tmp_path / "out")
+    assert "identical copy" in done.lines[0]
+    for path in (saved / "fsdp").iterdir():
+        assert (tmp_path / "out" / path.name).read_bytes() == path.read_bytes()
+
+
+def test_torch_loads_it_into_a_model(saved: Path, tmp_path: Path) -> None:
+    ckptfix.rename(saved / "mesh", tmp_path / "out", mapping={"plain.weight": "other.weight"})
+    state = {"other.weight": torch.zeros(5, 3), "blocks.weight": torch.zeros(7, 6)}
+    load_folder(state, checkpoint_id=tmp_path / "out", no_dist=True)
+    whole = torch.load(saved / "mesh.pt")
+    assert_same({"other.weight": whole["plain.weight"], "blocks.weight": whole["blocks.weight"]}, state)
+
+
+def test_flat_names_change_too(saved: Path, tmp_path: Path) -> None:
+    ckptfix.rename(saved / "flat", tmp_path / "out", mapping={"top.weight": "new.weight"}, at="")
+    found = merged(tmp_path / "out", tmp_path)
+    assert list(found) == ["new.weight", "inner"]
+    ckptfix.strip_module(saved / "flat", tmp_path / "inner", at="inner", partial=True)
+    assert list(merged(tmp_path / "inner", tmp_path)["inner"]) == ["weight", "step"]
+
+
+def planned(folder: Path, edits: Sequence[Edit], out: Path) -> Plan:
+    plan = FORMATS["dcp"].plan_edit(open_checkpoint(folder), edits, str(out))
+    write_folder(plan, str(out))
+    return plan
+
+
+def test_a_key_is_dropped(saved: Path, tmp_path: Path) -> None:
+    planned(saved / "fsdp", [Drop("", ("optim", "epoch")), Drop("seen", ("none",))], tmp_path / "out")
+    found = merged(tmp_path / "out", tmp_path)
+    whole = torch.load(saved / "fsdp.pt", weights_only=False)
+    del whole["optim"], whole["epoch"], whole["seen"]["none"]
+    assert_same(whole, found)
+
+
+def test_a_tensor_is_put_in_the_place_of_another(saved: Path, tmp_path: Path) -> None:
+    (entry,) = (entry for entry in open_checkpoint(saved / "mesh").entries if entry.key == "rows.weight")
+    assert entry.storage is not None and entry.storage.data is not None
+    storage = Storage("new", "float32", entry.nbytes, "cpu", entry.storage.data)
+    new = TensorEntry("any", "", storage, "float32", (3, 5), (5, 1))
+    planned(saved / "mesh", [Put("", {"plain.weight": new})], tmp_path / "out")
+    found, wanted = merged(tmp_path / "out", tmp_path), torch.load(saved / "mesh.pt")
+    wanted["plain.weight"] = wanted["rows.weight"].clone().view(3, 5)
+    assert_same(wanted, found)
+
+
+@pytest.mark.parametrize(
+    ("edit", "error"),
+    [
+        (Rename("", "state_dict", {"plain.weight": "rows.weight"}), KeyConflict),
+        (Rename("", "state_dict", {"no such": "x"}), Unsupported),
+        (Put("", {"no such": TensorEntry("x", "", None, "float32", (), ())}), Unsupported),
+    ],
+)
+def test_what_cannot_be_done_is_refused(saved: Path, tmp_path: Path, edit: Edit, error: type[CkptfixError]) -> None:
+    with pytest.raises(error):
+        FORMATS["dcp"].plan_edit(open_checkpoint(saved / "mesh"), [edit], str(tmp_path / "out"))
+
+
+def test_devices(saved: Path, tmp_path: Path) -> None:
+    assert "nothing to do" in ckptfix.to_cpu(saved / "fsdp", tmp_path / "out").lines[0]
+    with pytest.raises(Unsupported, match="states no device"):
+        ckptfix.map_location(saved / "fsdp", tmp_path / "gpu", {"cpu": "cuda:0"})
+
+
+def test_an_edit_is_counted_by_its_metadata_alone(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(law_output, "Output", None)
+    ckptfix.add_module(saved / "fsdp", tmp_path / "out")
+
+
+@pytest.mark.parametrize("fault", ["dropped", "swapped", "cut"])
+def test_an_edit_that_loses_a_tensor_is_seen(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    def forgetful(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan:
+        if fault == "dropped":
+            edits = [*edits, Drop("", ("plain.weight",))]
+        plan = dcp_edit.plan_edit(checkpoint, edits, dest)
+        if fault == "swapped":
+            one, two, *rest = plan.files
+            plan = replace(plan, files=(replace(one, path=two.path), replace(two, path=one.path), *rest))
+        if fault == "cut":
+            plan = replace(plan, files=plan.files[1:])
+        return plan
+
+    monkeypatch.setitem(FORMATS, "dcp", replace(dcp_format.FORMAT, plan_edit=forgetful))
+    try:
+        done = ckptfix.rename(saved / "mesh", tmp_path / "out", subs=[("^rows", "lines")])
+    except CkptfixError:
+        assert fault != "dropped" and not os.path.exists(tmp_path / "out")  # noqa: PTH110
+    else:
+        assert done.exit_code == 3 and done.account.lost

@@ -1,0 +1,229 @@
+"""Metadata that is damaged or hostile: refused by name, nothing run, nothing opened outside of the folder."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+
+import ckptfix
+from ckptfix.errors import CkptfixError, DamagedFile, Unsupported
+from ckptfix.formats import open_checkpoint
+
+Copied = Callable[[str], Path]
+Change = Callable[[Any], object]
+
+
+def metadata_of(folder: Path) -> Metadata:
+    found: Metadata = pickle.loads((folder / ".metadata").read_bytes())
+    return found
+
+
+def changed(folder: Path, change: Change) -> Path:
+    """The folder with other metadata."""
+    metadata = metadata_of(folder)
+    change(metadata)
+    (folder / ".metadata").write_bytes(pickle.dumps(metadata))
+    return folder
+
+
+def tensor(shape: tuple[int, ...], *chunks: tuple[tuple[int, ...], tuple[int, ...]]) -> TensorStorageMetadata:
+    boxes = [ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes)) for offsets, sizes in chunks]
+    return TensorStorageMetadata(TensorProperties(), torch.Size(shape), boxes)
+
+
+def storage(name: str, metadata: Metadata) -> tuple[MetadataIndex, _StorageInfo]:
+    """The first entry of a key."""
+    return next((index, info) for index, info in metadata.storage_data.items() if index.fqn == name)
+
+
+def put(name: str, value: object) -> Change:
+    return lambda metadata: metadata.state_dict_metadata.update({name: value})
+
+
+def path_of(name: str, *path: object) -> Change:
+    return lambda metadata: metadata.planner_data.update({name: path})
+
+
+def place(name: str, **fields: object) -> Change:
+    return lambda metadata: storage(name, metadata)[1].__dict__.update(fields)
+
+
+def without(name: str) -> Change:
+    return lambda metadata: metadata.storage_data.pop(storage(name, metadata)[0])
+
+
+def overlap(metadata: Metadata) -> None:
+    info = metadata.storage_data[MetadataIndex(BLOCK, (0, 3))]
+    metadata.storage_data[MetadataIndex(BLOCK, (0, 2))] = info
+    metadata.state_dict_metadata[BLOCK] = tensor((4, 6), ((0, 0), (4, 3)), ((0, 2), (4, 3)))
+
+
+BLOCK = "blocks.weight"
+
+HOSTILE: list[tuple[str, Change, str]] = [
+    ("too few", put(BLOCK, tensor((7, 6), ((0, 0), (4, 3)), ((4, 0), (3, 3)), ((0, 3), (4, 3)))), "chunks have 33"),
+    ("a box outside", put(BLOCK, tensor((3, 7), ((0, 0), (4, 3)), ((4, 0), (3, 3)))), "reaches outside"),
+    ("an overlap", lambda metadata: overlap(metadata), "chunks hold"),
+    ("another shape", put("plain.weight", tensor((3, 5), ((0, 0), (3, 5)))), "metadata says"),
+    ("another rank", put("plain.weight", tensor((15,), ((0,), (15,)))), "lists no item"),
+    ("too large", put("plain.weight", tensor((1 << 62, 8), ((0, 0), (1 << 62, 8)))), "nothing can hold"),
+    ("many bytes", put("plain.weight", tensor((1 << 40, 3), ((0, 0), (1 << 40, 3)))), "needs"),
+    ("no item", without("plain.weight"), "lists no item"),
+    ("out by dots", place("plain.weight", relative_path="../x"), "leads out of its folder"),
+    ("out by a root", place("plain.weight", relative_path="/etc/passwd"), "leads out of its folder"),
+    ("a NUL", place("plain.weight", relative_path="a\0b"), "leads out of its folder"),
+    ("no such file", place("plain.weight", relative_path="other"), "missing"),
+    ("itself", place("plain.weight", relative_path=".metadata", offset=0, length=64), "no torch archive"),
+    ("behind the end", place("plain.weight", offset=1 << 50), "promised"),
+    ("a negative offset", place("plain.weight", offset=-1), "no file has such a place"),
+    ("overflow", place("plain.weight", offset=1 << 63, length=1 << 63), "no file has such a place"),
+    ("another item", place("plain.weight", offset=0, length=100), "no zip directory"),
+    ("an extension", place("plain.weight", transform_descriptors=["stream.zstd"]), r"stream\.zstd"),
+    ("two at a place", path_of("plain.weight", "blocks.weight"), "two values at one place"),
+    ("below a tensor", path_of("plain.weight", "blocks.weight", "x"), "two values at one place"),
+    ("a long list", path_of("plain.weight", "list", 1 << 40), "names item"),
+    ("a negative place", path_of("plain.weight", "list", -1), "a place that is none"),
+    ("a long path", path_of("plain.weight", *["a"] * 100_000), "a place that is none"),
+    ("a key that is a list", path_of("plain.weight", ["a"]), "a place that is none"),
+    ("a value for a tensor", put("plain.weight", BytesStorageMetadata()), "lists no item"),
+    ("no metadata", lambda metadata: metadata.__dict__.pop("state_dict_metadata"), "no state_dict_metadata"),
+    ("a list of places", lambda metadata: metadata.__dict__.update(storage_data=[1]), "not a mapping"),
+    ("keys of bytes", lambda metadata: metadata.state_dict_metadata.update({b"x": 1}), "not a name"),
+]
+
+
+@pytest.mark.parametrize(("change", "words"), [row[1:] for row in HOSTILE], ids=[row[0] for row in HOSTILE])
+def test_hostile_metadata_is_refused(copied: Copied, tmp_path: Path, change: Change, words: str) -> None:
+    folder = changed(copied("mesh"), change)
+    with pytest.raises(CkptfixError, match=words) as raised:
+        ckptfix.convert(folder, tmp_path / "out.pth")
+    assert raised.value.path and not (tmp_path / "out.pth").exists()
+    ckptfix.doctor(folder)
+
+
+class Bomb:
+    def __reduce__(self) -> Any:
+        return print, ("run",)
+
+
+def test_a_class_that_would_run_code_is_inert(copied: Copied, tmp_path: Path) -> None:
+    folder = changed(copied("mesh"), lambda metadata: metadata.__dict__.update(extra=Bomb(), planner_data=None))
+    assert ckptfix.convert(folder, tmp_path / "out.pth").tensors == 6
+
+
+RUNS = ("exec", "compile", "os.system", "os.exec", "os.fork", "os.posix_spawn", "subprocess.Popen", "socket.connect")
+
+
+@pytest.fixture
+def watched() -> Iterator[list[str]]:
+    """What is done meanwhile that runs or opens something: an audit hook, which no code can take away."""
+    seen: list[str] = []
+    watching = [True]
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        if watching[0] and (event in RUNS or event in ("open", "import", "pickle.find_class")):
+            seen.append(f"{event} {arguments[0] if arguments else ''}")
+
+    sys.addaudithook(hook)
+    yield seen
+    watching[0] = False
+
+
+def test_nothing_is_run_and_nothing_else_is_opened(copied: Copied, tmp_path: Path, watched: list[str]) -> None:
+    folder = copied("fsdp")
+    ckptfix.convert(folder, tmp_path / "warm.pth")  # imports what it needs
+    folder = changed(copied("odd"), lambda metadata: metadata.__dict__.update(extra=Bomb()))
+    watched.clear()
+    ckptfix.convert(folder, tmp_path / "out.pth")
+    opened = [row[5:] for row in watched if row.startswith("open ") and not row[5:].isdigit()]
+    assert not [row for row in watched if not row.startswith("open ")]
+    assert opened and {Path(name).parent for name in opened if name != str(tmp_path)} <= {folder, tmp_path}
+
+
+@pytest.fixture(scope="module")
+def mutable(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    import shutil
+
+    folder = tmp_path_factory.mktemp("mutants") / "odd"
+    shutil.copytree(saved / "odd", folder)
+    return folder
+
+
+@given(data=st.data())
+def test_mutants_give_our_errors_alone(mutable: Path, saved: Path, data: st.DataObject) -> None:
+    whole = (saved / "odd" / ".metadata").read_bytes()
+    mutant = bytearray(whole)
+    for _ in range(data.draw(st.integers(1, 4))):
+        mutant[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
+    if data.draw(st.booleans()):
+        del mutant[data.draw(st.integers(0, len(mutant) - 1)) :]
+    (mutable / ".metadata").write_bytes(mutant)
+    out = mutable.with_name("out.pth")
+    with contextlib.suppress(CkptfixError):
+        ckptfix.convert(mutable, out, dry_run=True)
+    with contextlib.suppress(CkptfixError):
+        ckptfix.doctor(mutable)
+
+
+@given(data=st.data())
+def test_mutants_of_items_give_our_errors_alone(mutable: Path, saved: Path, data: st.DataObject) -> None:
+    (mutable / ".metadata").write_bytes((saved / "odd" / ".metadata").read_bytes())
+    whole = (saved / "odd" / "__0_0.distcp").read_bytes()
+    mutant = bytearray(whole)
+    for _ in range(data.draw(st.integers(1, 4))):
+        mutant[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
+    (mutable / "__0_0.distcp").write_bytes(mutant)
+    with contextlib.suppress(CkptfixError):
+        ckptfix.convert(mutable, mutable.with_name("out.pth"), force=True)
+    (mutable / "__0_0.distcp").write_bytes(whole)
+
+
+def test_other_pickles_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    others: list[object] = [{}, [1], "text", {"state_dict_metadata": {}}]
+    for value in others:
+        (tmp_path / "in" / ".metadata").write_bytes(pickle.dumps(value))
+        with pytest.raises(DamagedFile, match="no state_dict_metadata"):
+            open_checkpoint(tmp_path / "in")
+
+
+def test_older_and_other_classes_are_understood(copied: Copied, tmp_path: Path) -> None:
+    """torch 2.1 has other modules for the same classes, OLMo-core a ``_StorageInfo`` of its own."""
+    folder = copied("mesh")
+    wanted = ckptfix.convert(folder, tmp_path / "one.pth").plan
+    data = (folder / ".metadata").read_bytes()
+    assert b"\x8c&torch.distributed.checkpoint.filesystem" in data.replace(b"\x8c'", b"\x8c&")
+    metadata = metadata_of(folder)
+    del metadata.storage_meta, metadata.version
+    raw = pickle.dumps(metadata, protocol=2)
+    raw = raw.replace(b"ctorch.distributed.checkpoint.filesystem\n", b"colmo_core.distributed.checkpoint.filesystem\n")
+    other = b"ctorch.distributed._shard.sharded_tensor.metadata\nTensorProperties"
+    raw = raw.replace(b"ctorch.distributed.checkpoint.metadata\nTensorProperties", other)
+    assert other in raw and b"olmo_core" in raw
+    (folder / ".metadata").write_bytes(raw)
+    assert ckptfix.convert(folder, tmp_path / "two.pth").plan.nbytes == wanted.nbytes
+    assert (tmp_path / "one.pth").read_bytes() == (tmp_path / "two.pth").read_bytes()
+
+
+def test_an_extension_is_refused_whatever_it_is_of(copied: Copied) -> None:
+    folder = changed(copied("fsdp"), place("epoch", transform_descriptors=["stream.zstd"]))
+    with pytest.raises(Unsupported, match=r"epoch.*stream\.zstd"):
+        open_checkpoint(folder)

@@ -1,0 +1,194 @@
+"""Hostile folders: refused by name, and nothing outside of them opened."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from sharded import parted, same, state, write
+
+import ckptfix
+from ckptfix.errors import BadIndex, CkptfixError, WouldLoseData
+from ckptfix.formats import open_checkpoint
+
+OPENED: list[str] = []
+WATCHING: list[bool] = []
+
+
+def _watch(event: str, arguments: tuple[object, ...]) -> None:
+    if WATCHING and event == "open" and isinstance(arguments[0], str | bytes):
+        OPENED.append(os.fsdecode(arguments[0]))
+
+
+sys.addaudithook(_watch)
+
+
+@contextmanager
+def watched() -> Iterator[list[str]]:
+    """The names that are opened inside."""
+    OPENED.clear()
+    WATCHING.append(True)
+    try:
+        yield OPENED
+    finally:
+        WATCHING.clear()
+
+
+def test_the_watch_sees_what_is_opened(tmp_path: Path) -> None:
+    folder = write(tmp_path / "in", parted(state(2), 2))
+    with watched() as opened:
+        open_checkpoint(folder)
+    assert {Path(name).name for name in opened} >= {
+        "model.safetensors.index.json", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+    }  # fmt: skip
+
+
+def hostile(folder: Path, name: str) -> Path:
+    """A sound folder, whose index also sends a loader to `name` for `evil`."""
+    write(folder, parted(state(2), 2))
+    index = folder / "model.safetensors.index.json"
+    document = json.loads(index.read_text())
+    document["weight_map"]["evil"] = name
+    index.write_text(json.dumps(document))
+    return folder
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../secret.safetensors",
+        "sub/../../secret.safetensors",
+        "{absolute}",
+        "..\\secret.safetensors",
+        "secret\0.safetensors",
+        "link.safetensors",
+        "linked/secret.safetensors",
+        "",
+        "x" * 3000,
+        "\ud800.safetensors",
+        "./model-00001-of-00002.safetensors",
+        "twin.safetensors",
+        "pipe.safetensors",
+        "sub",
+        "closed/a.safetensors",
+    ],
+)
+def test_a_name_that_leads_elsewhere_is_not_opened(tmp_path: Path, name: str) -> None:
+    outside = tmp_path / "secret.safetensors"
+    save_file({"evil": torch.ones(1)}, outside)
+    folder = hostile(tmp_path / "in", name.format(absolute=outside) if name.startswith("{") else name)
+    (folder / "sub").mkdir()
+    (folder / "closed").mkdir()
+    (folder / "link.safetensors").symlink_to(outside)
+    (folder / "linked").symlink_to(tmp_path)
+    (folder / "twin.safetensors").symlink_to("model-00001-of-00002.safetensors")
+    os.mkfifo(folder / "pipe.safetensors")
+    with watched() as opened:
+        found = open_checkpoint(folder)
+        assert len(found.entries) == 4
+        (finding,) = [row for row in found.findings if row.id in ("shard-path", "missing-shard")]
+        assert "evil" in finding.message or "are one file" in finding.message
+        with pytest.raises(WouldLoseData, match=r"evil|are one file"):
+            ckptfix.convert(folder, tmp_path / "out.safetensors")
+        with pytest.raises(WouldLoseData, match=r"evil|are one file"):
+            ckptfix.add_module(folder, tmp_path / "out")
+        assert finding.id in {row.id for row in ckptfix.doctor(folder).findings}
+    resolved = {os.path.realpath(name) for name in opened if name.startswith(str(tmp_path))}
+    assert os.path.realpath(outside) not in resolved
+    assert all(path.startswith(os.path.realpath(folder)) for path in resolved)
+    assert not any("pipe" in name for name in opened)
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_index_that_is_a_link_out_of_the_folder_is_not_opened(tmp_path: Path) -> None:
+    (tmp_path / "secret.json").write_text('{"weight_map": {}}')
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "model.safetensors.index.json").symlink_to("../secret.json")
+    with watched() as opened, pytest.raises(CkptfixError, match="leads out of its folder"):
+        open_checkpoint(tmp_path / "in")
+    assert not any("secret" in name or "index.json" in name for name in opened)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[" * 200_000, "nested too deeply"),
+        ('{"weight_map":' * 100_000, "nested too deeply"),
+        ('{"weight_map": {"a": ' + "9" * 10_000 + "}}", "not an index"),
+        ('{"weight_map": {"a": "b"}} x', "not an index"),
+        ("\0" * 100, "not an index"),
+        ("\xff", "no weight_map|not an index"),
+        ('{"weight_map": {"a": "' + "b" * 5000 + '"}}', "a file of 5,000 characters"),
+        ('{"weight_map": {"a": "b", "a": "c"}}', "twice"),
+        ('{"weight_map": null}', "no weight_map"),
+        ('{"weight_map": {"a": ["b"]}}', "no weight_map"),
+        ("", "not an index"),
+    ],
+)
+def test_an_index_that_is_none_is_one_error(tmp_path: Path, text: str, words: str) -> None:
+    folder = write(tmp_path / "in", parted(state(2), 2))
+    (folder / "model.safetensors.index.json").write_text(text)
+    with pytest.raises(BadIndex, match=words) as caught:
+        open_checkpoint(folder)
+    assert len(str(caught.value)) < 1000
+    assert ckptfix.doctor(folder).exit_code() == 1
+
+
+def test_an_index_beyond_measure_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write(tmp_path / "in", parted(state(2), 2))
+    index = folder / "model.safetensors.index.json"
+    with index.open("wb") as file:
+        file.truncate(1 << 36)
+    with pytest.raises(BadIndex, match="bytes of JSON"):
+        open_checkpoint(folder)
+    index.write_text(json.dumps({"weight_map": {str(number): f"{number}.safetensors" for number in range(20_000)}}))
+    with watched() as opened, pytest.raises(BadIndex, match="an index of 20,000 files"):
+        open_checkpoint(folder)
+    assert {Path(name).name for name in opened} <= {"model.safetensors.index.json"}
+    index.write_text(json.dumps({"weight_map": dict.fromkeys(map(str, range(1_000_000)), "a.safetensors")}))
+    with pytest.raises(BadIndex, match="an index of 1,000,000 names"):
+        open_checkpoint(folder)
+
+
+def test_numbers_beyond_measure_are_not_counted_out(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    save_file(state(1), tmp_path / "in" / "model-00001-of-999999.safetensors")
+    assert len(list(open_checkpoint(tmp_path / "in").findings)) < 5
+
+
+def test_names_like_those_of_shards_in_a_plain_folder(tmp_path: Path) -> None:
+    """A folder of one file that only happens to be called like a shard is still read."""
+    (tmp_path / "in").mkdir()
+    save_file(state(1), tmp_path / "in" / "model-00001-of-00001.safetensors")
+    assert same(ckptfix.load_state_dict(tmp_path / "in"), state(1))
+
+
+def test_a_huge_tensor_of_slices_takes_no_memory(tmp_path: Path) -> None:
+    said = json.dumps({"w": {"saved_offsets": [1 << 60, 1 << 60]}})
+    (tmp_path / "in").mkdir()
+    path = tmp_path / "in" / "shard-00001-model-00001-of-00001.safetensors"
+    save_file({"w": torch.ones(1, 1)}, path, metadata={"DCP_SHARDING_INFO": said})
+    assert [row.id for row in open_checkpoint(tmp_path / "in").findings] == ["missing-slices"]
+    with pytest.raises(WouldLoseData, match="nothing holds rows"):
+        ckptfix.convert(tmp_path / "in", tmp_path / "out.pth")
+
+
+@pytest.mark.parametrize("where", ["folder", "shard"])
+def test_what_may_not_be_read_is_one_error(tmp_path: Path, where: str) -> None:
+    if os.geteuid() == 0:
+        pytest.skip("the superuser may read all")
+    folder = write(tmp_path / "in", parted(state(2), 2))
+    path = folder if where == "folder" else folder / "model-00001-of-00002.safetensors"
+    path.chmod(0)
+    try:
+        with pytest.raises(CkptfixError):
+            ckptfix.convert(folder, tmp_path / "out.pth")
+    finally:
+        path.chmod(0o755)

@@ -1,0 +1,198 @@
+"""Tensors put together from the chunks that they were cut into, and ranges of files that are not there."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ckptfix.checkpoint import ByteRange, Check, OutputFile, Segment
+from ckptfix.checkpoint.places import in_one_piece
+from ckptfix.errors import DamagedFile, Truncated
+from ckptfix.io import tiles
+from ckptfix.io.planned import Piece, SplicedFile
+from ckptfix.io.read import read_chunks, read_from
+from ckptfix.io.source import open_source
+from ckptfix.io.tiles import Chunk, tiled
+
+Box = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+def boxes_of(shape: Sequence[int], rng: random.Random, depth: int = 0) -> list[Box]:
+    """The boxes that a tensor falls into when it is cut in two again and again, along any dimension."""
+    able = [axis for axis, size in enumerate(shape) if size > 1]
+    if not able or depth > 3 or rng.random() < 0.2:
+        return [((0,) * len(shape), tuple(shape))]
+    axis = rng.choice(able)
+    cut = rng.randrange(1, shape[axis])
+    found = []
+    for first, size in ((0, cut), (cut, shape[axis] - cut)):
+        part = list(shape)
+        part[axis] = size
+        for offsets, sizes in boxes_of(part, rng, depth + 1):
+            moved = list(offsets)
+            moved[axis] += first
+            found.append((tuple(moved), sizes))
+    return found
+
+
+def chunks_of(array: np.ndarray, boxes: Sequence[Box], path: Path) -> list[Chunk]:
+    chunks = []
+    with path.open("wb") as file:
+        for offsets, sizes in boxes:
+            box = tuple(slice(first, first + size) for first, size in zip(offsets, sizes, strict=True))
+            data = array[box].tobytes()
+            chunks.append(Chunk(offsets, sizes, ByteRange(str(path), file.tell(), len(data))))
+            file.write(data)
+    return chunks
+
+
+def content(segments: Sequence[Segment]) -> bytes:
+    return b"".join(segment if isinstance(segment, bytes) else b"".join(read_chunks(segment)) for segment in segments)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    shape=st.lists(st.integers(1, 9), max_size=4),
+    seed=st.integers(0, 1 << 30),
+    block=st.sampled_from([4 << 20, 64, 8]),
+    itemsize=st.sampled_from([1, 2, 4, 8]),
+)
+def test_any_cut_is_joined_and_no_other_is_taken(
+    shape: list[int], seed: int, block: int, itemsize: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    rng = random.Random(seed)
+    array = np.frombuffer(rng.randbytes(math.prod(shape) * itemsize), f"V{itemsize}").reshape(shape)
+    boxes = boxes_of(shape, rng)
+    rng.shuffle(boxes)
+    chunks = chunks_of(array, boxes, tmp_path_factory.mktemp("tiles") / "data")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tiles, "BLOCK", block)
+        assert content(tiled(shape, itemsize, chunks)) == array.tobytes()
+        if len(chunks) > 1:
+            left_out = rng.randrange(len(chunks))
+            for others in ([*chunks[:left_out], *chunks[left_out + 1 :]], [*chunks, chunks[left_out]]):
+                with pytest.raises(DamagedFile):
+                    tiled(shape, itemsize, others)
+
+
+def test_rows_are_ranges_and_only_shared_rows_are_streams(tmp_path: Path) -> None:
+    array = np.arange(24, dtype=np.int32).reshape(6, 4)
+    rows = chunks_of(array, [((0, 0), (2, 4)), ((2, 0), (4, 4))], tmp_path / "rows")
+    assert all(isinstance(segment, ByteRange) for segment in tiled((6, 4), 4, rows))
+    columns = chunks_of(array, [((0, 0), (6, 3)), ((0, 3), (6, 1))], tmp_path / "columns")
+    (stream,) = tiled((6, 4), 4, columns)
+    assert not isinstance(stream, ByteRange)
+    assert {place.path for place in read_from(stream)} == {str(tmp_path / "columns")}
+
+
+@pytest.mark.parametrize(
+    ("boxes", "message"),
+    [
+        ([((0, 0), (2, 4))], "nothing holds rows 2 to 5"),
+        ([((0, 0), (6, 3))], r"nothing holds rows 3 to 3 at \[0\]"),
+        ([((0, 0), (6, 4)), ((1, 0), (2, 4))], "2 chunks hold"),
+        ([((0, 0), (7, 4))], r"reaches outside of \[6, 4\]"),
+        ([((-1, 0), (6, 4))], r"reaches outside of \[6, 4\]"),
+        ([((0,), (6,))], r"of a tensor of \[6, 4\]"),
+        ([], r"nothing holds its \[6, 4\]"),
+    ],
+)
+def test_what_does_not_tile_is_named(boxes: list[Box], message: str) -> None:
+    place = ByteRange("none", 0, 1 << 20)
+    chunks = [Chunk(offsets, sizes, place.sub(0, 4 * max(math.prod(sizes), 0))) for offsets, sizes in boxes]
+    with pytest.raises(DamagedFile, match=message):
+        tiled((6, 4), 4, chunks)
+
+
+def test_a_chunk_has_as_many_bytes_as_its_sizes_say() -> None:
+    with pytest.raises(DamagedFile, match="needs 96 bytes, and has 95"):
+        tiled((6, 4), 4, [Chunk((0, 0), (6, 4), ByteRange("none", 0, 95))])
+
+
+def test_nothing_and_one_number(tmp_path: Path) -> None:
+    assert tiled((0, 4), 4, []) == ()
+    assert tiled((2, 0), 4, [Chunk((0, 0), (2, 0), ByteRange("none", 0, 0))]) == ()
+    place = ByteRange("none", 7, 8)
+    assert tiled((), 8, [Chunk((), (), place)]) == (place,)
+    with pytest.raises(DamagedFile, match="2 chunks hold the element"):
+        tiled((), 8, [Chunk((), (), place), Chunk((), (), place)])
+
+
+def test_crossing_chunks_without_end_are_refused_soon() -> None:
+    """Staircases of rows and columns that all cross: work grows with their number, not with its square."""
+    count = 20_000
+    place = ByteRange("none", 0, 4 * count)
+    chunks = [Chunk((row, 0), (1, count), place) for row in range(count)]
+    chunks += [Chunk((0, column), (count, 1), place) for column in range(count)]
+    with pytest.raises(DamagedFile, match=r"too many chunks|2 chunks hold|chunks hold"):
+        tiled((count, count), 4, chunks)
+
+
+@pytest.fixture
+def pieces(tmp_path: Path) -> SplicedFile:
+    (tmp_path / "a").write_bytes(bytes(range(100)))
+    (tmp_path / "b").write_bytes(bytes(range(100, 200)))
+    made = [
+        Piece((ByteRange(str(tmp_path / "a"), 10, 5), ByteRange(str(tmp_path / "b"), 0, 5))),
+        Piece(()),
+        Piece(
+            (b"literal", ByteRange(str(tmp_path / "a"), 0, 3)), (Check("w", ByteRange(str(tmp_path / "a"), 0, 3), 1),)
+        ),
+    ]
+    return SplicedFile("FOLDER", [10, 0, 10], made.__getitem__)
+
+
+def test_every_part_of_a_spliced_file_reads_as_its_pieces(pieces: SplicedFile) -> None:
+    whole = bytes(range(10, 15)) + bytes(range(100, 105)) + b"literal" + bytes(range(3))
+    with open_source(pieces) as source:
+        assert source.size == pieces.size == len(whole)
+        for start, stop in itertools.combinations_with_replacement(range(len(whole) + 1), 2):
+            assert source.read(start, stop - start) == whole[start:stop]
+            place = ByteRange(pieces, start, stop - start)
+            assert content(list(pieces.pieces(start, stop - start))) == whole[start:stop]
+            assert content(OutputFile.of("out", [place]).segments) == whole[start:stop]
+            assert b"".join(source.chunks(start, stop - start, 4)) == whole[start:stop]
+        with pytest.raises(Truncated):
+            source.read(15, 6)
+
+
+def test_a_plan_names_only_files_that_are_there(pieces: SplicedFile, tmp_path: Path) -> None:
+    file = OutputFile.of("out", [pieces.place(0), pieces.place(1), pieces.place(2)])
+    assert {place.path for segment in file.segments for place in read_from(segment)} == {
+        str(tmp_path / "a"),
+        str(tmp_path / "b"),
+    }
+    assert list(pieces.checks(pieces.place(2))) and not list(pieces.checks(pieces.place(0)))
+    assert in_one_piece(ByteRange(pieces, 1, 2)) == ByteRange(str(tmp_path / "a"), 11, 2)
+    assert in_one_piece(pieces.place(0)) == pieces.place(0)
+
+
+def test_a_piece_is_looked_up_when_it_is_needed_and_once() -> None:
+    asked: list[int] = []
+
+    def make(index: int) -> Piece:
+        asked.append(index)
+        return Piece((b"12345",))
+
+    name = SplicedFile("FOLDER", [5, 5, 5], make)
+    _ = name.place(1), name.size
+    assert asked == []
+    with open_source(name) as source:
+        assert source.read(5, 5) == source.read(5, 5) == b"12345"
+    assert asked == [1]
+
+
+def test_a_piece_of_another_size_is_damage() -> None:
+    with (
+        pytest.raises(DamagedFile, match="5 bytes promised, 4 found"),
+        open_source(SplicedFile("FOLDER", [5], lambda index: Piece((b"1234",)))) as source,
+    ):
+        source.read(0, 5)

@@ -1,0 +1,48 @@
+"""The one pass over all bytes: what it says of a tensor does not depend on how its reading is shared out."""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ckptfix.checkpoint import ByteRange, Data, Derived
+from ckptfix.io import threads
+from ckptfix.ops.doctor import data as doctor_data
+from ckptfix.ops.doctor.data import Piece, scan
+
+
+@pytest.mark.parametrize("size", [64, 4096, threads.TASK])
+def test_parts_of_a_tensor_are_judged_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    monkeypatch.setattr(threads, "TASK", size)
+    monkeypatch.setattr(doctor_data, "CHUNK", 16)
+    values = np.ones(1000, np.float32)
+    values[[0, 17, 999]] = np.nan
+    values[500] = -np.inf
+    raw = values.tobytes()
+    path = tmp_path / "data"
+    path.write_bytes(raw + bytes(5000) + raw)
+    pieces = [
+        Piece("right", ByteRange(str(path), 0, 4000), zlib.crc32(raw), "float32"),
+        Piece("zeros", ByteRange(str(path), 4000, 5000), zlib.crc32(bytes(5000))),
+        Piece("wrong", ByteRange(str(path), 9000, 4000), 1, "float32"),
+        Piece("made", made(raw), zlib.crc32(raw), "float32"),
+        Piece("beyond", ByteRange(str(path), 9000, 4001), 1, "float32"),
+    ]
+    found = [(finding.id, finding.where, finding.message) for finding in scan(pieces)]
+    crc = f"{zlib.crc32(raw):08x}"
+    assert found[:2] == [
+        ("bad-crc", "wrong", f"the bytes do not match their CRC-32 ({crc} here, 00000001 stated)"),
+        ("damaged", "beyond", "1 bytes promised, 0 left"),
+    ]
+    names = "right (3), wrong (3), made (3)"
+    assert found[2][2] == f"9 NaN values of float32 in 3 tensors: {names}"
+    assert found[3][2] == "3 infinite values of float32 in 3 tensors: right (1), wrong (1), made (1)"
+    assert len(found) == 4
+
+
+def made(raw: bytes) -> Data:
+    """Bytes in chunks that no element ends with."""
+    return Derived(len(raw), lambda: (raw[at : at + 7] for at in range(0, len(raw), 7)))

@@ -1,0 +1,199 @@
+"""``fix``: what doctor proposes, planned as one, copied once; what remains is named and nothing is written."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from builders import written
+
+import ckptfix
+from ckptfix.checkpoint import Plan
+from ckptfix.errors import CkptfixError, Refused, WouldOverwrite
+from ckptfix.io import write as io_write
+from ckptfix.ops.fix import chain
+from ckptfix.ops.fix.chain import keywords
+
+
+def model() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(30, 40), torch.nn.BatchNorm1d(40))
+
+
+def wrapped(**more: Any) -> dict[str, Any]:
+    return {"model": {f"module.{name}": value for name, value in model().state_dict().items()}, **more}
+
+
+def on_a_gpu(path: Path) -> None:
+    """Turn the device tags of a file that was saved on a CPU into ``cuda:0``, as a GPU would have written them."""
+    ckptfix.map_location(path, path.with_suffix(".gpu"), "cuda:0")
+    path.with_suffix(".gpu").rename(path)
+
+
+def same(state: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return list(state) == list(other) and all(torch.equal(state[name], other[name]) for name in state)
+
+
+@pytest.fixture
+def broken(tmp_path: Path) -> Path:
+    path = tmp_path / "run.pth"
+    torch.save(wrapped(args=argparse.Namespace(lr=0.1)), path)
+    on_a_gpu(path)
+    return path
+
+
+def test_everything_is_fixed_in_one_copy(broken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plans = []
+    real = io_write.write_plan
+
+    def noted(plan: Plan, **rest: Any) -> dict[str, str]:
+        plans.append(plan)
+        return real(plan, **rest)
+
+    monkeypatch.setattr(io_write, "write_plan", noted)
+    result = ckptfix.fix(broken, tmp_path / "out.pth")
+    assert [step.command[1] for step in result.steps] == ["sanitize", "strip-module", "to-cpu"]
+    assert len(plans) == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.pth", "run.pth"]
+    loaded = torch.load(tmp_path / "out.pth", weights_only=True)
+    assert loaded["args"] == {"lr": 0.1}
+    assert same(loaded["model"], model().state_dict())
+    assert zipfile.ZipFile(tmp_path / "out.pth").testzip() is None
+    assert (result.account.tensors, result.account.written, result.account.lost) == (7, 7, ())
+    assert result.exit_code == 0
+
+
+def test_the_result_is_that_of_the_commands_one_by_one(broken: Path, tmp_path: Path) -> None:
+    result = ckptfix.fix(broken, tmp_path / "out.pth")
+    for step in result.steps:
+        subprocess.run([sys.executable, "-m", *step.command], check=True, capture_output=True)
+    last = Path(result.steps[-1].command[3])
+    assert last.parent == tmp_path
+    assert same(torch.load(last, weights_only=True)["model"], torch.load(result.dest, weights_only=True)["model"])
+    assert not ckptfix.doctor(last).fixes
+    assert not ckptfix.doctor(result.dest).fixes
+
+
+def test_checksums_of_the_input_are_compared_and_kept(broken: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(broken) as archive:
+        record = max(archive.infolist(), key=lambda row: row.file_size)
+    data = bytearray(broken.read_bytes())
+    place = data.index(model().state_dict()["0.weight"].numpy().tobytes())
+    data[place + 5] ^= 1
+    broken.write_bytes(data)
+    result = ckptfix.fix(broken, tmp_path / "out.pth")
+    assert result.steps[0].command[1] == "repair"
+    assert result.exit_code == 3
+    assert any("0.weight" in finding.where for finding in result.findings)
+    assert record.file_size == 4800
+    assert "0.weight" not in torch.load(tmp_path / "out.pth", weights_only=True)["model"]
+
+
+def test_a_file_in_order_is_copied_as_it_is(tmp_path: Path) -> None:
+    torch.save(model().state_dict(), tmp_path / "plain.pth")
+    result = ckptfix.fix(tmp_path / "plain.pth")
+    assert result.dest == str(tmp_path / "plain.fixed.pth")
+    assert Path(result.dest).read_bytes() == (tmp_path / "plain.pth").read_bytes()
+    assert result.steps == () and result.account.written == 7
+    assert "nothing to fix" in str(result)
+
+
+def test_a_dry_run_writes_nothing_and_says_the_same(broken: Path, tmp_path: Path) -> None:
+    planned = ckptfix.fix(broken, tmp_path / "out.pth", dry_run=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run.pth"]
+    assert not planned.written
+    done = ckptfix.fix(broken, tmp_path / "out.pth")
+    assert planned.lines == done.lines and planned.plan.nbytes == done.plan.nbytes
+    json.dumps(done.as_dict())
+
+
+def test_what_no_command_fixes_is_named_and_nothing_is_written(tmp_path: Path) -> None:
+    written(tmp_path / "page.pth", b"<!DOCTYPE html><html>404</html>")
+    with pytest.raises(Refused, match=r"a web page.*no command fixes that"):
+        ckptfix.fix(tmp_path / "page.pth", tmp_path / "out.pth")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["page.pth"]
+
+
+def test_a_misfit_with_the_model_is_refused_after_what_could_be_done(tmp_path: Path) -> None:
+    torch.save(wrapped(), tmp_path / "run.pth")
+    torch.save(torch.nn.Linear(3, 9).state_dict(), tmp_path / "other.pth")
+    with pytest.raises(CkptfixError):
+        ckptfix.fix(tmp_path / "run.pth", tmp_path / "out.pth", like=tmp_path / "other.pth")
+    assert not (tmp_path / "out.pth").exists()
+
+
+def test_it_goes_on_until_the_file_fits_the_model(tmp_path: Path) -> None:
+    torch.save(wrapped(), tmp_path / "run.pth")
+    torch.save({f"net.{name}": value for name, value in model().state_dict().items()}, tmp_path / "like.pth")
+    result = ckptfix.fix(tmp_path / "run.pth", tmp_path / "out.pth", like=tmp_path / "like.pth")
+    assert not ckptfix.doctor(tmp_path / "out.pth", like=tmp_path / "like.pth").exit_code()
+    assert result.steps
+
+
+def test_an_existing_output_is_replaced_only_by_force(broken: Path, tmp_path: Path) -> None:
+    (tmp_path / "out.pth").write_bytes(b"mine")
+    with pytest.raises(WouldOverwrite):
+        ckptfix.fix(broken, tmp_path / "out.pth")
+    assert (tmp_path / "out.pth").read_bytes() == b"mine"
+    ckptfix.fix(broken, tmp_path / "out.pth", force=True)
+    assert torch.load(tmp_path / "out.pth", weights_only=True)
+
+
+def test_a_name_of_another_format_is_put_right(tmp_path: Path) -> None:
+    """safetensors under a torch name: the checksums of the zip that it becomes are known only once it is written."""
+    from safetensors.torch import save_file
+
+    save_file({f"module.{name}": value for name, value in model().state_dict().items()}, tmp_path / "odd.pth")
+    result = ckptfix.fix(tmp_path / "odd.pth")
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["odd.pth", Path(result.dest).name])
+    again = ckptfix.load_state_dict(result.dest)
+    assert set(again) == set(model().state_dict())
+    if zipfile.is_zipfile(result.dest):
+        with zipfile.ZipFile(result.dest) as archive:
+            assert archive.testzip() is None
+            assert all(row.CRC for row in archive.infolist() if row.file_size)
+
+
+def test_what_is_written_on_the_way_goes_again(broken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a plan cannot be read through, the file is written aside; the result is the same."""
+    expected = ckptfix.fix(broken, tmp_path / "joined.pth")
+    monkeypatch.setattr(chain, "CHECKSUM", None)
+    monkeypatch.setattr(chain.Chain, "_can_be_joined", lambda self: False)
+    result = ckptfix.fix(broken, tmp_path / "aside.pth")
+    assert [step.command[1] for step in result.steps] == [step.command[1] for step in expected.steps]
+    assert same(torch.load(tmp_path / "aside.pth")["model"], torch.load(tmp_path / "joined.pth")["model"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["aside.pth", "joined.pth", "run.pth"]
+
+
+@pytest.mark.parametrize("verb", ["strip-module", "extract", "sanitize", "match", "rename", "convert", "slim"])
+def test_unknown_options_are_not_dropped(verb: str) -> None:
+    with pytest.raises(CkptfixError, match="does not know the option --nonsense"):
+        keywords(verb, ["--nonsense", "x"])
+
+
+def test_every_option_that_doctor_proposes_is_known() -> None:
+    """The remedies in the table of findings, each with its options, can be carried out."""
+    from ckptfix.findings.table import ENTRIES
+
+    for entry in ENTRIES.values():
+        if entry.fix and entry.fix.startswith("ckptfix "):
+            for line in entry.fix.split(" && "):
+                words = line.split()
+                if words[1] in chain.VERBS:
+                    keywords(words[1], words[4:])
+
+
+def test_a_folder_of_files_is_fixed_as_its_model(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    torch.save(wrapped(), tmp_path / "run/pytorch_model.bin")
+    torch.save({"state": {}, "param_groups": []}, tmp_path / "run/optimizer.bin")
+    result = ckptfix.fix(tmp_path / "run", tmp_path / "out.pth")
+    assert result.steps[0].command[2] == str(tmp_path / "run/pytorch_model.bin")
+    assert same(torch.load(tmp_path / "out.pth", weights_only=True)["model"], model().state_dict())
