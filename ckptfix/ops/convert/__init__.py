@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from ckptfix.checkpoint import Checkpoint
 from ckptfix.errors import Refused, StrPath
@@ -108,10 +107,10 @@ def convert(
 
     how = How(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
     folder = is_folder(to)
-    if isinstance(source, str | os.PathLike):
-        return carry_out(source, dest, make, how, converts=True, folder=folder)
-    refuse_destination(dest, source, how, folder=folder)
-    return carry_out(_joined(source), dest, make, how, converts=True, folder=folder)
+    if isinstance(source, list | tuple):
+        refuse_destination(dest, source, how, folder=folder)
+        return carry_out(_joined(source), dest, make, how, converts=True, folder=folder)
+    return carry_out(cast("StrPath", source), dest, make, how, converts=True, folder=folder)
 
 
 @without_collections

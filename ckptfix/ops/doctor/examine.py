@@ -156,7 +156,8 @@ def _judge(
     yield from _container(path, checkpoint)
     piece = piece_of(checkpoint, at)
     if piece is not None:
-        fix = verbatim(piece.way_out)
+        # Not one command of a chain: it reads other files, and writes what is no copy of this one.
+        fix = verbatim(f"`{piece.way_out}` makes the whole" if piece.command else piece.way_out)
         yield found("one-rank", piece.message, where=piece.where, fix=fix)
     view = checkpoint if at is None else scan_contents.only_at(checkpoint, at)
     yield from _pickles(checkpoint, looked, at)
