@@ -67,14 +67,6 @@ def floats(*values: float) -> bytes:
     return struct.pack(f"<{len(values)}f", *values)
 
 
-def tar() -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as archive:
-        for name in ("sys_info", "pickle", "storages", "tensors"):
-            archive.addfile(tarfile.TarInfo(name))
-    return buffer.getvalue()
-
-
 def plain_tar() -> bytes:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
@@ -84,7 +76,6 @@ def plain_tar() -> bytes:
 
 put("text-file", b"see the other link\n" * 3)
 put("gguf-file", b"GGUF" + struct.pack("<IQQ", 3, 1, 0), "model.gguf")
-put("torch-tar", tar())
 put("tar-archive", plain_tar())
 put("other-framework", b"\x89HDF\r\n\x1a\n" + b"layer_names" * 10, "model.h5")
 put("other-archive", b"7z\xbc\xaf\x27\x1c" + bytes(40))
@@ -167,6 +158,14 @@ def sample(id: str) -> Callable[[Build], Build]:
         return build
 
     return add
+
+
+@sample("torch-tar")
+def torch_tar(folder: Path) -> Path:
+    import torch
+    from other_pickles import torch_tar
+
+    return builders.written(folder / "model.pth.tar", torch_tar({"fc.weight": torch.ones(2)}))
 
 
 whole = builders.torch_zip(pickle_of({"w": replace(WEIGHT, storage_class="LongStorage")}), [DATA * 2])

@@ -1,14 +1,18 @@
-"""Files of tensors that torch.save did not write: joblib's, made without joblib."""
+"""Files of tensors that torch.save of today does not write: joblib's, made without joblib, and old tars of torch."""
 
 from __future__ import annotations
 
+import io
 import pickle
+import struct
 import sys
+import tarfile
 import types
 from pathlib import Path
 from typing import IO, Any
 
 import numpy
+import torch
 
 
 class NumpyArrayWrapper:
@@ -70,3 +74,57 @@ def joblib_dump(value: Any, path: Path, *, protocol: int = 4, aligned: bool = Tr
                 del sys.modules[name]
             else:
                 sys.modules[name] = old
+
+
+def torch_tar(value: Any) -> bytes:
+    """What torch before 0.1.10 wrote for an object of dense tensors: a tar of four files.
+
+    The layout is that of torch/serialization.py, ``_legacy_load.legacy_load``, which loads them.
+    """
+    storages: dict[int, tuple[int, torch.UntypedStorage, str]] = {}
+    tensors: dict[int, tuple[torch.Tensor, int]] = {}
+
+    def number(tensor: torch.Tensor) -> str:
+        bytes_of = tensor.untyped_storage()
+        kind = tensor.type().rpartition(".")[2].replace("Tensor", "Storage")
+        row = storages.setdefault(bytes_of._cdata, (1000 + len(storages), bytes_of, kind))
+        tensors.setdefault(id(tensor), (tensor, row[0]))
+        return str(id(tensor))
+
+    class Pickler(pickle.Pickler):
+        def persistent_id(self, part: Any) -> Any:
+            return number(part) if isinstance(part, torch.Tensor) else None
+
+    objects = io.BytesIO()
+    Pickler(objects, 2).dump(value)
+    rows = [pickle.dumps(len(tensors), 2)]
+    for key, (tensor, storage) in tensors.items():
+        rows.append(pickle.dumps((key, storage, torch.FloatTensor), 2))
+        rows.append(struct.pack("<i", tensor.dim()) + bytes(4))
+        rows.append(struct.pack(f"<{2 * tensor.dim()}q", *tensor.shape, *tensor.stride()))
+        rows.append(struct.pack("<q", tensor.storage_offset()))
+    data = [pickle.dumps(len(storages), 2)]
+    for key, stored, kind in storages.values():
+        data.append(pickle.dumps((key, "cpu", getattr(torch, kind)), 2))
+        itemsize = getattr(torch, kind).dtype.itemsize
+        data.append(struct.pack("<q", stored.nbytes() // itemsize))
+        # bytes(stored) would ask for each byte by itself.
+        data.append(torch.empty(0, dtype=torch.uint8).set_(stored).numpy().tobytes())
+    data.append(pickle.dumps([], 2))
+    info = {"protocol_version": 1000, "little_endian": True, "type_sizes": {"short": 2, "int": 4, "long": 4}}
+    return tar_of({
+        "sys_info": pickle.dumps(info, 2),
+        "pickle": objects.getvalue(),
+        "tensors": b"".join(rows),
+        "storages": b"".join(data),
+    })  # fmt: skip
+
+
+def tar_of(files: dict[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for name, data in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+    return buffer.getvalue()

@@ -32,12 +32,16 @@ class ByteRange:
 
 @dataclass(frozen=True, slots=True)
 class Derived:
-    """`length` bytes that `chunks()` yields in small pieces; `sources` are what they are read from."""
+    """`length` bytes that `chunks()` yields in small pieces; `sources` are what they are read from.
+
+    `blank` stands for them in a plan that is read back, where they cost a pass over data: a checksum of 0.
+    """
 
     length: int
     chunks: Callable[[], Iterable[bytes]] = field(compare=False, repr=False)
     what: str = ""
     sources: tuple[ByteRange, ...] = ()
+    blank: bytes = field(default=b"", compare=False, repr=False)
 
 
 Data = ByteRange | Derived

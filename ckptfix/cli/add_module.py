@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ckptfix.cli.shared.common import Written, at_option, writes
+from ckptfix.cli.shared.common import Written, at_option, link_option, writes
 from ckptfix.ops import rename
 from ckptfix.ops.writing import How
 
@@ -13,6 +13,7 @@ from ckptfix.ops.writing import How
     "add-module",
     click.Option(["--prefix"], default="module", show_default=True, metavar="P", help="The path components to add."),
     at_option(),
+    link_option(),
     example="ckptfix add-module plain.pth ddp.pth",
 )
 def command(source: str, dest: str, how: How, *, prefix: str, at: str | None) -> Written:

@@ -16,8 +16,8 @@ from ckptfix.ops.writing import How
     click.Argument(["more"], metavar="[IN ...]", nargs=-1, required=False, type=FileName()),
     click.Option(
         ["--to"],
-        metavar="zip|legacy|safetensors|hf",
-        help="The format of OUT; without it, what OUT's suffix says. zip is also called torch; hf is a folder.",
+        metavar="zip|legacy|safetensors|hf|dcp",
+        help="The format of OUT; without it, what OUT's suffix says. zip is also called torch; hf and dcp are folders.",
     ),
     click.Option(
         ["--shard-size"],
@@ -65,6 +65,7 @@ def command(
 
     hf is a folder OUT of safetensors shards and their index, as transformers writes it; IN may be such a folder, also
     of pytorch_model.bin shards, and every other command takes one too.
+    dcp is a folder that torch.distributed.checkpoint loads; it holds the whole object, without ties and views.
     """
 
     return convert.convert(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import click
 
-from ckptfix.cli.shared.common import Written, writes
+from ckptfix.cli.shared.common import Written, link_option, writes
 from ckptfix.ops import relocate
 from ckptfix.ops.writing import How
 
@@ -14,6 +14,7 @@ from ckptfix.ops.writing import How
 @writes(
     "map-location",
     click.Argument(["targets"], metavar="DEVICE | FROM=TO...", nargs=-1, required=False),
+    link_option(),
     example="ckptfix map-location IN.pth OUT.pth cuda:0=cuda:1 cuda:1=cuda:0",
 )
 def command(source: str, dest: str, how: How, *, targets: tuple[str, ...]) -> Written:

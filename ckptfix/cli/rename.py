@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 
 import click
 
-from ckptfix.cli.shared.common import FileName, Written, at_option, writes
+from ckptfix.cli.shared.common import FileName, Written, at_option, link_option, writes
 from ckptfix.errors import CkptfixError, Refused, printable
 from ckptfix.ops import rename
 from ckptfix.ops.writing import How
@@ -31,6 +31,7 @@ from ckptfix.ops.writing import How
         "comment. Placeholders make a line a rule: {n} is a number, {n-1} the one before, {*} the rest of a name.",
     ),
     at_option(),
+    link_option(),
     example=r"ckptfix rename old.pth new.pth --sub '^backbone\.=' --sub 'gamma$=weight'",
 )
 def command(

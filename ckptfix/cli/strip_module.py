@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ckptfix.cli.shared.common import Written, at_option, writes
+from ckptfix.cli.shared.common import Written, at_option, link_option, writes
 from ckptfix.ops import rename
 from ckptfix.ops.writing import How
 
@@ -15,6 +15,7 @@ from ckptfix.ops.writing import How
     click.Option(["--all-levels"], is_flag=True, help="Remove it as often as every name begins with it."),
     click.Option(["--partial"], is_flag=True, help="Strip the names that begin with it where others do not."),
     at_option(),
+    link_option(),
     example="ckptfix strip-module ddp.pth plain.pth",
 )
 def command(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from ckptfix.cli.shared.common import Written, at_option, writes
+from ckptfix.cli.shared.common import Written, at_option, link_option, writes
 from ckptfix.ops import rename
 from ckptfix.ops.writing import How
 
 
-@writes("unwrap", at_option(), example="ckptfix unwrap fsdp_compiled.pt plain.pt")
+@writes("unwrap", at_option(), link_option(), example="ckptfix unwrap fsdp_compiled.pt plain.pt")
 def command(source: str, dest: str, how: How, *, at: str | None) -> Written:
     """Write OUT: IN without the prefix of any known wrapper, in any order and at any depth.
 

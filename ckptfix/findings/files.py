@@ -75,9 +75,9 @@ CONTAINERS: tuple[Entry, ...] = (
     ),
     Entry(
         "torch-tar", "error", "a torch checkpoint from before torch 0.1.10 (a tar archive)",
-        "The first format of torch.save. torch reads it only with weights_only=False, which can run code.",
-        (E.TAKEN_FOR_TAR,),
-        "if you trust it, load it with torch.load(FILE, weights_only=False) and save it again with torch.save",
+        "The first format of torch.save. torch reads it only with weights_only=False, which can run code. It is read "
+        "without that, and converted.",
+        (E.TAKEN_FOR_TAR,), "ckptfix convert {source} {zip} --to zip",
     ),
     Entry(
         "tar-archive", "error", "a tar archive",

@@ -132,4 +132,23 @@ FOLDERS: tuple[Entry, ...] = (
         "Loaders use it to plan memory; a wrong one hints at an index of another save.",
         (E.SHARD_MISSING,), None,
     ),
+    Entry(
+        "dcp-leftover", "warning", "a file of a distributed checkpoint that its .metadata does not name",
+        "It is of another save, or of one that did not end: torch reads none of it. A later save on fewer ranks leaves "
+        "the files of the others.",
+        (), "save to a new folder; what is left over can be deleted once the checkpoint has been read back",
+    ),
+    Entry(
+        "dcp-unused", "info", "items of a distributed checkpoint that belong to no tensor",
+        "The .metadata says where they are, and names no chunk for them. torch reads none of them.",
+    ),
+    Entry(
+        "dcp-overlap", "error", "items of a distributed checkpoint that share bytes",
+        "Two entries of the .metadata name places in a file that overlap without being the same.",
+        (), "save the checkpoint again",
+    ),
+    Entry(
+        "dcp-saved-at", "info", "the folder that a distributed checkpoint was saved to",
+        "The .metadata holds its full name, with what that says of users and machines. torch does not need it.",
+    ),
 )  # fmt: skip

@@ -65,6 +65,9 @@ VERBS: tuple[Entry, ...] = (
           "It keeps its mode; a new output is open to those who may read all inputs."),
     Entry("links-left", "warning", "other hard links of a replaced file",
           "The output is a new file under one of the names; the others still hold the old content."),
+    Entry("linked-files", "warning", "files that did not change are shared with the input",
+          "With --link they are hard links, where the file system has them. torch opens the files of a folder that it "
+          "saves to with \"wb\": saving to either folder again changes both. Save to a new one, or delete one first."),
     Entry("attributes-lost", "warning", "extended attributes of a replaced file",
           "They may describe the old content (a checksum, an origin), so they are not carried over."),
     Entry("note", "info", "a remark of a matcher", "Something to know about the pairs."),

@@ -22,7 +22,9 @@ from ckptfix.formats.safetensors import format as safetensors
 from ckptfix.formats.shards import format as shards
 from ckptfix.formats.torch import legacy as torch_legacy
 from ckptfix.formats.torch import zip as torch_zip
+from ckptfix.formats.torch.readonly import archive as torch_archive
 from ckptfix.formats.torch.readonly import pickle as torch_pickle
+from ckptfix.formats.torch.readonly import tar as torch_tar
 from ckptfix.formats.zero import format as zero
 from ckptfix.io.source import is_local, open_source, opened_once
 from ckptfix.pickles.collector import without_collections
@@ -33,7 +35,7 @@ FORMATS: dict[str, Format] = {
         torch_zip.FORMAT,
         torch_legacy.FORMAT,
         safetensors.FORMAT,
-        torch_pickle.FORMAT,
+        *(torch_pickle.FORMAT, torch_tar.FORMAT, torch_archive.FORMAT),
         dcp.FORMAT,
         zero.FORMAT,
         ranks.FORMAT,

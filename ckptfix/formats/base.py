@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from ckptfix.checkpoint import Checkpoint, Edit, Plan, TensorEntry
+from ckptfix.checkpoint import Checkpoint, Edit, OutputFile, Plan, TensorEntry
 from ckptfix.errors import UnknownFormat
 from ckptfix.findings.row import Finding
 from ckptfix.pickles import Graph
@@ -65,6 +65,11 @@ def nothing(checkpoint: Checkpoint) -> Iterator[Finding]:
     return iter(())
 
 
+def nothing_beside(checkpoint: Checkpoint, dest: str) -> tuple[OutputFile, ...]:
+    """`Format.beside` of a format of one file."""
+    return ()
+
+
 @dataclass(frozen=True, slots=True)
 class Taken:
     """What `convert` takes of a checkpoint that holds its weights in several forms.
@@ -108,6 +113,7 @@ class Format:
             file.
         by_file: (checkpoint, plan of one file, folder) -> the folder, each of its files planned anew by itself, and the
             rest as it was; None for one file, or for files that say nothing by themselves.
+        beside: (checkpoint, folder) -> copies of what else lies in its folder, which go along to another one.
         share: what of the tensors of a state dict `plan_write` gets.
         ties: names that metadata ties to a tensor -> that tensor.
         remarks: what is known of every file of the format.
@@ -141,6 +147,7 @@ class Format:
     writes: bool = True
     sized: Callable[[int], PlanWrite] | None = None
     by_file: Callable[[Checkpoint, Callable[[Checkpoint, str], Plan], str], Plan] | None = None
+    beside: Callable[[Checkpoint, str], tuple[OutputFile, ...]] = nothing_beside
     share: Callable[[Sequence[TensorEntry]], Shared] = as_they_are
     ties: Callable[[Checkpoint], Mapping[str, str]] = no_ties
     remarks: Callable[[Checkpoint], Iterator[Finding]] = nothing

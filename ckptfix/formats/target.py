@@ -45,13 +45,17 @@ def named_format(to: str) -> Format:
 def _target_format(dest: str, to: str | None) -> str:
     if to is not None:
         return named_format(to).name
-    for format in FORMATS.values():
-        if dest.lower().endswith(format.suffixes):
-            return format.name
+    if (name := of_suffix(dest)) is not None:
+        return name
     suffix = os.path.splitext(dest)[1]  # noqa: PTH122 (dest is text, whatever the system makes of it)
     what = f"the suffix {suffix!r}" if suffix else "a name without a suffix"
     message = f"cannot tell the output format from {what}"
     raise Unsupported(message, path=dest, hint="use another suffix, or --to zip, --to legacy or --to safetensors")
+
+
+def of_suffix(dest: str) -> str | None:
+    """The name of the format that the suffix of `dest` stands for."""
+    return next((format.name for format in FORMATS.values() if dest.lower().endswith(format.suffixes)), None)
 
 
 def is_folder(to: str | None) -> bool:

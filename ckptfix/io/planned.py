@@ -13,6 +13,7 @@ from ckptfix.checkpoint.places import Spliced, pieces_of
 from ckptfix.errors import DamagedFile
 from ckptfix.io.read import CHECKSUM, cut
 from ckptfix.io.source import BATCH, Name, Readers, Source
+from ckptfix.io.sums import crc32_joined
 
 
 class _Made(Name):
@@ -112,6 +113,19 @@ class SplicedFile(_Made, Spliced):
         for index in self._indices(where.offset, where.length):
             yield from self.piece(index).checks
 
+    def crc32(self, where: ByteRange) -> int | None:
+        """The checksum of a whole piece, joined from those that its files state; None where that cannot be."""
+        if not where.length:
+            return None
+        index = self._index(where.offset)
+        piece = self.piece(index)
+        if where != self.place(index) or tuple(check.data for check in piece.checks) != piece.segments:
+            return None
+        crc = 0
+        for check in piece.checks:
+            crc = crc32_joined(crc, check.crc32, check.data.length)
+        return crc
+
     def pieces(self, offset: int, length: int) -> Iterator[Segment]:
         end = offset + length
         for index in self._indices(offset, length):
@@ -154,7 +168,7 @@ def _part(segment: Segment, first: int, count: int) -> Segment:
 
 
 class _MadeSource(Source):
-    """What is there in place of the file. Checksums, which cost a pass over the data, are zeros."""
+    """What is there in place of the file. Checksums, which cost a pass over the data, are those of nothing."""
 
     def __init__(self, made: _Made) -> None:
         super().__init__(made, made.size)
@@ -195,7 +209,7 @@ class _MadeSource(Source):
 def _made(segment: Derived, start: int, count: int) -> bytes:
     """`count` bytes at `start` of a stream that has to be made from its beginning."""
     if segment.what == CHECKSUM:
-        return bytes(count)
+        return segment.blank[start : start + count]
     found = bytearray()
     for piece in cut(segment.chunks(), start, count):
         found += piece

@@ -58,7 +58,8 @@ class Checksums:
 
     def segment(self, index: int, pack: Callable[[int], bytes], length: int) -> Derived:
         """`pack(checksum)` of the range number `index`, as a segment of `length` bytes."""
-        return Derived(length, lambda: (pack(self.value(index)),), CHECKSUM, read_from(self._ranges[index]))
+        sources = read_from(self._ranges[index])
+        return Derived(length, lambda: (pack(self.value(index)),), CHECKSUM, sources, blank=pack(0))
 
     def _sums_of(self, task: int) -> list[int]:
         with self._lock:

@@ -14,9 +14,9 @@ from typing import Any, Generic, TypeVar
 
 from ckptfix import formats
 from ckptfix.checkpoint import Checkpoint, Edit, Mark, OutputFile, Plan
-from ckptfix.errors import CkptfixError, DamagedFile, NoSuchFile, StrPath, about, file_name, printable
+from ckptfix.errors import CkptfixError, DamagedFile, NoSuchFile, Refused, StrPath, about, file_name, printable
 from ckptfix.findings.row import Finding
-from ckptfix.findings.table import proposed
+from ckptfix.findings.table import found, proposed
 from ckptfix.formats.target import refuse_other_suffix
 from ckptfix.formats.torch import legacy_layout
 from ckptfix.io import write as io_write
@@ -42,17 +42,19 @@ class How:
         force: replace an existing output.
         keep_old: a checkpoint that is replaced is kept, under another name beside the output.
         dry_run: plan, and write nothing.
+        link: files of a folder that do not change get a second name in place of a copy; edits of folders alone take it.
         progress: called with bytes done and bytes in all.
     """
 
     force: bool = False
     keep_old: bool = False
     dry_run: bool = False
+    link: bool = False
     progress: Progress | None = None
 
     def keywords(self) -> dict[str, Any]:
         """The same as keywords of a verb."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "link" or self.link}
 
 
 R = TypeVar("R", bound="Result")
@@ -133,6 +135,8 @@ def carry_out(
     if not converts:
         refuse_read_only(checkpoint)
         refuse_other_suffix(checkpoint.path, name, checkpoint.format)
+    if how.link and not formats.format_of(checkpoint).folder:
+        raise Refused("hard links are for the files of a folder, and this is one file", path=checkpoint.path)
     with about(checkpoint.path):
         draft = make(checkpoint, name)
     return _written(_from_folder(draft, source, path), checkpoint.path, checkpoint.files, name, how)
@@ -188,8 +192,8 @@ def named_beside(source: StrPath, word: str, suffix: str | None = None, *, folde
     if folder:
         stem = Path(name).with_suffix("") if is_file else Path(name)
         return proposed(f"{stem}.{word}", "")
-    if suffix is not None and is_file:
-        name = str(Path(name).with_suffix(suffix))
+    if suffix is not None:
+        name = str(Path(name).with_suffix(suffix)) if is_file else f"{os.path.normpath(name)}{suffix}"
     return proposed(name, word)
 
 
@@ -233,7 +237,7 @@ def _written(draft: Draft[R], source: str, read: Iterable[Mark], dest: str, how:
             overwrite=how.force,
             keep_old=how.keep_old,
             own=files_of,
-            link=draft.link,
+            link=draft.link or how.link,
             inputs=inputs,
             progress=how.progress,
         )
@@ -242,6 +246,7 @@ def _written(draft: Draft[R], source: str, read: Iterable[Mark], dest: str, how:
         kept = io_write.write_plan(plan, overwrite=how.force, keep_old=keep, inputs=inputs, progress=how.progress)
         backup = kept.get(dest)
     lines = list(draft.lines)
+    linked = [found("linked-files", where=dest)] if folder and how.link else []
     said = set(draft.findings)
     behind = [finding for finding in plan.findings if finding.id == "left-behind" and finding not in said]
     left = [*account.left, *(finding.where for finding in behind)]
@@ -257,7 +262,7 @@ def _written(draft: Draft[R], source: str, read: Iterable[Mark], dest: str, how:
         written=not how.dry_run,
         backup=backup,
         lines=tuple(lines),
-        findings=(*draft.findings, *behind, *account.findings(), *replaced),
+        findings=(*draft.findings, *behind, *account.findings(), *linked, *replaced),
         exit_code=LOSSES if account.lost else draft.exit_code,
         account=account,
     )

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from ckptfix.checkpoint import ByteRange, Data, Derived, Segment
 from ckptfix.errors import BadDirectory
+from ckptfix.io.read import CHECKSUM
 from ckptfix.io.source import Source
 from ckptfix.io.sums import Checksums
 from ckptfix.zips.local import Local, local_extra, read_local
@@ -72,8 +73,8 @@ def _archive(records: Sequence[NewRecord], sums: Checksums, numbers: Iterator[in
     """The segments of an archive; the next of `numbers` is that of its first record without a checksum."""
     segments: list[Segment] = []
     rows: list[Callable[[], bytes]] = []
+    blank: list[bytes] = []
     cursor = 0
-    length = 0
     waits = False
     for record in records:
         name = record.name.encode("utf-8", "surrogateescape")
@@ -91,17 +92,20 @@ def _archive(records: Sequence[NewRecord], sums: Checksums, numbers: Iterator[in
             waits = True
             segments.append(sums.segment(nth, descriptor, len(descriptor(0))))
             rows.append(lambda nth=nth, row=row: row(sums.value(nth)))  # type: ignore[misc]
+            blank.append(row(0))
         else:
             crc32 = record.crc32 if record.crc32 is not None else _crc32(record.data)
             segments.append(descriptor(crc32))
             rows.append(lambda crc32=crc32, row=row: row(crc32))  # type: ignore[misc]
-        length += len(row(0))
+            blank.append(row(crc32))
         cursor += len(header) + len(name) + len(extra) + record.size + len(descriptor(0))
+    directory = b"".join(blank)
     if waits:
-        segments.append(Derived(length, lambda: (b"".join(row() for row in rows),), "zip directory"))
+        made = lambda: (b"".join(row() for row in rows),)  # noqa: E731 (the checksums are waited for when it is written)
+        segments.append(Derived(len(directory), made, CHECKSUM, blank=directory))
     else:
-        segments.append(b"".join(row() for row in rows))
-    segments.append(end_records(len(records), length, cursor))
+        segments.append(directory)
+    segments.append(end_records(len(records), len(directory), cursor))
     return segments
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from other_pickles import torch_tar
 from safetensors.torch import load_file, save_file
 
 State = dict[str, torch.Tensor]
@@ -47,9 +48,19 @@ def _unpickle(path: Path) -> State:
     return state
 
 
+def _tar(state: State, path: Path) -> None:
+    path.write_bytes(torch_tar(state))
+
+
+def _untar(path: Path) -> State:
+    state: State = torch.load(path, weights_only=False)
+    return state
+
+
 SAMPLES = {
     "zip": Sample(torch.save, _load, ".pth"),
     "legacy": Sample(_legacy, _load, ".pth", ahead=9_000_000),
     "safetensors": Sample(_safetensors, load_file, ".safetensors"),
     "pickle": Sample(_pickle, _unpickle, ".pkl", ahead=200_000),
+    "tar": Sample(_tar, _untar, ".pth.tar"),
 }

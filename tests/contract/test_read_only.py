@@ -162,7 +162,7 @@ def test_a_clean_file_has_no_findings(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("keep", [0.3, 0.7, 0.95])
 def test_a_truncated_file_says_so(name: str, keep: float, tmp_path: Path) -> None:
-    path = made(name, tmp_path, {f"module.{index}": torch.full((1000,), float(index)) for index in range(10)})
+    path = made(name, tmp_path, {f"module.{index}": torch.full((20_000,), float(index)) for index in range(10)})
     os.truncate(path, int(path.stat().st_size * keep))
     try:
         checkpoint = open_checkpoint(path)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import io
 import math
+import tempfile
 from collections.abc import Callable
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from builders import Tensor, assemble, safetensors, state_dict_ops, torch_zip
@@ -83,7 +84,33 @@ def one_row() -> Any:
     return {"head.weight": torch.zeros(10_000, 6)[0]}
 
 
+def zero_run() -> dict[str, bytes]:
+    """The folder of a small run with ZeRO-2 in bf16 on two ranks."""
+    import torch
+    from zero_files import Run
+
+    torch.manual_seed(0)
+    weights = {"fc.weight": torch.randn(2, 3), "fc.bias": torch.randn(2)}
+    return _files(lambda folder: Run([weights], 2, 2, torch.bfloat16).save(folder / "zero_run"))
+
+
+def two_ranks() -> dict[str, bytes]:
+    """What two ranks saved of a model with FSDP2."""
+    from rank_files import dtensors
+
+    return _files(lambda folder: [dtensors(folder / f"fsdp_rank{rank}.pt", rank) for rank in range(2)])
+
+
+def _files(make: Callable[[Path], object]) -> dict[str, bytes]:
+    with tempfile.TemporaryDirectory() as place:
+        make(Path(place))
+        found = sorted(path for path in Path(place).rglob("*") if path.is_file())
+        return {path.relative_to(place).as_posix(): path.read_bytes() for path in found}
+
+
 FILES = {
+    **zero_run(),
+    **two_ranks(),
     "ddp.pth": wrapped(),
     "multi_gpu.pth": wrapped(),
     "cuda.pth": wrapped(""),

@@ -64,6 +64,7 @@ def folder(tmp_path: Path) -> Path:
     folder = tmp_path / "folder"
     folder.mkdir()
     for name, content in FILES.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         written(folder / name, content)
     return folder
 

@@ -73,7 +73,7 @@ def printed(value: Any, fields: Mapping[str, set[str]], path: str = "") -> Itera
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("json")
     for name, content in make():
-        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         written(folder / name, content)
     return folder
 

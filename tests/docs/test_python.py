@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import zero_files
 from docs.pages import PAGES, page_of
 from torch import nn
 
@@ -82,6 +83,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     lightning = {"state_dict": names, "hyper_parameters": settings(), "pytorch-lightning_version": "2.4.0"}
     torch.save(lightning, tmp_path / "lightning.ckpt")
     del sys.modules["their_package"]
+    zero_files.Run([dict(Net().state_dict())], 2, 3, torch.bfloat16).save(tmp_path / "zero_run")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -50,6 +50,16 @@ def at_option() -> click.Option:
     )
 
 
+def link_option() -> click.Option:
+    """--link, for edits of folders."""
+    return click.Option(
+        ["--link"],
+        is_flag=True,
+        help="Of a folder: give files that do not change a second name (hard links) instead of copying them. Saving to "
+        "either folder again then changes both.",
+    )
+
+
 class Verb(click.Command):
     """A command whose help ends with an example."""
 
@@ -219,7 +229,8 @@ def writes(name: str, *params: click.Parameter, example: str) -> Callable[[Calla
             from ckptfix.ops.writing import How
 
             with console.progress(at_end="flushing to disk") as progress:
-                how = How(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
+                link = options.pop("link", False)
+                how = How(force=force, keep_old=keep_old, dry_run=dry_run, link=link, progress=progress)
                 result = function(source, out, how, **options)
             return show(console, result, named=named)
 

@@ -18,11 +18,11 @@ from ckptfix.checkpoint import TensorEntry
 from ckptfix.errors import CkptfixError
 from ckptfix.formats.base import Aspect, Format, plain_weights
 from ckptfix.formats.dcp.edit import keeps_all, plan_edit
+from ckptfix.formats.dcp.judge import judge
 from ckptfix.formats.dcp.metadata import NAME as METADATA
 from ckptfix.formats.dcp.planned import read_planned
 from ckptfix.formats.dcp.read import NAME, read
 from ckptfix.formats.dcp.write import plan_write, recode
-from ckptfix.formats.torch import common as torch_common
 from ckptfix.io.source import open_source
 
 STATES: frozenset[Aspect] = frozenset({"objects", "order"})
@@ -52,7 +52,7 @@ FORMAT = Format(
     states=STATES,
     score=score,
     read=read,
-    judge=torch_common.all_findings,
+    judge=judge,
     weights=plain_weights,
     refuses=refuses,
     plan_edit=plan_edit,

@@ -99,20 +99,19 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def tar_archive(file: File) -> Answer | None:
-    """A tar, torch's own from before 0.1.10 among them."""
-    if len(file.head) < 512 or not _is_tar_header(file.head[:512]):
+    """A tar; torch's own from before 0.1.10 is a format."""
+    if len(file.head) < 512 or not is_tar_header(file.head[:512]):
         return None
     names: list[str] = []
     with suppress(CkptfixError), open_source(file.path) as reader:
         names += [name for name, _, _ in tar_members(reader, _MAX_MEMBERS)]
-    bare = {name.removeprefix("./") for name in names}
-    if {"sys_info", "pickle", "storages"} <= bare:
-        hint = "if you trust it, load it with torch.load(FILE, weights_only=False) and save it again with torch.save"
-        return Answer("torch-tar", "a torch checkpoint from before torch 0.1.10 (a tar archive)", hint)
+    if {"sys_info", "pickle", "storages"} <= {name.removeprefix("./") for name in names}:
+        what = "a torch checkpoint from before torch 0.1.10 (a tar archive), without its file 'tensors'"
+        return Answer("tar-archive", what, "no torch loads it: look for another copy")
     return Answer("tar-archive", f"a tar archive of {_listed(names)}", f"unpack it first: tar -xf {quoted(file.path)}")
 
 
-def _is_tar_header(block: bytes) -> bool:
+def is_tar_header(block: bytes) -> bool:
     """Whether the checksum of a tar header is right: the sum of its bytes, its own field taken as spaces."""
     try:
         stated = int(block[148:156].strip(b" \0") or b"x", 8)
@@ -125,7 +124,7 @@ def tar_members(reader: Source, most: int) -> Iterator[tuple[str, int, int]]:
     """(name, offset, length) of the first members of a tar, until something is not a header; none for another file."""
     at = 0
     for _ in range(most):
-        if at + 512 > reader.size or not _is_tar_header(block := reader.read(at, 512)):
+        if at + 512 > reader.size or not is_tar_header(block := reader.read(at, 512)):
             return
         size = _tar_size(block[124:136])
         # Types L, K and x hold a long name or attributes of the next member.

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ckptfix.checkpoint import Checkpoint, Edit, Plan, TensorEntry
 from ckptfix.commands import command
-from ckptfix.errors import CkptfixError, DamagedFile, Refused, UnknownFormat, Unsupported
+from ckptfix.errors import (
+    CkptfixError,
+    DamagedFile,
+    NoFile,
+    NoSuchFile,
+    Refused,
+    StrPath,
+    UnknownFormat,
+    Unsupported,
+    file_name,
+)
 from ckptfix.formats.base import OF_OBJECTS, Format, plain_weights
 from ckptfix.formats.folders.inside import file_inside
 from ckptfix.formats.folders.nodes import read_torch
@@ -67,7 +76,7 @@ def read(path: str) -> Checkpoint:
     return _checkpoint(path, files, family.world, why, str(Path(path, family.pattern)))
 
 
-def read_files(paths: Sequence[str | os.PathLike[str]]) -> Checkpoint:
+def read_files(paths: Sequence[StrPath]) -> Checkpoint:
     """The files of all ranks, in any order, as one checkpoint.
 
     Raises:
@@ -76,7 +85,10 @@ def read_files(paths: Sequence[str | os.PathLike[str]]) -> Checkpoint:
     """
     files: dict[int, File] = {}
     for place, path in enumerate(paths):
-        file = _open(os.fspath(path))
+        name = file_name(path)
+        if not Path(name).is_file():
+            raise NoSuchFile(name) if not Path(name).exists() else NoFile("not a file, among those of ranks", path=name)
+        file = _open(name)
         rank = _rank(file)
         if rank is None:
             rank = place

@@ -25,8 +25,7 @@ from ckptfix.checkpoint import (
 )
 from ckptfix.errors import KeyConflict, NoSuchTensor, Unsupported
 from ckptfix.findings.row import Finding
-from ckptfix.findings.table import found
-from ckptfix.formats.folders.beside import beside
+from ckptfix.formats.folders.beside import Beside, beside
 from ckptfix.formats.shards import files
 from ckptfix.formats.shards.layout import Layout, Shard, data_bytes
 from ckptfix.formats.shards.objects import own_storage
@@ -89,17 +88,21 @@ def _folder(
     resized: bool,
 ) -> Plan:
     """The planned shards, what lies beside them, and the index last."""
-    there = files.find(layout.folder)
-    own = {shard.name for shard in layout.shards}
-    index = "" if layout.index is None else files.relative(layout.index.path, layout.folder)
-    others = [name for name in there.names() if name not in own and name != index]
-    around = beside(layout.folder, [str(Path(layout.folder, name)) for name in (*own, *others, index)])
-    left = [found("left-behind", "is a file of another checkpoint", where=name) for name in others]
+    around = around_of(layout)
     written = [*planned, *around.copied_to(dest)]
     if layout.index is not None:
         text = layout.index.edited(names, _size(planned) if resized else None)
-        written.append(OutputFile.of(Path(dest, index), [text]))
-    return Plan(tuple(written), (*findings, *left, *around.findings()))
+        written.append(OutputFile.of(Path(dest, files.relative(layout.index.path, layout.folder)), [text]))
+    return Plan(tuple(written), (*findings, *around.findings()))
+
+
+def around_of(layout: Layout) -> Beside:
+    """What lies in the folder beside the shards and their index; files of other checkpoints are left there."""
+    own = [shard.name for shard in (*layout.shards, *layout.unread)]
+    own += [] if layout.index is None else [files.relative(layout.index.path, layout.folder)]
+    others = [name for name in files.find(layout.folder).names() if name not in own]
+    around = beside(layout.folder, [str(Path(layout.folder, name)) for name in (*own, *others) if "\0" not in name])
+    return replace(around, left=(*((name, "it is of another checkpoint") for name in others), *around.left))
 
 
 class _Part:

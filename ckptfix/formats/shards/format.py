@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from ckptfix.checkpoint import Checkpoint, Edit, Inside, NameSite, Plan, StateDict, TensorEntry
+from ckptfix.checkpoint import Checkpoint, Edit, Inside, NameSite, OutputFile, Plan, StateDict, TensorEntry
 from ckptfix.commands import command
 from ckptfix.errors import CkptfixError, Unsupported
 from ckptfix.findings.row import Finding
@@ -182,6 +182,11 @@ def by_file(checkpoint: Checkpoint, make: Callable[[Checkpoint, str], Plan], des
     return edit.plan_files(layout_of(checkpoint), make, dest)
 
 
+def around(checkpoint: Checkpoint, dest: str) -> tuple[OutputFile, ...]:
+    """What else lies in the folder, copied to `dest`."""
+    return edit.around_of(layout_of(checkpoint)).copied_to(dest)
+
+
 def plan_edit_slices(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan:
     """Slices are joined before they are edited.
 
@@ -212,6 +217,7 @@ FORMAT = Format(
     plan_edit=plan_edit,
     plan_write=write.plan_write,
     folder=True,
+    beside=around,
     sized=write.sized,
     by_file=by_file,
     share=share_plan,
@@ -232,6 +238,7 @@ TORCH_FORMAT = Format(
     plan_edit=plan_edit,
     plan_write=not_written,
     folder=True,
+    beside=around,
     writes=False,
     by_file=by_file,
 )
@@ -249,6 +256,8 @@ SLICES_FORMAT = Format(
     plan_edit=plan_edit_slices,
     plan_write=not_written,
     folder=True,
+    edits=False,
+    beside=around,
     writes=False,
     remarks=safetensors.remarks,
 )

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from ckptfix.checkpoint import Checkpoint
 from ckptfix.errors import Refused, StrPath
@@ -81,7 +80,7 @@ def convert(
             shard_size=shard_size,
         )
         line = f"{plural(done.tensors, 'tensor')} from {checkpoint.format} to {done.format}"
-        shards = sum(not file.path.endswith(".json") for file in done.plan.files)
+        shards = sum(not file.along and not file.path.endswith(".json") for file in done.plan.files)
         if shards > 1:
             line += f" in {plural(shards, 'shard')}"
         if done.copied:
@@ -108,10 +107,10 @@ def convert(
 
     how = How(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
     folder = is_folder(to)
-    if isinstance(source, str | os.PathLike):
-        return carry_out(source, dest, make, how, converts=True, folder=folder)
-    refuse_destination(dest, source, how, folder=folder)
-    return carry_out(_joined(source), dest, make, how, converts=True, folder=folder)
+    if isinstance(source, list | tuple):
+        refuse_destination(dest, source, how, folder=folder)
+        return carry_out(_joined(source), dest, make, how, converts=True, folder=folder)
+    return carry_out(cast("StrPath", source), dest, make, how, converts=True, folder=folder)
 
 
 @without_collections

@@ -152,11 +152,20 @@ def _one_state_dict(
     pairs = {"format": "pt", **_pairs(checkpoint), **metadata} if "metadata" in target.states else metadata
     plan = target.plan_write(little(checkpoint, kept), dest, metadata=pairs)
     left = _left_behind(checkpoint, chosen)
-    plan = Plan(plan.files, (*findings, *plan.findings, *not_written(left, lost, target)))
+    noticed = (*findings, *plan.findings, *not_written(left, lost, target))
+    plan = Plan((*_along(checkpoint, plan, target, dest), *plan.files), noticed)
     ties = len(taken) - len(kept)
     others = [entry for entry in checkpoint.entries if entry.at != chosen.at]
     promise = Promise(taken, others=others, reported=frozenset(left))
     return Conversion(plan, target.name, chosen.at, len(taken), promise, (*left, *lost), lost, ties)
+
+
+def _along(checkpoint: Checkpoint, plan: Plan, target: Format, dest: str) -> list[OutputFile]:
+    """What lies beside a folder of files goes along to another one, but for names that the output has."""
+    if not target.folder:
+        return []
+    names = {file.path for file in plan.files}
+    return [file for file in format_of(checkpoint).beside(checkpoint, dest) if file.path not in names]
 
 
 def _pairs(checkpoint: Checkpoint) -> dict[str, str]:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from ckptfix.checkpoint import ByteRange, Checkpoint, file_of
+from ckptfix.checkpoint import ByteRange, Checkpoint, Storage, file_of
 from ckptfix.checkpoint.address import is_inside
 from ckptfix.commands import verbatim
 from ckptfix.errors import (
@@ -30,10 +31,11 @@ from ckptfix.findings.load_errors import LoadError
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import RANK, Remedy, errors_of, found, place_of, remedy_of
 from ckptfix.formats import format_of, located, open_checkpoint
-from ckptfix.formats.torch import demands
+from ckptfix.formats.torch import demands, weights_only
 from ckptfix.formats.torch import module as torch_module
 from ckptfix.formats.torch import zip as torch_zip
 from ckptfix.formats.torch.common import pickled
+from ckptfix.formats.torch.dangerous import is_dangerous
 from ckptfix.io.planned import SplicedFile
 from ckptfix.io.source import found_as, open_source, stamp
 from ckptfix.ops import inside as scan_inside
@@ -154,7 +156,8 @@ def _judge(
     yield from _container(path, checkpoint)
     piece = piece_of(checkpoint, at)
     if piece is not None:
-        fix = verbatim(piece.way_out)
+        # Not one command of a chain: it reads other files, and writes what is no copy of this one.
+        fix = verbatim(f"`{piece.way_out}` makes the whole" if piece.command else piece.way_out)
         yield found("one-rank", piece.message, where=piece.where, fix=fix)
     view = checkpoint if at is None else scan_contents.only_at(checkpoint, at)
     yield from _pickles(checkpoint, looked, at)
@@ -205,6 +208,10 @@ def _pickles(checkpoint: Checkpoint, looked: list[str], at: str | None) -> Itera
         base = data.offset if isinstance(data, ByteRange) else 0
         yield from doctor_pickle.after_stop(graph.data, graph.end, where, base)
         yield from _hidden(checkpoint, graph, archive.directory.records, archive.root)
+    if not format_of(checkpoint).writes:
+        known = {_STREAM, *map(weights_only.canonical, graph.globals)}
+        rows = [row for row in scan_inside.look(checkpoint.path).hidden if is_dangerous(row.name)]
+        yield from doctor_pickle.hidden((row for row in rows if row.name not in known), fix="")
     for finding in demands.findings(graph):
         yield replace(finding, where=where, offset=base + (finding.offset or 0))
     module = doctor_pickle.modules(graph)
@@ -220,6 +227,10 @@ def _pickles(checkpoint: Checkpoint, looked: list[str], at: str | None) -> Itera
     if module is not None:
         message = f"a whole pickled module of class {module[0]}, not a state dict"
         yield found("whole-module", message, where=where, offset=base + module[1])
+
+
+_STREAM = "torch.storage._load_from_bytes"
+"""What a plain pickle calls for each storage, whose stream is a part of its graph."""
 
 
 def _hidden(checkpoint: Checkpoint, graph: Graph, records: Sequence[Record], root: str) -> Iterator[Finding]:
@@ -248,6 +259,16 @@ def _has_key(pid: Node) -> bool:
     return type(pid) is tuple and len(pid) > 2 and isinstance(pid[2], str)
 
 
+def _piece(storage: Storage, name: str) -> scan_records.Piece:
+    """The bytes of a storage; of one in several files with the checksum that these state together."""
+    data = storage.data
+    assert data is not None
+    if isinstance(data, ByteRange) and isinstance(data.path, SplicedFile):
+        with suppress(CkptfixError):
+            return scan_records.Piece(name, data, data.path.crc32(data))
+    return scan_records.Piece(storage.key, data, storage.crc32)
+
+
 def _pieces(checkpoint: Checkpoint, view: Checkpoint) -> list[scan_records.Piece]:
     """All bytes of the file that hold tensors, and every other record of a zip; the values of `view` are judged."""
     judged = {entry.name for entry in view.entries}
@@ -261,7 +282,7 @@ def _pieces(checkpoint: Checkpoint, view: Checkpoint) -> list[scan_records.Piece
             continue
         piece = pieces.get(storage.identity)
         if piece is None:
-            piece = pieces[storage.identity] = scan_records.Piece(storage.key, storage.data, storage.crc32)
+            piece = pieces[storage.identity] = _piece(storage, whole.name)
         if whole.name in judged:
             piece.dtype = piece.dtype or entry.dtype
             piece.entries.append(entry)

@@ -48,7 +48,7 @@ _REPAIR = "ckptfix repair {source} {repaired}"
 
 PROGRAMS = ("torchscript", "exported-program")
 
-_TRUSTED = ("plain-pickle", "torch-tar", "numpy-file")
+_TRUSTED = ("plain-pickle", "numpy-file")
 """Kinds whose remedy is to load the file, if the user trusts it."""
 
 _UNSEEN = ("empty-file", "zero-filled", "lfs-pointer", "gguf-file", "dcp-no-metadata")

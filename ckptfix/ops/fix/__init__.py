@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
 from ckptfix import formats
 from ckptfix.checkpoint import ByteRange, Checkpoint, OutputFile, Plan
-from ckptfix.errors import Refused, StrPath
+from ckptfix.errors import CkptfixError, Refused, StrPath
+from ckptfix.formats.target import of_suffix
 from ckptfix.io.read import Progress
 from ckptfix.io.source import opened_once
 from ckptfix.ops.doctor import doctor
@@ -68,18 +70,37 @@ def fix(
     how = How(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
     with Chain(path, dest, dry_run=dry_run) as chain:
         diagnosis = doctor(path, **options)
+        if to := _one_file(path, dest):
+            _refuse(diagnosis, path, chain.steps, helped=True)
+            chain.carry_out([("ckptfix", "convert", path, named_beside(path, to), "--to", to)])
+            diagnosis = doctor(chain.current, fast=True, **options)
         for _ in range(ROUNDS):
-            if not chain.carry_out(diagnosis.fixes):
+            if not chain.carry_out(diagnosis.fixes) or not chain.is_one_file:
                 break
             diagnosis = doctor(chain.current, fast=True, **options)
-        _refuse(diagnosis, path, chain.steps)
+        # What a folder on its way looks like is not known: what was proposed for it has been done.
+        _refuse(diagnosis, path, chain.steps, helped=not chain.is_one_file)
         name = dest if dest is not None else named_beside(source, "fixed", chain.suffix)
         return carry_out_file(path, name, partial(_draft, chain), how)
 
 
-def _refuse(diagnosis: Diagnosis, path: str, steps: tuple[Step, ...]) -> None:
-    """Refuse a result that still does not load."""
-    cause = next((finding for finding in diagnosis.findings if finding.severity == "error"), None)
+def _one_file(path: str, dest: StrPath | None) -> str | None:
+    """The format of one file that a folder is to become: as its own is only read, or as the output's name asks."""
+    try:
+        format = formats.format_of(formats.open_checkpoint(path))
+    except CkptfixError:
+        return None
+    if not format.folder:
+        return None
+    named = None if dest is None else of_suffix(os.fspath(dest))
+    return named or (None if format.edits else "zip")
+
+
+def _refuse(diagnosis: Diagnosis, path: str, steps: tuple[Step, ...], *, helped: bool) -> None:
+    """Refuse a result that still does not load. With `helped`, what a command fixes does not count."""
+    rows = zip(diagnosis.findings, diagnosis.remedies, strict=True)
+    errors = [finding for finding, row in rows if finding.severity == "error" and not (helped and row.commands)]
+    cause = errors[0] if errors else None
     if cause is None:
         return
     after = f" (after {', '.join(step.command[1] for step in steps)})" if steps else ""

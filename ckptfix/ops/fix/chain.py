@@ -23,7 +23,7 @@ from ckptfix.findings.row import Finding
 from ckptfix.io.output import TEMP_SUFFIX
 from ckptfix.io.planned import Piece, SplicedFile
 from ckptfix.io.read import CHECKSUM
-from ckptfix.io.source import mark
+from ckptfix.io.source import found_as, mark
 from ckptfix.ops import convert, extract, match, relocate, rename, repair, sanitize, slim
 from ckptfix.ops.law.promise import Account
 from ckptfix.ops.writing import Result, write_aside
@@ -149,9 +149,16 @@ class Chain:
         return tuple(self._steps)
 
     @property
-    def suffix(self) -> str:
-        """The suffix of what is planned."""
-        return Path(self._target or self._path).suffix
+    def suffix(self) -> str | None:
+        """The suffix of what is planned; None for a folder."""
+        return Path(self._target or self._path).suffix if self.is_one_file else None
+
+    @property
+    def is_one_file(self) -> bool:
+        """Whether what is planned, or the file where nothing is, is one file."""
+        if self.format is None:
+            return found_as(self._path) != "folder"
+        return not formats.FORMATS[self.format].folder
 
     def carry_out(self, commands: Sequence[Words]) -> bool:
         """Plan these commands, each on the result of the one before it; whether any of them was new."""
@@ -179,10 +186,7 @@ class Chain:
         self.exit_code = max(self.exit_code, result.exit_code)
         self.account = _together(self.account, result.account)
         self.read = self.read or (mark(self._path),)
-        self.current = self._spliced() if self._is_one_file() else self._path
-
-    def _is_one_file(self) -> bool:
-        return self.format is not None and not formats.FORMATS[self.format].folder
+        self.current = self._spliced() if self.is_one_file else self._path
 
     def _spliced(self) -> SplicedFile:
         """What is planned, as a file that can be read."""
@@ -200,18 +204,18 @@ class Chain:
             return self._spliced()
         if self._dry_run:
             # Nothing of it will be written: zeros in place of its checksums do no harm.
-            return self._spliced() if self._is_one_file() else self._path
+            return self._spliced() if self.is_one_file else self._path
         if self._folder is None:
             self._folder = tempfile.mkdtemp(TEMP_SUFFIX, ".", self._beside)
         aside = str(Path(self._folder, Path(self._target).name))
-        write_aside(self._written(aside), aside, folder=not self._is_one_file())
+        write_aside(self._written(aside), aside, folder=not self.is_one_file)
         self._plan, self._target, self._checks, self._holds = None, aside, (), []
         return aside
 
     def _can_be_joined(self) -> bool:
         assert self._plan is not None
         made = [segment for file in self._plan.files for segment in file.segments if isinstance(segment, Derived)]
-        return self._is_one_file() and all(segment.what != CHECKSUM for segment in made)
+        return self.is_one_file and all(segment.what != CHECKSUM for segment in made)
 
     def plan_for(self, dest: str) -> Plan | None:
         """What is to be written to `dest`; None where there was nothing to do."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ckptfix.checkpoint import ByteRange, Plan
+from ckptfix.io.read import read_from
 from ckptfix.ops.law import edits as law_edits
 from ckptfix.ops.law.output import Output, bytes_of, leaves, storages
 from ckptfix.ops.law.promise import Account, Promise, everything, is_reported
@@ -33,7 +34,7 @@ def audit(promise: Promise, plan: Plan, format: str) -> tuple[Plan, Account]:
         return plan, Account(tensors, nbytes, tensors, nbytes)
     if source is not None:
         promise = replace(everything(source), puts=promise.puts, names_stay=promise.names_stay)
-    if is_copy(plan):
+    if is_copy(plan, promise):
         entries = [*promise.kept, *promise.others]
         nbytes = bytes_of(entries)
         return plan, Account(len(entries), nbytes, len(entries), nbytes)
@@ -68,6 +69,18 @@ def audit(promise: Promise, plan: Plan, format: str) -> tuple[Plan, Account]:
     return replace(plan, checks=(*plan.checks, *out.unchecked(promise))), account
 
 
-def is_copy(plan: Plan) -> bool:
-    """Whether every file of the plan is one range of another file, so that there is nothing to check."""
-    return all(len(file.segments) == 1 and isinstance(file.segments[0], ByteRange) for file in plan.files)
+def is_copy(plan: Plan, promise: Promise) -> bool:
+    """Whether every file of the plan is one range of another file, and these hold all bytes of the tensors kept."""
+    copied: dict[str, ByteRange] = {}
+    for file in plan.files:
+        whole = file.segments[0] if len(file.segments) == 1 else None
+        if not isinstance(whole, ByteRange):
+            return False
+        copied[whole.path] = whole
+    for entry in promise.kept:
+        for storage in storages(entry):
+            for span in read_from(storage.data) if storage.data is not None else ():
+                whole = copied.get(span.path)
+                if whole is None or span.offset < whole.offset or span.end > whole.end:
+                    return False
+    return True

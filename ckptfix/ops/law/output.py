@@ -131,11 +131,6 @@ class Output:
     def _note_storage(self, storage: Storage) -> None:
         if storage.data is None or not storage.nbytes:
             return
-        if isinstance(storage.data, ByteRange) and isinstance(storage.data.path, SplicedFile):
-            for check in storage.data.path.checks(storage.data):
-                at = _origin(check.data, 0)
-                if isinstance(at, tuple):
-                    self._sums.add((at, check.data.length, check.crc32))
         found = _origin(storage.data, 0)
         if isinstance(found, tuple):
             self._places.add(found)
@@ -235,10 +230,7 @@ class Output:
                 continue
             if isinstance(storage.data, ByteRange) and isinstance(storage.data.path, SplicedFile):
                 seen.add(storage.identity)
-                for check in storage.data.path.checks(storage.data):
-                    first = _origin(check.data, 0)
-                    if (first, check.data.length, check.crc32) not in self._sums:
-                        yield check
+                yield from storage.data.path.checks(storage.data)
             if storage.crc32 is None:
                 continue
             seen.add(storage.identity)

@@ -36,6 +36,7 @@ def map_location(
     force: bool = False,
     keep_old: bool = False,
     dry_run: bool = False,
+    link: bool = False,
     progress: Progress | None = None,
 ) -> RelocateResult:
     """Write `source` to `dest` with other devices in it.
@@ -67,7 +68,8 @@ def map_location(
             findings=moves.findings,
         )
 
-    return carry_out(source, dest, make, How(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress))
+    how = How(force=force, keep_old=keep_old, dry_run=dry_run, link=link, progress=progress)
+    return carry_out(source, dest, make, how)
 
 
 def to_cpu(
@@ -77,7 +79,10 @@ def to_cpu(
     force: bool = False,
     keep_old: bool = False,
     dry_run: bool = False,
+    link: bool = False,
     progress: Progress | None = None,
 ) -> RelocateResult:
     """Write `source` to `dest` with every tensor on the CPU: `map_location` to ``"cpu"``."""
-    return map_location(source, dest, "cpu", force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
+    return map_location(
+        source, dest, "cpu", force=force, keep_old=keep_old, dry_run=dry_run, link=link, progress=progress
+    )

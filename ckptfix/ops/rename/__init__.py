@@ -39,6 +39,7 @@ def strip_module(
     force: bool = False,
     keep_old: bool = False,
     dry_run: bool = False,
+    link: bool = False,
     progress: Progress | None = None,
 ) -> RenameResult:
     """Write `source` to `dest` with `prefix` removed from its names.
@@ -63,7 +64,8 @@ def strip_module(
         nothing = f"no key begins with '{prefix.strip('.')}.'" + (f" (nearest is '{near}.')" if near else "")
         return _draft(checkpoint, renames, dest, "stripped", nothing)
 
-    return carry_out(source, dest, make, How(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress))
+    how = How(force=force, keep_old=keep_old, dry_run=dry_run, link=link, progress=progress)
+    return carry_out(source, dest, make, how)
 
 
 def add_module(
@@ -75,6 +77,7 @@ def add_module(
     force: bool = False,
     keep_old: bool = False,
     dry_run: bool = False,
+    link: bool = False,
     progress: Progress | None = None,
 ) -> RenameResult:
     """Write `source` to `dest` with `prefix` before the names of the model's state dicts. As `strip_module`."""
@@ -83,7 +86,8 @@ def add_module(
         renames = sites.add(checkpoint, prefix=prefix, at=at)
         return _draft(checkpoint, renames, dest, "prefixed", "no state dict was found")
 
-    return carry_out(source, dest, make, How(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress))
+    how = How(force=force, keep_old=keep_old, dry_run=dry_run, link=link, progress=progress)
+    return carry_out(source, dest, make, how)
 
 
 def unwrap(
@@ -94,6 +98,7 @@ def unwrap(
     force: bool = False,
     keep_old: bool = False,
     dry_run: bool = False,
+    link: bool = False,
     progress: Progress | None = None,
 ) -> RenameResult:
     """Write `source` to `dest` without any known wrapper's name in its keys. As `strip_module`."""
@@ -102,7 +107,8 @@ def unwrap(
         renames = sites.unwrap(checkpoint, at=at)
         return _draft(checkpoint, renames, dest, "unwrapped", "no wrapper's name was found")
 
-    return carry_out(source, dest, make, How(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress))
+    how = How(force=force, keep_old=keep_old, dry_run=dry_run, link=link, progress=progress)
+    return carry_out(source, dest, make, how)
 
 
 def rename(
@@ -115,6 +121,7 @@ def rename(
     force: bool = False,
     keep_old: bool = False,
     dry_run: bool = False,
+    link: bool = False,
     progress: Progress | None = None,
 ) -> RenameResult:
     """Write `source` to `dest` with its names changed by regular expressions and by an exact map.
@@ -130,7 +137,8 @@ def rename(
         renames = sites.rename(checkpoint, subs=subs, mapping=mapping, at=at)
         return _draft(checkpoint, renames, dest, "renamed", "no rule matched a key")
 
-    return carry_out(source, dest, make, How(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress))
+    how = How(force=force, keep_old=keep_old, dry_run=dry_run, link=link, progress=progress)
+    return carry_out(source, dest, make, how)
 
 
 def _draft(

@@ -10,12 +10,15 @@ from ckptfix.commands import command
 from ckptfix.errors import DamagedFile, Refused, Unsupported
 from ckptfix.findings.row import Finding
 from ckptfix.formats import FORMATS, base, format_of, open_checkpoint
+from ckptfix.formats.dcp import format as dcp
 from ckptfix.formats.dcp.part import refuse_part
 from ckptfix.formats.safetensors import format as safetensors
 from ckptfix.formats.torch import legacy as torch_legacy
 from ckptfix.formats.torch import legacy_layout
 from ckptfix.formats.torch.common import parts_of
+from ckptfix.io.read import read_from
 from ckptfix.io.source import found_as, open_source
+from ckptfix.ops.repair.dcp import repair_dcp
 from ckptfix.ops.repair.fill import Fill
 from ckptfix.ops.repair.layers import Folder, unwrap
 from ckptfix.ops.repair.raw import repair_raw
@@ -80,6 +83,8 @@ def _without_tensors(path: str, done: Repair) -> Refused:
 
 def _repair(path: str, fill: Fill | None, donor: Checkpoint | None, like: Side | None) -> Repair:
     if found_as(path) == "folder":
+        if dcp.score(path, b"", 0):
+            return repair_dcp(path, fill=fill is not None or donor is not None)
         if any(format.folder and format.score(path, b"", 0) for format in FORMATS.values()):
             hint = f"`{command('doctor', path)}` names the files that are missing or damaged; repair takes one of them"
             raise Unsupported("a checkpoint of many files, and not an archive that was unzipped", path=path, hint=hint)
@@ -114,8 +119,12 @@ def _read_whole(path: str) -> Wreck:
         if finding.id == "bad-storage":
             raise DamagedFile(finding.message, path=path, where=finding.where, offset=finding.offset)
     parts = parts_of(checkpoint)
-    storages = {key: Part(data) for key, data in parts.container.data.items()}
-    wreck = Wreck(path, found=parts.found, parts=storages, sums=False)
+    wreck = Wreck(path, found=parts.found, sums=False)
+    for key, data in parts.container.data.items():
+        if all(source.end <= checkpoint.size for source in read_from(data)):
+            wreck.parts[key] = Part(data, parts.container.sums[key])
+        else:
+            wreck.faults[key] = "the file ends before it does"
     what = next(format_of(checkpoint).remarks(checkpoint)).id
     wreck.note(what, f"it was a {format_of(checkpoint).title}, and is written as a zip")
     return wreck

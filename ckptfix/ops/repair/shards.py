@@ -20,8 +20,9 @@ from ckptfix.formats.folders.inside import file_inside
 from ckptfix.formats.shards import files, slices, write
 from ckptfix.formats.shards import format as shards
 from ckptfix.formats.shards.index import Index, looks_like_index, read_index, written
-from ckptfix.formats.shards.layout import data_bytes, open_layout, prefixed
+from ckptfix.formats.shards.layout import LOST, data_bytes, open_layout, prefixed
 from ckptfix.io.source import open_source
+from ckptfix.ops.choose import BROKEN
 from ckptfix.ops.repair.torch import Loss, Repair
 
 RepairFile = Callable[[str], Repair]
@@ -254,7 +255,9 @@ def _of_slices(path: str) -> Repair:
     """The tensors of which all slices are there, joined in shards."""
     layout = open_layout(path)
     entries, findings = slices.joined(layout)
-    reasons = {row.where: row.message for row in (*layout.findings, *findings, *slices.judged(layout))}
+    own = (row for shard in layout.shards for row in shard.read.findings if row.id in BROKEN)
+    whole = (row for row in layout.findings if row.id in LOST)
+    reasons = {row.where: row.message for row in (*whole, *own, *findings, *slices.judged(layout))}
     kept = tuple(entry for entry in entries if entry.key not in reasons)
     if not kept:
         raise DamagedFile("of none of its tensors all slices are there", path=path)

@@ -97,7 +97,7 @@ def test_a_record_that_torch_does_not_write_is_named_and_what_runs_code(tmp_path
     assert "posix.system" in done.findings[0].message
 
 
-def test_a_zip_of_several_checkpoints_is_to_be_unpacked_and_not_repaired(tmp_path: Path) -> None:
+def test_a_zip_of_several_checkpoints_is_read_as_one_object(tmp_path: Path) -> None:
     """As reinforcement-learning libraries write it: a policy, its optimizer, variables, and text beside them."""
     inner = hidden.torch_file(hidden.members(""))
     names = ("policy.pth", "policy.optimizer.pth", "pytorch_variables.pth")
@@ -105,6 +105,5 @@ def test_a_zip_of_several_checkpoints_is_to_be_unpacked_and_not_repaired(tmp_pat
     path.write_bytes(build_zip([Record(name, inner) for name in names] + [Record("data", b"{}")]))
     done = doctor.examine(path)
     assert done.findings[0].id == "other-archive"
-    assert "3 checkpoints" in done.sentence and "policy.pth" in done.sentence
-    assert done.findings[0].fix == f"unpack it, and name one of its files: unzip '{path}'"
-    assert not [row.fix for row in done.findings if row.fix and "ckptfix" in row.fix]
+    assert "several checkpoints" in done.sentence and "policy.pth" in done.sentence
+    assert done.fixes == (("ckptfix", "extract", str(path), str(tmp_path / "agent x.weights.pth")),)

@@ -197,3 +197,61 @@ def test_a_folder_of_files_is_fixed_as_its_model(tmp_path: Path) -> None:
     result = ckptfix.fix(tmp_path / "run", tmp_path / "out.pth")
     assert result.steps[0].command[2] == str(tmp_path / "run/pytorch_model.bin")
     assert same(torch.load(tmp_path / "out.pth", weights_only=True)["model"], model().state_dict())
+
+
+def shards(folder: Path) -> None:
+    from safetensors.torch import save_file
+
+    folder.mkdir()
+    rows = list(wrapped()["model"].items())
+    names: dict[str, str] = {}
+    for number, part in enumerate((rows[:3], rows[3:]), 1):
+        name = f"model-0000{number}-of-00002.safetensors"
+        save_file({key: value.contiguous() for key, value in part}, folder / name, metadata={"format": "pt"})
+        names |= {key: name for key, _ in part}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": names}))
+
+
+@pytest.mark.parametrize("name", ["out", "out.pth", "out.safetensors"])
+def test_a_folder_stays_one_or_becomes_what_the_output_is_called(tmp_path: Path, name: str) -> None:
+    shards(tmp_path / "in")
+    result = ckptfix.fix(tmp_path / "in", tmp_path / name)
+    assert result.exit_code == 0
+    assert (tmp_path / name).is_dir() is (name == "out")
+    assert same(dict(sorted(ckptfix.load_state_dict(result.dest).items())), dict(sorted(model().state_dict().items())))
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["in", name])
+
+
+def test_a_folder_that_is_only_read_becomes_one_file(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    halves = {"w": torch.arange(12.0).reshape(6, 2)}
+    from safetensors.torch import save_file
+
+    for rank, rows in enumerate((halves["w"][:3], halves["w"][3:]), 1):
+        info = json.dumps({"w": {"saved_offsets": [3 * rank - 3, 0]}})
+        name = f"shard-{rank:05d}-model-00001-of-00001.safetensors"
+        save_file({"w": rows.contiguous()}, tmp_path / "in" / name, metadata={"DCP_SHARDING_INFO": info})
+    result = ckptfix.fix(tmp_path / "in")
+    assert result.dest == str(tmp_path / "in.fixed.pth")
+    assert torch.equal(torch.load(result.dest, weights_only=True)["w"], halves["w"])
+    assert [step.command[1] for step in result.steps] == ["convert"]
+    with zipfile.ZipFile(result.dest) as archive:
+        assert archive.testzip() is None and all(row.CRC for row in archive.infolist() if row.file_size)
+
+
+def test_what_is_written_on_the_way_of_a_folder_goes_again(tmp_path: Path) -> None:
+    """Two steps on a folder: the first is written aside, and the second from there."""
+    (tmp_path / "in").mkdir()
+    rows = list(wrapped()["model"].items())
+    names: dict[str, str] = {}
+    for number, part in enumerate((rows[:3], rows[3:]), 1):
+        path = tmp_path / "in" / f"pytorch_model-0000{number}-of-00002.bin"
+        torch.save(dict(part), path)
+        on_a_gpu(path)
+        names |= {key: path.name for key, _ in part}
+    (tmp_path / "in/pytorch_model.bin.index.json").write_text(json.dumps({"metadata": {}, "weight_map": names}))
+    result = ckptfix.fix(tmp_path / "in", tmp_path / "out")
+    assert [step.command[1] for step in result.steps] == ["strip-module", "to-cpu"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out"]
+    assert not ckptfix.doctor(tmp_path / "out").fixes
+    assert set(ckptfix.load_state_dict(tmp_path / "out")) == set(model().state_dict())

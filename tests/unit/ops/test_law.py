@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 import ckptfix
@@ -86,7 +87,7 @@ def test_an_edit_that_loses_a_key_is_caught(tmp_path: Path, kind: str, monkeypat
     def plan_edit(checkpoint: Any, edits: Any, dest: str) -> Plan:
         return Plan((OutputFile.of(dest, (ByteRange(less.path, 0, less.size),)),))
 
-    monkeypatch.setattr(law, "is_copy", lambda plan: False)
+    monkeypatch.setattr(law, "is_copy", lambda plan, promise: False)
     monkeypatch.setitem(FORMATS, kind, replace(FORMATS[kind], plan_edit=plan_edit))
     done = ckptfix.strip_module(source, tmp_path / "out.pth")
     assert done.exit_code == 3
@@ -257,3 +258,21 @@ def test_a_planned_file_reads_as_the_file_will(tmp_path: Path) -> None:
         for start in range(len(whole)):
             for stop in range(start, len(whole) + 1):
                 assert reader.read(start, stop - start) == whole[start:stop]
+
+
+def test_copies_that_leave_out_a_file_or_a_part_are_no_copy(tmp_path: Path) -> None:
+    """A folder of which each file is copied, but one; a file of which the end is cut."""
+    (tmp_path / "in").mkdir()
+    for number in (1, 2):
+        save_file({f"w{number}": torch.ones(4)}, tmp_path / "in" / f"model-0000{number}-of-00002.safetensors")
+    checkpoint = ckptfix.open_checkpoint(tmp_path / "in")
+    files = [ByteRange(mark.path, 0, mark.stamp.size) for mark in checkpoint.files]
+    whole = Plan(tuple(OutputFile.of(tmp_path / "out" / Path(file.path).name, [file]) for file in files))
+    promise = law_promise.everything(checkpoint)
+    assert law.is_copy(whole, promise)
+    assert not law.audit(promise, whole, checkpoint.format)[1].lost
+    lacking = Plan(whole.files[:-1])
+    assert not law.is_copy(lacking, promise)
+    assert law.audit(promise, lacking, checkpoint.format)[1].lost == ("w2",)
+    cut = Plan((*whole.files[:-1], OutputFile.of(whole.files[-1].path, [files[-1].sub(0, files[-1].length - 4)])))
+    assert not law.is_copy(cut, promise)

@@ -20,25 +20,23 @@ from ckptfix.pickles import Call, Global, Graph, PersId, parse
 from ckptfix.pickles.graph import Node
 from ckptfix.pickles.reemit import parts_of, reemit
 
-Places = dict[str, Data]
-"""Key of a storage -> where its bytes are."""
-
 
 class Found:
     """The bytes of storages by their new keys."""
 
     def __init__(self) -> None:
-        self.data: Places = {}
+        self.data: dict[str, Data] = {}
+        self.sums: dict[str, int | None] = {}
 
-    def add(self, data: Data) -> str:
-        """A key for a storage that has these bytes."""
+    def add(self, data: Data, crc32: int | None = None) -> str:
+        """A key for a storage that has these bytes, and this CRC-32 if one is stated."""
         key = str(len(self.data))
-        self.data[key] = data
+        self.data[key], self.sums[key] = data, crc32
         return key
 
     def __call__(self, key: str) -> tuple[Data | None, int, int | None]:
         data = self.data.get(key)
-        return (None, -1, None) if data is None else (data, data.length, None)
+        return (None, -1, None) if data is None else (data, data.length, self.sums[key])
 
 
 def reference(kind: Node, key: str, location: Node, numel: Node) -> PersId:

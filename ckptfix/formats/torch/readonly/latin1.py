@@ -18,13 +18,12 @@ from ckptfix.io.layers import Part
 from ckptfix.io.read import cut, read_chunks
 from ckptfix.io.source import Source
 from ckptfix.pickles import Call, Text
-from ckptfix.pickles.graph import Node
 
 _HEADS = {0x58: 5, 0x8C: 2, 0x8D: 9}
 """Opcode of a text -> the bytes before it."""
 
 
-def encoded_text(node: Node) -> Text | None:
+def encoded_text(node: object) -> Text | None:
     """The text of bytes that are written as one; None for anything else."""
     if type(node) is Call and node.is_call_of("_codecs", "encode") and len(node.arguments) == 2:
         text, encoding = node.arguments

@@ -32,8 +32,8 @@ WINDOW = 1 << 10
 
 ZIP = b"PK\x03\x04"
 
-Lookup = Callable[[str], Data | None]
-"""key -> where the bytes of a storage are in the stream; None for none."""
+Lookup = Callable[[str], tuple[Data | None, int | None]]
+"""key -> (where the bytes of a storage are in the stream, their CRC-32 if it is stated); None for none."""
 
 
 def begins_stream(head: bytes) -> bool:
@@ -58,8 +58,12 @@ class Streams:
         self.texts: dict[int, Node] = {}
         self._kept: list[Text] = []  # an id means something as long as its object is there
 
-    def node(self, stream: Node) -> Node | None:
-        """The object of the `stream`, in terms of the file around it; None for one that is damaged."""
+    def node(self, stream: object, where: str = "_load_from_bytes") -> Node | None:
+        """The object of the `stream`, in terms of the file around it; None for one that is damaged.
+
+        Args:
+            where: what it is, for the finding.
+        """
         offset = 0
         try:
             part = self._part(stream)
@@ -71,17 +75,16 @@ class Streams:
                 graphs, lookup, start = self._zipped(part) if zipped else self._legacy(reader)
             self._refer(graphs[-1], part, lookup)
         except CkptfixError as error:
-            where, offset = "_load_from_bytes", offset + (error.offset or 0)
+            offset += error.offset or 0
             self.findings.append(finding("bad-storage", error.message, where=where, offset=offset))
             return None
         for graph in graphs:
             self._move(graph, offset + start)
         return graphs[-1].root
 
-    def _part(self, stream: Node) -> Part | None:
-        place: object = stream
-        if type(place) is Place:
-            return Part(f"{self.path} @ {place.offset:#x}", self.path, place.offset, place.length)
+    def _part(self, stream: object) -> Part | None:
+        if type(stream) is Place:
+            return Part(f"{self.path} @ {stream.offset:#x}", self.path, stream.offset, stream.length)
         text = encoded_text(stream)
         if text is None or not begins_stream(text[:HEAD].encode("latin-1", "ignore")):
             return None
@@ -96,7 +99,7 @@ class Streams:
         storages = legacy_layout.read_storages(reader, graph, keys, key_graph.end, noted)
         if noted:
             raise DamagedFile(noted[0].message, offset=noted[0].offset)
-        return [*sides, key_graph, graph], lambda key: storages[key][0] if key in storages else None, 0
+        return [*sides, key_graph, graph], lambda key: (storages[key][0] if key in storages else None, None), 0
 
     def _zipped(self, part: Part) -> tuple[list[Graph], Lookup, int]:
         archive, graph = torch_zip.read_object(part)
@@ -107,7 +110,7 @@ class Streams:
                 raise Unsupported("a big-endian archive inside a pickle")
             data = record_data(reader, archive.pickle)
         places = Places(part, archive)
-        return [graph], lambda key: places(key)[0], data.offset if isinstance(data, ByteRange) else 0
+        return [graph], lambda key: places(key)[::2], data.offset if isinstance(data, ByteRange) else 0
 
     def _move(self, graph: Graph, offset: int) -> None:
         """Make `graph` a part of the graph around it: its calls and globals have their offsets there."""
@@ -135,10 +138,10 @@ class Streams:
                 continue
             name = key, first, count
             if name not in keys and location != "meta":
-                data = lookup(key)
+                data, crc32 = lookup(key)
                 if data is None:
                     continue
                 if isinstance(data, ByteRange) and count != numel:
-                    data = data.sub(expected_bytes(kind, first), expected_bytes(kind, count))
-                keys[name] = self.found.add(part.in_whole(data))
+                    data, crc32 = data.sub(expected_bytes(kind, first), expected_bytes(kind, count)), None
+                keys[name] = self.found.add(part.in_whole(data), crc32)
             persid.pid = ("storage", persid.fields[1], keys.get(name, key), location, count)

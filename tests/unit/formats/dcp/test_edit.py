@@ -161,3 +161,19 @@ def test_an_edit_that_loses_a_tensor_is_seen(
         assert fault != "dropped" and not os.path.exists(tmp_path / "out")  # noqa: PTH110
     else:
         assert done.exit_code == 3 and done.account.lost
+
+
+def test_files_that_do_not_change_may_be_linked(copied: Copied, tmp_path: Path) -> None:
+    source = copied("fsdp")
+    done = ckptfix.add_module(source, tmp_path / "out", link=True)
+    assert [row.id for row in done.findings if row.severity == "warning"] == ["linked-files"]
+    for rank in range(3):
+        assert (tmp_path / "out" / f"__{rank}_0.distcp").samefile(source / f"__{rank}_0.distcp")
+    assert not (tmp_path / "out" / ".metadata").samefile(source / ".metadata")
+    assert_same(wrapped(merged(source, tmp_path)), merged(tmp_path / "out", tmp_path))
+
+
+def test_one_file_is_not_linked(tmp_path: Path) -> None:
+    torch.save({"a": torch.ones(1)}, tmp_path / "in.pth")
+    with pytest.raises(CkptfixError, match="this is one file"):
+        ckptfix.to_cpu(tmp_path / "in.pth", tmp_path / "out.pth", link=True)

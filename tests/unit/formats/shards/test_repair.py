@@ -162,6 +162,20 @@ def test_of_slices_the_whole_tensors_are_kept(tmp_path: Path) -> None:
     assert same(ckptfix.load_state_dict(tmp_path / "out"), {"v": torch.ones(3)})
 
 
+def test_a_slice_that_is_cut_short_is_lost(tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for rank in (1, 2):
+        path = folder / f"shard-{rank:05d}-model-00001-of-00001.safetensors"
+        said = {name: {"saved_offsets": [2 * (rank - 1)]} for name in "vw"}
+        rows = {"v": torch.full((2,), float(rank)), "w": torch.full((2,), float(rank))}
+        save_file(rows, path, metadata={"DCP_SHARDING_INFO": json.dumps(said)})
+    path.write_bytes(path.read_bytes()[:-3])
+    done = ckptfix.repair(folder, tmp_path / "out")
+    assert done.exit_code == 3 and done.kept == ("v",) and [loss.name for loss in done.losses] == ["w"]
+    assert same(ckptfix.load_state_dict(tmp_path / "out"), {"v": torch.tensor([1.0, 1.0, 2.0, 2.0])})
+
+
 def test_nothing_intact_is_an_error(tmp_path: Path) -> None:
     folder = write(tmp_path / "in", parted(state(2), 2))
     for path in folder.glob("*.safetensors"):

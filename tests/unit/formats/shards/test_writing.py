@@ -123,8 +123,10 @@ def test_shards_are_made_smaller_or_larger(tmp_path: Path) -> None:
     copied = ckptfix.convert(folder, tmp_path / "same", to="hf")
     assert "nothing to do" in str(copied)
     torch_shards = write(tmp_path / "bin", parted(rows, 3), kind="bin")
-    ckptfix.convert(torch_shards, tmp_path / "st", to="hf", shard_size=300)
-    assert same(load(tmp_path / "st"), rows)
+    done = ckptfix.convert(torch_shards, tmp_path / "st", to="hf", shard_size=300)
+    assert done.exit_code == 0 and same(load(tmp_path / "st"), rows)
+    assert (tmp_path / "st" / "config.json").read_bytes() == (folder / "config.json").read_bytes()
+    assert not list((tmp_path / "st").glob("*.bin*"))
 
 
 def test_metadata_goes_along(tmp_path: Path) -> None:

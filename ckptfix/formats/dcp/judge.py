@@ -1,0 +1,65 @@
+"""What is wrong with a folder: every item is looked at, no tensor byte is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+from ckptfix.checkpoint import Checkpoint
+from ckptfix.checkpoint.address import shown
+from ckptfix.errors import CkptfixError
+from ckptfix.findings.row import Finding
+from ckptfix.findings.table import found
+from ckptfix.formats.dcp.part import SUFFIX
+from ckptfix.formats.dcp.read import Folder, folder_of
+from ckptfix.formats.torch.common import all_findings
+from ckptfix.words import plural
+
+MOST = 200
+"""Tensors that are named one by one."""
+
+
+def judge(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """The findings of reading, and each tensor whose chunks and items do not make it."""
+    folder = folder_of(checkpoint)
+    yield from all_findings(checkpoint)
+    yield from _bad_tensors(folder)
+    yield from _overlaps(folder)
+    if folder.metadata.unused:
+        names = ", ".join(dict.fromkeys(shown(name) for name, _ in folder.metadata.unused[:3]))
+        yield found("dcp-unused", f"{plural(len(folder.metadata.unused), 'item')} that no chunk names, of {names}")
+    yield from _left_over(folder)
+    if folder.metadata.saved_at is not None:
+        yield found("dcp-saved-at", f"it was saved to {folder.metadata.saved_at}")
+
+
+def _bad_tensors(folder: Folder) -> Iterator[Finding]:
+    count = 0
+    for index, saved in enumerate(folder.tensors):
+        if not all(part.place is None or folder.files.has(part.place) for part in saved.parts):
+            continue  # its file is named as missing or cut
+        try:
+            folder.spliced.piece(index)
+        except CkptfixError as error:
+            count += 1
+            if count > MOST:
+                return
+            yield found("bad-tensor", error.message, where=saved.address, offset=error.offset)
+
+
+def _overlaps(folder: Folder) -> Iterator[Finding]:
+    """Places that share bytes and are not the same."""
+    places = sorted({part.place for _, part in folder.metadata.places() if part.place is not None})
+    for one, other in pairwise(places):
+        if one.name == other.name and one.length and other.length and other.offset < one.offset + one.length:
+            message = f"an item of {one.length} bytes at {one.offset:#x} and one at {other.offset:#x} share bytes"
+            yield found("dcp-overlap", message, where=one.name, offset=other.offset)
+            return
+
+
+def _left_over(folder: Folder) -> Iterator[Finding]:
+    names = sorted(path.name for path in Path(folder.files.folder).iterdir())
+    for name in names:
+        if (name.endswith(SUFFIX) and name not in folder.files.paths) or name.endswith(".metadata.tmp"):
+            yield found("dcp-leftover", where=name)

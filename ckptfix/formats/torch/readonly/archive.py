@@ -1,0 +1,127 @@
+"""Archives of several checkpoints, which libraries write around files of torch.save.
+
+::
+
+    Stable-Baselines3   a zip: data (JSON), policy.pth, policy.optimizer.pth, pytorch_variables.pth, ...
+    NeMo (.nemo)        a tar: model_config.yaml, model_weights.ckpt, ...
+
+Such a file is read as one object, a dict of the objects in it by the names of their members: the state dict of the
+policy is at ``policy.pth``. The bytes of a tensor are a range of the archive. A member that is deflated has none, and
+is not read.
+
+Source: stable_baselines3/common/save_util.py (``save_to_zip_file``), nemo/core/connectors/save_restore_connector.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ckptfix.checkpoint import ByteRange, Checkpoint
+from ckptfix.errors import CkptfixError, about
+from ckptfix.findings.row import Finding
+from ckptfix.findings.table import found
+from ckptfix.formats.base import OF_OBJECTS, Format, plain_weights, unknown
+from ckptfix.formats.foreign.archives import is_tar_header, tar_members
+from ckptfix.formats.torch import common as torch_common
+from ckptfix.formats.torch.readonly import common
+from ckptfix.formats.torch.readonly.storages import Streams, begins_stream
+from ckptfix.io.source import Source, open_source
+from ckptfix.pickles import Dict, Graph
+from ckptfix.pickles.paged import HEAD, Place
+from ckptfix.zips.local import record_data
+from ckptfix.zips.read import read_directory
+
+NAME = "archive"
+
+ZIPPED = frozenset(("data", "policy.pth"))
+TARRED = frozenset(("model_config.yaml", "model_weights.ckpt"))
+"""Members that such an archive has."""
+
+MOST_MEMBERS = 1000
+
+Members = dict[str, Place | None]
+"""Name -> where its bytes are; None for a member that is compressed."""
+
+
+def score(path: str, head: bytes, size: int) -> int:
+    """60 for an archive with the members of one of the libraries."""
+    first = head[30 : 30 + int.from_bytes(head[26:28], "little")]
+    zipped = head.startswith(b"PK\x03\x04") and not first.endswith(b".pkl")
+    if not zipped and (len(head) < 512 or not is_tar_header(head[:512])):
+        return 0
+    try:
+        with open_source(path) as reader:
+            names = set(_zipped(reader, places=False) if zipped else _tarred(reader))
+    except CkptfixError:
+        return 0
+    return 60 if names >= (ZIPPED if zipped else TARRED) else 0
+
+
+def _tarred(reader: Source) -> Members:
+    rows = tar_members(reader, MOST_MEMBERS)
+    return {name.removeprefix("./"): Place(offset, max(length, 0)) for name, offset, length in rows}
+
+
+def _zipped(reader: Source, *, places: bool = True) -> Members:
+    members: Members = {}
+    for record in read_directory(reader).records:
+        data = record_data(reader, record) if places and record.name.endswith((".pth", ".pt")) else None
+        members[record.name] = Place(data.offset, data.length) if isinstance(data, ByteRange) else None
+    return members
+
+
+def read(path: str) -> Checkpoint:
+    """Read names, shapes and places; see the contract in `base`.
+
+    Raises:
+        UnknownFormat: no member is one that is read, as they are compressed.
+    """
+    findings: list[Finding] = []
+    storages = common.Found()
+    graph = Graph(b"\x80\x04.", 0)
+    root = Dict()
+    with about(path), open_source(path) as reader:
+        size = reader.size
+        zipped = reader.read(0, min(4, size)) == b"PK\x03\x04"
+        members = _zipped(reader) if zipped else _tarred(reader)
+        streams = Streams(path, graph, storages, findings)
+        for name, place in members.items():
+            if place is not None and begins_stream(_head(reader, place)):
+                noted = len(findings)
+                root.items.append((name, streams.node(place, name)))
+                if len(findings) > noted:
+                    findings.append(found("bad-tensor", "what this member holds cannot be read", where=name))
+        if not storages.data and not findings:
+            raise unknown(path, reader.read(0, min(4096, size)), size)
+        graph.root = root
+        fresh = common.in_terms_of_zip(graph, streams.texts, path)
+    traits = {"members": ", ".join(members), "storages": len(storages.data)}
+    return common.checkpoint(path, NAME, size, fresh, storages, traits, findings)
+
+
+def _head(reader: Source, place: Place) -> bytes:
+    return reader.read(place.offset, max(min(place.length, HEAD, reader.size - place.offset), 0))
+
+
+def remarks(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """What is known of every such file."""
+    what = f"an archive of several checkpoints: {checkpoint.traits['members']}"
+    yield found("other-archive", what, fix="ckptfix extract {source} {weights}")
+
+
+FORMAT = Format(
+    name=NAME,
+    title="archive of checkpoints",
+    suffixes=(),
+    states=OF_OBJECTS | {"checksums"},
+    score=score,
+    read=read,
+    judge=torch_common.all_findings,
+    weights=plain_weights,
+    refuses=lambda entry: None,
+    plan_edit=common.refuse_edit,
+    plan_write=common.refuse_write,
+    edits=False,
+    writes=False,
+    remarks=remarks,
+)

@@ -1,0 +1,94 @@
+"""Repair of a distributed checkpoint: what is intact of a folder with damaged or missing files, as one torch file.
+
+The names, shapes and places stand in `.metadata`; without it nothing says what the items of the other files are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+from ckptfix.checkpoint import dtypes
+from ckptfix.errors import CkptfixError, DamagedFile, Refused
+from ckptfix.formats import FORMATS
+from ckptfix.formats.dcp.items import tensor_item, value_item
+from ckptfix.formats.dcp.metadata import Part, Saved
+from ckptfix.formats.dcp.read import Files, assembled, find_files, place_of, read_metadata, tensor_piece
+from ckptfix.io import checking
+from ckptfix.ops.repair.torch import Loss, Repair
+
+FORMAT = "zip"
+
+
+def repair_dcp(path: str, *, fill: bool = False) -> Repair:
+    """Plan one torch file of the keys of the folder `path` that are intact, the others named with their rows.
+
+    Raises:
+        DamagedFile: its metadata cannot be read.
+        Refused: with `fill`.
+    """
+    if fill:
+        raise Refused("lost tensors of a distributed checkpoint are not filled", path=path, hint="repair the output")
+    said, before = read_metadata(path)
+    files = find_files(path, said, before)
+    losses = [Loss(where, None, "", what) for where, what in said.wrong]
+    kept: list[Saved] = []
+    for saved in said.saved:
+        wrong = list(_wrong(saved, files))
+        if wrong:
+            shape = saved.shape if saved.dtype is not None else None
+            losses.append(Loss(saved.address, shape, saved.dtype or "", "; ".join(wrong)))
+        else:
+            kept.append(saved)
+    checkpoint = assembled(path, replace(said, saved=kept, wrong=[]), files)
+    recode = FORMATS[FORMAT].recode
+    assert recode is not None
+    return Repair(FORMAT, checkpoint.entries, tuple(losses), (), lambda dest: recode(checkpoint, dest))
+
+
+def _wrong(saved: Saved, files: Files) -> Iterator[str]:
+    """What is wrong with each item of a key; every byte is read and summed."""
+    sound = True
+    for part in saved.parts:
+        try:
+            _look(saved, part, files)
+        except CkptfixError as error:
+            sound = False
+            place = f"in {part.place.name}: " if part.place is not None else ""
+            yield f"{_rows(saved, part)}{place}{error.message}"
+    if sound and saved.dtype is not None:
+        try:
+            tensor_piece(saved, files)
+        except CkptfixError as error:
+            yield error.message
+
+
+def _look(saved: Saved, part: Part, files: Files) -> None:
+    """Read an item.
+
+    Raises:
+        CkptfixError: it is damaged, or missing.
+    """
+    nothing = saved.dtype is not None and not dtypes.by_name(saved.dtype).nbytes(math.prod(part.sizes))
+    if nothing:
+        return
+    place = place_of(part)
+    if place.name not in files.sizes:
+        raise DamagedFile("the file is missing")
+    if not files.has(place):
+        raise DamagedFile("the file ends before it")
+    if saved.dtype is None:
+        value_item(files.range(place), saved.address)
+        return
+    item = tensor_item(files.range(place), saved.address, saved.dtype, part.sizes)
+    if item.check is not None:
+        checking.run([item.check])
+
+
+def _rows(saved: Saved, part: Part) -> str:
+    """Which part of a tensor a chunk is, where it is not all of it."""
+    if saved.dtype is None or part.sizes == saved.shape:
+        return ""
+    ranges = (f"{first}:{first + size}" for first, size in zip(part.offsets, part.sizes, strict=True))
+    return f"[{', '.join(ranges)}] "
