@@ -73,12 +73,17 @@ class Commands(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
         if name not in COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
+            if os.path.lexists(name):
+                from ckptfix.cli.inspect import look
+
+                return look.name, look, args
             from difflib import get_close_matches
 
             meant = name.lower().replace("_", "-")
             near = [meant] if meant in COMMANDS else get_close_matches(meant, COMMANDS, n=3, cutoff=0.5)
             advice = f" Did you mean {' or '.join(near)}?" if near else ""
-            raise click.UsageError(f"No such command {name!r}.{advice}", ctx)
+            kind = "command or file" if os.path.splitext(name)[1] or os.sep in name else "command"  # noqa: PTH122
+            raise click.UsageError(f"No such {kind} {name!r}.{advice}", ctx)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -138,6 +143,8 @@ def commands() -> None:
 
     The input is never changed. Exit codes: 0 done, same or clean; 1 differences or findings; 2 trouble or wrong
     usage; 3 done with losses, each named; 128+n a signal.
+
+    `ckptfix FILE` says what a file is, and what is wrong with it.
 
     Inputs and outputs are files, never - (a stream): a checkpoint is read at random places, so write a stream to a
     file first. Lists are complete in a pipe.

@@ -10,6 +10,7 @@ import click
 from ckptfix.cli.shared import tables
 from ckptfix.cli.shared.common import file_argument, reads
 from ckptfix.cli.shared.console import Console
+from ckptfix.cli.shared.fit import wrapped
 from ckptfix.errors import NoSuchTensor, printable
 from ckptfix.ops import diff
 
@@ -86,7 +87,8 @@ def command(console: Console, *, a: str, b: str, limit: int | None, **options: A
 
 def report(result: DiffResult, limit: int, width: int = 0) -> Iterator[str]:
     """The result for a person: its sentences, then a list for each kind of difference."""
-    yield from map(printable, result.lines)
+    for line in result.lines:
+        yield from wrapped(printable(line), width)
     yield from _table("Only in A", ["name", "dtype", "shape"], map(_one_sided, result.only_a), limit, width)
     yield from _table("Only in B", ["name", "dtype", "shape"], map(_one_sided, result.only_b), limit, width)
     yield from _table("Equal names but for a wrapper's prefix", ["A", "B"], map(_pair, result.wrapped), limit, width)

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ckptfix.cli.shared import tables
-from ckptfix.cli.shared.common import file_argument, reads
+from ckptfix.cli.shared.common import Verb, file_argument, reads
 from ckptfix.cli.shared.console import Console
-from ckptfix.errors import NoSuchTensor
+from ckptfix.commands import command as line_of
+from ckptfix.errors import NoSuchTensor, printable
 from ckptfix.ops import inspect
 
 if TYPE_CHECKING:
@@ -157,3 +158,28 @@ def _tree(entries: Sequence[TensorEntry], limit: int) -> Iterator[str]:
     yield from shown[: limit or None]
     if limit and (hidden := tables.more(len(shown) - limit, "lines")):
         yield hidden
+
+
+class _Look(Verb):
+    """inspect, where a file was named and no command; tensors are not read for the judgement."""
+
+    def invoke(self, ctx: click.Context) -> int:
+        code: int = super().invoke(ctx)
+        console = ctx.ensure_object(Console)
+        if console.json or console.quiet:
+            return code
+        from ckptfix.ops import doctor
+
+        path = ctx.params["path"]
+        done = doctor.doctor(path, fast=True)
+        more = line_of("doctor", path)
+        console.say()
+        if done.cause is None:
+            console.prose(f"No problems found, without reading the tensors; `{more}` reads them.")
+        else:
+            console.prose(f"{printable(done.sentence)}: `{more}` says what fixes it.")
+        return code
+
+
+look = _Look("inspect", example=command.example, params=command.params, callback=command.callback, help=command.help)
+"""``ckptfix FILE``."""

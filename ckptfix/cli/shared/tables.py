@@ -30,7 +30,7 @@ def table(
         cells, headers, left_out = fit.columns(cells, headers, width)
         text = _narrow(cells, headers, flush)
         if left_out:
-            text.append(f"... no room for {', '.join(left_out)} (a pipe gets all)")
+            text += fit.wrapped(f"... no room for {', '.join(left_out)} (a pipe gets all)", width)
     return "\n".join(text)
 
 

@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from cli.conftest import Cli
+
+
+@pytest.fixture
+def wrapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    torch.save({"module.weight": torch.ones(2)}, "ddp.pt")
+    torch.save({"weight": torch.ones(2)}, "plain.pt")
+    return tmp_path
+
+
+def test_a_file_alone_is_inspected_and_judged(cli: Cli, wrapped: Path) -> None:
+    done = cli("ddp.pt")
+    assert done.exit_code == 0
+    assert done.stdout.startswith(cli("inspect", "ddp.pt").stdout)
+    assert done.stdout.splitlines()[-1].endswith("as in module.weight: `ckptfix doctor ddp.pt` says what fixes it.")
+    assert cli("plain.pt").stdout.splitlines()[-1].startswith("No problems found, without reading the tensors")
+
+
+def test_a_file_alone_takes_the_options_of_inspect(cli: Cli, wrapped: Path) -> None:
+    assert cli("ddp.pt", "--json").stdout == cli("inspect", "ddp.pt", "--json").stdout
+
+
+def test_a_name_that_is_neither_a_command_nor_a_file(cli: Cli, wrapped: Path) -> None:
+    done = cli("missing.pt")
+    assert done.exit_code == 2 and "No such command or file 'missing.pt'." in done.stderr
+    assert "No such command 'inspekt'. Did you mean inspect?" in cli("inspekt", "ddp.pt").stderr
+
+
+def test_a_command_goes_before_a_file_of_its_name(cli: Cli, wrapped: Path) -> None:
+    Path("ddp.pt").rename("inspect")
+    assert "Missing argument 'FILE'" in cli("inspect").stderr
