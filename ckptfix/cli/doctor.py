@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 import click
 
 from ckptfix.cli.shared import tables
 from ckptfix.cli.shared.common import FileName, at_option, reads
 from ckptfix.cli.shared.console import Console
+from ckptfix.cli.shared.exits import TROUBLE, describe
 from ckptfix.cli.shared.fit import wrapped
-from ckptfix.errors import printable
+from ckptfix.commands import command as line_of
+from ckptfix.errors import CkptfixError, printable
+from ckptfix.words import plural
 
 if TYPE_CHECKING:
+    from typing import Unpack
+
     from ckptfix.findings.row import Entry, Finding
     from ckptfix.ops.doctor.report import Diagnosis
 
@@ -28,7 +33,7 @@ SHOWN = 30
 
 @reads(
     "doctor",
-    click.Argument(["path"], metavar="[FILE]", required=False, type=FileName()),
+    click.Argument(["paths"], metavar="[FILE ...]", nargs=-1, required=False, type=FileName()),
     click.Option(
         ["--like"], metavar="TARGET", type=FileName(), help="The model: a checkpoint, keys.json, or module:factory."
     ),
@@ -50,7 +55,7 @@ SHOWN = 30
 def command(
     console: Console,
     *,
-    path: str | None,
+    paths: tuple[str, ...],
     like: str | None,
     error: str | None,
     fast: bool,
@@ -62,29 +67,84 @@ def command(
 ) -> int:
     """Say why FILE does not load, and which commands fix it.
 
-    FILE may be a folder, or the index of a sharded checkpoint; with --error it may be left out. It is read as text and
-    never run. The first lines say what is wrong and what fixes it: of several commands, each reads what the one before
-    it wrote. The exit code is 1 with an error: damage, what weights_only=True refuses, a misfit with --like, or a file
-    that is not a checkpoint. Devices and names of wrappers are warnings.
+    FILE may be a folder, or the index of a sharded checkpoint; with --error it may be left out. Of several files, and
+    of a folder of checkpoints, those that have problems are listed. They are read as text and never run.
+
+    The first lines say what is wrong and what fixes it: of several commands, each reads what the one before it wrote.
+    The exit code is 1 with an error: damage, what weights_only=True refuses, a misfit with --like, or a file that is
+    not a checkpoint. Devices and names of wrappers are warnings.
     """
     from ckptfix.ops import doctor
 
     if explain is not None:
         return _explained(console, explain, doctor.explain(explain), doctor.ids())
     error = None if error is None else _text(error)
-    if path is not None:
-        done = doctor.doctor(
-            path, like=like, error=error, fast=fast, at=at, like_at=like_at, allow_import=allow_import
-        )
-    elif error is not None:
-        done = doctor.message(error)
-    else:
+    options: Options = {"like": like, "fast": fast, "at": at, "like_at": like_at, "allow_import": allow_import}
+    if not paths and error is None:
         raise click.UsageError("FILE is required unless you use --error or --explain.")
+    if len(paths) > 1:
+        return _several(console, paths, fail_on, error=error, **options)
+    done = doctor.doctor(paths[0], error=error, **options) if paths else doctor.message(error or "")
+    if inside := doctor.inside(done):
+        return _several(console, inside, fail_on, error=error, **options)
     if console.json:
         console.emit(done.as_dict())
     else:
         _show(console, done)
     return done.exit_code(fail_on)
+
+
+class Options(TypedDict):
+    """What every file is judged with."""
+
+    like: str | None
+    fast: bool
+    at: str | None
+    like_at: str | None
+    allow_import: bool
+
+
+def _several(
+    console: Console, paths: Sequence[str], fail_on: str, *, error: str | None, **options: Unpack[Options]
+) -> int:
+    """Judge files one by one, and list those that have problems; the exit code of the worst."""
+    from ckptfix.ops import doctor
+
+    codes: list[int] = []
+    rows: list[tuple[str, str, str, str]] = []
+    remedies: list[str] = []
+    documents: list[Mapping[str, object]] = []
+    for path in paths:
+        try:
+            done = doctor.doctor(path, error=error, **options)
+        except CkptfixError as trouble:
+            codes.append(TROUBLE)
+            rows.append(("error", "", printable(path), printable(trouble.message)))
+            documents.append({"path": path, "error": describe(trouble)})
+            continue
+        codes.append(done.exit_code(fail_on))
+        documents.append(done.as_dict())
+        if done.cause is not None:
+            rows.append((done.cause.severity, done.cause.id, printable(path), printable(done.sentence)))
+            if done.fixes:
+                remedies.append(f"Fix: {line_of('fix', path)}")
+            elif done.advice is not None:
+                remedies.append(f"Try: {done.advice}")
+    if console.json:
+        console.emit({"files": documents})
+        return max(codes)
+    broken = sum(row[0] == "error" for row in rows)
+    warned = f", {len(rows) - broken:,} with warnings" if len(rows) > broken else ""
+    good = len(paths) - len(rows)
+    console.say(f"{plural(len(paths), 'file')}: {broken:,} with errors{warned}, {good:,} without problems.")
+    if rows:
+        console.say()
+        for row in _listed(rows, console.width, "file"):
+            console.say(row)
+        console.say()
+    for line in dict.fromkeys(remedies):
+        (console.say if line.startswith("Fix: ") else console.prose)(printable(line))
+    return max(codes)
 
 
 def _text(error: str) -> str:
@@ -142,14 +202,15 @@ def _show(console: Console, done: Diagnosis) -> None:
         console.prose(f"Checked: {', '.join(done.looked_at)}.")
 
 
-def _listed(rows: Sequence[tuple[str, str, str, str]], width: int) -> Iterator[str]:
+def _listed(rows: Sequence[tuple[str, str, str, str]], width: int, place: str = "where") -> Iterator[str]:
     """The findings as a table, or a paragraph each where the terminal is too narrow for the table."""
-    table = tables.table(rows, ("severity", "finding", "where", "what")).splitlines()
+    table = tables.table(rows, ("severity", "finding", place, "what")).splitlines()
     if not width or max(map(len, table)) <= width:
         yield from table
         return
     for severity, id, where, what in rows:
-        yield from wrapped(f"{severity}: {id}{f' at {where}' if where else ''}", width)
+        what_and_where = f"{id} at {where}" if id and where else id or where
+        yield from wrapped(f"{severity}: {what_and_where}", width)
         yield from wrapped(f"    {what}", width)
 
 

@@ -114,6 +114,15 @@ def model_of(folder: str, is_checkpoint: Callable[[str], bool]) -> str | None:
     return str(Path(folder, inner[0].name)) if len(inner) == 1 and not alone else None
 
 
+def optimizer_of(path: str) -> str | None:
+    """The file or folder that a trainer saved beside the model in the folder `path`; None for another path."""
+    try:
+        found = [member.name for member in members(path) if member.role == "optimizer"]
+    except OSError:
+        return None
+    return str(Path(path, found[0])) if len(found) == 1 else None
+
+
 def listed(folder: str) -> str:
     """What is in a folder, in a few words."""
     names = [member.name + ("/" if member.folder else "") for member in members(folder) if member.may_be_checkpoint]

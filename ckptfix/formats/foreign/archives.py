@@ -91,6 +91,12 @@ def _zip_of(names: Sequence[str], file: File) -> Answer:
     return Answer("zip-in-zip" if inner else "other-archive", f"a zip archive of {_listed(files)}", unzip)
 
 
+def checkpoints_in(folder: str) -> tuple[str, ...]:
+    """The files of `folder` that are called like checkpoints, sorted by name."""
+    files = sorted(entry.name for entry in Path(folder).iterdir() if entry.is_file())
+    return tuple(str(Path(folder) / name) for name in files if name.endswith(CHECKPOINTS))
+
+
 def _listed(names: Sequence[str]) -> str:
     """The first names, checkpoints before others, and how many more there are."""
     ordered = sorted(names, key=lambda name: not name.endswith(CHECKPOINTS))

@@ -127,6 +127,8 @@ def load_optimizer(
 ) -> OptimizerReport:
     """Load the optimizer's state from the checkpoint at `path`, each parameter's to that parameter.
 
+    Of a trainer's folder, such as ``checkpoint-500``, it is the file of the optimizer.
+
     Parameters are found by name where the file has names (``param_names`` in its groups, or state keyed by name), with
     wrappers' and base prefixes on either side. Where it has none, the order of the model's state dict in the same file
     gives names to the numbers; so the model may define its parameters in another order now. Options of the groups
@@ -152,7 +154,7 @@ def load_optimizer(
     need_torch("load_optimizer")
     refuse_swapped_arguments(optimizer, path, "optimizer")
     refuse_not_an_optimizer(optimizer)
-    checkpoint = opened(path)
+    checkpoint = opened(optimizer_of(file_name(path)) or path)
     refuse_flat_partition(checkpoint)
     restore = restore_location(map_location)
     maker = TensorMaker(checkpoint, restore if callable(map_location) else unmoved, verify=verify)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from ckptfix.errors import StrPath
 from ckptfix.findings.row import Entry
 from ckptfix.findings.table import ENTRIES
-from ckptfix.io.source import opened_once
+from ckptfix.formats.foreign.archives import checkpoints_in
+from ckptfix.io.source import found_as, opened_once
 from ckptfix.ops.doctor import examine
 from ckptfix.ops.doctor.report import Diagnosis, of_message
 from ckptfix.ops.target import targets
@@ -48,6 +49,13 @@ def doctor(
 def message(error: str) -> Diagnosis:
     """What the message `error` of a loader means, where the file is not at hand; nothing is found and nothing fixed."""
     return of_message(error)
+
+
+def inside(diagnosis: Diagnosis) -> tuple[str, ...]:
+    """The checkpoints in a folder of which `diagnosis` says that it is none itself, sorted by name."""
+    if diagnosis.cause is None or diagnosis.cause.id != "no-checkpoint" or found_as(diagnosis.path) != "folder":
+        return ()
+    return checkpoints_in(diagnosis.path)
 
 
 def explain(id: str) -> Entry | None:
