@@ -50,7 +50,8 @@ def _target_format(dest: str, to: str | None) -> str:
     suffix = os.path.splitext(dest)[1]  # noqa: PTH122 (dest is text, whatever the system makes of it)
     what = f"the suffix {suffix!r}" if suffix else "a name without a suffix"
     message = f"cannot tell the output format from {what}"
-    raise Unsupported(message, path=dest, hint="use another suffix, or --to zip, --to legacy or --to safetensors")
+    hint = "use another suffix, or --to zip, legacy or safetensors; --to hf writes a folder of shards"
+    raise Unsupported(message, path=dest, hint=hint)
 
 
 def of_suffix(dest: str) -> str | None:

@@ -42,3 +42,10 @@ def test_an_unknown_format(cli: Cli, ddp: Path, tmp_path: Path, options: list[st
     result = cli("convert", ddp, tmp_path / "out.xyz", *options)
     assert result.exit_code == 2
     assert "safetensors" in result.stderr, "the choices are named"
+
+
+def test_a_size_of_shards_and_no_suffix_mean_a_folder(cli: Cli, ddp: Path, tmp_path: Path) -> None:
+    assert cli("convert", ddp, tmp_path / "shards", "--shard-size", "1kB").exit_code == 0
+    assert list((tmp_path / "shards").glob("model*.safetensors"))
+    refused = cli("convert", ddp, tmp_path / "bare")
+    assert refused.exit_code == 2 and "--to hf writes a folder of shards" in refused.stderr

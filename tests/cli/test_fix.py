@@ -32,3 +32,9 @@ def test_what_cannot_be_fixed_is_said(cli: Cli, tmp_path: Path) -> None:
     assert result.exit_code == 2
     assert "no command fixes that" in result.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["empty.pth"]
+
+
+def test_a_name_without_a_suffix_gets_none(cli: Cli, ddp: Path) -> None:
+    bare = ddp.rename(ddp.with_suffix(""))
+    assert f"output: {bare}.fixed\n" in cli("fix", bare).stdout
+    assert f"output: {bare}.fixed2\n" in cli("fix", bare).stdout

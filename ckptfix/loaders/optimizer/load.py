@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ckptfix.errors import CkptfixError, Refused, printable
+from ckptfix.errors import CkptfixError, Refused, file_name, printable
 from ckptfix.extras import need_torch
+from ckptfix.formats.folders.members import optimizer_of
 from ckptfix.loaders.model.report import named
 from ckptfix.loaders.model.torch_way import placed
 from ckptfix.loaders.opened import opened, opens_once, refuse_swapped_arguments

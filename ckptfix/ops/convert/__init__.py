@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal, cast
 
 from ckptfix.checkpoint import Checkpoint
@@ -95,6 +96,8 @@ def convert(
         behind = [address for address in done.left if address not in done.lost]
         if behind:
             lines.append(f"left behind: {some(behind)}")
+        if checkpoint.format == "zero" and "optimizer" in behind and done.format != "safetensors":
+            lines.append("with --optimizer, the optimizer's state is written too")
         return Draft(
             result=partial(ConvertResult, at=done.at, tensors=done.tensors, left=done.left, lost=done.lost),
             format=done.format,
@@ -106,6 +109,8 @@ def convert(
         )
 
     how = How(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
+    if to is None and shard_size is not None and not Path(dest).suffix:
+        to = "hf"
     folder = is_folder(to)
     if isinstance(source, list | tuple):
         refuse_destination(dest, source, how, folder=folder)

@@ -20,6 +20,7 @@ from ckptfix import formats
 from ckptfix.checkpoint import Check, Derived, Mark, OutputFile, Plan, segment_length
 from ckptfix.errors import StrPath, Unsupported, about
 from ckptfix.findings.row import Finding
+from ckptfix.formats.target import of_suffix
 from ckptfix.io.output import TEMP_SUFFIX
 from ckptfix.io.planned import Piece, SplicedFile
 from ckptfix.io.read import CHECKSUM
@@ -150,8 +151,12 @@ class Chain:
 
     @property
     def suffix(self) -> str | None:
-        """The suffix of what is planned; None for a folder."""
-        return Path(self._target or self._path).suffix if self.is_one_file else None
+        """The suffix of what is planned, perhaps none at all; None for a folder."""
+        if not self.is_one_file:
+            return None
+        target = self._target or self._path
+        # Of a name without a suffix, what follows the dot of `target` is a word such as "stripped".
+        return Path(target).suffix if Path(self._path).suffix or of_suffix(target) else ""
 
     @property
     def is_one_file(self) -> bool:

@@ -645,3 +645,21 @@ def test_a_flat_partition_of_zero_is_named_with_its_way_out(tmp_path: Path) -> N
     with pytest.raises(WouldLoseData, match=r"rank 0 of 2.* a flat ZeRO partition") as caught:
         ckptfix.load_optimizer(torch.optim.Adam(model.parameters()), path)
     assert "ckptfix convert FOLDER OUT.pth" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("name", ["optimizer.pt", "optimizer.bin"])
+def test_the_folder_of_a_trainer_has_it_in_a_file(tmp_path: Path, name: str) -> None:
+    model = Net()
+    optimizer = torch.optim.Adam(model.parameters())
+    train(model, optimizer, 0, 2)
+    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
+    torch.save(optimizer.state_dict(), tmp_path / name)
+    restored = torch.optim.Adam(model.parameters())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        report = ckptfix.load_optimizer(restored, tmp_path)
+    assert report.path == str(tmp_path / name)
+    assert all(
+        torch.equal(restored.state[parameter]["exp_avg"], optimizer.state[parameter]["exp_avg"])
+        for parameter in model.parameters()
+    )
