@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, TypedDict
@@ -167,20 +168,14 @@ def _explained(console: Console, id: str, entry: Entry | None, ids: tuple[str, .
     if console.json:
         console.emit(asdict(entry))
         return 0
-    console.say(f"{entry.id} ({entry.severity}): {entry.title}")
-    for line in _wrapped(entry.story):
+    console.prose(f"{entry.id} ({entry.severity}): {entry.title}")
+    for line in textwrap.wrap(entry.story, min(console.width or 100, 100), break_on_hyphens=False):
         console.say(line)
     if entry.fix:
         from ckptfix.ops.doctor.report import readable
 
         console.say(f"Fix: {readable(entry.fix)}")
     return 0
-
-
-def _wrapped(text: str) -> list[str]:
-    from textwrap import wrap
-
-    return wrap(text, 100)
 
 
 def _show(console: Console, done: Diagnosis) -> None:
@@ -218,7 +213,7 @@ def _message(console: Console, done: Diagnosis) -> None:
     message = done.message
     assert message is not None
     if message.explained:
-        console.say(f"This matches your error message ({', '.join(message.explained)}).")
+        console.prose(f"This matches your error message ({', '.join(message.explained)}).")
     elif message.meanings:
         for meaning in message.meanings[:3]:
             console.prose(f"This message usually means: {meaning}")

@@ -39,7 +39,7 @@ def command(console: Console, *, topic: str | None) -> int:
     """
     if topic is None:
         for line in overview():
-            console.say(line)
+            console.prose(line)
     elif topic in TOPICS:
         text = plain(page(topic))
         if is_terminal(sys.stdout):

@@ -87,7 +87,7 @@ def _show(
     if entries:
         if not tensors:
             console.say()
-        listing = _tree(entries, limit) if tree else _table(entries, limit, console.width)
+        listing = _tree(entries, limit, console.width) if tree else _table(entries, limit, console.width)
         for line in listing:
             console.say(line)
     # The summary has named the globals that are refused, a line each.
@@ -151,11 +151,12 @@ def _note(entry: TensorEntry, first: dict[tuple[str, str], str]) -> str:
     return ", ".join(notes)
 
 
-def _tree(entries: Sequence[TensorEntry], limit: int) -> Iterator[str]:
+def _tree(entries: Sequence[TensorEntry], limit: int, width: int) -> Iterator[str]:
+    from ckptfix.cli.shared.fit import cut
     from ckptfix.cli.shared.tree import lines
 
     shown = list(lines(entries))
-    yield from shown[: limit or None]
+    yield from (cut(line, width) if width else line for line in shown[: limit or None])
     if limit and (hidden := tables.more(len(shown) - limit, "lines")):
         yield hidden
 

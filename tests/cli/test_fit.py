@@ -97,6 +97,12 @@ def test_a_fact_is_set_under_its_value() -> None:
     assert lines == ["traits      pickle protocol 2,", "            records 15"]
 
 
+def test_an_indented_row_is_set_under_its_text() -> None:
+    lines = fit.wrapped("  json     The fields that --json prints.", 28)
+    assert lines == ["  json     The fields that", "           --json prints."]
+    assert fit.wrapped("    a sentence of five words", 20) == ["    a sentence of", "    five words"]
+
+
 @pytest.mark.parametrize("most", [16, 20, 26])
 def test_a_cut_name_keeps_both_ends(most: int) -> None:
     name = "module.encoder.layers.11.weight"

@@ -18,7 +18,7 @@ LEAST_NAME = 20
 
 _GAP = 2
 _COMMAND = re.compile(r"`[^`]*`")
-_LABEL = re.compile(r"(?:\S+(?: \S+)*)?  +")
+_LABEL = re.compile(r" *(?:\S+(?: \S+)*)?  +")
 _HANG = 4
 _NO_BREAK = "\0"
 
