@@ -9,9 +9,8 @@ from typing import Any, Literal, cast
 
 from ckptfix.checkpoint import Checkpoint
 from ckptfix.errors import Refused, StrPath
-from ckptfix.formats import open_checkpoint
+from ckptfix.formats import FORMATS, open_checkpoint
 from ckptfix.formats.ranks.format import read_files
-from ckptfix.formats import FORMATS
 from ckptfix.formats.target import is_folder
 from ckptfix.io.read import Progress
 from ckptfix.io.source import opened_once
