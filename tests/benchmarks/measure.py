@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import statistics
 import subprocess
 import sys
@@ -61,6 +62,14 @@ class Contender:
         return "sh", "-c", f"{shlex.join(self.command)} && sync {shlex.quote(str(self.output))}"
 
 
+def removed(path: Path) -> None:
+    """Remove an output, a file or a folder."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
 def run(contender: Contender, log: Path) -> Run:
     """Run it once, its output going to the file `log`.
 
@@ -68,7 +77,7 @@ def run(contender: Contender, log: Path) -> Run:
         Failed: it ended with another status than the one it should, with the end of what it said.
     """
     if contender.output is not None:
-        contender.output.unlink(missing_ok=True)
+        removed(contender.output)
     with log.open("wb") as said:
         start = time.perf_counter()
         child = subprocess.Popen(contender.argv, stdin=subprocess.DEVNULL, stdout=said, stderr=said, env=ENVIRONMENT)
@@ -110,7 +119,7 @@ def race(
                 continue
             finally:
                 if contender.output is not None:
-                    contender.output.unlink(missing_ok=True)
+                    removed(contender.output)
             if number:
                 runs[contender.name].append(result)
             progress(
