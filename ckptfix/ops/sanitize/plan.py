@@ -11,6 +11,7 @@ from ckptfix.commands import command
 from ckptfix.errors import Refused, Unsupported
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
+from ckptfix.formats import format_of
 from ckptfix.formats.torch import demands, versions, weights_only
 from ckptfix.formats.torch import legacy as torch_legacy
 from ckptfix.formats.torch import zip as torch_zip
@@ -81,6 +82,10 @@ def sanitize(
     if pickled(checkpoint) is None:
         message = f"a {checkpoint.format} file holds tensors and text alone; there is nothing to sanitize"
         raise Unsupported(message, path=checkpoint.path)
+    if format_of(checkpoint).folder:
+        message = f"sanitize does not write {format_of(checkpoint).title}"
+        hint = f"`{command('convert', checkpoint.path, 'OUT')}` makes one file of it; sanitize that"
+        raise Unsupported(message, path=checkpoint.path, hint=hint)
     if keep_only is not None and keep_only not in KEEP:
         raise Unsupported(f"nothing called {keep_only!r} can be kept", hint=f"--keep-only {' or '.join(KEEP)}")
     if encoding is not None:

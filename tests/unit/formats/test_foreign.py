@@ -233,7 +233,7 @@ def test_the_way_past_bytes_before_a_zip_works(tmp_path: Path) -> None:
         (("b.pth", "a.txt"), "it holds b.pth", "name a file"),
         (("data.pkl", "data/0", "version"), "that was unzipped", "zip -0 -r"),
         (("archive/data.pkl", "archive/data/0"), "that was unzipped", "zip -0 -r"),
-        ((".metadata", "__0_0.distcp"), "a distributed checkpoint (DCP)", "ckptfix doctor"),
+        ((".metadata", "__0_0.distcp"), "a distributed checkpoint (DCP)", ""),
         (("model.safetensors.index.json", "model-00001-of-00002.safetensors"), "a sharded checkpoint", "shard"),
         (("saved_model.pb", "variables/variables.index"), "SavedModel", ""),
         (("latest", "global_step10/mp_rank_00_model_states.pt"), "DeepSpeed", "zero_to_fp32"),
