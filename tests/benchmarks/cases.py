@@ -256,6 +256,17 @@ def file_to_shards(bench: Bench) -> Case:
     )
 
 
+def zero_to_file(bench: Bench) -> Case:
+    zero3, big, ours = bench.input("zero3"), bench.input("big.pth"), bench.output("ours.pth")
+    return Case(
+        "convert ZeRO-3 of 8 ranks to one file",
+        bench.ckptfix("convert", zero3, ours, output=ours),
+        ((bench.copied(zero3), Target("ratio", 1.5)),),
+        memory=100 * MB,
+        check=("stripped", big),
+    )
+
+
 def diff_equal(bench: Bench) -> Case:
     big, copy = bench.input("big.pth"), bench.input("copy.pth")
     return Case(
@@ -341,6 +352,7 @@ CASES: dict[str, Callable[[Bench], Case]] = {
     "shards-to-file": shards_to_file,
     "file-to-shards": file_to_shards,
     "from-ranks": from_ranks,
+    "zero-to-file": zero_to_file,
     "diff-equal": diff_equal,
     "diff-different": diff_different,
     "inspect": inspect,

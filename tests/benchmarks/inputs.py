@@ -103,6 +103,18 @@ def shards(path: Path, scale: float) -> None:
     (path / "config.json").write_text("{}\n", encoding="utf-8")
 
 
+def zero3(path: Path, scale: float) -> None:
+    """The big one as 8 ranks have it with ZeRO-3: a share of each parameter on each, in fp32, and no moments."""
+    import torch
+
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    from zero_files import Run
+
+    state = torch.load(path.with_name("big.pth"), map_location="cpu", mmap=True, weights_only=True)
+    weights = {key.removeprefix("module."): value for key, value in state.items()}
+    Run([weights], 8, 3, torch.bfloat16, keys=()).save(path)
+
+
 def tuned(path: Path, scale: float) -> None:
     """As `plain`, every value a little different, as after some steps of training."""
     import torch
@@ -154,6 +166,7 @@ INPUTS: dict[str, tuple[Builder, tuple[str, ...]]] = {
     "copy.pth": (copy, ("big.pth",)),
     "plain.safetensors": (plain, ("big.pth",)),
     "shards": (shards, ("big.pth",)),
+    "zero3": (zero3, ("big.pth",)),
     "tuned.safetensors": (tuned, ("plain.safetensors",)),
     "ranks": (ranks, ()),
 }

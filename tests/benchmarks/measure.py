@@ -70,14 +70,6 @@ def removed(path: Path) -> None:
     path.unlink(missing_ok=True)
 
 
-def removed(path: Path) -> None:
-    """Remove an output, a file or a folder."""
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
-
-
 def run(contender: Contender, log: Path) -> Run:
     """Run it once, its output going to the file `log`.
 
