@@ -84,10 +84,6 @@ def sanitize(
     if pickled(checkpoint) is None:
         message = f"a {checkpoint.format} file holds tensors and text alone; there is nothing to sanitize"
         raise Unsupported(message, path=checkpoint.path)
-    if format_of(checkpoint).folder:
-        message = f"sanitize does not write {format_of(checkpoint).title}"
-        hint = f"`{command('convert', checkpoint.path, 'OUT')}` makes one file of it; sanitize that"
-        raise Unsupported(message, path=checkpoint.path, hint=hint)
     if keep_only is not None and keep_only not in KEEP:
         raise Unsupported(f"nothing called {keep_only!r} can be kept", hint=f"--keep-only {' or '.join(KEEP)}")
     if encoding is not None:

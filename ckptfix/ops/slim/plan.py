@@ -82,9 +82,6 @@ def slim(
             raise Unsupported(message, path=checkpoint.path, hint=hint)
         plan, saved = format.plan_packed(checkpoint, dest)
         return Slimmed(plan, _sums(checkpoint, plan, {UNUSED: saved}), compacted=bool(saved), identical=not saved)
-    if format.folder:
-        hint = f"`{command('convert', checkpoint.path, 'OUT')}` makes one file of it; slim that"
-        raise Unsupported(f"slim does not write {format.title}", path=checkpoint.path, hint=hint)
     if pickled(checkpoint) is None:
         raise Unsupported(f"slim does not write {format.title}", path=checkpoint.path, hint=_CONVERT)
     try:
