@@ -17,7 +17,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(READY) ## Train small wrapped models, save, mend and compare their checkpoints
+demo: $(READY) ## Train small wrapped models, break and fix their checkpoints, compare
 	$(BIN)/python -m ckptfix.trainer.demo
 
 quick: $(READY) ## Run the tests that show a mistake soonest; about a minute on two cores

@@ -341,7 +341,6 @@ def meta() -> Any:
     return {"module.shape": torch.empty(2, 3, device="meta", dtype=torch.float16), "module.real": tensor(2)}
 
 
-@functools.cache
 def _mesh() -> Any:
     if not torch.distributed.is_available():
         pytest.skip("torch was built without torch.distributed")

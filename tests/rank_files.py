@@ -19,9 +19,11 @@ WORLD = 2
 
 @contextmanager
 def group(rank: int = 0, world: int = WORLD) -> Iterator[None]:
-    """As rank `rank` of `world`."""
+    """As rank `rank` of `world`. A group of other tests of this process ends; they begin one when they need it."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
     torch.distributed.init_process_group("fake", rank=rank, world_size=world, store=FakeStore())
     try:
         yield

@@ -71,6 +71,7 @@ class Run:
         frozen, buffers: in the dtype that they have.
         shared: name -> the parameter that it is another name of.
         subgroups: with stage 3, the optimizer's groups that each of `groups` belongs to.
+        keys: what the optimizer keeps of each weight.
     """
 
     groups: Sequence[State]
@@ -82,6 +83,7 @@ class Run:
     shared: Mapping[str, str] = field(default_factory=dict)
     subgroups: Sequence[int] | None = None
     step: int = 3
+    keys: Sequence[str] = ("exp_avg", "exp_avg_sq")
 
     @property
     def weights(self) -> State:
@@ -157,7 +159,7 @@ class Run:
     def _plain_optimizer(self) -> dict[str, Any]:
         names = [name for group in self.groups for name in group]
         state = {
-            at: {"step": torch.tensor(float(self.step)), **{key: self.moment(name, key) for key in KEYS}}
+            at: {"step": torch.tensor(float(self.step)), **{key: self.moment(name, key) for key in self.keys}}
             for at, name in enumerate(names)
         }
         return {"state": state, "param_groups": [{"lr": 0.1, "params": list(range(len(names)))}]}
@@ -173,7 +175,7 @@ class Run:
             padding = -needed % align
             paddings.append(padding)
             flat = {"fp32": _row(list(group.values()), padding)}
-            flat |= {key: _row([self.moment(name, key) for name in group], padding) for key in KEYS}
+            flat |= {key: _row([self.moment(name, key) for name in group], padding) for key in self.keys}
             flats.append(flat)
             half, first = flat["fp32"].to(self.half), 0
             for name, value in group.items():
@@ -187,7 +189,7 @@ class Run:
             lean = [padding if last else 0 for padding in paddings]
             own = [{key: _part(value, rank, self.ranks) for key, value in flat.items()} for flat in flats]
             state = {
-                at: {"step": torch.tensor(float(self.step)), **{key: parts[key] for key in KEYS}}
+                at: {"step": torch.tensor(float(self.step)), **{key: parts[key] for key in self.keys}}
                 for at, parts in enumerate(own)
             }
             self._optim(inner, rank, {
@@ -225,7 +227,7 @@ class Run:
                     key: torch.cat(
                         [torch.empty(0), *(_share(self.moment(name, key), rank, self.ranks) for name in group)]
                     )
-                    for key in KEYS
+                    for key in self.keys
                 }
             self._optim(inner, rank, {
                 "zero_stage": stage(3), "loss_scaler": scaler(), "dynamic_loss_scale": False, "overflow": False,
@@ -244,7 +246,7 @@ class Run:
             for name, value in group.items():
                 place = inner / "zero" / name
                 place.mkdir(parents=True)
-                for key in ("fp32", *KEYS):
+                for key in ("fp32", *self.keys):
                     tensor = value if key == "fp32" else self.moment(name, key)
                     row: Any = tensor.flatten() if self.stage == 3 else {"cat_dim": 0, "param": tensor}
                     torch.save(row, place / f"{key}.pt")

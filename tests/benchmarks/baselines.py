@@ -126,6 +126,12 @@ def numpy_diff(left: str, right: str) -> None:
         )
 
 
+def dcp_to_torch(source: str, dest: str) -> None:
+    from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+    dcp_to_torch_save(source, dest)
+
+
 def import_torch() -> None:
     import torch  # noqa: F401
 
@@ -142,6 +148,7 @@ BASELINES: dict[str, Callable[..., None]] = {
         save_file,
         pt_safe_loader,
         numpy_diff,
+        dcp_to_torch,
         import_torch,
     )
 }

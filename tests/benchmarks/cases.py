@@ -93,6 +93,11 @@ class Bench:
         output = self.output(f"cp{source.suffix}")
         return Contender("cp + sync", ("cp", "-r", str(source), str(output)), output, sync=True)
 
+    def copied_folder(self, source: Path) -> Contender:
+        output = self.output("cp")
+        script = 'cp -r "$1" "$2" && find "$2" -exec sync {} +'
+        return Contender("cp -r + sync", ("sh", "-c", script, "sh", str(source), str(output)), output)
+
     def baseline(
         self, name: str, function: str, *arguments: str | Path, output: Path | None = None, python: str | Path = ""
     ) -> Contender:
@@ -251,6 +256,17 @@ def file_to_shards(bench: Bench) -> Case:
     )
 
 
+def zero_to_file(bench: Bench) -> Case:
+    zero3, big, ours = bench.input("zero3"), bench.input("big.pth"), bench.output("ours.pth")
+    return Case(
+        "convert ZeRO-3 of 8 ranks to one file",
+        bench.ckptfix("convert", zero3, ours, output=ours),
+        ((bench.copied(zero3), Target("ratio", 1.5)),),
+        memory=100 * MB,
+        check=("stripped", big),
+    )
+
+
 def diff_equal(bench: Bench) -> Case:
     big, copy = bench.input("big.pth"), bench.input("copy.pth")
     return Case(
@@ -309,6 +325,21 @@ def help_page(bench: Bench) -> Case:
     )
 
 
+def from_ranks(bench: Bench) -> Case:
+    folder = bench.input("ranks")
+    ours, theirs = bench.output("ours.safetensors"), bench.output("torch.pth")
+    return Case(
+        "8 ranks to safetensors",
+        bench.ckptfix("convert", folder, ours, output=ours),
+        (
+            (bench.copied_folder(folder), Target("ratio", 1.3)),
+            (bench.baseline("dcp_to_torch_save", "dcp_to_torch", folder, theirs, output=theirs), Target("faster", 4)),
+        ),
+        memory=100 * MB,
+        check=("of_ranks", folder),
+    )
+
+
 CASES: dict[str, Callable[[Bench], Case]] = {
     "strip-module": strip_module,
     "to-cpu": to_cpu,
@@ -320,6 +351,8 @@ CASES: dict[str, Callable[[Bench], Case]] = {
     "shards-strip": shards_strip,
     "shards-to-file": shards_to_file,
     "file-to-shards": file_to_shards,
+    "from-ranks": from_ranks,
+    "zero-to-file": zero_to_file,
     "diff-equal": diff_equal,
     "diff-different": diff_different,
     "inspect": inspect,
@@ -333,7 +366,7 @@ def checker(case: Case) -> Callable[[Contender], None]:
     """What looks at a contender's first output. Raises Failed when it is not what was asked for."""
 
     def check(contender: Contender) -> None:
-        if case.check is None or contender.output is None or contender.name == "cp + sync":
+        if case.check is None or contender.output is None or contender.name.endswith(" + sync"):
             return
         name, source = case.check
         quietly([sys.executable, HERE / "checks.py", name, source, contender.output], env=dict(os.environ))

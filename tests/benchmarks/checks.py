@@ -67,11 +67,26 @@ def optimizer(source: str, output: str) -> None:
     stripped(source, output)
 
 
+def of_ranks(source: str, output: str) -> None:
+    """The weights are those of the folder, whose ranks counted their rows."""
+    import torch
+
+    state = read(output)
+    state = state.get("model", state)
+    names = [f"blocks.{number}.fc.weight" for number in range(len(state))]
+    assert set(state) == set(names)
+    first = state[names[0]].view(8, -1)[0]
+    for number in (0, len(names) - 1):
+        rows = state[names[number]].view(8, -1)
+        assert all(torch.equal(rows[rank], first + rank + number) for rank in range(8))
+
+
 CHECKS: dict[str, Callable[[str, str], None]] = {
     "same": same,
     "stripped": stripped,
     "on_cpu": on_cpu,
     "optimizer": optimizer,
+    "of_ranks": of_ranks,
 }
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ BIG_WIDTH = 2048
 """128 x (2048 x 2048 weight + bias) of float32: 2.15 GB in 256 tensors."""
 
 SHARDS = 50
+RANKS = 8
 
 MANY = 100_000
 MANY_OPTIMIZER = 10_000
@@ -102,6 +103,18 @@ def shards(path: Path, scale: float) -> None:
     (path / "config.json").write_text("{}\n", encoding="utf-8")
 
 
+def zero3(path: Path, scale: float) -> None:
+    """The big one as 8 ranks have it with ZeRO-3: a share of each parameter on each, in fp32, and no moments."""
+    import torch
+
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    from zero_files import Run
+
+    state = torch.load(path.with_name("big.pth"), map_location="cpu", mmap=True, weights_only=True)
+    weights = {key.removeprefix("module."): value for key, value in state.items()}
+    Run([weights], 8, 3, torch.bfloat16, keys=()).save(path)
+
+
 def tuned(path: Path, scale: float) -> None:
     """As `plain`, every value a little different, as after some steps of training."""
     import torch
@@ -115,6 +128,36 @@ def tuned(path: Path, scale: float) -> None:
 
 
 Builder = Callable[[Path, float], None]
+def ranks(path: Path, scale: float) -> None:
+    """What eight ranks save with torch.distributed.checkpoint, each of every weight an eighth of its rows: 2.15 GB."""
+    import pickle
+
+    import torch
+    from torch.distributed.checkpoint import metadata as kinds
+    from torch.distributed.checkpoint.filesystem import _StorageInfo
+
+    torch.manual_seed(0)
+    path.mkdir()
+    names = [f"__{rank}_0.distcp" for rank in range(RANKS)]
+    saved = kinds.Metadata({}, {}, {}, kinds.StorageMeta(), "1.0.0")
+    part = torch.randn(BIG_WIDTH // RANKS, BIG_WIDTH)
+    for number in range(max(2, round(BIG_LAYERS * scale))):
+        fqn = f"model.blocks.{number}.fc.weight"
+        chunks = []
+        for rank, name in enumerate(names):
+            offsets = torch.Size((rank * len(part), 0))
+            with open(path / name, "ab") as file:
+                start = file.tell()
+                torch.save(part + rank + number, file)
+                info = _StorageInfo(name, start, file.tell() - start)
+            saved.storage_data[kinds.MetadataIndex(fqn, offsets, rank)] = info
+            chunks.append(kinds.ChunkStorageMetadata(offsets, part.size()))
+        whole = torch.Size((BIG_WIDTH, BIG_WIDTH))
+        saved.state_dict_metadata[fqn] = kinds.TensorStorageMetadata(kinds.TensorProperties(part.dtype), whole, chunks)
+        saved.planner_data[fqn] = ("model", f"blocks.{number}.fc.weight")
+    (path / ".metadata").write_bytes(pickle.dumps(saved))
+
+
 INPUTS: dict[str, tuple[Builder, tuple[str, ...]]] = {
     "big.pth": (big, ()),
     "many.pth": (many, ()),
@@ -123,7 +166,9 @@ INPUTS: dict[str, tuple[Builder, tuple[str, ...]]] = {
     "copy.pth": (copy, ("big.pth",)),
     "plain.safetensors": (plain, ("big.pth",)),
     "shards": (shards, ("big.pth",)),
+    "zero3": (zero3, ("big.pth",)),
     "tuned.safetensors": (tuned, ("plain.safetensors",)),
+    "ranks": (ranks, ()),
 }
 """File name -> what builds it, and the inputs that it is built from."""
 

@@ -12,10 +12,13 @@ Source: torch/distributed/checkpoint/filesystem.py.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
-from ckptfix.checkpoint import TensorEntry
+from ckptfix.checkpoint import Checkpoint, TensorEntry
 from ckptfix.errors import CkptfixError
+from ckptfix.findings.row import Finding
+from ckptfix.findings.table import found
 from ckptfix.formats.base import Aspect, Format, plain_weights
 from ckptfix.formats.dcp.edit import keeps_all, plan_edit
 from ckptfix.formats.dcp.judge import judge
@@ -45,6 +48,12 @@ def refuses(entry: TensorEntry) -> str | None:
     return None if entry.kind == "dense" else f"a {entry.kind} tensor"
 
 
+def remarks(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """What is known of every folder."""
+    message = "torch.load reads no folder; torch.distributed.checkpoint.load reads this one, into a model"
+    yield found("dcp-folder", message, severity="info")
+
+
 FORMAT = Format(
     name=NAME,
     title="a distributed checkpoint (DCP)",
@@ -58,6 +67,7 @@ FORMAT = Format(
     plan_edit=plan_edit,
     plan_write=plan_write,
     folder=True,
+    remarks=remarks,
     recode=recode,
     read_planned=read_planned,
     keeps_all=keeps_all,

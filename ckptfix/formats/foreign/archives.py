@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
-from ckptfix.commands import command, quoted
+from ckptfix.commands import quoted
 from ckptfix.errors import CkptfixError, Truncated, printable
 from ckptfix.formats.deepspeed import STATES, steps, way_out
 from ckptfix.formats.foreign.file import Answer, File
@@ -117,6 +118,15 @@ def tar_archive(file: File) -> Answer | None:
     return Answer("tar-archive", f"a tar archive of {_listed(names)}", f"unpack it first: tar -xf {quoted(file.path)}")
 
 
+def _unfinished(names: Collection[str]) -> str:
+    """What the names of the files of a distributed checkpoint say of its metadata."""
+    if ".metadata" in names:
+        return " whose .metadata is no pickle"
+    if any(re.fullmatch(r"__\d+\.metadata", name) for name in names):
+        return ", of which each rank wrote its own metadata (use_collectives=False): load it on as many ranks"
+    return ": .metadata.tmp is there, so its save did not end" if ".metadata.tmp" in names else ""
+
+
 def is_tar_header(block: bytes) -> bool:
     """Whether the checksum of a tar header is right: the sum of its bytes, its own field taken as spaces."""
     try:
@@ -169,7 +179,7 @@ def folder(path: str) -> Answer:
         hint = f"(cd {parent} && zip -0 -r {quoted(root.name + '.pth')} {name}) makes it one file again"
         return Answer("unzipped-folder", "a folder: a torch checkpoint that was unzipped", hint)
     if ".metadata" in names or any(name.endswith(".distcp") for name in names):
-        return Answer("dcp-folder", "a folder: a distributed checkpoint (DCP)", command("doctor", path))
+        return Answer("dcp-folder", f"a folder: a distributed checkpoint (DCP){_unfinished(names)}")
     index = next((name for name in sorted(names) if name.endswith(".index.json")), None)
     if index is not None:
         what = f"a folder: a sharded checkpoint of another framework ({printable(index)})"

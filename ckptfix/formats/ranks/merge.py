@@ -202,12 +202,17 @@ def _missing(made: Together, lost: Mapping[int, str], why: Mapping[int, str]) ->
         for rank, boxes in whole.lost.items():
             held.setdefault(rank, []).append(f"{address} ({', '.join(map(_rows, boxes))})")
     rows = []
-    for rank in sorted({*held, *why}):
+    for rank in sorted(held):
         path = lost.get(rank, "")
         name = Path(path).name if path else "its file"
-        what = f"it holds {some(held[rank])}" if rank in held else "what it holds is in the other files too"
-        message = f"rank {rank}: {name} {why.get(rank, 'is missing')}; {what}"
-        rows.append(found("missing-rank" if rank in held else "ranks-differ", message, where=path))
+        message = f"rank {rank}: {name} {why.get(rank, 'is missing')}; it holds {some(held[rank])}"
+        rows.append(found("missing-rank", message, where=path))
+    rest = [rank for rank in why if rank not in held]
+    if rest:
+        name = Path(lost[rest[0]]).name if rest[0] in lost else "its file"
+        more = f", and so for {len(rest) - 1:,} more" if len(rest) > 1 else ""
+        message = f"rank {rest[0]}: {name} {why[rest[0]]}; what it holds is in the other files too{more}"
+        rows.append(found("ranks-differ", message, where=lost.get(rest[0], "")))
     return rows
 
 

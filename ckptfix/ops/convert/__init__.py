@@ -10,7 +10,7 @@ from typing import Any, Literal, cast
 
 from ckptfix.checkpoint import Checkpoint
 from ckptfix.errors import Refused, StrPath
-from ckptfix.formats import open_checkpoint
+from ckptfix.formats import FORMATS, open_checkpoint
 from ckptfix.formats.ranks.format import read_files
 from ckptfix.formats.target import is_folder
 from ckptfix.io.read import Progress
@@ -82,7 +82,7 @@ def convert(
         )
         line = f"{plural(done.tensors, 'tensor')} from {checkpoint.format} to {done.format}"
         shards = sum(not file.along and not file.path.endswith(".json") for file in done.plan.files)
-        if shards > 1:
+        if shards > 1 and FORMATS[done.format].sized is not None:
             line += f" in {plural(shards, 'shard')}"
         if done.copied:
             line = f"nothing to do: it is {done.format} already{copy_note(True)}"

@@ -21,7 +21,7 @@ from ckptfix.formats.shards import files, slices, write
 from ckptfix.formats.shards import format as shards
 from ckptfix.formats.shards.index import Index, looks_like_index, read_index, written
 from ckptfix.formats.shards.layout import LOST, data_bytes, open_layout, prefixed
-from ckptfix.io.source import open_source
+from ckptfix.io.source import found_as, open_source
 from ckptfix.ops.choose import BROKEN
 from ckptfix.ops.repair.torch import Loss, Repair
 
@@ -31,10 +31,10 @@ RepairFile = Callable[[str], Repair]
 
 def is_sharded(path: str) -> bool:
     """Whether `path` is a folder of shards, with an index or without, or an index."""
-    place = Path(path)
-    if place.is_dir():
-        return bool(files.find(path)) and not (place / "data.pkl").is_file()
-    if place.suffix != ".json" or not place.is_file():
+    kind = found_as(path)
+    if kind == "folder":
+        return bool(files.find(path)) and not Path(path, "data.pkl").is_file()
+    if kind != "file" or not path.endswith(".json"):
         return False
     with open_source(path) as reader:
         return looks_like_index(path, reader.read(0, min(reader.size, files.HEAD)))

@@ -231,7 +231,7 @@ def test_the_way_past_bytes_before_a_zip_works(tmp_path: Path) -> None:
         (("b.pth", "a.txt"), "it holds b.pth", "name a file"),
         (("data.pkl", "data/0", "version"), "that was unzipped", "zip -0 -r"),
         (("archive/data.pkl", "archive/data/0"), "that was unzipped", "zip -0 -r"),
-        ((".metadata", "__0_0.distcp"), "a distributed checkpoint (DCP)", "ckptfix doctor"),
+        ((".metadata", "__0_0.distcp"), "a distributed checkpoint (DCP)", ""),
         (("tf_model.h5.index.json", "tf_model-00001-of-00002.h5"), "a sharded checkpoint of another", "convert"),
         (("saved_model.pb", "variables/variables.index"), "SavedModel", ""),
         (

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 from compare import assert_same
-from dcp_ranks import SAVES
+from dcp_ranks import SAVES, Net
 from safetensors.torch import load_file
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 import ckptfix
-from ckptfix.errors import DamagedFile, UnknownFormat, WouldLoseData
+from ckptfix.errors import DamagedFile, UnknownFormat, Unsupported, WouldLoseData
 from ckptfix.formats import detect, open_checkpoint
 from ckptfix.formats.dcp import read as dcp_read
 from ckptfix.ops.doctor import doctor
@@ -129,3 +129,46 @@ def test_a_link_out_of_the_folder_is_not_followed(copied: Copied, tmp_path: Path
     (folder / "__0_0.distcp").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(DamagedFile, match="leads out of its folder"):
         open_checkpoint(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [(".metadata.tmp", "its save did not end"), ("__0.metadata", "each rank wrote its own"), ("x", "without its")],
+)
+def test_what_can_be_known_without_metadata_is_said(copied: Copied, name: str, words: str) -> None:
+    folder = copied("mesh")
+    (folder / ".metadata").rename(folder / name)
+    (found,) = (row for row in doctor(folder).findings if row.id == "dcp-no-metadata")
+    assert words in found.message
+
+
+def test_loaders_and_other_verbs_take_the_folder(saved: Path, tmp_path: Path) -> None:
+    whole = load(saved / "fsdp.pt")
+    assert_same(whole, ckptfix.load_checkpoint(saved / "fsdp"))
+    assert_same(whole["model"], dict(ckptfix.load_state_dict(saved / "fsdp")))
+    assert ckptfix.extract(saved / "fsdp", tmp_path / "out.pth").tensors == len(whole["model"])
+    assert_same(whole["model"], dict(load(tmp_path / "out.pth")))
+    assert ckptfix.diff(saved / "fsdp", saved / "fsdp.pt").same
+    ckptfix.slim(saved / "fsdp", tmp_path / "slim.pth", no_optimizer=True)
+    assert_same(whole["model"], load(tmp_path / "slim.pth")["model"])
+    with pytest.raises(Unsupported, match="does not write a distributed checkpoint") as raised:
+        ckptfix.sanitize(saved / "fsdp", tmp_path / "other")
+    assert raised.value.hint is not None and "ckptfix convert" in raised.value.hint
+
+
+@pytest.mark.parametrize("edit", ["as it is", "stripped"])
+def test_model_and_optimizer_are_resumed(saved: Path, tmp_path: Path, edit: str) -> None:
+    folder = saved / "fsdp"
+    if edit == "stripped":
+        ckptfix.add_module(folder, tmp_path / "wrapped")
+        folder = tmp_path / "wrapped"
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.5)
+    ckptfix.load_into(model, folder)
+    ckptfix.load_optimizer(optimizer, folder, model=model)
+    whole = load(saved / "fsdp.pt")
+    assert_same(whole["model"]["embed.weight"], model.embed.weight.detach())
+    state = optimizer.state_dict()
+    number = [name for name, _ in model.named_parameters()].index("embed.weight")
+    assert torch.equal(state["state"][number]["exp_avg"], whole["optim"]["state"]["embed.weight"]["exp_avg"])
+    assert state["param_groups"][0]["lr"] == 0.01
