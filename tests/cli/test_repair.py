@@ -85,9 +85,11 @@ def test_an_output_that_exists_needs_force(cli: Cli, cut: Path, tmp_path: Path) 
     assert cli("repair", cut, cut, "--force").exit_code == 2, "the input is never replaced"
 
 
-def test_no_output_is_wrong_usage(cli: Cli, cut: Path) -> None:
+def test_without_out_the_name_is_said(cli: Cli, cut: Path) -> None:
     result = cli("repair", cut)
-    assert result.exit_code == 2 and "--check-only" in result.stderr
+    beside = cut.with_name(f"{cut.stem}.repaired{cut.suffix}")
+    assert result.exit_code == 3 and f"output: {beside}\n" in result.stdout
+    assert beside.exists()
 
 
 LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n"

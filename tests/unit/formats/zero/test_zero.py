@@ -39,6 +39,14 @@ def test_its_weights_are_whole(stage: int, ranks: int, half: str, tmp_path: Path
     alike(torch.load(tmp_path / "a.pth"), wanted)
 
 
+@pytest.mark.parametrize(("name", "said"), [("out.pth", True), ("out.safetensors", False)])
+def test_what_was_left_names_the_option_that_takes_it(name: str, said: bool, tmp_path: Path) -> None:
+    example(2, 3).save(tmp_path / "in")
+    done = ckptfix.convert(tmp_path / "in", tmp_path / name)
+    assert "optimizer" in done.left
+    assert any("with --optimizer" in line for line in done.lines) is said
+
+
 @pytest.mark.parametrize("ranks", [1, 3, 8])
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_its_moments_go_by_name(stage: int, ranks: int, tmp_path: Path) -> None:
