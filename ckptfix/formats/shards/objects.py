@@ -5,6 +5,7 @@ from __future__ import annotations
 from ckptfix.checkpoint import Checkpoint, Storage
 from ckptfix.errors import DamagedFile, Unsupported
 from ckptfix.formats.folders.assembled import Assembly, mapping, ordered
+from ckptfix.formats.folders.nodes import refuse_damaged
 from ckptfix.formats.shards.layout import Layout, Shard
 from ckptfix.formats.torch.common import Parts, parts_of, pickled
 from ckptfix.formats.torch.tensors import is_tensor
@@ -32,7 +33,7 @@ def read(layout: Layout, format: str, traits: dict[str, object]) -> Checkpoint:
     """The checkpoint whose object has the keys of all shards.
 
     Raises:
-        DamagedFile: a shard holds no mapping.
+        DamagedFile: a shard holds no mapping, or its pickle is not as it was written.
         Unsupported: a shard is of another kind or byte order than the others, or has a key of another, with tensors.
     """
     assembly = Assembly()
@@ -70,6 +71,7 @@ def _adopted(assembly: Assembly, shard: Shard, name: str) -> Node:
         raise Unsupported("a safetensors file among torch files", path=shard.path, hint="convert the shards by name")
     if checkpoint.byteorder != "little":
         raise Unsupported("a shard of big-endian data", path=shard.path, hint="convert it by its name first")
+    refuse_damaged(checkpoint)
     return assembly.adopt(parts.graph.root, parts.storages, name)
 
 

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from sharded import parted, same, state, write
 
 import ckptfix
-from ckptfix.errors import BadIndex, CkptfixError, WouldLoseData
+from ckptfix.errors import BadIndex, CkptfixError, WouldLoseData, WouldOverwrite
 from ckptfix.formats import open_checkpoint
 
 OPENED: list[str] = []
@@ -202,6 +202,28 @@ def test_one_shard_of_many_without_an_index_is_not_the_whole(tmp_path: Path, cou
     with pytest.raises(WouldLoseData, match="not there"):
         ckptfix.convert(folder, tmp_path / "out.safetensors")
     assert "missing-shard" in {finding.id for finding in ckptfix.doctor(folder).findings}
+
+
+def test_a_torch_shard_whose_pickle_is_not_as_it_was_written(tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    path = folder / "pytorch_model-00001-of-00001.bin"
+    torch.save({"weight": torch.ones(2)}, path)
+    raw = path.read_bytes()
+    assert raw.count(b"weight") == 1
+    path.write_bytes(raw.replace(b"weight", b"weighs"))
+    with pytest.raises(CkptfixError, match="CRC-32"):
+        ckptfix.convert(folder, tmp_path / "out.pth")
+
+
+def test_a_folder_that_the_input_is_in_is_no_output(tmp_path: Path) -> None:
+    folder = tmp_path / "above" / "in"
+    folder.mkdir(parents=True)
+    save_file({"module.w": torch.ones(2)}, folder / "model-00001-of-00001.safetensors")
+    for dest in (tmp_path / "above", folder):
+        with pytest.raises(WouldOverwrite, match="the input"):
+            ckptfix.strip_module(folder, dest, force=True)
+    assert sorted(tmp_path.rglob("*")) == [tmp_path / "above", folder, folder / "model-00001-of-00001.safetensors"]
 
 
 @pytest.mark.parametrize("keys", [("model", "model"), (0, 0)])
