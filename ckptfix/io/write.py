@@ -137,7 +137,8 @@ def check_destination(
         folder: a folder is to be written, of several files.
 
     Raises:
-        WouldOverwrite: it is one of `sources` (by name, symlink or hard link), or exists without `overwrite`.
+        WouldOverwrite: it is one of `sources` (by name, symlink or hard link), or a folder that one of them is in, or
+            exists without `overwrite`.
         Unsupported: it is of another kind: a folder, a pipe, a device; or a file where a folder is to be.
         WriteFailed: the folder that it is in does not exist or cannot be written to.
     """
@@ -152,10 +153,14 @@ def check_destination(
     elif not (stat.S_ISDIR if folder else stat.S_ISREG)(status.st_mode):
         raise Unsupported(f"is {kind_of(status.st_mode)}, not {'a folder' if folder else 'a file'}", path=path)
     else:
-        for source in filter(is_local, map(file_name, sources)):
+        local = [*filter(is_local, map(file_name, sources))]
+        for source in local:
             there = _status(source)
             if there is not None and os.path.samestat(status, there):
                 raise WouldOverwrite("the output is the input", path=path, hint="give the output another name")
+        for source in local if folder else ():
+            if os.path.realpath(source).startswith(os.path.join(os.path.realpath(path), "")):
+                raise WouldOverwrite(f"the input is in it: {source}", path=path, hint="give the output another name")
         if not overwrite:
             raise WouldOverwrite("exists", path=path, hint="give another name, or --force to replace it")
         around = os.path.dirname(os.path.realpath(path))

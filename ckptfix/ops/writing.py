@@ -25,6 +25,7 @@ from ckptfix.io.folders import write_folder
 from ckptfix.io.read import Progress
 from ckptfix.io.replacing import given_up
 from ckptfix.io.source import found_as, mark, opened_once, stamp
+from ckptfix.io.written import recorded
 from ckptfix.ops.law import audit
 from ckptfix.ops.law.promise import Account, Promise
 from ckptfix.pickles.collector import without_collections
@@ -278,10 +279,12 @@ def files_of(folder: str) -> tuple[str, ...]:
 
 def write_aside(plan: Plan, dest: str, *, folder: bool) -> None:
     """Write what a chain of commands needs on its way, counted already, to a new file or folder."""
-    if folder:
-        write_folder(plan, dest)
-    else:
-        io_write.write_plan(plan)
+    # It goes again with the command: nothing is said of it.
+    with recorded():
+        if folder:
+            write_folder(plan, dest)
+        else:
+            io_write.write_plan(plan)
 
 
 def looked_at(draft: Draft[R], source: str, dest: StrPath | None = None) -> R:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Collection
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from ckptfix.checkpoint import ByteRange, OutputFile
-from ckptfix.errors import CkptfixError, not_readable
+from ckptfix.errors import CkptfixError, Refused, not_readable
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats.folders.inside import file_inside
@@ -44,10 +45,15 @@ class Beside:
         return tuple(found("left-behind", f"is not copied along: {why}", where=name) for name, why in self.left)
 
 
+MOST = 2000
+"""Files and folders beside those of a checkpoint."""
+
+
 def beside(folder: str, own: Collection[str]) -> Beside:
     """What is in `folder` apart from `own`, the paths of the files of the checkpoint.
 
     Raises:
+        Refused: there is far more than lies beside any checkpoint, and all of it would be copied.
         CkptfixError: the folder cannot be listed.
     """
     mine = {os.path.abspath(path) for path in own}  # noqa: PTH100 (a path is not resolved: a link has its own name)
@@ -55,7 +61,10 @@ def beside(folder: str, own: Collection[str]) -> Beside:
     files: list[str] = []
     left: list[tuple[str, str]] = []
     try:
-        rows = sorted(os.scandir(folder), key=lambda row: row.name)
+        rows = sorted(islice(os.scandir(folder), len(mine) + MOST + 1), key=lambda row: row.name)
+        if len(rows) > len(mine) + MOST:
+            hint = "move the files of the checkpoint to a folder of their own"
+            raise Refused(f"more than {MOST:,} other files beside those of the checkpoint", path=folder, hint=hint)
         for row in rows:
             path = os.path.abspath(row.path)  # noqa: PTH100
             if path in mine or path in around or row.name.endswith(TEMP_SUFFIX):

@@ -11,6 +11,7 @@ from ckptfix.formats.torch import legacy, zip
 from ckptfix.formats.torch.call_classes import class_of
 from ckptfix.formats.torch.common import parts_of
 from ckptfix.formats.torch.state import state_rows
+from ckptfix.formats.torch.zip_layout import refuse_damaged_pickle
 from ckptfix.io.source import open_source
 from ckptfix.pickles import Call, PersId
 from ckptfix.pickles.graph import Node, pairs
@@ -24,7 +25,7 @@ def read_torch(path: str) -> Checkpoint:
     Raises:
         UnknownFormat: it is none; the message says what it is instead.
         Unsupported: its data is big-endian.
-        DamagedFile: it contradicts itself so far that nothing can be listed.
+        DamagedFile: it contradicts itself so far that nothing can be listed, or its pickle is not as it was written.
     """
     with open_source(path) as source:
         head = source.read(0, min(HEAD, source.size))
@@ -35,7 +36,19 @@ def read_torch(path: str) -> Checkpoint:
     if checkpoint.byteorder != "little":
         hint = "convert each file to a torch file of the other byte order on the machine that wrote it"
         raise Unsupported("a big-endian file among those of a folder", path=path, hint=hint)
+    refuse_damaged(checkpoint)
     return checkpoint
+
+
+def refuse_damaged(checkpoint: Checkpoint) -> None:
+    """Refuse a file whose pickle is not as it was written: nothing of the whole would show the damage.
+
+    Raises:
+        DamagedFile: its checksum says so.
+    """
+    archive = zip.archive_of(checkpoint)
+    if archive is not None:
+        refuse_damaged_pickle(archive, checkpoint.path)
 
 
 def top_of(checkpoint: Checkpoint) -> dict[str, Node]:

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 from ckptfix.checkpoint import Checkpoint, Mark
@@ -110,10 +111,10 @@ def open_file(path: str) -> Checkpoint:
 
 
 def missing_numbers(count: int, have: dict[int, str], name: str, suffix: str) -> list[str]:
-    """The files that a numbered series lacks."""
-    if count > 10 * len(have) + 100:
-        return []
-    return [f"{name}-{number:05d}-of-{count:05d}{suffix}" for number in range(1, count + 1) if number not in have]
+    """The files that a numbered series lacks; of a series that lacks nearly all, the first ones."""
+    numbers = (number for number in range(1, count + 1) if number not in have)
+    most = 3 if count > 10 * len(have) + 100 else count
+    return [f"{name}-{number:05d}-of-{count:05d}{suffix}" for number in islice(numbers, most)]
 
 
 def relative(path: str, folder: str) -> str:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from ckptfix.checkpoint import Checkpoint, Storage
 from ckptfix.errors import DamagedFile, Unsupported
 from ckptfix.formats.folders.assembled import Assembly, mapping, ordered
+from ckptfix.formats.folders.nodes import refuse_damaged
 from ckptfix.formats.shards.layout import Layout, Shard
 from ckptfix.formats.torch.common import Parts, parts_of, pickled
-from ckptfix.pickles import Call, Dict
-from ckptfix.pickles.graph import Node, pairs
+from ckptfix.formats.torch.tensors import is_tensor
+from ckptfix.pickles import Call, Dict, PersId
+from ckptfix.pickles.graph import Node, label, pairs
+from ckptfix.pickles.reemit import every_node
 
 
 class ShardParts(Parts):
@@ -30,8 +33,8 @@ def read(layout: Layout, format: str, traits: dict[str, object]) -> Checkpoint:
     """The checkpoint whose object has the keys of all shards.
 
     Raises:
-        DamagedFile: a shard holds no mapping.
-        Unsupported: a shard is of another kind or byte order than the others.
+        DamagedFile: a shard holds no mapping, or its pickle is not as it was written.
+        Unsupported: a shard is of another kind or byte order than the others, or has a key of another, with tensors.
     """
     assembly = Assembly()
     rows: dict[object, tuple[Node, Node]] = {}
@@ -44,7 +47,11 @@ def read(layout: Layout, format: str, traits: dict[str, object]) -> Checkpoint:
             raise DamagedFile("it holds no mapping of tensors", path=shard.path)
         kinds.add(type(root))
         for key, value in found:
-            plain: object = str(key) if isinstance(key, str) else id(key)
+            plain: object = str(key) if isinstance(key, str) else (type(key).__name__, label(key))
+            by_name = isinstance(key, str) and is_tensor(value)  # these are told apart by the index
+            if plain in rows and not by_name and _holds_tensors(value):
+                hint = "they are no shards of one state dict; convert each by its name"
+                raise Unsupported(f"several shards hold {label(key)}, with tensors in it", path=shard.path, hint=hint)
             if plain not in rows or plain in shard.listed:
                 rows[plain] = (key, value)
         for key, value in pairs(_metadata(root)) or ():
@@ -64,7 +71,12 @@ def _adopted(assembly: Assembly, shard: Shard, name: str) -> Node:
         raise Unsupported("a safetensors file among torch files", path=shard.path, hint="convert the shards by name")
     if checkpoint.byteorder != "little":
         raise Unsupported("a shard of big-endian data", path=shard.path, hint="convert it by its name first")
+    refuse_damaged(checkpoint)
     return assembly.adopt(parts.graph.root, parts.storages, name)
+
+
+def _holds_tensors(value: Node) -> bool:
+    return any(isinstance(node, PersId) or is_tensor(node) for node in every_node(value))
 
 
 def _metadata(root: Node) -> Node:

@@ -122,9 +122,11 @@ class Storages:
         if made is None:
             expected = expected_bytes(kind, numel)
             try:
-                data, nbytes, crc32 = self.place(key) if location != "meta" else (None, expected, None)
+                data, nbytes, crc32 = self.place(key)
             except CkptfixError as error:
                 raise BadTensor(error.message) from None
+            if location == "meta":
+                data, nbytes, crc32 = None, expected if nbytes < 0 else nbytes, None
             if nbytes < 0:
                 raise BadTensor(f"the file has no storage {key!r}")
             if expected != nbytes:

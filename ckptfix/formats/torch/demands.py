@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterable, Iterator
 from ckptfix.checkpoint import TensorEntry, dtypes
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
-from ckptfix.formats.torch import weights_only
-from ckptfix.formats.torch.tensors import LAYOUTS
+from ckptfix.formats.torch import calls, weights_only
+from ckptfix.formats.torch.calls import RebuildCall
+from ckptfix.formats.torch.tensors import LAYOUTS, is_tensor
 from ckptfix.pickles import Call, Dict, Global, Graph, Set, Text
-from ckptfix.pickles.graph import Node
+from ckptfix.pickles.graph import Node, attributes, pairs
 from ckptfix.pickles.reemit import every_node
 
 GIANT = 1 << 36
@@ -24,19 +25,31 @@ TIMES = 1000
 
 
 def findings(graph: Graph) -> Iterator[Finding]:
-    """Calls of plain Python values that no unpickler can make, each with its offset."""
+    """Values that no unpickler can make: calls with arguments that they do not take, keys without a hash."""
     for node in every_node(graph.root):
+        if any(map(_is_unhashable, _keys(node))):
+            place = node.position if type(node) is Call else graph.start
+            message = "a key or an element of a set that has no hash, as a list has none: torch.load fails there"
+            yield found("bad-call", message, where="data.pkl", offset=place)
         if type(node) is not Call or type(node.func) is not Global:
             continue
         name = weights_only.canonical(node.func)
+        row = calls.of(node.func)
+        if row is not None and row.accepted and (why := _misused(row, node)):
+            message = f"{name} {why}: torch.load fails there"
+            yield found("bad-call", message, where="data.pkl", offset=node.position)
         takes = _TAKES.get(name)
         if takes is None:
             continue
         size = node.arguments[0] if len(node.arguments) == 1 else None
         giant = max(1 << 30, TIMES * (graph.end - graph.start))
-        if name == "builtins.bytearray" and type(size) is int and size >= giant:
+        sized = name in ("builtins.bytearray", "torch.storage.UntypedStorage")
+        if sized and type(size) is int and size >= giant:
             message = f"{name}({size:#x}): torch.load asks for that many bytes of memory"
             yield found("memory-bomb", message, where="data.pkl", offset=node.position)
+        elif node.state is not None and name not in _WITH_STATE and not _is_nothing(node.state):
+            message = f"{name} with a state, which it does not take: torch.load fails there"
+            yield found("bad-call", message, where="data.pkl", offset=node.position)
         elif type(node.args) not in (list, Dict) and not (type(node.args) is tuple and takes(node.args)):
             # weights_only=True takes the items of a list, or the keys of a dict, for the arguments.
             message = f"{name} with arguments that it does not take: torch.load fails there"
@@ -105,12 +118,149 @@ def _sizes(args: tuple[Node, ...]) -> bool:
 
 
 def _device(args: tuple[Node, ...]) -> bool:
-    if len(args) == 1:
-        return type(args[0]) is int or (type(args[0]) is Text and _DEVICE.fullmatch(args[0]) is not None)
-    return len(args) == 2 and type(args[0]) is Text and type(args[1]) is int
+    if not args or type(args[0]) is not Text or _DEVICE.fullmatch(args[0]) is None:
+        # A number alone is one of the accelerator that the loading machine has, if it has one.
+        return len(args) == 1 and type(args[0]) is Call and _is_device(args[0])
+    return len(args) == 1 or (
+        len(args) == 2 and ":" not in args[0] and (args[1] is None or (type(args[1]) is int and 0 <= args[1] < 1 << 63))
+    )
 
 
-_DEVICE = re.compile(r"[a-z_]+(?::\d{1,3})?")
+_DEVICES = (
+    *("cpu", "cuda", "ipu", "xpu", "mkldnn", "opengl", "opencl", "ideep", "hip", "ve", "fpga", "maia", "xla", "lazy"),
+    *("vulkan", "mps", "meta", "hpu", "mtia", "privateuseone"),
+)
+"""What torch calls a device (c10/core/Device.cpp); a backend of a library renames the last one."""
+
+_DEVICE = re.compile(rf"(?:{'|'.join(_DEVICES)})(?::(?:0|[1-9]\d{{0,2}}))?")
+
+
+def _is_device(node: Node) -> bool:
+    return type(node) is Call and type(node.func) is Global and node.func.full == "torch.device"
+
+
+_UNHASHABLE = ("collections.OrderedDict", "collections.Counter", "builtins.set", "builtins.bytearray")
+
+
+def _keys(node: Node) -> Iterator[Node]:
+    """What is hashed when this node is built: keys of a mapping, elements of a set."""
+    rows: Node = None
+    if type(node) is Dict:
+        yield from (key for key, _ in node.items)
+    elif type(node) is Set:
+        yield from node.elements
+    elif type(node) is Call:
+        yield from (key for key, _ in node.items or ())
+        rows = node.arguments[0] if node.arguments and type(node.func) is Global else None
+        name = weights_only.canonical(node.func) if type(node.func) is Global else ""
+        if isinstance(rows, (list, tuple)) and name in ("builtins.set", "builtins.frozenset", "collections.Counter"):
+            yield from rows
+        elif isinstance(rows, (list, tuple)) and name == "collections.OrderedDict":
+            yield from (row[0] for row in rows if isinstance(row, (list, tuple)) and row)
+
+
+def _is_unhashable(key: Node) -> bool:
+    stack = [key]
+    seen: set[int] = set()
+    while stack:
+        node = stack.pop()
+        if type(node) is tuple and id(node) not in seen:
+            seen.add(id(node))
+            stack += node
+        elif type(node) in (list, Dict, bytearray) or (type(node) is Set and node.kind == "set"):
+            return True
+        func = node.func if type(node) is Call else None
+        if type(func) is Global and weights_only.canonical(func) in _UNHASHABLE:
+            return True
+    return False
+
+
+_COUNTS = {
+    calls.TENSOR: (4, 4),
+    calls.TENSOR_V2: (6, 7),
+    calls.TENSOR_V3: (7, 8),
+    calls.QUANTIZED: (7, 7),
+    calls.PARAMETER: (3, 3),
+    calls.PARAMETER_WITH_STATE: (4, 4),
+    calls.FROM_TYPE: (4, 4),
+    calls.SPARSE: (2, 2),
+    calls.META: (4, 4),
+    calls.WRAPPER: (8, 8),
+    calls.NESTED: (4, 4),
+    calls.FROM_NUMPY: (4, 4),
+    calls.FROM_CPU_TENSOR: (4, 4),
+}
+"""Call -> how many arguments it takes, at least and at most."""
+
+
+def _misused(row: RebuildCall, node: Call) -> str:
+    """Why torch cannot make this call; empty where nothing is seen. What a reader of tensors refuses is not here."""
+    args = node.arguments
+    fewest, most = _COUNTS[row]
+    if not fewest <= len(args) <= most:
+        return f"with {len(args)} arguments"
+    if node.state is not None:
+        return "with a state set on its tensor"
+    if row.requires_grad is not None and type(args[row.requires_grad]) is not bool:
+        return "with a requires_grad that is neither true nor false"
+    if row is calls.TENSOR_V3 and args[4] is True:
+        return "of a tensor that requires a gradient"
+    if row.marks is not None and len(args) > row.marks and not _are_marks(args[row.marks]):
+        return "with marks that are no dict"
+    if row.device is not None and not (_is_device(args[row.device]) or _device((args[row.device],))):
+        return "on a device that torch does not have"
+    if row is calls.FROM_NUMPY and not _is_of_numpy(args[0]):
+        return "of what is no array"
+    if row is calls.FROM_CPU_TENSOR and not is_tensor(args[0]):
+        return "of what is no tensor"
+    if row in (calls.WRAPPER, calls.FROM_TYPE) and not _is_class(args[0 if row is calls.WRAPPER else 1]):
+        return "with a class that is none"
+    if row.dtype is not None and (type(args[row.dtype]) is not Global or not _is_dtype(args[row.dtype])):
+        return "with a dtype that is none"
+    return "" if row.state is None else _misset(args[row.state])
+
+
+def _is_class(node: Node) -> bool:
+    """Whether this may be a class of tensors; what other classes there are is not known."""
+    if type(node) is not Global:
+        return False
+    name = weights_only.canonical(node)
+    return name.endswith(("Tensor", "Parameter")) or not weights_only.accepted(name)
+
+
+def _is_dtype(node: Node) -> bool:
+    return type(node) is Global and node.name.islower() and node.name != "device"
+
+
+def _is_of_numpy(node: Node) -> bool:
+    return type(node) is Call and type(node.func) is Global and node.func.module.partition(".")[0] == "numpy"
+
+
+def _are_marks(node: Node) -> bool:
+    rows = pairs(node)
+    return node is None or (rows is not None and all(type(key) is Text and type(value) is bool for key, value in rows))
+
+
+_FIXED = frozenset((
+    *("H", "T", "_base", "_cdata", "_version", "device", "dtype", "grad_fn", "imag", "is_leaf", "itemsize", "layout"),
+    *("mH", "mT", "name", "nbytes", "ndim", "output_nr", "real", "retains_grad", "shape", "__class__", "__dict__"),
+))  # fmt: skip
+"""Attributes that a tensor has of itself, and that nothing sets."""
+
+
+def _misset(state: Node) -> str:
+    """What is wrong with the attributes that are set on a tensor."""
+    mappings = state if type(state) is tuple else (state,)
+    if len(mappings) not in (1, 2) or any(part is not None and pairs(part) is None for part in mappings):
+        return "with a state that is no dict" if state not in (None, False, []) else ""
+    for key, value in attributes(state):
+        if type(key) is not Text:
+            continue
+        if key == "data" or (key == "grad" and value is not None and not is_tensor(value)):
+            return f"with {key} among the attributes of its tensor"
+        if (key == "requires_grad" and type(value) is not bool) or key in _FIXED:
+            return f"with {key} among the attributes of its tensor"
+    return ""
 
 
 def _encode(args: tuple[Node, ...]) -> bool:
@@ -118,6 +268,11 @@ def _encode(args: tuple[Node, ...]) -> bool:
     if not 0 < len(args) < 3 or len(texts) != len(args):
         return False
     return texts[-1] not in ("latin1", "latin-1") or len(args) == 1 or max(texts[0], default="") < "\u0100"
+
+
+def _parameter(args: tuple[Node, ...]) -> bool:
+    of_tensor = not args or args[0] is None or type(args[0]) is Call
+    return of_tensor and len(args) < 3 and all(type(value) is bool for value in args[1:])
 
 
 _TAKES: dict[str, Callable[[tuple[Node, ...]], bool]] = {
@@ -132,5 +287,19 @@ _TAKES: dict[str, Callable[[tuple[Node, ...]], bool]] = {
         len(args) == 1 and type(args[0]) is Text and args[0].removeprefix("torch.") in (*LAYOUTS, "strided", "jagged")
     ),
     "_codecs.encode": _encode,
+    "torch.storage.UntypedStorage": lambda args: not args or (len(args) == 1 and type(args[0]) is int and args[0] >= 0),
+    "torch.nn.parameter.Parameter": _parameter,
+    "torch.storage.TypedStorage": lambda args: not args,
+    **{f"torch.{row.storage_class}": lambda args: False for row in dtypes.TABLE if row.storage_class},
 }
 """Call -> whether it takes these arguments. The classes of weights_only=True that a checkpoint calls itself."""
+
+_WITH_STATE = (
+    *("collections.OrderedDict", "collections.Counter", "builtins.bytearray", "builtins.set"),
+    "torch.nn.parameter.Parameter",
+)
+
+
+def _is_nothing(state: Node) -> bool:
+    """Whether BUILD with this state sets nothing."""
+    return state in (None, False, (), [], "", b"", 0) or (type(state) in (Dict, Call) and pairs(state) == [])

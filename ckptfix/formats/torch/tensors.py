@@ -60,6 +60,10 @@ def tensor_entry(node: Call, key: str, at: str, storage_of: StorageOf) -> Tensor
     try:
         if row is None or row.kind is None:
             return _dense(args, key, at, storage_of)
+        if node.state is not None:
+            raise BadTensor(f"{func.name} whose tensor is given other data")
+        if row.state is not None and any(name == "data" for name, _ in attributes(args[row.state])):
+            raise BadTensor(f"{func.name} whose tensor is given other data")
         return _READERS[row.kind](row, args, key, at, storage_of)
     except (IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
         if isinstance(error, BadTensor):

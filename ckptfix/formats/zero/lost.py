@@ -6,11 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from struct import unpack
 
+from ckptfix.checkpoint import ByteRange, TensorEntry
 from ckptfix.errors import DamagedFile
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats.zero.cuts import Cuts, Shape, rows_of
 from ckptfix.formats.zero.states import Lost, Optim, step_values
+from ckptfix.io.read import read_chunks
 from ckptfix.words import some
 
 
@@ -28,17 +30,41 @@ def lost_rank(rank: int, ranks: int, lost: Lost, groups: Sequence[Mapping[str, S
 
 
 def other_steps(there: Mapping[int, Optim]) -> list[tuple[Optim, str]]:
-    """The ranks whose optimizer counted other steps than most, and what is to be said of them."""
+    """The ranks whose optimizer counted other steps than most, or that are copies, and what is to be said of them."""
     counts = {rank: _steps(own) for rank, own in there.items()}
     known = [count for count in counts.values() if count is not None]
     if len(set(known)) < 2:
-        return []
+        return _doubled(there)
     usual = max(sorted(set(known)), key=known.count)
     return [
         (there[rank], f"its optimizer is at step {count:g}, the other ranks' at {usual:g}: it is of another save")
         for rank, count in counts.items()
         if count is not None and count != usual
     ]
+
+
+def _doubled(there: Mapping[int, Optim]) -> list[tuple[Optim, str]]:
+    """The ranks that hold the very weights of another: copies of its file under another name."""
+    first: dict[object, Optim] = {}
+    made = []
+    for own in there.values():
+        storages = [entry.storage for entry in own.flat]
+        sums = tuple((storage.nbytes, storage.crc32) for storage in storages if storage is not None)
+        if not sums or any(crc32 is None for _, crc32 in sums) or not any(map(_varies, own.flat)):
+            continue
+        other = first.setdefault(sums, own)
+        if other is not own:
+            made.append((own, f"it holds the very weights of {Path(other.file.path).name}: it is a copy of that"))
+    return made
+
+
+def _varies(entry: TensorEntry) -> bool:
+    """Whether the first elements of a tensor are not all the same, as of padding alone."""
+    data = None if entry.storage is None else entry.storage.data
+    if not isinstance(data, ByteRange) or not entry.itemsize:
+        return False
+    start = next(read_chunks(data.sub(0, min(data.length, 1 << 16))), b"")
+    return start != start[: entry.itemsize] * (len(start) // entry.itemsize)
 
 
 def refuse_other_steps(there: Mapping[int, Optim]) -> None:

@@ -11,6 +11,18 @@ from ckptfix.errors import CkptfixError
 from ckptfix.formats.folders.beside import beside
 
 
+def test_more_files_than_lie_beside_any_checkpoint_are_not_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ckptfix.formats.folders.beside.MOST", 10)
+    for number in range(11):
+        (tmp_path / str(number)).touch()
+    assert len(beside(str(tmp_path), [str(tmp_path / "0")]).files) == 10
+    (tmp_path / "11").touch()
+    with pytest.raises(CkptfixError, match="more than 10 other files"):
+        beside(str(tmp_path), [str(tmp_path / "0")])
+
+
 def test_regular_files_go_along_and_all_else_is_named(tmp_path: Path) -> None:
     folder = tmp_path / "in"
     (folder / "runs").mkdir(parents=True)

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from sharded import parted, same, state, write
 
 import ckptfix
-from ckptfix.errors import BadIndex, CkptfixError, WouldLoseData
+from ckptfix.errors import BadIndex, CkptfixError, WouldLoseData, WouldOverwrite
 from ckptfix.formats import open_checkpoint
 
 OPENED: list[str] = []
@@ -192,3 +192,46 @@ def test_what_may_not_be_read_is_one_error(tmp_path: Path, where: str) -> None:
             ckptfix.convert(folder, tmp_path / "out.pth")
     finally:
         path.chmod(0o755)
+
+
+@pytest.mark.parametrize("count", [2, 200, 99999])
+def test_one_shard_of_many_without_an_index_is_not_the_whole(tmp_path: Path, count: int) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    save_file({"w": torch.ones(2)}, folder / f"model-00001-of-{count:05d}.safetensors")
+    with pytest.raises(WouldLoseData, match="not there"):
+        ckptfix.convert(folder, tmp_path / "out.safetensors")
+    assert "missing-shard" in {finding.id for finding in ckptfix.doctor(folder).findings}
+
+
+def test_a_torch_shard_whose_pickle_is_not_as_it_was_written(tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    path = folder / "pytorch_model-00001-of-00001.bin"
+    torch.save({"weight": torch.ones(2)}, path)
+    raw = path.read_bytes()
+    assert raw.count(b"weight") == 1
+    path.write_bytes(raw.replace(b"weight", b"weighs"))
+    with pytest.raises(CkptfixError, match="CRC-32"):
+        ckptfix.convert(folder, tmp_path / "out.pth")
+
+
+def test_a_folder_that_the_input_is_in_is_no_output(tmp_path: Path) -> None:
+    folder = tmp_path / "above" / "in"
+    folder.mkdir(parents=True)
+    save_file({"module.w": torch.ones(2)}, folder / "model-00001-of-00001.safetensors")
+    for dest in (tmp_path / "above", folder):
+        with pytest.raises(WouldOverwrite, match="the input"):
+            ckptfix.strip_module(folder, dest, force=True)
+    assert sorted(tmp_path.rglob("*")) == [tmp_path / "above", folder, folder / "model-00001-of-00001.safetensors"]
+
+
+@pytest.mark.parametrize("keys", [("model", "model"), (0, 0)])
+def test_shards_of_torch_files_with_one_key_do_not_hide_each_other(tmp_path: Path, keys: tuple[object, ...]) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for number, key in enumerate(keys, 1):
+        value = torch.ones(number) if isinstance(key, int) else {f"w{number}": torch.ones(number)}
+        torch.save({key: value}, folder / f"x-{number:05d}-of-00002.pt")
+    with pytest.raises(CkptfixError, match="several shards hold"):
+        ckptfix.convert(folder, tmp_path / "out.pth")

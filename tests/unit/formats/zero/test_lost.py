@@ -119,6 +119,27 @@ def test_a_rank_of_another_step_is_found_before_a_byte_is_written(stage: int, tm
         ckptfix.load_state_dict(tmp_path / "in")
 
 
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_a_copy_of_another_rank_is_found(stage: int, tmp_path: Path) -> None:
+    inner = rows(3, stage).save(tmp_path / "in")
+    of_rank(inner, 1).write_bytes(of_rank(inner, 0).read_bytes())
+    assert "the very weights of" in {row.id: row for row in doctor(tmp_path / "in").findings}["other-save"].message
+    with pytest.raises(CkptfixError, match="the very weights of"):
+        ckptfix.convert(tmp_path / "in", tmp_path / "out.pth")
+    assert not (tmp_path / "out.pth").exists()
+
+
+@pytest.mark.parametrize("kind", ["optim", "model"])
+def test_a_pickle_that_is_not_as_it_was_written_is_no_rank(kind: str, tmp_path: Path) -> None:
+    inner = rows(2, 2).save(tmp_path / "in")
+    path = inner / "mp_rank_00_model_states.pt" if kind == "model" else of_rank(inner, 0)
+    raw = path.read_bytes()
+    assert b"ds_version" in raw
+    path.write_bytes(raw.replace(b"ds_version", b"ds_versiom"))
+    with pytest.raises(CkptfixError, match="CRC-32"):
+        ckptfix.convert(tmp_path / "in", tmp_path / "out.pth")
+
+
 def test_model_states_of_another_step_are_refused(tmp_path: Path) -> None:
     run = rows(3, 3)
     inner, other = run.save(tmp_path / "in"), replace(run, step=9).save(tmp_path / "other")
