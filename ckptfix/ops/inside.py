@@ -209,11 +209,17 @@ class _Looker:
             return
         # Of a storage, which may be large, the first bytes say whether there is more to see.
         storage = _STORAGE.fullmatch(name) is not None
-        chunks = reader.chunks(0, reader.size, BATCH >> 4)
-        if storage and not MAGIC.match(next(iter(Unpacked(packing, chunks)), b"")[:_HEAD]):
+        if storage and not MAGIC.match(self.beginning(packing, reader)):
             return
         data = self.unpacked(packing, reader)
         self.member(Memory(data, reader.name), name, place, depth)
+
+    def beginning(self, packing: Packing, reader: Source) -> bytes:
+        """The first bytes of packed data; none of data that is damaged."""
+        with suppress(CkptfixError, *FAULTS):
+            for piece in Unpacked(packing, reader.chunks(0, reader.size, BATCH >> 4)):
+                return bytes(piece[:_HEAD])
+        return b""
 
     def unpacked(self, packing: Packing, reader: Source) -> bytes:
         """The first bytes of packed data, up to the limits; of a bomb no more than of a small file."""
