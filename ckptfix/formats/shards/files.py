@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -55,6 +55,11 @@ class Found:
     def names(self) -> tuple[str, ...]:
         """All of them."""
         return (*self.indexes, *self.ranks, *(name for group in self.groups.values() for name in group.values()))
+
+    def left_out(self, listed: Container[str]) -> list[str]:
+        """The files of a numbered series of which only some are `listed`."""
+        series = (group.values() for group in self.groups.values() if any(name in listed for name in group.values()))
+        return [name for names in series for name in names if name not in listed]
 
     def refuse_several(self) -> None:
         """Refuse a folder of several checkpoints, of which none is named.

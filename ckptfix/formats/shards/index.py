@@ -111,6 +111,8 @@ def read_index(path: str) -> Index:
     rows = document.get("weight_map") if isinstance(document, dict) else None
     if not isinstance(rows, dict) or not all(isinstance(shard, str) for shard in rows.values()):
         raise BadIndex("not an index: no weight_map from names to files", path=path)
+    if not rows:
+        raise BadIndex("an index that names no tensor", path=path)
     if len(rows) > MAX_NAMES:
         raise BadIndex(f"an index of {len(rows):,} names; at most {MAX_NAMES:,} are read", path=path)
     longest = max(map(len, rows.values()), default=0)

@@ -247,9 +247,13 @@ def _doubled(holders: Mapping[str, Sequence[str]]) -> Iterator[Finding]:
 def _others(there: files.Found, listed: Mapping[str, object]) -> Iterator[Finding]:
     """Shards in the folder that are numbered like the listed ones, and not listed."""
     suffixes = {Path(shard).suffix for shard in listed}
+    same = there.left_out(listed)
+    for name in same:
+        message = f"{name} is of the same series as the listed shards, and the index does not list it"
+        yield found("missing-tensors", message, where=name)
     for group in there.groups.values():
         for name in group.values():
-            if name not in listed and Path(name).suffix in suffixes:
+            if name not in listed and name not in same and Path(name).suffix in suffixes:
                 yield found("extra-shard", f"{name} is there, and the index does not list it", where=name)
 
 

@@ -119,6 +119,7 @@ class _Work:
             for name, shard in self.index.weight_map.items():
                 listed.setdefault(shard, []).append(name)
             yield from ((shard, tuple(names)) for shard, names in sorted(listed.items()))
+            yield from ((shard, ()) for shard in self.there.left_out(listed))
             return
         if len(self.there.groups) != 1:
             raise DamagedFile(f"its index is lost ({self.trouble}), and no shards are numbered", path=self.path)

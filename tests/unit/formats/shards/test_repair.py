@@ -204,3 +204,21 @@ def test_the_command_and_where_it_writes(tmp_path: Path) -> None:
         ckptfix.repair(tmp_path / "out" / INDEX, tmp_path / "out", force=True)
     (line,) = [row.text for row in ckptfix.doctor(folder).remedies if row.text and "repair" in row.text]
     assert line.startswith("ckptfix repair ")
+
+
+@pytest.mark.parametrize("names", [("w0",), ()])
+def test_an_index_that_leaves_out_a_shard_of_its_series_loses_nothing(tmp_path: Path, names: tuple[str, ...]) -> None:
+    """Half of a series is listed, or nothing: no command writes the half, and repair lists the rest."""
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for number in range(2):
+        save_file({f"w{number}": torch.ones(3)}, folder / f"model-0000{number + 1}-of-00002.safetensors")
+    weight_map = dict.fromkeys(names, "model-00001-of-00002.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    assert ckptfix.doctor(folder).exit_code() == 1
+    for verb, out in ((ckptfix.convert, "out.safetensors"), (ckptfix.add_module, "out"), (ckptfix.slim, "out")):
+        with pytest.raises(ckptfix.CkptfixError):
+            verb(folder, tmp_path / out)
+    done = ckptfix.repair(folder, tmp_path / "whole")
+    assert done.exit_code in (0, 3)
+    assert set(ckptfix.load_state_dict(tmp_path / "whole")) == {"w0", "w1"}
