@@ -35,6 +35,14 @@ from ckptfix.formats.torch import zip as torch_zip
 NAME, TORCH, SLICES = "hf", "hf-bin", "hf-dcp"
 
 
+def remarks(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """What is known of every folder of safetensors shards; what is missing from their metadata, new shards have."""
+    for finding in safetensors.remarks(checkpoint):
+        if finding.id == "no-format-metadata":
+            finding = replace(finding, fix="ckptfix convert {source} {hf} --to hf --shard-size 5GB")
+        yield finding
+
+
 def score(path: str, head: bytes, size: int) -> int:
     """90 for a folder with an index, and for an index; 80 for one with files that are numbered as shards are."""
     if head:
@@ -222,7 +230,7 @@ FORMAT = Format(
     by_file=by_file,
     share=share_plan,
     ties=tied_names,
-    remarks=safetensors.remarks,
+    remarks=remarks,
 )
 
 TORCH_FORMAT = Format(

@@ -78,7 +78,7 @@ VERBS: dict[str, _Verb] = {
         frozenset({"--partial", "--reshape", "--allow-import", "--accept-ambiguous"}),
     ),
     "to-cpu": _Verb(relocate.to_cpu, {}),
-    "convert": _Verb(convert.convert, {"--to": "to", "--at": "at"}),
+    "convert": _Verb(convert.convert, {"--to": "to", "--at": "at", "--shard-size": "shard_size"}),
 }
 """The commands that doctor proposes."""
 

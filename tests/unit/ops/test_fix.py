@@ -199,7 +199,7 @@ def test_a_folder_of_files_is_fixed_as_its_model(tmp_path: Path) -> None:
     assert same(torch.load(tmp_path / "out.pth", weights_only=True)["model"], model().state_dict())
 
 
-def shards(folder: Path) -> None:
+def shards(folder: Path, metadata: dict[str, str] | None) -> None:
     from safetensors.torch import save_file
 
     folder.mkdir()
@@ -207,14 +207,14 @@ def shards(folder: Path) -> None:
     names: dict[str, str] = {}
     for number, part in enumerate((rows[:3], rows[3:]), 1):
         name = f"model-0000{number}-of-00002.safetensors"
-        save_file({key: value.contiguous() for key, value in part}, folder / name, metadata={"format": "pt"})
+        save_file({key: value.contiguous() for key, value in part}, folder / name, metadata=metadata)
         names |= {key: name for key, _ in part}
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": names}))
 
 
 @pytest.mark.parametrize("name", ["out", "out.pth", "out.safetensors"])
 def test_a_folder_stays_one_or_becomes_what_the_output_is_called(tmp_path: Path, name: str) -> None:
-    shards(tmp_path / "in")
+    shards(tmp_path / "in", {"format": "pt"})
     result = ckptfix.fix(tmp_path / "in", tmp_path / name)
     assert result.exit_code == 0
     assert (tmp_path / name).is_dir() is (name == "out")
@@ -255,3 +255,12 @@ def test_what_is_written_on_the_way_of_a_folder_goes_again(tmp_path: Path) -> No
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out"]
     assert not ckptfix.doctor(tmp_path / "out").fixes
     assert set(ckptfix.load_state_dict(tmp_path / "out")) == set(model().state_dict())
+
+
+def test_shards_without_format_stay_shards(tmp_path: Path) -> None:
+    shards(tmp_path / "in", None)
+    result = ckptfix.fix(tmp_path / "in", tmp_path / "out")
+    assert (tmp_path / "out").is_dir() and result.format == "hf"
+    assert not ckptfix.doctor(tmp_path / "out").fixes
+    assert set(ckptfix.load_state_dict(tmp_path / "out")) == set(model().state_dict())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out"]
