@@ -48,3 +48,10 @@ def copied(saved: Path, tmp_path: Path) -> Callable[[str], Path]:
         return tmp_path / name
 
     return copy
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What needs several ranks takes long."""
+    for item in items:
+        if "saved" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.slow)

@@ -141,6 +141,7 @@ def test_an_index_that_is_none_is_one_error(tmp_path: Path, text: str, words: st
     assert ckptfix.doctor(folder).exit_code() == 1
 
 
+@pytest.mark.slow
 def test_an_index_beyond_measure_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write(tmp_path / "in", parted(state(2), 2))
     index = folder / "model.safetensors.index.json"
