@@ -126,6 +126,8 @@ def _named(path: str, pointer: str) -> str | None:
 
 def entries_of(folder: str) -> list[str]:
     """The names of what is in a folder, in order; none where it cannot be read."""
+    if not Path(folder).is_dir():
+        return []
     try:
         return sorted(entry.name for entry in islice(Path(folder).iterdir(), MAX_FILES))
     except OSError:

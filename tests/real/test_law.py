@@ -53,7 +53,7 @@ def test_no_command_loses_a_weight_of_a_file(path: Path, tmp_path: Path) -> None
 
 
 @absent
-@pytest.mark.parametrize("path", real_folders(), ids=name_of)
+@pytest.mark.parametrize("path", [path for path in real_folders() if not list(path.glob("latest*"))], ids=name_of)
 def test_no_command_loses_a_weight_of_a_folder(path: Path, tmp_path: Path) -> None:
     found = [
         f"{command}: {breach}"

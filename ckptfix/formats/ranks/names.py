@@ -73,6 +73,8 @@ def families(names: Iterable[str]) -> list[Family]:
 
 def in_folder(path: str) -> list[Family]:
     """The families in the folder `path`."""
+    if not Path(path).is_dir():
+        return []
     try:
         return families(sorted(entry.name for entry in islice(Path(path).iterdir(), MAX_FILES) if entry.is_file()))
     except OSError:

@@ -122,11 +122,9 @@ class Storages:
         if made is None:
             expected = expected_bytes(kind, numel)
             try:
-                data, nbytes, crc32 = self.place(key)
+                data, nbytes, crc32 = self.place(key) if location != "meta" else (None, expected, None)
             except CkptfixError as error:
                 raise BadTensor(error.message) from None
-            if location == "meta":
-                data, nbytes, crc32 = None, expected if nbytes < 0 else nbytes, None
             if nbytes < 0:
                 raise BadTensor(f"the file has no storage {key!r}")
             if expected != nbytes:

@@ -62,6 +62,10 @@ BY_COMMANDS = {entry.id for entry in VERBS}
 
 ELSEWHERE = {
     "unsupported": "an archive version above 10: tests/unit/test_zip.py",
+    **dict.fromkeys(
+        ("dcp-saved-at", "dcp-leftover", "dcp-unused", "dcp-overlap"),
+        "folders that several ranks saved: tests/unit/formats/dcp/test_judge.py",
+    ),
 }
 
 
