@@ -116,6 +116,8 @@ def model_of(folder: str, is_checkpoint: Callable[[str], bool]) -> str | None:
 
 def optimizer_of(path: str) -> str | None:
     """The file or folder that a trainer saved beside the model in the folder `path`; None for another path."""
+    if not Path(path).is_dir():
+        return None
     try:
         found = [member.name for member in members(path) if member.role == "optimizer"]
     except OSError:
