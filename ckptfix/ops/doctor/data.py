@@ -54,6 +54,8 @@ class Piece:
         crc32: as stated; None where nothing states it.
         dtype: of the elements; ``""`` for bytes that do not belong to a tensor.
         entries: the tensors that are in it.
+        apart: the same bytes, by the files that they are in, of whose checksums `crc32` is joined: which of them is
+            damaged is looked up where that does not match.
     """
 
     where: str
@@ -61,6 +63,7 @@ class Piece:
     crc32: int | None = None
     dtype: str = ""
     entries: list[TensorEntry] = field(default_factory=list)
+    apart: Sequence[Piece] = ()
 
 
 class Sums(NamedTuple):
@@ -78,6 +81,7 @@ def scan(pieces: Sequence[Piece], byteorder: str = "little") -> Iterator[Finding
     nan: dict[str, list[tuple[str, int]]] = defaultdict(list)
     infinite: dict[str, list[tuple[str, int]]] = defaultdict(list)
     zeros: list[Piece] = []
+    again: list[Piece] = []
     totals: dict[int, Sums] = {}
     shared = tasks(piece.data for piece in pieces)
 
@@ -90,6 +94,7 @@ def scan(pieces: Sequence[Piece], byteorder: str = "little") -> Iterator[Finding
             if isinstance(result, CkptfixError):
                 id = "deflate-bomb" if isinstance(result, Unsupported) else "damaged"
                 yield found(id, result.message, where=piece.where, offset=result.offset)
+                again += piece.apart
                 continue
             before = totals.get(part.number)
             totals[part.number] = result if before is None else _joined(before, result)
@@ -97,6 +102,7 @@ def scan(pieces: Sequence[Piece], byteorder: str = "little") -> Iterator[Finding
                 continue
             sums = totals.pop(part.number)
             yield from _judged(piece, sums)
+            again += piece.apart if sums.crc != piece.crc32 else ()
             label = _named(piece)
             if sums.nan:
                 nan[piece.dtype].append((label, sums.nan))
@@ -114,6 +120,8 @@ def scan(pieces: Sequence[Piece], byteorder: str = "little") -> Iterator[Finding
         what = f"{plural(len(zeros), 'tensor')} {'is' if len(zeros) == 1 else 'are'} all zeros"
         message = f"{what}, {total:,} bytes: {names}"
         yield found("all-zero", message, where=_named(zeros[0]), severity="warning" if every else "info")
+    if again:
+        yield from scan(again, byteorder)
 
 
 def _counted(id: str, dtype: str, rows: Sequence[tuple[str, int]]) -> Finding:

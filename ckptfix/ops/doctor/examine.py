@@ -322,10 +322,13 @@ def _spliced(piece: scan_records.Piece) -> Iterator[scan_records.Piece]:
         checks = list(data.path.checks(data))
     except CkptfixError:
         return
+    named = ((Path(file_of(check.data)).name, check) for check in checks)
+    apart = [scan_records.Piece(f"{name}: {check.where}", check.data, check.crc32) for name, check in named]
+    if piece.crc32 is not None:
+        piece.apart = apart
+        apart = []
     yield piece
-    for check in checks:
-        name = Path(file_of(check.data)).name
-        yield scan_records.Piece(f"{name}: {check.where}", check.data, check.crc32)
+    yield from apart
 
 
 def _inside(piece: scan_records.Piece, size: int) -> bool:

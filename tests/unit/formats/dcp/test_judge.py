@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,10 +13,12 @@ from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import MetadataIndex
 
 import ckptfix
-from ckptfix.checkpoint import ByteRange
+from ckptfix.checkpoint import ByteRange, Data
 from ckptfix.errors import DamagedFile, Refused
 from ckptfix.formats import open_checkpoint
 from ckptfix.formats.dcp.read import folder_of, tensor_piece
+from ckptfix.io.read import read_chunks
+from ckptfix.ops.doctor import data as doctor_data
 
 Copied = Callable[[str], Path]
 
@@ -109,3 +111,20 @@ def test_what_repair_refuses(copied: Copied, tmp_path: Path) -> None:
     (folder / ".metadata").write_bytes((folder / ".metadata").read_bytes()[:500])
     with pytest.raises(DamagedFile):
         ckptfix.repair(folder, tmp_path / "out.pth")
+
+
+def test_a_sound_folder_is_read_once(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its rows have the checksums of their items, joined; the items by themselves are read where these do not match."""
+    read: list[int] = []
+    real = read_chunks
+
+    def counted(data: Data, *size: int) -> Iterator[bytes]:
+        for chunk in real(data, *size):
+            read.append(len(chunk))
+            yield chunk
+
+    monkeypatch.setattr(doctor_data, "read_chunks", counted)
+    assert "bad-crc" not in {row.id for row in ckptfix.doctor(saved / "fsdp").findings}
+    checkpoint = open_checkpoint(saved / "fsdp")
+    storages = {entry.storage.identity: entry.storage.nbytes for entry in checkpoint.entries if entry.storage}
+    assert sum(read) == sum(storages.values())
