@@ -7,8 +7,9 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import TypeGuard
 
-from ckptfix.checkpoint import ByteRange, Check, Derived, OutputFile, Segment, segment_length
+from ckptfix.checkpoint import ByteRange, Check, Data, Derived, OutputFile, Segment, segment_length
 from ckptfix.checkpoint.places import Spliced, pieces_of
 from ckptfix.errors import DamagedFile
 from ckptfix.io.read import CHECKSUM, cut
@@ -165,6 +166,22 @@ def _part(segment: Segment, first: int, count: int) -> Segment:
         return segment.sub(first, count)
     chunks = segment.chunks
     return Derived(count, lambda: cut(chunks(), first, count), segment.what, segment.sources)
+
+
+def is_spliced(data: Data | None) -> TypeGuard[ByteRange]:
+    """Whether these bytes are a range of a `SplicedFile`."""
+    return isinstance(data, ByteRange) and isinstance(data.path, SplicedFile)
+
+
+def checks_of(data: Data) -> Iterator[Check]:
+    """The checksums that files state of bytes that lie in pieces in them; none of other bytes."""
+    if isinstance(data, ByteRange) and isinstance(data.path, SplicedFile):
+        yield from data.path.checks(data)
+
+
+def crc32_of(data: Data) -> int | None:
+    """The checksum that these state together; None where it cannot be joined of them, and for other bytes."""
+    return data.path.crc32(data) if isinstance(data, ByteRange) and isinstance(data.path, SplicedFile) else None
 
 
 class _MadeSource(Source):

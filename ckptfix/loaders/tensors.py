@@ -19,7 +19,7 @@ from ckptfix.formats.torch.common import element_sizes, little_endian
 from ckptfix.formats.torch.tensors import LAYOUTS, LAZY
 from ckptfix.formats.torch.zip import archive_of
 from ckptfix.io import checking
-from ckptfix.io.planned import SplicedFile
+from ckptfix.io.planned import checks_of, is_spliced
 from ckptfix.io.read import read_chunks
 from ckptfix.io.source import open_source, stamp, truncated
 from ckptfix.io.sums import CRC_CHUNK
@@ -215,8 +215,8 @@ class TensorMaker:
         if storage.identity in self.verified or storage.data is None:
             return
         self.verified.add(storage.identity)
-        if isinstance(storage.data, ByteRange) and isinstance(storage.data.path, SplicedFile):
-            checking.run(storage.data.path.checks(storage.data))
+        if is_spliced(storage.data):
+            checking.run(checks_of(storage.data))
             return
         # torch can be set not to compute checksums, and writes 0.
         if not storage.crc32 and not isinstance(storage.data, Derived):

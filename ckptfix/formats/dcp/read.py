@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ckptfix.checkpoint import ByteRange, Check, Checkpoint, Data, Mark, contiguous_stride, dtypes
+from ckptfix.checkpoint import ByteRange, Check, Checkpoint, Data, Mark, dtypes
 from ckptfix.errors import CkptfixError, DamagedFile, NoSuchFile, Unsupported, about
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
@@ -146,7 +146,7 @@ def assembled(path: str, said: Metadata, files: Files) -> Checkpoint:
                 _put_value(saved, index, files, assembly, nesting, findings)
                 continue
             key = assembly.storage(spliced.place(next(numbers)))
-            nesting.put(saved.path, assembly.tensor(key, saved.dtype, saved.shape, contiguous_stride(saved.shape)))
+            nesting.put(saved.path, assembly.tensor(key, saved.dtype, saved.shape))
     findings += _cut(said, files)
     checkpoint = assembly.checkpoint(
         nesting.root, path, format=NAME, files=files.marks, traits=_traits(said, files), findings=findings

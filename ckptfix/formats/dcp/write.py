@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ckptfix.checkpoint import (
-    ByteRange,
     Checkpoint,
     Data,
     OutputFile,
@@ -37,7 +36,7 @@ from ckptfix.formats.torch.common import Parts, fields, little_endian, parts_of
 from ckptfix.formats.torch.emit import tensor_call
 from ckptfix.formats.torch.tensors import BadTensor, is_tensor
 from ckptfix.formats.torch.zip_layout import fresh_records
-from ckptfix.io.planned import SplicedFile
+from ckptfix.io.planned import crc32_of
 from ckptfix.pickles import Call, Global, Graph, PersId
 from ckptfix.pickles.emit import emit
 from ckptfix.pickles.graph import Node, label, pairs
@@ -184,8 +183,8 @@ def _tensor_records(entry: TensorEntry, byteorder: str) -> list[NewRecord]:
     whole = entry.is_contiguous and not entry.offset and entry.nbytes == storage.nbytes
     data = storage.data if whole else row_major(entry)
     crc32 = storage.crc32 if whole and byteorder == "little" else None
-    if whole and crc32 is None and isinstance(data, ByteRange) and isinstance(data.path, SplicedFile):
-        crc32 = data.path.crc32(data)
+    if whole and crc32 is None:
+        crc32 = crc32_of(data)
     if byteorder == "big":
         complex_parts = 2 if dtypes.by_name(entry.dtype).family == "complex" else 1
         data = little_endian(data, "big", entry.itemsize // complex_parts)

@@ -11,17 +11,16 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ckptfix.checkpoint import Checkpoint, Data, Mark, dtypes
+from ckptfix.checkpoint import Checkpoint, Data, Mark, contiguous_stride
 from ckptfix.errors import Unsupported
 from ckptfix.findings.row import Finding
 from ckptfix.formats.torch import common
-from ckptfix.formats.torch.calls import TENSOR_V2, TENSOR_V3
+from ckptfix.formats.torch.emit import dense_call, reference
 from ckptfix.pickles import Call, Dict, Global, Graph, PersId, Set, Text, parse
 from ckptfix.pickles.graph import Node
 from ckptfix.pickles.reemit import reemit
 
 _ORDERED_DICT = Global("collections", "OrderedDict", 0)
-_UNTYPED = Global("torch.storage", "UntypedStorage", 0)
 
 
 class Assembled:
@@ -48,27 +47,14 @@ class Assembly:
         self._places[key] = (data, data.length, crc32)
         return key
 
-    def tensor(
-        self,
-        key: str,
-        dtype: str,
-        shape: tuple[int, ...],
-        stride: tuple[int, ...],
-        *,
-        offset: int = 0,
-        location: str = "cpu",
-        requires_grad: bool = False,
-    ) -> Call:
-        """The rebuild call of a dense tensor on the storage `key`."""
-        row = dtypes.by_name(dtype)
-        nbytes = self._places[key][1]
-        kind = Global("torch", row.storage_class, 0) if row.storage_class else _UNTYPED
-        count = nbytes // row.itemsize if row.storage_class else nbytes
-        reference = PersId(("storage", kind, key, location, count), 0, -1)
-        args: tuple[Node, ...] = (reference, offset, shape, stride, requires_grad, ordered({}))
-        if row.storage_class:
-            return TENSOR_V2.call(*args)
-        return TENSOR_V3.call(*args, Global("torch", row.name, 0))
+    def tensor(self, key: str, dtype: str, shape: tuple[int, ...], *, requires_grad: bool = False) -> Call:
+        """The rebuild call of a contiguous tensor at the beginning of the storage `key`."""
+
+        def refer(kind: Global, count: int) -> PersId:
+            return reference(kind, key, "cpu", count, legacy=False)
+
+        layout = (0, shape, contiguous_stride(shape))
+        return dense_call(dtype, self._places[key][1], refer, layout, requires_grad=requires_grad)
 
     def adopt(
         self,
@@ -85,7 +71,7 @@ class Assembly:
             replaced: ``id`` of nodes -> what stands in their place, wherever they do.
         """
 
-        def reference(node: PersId) -> tuple[Node, ...] | None:
+        def fields_of(node: PersId) -> tuple[Node, ...] | None:
             fields = node.fields
             if len(fields) < 5 or type(fields[2]) is not Text:
                 return None
@@ -96,7 +82,7 @@ class Assembly:
                 self._adopted[old] = self.storage(data, crc32) if known and data is not None else f"lacking {old}"
             return (*fields[:2], self._adopted[old], fields[3] if location is None else location, fields[4])
 
-        return grafted(root, reference, replaced)
+        return grafted(root, fields_of, replaced)
 
     def checkpoint(
         self,

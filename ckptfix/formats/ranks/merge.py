@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ckptfix.checkpoint import ByteRange, Check, Checkpoint, Mark, TensorEntry, contiguous_stride, dtypes
+from ckptfix.checkpoint import ByteRange, Check, Checkpoint, Mark, TensorEntry, dtypes
 from ckptfix.checkpoint.address import is_inside, join
 from ckptfix.errors import CkptfixError, DamagedFile, about
 from ckptfix.findings.row import Finding
@@ -257,7 +257,7 @@ def assembled(made: Together, traits: Mapping[str, object]) -> Checkpoint:
             keys[tie] = assembly.storage(file.place(number))
         entry = whole.entry
         replaced[id(first.nodes[address][2])] = assembly.tensor(
-            keys[tie], entry.dtype, entry.shape, contiguous_stride(entry.shape), requires_grad=entry.requires_grad
+            keys[tie], entry.dtype, entry.shape, requires_grad=entry.requires_grad
         )
     root = assembly.adopt(first.parts.graph.root, first.parts.storages, "first.", location="cpu", replaced=replaced)
     marks = tuple(one.mark for one in made.files.values())

@@ -18,11 +18,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ckptfix.checkpoint import Storage, TensorEntry, contiguous_stride
+from ckptfix.checkpoint.places import pieces_of
 from ckptfix.errors import CkptfixError, DamagedFile
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats.shards.layout import Layout, Shard
-from ckptfix.io.planned import Piece, SplicedFile
+from ckptfix.io.planned import Piece, SplicedFile, is_spliced
 from ckptfix.io.tiles import Chunk, tiled
 
 SHARDING_INFO = "DCP_SHARDING_INFO"
@@ -89,9 +90,9 @@ def judged(layout: Layout) -> Iterator[Finding]:
     known = {finding.where for finding in findings}
     for entry in entries:
         data = entry.storage.data if entry.storage is not None else None
-        if entry.key not in known and data is not None and isinstance(getattr(data, "path", None), SplicedFile):
+        if entry.key not in known and is_spliced(data):
             try:
-                tuple(data.path.pieces(data.offset, data.length))  # type: ignore[union-attr]
+                tuple(pieces_of(data))
             except CkptfixError as error:
                 yield found("missing-slices", error.message, where=entry.key)
 

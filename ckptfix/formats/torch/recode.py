@@ -17,7 +17,7 @@ from ckptfix.findings.table import found
 from ckptfix.formats.torch import legacy_layout, zip_layout
 from ckptfix.formats.torch.common import element_sizes, fields, little_endian, parts_of
 from ckptfix.formats.torch.tensors import BadTensor, viewed
-from ckptfix.io.planned import SplicedFile
+from ckptfix.io.planned import crc32_of
 from ckptfix.pickles import Call, Graph, Patch, PersId, Text, parse, splice
 from ckptfix.pickles import opcodes as op
 from ckptfix.pickles.graph import Node
@@ -99,8 +99,8 @@ def _references(checkpoint: Checkpoint) -> Iterator[tuple[PersId, str, int, Data
         data, _, crc32 = places(key)
         if data is None:
             raise DamagedFile(f"the file has no storage {key!r}", path=checkpoint.path)
-        if crc32 is None and isinstance(data, ByteRange) and isinstance(data.path, SplicedFile):
-            crc32 = data.path.crc32(data)
+        if crc32 is None:
+            crc32 = crc32_of(data)
         yield persid, key, dtypes.by_name(kind).itemsize, data, crc32
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ckptfix.checkpoint import TensorEntry, contiguous_stride
+from ckptfix.checkpoint import TensorEntry
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats.folders.assembled import Assembly, mapping
@@ -56,11 +56,11 @@ class Moments:
             for key, value in rows.items():
                 if isinstance(value, Joined):
                     place = assembly.storage(joiner.place(value.number))
-                    made[key] = assembly.tensor(place, value.dtype, value.shape, contiguous_stride(value.shape))
+                    made[key] = assembly.tensor(place, value.dtype, value.shape)
                 elif isinstance(value, TensorEntry):
                     # Each parameter counts its own steps: a storage that all of them share would count them together.
                     place = assembly.storage(value.data)
-                    made[key] = assembly.tensor(place, value.dtype, value.shape, contiguous_stride(value.shape))
+                    made[key] = assembly.tensor(place, value.dtype, value.shape)
                 else:
                     made[key] = assembly.adopt(value, storages, "optimizer.", location="cpu")
             state[name] = mapping(made)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ckptfix.checkpoint import Checkpoint, Mark, contiguous_stride
+from ckptfix.checkpoint import Checkpoint, Mark
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats.folders.assembled import Assembly, mapping, ordered
@@ -84,7 +84,7 @@ def assembled(path: str, whole: Whole, files: tuple[Mark, ...], traits: Mapping[
         parameter = whole.parameters[base]
         if base not in keys:
             keys[base] = assembly.storage(whole.joiner.place(parameter.number))
-        return assembly.tensor(keys[base], parameter.dtype, parameter.shape, contiguous_stride(parameter.shape))
+        return assembly.tensor(keys[base], parameter.dtype, parameter.shape)
 
     ties = _ties(whole)
     for name, node in model.module:

@@ -36,7 +36,7 @@ from ckptfix.formats.torch import module as torch_module
 from ckptfix.formats.torch import zip as torch_zip
 from ckptfix.formats.torch.common import pickled
 from ckptfix.formats.torch.dangerous import is_dangerous
-from ckptfix.io.planned import SplicedFile
+from ckptfix.io.planned import checks_of, crc32_of, is_spliced
 from ckptfix.io.source import found_as, open_source, stamp
 from ckptfix.ops import inside as scan_inside
 from ckptfix.ops.doctor import contents as scan_contents
@@ -263,9 +263,9 @@ def _piece(storage: Storage, name: str) -> scan_records.Piece:
     """The bytes of a storage; of one in several files with the checksum that these state together."""
     data = storage.data
     assert data is not None
-    if isinstance(data, ByteRange) and isinstance(data.path, SplicedFile):
+    if is_spliced(data):
         with suppress(CkptfixError):
-            return scan_records.Piece(name, data, data.path.crc32(data))
+            return scan_records.Piece(name, data, crc32_of(data))
     return scan_records.Piece(storage.key, data, storage.crc32)
 
 
@@ -314,12 +314,8 @@ def _pieces(checkpoint: Checkpoint, view: Checkpoint) -> list[scan_records.Piece
 
 def _spliced(piece: scan_records.Piece) -> Iterator[scan_records.Piece]:
     """A piece that lies in pieces in other files, and what these state checksums of; none where a file is lost."""
-    data = piece.data
-    if not isinstance(data, ByteRange) or not isinstance(data.path, SplicedFile):
-        yield piece
-        return
     try:
-        checks = list(data.path.checks(data))
+        checks = list(checks_of(piece.data))
     except CkptfixError:
         return
     named = ((Path(file_of(check.data)).name, check) for check in checks)

@@ -13,7 +13,7 @@ from ckptfix.checkpoint.tensors import reach
 from ckptfix.errors import CkptfixError, UnknownFormat, WouldLoseData
 from ckptfix.formats import FORMATS, HEAD, by_content
 from ckptfix.formats.base import Format
-from ckptfix.io.planned import PlannedFile, SplicedFile
+from ckptfix.io.planned import PlannedFile, checks_of
 from ckptfix.io.read import read_from
 from ckptfix.io.source import open_source
 from ckptfix.ops.law.pieces import Trail, in_pieces, planned_trail, trail
@@ -110,7 +110,6 @@ class Output:
             for storage in referred(checkpoint):
                 self._note_storage(storage)
         self._everywhere = Counter(self._at)
-        self._plan = plan
         self._trails: Counter[tuple[Kind, Trail]] | None = None
 
     def _note(self, part: TensorEntry) -> None:
@@ -216,11 +215,10 @@ class Output:
         real = [place for source in self._sources for place in read_from(source)]
         if not in_pieces(storage.data):
             return any(_overlap(span, source) for span in read_from(storage.data) for source in real)
-        first = read_from(storage.data)[0]
         spans = read_from(storage.data)
-        return (first.path, first.offset, 0) in self._places or all(
-            any(_overlap(span, source) for source in real) for span in spans
-        )
+        if (spans[0].path, spans[0].offset, 0) in self._places:
+            return True
+        return all(any(_overlap(span, source) for source in real) for span in spans)
 
     def unchecked(self, promise: Promise) -> Iterator[Check]:
         """The storages that a checksum of the input covers and none of the output."""
@@ -228,12 +226,10 @@ class Output:
         for storage in (*(one for entry in promise.kept for one in storages(entry)), *promise.storages):
             if storage.data is None or storage.identity in seen:
                 continue
-            if isinstance(storage.data, ByteRange) and isinstance(storage.data.path, SplicedFile):
-                seen.add(storage.identity)
-                yield from storage.data.path.checks(storage.data)
+            seen.add(storage.identity)
+            yield from checks_of(storage.data)
             if storage.crc32 is None:
                 continue
-            seen.add(storage.identity)
             if (_place(storage, 0), storage.nbytes, storage.crc32) not in self._sums:
                 yield Check(storage.key, storage.data, storage.crc32)
 
