@@ -57,7 +57,11 @@ def detect(path: str | os.PathLike[str]) -> Format:
         WrongType: `path` is not a file name.
         CkptfixError: it cannot be read.
     """
-    name = located(file_name(path))
+    return _detected(located(path))
+
+
+def _detected(name: str) -> Format:
+    """The format of what has this very name."""
     try:
         if is_local(name):
             status = Path(name).stat()
@@ -147,7 +151,7 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         DamagedFile: it contradicts itself so far that nothing can be listed.
     """
     name = located(path)
-    format = detect(name)
+    format = _detected(name)
     if format.folder:
         return format.read(name)
     with open_source(name) as source:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 from ckptfix.checkpoint import Checkpoint, Edit, OutputFile, Plan, TensorEntry
 from ckptfix.errors import UnknownFormat
@@ -85,6 +85,33 @@ class Taken:
     left: tuple[str, ...]
 
 
+ByFile = Callable[[Checkpoint, Callable[[Checkpoint, str], Plan], str], Plan]
+"""The type of `Format.by_file`."""
+
+
+class Planned(Protocol):
+    """What a verb makes of one file."""
+
+    @property
+    def plan(self) -> Plan: ...
+
+
+Made = TypeVar("Made", bound=Planned)
+
+
+def file_by_file(
+    by_file: ByFile, checkpoint: Checkpoint, make: Callable[[Checkpoint, str], Made], dest: str
+) -> tuple[Plan, list[Made]]:
+    """The plan of a folder whose files a verb does one by one, and what it made of each."""
+    done: list[Made] = []
+
+    def one(file: Checkpoint, dest: str) -> Plan:
+        done.append(make(file, dest))
+        return done[-1].plan
+
+    return by_file(checkpoint, one, dest), done
+
+
 @dataclass(frozen=True, slots=True)
 class Format:
     """A format of checkpoints.
@@ -146,7 +173,7 @@ class Format:
     edits: bool = True
     writes: bool = True
     sized: Callable[[int], PlanWrite] | None = None
-    by_file: Callable[[Checkpoint, Callable[[Checkpoint, str], Plan], str], Plan] | None = None
+    by_file: ByFile | None = None
     beside: Callable[[Checkpoint, str], tuple[OutputFile, ...]] = nothing_beside
     share: Callable[[Sequence[TensorEntry]], Shared] = as_they_are
     ties: Callable[[Checkpoint], Mapping[str, str]] = no_ties

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from ckptfix import formats
-from ckptfix.checkpoint import Checkpoint, Edit, Mark, OutputFile, Plan
+from ckptfix.checkpoint import ByteRange, Checkpoint, Edit, Mark, OutputFile, Plan
 from ckptfix.errors import CkptfixError, DamagedFile, NoSuchFile, Refused, StrPath, about, file_name, printable
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found, proposed
@@ -386,6 +386,14 @@ def refuse_read_only(checkpoint: Checkpoint) -> None:
     format = formats.format_of(checkpoint)
     if not format.edits:
         format.plan_edit(checkpoint, (), "")
+
+
+def copy_of(checkpoint: Checkpoint, dest: str) -> Plan:
+    """The plan of `dest` as a copy of a checkpoint, file or folder."""
+    format = formats.format_of(checkpoint)
+    if format.folder:
+        return format.plan_edit(checkpoint, (), dest)
+    return Plan((OutputFile.of(dest, (ByteRange(checkpoint.path, 0, checkpoint.size),)),))
 
 
 def copy_note(unchanged: bool) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ckptfix.checkpoint import ByteRange, Checkpoint, OutputFile, Plan, TensorEntry, contiguous_stride
+from ckptfix.checkpoint import Checkpoint, OutputFile, Plan, TensorEntry, contiguous_stride
 from ckptfix.errors import Refused
 from ckptfix.formats import FORMATS, format_of, states, weights_of
 from ckptfix.formats.base import Format, Taken
@@ -19,6 +19,7 @@ from ckptfix.ops.candidates import Candidate
 from ckptfix.ops.choose import refuse_damaged
 from ckptfix.ops.law.promise import Promise, everything, is_reported
 from ckptfix.ops.pieces import refuse_odd_keys, refuse_piece
+from ckptfix.ops.writing import copy_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,11 +126,7 @@ def _planned(
 
 
 def _copied(checkpoint: Checkpoint, dest: str) -> Conversion:
-    format = format_of(checkpoint)
-    if format.folder:
-        plan = format.plan_edit(checkpoint, (), dest)
-    else:
-        plan = Plan((OutputFile.of(dest, (ByteRange(checkpoint.path, 0, checkpoint.size),)),))
+    plan = copy_of(checkpoint, dest)
     return Conversion(plan, checkpoint.format, None, len(checkpoint.entries), everything(checkpoint), copied=True)
 
 

@@ -8,8 +8,7 @@ from functools import partial
 from typing import Any
 
 from ckptfix import formats
-from ckptfix.checkpoint import ByteRange, Checkpoint, OutputFile, Plan
-from ckptfix.errors import CkptfixError, Refused, StrPath
+from ckptfix.errors import Refused, StrPath
 from ckptfix.formats.target import of_suffix
 from ckptfix.io.read import Progress
 from ckptfix.io.source import opened_once
@@ -17,7 +16,7 @@ from ckptfix.ops.doctor import doctor
 from ckptfix.ops.doctor.report import Diagnosis
 from ckptfix.ops.fix.chain import Chain, Step
 from ckptfix.ops.law.promise import Account, Promise, everything
-from ckptfix.ops.writing import Draft, How, Result, carry_out_file, copy_note, existing, named_beside
+from ckptfix.ops.writing import Draft, How, Result, carry_out_file, copy_note, copy_of, existing, named_beside
 from ckptfix.pickles.collector import without_collections
 
 ROUNDS = 5
@@ -70,7 +69,7 @@ def fix(
     how = How(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
     with Chain(path, dest, dry_run=dry_run) as chain:
         diagnosis = doctor(path, **options)
-        if to := _one_file(path, dest):
+        if to := _one_file(diagnosis, dest):
             _refuse(diagnosis, path, chain.steps, helped=True)
             chain.carry_out([("ckptfix", "convert", path, named_beside(path, to), "--to", to)])
             diagnosis = doctor(chain.current, fast=True, **options)
@@ -84,13 +83,10 @@ def fix(
         return carry_out_file(path, name, partial(_draft, chain), how)
 
 
-def _one_file(path: str, dest: StrPath | None) -> str | None:
+def _one_file(diagnosis: Diagnosis, dest: StrPath | None) -> str | None:
     """The format of one file that a folder is to become: as its own is only read, or as the output's name asks."""
-    try:
-        format = formats.format_of(formats.open_checkpoint(path))
-    except CkptfixError:
-        return None
-    if not format.folder:
+    format = None if diagnosis.format is None else formats.FORMATS[diagnosis.format]
+    if format is None or not format.folder:
         return None
     named = None if dest is None else of_suffix(os.fspath(dest))
     return named or (None if format.edits else "zip")
@@ -115,7 +111,7 @@ def _draft(chain: Chain, path: str, dest: str) -> Draft[FixResult]:
     promise = Promise()
     if plan is None:
         checkpoint = formats.open_checkpoint(path)
-        plan, promise = _copy(checkpoint, dest), everything(checkpoint)
+        plan, promise = copy_of(checkpoint, dest), everything(checkpoint)
         lines = [f"nothing to fix{copy_note(True)}"]
     return Draft(
         result=partial(_result, chain),
@@ -132,10 +128,3 @@ def _draft(chain: Chain, path: str, dest: str) -> Draft[FixResult]:
 def _result(chain: Chain, *, account: Account, **fields: Any) -> FixResult:
     # The tensors were counted at each step.
     return FixResult(steps=chain.steps, account=chain.account or account, **fields)
-
-
-def _copy(checkpoint: Checkpoint, dest: str) -> Plan:
-    format = formats.format_of(checkpoint)
-    if format.folder:
-        return format.plan_edit(checkpoint, (), dest)
-    return Plan((OutputFile.of(dest, (ByteRange(checkpoint.path, 0, checkpoint.size),)),))

@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
-from ckptfix.checkpoint import ByteRange, Checkpoint, OutputFile, Plan
+from ckptfix.checkpoint import Checkpoint, Plan
 from ckptfix.commands import command
 from ckptfix.errors import Refused, Unsupported
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats import format_of
+from ckptfix.formats.base import ByFile, file_by_file
 from ckptfix.formats.torch import demands, versions, weights_only
 from ckptfix.formats.torch import legacy as torch_legacy
 from ckptfix.formats.torch import zip as torch_zip
@@ -28,6 +29,7 @@ from ckptfix.ops.choose import refuse_damaged
 from ckptfix.ops.sanitize.convert import Converter
 from ckptfix.ops.sanitize.objects import EXTRACT, WHOLE_MODULE
 from ckptfix.ops.sanitize.report import DROPPED, Asked, Loss, Report, Settings
+from ckptfix.ops.writing import copy_of
 from ckptfix.pickles import Call, Dict, Graph, parse
 from ckptfix.pickles import opcodes as op
 from ckptfix.pickles.graph import Node
@@ -113,9 +115,8 @@ def sanitize(
     own = format_of(checkpoint)
     moved = not own.edits or (settings.legacy and torch_zip.archive_of(checkpoint) is not None)
     if not report.changes and not report.losses and reason is None and not moved:
-        copy = Plan((OutputFile.of(dest, (ByteRange(checkpoint.path, 0, checkpoint.size),)),))
         unloadable = _unloadable(checkpoint, report, graph)
-        return Sanitized(copy, checkpoint.format, identical=True, unloadable=unloadable)
+        return Sanitized(copy_of(checkpoint, dest), checkpoint.format, identical=True, unloadable=unloadable)
     rewritten = written(checkpoint, root)
     unloadable = _unloadable(checkpoint, report, _refuse_unclean(checkpoint, rewritten.pickle))
     if reason is not None and all(weights_only.accepted(weights_only.canonical(node)) for node in graph.globals):
@@ -131,18 +132,12 @@ def sanitize(
 
 def _sanitize_files(
     checkpoint: Checkpoint,
-    by_file: Callable[[Checkpoint, Callable[[Checkpoint, str], Plan], str], Plan],
+    by_file: ByFile,
     sanitized: Callable[[Checkpoint, str], Sanitized],
     dest: str,
 ) -> Sanitized:
     """Each file of a folder by itself."""
-    done: list[Sanitized] = []
-
-    def one(file: Checkpoint, dest: str) -> Plan:
-        done.append(sanitized(file, dest))
-        return done[-1].plan
-
-    plan = by_file(checkpoint, one, dest)
+    plan, done = file_by_file(by_file, checkpoint, sanitized, dest)
     changes: Counter[tuple[str, str, str]] = Counter()
     for made in done:
         changes.update(made.changes)

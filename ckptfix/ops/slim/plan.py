@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
-from ckptfix.checkpoint import ByteRange, Checkpoint, Data, OutputFile, Plan
+from ckptfix.checkpoint import Checkpoint, Data, Plan
 from ckptfix.checkpoint.address import join
 from ckptfix.commands import command
 from ckptfix.errors import BadPickle, Refused, Unsupported
 from ckptfix.formats import format_of
+from ckptfix.formats.base import ByFile, file_by_file
 from ckptfix.formats.torch import legacy_layout
 from ckptfix.formats.torch.common import parts_of, pickled
 from ckptfix.formats.torch.rewrite import NewStorage, plan_rewrite
@@ -20,6 +21,7 @@ from ckptfix.io.read import read_chunks
 from ckptfix.io.sums import digest
 from ckptfix.ops.choose import refuse_damaged
 from ckptfix.ops.slim.views import Unit, find_used, references, units_of
+from ckptfix.ops.writing import copy_of
 from ckptfix.pickles import Call, Dict
 from ckptfix.pickles.graph import Node, attributes, children, label, pairs
 from ckptfix.pickles.reemit import reemit
@@ -96,18 +98,12 @@ def slim(
 
 def _slim_files(
     checkpoint: Checkpoint,
-    by_file: Callable[[Checkpoint, Callable[[Checkpoint, str], Plan], str], Plan],
+    by_file: ByFile,
     slimmed: Callable[[Checkpoint, str], Slimmed],
     dest: str,
 ) -> Slimmed:
     """Each file of a folder by itself."""
-    done: list[Slimmed] = []
-
-    def one(file: Checkpoint, dest: str) -> Plan:
-        done.append(slimmed(file, dest))
-        return done[-1].plan
-
-    plan = by_file(checkpoint, one, dest)
+    plan, done = file_by_file(by_file, checkpoint, slimmed, dest)
     saved: Counter[str] = Counter()
     for made in done:
         saved.update(made.saved)
@@ -158,8 +154,7 @@ def _slim_torch(checkpoint: Checkpoint, dest: str, no_optimizer: bool, dedupe: b
         DUPLICATES: sum(lengths[key] for key in same),
     }
     if not gone and not compacted and not same and not format_of(checkpoint).folder:
-        copy = Plan((OutputFile.of(dest, (ByteRange(checkpoint.path, 0, checkpoint.size),)),))
-        return Slimmed(copy, identical=True)
+        return Slimmed(copy_of(checkpoint, dest), identical=True)
     rewritten = reemit(parts.graph, gone=gone, replaced=references(units, same, legacy))
     storages = {unit.key: NewStorage(unit.data, unit.used.itemsize, unit.crc32) for unit in units}
     plan = plan_rewrite(checkpoint, rewritten, dest, storages)
