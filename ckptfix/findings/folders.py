@@ -152,3 +152,9 @@ FOLDERS: tuple[Entry, ...] = (
         "The .metadata holds its full name, with what that says of users and machines. torch does not need it.",
     ),
 )  # fmt: skip
+
+LOST = frozenset({
+    *("missing-shard", "shard-path", "missing-tensors", "doubled-tensors", "missing-slices"),
+    *("missing-rank", "other-save", "flat-parameters"),
+})  # fmt: skip
+"""Findings after which a checkpoint is not written or loaded as if it were whole."""

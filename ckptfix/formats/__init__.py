@@ -7,41 +7,86 @@ from __future__ import annotations
 
 import os
 import stat
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, MutableMapping
+from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 
 from ckptfix.checkpoint import Checkpoint, Mark, TensorEntry
 from ckptfix.errors import CkptfixError, NoFile, UnknownFormat, WriteFailed, file_name, not_readable
 from ckptfix.formats import base
 from ckptfix.formats.base import Aspect, Format, plain_weights
-from ckptfix.formats.dcp import format as dcp
 from ckptfix.formats.dcp.part import refuse_part
 from ckptfix.formats.folders import members
-from ckptfix.formats.ranks import format as ranks
 from ckptfix.formats.safetensors import format as safetensors
-from ckptfix.formats.shards import format as shards
 from ckptfix.formats.torch import legacy as torch_legacy
 from ckptfix.formats.torch import zip as torch_zip
 from ckptfix.formats.torch.readonly import archive as torch_archive
 from ckptfix.formats.torch.readonly import pickle as torch_pickle
 from ckptfix.formats.torch.readonly import tar as torch_tar
-from ckptfix.formats.zero import format as zero
 from ckptfix.io.source import is_local, open_source, opened_once
 from ckptfix.pickles.collector import without_collections
 
-FORMATS: dict[str, Format] = {
-    format.name: format
-    for format in (
-        torch_zip.FORMAT,
-        torch_legacy.FORMAT,
-        safetensors.FORMAT,
-        *(torch_pickle.FORMAT, torch_tar.FORMAT, torch_archive.FORMAT),
-        dcp.FORMAT,
-        zero.FORMAT,
-        ranks.FORMAT,
-        *(shards.FORMAT, shards.TORCH_FORMAT, shards.SLICES_FORMAT),
-    )
-}
+
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """Where a format of folders is: most commands are about files, and do without its room."""
+
+    module: str
+    attribute: str = "FORMAT"
+    folder: bool = True
+
+    def imported(self) -> Format:
+        format: Format = getattr(import_module(f"ckptfix.formats.{self.module}"), self.attribute)
+        return format
+
+
+class Formats(MutableMapping[str, Format]):
+    """name -> format; the room of one is imported when it is first asked for."""
+
+    def __init__(self, rows: Mapping[str, Format | _Room]) -> None:
+        self._rows = dict(rows)
+
+    def __getitem__(self, name: str) -> Format:
+        row = self._rows[name]
+        if isinstance(row, _Room):
+            row = self._rows[name] = row.imported()
+        return row
+
+    def __setitem__(self, name: str, format: Format) -> None:
+        self._rows[name] = format
+
+    def __delitem__(self, name: str) -> None:
+        del self._rows[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def of(self, *, folder: bool) -> list[Format]:
+        """The formats whose checkpoints are folders, or the others."""
+        return [self[name] for name, row in self._rows.items() if row.folder is folder]
+
+
+FORMATS = Formats(
+    {
+        **{
+            format.name: format
+            for format in (
+                *(torch_zip.FORMAT, torch_legacy.FORMAT, safetensors.FORMAT),
+                *(torch_pickle.FORMAT, torch_tar.FORMAT, torch_archive.FORMAT),
+            )
+        },
+        "dcp": _Room("dcp.format"),
+        "zero": _Room("zero.format"),
+        "ranks": _Room("ranks.format"),
+        "hf": _Room("shards.format"),
+        "hf-bin": _Room("shards.format", "TORCH_FORMAT"),
+        "hf-dcp": _Room("shards.format", "SLICES_FORMAT"),
+    }
+)
 
 HEAD = 4096
 
@@ -92,19 +137,22 @@ def located(path: str | os.PathLike[str]) -> str:
 
 
 def _is_folder_checkpoint(name: str) -> bool:
-    return any(format.score(name, b"", 0) for format in FORMATS.values() if format.folder)
+    return any(format.score(name, b"", 0) for format in FORMATS.of(folder=True))
 
 
 def by_content(name: str, head: bytes, size: int, *, folder: bool | None = False) -> Format:
     """The format that scores highest for a file that begins with `head`, or for a folder.
 
     Args:
-        folder: only formats of folders, or only of files; None for a file that may also be the index of a folder.
+        folder: only formats of folders, or only of files; None for a file that may also be the index of a folder, which
+            is JSON.
 
     Raises:
         UnknownFormat: none does.
     """
-    able = [format for format in FORMATS.values() if folder is None or format.folder is folder]
+    able = FORMATS.of(folder=folder is True)
+    if folder is None and name.lower().endswith(".json"):
+        able += FORMATS.of(folder=True)
     scores = [format.score(name, head, size) for format in able]
     if not any(scores):
         raise base.unknown(name, head, size)

@@ -56,7 +56,7 @@ def _target_format(dest: str, to: str | None) -> str:
 
 def of_suffix(dest: str) -> str | None:
     """The name of the format that the suffix of `dest` stands for."""
-    return next((format.name for format in FORMATS.values() if dest.lower().endswith(format.suffixes)), None)
+    return next((format.name for format in FORMATS.of(folder=False) if dest.lower().endswith(format.suffixes)), None)
 
 
 def is_folder(to: str | None) -> bool:
@@ -77,7 +77,7 @@ def refuse_other_suffix(source: str, dest: str, name: str, *, chosen: bool = Fal
         Refused: the suffix of `dest` belongs to another format, and not to `name`.
     """
     own = FORMATS[name].suffixes
-    for other in FORMATS.values():
+    for other in FORMATS.of(folder=False):
         if dest.lower().endswith(other.suffixes) and not dest.lower().endswith(own):
             way = command("convert", source, dest)
             first = f"without --to it writes {other.name}" if chosen else f"`{way}` first, and work on that"

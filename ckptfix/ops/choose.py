@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from ckptfix.checkpoint import Checkpoint, NameSite, StateDict, TensorEntry, address
 from ckptfix.errors import CkptfixError, Refused, Undecided, WouldLoseData
-from ckptfix.formats.shards.layout import LOST
+from ckptfix.findings.folders import LOST
 from ckptfix.io.source import truncated_hint
 from ckptfix.ops import averages
 from ckptfix.ops.candidates import Candidate, at_address, candidates, module_of, state_dict_of, view, whole_module
@@ -196,10 +196,7 @@ def undecided(checkpoint: Checkpoint, rows: Sequence[Candidate], *, fit: bool = 
     return Undecided(message, choices=ats, choice={"at": ats[0]}, path=checkpoint.path)
 
 
-MISREAD = LOST | {
-    *("bad-tensor", "unknown-dtype", "too-deep", "duplicate-record", "duplicate-key"),
-    *("missing-rank", "other-save", "flat-parameters"),
-}
+MISREAD = LOST | {"bad-tensor", "unknown-dtype", "too-deep", "duplicate-record", "duplicate-key"}
 """What is not as its writer meant it, and no length and no checksum shows it."""
 
 BROKEN = MISREAD | {"bad-crc", "truncated"}

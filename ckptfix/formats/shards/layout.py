@@ -13,6 +13,7 @@ from pathlib import Path
 from ckptfix.checkpoint import Checkpoint, Mark, TensorEntry
 from ckptfix.commands import command, verbatim
 from ckptfix.errors import BadIndex, CkptfixError, NoSuchFile, WouldLoseData
+from ckptfix.findings.folders import LOST
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats.folders.inside import file_inside
@@ -21,9 +22,6 @@ from ckptfix.formats.shards.index import Index, read_index
 from ckptfix.formats.torch.common import pickled
 from ckptfix.io.source import mark
 from ckptfix.words import some
-
-LOST = frozenset({"missing-shard", "shard-path", "missing-tensors", "doubled-tensors", "missing-slices"})
-"""Findings after which a checkpoint is not written or loaded as if it were whole."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,7 +77,7 @@ def scan(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 def _suffix(checkpoint: Checkpoint) -> Iterator[Finding]:
     path, own = checkpoint.path.lower(), format_of(checkpoint)
-    other = next((format for format in FORMATS.values() if path.endswith(format.suffixes)), None)
+    other = next((format for format in FORMATS.of(folder=False) if path.endswith(format.suffixes)), None)
     if other is not None and not path.endswith(own.suffixes):
         message = f"a {own.title} file that is called like one of {other.title}"
         fix = f"ckptfix convert {{source}} {{{other.name}}} --to {other.name}"

@@ -85,7 +85,7 @@ def _repair(path: str, fill: Fill | None, donor: Checkpoint | None, like: Side |
     if found_as(path) == "folder":
         if dcp.score(path, b"", 0):
             return repair_dcp(path, fill=fill is not None or donor is not None)
-        if any(format.folder and format.score(path, b"", 0) for format in FORMATS.values()):
+        if any(format.score(path, b"", 0) for format in FORMATS.of(folder=True)):
             hint = f"`{command('doctor', path)}` names the files that are missing or damaged; repair takes one of them"
             raise Unsupported("a checkpoint of many files, and not an archive that was unzipped", path=path, hint=hint)
         return _of_wreck(read_folder(path), fill, donor, like)
@@ -95,7 +95,7 @@ def _repair(path: str, fill: Fill | None, donor: Checkpoint | None, like: Side |
         before = b"" if head.startswith(b"PK") else reader.read(0, min(size, FAR))
     if safetensors.score(path, head, size) >= 100:
         return repair_safetensors(path, fill=fill, donor=donor)
-    if any(format.score(path, head, size) for format in FORMATS.values() if not (format.edits or format.folder)):
+    if any(format.score(path, head, size) for format in FORMATS.of(folder=False) if not format.edits):
         return _of_wreck(_read_whole(path), fill, donor, like)
     if (start := _LEGACY.search(before)) is not None:
         return _of_wreck(read_legacy(path, start.start()), fill, donor, like)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ckptfix.checkpoint import Drop, OutputFile, Plan, TensorEntry, dtypes
 from ckptfix.errors import BadIndex, CkptfixError, DamagedFile, NoSuchFile, Refused
+from ckptfix.findings.folders import LOST
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats.folders.beside import Beside, beside
@@ -20,7 +21,7 @@ from ckptfix.formats.folders.inside import file_inside
 from ckptfix.formats.shards import files, slices, write
 from ckptfix.formats.shards import format as shards
 from ckptfix.formats.shards.index import Index, looks_like_index, read_index, written
-from ckptfix.formats.shards.layout import LOST, data_bytes, open_layout, prefixed
+from ckptfix.formats.shards.layout import data_bytes, open_layout, prefixed
 from ckptfix.io.source import found_as, open_source
 from ckptfix.ops.choose import BROKEN
 from ckptfix.ops.repair.torch import Loss, Repair
