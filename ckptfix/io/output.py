@@ -15,7 +15,7 @@ from functools import partial
 
 from ckptfix.checkpoint import ByteRange, OutputFile
 from ckptfix.errors import WouldOverwrite, WriteFailed
-from ckptfix.io.copy import Sink
+from ckptfix.io.copy import Saw, Sink
 from ckptfix.io.durable import NO_LINKS, Kept, adopt_mode, identity, persist
 from ckptfix.io.read import read_chunks
 from ckptfix.io.source import forget
@@ -92,7 +92,7 @@ class Output:
         self.backup = stem + ".old" + TEMP_SUFFIX
         self.copy = stem + ".kept" + TEMP_SUFFIX
 
-    def write(self, sources: Sources, advance: Callable[[int], None]) -> None:
+    def write(self, sources: Sources, advance: Callable[[int], None], saw: Saw | None = None) -> None:
         """Fill the temp file and bring it to the disk."""
         fd = os.open(self.temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
         with open(fd, "wb", buffering=0), _Syncing(fd) as syncing:
@@ -103,7 +103,7 @@ class Output:
                 syncing.wrote(count)
                 advance(count)
 
-            sink = Sink(fd, wrote)
+            sink = Sink(fd, wrote, saw)
             for segment in self.file.segments:
                 if isinstance(segment, bytes):
                     sink.add(segment)

@@ -229,12 +229,12 @@ def write_plan(
         if progress is not None:
             progress(done, total)
 
-    checking = Checking(plan.checks)
+    checking = Checking(plan)
     quiet, tries, clean_up = Undisturbed(), iter(range(TRIES)), partial(_clean_up, checking, sources, outputs)
     try:
         for output in outputs:
             with named(output.file.path, output.file.nbytes):
-                output.write(sources, advance)
+                output.write(sources, advance, checking.saw)
         checking.finish()
         sources.check_unchanged()
         _publish(outputs, overwrite, keep_old)
