@@ -25,7 +25,7 @@ WAITING = 16
 
 
 class Checking:
-    """The checks of a plan, one after the other in a separate thread.
+    """The checks of a plan, one after the other, apart from the thread that writes.
 
     Bytes that the writer reads are summed as it has read them (`saw`), and so are those that a checksum of the output
     is made of: checks of these come last, and join what was summed. Others are read here, while the writer has the
@@ -58,7 +58,7 @@ class Checking:
                 ends.append(data.end)
             else:
                 now.append(check)
-        self._pool = threads(1, "checks")
+        self._pool = threads(2, "checks")
         self._running.append(self._pool.submit(self._run, now))
 
     def saw(self, name: str, offset: int, data: bytes) -> None:
@@ -84,12 +84,14 @@ class Checking:
             CkptfixError: they cannot be read.
         """
         if self._pool is not None:
+            for _ in range(WAITING):  # all that was read is summed
+                self._room.acquire()
             self._running.append(self._pool.submit(self._run, self._last))
         for running in self._running:
             running.result()
 
     def stop(self) -> None:
-        """End the thread, whether it is done or not."""
+        """End the threads, whether they are done or not."""
         self._stopped.set()
         if self._pool is not None:
             self._pool.shutdown()

@@ -61,7 +61,7 @@ def test_of_another_value_type_nothing_is_known(items: tuple[Path, int]) -> None
 
 
 def test_whatever_byte_is_another(items: tuple[Path, int]) -> None:
-    """Bytes around the elements are changed, one at a time: what is said, the error too, is what is said of the item alone."""
+    """A byte around the elements is changed: what is said, the error too, is what is said of the item alone."""
     path, length = items
     whole = bytearray(path.read_bytes())
     molds = Molds()
