@@ -266,12 +266,6 @@ print(json.dumps([code, heavy]), file=sys.stderr)
 """
 
 
-@pytest.fixture(scope="module")
-def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
-    with Forks(tmp_path_factory.mktemp("out"), "import ckptfix.cli") as made:
-        yield made
-
-
 @pytest.mark.parametrize("name", COMMANDS)
 def test_no_command_loads_torch(forks: Forks, tmp_path: Path, name: str) -> None:
     done = forks(PROBE, arguments(name, tmp_path))
