@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import random
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,27 +20,7 @@ import ckptfix
 from ckptfix.errors import CkptfixError
 from ckptfix.ops.doctor import doctor
 
-RUNS = ("os.system", "os.exec", "os.posix_spawn", "subprocess.Popen", "socket.connect", "pty.spawn", "webbrowser.open")
-_seen: list[str] = []
-_watching = False
-
-
-def _watch(event: str, arguments: object) -> None:
-    if _watching and event in RUNS:
-        _seen.append(f"{event} {arguments!r:.100}")
-
-
-sys.addaudithook(_watch)
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_run() -> Iterator[None]:
-    global _watching
-    _seen.clear()
-    _watching = True
-    yield
-    _watching = False
-    assert not _seen
+pytestmark = pytest.mark.usefixtures("nothing_is_run")
 
 
 def _ranks(folder: Path, make: Callable[..., object]) -> None:

@@ -6,7 +6,7 @@ import ast
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -53,6 +53,21 @@ FRONT = {"__init__", "__main__"}
 ONLY_IN_CLI = {"click", "tabulate"}
 LAZY = {"torch", "numpy", "safetensors", "ml_dtypes"}
 MOST_LINES = 400
+
+
+def every_module(check: Callable[[Path], None]) -> Callable[[], None]:
+    """A test that runs `check` on each module of the package, and names all that fail it."""
+
+    def test() -> None:
+        wrong = []
+        for path in FILES:
+            try:
+                check(path)
+            except AssertionError as error:
+                wrong.append(f"{path.relative_to(PACKAGE)}: {error}")
+        assert not wrong, "\n".join(wrong)
+
+    return test
 
 
 def room(path: Path) -> str:
@@ -123,7 +138,7 @@ def test_every_room_has_a_layer() -> None:
     assert ops - FRONT == set().union(*OPS)
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+@every_module
 def test_imports_point_down(path: Path) -> None:
     here = room(path)
     if here in FRONT:
@@ -183,7 +198,7 @@ def test_a_circle_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert set(circle(tmp_path / "room")) == {"a", "b", "c"}
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+@every_module
 def test_what_belongs_to_the_command_line_stays_there(path: Path) -> None:
     if room(path) in {"cli", "__main__"}:
         return
@@ -197,7 +212,7 @@ def test_what_belongs_to_the_command_line_stays_there(path: Path) -> None:
         assert not printing, f"{path.name}:{getattr(node, 'lineno', 0)} prints"
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+@every_module
 def test_heavy_packages_are_imported_where_they_are_used(path: Path) -> None:
     if room(path) == "trainer":
         return
@@ -233,13 +248,13 @@ def opening(tree: ast.AST) -> set[str]:
     return OPENS & (names | {node.attr for node in called if isinstance(node, ast.Attribute)})
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+@every_module
 def test_a_name_is_opened_in_one_place(path: Path) -> None:
     if room(path) != "trainer":
         assert bool(opening(parsed(path))) == (path.relative_to(PACKAGE).as_posix() in OPENED)
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+@every_module
 def test_rooms_stay_small(path: Path) -> None:
     assert len(path.read_text(encoding="utf-8").splitlines()) <= MOST_LINES
 
