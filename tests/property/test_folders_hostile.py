@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import LONG
 from property.mutants import in_pickle, in_records, raw
 from property.survive import describe, judge, look
 from rank_files import dtensors, sharded
@@ -20,7 +21,7 @@ import ckptfix
 from ckptfix.errors import CkptfixError
 from ckptfix.ops.doctor import doctor
 
-pytestmark = pytest.mark.usefixtures("nothing_is_run")
+pytestmark = [pytest.mark.campaign, pytest.mark.usefixtures("nothing_is_run")]
 
 
 def _ranks(folder: Path, make: Callable[..., object]) -> None:
@@ -103,5 +104,5 @@ def survive(kind: str, number: int, place: Path) -> None:
 
 @pytest.mark.parametrize("kind", MAKE)
 def test_mutants_of_a_file_of_a_folder(kind: str, tmp_path: Path) -> None:
-    for number in range(25):
+    for number in range(400 if LONG else 15):
         survive(kind, number, tmp_path)
