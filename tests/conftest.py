@@ -98,12 +98,12 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A test with the argument `real_file` runs over the corpus."""
+    """A test with the argument `real_file` runs over the corpus, in a campaign."""
     if "real_file" in metafunc.fixturenames:
         files = corpus_files()
         skip = pytest.mark.skip(reason="the corpus of real files is not here (../shared/corpus)")
         metafunc.parametrize(
             "real_file",
-            files or [pytest.param(None, marks=skip)],
+            [pytest.param(file, marks=pytest.mark.campaign) for file in files] or [pytest.param(None, marks=skip)],
             ids=[file.path.relative_to(CORPUS).parts[0] + "-" + file.path.name for file in files] or ["absent"],
         )

@@ -15,6 +15,8 @@ import pytest
 from file_commands import CODES, COMMANDS, arguments
 from forks import Forks
 
+pytestmark = pytest.mark.xdist_group("layers")  # each file is parsed once
+
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "ckptfix"
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -74,10 +76,16 @@ def room(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
+@cache
+def telling(tree: ast.AST) -> tuple[ast.Import | ast.ImportFrom | ast.Call, ...]:
+    """The imports and calls anywhere in `tree`."""
+    return tuple(node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom | ast.Call))
+
+
 def imports(tree: ast.AST, path: Path) -> Iterator[tuple[str, int]]:
     """(dotted name, line) of everything that is imported, wherever in the file; relative ones made absolute."""
     package = ("ckptfix", *path.relative_to(PACKAGE).parts[:-1])
-    for node in ast.walk(tree):
+    for node in telling(tree):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -116,8 +124,10 @@ def level(name: str, layers: Sequence[Sequence[str]]) -> int:
 MODULES = {".".join(("ckptfix", *path.relative_to(PACKAGE).with_suffix("").parts)): path for path in FILES}
 
 
-def imported(path: Path) -> Iterator[tuple[tuple[str, ...], int]]:
+@cache
+def imported(path: Path) -> list[tuple[tuple[str, ...], int]]:
     """(parts of the module's path in the package, line) of every module of ours that `path` imports, wherever."""
+    found = []
     for name, line in imports(parsed(path), path):
         parts = tuple(name.split("."))
         if parts[0] != "ckptfix":
@@ -125,11 +135,12 @@ def imported(path: Path) -> Iterator[tuple[tuple[str, ...], int]]:
         for end in (len(parts), len(parts) - 1):
             for module in (".".join(parts[:end]), ".".join((*parts[:end], "__init__"))):
                 if module in MODULES:
-                    yield tuple(module.split(".")[1:]), line
+                    found.append((tuple(module.split(".")[1:]), line))
                     break
             else:
                 continue
             break
+    return found
 
 
 def test_every_room_has_a_layer() -> None:
@@ -194,6 +205,7 @@ def test_a_circle_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(module, "MODULES", names)
     assert not circle(tmp_path / "room")
     parsed.cache_clear()
+    imported.cache_clear()
     (tmp_path / "room" / "c.py").write_text("if TYPE_CHECKING:\n    from ckptfix.room.a import x")
     assert set(circle(tmp_path / "room")) == {"a", "b", "c"}
 
@@ -207,7 +219,7 @@ def test_what_belongs_to_the_command_line_stays_there(path: Path) -> None:
     assert not found
     if room(path) == "trainer":
         return
-    for node in ast.walk(tree):
+    for node in telling(tree):
         printing = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
         assert not printing, f"{path.name}:{getattr(node, 'lineno', 0)} prints"
 
@@ -243,7 +255,7 @@ OPENED = {
 
 def opening(tree: ast.AST) -> set[str]:
     """The functions that open files, and are called in a module."""
-    called = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    called = [node.func for node in telling(tree) if isinstance(node, ast.Call)]
     names = {node.id for node in called if isinstance(node, ast.Name)}
     return OPENS & (names | {node.attr for node in called if isinstance(node, ast.Attribute)})
 

@@ -17,6 +17,7 @@ from ckptfix.ops.doctor import doctor
 HALVES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("half", HALVES)
 @pytest.mark.parametrize("ranks", [1, 3, 4, 8])
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
@@ -41,6 +42,7 @@ def test_what_was_left_names_the_option_that_takes_it(name: str, said: bool, tmp
     assert any("with --optimizer" in line for line in done.lines) is said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 3, 8])
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_its_moments_go_by_name(stage: int, ranks: int, tmp_path: Path) -> None:
