@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import subprocess
@@ -16,6 +15,7 @@ import click
 import pytest
 from builders import written
 from cli.conftest import Cli, wrapped
+from forks import MAIN, Forks
 
 from ckptfix.cli import COMMANDS, commands
 
@@ -118,12 +118,9 @@ def test_the_readme_names_every_command() -> None:
     assert not missing
 
 
-@pytest.mark.slow
-def test_a_terminal_of_forty_columns_still_gets_help() -> None:
-    environment = {**os.environ, "COLUMNS": "40"}
+def test_a_terminal_of_forty_columns_still_gets_help(program: Forks) -> None:
     for name in COMMANDS:
-        run = subprocess.run([sys.executable, "-m", "ckptfix", name, "-h"], env=environment, capture_output=True)
-        assert run.returncode == 0, name
+        assert program(MAIN, [name, "-h"], environment={"COLUMNS": "40"}).code == 0, name
 
 
 FILES = {
