@@ -60,7 +60,7 @@ def test_several_files_may_be_named(cli: Cli, runs: Path) -> None:
 
 
 def test_several_files_as_json(cli: Cli, runs: Path) -> None:
-    files = json.loads(cli("doctor", "runs", "--json").stdout)["files"]
+    files = [json.loads(line) for line in cli("doctor", "runs", "--json").stdout.splitlines()]
     assert [file["path"] for file in files] == [f"runs/epoch_{epoch}.pt" for epoch in range(6)]
     assert files[0] == json.loads(cli("doctor", "runs/epoch_0.pt", "--json").stdout)
 
