@@ -21,7 +21,7 @@ def run(job: Job, console: Console) -> int:
     settings = Settings(console.json, console.quiet, console.width, bool(console.rows(None, 1)))
     report = job.report(console, job)
     outcomes: list[Outcome] = []
-    waiting: dict[int, Outcome] = {}
+    waiting: dict[int, Outcome] = {}  # those that others go before
     try:
         with _folders(job), console.progress() as bar, contextlib.closing(_each(job, settings, bar)) as done:
             for number, outcome in done:
@@ -32,6 +32,9 @@ def run(job: Job, console: Console) -> int:
                     _show(console, report, job.inputs[len(outcomes)].path, ready)
                     outcomes.append(ready)
     except Stopped:
+        for number, outcome in sorted(waiting.items()):
+            _show(console, report, job.inputs[number].path, outcome)
+            outcomes.append(outcome)
         console.note(f"{len(outcomes):,} of {plural(len(job.inputs), 'input')} done")
         raise
     report.end(outcomes)

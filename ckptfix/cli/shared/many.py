@@ -54,6 +54,7 @@ class Outcome:
         documents: the result as JSON has it.
         row: as `Console.row`.
         usage: why the options go with no input at all.
+        written: what was written, a sentence for each file.
     """
 
     code: int
@@ -63,6 +64,7 @@ class Outcome:
     documents: tuple[Mapping[str, object], ...] = ()
     row: tuple[str, ...] | None = None
     usage: str | None = None
+    written: tuple[str, ...] = ()
 
 
 class Report(Protocol):
@@ -164,6 +166,7 @@ def one(callback: Callable[..., int], argument: str, params: Mapping[str, Any], 
         notes=tuple(console.notes),
         documents=tuple(console.documents),
         row=console.row,
+        written=tuple(written),
     )
 
 

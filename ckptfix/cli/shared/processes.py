@@ -111,7 +111,7 @@ def _end(worker: _Worker) -> None:
     with suppress(EOFError, OSError):
         while True:
             kind, *values = worker.connection.recv()
-            for line in values if kind == "written" else ():
+            for line in values[0].written if kind == "outcome" else values if kind == "written" else ():
                 record(line)
     worker.process.join()
     worker.connection.close()
