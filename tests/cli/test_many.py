@@ -37,6 +37,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write(runs / "shards", shards)
     written(runs / "a/model", wrapped())
     (runs / "a/log.txt").write_text("no checkpoint")
+    torch.save({"lr": 1}, runs / "a/scheduler.pt")
     return runs
 
 

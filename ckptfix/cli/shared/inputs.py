@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ckptfix import formats
 from ckptfix.errors import WouldOverwrite
+from ckptfix.formats.folders.members import role_of
 from ckptfix.io.source import found_as, is_local
 
 SUFFIXES = (".pth", ".pt", ".ckpt", ".safetensors", ".pth.tar")
@@ -68,7 +69,10 @@ def _found(path: str, below: str) -> Input:
 
 
 def _checkpoints(folder: str, leave_out: str | None) -> Iterator[str]:
-    """The checkpoints below `folder`. Hidden files are left out, and links to folders are not followed."""
+    """The checkpoints below `folder`, without what trainers save beside a model, such as states of random generators.
+
+    Hidden files are left out, and links to folders are not followed.
+    """
     try:
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
     except PermissionError:
@@ -84,8 +88,14 @@ def _checkpoints(folder: str, leave_out: str | None) -> Iterator[str]:
                 yield entry.path
             else:
                 yield from _checkpoints(entry.path, leave_out)
-        elif entry.is_file() and (entry.name.lower().endswith(SUFFIXES) or formats.is_checkpoint(entry.path)):
+        elif entry.is_file() and _counts(entry):
             yield entry.path
+
+
+def _counts(entry: os.DirEntry[str]) -> bool:
+    if role_of(entry.name) == "beside":
+        return False
+    return entry.name.lower().endswith(SUFFIXES) or formats.is_checkpoint(entry.path)
 
 
 def with_outputs(inputs: Sequence[Input], out_dir: str, names: Sequence[str]) -> list[Input]:
