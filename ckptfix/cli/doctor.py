@@ -111,8 +111,9 @@ def command(
 ) -> int:
     """Say why FILE does not load, and which commands fix it.
 
-    FILE may be a folder, or the index of a sharded checkpoint; with --error it may be left out. Of several files, and
-    of a folder of checkpoints, those that have problems are listed. They are read as text and never run.
+    FILE may be a folder, the index of a sharded checkpoint, or - for standard input; with --error it may be left out.
+    Of several, and of a folder of checkpoints, those that have problems are listed. They are read as text and never
+    run.
 
     The first lines say what is wrong and what fixes it: of several commands, each reads what the one before it wrote.
     The exit code is 1 with an error: damage, what weights_only=True refuses, a misfit with --like, or a file that is
