@@ -36,22 +36,21 @@ class _Problems:
         self._rows: list[tuple[str, str, str, str]] = []
         self._remedies: list[str] = []
 
-    def add(self, name: str, outcome: Outcome) -> None:
-        if outcome.row is None:
-            if outcome.code == TROUBLE:
-                self._rows.append(("error", "", name, outcome.notes[0].removeprefix(f"{name}: ")))
-            return
-        severity, id, sentence, remedy = outcome.row
-        self._rows.append((severity, id, name, sentence))
-        if remedy:
-            self._remedies.append(remedy)
+    def add(self, name: str, outcome: Outcome) -> bool:
+        if outcome.row is not None:
+            severity, id, sentence, remedy = outcome.row
+            self._rows.append((severity, id, name, sentence))
+            self._remedies += [remedy] if remedy else []
+        elif outcome.code == TROUBLE:
+            self._rows.append(("error", "", name, outcome.notes[0].removeprefix(f"{name}: ")))
+        return not (self._console.json or self._console.quiet)
 
-    def end(self, outcomes: Sequence[Outcome]) -> None:
+    def end(self, codes: Sequence[int]) -> None:
         console, rows = self._console, self._rows
         broken = sum(row[0] == "error" for row in rows)
         warned = f", {len(rows) - broken:,} with warnings" if len(rows) > broken else ""
-        good = len(outcomes) - len(rows)
-        console.say(f"{plural(len(outcomes), 'file')}: {broken:,} with errors{warned}, {good:,} without problems.")
+        good = len(codes) - len(rows)
+        console.say(f"{plural(len(codes), 'file')}: {broken:,} with errors{warned}, {good:,} without problems.")
         if rows:
             console.say()
             for row in _listed(rows, console.width, "file"):

@@ -67,11 +67,12 @@ class Names:
     def __init__(self, console: Console, job: Job) -> None:
         Names.seen = []
 
-    def add(self, name: str, outcome: Outcome) -> None:
+    def add(self, name: str, outcome: Outcome) -> bool:
         Names.seen.append((name, outcome.code))
+        return False
 
-    def end(self, outcomes: Sequence[Outcome]) -> None:
-        Names.seen.append(("end", len(outcomes)))
+    def end(self, codes: Sequence[int]) -> None:
+        Names.seen.append(("end", len(codes)))
 
 
 def job(callback: Callable[..., int], names: Sequence[str], jobs: int) -> Job:

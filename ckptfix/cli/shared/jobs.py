@@ -20,7 +20,7 @@ def run(job: Job, console: Console) -> int:
     """Do a job, and show it; the exit code: 2 if one failed, else 3 if one has losses, else 1, else 0."""
     settings = Settings(console.json, console.quiet, console.width, bool(console.rows(None, 1)))
     report = job.report(console, job)
-    outcomes: list[Outcome] = []
+    codes: list[int] = []
     waiting: dict[int, Outcome] = {}  # those that others go before
     try:
         with _folders(job), console.progress() as bar, contextlib.closing(_each(job, settings, bar)) as done:
@@ -28,25 +28,23 @@ def run(job: Job, console: Console) -> int:
                 if outcome.usage is not None:
                     raise click.UsageError(outcome.usage)
                 waiting[number] = outcome
-                while (ready := waiting.pop(len(outcomes), None)) is not None:
-                    _show(console, report, job.inputs[len(outcomes)].path, ready)
-                    outcomes.append(ready)
+                while (ready := waiting.pop(len(codes), None)) is not None:
+                    _show(console, report, job.inputs[len(codes)].path, ready)
+                    codes.append(ready.code)
     except Stopped:
         for number, outcome in sorted(waiting.items()):
             _show(console, report, job.inputs[number].path, outcome)
-            outcomes.append(outcome)
-        console.note(f"{len(outcomes):,} of {plural(len(job.inputs), 'input')} done")
+        console.note(f"{len(codes) + len(waiting):,} of {plural(len(job.inputs), 'input')} done")
         raise
-    report.end(outcomes)
-    codes = {outcome.code for outcome in outcomes}
+    report.end(codes)
     return next((code for code in (TROUBLE, LOSSES) if code in codes), max(codes, default=0))
 
 
 def _show(console: Console, report: Report, path: str, outcome: Outcome) -> None:
     name = printable(path)
-    report.add(name, outcome)
-    for note in outcome.notes:
-        console.note(note if note.startswith((name, " ", "hint: ")) else f"{name}: {note}")
+    if not report.add(name, outcome):
+        for note in outcome.notes:
+            console.note(note if note.startswith((name, " ", "hint: ")) else f"{name}: {note}")
     if console.json:
         for document in outcome.documents:
             console.emit(document, line=True)
@@ -89,12 +87,15 @@ class _Total:
 
     def __init__(self, job: Job, bar: Step) -> None:
         self._sizes = [_size(input.path) for input in job.inputs]
-        self._done = [0] * len(self._sizes)
+        self._parts: dict[int, int] = {}
+        self._all, self._done = sum(self._sizes), 0
         self._bar = bar
 
     def step(self, number: int, done: int, total: int) -> None:
-        self._done[number] = self._sizes[number] * min(done, total) // total if total else self._sizes[number]
-        self._bar(sum(self._done), sum(self._sizes))
+        part = self._sizes[number] * min(done, total) // total if total else self._sizes[number]
+        self._done += part - self._parts.get(number, 0)
+        self._parts[number] = part
+        self._bar(self._done, self._all)
 
 
 def _size(path: str) -> int:

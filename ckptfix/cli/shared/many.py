@@ -70,11 +70,11 @@ class Outcome:
 class Report(Protocol):
     """How the outcomes are shown."""
 
-    def add(self, name: str, outcome: Outcome) -> None:
-        """Show one; they come in the order of the inputs."""
+    def add(self, name: str, outcome: Outcome) -> bool:
+        """Show one; they come in the order of the inputs. Returns whether its notes are shown with it."""
 
-    def end(self, outcomes: Sequence[Outcome]) -> None:
-        """Say what there is to say of all."""
+    def end(self, codes: Sequence[int]) -> None:
+        """Say what there is to say of all, of which these are the exit codes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,7 +178,7 @@ class Lines:
         self._job = job
         self._names = max((len(printable(input.path)) for input in job.inputs), default=0)
 
-    def add(self, name: str, outcome: Outcome) -> None:
+    def add(self, name: str, outcome: Outcome) -> bool:
         width = self._console.width
         if outcome.done:
             names = min(self._names, width // 2) if width else self._names
@@ -186,9 +186,9 @@ class Lines:
             self._console.say(cut(line, width) if width else line)
         for line in outcome.text:
             self._console.say(line)
+        return False
 
-    def end(self, outcomes: Sequence[Outcome]) -> None:
-        codes = [outcome.code for outcome in outcomes]
+    def end(self, codes: Sequence[int]) -> None:
         failed, lost = codes.count(TROUBLE), codes.count(LOSSES)
         planned = self._job.params.get("dry_run") or self._job.params.get("check_only")
         what = "would be written" if planned else "written"
@@ -205,15 +205,15 @@ class Whole:
         self._console = console
         self._first = True
 
-    def add(self, name: str, outcome: Outcome) -> None:
+    def add(self, name: str, outcome: Outcome) -> bool:
         if outcome.text:
             if not self._first:
                 self._console.say()
             self._first = False
         for line in outcome.text:
             self._console.say(line)
+        return False
 
-    def end(self, outcomes: Sequence[Outcome]) -> None:
-        failed = [outcome.code for outcome in outcomes].count(TROUBLE)
-        if failed:
-            self._console.note(f"{plural(len(outcomes), 'file')}: {failed:,} failed.")
+    def end(self, codes: Sequence[int]) -> None:
+        if failed := codes.count(TROUBLE):
+            self._console.note(f"{plural(len(codes), 'file')}: {failed:,} failed.")
