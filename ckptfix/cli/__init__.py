@@ -146,8 +146,7 @@ def commands() -> None:
 
     `ckptfix FILE` says what a file is, and what is wrong with it.
 
-    Inputs and outputs are files, never - (a stream): a checkpoint is read at random places, so write a stream to a
-    file first. Lists are complete in a pipe.
+    As IN, - is standard input, and as OUT standard output. Lists are complete in a pipe.
     """
 
 

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ckptfix.cli.shared import tables
-from ckptfix.cli.shared.common import Verb, file_argument, reads
+from ckptfix.cli.shared.common import Verb, files_argument, reads
 from ckptfix.cli.shared.console import Console
+from ckptfix.cli.shared.many import Whole
+from ckptfix.cli.shared.operands import Inputs, search_options
 from ckptfix.commands import command as line_of
 from ckptfix.errors import NoSuchTensor, printable
 from ckptfix.ops import inspect
@@ -37,7 +39,7 @@ _SORTS: dict[str, Callable[[TensorEntry], Any]] = {
 
 @reads(
     "inspect",
-    file_argument("path", "FILE"),
+    files_argument("path", "FILE..."),
     click.Option(["--tensors"], is_flag=True, help="Only the tensors, without the facts about the file."),
     click.Option(["--tree"], is_flag=True, help="The tensors as a tree of modules, layers that are alike as one."),
     click.Option(
@@ -52,7 +54,9 @@ _SORTS: dict[str, Callable[[TensorEntry], Any]] = {
         type=click.IntRange(min=0),
         help=f"Rows to show, 0 for all. [default: {ROWS} on a terminal, all in a pipe]",
     ),
+    *search_options(),
     example="ckptfix inspect model.pth --filter '*.weight' --sort size",
+    operands=Inputs("path", Whole),
 )
 def command(
     console: Console, *, path: str, tensors: bool, tree: bool, globs: tuple[str, ...], sort: str, limit: int | None
@@ -167,11 +171,11 @@ class _Look(Verb):
     def invoke(self, ctx: click.Context) -> int:
         code: int = super().invoke(ctx)
         console = ctx.ensure_object(Console)
-        if console.json or console.quiet:
+        path = ctx.params["path"]
+        if console.json or console.quiet or not isinstance(path, str):
             return code
         from ckptfix.ops import doctor
 
-        path = ctx.params["path"]
         done = doctor.doctor(path, fast=True)
         more = line_of("doctor", path)
         console.say()
@@ -182,5 +186,12 @@ class _Look(Verb):
         return code
 
 
-look = _Look("inspect", example=command.example, params=command.params, callback=command.callback, help=command.help)
+look = _Look(
+    "inspect",
+    example=command.example,
+    operands=command.operands,
+    params=command.params,
+    callback=command.callback,
+    help=command.help,
+)
 """``ckptfix FILE``."""

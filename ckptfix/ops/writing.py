@@ -16,7 +16,7 @@ from ckptfix import formats
 from ckptfix.checkpoint import ByteRange, Checkpoint, Edit, Mark, OutputFile, Plan
 from ckptfix.errors import CkptfixError, DamagedFile, NoSuchFile, Refused, StrPath, about, file_name, printable
 from ckptfix.findings.row import Finding
-from ckptfix.findings.table import found, proposed
+from ckptfix.findings.table import found
 from ckptfix.formats.target import refuse_other_suffix
 from ckptfix.formats.torch import legacy_layout
 from ckptfix.io import write as io_write
@@ -173,29 +173,6 @@ def _from_folder(draft: Draft[R], source: StrPath | Checkpoint, path: StrPath) -
         return draft
     taken = os.path.relpath(path, source)
     return replace(draft, lines=(f"took {taken} of {os.fspath(source)}", *draft.lines))
-
-
-def named_beside(source: StrPath, word: str, suffix: str | None = None, *, folder: bool = False) -> str:
-    """The name of an output that was not named, beside `source`, as doctor proposes it; nothing has it.
-
-    The model among the files of a folder is named after the folder, and stands beside that: in it, there would be two.
-
-    Args:
-        word: what is done: ``"stripped"`` makes ``x.stripped.pth`` of ``x.pth``.
-        suffix: of the output; that of the input by default.
-        folder: it is to be a folder: ``x.hf``.
-    """
-    name = file_name(source)
-    path = formats.located(name)
-    is_file = found_as(path) != "folder"
-    if path != name:
-        name = f"{os.path.normpath(name)}{Path(path).suffix}"
-    if folder:
-        stem = Path(name).with_suffix("") if is_file else Path(name)
-        return proposed(f"{stem}.{word}", "")
-    if suffix is not None:
-        name = str(Path(name).with_suffix(suffix)) if is_file else f"{os.path.normpath(name)}{suffix}"
-    return proposed(name, word)
 
 
 def refuse_destination(dest: StrPath, inputs: Iterable[StrPath], how: How, *, folder: bool = False) -> None:

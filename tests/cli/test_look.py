@@ -35,4 +35,4 @@ def test_a_name_that_is_neither_a_command_nor_a_file(cli: Cli, wrapped: Path) ->
 
 def test_a_command_goes_before_a_file_of_its_name(cli: Cli, wrapped: Path) -> None:
     Path("ddp.pt").rename("inspect")
-    assert "Missing argument 'FILE'" in cli("inspect").stderr
+    assert "Missing argument 'FILE...'" in cli("inspect").stderr

@@ -79,10 +79,16 @@ def members(folder: str) -> tuple[Member, ...]:
 def _member(entry: Path) -> Member:
     inner = entry.is_dir()
     size = 0 if inner or not entry.is_file() else entry.stat().st_size
-    for pattern, role, what in ROLES:
-        if re.fullmatch(pattern, entry.name):
-            return Member(entry.name, role, what, size, inner)
-    return Member(entry.name, "other", "", size, inner)
+    return Member(entry.name, *_row_of(entry.name), size, inner)
+
+
+def role_of(name: str) -> Role:
+    """What a file is among those that trainers save, as far as its name says."""
+    return _row_of(name)[0]
+
+
+def _row_of(name: str) -> tuple[Role, str]:
+    return next(((role, what) for pattern, role, what in ROLES if re.fullmatch(pattern, name)), ("other", ""))
 
 
 def model_of(folder: str, is_checkpoint: Callable[[str], bool]) -> str | None:

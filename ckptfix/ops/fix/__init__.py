@@ -16,7 +16,8 @@ from ckptfix.ops.doctor import doctor
 from ckptfix.ops.doctor.report import Diagnosis
 from ckptfix.ops.fix.chain import Chain, Step
 from ckptfix.ops.law.promise import Account, Promise, everything
-from ckptfix.ops.writing import Draft, How, Result, carry_out_file, copy_note, copy_of, existing, named_beside
+from ckptfix.ops.naming import named_beside
+from ckptfix.ops.writing import Draft, How, Result, carry_out_file, copy_note, copy_of, existing
 from ckptfix.pickles.collector import without_collections
 
 ROUNDS = 5
