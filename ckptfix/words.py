@@ -35,7 +35,8 @@ def several(count: int, what: str) -> str:
 
 
 def some(names: Sequence[str], most: int = 8) -> str:
-    """The first `most` names, and how many there are beyond them."""
+    """The first `most` names, and how many there are beyond them; 0 for all."""
+    most = most or len(names)
     more = f" and {len(names) - most:,} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 

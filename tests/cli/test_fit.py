@@ -3,6 +3,7 @@ from __future__ import annotations
 import fcntl
 import os
 import pty
+import re
 import struct
 import subprocess
 import sys
@@ -39,7 +40,7 @@ def terminal() -> Callable[..., tuple[int, list[str]]]:
                     break
                 shown += piece
         os.close(ours)
-        lines = shown.decode().replace("\r\n", "\n").splitlines()
+        lines = re.sub(r"\x1b\[[0-9;]*m", "", shown.decode()).replace("\r\n", "\n").splitlines()
         return child.returncode, [line.split("\r")[-1] for line in lines]
 
     return run

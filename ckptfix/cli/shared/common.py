@@ -10,6 +10,7 @@ import click
 
 from ckptfix.cli.shared import tables
 from ckptfix.cli.shared.console import Console, pass_console
+from ckptfix.cli.shared.paint import When
 from ckptfix.cli.shared.tables import size
 from ckptfix.errors import printable
 from ckptfix.words import plural
@@ -104,13 +105,21 @@ def _set(name: str) -> Callable[[click.Context, click.Parameter, bool], None]:
     return callback
 
 
+def _set_color(ctx: click.Context, param: click.Parameter, value: When) -> None:
+    ctx.ensure_object(Console).color = value
+
+
 def output_options() -> list[click.Parameter]:
-    """--quiet and --json, which the console keeps."""
+    """--quiet, --json and --color, which the console keeps."""
     shared: dict[str, Any] = {"is_flag": True, "is_eager": True, "expose_value": False}
     return [
+        click.Option(
+            ["--color"], type=click.Choice(["auto", "always", "never"]), default="auto", show_default=True,
+            is_eager=True, expose_value=False, callback=_set_color, help="Colours: by default on a terminal.",
+        ),
         click.Option(["-q", "--quiet"], callback=_set("quiet"), help="Say nothing but warnings and errors.", **shared),
         click.Option(["--json"], callback=_set("json"), help="Print the result as one JSON object.", **shared),
-    ]
+    ]  # fmt: skip
 
 
 def reads(
@@ -118,7 +127,7 @@ def reads(
 ) -> Callable[[Callable[..., int]], Verb]:
     """Make a command of a function that takes the console and `params`, and returns the exit code.
 
-    Its docstring is the help text, and `example` ends it. `output` says whether it has --quiet and --json.
+    Its docstring is the help text, and `example` ends it. `output` says whether it has --quiet, --json and --color.
     """
 
     def decorate(function: Callable[..., int]) -> Verb:

@@ -11,6 +11,7 @@ from typing import IO, TYPE_CHECKING
 import click
 
 from ckptfix.cli.shared.fit import width_of, wrapped
+from ckptfix.cli.shared.paint import Meaning, When, painted, wanted
 from ckptfix.errors import printable
 
 if TYPE_CHECKING:
@@ -26,26 +27,34 @@ class Console:
     Attributes:
         json: stdout gets one JSON object and nothing else.
         quiet: no results in text, no notes, no progress; warnings and errors still show.
+        color: where text is painted; JSON never is.
     """
 
     def __init__(self) -> None:
         self.json = False
         self.quiet = False
+        self.color: When = "auto"
 
-    def say(self, text: str = "") -> None:
-        """A line of the result, for a person."""
+    def say(self, text: str = "", meaning: Meaning | None = None, label: int | None = None) -> None:
+        """A line of the result, for a person; it, or its first `label` characters, in the colour of `meaning`."""
         if not self.json and not self.quiet:
-            click.echo(text)
+            self._echo(text, sys.stdout, meaning, label)
 
-    def prose(self, text: str) -> None:
+    def prose(self, text: str, meaning: Meaning | None = None, label: int | None = None) -> None:
         """A line of the result that is text: on a terminal too narrow for it, it is broken at spaces."""
         for line in wrapped(text, self.width):
-            self.say(line)
+            self.say(line, meaning, label)
+            meaning = meaning if label is None else None
 
-    def note(self, text: str) -> None:
+    def note(self, text: str, meaning: Meaning | None = None, label: int | None = None) -> None:
         """A line beside the result."""
         for line in wrapped(text, width_of(sys.stderr)):
-            click.echo(line, err=True)
+            self._echo(line, sys.stderr, meaning, label)
+            meaning = meaning if label is None else None
+
+    def _echo(self, line: str, stream: IO[str] | None, meaning: Meaning | None, label: int | None) -> None:
+        color = wanted(self.color, terminal=is_terminal(stream))
+        click.echo(painted(line, meaning, label) if color else line, err=stream is sys.stderr, color=color)
 
     @property
     def width(self) -> int:
@@ -83,8 +92,9 @@ class Console:
             place = printable(finding.where)
             if finding.offset is not None:
                 place = f"{place} @ {finding.offset:#x}".strip()
-            parts = [_WORDS[finding.severity], place, printable(finding.message)]
-            self.note(": ".join(part for part in parts if part))
+            word = _WORDS[finding.severity]
+            text = ": ".join(part for part in (word, place, printable(finding.message)) if part)
+            self.note(text, "damage" if finding.severity == "error" else None, len(word))
             if finding.fix:
                 self.note(f"  hint: {printable(finding.fix)}")
         if most is not None and len(shown) > most:

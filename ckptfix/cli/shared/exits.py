@@ -83,7 +83,10 @@ def _report(error: Exception, console: Console, arguments: Sequence[str], writte
         error.show()
     else:
         place = "" if isinstance(error, CkptfixError) or not document["path"] else f"{printable(document['path'])}: "
-        console.note(place + (str(error) if isinstance(error, CkptfixError) else printable(document["message"])))
+        console.note(
+            place + (str(error) if isinstance(error, CkptfixError) else printable(document["message"])),
+            "damage",
+        )
         for line in document.get("lines", ()):
             console.note(f"  {printable(line)}")
         if document["hint"]:

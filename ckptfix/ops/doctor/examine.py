@@ -28,6 +28,7 @@ from ckptfix.errors import (
 )
 from ckptfix.findings import message_names
 from ckptfix.findings.load_errors import LoadError
+from ckptfix.findings.remedies import with_conversion
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import RANK, Remedy, errors_of, found, place_of, remedy_of
 from ckptfix.formats import format_of, located, open_checkpoint
@@ -115,6 +116,9 @@ def examine(
     size = stamp(name).size if found_as(name) == "file" else 0
     ordered = _ordered(findings, rows)
     remedies = [_remedy(finding, name, like, at=at, like_at=like_at) for finding in ordered]
+    if checkpoint is not None and not format_of(checkpoint).edits:
+        folder = format_of(checkpoint).folder
+        remedies = [with_conversion(row, name, folder=folder) for row in remedies]
     if any(finding.id == "one-rank" for finding in ordered):
         # Plain values of a piece would load, but are not a model: the whole needs the files of all ranks.
         remedies = [_without(row, "sanitize") for row in remedies]
@@ -225,7 +229,7 @@ def _pickles(checkpoint: Checkpoint, looked: list[str], at: str | None) -> Itera
         taken = module is not None and finding.id in ("foreign-global", "dangerous-global")
         yield replace(finding, fix="ckptfix extract {source} {weights}") if taken else finding
     if module is not None:
-        message = f"a whole pickled module of class {module[0]}, not a state dict"
+        message = f"a whole pickled model (class {module[0]}), not a state dict: loading it needs its code"
         yield found("whole-module", message, where=where, offset=base + module[1])
 
 

@@ -86,7 +86,7 @@ class Inspection:
             "globals": [{"name": name, "accepted": accepted} for name, accepted in self.globals],
             "weights_only": {"accepted": self.weights_only is None, "reason": self.weights_only},
             "metadata": dict(self.metadata),
-            "findings": [asdict(finding) for finding in self.findings],
+            "findings": [finding.as_dict() for finding in self.findings],
             "entries": [_row(entry) for entry in self.entries],
             "members": [asdict(member) for member in self.members],
         }
