@@ -87,7 +87,11 @@ def command(
         raise click.UsageError("FILE is required unless you use --error or --explain.")
     if len(paths) > 1:
         return _several(console, paths, fail_on, error=error, **options)
-    done = doctor.doctor(paths[0], error=error, **options) if paths else doctor.message(error or "")
+    if not paths:
+        done = doctor.message(error or "")
+    else:
+        with console.progress() as progress:
+            done = doctor.doctor(paths[0], error=error, progress=progress, **options)
     if inside := doctor.inside(done):
         return _several(console, inside, fail_on, error=error, **options)
     if console.json:
@@ -119,7 +123,8 @@ def _several(
     documents: list[Mapping[str, object]] = []
     for path in paths:
         try:
-            done = doctor.doctor(path, error=error, **options)
+            with console.progress() as progress:
+                done = doctor.doctor(path, error=error, progress=progress, **options)
         except CkptfixError as trouble:
             codes.append(TROUBLE)
             rows.append(("error", "", printable(path), printable(trouble.message)))

@@ -38,6 +38,7 @@ from ckptfix.formats.torch import zip as torch_zip
 from ckptfix.formats.torch.common import pickled
 from ckptfix.formats.torch.dangerous import is_dangerous
 from ckptfix.io.planned import checks_of, crc32_of, is_spliced
+from ckptfix.io.read import Progress
 from ckptfix.io.source import found_as, open_source, stamp
 from ckptfix.ops import inside as scan_inside
 from ckptfix.ops.doctor import contents as scan_contents
@@ -68,6 +69,7 @@ def examine(
     fast: bool = False,
     at: str | None = None,
     like_at: str | None = None,
+    progress: Progress | None = None,
 ) -> Diagnosis:
     """Look at the file or folder at `path`, and say what keeps it from loading.
 
@@ -77,6 +79,7 @@ def examine(
         fast: read no tensor bytes: no checksums, no search for NaN and zeros.
         at: address of the state dict that counts; the others are not reported on.
         like_at: address of the state dict of `like`, if the caller gave one.
+        progress: called with bytes of tensors read, and bytes in all.
 
     Raises:
         CkptfixError: there is no such file, or it cannot be read.
@@ -86,7 +89,7 @@ def examine(
         raise NoSuchFile(name)
     alone = located(name)
     if alone != name:
-        inner = examine(alone, like=like, error=error, fast=fast, at=at, like_at=like_at)
+        inner = examine(alone, like=like, error=error, fast=fast, at=at, like_at=like_at, progress=progress)
         which = f"{Path(alone).name}, the model among the files of the folder"
         return replace(inner, looked_at=(which, *inner.looked_at))
     rows = messages.rows(error) if error is not None else ()
@@ -104,7 +107,7 @@ def examine(
         if isinstance(trouble, DistributedPart):
             inside = []
         else:
-            inside = list(scan_program.scan(name, fast=fast) if program else _container(name))
+            inside = list(scan_program.scan(name, fast=fast, progress=progress) if program else _container(name))
         # An archive whose records can be listed is not an unknown file.
         said = doctor_foreign.scan(name, trouble)
         known = [finding for finding in said if finding.id != "unknown-format" or not inside]
@@ -112,7 +115,7 @@ def examine(
         title = trouble.message
     else:
         title = format_of(checkpoint).title
-        findings = list(_judge(checkpoint, like, rows, prefix, fast=fast, at=at, looked=looked))
+        findings = list(_judge(checkpoint, like, rows, prefix, fast=fast, at=at, looked=looked, progress=progress))
     size = stamp(name).size if found_as(name) == "file" else 0
     ordered = _ordered(findings, rows)
     remedies = [_remedy(finding, name, like, at=at, like_at=like_at) for finding in ordered]
@@ -150,6 +153,7 @@ def _judge(
     fast: bool,
     at: str | None,
     looked: list[str],
+    progress: Progress | None,
 ) -> Iterator[Finding]:
     """Everything about a file that can be opened."""
     looked[:] = ["container", "key names", "devices"]
@@ -180,7 +184,7 @@ def _judge(
     yield from contents
     if not fast:
         looked.append("tensor data")
-        yield from scan_records.scan(_pieces(checkpoint, view), checkpoint.byteorder)
+        yield from scan_records.scan(_pieces(checkpoint, view), checkpoint.byteorder, progress)
 
 
 def _container(path: str, checkpoint: Checkpoint | None = None) -> Iterator[Finding]:

@@ -122,5 +122,6 @@ def test_advice_of_what_is_not_the_cause_stands_below_it(tmp_path: Path) -> None
     lines = ckptfix.doctor(tmp_path / "a.pth").lines()
     texts = [line.text for line in lines]
     at = next(index for index, text in enumerate(texts) if text.endswith("[nan-values]"))
-    assert at and texts[0].endswith("[foreign-global]") and texts[at + 1].startswith("  Try: go back to an earlier checkpoint")
+    assert at and texts[0].endswith("[foreign-global]")
+    assert texts[at + 1].startswith("  Try: go back to an earlier checkpoint")
     assert [line.label for line in lines if line.text.startswith("warning: ")] == [len("warning")]
