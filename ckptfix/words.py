@@ -61,6 +61,18 @@ def size(nbytes: float) -> str:
     raise AssertionError(nbytes)
 
 
+def short(count: int) -> str:
+    """A large number in three digits: ``56.1k``, ``11.7M``, ``7.24B``."""
+    if count < 10_000:
+        return f"{count:,}"
+    value = float(count)
+    for unit in ("k", "M", "B", "T"):
+        value /= 1000
+        if value < 999.5 or unit == "T":
+            return f"{value:.{0 if value >= 99.95 else 1 if value >= 9.995 else 2}f}{unit}"
+    raise AssertionError(count)
+
+
 MOST_SIZES = 64
 """Dimensions that a tensor of torch has at most; a header may state millions."""
 

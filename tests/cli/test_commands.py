@@ -127,6 +127,7 @@ def test_a_terminal_of_forty_columns_still_gets_help() -> None:
 
 
 FILES = {
+    "ls": [["-"], ["a.pth", "-"]],
     "inspect": [["-"]],
     "doctor": [["-"], ["a.pth", "--like", "-"]],
     "diff": [["-", "a.pth"], ["a.pth", "-"]],

@@ -69,6 +69,7 @@ def examine(
     fast: bool = False,
     at: str | None = None,
     like_at: str | None = None,
+    checkpoint: Checkpoint | None = None,
     progress: Progress | None = None,
 ) -> Diagnosis:
     """Look at the file or folder at `path`, and say what keeps it from loading.
@@ -79,6 +80,7 @@ def examine(
         fast: read no tensor bytes: no checksums, no search for NaN and zeros.
         at: address of the state dict that counts; the others are not reported on.
         like_at: address of the state dict of `like`, if the caller gave one.
+        checkpoint: what was read there already.
         progress: called with bytes of tensors read, and bytes in all.
 
     Raises:
@@ -95,10 +97,9 @@ def examine(
     rows = messages.rows(error) if error is not None else ()
     prefix = message_names.prefix(message_names.listed(error)) if error is not None else None
     looked = ["first bytes"]
-    checkpoint: Checkpoint | None = None
     findings: list[Finding]
     try:
-        checkpoint = open_checkpoint(name)
+        checkpoint = checkpoint or open_checkpoint(name)
     except NoFile:
         raise
     except (DamagedFile, UnknownFormat, Unsupported) as trouble:
