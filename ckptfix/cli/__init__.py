@@ -34,6 +34,7 @@ class Row(NamedTuple):
 
 COMMANDS: dict[str, Row] = {
     "fix": Row("Start here", "fix", "Fix everything that keeps a file from loading, in one step."),
+    "ls": Row("Look", "ls", "List checkpoints, a line each: format, size, devices, faults."),
     "inspect": Row("Look", "inspect", "Say what a file is, and list its tensors."),
     "doctor": Row("Look", "doctor", "Say why a file does not load, and what fixes it."),
     "diff": Row("Look", "diff", "Compare two checkpoints: names, shapes, devices, values."),

@@ -21,11 +21,11 @@ from ckptfix.errors import printable
 from ckptfix.words import plural
 
 if TYPE_CHECKING:
-    from ckptfix.findings.row import Entry, Finding
+    from ckptfix.findings.row import Entry
     from ckptfix.ops.doctor.report import Diagnosis
 
-SHOWN = 30
-"""Findings in the table; --json has all."""
+NAMES = 4
+"""Names that one line lists on a terminal; a pipe gets all of them, and so does -v."""
 
 
 class _Problems:
@@ -91,6 +91,7 @@ def _row_of(done: Diagnosis) -> tuple[str, str, str, str] | None:
         help="The least serious finding that makes the exit code 1.",
     ),
     click.Option(["--explain"], metavar="ID", help="Explain a finding in detail, and stop."),
+    click.Option(["-v", "--verbose"], is_flag=True, help="List every finding by itself, with its place in the file."),
     *search_options(),
     example="ckptfix doctor model.pth --error 'failed finding central directory'",
     operands=_INPUTS,
@@ -107,6 +108,7 @@ def command(
     allow_import: bool,
     fail_on: str,
     explain: str | None,
+    verbose: bool,
 ) -> int:
     """Say why FILE does not load, and which commands fix it.
 
@@ -127,9 +129,11 @@ def command(
             raise click.UsageError("FILE is required unless you use --error or --explain.")
         done = doctor.message(error)
     else:
-        done = doctor.doctor(
-            path, like=like, error=error, fast=fast, at=at, like_at=like_at, allow_import=allow_import
-        )
+        with console.progress() as progress:
+            done = doctor.doctor(
+                path, like=like, error=error, fast=fast, at=at, like_at=like_at, allow_import=allow_import,
+                progress=progress,
+            )  # fmt: skip
         if not isinstance(console, Recording) and (inside := doctor.inside(done)):
             from ckptfix.cli.shared.jobs import run
 
@@ -139,7 +143,7 @@ def command(
     if console.json:
         console.emit(done.as_dict())
     else:
-        _show(console, done)
+        _show(console, done, verbose)
     return done.exit_code(fail_on)
 
 
@@ -163,23 +167,13 @@ def _explained(console: Console, id: str, entry: Entry | None, ids: tuple[str, .
     return 0
 
 
-def _show(console: Console, done: Diagnosis) -> None:
-    console.prose(printable(done.sentence))
-    for line in _remedies(done):
-        # A command is one line, however long: it is there to be pasted.
-        (console.prose if line.startswith("Try: ") else console.say)(line)
-    if done.message is not None and done.path:
-        _message(console, done)
-    if done.findings:
-        console.say()
-        for line in _listed([_row(finding) for finding in done.findings[:SHOWN]], console.width):
-            console.say(line)
-        if len(done.findings) > SHOWN:
-            console.say(f"... {len(done.findings) - SHOWN:,} more findings (--json has all)")
-        _others(console, done)
-    if done.path and (done.cause is not None or done.message is not None):
-        console.say()
-        console.prose(f"Checked: {', '.join(done.looked_at)}.")
+def _show(console: Console, done: Diagnosis, verbose: bool) -> None:
+    for line in done.lines(console.rows(None, NAMES), verbose=verbose):
+        if line.kind == "command":
+            # One line, however long: it is there to be pasted.
+            console.say(line.text, "fix")
+        else:
+            console.prose(line.text, "damage" if line.kind == "error" else None, line.label)
 
 
 def _listed(rows: Sequence[tuple[str, str, str, str]], width: int, place: str = "where") -> Iterator[str]:
@@ -192,48 +186,3 @@ def _listed(rows: Sequence[tuple[str, str, str, str]], width: int, place: str = 
         what_and_where = f"{id} at {where}" if id and where else id or where
         yield from wrapped(f"{severity}: {what_and_where}", width)
         yield from wrapped(f"    {what}", width)
-
-
-def _message(console: Console, done: Diagnosis) -> None:
-    message = done.message
-    assert message is not None
-    if message.explained:
-        console.prose(f"This matches your error message ({', '.join(message.explained)}).")
-    elif message.meanings:
-        for meaning in message.meanings[:3]:
-            console.prose(f"This message usually means: {meaning}")
-    else:
-        console.say("I don't recognise that error message.")
-
-
-def _remedies(done: Diagnosis) -> Iterator[str]:
-    """What to do about the cause, and the commands for all that is found, a line each."""
-    from ckptfix.findings.table import shell_line
-
-    cause = done.cause
-    if done.advice is not None:
-        yield f"Try: {printable(done.advice)}"
-    for number, words in enumerate(done.fixes):
-        yield f"{'Then' if number else 'Fix'}: {shell_line(words)}"
-    if done.advice is None and not done.fixes and cause is not None and cause.severity == "error":
-        yield "No automatic fix."
-
-
-def _row(finding: Finding) -> tuple[str, str, str, str]:
-    where = printable(finding.where)
-    if finding.offset is not None:
-        where = f"{where} @ {finding.offset:#x}".strip()
-    return finding.severity, finding.id, where, printable(finding.message)
-
-
-def _others(console: Console, done: Diagnosis) -> None:
-    """Advice in words that was not given first, each once; a note's only where the message is about it."""
-    explained = done.message.explained if done.message is not None else ()
-    said: dict[str, str] = {}
-    for finding, row in zip(done.findings, done.remedies, strict=True):
-        if row.advice and row.advice != done.advice and (finding.severity != "info" or finding.id in explained):
-            said.setdefault(row.advice, finding.id)
-    if said:
-        console.say()
-        for advice, id in list(said.items())[:SHOWN]:
-            console.prose(f"{id}: {printable(advice)}")

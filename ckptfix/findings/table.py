@@ -32,6 +32,7 @@ def found(
     offset: int | None = None,
     severity: Severity | None = None,
     fix: str | None = None,
+    about: str = "",
 ) -> Finding:
     """A finding of the row `id`, with the row's title and severity where nothing else is given.
 
@@ -39,9 +40,10 @@ def found(
         severity: another than the row's, where more is known of the file: that it is repaired, or whose readers
             refuse it.
         fix: a remedy in place of the row's, with the same fields; ``""`` for none.
+        about: the class, function or tensor that the message is about.
     """
     entry = ENTRIES[id]
-    return Finding(id, severity or entry.severity, where, message or entry.title, offset, fix)
+    return Finding(id, severity or entry.severity, where, message or entry.title, offset, fix, about)
 
 
 @dataclass(frozen=True, slots=True)

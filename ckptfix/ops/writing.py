@@ -337,7 +337,7 @@ class Result:
             "backup": self.backup,
             "nbytes": self.plan.nbytes,
             "summary": list(self.lines),
-            "findings": [asdict(finding) for finding in self.findings],
+            "findings": [finding.as_dict() for finding in self.findings],
             "account": asdict(self.account),
             **self._details(),
         }

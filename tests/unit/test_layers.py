@@ -41,7 +41,7 @@ OPS: tuple[tuple[str, ...], ...] = (
     ("convert", "inspect", "relocate", "rename", "sanitize", "slim", "target"),
     ("diff", "extract", "match", "repair"),
     ("doctor",),
-    ("fix",),
+    ("fix", "listing"),
 )
 """The verbs, and what they share, in the same way."""
 

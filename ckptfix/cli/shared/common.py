@@ -12,6 +12,7 @@ import click
 from ckptfix.cli.shared import tables
 from ckptfix.cli.shared.console import Console, pass_console
 from ckptfix.cli.shared.operands import InAndOut, Operands, Others, folder_options
+from ckptfix.cli.shared.paint import When
 from ckptfix.cli.shared.tables import size
 from ckptfix.errors import printable
 from ckptfix.words import plural
@@ -146,10 +147,18 @@ def _set(name: str) -> Callable[[click.Context, click.Parameter, bool], None]:
     return callback
 
 
+def _set_color(ctx: click.Context, param: click.Parameter, value: When) -> None:
+    ctx.ensure_object(Console).color = value
+
+
 def output_options() -> list[click.Parameter]:
-    """--quiet and --json, which the console keeps."""
+    """--quiet, --json and --color, which the console keeps."""
     shared: dict[str, Any] = {"is_flag": True, "is_eager": True, "expose_value": False}
     return [
+        click.Option(
+            ["--color"], type=click.Choice(["auto", "always", "never"]), default="auto", show_default=True,
+            is_eager=True, expose_value=False, callback=_set_color, help="Colours: by default on a terminal.",
+        ),
         click.Option(["-q", "--quiet"], callback=_set("quiet"), help="Say nothing but warnings and errors.", **shared),
         click.Option(
             ["--json"],
@@ -157,7 +166,7 @@ def output_options() -> list[click.Parameter]:
             help="Print the result as one JSON object; of several inputs, one on a line for each.",
             **shared,
         ),
-    ]
+    ]  # fmt: skip
 
 
 def reads(
@@ -169,7 +178,8 @@ def reads(
 ) -> Callable[[Callable[..., int]], Verb]:
     """Make a command of a function that takes the console and `params`, and returns the exit code.
 
-    Its docstring is the help text, and `example` ends it. `output` says whether it has --quiet and --json, `operands`
+    Its docstring is the help text, and `example` ends it. `output` says whether it has --quiet, --json and --color,
+    `operands`
     how it is done on several inputs.
     """
 

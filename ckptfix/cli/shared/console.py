@@ -14,6 +14,7 @@ from typing import IO, TYPE_CHECKING
 import click
 
 from ckptfix.cli.shared.fit import width_of, wrapped
+from ckptfix.cli.shared.paint import Meaning, When, painted, wanted
 from ckptfix.errors import printable
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ class Console:
         aside: stdout is for the output itself, so that results go to stderr too.
         streams: files that stand in for a stream, and what is shown instead of their names.
         row: what a command says of this input in its list of several, where it has one of its own.
+        color: where text is painted; JSON never is.
     """
 
     def __init__(self) -> None:
@@ -42,11 +44,12 @@ class Console:
         self.streams: dict[str, str] = {}
         self.row: tuple[str, ...] | None = None
         self._bar: Bar | None = None
+        self.color: When = "auto"
 
-    def say(self, text: str = "") -> None:
-        """A line of the result, for a person."""
+    def say(self, text: str = "", meaning: Meaning | None = None, label: int | None = None) -> None:
+        """A line of the result, for a person; it, or its first `label` characters, in the colour of `meaning`."""
         if not self.json and not self.quiet:
-            self._print(text, err=self.aside)
+            self._print(text, self._out, meaning, label)
 
     def done(self, lines: Sequence[str], details: Sequence[str] = ()) -> None:
         """What was done, in sentences, and lines that say more of it."""
@@ -55,26 +58,31 @@ class Console:
         for line in details:
             self.say(line)
 
-    def _print(self, text: str, *, err: bool) -> None:
+    def _print(
+        self, text: str, stream: IO[str], meaning: Meaning | None = None, label: int | None = None
+    ) -> None:
         if self._bar is not None:
             self._bar.clear()
         for name, shown in self.streams.items():
             text = text.replace(name, shown)
-        click.echo(text, err=err)
+        color = wanted(self.color, terminal=is_terminal(stream))
+        click.echo(painted(text, meaning, label) if color else text, err=stream is sys.stderr, color=color)
 
     @property
     def _out(self) -> IO[str]:
         return sys.stderr if self.aside else sys.stdout
 
-    def prose(self, text: str) -> None:
+    def prose(self, text: str, meaning: Meaning | None = None, label: int | None = None) -> None:
         """A line of the result that is text: on a terminal too narrow for it, it is broken at spaces."""
         for line in wrapped(text, self.width):
-            self.say(line)
+            self.say(line, meaning, label)
+            meaning = meaning if label is None else None
 
-    def note(self, text: str) -> None:
+    def note(self, text: str, meaning: Meaning | None = None, label: int | None = None) -> None:
         """A line beside the result."""
         for line in wrapped(text, width_of(sys.stderr)):
-            self._print(line, err=True)
+            self._print(line, sys.stderr, meaning, label)
+            meaning = meaning if label is None else None
 
     @property
     def width(self) -> int:
@@ -101,7 +109,7 @@ class Console:
             text = json.dumps(document, indent=indent, allow_nan=False)
         except ValueError:
             text = json.dumps(_finite(document), indent=indent, allow_nan=False)
-        self._print(text, err=self.aside)
+        self._print(text, self._out)
 
     def findings(self, findings: Iterable[Finding], *, most: int | None = None) -> None:
         """What an operation noticed, a line each, and its remedy below. JSON carries them in the result.
@@ -116,8 +124,9 @@ class Console:
             place = printable(finding.where)
             if finding.offset is not None:
                 place = f"{place} @ {finding.offset:#x}".strip()
-            parts = [_WORDS[finding.severity], place, printable(finding.message)]
-            self.note(": ".join(part for part in parts if part))
+            word = _WORDS[finding.severity]
+            text = ": ".join(part for part in (word, place, printable(finding.message)) if part)
+            self.note(text, "damage" if finding.severity == "error" else None, len(word))
             if finding.fix:
                 self.note(f"  hint: {printable(finding.fix)}")
         if most is not None and len(shown) > most:

@@ -82,7 +82,9 @@ def _report(error: Exception, console: Console, arguments: Sequence[str], writte
     if isinstance(error, click.ClickException):
         error.show()
     else:
-        for line in said(error, document):
+        what, *more = said(error, document)
+        console.note(what, "damage")
+        for line in more:
             console.note(line)
     _tell(console, written)
     if written:

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import IO, TYPE_CHECKING, Any, Protocol
 
 import click
 
@@ -24,6 +24,7 @@ from ckptfix.words import plural
 
 if TYPE_CHECKING:
     from ckptfix.cli.shared.inputs import Input
+    from ckptfix.cli.shared.paint import Meaning
 
 LOSSES = 3
 """Exit code of a command that is done, with losses."""
@@ -118,13 +119,15 @@ class Recording(Console):
     def done(self, lines: Sequence[str], details: Sequence[str] = ()) -> None:
         self.sentences += [line for line in lines if not line.startswith(" ")]
 
-    def note(self, text: str) -> None:
+    def note(self, text: str, meaning: Meaning | None = None, label: int | None = None) -> None:
         self.notes.append(text)
 
     def emit(self, document: Mapping[str, object], *, line: bool = False) -> None:
         self.documents.append(document)
 
-    def _print(self, text: str, *, err: bool) -> None:
+    def _print(
+        self, text: str, stream: IO[str], meaning: Meaning | None = None, label: int | None = None
+    ) -> None:
         self.text.append(text)
 
     @property

@@ -69,7 +69,7 @@ def fix(
     options: dict[str, Any] = {"like": like, "like_at": like_at, "at": at, "allow_import": allow_import}
     how = How(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
     with Chain(path, dest, dry_run=dry_run) as chain:
-        diagnosis = doctor(path, **options)
+        diagnosis = doctor(path, progress=_unfinished(progress), **options)
         if to := _one_file(diagnosis, dest):
             _refuse(diagnosis, path, chain.steps, helped=True)
             chain.carry_out([("ckptfix", "convert", path, named_beside(path, to), "--to", to)])
@@ -82,6 +82,11 @@ def fix(
         _refuse(diagnosis, path, chain.steps, helped=not chain.is_one_file)
         name = dest if dest is not None else named_beside(source, "fixed", chain.suffix)
         return carry_out_file(path, name, partial(_draft, chain), how)
+
+
+def _unfinished(progress: Progress | None) -> Progress | None:
+    """`progress` for reading before writing: at the end of the one, not all is done."""
+    return None if progress is None else lambda done, total: progress(min(done, total - 1), total)
 
 
 def _one_file(diagnosis: Diagnosis, dest: StrPath | None) -> str | None:
