@@ -246,13 +246,11 @@ def _written(draft: Draft[R], source: str, read: Iterable[Mark], dest: str, how:
         keep = formats.is_checkpoint if how.keep_old else None
         kept = io_write.write_plan(plan, overwrite=how.force, keep_old=keep, inputs=inputs, progress=how.progress)
         backup = kept.get(dest)
-    lines = list(draft.lines)
+    lines = [*draft.lines, *account.lines()]
     linked = [found("linked-files", where=dest)] if folder and how.link else []
     said = set(draft.findings)
     behind = [finding for finding in plan.findings if finding.id == "left-behind" and finding not in said]
     left = [*account.left, *(finding.where for finding in behind)]
-    if account.lost:
-        lines.append(f"LOST: {some(account.lost)}")
     if left:
         lines.append(f"left behind: {some(left)}")
     return draft.result(
@@ -264,7 +262,7 @@ def _written(draft: Draft[R], source: str, read: Iterable[Mark], dest: str, how:
         backup=backup,
         lines=tuple(lines),
         findings=(*draft.findings, *behind, *account.findings(), *linked, *replaced),
-        exit_code=LOSSES if account.lost else draft.exit_code,
+        exit_code=LOSSES if account.lost or account.damaged else draft.exit_code,
         account=account,
     )
 
@@ -371,9 +369,8 @@ class Result:
 
 def plan_edits(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan:
     """The plan of a verb that keeps the object of `checkpoint`, and changes names, shapes and devices alone."""
-    if edits:
-        # A new header over the data that is left would be an equally broken file, made silently.
-        legacy_layout.refuse_truncated(checkpoint)
+    # A new header over the data that is left would be an equally broken file, made silently; so would a copy.
+    legacy_layout.refuse_truncated(checkpoint)
     return formats.FORMATS[checkpoint.format].plan_edit(checkpoint, edits, dest)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from ckptfix.checkpoint import Checkpoint, Data, Inside, Storage, TensorEntry, dtypes
@@ -105,10 +105,18 @@ Lookup = Callable[[str], tuple[Data | None, int, int | None]]
 
 
 class Storages:
-    """Storage nouns by key: `place` gives where the bytes of a key are and their CRC-32."""
+    """Storage nouns by key: `place` gives where the bytes of a key are and their CRC-32.
 
-    def __init__(self, place: Lookup) -> None:
+    A storage on the meta device has no data. With `meta_has_bytes` the file must hold its bytes all the same.
+    `size` gives how many bytes of a key there are, where that is known without its place.
+    """
+
+    def __init__(
+        self, place: Lookup, *, meta_has_bytes: bool = False, size: Callable[[str], int] | None = None
+    ) -> None:
         self.place = place
+        self.meta_has_bytes = meta_has_bytes
+        self.size = size or (lambda key: place(key)[1])
         self._made: dict[tuple[str, str, str], Storage] = {}
 
     def __call__(self, persid: PersId) -> Storage:
@@ -122,18 +130,37 @@ class Storages:
         if made is None:
             expected = expected_bytes(kind, numel)
             try:
-                data, nbytes, crc32 = self.place(key) if location != "meta" else (None, expected, None)
+                absent = location == "meta" and not self.meta_has_bytes
+                data, nbytes, crc32 = (None, expected, None) if absent else self.place(key)
             except CkptfixError as error:
                 raise BadTensor(error.message) from None
             if nbytes < 0:
                 raise BadTensor(f"the file has no storage {key!r}")
             if expected != nbytes:
                 raise BadTensor(f"storage {key} has {nbytes} bytes where {expected} are promised")
+            if location == "meta":
+                data, crc32 = None, None
             made = self._made[key, kind, location] = Storage(key, kind, nbytes, location, data, crc32)
         elif made.nbytes != expected_bytes(kind, numel):
             message = f"storage {key} has {made.nbytes} bytes, and another reference to it promises another number"
             raise BadTensor(message)
         return made
+
+
+    def all_there(self, persids: Iterable[PersId]) -> bool:
+        """Whether the file has as many bytes of each storage as the references to it promise."""
+        for persid in persids:
+            try:
+                key, kind, location, numel = fields(persid)
+                if location == "meta" and not self.meta_has_bytes:
+                    continue
+                if self.size(key) != expected_bytes(kind, numel):
+                    return False
+            except BadTensor:
+                continue
+            except CkptfixError:
+                return False
+        return True
 
 
 MAX_KEY = 1024
