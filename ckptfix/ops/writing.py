@@ -28,6 +28,7 @@ from ckptfix.io.source import found_as, mark, opened_once, stamp
 from ckptfix.io.written import recorded
 from ckptfix.ops.law import audit
 from ckptfix.ops.law.promise import Account, Promise
+from ckptfix.ops.taken import not_taken
 from ckptfix.pickles.collector import without_collections
 from ckptfix.words import some
 
@@ -171,8 +172,10 @@ def _from_folder(draft: Draft[R], source: StrPath | Checkpoint, path: StrPath) -
     """The draft, with a line that says which file of the folder `source` the checkpoint is, if it is one of several."""
     if isinstance(source, Checkpoint) or os.fspath(path) == os.fspath(source):
         return draft
-    taken = os.path.relpath(path, source)
-    return replace(draft, lines=(f"took {taken} of {os.fspath(source)}", *draft.lines))
+    others = tuple(not_taken(os.fspath(source), os.fspath(path)))
+    notes = [other.message for other in others if other.severity == "info"]
+    line = "; ".join([f"took {os.path.relpath(path, source)} of {os.fspath(source)}", *notes])
+    return replace(draft, lines=(line, *draft.lines), findings=(*others, *draft.findings))
 
 
 def named_beside(source: StrPath, word: str, suffix: str | None = None, *, folder: bool = False) -> str:
