@@ -28,6 +28,7 @@ from ckptfix.io.source import found_as, mark, opened_once, stamp
 from ckptfix.io.written import recorded
 from ckptfix.ops.law import audit
 from ckptfix.ops.law.promise import Account, Promise
+from ckptfix.ops.taken import not_taken
 from ckptfix.pickles.collector import without_collections
 from ckptfix.words import some
 
@@ -171,8 +172,10 @@ def _from_folder(draft: Draft[R], source: StrPath | Checkpoint, path: StrPath) -
     """The draft, with a line that says which file of the folder `source` the checkpoint is, if it is one of several."""
     if isinstance(source, Checkpoint) or os.fspath(path) == os.fspath(source):
         return draft
-    taken = os.path.relpath(path, source)
-    return replace(draft, lines=(f"took {taken} of {os.fspath(source)}", *draft.lines))
+    others = tuple(not_taken(os.fspath(source), os.fspath(path)))
+    notes = [other.message for other in others if other.severity == "info"]
+    line = "; ".join([f"took {os.path.relpath(path, source)} of {os.fspath(source)}", *notes])
+    return replace(draft, lines=(line, *draft.lines), findings=(*others, *draft.findings))
 
 
 def refuse_destination(dest: StrPath, inputs: Iterable[StrPath], how: How, *, folder: bool = False) -> None:
@@ -223,13 +226,11 @@ def _written(draft: Draft[R], source: str, read: Iterable[Mark], dest: str, how:
         keep = formats.is_checkpoint if how.keep_old else None
         kept = io_write.write_plan(plan, overwrite=how.force, keep_old=keep, inputs=inputs, progress=how.progress)
         backup = kept.get(dest)
-    lines = list(draft.lines)
+    lines = [*draft.lines, *account.lines()]
     linked = [found("linked-files", where=dest)] if folder and how.link else []
     said = set(draft.findings)
     behind = [finding for finding in plan.findings if finding.id == "left-behind" and finding not in said]
     left = [*account.left, *(finding.where for finding in behind)]
-    if account.lost:
-        lines.append(f"LOST: {some(account.lost)}")
     if left:
         lines.append(f"left behind: {some(left)}")
     return draft.result(
@@ -241,7 +242,7 @@ def _written(draft: Draft[R], source: str, read: Iterable[Mark], dest: str, how:
         backup=backup,
         lines=tuple(lines),
         findings=(*draft.findings, *behind, *account.findings(), *linked, *replaced),
-        exit_code=LOSSES if account.lost else draft.exit_code,
+        exit_code=LOSSES if account.lost or account.damaged else draft.exit_code,
         account=account,
     )
 
@@ -348,9 +349,8 @@ class Result:
 
 def plan_edits(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan:
     """The plan of a verb that keeps the object of `checkpoint`, and changes names, shapes and devices alone."""
-    if edits:
-        # A new header over the data that is left would be an equally broken file, made silently.
-        legacy_layout.refuse_truncated(checkpoint)
+    # A new header over the data that is left would be an equally broken file, made silently; so would a copy.
+    legacy_layout.refuse_truncated(checkpoint)
     return formats.FORMATS[checkpoint.format].plan_edit(checkpoint, edits, dest)
 
 

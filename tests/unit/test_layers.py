@@ -35,7 +35,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 """The rooms of the house from the bottom up: a room imports from layers below its own, or as `BESIDE` says."""
 
 OPS: tuple[tuple[str, ...], ...] = (
-    ("averages", "candidates", "inside", "law", "naming"),
+    ("averages", "candidates", "inside", "law", "naming", "taken"),
     ("choose",),
     ("pieces", "writing"),
     ("convert", "inspect", "relocate", "rename", "sanitize", "slim", "target"),
