@@ -72,10 +72,12 @@ class Commands(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
+        ctx.ensure_object(Console).command = name if name in COMMANDS else None
         if name not in COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
             if os.path.lexists(name):
                 from ckptfix.cli.inspect import look
 
+                ctx.ensure_object(Console).command = look.name
                 return look.name, look, args
             from difflib import get_close_matches
 

@@ -77,7 +77,7 @@ def command(console: Console, *, a: str, b: str, limit: int | None, **options: A
             f"no tensor on either side is called {options['filter']}", hint="`ckptfix inspect` lists them"
         )
     if console.json:
-        console.emit(result.as_dict())
+        console.emit(result.as_dict(), result.exit_code)
     else:
         for line in report(result, console.rows(limit, ROWS), console.width):
             console.say(line)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING, TypedDict
 
 import click
@@ -13,7 +12,7 @@ import click
 from ckptfix.cli.shared import tables
 from ckptfix.cli.shared.common import FileName, at_option, reads
 from ckptfix.cli.shared.console import Console
-from ckptfix.cli.shared.exits import TROUBLE, describe
+from ckptfix.cli.shared.exits import TROUBLE, describe, failure
 from ckptfix.cli.shared.fit import wrapped
 from ckptfix.commands import command as line_of
 from ckptfix.errors import CkptfixError, printable
@@ -88,11 +87,12 @@ def command(
     done = doctor.doctor(paths[0], error=error, **options) if paths else doctor.message(error or "")
     if inside := doctor.inside(done):
         return _several(console, inside, fail_on, error=error, **options)
+    code = done.exit_code(fail_on)
     if console.json:
-        console.emit(done.as_dict())
+        console.emit(done.as_dict(), code)
     else:
         _show(console, done)
-    return done.exit_code(fail_on)
+    return code
 
 
 class Options(TypedDict):
@@ -121,7 +121,7 @@ def _several(
         except CkptfixError as trouble:
             codes.append(TROUBLE)
             rows.append(("error", "", printable(path), printable(trouble.message)))
-            documents.append({"path": path, "error": describe(trouble)})
+            documents.append(failure(describe(trouble), path))
             continue
         codes.append(done.exit_code(fail_on))
         documents.append(done.as_dict())
@@ -132,7 +132,8 @@ def _several(
             elif done.advice is not None:
                 remedies.append(f"Try: {done.advice}")
     if console.json:
-        console.emit({"files": documents})
+        for document, code in zip(documents, codes, strict=True):
+            console.emit(document, code, line=True)
         return max(codes)
     broken = sum(row[0] == "error" for row in rows)
     warned = f", {len(rows) - broken:,} with warnings" if len(rows) > broken else ""
@@ -166,7 +167,9 @@ def _explained(console: Console, id: str, entry: Entry | None, ids: tuple[str, .
         advice = f" Did you mean {' or '.join(near)}?" if near else ""
         raise click.UsageError(f"No finding is called {id!r}.{advice}")
     if console.json:
-        console.emit(asdict(entry))
+        from ckptfix.ops.doctor.report import explained
+
+        console.emit(explained(entry), 0)
         return 0
     console.prose(f"{entry.id} ({entry.severity}): {entry.title}")
     for line in textwrap.wrap(entry.story, min(console.width or 100, 100), break_on_hyphens=False):

@@ -70,7 +70,7 @@ def command(
     entries = sorted(chosen(inspection.entries, globs, path), key=_SORTS[sort])
     if console.json:
         kept = entries[: limit or None]
-        console.emit(dataclasses.replace(inspection, entries=tuple(kept)).as_dict())
+        console.emit(dataclasses.replace(inspection, entries=tuple(kept)).as_dict(), 0)
     else:
         _show(console, inspection, entries, tensors, tree, console.rows(limit, ROWS))
     return 0

@@ -121,13 +121,15 @@ def command(
         for line in lines(found, result, console.width):
             console.say(line)
         result = replace(result, lines=tuple(line for line in result.lines if not line.startswith(" ")))
+    if writing and found.refusals:
+        result = replace(result, exit_code=TROUBLE)
     code = show(console, result, named=named)
     for refusal in found.refusals if not console.json else ():
         for line in getattr(refusal, "lines", ()):
             console.note(f"  {printable(line)}")
         if refusal.hint:
             console.note(f"hint: {printable(refusal.hint)}")
-    return TROUBLE if writing and found.refusals else code
+    return code
 
 
 def lines(found: Found, result: MatchResult, width: int = 0) -> Iterator[str]:

@@ -60,9 +60,16 @@ def test_several_files_may_be_named(cli: Cli, runs: Path) -> None:
 
 
 def test_several_files_as_json(cli: Cli, runs: Path) -> None:
-    files = json.loads(cli("doctor", "runs", "--json").stdout)["files"]
+    files = [json.loads(line) for line in cli("doctor", "runs", "--json").stdout.splitlines()]
     assert [file["path"] for file in files] == [f"runs/epoch_{epoch}.pt" for epoch in range(6)]
     assert files[0] == json.loads(cli("doctor", "runs/epoch_0.pt", "--json").stdout)
+
+
+def test_a_file_that_cannot_be_read_is_a_line_of_its_own(cli: Cli, runs: Path) -> None:
+    done = cli("doctor", "runs/epoch_0.pt", "absent.pt", "--json")
+    good, failed = (json.loads(line) for line in done.stdout.splitlines())
+    assert (done.exit_code, good["exit_code"], failed["exit_code"]) == (2, 0, 2)
+    assert failed["path"] == "absent.pt" and failed["error"]["type"] == "NoSuchFile" and "findings" not in failed
 
 
 def test_a_folder_without_checkpoints_is_judged_itself(cli: Cli, tmp_path: Path) -> None:

@@ -251,7 +251,7 @@ def show(console: Console, result: Written, *, named: bool = False) -> int:
     Its `lines` include the findings that are just notes; warnings and losses are listed on stderr, each.
     """
     if console.json:
-        console.emit(result.as_dict())
+        console.emit(result.as_dict(), result.exit_code)
         return result.exit_code
     from ckptfix.io.durable import kept_line
 

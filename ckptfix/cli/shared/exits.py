@@ -10,7 +10,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from io import TextIOWrapper
 from types import FrameType
 from typing import Any
@@ -93,9 +93,18 @@ def _report(error: Exception, console: Console, arguments: Sequence[str], writte
         document["written"] = [*written]
     if console.json or "--json" in arguments:
         with contextlib.suppress(OSError):
-            console.emit({"error": document})
+            console.emit(failure(document), TROUBLE)
             _flush()
     return TROUBLE
+
+
+def failure(document: Mapping[str, Any], path: str | None = None) -> dict[str, Any]:
+    """What ``--json`` prints instead of a result, for an error as `describe` has it.
+
+    Args:
+        path: the input that failed; without it, the file that the error is about.
+    """
+    return {"path": path if path is not None else document["path"], "error": document}
 
 
 def describe(error: Exception) -> dict[str, Any]:
