@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 import click
 
-from ckptfix.cli.shared import tables
+from ckptfix.cli.shared import tables, values
 from ckptfix.cli.shared.common import FileName, at_option, reads
 from ckptfix.cli.shared.console import Console
 from ckptfix.cli.shared.exits import TROUBLE, describe, failure
@@ -43,13 +43,18 @@ SHOWN = 30
     ),
     click.Option(["--fast"], is_flag=True, help="Read no tensor bytes: no checksums, no NaN, no zeros."),
     at_option(),
-    click.Option(["--like-at"], metavar="PATH", help="The mapping of TARGET, where it has several."),
+    click.Option(
+        ["--like-at"], metavar="PATH", shell_complete=values.target_addresses,
+        help="The mapping of TARGET, where it has several.",
+    ),
     click.Option(["--allow-import"], is_flag=True, help="Import module:factory, which runs its code."),
     click.Option(
         ["--fail-on"], type=click.Choice(["error", "warning", "never"]), default="error", show_default=True,
         help="The least serious finding that makes the exit code 1.",
     ),
-    click.Option(["--explain"], metavar="ID", help="Explain a finding in detail, and stop."),
+    click.Option(
+        ["--explain"], metavar="ID", shell_complete=values.findings, help="Explain a finding in detail, and stop."
+    ),
     example="ckptfix doctor model.pth --error 'failed finding central directory'",
 )
 def command(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import click
 
+from ckptfix.cli.shared import values
 from ckptfix.cli.shared.common import Written, link_option, writes
 from ckptfix.ops import relocate
 from ckptfix.ops.writing import How
@@ -13,7 +14,9 @@ from ckptfix.ops.writing import How
 
 @writes(
     "map-location",
-    click.Argument(["targets"], metavar="DEVICE | FROM=TO...", nargs=-1, required=False),
+    click.Argument(
+        ["targets"], metavar="DEVICE | FROM=TO...", nargs=-1, required=False, shell_complete=values.devices
+    ),
     link_option(),
     example="ckptfix map-location IN.pth OUT.pth cuda:0=cuda:1 cuda:1=cuda:0",
 )

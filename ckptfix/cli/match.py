@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ckptfix.cli.shared import tables
+from ckptfix.cli.shared import tables, values
 from ckptfix.cli.shared.common import (
     FileName,
     at_option,
@@ -51,7 +51,7 @@ _OUT, *_HOW = destination(optional=True)
         help="Match by names, shapes and neighbours, or the n-th tensor to the n-th.",
     ),
     at_option(),
-    click.Option(["--like-at"], metavar="PATH", help="The same for TARGET."),
+    click.Option(["--like-at"], metavar="PATH", shell_complete=values.target_addresses, help="The same for TARGET."),
     click.Option(["--report"], is_flag=True, help="Show every pair and rule, and what is unmatched. OUT is optional."),
     click.Option(["--rules", "rules_file"], metavar="FILE", type=FileName(),
                  help="Write the learned rules there (an old file: --force); `rename --map` takes them."),

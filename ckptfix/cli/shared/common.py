@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 
-from ckptfix.cli.shared import tables
+from ckptfix.cli.shared import tables, values
 from ckptfix.cli.shared.console import Console, pass_console
 from ckptfix.cli.shared.tables import size
 from ckptfix.errors import printable
@@ -46,7 +46,10 @@ class Written(Protocol):
 def at_option() -> click.Option:
     """--at PATH."""
     return click.Option(
-        ["--at"], metavar="PATH", help="Only the mapping at this address, such as model_state_dict (see inspect)."
+        ["--at"],
+        metavar="PATH",
+        shell_complete=values.addresses,
+        help="Only the mapping at this address, such as model_state_dict (see inspect).",
     )
 
 
