@@ -10,7 +10,7 @@ from importlib.resources import files
 TOPICS: dict[str, str] = {
     "commands": "Every command, with an example and what it prints.",
     "python": "Loading into a model, and the commands as functions.",
-    "recipes": "Common tasks, and questions that the tutorials leave open.",
+    "recipes": "By task: what to run when something does not load, fit or end.",
     "formats": "What is read, edited and written, and the limits.",
     "findings": "Every finding of doctor: what it means, and the fix.",
     "json": "What --json prints: every field, and the promise about them.",
