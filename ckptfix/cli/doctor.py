@@ -11,7 +11,7 @@ import click
 
 from ckptfix.cli.shared import tables, values
 from ckptfix.cli.shared.common import FileName, at_option, reads
-from ckptfix.cli.shared.console import Console
+from ckptfix.cli.shared.console import Console, Lines
 from ckptfix.cli.shared.exits import TROUBLE, describe, failure
 from ckptfix.cli.shared.fit import wrapped
 from ckptfix.commands import command as line_of
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from ckptfix.findings.row import Entry, Finding
-    from ckptfix.ops.doctor.report import Diagnosis
+    from ckptfix.ops.doctor.report import Diagnosis, FailOn
 
 MOST_TEXT = 4 << 20
 """Characters of a message that are read."""
@@ -67,7 +67,7 @@ def command(
     at: str | None,
     like_at: str | None,
     allow_import: bool,
-    fail_on: str,
+    fail_on: FailOn,
     explain: str | None,
 ) -> int:
     """Say why FILE does not load, and which commands fix it.
@@ -111,7 +111,7 @@ class Options(TypedDict):
 
 
 def _several(
-    console: Console, paths: Sequence[str], fail_on: str, *, error: str | None, **options: Unpack[Options]
+    console: Console, paths: Sequence[str], fail_on: FailOn, *, error: str | None, **options: Unpack[Options]
 ) -> int:
     """Judge files one by one, and list those that have problems; the exit code of the worst."""
     from ckptfix.ops import doctor
@@ -184,6 +184,13 @@ def _explained(console: Console, id: str, entry: Entry | None, ids: tuple[str, .
 
         console.say(f"Fix: {readable(entry.fix)}")
     return 0
+
+
+def text(done: Diagnosis) -> str:
+    """What the command prints."""
+    lines = Lines()
+    _show(lines, done)
+    return str(lines)
 
 
 def _show(console: Console, done: Diagnosis) -> None:

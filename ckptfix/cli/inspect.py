@@ -11,7 +11,7 @@ import click
 
 from ckptfix.cli.shared import tables
 from ckptfix.cli.shared.common import Verb, file_argument, reads
-from ckptfix.cli.shared.console import Console
+from ckptfix.cli.shared.console import Console, Lines
 from ckptfix.commands import command as line_of
 from ckptfix.errors import NoSuchTensor, printable
 from ckptfix.ops import inspect
@@ -74,6 +74,13 @@ def command(
     else:
         _show(console, inspection, entries, tensors, tree, console.rows(limit, ROWS))
     return 0
+
+
+def text(inspection: Inspection) -> str:
+    """What the command prints."""
+    lines = Lines()
+    _show(lines, inspection, list(inspection.entries), False, False, 0)
+    return str(lines)
 
 
 def _show(

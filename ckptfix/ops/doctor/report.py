@@ -6,16 +6,19 @@ import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-from ckptfix.errors import printable
 from ckptfix.findings import message_names
 from ckptfix.findings.load_errors import LoadError
 from ckptfix.findings.remedies import chain
 from ckptfix.findings.row import Entry, Finding
 from ckptfix.findings.table import ENTRIES, RANK, Remedy, as_row, errors_of, shell_line
 from ckptfix.ops.doctor import messages
+from ckptfix.shown import html, text
 from ckptfix.words import plural
+
+FailOn = Literal["error", "warning", "never"]
+"""The least serious finding that makes the exit code 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +73,21 @@ class Diagnosis:
     remedies: tuple[Remedy, ...] = ()
 
     def __str__(self) -> str:
-        """What is wrong, and a line for each finding with what helps."""
-        lines = [f"{self.path}: {self.title}", self.sentence]
-        for finding in self.findings:
-            place = f"{finding.where}: " if finding.where and finding.where not in finding.message else ""
-            lines.append(f"{finding.severity}: {finding.id}: {place}{finding.message}")
-            lines += [f"  {finding.fix}"] if finding.fix else []
-        return "\n".join(map(printable, lines))
+        """What ``ckptfix doctor`` prints, all rows."""
+        return text("doctor", self)
 
     def __repr__(self) -> str:
         return f"<Diagnosis of {self.path!r}: {plural(len(self.findings), 'finding')}>"
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (finding.severity, finding.id, finding.where, finding.message, finding.fix) for finding in self.findings
+        ]
+        fixes = [f"{'Then' if number else 'Fix'}: {shell_line(words)}" for number, words in enumerate(self.fixes)]
+        advice = [f"Try: {self.advice}"] if self.advice is not None else []
+        table = ("findings", ("severity", "finding", "where", "what", "fix"), rows)
+        what = f"{self.path}: {self.title}" if self.path else self.title
+        return html([what, self.sentence, *advice, *fixes], [table])
 
     @property
     def sentence(self) -> str:
@@ -139,7 +147,7 @@ class Diagnosis:
         ]  # fmt: skip
         return sorted(rows, key=lambda row: row[0] is not cause)
 
-    def exit_code(self, fail_on: str = "error") -> int:
+    def exit_code(self, fail_on: FailOn = "error") -> int:
         """1 with a finding at least as serious as `fail_on`, ``"error"`` or ``"warning"``; else, or for ``"never"``, 0.
 
         Errors are damage, what ``weights_only=True`` refuses, a misfit with the model, and files that are no

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from ckptfix.arguments import typed
 from ckptfix.errors import StrPath, UnknownFormat, file_name
 from ckptfix.formats import located, open_checkpoint
 from ckptfix.formats.folders.members import members
@@ -14,6 +15,7 @@ from ckptfix.ops.inspect.describe import inspect as inspect_op
 from ckptfix.pickles.collector import without_collections
 
 
+@typed
 @without_collections
 @opened_once()
 def inspect(path: StrPath) -> Inspection:

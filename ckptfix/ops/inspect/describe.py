@@ -18,6 +18,7 @@ from ckptfix.formats.torch.common import pickled
 from ckptfix.names import wrappers as keys
 from ckptfix.ops import choose
 from ckptfix.ops.candidates import state_dict_of, view
+from ckptfix.shown import html, text
 from ckptfix.words import facts, plural, shape, size
 
 
@@ -59,15 +60,22 @@ class Inspection:
     members: tuple[Member, ...] = ()
 
     def __str__(self) -> str:
-        """What the file is, a fact a line, and a line for each tensor."""
-        shown = "".join(
-            f"\n{printable(entry.name)}  {entry.dtype}  {shape(entry.shape)}  {size(entry.nbytes)}  {entry.location}"
-            for entry in self.entries
-        )
-        return "\n".join(summary(self, most=0)) + (f"\n{shown}" if shown else "")
+        """What ``ckptfix inspect`` prints, all rows."""
+        return text("inspect", self)
 
     def __repr__(self) -> str:
         return f"<Inspection of {self.path!r}: {self.title}, {plural(self.tensors, 'tensor')}>"
+
+    def _repr_html_(self) -> str:
+        tensors = [
+            (entry.name, entry.dtype, shape(entry.shape), size(entry.nbytes), entry.location) for entry in self.entries
+        ]
+        members = [(member.name, member.what, size(member.size)) for member in self.members]
+        tables = (
+            ("files", ("name", "what", "size"), members),
+            ("tensors", ("name", "dtype", "shape", "size", "device"), tensors),
+        )
+        return html(summary(self), tables)
 
     def as_dict(self) -> dict[str, object]:
         """The same for JSON, the entries without their places."""
