@@ -21,7 +21,7 @@ from ckptfix.words import plural
 
 if TYPE_CHECKING:
     from ckptfix.findings.row import Entry
-    from ckptfix.ops.doctor.report import Diagnosis
+    from ckptfix.ops.doctor.report import Diagnosis, FailOn
 
 NAMES = 4
 """Names that one line lists on a terminal; a pipe gets all of them, and so does -v."""
@@ -110,7 +110,7 @@ def command(
     at: str | None,
     like_at: str | None,
     allow_import: bool,
-    fail_on: str,
+    fail_on: FailOn,
     explain: str | None,
     verbose: bool,
 ) -> int:
