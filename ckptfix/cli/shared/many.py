@@ -182,8 +182,10 @@ class Lines:
         width = self._console.width
         if outcome.done:
             names = min(self._names, width // 2) if width else self._names
-            line = f"{cut(name, names).ljust(names)}  {printable('; '.join(outcome.done))}"
-            self._console.say(cut(line, width) if width else line)
+            what = printable("; ".join(outcome.done))
+            room = width - names - 2 if width else len(what)
+            what = what if len(what) <= room else f"{what[: room - 3]}..."
+            self._console.say(f"{cut(name, names).ljust(names)}  {what}")
         for line in outcome.text:
             self._console.say(line)
         return False
