@@ -201,10 +201,11 @@ class Lines:
 
 
 class Whole:
-    """All that the command says of each input, one below the other."""
+    """All that the command says of each input, one below the other, under a title where it does not name the input."""
 
     def __init__(self, console: Console, job: Job) -> None:
         self._console = console
+        self._titled = bool(job.params.get("tensors"))
         self._first = True
 
     def add(self, name: str, outcome: Outcome) -> bool:
@@ -212,6 +213,8 @@ class Whole:
             if not self._first:
                 self._console.say()
             self._first = False
+            if self._titled:
+                self._console.say(f"{name}:")
         for line in outcome.text:
             self._console.say(line)
         return False
