@@ -73,8 +73,8 @@ class Commands(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
-        if name not in COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
-            if os.path.lexists(name):
+        if name not in COMMANDS and (name == "-" or not name.startswith("-")) and not ctx.resilient_parsing:
+            if name == "-" or os.path.lexists(name):
                 from ckptfix.cli.inspect import look
 
                 return look.name, look, args

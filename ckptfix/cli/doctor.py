@@ -53,11 +53,18 @@ class _Problems:
         console.say(f"{plural(len(codes), 'file')}: {broken:,} with errors{warned}, {good:,} without problems.")
         if rows:
             console.say()
-            for row in _listed(rows, console.width, "file"):
+            limit = console.rows(None, SHOWN) or len(rows)
+            for row in _listed(rows[:limit], console.width, "file"):
                 console.say(row)
+            if len(rows) > limit:
+                console.say(f"... {len(rows) - limit:,} more (a pipe gets all)")
             console.say()
-        for line in dict.fromkeys(self._remedies):
+        remedies = list(dict.fromkeys(self._remedies))
+        limit = console.rows(None, SHOWN) or len(remedies)
+        for line in remedies[:limit]:
             (console.say if line.startswith("Fix: ") else console.prose)(printable(line))
+        if len(remedies) > limit:
+            console.say(f"... {len(remedies) - limit:,} more commands (a pipe gets all)")
 
 
 _INPUTS = Inputs("path", _Problems)

@@ -171,6 +171,10 @@ def test_patterns(cli: Cli, runs: Path) -> None:
     done = cli("strip-module", "runs/**/*.pth", "--out-dir", "out")
     assert done.exit_code == 0
     assert sorted(tree(Path("out"))) == ["a/one.pth", "a/two.pth", "b/one.pth"]
+    both = cli("strip-module", "-r", "runs/[as]*", "--out-dir", "both")
+    assert both.exit_code == 0
+    assert sorted(path.name for path in Path("both").iterdir()) == ["a", "shards"]
+    assert sorted(tree(Path("both/a"))) == ["model", "one.pth", "two.pth"]
     assert cli("doctor", "runs/?/t*.pth").stdout.startswith("1 file: 0 with errors")
     missing = cli("inspect", "runs/*.none")
     assert missing.exit_code == 2 and "runs/*.none: no such file or folder" in missing.stderr
@@ -231,6 +235,8 @@ def test_a_dry_run_writes_no_file_and_leaves_no_folder(cli: Cli, runs: Path) -> 
         ("rename a.pth --out-dir out", "Nothing to rename by"),
         ("to-cpu - a.pth --out-dir out", "has no name"),
         ("to-cpu a.pth --out-dir out --jobs 0", "Invalid value for '--jobs'"),
+        ("to-cpu b.pth --out-dir a.pth", "Directory 'a.pth' is a file"),
+        ("match a.pth --like b.pth --rules rules --out-dir out", "--rules is one file"),
         ("doctor -r", "-r needs the name of a folder"),
     ],
 )
@@ -293,6 +299,11 @@ def test_a_line_fits_the_terminal(
 def test_reports_whole_are_apart(cli: Cli, ddp: Path, plain: Path) -> None:
     done = cli("inspect", ddp, plain)
     assert done.stdout == f"{cli('inspect', ddp).stdout}\n{cli('inspect', plain).stdout}"
+
+
+def test_tables_alone_have_the_name_of_their_file(cli: Cli, ddp: Path, plain: Path) -> None:
+    first, second = (cli("inspect", path, "--tensors").stdout for path in (ddp, plain))
+    assert cli("inspect", ddp, plain, "--tensors").stdout == f"{ddp}:\n{first}\n{plain}:\n{second}"
 
 
 def test_help_takes_several_topics(cli: Cli) -> None:

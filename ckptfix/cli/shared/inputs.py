@@ -48,24 +48,31 @@ def expanded(names: Iterable[str], *, recursive: bool, leave_out: str | None = N
     """
     found: list[Input] = []
     for name in names:
+        places = [name]
+        below: Path | None = None
         if is_pattern(name):
-            found += _matching(name) or [Input(name)]
-        elif recursive and found_as(name) == "folder" and not formats.is_folder_checkpoint(name):
-            found += [_found(path, name) for path in _checkpoints(name, leave_out)] or [Input(name)]
-        else:
-            found.append(Input(name))
+            places = sorted(glob.glob(name, recursive=True)) or places  # noqa: PTH207
+            below = _fixed(name)
+        for place in places:
+            if recursive and found_as(place) == "folder" and not formats.is_folder_checkpoint(place):
+                inner = [*_checkpoints(place, leave_out)] or [place]
+                found += [_found(path, below or Path(place)) for path in inner]
+            else:
+                found.append(_found(place, below))
     return found
 
 
-def _matching(pattern: str) -> list[Input]:
-    fixed = Path(pattern)
-    while glob.has_magic(str(fixed)):
-        fixed = fixed.parent
-    return [_found(path, str(fixed)) for path in sorted(glob.glob(pattern, recursive=True))]  # noqa: PTH207
+def _fixed(pattern: str) -> Path:
+    """The folder in which a pattern begins."""
+    folder = Path(pattern)
+    while glob.has_magic(str(folder)):
+        folder = folder.parent
+    return folder
 
 
-def _found(path: str, below: str) -> Input:
-    return Input(path, os.path.relpath(Path(path).parent, below))
+def _found(path: str, below: Path | None) -> Input:
+    around = Path(path).parent
+    return Input(path, os.path.relpath(around, below) if below is not None and below != Path(path) else "")
 
 
 def _checkpoints(folder: str, leave_out: str | None) -> Iterator[str]:

@@ -63,7 +63,7 @@ def search_options() -> list[click.Parameter]:
 def folder_options() -> list[click.Parameter]:
     """--out-dir, and how its inputs are found."""
     out_dir = _option(
-        "--out-dir", metavar="DIR", type=click.Path(),
+        "--out-dir", metavar="DIR", type=click.Path(file_okay=False),
         help="Every name is an input; the outputs go to DIR, under the same names. Quoted patterns are taken too.",
     )  # fmt: skip
     return [out_dir, *search_options()]
@@ -135,6 +135,9 @@ class InAndOut:
             return None
         if params["output"] is not None:
             raise click.UsageError("The output is given twice: with --output and with --out-dir.", ctx)
+        for param in command.params:
+            if getattr(param.type, "dash", None) == "output" and param.name != "dest" and params[str(param.name)]:
+                raise click.UsageError(f"{param.opts[0]} is one file, and with --out-dir every input writes one.", ctx)
         words = [word for word in (params.pop("source"), params.pop("dest")) if word is not None]
         words += others if rest == "others" else params[rest]
         if rest != "others":
