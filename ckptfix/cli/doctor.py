@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from ckptfix.findings.row import Entry
     from ckptfix.ops.doctor.report import Diagnosis
 
+SHOWN = 30
+"""Files with problems in the table of several on a terminal; a pipe gets all."""
+
 NAMES = 4
 """Names that one line lists on a terminal; a pipe gets all of them, and so does -v."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -58,6 +59,7 @@ def command(console: Console, *, paths: Sequence[str], recursive: bool, sort: st
     from ckptfix.ops import listing
 
     rows = [listing.listed(path) for path in listing.checkpoints(paths, recursive=recursive)]
+    rows = [replace(row, path=console.streams.get(row.path, row.path)) for row in rows]
     rows.sort(key=_SORTS[sort])
     if console.json:
         for row in rows:
