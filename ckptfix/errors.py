@@ -12,9 +12,11 @@
     │   └── BadIndex         an index that does not match its shards
     ├── Unsupported          valid, but not ours to do
     │   ├── Bomb             packed bytes that unfold beyond measure
+    │   ├── IsFolder         the output is a folder, and is to be a file; also an IsADirectoryError
+    │   ├── NotAFolder       the output is a file, and is to be a folder; also a NotADirectoryError
     │   └── NoFile           a pipe or a device
     ├── Refused              we could, and will not
-    │   ├── WouldOverwrite   the output exists, or is the input
+    │   ├── WouldOverwrite   the output exists, or is the input; also a FileExistsError
     │   ├── WouldLoseData    the output could not hold everything
     │   ├── PartialPrefix    only some keys of a mapping have the prefix
     │   ├── Undecided        several state dicts could be meant
@@ -25,7 +27,9 @@
     ├── NoSuchFile           no file or folder of that name; also a FileNotFoundError
     ├── NoSuchTensor         a name or an address that the file does not have
     ├── MissingExtra         a package that an extra of ckptfix installs; also an ImportError
-    └── WriteFailed          the machine's fault: disk full, an I/O error, a read-only folder
+    └── WriteFailed          the machine's fault: disk full, an I/O error; also an OSError, with its errno
+        ├── NotPermitted     a file or folder that we may not read or write; also a PermissionError
+        └── NoSuchFolder     the output's folder does not exist; also a FileNotFoundError
 
 Nothing here is parsed from text: a caller who needs the offset reads ``error.offset``.
 """
@@ -110,7 +114,13 @@ class NoSuchFile(CkptfixError, FileNotFoundError):
 
     def __init__(self, path: str | os.PathLike[str] | None = None, *, hint: str | None = None) -> None:
         super().__init__("no such file or folder", path=path, hint=hint)
-        self.errno, self.strerror, self.filename = errno.ENOENT, self.message, self.path
+        _as_of_system(self, errno.ENOENT)
+
+
+def _as_of_system(error: CkptfixError, number: int | None) -> None:
+    """Give an error that is an ``OSError`` too the fields of one."""
+    assert isinstance(error, OSError)
+    error.errno, error.strerror, error.filename = number, error.message, error.path
 
 
 def not_readable(error: OSError, path: str | os.PathLike[str]) -> CkptfixError:
@@ -119,6 +129,8 @@ def not_readable(error: OSError, path: str | os.PathLike[str]) -> CkptfixError:
         return error
     if isinstance(error, FileNotFoundError):
         return NoSuchFile(path)
+    if isinstance(error, PermissionError):
+        return NotPermitted((error.strerror or str(error)).lower(), path=path, number=error.errno)
     return CkptfixError((error.strerror or str(error)).lower(), path=path)
 
 
@@ -166,6 +178,14 @@ class NoFile(Unsupported):
     """A pipe or a device, where a regular file is needed."""
 
 
+class IsFolder(Unsupported, IsADirectoryError):
+    """The output is a folder, and is to be a file. An ``IsADirectoryError`` too."""
+
+
+class NotAFolder(Unsupported, NotADirectoryError):
+    """The output is a file, and is to be a folder. A ``NotADirectoryError`` too."""
+
+
 class DistributedPart(Unsupported):
     """A file of a distributed checkpoint: one rank's parts of it, which mean nothing without the others."""
 
@@ -174,8 +194,12 @@ class Refused(CkptfixError):
     """Possible, but only done when it is asked for."""
 
 
-class WouldOverwrite(Refused):
-    """The output exists, or is the input."""
+class WouldOverwrite(Refused, FileExistsError):
+    """The output exists, or is the input. A ``FileExistsError`` too."""
+
+    def __init__(self, message: str, *, path: str | os.PathLike[str] | None = None, hint: str | None = None) -> None:
+        super().__init__(message, path=path, hint=hint)
+        _as_of_system(self, errno.EEXIST)
 
 
 class WouldLoseData(Refused):
@@ -311,5 +335,21 @@ class MissingExtra(CkptfixError, ImportError):
         self.name = name
 
 
-class WriteFailed(CkptfixError):
-    """The machine could not write or read: disk full, I/O error, read-only folder."""
+class WriteFailed(CkptfixError, OSError):
+    """The machine could not write or read: disk full, I/O error. An ``OSError`` too.
+
+    Args:
+        number: the `errno` of the system, where it said one.
+    """
+
+    def __init__(self, message: str, *, number: int | None = None, **place: object) -> None:
+        super().__init__(message, **place)  # type: ignore[arg-type]
+        _as_of_system(self, number)
+
+
+class NotPermitted(WriteFailed, PermissionError):
+    """A file or folder that we may not read or write. A ``PermissionError`` too."""
+
+
+class NoSuchFolder(WriteFailed, FileNotFoundError):
+    """The folder that the output is to be in does not exist. A ``FileNotFoundError`` too."""

@@ -82,7 +82,8 @@ def tried(programs: Path, version: str, folder: Path) -> int:
     done = run(programs / "python", "-c", "import torch", code=1)
     expect("No module named 'torch'" in done.stderr, "torch is installed", done)
     done = ckptfix("--version")
-    expect(done.stdout.split() == ["ckptfix", version], f"this is not version {version}", done)
+    expect(done.stdout.splitlines()[:1] == [f"ckptfix {version}"], f"this is not version {version}", done)
+    expect("torch not installed" in done.stdout, "--version does not say that torch is missing", done)
     for name in COMMANDS:
         place = folder / name.replace(" ", "-")
         place.mkdir()

@@ -73,10 +73,12 @@ class Commands(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
+        ctx.ensure_object(Console).command = name if name in COMMANDS else None
         if name not in COMMANDS and (name == "-" or not name.startswith("-")) and not ctx.resilient_parsing:
             if name == "-" or os.path.lexists(name):
                 from ckptfix.cli.inspect import look
 
+                ctx.ensure_object(Console).command = look.name
                 return look.name, look, args
             from difflib import get_close_matches
 
@@ -122,9 +124,7 @@ class Commands(click.Group):
 
         def invoke() -> object:
             if instruction := os.environ.get(complete_var or COMPLETE):
-                from click.shell_completion import shell_complete
-
-                return shell_complete(self, {}, "ckptfix", complete_var or COMPLETE, instruction)
+                return _completed(self, complete_var or COMPLETE, instruction)
             with self.make_context("ckptfix", arguments, obj=console, **extra) as ctx:
                 return self.invoke(ctx)
 
@@ -134,11 +134,42 @@ class Commands(click.Group):
         return code
 
 
+def _completed(group: Commands, variable: str, instruction: str) -> int:
+    """Say what a completion script asked for: ``bash_complete``, or ``bash_source`` for the script itself."""
+    from ckptfix.cli.shared.shells import SHELLS
+
+    shell, _, what = instruction.partition("_")
+    if shell not in SHELLS or what not in ("source", "complete"):
+        return 1
+    complete = SHELLS[shell](group, {}, "ckptfix", variable)
+    click.echo(complete.source() if what == "source" else complete.complete())
+    return 0
+
+
+def _version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    """Say the versions of what a report of a fault should name; torch is not imported for that."""
+    if not value or ctx.resilient_parsing:
+        return
+    import platform
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        torch = version("torch")
+    except PackageNotFoundError:
+        torch = "not installed"
+    click.echo(f"ckptfix {version('ckptfix')}")
+    click.echo(f"Python {platform.python_version()}, torch {torch}, {platform.platform()}")
+    ctx.exit()
+
+
 @click.group(
     cls=Commands,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-@click.version_option(package_name="ckptfix", message="%(prog)s %(version)s")
+@click.option(
+    *("-V", "--version"), is_flag=True, is_eager=True, expose_value=False, callback=_version,
+    help="Show the versions of ckptfix, Python and torch, and exit.",
+)
 def commands() -> None:
     """Fix PyTorch checkpoints without loading them: names, devices, container.
 

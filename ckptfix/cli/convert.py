@@ -6,6 +6,7 @@ from typing import Literal
 
 import click
 
+from ckptfix.cli.shared import values
 from ckptfix.cli.shared.common import FileName, Written, at_option, writes
 from ckptfix.ops import convert
 from ckptfix.ops.writing import How
@@ -17,6 +18,7 @@ from ckptfix.ops.writing import How
     click.Option(
         ["--to"],
         metavar="zip|legacy|safetensors|hf|dcp",
+        shell_complete=values.formats,
         help="The format of OUT; without it, what OUT's suffix says. zip is also called torch; hf and dcp are folders.",
     ),
     click.Option(

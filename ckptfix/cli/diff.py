@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ckptfix.cli.shared import tables
+from ckptfix.cli.shared import tables, values
 from ckptfix.cli.shared.common import file_argument, reads
 from ckptfix.cli.shared.console import Console
 from ckptfix.cli.shared.fit import wrapped
@@ -49,6 +49,7 @@ def _one_or_two(ctx: click.Context, param: click.Parameter, value: tuple[str, ..
     click.Option(
         ["--at"],
         metavar="PATH",
+        shell_complete=values.addresses,
         multiple=True,
         callback=_one_or_two,
         help="Compare the mappings at this address; given twice, it is A's and B's.",
@@ -77,7 +78,7 @@ def command(console: Console, *, a: str, b: str, limit: int | None, **options: A
             f"no tensor on either side is called {options['filter']}", hint="`ckptfix inspect` lists them"
         )
     if console.json:
-        console.emit(result.as_dict())
+        console.emit(result.as_dict(), result.exit_code)
     else:
         for line in report(result, console.rows(limit, ROWS), console.width):
             console.say(line)

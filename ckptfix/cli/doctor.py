@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
 
-from ckptfix.cli.shared import tables
+from ckptfix.cli.shared import tables, values
 from ckptfix.cli.shared.common import FileName, Message, at_option, files_argument, reads
 from ckptfix.cli.shared.console import Console
 from ckptfix.cli.shared.exits import TROUBLE
@@ -94,13 +93,18 @@ def _row_of(done: Diagnosis) -> tuple[str, str, str, str] | None:
     ),
     click.Option(["--fast"], is_flag=True, help="Read no tensor bytes: no checksums, no NaN, no zeros."),
     at_option(),
-    click.Option(["--like-at"], metavar="PATH", help="The mapping of TARGET, where it has several."),
+    click.Option(
+        ["--like-at"], metavar="PATH", shell_complete=values.target_addresses,
+        help="The mapping of TARGET, where it has several.",
+    ),
     click.Option(["--allow-import"], is_flag=True, help="Import module:factory, which runs its code."),
     click.Option(
         ["--fail-on"], type=click.Choice(["error", "warning", "never"]), default="error", show_default=True,
         help="The least serious finding that makes the exit code 1.",
     ),
-    click.Option(["--explain"], metavar="ID", help="Explain a finding in detail, and stop."),
+    click.Option(
+        ["--explain"], metavar="ID", shell_complete=values.findings, help="Explain a finding in detail, and stop."
+    ),
     click.Option(["-v", "--verbose"], is_flag=True, help="List every finding by itself, with its place in the file."),
     *search_options(),
     example="ckptfix doctor model.pth --error 'failed finding central directory'",
@@ -150,11 +154,12 @@ def command(
             ctx = click.get_current_context()
             return run(_INPUTS.of(ctx.command, ctx, inside), console)
     console.row = _row_of(done)
+    code = done.exit_code(fail_on)
     if console.json:
-        console.emit(done.as_dict())
+        console.emit(done.as_dict(), code)
     else:
         _show(console, done, verbose)
-    return done.exit_code(fail_on)
+    return code
 
 
 def _explained(console: Console, id: str, entry: Entry | None, ids: tuple[str, ...]) -> int:
@@ -165,7 +170,9 @@ def _explained(console: Console, id: str, entry: Entry | None, ids: tuple[str, .
         advice = f" Did you mean {' or '.join(near)}?" if near else ""
         raise click.UsageError(f"No finding is called {id!r}.{advice}")
     if console.json:
-        console.emit(asdict(entry))
+        from ckptfix.ops.doctor.report import explained
+
+        console.emit(explained(entry), 0)
         return 0
     console.prose(f"{entry.id} ({entry.severity}): {entry.title}")
     for line in textwrap.wrap(entry.story, min(console.width or 100, 100), break_on_hyphens=False):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from ckptfix.cli.shared import values
 from ckptfix.cli.shared.common import Written, writes
 from ckptfix.ops import extract
 from ckptfix.ops.writing import How
@@ -12,12 +13,16 @@ from ckptfix.ops.writing import How
 @writes(
     "extract",
     click.Option(
-        ["--at"], metavar="PATH", help="Take the state dict or module at this address, such as model (see inspect)."
+        ["--at"],
+        metavar="PATH",
+        shell_complete=values.addresses,
+        help="Take the state dict or module at this address, such as model (see inspect).",
     ),
     click.Option(["--ema"], is_flag=True, help="Take the averaged weights, under the names of a plain model."),
     click.Option(
         ["--to"],
         metavar="zip|legacy|safetensors",
+        shell_complete=values.formats,
         help="The format of OUT; without it, what OUT's suffix says. zip is also called torch.",
     ),
     click.Option(

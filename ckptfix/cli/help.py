@@ -13,7 +13,7 @@ import click
 from ckptfix.cli import COMMANDS, commands
 from ckptfix.cli.shared.common import reads
 from ckptfix.cli.shared.console import Console, is_terminal
-from ckptfix.docs import TOPICS, page
+from ckptfix.docs import SCHEMA, SUMMARY, TOPICS, page, schema
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     from click.shell_completion import CompletionItem
 
-    summaries = {**TOPICS, **{name: row.summary for name, row in COMMANDS.items()}}
+    summaries = {**TOPICS, SCHEMA: SUMMARY, **{name: row.summary for name, row in COMMANDS.items()}}
     return [CompletionItem(name, help=text) for name, text in summaries.items() if name.startswith(incomplete)]
 
 
@@ -47,7 +47,9 @@ def command(console: Console, *, topics: tuple[str, ...]) -> int:
 
 
 def _show(console: Console, topic: str) -> None:
-    if topic in TOPICS:
+    if topic == SCHEMA:
+        click.echo(schema(), nl=False)
+    elif topic in TOPICS:
         text = plain(page(topic))
         if is_terminal(sys.stdout):
             click.echo_via_pager(text)
@@ -59,9 +61,10 @@ def _show(console: Console, topic: str) -> None:
 
 def overview() -> Iterator[str]:
     """The topics, a line each."""
-    width = max(map(len, TOPICS))
+    topics = {**TOPICS, SCHEMA: SUMMARY}
+    width = max(map(len, topics))
     yield "Topics:"
-    yield from (f"  {topic.ljust(width)}  {summary}" for topic, summary in TOPICS.items())
+    yield from (f"  {topic.ljust(width)}  {summary}" for topic, summary in topics.items())
     yield ""
     yield "`ckptfix help TOPIC` shows one; `ckptfix help COMMAND` shows the help of a command."
 
@@ -71,7 +74,7 @@ def _of_command(name: str) -> str:
     if found is None:
         from difflib import get_close_matches
 
-        near = get_close_matches(name.lower().replace("_", "-"), [*TOPICS, *COMMANDS], n=3, cutoff=0.5)
+        near = get_close_matches(name.lower().replace("_", "-"), [*TOPICS, SCHEMA, *COMMANDS], n=3, cutoff=0.5)
         advice = f"Did you mean {' or '.join(near)}?" if near else "`ckptfix help` lists the topics."
         raise click.UsageError(f"No topic or command is called {name!r}. {advice}")
     with click.Context(found, parent=click.get_current_context().find_root(), info_name=name) as ctx:

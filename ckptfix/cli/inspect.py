@@ -88,7 +88,7 @@ def command(
     entries = sorted(chosen(inspection.named_entries, globs, path, inspection.entries), key=_SORTS[sort])
     if console.json:
         kept = sorted(_in_file(inspection, entries, globs), key=_SORTS[sort])[: limit or None]
-        console.emit(dataclasses.replace(inspection, entries=tuple(kept)).as_dict())
+        console.emit(dataclasses.replace(inspection, entries=tuple(kept)).as_dict(), 0)
     else:
         levels = (depth or DEPTH) if tree or depth is not None else 0
         _show(console, inspection, entries, tensors, levels, console.rows(limit, ROWS))

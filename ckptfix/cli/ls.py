@@ -63,7 +63,7 @@ def command(console: Console, *, paths: Sequence[str], recursive: bool, sort: st
     rows.sort(key=_SORTS[sort])
     if console.json:
         for row in rows:
-            console.emit(row.as_dict())
+            console.emit(row.as_dict(), 0 if row.error is None else TROUBLE, line=len(rows) > 1)
     elif not rows:
         where = " and ".join(map(printable, paths))
         console.note(f"no checkpoints in {where}" + ("" if recursive else "; -r looks into the folders in it too"))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import click
 
+from ckptfix.cli.shared import values
 from ckptfix.cli.shared.common import Written, link_option, writes
 from ckptfix.cli.shared.operands import Last
 from ckptfix.errors import Refused
@@ -24,7 +25,7 @@ def _is_target(word: str) -> bool:
 
 @writes(
     "map-location",
-    Last("targets", "DEVICE | FROM=TO...", tells=_is_target),
+    Last("targets", "DEVICE | FROM=TO...", tells=_is_target, shell_complete=values.devices),
     link_option(),
     example="ckptfix map-location IN.pth OUT.pth cuda:0=cuda:1 cuda:1=cuda:0",
 )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ckptfix.cli.shared import tables
+from ckptfix.cli.shared import tables, values
 from ckptfix.cli.shared.common import (
     FileName,
     at_option,
@@ -55,7 +55,7 @@ _OTHERS = Others()
         help="Match by names, shapes and neighbours, or the n-th tensor to the n-th.",
     ),
     at_option(),
-    click.Option(["--like-at"], metavar="PATH", help="The same for TARGET."),
+    click.Option(["--like-at"], metavar="PATH", shell_complete=values.target_addresses, help="The same for TARGET."),
     click.Option(["--report"], is_flag=True, help="Show every pair and rule, and what is unmatched. OUT is optional."),
     click.Option(["--rules", "rules_file"], metavar="FILE", type=FileName(output=True),
                  help="Write the learned rules there (an old file: --force); `rename --map` takes them."),
@@ -126,13 +126,15 @@ def command(
         for line in lines(found, result, console.width):
             console.say(line)
         result = replace(result, lines=tuple(line for line in result.lines if not line.startswith(" ")))
+    if writing and found.refusals:
+        result = replace(result, exit_code=TROUBLE)
     code = show(console, result, named=named)
     for refusal in found.refusals if not console.json else ():
         for line in getattr(refusal, "lines", ()):
             console.note(f"  {printable(line)}")
         if refusal.hint:
             console.note(f"hint: {printable(refusal.hint)}")
-    return TROUBLE if writing and found.refusals else code
+    return code
 
 
 def lines(found: Found, result: MatchResult, width: int = 0) -> Iterator[str]:

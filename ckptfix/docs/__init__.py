@@ -10,15 +10,27 @@ from importlib.resources import files
 TOPICS: dict[str, str] = {
     "commands": "Every command, with an example and what it prints.",
     "python": "Loading into a model, and the commands as functions.",
-    "recipes": "Common tasks, and questions that the tutorials leave open.",
+    "recipes": "By task: what to run when something does not load, fit or end.",
     "formats": "What is read, edited and written, and the limits.",
     "findings": "Every finding of doctor: what it means, and the fix.",
-    "json": "The fields that --json prints.",
+    "json": "What --json prints: every field, and the promise about them.",
     "speed": "Measured times and memory.",
     "design": "How ckptfix works inside.",
     "changelog": "What is new, and what changed.",
 }
 """Topic -> one line about it, in reading order. The page is ``TOPIC.md`` in this folder."""
+
+
+SCHEMA = "json-schema"
+"""Topic of the JSON Schema of what ``--json`` prints, which is no page."""
+
+SUMMARY = "The JSON Schema of what --json prints."
+"""One line about it."""
+
+
+def schema() -> str:
+    """The JSON Schema of what ``--json`` prints, ``schema.json`` in this folder."""
+    return files(__name__).joinpath("schema.json").read_text(encoding="utf-8")
 
 
 def page(topic: str) -> str:

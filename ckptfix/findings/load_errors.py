@@ -6,7 +6,12 @@ from enum import IntEnum
 
 
 class LoadError(IntEnum):
-    """A load error; its number stands in JSON, and never changes."""
+    """A load error; its `id` stands in JSON, and never changes."""
+
+    @property
+    def id(self) -> str:
+        """Its name: ``no-directory``."""
+        return self.name.lower().replace("_", "-")
 
     NO_DIRECTORY = 1
     PREFIX = 2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from ckptfix.findings.load_errors import LoadError
 
@@ -25,10 +25,6 @@ class Finding:
     offset: int | None = None
     fix: str | None = None
     about: str = ""
-
-    def as_dict(self) -> dict[str, Any]:
-        """The same for JSON; `about` is in the message."""
-        return {name: getattr(self, name) for name in ("id", "severity", "where", "message", "offset", "fix")}
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,10 @@ in three modules, by what they are about; `ENTRIES` joins them.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ckptfix.commands import word as shell_word
 from ckptfix.findings.contents import CONTENTS
@@ -96,6 +97,34 @@ def remedy_of(finding: Finding, path: str, *, at: str | None = None, **values: s
 def remedy(finding: Finding, path: str, **values: str) -> str | None:
     """`remedy_of` in one line: commands for a shell, or words; None for nothing."""
     return remedy_of(finding, path, **values).text
+
+
+def said_remedy(finding: Finding, path: str) -> Remedy:
+    """The remedy that `finding`, of the file `path`, states itself; what its row says is for doctor."""
+    return Remedy() if finding.fix is None else remedy_of(finding, path)
+
+
+def as_row(finding: Finding, remedy: Remedy) -> dict[str, Any]:
+    """`finding` for JSON: `fix` is the first command, a list of words, `fixes` are all; `advice` is in words.
+
+    What it is `about` is in the message.
+    """
+    commands = [list(words) for words in remedy.commands]
+    return {
+        "id": finding.id,
+        "severity": finding.severity,
+        "where": finding.where,
+        "offset": finding.offset,
+        "message": finding.message,
+        "fix": commands[0] if commands else None,
+        "fixes": commands,
+        "advice": remedy.advice or None,
+    }
+
+
+def as_rows(findings: Iterable[Finding], path: str) -> list[dict[str, Any]]:
+    """`findings` of the file `path` for JSON, each with the remedy that it states itself."""
+    return [as_row(finding, said_remedy(finding, path)) for finding in findings]
 
 
 TAKE_AT = frozenset({"strip-module", "add-module", "unwrap", "rename", "match", "extract", "convert"})

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
 from ckptfix.checkpoint import Plan
-from ckptfix.commands import quoted
+from ckptfix.commands import quoted, verbatim
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.io.sources import permissions, ranges
@@ -40,7 +40,7 @@ def _of_file(path: str, allowed: int) -> Iterator[Finding]:
     mode = stat.S_IMODE(status.st_mode)
     if mode & OTHERS_READ & ~allowed:
         message = f"it keeps its mode {mode:04o}, and more may read it than the input, of mode {allowed:04o}"
-        remedy = f"chmod {mode & (allowed | ~OTHERS_READ):o} {quoted(path)}"
+        remedy = verbatim(f"chmod {mode & (allowed | ~OTHERS_READ):o} {quoted(path)}")
         yield found("more-open", message, where=path, fix=remedy)
     if status.st_nlink > 1:
         links = "1 other hard link" if status.st_nlink == 2 else f"{status.st_nlink - 1} other hard links"

@@ -8,7 +8,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ckptfix.errors import WriteFailed
+from ckptfix.errors import CkptfixError, NotPermitted, WriteFailed
 
 
 def write_failed(error: OSError, path: str, needed: int = 0) -> WriteFailed:
@@ -20,7 +20,8 @@ def write_failed(error: OSError, path: str, needed: int = 0) -> WriteFailed:
         hint = f"{needed:,} bytes are needed{left}: make room, or write to another disk"
     elif error.errno == errno.EFBIG:
         hint = f"the file system, or ulimit -f, does not allow a file of {needed:,} bytes"
-    return WriteFailed(error.strerror or str(error), path=path, hint=hint)
+    kind = NotPermitted if isinstance(error, PermissionError) else WriteFailed
+    return kind(error.strerror or str(error), path=path, hint=hint, number=error.errno)
 
 
 def free_space(folder: str) -> int | None:
@@ -38,6 +39,8 @@ def named(path: str, needed: int = 0) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if isinstance(error, CkptfixError):
+            raise
         raise write_failed(error, path, needed) from error
 
 

@@ -19,7 +19,17 @@ from functools import partial
 from ckptfix.checkpoint import Plan
 from ckptfix.checkpoint.stamp import Stamp
 from ckptfix.commands import quoted
-from ckptfix.errors import CkptfixError, Unsupported, WouldOverwrite, WriteFailed, file_name
+from ckptfix.errors import (
+    CkptfixError,
+    IsFolder,
+    NoSuchFolder,
+    NotAFolder,
+    NotPermitted,
+    Unsupported,
+    WouldOverwrite,
+    WriteFailed,
+    file_name,
+)
 from ckptfix.io.checking import Checking
 from ckptfix.io.durable import COMPLETE, TRIES, Kept, Undisturbed, persist, sync_folder
 from ckptfix.io.output import Output, Syncing
@@ -150,9 +160,13 @@ def check_destination(
             raise Unsupported("names a folder, not a file", path=path)
         around = os.path.dirname(os.path.realpath(path))
         if not os.path.isdir(around):
-            raise WriteFailed("its folder does not exist", path=path, hint=f"mkdir -p {quoted(around)}")
+            raise NoSuchFolder(
+                "its folder does not exist", path=path, hint=f"mkdir -p {quoted(around)}", number=errno.ENOENT
+            )
     elif not (stat.S_ISDIR if folder else stat.S_ISREG)(status.st_mode):
-        raise Unsupported(f"is {kind_of(status.st_mode)}, not {'a folder' if folder else 'a file'}", path=path)
+        is_folder = stat.S_ISDIR(status.st_mode)
+        kind = IsFolder if is_folder else NotAFolder if folder and stat.S_ISREG(status.st_mode) else Unsupported
+        raise kind(f"is {kind_of(status.st_mode)}, not {'a folder' if folder else 'a file'}", path=path)
     else:
         local = [*filter(is_local, map(file_name, sources))]
         for source in local:
@@ -166,7 +180,7 @@ def check_destination(
             raise WouldOverwrite("exists", path=path, hint="give another name, or --force to replace it")
         around = os.path.dirname(os.path.realpath(path))
     if not os.access(around, os.W_OK | os.X_OK):
-        raise WriteFailed("its folder cannot be written to", path=path)
+        raise NotPermitted("its folder cannot be written to", path=path, number=errno.EACCES)
 
 
 def _status(path: str) -> os.stat_result | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -16,7 +16,7 @@ from ckptfix import formats
 from ckptfix.checkpoint import ByteRange, Checkpoint, Edit, Mark, OutputFile, Plan
 from ckptfix.errors import CkptfixError, DamagedFile, NoSuchFile, Refused, StrPath, about, file_name, printable
 from ckptfix.findings.row import Finding
-from ckptfix.findings.table import found
+from ckptfix.findings.table import as_rows, found
 from ckptfix.formats.target import refuse_other_suffix
 from ckptfix.formats.torch import legacy_layout
 from ckptfix.io import write as io_write
@@ -331,15 +331,15 @@ class Result:
     def as_dict(self) -> dict[str, Any]:
         """The same for JSON."""
         return {
-            "source": self.source,
-            "dest": self.dest,
-            "format": self.format,
+            "path": self.source,
+            "output": self.dest or None,
+            "output_format": self.format,
+            "output_size": self.plan.nbytes,
             "written": self.written,
             "backup": self.backup,
-            "nbytes": self.plan.nbytes,
             "summary": list(self.lines),
-            "findings": [finding.as_dict() for finding in self.findings],
-            "account": asdict(self.account),
+            "findings": as_rows(self.findings, self.source),
+            "account": self.account.as_dict(),
             **self._details(),
         }
 

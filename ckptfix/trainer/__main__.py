@@ -22,6 +22,20 @@ from ckptfix.trainer.save import CONTAINERS
 from ckptfix.trainer.tasks import TASKS
 from ckptfix.trainer.train import built, resolved, run
 
+START = """\
+This trains small models, in the wrappers that real training puts around a model, and saves real checkpoints of them:
+something to try ckptfix on, and to see what each wrapper does to the names. It takes seconds, and needs no GPU.
+
+Try these, in a folder of your own:
+  python -m ckptfix.trainer --gpu_ids 0,1,2,3 --nested --save dp.pth    # as on four GPUs: the keys begin with module.
+  ckptfix doctor dp.pth                                                 # what is wrong with it on another machine
+  ckptfix fix dp.pth fixed.pth
+  ckptfix diff dp.pth fixed.pth                                         # only names and devices have changed
+  python -m ckptfix.trainer --resume fixed.pth --epochs 4 --nested --save longer.pth
+
+--help lists the models, wrappers and formats, with more examples. `ckptfix help recipes` goes on from there."""
+"""What is shown without arguments."""
+
 EPILOG = """
 examples:
   several GPUs, the first one its main one (on a machine without them: the CPU, and the same keys)
@@ -238,7 +252,11 @@ def check(job: Job) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    chosen = parser().parse_args(arguments)
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    if not given:
+        print(START)
+        return 0
+    chosen = parser().parse_args(given)
     try:
         job = job_of(chosen)
         check(job)

@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.state_dict import (
     get_optimizer_state_dict,
 )
 
-from ckptfix.errors import Unsupported, WouldOverwrite, WriteFailed
+from ckptfix.errors import CkptfixError, Unsupported, WouldOverwrite, WriteFailed
 from ckptfix.io.write import check_destination
 from ckptfix.trainer import dcp
 from ckptfix.trainer.parallel import inner, is_sharded
@@ -221,6 +221,8 @@ def complete(path: Path, *, together: bool = False) -> Iterator[Path]:
         if not together or rank() == 0:
             replace(beside, path)
     except OSError as error:
+        if isinstance(error, CkptfixError):
+            raise
         raise WriteFailed(f"could not be written: {error.strerror or error}", path=path) from error
     finally:
         if not together or rank() == 0:

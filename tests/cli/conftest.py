@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from builders import Op, Tensor, assemble, push, safetensors, state_dict_ops, torch_zip, written
 from click.testing import CliRunner, Result
+from json_contract import checked
 
 from ckptfix.cli import commands
 
@@ -21,10 +22,14 @@ Cli = Callable[..., Result]
 
 @pytest.fixture
 def cli() -> Cli:
-    """Runs a command line in this very process; stdout, stderr and exit_code are apart."""
+    """Runs a command line in this very process; stdout, stderr and exit_code are apart, and JSON is checked."""
 
     def run(*arguments: object) -> Result:
-        return CliRunner().invoke(commands, [str(argument) for argument in arguments])
+        words = [str(argument) for argument in arguments]
+        result = CliRunner().invoke(commands, words)
+        if "--json" in words:
+            checked(result)
+        return result
 
     return run
 

@@ -6,7 +6,6 @@ import re
 import shlex
 import subprocess
 import sys
-from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -76,9 +75,6 @@ def test_help_imports_nothing_but_the_group() -> None:
     assert ours == cli | {"ckptfix.errors", "ckptfix.io", "ckptfix.io.written"}
     assert not {"torch", "numpy", "tabulate", "safetensors", "json"} & set(loaded)
 
-
-def test_version(cli: Cli) -> None:
-    assert cli("--version").stdout == f"ckptfix {metadata.version('ckptfix')}\n"
 
 
 def test_python_dash_m_is_the_same_program() -> None:

@@ -10,10 +10,14 @@ from click.testing import CliRunner
 from ckptfix.cli.shared.console import Console
 from ckptfix.findings.row import Finding
 
+ENVELOPE = {"schema_version": 1, "command": "inspect", "exit_code": 1}
+
 
 def emitted(document: dict[str, Any]) -> str:
     with CliRunner().isolation() as (out, _, _):
-        Console().emit(document)
+        console = Console()
+        console.command = "inspect"
+        console.emit(document, 1)
         return out.getvalue().decode()
 
 
@@ -21,7 +25,8 @@ def test_json_is_ascii_on_one_line_and_takes_any_text() -> None:
     text = emitted({"name": "モデル\udcff\x1b", "n": [1, 2.5, None, True]})
     assert text.isascii()
     assert text.count("\n") == 1
-    assert json.loads(text) == {"name": "モデル\udcff\x1b", "n": [1, 2.5, None, True]}
+    assert json.loads(text) == {**ENVELOPE, "name": "モデル\udcff\x1b", "n": [1, 2.5, None, True]}
+    assert list(json.loads(text))[:3] == list(ENVELOPE)
 
 
 def test_numbers_that_json_lacks_are_strings() -> None:
@@ -30,6 +35,7 @@ def test_numbers_that_json_lacks_are_strings() -> None:
 
     text = emitted({"a": math.nan, "b": [math.inf, (-math.inf, 1.5)], "c": {"d": math.nan}})
     assert json.loads(text, parse_constant=refuse) == {
+        **ENVELOPE,
         "a": "NaN",
         "b": ["Infinity", ["-Infinity", 1.5]],
         "c": {"d": "NaN"},

@@ -69,7 +69,7 @@ def test_a_dry_run_names_it_and_writes_nothing(cli: Cli, ddp: Path) -> None:
 
 
 def test_json_has_the_name(cli: Cli, ddp: Path) -> None:
-    assert json.loads(cli("to-cpu", ddp, "--json").stdout)["dest"] == str(ddp.with_suffix(".cpu.pth"))
+    assert json.loads(cli("to-cpu", ddp, "--json").stdout)["output"] == str(ddp.with_suffix(".cpu.pth"))
 
 
 def test_the_model_of_a_folder_is_named_after_the_folder(cli: Cli, ddp: Path) -> None:

@@ -45,7 +45,7 @@ def test_json_has_every_finding_with_its_remedy(cli: Cli, ddp: Path) -> None:
     message = 'Unexpected key(s) in state_dict: "module.fc.w"'
     document = json.loads(cli("doctor", ddp, "--json", "--error", message).stdout)
     rows = {row["id"]: row for row in document["findings"]}
-    assert document["error"]["rows"][0] == 2 and "wrapped-names" in document["error"]["explained"]
+    assert document["load_error"]["names"][0] == "prefix" and "wrapped-names" in document["load_error"]["explained"]
     assert rows["wrapped-names"]["fix"] == document["fix"] == document["fixes"][0]
     assert document["fix"][:3] == ["ckptfix", "strip-module", str(ddp)] and len(document["fixes"]) == 2
     fields = {"id", "severity", "where", "message", "offset", "fix", "fixes", "advice"}

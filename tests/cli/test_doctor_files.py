@@ -76,6 +76,13 @@ def test_several_files_as_json(cli: Cli, runs: Path) -> None:
     assert files[0] == json.loads(cli("doctor", "runs/epoch_0.pt", "--json").stdout)
 
 
+def test_a_file_that_cannot_be_read_is_a_line_of_its_own(cli: Cli, runs: Path) -> None:
+    done = cli("doctor", "runs/epoch_0.pt", "absent.pt", "--json")
+    good, failed = (json.loads(line) for line in done.stdout.splitlines())
+    assert (done.exit_code, good["exit_code"], failed["exit_code"]) == (2, 0, 2)
+    assert failed["path"] == "absent.pt" and failed["error"]["type"] == "NoSuchFile" and "findings" not in failed
+
+
 def test_a_folder_without_checkpoints_is_judged_itself(cli: Cli, tmp_path: Path) -> None:
     done = cli("doctor", str(tmp_path))
     assert done.exit_code == 1 and done.stdout.startswith("an empty folder")

@@ -192,8 +192,8 @@ def test_the_prefix_of_lightning_comes_from_the_message(cli: Cli, tmp_path: Path
     torch.save({"state_dict": inner | extra, "epoch": 1}, tmp_path / "a.ckpt")
     message = incompatible(net(), inner | extra)
     document = json.loads(cli("doctor", tmp_path / "a.ckpt", "--error", message, "--json").stdout)
-    assert document["error"]["explained"][0] == "names-prefixed" and "`model.`" in document["sentence"]
-    assert "num_batches" not in document["error"]["meanings"][0]
+    assert document["load_error"]["explained"][0] == "names-prefixed" and "`model.`" in document["summary"][0]
+    assert "num_batches" not in document["load_error"]["meanings"][0]
     assert document["fix"][1] == "strip-module" and "--prefix" in document["fix"]
     made = run(cli, document["fixes"])
     loaded = torch.load(made, weights_only=True)["state_dict"]
@@ -205,7 +205,7 @@ def test_a_prefix_of_the_model_comes_from_the_message_too(cli: Cli, tmp_path: Pa
     outer = torch.nn.ModuleDict({"model": net()})
     message = incompatible(outer, net().state_dict())
     document = json.loads(cli("doctor", tmp_path / "a.pth", "--error", message, "--json").stdout)
-    assert document["fix"][1] == "add-module" and document["error"]["explained"][0] == "names-prefixed"
+    assert document["fix"][1] == "add-module" and document["load_error"]["explained"][0] == "names-prefixed"
     outer.load_state_dict(torch.load(run(cli, document["fixes"]), weights_only=True))
 
 

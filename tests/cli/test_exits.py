@@ -55,6 +55,10 @@ def test_json_carries_the_fields() -> None:
     assert code == 2
     assert err == "m.pth: two\n"
     assert json.loads(out) == {
+        "schema_version": 1,
+        "command": None,
+        "exit_code": 2,
+        "path": "m.pth",
         "error": {
             "type": "KeyConflict",
             "message": "two",
@@ -63,7 +67,7 @@ def test_json_carries_the_fields() -> None:
             "offset": None,
             "hint": None,
             "pairs": [["a", ["b", "c"]]],
-        }
+        },
     }
 
 

@@ -28,7 +28,7 @@ def test_the_plain_model_is_taken_and_the_rest_is_named(cli: Cli, whole: Path, t
 @pytest.mark.parametrize("options", [["--ema"], ["--at", "ema"]])
 def test_ema_and_at(cli: Cli, whole: Path, tmp_path: Path, options: list[str]) -> None:
     document = json.loads(cli("extract", whole, tmp_path / "out.safetensors", *options, "--json").stdout)
-    assert document["at"] == "ema" and document["tensors"] == 2 and document["format"] == "safetensors"
+    assert document["at"] == "ema" and document["tensors"] == 2 and document["output_format"] == "safetensors"
     assert detect(tmp_path / "out.safetensors").name == "safetensors"
 
 

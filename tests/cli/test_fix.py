@@ -23,7 +23,7 @@ def test_without_out_the_name_is_said(cli: Cli, ddp: Path) -> None:
 
 def test_json_has_the_steps(cli: Cli, ddp: Path, tmp_path: Path) -> None:
     printed = json.loads(cli("fix", ddp, "-o", tmp_path / "out.pth", "--json").stdout)
-    assert [step["command"][1] for step in printed["steps"]] == ["strip-module", "to-cpu"]
+    assert [step["argv"][1] for step in printed["steps"]] == ["strip-module", "to-cpu"]
 
 
 def test_what_cannot_be_fixed_is_said(cli: Cli, tmp_path: Path) -> None:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import os
+import platform
 import re
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
 
 import pytest
 from cli.conftest import Cli
 from forks import MAIN, Forks
 
+import ckptfix
 from ckptfix.cli import COMMANDS, COMPLETE
 from ckptfix.cli import help as help_command
 from ckptfix.cli.help import plain
@@ -70,3 +78,37 @@ def test_topics_and_commands_are_completed(program: Forks) -> None:
 def test_markdown_becomes_plain_text() -> None:
     text = "# A\n\nSee [x\ny](y.md#z), [`u v`](w.md), `[a](b)`.\n\n```console\n$ [c](d)\n\n2\n```\n"
     assert plain(text) == "# A\n\nSee x\ny, `u v`, `[a](b)`.\n\n    $ [c](d)\n\n    2\n"
+
+
+def test_the_version_names_what_a_report_should(cli: Cli) -> None:
+    done = cli("--version")
+    assert done.exit_code == 0 and done.stdout == cli("-V").stdout
+    first, second = done.stdout.splitlines()
+    assert first == f"ckptfix {ckptfix.__version__}"
+    assert second.startswith(f"Python {platform.python_version()}, torch {metadata.version('torch')}, ")
+    assert platform.system() in second
+
+
+def test_the_version_imports_no_torch(tmp_path: Path) -> None:
+    """A torch that would fail where it is imported."""
+    (tmp_path / "torch.py").write_text("raise AssertionError")
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
+    command = [sys.executable, "-m", "ckptfix", "--version"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_torch_that_is_not_installed_is_said(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(name: str) -> str:
+        if name == "torch":
+            raise metadata.PackageNotFoundError(name)
+        return "1"
+
+    monkeypatch.setattr(metadata, "version", absent)
+    assert "torch not installed" in cli("--version").stdout
+
+
+def test_the_schema_is_printed_as_it_is(cli: Cli) -> None:
+    done = cli("help", "json-schema")
+    assert done.exit_code == 0 and json.loads(done.stdout)["$schema"].startswith("https://json-schema.org/")
+    assert "json-schema" in cli("help").stdout

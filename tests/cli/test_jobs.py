@@ -15,6 +15,7 @@ from builders import written
 from cli.conftest import Cli, wrapped
 from cli.test_many import tree
 from click.testing import CliRunner
+from json_contract import documents, faults
 from odd_command import odd
 
 from ckptfix.cli.shared.console import Console
@@ -93,6 +94,18 @@ def test_a_process_that_dies_is_the_failure_of_its_input() -> None:
     assert "fault: a fault in ckptfix: KeyError" in said
 
 
+@pytest.mark.slow
+def test_a_process_that_dies_is_a_line_of_json() -> None:
+    console = Console()
+    console.json = True
+    with CliRunner().isolation() as (out, _, _):
+        assert run(job(odd, ["dies", "fault"], 2), console) == TROUBLE
+        rows = documents(out.getvalue().decode())
+    said = [(row["path"], row["error"]["type"]) for row in rows]
+    assert said == [("dies", "ChildProcessError"), ("fault", "KeyError")]
+    assert not [fault for row in rows for fault in faults(row)]
+
+
 def test_faults_and_order_in_one_process() -> None:
     names = ["slow", "one", "fault", "x"]
     with CliRunner().isolation():
@@ -150,5 +163,7 @@ def test_json_lines_come_while_others_are_worked_on(tmp_path: Path) -> None:
     done = subprocess.run(
         [*CKPTFIX, "inspect", "a.pth", "b.pth", "none", "--json", "--jobs", "2"], cwd=tmp_path, capture_output=True
     )
-    assert [json.loads(line)["path"] for line in done.stdout.splitlines()] == ["a.pth", "b.pth", "none"]
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(row["path"], row["exit_code"]) for row in rows] == [("a.pth", 0), ("b.pth", 0), ("none", 2)]
+    assert not [fault for row in rows for fault in faults(row)]
     assert done.returncode == 2

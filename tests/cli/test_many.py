@@ -109,14 +109,15 @@ def test_json_is_a_line_for_each(cli: Cli, ddp: Path, plain: Path, tmp_path: Pat
     for number, words in enumerate((["to-cpu", "--out-dir", str(tmp_path / "0")], ["doctor"], ["inspect"])):
         done = cli(*words, ddp, html, plain, "--json")
         first, page, last = map(json.loads, done.stdout.splitlines())
-        assert first.get("source", first.get("path")) == str(ddp)
-        assert last.get("source", last.get("path")) == str(plain)
-        assert page["path"] == str(html)
+        assert [first["path"], page["path"], last["path"]] == [str(ddp), str(html), str(plain)]
+        assert {row["command"] for row in (first, page, last)} == {words[0]}
+        codes = [0, 1, 0] if words[0] == "doctor" else [0, 2, 0]
+        assert [row["exit_code"] for row in (first, page, last)] == codes and done.exit_code == max(codes)
         if words[0] != "doctor":
             assert page["error"]["type"] == "UnknownFormat" and page["error"]["path"] == str(html)
         alone = ["-o", tmp_path / f"{number}.pth"] if words[0] == "to-cpu" else []
         document = json.loads(cli(words[0], plain, *alone, "--json").stdout)
-        assert {**document, "dest": None} == {**last, "dest": None}
+        assert {**document, "output": None} == {**last, "output": None}
 
 
 def test_folders_are_searched(cli: Cli, runs: Path) -> None:

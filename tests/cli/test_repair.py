@@ -36,7 +36,7 @@ def test_what_is_whole_is_kept_and_the_rest_named(cli: Cli, cut: Path, tmp_path:
 def test_json_lists_kept_and_lost(cli: Cli, cut: Path, tmp_path: Path) -> None:
     document = json.loads(cli("repair", cut, tmp_path / "out.pth", "--json").stdout)
     assert document["written"] and document["kept"] == ["a"]
-    (lost,) = document["lost"]
+    (lost,) = document["losses"]
     assert (lost["name"], lost["shape"], lost["dtype"], lost["filled"]) == ("b", [2], "float32", "")
 
 

@@ -40,7 +40,7 @@ def test_what_was_asked_for_is_no_loss(cli: Cli, checkpoint: Path, tmp_path: Pat
     result = cli("sanitize", checkpoint, out, "--keep-only", "weights", "--json")
     assert result.exit_code == 0
     told = json.loads(result.stdout)
-    assert {loss["where"] for loss in told["dropped"]} == {"best", "args", "loss"}
+    assert {loss["at"] for loss in told["dropped"]} == {"best", "args", "loss"}
     assert all(loss["asked"] for loss in told["dropped"])
     assert set(torch.load(out, weights_only=True)) == {"state_dict"}
 

@@ -15,6 +15,7 @@ from builders import written
 from cli.conftest import Cli, wrapped
 from click.testing import CliRunner, Result
 from file_commands import CODES, COMMANDS, arguments
+from json_contract import faults
 
 from ckptfix.cli import commands
 from ckptfix.cli.shared import streams
@@ -77,7 +78,8 @@ def test_standard_output_gets_what_a_file_would(name: str, option: bool, tmp_pat
 def test_from_stream_to_stream_with_json(ddp: Path) -> None:
     done = run(["to-cpu", "-", "-", "--json"], ddp.read_bytes())
     document = json.loads(done.stderr)
-    assert (document["source"], document["dest"], document["written"]) == ("-", "-", True)
+    assert (document["path"], document["output"], document["written"]) == ("-", "-", True)
+    assert not faults(document) and document["command"] == "to-cpu"
     assert done.stdout_bytes.startswith(b"PK")
 
 

@@ -40,7 +40,7 @@ def test_a_dry_run_shows_the_plan_and_writes_nothing(cli: Cli, ddp: Path, tmp_pa
 def test_json_is_one_object_and_quiet_is_silent(cli: Cli, ddp: Path, tmp_path: Path) -> None:
     document = json.loads(cli("strip-module", ddp, tmp_path / "a.pth", "--json").stdout)
     assert document["written"] is True
-    assert document["format"] == "zip"
+    assert document["output_format"] == "zip"
     assert document["changes"][0]["new"] == "fc.weight"
     quiet = cli("strip-module", ddp, tmp_path / "b.pth", "--quiet")
     assert (quiet.exit_code, quiet.output) == (0, "")

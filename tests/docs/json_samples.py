@@ -52,6 +52,11 @@ def tied(same: bool) -> Any:
     return {"a": weight, "b": weight if same else weight.clone()}
 
 
+def gan() -> Any:
+    """Two models in a file."""
+    return {name: {f"{name}.weight": torch.ones(2, 2)} for name in ("generator", "discriminator")}
+
+
 def half() -> Any:
     return {"fc.weight": torch.ones(3).half(), "fc.bias": torch.ones(2).half()}
 
@@ -83,6 +88,8 @@ def make() -> Iterator[tuple[str, bytes]]:
     yield "run/trainer_state.json", b"{}"
     yield "page.pth", b"<!DOCTYPE html><html></html>"
     yield "truncated.pth", wrapped()[:900]
+    yield "mixed.pth", wrapped(second="")
+    yield "gan.pth", saved(gan)
 
 
 RUNS: dict[str, tuple[str, ...]] = {
@@ -92,16 +99,16 @@ RUNS: dict[str, tuple[str, ...]] = {
     "fix": ("fix ddp.pth", "fix plain.safetensors out.safetensors"),
     "doctor": ("doctor ddp.pth --error 'Unexpected key(s) in state_dict: \"module.fc.weight\"'", "doctor cut.pth",
                "doctor page.pth", "doctor rich.pth"),
-    "doctor --explain": ("doctor --explain bad-pickle", "doctor --explain bad-pickle"),
+    "explanation": ("doctor --explain bad-pickle", "doctor --explain lfs-pointer"),
     "diff": ("diff ddp.pth rich.pth", "diff rich.pth ddp.pth", "diff model.pth ddp.pth", "diff a.pth b.pth",
              "diff a.pth b.pth --atol 2", "diff module.pth meta.pth", "diff copies.pth original.pth",
              "diff tied.pth untied.pth", "diff a.pth renamed.pth", "diff damaged.pth a.pth"),
-    "strip-module, add-module, unwrap, rename": ("strip-module ddp.pth OUT.pth", "rename ddp.pth OUT.pth --sub a=b"),
+    "rename": ("strip-module ddp.pth OUT.pth", "rename ddp.pth OUT.pth --sub a=b"),
     "match": ("match bert.pth OUT.pth --like mine.pth", "match heads.pth OUT.pth --like like.pth --accept-ambiguous",
               "match bert.pth --like like.pth --report", "match flat.pth OUT.pth --like square.pth --reshape",
               "match counted.pth OUT.pth --like norm.pth", "match norm.pth OUT.pth --like counted.pth",
               "match a.pth OUT.pth --like half.pth"),
-    "to-cpu, map-location": ("to-cpu ddp.pth OUT.pth", "map-location ddp.pth OUT.pth cuda:1=cpu",
+    "map-location": ("to-cpu ddp.pth OUT.pth", "map-location ddp.pth OUT.pth cuda:1=cpu",
                              "to-cpu ddp.pth old.pth --force"),
     "convert": ("convert model.pth OUT.safetensors", "convert meta.pth OUT.safetensors --drop-unsupported",
                 "convert model.pth OUT.pth --to legacy"),
@@ -110,7 +117,9 @@ RUNS: dict[str, tuple[str, ...]] = {
     "sanitize": ("sanitize rich.pth OUT.pth", "sanitize functions.pth OUT.pth"),
     "repair": ("repair cut.pth OUT.pth", "repair cut.pth OUT.pth --fill zeros"),
     "slim": ("slim view.pth OUT.pth", "slim rich.pth OUT.pth --no-optimizer"),
-    "Errors": ("inspect none.pth", "inspect --nonsense", "rename model.pth OUT.pth --sub 'bias|weight=x'",
-               "inspect truncated.pth"),
+    "failure": ("inspect none.pth", "inspect --nonsense", "rename model.pth OUT.pth --sub 'bias|weight=x'",
+               "inspect truncated.pth", "inspect page.pth", "inspect a.pth --filter fc.weigth",
+               "strip-module mixed.pth OUT.pth", "convert gan.pth OUT.safetensors",
+               "match heads.pth OUT.pth --like like.pth"),
 }  # fmt: skip
-"""Section of the page -> command lines; OUT is a name of their own."""
+"""Definition of the schema -> command lines; OUT is a name of their own."""

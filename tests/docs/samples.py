@@ -94,6 +94,35 @@ def zero_run() -> dict[str, bytes]:
     return _files(lambda folder: Run([weights], 2, 2, torch.bfloat16).save(folder / "zero_run"))
 
 
+def whole_model() -> bytes:
+    """A model that was pickled as such; the module of its class is not here."""
+    import sys
+    import types
+
+    import torch
+
+    gone = types.ModuleType("their_models")
+    gone.Net = type("Net", (torch.nn.Sequential,), {"__module__": "their_models"})  # type: ignore[attr-defined]
+    sys.modules["their_models"] = gone
+    try:
+        return saved(lambda: gone.Net(torch.nn.Linear(3, 2)))
+    finally:
+        del sys.modules["their_models"]
+
+
+def dcp_folder() -> dict[str, bytes]:
+    """What torch.distributed.checkpoint saves of a wrapped model."""
+    import warnings
+
+    import torch
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    state = {"model": {"module.fc.weight": torch.ones(2, 3), "module.fc.bias": torch.zeros(2)}, "epoch": 3}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return _files(lambda folder: save(state, checkpoint_id=folder / "ranks", no_dist=True))
+
+
 def two_ranks() -> dict[str, bytes]:
     """What two ranks saved of a model with FSDP2."""
     from rank_files import dtensors
@@ -111,6 +140,9 @@ def _files(make: Callable[[Path], object]) -> dict[str, bytes]:
 FILES = {
     **zero_run(),
     **two_ranks(),
+    **dcp_folder(),
+    "whole.pth": whole_model(),
+    "gpu3.pth": wrapped("", "cuda:3"),
     "ddp.pth": wrapped(),
     "multi_gpu.pth": wrapped(),
     "cuda.pth": wrapped(""),

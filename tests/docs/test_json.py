@@ -1,11 +1,13 @@
-"""``ckptfix help json`` lists the fields that are printed: no more, no fewer, and their types."""
+"""``ckptfix help json`` and the schema say what is printed: no more, no fewer fields, and their types."""
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,60 +15,26 @@ import pytest
 from builders import written
 from click.testing import CliRunner
 from docs.json_samples import RUNS, make
+from docs.pages import FOLDER, UPDATE
+from json_contract import SCHEMA, VALIDATOR, checked, faults, fields, formatted, inner, kinds, printed
 
+import ckptfix
 from ckptfix.cli import COMMANDS, commands
+from ckptfix.cli.shared.console import SCHEMA_VERSION
 from ckptfix.docs import page
 
-Fields = dict[str, set[str]]
+DEFS: dict[str, dict[str, Any]] = SCHEMA["$defs"]
+BASES = {"envelope", "writes"}
+"""What the objects of several commands begin with."""
+PARTS = {"finding", "values"}
+"""What stands in several places of them."""
 
-_JSON = {dict: "object", list: "array", str: "string", int: "integer", float: "number", bool: "boolean"}
-EXTRA = {"pairs", "lines", "choices", "near", "others", "kind", "written"}
-"""Fields of some errors."""
-
-
-def sections(text: str) -> dict[str, list[tuple[str, str]]]:
-    """Heading -> (field, type in words) of each item below it."""
-    found: dict[str, list[tuple[str, str]]] = {}
-    for part in re.split(r"^## ", text, flags=re.MULTILINE)[1:]:
-        heading, _, body = part.partition("\n")
-        items = re.findall(r"^- ((?:`[^`]+`,?\s+)+)\(([^)]+)\):", body, re.MULTILINE)
-        found[heading] = [(name, kind) for names, kind in items for name in re.findall(r"`([^`]+)`", names)]
-    return found
+FAULTS = {"account.left_behind[]", "account.lost[]", "changed[].values.reason", "close[].values.reason"}
+"""Filled only where a command did not name what it left out, and where two tensors could not be compared."""
 
 
-def expanded(rows: list[tuple[str, str]], finding: list[tuple[str, str]]) -> Fields:
-    """Path -> JSON types. An element of an array is ``path[]``, a value of a map ``path.*``."""
-    fields: Fields = {}
-
-    def add(path: str, kind: str) -> None:
-        whole, _, null = kind.partition(" or ")
-        outer, _, inner = whole.partition(" of ")
-        fields[path] = {"object" if outer == "map" else outer.removesuffix("s"), *([null] if null else [])}
-        if inner == "findings":
-            add(f"{path}[]", "object")
-            for name, of_finding in finding:
-                add(f"{path}[].{name}", of_finding)
-        elif inner:
-            add(f"{path}.*" if outer == "map" else f"{path}[]", inner)
-
-    for path, kind in rows:
-        add(path, kind)
-    return fields
-
-
-def printed(value: Any, fields: Mapping[str, set[str]], path: str = "") -> Iterator[tuple[str, str]]:
-    """(path, JSON type) of everything in `value`; nothing below a path that may hold anything."""
-    if path:
-        yield path, _JSON.get(type(value), "null")
-    if "any" in fields.get(path, ()):
-        return
-    if isinstance(value, dict):
-        for key, item in value.items():
-            below = f"{path}.{key}" if path else key
-            yield from printed(item, fields, f"{path}.*" if f"{path}.*" in fields else below)
-    elif isinstance(value, list):
-        for item in value:
-            yield from printed(item, fields, f"{path}[]")
+LATE = {"error.written", "error.written[]"}
+"""Only where the output is complete and the command fails after that (tests/cli/test_written.py)."""
 
 
 @pytest.fixture(scope="module")
@@ -78,83 +46,196 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-DOCUMENTED = sections(page("json"))
-COMMON = "Commands that write"
-ALONE = {"inspect", "ls", "doctor", "doctor --explain", "diff", "Errors"}
-"""Sections of what does not write."""
-
-
-def fields_of(heading: str) -> Fields:
-    """What a section lists, alone."""
-    return expanded(DOCUMENTED[heading], DOCUMENTED["A finding"])
-
-
 @pytest.fixture(scope="module")
-def shown(folder: Path) -> dict[str, Fields]:
-    """Section -> what its runs print."""
-    found: dict[str, Fields] = {}
+def shown(folder: Path) -> dict[str, dict[str, set[str]]]:
+    """Name of a definition -> field -> the types that its runs print; each object is as the schema has it."""
+    found: dict[str, dict[str, set[str]]] = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        for number, (heading, lines) in enumerate(RUNS.items()):
-            fields = {**({} if heading in ALONE else fields_of(COMMON)), **fields_of(heading)}
-            seen = found[heading] = {}
+        for number, (name, lines) in enumerate(RUNS.items()):
+            known = dict(every(name))
+            seen = found[name] = {}
             for run, line in enumerate(lines):
                 words = shlex.split(line.replace("OUT", f"out-{number}-{run}"))
-                document = json.loads(CliRunner().invoke(commands, [*words, "--json"]).stdout)
-                assert ("error" in document) is (heading in ("doctor", "Errors")), (line, document)
-                if heading == "Errors":
-                    document["error"] = {name: item for name, item in document["error"].items() if name not in EXTRA}
-                for path, kind in printed(document, fields):
-                    seen.setdefault(path, set()).add(kind)
+                for document in checked(CliRunner().invoke(commands, [*words, "--json"])):
+                    for path, kind in printed(document, known):
+                        seen.setdefault(path, set()).add(kind)
     return found
 
 
+def every(name: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The fields of the objects that the definition describes, those of its base too."""
+    for base in DEFS[name].get("allOf", ()):
+        yield from every(base["$ref"].rpartition("/")[2])
+    yield from fields(DEFS[name])
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("heading", RUNS)
-def test_the_fields_are_those_that_are_printed(shown: dict[str, Fields], heading: str) -> None:
-    common = {} if heading in ALONE else fields_of(COMMON)
-    own, seen = fields_of(heading), shown[heading]
-    assert sorted(set(seen) - set(common) - set(own)) == [], "printed, and not in the page"
-    assert sorted(set(own) - set(seen)) == [], "in the page, and not printed"
-    assert not {path: seen[path] for path, kinds in own.items() if not agree(kinds, seen[path])}
+@pytest.mark.parametrize("name", [name for name in DEFS if name not in BASES | PARTS])
+def test_every_field_is_printed_by_some_run(shown: dict[str, dict[str, set[str]]], name: str) -> None:
+    seen = shown[name]
+    own = {path: kinds(node) for path, node in fields(DEFS[name]) if not path.startswith("findings[]")}
+    assert not sorted(own.keys() - seen.keys() - LATE), "in the schema, and not printed"
+    missing = {path: types - {"null", "number"} - seen[path] for path, types in own.items() if path not in LATE}
+    assert not {path: types for path, types in missing.items() if types and path not in FAULTS}
 
 
-def test_the_common_fields_are_printed_by_what_writes(shown: dict[str, Fields]) -> None:
-    writing = [seen for heading, seen in shown.items() if heading not in ALONE]
-    always = {path for path in fields_of(COMMON) if "[" not in path}
-    assert not [always - set(seen) for seen in writing if always - set(seen)]
-    for path, kinds in fields_of(COMMON).items():
-        seen = set().union(*(fields.get(path, set()) for fields in writing))
-        assert agree(kinds, seen) or path in FAULTS, path
+@pytest.mark.slow
+def test_every_field_of_a_finding_is_printed_by_some_run(shown: dict[str, dict[str, set[str]]]) -> None:
+    for path, node in fields(DEFS["finding"]):
+        seen = set().union(*(found.get(f"findings[].{path}", set()) for found in shown.values()))
+        assert kinds(node) <= seen, path
 
 
-FAULTS = {"account.left[]", "account.lost[]"}
-"""Filled only where a command did not name what it left out."""
+@pytest.mark.slow
+def test_the_common_fields_are_printed_by_what_writes(shown: dict[str, dict[str, set[str]]]) -> None:
+    seen: dict[str, set[str]] = {}
+    for name, found in shown.items():
+        if DEFS[name].get("allOf") == [{"$ref": "#/$defs/writes"}]:
+            for path, types in found.items():
+                seen.setdefault(path, set()).update(types)
+    for path, node in every("writes"):
+        below = path.startswith("findings[]")
+        assert below or path in FAULTS or kinds(node) - {"null"} <= seen[path], path
 
 
-def agree(said: set[str], seen: set[str]) -> bool:
-    """Whether values of the types `seen` are what a page calls `said`; of null and another, one need not be met."""
-    wide = said | ({"integer"} if "number" in said else set())
-    return "any" in said or (seen <= wide and ("null" in said or said <= seen))
+@pytest.mark.slow
+def test_results_in_python_are_the_same_without_the_envelope(folder: Path) -> None:
+    path = str(folder / "ddp.pth")
+    for result, name in ((ckptfix.doctor(path), "doctor"), (ckptfix.inspect(path), "inspect")):
+        (document,) = checked(CliRunner().invoke(commands, [name, path, "--json"]))
+        envelope = {field: document.pop(field) for field in DEFS["envelope"]["properties"]}
+        assert document == json.loads(json.dumps(result.as_dict()))
+        assert envelope == {"schema_version": 1, "command": name, "exit_code": 0}
 
 
-def test_every_command_with_json_has_a_section() -> None:
-    named = {name for heading in DOCUMENTED for name in heading.split(", ")}
-    assert {*COMMANDS} - {"completion", "help"} <= named
-    assert set(RUNS) == set(DOCUMENTED) - {COMMON, "A finding"}
-    assert all(DOCUMENTED.values())
+def objects(node: Any, place: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every part of the schema that lists fields."""
+    if isinstance(node, dict):
+        if "properties" in node and "type" in node:
+            yield place, node
+        for name, below in node.items():
+            yield from objects(below, f"{place}/{name}")
 
 
-def test_the_comparison_can_fail() -> None:
-    finding = [("id", "string")]
-    rows = [("a", "array of arrays of strings or null"), ("f", "array of findings"), ("m", "map of any")]
-    fields = expanded(rows, finding)
-    assert fields == {
-        "a": {"array", "null"}, "a[]": {"array"}, "a[][]": {"string"},
-        "f": {"array"}, "f[]": {"object"}, "f[].id": {"string"}, "m": {"object"}, "m.*": {"any"},
-    }  # fmt: skip
-    document = {"a": [["x"], 1], "f": [{"id": None}], "m": {"x": {"y": 1}}, "new": 1.5}
-    assert set(printed(document, fields)) == {
-        ("a", "array"), ("a[]", "array"), ("a[][]", "string"), ("a[]", "integer"), ("f", "array"), ("f[]", "object"),
-        ("f[].id", "null"), ("m", "object"), ("m.*", "object"), ("new", "number"),
-    }  # fmt: skip
+def test_the_schema_is_strict_and_says_what_everything_is() -> None:
+    VALIDATOR.check_schema(SCHEMA)
+    assert DEFS["envelope"]["properties"]["schema_version"]["const"] == SCHEMA_VERSION
+    found = dict(objects(DEFS))
+    assert len(found) > len(DEFS)
+    for place, node in found.items():
+        name = place.split("/")[1]
+        closed = node.get("additionalProperties") is False or node.get("unevaluatedProperties") is False
+        assert closed or (name in BASES and place.count("/") == 1), place
+        optional = {"kind", "near", "others", "choices", "choice", "averages", "lines", "pairs", "written"}
+        assert set(node["properties"]) - set(node["required"]) == (
+            optional if place == "/failure/properties/error" else set()
+        ), place
+        assert set(node["required"]) <= set(node["properties"])
+        for field, below in node["properties"].items():
+            assert re.fullmatch(r"[a-z][a-z0-9_]*", field)
+            assert below.get("description", "").endswith("."), f"{place}/{field}"
+
+
+def test_every_command_with_json_is_in_the_schema() -> None:
+    with_json = {name for name in COMMANDS if "--json" in commands_options(name)}
+    assert with_json == set(SCHEMA["else"]["properties"]["command"]["enum"])
+    named = {word for name in DEFS for word in DEFS[name]["title"].split(", ")}
+    assert with_json <= named
+    assert set(RUNS) == set(DEFS) - BASES - PARTS
+
+
+def commands_options(name: str) -> list[str]:
+    import click
+
+    command = commands.get_command(click.Context(commands), name)
+    assert command is not None
+    return [option for param in command.params for option in param.opts]
+
+
+def test_a_field_that_is_new_gone_or_other_is_seen(folder: Path) -> None:
+    (good,) = checked(CliRunner().invoke(commands, ["strip-module", str(folder / "ddp.pth"), "-n", "--json"]))
+    (failed,) = checked(CliRunner().invoke(commands, ["inspect", str(folder / "none.pth"), "--json"]))
+    assert not faults(good) and not faults(failed)
+    for change in ("new", "account", "findings", "exit_code", "written", "command"):
+        worse = copy.deepcopy(good)
+        if change == "new":
+            worse["new"] = 1
+        elif change == "account":
+            worse["account"]["new"] = 1
+        elif change == "findings":
+            worse["findings"] = [{"id": "x"}]
+        elif change == "written":
+            worse["written"] = "yes"
+        elif change == "command":
+            worse["command"] = "slim"
+        else:
+            del worse["exit_code"]
+        assert faults(worse), change
+    assert faults({**failed, "error": {**failed["error"], "new": 1}})
+    assert faults({**failed, "summary": []})
+
+
+def test_the_page_has_the_fields_of_the_schema() -> None:
+    text = page("json")
+    head, mark, _ = text.partition(MARK)
+    assert mark
+    whole = head + mark + "\n" + "".join(f"{line}\n" for line in rendered())
+    if UPDATE:
+        (FOLDER / "json.md").write_text(whole, encoding="utf-8")
+        (FOLDER / "schema.json").write_text(formatted(SCHEMA) + "\n", encoding="utf-8")
+    assert text == whole
+    assert formatted(SCHEMA) + "\n" == (FOLDER / "schema.json").read_text(encoding="utf-8")
+
+
+MARK = "## The fields\n"
+"""What follows is made of the schema."""
+
+
+def rendered() -> Iterator[str]:
+    """A section of the page for each definition."""
+    yield "In these lists `a.b` is the field `b` of the object `a`, `a[].b` is a field of"
+    yield "each object of the array `a`, and a map has names of the file as keys. What"
+    yield "writes has the fields of \"Commands that write\" too, and all have the first"
+    yield "three."
+    for name, node in DEFS.items():
+        yield ""
+        yield f"### {node['title']}"
+        yield ""
+        if "description" in node:
+            yield from textwrap.wrap(node["description"], 80, break_on_hyphens=False)
+            yield ""
+        referred = tuple(path for path, below in fields(node) if inner(below) is not below)
+        for path, below in fields(node):
+            if "description" not in below or any(path.startswith((f"{up}.", f"{up}[")) for up in referred):
+                continue
+            required = name != "failure" or "." not in path or path.split(".")[1] in ERROR["required"]
+            words = " or ".join(sorted(said(below), key="null".__eq__)) + ("" if required else ", optional")
+            line = f"- `{path}` ({words}): {below['description']}"
+            yield from textwrap.wrap(line, 80, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)
+
+
+ERROR = DEFS["failure"]["properties"]["error"]
+
+
+def said(node: dict[str, Any]) -> set[str]:
+    """The types of a field in words."""
+    if "anyOf" in node:
+        return set().union(*map(said, node["anyOf"]))
+    if "$ref" in node:
+        return {node["$ref"].rpartition("/")[2]}
+    if "const" in node or "enum" in node:
+        *most, last = (f"`{value}`" for value in node.get("enum", [node.get("const")]))
+        return {f"{', '.join(most)} or {last}" if most else last}
+    if "items" in node:
+        inside = " or ".join(sorted(said(node["items"])))
+        return {f"array of {several(inside)}"} | ({"null"} if "null" in kinds(node) else set())
+    below = node.get("additionalProperties")
+    if isinstance(below, dict):
+        return {f"map of {several(' or '.join(sorted(said(below))))}"}
+    return kinds(node) or {"any"}
+
+
+def several(words: str) -> str:
+    head, _, rest = words.partition(" ")
+    return words if words in ("any", "values") else f"{head}s" + (f" {rest}" if rest else "")

@@ -72,7 +72,23 @@ def test_a_page_begins_with_its_title(topic: str) -> None:
 
 @pytest.mark.parametrize("topic", TOPICS)
 def test_a_terminal_shows_the_lines_whole(topic: str) -> None:
-    assert not [line for line in prose(page(topic)) if len(line) > COLUMNS]
+    lines = (re.sub(r"(?<=\])\([^)\s]*\)", "", line) for line in prose(page(topic)))
+    assert not [line for line in lines if len(line) > COLUMNS]
+
+
+TASKS = (
+    "My keys begin with `module.`", "The class is gone", "It wants cuda:3", "Out of memory while converting",
+    "Move to safetensors", "The disk filled up", "Compare two runs", "Resume on other GPUs",
+    "Make one file of what eight ranks wrote",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_recipe_is_found_by_its_task_and_run(task: str) -> None:
+    text = page("recipes")
+    (body,) = re.findall(rf"^## {re.escape(task)}\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+    assert re.search(r"^```console\n\$ ckptfix |^```python\n", body, re.MULTILINE), "nothing that the tests run"
+    assert f"- [{task}](#" in text.partition("\n## ")[0]
 
 
 def test_the_readme_is_short() -> None:

@@ -53,4 +53,4 @@ def test_repair_says_which_name_stood_twice(tmp_path: Path) -> None:
     header = TWICE[:-1] + b',"b":{"dtype":"F32","shape":[0],"data_offsets":[16,16]}}'
     code, said = run(("repair",), written(header, tmp_path), tmp_path / "out.safetensors")
     assert code == 3
-    assert [row["name"] for row in said["lost"]] == ["module.a"]
+    assert [row["name"] for row in said["losses"]] == ["module.a"]

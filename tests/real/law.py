@@ -217,7 +217,7 @@ def judge(command: Command, before: Truth, after: Truth, done: Outcome) -> Itera
         key = address.removeprefix(f"{at}/" if at else "")
         if held.get(key, leaf) != leaf:
             yield f"another tensor goes by its name: {address}"
-    if command.ties and not missing and done.said.get("format") != "safetensors":
+    if command.ties and not missing and done.said.get("output_format") != "safetensors":
         was, became = (
             (before.storages, after.storages) if command.ties == "storages" else (before.distinct, after.distinct)
         )
@@ -230,12 +230,8 @@ def names(said: dict[str, Any]) -> tuple[set[str], set[str]]:
     listed = {str(name) for name in said.get("left_behind", ())}
     lost: set[str] = set()
     for row in said.get("dropped", ()):
-        if isinstance(row, str):
-            listed.add(row)
-        else:
-            (listed if row.get("asked") else lost).add(str(row["where"]))
-    for row in said.get("lost", ()):
-        lost.add(str(row["name"] if isinstance(row, dict) else row))
+        (listed if row["asked"] else lost).add(str(row["at"]))
+    lost |= {str(name) for name in said.get("lost", ())} | {str(row["name"]) for row in said.get("losses", ())}
     for row in said.get("findings", ()):
         (listed if row["severity"] == "info" else lost).add(str(row["where"]))
     return lost - {""}, listed - {""}

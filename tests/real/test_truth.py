@@ -200,7 +200,7 @@ def test_the_verdicts() -> None:
     assert not verdict(lose, {"left_behind": ["list"]}, 0, part=True)
     assert len(verdict(lose, {"left_behind": ["list"]}, 0)) == 3
     assert len(verdict(lose, {"left_behind": ["lis"]}, 0, part=True)) == 3
-    assert not verdict(lose, {"lost": [{"name": "list"}]}, 3)
+    assert not verdict(lose, {"losses": [{"name": "list"}]}, 3)
     assert not verdict(drop, {}, 0, part=True)  # the other name of a tensor that is there
     assert len(verdict(drop, {}, 0)) == 1
     assert len(verdict(duplicate, {}, 0)) == 1

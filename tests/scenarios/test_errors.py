@@ -48,8 +48,8 @@ def test_the_cause_is_named_and_the_command_mends_it(
     done = CliRunner().invoke(commands, arguments)
     document = json.loads(done.stdout)
     assert done.exit_code == any(row["severity"] == "error" for row in document["findings"]), done.output
-    assert case.row in document["error"]["rows"], document["error"]
-    assert case.id in document["error"]["explained"], [row["id"] for row in document["findings"]]
+    assert LoadError(case.row).id in document["load_error"]["names"], document["load_error"]
+    assert case.id in document["load_error"]["explained"], [row["id"] for row in document["findings"]]
     finding = next(row for row in document["findings"] if row["id"] == case.id)
     if case.words:
         assert case.words in finding["advice"] and finding["fix"] is None

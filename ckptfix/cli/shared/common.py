@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import click
 
-from ckptfix.cli.shared import tables
+from ckptfix.cli.shared import tables, values
 from ckptfix.cli.shared.console import Console, pass_console
 from ckptfix.cli.shared.operands import InAndOut, Operands, Others, folder_options
 from ckptfix.cli.shared.paint import When
@@ -52,7 +52,10 @@ class Written(Protocol):
 def at_option() -> click.Option:
     """--at PATH."""
     return click.Option(
-        ["--at"], metavar="PATH", help="Only the mapping at this address, such as model_state_dict (see inspect)."
+        ["--at"],
+        metavar="PATH",
+        shell_complete=values.addresses,
+        help="Only the mapping at this address, such as model_state_dict (see inspect).",
     )
 
 
@@ -347,7 +350,7 @@ def show(console: Console, result: Written, *, named: bool = False) -> int:
     Its `lines` include the findings that are just notes; warnings and losses are listed on stderr, each.
     """
     if console.json:
-        console.emit(result.as_dict())
+        console.emit(result.as_dict(), result.exit_code)
         return result.exit_code
     from ckptfix.io.durable import kept_line
 

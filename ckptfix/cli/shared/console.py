@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from ckptfix.findings.row import Finding
     from ckptfix.io.read import Progress
 
+SCHEMA_VERSION = 1
+"""Version of what ``--json`` prints (``docs/schema.json``): it goes up when a field goes or gets another meaning."""
+
 _WORDS = {"info": "note", "warning": "warning", "error": "error"}
 
 
@@ -29,6 +32,7 @@ class Console:
     """The two streams of one run.
 
     Attributes:
+        command: the command that runs; None before it is known.
         json: stdout gets one JSON object and nothing else; of several inputs, one on a line for each.
         quiet: no results in text, no notes, no progress; warnings and errors still show.
         aside: stdout is for the output itself, so that results go to stderr too.
@@ -38,6 +42,7 @@ class Console:
     """
 
     def __init__(self) -> None:
+        self.command: str | None = None
         self.json = False
         self.quiet = False
         self.aside = False
@@ -96,19 +101,23 @@ class Console:
         """
         return asked if asked is not None else default if is_terminal(self._out) else 0
 
-    def emit(self, document: Mapping[str, object], *, line: bool = False) -> None:
+    def emit(self, document: Mapping[str, object], exit_code: int, *, line: bool = False) -> None:
         """The result as one JSON object, ASCII only; a number that JSON lacks is a string (``"NaN"``).
 
+        What every object has is added here: the version of the schema, the command, and the exit code.
+
         Args:
-            line: it is one of several, on a line of its own on a terminal too.
+            line: it is one of several, on a line of its own also on a terminal.
         """
         import json
 
+        envelope = {"schema_version": SCHEMA_VERSION, "command": self.command, "exit_code": exit_code}
+        whole = {**envelope, **document}
         indent = 2 if is_terminal(self._out) and not line else None
         try:
-            text = json.dumps(document, indent=indent, allow_nan=False)
+            text = json.dumps(whole, indent=indent, allow_nan=False)
         except ValueError:
-            text = json.dumps(_finite(document), indent=indent, allow_nan=False)
+            text = json.dumps(_finite(whole), indent=indent, allow_nan=False)
         self._print(text, self._out)
 
     def findings(self, findings: Iterable[Finding], *, most: int | None = None) -> None:

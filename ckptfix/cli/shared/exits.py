@@ -91,7 +91,7 @@ def _report(error: Exception, console: Console, arguments: Sequence[str], writte
         document["written"] = [*written]
     if console.json or "--json" in arguments:
         with contextlib.suppress(OSError):
-            console.emit({"error": document})
+            console.emit(failure(document), TROUBLE)
             _flush()
     return TROUBLE
 
@@ -104,6 +104,15 @@ def said(error: Exception, document: Mapping[str, Any]) -> Iterator[str]:
         yield f"  {printable(line)}"
     if document["hint"]:
         yield f"hint: {printable(document['hint'])}"
+
+
+def failure(document: Mapping[str, Any], path: str | None = None) -> dict[str, Any]:
+    """What ``--json`` prints instead of a result, for an error as `describe` has it.
+
+    Args:
+        path: the input that failed; without it, the file that the error is about.
+    """
+    return {"path": path if path is not None else document["path"], "error": document}
 
 
 def describe(error: Exception) -> dict[str, Any]:

@@ -50,7 +50,7 @@ def _show(console: Console, report: Report, path: str, outcome: Outcome) -> None
             console.note(note if note.startswith((name, " ", "hint: ")) else f"{name}: {note}")
     if console.json:
         for document in outcome.documents:
-            console.emit(document, line=True)
+            console.emit(document, outcome.code, line=True)
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from typing import IO, TYPE_CHECKING, Any, Protocol
 import click
 
 from ckptfix.cli.shared.console import Console
-from ckptfix.cli.shared.exits import TROUBLE, describe, said
+from ckptfix.cli.shared.exits import TROUBLE, describe, failure, said
 from ckptfix.cli.shared.fit import cut
 from ckptfix.errors import printable
 from ckptfix.io.written import record, recorded
@@ -52,7 +52,7 @@ class Outcome:
         done: what was done, in sentences.
         text: everything else for stdout.
         notes: lines for stderr.
-        documents: the result as JSON has it.
+        documents: the result as JSON has it, without what every object has.
         row: as `Console.row`.
         usage: why the options go with no input at all.
         written: what was written, a sentence for each file.
@@ -122,7 +122,7 @@ class Recording(Console):
     def note(self, text: str, meaning: Meaning | None = None, label: int | None = None) -> None:
         self.notes.append(text)
 
-    def emit(self, document: Mapping[str, object], *, line: bool = False) -> None:
+    def emit(self, document: Mapping[str, object], exit_code: int, *, line: bool = False) -> None:
         self.documents.append(document)
 
     def _print(
@@ -155,8 +155,8 @@ def one(callback: Callable[..., int], argument: str, params: Mapping[str, Any], 
     except Exception as error:
         document = describe(error)
         notes = [*console.notes, *said(error, document), *map(printable, written)]
-        failed = {"path": params[argument], "error": {**document, **({"written": written} if written else {})}}
-        return Outcome(code=TROUBLE, notes=tuple(notes), documents=(failed,))
+        failed = {**document, "written": written} if written else document
+        return Outcome(code=TROUBLE, notes=tuple(notes), documents=(failure(failed, params[argument]),))
     except BaseException:
         # What was written and has no line in the list yet.
         for line in written:

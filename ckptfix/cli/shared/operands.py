@@ -37,8 +37,8 @@ class Others(click.Argument):
 class Last(click.Argument):
     """An argument that takes the last words of the line, and what tells these from names of inputs."""
 
-    def __init__(self, name: str, metavar: str, *, tells: Callable[[str], bool]) -> None:
-        super().__init__([name], metavar=metavar, nargs=-1, required=False)
+    def __init__(self, name: str, metavar: str, *, tells: Callable[[str], bool], **attributes: Any) -> None:
+        super().__init__([name], metavar=metavar, nargs=-1, required=False, **attributes)
         self.tells = tells
 
 

@@ -15,7 +15,7 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any
 
-from ckptfix.cli.shared.exits import TROUBLE, Stopped, signals_raise
+from ckptfix.cli.shared.exits import TROUBLE, Stopped, failure, signals_raise
 from ckptfix.cli.shared.many import Job, Outcome, Recording, Settings, Step, one
 from ckptfix.io.durable import Undisturbed
 from ckptfix.io.written import record, recorded
@@ -126,7 +126,7 @@ def _died(worker: _Worker, path: str) -> Outcome:
     how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
     message = f"the process that worked on it {how}"
     error = {"type": "ChildProcessError", "message": message, "path": path, "where": None, "offset": None, "hint": None}
-    return Outcome(code=TROUBLE, notes=(message,), documents=({"path": path, "error": error},))
+    return Outcome(code=TROUBLE, notes=(message,), documents=(failure(error, path),))
 
 
 def _serve(connection: Connection, module: str, argument: str, settings: Settings, watched: bool) -> None:

@@ -11,6 +11,7 @@ from ckptfix.checkpoint import TensorEntry, address
 from ckptfix.commands import command
 from ckptfix.errors import printable
 from ckptfix.findings.row import Finding
+from ckptfix.findings.table import as_rows
 from ckptfix.ops.diff.sums import ValueDiff
 from ckptfix.words import plural
 
@@ -212,8 +213,13 @@ class DiffResult:
     def as_dict(self) -> dict[str, Any]:
         """The same for JSON. Floats that JSON lacks and values of other types become strings."""
         plain = {name: jsonable(value) for name, value in asdict(self).items()}
-        plain["unread"] = [finding.as_dict() for finding in self.unread]
-        return {"same": self.same, **plain, "summary": list(self.lines)}
+        modules = [{"side": row.side, "at": row.at, "left_behind": list(row.left)} for row in self.modules]
+        del plain["unread"]
+        findings = as_rows(self.unread, self.path_a)
+        return {"same": self.same, **plain, "modules": modules, "findings": findings, "summary": list(self.lines)}
+
+
+_ODD_FLOATS = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 
 
 def jsonable(value: object) -> object:
@@ -221,7 +227,7 @@ def jsonable(value: object) -> object:
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, float):
-        return value if math.isfinite(value) else repr(value)
+        return value if math.isfinite(value) else _ODD_FLOATS[repr(value)]
     if isinstance(value, dict):
         return {str(key): jsonable(item) for key, item in value.items()}
     if isinstance(value, (tuple, list)):

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from ckptfix.errors import printable
 from ckptfix.findings import message_names
 from ckptfix.findings.load_errors import LoadError
 from ckptfix.findings.remedies import chain
-from ckptfix.findings.row import Finding, Severity
-from ckptfix.findings.table import ENTRIES, RANK, Remedy, errors_of, shell_line
+from ckptfix.findings.row import Entry, Finding, Severity
+from ckptfix.findings.table import ENTRIES, RANK, Remedy, as_row, errors_of, shell_line
 from ckptfix.ops.doctor import messages
 from ckptfix.ops.doctor.groups import OF_THE_FORMAT, Group, grouped
 from ckptfix.words import plural
@@ -49,6 +50,15 @@ class Message:
     meanings: tuple[str, ...]
     explained: tuple[str, ...]
     advice: str | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same for JSON."""
+        return {
+            "names": [row.id for row in self.rows],
+            "meanings": list(self.meanings),
+            "explained": list(self.explained),
+            "advice": self.advice,
+        }
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -212,21 +222,19 @@ class Diagnosis:
     def as_dict(self) -> dict[str, Any]:
         """The same for JSON: `fix` and `fixes` are lists of words, `advice` is in words."""
         return {
-            "path": self.path,
+            "path": self.path or None,
             "format": self.format,
             "title": self.title,
             "size": self.size,
-            "sentence": self.sentence,
+            "summary": [self.sentence],
             "fix": _first(self.fixes),
             "fixes": [list(line) for line in self.fixes],
             "advice": self.advice,
             "findings": [
-                {**finding.as_dict(), "fix": _first(row.commands), "fixes": [list(line) for line in row.commands],
-                 "advice": row.advice}
-                for finding, row in zip(self.findings, self.remedies, strict=True)
+                as_row(finding, row) for finding, row in zip(self.findings, self.remedies, strict=True)
             ],
             "looked_at": list(self.looked_at),
-            "error": None if self.message is None else asdict(self.message),
+            "load_error": None if self.message is None else self.message.as_dict(),
         }  # fmt: skip
 
 
@@ -276,6 +284,22 @@ def _advice(rows: Sequence[LoadError], prefix: message_names.Prefix | None) -> s
     about = [entry for entry in ENTRIES.values() if entry.fix and rows and rows[0] in entry.errors]
     nearest = min(about, key=lambda entry: (entry.errors.index(rows[0]), len(entry.errors)), default=None)
     return None if nearest is None or nearest.fix is None else readable(nearest.fix)
+
+
+def explained(entry: Entry) -> dict[str, Any]:
+    """A row of the table of findings for JSON; in a command, words such as FILE and OUT are to be replaced."""
+    fix = None if entry.fix is None else readable(entry.fix)
+    commands = [shlex.split(line) for line in fix.split(" && ")] if fix and fix.startswith("ckptfix ") else []
+    return {
+        "id": entry.id,
+        "severity": entry.severity,
+        "title": entry.title,
+        "story": entry.story,
+        "load_errors": [error.id for error in entry.errors],
+        "fix": commands[0] if commands else None,
+        "fixes": commands,
+        "advice": None if commands else fix,
+    }
 
 
 def readable(template: str) -> str:

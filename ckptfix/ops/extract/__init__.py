@@ -48,7 +48,7 @@ class ExtractResult(Result):
             "lost": list(self.lost),
             "others": list(self.others),
             "classes": list(self.classes),
-            "metadata": self.versions,
+            "versions": self.versions,
         }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -31,7 +31,7 @@ class FixResult(Result):
     steps: tuple[Step, ...] = ()
 
     def _details(self) -> dict[str, Any]:
-        return {"steps": [asdict(step) for step in self.steps]}
+        return {"steps": [{"argv": list(step.command), "summary": list(step.lines)} for step in self.steps]}
 
 
 @without_collections

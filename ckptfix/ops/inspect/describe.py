@@ -10,6 +10,7 @@ from ckptfix.checkpoint import Checkpoint, StateDict, TensorEntry
 from ckptfix.checkpoint.address import is_inside
 from ckptfix.errors import CkptfixError, printable
 from ckptfix.findings.row import Finding
+from ckptfix.findings.table import as_rows
 from ckptfix.formats import FORMATS, format_of
 from ckptfix.formats.folders.members import Member
 from ckptfix.formats.torch import weights_only as trusted
@@ -97,7 +98,7 @@ class Inspection:
             "globals": [{"name": name, "accepted": accepted} for name, accepted in self.globals],
             "weights_only": {"accepted": self.weights_only is None, "reason": self.weights_only},
             "metadata": dict(self.metadata),
-            "findings": [finding.as_dict() for finding in self.findings],
+            "findings": as_rows(self.findings, self.path),
             "entries": [_row(entry) for entry in self.entries],
             "members": [asdict(member) for member in self.members],
             "training": dict(self.training),
@@ -113,7 +114,7 @@ def _row(entry: TensorEntry) -> dict[str, object]:
         "stride": list(entry.stride),
         "offset": entry.offset,
         "nbytes": entry.nbytes,
-        "location": entry.location,
+        "device": entry.location,
         "requires_grad": entry.requires_grad,
         "parameter": entry.parameter,
         "kind": entry.kind,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from ckptfix.checkpoint import Checkpoint, Data, Storage, TensorEntry
 from ckptfix.findings.row import Finding
@@ -70,6 +71,18 @@ class Account:
             names = list(dict.fromkeys(finding.where for finding in self.damaged))
             lines.append(f"DAMAGED in the input, and copied as it is: {some(names)}; repair keeps what is intact")
         return tuple(lines)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same for JSON."""
+        return {
+            "tensors": self.tensors,
+            "nbytes": self.nbytes,
+            "tensors_written": self.written,
+            "nbytes_written": self.nbytes_written,
+            "left_behind": list(self.left),
+            "lost": list(self.lost),
+            "excused": self.excused,
+        }
 
     def findings(self) -> tuple[Finding, ...]:
         """A note for each name in `left`, and a finding for each loss."""

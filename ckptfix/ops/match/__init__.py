@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -234,6 +234,7 @@ def _draft(found: Found, plan: Plan, promise: Promise | None = None) -> Draft[Ma
             MatchResult,
             matching=found.matching,
             slots={slot.name: slot for slot in found.source.slots},
+            at=found.source.at or "",
             names=planned.names if planned else {},
             rules=planned.rules if planned else found.matching.rules,
             notes=found.notes,
@@ -282,6 +283,7 @@ class MatchResult(Result):
     Attributes:
         matching: pairs, and what is left on both sides.
         slots: shape and dtype of the source's tensors by name.
+        at: address of the mapping that was matched.
         names: old -> new for every key that changed.
         rules: the same in few lines, for `rename`'s map.
         notes: what else a person should know, a sentence each.
@@ -290,6 +292,7 @@ class MatchResult(Result):
 
     matching: Matching
     slots: Mapping[str, Slot] = field(default_factory=dict, repr=False)
+    at: str = ""
     names: Mapping[str, str] = field(default_factory=dict, repr=False)
     rules: tuple[NameRule, ...] = ()
     notes: tuple[str, ...] = ()
@@ -298,7 +301,16 @@ class MatchResult(Result):
     def _details(self) -> dict[str, Any]:
         matching = self.matching
         pairs = [
-            {**asdict(pair), "shape": self.slots[pair.source].shape, "dtype": self.slots[pair.source].dtype}
+            {
+                "source": pair.source,
+                "target": pair.target,
+                "confidence": pair.confidence,
+                "reason": pair.why,
+                "instead": list(pair.instead),
+                "reshape": pair.reshape,
+                "shape": self.slots[pair.source].shape,
+                "dtype": self.slots[pair.source].dtype,
+            }
             for pair in matching.pairs
         ]
         return {
@@ -310,7 +322,7 @@ class MatchResult(Result):
             "only_in_target": list(matching.missing),
             "skipped_in_source": _rows(matching.skipped_source),
             "skipped_in_target": _rows(matching.skipped_target),
-            "names": dict(self.names),
+            "changes": [{"at": self.at, "old": old, "new": new} for old, new in self.names.items()],
             "notes": list(self.notes),
             "references": self.references,
         }

@@ -24,8 +24,8 @@ class RelocateResult(Result):
     kept: Mapping[str, int] = field(default_factory=dict)
 
     def _details(self) -> dict[str, Any]:
-        rows = [{"from": old, "to": new, "places": count} for (old, new), count in self.moved.items()]
-        return {"moved": rows, "kept": dict(self.kept)}
+        rows = [{"old": old, "new": new, "count": count} for (old, new), count in self.moved.items()]
+        return {"moved": rows, "unmoved": dict(self.kept)}
 
 
 def map_location(

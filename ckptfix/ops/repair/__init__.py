@@ -61,7 +61,7 @@ class RepairResult(Result):
             {"name": loss.name, "shape": loss.shape, "dtype": loss.dtype, "reason": loss.reason, "filled": loss.filled}
             for loss in self.losses
         ]
-        return {"kept": list(self.kept), "nbytes_kept": self.nbytes_kept, "lost": rows}
+        return {"kept": list(self.kept), "nbytes_kept": self.nbytes_kept, "losses": rows}
 
 
 @without_collections

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from ckptfix.checkpoint import Checkpoint, address
-from ckptfix.commands import command
+from ckptfix.commands import command, verbatim
 from ckptfix.errors import StrPath
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
@@ -35,10 +35,13 @@ class SanitizeResult(Result):
 
     def _details(self) -> dict[str, Any]:
         rows = [
-            {"at": at, "what": what, "became": became, "count": count}
+            {"at": at, "old": what, "new": became, "count": count}
             for (at, what, became), count in self.changes.items()
         ]
-        return {"changes": rows, "dropped": [asdict(loss) for loss in self.dropped]}
+        dropped = [
+            {"at": loss.where, "what": loss.what, "reason": loss.why, "asked": loss.asked} for loss in self.dropped
+        ]
+        return {"changes": rows, "dropped": dropped}
 
 
 def sanitize(
@@ -88,7 +91,7 @@ def sanitize(
 
 
 def _finding(loss: Loss, path: str) -> Finding:
-    fix = command("extract", path, "OUT") if loss.why == EXTRACT else None
+    fix = verbatim(command("extract", path, "OUT")) if loss.why == EXTRACT else None
     return found("dropped", f"left out: {loss.what}, {loss.why}", where=loss.where, fix=fix)
 
 

@@ -37,7 +37,7 @@ class SlimResult(Result):
     def _details(self) -> dict[str, Any]:
         return {
             "saved": dict(self.saved),
-            "dropped": list(self.dropped),
+            "left_behind": list(self.dropped),
             "compacted": self.compacted,
             "tied": self.tied,
         }

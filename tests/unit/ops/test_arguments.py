@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from builders import Tensor, assemble, state_dict_ops, torch_zip, written
 from torch import nn, optim
 
 import ckptfix
-from ckptfix.errors import NoSuchFile, WrongType
+from ckptfix.errors import NoSuchFile, NotPermitted, WriteFailed, WrongType
 
 Verb = Callable[[Any, Any], object]
 
@@ -88,6 +89,53 @@ def test_a_path_of_another_type(verb: tuple[str, Verb], wrong: object, tmp_path:
 def test_an_output_of_another_type(verb: tuple[str, Verb], tmp_path: Path) -> None:
     with pytest.raises(WrongType, match="the output must be the name of a file"):
         verb[1](sound(tmp_path), 3)
+
+
+def refused(*arguments: object, **options: object) -> Any:
+    raise PermissionError(errno.EACCES, "Permission denied")
+
+
+@pytest.mark.parametrize("verb", [*READS.items(), *WRITES.items()], ids=lambda item: item[0])
+def test_a_file_that_may_not_be_read(verb: tuple[str, Verb], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = sound(tmp_path)
+    monkeypatch.setattr(os, "open", refused)
+    with pytest.raises(PermissionError, match=r"(?i)permission denied") as caught:
+        verb[1](path, tmp_path / "out.pth")
+    error = caught.value
+    assert isinstance(error, NotPermitted) and isinstance(error, ckptfix.CkptfixError)
+    assert (error.errno, error.filename, error.path) == (errno.EACCES, str(path), str(path))
+    assert str(error).lower() == f"{path}: permission denied".lower()
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_outputs_that_the_system_refuses(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, verb = sound(tmp_path), WRITES[name]
+    (tmp_path / "there.pth").write_bytes(b"mine")
+    (tmp_path / "folder").mkdir()
+    for out, kind in {
+        "there.pth": FileExistsError, "sound.pth": FileExistsError, "folder": IsADirectoryError,
+        "none/out.pth": FileNotFoundError,
+    }.items():  # fmt: skip
+        with pytest.raises(kind) as caught:
+            verb(path, tmp_path / out)
+        assert isinstance(caught.value, ckptfix.CkptfixError) and str(tmp_path / out) in str(caught.value)
+    monkeypatch.setattr(os, "access", lambda *arguments: False)
+    with pytest.raises(PermissionError, match="cannot be written to") as closed:
+        verb(path, tmp_path / "out.pth")
+    assert isinstance(closed.value, WriteFailed) and closed.value.errno == errno.EACCES
+    assert (tmp_path / "there.pth").read_bytes() == b"mine"
+
+
+def test_a_full_disk_is_an_error_of_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: object) -> Any:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    path = sound(tmp_path)
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left") as caught:
+        ckptfix.to_cpu(path, tmp_path / "out.pth")
+    assert isinstance(caught.value, WriteFailed) and caught.value.errno == errno.ENOSPC
+    assert [file.name for file in tmp_path.iterdir()] == ["sound.pth"]
 
 
 def test_swapped_arguments_are_named(tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def test_metadata_of_safetensors(tmp_path: Path, compare: Compare, as_safetensor
 def test_the_result_as_json() -> None:
     value = {"a": [1, math.nan, -math.inf], 2: (b"\x01", complex(1, 2), None, True), "big": b"\0" * 100}
     assert jsonable(value) == {
-        "a": [1, "nan", "-inf"],
+        "a": [1, "NaN", "-Infinity"],
         "2": ["01", "(1+2j)", None, True],
         "big": "00" * 64 + "... (100 bytes)",
     }

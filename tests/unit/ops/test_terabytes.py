@@ -57,6 +57,6 @@ def test_a_terabyte(tmp_path: Path, kind: str) -> None:
     assert not [found for found in said["doctor"]["findings"] if found["severity"] == "error"]
     weights = sparse.TERABYTE // 3 if kind == "zero" else sparse.TERABYTE
     for name in ("one file", "shards"):
-        assert said[name]["nbytes"] > 0.99 * weights
+        assert said[name]["output_size"] > 0.99 * weights
         assert not said[name]["written"]
     assert [path.name for path in tmp_path.iterdir()] == [kind]

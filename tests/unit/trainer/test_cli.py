@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner
 
-from ckptfix.trainer.__main__ import EPILOG, gpu_ids, main, wrappers
+from ckptfix.cli import commands
+from ckptfix.trainer.__main__ import EPILOG, START, gpu_ids, main, wrappers
 
 pytestmark = pytest.mark.slow
 
@@ -40,6 +42,24 @@ def test_the_examples_of_the_help_run(here: Path, capsys: pytest.CaptureFixture[
     for name, start in (("dp.pth", "module.body"), ("clean.pth", "body")):
         assert next(iter(torch.load(name, weights_only=True)["model_state_dict"])).startswith(start)
     assert len(torch.load("slower.pth", weights_only=True)["losses"]) == 6
+
+
+def test_without_arguments_it_says_what_to_try_and_that_runs(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    shown, err = capsys.readouterr()
+    assert (shown, err) == (f"{START}\n", "") and not list(here.iterdir())
+    assert max(map(len, shown.splitlines())) <= 120
+    lines = re.findall(r"^  ((?:python|ckptfix) .*?)(?: +#.*)?$", shown, re.MULTILINE)
+    assert len(lines) == 5
+    for line in lines:
+        program, *words = shlex.split(line)
+        if program == "python":
+            assert main(words[2:]) == 0, line
+        else:
+            done = CliRunner().invoke(commands, words)
+            assert done.exit_code == int(words[0] == "diff"), (line, done.output)
+    assert not next(iter(torch.load("fixed.pth", weights_only=True)["model_state_dict"])).startswith("module.")
+    assert len(torch.load("longer.pth", weights_only=True)["losses"]) == 4
 
 
 @pytest.mark.campaign
