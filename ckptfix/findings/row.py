@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from ckptfix.findings.load_errors import LoadError
 
@@ -14,7 +14,8 @@ Severity = Literal["info", "warning", "error"]
 class Finding:
     """Something that `check` or an operation noticed; `fix` is a command or an instruction.
 
-    `table.found` makes them.
+    `table.found` makes them. `about` is the class, function or tensor that `message` is about, for texts about several
+    findings at once.
     """
 
     id: str
@@ -23,6 +24,11 @@ class Finding:
     message: str
     offset: int | None = None
     fix: str | None = None
+    about: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same for JSON; `about` is in the message."""
+        return {name: getattr(self, name) for name in ("id", "severity", "where", "message", "offset", "fix")}
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import fcntl
 import os
 import pty
+import re
 import struct
 import termios
 from collections.abc import Callable
@@ -42,7 +43,7 @@ def terminal(program: Forks) -> Callable[..., tuple[int, list[str]]]:
         os.close(theirs)
         reader.join()
         os.close(ours)
-        lines = shown.decode().replace("\r\n", "\n").splitlines()
+        lines = re.sub(r"\x1b\[[0-9;]*m", "", shown.decode()).replace("\r\n", "\n").splitlines()
         return done.code, [line.split("\r")[-1] for line in lines]
 
     return run

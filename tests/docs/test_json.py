@@ -80,7 +80,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 DOCUMENTED = sections(page("json"))
 COMMON = "Commands that write"
-ALONE = {"inspect", "doctor", "doctor --explain", "diff", "Errors"}
+ALONE = {"inspect", "ls", "doctor", "doctor --explain", "diff", "Errors"}
 """Sections of what does not write."""
 
 

@@ -35,13 +35,13 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 """The rooms of the house from the bottom up: a room imports from layers below its own, or as `BESIDE` says."""
 
 OPS: tuple[tuple[str, ...], ...] = (
-    ("averages", "candidates", "inside", "law"),
+    ("averages", "candidates", "inside", "law", "naming", "taken"),
     ("choose",),
     ("pieces", "writing"),
     ("convert", "inspect", "relocate", "rename", "sanitize", "slim", "target"),
     ("diff", "extract", "match", "repair"),
     ("doctor",),
-    ("fix",),
+    ("fix", "listing"),
 )
 """The verbs, and what they share, in the same way."""
 
@@ -245,7 +245,8 @@ OPENED = {
     "ops/repair/layers.py": "creates a file for what it unpacks",
     "ops/target/targets.py": "a JSON of names and shapes: text",
     "cli/rename.py": "rules: text",
-    "cli/doctor.py": "an error message: text, perhaps from a pipe",
+    "cli/shared/common.py": "an error message: text",
+    "cli/shared/streams.py": "the files that stand for standard input and output",
     "cli/shared/exits.py": "the null device, in place of a closed output",
     "docs/__init__.py": "documentation that is installed with the package",
     "loaders/tensors.py": "torch maps by name; that it is the file that was read is looked at afterwards",

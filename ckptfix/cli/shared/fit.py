@@ -66,19 +66,27 @@ def cut(text: str, most: int) -> str:
 
 
 def columns(
-    cells: Sequence[Sequence[str]], headers: Sequence[str], width: int
+    cells: Sequence[Sequence[str]],
+    headers: Sequence[str],
+    width: int,
+    spare: Sequence[str] = (),
+    whole: Sequence[str] = (),
 ) -> tuple[list[list[str]], list[str], list[str]]:
     """The rows and headers of a table of `width` columns at most, and the headers that were left out.
 
     Columns without a text go first; then the widest after the first are cut, then the first, which has the names; then
-    the last are left out.
+    those in `spare` are left out, the first of them first, then the last. Those in `whole` are not cut.
     """
     full = [at for at in range(len(headers)) if any(row[at] for row in cells)]
     needs = {at: max(len(headers[at]), *(len(row[at]) for row in cells)) for at in full}
-    least = {at: min(need, LEAST_NAME if at == full[0] else LEAST) for at, need in needs.items()}
+    least = {
+        at: need if headers[at] in whole else min(need, LEAST_NAME if at == full[0] else LEAST)
+        for at, need in needs.items()
+    }
     kept = list(full)
     while len(kept) > 1 and sum(least[at] for at in kept) + _GAP * (len(kept) - 1) > width:
-        kept.pop()
+        left_out = next((at for name in spare for at in kept[1:] if headers[at] == name), kept[-1])
+        kept.remove(left_out)
     room = width - _GAP * (len(kept) - 1)
     for some in (kept[1:], kept[:1]):
         while sum(needs[at] for at in kept) > room and any(needs[at] > least[at] for at in some):

@@ -12,11 +12,19 @@ from ckptfix.words import size as size
 
 
 def table(
-    rows: Iterable[Sequence[object]], headers: Sequence[str], *, right: Iterable[int] = (), width: int = 0
+    rows: Iterable[Sequence[object]],
+    headers: Sequence[str],
+    *,
+    right: Iterable[int] = (),
+    spare: Sequence[str] = (),
+    whole: Sequence[str] = (),
+    width: int = 0,
 ) -> str:
     """A table with a line under its headers; `right` are the columns set flush right. No rows, no table.
 
     Args:
+        spare: headers of the columns that are left out first where there is no room.
+        whole: headers of those that are never cut.
         width: of the terminal that the table must fit; 0 for a table that is complete.
     """
     cells = [[printable(cell) for cell in row] for row in rows]
@@ -27,7 +35,7 @@ def table(
     if width and max(map(len, text)) > width:
         from ckptfix.cli.shared import fit
 
-        cells, headers, left_out = fit.columns(cells, headers, width)
+        cells, headers, left_out = fit.columns(cells, headers, width, spare, whole)
         text = _narrow(cells, headers, flush)
         if left_out:
             text += fit.wrapped(f"... no room for {', '.join(left_out)} (a pipe gets all)", width)

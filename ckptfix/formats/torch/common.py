@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from ckptfix.checkpoint import Checkpoint, Data, Inside, Storage, TensorEntry, dtypes
@@ -133,22 +133,48 @@ class StorageTable(ABC):
 
 
 class Storages(StorageTable):
-    """The storages of a file: `place` gives where the bytes of a key are and their CRC-32."""
+    """The storages of a file: `place` gives where the bytes of a key are and their CRC-32.
 
-    def __init__(self, place: Lookup) -> None:
+    A storage on the meta device has no data. With `meta_has_bytes` the file must hold its bytes all the same.
+    `size` gives how many bytes of a key there are, where that is known without its place.
+    """
+
+    def __init__(
+        self, place: Lookup, *, meta_has_bytes: bool = False, size: Callable[[str], int] | None = None
+    ) -> None:
         super().__init__()
         self.place = place
+        self.meta_has_bytes = meta_has_bytes
+        self.size = size or (lambda key: place(key)[1])
 
     def make(self, key: str, kind: str, location: str, nbytes: int) -> Storage:
+        absent = location == "meta" and not self.meta_has_bytes
         try:
-            data, found, crc32 = self.place(key) if location != "meta" else (None, nbytes, None)
+            data, found, crc32 = (None, nbytes, None) if absent else self.place(key)
         except CkptfixError as error:
             raise BadTensor(error.message) from None
         if found < 0:
             raise BadTensor(f"the file has no storage {key!r}")
         if found != nbytes:
             raise BadTensor(f"storage {key} has {found} bytes where {nbytes} are promised")
+        if location == "meta":
+            data, crc32 = None, None
         return Storage(key, kind, nbytes, location, data, crc32)
+
+    def all_there(self, persids: Iterable[PersId]) -> bool:
+        """Whether the file has as many bytes of each storage as the references to it promise."""
+        for persid in persids:
+            try:
+                key, kind, location, numel = fields(persid)
+                if location == "meta" and not self.meta_has_bytes:
+                    continue
+                if self.size(key) != expected_bytes(kind, numel):
+                    return False
+            except BadTensor:
+                continue
+            except CkptfixError:
+                return False
+        return True
 
 
 MAX_KEY = 1024

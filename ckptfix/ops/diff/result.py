@@ -212,6 +212,7 @@ class DiffResult:
     def as_dict(self) -> dict[str, Any]:
         """The same for JSON. Floats that JSON lacks and values of other types become strings."""
         plain = {name: jsonable(value) for name, value in asdict(self).items()}
+        plain["unread"] = [finding.as_dict() for finding in self.unread]
         return {"same": self.same, **plain, "summary": list(self.lines)}
 
 

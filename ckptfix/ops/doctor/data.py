@@ -17,7 +17,7 @@ from ckptfix.errors import CkptfixError, Unsupported
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.io.layers import MAX_RATIO
-from ckptfix.io.read import read_chunks
+from ckptfix.io.read import Progress, read_chunks
 from ckptfix.io.sums import crc32_joined
 from ckptfix.io.threads import Part, Workers, tasks
 from ckptfix.words import plural, some
@@ -76,8 +76,11 @@ class Sums(NamedTuple):
     last: int
 
 
-def scan(pieces: Sequence[Piece], byteorder: str = "little") -> Iterator[Finding]:
-    """Read every byte of `pieces` and judge it."""
+def scan(
+    pieces: Sequence[Piece], byteorder: str = "little", progress: Progress | None = None
+) -> Iterator[Finding]:
+    """Read every byte of `pieces` and judge it; `progress` is called with bytes read, and bytes in all."""
+    done, total = 0, sum(piece.data.length for piece in pieces)
     nan: dict[str, list[tuple[str, int]]] = defaultdict(list)
     infinite: dict[str, list[tuple[str, int]]] = defaultdict(list)
     zeros: list[Piece] = []
@@ -91,6 +94,9 @@ def scan(pieces: Sequence[Piece], byteorder: str = "little") -> Iterator[Finding
     for task, results in zip(shared, Workers().run(read, shared), strict=True):
         for part, result in zip(task, results, strict=True):
             piece = pieces[part.number]
+            done += part.data.length
+            if progress is not None:
+                progress(done, total)
             if isinstance(result, CkptfixError):
                 id = "deflate-bomb" if isinstance(result, Unsupported) else "damaged"
                 yield found(id, result.message, where=piece.where, offset=result.offset)

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 from ckptfix.checkpoint import Checkpoint, StateDict, TensorEntry
 from ckptfix.checkpoint.address import is_inside
 from ckptfix.errors import CkptfixError, printable
 from ckptfix.findings.row import Finding
-from ckptfix.formats import format_of
+from ckptfix.formats import FORMATS, format_of
 from ckptfix.formats.folders.members import Member
 from ckptfix.formats.torch import weights_only as trusted
 from ckptfix.formats.torch.common import pickled
 from ckptfix.names import wrappers as keys
 from ckptfix.ops import choose
 from ckptfix.ops.candidates import state_dict_of, view
-from ckptfix.words import facts, plural, shape, size
+from ckptfix.ops.inspect.modules import Whole, modules_in, renamed
+from ckptfix.ops.inspect.training import shown, training_of
+from ckptfix.words import facts, plural, shape, size, some
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -36,6 +38,8 @@ class Inspection:
         globals: (name, whether weights_only=True accepts it) of every class and function that the pickle names.
         weights_only: why ``torch.load(weights_only=True)`` would refuse the file; None if it would not.
         members: the files of the folder that was asked about, where the checkpoint is one of them.
+        training: what the trainer kept of where it was, by address; ``lr`` has the learning rates.
+        modules: the whole pickled modules.
     """
 
     path: str
@@ -56,14 +60,21 @@ class Inspection:
     findings: tuple[Finding, ...]
     entries: tuple[TensorEntry, ...]
     members: tuple[Member, ...] = ()
+    training: Mapping[str, object] = field(default_factory=dict)
+    modules: tuple[Whole, ...] = ()
+
+    @property
+    def named_entries(self) -> tuple[TensorEntry, ...]:
+        """`entries`; those of a whole module under the names of its state dict."""
+        return renamed(self.entries, self.modules)
 
     def __str__(self) -> str:
         """What the file is, a fact a line, and a line for each tensor."""
-        shown = "".join(
+        rows = "".join(
             f"\n{printable(entry.name)}  {entry.dtype}  {shape(entry.shape)}  {size(entry.nbytes)}  {entry.location}"
-            for entry in self.entries
+            for entry in self.named_entries
         )
-        return "\n".join(summary(self, most=0)) + (f"\n{shown}" if shown else "")
+        return "\n".join(summary(self, most=0)) + (f"\n{rows}" if rows else "")
 
     def __repr__(self) -> str:
         return f"<Inspection of {self.path!r}: {self.title}, {plural(self.tensors, 'tensor')}>"
@@ -86,9 +97,11 @@ class Inspection:
             "globals": [{"name": name, "accepted": accepted} for name, accepted in self.globals],
             "weights_only": {"accepted": self.weights_only is None, "reason": self.weights_only},
             "metadata": dict(self.metadata),
-            "findings": [asdict(finding) for finding in self.findings],
+            "findings": [finding.as_dict() for finding in self.findings],
             "entries": [_row(entry) for entry in self.entries],
             "members": [asdict(member) for member in self.members],
+            "training": dict(self.training),
+            "modules": [{"at": whole.at, "class": whole.name, "tensors": whole.taken} for whole in self.modules],
         }
 
 
@@ -165,6 +178,8 @@ def inspect(checkpoint: Checkpoint) -> Inspection:
         metadata=checkpoint.metadata,
         findings=tuple(checkpoint.findings),
         entries=entries,
+        training=training_of(checkpoint.values()),
+        modules=modules_in(checkpoint),
     )
 
 
@@ -194,23 +209,32 @@ def summary(inspection: Inspection, most: int = LINES) -> list[str]:
     listed = _capped([_member(member) for member in inspection.members], 2 * most)
     if inspection.format == "folder":
         return facts([("folder", [inspection.path]), ("format", [inspection.title]), ("holds", listed)])
+    folder = FORMATS[inspection.format].folder
+    names = [name for name, accepted in inspection.globals if not accepted]
+    names += [name for name, accepted in inspection.globals if accepted]
     rows: list[tuple[str, Sequence[str]]] = [
         ("file", [inspection.path]),
         ("folder", listed),
         ("format", [inspection.title]),
-        ("traits", [", ".join(_trait(name, value) for name, value in inspection.traits.items())]),
-        ("size", [f"{size(inspection.size)} ({inspection.size:,} bytes)"]),
-        ("tensors", [f"{inspection.tensors:,} holding {size(inspection.nbytes)}"]),
+        ("size", [_size(inspection.size)]),
+        ("state dicts", _capped(list(_state_dicts(inspection)), most)),
         ("parameters", [f"{inspection.parameters:,}"]),
+        ("tensors", [f"{inspection.tensors:,} holding {size(inspection.nbytes)}"]),
         ("dtypes", [_counts(inspection.dtypes)]),
         ("devices", [_counts(inspection.devices)]),
         ("wrappers", _capped([_wrapper(*item) for item in inspection.wrappers.items()], most)),
-        ("state dicts", _capped(list(_state_dicts(inspection.state_dicts)), most)),
+        ("training", [shown(inspection.training)]),
         ("metadata", _capped([f"{name}: {_short(value)}" for name, value in inspection.metadata.items()], most)),
-        ("globals", _capped(_globals(inspection.globals), 5 * most)),
-        ("weights_only", [_verdict(inspection)]),
+        ("weights_only", [] if folder else [_verdict(inspection, most // 2)]),
+        # What of them matters to a person stands in the line above.
+        ("globals", [] if folder or most else [", ".join(names)]),
+        ("traits", [", ".join(_trait(name, value) for name, value in inspection.traits.items())]),
     ]
     return facts([(name, [value for value in values if value]) for name, values in rows])
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes:,} bytes" if nbytes < 1000 else f"{size(nbytes)} ({nbytes:,} bytes)"
 
 
 def _member(member: Member) -> str:
@@ -236,13 +260,22 @@ def _wrapper(component: str, found: tuple[int, str]) -> str:
     return f"{component} on {plural(count, 'key')}, as in {example}"
 
 
-def _state_dicts(state_dicts: Sequence[StateDict]) -> Iterator[str]:
-    """A line a state dict; the many small ones of an optimizer's state are one line together."""
-    for state in state_dicts:
+def _state_dicts(inspection: Inspection) -> Iterator[str]:
+    """A line a state dict or module, the model's first; the many small ones of an optimizer are one line together."""
+    modules = inspection.modules
+    states = [row for row in inspection.state_dicts if not any(is_inside(row.at, whole.at) for whole in modules)]
+    lines: list[tuple[bool, str]] = []
+    for whole in modules:
+        kind = f" of class {whole.name}" if whole.name else ""
+        line = f"{whole.at or 'the file itself'}: a whole module{kind}, {plural(whole.taken, 'tensor')}"
+        lines.append((any(part in choose.ASIDE for part in whole.at.split("/")), line))
+    for state in states:
         if not state.optimizer:
             extra = f" and {plural(state.extra, 'other value')}" if state.extra else ""
-            yield f"{state.at or 'the file itself'}: {plural(state.tensors, 'tensor')}{extra}"
-    inner = [state for state in state_dicts if state.optimizer]
+            line = f"{state.at or 'the file itself'}: {plural(state.tensors, 'tensor')}{extra}"
+            lines.append((not state.weights, line))
+    yield from (line for _, line in sorted(lines, key=lambda row: row[0]))
+    inner = [state for state in states if state.optimizer]
     if len(inner) == 1:
         yield f"{inner[0].at or 'the file itself'}: {plural(inner[0].tensors, 'tensor')} of an optimizer"
     elif inner:
@@ -250,19 +283,14 @@ def _state_dicts(state_dicts: Sequence[StateDict]) -> Iterator[str]:
         yield f"{inner[0].at} to {inner[-1].at}: {plural(total, 'tensor')} of an optimizer"
 
 
-def _globals(names: Sequence[tuple[str, bool]]) -> list[str]:
-    """Those that weights_only=True refuses first, each on its line; the accepted ones share one."""
-    refused = [f"{name} (refused by weights_only=True)" for name, accepted in names if not accepted]
-    accepted = ", ".join(name for name, accepted in names if accepted)
-    return [*refused, accepted] if accepted else refused
-
-
-def _verdict(inspection: Inspection) -> str:
+def _verdict(inspection: Inspection, most: int) -> str:
     if not inspection.globals and inspection.weights_only is None:
         return ""
     if inspection.weights_only is None:
         return "torch.load(weights_only=True) accepts it"
-    return f"torch.load(weights_only=True) refuses it: {inspection.weights_only}"
+    refused = [name for name, accepted in inspection.globals if not accepted]
+    because = f"it contains {some(refused, most)}" if refused else inspection.weights_only
+    return f"torch.load(weights_only=True) refuses it: {because}"
 
 
 def _short(text: str, most: int = 80) -> str:

@@ -197,7 +197,8 @@ class _Lookup(StorageTable):
         part = self.wreck.parts.get(key)
         whole = part is not None and (part.data.length == nbytes or key in self.filled)
         data = part.data if part is not None and whole and location != "meta" else None
-        if data is None and location != "meta":
+        # torch asks for the record of a storage on the meta device too, and a legacy file has none.
+        if not whole and (location != "meta" or not self.wreck.legacy):
             reason = self.wreck.faults.get(key, "its storage is not in the file")
             if part is not None:
                 reason = f"its storage has {part.data.length} bytes where {nbytes} are promised"
@@ -232,7 +233,7 @@ class _Lookup(StorageTable):
         except (BadTensor, OverflowError):
             return None, self._lost_below(node)
         storages = [one.storage for one in leaves(entry) if one.storage is not None]
-        return entry, {storage.key for storage in storages if storage.key in self.lost and storage.location != "meta"}
+        return entry, {storage.key for storage in storages if storage.key in self.lost}
 
     def _lost_below(self, node: Call | PersId) -> set[str]:
         """Keys of lost storages anywhere in a call that describes no tensor that we know."""
