@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 from builders import written
@@ -38,6 +40,8 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     written(runs / "a/model", wrapped())
     (runs / "a/log.txt").write_text("no checkpoint")
     torch.save({"lr": 1}, runs / "a/scheduler.pt")
+    numpy.savez(runs / "a/arrays.npz", x=numpy.ones(3))
+    (runs / "b/words.pkl").write_bytes(pickle.dumps({"a": 1}))
     return runs
 
 
@@ -165,6 +169,19 @@ def test_what_is_called_a_checkpoint_and_is_none_is_not_passed_over(cli: Cli, ru
     done = cli("doctor", "-r", runs)
     assert done.exit_code == 1
     assert "runs/page.pth" in done.stdout and "log.txt" not in done.stdout
+
+
+def test_what_cannot_be_read_is_not_passed_over(cli: Cli, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scandir = os.scandir
+
+    def locked(path: str) -> object:
+        if str(path).endswith("b"):
+            raise PermissionError(13, "Permission denied", path)
+        return scandir(path)
+
+    monkeypatch.setattr("ckptfix.cli.shared.inputs.os.scandir", locked)
+    done = cli("to-cpu", "-r", runs, "--out-dir", "out")
+    assert "took one.pth of runs/b" in done.stdout, "the folder itself is an input, and its command says what it finds"
 
 
 def test_patterns(cli: Cli, runs: Path) -> None:
