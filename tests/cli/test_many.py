@@ -157,11 +157,12 @@ def test_a_checkpoint_of_many_files_that_is_named_is_one_input(cli: Cli, runs: P
     assert [path.name for path in Path("out").iterdir()] == ["shards"]
 
 
-def test_a_folder_without_checkpoints_is_an_error(cli: Cli, tmp_path: Path) -> None:
+@pytest.mark.parametrize("verb", ["to-cpu", "fix"])
+def test_a_folder_without_checkpoints_is_an_error(cli: Cli, ddp: Path, tmp_path: Path, verb: str) -> None:
     (tmp_path / "empty").mkdir()
-    done = cli("to-cpu", "-r", tmp_path / "empty", "--out-dir", tmp_path / "out")
+    done = cli(verb, "-r", tmp_path / "empty", ddp, "--out-dir", tmp_path / "out")
     assert done.exit_code == 2 and "an empty folder" in done.stderr
-    assert not (tmp_path / "out").exists()
+    assert list(tree(tmp_path / "out")) == ["ddp.pth"]
 
 
 def test_what_is_called_a_checkpoint_and_is_none_is_not_passed_over(cli: Cli, runs: Path) -> None:
