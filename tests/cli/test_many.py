@@ -248,6 +248,7 @@ def test_a_dry_run_writes_no_file_and_leaves_no_folder(cli: Cli, runs: Path) -> 
         ("to-cpu *.pth", "IN is a pattern: give --out-dir DIR"),
         ("to-cpu a.pth -o b.pth --out-dir out", "The output is given twice"),
         ("convert a.pth b.pth --out-dir out", "OUT is required unless you use --to"),
+        ("convert a.pth b.pth --out-dir out --to foo", "no format called 'foo'; formats are"),
         ("map-location a.pth --out-dir out", "Missing argument 'DEVICE | FROM=TO...'"),
         ("map-location a.pth cpu cuda:0=cpu --out-dir out", "give one DEVICE, or pairs FROM=TO"),
         ("rename a.pth --out-dir out", "Nothing to rename by"),
