@@ -14,7 +14,7 @@ from ckptfix.cli.shared.console import Console, pass_console
 from ckptfix.cli.shared.operands import InAndOut, Operands, Others, folder_options
 from ckptfix.cli.shared.paint import When
 from ckptfix.cli.shared.tables import size
-from ckptfix.errors import printable
+from ckptfix.errors import Unsupported, printable
 from ckptfix.words import plural
 
 if TYPE_CHECKING:
@@ -281,10 +281,13 @@ def default_name(verb: str, source: str, options: Mapping[str, Any]) -> str | No
 
 
 def kept_name(verb: str, source: str, options: Mapping[str, Any]) -> str:
-    """What the output is called in a folder of outputs. Raises UsageError as `default_name`."""
+    """What the output is called in a folder of outputs. Raises UsageError as `default_name`, and for no format."""
     from ckptfix.ops.naming import name_kept
 
-    name = _name_of(verb, options)
+    try:
+        name = _name_of(verb, options)
+    except Unsupported as error:
+        raise click.UsageError(f"{error.message}; {error.hint}") from None
     return name_kept(source, name.word, name.suffix, folder=name.folder)
 
 

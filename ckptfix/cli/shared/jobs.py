@@ -47,7 +47,7 @@ def _show(console: Console, report: Report, path: str, outcome: Outcome) -> None
     name = printable(path)
     if not report.add(name, outcome):
         for note in outcome.notes:
-            console.note(note if note.startswith((name, " ", "hint: ")) else f"{name}: {note}")
+            console.note(note if note.startswith((f"{name}: ", " ", "hint: ")) else f"{name}: {note}")
     if console.json:
         for document in outcome.documents:
             console.emit(document, outcome.code, line=True)
