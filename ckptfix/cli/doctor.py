@@ -144,7 +144,7 @@ def _several(
     broken = sum(row[0] == "error" for row in rows)
     warned = f", {len(rows) - broken:,} with warnings" if len(rows) > broken else ""
     good = len(paths) - len(rows)
-    console.say(f"{plural(len(paths), 'file')}: {broken:,} with errors{warned}, {good:,} without problems.")
+    console.prose(f"{plural(len(paths), 'file')}: {broken:,} with errors{warned}, {good:,} without problems.")
     if rows:
         console.say()
         for row in _listed(rows, console.width, "file"):

@@ -77,12 +77,13 @@ def _show(console: Console, rows: Sequence[Row]) -> None:
     table = tables.table(
         cells, HEADERS, right=(2, 3, 4), spare=SPARE, whole=("finding",), width=console.width
     ).splitlines()
-    names = len(table[1].split()[0])
+    names = min(len(table[1].split()[0]), max(console.width // 2, LEAST)) if few else 0
     for index, line in enumerate(table):
         row = rows[index - 2] if 2 <= index < len(rows) + 2 else None
         if row is not None and row.error is not None and few:
             # Of what cannot be read no other column is known: the reason has their room.
-            line = f"{line[:names].ljust(names)}  {cut(printable(row.error), max(console.width - names - 2, LEAST))}"
+            reason = cut(printable(row.error), max(console.width - names - 2, LEAST))
+            line = f"{cut(line.rstrip(), names).ljust(names)}  {reason}"
         console.say(line, "damage" if row is not None and row.severity == "error" else None)
     if few and len(rows) > 1:
         console.say()

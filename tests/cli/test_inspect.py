@@ -199,8 +199,8 @@ def test_the_state_of_training_is_shown(cli: Cli, tmp_path: Path) -> None:
 
 def test_the_state_that_a_trainer_left_beside_the_model(cli: Cli, tmp_path: Path) -> None:
     written(tmp_path / "model.safetensors", safetensors([("a", "F32", [2], floats(1, 2))]))
-    state = {"epoch": 0.5, "global_step": 3, "best_metric": None, "log_history": []}
-    written(tmp_path / "trainer_state.json", json.dumps(state).encode())
+    kept = {"epoch": 0.5, "global_step": 3, "best_metric": None}
+    written(tmp_path / "trainer_state.json", json.dumps(kept).encode())
     assert "training     epoch 0.5, global_step 3\n" in cli("inspect", tmp_path).stdout
     for damaged in (b"[" * 100_000, b'"text"', b"\xff{"):
         written(tmp_path / "trainer_state.json", damaged)

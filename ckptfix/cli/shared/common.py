@@ -267,13 +267,13 @@ def show(console: Console, result: Written, *, named: bool = False) -> int:
     for line in tables.middle_cut(result.lines, console.rows(None, LINES)):
         console.prose(printable(line))
     if named:
-        console.say(printable(f"output: {result.dest}"))
+        console.prose(printable(f"output: {result.dest}"))
     if result.backup is not None:
-        console.say(printable(kept_line(result.dest, result.backup)))
+        console.prose(printable(kept_line(result.dest, result.backup)))
     if not result.written:
         for file in result.plan.files:
             for line in plan_lines(file):
-                console.say(line)
+                console.prose(line)
     console.findings(finding for finding in result.findings if finding.severity != "info")
     return result.exit_code
 
