@@ -73,8 +73,8 @@ class Commands(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
-        if name not in COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
-            if os.path.lexists(name):
+        if name not in COMMANDS and (name == "-" or not name.startswith("-")) and not ctx.resilient_parsing:
+            if name == "-" or os.path.lexists(name):
                 from ckptfix.cli.inspect import look
 
                 return look.name, look, args
@@ -147,8 +147,7 @@ def commands() -> None:
 
     `ckptfix FILE` says what a file is, and what is wrong with it.
 
-    Inputs and outputs are files, never - (a stream): a checkpoint is read at random places, so write a stream to a
-    file first. Lists are complete in a pipe.
+    As IN, - is standard input, and as OUT standard output. Lists are complete in a pipe.
     """
 
 

@@ -2,44 +2,94 @@
 
 from __future__ import annotations
 
-import sys
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING
 
 import click
 
 from ckptfix.cli.shared import tables
-from ckptfix.cli.shared.common import FileName, at_option, reads
+from ckptfix.cli.shared.common import FileName, Message, at_option, files_argument, reads
 from ckptfix.cli.shared.console import Console
-from ckptfix.cli.shared.exits import TROUBLE, describe
+from ckptfix.cli.shared.exits import TROUBLE
 from ckptfix.cli.shared.fit import wrapped
+from ckptfix.cli.shared.many import Job, Outcome, Recording
+from ckptfix.cli.shared.operands import Inputs, search_options
 from ckptfix.commands import command as line_of
-from ckptfix.errors import CkptfixError, printable
+from ckptfix.errors import printable
 from ckptfix.words import plural
 
 if TYPE_CHECKING:
-    from typing import Unpack
-
     from ckptfix.findings.row import Entry
     from ckptfix.ops.doctor.report import Diagnosis
 
-MOST_TEXT = 4 << 20
-"""Characters of a message that are read."""
+SHOWN = 30
+"""Rows of a list of several files that a terminal gets."""
 
 NAMES = 4
 """Names that one line lists on a terminal; a pipe gets all of them, and so does -v."""
 
 
+class _Problems:
+    """The inputs that have problems, after a line on all of them; below, what fixes each."""
+
+    def __init__(self, console: Console, job: Job) -> None:
+        self._console = console
+        self._rows: list[tuple[str, str, str, str]] = []
+        self._remedies: list[str] = []
+
+    def add(self, name: str, outcome: Outcome) -> bool:
+        if outcome.row is not None:
+            severity, id, sentence, remedy = outcome.row
+            self._rows.append((severity, id, name, sentence))
+            self._remedies += [remedy] if remedy else []
+        elif outcome.code == TROUBLE:
+            self._rows.append(("error", "", name, outcome.notes[0].removeprefix(f"{name}: ")))
+        return not (self._console.json or self._console.quiet)
+
+    def end(self, codes: Sequence[int]) -> None:
+        console, rows = self._console, self._rows
+        broken = sum(row[0] == "error" for row in rows)
+        warned = f", {len(rows) - broken:,} with warnings" if len(rows) > broken else ""
+        good = len(codes) - len(rows)
+        console.prose(f"{plural(len(codes), 'file')}: {broken:,} with errors{warned}, {good:,} without problems.")
+        if rows:
+            console.say()
+            limit = console.rows(None, SHOWN) or len(rows)
+            for row in _listed(rows[:limit], console.width, "file"):
+                console.say(row)
+            if len(rows) > limit:
+                console.say(f"... {len(rows) - limit:,} more (a pipe gets all)")
+            console.say()
+        remedies = list(dict.fromkeys(self._remedies))
+        limit = console.rows(None, SHOWN) or len(remedies)
+        for line in remedies[:limit]:
+            (console.say if line.startswith("Fix: ") else console.prose)(printable(line))
+        if len(remedies) > limit:
+            console.say(f"... {len(remedies) - limit:,} more commands (a pipe gets all)")
+
+
+_INPUTS = Inputs("path", _Problems)
+
+
+def _row_of(done: Diagnosis) -> tuple[str, str, str, str] | None:
+    """Severity, finding, sentence and remedy in the list of several files; None where nothing is wrong."""
+    if done.cause is None:
+        return None
+    advice = f"Try: {done.advice}" if done.advice is not None else ""
+    remedy = f"Fix: {line_of('fix', done.path)}" if done.fixes else advice
+    return done.cause.severity, done.cause.id, printable(done.sentence), remedy
+
+
 @reads(
     "doctor",
-    click.Argument(["paths"], metavar="[FILE ...]", nargs=-1, required=False, type=FileName()),
+    files_argument("path", "[FILE...]", required=False),
     click.Option(
         ["--like"], metavar="TARGET", type=FileName(), help="The model: a checkpoint, keys.json, or module:factory."
     ),
     click.Option(
-        ["--error"], metavar="TEXT",
+        ["--error"], metavar="TEXT", type=Message(),
         help="The error message you saw: what explains it is listed first. - reads it from stdin, @PATH from a file.",
     ),
     click.Option(["--fast"], is_flag=True, help="Read no tensor bytes: no checksums, no NaN, no zeros."),
@@ -52,12 +102,14 @@ NAMES = 4
     ),
     click.Option(["--explain"], metavar="ID", help="Explain a finding in detail, and stop."),
     click.Option(["-v", "--verbose"], is_flag=True, help="List every finding by itself, with its place in the file."),
+    *search_options(),
     example="ckptfix doctor model.pth --error 'failed finding central directory'",
+    operands=_INPUTS,
 )
 def command(
     console: Console,
     *,
-    paths: tuple[str, ...],
+    path: str | None,
     like: str | None,
     error: str | None,
     fast: bool,
@@ -70,8 +122,9 @@ def command(
 ) -> int:
     """Say why FILE does not load, and which commands fix it.
 
-    FILE may be a folder, or the index of a sharded checkpoint; with --error it may be left out. Of several files, and
-    of a folder of checkpoints, those that have problems are listed. They are read as text and never run.
+    FILE may be a folder, the index of a sharded checkpoint, or - for standard input; with --error it may be left out.
+    Of several, and of a folder of checkpoints, those that have problems are listed. They are read as text and never
+    run.
 
     The first lines say what is wrong and what fixes it: of several commands, each reads what the one before it wrote.
     The exit code is 1 with an error: damage, what weights_only=True refuses, a misfit with --like, or a file that is
@@ -81,88 +134,27 @@ def command(
 
     if explain is not None:
         return _explained(console, explain, doctor.explain(explain), doctor.ids())
-    error = None if error is None else _text(error)
-    options: Options = {"like": like, "fast": fast, "at": at, "like_at": like_at, "allow_import": allow_import}
-    if not paths and error is None:
-        raise click.UsageError("FILE is required unless you use --error or --explain.")
-    if len(paths) > 1:
-        return _several(console, paths, fail_on, error=error, **options)
-    if not paths:
-        done = doctor.message(error or "")
+    if path is None:
+        if error is None:
+            raise click.UsageError("FILE is required unless you use --error or --explain.")
+        done = doctor.message(error)
     else:
         with console.progress() as progress:
-            done = doctor.doctor(paths[0], error=error, progress=progress, **options)
-    if inside := doctor.inside(done):
-        return _several(console, inside, fail_on, error=error, **options)
+            done = doctor.doctor(
+                path, like=like, error=error, fast=fast, at=at, like_at=like_at, allow_import=allow_import,
+                progress=progress,
+            )  # fmt: skip
+        if not isinstance(console, Recording) and (inside := doctor.inside(done)):
+            from ckptfix.cli.shared.jobs import run
+
+            ctx = click.get_current_context()
+            return run(_INPUTS.of(ctx.command, ctx, inside), console)
+    console.row = _row_of(done)
     if console.json:
         console.emit(done.as_dict())
     else:
         _show(console, done, verbose)
     return done.exit_code(fail_on)
-
-
-class Options(TypedDict):
-    """What every file is judged with."""
-
-    like: str | None
-    fast: bool
-    at: str | None
-    like_at: str | None
-    allow_import: bool
-
-
-def _several(
-    console: Console, paths: Sequence[str], fail_on: str, *, error: str | None, **options: Unpack[Options]
-) -> int:
-    """Judge files one by one, and list those that have problems; the exit code of the worst."""
-    from ckptfix.ops import doctor
-
-    codes: list[int] = []
-    rows: list[tuple[str, str, str, str]] = []
-    remedies: list[str] = []
-    documents: list[Mapping[str, object]] = []
-    for path in paths:
-        try:
-            with console.progress() as progress:
-                done = doctor.doctor(path, error=error, progress=progress, **options)
-        except CkptfixError as trouble:
-            codes.append(TROUBLE)
-            rows.append(("error", "", printable(path), printable(trouble.message)))
-            documents.append({"path": path, "error": describe(trouble)})
-            continue
-        codes.append(done.exit_code(fail_on))
-        documents.append(done.as_dict())
-        if done.cause is not None:
-            rows.append((done.cause.severity, done.cause.id, printable(path), printable(done.sentence)))
-            if done.fixes:
-                remedies.append(f"Fix: {line_of('fix', path)}")
-            elif done.advice is not None:
-                remedies.append(f"Try: {done.advice}")
-    if console.json:
-        console.emit({"files": documents})
-        return max(codes)
-    broken = sum(row[0] == "error" for row in rows)
-    warned = f", {len(rows) - broken:,} with warnings" if len(rows) > broken else ""
-    good = len(paths) - len(rows)
-    console.prose(f"{plural(len(paths), 'file')}: {broken:,} with errors{warned}, {good:,} without problems.")
-    if rows:
-        console.say()
-        for row in _listed(rows, console.width, "file"):
-            console.say(row)
-        console.say()
-    for line in dict.fromkeys(remedies):
-        (console.say if line.startswith("Fix: ") else console.prose)(printable(line))
-    return max(codes)
-
-
-def _text(error: str) -> str:
-    """The message itself, from stdin for ``-``, or from a file for ``@FILE``."""
-    if error == "-":
-        return sys.stdin.read(MOST_TEXT)
-    if error.startswith("@"):
-        with open(error[1:], encoding="utf-8", errors="replace") as stream:
-            return stream.read(MOST_TEXT)
-    return error
 
 
 def _explained(console: Console, id: str, entry: Entry | None, ids: tuple[str, ...]) -> int:

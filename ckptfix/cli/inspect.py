@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ckptfix.cli.shared import tables
-from ckptfix.cli.shared.common import Verb, file_argument, reads
-from ckptfix.cli.shared.console import Console
+from ckptfix.cli.shared.common import Verb, files_argument, reads
+from ckptfix.cli.shared.console import Console, pass_console
+from ckptfix.cli.shared.many import Recording, Whole
+from ckptfix.cli.shared.operands import Inputs, search_options
 from ckptfix.commands import command as line_of
 from ckptfix.errors import NoSuchTensor, printable
 from ckptfix.ops import inspect
@@ -40,7 +42,7 @@ _SORTS: dict[str, Callable[[TensorEntry], Any]] = {
 
 @reads(
     "inspect",
-    file_argument("path", "FILE"),
+    files_argument("path", "FILE..."),
     click.Option(["--tensors"], is_flag=True, help="Only the tensors, without the facts about the file."),
     click.Option(["--tree"], is_flag=True, help="The tensors as a tree of modules, layers that are alike as one."),
     click.Option(["--depth"], metavar="N", type=click.IntRange(min=1), help="Levels of the tree. Implies --tree."),
@@ -57,7 +59,9 @@ _SORTS: dict[str, Callable[[TensorEntry], Any]] = {
         type=click.IntRange(min=0),
         help=f"Rows to show, 0 for all. [default: {ROWS} on a terminal, all in a pipe]",
     ),
+    *search_options(),
     example="ckptfix inspect model.pth --filter '*.weight' --sort size",
+    operands=Inputs("path", Whole),
 )
 def command(
     console: Console,
@@ -204,26 +208,29 @@ def _tree(entries: Sequence[TensorEntry], levels: int, limit: int, width: int) -
         yield hidden
 
 
-class _Look(Verb):
+def _look(console: Console, *, path: str, **options: Any) -> int:
     """inspect, where a file was named and no command; tensors are not read for the judgement."""
-
-    def invoke(self, ctx: click.Context) -> int:
-        code: int = super().invoke(ctx)
-        console = ctx.ensure_object(Console)
-        if console.json or console.quiet:
-            return code
-        from ckptfix.ops import doctor
-
-        path = ctx.params["path"]
-        done = doctor.doctor(path, fast=True)
-        more = line_of("doctor", path)
-        console.say()
-        if done.cause is None:
-            console.prose(f"No problems found, without reading the tensors; `{more}` reads them.")
-        else:
-            console.prose(f"{printable(done.sentence)}: `{more}` says what fixes it.")
+    assert command.callback is not None
+    code: int = command.callback(path=path, **options)
+    if console.json or console.quiet or isinstance(console, Recording):
         return code
+    from ckptfix.ops import doctor
+
+    done = doctor.doctor(path, fast=True)
+    more = line_of("doctor", path)
+    console.say()
+    if done.cause is None:
+        console.prose(f"No problems found, without reading the tensors; `{more}` reads them.")
+    else:
+        console.prose(f"{printable(done.sentence)}: `{more}` says what fixes it.")
+    return code
 
 
-look = _Look("inspect", example=command.example, params=command.params, callback=command.callback, help=command.help)
-"""``ckptfix FILE``."""
+look = Verb(
+    "inspect",
+    example=command.example,
+    operands=command.operands,
+    params=command.params,
+    callback=pass_console(_look),
+    help=command.help,
+)

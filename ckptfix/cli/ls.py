@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ckptfix.cli.shared import tables
-from ckptfix.cli.shared.common import FileName, reads
+from ckptfix.cli.shared.common import files_argument, reads
 from ckptfix.cli.shared.console import Console
 from ckptfix.cli.shared.exits import TROUBLE
 from ckptfix.cli.shared.fit import LEAST, cut
@@ -38,7 +38,7 @@ SPARE = ("wrappers", "devices", "tensors", "dtypes", "format", "parameters")
 
 @reads(
     "ls",
-    click.Argument(["paths"], metavar="FILE... | DIR", nargs=-1, required=True, type=FileName()),
+    files_argument("paths", "FILE... | DIR"),
     click.Option(["-r", "--recursive"], is_flag=True, help="Look into the folders in DIR too."),
     click.Option(
         ["--sort"], type=click.Choice(list(_SORTS)), default="name", show_default=True,
@@ -55,13 +55,15 @@ def command(console: Console, *, paths: Sequence[str], recursive: bool, sort: st
 
     The exit code is 0, or 2 if none of them could be read.
     """
+    from ckptfix.cli.shared.inputs import expanded
     from ckptfix.ops import listing
 
-    rows = [listing.listed(path) for path in listing.checkpoints(paths, recursive=recursive)]
+    inputs = expanded(paths, recursive=recursive)
+    rows = [listing.listed(path) for input in inputs for path in listing.checkpoints(input.path)]
     rows.sort(key=_SORTS[sort])
     if console.json:
         for row in rows:
-            console.emit(row.as_dict())
+            console.emit(row.as_dict(), line=True)
     elif not rows:
         where = " and ".join(map(printable, paths))
         console.note(f"no checkpoints in {where}" + ("" if recursive else "; -r looks into the folders in it too"))

@@ -121,19 +121,17 @@ def place_of(finding: Finding) -> int:
     return _PLACES.get(finding.id, len(_PLACES))
 
 
-def proposed(path: str, word: str) -> str:
-    """A name for an output beside `path` that does not exist yet: ``model.pth`` and ``cpu`` give ``model.cpu.pth``."""
+def proposed(path: str, word: str, suffix: str | None = None) -> str:
+    """A name for an output beside `path` that does not exist yet: ``model.pth`` and ``cpu`` give ``model.cpu.pth``.
+
+    Args:
+        suffix: of the output, where that is known.
+    """
     folder, name = Path(path).parent, Path(path).name
-    if name.endswith(".json"):  # an index: the output is a folder, or a file that is called like its shards
-        name = Path(name.removesuffix(".json").partition(".index")[0]).stem
+    stem, own = suffixed(path, word)
+    suffix = own if suffix is None else suffix
     if word == "safetensors":
-        stem, suffix = _split(name)[0], ".safetensors"
         word = "" if not name.endswith(suffix) else "converted"
-    else:
-        stem, suffix = _split(name)
-    many = word in ("plain", "repacked") and Path(path).is_dir()
-    if word in _TORCH and not many and suffix not in (".pth", ".pt", ".bin", ".ckpt", ".pth.tar"):
-        suffix = ".pth"
     middle = f".{word}" if word else ""
     candidate = folder / f"{stem}{middle}{suffix}"
     number = 2
@@ -141,6 +139,20 @@ def proposed(path: str, word: str) -> str:
         candidate = folder / f"{stem}{middle}{number}{suffix}"
         number += 1
     return str(candidate)
+
+
+def suffixed(path: str, word: str) -> tuple[str, str]:
+    """The name of an output that is made of `path` by what `word` says, without its folder: stem and suffix."""
+    name = Path(path).name
+    if name.endswith(".json"):  # an index: the output is a folder, or a file that is called like its shards
+        name = Path(name.removesuffix(".json").partition(".index")[0]).stem
+    if word == "safetensors":
+        return _split(name)[0], ".safetensors"
+    stem, suffix = _split(name)
+    many = word in ("plain", "repacked") and Path(path).is_dir()
+    if word in _TORCH and not many and suffix not in (".pth", ".pt", ".bin", ".ckpt", ".pth.tar"):
+        suffix = ".pth"
+    return stem, suffix
 
 
 _TORCH = ("weights", "legacy", "zip", "repacked", "plain")

@@ -3,35 +3,78 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Sequence
-from threading import Event
+from bisect import bisect_right
+from collections.abc import Iterable
+from threading import BoundedSemaphore, Event
 from typing import TYPE_CHECKING
 
-from ckptfix.checkpoint import Check
+from ckptfix.checkpoint import ByteRange, Check, Plan
+from ckptfix.checkpoint.places import segment_length
 from ckptfix.commands import quoted
 from ckptfix.errors import DamagedFile
-from ckptfix.io.read import read_chunks, read_from
-from ckptfix.io.source import threads
-from ckptfix.io.sums import CRC_CHUNK
+from ckptfix.io.copy import by_kernel
+from ckptfix.io.read import CHECKSUM, read_chunks, read_from
+from ckptfix.io.source import sums_of, threads
+from ckptfix.io.sums import CRC_CHUNK, PORTION, crc32_of_range
 
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
 
+WAITING = 16
+"""Portions that the writer has read and that are not summed yet; the writer waits for the oldest."""
+
 
 class Checking:
-    """The checks of a plan, one after the other in a separate thread.
+    """The checks of a plan, one after the other, apart from the thread that writes.
 
-    They read what the writer reads, in the same order: what one of them has read the other finds in the page cache.
-    CRC-32 takes 0.4 s a GB, and leaves the interpreter to others.
+    Bytes that the writer reads are summed as it has read them (`saw`), and so are those that a checksum of the output
+    is made of: checks of these come last, and join what was summed. Others are read here, while the writer has the
+    kernel copy them, in the same order: what one of them has read the other finds in the page cache. CRC-32 takes
+    0.4 s a GB, and leaves the interpreter to others.
     """
 
-    def __init__(self, checks: Sequence[Check]) -> None:
+    def __init__(self, plan: Plan) -> None:
         self._stopped = Event()
         self._pool: ThreadPoolExecutor | None = None
-        self._running: Future[None] | None = None
-        if checks:
-            self._pool = threads(1, "checks")
-            self._running = self._pool.submit(self._run, sorted(checks, key=_place))
+        self._running: list[Future[None]] = []
+        self._wanted: dict[str, tuple[list[int], list[int]]] = {}
+        """File -> where the ranges begin and end that are summed as the writer reads them."""
+        self._room = BoundedSemaphore(WAITING)
+        self._last: list[Check] = []
+        if not plan.checks:
+            return
+        summed, read = _summed(plan)
+        now: list[Check] = []
+        for check in sorted(plan.checks, key=_place):
+            data = check.data
+            if not isinstance(data, ByteRange) or data.length < PORTION:
+                now.append(check)
+            elif summed.meet(data):
+                self._last.append(check)
+            elif read.meet(data):
+                self._last.append(check)
+                begins, ends = self._wanted.setdefault(data.path, ([], []))
+                begins.append(data.offset)
+                ends.append(data.end)
+            else:
+                now.append(check)
+        self._pool = threads(2, "checks")
+        self._running.append(self._pool.submit(self._run, now))
+
+    def saw(self, name: str, offset: int, data: bytes) -> None:
+        """The writer has read these bytes of the file."""
+        wanted = self._wanted.get(name)
+        if wanted is None or self._pool is None or len(data) < PORTION:
+            return
+        number = bisect_right(wanted[0], offset) - 1
+        if number < 0 or offset + len(data) > wanted[1][number]:
+            return
+        self._room.acquire()
+        try:
+            self._pool.submit(self._sum, name, offset, data)
+        except BaseException:
+            self._room.release()
+            raise
 
     def finish(self) -> None:
         """Wait for all of them.
@@ -40,17 +83,68 @@ class Checking:
             DamagedFile: bytes have another checksum.
             CkptfixError: they cannot be read.
         """
-        if self._running is not None:
-            self._running.result()
+        if self._pool is not None:
+            for _ in range(WAITING):  # all that was read is summed
+                self._room.acquire()
+            self._running.append(self._pool.submit(self._run, self._last))
+        for running in self._running:
+            running.result()
 
     def stop(self) -> None:
-        """End the thread, whether it is done or not."""
+        """End the threads, whether they are done or not."""
         self._stopped.set()
         if self._pool is not None:
             self._pool.shutdown()
 
-    def _run(self, checks: Sequence[Check]) -> None:
+    def _sum(self, name: str, offset: int, data: bytes) -> None:
+        try:
+            if not self._stopped.is_set():
+                sums_of(name)[offset] = len(data), zlib.crc32(data)
+        finally:
+            self._room.release()
+
+    def _run(self, checks: Iterable[Check]) -> None:
         run(checks, self._stopped)
+
+
+class _Ranges:
+    """Ranges of files."""
+
+    def __init__(self) -> None:
+        self._starts: dict[str, list[tuple[int, int]]] = {}
+
+    def add(self, where: ByteRange) -> None:
+        self._starts.setdefault(where.path, []).append((where.offset, where.end))
+
+    def sort(self) -> None:
+        for places in self._starts.values():
+            places.sort()
+
+    def meet(self, where: ByteRange) -> bool:
+        """Whether one of them begins in `where`, or holds its beginning."""
+        places = self._starts.get(where.path, ())
+        number = bisect_right(places, (where.offset, where.end))
+        before = number > 0 and places[number - 1][1] > where.offset
+        return before or (number < len(places) and places[number][0] < where.end)
+
+
+def _summed(plan: Plan) -> tuple[_Ranges, _Ranges]:
+    """What the checksums of the output are made of, and what the writer reads."""
+    summed, read = _Ranges(), _Ranges()
+    for file in plan.files:
+        position = 0
+        for segment in file.segments:
+            if isinstance(segment, ByteRange):
+                if segment.length >= PORTION and not by_kernel(segment, position):
+                    read.add(segment)
+            elif not isinstance(segment, bytes) and segment.what == CHECKSUM:
+                for where in read_from(segment):
+                    if where.length >= PORTION:
+                        summed.add(where)
+            position += segment_length(segment)
+    summed.sort()
+    read.sort()
+    return summed, read
 
 
 def run(checks: Iterable[Check], stopped: Event | None = None) -> None:
@@ -61,13 +155,20 @@ def run(checks: Iterable[Check], stopped: Event | None = None) -> None:
         CkptfixError: they cannot be read.
     """
     for check in checks:
-        crc = 0
-        for chunk in read_chunks(check.data, CRC_CHUNK):
-            if stopped is not None and stopped.is_set():
-                return
-            crc = zlib.crc32(chunk, crc)
+        crc = crc32_of_range(check.data, stopped) if isinstance(check.data, ByteRange) else _crc32(check, stopped)
+        if stopped is not None and stopped.is_set():
+            return
         if crc != check.crc32:
             raise _differs(check)
+
+
+def _crc32(check: Check, stopped: Event | None) -> int:
+    crc = 0
+    for chunk in read_chunks(check.data, CRC_CHUNK):
+        if stopped is not None and stopped.is_set():
+            break
+        crc = zlib.crc32(chunk, crc)
+    return crc
 
 
 def _place(check: Check) -> tuple[str, int]:

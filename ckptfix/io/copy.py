@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable
 
+from ckptfix.checkpoint import ByteRange
 from ckptfix.io.source import BATCH, Source
 
 SMALL = 128 << 10
@@ -29,8 +30,16 @@ _OTHER_MEANS = {
     errno.EIO,  # pread and write then show which side it was
 }
 
+def by_kernel(where: ByteRange, position: int) -> bool:
+    """Whether a range that goes to `position` of the output need not be read."""
+    return where.length >= SMALL and (where.offset - position) % PAGE == 0
+
+
 Means = Callable[[int, int, int, int], int]
 """(out_fd, in_fd, offset, count) -> bytes copied to the current position of out_fd."""
+
+Saw = Callable[[str, int, bytes], None]
+"""Called with what is read: name of the source, offset, bytes. What the kernel copies is not seen."""
 
 
 def _copy_file_range(out_fd: int, in_fd: int, offset: int, count: int) -> int:
@@ -57,9 +66,10 @@ def _kernel_means() -> list[Means]:
 class Sink:
     """A descriptor that is written front to back; small pieces are joined into writes of `BATCH` bytes."""
 
-    def __init__(self, fd: int, advance: Callable[[int], None]) -> None:
+    def __init__(self, fd: int, advance: Callable[[int], None], saw: Saw | None = None) -> None:
         self._fd = fd
         self._advance = advance
+        self._saw = saw
         self._means = _kernel_means()
         self._position = _position(fd)
         self._pieces: list[bytes] = []
@@ -73,10 +83,13 @@ class Sink:
 
     def copy(self, source: Source, offset: int, length: int) -> None:
         if length < SMALL:
-            self.add(source.read(offset, length))
+            data = source.read(offset, length)
+            if self._saw is not None:
+                self._saw(source.name, offset, data)
+            self.add(data)
             return
         self.flush()
-        aligned = (offset - self._position) % PAGE == 0
+        aligned = by_kernel(ByteRange(source.name, offset, length), self._position)
         end = offset + length
         while offset < end:
             count = self._send(source, offset, min(end - offset, KERNEL_CHUNK), aligned)
@@ -97,6 +110,8 @@ class Sink:
             # Some file systems answer 0 for "not here": only a read of nothing says that the file has ended.
             del self._means[0]
         data = source.read(offset, min(count, BATCH))
+        if self._saw is not None:
+            self._saw(source.name, offset, data)
         self._write(data)
         return len(data)
 

@@ -7,60 +7,100 @@ from __future__ import annotations
 
 import errno
 import os
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from io import FileIO
+from typing import TypeVar
 
 from ckptfix.checkpoint import ByteRange, OutputFile
 from ckptfix.errors import WouldOverwrite, WriteFailed
-from ckptfix.io.copy import Sink
+from ckptfix.io.copy import Saw, Sink
 from ckptfix.io.durable import NO_LINKS, Kept, adopt_mode, identity, persist
 from ckptfix.io.read import read_chunks
 from ckptfix.io.source import forget
 from ckptfix.io.sources import Sources
+from ckptfix.io.system import named
 
 SYNC_EVERY = 64 << 20
 """Bytes after which the disk begins to take what has been written. One GiB then takes 0.45 s, not 0.52 s."""
 
+WORTH_A_THREAD = 1 << 20
+"""Bytes of a file from which on its end is brought to the disk while the next one is written."""
+
+MOST_ENDING = 4
+"""Files that are whole, and wait for the disk."""
+
 TEMP_SUFFIX = ".ckptfix-tmp"
 
+T = TypeVar("T")
 
-class _Syncing:
-    """Brings a file to the disk in the background while it grows, and altogether at its end.
+
+class Syncing:
+    """Brings files to the disk in the background: one while it grows, and the end of one while the next is written.
 
     A failed sync is final, also in the background: the kernel reports it once, and forgets what it lost.
     """
 
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
+    def __init__(self) -> None:
         self._waiting = 0
         self._pool: ThreadPoolExecutor | None = None
         self._running: Future[None] | None = None
+        self._ending: deque[tuple[OutputFile, Future[None]]] = deque()
 
-    def wrote(self, count: int) -> None:
+    def wrote(self, fd: int, count: int) -> None:
+        """The file has `count` bytes more."""
         self._waiting += count
         if self._waiting < SYNC_EVERY or (self._running is not None and not self._running.done()):
             return
-        if self._running is not None:
-            self._running.result()
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(1, "sync")
-        self._running = self._pool.submit(_sync_data, self._fd)
+        self._settle()
+        self._running = self._submit(_sync_data, fd)
         self._waiting = 0
 
-    def finish(self) -> None:
-        if self._running is not None:
-            self._running.result()
-        os.fsync(self._fd)
+    def finish(self, output: OutputFile, file: FileIO, *, wait: bool) -> None:
+        """The file is whole: bring it to the disk and close it, at once or, without `wait`, in the background."""
+        self._settle()
+        self._waiting = 0
+        if wait:
+            with file:
+                os.fsync(file.fileno())
+            return
+        while len(self._ending) >= MOST_ENDING:
+            self._end_one()
+        self._ending.append((output, self._submit(_end, file)))
 
-    def __enter__(self) -> _Syncing:
-        return self
+    def wait(self) -> None:
+        """Wait until every file is on the disk. Raises WriteFailed for one that did not get there."""
+        while self._ending:
+            self._end_one()
 
-    def __exit__(self, *error: object) -> None:
+    def close(self) -> None:
+        """End the thread; what it has begun is done."""
         if self._pool is not None:
             self._pool.shutdown()
+
+    def _settle(self) -> None:
+        running, self._running = self._running, None
+        if running is not None:
+            running.result()
+
+    def _end_one(self) -> None:
+        output, ending = self._ending.popleft()
+        with named(output.path, output.nbytes):
+            ending.result()
+
+    def _submit(self, call: Callable[[T], None], argument: T) -> Future[None]:
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(1, "sync")
+        return self._pool.submit(call, argument)
+
+
+def _end(file: FileIO) -> None:
+    with file:
+        os.fsync(file.fileno())
 
 
 def _sync_data(fd: int) -> None:
@@ -92,18 +132,21 @@ class Output:
         self.backup = stem + ".old" + TEMP_SUFFIX
         self.copy = stem + ".kept" + TEMP_SUFFIX
 
-    def write(self, sources: Sources, advance: Callable[[int], None]) -> None:
-        """Fill the temp file and bring it to the disk."""
+    def write(
+        self, sources: Sources, advance: Callable[[int], None], saw: Saw, syncing: Syncing, *, wait: bool
+    ) -> None:
+        """Fill the temp file and bring it to the disk; without `wait`, `syncing` does the latter in the background."""
         fd = os.open(self.temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-        with open(fd, "wb", buffering=0), _Syncing(fd) as syncing:
+        file = open(fd, "wb", buffering=0)  # noqa: SIM115 -- `syncing` closes it
+        try:
             status = os.fstat(fd)
             self.identity = (status.st_dev, status.st_ino)
 
             def wrote(count: int) -> None:
-                syncing.wrote(count)
+                syncing.wrote(fd, count)
                 advance(count)
 
-            sink = Sink(fd, wrote)
+            sink = Sink(fd, wrote, saw)
             for segment in self.file.segments:
                 if isinstance(segment, bytes):
                     sink.add(segment)
@@ -117,7 +160,10 @@ class Output:
             if size != self.file.nbytes:
                 raise WriteFailed(f"{self.file.nbytes} bytes written, {size} arrived", path=self.file.path)
             adopt_mode(fd, self.old, sources.permissions)
-            syncing.finish()
+        except BaseException:
+            file.close()
+            raise
+        syncing.finish(self.file, file, wait=wait or size < WORTH_A_THREAD)
 
     def keep_old(self) -> None:
         """Keep a second name for what is replaced, so that `restore` can bring it back."""

@@ -169,6 +169,7 @@ class _Pool:
     def __init__(self) -> None:
         self._open: dict[str, _Descriptor] = {}
         self._ended = False
+        self.sums: dict[str, dict[int, tuple[int, int]]] = {}
 
     def get(self, name: str) -> _Descriptor:
         with _lock:
@@ -183,6 +184,7 @@ class _Pool:
 
     def forget(self, name: str) -> None:
         with _lock:
+            self.sums.pop(name, None)
             found = self._open.pop(name, None)
             if found is not None:
                 found.release()
@@ -225,6 +227,13 @@ def forget(name: str) -> None:
     """`name` stands for another file from now on."""
     if _command.pool is not None:
         _command.pool.forget(name)
+
+
+def sums_of(name: str) -> dict[int, tuple[int, int]]:
+    """What this command has summed of the file: offset -> (bytes, their CRC-32)."""
+    if _command.pool is None:
+        return {}
+    return _command.pool.sums.setdefault(name, {})
 
 
 def threads(count: int, name: str = "") -> ThreadPoolExecutor:

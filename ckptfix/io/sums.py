@@ -1,4 +1,8 @@
-"""CRC-32 of bytes that are read in the background, and of two parts joined; the digest that equal bytes share."""
+"""CRC-32 of bytes that are read in the background, and of parts joined; the digest that equal bytes share.
+
+Where bytes go, their checksum is stated anew; where they come from, one is stated that they are compared with. Both are
+of the same bytes, in other portions: each portion is summed once for both (`source.sums_of`), and the sums are joined.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +10,13 @@ import zlib
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from itertools import islice
-from threading import Lock
+from threading import Event, Lock
 from typing import TYPE_CHECKING
 
-from ckptfix.checkpoint import Data, Derived
+from ckptfix.checkpoint import ByteRange, Data, Derived, Segment
+from ckptfix.checkpoint.places import pieces_of
 from ckptfix.io.read import CHECKSUM, read_chunks, read_from
+from ckptfix.io.source import sums_of
 from ckptfix.io.threads import Part, Workers, tasks
 
 if TYPE_CHECKING:
@@ -19,6 +25,9 @@ if TYPE_CHECKING:
 
 CRC_CHUNK = 256 << 10
 """Bytes per read while summing: they fit in the processor's cache."""
+
+PORTION = 64 << 10
+"""Bytes from which on a sum is remembered: to join one costs about as much as to sum so many anew."""
 
 
 class Checksums:
@@ -68,13 +77,50 @@ class Checksums:
 
 
 def _crc32_of(task: Sequence[Part]) -> list[int]:
-    sums = []
-    for part in task:
-        crc = 0
-        for chunk in read_chunks(part.data, CRC_CHUNK):
-            crc = zlib.crc32(chunk, crc)
-        sums.append(crc)
-    return sums
+    return [crc32_of_pieces(pieces_of(part.data)) for part in task]
+
+
+def crc32_of_pieces(pieces: Iterable[Segment]) -> int:
+    """The checksum of these, one behind the other. Raises as `read_chunks`."""
+    crc = 0
+    for piece in pieces:
+        if isinstance(piece, ByteRange) and piece.length >= PORTION:
+            own = 0
+            for chunk in read_chunks(piece, CRC_CHUNK):
+                own = zlib.crc32(chunk, own)
+            sums_of(piece.path)[piece.offset] = piece.length, own
+            crc = crc32_joined(crc, own, piece.length) if crc else own
+        else:
+            for chunk in (piece,) if isinstance(piece, bytes) else read_chunks(piece, CRC_CHUNK):
+                crc = zlib.crc32(chunk, crc)
+    return crc
+
+
+def crc32_of_range(where: ByteRange, stopped: Event | None = None) -> int:
+    """The checksum of a range: joined of what this command has summed in it; the rest is read.
+
+    Raises:
+        CkptfixError: as `read_chunks`.
+    """
+    known = sums_of(where.path)
+    starts = sorted(at for at in tuple(known) if where.offset <= at < where.end)
+    crc, at = 0, where.offset
+    for start in starts:
+        length, own = known[start]
+        if start < at or start + length > where.end:
+            continue
+        crc = _read_on(ByteRange(where.path, at, start - at), crc, stopped)
+        crc = crc32_joined(crc, own, length)
+        at = start + length
+    return _read_on(ByteRange(where.path, at, where.end - at), crc, stopped)
+
+
+def _read_on(where: ByteRange, crc: int, stopped: Event | None) -> int:
+    for chunk in read_chunks(where, CRC_CHUNK):
+        if stopped is not None and stopped.is_set():
+            break
+        crc = zlib.crc32(chunk, crc)
+    return crc
 
 
 def digest(chunks: Iterable[bytes]) -> bytes:
@@ -99,7 +145,7 @@ def crc32_joined(first: int, second: int, length: int) -> int:
     return _product(first, _shift(length)) ^ second
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=1024)
 def _shift(length: int) -> int:
     """x**(8 * length) modulo the polynomial."""
     power, square = 1 << 31, 1 << 23

@@ -22,7 +22,7 @@ from ckptfix.commands import quoted
 from ckptfix.errors import CkptfixError, Unsupported, WouldOverwrite, WriteFailed, file_name
 from ckptfix.io.checking import Checking
 from ckptfix.io.durable import COMPLETE, TRIES, Kept, Undisturbed, persist, sync_folder
-from ckptfix.io.output import Output
+from ckptfix.io.output import Output, Syncing
 from ckptfix.io.read import Progress
 from ckptfix.io.source import is_local, opened_once
 from ckptfix.io.sources import Sources
@@ -115,8 +115,9 @@ def _tell_stuck(outputs: Iterable[Output], error: BaseException) -> None:
             record(line)
 
 
-def _clean_up(checking: Checking, sources: Sources, outputs: Iterable[Output]) -> None:
+def _clean_up(checking: Checking, syncing: Syncing, sources: Sources, outputs: Iterable[Output]) -> None:
     checking.stop()
+    syncing.close()
     sources.close()
     for output in outputs:
         output.discard()
@@ -229,12 +230,14 @@ def write_plan(
         if progress is not None:
             progress(done, total)
 
-    checking = Checking(plan.checks)
-    quiet, tries, clean_up = Undisturbed(), iter(range(TRIES)), partial(_clean_up, checking, sources, outputs)
+    checking, syncing = Checking(plan), Syncing()
+    clean_up = partial(_clean_up, checking, syncing, sources, outputs)
+    quiet, tries = Undisturbed(), iter(range(TRIES))
     try:
         for output in outputs:
             with named(output.file.path, output.file.nbytes):
-                output.write(sources, advance)
+                output.write(sources, advance, checking.saw, syncing, wait=output is outputs[-1])
+        syncing.wait()
         checking.finish()
         sources.check_unchanged()
         _publish(outputs, overwrite, keep_old)

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import sys
 
 import pytest
 from cli.conftest import Cli
+from forks import MAIN, Forks
 
 from ckptfix.cli import COMMANDS, COMPLETE
 
@@ -31,8 +31,7 @@ def test_another_shell_is_wrong_usage(cli: Cli) -> None:
         ("ckptfix convert --dr", "2", {"--drop-unsupported", "--dry-run"}),
     ],
 )
-def test_what_bash_is_given(words: str, number: str, expected: set[str]) -> None:
+def test_what_bash_is_given(program: Forks, words: str, number: str, expected: set[str]) -> None:
     environment = {COMPLETE: "bash_complete", "COMP_WORDS": words, "COMP_CWORD": number}
-    command = [sys.executable, "-m", "ckptfix"]
-    shown = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    shown = program(f"import sys; sys.argv = ['ckptfix']; {MAIN}", environment=environment).stdout
     assert {line.partition(",")[2] for line in shown.splitlines()} == expected

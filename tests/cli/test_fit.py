@@ -7,48 +7,52 @@ import re
 import shlex
 import shutil
 import struct
-import subprocess
 import sys
 import termios
 from argparse import Namespace
 from collections.abc import Callable
+from contextlib import suppress
 from fractions import Fraction
 from pathlib import Path
+from threading import Thread
 
 import pytest
 import torch
 from builders import safetensors, written
 from cli.conftest import Cli
+from forks import MAIN, Forks
 
 from ckptfix import convert
 from ckptfix.cli.shared import console, fit, tables
 
 WIDTHS = (40, 60, 80, 100, 200)
+WITHOUT_COLUMNS = "import os; os.environ.pop('COLUMNS', 0); os.environ.pop('LINES', 0); "
 
 
 @pytest.fixture
-def terminal() -> Callable[..., tuple[int, list[str]]]:
+def terminal(program: Forks) -> Callable[..., tuple[int, list[str]]]:
     """Runs a command on a terminal of so many columns; its exit code and what it showed."""
 
     def run(columns: int, *words: object) -> tuple[int, list[str]]:
         ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
-        environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
-        command = [sys.executable, "-m", "ckptfix", *map(str, words)]
-        with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment) as child:
-            os.close(theirs)
-            shown = b""
-            while True:
-                try:
-                    piece = os.read(ours, 65536)
-                except OSError:
-                    break
-                if not piece:
-                    break
-                shown += piece
+        shown = b""
+
+        def read() -> None:
+            nonlocal shown
+            # EIO: the other end is closed.
+            with suppress(OSError):
+                while piece := os.read(ours, 65536):
+                    shown += piece
+
+        reader = Thread(target=read)
+        reader.start()
+        done = program(WITHOUT_COLUMNS + MAIN, words, stdout=theirs, stderr=theirs)
+        os.close(theirs)
+        reader.join()
         os.close(ours)
         lines = re.sub(r"\x1b\[[0-9;]*m", "", shown.decode()).replace("\r\n", "\n").splitlines()
-        return child.returncode, [line.split("\r")[-1] for line in lines]
+        return done.code, [line.split("\r")[-1] for line in lines]
 
     return run
 
@@ -101,6 +105,8 @@ REPORTS = (
     "sanitize LONG -n", "slim LONG -n", "repair LONG -n", "extract LONG -n", "extract whole.pt -n",
     "convert LONG -n --to safetensors", "convert dcp -n --to zip", "strip-module LONG", "inspect none.pt", "help",
     "strip-module LONG - ", "inspect LONG --filter nothing.like.it", "doctor", "rename LONG",
+    "inspect LONG other.pt", "strip-module LONG other.pt whole.pt --out-dir out -n", "to-cpu -r . --out-dir out",
+    "ls -r .", "ls 'o*.pt' LONG", "doctor -r .",
 )  # fmt: skip
 
 
@@ -157,8 +163,8 @@ def test_a_command_to_paste_is_one_whole_line(
     assert "Fix: ckptfix sanitize wide.pt wide.plain.pt" in lines
 
 
-def test_a_pipe_gets_whole_names(wide: Path) -> None:
-    done = subprocess.run([sys.executable, "-m", "ckptfix", "inspect", wide], capture_output=True, text=True)
+def test_a_pipe_gets_whole_names(program: Forks, wide: Path) -> None:
+    done = program(MAIN, ["inspect", wide])
     assert "state_dict/module.encoder.transformer.layers.11.self_attention.projection.2.weight  float32" in done.stdout
 
 

@@ -13,7 +13,7 @@ from faults.test_calls import FAULTS, Armed
 
 from ckptfix.checkpoint import ByteRange, OutputFile, Plan, Segment
 from ckptfix.errors import CkptfixError, WouldOverwrite
-from ckptfix.io import folders
+from ckptfix.io import folders, output
 from ckptfix.io.folders import write_folder
 from ckptfix.io.output import TEMP_SUFFIX
 
@@ -54,8 +54,10 @@ def left(place: Path) -> list[str]:
 
 @pytest.fixture(params=["exchange", "no such rename"])
 def system(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Half of them bring the ends of files to the disk in the background, as large ones are."""
     if request.param != "exchange":
         monkeypatch.setattr(folders, "_renamed", lambda old, new, flags: False)
+        monkeypatch.setattr(output, "WORTH_A_THREAD", 0)
     return str(request.param)
 
 

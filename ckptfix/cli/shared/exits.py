@@ -10,7 +10,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from io import StringIO, TextIOWrapper
 from types import FrameType
 from typing import Any
@@ -47,7 +47,7 @@ def run(invoke: Callable[[], object], console: Console, arguments: Sequence[str]
 
 def _ended(invoke: Callable[[], object], console: Console, arguments: Sequence[str], written: Sequence[str]) -> int:
     try:
-        with _signals_raise():
+        with signals_raise():
             try:
                 code = invoke()
                 _flush()
@@ -85,15 +85,10 @@ def _report(error: Exception, console: Console, arguments: Sequence[str], writte
         for line in text.getvalue().splitlines():
             console.note(line, "damage" if line.startswith("Error: ") else None, len("Error"))
     else:
-        place = "" if isinstance(error, CkptfixError) or not document["path"] else f"{printable(document['path'])}: "
-        console.note(
-            place + (str(error) if isinstance(error, CkptfixError) else printable(document["message"])),
-            "damage",
-        )
-        for line in document.get("lines", ()):
-            console.note(f"  {printable(line)}")
-        if document["hint"]:
-            console.note(f"hint: {printable(document['hint'])}")
+        what, *more = said(error, document)
+        console.note(what, "damage")
+        for line in more:
+            console.note(line)
     _tell(console, written)
     if written:
         document["written"] = [*written]
@@ -102,6 +97,16 @@ def _report(error: Exception, console: Console, arguments: Sequence[str], writte
             console.emit({"error": document})
             _flush()
     return TROUBLE
+
+
+def said(error: Exception, document: Mapping[str, Any]) -> Iterator[str]:
+    """What is printed of an error: where and what, then what it lists, then what to do; `document` describes it."""
+    place = "" if isinstance(error, CkptfixError) or not document["path"] else f"{printable(document['path'])}: "
+    yield place + (str(error) if isinstance(error, CkptfixError) else printable(document["message"]))
+    for line in document.get("lines", ()):
+        yield f"  {printable(line)}"
+    if document["hint"]:
+        yield f"hint: {printable(document['hint'])}"
 
 
 def describe(error: Exception) -> dict[str, Any]:
@@ -132,7 +137,7 @@ def describe(error: Exception) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _signals_raise() -> Iterator[None]:
+def signals_raise() -> Iterator[None]:
     """SIGINT, SIGTERM and SIGHUP raise `Stopped` in the main thread, once: a second one must not cut the cleanup short.
 
     One that was ignored at the start (nohup, a background job) remains ignored.

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from ckptfix.checkpoint import ByteRange, Check, Data, dtypes
 from ckptfix.errors import CkptfixError, DamagedFile, Unsupported
 from ckptfix.formats.dcp.metadata import Sizes
+from ckptfix.formats.dcp.molds import Molds
 from ckptfix.formats.torch import zip as torch_zip
 from ckptfix.formats.torch.common import Storages, little_endian
 from ckptfix.formats.torch.tensors import BadTensor, is_tensor, tensor_entry
@@ -105,49 +106,62 @@ class TensorItem:
     check: Check | None
 
 
-def tensor_item(where: ByteRange, name: str, dtype: str, shape: Sizes) -> TensorItem:
+def tensor_item(where: ByteRange, name: str, dtype: str, shape: Sizes, molds: Molds) -> TensorItem:
     """The chunk that the item at `where` holds, which is of this dtype and shape.
 
     Args:
         name: of the tensor, for errors.
+        molds: of the items that were read before.
 
     Raises:
         DamagedFile: it holds something else, or is not whole.
         Unsupported: it holds no dense tensor.
     """
     window = Window(where)
-    with _in_file(window, name):
-        with open_source(window) as source:
-            zipped = source.read(0, min(4, where.length)) == _ZIP
-        if not zipped:
+    with _in_file(window, name), open_source(window) as source:
+        if source.read(0, min(4, where.length)) != _ZIP:
             return _bare(where, name, dtype, shape)
-        archive, graph = torch_zip.read_object(window)
-        if not archive.pickle_ok:
-            raise DamagedFile("the pickle of its item does not match its CRC-32")
-        if not is_tensor(graph.root):
-            raise DamagedFile("its item holds no tensor")
-        try:
-            entry = tensor_entry(graph.root, name, "", Storages(_places(window, archive, graph)))
-        except BadTensor as error:
-            raise DamagedFile(f"its item holds no tensor: {error.message}") from None
-        if entry.kind != "dense" or entry.detail:
-            raise Unsupported(f"its item holds a {entry.detail or entry.kind} tensor")
-        if (entry.dtype, entry.shape) != (dtype, shape):
-            message = f"its item holds {entry.dtype} {list(entry.shape)}, and the metadata says {dtype} {list(shape)}"
-            raise DamagedFile(message)
-        storage = entry.storage
-        if storage is None or not isinstance(storage.data, ByteRange):
-            raise Unsupported("its item is compressed")
-        whole = window.real(storage.data)
-        check = Check(name, whole, storage.crc32) if storage.crc32 is not None else None
-        data: Data = whole
-        if entry.is_contiguous:
-            data = window.real(entry.data)
-        else:
-            data = gathered(whole, entry.itemsize, entry.shape, entry.stride, entry.offset)
-        if _is_big(window, archive):
-            data = little_endian(data, "big", dtypes.by_name(dtype).itemsize)
-        return TensorItem(data, check)
+        known = molds.find(source, dtype, shape)
+        if known is not None:
+            data, crc32 = window.real(known[0]), known[1]
+            return TensorItem(data, Check(name, data, crc32))
+        return _understood(window, source, name, dtype, shape, molds)
+
+
+def _understood(
+    window: Window, source: Source, name: str, dtype: str, shape: Sizes, molds: Molds
+) -> TensorItem:
+    """The chunk that an archive holds, as `tensor_item`."""
+    archive, graph = torch_zip.read_object(window)
+    if not archive.pickle_ok:
+        raise DamagedFile("the pickle of its item does not match its CRC-32")
+    if not is_tensor(graph.root):
+        raise DamagedFile("its item holds no tensor")
+    try:
+        entry = tensor_entry(graph.root, name, "", Storages(_places(window, archive, graph)))
+    except BadTensor as error:
+        raise DamagedFile(f"its item holds no tensor: {error.message}") from None
+    if entry.kind != "dense" or entry.detail:
+        raise Unsupported(f"its item holds a {entry.detail or entry.kind} tensor")
+    if (entry.dtype, entry.shape) != (dtype, shape):
+        message = f"its item holds {entry.dtype} {list(entry.shape)}, and the metadata says {dtype} {list(shape)}"
+        raise DamagedFile(message)
+    storage = entry.storage
+    if storage is None or not isinstance(storage.data, ByteRange):
+        raise Unsupported("its item is compressed")
+    whole = window.real(storage.data)
+    check = Check(name, whole, storage.crc32) if storage.crc32 is not None else None
+    big = _is_big(window, archive)
+    data: Data = whole
+    if not entry.is_contiguous:
+        data = gathered(whole, entry.itemsize, entry.shape, entry.stride, entry.offset)
+    elif entry.data == storage.data and check is not None and not big:
+        molds.learn(source, archive, dtype, shape, storage.data)
+    else:
+        data = window.real(entry.data)
+    if big:
+        data = little_endian(data, "big", dtypes.by_name(dtype).itemsize)
+    return TensorItem(data, check)
 
 
 def _places(window: Window, archive: Archive, graph: Graph) -> Places:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ckptfix.checkpoint import ByteRange, Check, Checkpoint, Data, Mark, dtypes
@@ -14,6 +14,7 @@ from ckptfix.findings.table import found
 from ckptfix.formats.dcp import metadata as dcp_metadata
 from ckptfix.formats.dcp.items import tensor_item, value_item
 from ckptfix.formats.dcp.metadata import Metadata, Part, Place, Saved
+from ckptfix.formats.dcp.molds import Molds
 from ckptfix.formats.dcp.nested import Nesting
 from ckptfix.formats.folders.assembled import Assembled, Assembly
 from ckptfix.formats.folders.inside import file_inside
@@ -37,12 +38,14 @@ class Files:
         sizes: bytes of each file that is there, by the name in the metadata.
         paths: where each of them is.
         marks: of the metadata and of these files.
+        molds: what is known of their items.
     """
 
     folder: str
     sizes: dict[str, int]
     paths: dict[str, str]
     marks: tuple[Mark, ...]
+    molds: Molds = field(default_factory=Molds, repr=False, compare=False)
 
     @property
     def metadata(self) -> str:
@@ -241,7 +244,7 @@ def tensor_piece(saved: Saved, files: Files) -> Piece:
         if not nbytes:
             chunks.append(Chunk(part.offsets, part.sizes, ByteRange(files.metadata, 0, 0)))
             continue
-        item = tensor_item(files.range(place_of(part)), saved.address, saved.dtype, part.sizes)
+        item = tensor_item(files.range(place_of(part)), saved.address, saved.dtype, part.sizes, files.molds)
         chunks.append(Chunk(part.offsets, part.sizes, _as_range(item.data, saved.address)))
         if item.check is not None:
             checks.append(item.check)

@@ -51,6 +51,7 @@ from ckptfix.ops.doctor import program as scan_program
 from ckptfix.ops.doctor import zip as doctor_zip
 from ckptfix.ops.doctor.report import Diagnosis, message_of
 from ckptfix.ops.pieces import piece_of
+from ckptfix.ops.taken import not_taken
 from ckptfix.ops.target.targets import Side
 from ckptfix.pickles import Graph
 from ckptfix.pickles.graph import Node
@@ -93,7 +94,13 @@ def examine(
     if alone != name:
         inner = examine(alone, like=like, error=error, fast=fast, at=at, like_at=like_at, progress=progress)
         which = f"{Path(alone).name}, the model among the files of the folder"
-        return replace(inner, looked_at=(which, *inner.looked_at))
+        others = tuple(not_taken(name, alone))
+        return replace(
+            inner,
+            looked_at=(which, *inner.looked_at),
+            findings=(*inner.findings, *others),
+            remedies=(*inner.remedies, *(remedy_of(other, alone) for other in others)),
+        )
     rows = messages.rows(error) if error is not None else ()
     prefix = message_names.prefix(message_names.listed(error)) if error is not None else None
     looked = ["first bytes"]

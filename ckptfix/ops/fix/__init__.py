@@ -15,8 +15,9 @@ from ckptfix.io.source import opened_once
 from ckptfix.ops.doctor import doctor
 from ckptfix.ops.doctor.report import Diagnosis
 from ckptfix.ops.fix.chain import Chain, Step
-from ckptfix.ops.law.promise import Account, Promise, everything
-from ckptfix.ops.writing import Draft, How, Result, carry_out_file, copy_note, copy_of, existing, named_beside
+from ckptfix.ops.law.promise import Account, Promise
+from ckptfix.ops.naming import named_beside
+from ckptfix.ops.writing import Draft, How, Result, carry_out_file, copy_note, copy_of, existing
 from ckptfix.pickles.collector import without_collections
 
 ROUNDS = 5
@@ -116,7 +117,7 @@ def _draft(chain: Chain, path: str, dest: str) -> Draft[FixResult]:
     promise = Promise()
     if plan is None:
         checkpoint = formats.open_checkpoint(path)
-        plan, promise = copy_of(checkpoint, dest), everything(checkpoint)
+        plan, promise = copy_of(checkpoint, dest), Promise(edited=checkpoint)
         lines = [f"nothing to fix{copy_note(True)}"]
     return Draft(
         result=partial(_result, chain),

@@ -81,7 +81,7 @@ def _look(saved: Saved, part: Part, files: Files) -> None:
     if saved.dtype is None:
         value_item(files.range(place), saved.address)
         return
-    item = tensor_item(files.range(place), saved.address, saved.dtype, part.sizes)
+    item = tensor_item(files.range(place), saved.address, saved.dtype, part.sizes, files.molds)
     if item.check is not None:
         checking.run([item.check])
 

@@ -1,0 +1,108 @@
+"""Items that are alike but for their elements: what was understood of one holds for the others.
+
+A model has hundreds of tensors of one shape, and each rank's share of each of them is an archive of its own. These
+archives differ in the elements, in the checksums of these, and in the id that torch makes of the checksums; all else,
+byte for byte, is the same, so that what it means need not be found out again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ckptfix.checkpoint import ByteRange
+from ckptfix.errors import CkptfixError
+from ckptfix.formats.torch.zip_layout import Archive
+from ckptfix.io.source import Source
+from ckptfix.zips.local import read_local
+from ckptfix.zips.read import Record
+
+DESCRIPTOR_FOLLOWS = 0x8
+"""Flag bit of a record whose checksum stands once more behind its data."""
+
+CRC_IN_ROW, CRC_IN_LOCAL, CRC_IN_DESCRIPTOR = 16, 14, 4
+"""Where the four bytes of a checksum stand in a row of the directory, a local header, and a data descriptor."""
+
+MOST_AROUND = 16 << 10
+"""Bytes around the elements that are kept: an archive of one tensor has two or three thousand."""
+
+MOST = 512
+"""Kinds of items that are remembered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mold:
+    """What items have in common.
+
+    Attributes:
+        data: the elements in the item, and `nbytes` of them.
+        fixed: (offset in the bytes around the elements, these bytes), for all that must be the same.
+        crc32: where in the bytes around the elements their checksum stands.
+    """
+
+    data: int
+    nbytes: int
+    fixed: tuple[tuple[int, bytes], ...]
+    crc32: int
+
+    def fits(self, around: bytes) -> bool:
+        return all(around.startswith(part, start) for start, part in self.fixed)
+
+
+class Molds:
+    """What is known of the items of a folder, by their length and by what the metadata says that they hold."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, str, tuple[int, ...]], Mold] = {}
+
+    def find(self, source: Source, dtype: str, shape: tuple[int, ...]) -> tuple[ByteRange, int] | None:
+        """Where in `source`, an item, its elements are, and their checksum; None where it is like no item before."""
+        mold = self._known.get((source.size, dtype, shape))
+        if mold is None:
+            return None
+        around = _around(source, mold.data, mold.nbytes)
+        crc32 = int.from_bytes(around[mold.crc32 : mold.crc32 + 4], "little")
+        if not crc32 or not mold.fits(around):
+            return None
+        return ByteRange(source.name, mold.data, mold.nbytes), crc32
+
+    def learn(self, source: Source, archive: Archive, dtype: str, shape: tuple[int, ...], data: ByteRange) -> None:
+        """Remember an item that was understood: `data` are its elements, in row-major order and nothing else."""
+        key = source.size, dtype, shape
+        if key in self._known or len(self._known) >= MOST or source.size - data.length > MOST_AROUND:
+            return
+        records = archive.directory.records
+        own = max((record for record in records if record.header < data.offset), key=lambda record: record.header)
+        varying = _checksums(archive, own, data.offset)
+        for record in records:
+            if record.name == f"{archive.root}/.data/serialization_id":
+                try:
+                    start = read_local(source, record).data
+                except CkptfixError:  # nobody reads it
+                    return
+                varying += [(start, record.stored), *_checksums(archive, record, start)]
+        crc32 = archive.directory.offset + own.position + CRC_IN_ROW
+        around = _around(source, data.offset, data.length)
+        cuts = sorted((_outside(at, data), length) for at, length in varying)
+        fixed: list[tuple[int, bytes]] = []
+        start = 0
+        for at, length in [*cuts, (len(around), 0)]:
+            fixed.append((start, around[start:at]))
+            start = at + length
+        self._known[key] = Mold(data.offset, data.length, tuple(fixed), _outside(crc32, data))
+
+
+def _checksums(archive: Archive, record: Record, data: int) -> list[tuple[int, int]]:
+    """Where the checksum of a record stands: (offset, bytes)."""
+    found = [(archive.directory.offset + record.position + CRC_IN_ROW, 4), (record.header + CRC_IN_LOCAL, 4)]
+    if record.flags & DESCRIPTOR_FOLLOWS:
+        found.append((data + record.stored + CRC_IN_DESCRIPTOR, 4))
+    return found
+
+
+def _outside(offset: int, data: ByteRange) -> int:
+    """The offset in the bytes around the elements of an offset in the item."""
+    return offset if offset < data.end else offset - data.length
+
+
+def _around(source: Source, data: int, nbytes: int) -> bytes:
+    return source.read(0, data) + source.read(data + nbytes, source.size - data - nbytes)

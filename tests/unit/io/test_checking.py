@@ -1,0 +1,91 @@
+"""Checksums of inputs, compared while the output is written: whoever reads the bytes, every check is made."""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ckptfix.checkpoint import ByteRange, Check, OutputFile, Plan, Segment
+from ckptfix.errors import DamagedFile
+from ckptfix.io.copy import PAGE, SMALL
+from ckptfix.io.read import read_chunks
+from ckptfix.io.sums import Checksums
+from ckptfix.io.write import write_plan
+
+SIZE = 3 << 20
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, bytes]:
+    path = tmp_path_factory.mktemp("checking") / "input"
+    data = random.Random(0).randbytes(SIZE)
+    path.write_bytes(data)
+    return str(path), data
+
+
+def cuts(path: str, chance: random.Random) -> list[ByteRange]:
+    """The file in ranges of all sizes, some of them at pages, in some order; some bytes are in none."""
+    at, found = 0, []
+    while at < SIZE:
+        length = min(chance.choice([1, 5000, 70_000, SMALL, 3 * SMALL + 1, 64 * PAGE]), SIZE - at)
+        if chance.random() < 0.8:
+            found.append(ByteRange(path, at, length))
+        at += length
+    if chance.random() < 0.5:
+        chance.shuffle(found)
+    return found
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_every_check_is_made(source: tuple[str, bytes], tmp_path: Path, seed: int) -> None:
+    path, data = source
+    chance = random.Random(seed)
+    ranges = cuts(path, chance)
+    segments: list[Segment] = [b"h" * chance.choice([0, 64, PAGE])]
+    sums = Checksums(ranges) if seed % 3 == 0 else None
+    for number, where in enumerate(ranges):
+        segments.append(where)
+        if sums is not None:
+            segments.append(sums.segment(number, lambda crc: crc.to_bytes(4, "little"), 4))
+    checks: list[Check] = []
+    for where in cuts(path, chance):
+        checks.append(Check(str(len(checks)), where, zlib.crc32(data[where.offset : where.end])))
+    plan = Plan((OutputFile.of(tmp_path / "out", segments),), checks=tuple(checks))
+    write_plan(plan)
+    expected = b"".join(
+        data[where.offset : where.end]
+        + (b"" if sums is None else zlib.crc32(data[where.offset : where.end]).to_bytes(4, "little"))
+        for where in ranges
+    )
+    assert (tmp_path / "out").read_bytes() == bytes(segments[0] if isinstance(segments[0], bytes) else b"") + expected
+
+    for wrong in chance.sample(range(len(checks)), 4):
+        changed = [*checks]
+        changed[wrong] = Check(str(wrong), checks[wrong].data, checks[wrong].crc32 ^ 1)
+        with pytest.raises(DamagedFile, match=f"storage {wrong}"):
+            write_plan(Plan(plan.files, checks=tuple(changed)), overwrite=True)
+    assert list(tmp_path.iterdir()) == [tmp_path / "out"]
+
+
+def test_what_is_summed_already_is_not_read_again(
+    source: tuple[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bytes that the writer reads, and bytes that a checksum is made of, are read for no check."""
+    path, data = source
+    read: list[int] = []
+
+    def watched(part: ByteRange, size: int) -> Iterator[bytes]:
+        read.append(part.length)
+        return read_chunks(part, size)
+
+    monkeypatch.setattr("ckptfix.io.sums.read_chunks", watched)
+    whole = ByteRange(path, 0, SIZE)
+    check = Check("whole", whole, zlib.crc32(data))
+    write_plan(Plan((OutputFile.of(tmp_path / "unaligned", [b"h", whole]),), checks=(check,)))
+    assert sum(read) == 0
+    write_plan(Plan((OutputFile.of(tmp_path / "aligned", [whole]),), checks=(check,)))
+    assert sum(read) == SIZE
