@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ckptfix.ops.doctor.report import Diagnosis
 
 SHOWN = 30
-"""Files with problems in the table of several on a terminal; a pipe gets all."""
+"""Rows of a list of several files that a terminal gets."""
 
 NAMES = 4
 """Names that one line lists on a terminal; a pipe gets all of them, and so does -v."""
@@ -52,7 +52,7 @@ class _Problems:
         broken = sum(row[0] == "error" for row in rows)
         warned = f", {len(rows) - broken:,} with warnings" if len(rows) > broken else ""
         good = len(codes) - len(rows)
-        console.say(f"{plural(len(codes), 'file')}: {broken:,} with errors{warned}, {good:,} without problems.")
+        console.prose(f"{plural(len(codes), 'file')}: {broken:,} with errors{warned}, {good:,} without problems.")
         if rows:
             console.say()
             limit = console.rows(None, SHOWN) or len(rows)

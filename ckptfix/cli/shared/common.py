@@ -158,16 +158,16 @@ def output_options() -> list[click.Parameter]:
     """--quiet, --json and --color, which the console keeps."""
     shared: dict[str, Any] = {"is_flag": True, "is_eager": True, "expose_value": False}
     return [
-        click.Option(
-            ["--color"], type=click.Choice(["auto", "always", "never"]), default="auto", show_default=True,
-            is_eager=True, expose_value=False, callback=_set_color, help="Colours: by default on a terminal.",
-        ),
         click.Option(["-q", "--quiet"], callback=_set("quiet"), help="Say nothing but warnings and errors.", **shared),
         click.Option(
             ["--json"],
             callback=_set("json"),
             help="Print the result as one JSON object; of several inputs, one on a line for each.",
             **shared,
+        ),
+        click.Option(
+            ["--color"], type=click.Choice(["auto", "always", "never"]), default="auto", show_default=True,
+            is_eager=True, expose_value=False, callback=_set_color, help="Colours: by default on a terminal.",
         ),
     ]  # fmt: skip
 
