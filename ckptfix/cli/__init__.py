@@ -74,8 +74,8 @@ class Commands(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
         ctx.ensure_object(Console).command = name if name in COMMANDS else None
-        if name not in COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
-            if os.path.lexists(name):
+        if name not in COMMANDS and (name == "-" or not name.startswith("-")) and not ctx.resilient_parsing:
+            if name == "-" or os.path.lexists(name):
                 from ckptfix.cli.inspect import look
 
                 ctx.ensure_object(Console).command = look.name

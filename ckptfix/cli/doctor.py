@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from ckptfix.findings.row import Entry
     from ckptfix.ops.doctor.report import Diagnosis, FailOn
 
+SHOWN = 30
+"""Rows of a list of several files that a terminal gets."""
+
 NAMES = 4
 """Names that one line lists on a terminal; a pipe gets all of them, and so does -v."""
 
@@ -49,14 +52,21 @@ class _Problems:
         broken = sum(row[0] == "error" for row in rows)
         warned = f", {len(rows) - broken:,} with warnings" if len(rows) > broken else ""
         good = len(codes) - len(rows)
-        console.say(f"{plural(len(codes), 'file')}: {broken:,} with errors{warned}, {good:,} without problems.")
+        console.prose(f"{plural(len(codes), 'file')}: {broken:,} with errors{warned}, {good:,} without problems.")
         if rows:
             console.say()
-            for row in _listed(rows, console.width, "file"):
+            limit = console.rows(None, SHOWN) or len(rows)
+            for row in _listed(rows[:limit], console.width, "file"):
                 console.say(row)
+            if len(rows) > limit:
+                console.say(f"... {len(rows) - limit:,} more (a pipe gets all)")
             console.say()
-        for line in dict.fromkeys(self._remedies):
+        remedies = list(dict.fromkeys(self._remedies))
+        limit = console.rows(None, SHOWN) or len(remedies)
+        for line in remedies[:limit]:
             (console.say if line.startswith("Fix: ") else console.prose)(printable(line))
+        if len(remedies) > limit:
+            console.say(f"... {len(remedies) - limit:,} more commands (a pipe gets all)")
 
 
 _INPUTS = Inputs("path", _Problems)

@@ -11,8 +11,8 @@ import click
 
 from ckptfix.cli.shared import tables
 from ckptfix.cli.shared.common import Verb, files_argument, reads
-from ckptfix.cli.shared.console import Console, Lines
-from ckptfix.cli.shared.many import Whole
+from ckptfix.cli.shared.console import Console, Lines, pass_console
+from ckptfix.cli.shared.many import Recording, Whole
 from ckptfix.cli.shared.operands import Inputs, search_options
 from ckptfix.commands import command as line_of
 from ckptfix.errors import NoSuchTensor, printable
@@ -215,33 +215,29 @@ def _tree(entries: Sequence[TensorEntry], levels: int, limit: int, width: int) -
         yield hidden
 
 
-class _Look(Verb):
+def _look(console: Console, *, path: str, **options: Any) -> int:
     """inspect, where a file was named and no command; tensors are not read for the judgement."""
-
-    def invoke(self, ctx: click.Context) -> int:
-        code: int = super().invoke(ctx)
-        console = ctx.ensure_object(Console)
-        path = ctx.params["path"]
-        if console.json or console.quiet or not isinstance(path, str):
-            return code
-        from ckptfix.ops import doctor
-
-        done = doctor.doctor(path, fast=True)
-        more = line_of("doctor", path)
-        console.say()
-        if done.cause is None:
-            console.prose(f"No problems found, without reading the tensors; `{more}` reads them.")
-        else:
-            console.prose(f"{printable(done.sentence)}: `{more}` says what fixes it.")
+    assert command.callback is not None
+    code: int = command.callback(path=path, **options)
+    if console.json or console.quiet or isinstance(console, Recording):
         return code
+    from ckptfix.ops import doctor
+
+    done = doctor.doctor(path, fast=True)
+    more = line_of("doctor", path)
+    console.say()
+    if done.cause is None:
+        console.prose(f"No problems found, without reading the tensors; `{more}` reads them.")
+    else:
+        console.prose(f"{printable(done.sentence)}: `{more}` says what fixes it.")
+    return code
 
 
-look = _Look(
+look = Verb(
     "inspect",
     example=command.example,
     operands=command.operands,
     params=command.params,
-    callback=command.callback,
+    callback=pass_console(_look),
     help=command.help,
 )
-"""``ckptfix FILE``."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ckptfix.cli.shared import tables
-from ckptfix.cli.shared.common import FileName, reads
+from ckptfix.cli.shared.common import files_argument, reads
 from ckptfix.cli.shared.console import Console
 from ckptfix.cli.shared.exits import TROUBLE
 from ckptfix.cli.shared.fit import LEAST, cut
@@ -38,7 +39,7 @@ SPARE = ("wrappers", "devices", "tensors", "dtypes", "format", "parameters")
 
 @reads(
     "ls",
-    click.Argument(["paths"], metavar="FILE... | DIR", nargs=-1, required=True, type=FileName()),
+    files_argument("paths", "FILE... | DIR"),
     click.Option(["-r", "--recursive"], is_flag=True, help="Look into the folders in DIR too."),
     click.Option(
         ["--sort"], type=click.Choice(list(_SORTS)), default="name", show_default=True,
@@ -55,9 +56,12 @@ def command(console: Console, *, paths: Sequence[str], recursive: bool, sort: st
 
     The exit code is 0, or 2 if none of them could be read.
     """
+    from ckptfix.cli.shared.inputs import expanded
     from ckptfix.ops import listing
 
-    rows = [listing.listed(path) for path in listing.checkpoints(paths, recursive=recursive)]
+    inputs = expanded(paths, recursive=recursive)
+    rows = [listing.listed(path) for input in inputs for path in listing.checkpoints(input.path)]
+    rows = [replace(row, path=console.streams.get(row.path, row.path)) for row in rows]
     rows.sort(key=_SORTS[sort])
     if console.json:
         for row in rows:
@@ -77,12 +81,13 @@ def _show(console: Console, rows: Sequence[Row]) -> None:
     table = tables.table(
         cells, HEADERS, right=(2, 3, 4), spare=SPARE, whole=("finding",), width=console.width
     ).splitlines()
-    names = len(table[1].split()[0])
+    names = min(len(table[1].split()[0]), max(console.width // 2, LEAST)) if few else 0
     for index, line in enumerate(table):
         row = rows[index - 2] if 2 <= index < len(rows) + 2 else None
         if row is not None and row.error is not None and few:
             # Of what cannot be read no other column is known: the reason has their room.
-            line = f"{line[:names].ljust(names)}  {cut(printable(row.error), max(console.width - names - 2, LEAST))}"
+            reason = cut(printable(row.error), max(console.width - names - 2, LEAST))
+            line = f"{cut(line.rstrip(), names).ljust(names)}  {reason}"
         console.say(line, "damage" if row is not None and row.severity == "error" else None)
     if few and len(rows) > 1:
         console.say()

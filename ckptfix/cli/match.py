@@ -124,7 +124,7 @@ def command(
         result = matching.preview(found, dest or "")
     if report:
         for line in lines(found, result, console.width):
-            console.say(line)
+            console.prose(line)
         result = replace(result, lines=tuple(line for line in result.lines if not line.startswith(" ")))
     if writing and found.refusals:
         result = replace(result, exit_code=TROUBLE)
@@ -154,7 +154,9 @@ def lines(found: Found, result: MatchResult, width: int = 0) -> Iterator[str]:
         "why": [pair.why + (f"; or {', '.join(pair.instead[:3])}" if pair.instead else "") for pair in pairs],
     }
     if pairs:
-        yield tables.table(zip(*columns.values(), strict=True), list(columns), right=[3], width=width)
+        yield from tables.table(
+            zip(*columns.values(), strict=True), list(columns), right=[3], spare=["confidence"], width=width
+        ).splitlines()
         yield ""
     if result.rules:
         yield "rules:"

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ckptfix.errors import CkptfixError, StrPath, file_name
+from ckptfix.errors import CkptfixError
 from ckptfix.findings.row import Severity
 from ckptfix.findings.table import ENTRIES
-from ckptfix.formats import FORMATS, located, open_checkpoint
+from ckptfix.formats import is_folder_checkpoint, located, open_checkpoint
 from ckptfix.formats.folders.members import members
 from ckptfix.io.source import found_as, opened_once
 from ckptfix.ops.doctor import examine
@@ -62,40 +62,26 @@ class Row:
         }
 
 
-def checkpoints(paths: Sequence[StrPath], *, recursive: bool = False) -> Iterator[str]:
-    """The files and folders that `paths` stand for: each file, and of a folder the checkpoints in it.
+def checkpoints(path: str) -> Iterator[str]:
+    """The file `path`; of a folder, itself where it is a checkpoint of many files, else the checkpoints that lie in it.
 
-    A folder that is one checkpoint of many files is itself one; of the folders in a folder, so are those in which one
-    model is. The others are looked into if `recursive`.
+    A folder in it counts as one where it is a checkpoint of many files, or holds one model.
     """
-    for path in paths:
-        name = file_name(path)
-        yield from _in_folder(name, recursive) if found_as(name) == "folder" else [name]
-
-
-def _in_folder(folder: str, recursive: bool) -> Iterator[str]:
-    if _is_checkpoint(folder):
-        yield folder
+    if found_as(path) != "folder" or is_folder_checkpoint(path):
+        yield path
         return
     try:
-        found = members(folder)
+        found = members(path)
     except OSError:
-        yield folder
+        yield path
         return
     for member in found:
-        path = str(Path(folder, member.name))
-        if not member.folder:
-            if member.may_be_checkpoint:
-                yield path
-        elif recursive and not Path(path).is_symlink():
-            yield from _in_folder(path, recursive)
-        elif _is_checkpoint(path) or located(path) != path:
-            yield path
-
-
-def _is_checkpoint(folder: str) -> bool:
-    """Whether the folder is one checkpoint of many files."""
-    return any(format.score(folder, b"", 0) for format in FORMATS.of(folder=True))
+        inner = str(Path(path, member.name))
+        if member.folder:
+            if is_folder_checkpoint(inner) or located(inner) != inner:
+                yield inner
+        elif member.may_be_checkpoint:
+            yield inner
 
 
 @without_collections

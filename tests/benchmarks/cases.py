@@ -317,6 +317,15 @@ def from_ranks(bench: Bench) -> Case:
     )
 
 
+def inspect_ranks(bench: Bench) -> Case:
+    folder = bench.input("many-ranks")
+    return Case(
+        "inspect, 100,000 tensors of 64 ranks",
+        bench.ckptfix("inspect", folder),
+        ((bench.baseline("torch, its metadata alone", "dcp_metadata", folder), Target("seconds", 10)),),
+    )
+
+
 CASES: dict[str, Callable[[Bench], Case]] = {
     "strip-module": strip_module,
     "to-cpu": to_cpu,
@@ -333,6 +342,7 @@ CASES: dict[str, Callable[[Bench], Case]] = {
     "diff-equal": diff_equal,
     "diff-different": diff_different,
     "inspect": inspect,
+    "inspect-ranks": inspect_ranks,
     "doctor": doctor,
     "doctor-fast": doctor_fast,
     "help": help_page,

@@ -69,3 +69,12 @@ def test_an_error_is_damage(cli: Cli, refused: Path) -> None:
 def test_painted_text() -> None:
     assert paint.painted("Fix: it", "fix", 3) == f"{FIX}Fix{END}: it"
     assert paint.painted("x", None) == "x" and paint.painted("", "added") == ""
+
+
+def test_what_diff_finds_on_one_side(cli: Cli, tmp_path: Path) -> None:
+    torch.save({"old": torch.ones(2), "both": torch.ones(3)}, tmp_path / "a.pth")
+    torch.save({"new": torch.zeros(2), "both": torch.ones(3)}, tmp_path / "b.pth")
+    lines = cli("diff", tmp_path / "a.pth", tmp_path / "b.pth", "--color", "always").stdout.splitlines()
+    painted = [line for line in lines if "\x1b" in line]
+    assert [line.split()[0] for line in painted] == [f"{REMOVED}Only", f"{REMOVED}old", f"{ADDED}Only", f"{ADDED}new"]
+    assert all(line.endswith(END) for line in painted)

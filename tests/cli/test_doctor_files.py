@@ -61,6 +61,15 @@ def test_several_files_may_be_named(cli: Cli, runs: Path) -> None:
     assert warned.exit_code == 1
 
 
+def test_a_terminal_gets_the_first_of_many(cli: Cli, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ckptfix.cli.doctor.SHOWN", 2)
+    assert "more" not in cli("doctor", "runs").stdout
+    monkeypatch.setattr("ckptfix.cli.shared.console.is_terminal", lambda stream: True)
+    lines = cli("doctor", "runs").stdout.splitlines()
+    assert lines[6] == "... 1 more (a pipe gets all)"
+    assert lines[-1] == "... 1 more commands (a pipe gets all)"
+
+
 def test_several_files_as_json(cli: Cli, runs: Path) -> None:
     files = [json.loads(line) for line in cli("doctor", "runs", "--json").stdout.splitlines()]
     assert [file["path"] for file in files] == [f"runs/epoch_{epoch}.pt" for epoch in range(6)]

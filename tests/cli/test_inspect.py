@@ -189,7 +189,8 @@ def test_the_state_of_training_is_shown(cli: Cli, tmp_path: Path) -> None:
     optimizer = torch.optim.SGD([{"params": [torch.ones(1)], "lr": 0.1}, {"params": [torch.ones(2)], "lr": 0.01}])
     values = {"epoch": 12, "global_step": 225680, "best_acc1": 0.75, "arch": "resnet18"}
     whole = {"state_dict": {"fc.weight": torch.ones(2)}, "optimizer": optimizer.state_dict(), **values}
-    torch.save({**whole, "lr_scheduler": {"step_size": 3}}, tmp_path / "a.pth")
+    settings = {"lr_scheduler": {"step_size": 3, "last_epoch": 11}, "args": {"epochs": 90, "lr": 1}, "max_epochs": 90}
+    torch.save({**whole, **settings}, tmp_path / "a.pth")
     shown = cli("inspect", tmp_path / "a.pth").stdout
     expected = "epoch 12, global_step 225,680, best_acc1 0.75, arch resnet18, lr 0.1 and 0.01"
     assert f"\ntraining      {expected}\n" in shown
@@ -199,8 +200,8 @@ def test_the_state_of_training_is_shown(cli: Cli, tmp_path: Path) -> None:
 
 def test_the_state_that_a_trainer_left_beside_the_model(cli: Cli, tmp_path: Path) -> None:
     written(tmp_path / "model.safetensors", safetensors([("a", "F32", [2], floats(1, 2))]))
-    state: dict[str, object] = {"epoch": 0.5, "global_step": 3, "best_metric": None, "log_history": []}
-    written(tmp_path / "trainer_state.json", json.dumps(state).encode())
+    kept = {"epoch": 0.5, "global_step": 3, "best_metric": None}
+    written(tmp_path / "trainer_state.json", json.dumps(kept).encode())
     assert "training     epoch 0.5, global_step 3\n" in cli("inspect", tmp_path).stdout
     for damaged in (b"[" * 100_000, b'"text"', b"\xff{"):
         written(tmp_path / "trainer_state.json", damaged)

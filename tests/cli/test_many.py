@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 from builders import written
@@ -38,6 +40,8 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     written(runs / "a/model", wrapped())
     (runs / "a/log.txt").write_text("no checkpoint")
     torch.save({"lr": 1}, runs / "a/scheduler.pt")
+    numpy.savez(runs / "a/arrays.npz", x=numpy.ones(3))
+    (runs / "b/words.pkl").write_bytes(pickle.dumps({"a": 1}))
     return runs
 
 
@@ -154,11 +158,12 @@ def test_a_checkpoint_of_many_files_that_is_named_is_one_input(cli: Cli, runs: P
     assert [path.name for path in Path("out").iterdir()] == ["shards"]
 
 
-def test_a_folder_without_checkpoints_is_an_error(cli: Cli, tmp_path: Path) -> None:
+@pytest.mark.parametrize("verb", ["to-cpu", "fix"])
+def test_a_folder_without_checkpoints_is_an_error(cli: Cli, ddp: Path, tmp_path: Path, verb: str) -> None:
     (tmp_path / "empty").mkdir()
-    done = cli("to-cpu", "-r", tmp_path / "empty", "--out-dir", tmp_path / "out")
+    done = cli(verb, "-r", tmp_path / "empty", ddp, "--out-dir", tmp_path / "out")
     assert done.exit_code == 2 and "an empty folder" in done.stderr
-    assert not (tmp_path / "out").exists()
+    assert list(tree(tmp_path / "out")) == ["ddp.pth"]
 
 
 def test_what_is_called_a_checkpoint_and_is_none_is_not_passed_over(cli: Cli, runs: Path) -> None:
@@ -168,10 +173,27 @@ def test_what_is_called_a_checkpoint_and_is_none_is_not_passed_over(cli: Cli, ru
     assert "runs/page.pth" in done.stdout and "log.txt" not in done.stdout
 
 
+def test_what_cannot_be_read_is_not_passed_over(cli: Cli, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scandir = os.scandir
+
+    def locked(path: str) -> object:
+        if str(path).endswith("b"):
+            raise PermissionError(13, "Permission denied", path)
+        return scandir(path)
+
+    monkeypatch.setattr("ckptfix.cli.shared.inputs.os.scandir", locked)
+    done = cli("to-cpu", "-r", runs, "--out-dir", "out")
+    assert "took one.pth of runs/b" in done.stdout, "the folder itself is an input, and its command says what it finds"
+
+
 def test_patterns(cli: Cli, runs: Path) -> None:
     done = cli("strip-module", "runs/**/*.pth", "--out-dir", "out")
     assert done.exit_code == 0
     assert sorted(tree(Path("out"))) == ["a/one.pth", "a/two.pth", "b/one.pth"]
+    both = cli("strip-module", "-r", "runs/[as]*", "--out-dir", "both")
+    assert both.exit_code == 0
+    assert sorted(path.name for path in Path("both").iterdir()) == ["a", "shards"]
+    assert sorted(tree(Path("both/a"))) == ["model", "one.pth", "two.pth"]
     assert cli("doctor", "runs/?/t*.pth").stdout.startswith("1 file: 0 with errors")
     missing = cli("inspect", "runs/*.none")
     assert missing.exit_code == 2 and "runs/*.none: no such file or folder" in missing.stderr
@@ -227,11 +249,14 @@ def test_a_dry_run_writes_no_file_and_leaves_no_folder(cli: Cli, runs: Path) -> 
         ("to-cpu *.pth", "IN is a pattern: give --out-dir DIR"),
         ("to-cpu a.pth -o b.pth --out-dir out", "The output is given twice"),
         ("convert a.pth b.pth --out-dir out", "OUT is required unless you use --to"),
+        ("convert a.pth b.pth --out-dir out --to foo", "no format called 'foo'; formats are"),
         ("map-location a.pth --out-dir out", "Missing argument 'DEVICE | FROM=TO...'"),
         ("map-location a.pth cpu cuda:0=cpu --out-dir out", "give one DEVICE, or pairs FROM=TO"),
         ("rename a.pth --out-dir out", "Nothing to rename by"),
         ("to-cpu - a.pth --out-dir out", "has no name"),
         ("to-cpu a.pth --out-dir out --jobs 0", "Invalid value for '--jobs'"),
+        ("to-cpu b.pth --out-dir a.pth", "Directory 'a.pth' is a file"),
+        ("match a.pth --like b.pth --rules rules --out-dir out", "--rules is one file"),
         ("doctor -r", "-r needs the name of a folder"),
     ],
 )
@@ -294,6 +319,11 @@ def test_a_line_fits_the_terminal(
 def test_reports_whole_are_apart(cli: Cli, ddp: Path, plain: Path) -> None:
     done = cli("inspect", ddp, plain)
     assert done.stdout == f"{cli('inspect', ddp).stdout}\n{cli('inspect', plain).stdout}"
+
+
+def test_tables_alone_have_the_name_of_their_file(cli: Cli, ddp: Path, plain: Path) -> None:
+    first, second = (cli("inspect", path, "--tensors").stdout for path in (ddp, plain))
+    assert cli("inspect", ddp, plain, "--tensors").stdout == f"{ddp}:\n{first}\n{plain}:\n{second}"
 
 
 def test_help_takes_several_topics(cli: Cli) -> None:

@@ -52,8 +52,10 @@ def test_standard_input_is_read_as_a_file_is(name: str, tmp_path: Path) -> None:
     assert done.exit_code == plain.exit_code == CODES.get(name, 0)
     assert {path.name: path.read_bytes() for path in tmp_path.glob("out*")} == outputs
     if words[0] != "doctor":  # its commands name files
-        said = [line.strip() for line in done.stdout.splitlines()]
-        assert said == [line.strip() for line in plain.stdout.replace(words[1], "-").splitlines()]
+        said = [line.split() for line in done.stdout.splitlines() if line.strip(" -")]
+        # A shorter name leaves the columns narrower.
+        shown = plain.stdout.replace(words[1], "-").splitlines()
+        assert said == [line.split() for line in shown if line.strip(" -")]
     assert str(tmp_path / "spool") not in done.output
     assert not list((tmp_path / "spool").iterdir())
 

@@ -14,7 +14,7 @@ from ckptfix.cli.shared.console import Console, pass_console
 from ckptfix.cli.shared.operands import InAndOut, Operands, Others, folder_options
 from ckptfix.cli.shared.paint import When
 from ckptfix.cli.shared.tables import size
-from ckptfix.errors import printable
+from ckptfix.errors import Unsupported, printable
 from ckptfix.words import plural
 
 if TYPE_CHECKING:
@@ -158,16 +158,16 @@ def output_options() -> list[click.Parameter]:
     """--quiet, --json and --color, which the console keeps."""
     shared: dict[str, Any] = {"is_flag": True, "is_eager": True, "expose_value": False}
     return [
-        click.Option(
-            ["--color"], type=click.Choice(["auto", "always", "never"]), default="auto", show_default=True,
-            is_eager=True, expose_value=False, callback=_set_color, help="Colours: by default on a terminal.",
-        ),
         click.Option(["-q", "--quiet"], callback=_set("quiet"), help="Say nothing but warnings and errors.", **shared),
         click.Option(
             ["--json"],
             callback=_set("json"),
             help="Print the result as one JSON object; of several inputs, one on a line for each.",
             **shared,
+        ),
+        click.Option(
+            ["--color"], type=click.Choice(["auto", "always", "never"]), default="auto", show_default=True,
+            is_eager=True, expose_value=False, callback=_set_color, help="Colours: by default on a terminal.",
         ),
     ]  # fmt: skip
 
@@ -281,10 +281,13 @@ def default_name(verb: str, source: str, options: Mapping[str, Any]) -> str | No
 
 
 def kept_name(verb: str, source: str, options: Mapping[str, Any]) -> str:
-    """What the output is called in a folder of outputs. Raises UsageError as `default_name`."""
+    """What the output is called in a folder of outputs. Raises UsageError as `default_name`, and for no format."""
     from ckptfix.ops.naming import name_kept
 
-    name = _name_of(verb, options)
+    try:
+        name = _name_of(verb, options)
+    except Unsupported as error:
+        raise click.UsageError(f"{error.message}; {error.hint}") from None
     return name_kept(source, name.word, name.suffix, folder=name.folder)
 
 

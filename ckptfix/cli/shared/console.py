@@ -61,7 +61,7 @@ class Console:
         for line in lines:
             self.prose(line)
         for line in details:
-            self.say(line)
+            self.prose(line)
 
     def _print(
         self, text: str, stream: IO[str], meaning: Meaning | None = None, label: int | None = None

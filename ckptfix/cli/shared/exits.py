@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from io import TextIOWrapper
+from io import StringIO, TextIOWrapper
 from types import FrameType
 from typing import Any
 
@@ -80,7 +80,10 @@ def _report(error: Exception, console: Console, arguments: Sequence[str], writte
         return 128 + signal.SIGPIPE
     document = describe(error)
     if isinstance(error, click.ClickException):
-        error.show()
+        text = StringIO()
+        error.show(text)
+        for line in text.getvalue().splitlines():
+            console.note(line, "damage" if line.startswith("Error: ") else None, len("Error"))
     else:
         what, *more = said(error, document)
         console.note(what, "damage")

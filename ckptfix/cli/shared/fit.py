@@ -20,6 +20,7 @@ _GAP = 2
 _COMMAND = re.compile(r"`[^`]*`")
 _LABEL = re.compile(r" *(?:\S+(?: \S+)*)?  +")
 _HANG = 4
+_TO_DO = ("Fix: ", "Then: ", "Try: ", "hint: ")
 _NO_BREAK = "\0"
 
 
@@ -34,7 +35,8 @@ def width_of(stream: IO[str] | None) -> int:
 def wrapped(line: str, width: int) -> list[str]:
     """`line` in as many lines as it needs, each after the first indented, to the value of a fact or by a little.
 
-    A command in backticks and a long name are never broken: what is pasted must be whole.
+    What is to be pasted is never broken: a command in backticks, and every word of a line that says what to do. Other
+    words that are longer than a line, such as names of files, lose their middle.
     """
     if not width or len(line) <= width:
         return [line]
@@ -43,6 +45,9 @@ def wrapped(line: str, width: int) -> list[str]:
     label = _LABEL.match(line)
     indent = label.end() if label is not None and label.end() <= width // 2 else _HANG
     text = _COMMAND.sub(lambda command: command[0].replace(" ", _NO_BREAK), line[indent:] if label else line)
+    if not line.lstrip().startswith(_TO_DO):
+        room = max(width - indent, LEAST)
+        text = " ".join(word if "`" in word else cut(word, room) for word in text.split(" "))
     head = line[:indent] if label else ""
     lines = wrap(
         text,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ckptfix import formats
-from ckptfix.errors import WouldOverwrite
+from ckptfix.errors import CkptfixError, UnknownFormat, WouldOverwrite
 from ckptfix.formats.folders.members import role_of
 from ckptfix.io.source import found_as, is_local
 
@@ -48,24 +48,31 @@ def expanded(names: Iterable[str], *, recursive: bool, leave_out: str | None = N
     """
     found: list[Input] = []
     for name in names:
+        places = [name]
+        below: Path | None = None
         if is_pattern(name):
-            found += _matching(name) or [Input(name)]
-        elif recursive and found_as(name) == "folder" and not formats.is_folder_checkpoint(name):
-            found += [_found(path, name) for path in _checkpoints(name, leave_out)] or [Input(name)]
-        else:
-            found.append(Input(name))
+            places = sorted(glob.glob(name, recursive=True)) or places  # noqa: PTH207
+            below = _fixed(name)
+        for place in places:
+            if recursive and found_as(place) == "folder" and not _is_one(place):
+                inner = [*_checkpoints(place, leave_out)] or [place]
+                found += [_found(path, below or Path(place)) for path in inner]
+            else:
+                found.append(_found(place, below))
     return found
 
 
-def _matching(pattern: str) -> list[Input]:
-    fixed = Path(pattern)
-    while glob.has_magic(str(fixed)):
-        fixed = fixed.parent
-    return [_found(path, str(fixed)) for path in sorted(glob.glob(pattern, recursive=True))]  # noqa: PTH207
+def _fixed(pattern: str) -> Path:
+    """The folder in which a pattern begins."""
+    folder = Path(pattern)
+    while glob.has_magic(str(folder)):
+        folder = folder.parent
+    return folder
 
 
-def _found(path: str, below: str) -> Input:
-    return Input(path, os.path.relpath(Path(path).parent, below))
+def _found(path: str, below: Path | None) -> Input:
+    around = Path(path).parent
+    return Input(path, os.path.relpath(around, below) if below is not None and below != Path(path) else "")
 
 
 def _checkpoints(folder: str, leave_out: str | None) -> Iterator[str]:
@@ -84,7 +91,7 @@ def _checkpoints(folder: str, leave_out: str | None) -> Iterator[str]:
         if entry.is_dir(follow_symlinks=False):
             if leave_out is not None and os.path.realpath(entry.path) == os.path.realpath(leave_out):
                 continue
-            if formats.is_folder_checkpoint(entry.path):
+            if _is_one(entry.path):
                 yield entry.path
             else:
                 yield from _checkpoints(entry.path, leave_out)
@@ -92,10 +99,28 @@ def _checkpoints(folder: str, leave_out: str | None) -> Iterator[str]:
             yield entry.path
 
 
+def _is_one(folder: str) -> bool:
+    """Whether a folder is a checkpoint of many files."""
+    try:
+        return formats.is_folder_checkpoint(folder)
+    except (OSError, CkptfixError):
+        return False  # what cannot be read is said where it is searched
+
+
 def _counts(entry: os.DirEntry[str]) -> bool:
+    """Whether a file is a checkpoint: called like one, or a damaged one, or one with tensors in it."""
     if role_of(entry.name) == "beside":
         return False
-    return entry.name.lower().endswith(SUFFIXES) or formats.is_checkpoint(entry.path)
+    if entry.name.lower().endswith(SUFFIXES):
+        return True
+    if not formats.is_checkpoint(entry.path):
+        return False
+    try:
+        return bool(formats.open_checkpoint(entry.path).entries)
+    except UnknownFormat:
+        return False
+    except CkptfixError:
+        return True
 
 
 def with_outputs(inputs: Sequence[Input], out_dir: str, names: Sequence[str]) -> list[Input]:

@@ -13,6 +13,7 @@ from ckptfix.cli.shared.console import Console
 from ckptfix.cli.shared.exits import TROUBLE, Stopped
 from ckptfix.cli.shared.many import LOSSES, Job, Outcome, Recording, Report, Settings, Step, one
 from ckptfix.errors import printable
+from ckptfix.io.durable import Undisturbed
 from ckptfix.words import plural
 
 
@@ -22,15 +23,17 @@ def run(job: Job, console: Console) -> int:
     report = job.report(console, job)
     codes: list[int] = []
     waiting: dict[int, Outcome] = {}  # those that others go before
+    quiet = Undisturbed()
     try:
         with _folders(job), console.progress() as bar, contextlib.closing(_each(job, settings, bar)) as done:
             for number, outcome in done:
                 if outcome.usage is not None:
                     raise click.UsageError(outcome.usage)
-                waiting[number] = outcome
-                while (ready := waiting.pop(len(codes), None)) is not None:
-                    _show(console, report, job.inputs[len(codes)].path, ready)
-                    codes.append(ready.code)
+                with quiet:
+                    waiting[number] = outcome
+                    while (ready := waiting.pop(len(codes), None)) is not None:
+                        _show(console, report, job.inputs[len(codes)].path, ready)
+                        codes.append(ready.code)
     except Stopped:
         for number, outcome in sorted(waiting.items()):
             _show(console, report, job.inputs[number].path, outcome)
@@ -44,7 +47,7 @@ def _show(console: Console, report: Report, path: str, outcome: Outcome) -> None
     name = printable(path)
     if not report.add(name, outcome):
         for note in outcome.notes:
-            console.note(note if note.startswith((name, " ", "hint: ")) else f"{name}: {note}")
+            console.note(note if note.startswith((f"{name}: ", " ", "hint: ")) else f"{name}: {note}")
     if console.json:
         for document in outcome.documents:
             console.emit(document, outcome.code, line=True)

@@ -185,8 +185,10 @@ class Lines:
         width = self._console.width
         if outcome.done:
             names = min(self._names, width // 2) if width else self._names
-            line = f"{cut(name, names).ljust(names)}  {printable('; '.join(outcome.done))}"
-            self._console.say(cut(line, width) if width else line)
+            what = printable("; ".join(outcome.done))
+            room = width - names - 2 if width else len(what)
+            what = what if len(what) <= room else f"{what[: room - 3]}..."
+            self._console.say(f"{cut(name, names).ljust(names)}  {what}")
         for line in outcome.text:
             self._console.say(line)
         return False
@@ -202,10 +204,11 @@ class Lines:
 
 
 class Whole:
-    """All that the command says of each input, one below the other."""
+    """All that the command says of each input, one below the other, under a title where it does not name the input."""
 
     def __init__(self, console: Console, job: Job) -> None:
         self._console = console
+        self._titled = bool(job.params.get("tensors"))
         self._first = True
 
     def add(self, name: str, outcome: Outcome) -> bool:
@@ -213,6 +216,8 @@ class Whole:
             if not self._first:
                 self._console.say()
             self._first = False
+            if self._titled:
+                self._console.say(f"{name}:")
         for line in outcome.text:
             self._console.say(line)
         return False

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import click
 
 from ckptfix.cli.shared.console import Console
 from ckptfix.cli.shared.many import Job, Lines, Report
+from ckptfix.errors import CkptfixError
 
 JOBS = "ckptfix.jobs"
 """Key of a context's meta: how many processes were asked for."""
@@ -63,7 +65,7 @@ def search_options() -> list[click.Parameter]:
 def folder_options() -> list[click.Parameter]:
     """--out-dir, and how its inputs are found."""
     out_dir = _option(
-        "--out-dir", metavar="DIR", type=click.Path(),
+        "--out-dir", metavar="DIR", type=click.Path(file_okay=False),
         help="Every name is an input; the outputs go to DIR, under the same names. Quoted patterns are taken too.",
     )  # fmt: skip
     return [out_dir, *search_options()]
@@ -135,6 +137,9 @@ class InAndOut:
             return None
         if params["output"] is not None:
             raise click.UsageError("The output is given twice: with --output and with --out-dir.", ctx)
+        for param in command.params:
+            if getattr(param.type, "dash", None) == "output" and param.name != "dest" and params[str(param.name)]:
+                raise click.UsageError(f"{param.opts[0]} is one file, and with --out-dir every input writes one.", ctx)
         words = [word for word in (params.pop("source"), params.pop("dest")) if word is not None]
         words += others if rest == "others" else params[rest]
         if rest != "others":
@@ -159,6 +164,12 @@ class InAndOut:
         if is_pattern(ctx.params["source"]):
             raise click.UsageError("IN is a pattern: give --out-dir DIR, where the outputs are written.", ctx)
 
+    def _name(self, verb: str, path: str, params: Mapping[str, Any]) -> str:
+        try:
+            return self._called(verb, path, params)
+        except (CkptfixError, OSError):
+            return Path(path).name  # there will be no output: the command says what is wrong
+
     def _last(self, words: Sequence[str]) -> tuple[str, ...]:
         if not isinstance(self._rest, Last):
             return ()
@@ -176,7 +187,7 @@ class InAndOut:
         if any(word in console.streams for word in words):
             raise click.UsageError("- (standard input) has no name that an output in --out-dir could have.", ctx)
         inputs = expanded(words, recursive=recursive, leave_out=out_dir)
-        names = [self._called(str(command.name), input.path, ctx.params) for input in inputs]
+        names = [self._name(str(command.name), input.path, ctx.params) for input in inputs]
         return Job(
             callback=_function(command),
             argument="source",

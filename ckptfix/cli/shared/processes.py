@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckptfix.cli.shared.exits import TROUBLE, Stopped, failure, signals_raise
 from ckptfix.cli.shared.many import Job, Outcome, Recording, Settings, Step, one
+from ckptfix.io.durable import Undisturbed
 from ckptfix.io.written import record, recorded
 
 if TYPE_CHECKING:
@@ -70,33 +71,35 @@ def by_processes(
             worker.give(number, job.params_of(input))
             return
 
+    quiet = Undisturbed()
     try:
         for _ in range(count):
             start()
         while workers:
             ready = wait([worker.connection for worker in workers])
-            for worker in [worker for worker in workers if worker.connection in ready]:
-                try:
-                    kind, *values = worker.connection.recv()
-                except (EOFError, OSError):
-                    workers.remove(worker)
-                    yield worker.number, _died(worker, job.inputs[worker.number].path)
-                    start()
-                    continue
-                if kind == "step":
+            with quiet:  # what has been received is shown, whatever signal comes
+                for worker in [worker for worker in workers if worker.connection in ready]:
+                    try:
+                        kind, *values = worker.connection.recv()
+                    except (EOFError, OSError):
+                        workers.remove(worker)
+                        yield worker.number, _died(worker, job.inputs[worker.number].path)
+                        start()
+                        continue
+                    if kind == "step":
+                        if step is not None:
+                            step(worker.number, *values)
+                        continue
+                    done = worker.number
+                    following = next(left, None)
+                    if following is None:
+                        workers.remove(worker)
+                        _end(worker)
+                    else:
+                        worker.give(following[0], job.params_of(following[1]))
                     if step is not None:
-                        step(worker.number, *values)
-                    continue
-                done = worker.number
-                following = next(left, None)
-                if following is None:
-                    workers.remove(worker)
-                    _end(worker)
-                else:
-                    worker.give(following[0], job.params_of(following[1]))
-                if step is not None:
-                    step(done, 1, 1)
-                yield done, values[0]
+                        step(done, 1, 1)
+                    yield done, values[0]
     finally:
         for worker in workers:
             worker.process.terminate()
@@ -128,12 +131,15 @@ def _died(worker: _Worker, path: str) -> Outcome:
 
 def _serve(connection: Connection, module: str, argument: str, settings: Settings, watched: bool) -> None:
     """The work of a process: parameters come in, outcomes go out, until None comes or the other side is gone."""
+    quiet = Undisturbed()
     with suppress(Stopped, EOFError, OSError), signals_raise(), recorded() as written:
         try:
             callback: Callable[..., int] = import_module(module).command.callback
             while (params := connection.recv()) is not None:
                 step = _steps(connection) if watched else None
-                connection.send(("outcome", one(callback, argument, params, Recording(settings, step))))
+                outcome = one(callback, argument, params, Recording(settings, step))
+                with quiet:
+                    connection.send(("outcome", outcome))
         finally:
             if written:
                 connection.send(("written", *written))

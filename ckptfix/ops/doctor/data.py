@@ -31,6 +31,9 @@ ZERO_TAIL = 4096
 SMALL_ZERO = 4096
 """A tensor of zeros is reported from this many bytes on; biases of a new layer are smaller."""
 
+WORTH = 1 << 24
+"""Bytes whose reading takes long enough to be followed."""
+
 _PATTERNS: Mapping[str, tuple[str, int, int]] = {
     "float64": ("8", 0x7FF0 << 48, 1 << 63),
     "float32": ("4", 0x7F80 << 16, 1 << 31),
@@ -81,6 +84,8 @@ def scan(
 ) -> Iterator[Finding]:
     """Read every byte of `pieces` and judge it; `progress` is called with bytes read, and bytes in all."""
     done, total = 0, sum(piece.data.length for piece in pieces)
+    if total < WORTH:
+        progress = None
     nan: dict[str, list[tuple[str, int]]] = defaultdict(list)
     infinite: dict[str, list[tuple[str, int]]] = defaultdict(list)
     zeros: list[Piece] = []
@@ -135,7 +140,7 @@ def _counted(id: str, dtype: str, rows: Sequence[tuple[str, int]]) -> Finding:
     total = sum(count for _, count in rows)
     names = some([f"{name} ({count:,})" for name, count in rows], 5)
     tensors = plural(len(rows), "tensor")
-    return found(id, f"{total:,} {what} values of {dtype} in {tensors}: {names}", where=rows[0][0])
+    return found(id, f"{plural(total, f'{what} value')} of {dtype} in {tensors}: {names}", where=rows[0][0])
 
 
 def _named(piece: Piece) -> str:

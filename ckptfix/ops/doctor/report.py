@@ -195,7 +195,7 @@ class Diagnosis:
             shown = [line for group in rest if group not in noted for line in self._group_lines(group, most)]
         lines += [Line("text", ""), *shown] if shown else []
         checked = f"Checked: {', '.join(self.looked_at)}." if self.path and (first or self.message) else ""
-        hidden = len(self.findings) - len(groups) + len(noted)
+        hidden = len(self.findings) - len(groups)
         if hidden and not verbose:
             noun = "finding" if hidden == 1 else "findings"
             checked = f"{checked} -v lists {hidden:,} more {noun}, and where each is.".strip()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ckptfix.errors import CkptfixError
 from ckptfix.io.source import open_source
+from ckptfix.ops.choose import ASIDE
 
 _WORDS = frozenset((
     *("epoch", "epochs", "step", "steps", "iter", "iters", "iteration", "iterations", "updates", "samples", "episode"),
@@ -44,7 +45,9 @@ def training_of(values: Iterable[tuple[str, object]]) -> dict[str, object]:
             continue
         if _LR.fullmatch(address):
             rates.setdefault(value)
-        elif address.count("/") < 2 and _is_state(address.rpartition("/")[2], value) and len(found) < MOST:
+            continue
+        above, _, key = address.rpartition("/")
+        if "/" not in above and above not in ASIDE and _is_state(key, value) and len(found) < MOST:
             found[address] = value
     if rates:
         found["lr"] = list(rates)[:MOST]

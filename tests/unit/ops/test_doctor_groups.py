@@ -35,13 +35,21 @@ def test_foreign_classes_are_one_line_and_each_is_listed_in_full(several: Path) 
     assert lines[0].endswith(f"weights_only=True does not allow ({', '.join(names)}) [foreign-global]")
     assert sum("[foreign-global]" in line for line in lines) == 1
     assert not any("0x" in line for line in lines)
-    assert lines[-1].endswith("-v lists 6 more findings, and where each is.")
+    assert lines[-1].endswith("-v lists 5 more findings, and where each is.")
     short = done.lines(2)[0].text
     assert "argparse.Namespace, pathlib.PurePosixPath and 2 more" in short
     full = [line.text for line in done.lines(verbose=True)]
     assert sum(line.startswith("error: foreign-global: ") and " @ 0x" in line for line in full) == 4
     assert sum(line.startswith("note: needs-torch: ") for line in full) == 1
     assert "-v" not in full[-1]
+
+
+def test_what_is_true_of_a_format_is_listed_on_request_alone(tmp_path: Path) -> None:
+    torch.save({"a.weight": torch.ones(2)}, tmp_path / "a.pth")
+    done = ckptfix.doctor(tmp_path / "a.pth")
+    assert [finding.id for finding in done.findings] == ["needs-torch"]
+    assert [line.text for line in done.lines()] == [done.sentence]
+    assert done.lines(verbose=True)[-1].text.startswith("note: needs-torch: torch 1.6 or later")
 
 
 def test_nothing_is_said_twice(several: Path) -> None:

@@ -8,11 +8,13 @@ import pytest
 import torch
 
 import ckptfix
+from ckptfix.ops.doctor import data
 from ckptfix.ops.fix import _unfinished
 
 
 @pytest.mark.parametrize("legacy", [False, True])
-def test_bytes_of_tensors_are_counted(tmp_path: Path, legacy: bool) -> None:
+def test_bytes_of_tensors_are_counted(tmp_path: Path, legacy: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data, "WORTH", 40_000)
     state = {f"l{index}.weight": torch.ones(3000 + index) for index in range(4)}
     torch.save(state, tmp_path / "a.pth", _use_new_zipfile_serialization=not legacy)
     calls: list[tuple[int, int]] = []
@@ -23,10 +25,11 @@ def test_bytes_of_tensors_are_counted(tmp_path: Path, legacy: bool) -> None:
     assert total >= sum(tensor.nbytes for tensor in state.values())
 
 
-def test_headers_alone_are_not_worth_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("fast", [False, True])
+def test_headers_and_few_bytes_are_not_worth_it(tmp_path: Path, fast: bool) -> None:
     torch.save({"l.weight": torch.ones(30)}, tmp_path / "a.pth")
     calls: list[tuple[int, int]] = []
-    ckptfix.doctor(tmp_path / "a.pth", fast=True, progress=lambda done, total: calls.append((done, total)))
+    ckptfix.doctor(tmp_path / "a.pth", fast=fast, progress=lambda done, total: calls.append((done, total)))
     assert calls == []
 
 

@@ -92,7 +92,7 @@ def test_the_metadata_are_the_objects_that_torch_makes(tmp_path: Path) -> None:
         torch.load(io.BytesIO(data), weights_only=True)
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.parametrize("world", [1, 2, 3])
 def test_it_is_loaded_on_any_number_of_ranks(saved: Path, tmp_path: Path, world: int) -> None:
     """What three ranks saved, as one file, as a folder again: into FSDP2 and plain models with their optimizers."""
