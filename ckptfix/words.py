@@ -35,7 +35,8 @@ def several(count: int, what: str) -> str:
 
 
 def some(names: Sequence[str], most: int = 8) -> str:
-    """The first `most` names, and how many there are beyond them."""
+    """The first `most` names, and how many there are beyond them; 0 for all."""
+    most = most or len(names)
     more = f" and {len(names) - most:,} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 
@@ -58,6 +59,18 @@ def size(nbytes: float) -> str:
         if value < 999.5 or unit == "EB":
             return f"{value:.{0 if value >= 99.95 else 1 if value >= 9.995 else 2}f} {unit}"
     raise AssertionError(nbytes)
+
+
+def short(count: int) -> str:
+    """A large number in three digits: ``56.1k``, ``11.7M``, ``7.24B``."""
+    if count < 10_000:
+        return f"{count:,}"
+    value = float(count)
+    for unit in ("k", "M", "B", "T"):
+        value /= 1000
+        if value < 999.5 or unit == "T":
+            return f"{value:.{0 if value >= 99.95 else 1 if value >= 9.995 else 2}f}{unit}"
+    raise AssertionError(count)
 
 
 MOST_SIZES = 64

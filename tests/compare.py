@@ -22,6 +22,14 @@ def assert_same(a: Any, b: Any, *, rename: Rename | None = None, device: str | N
     _Comparison(rename, device).same(a, b, "root")
 
 
+def assert_alike(found: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor]) -> None:
+    """Two state dicts have the same names, in any order, and the same tensors: types, shapes and values."""
+    assert found.keys() == wanted.keys()
+    for name, value in wanted.items():
+        assert (found[name].dtype, found[name].shape) == (value.dtype, value.shape), name
+        assert torch.equal(found[name], value), name
+
+
 def tensor_bytes(value: torch.Tensor) -> bytes:
     """The elements of a dense tensor in row-major order."""
     dense = value.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)

@@ -120,6 +120,12 @@ SAVES: dict[str, tuple[int, Callable[[Path], None]]] = {
 }  # fmt: skip
 
 
+def merged(folder: Path, tmp_path: Path) -> Any:
+    """What torch makes of a folder."""
+    dcp_to_torch_save(folder, tmp_path / "merged.pt")
+    return torch.load(tmp_path / "merged.pt", weights_only=False)
+
+
 def load(source: Path, out: Path) -> None:
     """Load the model and the optimizer, sharded and not, and save what they hold."""
     found: dict[str, Any] = {}

@@ -264,6 +264,12 @@ def one_more(folder: Path) -> Path:
     return sharded(folder, {"w": SHARD})
 
 
+@sample("other-model")
+def whole_beside_shards(folder: Path) -> Path:
+    builders.written(folder / "m.safetensors", builders.safetensors([("v", "F32", (2,), DATA)]))
+    return sharded(folder, {"w": SHARD})
+
+
 @sample("index-mismatch")
 def index_mismatch(folder: Path) -> Path:
     other = builders.safetensors([("v", "F32", (2,), DATA)], metadata={"format": "pt"})

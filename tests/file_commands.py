@@ -24,6 +24,7 @@ COMMANDS = {
     "repair safetensors": ["repair", "{safetensors}", "{out}.safetensors"],
     "slim": ["slim", "{torch}", "{out}.pth"],
     "slim safetensors": ["slim", "{safetensors}", "{out}.safetensors"],
+    "ls": ["ls", "{torch}", "{safetensors}"],
     "inspect": ["inspect", "{torch}"],
     "inspect in full": ["inspect", "{torch}", "--tensors", "--json"],
     "inspect safetensors": ["inspect", "{safetensors}"],

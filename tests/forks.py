@@ -7,21 +7,32 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import IO
 
 SERVER = """
-import json, os, sys
+import json, os, socket, sys
 exec(sys.argv[1], {})
+jobs = socket.socket(fileno=int(sys.argv[2]))
 
-def run(job):
-    for number, path in ((1, job["stdout"]), (2, job["stderr"])):
-        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+def run(job, files):
+    for number, file in enumerate(files):
+        os.dup2(file, number)
+    for file in (*files, jobs.fileno()):
+        os.close(file)
+    for number, name in (1, "stdout"), (2, "stderr"):
+        old = getattr(sys, name)
+        new = open(number, "w", 1 if number == 2 else -1, old.encoding, old.errors, closefd=False)
+        setattr(sys, name, new)
+        setattr(sys, f"__{name}__", new)
+    os.chdir(job["folder"])
+    os.environ.update(job["environment"])
     sys.argv = ["-c", *job["arguments"]]
     code = 1
     try:
@@ -35,12 +46,33 @@ def run(job):
     sys.stderr.flush()
     os._exit(code)
 
-for line in iter(sys.stdin.readline, ""):
+while True:
+    message, files, _, _ = socket.recv_fds(jobs, 1 << 20, 3)
+    if not message:
+        break
     child = os.fork()
     if not child:
-        run(json.loads(line))
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+        run(json.loads(message), files)
+    for file in files:
+        os.close(file)
+    jobs.send(b"%d" % os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
+
+ALL_MODULES = """
+import importlib, pkgutil
+import ml_dtypes, numpy
+
+def walk(name):
+    for module in pkgutil.iter_modules(importlib.import_module(name).__path__, f"{name}."):
+        if module.name not in ("ckptfix.__main__", "ckptfix.trainer"):
+            (walk if module.ispkg else importlib.import_module)(module.name)
+
+walk("ckptfix")
+"""
+"""Imports all that the commands do without torch; for the `first` of `Forks`."""
+
+MAIN = "from ckptfix.__main__ import main; main()"
+"""The console script, as a script for `Forks`."""
 
 
 @dataclass(frozen=True)
@@ -63,13 +95,14 @@ class Forks:
 
     def __init__(self, folder: Path, first: str = "", environment: Mapping[str, str] | None = None) -> None:
         self._stdout, self._stderr = folder / "stdout", folder / "stderr"
-        self._server = subprocess.Popen(
-            [sys.executable, "-c", SERVER, first],
-            env=dict(os.environ if environment is None else environment),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        self._jobs, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._server = subprocess.Popen(
+                [sys.executable, "-c", SERVER, first, str(theirs.fileno())],
+                env=dict(os.environ if environment is None else environment),
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+            )
 
     def __enter__(self) -> Forks:
         return self
@@ -77,18 +110,49 @@ class Forks:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._pipe(self._server.stdin).close()
+        self._jobs.close()
         self._server.wait(60)
-        self._pipe(self._server.stdout).close()
 
-    def __call__(self, script: str, arguments: Sequence[str] = ()) -> Done:
-        job = {"script": script, "arguments": [*arguments], "stdout": str(self._stdout), "stderr": str(self._stderr)}
-        print(json.dumps(job), file=self._pipe(self._server.stdin), flush=True)
-        answer = self._pipe(self._server.stdout).readline()
+    def __call__(
+        self,
+        script: str,
+        arguments: Sequence[object] = (),
+        *,
+        folder: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+        stdout: int | None = None,
+        stderr: int | None = None,
+        encoding: str = "utf-8",
+    ) -> Done:
+        """Run `script` with ``sys.argv[1:]`` as given, in `folder`, by default the current one.
+
+        Args:
+            environment: variables that it has beside the interpreter's.
+            stdout, stderr: descriptors to write to, instead of to what is returned.
+            encoding: of what it writes.
+        """
+        job = {
+            "script": script,
+            "arguments": [os.fspath(word) if isinstance(word, Path) else str(word) for word in arguments],
+            "folder": os.fspath(folder or Path.cwd()),
+            "environment": dict(environment or {}),
+        }
+        with _opened(os.devnull, os.O_RDONLY) as nothing, _written(self._stdout) as out, _written(self._stderr) as err:
+            files = [nothing, out if stdout is None else stdout, err if stderr is None else stderr]
+            socket.send_fds(self._jobs, [json.dumps(job).encode()], files)
+        answer = self._jobs.recv(64)
         assert answer, f"the interpreter ended with {self._server.wait(60)}"
-        return Done(int(answer), self._stdout.read_text("utf-8"), self._stderr.read_text("utf-8"))
+        return Done(int(answer), self._stdout.read_text(encoding), self._stderr.read_text(encoding))
 
-    @staticmethod
-    def _pipe(pipe: IO[str] | None) -> IO[str]:
-        assert pipe is not None
-        return pipe
+
+@contextmanager
+def _opened(path: str | Path, flags: int) -> Iterator[int]:
+    file = os.open(path, flags, 0o600)
+    try:
+        yield file
+    finally:
+        os.close(file)
+
+
+def _written(path: Path) -> AbstractContextManager[int]:
+    return _opened(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)

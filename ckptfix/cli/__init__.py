@@ -34,6 +34,7 @@ class Row(NamedTuple):
 
 COMMANDS: dict[str, Row] = {
     "fix": Row("Start here", "fix", "Fix everything that keeps a file from loading, in one step."),
+    "ls": Row("Look", "ls", "List checkpoints, a line each: format, size, devices, faults."),
     "inspect": Row("Look", "inspect", "Say what a file is, and list its tensors."),
     "doctor": Row("Look", "doctor", "Say why a file does not load, and what fixes it."),
     "diff": Row("Look", "diff", "Compare two checkpoints: names, shapes, devices, values."),
@@ -73,8 +74,8 @@ class Commands(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
         ctx.ensure_object(Console).command = name if name in COMMANDS else None
-        if name not in COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
-            if os.path.lexists(name):
+        if name not in COMMANDS and (name == "-" or not name.startswith("-")) and not ctx.resilient_parsing:
+            if name == "-" or os.path.lexists(name):
                 from ckptfix.cli.inspect import look
 
                 ctx.ensure_object(Console).command = look.name
@@ -177,8 +178,7 @@ def commands() -> None:
 
     `ckptfix FILE` says what a file is, and what is wrong with it.
 
-    Inputs and outputs are files, never - (a stream): a checkpoint is read at random places, so write a stream to a
-    file first. Lists are complete in a pipe.
+    As IN, - is standard input, and as OUT standard output. Lists are complete in a pipe.
     """
 
 

@@ -15,6 +15,7 @@ from ckptfix.errors import NoSuchTensor, printable
 from ckptfix.ops import diff
 
 if TYPE_CHECKING:
+    from ckptfix.cli.shared.paint import Meaning
     from ckptfix.ops.diff.result import DiffResult, NamePair, OneSided, TensorChange
     from ckptfix.ops.diff.sums import ValueDiff
 
@@ -80,8 +81,8 @@ def command(console: Console, *, a: str, b: str, limit: int | None, **options: A
     if console.json:
         console.emit(result.as_dict(), result.exit_code)
     else:
-        for line in report(result, console.rows(limit, ROWS), console.width):
-            console.say(line)
+        for line, meaning in report(result, console.rows(limit, ROWS), console.width):
+            console.say(line, meaning)
         console.findings(result.unread)
     return result.exit_code
 
@@ -89,18 +90,23 @@ def command(console: Console, *, a: str, b: str, limit: int | None, **options: A
 def text(result: DiffResult) -> str:
     """What the command prints."""
     lines = Lines()
-    for line in report(result, 0):
+    for line, _ in report(result, 0):
         lines.say(line)
     lines.findings(result.unread)
     return str(lines)
 
 
-def report(result: DiffResult, limit: int, width: int = 0) -> Iterator[str]:
+Line = tuple[str, "Meaning | None"]
+"""A line of the report, and what its colour says."""
+
+
+def report(result: DiffResult, limit: int, width: int = 0) -> Iterator[Line]:
     """The result for a person: its sentences, then a list for each kind of difference."""
     for line in result.lines:
-        yield from wrapped(printable(line), width)
-    yield from _table("Only in A", ["name", "dtype", "shape"], map(_one_sided, result.only_a), limit, width)
-    yield from _table("Only in B", ["name", "dtype", "shape"], map(_one_sided, result.only_b), limit, width)
+        yield from ((part, None) for part in wrapped(printable(line), width))
+    one_sided = ["name", "dtype", "shape"]
+    yield from _table("Only in A", one_sided, map(_one_sided, result.only_a), limit, width, meaning="removed")
+    yield from _table("Only in B", one_sided, map(_one_sided, result.only_b), limit, width, meaning="added")
     yield from _table("Equal names but for a wrapper's prefix", ["A", "B"], map(_pair, result.wrapped), limit, width)
     yield from _table("Renamed", ["A", "B"], map(_pair, result.renamed), limit, width)
     groups = [(", ".join(row.names_a), ", ".join(row.names_b)) for row in result.ambiguous]
@@ -123,17 +129,19 @@ def _table(
     limit: int,
     width: int,
     right: Iterable[int] = (),
-) -> Iterator[str]:
+    meaning: Meaning | None = None,
+) -> Iterator[Line]:
     """A titled table of the first `limit` rows, and how many are not shown; nothing without rows."""
     everything = list(rows)
     if not everything:
         return
     shown = everything[: limit or None]
-    yield ""
-    yield f"{title}:"
-    yield from tables.table(shown, headers, right=right, width=width).splitlines()
+    yield "", None
+    yield f"{title}:", meaning
+    for index, line in enumerate(tables.table(shown, headers, right=right, width=width).splitlines()):
+        yield line, meaning if 2 <= index < len(shown) + 2 else None
     if hidden := tables.more(len(everything) - len(shown)):
-        yield hidden
+        yield hidden, None
 
 
 def _one_sided(row: OneSided) -> tuple[str, ...]:
@@ -162,7 +170,7 @@ def _properties(changes: Sequence[TensorChange], grouped: bool) -> Iterator[tupl
         yield names[0] + (f" and {len(names) - 1:,} more" if len(names) > 1 else ""), *kind
 
 
-def _values(title: str, changes: Sequence[TensorChange], limit: int, width: int) -> Iterator[str]:
+def _values(title: str, changes: Sequence[TensorChange], limit: int, width: int) -> Iterator[Line]:
     headers = ["name", "differing", "max |a-b|", "mean |a-b|", "rel. L2", "cosine", "note"]
     rows = [(_name(row), *_statistics(row.values)) for row in changes if row.values is not None]
     yield from _table(title, headers, rows, limit, width, right=range(1, 6))

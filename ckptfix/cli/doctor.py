@@ -2,43 +2,93 @@
 
 from __future__ import annotations
 
-import sys
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, TypedDict
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import click
 
 from ckptfix.cli.shared import tables, values
-from ckptfix.cli.shared.common import FileName, at_option, reads
-from ckptfix.cli.shared.console import Console, Lines
-from ckptfix.cli.shared.exits import TROUBLE, describe, failure
+from ckptfix.cli.shared.common import FileName, Message, at_option, files_argument, reads
+from ckptfix.cli.shared.console import Console
+from ckptfix.cli.shared.exits import TROUBLE
 from ckptfix.cli.shared.fit import wrapped
+from ckptfix.cli.shared.many import Job, Outcome, Recording
+from ckptfix.cli.shared.operands import Inputs, search_options
 from ckptfix.commands import command as line_of
-from ckptfix.errors import CkptfixError, printable
+from ckptfix.errors import printable
 from ckptfix.words import plural
 
 if TYPE_CHECKING:
-    from typing import Unpack
-
-    from ckptfix.findings.row import Entry, Finding
+    from ckptfix.findings.row import Entry
     from ckptfix.ops.doctor.report import Diagnosis, FailOn
 
-MOST_TEXT = 4 << 20
-"""Characters of a message that are read."""
-
 SHOWN = 30
-"""Findings in the table; --json has all."""
+"""Rows of a list of several files that a terminal gets."""
+
+NAMES = 4
+"""Names that one line lists on a terminal; a pipe gets all of them, and so does -v."""
+
+
+class _Problems:
+    """The inputs that have problems, after a line on all of them; below, what fixes each."""
+
+    def __init__(self, console: Console, job: Job) -> None:
+        self._console = console
+        self._rows: list[tuple[str, str, str, str]] = []
+        self._remedies: list[str] = []
+
+    def add(self, name: str, outcome: Outcome) -> bool:
+        if outcome.row is not None:
+            severity, id, sentence, remedy = outcome.row
+            self._rows.append((severity, id, name, sentence))
+            self._remedies += [remedy] if remedy else []
+        elif outcome.code == TROUBLE:
+            self._rows.append(("error", "", name, outcome.notes[0].removeprefix(f"{name}: ")))
+        return not (self._console.json or self._console.quiet)
+
+    def end(self, codes: Sequence[int]) -> None:
+        console, rows = self._console, self._rows
+        broken = sum(row[0] == "error" for row in rows)
+        warned = f", {len(rows) - broken:,} with warnings" if len(rows) > broken else ""
+        good = len(codes) - len(rows)
+        console.prose(f"{plural(len(codes), 'file')}: {broken:,} with errors{warned}, {good:,} without problems.")
+        if rows:
+            console.say()
+            limit = console.rows(None, SHOWN) or len(rows)
+            for row in _listed(rows[:limit], console.width, "file"):
+                console.say(row)
+            if len(rows) > limit:
+                console.say(f"... {len(rows) - limit:,} more (a pipe gets all)")
+            console.say()
+        remedies = list(dict.fromkeys(self._remedies))
+        limit = console.rows(None, SHOWN) or len(remedies)
+        for line in remedies[:limit]:
+            (console.say if line.startswith("Fix: ") else console.prose)(printable(line))
+        if len(remedies) > limit:
+            console.say(f"... {len(remedies) - limit:,} more commands (a pipe gets all)")
+
+
+_INPUTS = Inputs("path", _Problems)
+
+
+def _row_of(done: Diagnosis) -> tuple[str, str, str, str] | None:
+    """Severity, finding, sentence and remedy in the list of several files; None where nothing is wrong."""
+    if done.cause is None:
+        return None
+    advice = f"Try: {done.advice}" if done.advice is not None else ""
+    remedy = f"Fix: {line_of('fix', done.path)}" if done.fixes else advice
+    return done.cause.severity, done.cause.id, printable(done.sentence), remedy
 
 
 @reads(
     "doctor",
-    click.Argument(["paths"], metavar="[FILE ...]", nargs=-1, required=False, type=FileName()),
+    files_argument("path", "[FILE...]", required=False),
     click.Option(
         ["--like"], metavar="TARGET", type=FileName(), help="The model: a checkpoint, keys.json, or module:factory."
     ),
     click.Option(
-        ["--error"], metavar="TEXT",
+        ["--error"], metavar="TEXT", type=Message(),
         help="The error message you saw: what explains it is listed first. - reads it from stdin, @PATH from a file.",
     ),
     click.Option(["--fast"], is_flag=True, help="Read no tensor bytes: no checksums, no NaN, no zeros."),
@@ -55,12 +105,15 @@ SHOWN = 30
     click.Option(
         ["--explain"], metavar="ID", shell_complete=values.findings, help="Explain a finding in detail, and stop."
     ),
+    click.Option(["-v", "--verbose"], is_flag=True, help="List every finding by itself, with its place in the file."),
+    *search_options(),
     example="ckptfix doctor model.pth --error 'failed finding central directory'",
+    operands=_INPUTS,
 )
 def command(
     console: Console,
     *,
-    paths: tuple[str, ...],
+    path: str | None,
     like: str | None,
     error: str | None,
     fast: bool,
@@ -69,11 +122,13 @@ def command(
     allow_import: bool,
     fail_on: FailOn,
     explain: str | None,
+    verbose: bool,
 ) -> int:
     """Say why FILE does not load, and which commands fix it.
 
-    FILE may be a folder, or the index of a sharded checkpoint; with --error it may be left out. Of several files, and
-    of a folder of checkpoints, those that have problems are listed. They are read as text and never run.
+    FILE may be a folder, the index of a sharded checkpoint, or - for standard input; with --error it may be left out.
+    Of several, and of a folder of checkpoints, those that have problems are listed. They are read as text and never
+    run.
 
     The first lines say what is wrong and what fixes it: of several commands, each reads what the one before it wrote.
     The exit code is 1 with an error: damage, what weights_only=True refuses, a misfit with --like, or a file that is
@@ -83,85 +138,28 @@ def command(
 
     if explain is not None:
         return _explained(console, explain, doctor.explain(explain), doctor.ids())
-    error = None if error is None else _text(error)
-    options: Options = {"like": like, "fast": fast, "at": at, "like_at": like_at, "allow_import": allow_import}
-    if not paths and error is None:
-        raise click.UsageError("FILE is required unless you use --error or --explain.")
-    if len(paths) > 1:
-        return _several(console, paths, fail_on, error=error, **options)
-    done = doctor.doctor(paths[0], error=error, **options) if paths else doctor.message(error or "")
-    if inside := doctor.inside(done):
-        return _several(console, inside, fail_on, error=error, **options)
+    if path is None:
+        if error is None:
+            raise click.UsageError("FILE is required unless you use --error or --explain.")
+        done = doctor.message(error)
+    else:
+        with console.progress() as progress:
+            done = doctor.doctor(
+                path, like=like, error=error, fast=fast, at=at, like_at=like_at, allow_import=allow_import,
+                progress=progress,
+            )  # fmt: skip
+        if not isinstance(console, Recording) and (inside := doctor.inside(done)):
+            from ckptfix.cli.shared.jobs import run
+
+            ctx = click.get_current_context()
+            return run(_INPUTS.of(ctx.command, ctx, inside), console)
+    console.row = _row_of(done)
     code = done.exit_code(fail_on)
     if console.json:
         console.emit(done.as_dict(), code)
     else:
-        _show(console, done)
+        _show(console, done, verbose)
     return code
-
-
-class Options(TypedDict):
-    """What every file is judged with."""
-
-    like: str | None
-    fast: bool
-    at: str | None
-    like_at: str | None
-    allow_import: bool
-
-
-def _several(
-    console: Console, paths: Sequence[str], fail_on: FailOn, *, error: str | None, **options: Unpack[Options]
-) -> int:
-    """Judge files one by one, and list those that have problems; the exit code of the worst."""
-    from ckptfix.ops import doctor
-
-    codes: list[int] = []
-    rows: list[tuple[str, str, str, str]] = []
-    remedies: list[str] = []
-    documents: list[Mapping[str, object]] = []
-    for path in paths:
-        try:
-            done = doctor.doctor(path, error=error, **options)
-        except CkptfixError as trouble:
-            codes.append(TROUBLE)
-            rows.append(("error", "", printable(path), printable(trouble.message)))
-            documents.append(failure(describe(trouble), path))
-            continue
-        codes.append(done.exit_code(fail_on))
-        documents.append(done.as_dict())
-        if done.cause is not None:
-            rows.append((done.cause.severity, done.cause.id, printable(path), printable(done.sentence)))
-            if done.fixes:
-                remedies.append(f"Fix: {line_of('fix', path)}")
-            elif done.advice is not None:
-                remedies.append(f"Try: {done.advice}")
-    if console.json:
-        for document, code in zip(documents, codes, strict=True):
-            console.emit(document, code, line=True)
-        return max(codes)
-    broken = sum(row[0] == "error" for row in rows)
-    warned = f", {len(rows) - broken:,} with warnings" if len(rows) > broken else ""
-    good = len(paths) - len(rows)
-    console.say(f"{plural(len(paths), 'file')}: {broken:,} with errors{warned}, {good:,} without problems.")
-    if rows:
-        console.say()
-        for row in _listed(rows, console.width, "file"):
-            console.say(row)
-        console.say()
-    for line in dict.fromkeys(remedies):
-        (console.say if line.startswith("Fix: ") else console.prose)(printable(line))
-    return max(codes)
-
-
-def _text(error: str) -> str:
-    """The message itself, from stdin for ``-``, or from a file for ``@FILE``."""
-    if error == "-":
-        return sys.stdin.read(MOST_TEXT)
-    if error.startswith("@"):
-        with open(error[1:], encoding="utf-8", errors="replace") as stream:
-            return stream.read(MOST_TEXT)
-    return error
 
 
 def _explained(console: Console, id: str, entry: Entry | None, ids: tuple[str, ...]) -> int:
@@ -186,30 +184,13 @@ def _explained(console: Console, id: str, entry: Entry | None, ids: tuple[str, .
     return 0
 
 
-def text(done: Diagnosis) -> str:
-    """What the command prints."""
-    lines = Lines()
-    _show(lines, done)
-    return str(lines)
-
-
-def _show(console: Console, done: Diagnosis) -> None:
-    console.prose(printable(done.sentence))
-    for line in _remedies(done):
-        # A command is one line, however long: it is there to be pasted.
-        (console.prose if line.startswith("Try: ") else console.say)(line)
-    if done.message is not None and done.path:
-        _message(console, done)
-    if done.findings:
-        console.say()
-        for line in _listed([_row(finding) for finding in done.findings[:SHOWN]], console.width):
-            console.say(line)
-        if len(done.findings) > SHOWN:
-            console.say(f"... {len(done.findings) - SHOWN:,} more findings (--json has all)")
-        _others(console, done)
-    if done.path and (done.cause is not None or done.message is not None):
-        console.say()
-        console.prose(f"Checked: {', '.join(done.looked_at)}.")
+def _show(console: Console, done: Diagnosis, verbose: bool) -> None:
+    for line in done.lines(console.rows(None, NAMES), verbose=verbose):
+        if line.kind == "command":
+            # One line, however long: it is there to be pasted.
+            console.say(line.text, "fix")
+        else:
+            console.prose(line.text, "damage" if line.kind == "error" else None, line.label)
 
 
 def _listed(rows: Sequence[tuple[str, str, str, str]], width: int, place: str = "where") -> Iterator[str]:
@@ -222,48 +203,3 @@ def _listed(rows: Sequence[tuple[str, str, str, str]], width: int, place: str = 
         what_and_where = f"{id} at {where}" if id and where else id or where
         yield from wrapped(f"{severity}: {what_and_where}", width)
         yield from wrapped(f"    {what}", width)
-
-
-def _message(console: Console, done: Diagnosis) -> None:
-    message = done.message
-    assert message is not None
-    if message.explained:
-        console.prose(f"This matches your error message ({', '.join(message.explained)}).")
-    elif message.meanings:
-        for meaning in message.meanings[:3]:
-            console.prose(f"This message usually means: {meaning}")
-    else:
-        console.say("I don't recognise that error message.")
-
-
-def _remedies(done: Diagnosis) -> Iterator[str]:
-    """What to do about the cause, and the commands for all that is found, a line each."""
-    from ckptfix.findings.table import shell_line
-
-    cause = done.cause
-    if done.advice is not None:
-        yield f"Try: {printable(done.advice)}"
-    for number, words in enumerate(done.fixes):
-        yield f"{'Then' if number else 'Fix'}: {shell_line(words)}"
-    if done.advice is None and not done.fixes and cause is not None and cause.severity == "error":
-        yield "No automatic fix."
-
-
-def _row(finding: Finding) -> tuple[str, str, str, str]:
-    where = printable(finding.where)
-    if finding.offset is not None:
-        where = f"{where} @ {finding.offset:#x}".strip()
-    return finding.severity, finding.id, where, printable(finding.message)
-
-
-def _others(console: Console, done: Diagnosis) -> None:
-    """Advice in words that was not given first, each once; a note's only where the message is about it."""
-    explained = done.message.explained if done.message is not None else ()
-    said: dict[str, str] = {}
-    for finding, row in zip(done.findings, done.remedies, strict=True):
-        if row.advice and row.advice != done.advice and (finding.severity != "info" or finding.id in explained):
-            said.setdefault(row.advice, finding.id)
-    if said:
-        console.say()
-        for advice, id in list(said.items())[:SHOWN]:
-            console.prose(f"{id}: {printable(advice)}")

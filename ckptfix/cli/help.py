@@ -28,19 +28,26 @@ def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> li
 
 @reads(
     "help",
-    click.Argument(["topic"], metavar="[TOPIC | COMMAND]", required=False, shell_complete=_complete),
+    click.Argument(
+        ["topics"], metavar="[TOPIC | COMMAND]...", nargs=-1, required=False, shell_complete=_complete
+    ),
     example="ckptfix help recipes",
     output=False,
 )
-def command(console: Console, *, topic: str | None) -> int:
-    """Show a page of the documentation, or the help of a command.
+def command(console: Console, *, topics: tuple[str, ...]) -> int:
+    """Show pages of the documentation, or the help of commands.
 
     Without an argument, list the topics. A page is shown in the pager of a terminal, and as plain text in a pipe.
     """
-    if topic is None:
-        for line in overview():
-            console.prose(line)
-    elif topic == SCHEMA:
+    for line in () if topics else overview():
+        console.prose(line)
+    for topic in topics:
+        _show(console, topic)
+    return 0
+
+
+def _show(console: Console, topic: str) -> None:
+    if topic == SCHEMA:
         click.echo(schema(), nl=False)
     elif topic in TOPICS:
         text = plain(page(topic))
@@ -50,7 +57,6 @@ def command(console: Console, *, topic: str | None) -> int:
             click.echo(text, nl=False)
     else:
         console.say(_of_command(topic))
-    return 0
 
 
 def overview() -> Iterator[str]:

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ckptfix.cli.shared import tables
-from ckptfix.cli.shared.common import Verb, file_argument, reads
-from ckptfix.cli.shared.console import Console, Lines
+from ckptfix.cli.shared.common import Verb, files_argument, reads
+from ckptfix.cli.shared.console import Console, Lines, pass_console
+from ckptfix.cli.shared.many import Recording, Whole
+from ckptfix.cli.shared.operands import Inputs, search_options
 from ckptfix.commands import command as line_of
 from ckptfix.errors import NoSuchTensor, printable
 from ckptfix.ops import inspect
@@ -26,6 +28,9 @@ ROWS = 40
 FINDINGS = 100
 """Findings shown; --json has all."""
 
+DEPTH = 100
+"""Levels of the tree without --depth."""
+
 _SORTS: dict[str, Callable[[TensorEntry], Any]] = {
     "name": lambda entry: tables.natural(entry.name),
     "size": lambda entry: -entry.nbytes,
@@ -37,11 +42,13 @@ _SORTS: dict[str, Callable[[TensorEntry], Any]] = {
 
 @reads(
     "inspect",
-    file_argument("path", "FILE"),
+    files_argument("path", "FILE..."),
     click.Option(["--tensors"], is_flag=True, help="Only the tensors, without the facts about the file."),
     click.Option(["--tree"], is_flag=True, help="The tensors as a tree of modules, layers that are alike as one."),
+    click.Option(["--depth"], metavar="N", type=click.IntRange(min=1), help="Levels of the tree. Implies --tree."),
     click.Option(
-        ["--filter", "globs"], metavar="GLOB", multiple=True, help="Only tensors whose names match. Repeatable."
+        ["--filter", "globs"], metavar="GLOB | /REGEX/", multiple=True,
+        help="Only tensors whose names match GLOB, or in which REGEX is found. Repeatable.",
     ),
     click.Option(
         ["--sort"], type=click.Choice(list(_SORTS)), default="file", show_default=True, help="Order of the tensors."
@@ -52,39 +59,51 @@ _SORTS: dict[str, Callable[[TensorEntry], Any]] = {
         type=click.IntRange(min=0),
         help=f"Rows to show, 0 for all. [default: {ROWS} on a terminal, all in a pipe]",
     ),
+    *search_options(),
     example="ckptfix inspect model.pth --filter '*.weight' --sort size",
+    operands=Inputs("path", Whole),
 )
 def command(
-    console: Console, *, path: str, tensors: bool, tree: bool, globs: tuple[str, ...], sort: str, limit: int | None
+    console: Console,
+    *,
+    path: str,
+    tensors: bool,
+    tree: bool,
+    depth: int | None,
+    globs: tuple[str, ...],
+    sort: str,
+    limit: int | None,
 ) -> int:
     """Say what FILE is, and list its tensors.
 
     Only headers are read, so a large file answers as fast as a small one. Nothing in it is run: its pickle is read as
-    text. The exit code is 0 whenever it could be read; `ckptfix doctor` judges it.
+    text. The tensors of a whole pickled module have the names of its state dict. The exit code is 0 whenever it could
+    be read; `ckptfix doctor` judges it.
 
     A tensor is a line: name, dtype, shape, size, device and notes, with two or more spaces between them. In a pipe the
     list is complete: ckptfix inspect FILE --tensors | awk -F '  +' '{print $1}'
     """
 
     inspection = inspect.inspect(path)
-    entries = sorted(chosen(inspection.entries, globs, path), key=_SORTS[sort])
+    entries = sorted(chosen(inspection.named_entries, globs, path, inspection.entries), key=_SORTS[sort])
     if console.json:
-        kept = entries[: limit or None]
+        kept = sorted(_in_file(inspection, entries, globs), key=_SORTS[sort])[: limit or None]
         console.emit(dataclasses.replace(inspection, entries=tuple(kept)).as_dict(), 0)
     else:
-        _show(console, inspection, entries, tensors, tree, console.rows(limit, ROWS))
+        levels = (depth or DEPTH) if tree or depth is not None else 0
+        _show(console, inspection, entries, tensors, levels, console.rows(limit, ROWS))
     return 0
 
 
 def text(inspection: Inspection) -> str:
     """What the command prints."""
     lines = Lines()
-    _show(lines, inspection, list(inspection.entries), False, False, 0)
+    _show(lines, inspection, list(inspection.named_entries), tensors=False, levels=0, limit=0)
     return str(lines)
 
 
 def _show(
-    console: Console, inspection: Inspection, entries: list[TensorEntry], tensors: bool, tree: bool, limit: int
+    console: Console, inspection: Inspection, entries: list[TensorEntry], tensors: bool, levels: int, limit: int
 ) -> None:
     if not tensors:
         from ckptfix.ops.inspect.describe import LINES, summary
@@ -94,34 +113,63 @@ def _show(
     if entries:
         if not tensors:
             console.say()
-        listing = _tree(entries, limit, console.width) if tree else _table(entries, limit, console.width)
+        listing = _tree(entries, levels, limit, console.width) if levels else _table(entries, limit, console.width)
         for line in listing:
             console.say(line)
-    # The summary has named the globals that are refused, a line each.
-    findings = (finding for finding in inspection.findings if tensors or finding.id != "foreign-global")
+    # The summary has named the globals that are refused.
+    findings = (finding for finding in inspection.findings if finding.id != "foreign-global")
     console.findings(findings, most=FINDINGS)
 
 
-def chosen(entries: Sequence[TensorEntry], globs: Sequence[str], path: str) -> list[TensorEntry]:
+def chosen(
+    entries: Sequence[TensorEntry], globs: Sequence[str], path: str, others: Sequence[TensorEntry] = ()
+) -> list[TensorEntry]:
     """The entries whose name, or key alone, matches one of `globs`; all without any.
 
+    Args:
+        others: the same under other names, which count where none of `entries` matches.
+
     Raises:
-        NoSuchTensor: none does.
+        NoSuchTensor: there is none.
+        UsageError: a regular expression is none.
     """
     if not globs:
         return list(entries)
+    patterns = [_pattern(glob) for glob in globs]
+    for rows in (entries, others):
+        found = [row for row in rows if any(match(row.name) or match(row.key) for match in patterns)]
+        if found:
+            return found
+    from difflib import get_close_matches
+
+    names = [entry.name for entry in entries[:20000]]
+    near = tuple(get_close_matches(globs[0], names, 3, 0.5))
+    hint = f"near it: {', '.join(near)}" if near else None
+    raise NoSuchTensor(f"no tensor is called {' or '.join(globs)}", near=near, path=path, hint=hint)
+
+
+def _pattern(glob: str) -> Callable[[str], re.Match[str] | None]:
+    """What finds names that match: as a whole, or, for ``/regex/``, anywhere in them."""
+    if len(glob) > 2 and glob.startswith("/") and glob.endswith("/"):
+        try:
+            return re.compile(glob[1:-1]).search
+        except re.error as error:
+            raise click.UsageError(f"{glob} is not a regular expression: {error}") from None
     from fnmatch import translate
 
-    pattern = re.compile("|".join(map(translate, globs)))
-    found = [entry for entry in entries if pattern.match(entry.name) or pattern.match(entry.key)]
-    if not found:
-        from difflib import get_close_matches
+    return re.compile(translate(glob)).match
 
-        names = [entry.name for entry in entries[:20000]]
-        near = tuple(get_close_matches(globs[0], names, 3, 0.5))
-        hint = f"near it: {', '.join(near)}" if near else None
-        raise NoSuchTensor(f"no tensor is called {' or '.join(globs)}", near=near, path=path, hint=hint)
-    return found
+
+def _in_file(
+    inspection: Inspection, entries: Sequence[TensorEntry], globs: Sequence[str]
+) -> Sequence[TensorEntry]:
+    """`entries` as the file has them: those of a whole module by their places in it."""
+    if not inspection.modules:
+        return entries
+    from ckptfix.ops.candidates import view
+
+    kept = {view(entry) for entry in entries}
+    return [entry for entry in inspection.entries if not globs or view(entry) in kept]
 
 
 def _table(entries: Sequence[TensorEntry], limit: int, width: int) -> Iterator[str]:
@@ -158,36 +206,38 @@ def _note(entry: TensorEntry, first: dict[tuple[str, str], str]) -> str:
     return ", ".join(notes)
 
 
-def _tree(entries: Sequence[TensorEntry], limit: int, width: int) -> Iterator[str]:
-    from ckptfix.cli.shared.fit import cut
+def _tree(entries: Sequence[TensorEntry], levels: int, limit: int, width: int) -> Iterator[str]:
     from ckptfix.cli.shared.tree import lines
 
-    shown = list(lines(entries))
-    yield from (cut(line, width) if width else line for line in shown[: limit or None])
+    shown = list(lines(entries, depth=levels, width=width))
+    yield from shown[: limit or None]
     if limit and (hidden := tables.more(len(shown) - limit, "lines")):
         yield hidden
 
 
-class _Look(Verb):
+def _look(console: Console, *, path: str, **options: Any) -> int:
     """inspect, where a file was named and no command; tensors are not read for the judgement."""
-
-    def invoke(self, ctx: click.Context) -> int:
-        code: int = super().invoke(ctx)
-        console = ctx.ensure_object(Console)
-        if console.json or console.quiet:
-            return code
-        from ckptfix.ops import doctor
-
-        path = ctx.params["path"]
-        done = doctor.doctor(path, fast=True)
-        more = line_of("doctor", path)
-        console.say()
-        if done.cause is None:
-            console.prose(f"No problems found, without reading the tensors; `{more}` reads them.")
-        else:
-            console.prose(f"{printable(done.sentence)}: `{more}` says what fixes it.")
+    assert command.callback is not None
+    code: int = command.callback(path=path, **options)
+    if console.json or console.quiet or isinstance(console, Recording):
         return code
+    from ckptfix.ops import doctor
+
+    done = doctor.doctor(path, fast=True)
+    more = line_of("doctor", path)
+    console.say()
+    if done.cause is None:
+        console.prose(f"No problems found, without reading the tensors; `{more}` reads them.")
+    else:
+        console.prose(f"{printable(done.sentence)}: `{more}` says what fixes it.")
+    return code
 
 
-look = _Look("inspect", example=command.example, params=command.params, callback=command.callback, help=command.help)
-"""``ckptfix FILE``."""
+look = Verb(
+    "inspect",
+    example=command.example,
+    operands=command.operands,
+    params=command.params,
+    callback=pass_console(_look),
+    help=command.help,
+)

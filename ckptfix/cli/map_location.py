@@ -8,15 +8,24 @@ import click
 
 from ckptfix.cli.shared import values
 from ckptfix.cli.shared.common import Written, link_option, writes
+from ckptfix.cli.shared.operands import Last
+from ckptfix.errors import Refused
 from ckptfix.ops import relocate
+from ckptfix.ops.relocate.plan import device
 from ckptfix.ops.writing import How
+
+
+def _is_target(word: str) -> bool:
+    """Whether `word` is a device or a pair of them, and not the name of a file."""
+    try:
+        return all(map(device, word.split("=")))
+    except Refused:
+        return False
 
 
 @writes(
     "map-location",
-    click.Argument(
-        ["targets"], metavar="DEVICE | FROM=TO...", nargs=-1, required=False, shell_complete=values.devices
-    ),
+    Last("targets", "DEVICE | FROM=TO...", tells=_is_target, shell_complete=values.devices),
     link_option(),
     example="ckptfix map-location IN.pth OUT.pth cuda:0=cuda:1 cuda:1=cuda:0",
 )

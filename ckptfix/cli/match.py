@@ -15,12 +15,14 @@ from ckptfix.cli.shared.common import (
     default_name,
     destination,
     file_argument,
+    kept_name,
     reads,
     show,
     where_to,
 )
 from ckptfix.cli.shared.console import Console
 from ckptfix.cli.shared.exits import TROUBLE
+from ckptfix.cli.shared.operands import InAndOut, Others
 from ckptfix.errors import printable
 from ckptfix.io.source import opened_once
 
@@ -30,12 +32,14 @@ if TYPE_CHECKING:
 
 
 _OUT, *_HOW = destination(optional=True)
+_OTHERS = Others()
 
 
 @reads(
     "match",
     file_argument("source", "IN"),
     _OUT,
+    _OTHERS,
     click.Option(
         ["--like"],
         metavar="TARGET",
@@ -53,13 +57,14 @@ _OUT, *_HOW = destination(optional=True)
     at_option(),
     click.Option(["--like-at"], metavar="PATH", shell_complete=values.target_addresses, help="The same for TARGET."),
     click.Option(["--report"], is_flag=True, help="Show every pair and rule, and what is unmatched. OUT is optional."),
-    click.Option(["--rules", "rules_file"], metavar="FILE", type=FileName(),
+    click.Option(["--rules", "rules_file"], metavar="FILE", type=FileName(output=True),
                  help="Write the learned rules there (an old file: --force); `rename --map` takes them."),
     click.Option(["--accept-ambiguous"], is_flag=True, help="Take the first target where another would do as well."),
     click.Option(["--partial"], is_flag=True, help="Rename what has a counterpart; the rest of IN is unchanged."),
     click.Option(["--reshape"], is_flag=True, help="Also give other shapes to tensors of equally many elements."),
     click.Option(["--allow-import"], is_flag=True, help="Import module:factory and call it. This runs its code."),
     *_HOW,
+    operands=InAndOut(_OTHERS, kept_name),
     example="ckptfix match vgg19.pth mine.pth --like my_vgg.pth --report",
 )  # fmt: skip
 @opened_once()
@@ -119,7 +124,7 @@ def command(
         result = matching.preview(found, dest or "")
     if report:
         for line in lines(found, result, console.width):
-            console.say(line)
+            console.prose(line)
         result = replace(result, lines=tuple(line for line in result.lines if not line.startswith(" ")))
     if writing and found.refusals:
         result = replace(result, exit_code=TROUBLE)
@@ -149,7 +154,9 @@ def lines(found: Found, result: MatchResult, width: int = 0) -> Iterator[str]:
         "why": [pair.why + (f"; or {', '.join(pair.instead[:3])}" if pair.instead else "") for pair in pairs],
     }
     if pairs:
-        yield tables.table(zip(*columns.values(), strict=True), list(columns), right=[3], width=width)
+        yield from tables.table(
+            zip(*columns.values(), strict=True), list(columns), right=[3], spare=["confidence"], width=width
+        ).splitlines()
         yield ""
     if result.rules:
         yield "rules:"

@@ -4,16 +4,28 @@ from __future__ import annotations
 
 import click
 
-from ckptfix.cli.shared.common import FileName, default_name, destination, file_argument, reads, show, where_to
+from ckptfix.cli.shared.common import (
+    FileName,
+    default_name,
+    destination,
+    file_argument,
+    kept_name,
+    reads,
+    show,
+    where_to,
+)
 from ckptfix.cli.shared.console import Console
+from ckptfix.cli.shared.operands import InAndOut, Others
 
 _OUT, *_HOW = destination(optional=True)
+_OTHERS = Others()
 
 
 @reads(
     "repair",
     file_argument("source", "IN"),
     _OUT,
+    _OTHERS,
     click.Option(["--check-only"], is_flag=True, help="List what would be recovered; write nothing. OUT is optional."),
     click.Option(["--fill"], type=click.Choice(["zeros", "nan"]), help="Put these in place of lost tensors."),
     click.Option(
@@ -30,6 +42,7 @@ _OUT, *_HOW = destination(optional=True)
     ),
     click.Option(["--allow-import"], is_flag=True, help="Import module:factory and call it. This runs its code."),
     *_HOW,
+    operands=InAndOut(_OTHERS, kept_name),
     example="ckptfix repair broken.pth fixed.pth",
 )
 def command(

@@ -122,6 +122,13 @@ FOLDERS: tuple[Entry, ...] = (
         (E.SHARD_MISSING,), "keep index and shards of one save together; fetch both again",
     ),
     Entry(
+        "other-model", "warning", "two files or series of the folder are a model",
+        "The folder has the weights once in one file and once in shards, or in two containers. One is taken, as "
+        "`from_pretrained` does where it can be known, and the other is left where it is: they may be the same "
+        "weights, or of two saves.",
+        (), "name the file that is meant, or keep one of them in the folder",
+    ),
+    Entry(
         "index-mismatch", "error", "index and shards disagree about a name",
         "The index sends a loader to another file than the one that has the tensor, or does not list one that is "
         "there.",

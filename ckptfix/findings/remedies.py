@@ -58,7 +58,7 @@ def chain(path: str, remedies: Sequence[tuple[Finding, Remedy]]) -> tuple[Words,
     Args:
         path: the file, which the first of them reads.
     """
-    converted = any(finding.id in _CONVERTED_FIRST for finding, _ in remedies)
+    converted = any(finding.id in _CONVERTED_FIRST or _converts_first(remedy) for finding, remedy in remedies)
     steps = list(_ordered(_merged(remedies), converted))
     if not steps:
         return next((remedy.commands for _, remedy in remedies if remedy.commands), ())
@@ -76,9 +76,10 @@ def _merged(remedies: Iterable[tuple[Finding, Remedy]]) -> dict[str, list[Step]]
     """Each command once, with the options of all that ask for it; of conversions and choices of weights, the first."""
     steps: dict[str, list[Step]] = {}
     for _, remedy in remedies:
+        known = False
         for index, line in enumerate(remedy.commands):
             verb = line[1]
-            if verb not in VERBS or len(line) < 4:
+            if verb not in VERBS or len(line) < 4 or (known and verb == "convert"):
                 continue
             step = (verb, _word(line), line[4:])
             kept = steps.get(verb)
@@ -86,13 +87,39 @@ def _merged(remedies: Iterable[tuple[Finding, Remedy]]) -> dict[str, list[Step]]
                 steps.setdefault(verb, []).append(step)
             elif verb not in ("extract", "convert", "rename", "match") and step not in kept:
                 kept[:] = [(verb, step[1], _joined(kept[0][2], line[4:]))]
-            if verb == "convert" and kept is not None and not index:
-                break
+            known = known or (verb == "convert" and kept is not None and not index)
     return steps
 
 
 _CONVERTED_FIRST = frozenset(("wrong-suffix", "plain-pickle", "torch-tar"))
 """Findings of files that other commands refuse: under the name of another format, or of a format that is only read."""
+
+
+EDIT = frozenset(VERBS) - {"repair", "extract", "sanitize", "convert"}
+"""Commands that write the format that they read, and so refuse one that is only read."""
+
+
+def with_conversion(remedy: Remedy, path: str, *, folder: bool) -> Remedy:
+    """`remedy` for a file of a format that is only read: a conversion comes before the commands that edit.
+
+    Args:
+        folder: the format is one of folders, of which a conversion takes the state dict alone.
+    """
+    if not any(line[1] in EDIT for line in remedy.commands) or remedy.commands[0][1] == "convert":
+        return remedy
+    middle = proposed(path, "zip")
+    made: list[Words] = [("ckptfix", "convert", operand(path), operand(middle), "--to", "zip")]
+    for line in remedy.commands:
+        source = operand(middle) if line[2] == operand(path) else line[2]
+        word = VERBS[line[1]].word
+        dest = operand(proposed(middle, word)) if line[3] == operand(proposed(path, word)) else line[3]
+        made.append((*line[:2], source, dest, *(_without_at(line[4:]) if folder else line[4:])))
+    return Remedy(tuple(made))
+
+
+def _converts_first(remedy: Remedy) -> bool:
+    verbs = [line[1] for line in remedy.commands]
+    return verbs[:1] == ["convert"] and not EDIT.isdisjoint(verbs)
 
 
 def _ordered(steps: dict[str, list[Step]], first: bool) -> Iterator[Step]:

@@ -14,7 +14,8 @@ Severity = Literal["info", "warning", "error"]
 class Finding:
     """Something that `check` or an operation noticed; `fix` is a command or an instruction.
 
-    `table.found` makes them.
+    `table.found` makes them. `about` is the class, function or tensor that `message` is about, for texts about several
+    findings at once.
     """
 
     id: str
@@ -23,6 +24,7 @@ class Finding:
     message: str
     offset: int | None = None
     fix: str | None = None
+    about: str = ""
 
     @property
     def line(self) -> str:

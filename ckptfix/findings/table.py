@@ -33,6 +33,7 @@ def found(
     offset: int | None = None,
     severity: Severity | None = None,
     fix: str | None = None,
+    about: str = "",
 ) -> Finding:
     """A finding of the row `id`, with the row's title and severity where nothing else is given.
 
@@ -40,9 +41,10 @@ def found(
         severity: another than the row's, where more is known of the file: that it is repaired, or whose readers
             refuse it.
         fix: a remedy in place of the row's, with the same fields; ``""`` for none.
+        about: the class, function or tensor that the message is about.
     """
     entry = ENTRIES[id]
-    return Finding(id, severity or entry.severity, where, message or entry.title, offset, fix)
+    return Finding(id, severity or entry.severity, where, message or entry.title, offset, fix, about)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +105,10 @@ def said_remedy(finding: Finding, path: str) -> Remedy:
 
 
 def as_row(finding: Finding, remedy: Remedy) -> dict[str, Any]:
-    """`finding` for JSON: `fix` is the first command, a list of words, `fixes` are all; `advice` is in words."""
+    """`finding` for JSON: `fix` is the first command, a list of words, `fixes` are all; `advice` is in words.
+
+    What it is `about` is in the message.
+    """
     commands = [list(words) for words in remedy.commands]
     return {
         "id": finding.id,
@@ -145,19 +150,17 @@ def place_of(finding: Finding) -> int:
     return _PLACES.get(finding.id, len(_PLACES))
 
 
-def proposed(path: str, word: str) -> str:
-    """A name for an output beside `path` that does not exist yet: ``model.pth`` and ``cpu`` give ``model.cpu.pth``."""
+def proposed(path: str, word: str, suffix: str | None = None) -> str:
+    """A name for an output beside `path` that does not exist yet: ``model.pth`` and ``cpu`` give ``model.cpu.pth``.
+
+    Args:
+        suffix: of the output, where that is known.
+    """
     folder, name = Path(path).parent, Path(path).name
-    if name.endswith(".json"):  # an index: the output is a folder, or a file that is called like its shards
-        name = Path(name.removesuffix(".json").partition(".index")[0]).stem
+    stem, own = suffixed(path, word)
+    suffix = own if suffix is None else suffix
     if word == "safetensors":
-        stem, suffix = _split(name)[0], ".safetensors"
         word = "" if not name.endswith(suffix) else "converted"
-    else:
-        stem, suffix = _split(name)
-    many = word in ("plain", "repacked") and Path(path).is_dir()
-    if word in _TORCH and not many and suffix not in (".pth", ".pt", ".bin", ".ckpt", ".pth.tar"):
-        suffix = ".pth"
     middle = f".{word}" if word else ""
     candidate = folder / f"{stem}{middle}{suffix}"
     number = 2
@@ -165,6 +168,20 @@ def proposed(path: str, word: str) -> str:
         candidate = folder / f"{stem}{middle}{number}{suffix}"
         number += 1
     return str(candidate)
+
+
+def suffixed(path: str, word: str) -> tuple[str, str]:
+    """The name of an output that is made of `path` by what `word` says, without its folder: stem and suffix."""
+    name = Path(path).name
+    if name.endswith(".json"):  # an index: the output is a folder, or a file that is called like its shards
+        name = Path(name.removesuffix(".json").partition(".index")[0]).stem
+    if word == "safetensors":
+        return _split(name)[0], ".safetensors"
+    stem, suffix = _split(name)
+    many = word in ("plain", "repacked") and Path(path).is_dir()
+    if word in _TORCH and not many and suffix not in (".pth", ".pt", ".bin", ".ckpt", ".pth.tar"):
+        suffix = ".pth"
+    return stem, suffix
 
 
 _TORCH = ("weights", "legacy", "zip", "repacked", "plain")

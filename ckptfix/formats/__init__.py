@@ -131,12 +131,12 @@ def _detected(name: str) -> Format:
 def located(path: str | os.PathLike[str]) -> str:
     """The path of the checkpoint that `path` means: `path` itself, or the one model among the files of a folder."""
     name = file_name(path)
-    if is_local(name) and Path(name).is_dir() and not _is_folder_checkpoint(name):
-        return members.model_of(name, _is_folder_checkpoint) or name
+    if is_local(name) and Path(name).is_dir() and not is_folder_checkpoint(name):
+        return members.model_of(name, is_folder_checkpoint) or name
     return name
 
 
-def _is_folder_checkpoint(name: str) -> bool:
+def is_folder_checkpoint(name: str) -> bool:
     return any(format.score(name, b"", 0) for format in FORMATS.of(folder=True))
 
 

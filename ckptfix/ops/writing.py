@@ -16,7 +16,7 @@ from ckptfix import formats
 from ckptfix.checkpoint import ByteRange, Checkpoint, Edit, Mark, OutputFile, Plan
 from ckptfix.errors import CkptfixError, DamagedFile, NoSuchFile, Refused, StrPath, about, file_name, printable
 from ckptfix.findings.row import Finding
-from ckptfix.findings.table import as_rows, found, proposed
+from ckptfix.findings.table import as_rows, found
 from ckptfix.formats.target import refuse_other_suffix
 from ckptfix.formats.torch import legacy_layout
 from ckptfix.io import write as io_write
@@ -28,6 +28,7 @@ from ckptfix.io.source import found_as, mark, opened_once, stamp
 from ckptfix.io.written import recorded
 from ckptfix.ops.law import audit
 from ckptfix.ops.law.promise import Account, Promise
+from ckptfix.ops.taken import not_taken
 from ckptfix.pickles.collector import without_collections
 from ckptfix.shown import html
 from ckptfix.words import some
@@ -172,31 +173,10 @@ def _from_folder(draft: Draft[R], source: StrPath | Checkpoint, path: StrPath) -
     """The draft, with a line that says which file of the folder `source` the checkpoint is, if it is one of several."""
     if isinstance(source, Checkpoint) or os.fspath(path) == os.fspath(source):
         return draft
-    taken = os.path.relpath(path, source)
-    return replace(draft, lines=(f"took {taken} of {os.fspath(source)}", *draft.lines))
-
-
-def named_beside(source: StrPath, word: str, suffix: str | None = None, *, folder: bool = False) -> str:
-    """The name of an output that was not named, beside `source`, as doctor proposes it; nothing has it.
-
-    The model among the files of a folder is named after the folder, and stands beside that: in it, there would be two.
-
-    Args:
-        word: what is done: ``"stripped"`` makes ``x.stripped.pth`` of ``x.pth``.
-        suffix: of the output; that of the input by default.
-        folder: it is to be a folder: ``x.hf``.
-    """
-    name = file_name(source)
-    path = formats.located(name)
-    is_file = found_as(path) != "folder"
-    if path != name:
-        name = f"{os.path.normpath(name)}{Path(path).suffix}"
-    if folder:
-        stem = Path(name).with_suffix("") if is_file else Path(name)
-        return proposed(f"{stem}.{word}", "")
-    if suffix is not None:
-        name = str(Path(name).with_suffix(suffix)) if is_file else f"{os.path.normpath(name)}{suffix}"
-    return proposed(name, word)
+    others = tuple(not_taken(os.fspath(source), os.fspath(path)))
+    notes = [other.message for other in others if other.severity == "info"]
+    line = "; ".join([f"took {os.path.relpath(path, source)} of {os.fspath(source)}", *notes])
+    return replace(draft, lines=(line, *draft.lines), findings=(*others, *draft.findings))
 
 
 def refuse_destination(dest: StrPath, inputs: Iterable[StrPath], how: How, *, folder: bool = False) -> None:
@@ -247,13 +227,11 @@ def _written(draft: Draft[R], source: str, read: Iterable[Mark], dest: str, how:
         keep = formats.is_checkpoint if how.keep_old else None
         kept = io_write.write_plan(plan, overwrite=how.force, keep_old=keep, inputs=inputs, progress=how.progress)
         backup = kept.get(dest)
-    lines = list(draft.lines)
+    lines = [*draft.lines, *account.lines()]
     linked = [found("linked-files", where=dest)] if folder and how.link else []
     said = set(draft.findings)
     behind = [finding for finding in plan.findings if finding.id == "left-behind" and finding not in said]
     left = [*account.left, *(finding.where for finding in behind)]
-    if account.lost:
-        lines.append(f"LOST: {some(account.lost)}")
     if left:
         lines.append(f"left behind: {some(left)}")
     return draft.result(
@@ -265,7 +243,7 @@ def _written(draft: Draft[R], source: str, read: Iterable[Mark], dest: str, how:
         backup=backup,
         lines=tuple(lines),
         findings=(*draft.findings, *behind, *account.findings(), *linked, *replaced),
-        exit_code=LOSSES if account.lost else draft.exit_code,
+        exit_code=LOSSES if account.lost or account.damaged else draft.exit_code,
         account=account,
     )
 
@@ -370,9 +348,8 @@ class Result:
 
 def plan_edits(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan:
     """The plan of a verb that keeps the object of `checkpoint`, and changes names, shapes and devices alone."""
-    if edits:
-        # A new header over the data that is left would be an equally broken file, made silently.
-        legacy_layout.refuse_truncated(checkpoint)
+    # A new header over the data that is left would be an equally broken file, made silently; so would a copy.
+    legacy_layout.refuse_truncated(checkpoint)
     return formats.FORMATS[checkpoint.format].plan_edit(checkpoint, edits, dest)
 
 

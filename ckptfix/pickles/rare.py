@@ -57,8 +57,6 @@ class RareOpcodes:
             return pos + 2
         if code == op.NONE:
             stack.append(None)
-        elif code == op.EMPTY_DICT:
-            stack.append(Dict())
         elif code == op.EMPTY_LIST:
             stack.append([])
         elif code == op.SETITEM:
@@ -68,14 +66,6 @@ class RareOpcodes:
         elif code == op.APPEND:
             value = stack.pop()
             self.extend(stack[-1], [value], pos)
-        elif code == op.BUILD:
-            state = stack.pop()
-            _build(stack[-1], state)
-        elif code == op.NEWOBJ:
-            args = stack.pop()
-            if type(stack[-1]) is not Global:
-                graph.misuses.append((pos, "NEWOBJ makes an object of what is not a class"))
-            stack[-1] = Call(stack[-1], args, "NEWOBJ", pos)
         elif code == op.GLOBAL:
             end = data.index(b"\n", data.index(b"\n", pos) + 1) + 1
             module, name, _ = data[pos + 1 : end].split(b"\n")
@@ -268,7 +258,7 @@ def extend(target: Node, items: list[Node]) -> None:
         raise BadPickle(f"values appended to a {_kind(target)}")
 
 
-def _build(target: Node, state: Node) -> None:
+def build(target: Node, state: Node) -> None:
     if type(target) is not Call:
         raise BadPickle(f"state set on a {_kind(target)}")
     # A second BUILD on one object is legal and adds to the first; both remain reachable.

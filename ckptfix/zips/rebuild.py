@@ -198,8 +198,12 @@ class Archive:
         begins = local.data if local else header + LOCAL.size
         fault = _Fault("cut", "the file ends before its size and CRC-32 are stated", header + LOCAL.size)
         tried = False
+        intact = 0
         for way in self._ways(header, expected):
             if expected is not None and way.size != expected:
+                fits = way.data + way.stored <= self.reader.size
+                if not intact and way.crc32 and fits and self._crc32(way) == way.crc32:
+                    intact = way.end
                 wrong = _Fault("other", f"it has {way.size} bytes where {expected} are promised", fault.follows)
                 fault, tried = (fault, tried) if tried else (wrong, True)
                 continue
@@ -217,6 +221,9 @@ class Archive:
                 reason = "its bytes are not examined: the records before it overlap again and again"
             ends = way.end if expected is not None else min(way.end, self._next_after(way.data))
             fault, tried = _Fault("checksum", reason, max(fault.follows, ends)), True
+        if intact:
+            # It is as it was written, and of another size: what follows is no part of it.
+            return fault._replace(follows=intact)
         if expected is not None:
             if begins + expected > self.reader.size and fault.kind != "checksum":
                 return _Fault("cut", self._short(begins, expected), self.reader.size)

@@ -132,6 +132,13 @@ def dcp_to_torch(source: str, dest: str) -> None:
     dcp_to_torch_save(source, dest)
 
 
+def dcp_metadata(source: str) -> None:
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+
+    for name, entry in FileSystemReader(source).read_metadata().state_dict_metadata.items():
+        print(name, entry)
+
+
 def import_torch() -> None:
     import torch  # noqa: F401
 
@@ -149,6 +156,7 @@ BASELINES: dict[str, Callable[..., None]] = {
         pt_safe_loader,
         numpy_diff,
         dcp_to_torch,
+        dcp_metadata,
         import_torch,
     )
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -106,42 +106,43 @@ class Bench:
         return Contender(name, command, output, sync=output is not None)
 
 
-def strip_module(bench: Bench) -> Case:
-    big = bench.input("big.pth")
-    ours, theirs = bench.output("ours.pth"), bench.output("torch.pth")
+def _beside_cp(
+    bench: Bench,
+    job: str,
+    source: Path,
+    output: str,
+    verb: str,
+    *options: str,
+    ratio: float,
+    check: tuple[str, Path],
+    memory: int | None = 64 * MB,
+) -> Case:
+    """A command that writes about as many bytes as it reads, against ``cp`` of its input."""
+    ours = bench.output(output)
     return Case(
-        "strip-module",
-        bench.ckptfix("strip-module", big, ours, output=ours),
-        (
-            (bench.copied(big), Target("ratio", 1.1)),
-            (bench.baseline("torch.load, save", "torch_strip", big, theirs, output=theirs), Target("faster", 8)),
-            (
-                bench.baseline("torch.load(mmap), save", "torch_strip", big, theirs, "mmap", output=theirs),
-                Target("faster", 8),
-            ),
-        ),
-        memory=64 * MB,
-        check=("stripped", big),
+        job,
+        bench.ckptfix(verb, source, ours, *options, output=ours),
+        ((bench.copied(source), Target("ratio", ratio)),),
+        memory=memory,
+        check=check,
     )
+
+
+def _beside_torch(bench: Bench, verb: str, function: str, check: str) -> Case:
+    """An edit of a large file, against ``cp`` and against torch, which does `function` of baselines.py."""
+    big, theirs = bench.input("big.pth"), bench.output("torch.pth")
+    case = _beside_cp(bench, verb, big, "ours.pth", verb, ratio=1.1, check=(check, big))
+    loaded = bench.baseline("torch.load, save", function, big, theirs, output=theirs)
+    mapped = bench.baseline("torch.load(mmap), save", function, big, theirs, "mmap", output=theirs)
+    return replace(case, rivals=(*case.rivals, (loaded, Target("faster", 8)), (mapped, Target("faster", 8))))
+
+
+def strip_module(bench: Bench) -> Case:
+    return _beside_torch(bench, "strip-module", "torch_strip", "stripped")
 
 
 def to_cpu(bench: Bench) -> Case:
-    big = bench.input("big.pth")
-    ours, theirs = bench.output("ours.pth"), bench.output("torch.pth")
-    return Case(
-        "to-cpu",
-        bench.ckptfix("to-cpu", big, ours, output=ours),
-        (
-            (bench.copied(big), Target("ratio", 1.1)),
-            (bench.baseline("torch.load, save", "torch_to_cpu", big, theirs, output=theirs), Target("faster", 8)),
-            (
-                bench.baseline("torch.load(mmap), save", "torch_to_cpu", big, theirs, "mmap", output=theirs),
-                Target("faster", 8),
-            ),
-        ),
-        memory=64 * MB,
-        check=("on_cpu", big),
-    )
+    return _beside_torch(bench, "to-cpu", "torch_to_cpu", "on_cpu")
 
 
 def many_tensors(bench: Bench) -> Case:
@@ -214,57 +215,33 @@ def to_safetensors(bench: Bench) -> Case:
 
 def from_safetensors(bench: Bench) -> Case:
     plain = bench.input("plain.safetensors")
-    ours = bench.output("ours.pth")
-    return Case(
-        "convert safetensors to zip",
-        bench.ckptfix("convert", plain, ours, output=ours),
-        ((bench.copied(plain), Target("ratio", 2)),),
-        check=("same", plain),
-    )
+    job = "convert safetensors to zip"
+    return _beside_cp(bench, job, plain, "ours.pth", "convert", ratio=2, check=("same", plain), memory=None)
 
 
 def shards_strip(bench: Bench) -> Case:
-    shards, ours = bench.input("shards"), bench.output("ours")
-    return Case(
-        "strip-module, 50 shards",
-        bench.ckptfix("strip-module", shards, ours, output=ours),
-        ((bench.copied(shards), Target("ratio", 1.1)),),
-        memory=64 * MB,
-        check=("stripped", shards),
+    shards = bench.input("shards")
+    return _beside_cp(
+        bench, "strip-module, 50 shards", shards, "ours", "strip-module", ratio=1.1, check=("stripped", shards)
     )
 
 
 def shards_to_file(bench: Bench) -> Case:
-    shards, ours = bench.input("shards"), bench.output("ours.safetensors")
-    return Case(
-        "convert 50 shards to one file",
-        bench.ckptfix("convert", shards, ours, output=ours),
-        ((bench.copied(shards), Target("ratio", 1.2)),),
-        memory=64 * MB,
-        check=("same", shards),
-    )
+    shards = bench.input("shards")
+    job = "convert 50 shards to one file"
+    return _beside_cp(bench, job, shards, "ours.safetensors", "convert", ratio=1.2, check=("same", shards))
 
 
 def file_to_shards(bench: Bench) -> Case:
-    plain, ours = bench.input("plain.safetensors"), bench.output("ours")
-    return Case(
-        "convert one file to 50 shards",
-        bench.ckptfix("convert", plain, ours, "--to", "hf", "--shard-size", "50MB", output=ours),
-        ((bench.copied(plain), Target("ratio", 1.2)),),
-        memory=64 * MB,
-        check=("same", plain),
-    )
+    plain, job = bench.input("plain.safetensors"), "convert one file to 50 shards"
+    options = ("--to", "hf", "--shard-size", "50MB")
+    return _beside_cp(bench, job, plain, "ours", "convert", *options, ratio=1.2, check=("same", plain))
 
 
 def zero_to_file(bench: Bench) -> Case:
-    zero3, big, ours = bench.input("zero3"), bench.input("big.pth"), bench.output("ours.pth")
-    return Case(
-        "convert ZeRO-3 of 8 ranks to one file",
-        bench.ckptfix("convert", zero3, ours, output=ours),
-        ((bench.copied(zero3), Target("ratio", 1.5)),),
-        memory=100 * MB,
-        check=("stripped", big),
-    )
+    zero3, check = bench.input("zero3"), ("stripped", bench.input("big.pth"))
+    job = "convert ZeRO-3 of 8 ranks to one file"
+    return _beside_cp(bench, job, zero3, "ours.pth", "convert", ratio=1.5, check=check, memory=100 * MB)
 
 
 def diff_equal(bench: Bench) -> Case:
@@ -340,6 +317,15 @@ def from_ranks(bench: Bench) -> Case:
     )
 
 
+def inspect_ranks(bench: Bench) -> Case:
+    folder = bench.input("many-ranks")
+    return Case(
+        "inspect, 100,000 tensors of 64 ranks",
+        bench.ckptfix("inspect", folder),
+        ((bench.baseline("torch, its metadata alone", "dcp_metadata", folder), Target("seconds", 10)),),
+    )
+
+
 CASES: dict[str, Callable[[Bench], Case]] = {
     "strip-module": strip_module,
     "to-cpu": to_cpu,
@@ -356,6 +342,7 @@ CASES: dict[str, Callable[[Bench], Case]] = {
     "diff-equal": diff_equal,
     "diff-different": diff_different,
     "inspect": inspect,
+    "inspect-ranks": inspect_ranks,
     "doctor": doctor,
     "doctor-fast": doctor_fast,
     "help": help_page,

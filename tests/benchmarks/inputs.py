@@ -8,9 +8,12 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
 
 BIG_LAYERS = 128
 BIG_WIDTH = 2048
@@ -18,6 +21,7 @@ BIG_WIDTH = 2048
 
 SHARDS = 50
 RANKS = 8
+MANY_RANKS = 64
 
 MANY = 100_000
 MANY_OPTIMIZER = 10_000
@@ -130,32 +134,69 @@ def tuned(path: Path, scale: float) -> None:
 Builder = Callable[[Path, float], None]
 def ranks(path: Path, scale: float) -> None:
     """What eight ranks save with torch.distributed.checkpoint, each of every weight an eighth of its rows: 2.15 GB."""
-    import pickle
-
     import torch
-    from torch.distributed.checkpoint import metadata as kinds
-    from torch.distributed.checkpoint.filesystem import _StorageInfo
 
     torch.manual_seed(0)
-    path.mkdir()
-    names = [f"__{rank}_0.distcp" for rank in range(RANKS)]
-    saved = kinds.Metadata({}, {}, {}, kinds.StorageMeta(), "1.0.0")
     part = torch.randn(BIG_WIDTH // RANKS, BIG_WIDTH)
-    for number in range(max(2, round(BIG_LAYERS * scale))):
-        fqn = f"model.blocks.{number}.fc.weight"
-        chunks = []
-        for rank, name in enumerate(names):
-            offsets = torch.Size((rank * len(part), 0))
-            with open(path / name, "ab") as file:
-                start = file.tell()
-                torch.save(part + rank + number, file)
-                info = _StorageInfo(name, start, file.tell() - start)
-            saved.storage_data[kinds.MetadataIndex(fqn, offsets, rank)] = info
+    with Distributed(path, RANKS) as folder:
+        for number in range(max(2, round(BIG_LAYERS * scale))):
+            parts = {rank: part + rank + number for rank in range(RANKS)}
+            folder.add(f"blocks.{number}.fc.weight", parts)
+
+
+def many_ranks(path: Path, scale: float) -> None:
+    """100,000 small tensors, each whole on one of 64 ranks."""
+    import torch
+
+    count = round(MANY * scale)
+    with Distributed(path, MANY_RANKS) as folder:
+        for number in range(count):
+            folder.add(f"blocks.{number // 10}.part{number % 10}.weight", {number % MANY_RANKS: torch.ones(8)})
+
+
+class Distributed:
+    """A folder as torch.distributed.checkpoint writes it, put together part by part."""
+
+    def __init__(self, path: Path, ranks: int) -> None:
+        from torch.distributed.checkpoint import metadata
+
+        path.mkdir()
+        self._kinds = metadata
+        self._path = path
+        self._files = [open(path / f"__{rank}_0.distcp", "wb") for rank in range(ranks)]  # noqa: SIM115
+        self._saved = metadata.Metadata({}, {}, {}, metadata.StorageMeta(), "1.0.0")
+
+    def add(self, name: str, parts: Mapping[int, torch.Tensor]) -> None:
+        """A tensor of the model, of which each rank has some rows."""
+        import torch
+        from torch.distributed.checkpoint.filesystem import _StorageInfo
+
+        kinds, saved = self._kinds, self._saved
+        chunks, first = [], 0
+        for index, (rank, part) in enumerate(parts.items()):
+            offsets = torch.Size((first, *[0] * (part.dim() - 1)))
+            file = self._files[rank]
+            start = file.tell()
+            torch.save(part, file)
+            info = _StorageInfo(f"__{rank}_0.distcp", start, file.tell() - start)
+            saved.storage_data[kinds.MetadataIndex(f"model.{name}", offsets, index)] = info
             chunks.append(kinds.ChunkStorageMetadata(offsets, part.size()))
-        whole = torch.Size((BIG_WIDTH, BIG_WIDTH))
-        saved.state_dict_metadata[fqn] = kinds.TensorStorageMetadata(kinds.TensorProperties(part.dtype), whole, chunks)
-        saved.planner_data[fqn] = ("model", f"blocks.{number}.fc.weight")
-    (path / ".metadata").write_bytes(pickle.dumps(saved))
+            first += len(part)
+        any_part = next(iter(parts.values()))
+        whole = torch.Size((first, *any_part.shape[1:]))
+        entry = kinds.TensorStorageMetadata(kinds.TensorProperties(any_part.dtype), whole, chunks)
+        saved.state_dict_metadata[f"model.{name}"] = entry
+        saved.planner_data[f"model.{name}"] = ("model", name)
+
+    def __enter__(self) -> Distributed:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        import pickle
+
+        for file in self._files:
+            file.close()
+        (self._path / ".metadata").write_bytes(pickle.dumps(self._saved))
 
 
 INPUTS: dict[str, tuple[Builder, tuple[str, ...]]] = {
@@ -169,6 +210,7 @@ INPUTS: dict[str, tuple[Builder, tuple[str, ...]]] = {
     "zero3": (zero3, ("big.pth",)),
     "tuned.safetensors": (tuned, ("plain.safetensors",)),
     "ranks": (ranks, ()),
+    "many-ranks": (many_ranks, ()),
 }
 """File name -> what builds it, and the inputs that it is built from."""
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import struct
+import subprocess
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +32,13 @@ def cli() -> Cli:
         return result
 
     return run
+
+
+@cache
+def shell_words(line: str) -> list[str]:
+    """How bash splits `line`, nothing of it run."""
+    done = subprocess.run(["bash", "-c", f"printf '%s\\0' {line}"], capture_output=True, check=True)
+    return [os.fsdecode(part) for part in done.stdout.split(b"\0")[:-1]]
 
 
 def floats(*values: float) -> bytes:

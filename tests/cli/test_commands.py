@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import shlex
 import subprocess
@@ -15,6 +13,7 @@ import click
 import pytest
 from builders import written
 from cli.conftest import Cli, wrapped
+from forks import MAIN, Forks
 
 from ckptfix.cli import COMMANDS, commands
 
@@ -71,7 +70,7 @@ def test_help_imports_nothing_but_the_group() -> None:
     )
     loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stderr.split()
     ours = {name for name in loaded if name.startswith("ckptfix")}
-    shared = {f"ckptfix.cli.shared.{name}" for name in ("console", "exits", "fit")}
+    shared = {f"ckptfix.cli.shared.{name}" for name in ("console", "exits", "fit", "paint")}
     cli = {"ckptfix", "ckptfix.cli", "ckptfix.cli.shared"} | shared
     assert ours == cli | {"ckptfix.errors", "ckptfix.io", "ckptfix.io.written"}
     assert not {"torch", "numpy", "tabulate", "safetensors", "json"} & set(loaded)
@@ -114,41 +113,9 @@ def test_the_readme_names_every_command() -> None:
     assert not missing
 
 
-@pytest.mark.slow
-def test_a_terminal_of_forty_columns_still_gets_help() -> None:
-    environment = {**os.environ, "COLUMNS": "40"}
+def test_a_terminal_of_forty_columns_still_gets_help(program: Forks) -> None:
     for name in COMMANDS:
-        run = subprocess.run([sys.executable, "-m", "ckptfix", name, "-h"], env=environment, capture_output=True)
-        assert run.returncode == 0, name
-
-
-FILES = {
-    "inspect": [["-"]],
-    "doctor": [["-"], ["a.pth", "--like", "-"]],
-    "diff": [["-", "a.pth"], ["a.pth", "-"]],
-    "match": [["-", "o.pth", "--like", "a.pth"], ["a.pth", "-", "--like", "a.pth"], ["a.pth", "o.pth", "--like", "-"],
-              ["a.pth", "--like", "a.pth", "--rules", "-"]],
-    "rename": [["a.pth", "o.pth", "--map", "-"]],
-    "repair": [["a.pth", "o.pth", "--fill-from", "-"], ["a.pth", "o.pth", "--like", "-"]],
-    "map-location": [["-", "o.pth", "cpu"], ["a.pth", "-", "cpu"], ["a.pth", "-o", "-", "cpu"]],
-}  # fmt: skip
-"""Command lines with - in the place of a file; for the other verbs it is IN, OUT and -o."""
-
-
-@pytest.mark.parametrize("name", [name for name in COMMANDS if name not in ("completion", "help")])
-def test_a_dash_is_no_file(cli: Cli, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    written(tmp_path / "a.pth", wrapped())
-    files = FILES.get(name, [])
-    if not files or name in ("rename", "repair"):
-        files = [*files, ["-", "o.pth"], ["a.pth", "-"], ["a.pth", "-o", "-"]]
-    for line in files:
-        result = cli(name, *line)
-        assert result.exit_code == 2, line
-        assert "needs files" in result.stderr and "Write the stream to a file first" in result.stderr, line
-        assert "./-" in result.stderr
-        assert [path.name for path in tmp_path.iterdir()] == ["a.pth"], line
-        assert json.loads(cli(name, *line, "--json").stdout)["error"]["type"] == "BadParameter", line
+        assert program(MAIN, [name, "-h"], environment={"COLUMNS": "40"}).code == 0, name
 
 
 def test_a_file_called_dash_is_one_with_its_folder(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,5 +125,5 @@ def test_a_file_called_dash_is_one_with_its_folder(cli: Cli, tmp_path: Path, mon
     assert cli("strip-module", "./-", "./--").exit_code == 0
 
 
-def test_help_says_that_a_dash_is_no_file(cli: Cli) -> None:
-    assert "never - (a stream)" in " ".join(cli("--help").stdout.split())
+def test_help_says_what_a_dash_is(cli: Cli) -> None:
+    assert "As IN, - is standard input" in " ".join(cli("--help").stdout.split())

@@ -17,7 +17,7 @@ import pytest
 import torch
 from builders import written
 from cli.conftest import Cli, state, wrapped
-from click.testing import CliRunner
+from forks import MAIN, Done, Forks
 
 from ckptfix import formats
 from ckptfix.cli import COMMANDS, COMPLETE, commands
@@ -39,13 +39,18 @@ def test_another_shell_is_wrong_usage(cli: Cli) -> None:
     assert cli("completion", "tcsh").exit_code == 2
 
 
-def proposed(shell: str, line: str) -> set[str]:
-    """What a completion script is told of a line that ends at the cursor."""
+def asked(program: Forks, environment: dict[str, str], folder: Path | None = None) -> Done:
+    """The program with no argument, as a completion script calls it."""
+    return program(f"import sys; sys.argv = ['ckptfix']; {MAIN}", folder=folder, environment=environment)
+
+
+def proposed(program: Forks, shell: str, line: str, folder: Path | None = None) -> set[str]:
+    """What a completion script gets for a line that ends at the cursor."""
     words = line.split(" ")
     incomplete = words[-1] if shell == "fish" else str(len(words) - 1)
     environment = {COMPLETE: f"{shell}_complete", "COMP_WORDS": line, "COMP_CWORD": incomplete}
-    done = CliRunner().invoke(commands, [], env=environment)
-    assert (done.exit_code, done.stderr) == (0, "")
+    done = asked(program, environment, folder)
+    assert (done.code, done.stderr) == (0, "")
     if shell == "zsh":  # type, value, help
         return {value.replace("\\:", ":") for value in done.stdout.splitlines()[1::3]}
     return {row.partition(",")[2].partition("\t")[0] for row in done.stdout.splitlines() if row}
@@ -59,15 +64,12 @@ def proposed(shell: str, line: str) -> set[str]:
         ("ckptfix convert --dr", {"--drop-unsupported", "--dry-run"}),
     ],
 )
-def test_what_bash_is_given(line: str, expected: set[str]) -> None:
-    assert proposed("bash", line) == expected
+def test_what_bash_is_given(program: Forks, line: str, expected: set[str]) -> None:
+    assert proposed(program, "bash", line) == expected
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("shell", SHELLS)
-def test_values_are_proposed(shell: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(values, "BUDGET", 60)
-    monkeypatch.chdir(tmp_path)
+def test_values_are_proposed(program: Forks, shell: str, tmp_path: Path) -> None:
     nets = {"generator": {"a.w": torch.ones(2)}, "discriminator": {"b.w": torch.ones(2)}, "net": torch.nn.Linear(1, 1)}
     torch.save(nets, tmp_path / "gan.pth")
     written(tmp_path / "ddp.pth", wrapped())
@@ -81,19 +83,19 @@ def test_values_are_proposed(shell: str, tmp_path: Path, monkeypatch: pytest.Mon
         "ckptfix strip-module gan.pth out.pth --at gen": {"generator"},
         "ckptfix diff ddp.pth gan.pth --at m": {"model_state_dict"},
         "ckptfix doctor gan.pth --at d": {"discriminator"},
+        "ckptfix doctor gan.pth ddp.pth --at m": {"model_state_dict"},
         "ckptfix match a.pth b.pth --like gan.pth --like-at d": {"discriminator"},
         "ckptfix extract none.pth --at ": set(),
         "ckptfix map-location ddp.pth out.pth cuda:0": {"cuda:0=", "cuda:0"},
         "ckptfix map-location ddp.pth out.pth cuda:0=m": {"cuda:0=mps", "cuda:0=meta"},
         "ckptfix help json": {"json", "json-schema"},
     }.items():
-        assert proposed(shell, line) == expected, line
+        assert proposed(program, shell, line, tmp_path) == expected, line
 
 
-def test_an_unknown_request_says_nothing() -> None:
+def test_an_unknown_request_says_nothing(program: Forks) -> None:
     for what in ("tcsh_complete", "bash_dance"):
-        done = subprocess.run([sys.executable, "-m", "ckptfix"], env={COMPLETE: what}, capture_output=True, text=True)
-        assert (done.returncode, done.stdout, done.stderr) == (1, "", "")
+        assert asked(program, {COMPLETE: what}) == Done(1, "", "")
 
 
 def completed(path: object, incomplete: str = "") -> list[str]:

@@ -54,9 +54,20 @@ def test_several_files_may_be_named(cli: Cli, runs: Path) -> None:
     assert (good.exit_code, good.stdout) == (0, "2 files: 0 with errors, 2 without problems.\n")
     absent = cli("doctor", "runs/epoch_0.pt", "absent.pt")
     assert absent.exit_code == 2
-    assert "absent.pt  no such file or folder" in absent.stdout
+    assert "absent.pt  no such file or folder" in absent.stdout and absent.stderr == ""
+    quiet = cli("doctor", "runs/epoch_0.pt", "absent.pt", "--quiet")
+    assert (quiet.stdout, quiet.stderr) == ("", "absent.pt: no such file or folder\n")
     warned = cli("doctor", "--fail-on", "warning", "runs/epoch_0.pt", "runs/epoch_5.pt")
     assert warned.exit_code == 1
+
+
+def test_a_terminal_gets_the_first_of_many(cli: Cli, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ckptfix.cli.doctor.SHOWN", 2)
+    assert "more" not in cli("doctor", "runs").stdout
+    monkeypatch.setattr("ckptfix.cli.shared.console.is_terminal", lambda stream: True)
+    lines = cli("doctor", "runs").stdout.splitlines()
+    assert lines[6] == "... 1 more (a pipe gets all)"
+    assert lines[-1] == "... 1 more commands (a pipe gets all)"
 
 
 def test_several_files_as_json(cli: Cli, runs: Path) -> None:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import shlex
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from cli.conftest import Cli
+from cli.conftest import Cli, shell_words
+from click.testing import CliRunner
+from forks import MAIN, Forks
 
 import ckptfix
+from ckptfix.cli import commands
 from ckptfix.ops.doctor import messages
 
 
@@ -68,16 +68,13 @@ def test_the_commands_together_leave_a_clean_file(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["a b'c.pth", "-x.pth", "odd\n\x1b[2Jname.pth"])
-def test_the_printed_lines_run_in_a_shell(tmp_path: Path, name: str) -> None:
+def test_the_printed_lines_run_in_a_shell(program: Forks, tmp_path: Path, name: str) -> None:
     training(tmp_path / name)
-    program = f"{shlex.quote(sys.executable)} -m ckptfix"
-    done = subprocess.run(
-        ["bash", "-c", f"{program} doctor {shlex.quote('./' + name)}"], cwd=tmp_path, capture_output=True, text=True
-    )
+    done = program(MAIN, ["doctor", f"./{name}"], folder=tmp_path)
     lines = [line.partition(": ")[2] for line in done.stdout.splitlines() if ": ckptfix " in line]
-    assert done.returncode == 1 and len(lines) == 3 and "\x1b" not in done.stdout
+    assert done.code == 1 and len(lines) == 3 and "\x1b" not in done.stdout
     for line in lines:
-        subprocess.run(["bash", "-c", line.replace("ckptfix", program, 1)], cwd=tmp_path, check=True)
+        assert program(MAIN, shell_words(line)[1:], folder=tmp_path).code == 0
     [made] = tmp_path.glob("*.plain.stripped.cpu.pth")
     torch.load(made, weights_only=True)
 
@@ -227,9 +224,9 @@ def test_a_message_without_a_file(cli: Cli, tmp_path: Path, monkeypatch: pytest.
 
 def test_a_message_from_stdin(tmp_path: Path) -> None:
     torch.save({"w": torch.ones(2)}, tmp_path / "a.pth")
-    command = [sys.executable, "-m", "ckptfix", "doctor", str(tmp_path / "a.pth"), "--error", "-"]
-    done = subprocess.run(command, input="size mismatch for w: copying a param", capture_output=True, text=True)
-    assert done.returncode == 0 and "another shape" in done.stdout
+    line = ["doctor", str(tmp_path / "a.pth"), "--error", "-"]
+    done = CliRunner().invoke(commands, line, input="size mismatch for w: copying a param")
+    assert done.exit_code == 0 and "another shape" in done.stdout
 
 
 MESSAGES = (

@@ -14,12 +14,11 @@ from pathlib import Path
 import click
 import pytest
 from click.testing import CliRunner
+from forks import ALL_MODULES, MAIN, Forks
 
 from ckptfix.cli.shared.console import Console
 from ckptfix.cli.shared.exits import describe, run
 from ckptfix.errors import CkptfixError, KeyConflict, Truncated
-
-CKPTFIX = [sys.executable, "-m", "ckptfix"]
 
 
 def outcome(error: BaseException, *, as_json: bool = False) -> tuple[int, str, str]:
@@ -107,9 +106,9 @@ def test_wrong_usage_keeps_the_form_of_click_and_json_has_it_too() -> None:
     assert json.loads(out)["error"]["message"] == "No such thing."
 
 
-def test_an_unparsed_command_line_that_wanted_json_gets_it() -> None:
-    done = subprocess.run([*CKPTFIX, "inspect", "--json", "--nonsense"], capture_output=True, text=True)
-    assert done.returncode == 2
+def test_an_unparsed_command_line_that_wanted_json_gets_it(program: Forks) -> None:
+    done = program(MAIN, ["inspect", "--json", "--nonsense"])
+    assert done.code == 2
     assert json.loads(done.stdout)["error"]["type"] == "NoSuchOption"
 
 
@@ -119,21 +118,21 @@ def test_fields_of_every_error_are_the_same() -> None:
         assert set(describe(error)) == keys
 
 
-def test_a_reader_that_left_early_is_no_trouble(tensors: Path) -> None:
+def test_a_reader_that_left_early_is_no_trouble(program: Forks, tensors: Path) -> None:
     read, write = os.pipe()
     os.close(read)
-    done = subprocess.run([*CKPTFIX, "inspect", tensors], stdout=write, stderr=subprocess.PIPE, text=True)
+    done = program(MAIN, ["inspect", tensors], stdout=write)
     os.close(write)
-    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
+    assert (done.code, done.stderr) == (128 + signal.SIGPIPE, "")
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
 @pytest.mark.parametrize("arguments", [["inspect"], ["inspect", "--json"]])
-def test_a_full_disk_under_stdout_is_trouble(tensors: Path, arguments: list[str]) -> None:
+def test_a_full_disk_under_stdout_is_trouble(program: Forks, tensors: Path, arguments: list[str]) -> None:
     with open("/dev/full", "w") as full:
-        done = subprocess.run([*CKPTFIX, *arguments, tensors], stdout=full, stderr=subprocess.PIPE, text=True)
-    assert (done.returncode, done.stderr) == (2, "No space left on device\n")
+        done = program(MAIN, [*arguments, tensors], stdout=full.fileno())
+    assert (done.code, done.stderr) == (2, "No space left on device\n")
 
 
 @pytest.mark.slow
@@ -145,16 +144,17 @@ def test_closed_streams_are_no_trouble(tensors: Path, closed: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
-@pytest.mark.parametrize("name", ["モデル.pth", os.fsdecode(b"caf\xe9.pth"), "red\x1b[31m.pth"])
-def test_any_name_under_any_locale(tmp_path: Path, encoding: str, name: str) -> None:
+def test_any_name_under_any_locale(tmp_path: Path, encoding: str) -> None:
     environment = {**os.environ, "LC_ALL": "C", "PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"}
-    for path in (tmp_path / name, tmp_path / "there.pth"):
-        (tmp_path / "there.pth").write_bytes(b"")
-        done = subprocess.run([*CKPTFIX, "inspect", path], env=environment, capture_output=True)
-        assert done.returncode == 2
-        assert b"Traceback" not in done.stderr
-        assert b"\x1b" not in done.stderr
-        assert done.stderr.count(b"\n") in (1, 2)
+    (tmp_path / "there.pth").write_bytes(b"")
+    (tmp_path / "out").mkdir()
+    with Forks(tmp_path / "out", ALL_MODULES, environment) as program:
+        for name in ("モデル.pth", os.fsdecode(b"caf\xe9.pth"), "red\x1b[31m.pth", "there.pth"):
+            done = program(MAIN, ["inspect", tmp_path / name], encoding=encoding)
+            assert done.code == 2
+            assert "Traceback" not in done.stderr
+            assert "\x1b" not in done.stderr
+            assert done.stderr.count("\n") in (1, 2)
 
 
 SLOW = """

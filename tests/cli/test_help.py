@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from cli.conftest import Cli
+from forks import MAIN, Forks
 
 import ckptfix
 from ckptfix.cli import COMMANDS, COMPLETE
@@ -68,10 +69,9 @@ def test_a_terminal_gets_a_pager(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> N
     assert paged == [plain(page("formats"))]
 
 
-def test_topics_and_commands_are_completed() -> None:
+def test_topics_and_commands_are_completed(program: Forks) -> None:
     environment = {COMPLETE: "bash_complete", "COMP_WORDS": "ckptfix help re", "COMP_CWORD": "2"}
-    command = [sys.executable, "-m", "ckptfix"]
-    shown = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    shown = program(f"import sys; sys.argv = ['ckptfix']; {MAIN}", environment=environment).stdout
     assert {line.partition(",")[2] for line in shown.splitlines()} == {"recipes", "rename", "repair"}
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
 from builders import safetensors, written
+from cli.conftest import shell_words
 from doctor_samples import SAMPLES
 from property.verbs import run_command
 
@@ -19,12 +18,6 @@ NAMES = (
     "two words.pth", "it's.pth", 'dq".pth', "e;touch PWNED;.pth", "$(touch PWNED).pth", "new\nline.pth", "-rf.pth",
     "\x1b[2Jansi.pth", "a{source}b.pth", "\udcff.pth", "star*?.pth", "back\\slash.pth", "\u202ebidi.pth", "e'\x01'.pth",
 )  # fmt: skip
-
-
-def words(line: str) -> list[str]:
-    """How bash splits `line`, nothing of it run."""
-    done = subprocess.run(["bash", "-c", f"printf '%s\\0' {line}"], capture_output=True, check=True)
-    return [os.fsdecode(part) for part in done.stdout.split(b"\0")[:-1]]
 
 
 def commands_of(text: str) -> list[str]:
@@ -39,9 +32,9 @@ def commands_of(text: str) -> list[str]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_name_is_one_word(name: str) -> None:
-    assert words(word(name)) == [name]
-    assert words(quoted(name)) == [f"./{name}" if name.startswith("-") else name]
-    assert words(command("extract", name, "OUT", at="a b", force="")) == [
+    assert shell_words(word(name)) == [name]
+    assert shell_words(quoted(name)) == [f"./{name}" if name.startswith("-") else name]
+    assert shell_words(command("extract", name, "OUT", at="a b", force="")) == [
         "ckptfix", "extract", f"./{name}" if name.startswith("-") else name, "OUT", "--at", "a b", "--force",
     ]  # fmt: skip
     assert word(name).isprintable()
@@ -85,7 +78,7 @@ def test_every_command_names_the_file(name: str, tmp_path: Path, monkeypatch: py
             assert not outcome.failure, outcome.failure
             Path("out.pth").unlink(missing_ok=True)
             for line in commands_of(outcome.stdout + outcome.stderr):
-                found = words(line)
+                found = shell_words(line)
                 told += 1
                 wanted = {name, f"./{name}", str(place), str(place.resolve())}
                 # The second line of a chain names what the first one writes.
@@ -100,4 +93,4 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
     folder = tmp_path / "a b;$(x)"
     outcome = run_command(("to-cpu", str(source), str(folder / "out.pth")))
     (hint,) = [line.removeprefix("hint: ") for line in outcome.stderr.splitlines() if "mkdir" in line]
-    assert words(hint) == ["mkdir", "-p", str(folder)]
+    assert shell_words(hint) == ["mkdir", "-p", str(folder)]

@@ -5,6 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 from cli.conftest import Cli
+from click.testing import CliRunner
+
+from ckptfix.cli import commands
 
 
 @pytest.fixture
@@ -35,4 +38,14 @@ def test_a_name_that_is_neither_a_command_nor_a_file(cli: Cli, wrapped: Path) ->
 
 def test_a_command_goes_before_a_file_of_its_name(cli: Cli, wrapped: Path) -> None:
     Path("ddp.pt").rename("inspect")
-    assert "Missing argument 'FILE'" in cli("inspect").stderr
+    assert "Missing argument 'FILE...'" in cli("inspect").stderr
+
+
+def test_a_stream_alone(wrapped: Path) -> None:
+    done = CliRunner().invoke(commands, ["-"], input=Path("ddp.pt").read_bytes())
+    assert done.stdout.startswith("file          -\n")
+    assert done.stdout.splitlines()[-1].endswith("as in module.weight: `ckptfix doctor -` says what fixes it.")
+
+
+def test_several_files_alone(cli: Cli, wrapped: Path) -> None:
+    assert cli("ddp.pt", "plain.pt").stdout == cli("inspect", "ddp.pt", "plain.pt").stdout

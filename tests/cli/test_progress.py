@@ -145,7 +145,7 @@ def test_a_terminal_sees_it_and_then_sees_it_no_more() -> None:
     assert "flushing to disk" in shown
     last = shown.rsplit("flushing to disk", 1)[1]
     assert last.lstrip(" ").startswith("\r"), "cleared before the error"
-    assert last.strip() == "the end"
+    assert last.strip() == "\x1b[1;31mthe end\x1b[0m"
 
 
 @pytest.mark.slow

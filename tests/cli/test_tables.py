@@ -76,3 +76,14 @@ def test_a_long_account_keeps_both_ends() -> None:
 def test_a_shape_of_millions_of_dimensions_is_one_short_cell() -> None:
     assert words.shape([2] * 64).count("2") == 64
     assert words.shape(range(1, 2_000_001)) == "[1, 2, 3, 4, 5, 6, 7, 8, ... 2,000,000 dimensions]"
+
+
+def test_a_long_table_is_as_a_short_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What tabulate draws, and what is drawn here for it is too slow, are the same."""
+    rows = [(f"layer.{number}", "7" * (number % 5), "", f"{number} {{}}%s") for number in range(tables.LONG)]
+    heads = ["n", "a long header", "empty", "braces"]
+    for right in ([], [1], [0, 3]):
+        long = tables.table(rows, heads, right=right)
+        monkeypatch.setattr(tables, "LONG", len(rows) + 1)
+        assert tables.table(rows, heads, right=right) == long
+        monkeypatch.undo()

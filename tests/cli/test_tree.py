@@ -51,3 +51,20 @@ def test_odd_names() -> None:
     assert len(shown) >= 6
     assert not any("\x1b" in line for line in shown)
     assert list(lines([])) == []
+
+
+def test_levels_below_the_depth_are_counted() -> None:
+    entries = [tensor(f"net.h.{index}.{name}", 8) for index in range(3) for name in ("w", "b")] + [tensor("net.x", 1)]
+    assert list(lines(entries, depth=1)) == ["net  7 tensors, 196 B"]
+    two = ["net      7 tensors, 196 B", "  h.0-2  6 tensors, 192 B", "  x      float32 [1]"]
+    assert list(lines(entries, depth=2)) == two
+    assert len(list(lines(entries, depth=3))) == 5
+
+
+def test_a_line_fits_its_width() -> None:
+    entries = [tensor(f"{'encoder' * 9}.layer.{'x' * 70}.weight", 8, 1024, 1024), tensor("a.b.c", 2)]
+    for width in (40, 60, 80):
+        shown = list(lines(entries, width=width))
+        assert max(map(len, shown)) <= width
+        assert any(line.startswith("a.b.c ") for line in shown)
+    assert max(map(len, lines(entries))) > 100, "a pipe gets all of it"

@@ -7,13 +7,16 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from cli.conftest import state, wrapped
+from forks import Done, Forks
 
 pytestmark = pytest.mark.slow
+
+Run = Callable[..., Done]
 
 OLD = state(weight=(1.0, 2.0))
 COMPLETE = "is complete: it was written before that"
@@ -55,9 +58,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def run(call: str, when: str, what: str, *words: str, nth: int = 1, **how: Any) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-c", SCRIPT, call, when, what, str(nth), *words]
-    return subprocess.run(line, **{"capture_output": True, "text": True, "check": False, **how})
+@pytest.fixture
+def run(program: Forks) -> Run:
+    def run(call: str, when: str, what: str, *words: str, nth: int = 1, stdout: int | None = None) -> Done:
+        return program(SCRIPT, [call, when, what, nth, *words], stdout=stdout)
+
+    return run
 
 
 def is_new() -> bool:
@@ -69,11 +75,13 @@ def is_new() -> bool:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("output", [["b.pth", "--force"], ["-o", "b.pth", "--force"], ["-o", "new.pth"]])
-def test_a_signal_around_the_rename(folder: Path, number: signal.Signals, when: str, output: list[str]) -> None:
+def test_a_signal_around_the_rename(
+    run: Run, folder: Path, number: signal.Signals, when: str, output: list[str]
+) -> None:
     name = "new.pth" if "new.pth" in output else "b.pth"
     # A new file gets its name by a link; a kept one gets its second name by one.
     done = run("link" if name == "new.pth" else "replace", when, number.name, "strip-module", "a.pth", *output)
-    assert done.returncode == 128 + number
+    assert done.code == 128 + number
     assert is_new() if name == "b.pth" else Path(name).exists()
     kept = "; kept the old b.pth as b.pth.~1~" if output[0] == "b.pth" else ""
     assert done.stderr == f"stopped by {number.name}\n{name} {COMPLETE}{kept}\n"
@@ -81,59 +89,59 @@ def test_a_signal_around_the_rename(folder: Path, number: signal.Signals, when: 
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_signal_while_the_old_file_gets_its_second_name(folder: Path, when: str) -> None:
+def test_a_signal_while_the_old_file_gets_its_second_name(run: Run, folder: Path, when: str) -> None:
     done = run("link", when, "SIGTERM", "strip-module", "a.pth", "b.pth", "--force")
-    assert (done.returncode, done.stderr) == (128 + signal.SIGTERM, "stopped by SIGTERM\n")
+    assert (done.code, done.stderr) == (128 + signal.SIGTERM, "stopped by SIGTERM\n")
     assert not is_new()
     assert sorted(path.name for path in folder.iterdir()) == ["a.pth", "b.pth"]
 
 
-def test_a_signal_while_the_folder_is_synced(folder: Path) -> None:
+def test_a_signal_while_the_folder_is_synced(run: Run, folder: Path) -> None:
     done = run("fsync", "before", "SIGTERM", "strip-module", "a.pth", "-o", "b.pth", "--force")
-    assert done.returncode == 128 + signal.SIGTERM
+    assert done.code == 128 + signal.SIGTERM
     assert is_new()
     assert done.stderr == f"stopped by SIGTERM\nb.pth {COMPLETE}\n"
 
 
 @pytest.mark.parametrize("output", [["b.pth", "--force"], ["-o", "b.pth", "--force"], ["-o", "new.pth"]])
-def test_a_folder_that_cannot_be_synced(folder: Path, output: list[str]) -> None:
+def test_a_folder_that_cannot_be_synced(run: Run, folder: Path, output: list[str]) -> None:
     last = 2 if output[0] == "b.pth" else 1
     done = run("fsync", "before", "EIO", "strip-module", "a.pth", *output, nth=last)
-    assert done.returncode == 2
+    assert done.code == 2
     assert "the output is complete, but may not survive a power cut" in done.stderr
     assert COMPLETE not in done.stderr, "said twice"
     assert Path("b.pth.~1~").exists() == (output[0] == "b.pth") == ("kept the old b.pth as b.pth.~1~" in done.stderr)
     assert is_new() == ("b.pth" in output)
 
 
-def test_a_folder_that_cannot_be_synced_after_the_old_file_got_its_second_name(folder: Path) -> None:
+def test_a_folder_that_cannot_be_synced_after_the_old_file_got_its_second_name(run: Run, folder: Path) -> None:
     done = run("fsync", "before", "EIO", "strip-module", "a.pth", "b.pth", "--force", nth=1)
-    assert done.returncode == 2 and "complete" not in done.stderr
+    assert done.code == 2 and "complete" not in done.stderr
     assert not is_new()
     assert sorted(path.name for path in folder.iterdir()) == ["a.pth", "b.pth"]
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
 @pytest.mark.parametrize("how", [[], ["--json"]])
-def test_a_result_that_cannot_be_shown(how: list[str]) -> None:
+def test_a_result_that_cannot_be_shown(run: Run, how: list[str]) -> None:
     with open("/dev/full", "w") as full:
         words = ["strip-module", "a.pth", "-o", "b.pth", "--force", *how]
-        done = run("fsync", "after", "none", *words, nth=0, stdout=full, stderr=subprocess.PIPE, capture_output=False)
-    assert done.returncode == 2
+        done = run("fsync", "after", "none", *words, nth=0, stdout=full.fileno())
+    assert done.code == 2
     assert is_new()
     assert done.stderr == f"No space left on device\nb.pth {COMPLETE}\n"
 
 
-def test_a_reader_of_the_result_that_left() -> None:
+def test_a_reader_of_the_result_that_left(run: Run) -> None:
     read, write = os.pipe()
     os.close(read)
     words = ["strip-module", "a.pth", "-o", "b.pth", "--force"]
-    done = run("fsync", "after", "none", *words, nth=0, stdout=write, stderr=subprocess.PIPE, capture_output=False)
+    done = run("fsync", "after", "none", *words, nth=0, stdout=write)
     os.close(write)
-    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, f"b.pth {COMPLETE}\n")
+    assert (done.code, done.stderr) == (128 + signal.SIGPIPE, f"b.pth {COMPLETE}\n")
 
 
-def test_json_has_it_too() -> None:
+def test_json_has_it_too(program: Forks) -> None:
     """Another fault after the file was written: of two commands in one process, the second is not blamed for it."""
     script = (
         "from ckptfix.cli import commands; from ckptfix.ops import rename; real = rename.strip_module\n"
@@ -142,7 +150,7 @@ def test_json_has_it_too() -> None:
         "print(commands.main('strip-module a.pth -o b.pth --force --json'.split(), standalone_mode=False))\n"
         "commands.main('strip-module none.pth -o b.pth --force --json'.split(), standalone_mode=False)\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    done = program(script)
     decoder = json.JSONDecoder()
     first, end = decoder.raw_decode(done.stdout)
     second, _ = decoder.raw_decode(done.stdout[end:].lstrip().removeprefix("2").lstrip())

@@ -58,7 +58,7 @@ def test_it_reads_as_torch_did(path: Path) -> None:
     assert bool(cuda) == ("cuda-tagged" in path.stem)
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_they_can_be_made_again() -> None:
     made_by = json.loads((FOLDER / "zip-state-dict.truth.json").read_text())["made_by"]
     here = f"torch {torch.__version__.partition('+')[0]}"

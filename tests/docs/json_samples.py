@@ -94,7 +94,8 @@ def make() -> Iterator[tuple[str, bytes]]:
 
 RUNS: dict[str, tuple[str, ...]] = {
     "inspect": ("inspect ddp.pth", "inspect rich.pth", "inspect meta.pth", "inspect plain.safetensors",
-                "inspect run"),
+                "inspect run", "inspect module.pth"),
+    "ls": ("ls ddp.pth", "ls rich.pth", "ls page.pth", "ls a.pth"),
     "fix": ("fix ddp.pth", "fix plain.safetensors out.safetensors"),
     "doctor": ("doctor ddp.pth --error 'Unexpected key(s) in state_dict: \"module.fc.weight\"'", "doctor cut.pth",
                "doctor page.pth", "doctor rich.pth"),

@@ -159,6 +159,11 @@ FILES = {
     "ten_classes.pth": model({"fc.weight": (4, 3), "head.weight": (10, 4), "head.bias": (10,)}),
     "five_classes.pth": model({"fc.weight": (4, 3), "head.weight": (5, 4), "head.bias": (5,)}),
     "heads.pth": model({"left.weight": (4, 4), "right.weight": (4, 4)}),
+    "runs/lr1/epoch_1.pth": wrapped(),
+    "runs/lr1/epoch_2.pth": wrapped(),
+    "runs/lr2/epoch_1.pth": wrapped()[:1500],
+    "runs/lr2/epoch_2.pth": wrapped("", "cpu"),
+    "runs/lr2/log.txt": b"epoch 1: 0.7\n",
     "like.pth": model({"one.weight": (4, 4), "other.weight": (4, 4)}),
 }
 """Name -> content."""

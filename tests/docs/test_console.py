@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,10 @@ import pytest
 from builders import written
 from docs.pages import PAGES, UPDATE
 from docs.samples import FILES
+from forks import MAIN, Forks
+
+SHELL = re.compile(r"[|&;<>()$`*?~{}\[\]!]")
+"""What a shell does more with than to split a line into words."""
 
 
 @dataclass(frozen=True)
@@ -79,18 +84,14 @@ def environment(tmp_path: Path) -> dict[str, str]:
     return {**os.environ, "PATH": f"{binaries}:{os.environ['PATH']}", "COLUMNS": "80"}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_a_page_shows_what_happens(page: Path, folder: Path, environment: dict[str, str]) -> None:
-    text = page.read_text(encoding="utf-8")
-    replaced: list[tuple[int, int, str]] = []
-    code = 0
-    for command in console(text):
-        if command.line == "echo $?":
-            shown = f"{code}\n"
-        elif command.line.startswith("ckptfix "):
+@pytest.fixture
+def run(folder: Path, environment: dict[str, str], program: Forks, tmp_path: Path) -> Callable[[str], tuple[int, str]]:
+    """Runs a command line in the folder, by a shell where it has anything for one; its exit code and what it shows."""
+
+    def run(line: str) -> tuple[int, str]:
+        if SHELL.search(line):
             done = subprocess.run(
-                ["sh", "-c", command.line],
+                ["sh", "-c", line],
                 cwd=folder,
                 env=environment,
                 text=True,
@@ -98,7 +99,28 @@ def test_a_page_shows_what_happens(page: Path, folder: Path, environment: dict[s
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
             )
-            code, shown = done.returncode, done.stdout
+            return done.returncode, done.stdout
+        with open(tmp_path / "shown", "w+", encoding="utf-8") as shown:
+            file = shown.fileno()
+            words = shlex.split(line, comments=True)[1:]
+            code = program(MAIN, words, folder=folder, environment={"COLUMNS": "80"}, stdout=file, stderr=file).code
+            shown.seek(0)
+            return code, shown.read()
+
+    return run
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_page_shows_what_happens(page: Path, run: Callable[[str], tuple[int, str]]) -> None:
+    text = page.read_text(encoding="utf-8")
+    replaced: list[tuple[int, int, str]] = []
+    code = 0
+    for command in console(text):
+        if command.line == "echo $?":
+            shown = f"{code}\n"
+        elif command.line.startswith("ckptfix "):
+            code, shown = run(command.line)
         else:
             continue
         if matches(command.expected, shown):

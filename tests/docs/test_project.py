@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 
+import pytest
 from docs.pages import ROOT
 
 import ckptfix
@@ -28,3 +29,10 @@ def test_the_pythons_of_the_classifiers_are_tested() -> None:
     assert matrix and re.findall(r"[\d.]+", matrix[1]) == said
     assert PYPROJECT["project"]["requires-python"] == f">={said[0]}"
     assert "run: .ci/run" in workflow
+
+
+@pytest.mark.xdist_group("one worker")
+def test_tests_of_a_group_run_in_one_worker(request: pytest.FixtureRequest) -> None:
+    """The name says it where workers are used. pytest 9.2 has another name in mind than the one that is set."""
+    if request.config.getoption("loadgroup", False):
+        assert request.node.nodeid.endswith("@one worker")

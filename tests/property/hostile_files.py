@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from functools import cache
 
 from builders import (
     MAGIC,
@@ -207,8 +208,15 @@ def legacies() -> Iterator[tuple[str, bytes]]:
         yield f"view-{view}", legacy(one_pickle(*state_dict_ops({"module.w": tensor})), storages)
 
 
-def hostile_files() -> Iterator[tuple[str, bytes]]:
-    """Every sample: (name, content of the file)."""
+@cache
+def hostile_files() -> dict[str, bytes]:
+    """Every sample: name -> content of the file."""
+    every = list(_samples())
+    assert len(every) == len(dict(every)), "two samples have one name"
+    return dict(every)
+
+
+def _samples() -> Iterator[tuple[str, bytes]]:
     for name, pickle in pickles():
         yield f"zip-{name}", torch_zip(pickle, [WEIGHT_DATA])
         if not name.startswith(("inst-", "obj-", "stack-", "newobj")):

@@ -93,7 +93,7 @@ REASONS: dict[int, str] = {
 
 @pytest.fixture(scope="module")
 def samples() -> dict[str, bytes]:
-    return dict(hostile_files())
+    return hostile_files()
 
 
 @pytest.fixture(scope="module")

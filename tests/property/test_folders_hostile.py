@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import random
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import LONG
 from property.mutants import in_pickle, in_records, raw
 from property.survive import describe, judge, look
 from rank_files import dtensors, sharded
@@ -21,27 +21,7 @@ import ckptfix
 from ckptfix.errors import CkptfixError
 from ckptfix.ops.doctor import doctor
 
-RUNS = ("os.system", "os.exec", "os.posix_spawn", "subprocess.Popen", "socket.connect", "pty.spawn", "webbrowser.open")
-_seen: list[str] = []
-_watching = False
-
-
-def _watch(event: str, arguments: object) -> None:
-    if _watching and event in RUNS:
-        _seen.append(f"{event} {arguments!r:.100}")
-
-
-sys.addaudithook(_watch)
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_run() -> Iterator[None]:
-    global _watching
-    _seen.clear()
-    _watching = True
-    yield
-    _watching = False
-    assert not _seen
+pytestmark = [pytest.mark.campaign, pytest.mark.usefixtures("nothing_is_run")]
 
 
 def _ranks(folder: Path, make: Callable[..., object]) -> None:
@@ -124,5 +104,5 @@ def survive(kind: str, number: int, place: Path) -> None:
 
 @pytest.mark.parametrize("kind", MAKE)
 def test_mutants_of_a_file_of_a_folder(kind: str, tmp_path: Path) -> None:
-    for number in range(25):
+    for number in range(400 if LONG else 15):
         survive(kind, number, tmp_path)

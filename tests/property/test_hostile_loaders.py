@@ -22,7 +22,7 @@ def hostile() -> dict[str, bytes]:
     return {
         **{f"gadget {module} {name}": data for module, name, data in gadgets()},
         **dict(pickles()),
-        **dict(hostile_files()),
+        **hostile_files(),
     }
 
 

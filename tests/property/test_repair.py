@@ -183,7 +183,7 @@ def test_hostile_files_are_repaired_or_refused(tmp_path: Path) -> None:
     """No other error comes out, and nothing is left beside the output; the deep and the many are in the long run."""
     path = tmp_path / "in"
     tried = 0
-    for index, (name, data) in enumerate(hostile_files()):
+    for index, (name, data) in enumerate(hostile_files().items()):
         if not LONG and (index % 3 or len(data) > 200_000 or "deep" in name):
             continue
         path.write_bytes(data)

@@ -55,6 +55,7 @@ def damaged(path: Path, source: random.Random) -> None:
     path.write_bytes(data)
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("kind", MADE)
 def test_a_damaged_folder_ends_in_a_result_or_an_error_of_ours(tmp_path: Path, kind: str, seed: int) -> None:

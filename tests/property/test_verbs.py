@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import cycle, islice
 from pathlib import Path
 
@@ -19,28 +18,7 @@ from property.verbs import COMMANDS, LOADERS, Outcome, run_command, run_commands
 ATTACKS = ROOT.parent / "shared" / "attacks"
 ATTACK_FILES = sorted(ATTACKS.rglob("*.p*")) if ATTACKS.is_dir() else []
 
-RUNS = ("os.system", "os.exec", "os.posix_spawn", "subprocess.Popen", "socket.connect", "pty.spawn", "webbrowser.open")
-
-_seen: list[str] = []
-_watching = False
-
-
-def _watch(event: str, arguments: object) -> None:
-    if _watching and event in RUNS:
-        _seen.append(f"{event} {arguments!r:.100}")
-
-
-sys.addaudithook(_watch)
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_run() -> Iterator[None]:
-    global _watching
-    _seen.clear()
-    _watching = True
-    yield
-    _watching = False
-    assert not _seen
+pytestmark = pytest.mark.usefixtures("nothing_is_run")
 
 
 def failures(outcomes: Iterable[Outcome], name: str) -> list[str]:

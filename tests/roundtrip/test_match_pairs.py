@@ -35,7 +35,7 @@ from architectures.judge import (
 )
 from conftest import CORPUS, LONG
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("match pairs")]  # each pair is matched once
 
 STYLES = [
     pytest.param(family, style, id=f"{family.name}: {style.name}") for family in FAMILIES for style in family.styles
@@ -175,6 +175,7 @@ def some_pairs() -> list[Pair]:
     return chosen
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("pair", some_pairs(), ids=by_name)
 def test_harder_variants_are_right_or_refused(pair: Pair) -> None:
     """Whole again where only a prefix, a dtype or an added head is new."""

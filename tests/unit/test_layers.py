@@ -6,7 +6,7 @@ import ast
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from file_commands import CODES, COMMANDS, arguments
 from forks import Forks
+
+pytestmark = pytest.mark.xdist_group("layers")  # each file is parsed once
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "ckptfix"
@@ -33,13 +35,13 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 """The rooms of the house from the bottom up: a room imports from layers below its own, or as `BESIDE` says."""
 
 OPS: tuple[tuple[str, ...], ...] = (
-    ("averages", "candidates", "inside", "law"),
+    ("averages", "candidates", "inside", "law", "naming", "taken"),
     ("choose",),
     ("pieces", "writing"),
     ("convert", "inspect", "relocate", "rename", "sanitize", "slim", "target"),
     ("diff", "extract", "match", "repair"),
     ("doctor",),
-    ("fix",),
+    ("fix", "listing"),
 )
 """The verbs, and what they share, in the same way."""
 
@@ -55,14 +57,35 @@ LAZY = {"torch", "numpy", "safetensors", "ml_dtypes"}
 MOST_LINES = 400
 
 
+def every_module(check: Callable[[Path], None]) -> Callable[[], None]:
+    """A test that runs `check` on each module of the package, and names all that fail it."""
+
+    def test() -> None:
+        wrong = []
+        for path in FILES:
+            try:
+                check(path)
+            except AssertionError as error:
+                wrong.append(f"{path.relative_to(PACKAGE)}: {error}")
+        assert not wrong, "\n".join(wrong)
+
+    return test
+
+
 def room(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+@cache
+def telling(tree: ast.AST) -> tuple[ast.Import | ast.ImportFrom | ast.Call, ...]:
+    """The imports and calls anywhere in `tree`."""
+    return tuple(node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom | ast.Call))
 
 
 def imports(tree: ast.AST, path: Path) -> Iterator[tuple[str, int]]:
     """(dotted name, line) of everything that is imported, wherever in the file; relative ones made absolute."""
     package = ("ckptfix", *path.relative_to(PACKAGE).parts[:-1])
-    for node in ast.walk(tree):
+    for node in telling(tree):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -101,8 +124,10 @@ def level(name: str, layers: Sequence[Sequence[str]]) -> int:
 MODULES = {".".join(("ckptfix", *path.relative_to(PACKAGE).with_suffix("").parts)): path for path in FILES}
 
 
-def imported(path: Path) -> Iterator[tuple[tuple[str, ...], int]]:
+@cache
+def imported(path: Path) -> list[tuple[tuple[str, ...], int]]:
     """(parts of the module's path in the package, line) of every module of ours that `path` imports, wherever."""
+    found = []
     for name, line in imports(parsed(path), path):
         parts = tuple(name.split("."))
         if parts[0] != "ckptfix":
@@ -110,11 +135,12 @@ def imported(path: Path) -> Iterator[tuple[tuple[str, ...], int]]:
         for end in (len(parts), len(parts) - 1):
             for module in (".".join(parts[:end]), ".".join((*parts[:end], "__init__"))):
                 if module in MODULES:
-                    yield tuple(module.split(".")[1:]), line
+                    found.append((tuple(module.split(".")[1:]), line))
                     break
             else:
                 continue
             break
+    return found
 
 
 def test_every_room_has_a_layer() -> None:
@@ -123,7 +149,7 @@ def test_every_room_has_a_layer() -> None:
     assert ops - FRONT == set().union(*OPS)
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+@every_module
 def test_imports_point_down(path: Path) -> None:
     here = room(path)
     if here in FRONT:
@@ -179,11 +205,12 @@ def test_a_circle_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(module, "MODULES", names)
     assert not circle(tmp_path / "room")
     parsed.cache_clear()
+    imported.cache_clear()
     (tmp_path / "room" / "c.py").write_text("if TYPE_CHECKING:\n    from ckptfix.room.a import x")
     assert set(circle(tmp_path / "room")) == {"a", "b", "c"}
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+@every_module
 def test_what_belongs_to_the_command_line_stays_there(path: Path) -> None:
     if room(path) in {"cli", "__main__"}:
         return
@@ -192,12 +219,12 @@ def test_what_belongs_to_the_command_line_stays_there(path: Path) -> None:
     assert not found
     if room(path) == "trainer":
         return
-    for node in ast.walk(tree):
+    for node in telling(tree):
         printing = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
         assert not printing, f"{path.name}:{getattr(node, 'lineno', 0)} prints"
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+@every_module
 def test_heavy_packages_are_imported_where_they_are_used(path: Path) -> None:
     if room(path) == "trainer":
         return
@@ -218,7 +245,8 @@ OPENED = {
     "ops/repair/layers.py": "creates a file for what it unpacks",
     "ops/target/targets.py": "a JSON of names and shapes: text",
     "cli/rename.py": "rules: text",
-    "cli/doctor.py": "an error message: text, perhaps from a pipe",
+    "cli/shared/common.py": "an error message: text",
+    "cli/shared/streams.py": "the files that stand for standard input and output",
     "cli/shared/exits.py": "the null device, in place of a closed output",
     "docs/__init__.py": "documentation that is installed with the package",
     "loaders/tensors.py": "torch maps by name; that it is the file that was read is looked at afterwards",
@@ -228,18 +256,18 @@ OPENED = {
 
 def opening(tree: ast.AST) -> set[str]:
     """The functions that open files, and are called in a module."""
-    called = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    called = [node.func for node in telling(tree) if isinstance(node, ast.Call)]
     names = {node.id for node in called if isinstance(node, ast.Name)}
     return OPENS & (names | {node.attr for node in called if isinstance(node, ast.Attribute)})
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+@every_module
 def test_a_name_is_opened_in_one_place(path: Path) -> None:
     if room(path) != "trainer":
         assert bool(opening(parsed(path))) == (path.relative_to(PACKAGE).as_posix() in OPENED)
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+@every_module
 def test_rooms_stay_small(path: Path) -> None:
     assert len(path.read_text(encoding="utf-8").splitlines()) <= MOST_LINES
 
@@ -264,12 +292,6 @@ code = commands.main(sys.argv[1:], standalone_mode=False)
 heavy = sorted({name.partition('.')[0] for name in sys.modules} & {'torch', 'numpy', 'safetensors', 'ml_dtypes'})
 print(json.dumps([code, heavy]), file=sys.stderr)
 """
-
-
-@pytest.fixture(scope="module")
-def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
-    with Forks(tmp_path_factory.mktemp("out"), "import ckptfix.cli") as made:
-        yield made
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import click
 
 from ckptfix.cli.shared import tables, values
 from ckptfix.cli.shared.console import Console, pass_console
+from ckptfix.cli.shared.operands import InAndOut, Operands, Others, folder_options
+from ckptfix.cli.shared.paint import When
 from ckptfix.cli.shared.tables import size
-from ckptfix.errors import printable
+from ckptfix.errors import Unsupported, printable
 from ckptfix.words import plural
 
 if TYPE_CHECKING:
     from ckptfix.checkpoint import OutputFile, Plan
     from ckptfix.findings.row import Finding
 
+
+Dash = Literal["input", "output", "text"]
+"""What ``-`` is: standard input as a file, standard output, or the text that standard input has."""
 
 LINES = 16
 """Lines that say what was done, on a terminal; a pipe gets all of them."""
@@ -64,11 +70,38 @@ def link_option() -> click.Option:
 
 
 class Verb(click.Command):
-    """A command whose help ends with an example."""
+    """A command whose help ends with an example, and where ``-`` stands for a stream.
 
-    def __init__(self, name: str, *, example: str, **attributes: Any) -> None:
+    Attributes:
+        operands: how it takes its inputs; None where it takes a fixed number.
+    """
+
+    def __init__(self, name: str, *, example: str, operands: Operands | None = None, **attributes: Any) -> None:
         super().__init__(name, **attributes)
         self.example = example
+        self.operands = operands
+
+    def invoke(self, ctx: click.Context) -> int:
+        console = ctx.ensure_object(Console)
+        with contextlib.ExitStack() as stack:
+            if any(value == "-" or (isinstance(value, tuple) and "-" in value) for value in ctx.params.values()):
+                from ckptfix.cli.shared.streams import Place, standing_in
+
+                types = [(str(param.name), param.type) for param in self.params]
+                places = [Place(name, type.dash) for name, type in types if isinstance(type, FileName | Message)]
+                stack.enter_context(standing_in(ctx.params, places, console))
+            job = self.operands.job(self, ctx) if self.operands is not None else None
+            if job is None:
+                code: int = super().invoke(ctx)
+                return code
+            from ckptfix.cli.shared.jobs import run
+
+            return run(job, console)
+
+    def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        super().format_usage(ctx, formatter)
+        if self.operands is not None and self.operands.usage:
+            formatter.write_usage(ctx.command_path, f"[OPTIONS] {self.operands.usage}", " " * len("Usage: "))
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         formatter.write(f"\nExample:\n  {self.example}\n")
@@ -77,26 +110,36 @@ class Verb(click.Command):
 class FileName(click.Path):
     """The name of a file, or of another TARGET; whether it can be read is for the library to say.
 
-    ``-`` is none: a checkpoint is read at places all over the file, and its output is renamed into place.
+    ``-`` is standard input, or with `output` standard output.
     """
 
-    def __init__(self) -> None:
-        super().__init__(readable=False)
+    def __init__(self, *, output: bool = False) -> None:
+        super().__init__(readable=False, allow_dash=True)
+        self.dash: Dash = "output" if output else "input"
+
+
+class Message(click.types.StringParamType):
+    """Text, which ``@FILE`` takes from a file, and ``-`` from standard input."""
+
+    dash: Dash = "text"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if value == "-":
-            self.fail(
-                "standard input and output are not files, and ckptfix needs files: it reads them at random places. "
-                "Write the stream to a file first, and give its name; ./- is a file called -.",
-                param,
-                ctx,
-            )
-        return super().convert(value, param, ctx)
+        if not value.startswith("@"):
+            return value
+        from ckptfix.findings.message_names import MOST_TEXT
+
+        with open(value[1:], encoding="utf-8", errors="replace") as stream:
+            return stream.read(MOST_TEXT)
 
 
 def file_argument(name: str, metavar: str) -> click.Argument:
     """A file; whether it can be read is for the library to say."""
     return click.Argument([name], metavar=metavar, type=FileName())
+
+
+def files_argument(name: str, metavar: str, *, required: bool = True) -> click.Argument:
+    """Any number of files."""
+    return click.Argument([name], metavar=metavar, nargs=-1, required=required, type=FileName())
 
 
 def _set(name: str) -> Callable[[click.Context, click.Parameter, bool], None]:
@@ -107,27 +150,47 @@ def _set(name: str) -> Callable[[click.Context, click.Parameter, bool], None]:
     return callback
 
 
+def _set_color(ctx: click.Context, param: click.Parameter, value: When) -> None:
+    ctx.ensure_object(Console).color = value
+
+
 def output_options() -> list[click.Parameter]:
-    """--quiet and --json, which the console keeps."""
+    """--quiet, --json and --color, which the console keeps."""
     shared: dict[str, Any] = {"is_flag": True, "is_eager": True, "expose_value": False}
     return [
         click.Option(["-q", "--quiet"], callback=_set("quiet"), help="Say nothing but warnings and errors.", **shared),
-        click.Option(["--json"], callback=_set("json"), help="Print the result as one JSON object.", **shared),
-    ]
+        click.Option(
+            ["--json"],
+            callback=_set("json"),
+            help="Print the result as one JSON object; of several inputs, one on a line for each.",
+            **shared,
+        ),
+        click.Option(
+            ["--color"], type=click.Choice(["auto", "always", "never"]), default="auto", show_default=True,
+            is_eager=True, expose_value=False, callback=_set_color, help="Colours: by default on a terminal.",
+        ),
+    ]  # fmt: skip
 
 
 def reads(
-    name: str, *params: click.Parameter, example: str, output: bool = True
+    name: str,
+    *params: click.Parameter,
+    example: str,
+    output: bool = True,
+    operands: Operands | None = None,
 ) -> Callable[[Callable[..., int]], Verb]:
     """Make a command of a function that takes the console and `params`, and returns the exit code.
 
-    Its docstring is the help text, and `example` ends it. `output` says whether it has --quiet and --json.
+    Its docstring is the help text, and `example` ends it. `output` says whether it has --quiet, --json and --color,
+    `operands`
+    how it is done on several inputs.
     """
 
     def decorate(function: Callable[..., int]) -> Verb:
         return Verb(
             name,
             example=example,
+            operands=operands,
             params=[*params, *(output_options() if output else [])],
             callback=pass_console(function),
             help=function.__doc__,
@@ -137,13 +200,13 @@ def reads(
 
 
 def destination(*, optional: bool = False) -> list[click.Parameter]:
-    """OUT and --output, --force and --dry-run; `where_to` takes what they are given."""
+    """OUT and --output, --force and --dry-run, and --out-dir; `where_to` takes what the first four are given."""
     return [
-        click.Argument(["dest"], metavar="[OUT]" if optional else "OUT", required=False, type=FileName()),
+        click.Argument(["dest"], metavar="[OUT]" if optional else "OUT", required=False, type=FileName(output=True)),
         click.Option(
             ["-o", "--output", "output"],
             metavar="OUT",
-            type=FileName(),
+            type=FileName(output=True),
             help="The output; with --force an old file there is replaced without being kept.",
         ),
         click.Option(
@@ -152,6 +215,7 @@ def destination(*, optional: bool = False) -> list[click.Parameter]:
             help="Replace OUT if it exists. A checkpoint there is kept as OUT.~1~, unless -o named it.",
         ),
         click.Option(["-n", "--dry-run"], is_flag=True, help="Show what would be written, and write nothing."),
+        *folder_options(),
     ]
 
 
@@ -173,6 +237,30 @@ def where_to(dest: str | None, output: str | None, *, force: bool, without: str 
     return (dest, force) if output is None else (output, False)
 
 
+class _Name(NamedTuple):
+    """What an output is called: the word for what is done, its suffix where that is known, whether it is a folder."""
+
+    word: str
+    suffix: str | None = None
+    folder: bool = False
+
+
+def _name_of(verb: str, options: Mapping[str, Any]) -> _Name:
+    """Raises UsageError where the options do not say what the output is."""
+    from ckptfix.findings.remedies import VERBS
+    from ckptfix.formats.target import named_format
+
+    word = VERBS[verb].word if verb in VERBS else "fixed" if verb == "fix" else "moved"
+    if "to" not in options or (verb != "convert" and options["to"] is None):
+        return _Name(word)
+    if options["to"] is None:
+        raise click.UsageError("OUT is required unless you use --to.")
+    format = named_format(options["to"])
+    if verb == "convert":
+        return _Name(format.name, folder=format.folder)
+    return _Name(word, ".safetensors" if format.name == "safetensors" else None, format.folder)
+
+
 def default_name(verb: str, source: str, options: Mapping[str, Any]) -> str | None:
     """What the output is called where it was not named: as doctor would propose it, beside `source`.
 
@@ -180,20 +268,27 @@ def default_name(verb: str, source: str, options: Mapping[str, Any]) -> str | No
         None where the function of the command names it.
 
     Raises:
-        UsageError: the options do not say what the output is.
+        UsageError: the options do not say what the output is, or `source` is a stream, beside which nothing stands.
     """
-    from ckptfix.findings.remedies import VERBS
-    from ckptfix.formats.target import named_format
-    from ckptfix.ops.writing import named_beside
+    from ckptfix.ops.naming import named_beside
 
+    if source in click.get_current_context().ensure_object(Console).streams:
+        raise click.UsageError("OUT is required where IN is - (standard input); as OUT, - is standard output.")
     if verb == "fix":
         return None
-    if verb != "convert":
-        return named_beside(source, VERBS[verb].word)
-    if options["to"] is None:
-        raise click.UsageError("OUT is required unless you use --to.")
-    format = named_format(options["to"])
-    return named_beside(source, format.name, folder=format.folder)
+    name = _name_of(verb, options)
+    return named_beside(source, name.word, name.suffix, folder=name.folder)
+
+
+def kept_name(verb: str, source: str, options: Mapping[str, Any]) -> str:
+    """What the output is called in a folder of outputs. Raises UsageError as `default_name`, and for no format."""
+    from ckptfix.ops.naming import name_kept
+
+    try:
+        name = _name_of(verb, options)
+    except Unsupported as error:
+        raise click.UsageError(f"{error.message}; {error.hint}") from None
+    return name_kept(source, name.word, name.suffix, folder=name.folder)
 
 
 def writes(name: str, *params: click.Parameter, example: str) -> Callable[[Callable[..., Written]], Verb]:
@@ -225,7 +320,7 @@ def writes(name: str, *params: click.Parameter, example: str) -> Callable[[Calla
                     raise click.UsageError("Of several inputs, --output names the output.")
                 if not is_more(param) and not options[param.name]:
                     raise click.UsageError(f"Missing argument '{param.metavar}'.")
-            out, keep_old = where_to(dest, output, force=force, without=None if optional else "--output")
+            out, keep_old = where_to(dest, output, force=force, without=None if optional else "--output or --out-dir")
             named = out is None
             if named:
                 out = default_name(name, source, options)
@@ -243,7 +338,11 @@ def writes(name: str, *params: click.Parameter, example: str) -> Callable[[Calla
         rest_of_line = [param for param in params if isinstance(param, click.Argument)]
         optional = all(map(is_more, rest_of_line))
         out, *how_to = destination(optional=optional)
-        return reads(name, file_argument("source", "IN"), out, *params, *how_to, example=example)(callback)
+        rest = rest_of_line[0] if rest_of_line else Others()
+        others = [] if rest_of_line else [rest]
+        operands = InAndOut(rest, kept_name)
+        arguments = [file_argument("source", "IN"), out, *params, *others]
+        return reads(name, *arguments, *how_to, example=example, operands=operands)(callback)
 
     return decorate
 
@@ -258,16 +357,12 @@ def show(console: Console, result: Written, *, named: bool = False) -> int:
         return result.exit_code
     from ckptfix.io.durable import kept_line
 
-    for line in tables.middle_cut(result.lines, console.rows(None, LINES)):
-        console.prose(printable(line))
+    lines = [printable(line) for line in tables.middle_cut(result.lines, console.rows(None, LINES))]
     if named:
-        console.say(printable(f"output: {result.dest}"))
+        lines.append(printable(f"output: {result.dest}"))
     if result.backup is not None:
-        console.say(printable(kept_line(result.dest, result.backup)))
-    if not result.written:
-        for file in result.plan.files:
-            for line in plan_lines(file):
-                console.say(line)
+        lines.append(printable(kept_line(result.dest, result.backup)))
+    console.done(lines, () if result.written else [line for file in result.plan.files for line in plan_lines(file)])
     console.findings(finding for finding in result.findings if finding.severity != "info")
     return result.exit_code
 

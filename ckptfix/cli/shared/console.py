@@ -1,19 +1,24 @@
-"""What a command says and where: results to stdout, everything else to stderr."""
+"""What a command says and where: results to stdout, everything else to stderr.
+
+Where the output itself goes to stdout, results go to stderr too.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import math
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import IO, TYPE_CHECKING
 
 import click
 
 from ckptfix.cli.shared.fit import width_of, wrapped
+from ckptfix.cli.shared.paint import Meaning, When, painted, wanted
 from ckptfix.errors import printable
 
 if TYPE_CHECKING:
+    from ckptfix.cli.shared.progress import Progress as Bar
     from ckptfix.findings.row import Finding
     from ckptfix.io.read import Progress
 
@@ -30,39 +35,71 @@ class Console:
         command: the command that runs; None before it is known.
         json: stdout gets one JSON object and nothing else; of several inputs, one on a line for each.
         quiet: no results in text, no notes, no progress; warnings and errors still show.
+        aside: stdout is for the output itself, so that results go to stderr too.
+        streams: files that stand in for a stream, and what is shown instead of their names.
+        row: what a command says of this input in its list of several, where it has one of its own.
+        color: where text is painted; JSON never is.
     """
 
     def __init__(self) -> None:
         self.command: str | None = None
         self.json = False
         self.quiet = False
+        self.aside = False
+        self.streams: dict[str, str] = {}
+        self.row: tuple[str, ...] | None = None
+        self._bar: Bar | None = None
+        self.color: When = "auto"
 
-    def say(self, text: str = "") -> None:
-        """A line of the result, for a person."""
+    def say(self, text: str = "", meaning: Meaning | None = None, label: int | None = None) -> None:
+        """A line of the result, for a person; it, or its first `label` characters, in the colour of `meaning`."""
         if not self.json and not self.quiet:
-            click.echo(text)
+            self._print(text, self._out, meaning, label)
 
-    def prose(self, text: str) -> None:
+    def done(self, lines: Sequence[str], details: Sequence[str] = ()) -> None:
+        """What was done, in sentences, and lines that say more of it."""
+        for line in lines:
+            self.prose(line)
+        for line in details:
+            self.prose(line)
+
+    def _print(
+        self, text: str, stream: IO[str], meaning: Meaning | None = None, label: int | None = None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.clear()
+        for name, shown in self.streams.items():
+            text = text.replace(name, shown)
+        color = wanted(self.color, terminal=is_terminal(stream))
+        click.echo(painted(text, meaning, label) if color else text, err=stream is sys.stderr, color=color)
+
+    @property
+    def _out(self) -> IO[str]:
+        return sys.stderr if self.aside else sys.stdout
+
+    def prose(self, text: str, meaning: Meaning | None = None, label: int | None = None) -> None:
         """A line of the result that is text: on a terminal too narrow for it, it is broken at spaces."""
         for line in wrapped(text, self.width):
-            self.say(line)
+            self.say(line, meaning, label)
+            meaning = meaning if label is None else None
 
-    def note(self, text: str) -> None:
+    def note(self, text: str, meaning: Meaning | None = None, label: int | None = None) -> None:
         """A line beside the result."""
         for line in wrapped(text, width_of(sys.stderr)):
-            click.echo(line, err=True)
+            self._print(line, sys.stderr, meaning, label)
+            meaning = meaning if label is None else None
 
     @property
     def width(self) -> int:
         """The columns of the terminal that shows the result; 0 in a pipe, where nothing is cut or broken."""
-        return width_of(sys.stdout)
+        return width_of(self._out)
 
     def rows(self, asked: int | None, default: int) -> int:
         """How many rows of a list to show, 0 for all: `asked`, else `default` on a terminal, else all.
 
         A list that is written to a file or another program is data, and data is complete.
         """
-        return asked if asked is not None else default if is_terminal(sys.stdout) else 0
+        return asked if asked is not None else default if is_terminal(self._out) else 0
 
     def emit(self, document: Mapping[str, object], exit_code: int, *, line: bool = False) -> None:
         """The result as one JSON object, ASCII only; a number that JSON lacks is a string (``"NaN"``).
@@ -76,12 +113,12 @@ class Console:
 
         envelope = {"schema_version": SCHEMA_VERSION, "command": self.command, "exit_code": exit_code}
         whole = {**envelope, **document}
-        indent = 2 if is_terminal(sys.stdout) and not line else None
+        indent = 2 if is_terminal(self._out) and not line else None
         try:
             text = json.dumps(whole, indent=indent, allow_nan=False)
         except ValueError:
             text = json.dumps(_finite(whole), indent=indent, allow_nan=False)
-        click.echo(text)
+        self._print(text, self._out)
 
     def findings(self, findings: Iterable[Finding], *, most: int | None = None) -> None:
         """What an operation noticed, a line each, and its remedy below. JSON carries them in the result.
@@ -96,8 +133,9 @@ class Console:
             place = printable(finding.where)
             if finding.offset is not None:
                 place = f"{place} @ {finding.offset:#x}".strip()
-            parts = [_WORDS[finding.severity], place, printable(finding.message)]
-            self.note(": ".join(part for part in parts if part))
+            word = _WORDS[finding.severity]
+            text = ": ".join(part for part in (word, place, printable(finding.message)) if part)
+            self.note(text, "damage" if finding.severity == "error" else None, len(word))
             if finding.fix:
                 self.note(f"  hint: {printable(finding.fix)}")
         if most is not None and len(shown) > most:
@@ -115,10 +153,11 @@ class Console:
             return
         from ckptfix.cli.shared.progress import Progress
 
-        bar = Progress(sys.stderr, at_end=at_end)
+        bar = self._bar = Progress(sys.stderr, at_end=at_end)
         try:
             yield bar
         finally:
+            self._bar = None
             bar.clear()
 
 
@@ -129,10 +168,10 @@ class Lines(Console):
         super().__init__()
         self.lines: list[str] = []
 
-    def say(self, text: str = "") -> None:
+    def say(self, text: str = "", meaning: Meaning | None = None, label: int | None = None) -> None:
         self.lines.append(text)
 
-    def note(self, text: str) -> None:
+    def note(self, text: str, meaning: Meaning | None = None, label: int | None = None) -> None:
         self.lines.append(text)
 
     @property

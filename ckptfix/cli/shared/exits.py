@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from io import TextIOWrapper
+from io import StringIO, TextIOWrapper
 from types import FrameType
 from typing import Any
 
@@ -47,7 +47,7 @@ def run(invoke: Callable[[], object], console: Console, arguments: Sequence[str]
 
 def _ended(invoke: Callable[[], object], console: Console, arguments: Sequence[str], written: Sequence[str]) -> int:
     try:
-        with _signals_raise():
+        with signals_raise():
             try:
                 code = invoke()
                 _flush()
@@ -80,14 +80,15 @@ def _report(error: Exception, console: Console, arguments: Sequence[str], writte
         return 128 + signal.SIGPIPE
     document = describe(error)
     if isinstance(error, click.ClickException):
-        error.show()
+        text = StringIO()
+        error.show(text)
+        for line in text.getvalue().splitlines():
+            console.note(line, "damage" if line.startswith("Error: ") else None, len("Error"))
     else:
-        place = "" if isinstance(error, CkptfixError) or not document["path"] else f"{printable(document['path'])}: "
-        console.note(place + (str(error) if isinstance(error, CkptfixError) else printable(document["message"])))
-        for line in document.get("lines", ()):
-            console.note(f"  {printable(line)}")
-        if document["hint"]:
-            console.note(f"hint: {printable(document['hint'])}")
+        what, *more = said(error, document)
+        console.note(what, "damage")
+        for line in more:
+            console.note(line)
     _tell(console, written)
     if written:
         document["written"] = [*written]
@@ -96,6 +97,16 @@ def _report(error: Exception, console: Console, arguments: Sequence[str], writte
             console.emit(failure(document), TROUBLE)
             _flush()
     return TROUBLE
+
+
+def said(error: Exception, document: Mapping[str, Any]) -> Iterator[str]:
+    """What is printed of an error: where and what, then what it lists, then what to do; `document` describes it."""
+    place = "" if isinstance(error, CkptfixError) or not document["path"] else f"{printable(document['path'])}: "
+    yield place + (str(error) if isinstance(error, CkptfixError) else printable(document["message"]))
+    for line in document.get("lines", ()):
+        yield f"  {printable(line)}"
+    if document["hint"]:
+        yield f"hint: {printable(document['hint'])}"
 
 
 def failure(document: Mapping[str, Any], path: str | None = None) -> dict[str, Any]:
@@ -135,7 +146,7 @@ def describe(error: Exception) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _signals_raise() -> Iterator[None]:
+def signals_raise() -> Iterator[None]:
     """SIGINT, SIGTERM and SIGHUP raise `Stopped` in the main thread, once: a second one must not cut the cleanup short.
 
     One that was ignored at the start (nohup, a background job) remains ignored.

@@ -20,6 +20,7 @@ _GAP = 2
 _COMMAND = re.compile(r"`[^`]*`")
 _LABEL = re.compile(r" *(?:\S+(?: \S+)*)?  +")
 _HANG = 4
+_TO_DO = ("Fix: ", "Then: ", "Try: ", "hint: ")
 _NO_BREAK = "\0"
 
 
@@ -34,7 +35,8 @@ def width_of(stream: IO[str] | None) -> int:
 def wrapped(line: str, width: int) -> list[str]:
     """`line` in as many lines as it needs, each after the first indented, to the value of a fact or by a little.
 
-    A command in backticks and a long name are never broken: what is pasted must be whole.
+    What is to be pasted is never broken: a command in backticks, and every word of a line that says what to do. Other
+    words that are longer than a line, such as names of files, lose their middle.
     """
     if not width or len(line) <= width:
         return [line]
@@ -43,6 +45,9 @@ def wrapped(line: str, width: int) -> list[str]:
     label = _LABEL.match(line)
     indent = label.end() if label is not None and label.end() <= width // 2 else _HANG
     text = _COMMAND.sub(lambda command: command[0].replace(" ", _NO_BREAK), line[indent:] if label else line)
+    if not line.lstrip().startswith(_TO_DO):
+        room = max(width - indent, LEAST)
+        text = " ".join(word if "`" in word else cut(word, room) for word in text.split(" "))
     head = line[:indent] if label else ""
     lines = wrap(
         text,
@@ -66,19 +71,27 @@ def cut(text: str, most: int) -> str:
 
 
 def columns(
-    cells: Sequence[Sequence[str]], headers: Sequence[str], width: int
+    cells: Sequence[Sequence[str]],
+    headers: Sequence[str],
+    width: int,
+    spare: Sequence[str] = (),
+    whole: Sequence[str] = (),
 ) -> tuple[list[list[str]], list[str], list[str]]:
     """The rows and headers of a table of `width` columns at most, and the headers that were left out.
 
     Columns without a text go first; then the widest after the first are cut, then the first, which has the names; then
-    the last are left out.
+    those in `spare` are left out, the first of them first, then the last. Those in `whole` are not cut.
     """
     full = [at for at in range(len(headers)) if any(row[at] for row in cells)]
     needs = {at: max(len(headers[at]), *(len(row[at]) for row in cells)) for at in full}
-    least = {at: min(need, LEAST_NAME if at == full[0] else LEAST) for at, need in needs.items()}
+    least = {
+        at: need if headers[at] in whole else min(need, LEAST_NAME if at == full[0] else LEAST)
+        for at, need in needs.items()
+    }
     kept = list(full)
     while len(kept) > 1 and sum(least[at] for at in kept) + _GAP * (len(kept) - 1) > width:
-        kept.pop()
+        left_out = next((at for name in spare for at in kept[1:] if headers[at] == name), kept[-1])
+        kept.remove(left_out)
     room = width - _GAP * (len(kept) - 1)
     for some in (kept[1:], kept[:1]):
         while sum(needs[at] for at in kept) > room and any(needs[at] > least[at] for at in some):

@@ -10,25 +10,36 @@ from ckptfix.words import facts as facts
 from ckptfix.words import shape as shape
 from ckptfix.words import size as size
 
+LONG = 1000
+"""Rows of a table from which on it is drawn here: tabulate takes 4 s for 100,000."""
+
 
 def table(
-    rows: Iterable[Sequence[object]], headers: Sequence[str], *, right: Iterable[int] = (), width: int = 0
+    rows: Iterable[Sequence[object]],
+    headers: Sequence[str],
+    *,
+    right: Iterable[int] = (),
+    spare: Sequence[str] = (),
+    whole: Sequence[str] = (),
+    width: int = 0,
 ) -> str:
     """A table with a line under its headers; `right` are the columns set flush right. No rows, no table.
 
     Args:
+        spare: headers of the columns that are left out first where there is no room.
+        whole: headers of those that are never cut.
         width: of the terminal that the table must fit; 0 for a table that is complete.
     """
     cells = [[printable(cell) for cell in row] for row in rows]
     if not cells:
         return ""
     flush = {headers[column] for column in right}
-    text = _drawn(cells, headers, flush)
+    text = _drawn(cells, headers, flush) if len(cells) < LONG else _lined(cells, headers, flush, 2)
     if width and max(map(len, text)) > width:
         from ckptfix.cli.shared import fit
 
-        cells, headers, left_out = fit.columns(cells, headers, width)
-        text = _narrow(cells, headers, flush)
+        cells, headers, left_out = fit.columns(cells, headers, width, spare, whole)
+        text = _lined(cells, headers, flush)
         if left_out:
             text += fit.wrapped(f"... no room for {', '.join(left_out)} (a pipe gets all)", width)
     return "\n".join(text)
@@ -42,18 +53,18 @@ def _drawn(cells: Sequence[Sequence[str]], headers: Sequence[str], flush: Contai
     return [line.rstrip() for line in text.splitlines()]
 
 
-def _narrow(cells: Sequence[Sequence[str]], headers: Sequence[str], flush: Container[str]) -> list[str]:
-    """The same, with no more room than the cells need; tabulate gives each header two columns more."""
-    widths = [max(map(len, column)) for column in zip(headers, *cells, strict=True)]
-
-    def line(row: Sequence[str], right: Container[str]) -> str:
-        padded = [
-            cell.rjust(width) if header in right else cell.ljust(width)
-            for cell, header, width in zip(row, headers, widths, strict=True)
-        ]
-        return "  ".join(padded).rstrip()
-
-    return [line(headers, ()), line(["-" * width for width in widths], ()), *(line(row, flush) for row in cells)]
+def _lined(
+    cells: Sequence[Sequence[str]], headers: Sequence[str], flush: Container[str], around: int = 0
+) -> list[str]:
+    """The same as tabulate draws it, in a tenth of the time; it has headers two columns wider than they are."""
+    widths = [
+        max(len(header) + around, max(map(len, column)))
+        for header, column in zip(headers, zip(*cells, strict=True), strict=True)
+    ]
+    sides = [">" if header in flush else "<" for header in headers]
+    form = "  ".join(f"{{:{side}{width}}}" for side, width in zip(sides, widths, strict=True)).format
+    head = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in (headers, ["-" * width for width in widths]))
+    return [*head, *(form(*row).rstrip() for row in cells)]
 
 
 def more(hidden: int, what: str = "") -> str:

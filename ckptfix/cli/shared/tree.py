@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from ckptfix.checkpoint import TensorEntry
+from ckptfix.cli.shared.fit import LEAST, cut
 from ckptfix.cli.shared.tables import shape, size
 from ckptfix.errors import printable
 from ckptfix.words import plural
@@ -37,14 +38,26 @@ class Node:
     count: int = 1
 
 
-def lines(entries: Iterable[TensorEntry]) -> Iterator[str]:
-    """The tree of `entries`, two spaces a level: modules with what they hold, tensors with what they are."""
+def lines(entries: Iterable[TensorEntry], *, depth: int = DEPTH, width: int = 0) -> Iterator[str]:
+    """The tree of `entries`, two spaces a level: modules with what they hold, tensors with what they are.
+
+    Args:
+        depth: levels that are shown; of deeper ones the number and bytes of their tensors.
+        width: of the terminal that a line must fit; 0 for lines that are complete.
+    """
     root = _grow(entries)
     _fold(root, {})
-    rows = list(_walk(root, 0))
-    width = min(max((len(label) for label, _ in rows), default=0), 60)
+    rows = list(_walk(root, 0, depth))
+    labels = min(max((len(label) for label, _ in rows), default=0), 60)
+    if width:
+        details = max((len(detail) for _, detail in rows), default=0)
+        labels = min(labels, max(width - details - 2, width // 2))
     for label, detail in rows:
-        yield f"{label.ljust(width)}  {detail}".rstrip()
+        if width:
+            indent = len(label) - len(label.lstrip(" "))
+            label = " " * indent + cut(label.lstrip(" "), max(labels - indent, LEAST))
+            detail = cut(detail, max(width - max(labels, len(label)) - 2, LEAST))
+        yield f"{label.ljust(labels)}  {detail}".rstrip()
 
 
 def _grow(entries: Iterable[TensorEntry]) -> Node:
@@ -100,7 +113,7 @@ def _follows(name: str, after: str) -> bool:
     return name.isdecimal() and after.isdecimal() and len(after) < 10 and str(int(name) + 1) == after
 
 
-def _walk(node: Node, level: int) -> Iterator[tuple[str, str]]:
+def _walk(node: Node, level: int, depth: int) -> Iterator[tuple[str, str]]:
     for child in node.folded:
         label, count, bottom = _label(child), child.count, child
         while len(bottom.folded) == 1:
@@ -113,7 +126,8 @@ def _walk(node: Node, level: int) -> Iterator[tuple[str, str]]:
             yield indent + label, f"{times}{_tensor(bottom.entry)}"
         else:
             yield indent + label, f"{plural(child.tensors, 'tensor')}, {size(child.nbytes)}"
-            yield from _walk(bottom, level + 1)
+            if level + 1 < depth:
+                yield from _walk(bottom, level + 1, depth)
 
 
 def _label(node: Node) -> str:

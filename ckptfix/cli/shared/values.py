@@ -63,11 +63,11 @@ def devices(ctx: click.Context, param: click.Parameter, incomplete: str) -> list
 
 def _inputs(ctx: click.Context) -> list[object]:
     """The files that the command line names so far."""
-    named: list[object] = [ctx.params.get(name) for name in INPUTS]
-    several = ctx.params.get("paths")
-    named += several if isinstance(several, list | tuple) else ()
+    named: list[object] = []
+    for value in map(ctx.params.get, INPUTS):
+        named += value if isinstance(value, list | tuple) else [value]
     # Where the last word is an option that lacks its value, click leaves the arguments before it in `args`.
-    count = sum(param.name in INPUTS for param in ctx.command.params) or MOST
+    count = sum(MOST if param.nargs < 0 else 1 for param in ctx.command.params if param.name in INPUTS)
     return named if any(named) else list(ctx.args[:count])
 
 

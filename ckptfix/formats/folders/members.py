@@ -79,10 +79,16 @@ def members(folder: str) -> tuple[Member, ...]:
 def _member(entry: Path) -> Member:
     inner = entry.is_dir()
     size = 0 if inner or not entry.is_file() else entry.stat().st_size
-    for pattern, role, what in ROLES:
-        if re.fullmatch(pattern, entry.name):
-            return Member(entry.name, role, what, size, inner)
-    return Member(entry.name, "other", "", size, inner)
+    return Member(entry.name, *_row_of(entry.name), size, inner)
+
+
+def role_of(name: str) -> Role:
+    """What a file is among those that trainers save, as far as its name says."""
+    return _row_of(name)[0]
+
+
+def _row_of(name: str) -> tuple[Role, str]:
+    return next(((role, what) for pattern, role, what in ROLES if re.fullmatch(pattern, name)), ("other", ""))
 
 
 def model_of(folder: str, is_checkpoint: Callable[[str], bool]) -> str | None:
@@ -101,7 +107,7 @@ def model_of(folder: str, is_checkpoint: Callable[[str], bool]) -> str | None:
     left = [member for member in found if member.role in ("model", "other")]
     files = [member for member in left if not member.folder]
     for chosen in ([member for member in files if member.role == "model"], files):
-        stems = {member.name.rpartition(".")[0].removeprefix("pytorch_") for member in chosen}
+        stems = {_stem(member.name) for member in chosen}
         if len(stems) == 1:
             best = next((member for member in chosen if member.name.endswith(".safetensors")), chosen[0])
             return str(Path(folder, best.name))
@@ -112,6 +118,21 @@ def model_of(folder: str, is_checkpoint: Callable[[str], bool]) -> str | None:
         return str(Path(folder, alone[0].name))
     inner = [member for member in left if member.folder and is_checkpoint(str(Path(folder, member.name)))]
     return str(Path(folder, inner[0].name)) if len(inner) == 1 and not alone else None
+
+
+def _stem(name: str) -> str:
+    return name.rpartition(".")[0].removeprefix("pytorch_")
+
+
+def rivals_of(folder: str, taken: str) -> tuple[str, ...]:
+    """The other files in `folder` that are called a model as the file `taken` of it is."""
+    own = Path(taken).name
+    try:
+        found = [member for member in members(folder) if member.may_be_checkpoint and not member.folder]
+    except OSError:
+        return ()
+    same = [member.name for member in found if member.role in ("model", "other") and _stem(member.name) == _stem(own)]
+    return tuple(name for name in same if name != own)
 
 
 def optimizer_of(path: str) -> str | None:

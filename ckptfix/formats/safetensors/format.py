@@ -78,7 +78,7 @@ def judge(checkpoint: Checkpoint) -> Iterator[Finding]:
     header = header_of(checkpoint)
     yield from header.findings
     if header.data_start % ALIGNMENT:
-        message = f"the data begins at no multiple of {ALIGNMENT}"
+        message = f"the tensor data does not begin at a multiple of {ALIGNMENT} bytes"
         yield found("misaligned-data", message, offset=header.data_start)
     yield from _unreadable(header)
     yield from _layout(header)

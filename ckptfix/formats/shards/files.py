@@ -42,19 +42,24 @@ class Found:
         indexes: what is called like an index.
         ranks: files of slices of tensors, a file or more for each rank.
         groups: (name, suffix, how many there should be) -> number -> file.
+        doubles: files whose number another file has, written with other zeros.
+        wholes: files that hold all of a model that is here in shards too, by their names.
     """
 
     folder: str
     indexes: tuple[str, ...]
     ranks: tuple[str, ...]
     groups: dict[tuple[str, str, int], dict[int, str]]
+    doubles: tuple[str, ...] = ()
+    wholes: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.indexes or self.ranks or self.groups)
 
     def names(self) -> tuple[str, ...]:
         """All of them."""
-        return (*self.indexes, *self.ranks, *(name for group in self.groups.values() for name in group.values()))
+        numbered = (name for group in self.groups.values() for name in group.values())
+        return (*self.indexes, *self.ranks, *numbered, *self.doubles, *self.wholes)
 
     def left_out(self, listed: Container[str]) -> list[str]:
         """The files of a numbered series of which only some are `listed`."""
@@ -75,6 +80,18 @@ class Found:
             names = [next(iter(files.values())) for files in self.groups.values()]
             hint = "move the shards of each to a folder of their own"
             raise Refused(f"shards of {len(names)} checkpoints: {some(names)}", path=self.folder, hint=hint)
+        if self.indexes or self.ranks:
+            return
+        if self.doubles:
+            names = [*self.doubles, *(name for group in self.groups.values() for name in group.values())]
+            hint = "name the file that is meant, or move the shards of each checkpoint to a folder of their own"
+            raise Refused(f"shards of two checkpoints: {some(names)}", path=self.folder, hint=hint)
+        for name, suffix, _ in self.groups:
+            whole = f"{name}{suffix}"
+            if whole in self.wholes:
+                hint = f"name {Path(self.folder, whole)}, or move it away to take the shards"
+                message = f"two checkpoints: {whole}, and shards that no index lists ({self.names()[0]} ...)"
+                raise Refused(message, path=self.folder, hint=hint)
 
 
 def find(folder: str) -> Found:
@@ -89,15 +106,34 @@ def find(folder: str) -> Found:
     except OSError as error:
         raise not_readable(error, folder) from None
     groups: dict[tuple[str, str, int], dict[int, str]] = {}
-    ranks = []
+    ranks, doubles = [], []
     for name in names:
         if RANK.fullmatch(name):
             ranks.append(name)
         elif (match := NUMBERED.fullmatch(name)) is not None:
             suffix = f"{match[4] or ''}.{match[5]}"
-            groups.setdefault((match[1], suffix, int(match[3])), {})[int(match[2])] = name
+            group = groups.setdefault((match[1], suffix, int(match[3])), {})
+            if group.setdefault(int(match[2]), name) is not name:
+                doubles.append(name)
     indexes = tuple(name for name in names if INDEX.search(name) and not OTHERS.search(name))
-    return Found(folder, indexes, tuple(ranks), groups)
+    wanted = {whole for name, suffix, _ in groups for whole in _wholes(name, suffix)}
+    for name in indexes:
+        stem, variant, _ = INDEX.split(name)
+        stem, _, kind = stem.rpartition(".")
+        wanted.update(_wholes(stem, f"{variant or ''}.{kind}"))
+    wholes = tuple(name for name in names if name in wanted)
+    return Found(folder, indexes, tuple(ranks), groups, tuple(doubles), wholes)
+
+
+def _wholes(name: str, suffix: str) -> tuple[str, ...]:
+    """The files that hold what the series ``name-00001-of-00002`` + `suffix` does, in its container and in the other.
+
+    They are ``model.safetensors`` and ``pytorch_model.bin`` for transformers.
+    """
+    variant, _, kind = suffix.rpartition(".")
+    bare = name.removeprefix("pytorch_")
+    other = f"{bare}{variant}.safetensors" if kind != "safetensors" else f"pytorch_{bare}{variant}.bin"
+    return f"{name}{suffix}", other
 
 
 def open_file(path: str) -> Checkpoint:

@@ -6,7 +6,7 @@ Reading is forgiving: a shard that is missing, damaged or outside of the folder 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -143,7 +143,7 @@ def _from_names(path: str, folder: str, there: files.Found) -> Layout:
     for file in files.missing_numbers(count, numbered, name, suffix):
         message = f"{file} is not there; without the index it is not known what it should hold"
         findings.append(found("missing-shard", message, where=file))
-    findings += [*opened.findings, *_doubled(opened.holders())]
+    findings += [*opened.findings, *_doubled(opened.holders()), *_wholes(there, ())]
     return Layout(
         path, folder, None, tuple(opened.shards), tuple(opened.unread), False, tuple(findings), tuple(opened.marks)
     )
@@ -253,6 +253,19 @@ def _others(there: files.Found, listed: Mapping[str, object]) -> Iterator[Findin
         for name in group.values():
             if name not in listed and name not in same and Path(name).suffix in suffixes:
                 yield found("extra-shard", f"{name} is there, and the index does not list it", where=name)
+    for name in there.doubles:
+        if name not in listed:
+            yield found("extra-shard", f"{name} is there, and the index does not list it", where=name)
+    yield from _wholes(there, listed)
+
+
+def _wholes(there: files.Found, listed: Container[str]) -> Iterator[Finding]:
+    """Files beside the shards that may be the same model, or another one."""
+    for name in there.wholes:
+        if name in listed:
+            continue
+        message = f"{name} is there too, and is not taken; other programs may take it in place of the shards"
+        yield found("other-model", message, where=name)
 
 
 def data_bytes(entries: Sequence[TensorEntry]) -> int:

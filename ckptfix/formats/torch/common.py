@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from ckptfix.checkpoint import Checkpoint, Data, Inside, Storage, TensorEntry, dtypes
@@ -104,36 +105,76 @@ Lookup = Callable[[str], tuple[Data | None, int, int | None]]
 """key -> (where the bytes are, how many, their CRC-32); a negative number for a key that the file lacks."""
 
 
-class Storages:
-    """Storage nouns by key: `place` gives where the bytes of a key are and their CRC-32."""
+class StorageTable(ABC):
+    """The storages that references name, each made once, by `make`."""
 
-    def __init__(self, place: Lookup) -> None:
-        self.place = place
+    def __init__(self) -> None:
         self._made: dict[tuple[str, str, str], Storage] = {}
+
+    @abstractmethod
+    def make(self, key: str, kind: str, location: str, nbytes: int) -> Storage:
+        """The storage of `nbytes` bytes of which a reference speaks first. Raises BadTensor where there is none."""
 
     def __call__(self, persid: PersId) -> Storage:
         """The storage that `persid` refers to.
 
         Raises:
-            BadTensor: it does not refer to a storage that the file has.
+            BadTensor: it does not refer to a storage that can be made.
         """
         key, kind, location, numel = fields(persid)
+        nbytes = expected_bytes(kind, numel)
         made = self._made.get((key, kind, location))
         if made is None:
-            expected = expected_bytes(kind, numel)
-            try:
-                data, nbytes, crc32 = self.place(key) if location != "meta" else (None, expected, None)
-            except CkptfixError as error:
-                raise BadTensor(error.message) from None
-            if nbytes < 0:
-                raise BadTensor(f"the file has no storage {key!r}")
-            if expected != nbytes:
-                raise BadTensor(f"storage {key} has {nbytes} bytes where {expected} are promised")
-            made = self._made[key, kind, location] = Storage(key, kind, nbytes, location, data, crc32)
-        elif made.nbytes != expected_bytes(kind, numel):
+            made = self._made[key, kind, location] = self.make(key, kind, location, nbytes)
+        elif made.nbytes != nbytes:
             message = f"storage {key} has {made.nbytes} bytes, and another reference to it promises another number"
             raise BadTensor(message)
         return made
+
+
+class Storages(StorageTable):
+    """The storages of a file: `place` gives where the bytes of a key are and their CRC-32.
+
+    A storage on the meta device has no data. With `meta_has_bytes` the file must hold its bytes all the same.
+    `size` gives how many bytes of a key there are, where that is known without its place.
+    """
+
+    def __init__(
+        self, place: Lookup, *, meta_has_bytes: bool = False, size: Callable[[str], int] | None = None
+    ) -> None:
+        super().__init__()
+        self.place = place
+        self.meta_has_bytes = meta_has_bytes
+        self.size = size or (lambda key: place(key)[1])
+
+    def make(self, key: str, kind: str, location: str, nbytes: int) -> Storage:
+        absent = location == "meta" and not self.meta_has_bytes
+        try:
+            data, found, crc32 = (None, nbytes, None) if absent else self.place(key)
+        except CkptfixError as error:
+            raise BadTensor(error.message) from None
+        if found < 0:
+            raise BadTensor(f"the file has no storage {key!r}")
+        if found != nbytes:
+            raise BadTensor(f"storage {key} has {found} bytes where {nbytes} are promised")
+        if location == "meta":
+            data, crc32 = None, None
+        return Storage(key, kind, nbytes, location, data, crc32)
+
+    def all_there(self, persids: Iterable[PersId]) -> bool:
+        """Whether the file has as many bytes of each storage as the references to it promise."""
+        for persid in persids:
+            try:
+                key, kind, location, numel = fields(persid)
+                if location == "meta" and not self.meta_has_bytes:
+                    continue
+                if self.size(key) != expected_bytes(kind, numel):
+                    return False
+            except BadTensor:
+                continue
+            except CkptfixError:
+                return False
+        return True
 
 
 MAX_KEY = 1024

@@ -137,10 +137,13 @@ class PutStorages:
         return reference(kind, self._key(kind, storage, row), storage.location, count, legacy=self.legacy)
 
     def _key(self, kind: Global, storage: Storage, row: dtypes.Dtype | None) -> str:
-        if self._kinds.get(storage.key) == {kind.name} and self(storage.key)[0] == storage.data:
-            return storage.key
-        data = storage.data if isinstance(storage.data, ByteRange) else id(storage.data)
-        same = (storage.key, data, kind.name)
+        if self._kinds.get(storage.key) == {kind.name}:
+            data, nbytes, _ = self(storage.key)
+            on_meta = storage.location == "meta" and storage.nbytes == nbytes
+            if data == storage.data or on_meta:
+                return storage.key
+        place = storage.data if isinstance(storage.data, ByteRange) else id(storage.data)
+        same = (storage.key, place, kind.name)
         if same not in self._keys:
             key = next(str(number) for number in numbers(len(self._kinds)) if str(number) not in self._kinds)
             self._keys[same] = key

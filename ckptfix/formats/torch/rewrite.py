@@ -114,6 +114,8 @@ def plan_rewrite(
         zip_layout.refuse_damaged_pickle(parts.container, checkpoint.path)
     kept: list[tuple[str, Data, int | None]] = []
     counts: dict[str, int] = {}
+    to_legacy = from_legacy if legacy is None else legacy
+    meta = {str(persid.fields[2]) for persid in rewritten.persids if persid.fields[3:4] == ("meta",)}
     for key, numel in storage_sizes(rewritten).items():
         new = (storages or {}).get(key)
         if new is not None:
@@ -121,11 +123,13 @@ def plan_rewrite(
             counts[key] = new.data.length // new.itemsize
             continue
         data, _, crc32 = parts.storages.place(key)
+        if data is None and key in meta and to_legacy:
+            continue
         if data is None:
             raise DamagedFile(f"the file has no storage {key!r}", path=checkpoint.path)
         kept.append((key, data, crc32))
         counts[key] = parts.container.storages[key][1] if from_legacy else numel
-    if from_legacy if legacy is None else legacy:
+    if to_legacy:
         return legacy_plan(rewritten.pickle, [(key, data, counts[key]) for key, data, _ in kept], dest)
     return Plan((OutputFile.of(dest, zip_layout.fresh(rewritten.pickle, kept, checkpoint.byteorder)),))
 
@@ -190,11 +194,11 @@ def _stage(edit: Edit) -> type | None:
 
 
 def storage_sizes(rewritten: Rewritten) -> dict[str, int]:
-    """The storages that a pickle refers to and that have bytes, in order of first use: key -> elements stated."""
+    """The storages that a pickle refers to, in order of first use: key -> elements stated."""
     sizes: dict[str, int] = {}
     for persid in rewritten.persids:
         pid = persid.pid
-        if type(pid) is tuple and len(pid) >= 5 and pid[0] == "storage" and pid[3] != "meta":
+        if type(pid) is tuple and len(pid) >= 5 and pid[0] == "storage":
             sizes.setdefault(str(pid[2]), pid[4] if type(pid[4]) is int else 0)
     return sizes
 
@@ -259,9 +263,8 @@ def storage_keys(rewritten: Rewritten, path: str) -> list[str]:
         if type(persid.pid) is tuple and persid.pid[:1] == ("module",):
             continue
         try:
-            key, _, location, _ = fields(persid)
+            key = fields(persid)[0]
         except BadTensor as error:
             raise DamagedFile(str(error), path=path, where="pickle", offset=persid.position) from None
-        if location != "meta":
-            keys[key] = None
+        keys[key] = None
     return list(keys)

@@ -83,13 +83,15 @@ def read(path: str) -> Checkpoint:
             found("trailing-bytes", f"{directory.trailing} bytes follow the archive", offset=size)
         )
     graph = parse(pickle, path=path, where=archive.pickle.name)
+    places = Places(path, archive)
     return torch_common.build(
         path,
         format=NAME,
         size=size,
         graph=graph,
         container=archive,
-        storages=torch_common.Storages(Places(path, archive)),
+        # torch reads the record of a storage before it looks at the device.
+        storages=torch_common.Storages(places, meta_has_bytes=True, size=places.size),
         traits=traits,
         byteorder="big" if byteorder == "big" else "little",
         findings=findings,

@@ -87,6 +87,11 @@ class Places:
             raise BadDirectory(self._wrong[key], path=self._path, where=record.name, offset=record.header)
         return self._data[key], record.size, record.crc32 or None
 
+    def size(self, key: str) -> int:
+        """The bytes of a storage as the directory states them; a negative number for a key that the file lacks."""
+        record = self._records.get(key)
+        return -1 if record is None or key in self._wrong else record.size
+
     def _read_headers(self) -> dict[str, Data]:
         found: dict[str, Data] = {}
         with open_source(self._path) as reader:

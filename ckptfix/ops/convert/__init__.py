@@ -82,14 +82,13 @@ def convert(
             optimizer=optimizer,
             shard_size=shard_size,
         )
-        line = f"{plural(done.tensors, 'tensor')} from {checkpoint.format} to {done.format}"
+        of = f" of {done.at}" if done.at else ""
+        line = f"converted {plural(done.tensors, 'tensor')}{of}: {_title(checkpoint.format)} -> {_title(done.format)}"
         shards = sum(not file.along and not file.path.endswith(".json") for file in done.plan.files)
         if shards > 1 and FORMATS[done.format].sized is not None:
-            line += f" in {plural(shards, 'shard')}"
+            line += f", {plural(shards, 'file')}"
         if done.copied:
             line = f"nothing to do: it is {done.format} already{copy_note(True)}"
-        if done.at:
-            line += f" from {done.at}"
         if done.ties:
             line += f"; {plural(done.ties, 'name')} tied to another"
         lines = [line]
@@ -118,6 +117,11 @@ def convert(
         refuse_destination(dest, source, how, folder=folder)
         return carry_out(_joined(source), dest, make, how, converts=True, folder=folder)
     return carry_out(cast("StrPath", source), dest, make, how, converts=True, folder=folder)
+
+
+def _title(format: str) -> str:
+    """What a format is called in text; a program's, which has no row, by its name."""
+    return FORMATS[format].title if format in FORMATS else format
 
 
 @without_collections

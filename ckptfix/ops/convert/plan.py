@@ -13,6 +13,7 @@ from ckptfix.formats.safetensors.ties import TIE_KEYS
 from ckptfix.formats.safetensors.write import row_major
 from ckptfix.formats.shards.write import parse_size
 from ckptfix.formats.target import fitting, not_written, target_format
+from ckptfix.formats.torch import legacy_layout
 from ckptfix.formats.torch.common import element_sizes, little_endian
 from ckptfix.ops import choose
 from ckptfix.ops.candidates import Candidate
@@ -126,8 +127,10 @@ def _planned(
 
 
 def _copied(checkpoint: Checkpoint, dest: str) -> Conversion:
+    legacy_layout.refuse_truncated(checkpoint)
     plan = copy_of(checkpoint, dest)
-    return Conversion(plan, checkpoint.format, None, len(checkpoint.entries), everything(checkpoint), copied=True)
+    promise = Promise(edited=checkpoint)
+    return Conversion(plan, checkpoint.format, None, len(checkpoint.entries), promise, copied=True)
 
 
 def _one_state_dict(

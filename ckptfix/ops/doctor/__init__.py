@@ -7,6 +7,7 @@ from ckptfix.errors import StrPath
 from ckptfix.findings.row import Entry
 from ckptfix.findings.table import ENTRIES
 from ckptfix.formats.foreign.archives import checkpoints_in
+from ckptfix.io.read import Progress
 from ckptfix.io.source import found_as, opened_once
 from ckptfix.ops.doctor import examine
 from ckptfix.ops.doctor.report import Diagnosis, of_message
@@ -26,6 +27,7 @@ def doctor(
     at: str | None = None,
     like_at: str | None = None,
     allow_import: bool = False,
+    progress: Progress | None = None,
 ) -> Diagnosis:
     """Look at a checkpoint, and say what keeps it from loading; nothing of it is imported, run or changed.
 
@@ -36,6 +38,7 @@ def doctor(
         at: address of the state dict that counts, where there are several; of the others, nothing is said.
         like_at: the same for `like`.
         allow_import: import the module of ``module:factory`` and call the factory, which runs their code.
+        progress: called with bytes of tensors read, and bytes in all.
 
     Returns:
         What was found: ``diagnosis.sentence`` says it in one sentence, ``diagnosis.fixes`` are the commands that
@@ -45,7 +48,7 @@ def doctor(
         CkptfixError: `path` cannot be read; `like` cannot, as `targets.read`.
     """
     target = None if like is None else targets.read(like, at=like_at, allow_import=allow_import)
-    return examine.examine(path, like=target, error=error, fast=fast, at=at, like_at=like_at)
+    return examine.examine(path, like=target, error=error, fast=fast, at=at, like_at=like_at, progress=progress)
 
 
 def message(error: str) -> Diagnosis:

@@ -139,8 +139,8 @@ def _nesting(checkpoint: Checkpoint) -> Iterator[Finding]:
     lengths = sorted(set(map(len, fronts)))
     optimizer = [entry for entry in checkpoint.entries if any(entry.at[:length] in fronts for length in lengths)]
     if optimizer:
-        nbytes = sum(entry.storage.nbytes for entry in optimizer if entry.storage is not None)
-        message = f"an optimizer's state is {nbytes:,} of its {checkpoint.size:,} bytes"
+        held = {entry.storage.identity: entry.storage.nbytes for entry in optimizer if entry.storage is not None}
+        message = f"an optimizer's state is {sum(held.values()):,} of its {checkpoint.size:,} bytes"
         yield found("optimizer-state", message, where=optimizer[0].at)
     if "state_dict" in tops and states(checkpoint, "objects"):
         addresses = {address.partition("/")[0] for address, _ in checkpoint.values()} | tops
@@ -179,7 +179,7 @@ def _sharing(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Tied tensors, overlapping ones, and storages that are larger than what views them."""
     whole: dict[tuple[str, str], int] = {}
     ends: dict[tuple[str, str], list[tuple[int, int, str]]] = defaultdict(list)
-    ties: dict[object, list[str]] = defaultdict(list)
+    ties: dict[object, list[TensorEntry]] = defaultdict(list)
     stack: list[TensorEntry] = list(checkpoint.entries)
     ats = {state.at for state in weights(checkpoint)}
     while stack:
@@ -195,8 +195,8 @@ def _sharing(checkpoint: Checkpoint) -> Iterator[Finding]:
         stop = entry.offset + reach(entry.shape, entry.stride)
         ends[storage.identity].append((size.nbytes(entry.offset), size.nbytes(stop), entry.name))
         if entry.at in ats:
-            ties[same_place(entry)].append(entry.key)
-    tied = [sorted(names) for names in ties.values() if len(names) > 1]
+            ties[same_place(entry)].append(entry)
+    tied = [_names(entries) for entries in ties.values() if len(entries) > 1]
     if tied:
         shown = "; ".join(" = ".join(names[:4]) for names in sorted(tied)[:3])
         several = "1 tensor has" if len(tied) == 1 else f"{len(tied):,} tensors have"
@@ -213,6 +213,12 @@ def _sharing(checkpoint: Checkpoint) -> Iterator[Finding]:
         message = f"{total:,} bytes are saved that no tensor uses: {name} is a view of a storage of {held:,} bytes"
         yield found("oversized-storage", message, where=name)
     yield from _overlaps(checkpoint, ats)
+
+
+def _names(entries: Sequence[TensorEntry]) -> list[str]:
+    """Their keys; with their addresses where a key is in several state dicts."""
+    keys = [entry.key for entry in entries]
+    return sorted(keys if len(set(keys)) == len(keys) else [entry.name for entry in entries])
 
 
 def _overlaps(checkpoint: Checkpoint, ats: set[str]) -> Iterator[Finding]:

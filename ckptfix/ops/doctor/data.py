@@ -17,7 +17,7 @@ from ckptfix.errors import CkptfixError, Unsupported
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.io.layers import MAX_RATIO
-from ckptfix.io.read import read_chunks
+from ckptfix.io.read import Progress, read_chunks
 from ckptfix.io.sums import crc32_joined
 from ckptfix.io.threads import Part, Workers, tasks
 from ckptfix.words import plural, some
@@ -30,6 +30,9 @@ ZERO_TAIL = 4096
 
 SMALL_ZERO = 4096
 """A tensor of zeros is reported from this many bytes on; biases of a new layer are smaller."""
+
+WORTH = 1 << 24
+"""Bytes whose reading takes long enough to be followed."""
 
 _PATTERNS: Mapping[str, tuple[str, int, int]] = {
     "float64": ("8", 0x7FF0 << 48, 1 << 63),
@@ -76,8 +79,13 @@ class Sums(NamedTuple):
     last: int
 
 
-def scan(pieces: Sequence[Piece], byteorder: str = "little") -> Iterator[Finding]:
-    """Read every byte of `pieces` and judge it."""
+def scan(
+    pieces: Sequence[Piece], byteorder: str = "little", progress: Progress | None = None
+) -> Iterator[Finding]:
+    """Read every byte of `pieces` and judge it; `progress` is called with bytes read, and bytes in all."""
+    done, total = 0, sum(piece.data.length for piece in pieces)
+    if total < WORTH:
+        progress = None
     nan: dict[str, list[tuple[str, int]]] = defaultdict(list)
     infinite: dict[str, list[tuple[str, int]]] = defaultdict(list)
     zeros: list[Piece] = []
@@ -91,6 +99,9 @@ def scan(pieces: Sequence[Piece], byteorder: str = "little") -> Iterator[Finding
     for task, results in zip(shared, Workers().run(read, shared), strict=True):
         for part, result in zip(task, results, strict=True):
             piece = pieces[part.number]
+            done += part.data.length
+            if progress is not None:
+                progress(done, total)
             if isinstance(result, CkptfixError):
                 id = "deflate-bomb" if isinstance(result, Unsupported) else "damaged"
                 yield found(id, result.message, where=piece.where, offset=result.offset)
@@ -129,7 +140,7 @@ def _counted(id: str, dtype: str, rows: Sequence[tuple[str, int]]) -> Finding:
     total = sum(count for _, count in rows)
     names = some([f"{name} ({count:,})" for name, count in rows], 5)
     tensors = plural(len(rows), "tensor")
-    return found(id, f"{total:,} {what} values of {dtype} in {tensors}: {names}", where=rows[0][0])
+    return found(id, f"{plural(total, f'{what} value')} of {dtype} in {tensors}: {names}", where=rows[0][0])
 
 
 def _named(piece: Piece) -> str:

@@ -28,6 +28,7 @@ from ckptfix.errors import (
 )
 from ckptfix.findings import message_names
 from ckptfix.findings.load_errors import LoadError
+from ckptfix.findings.remedies import with_conversion
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import RANK, Remedy, errors_of, found, place_of, remedy_of
 from ckptfix.formats import format_of, located, open_checkpoint
@@ -37,6 +38,7 @@ from ckptfix.formats.torch import zip as torch_zip
 from ckptfix.formats.torch.common import pickled
 from ckptfix.formats.torch.dangerous import is_dangerous
 from ckptfix.io.planned import checks_of, crc32_of, is_spliced
+from ckptfix.io.read import Progress
 from ckptfix.io.source import found_as, open_source, stamp
 from ckptfix.ops import inside as scan_inside
 from ckptfix.ops.doctor import contents as scan_contents
@@ -49,6 +51,7 @@ from ckptfix.ops.doctor import program as scan_program
 from ckptfix.ops.doctor import zip as doctor_zip
 from ckptfix.ops.doctor.report import Diagnosis, message_of
 from ckptfix.ops.pieces import piece_of
+from ckptfix.ops.taken import not_taken
 from ckptfix.ops.target.targets import Side
 from ckptfix.pickles import Graph
 from ckptfix.pickles.graph import Node
@@ -67,6 +70,8 @@ def examine(
     fast: bool = False,
     at: str | None = None,
     like_at: str | None = None,
+    checkpoint: Checkpoint | None = None,
+    progress: Progress | None = None,
 ) -> Diagnosis:
     """Look at the file or folder at `path`, and say what keeps it from loading.
 
@@ -76,6 +81,8 @@ def examine(
         fast: read no tensor bytes: no checksums, no search for NaN and zeros.
         at: address of the state dict that counts; the others are not reported on.
         like_at: address of the state dict of `like`, if the caller gave one.
+        checkpoint: what was read there already.
+        progress: called with bytes of tensors read, and bytes in all.
 
     Raises:
         CkptfixError: there is no such file, or it cannot be read.
@@ -85,16 +92,21 @@ def examine(
         raise NoSuchFile(name)
     alone = located(name)
     if alone != name:
-        inner = examine(alone, like=like, error=error, fast=fast, at=at, like_at=like_at)
+        inner = examine(alone, like=like, error=error, fast=fast, at=at, like_at=like_at, progress=progress)
         which = f"{Path(alone).name}, the model among the files of the folder"
-        return replace(inner, looked_at=(which, *inner.looked_at))
+        others = tuple(not_taken(name, alone))
+        return replace(
+            inner,
+            looked_at=(which, *inner.looked_at),
+            findings=(*inner.findings, *others),
+            remedies=(*inner.remedies, *(remedy_of(other, alone) for other in others)),
+        )
     rows = messages.rows(error) if error is not None else ()
     prefix = message_names.prefix(message_names.listed(error)) if error is not None else None
     looked = ["first bytes"]
-    checkpoint: Checkpoint | None = None
     findings: list[Finding]
     try:
-        checkpoint = open_checkpoint(name)
+        checkpoint = checkpoint or open_checkpoint(name)
     except NoFile:
         raise
     except (DamagedFile, UnknownFormat, Unsupported) as trouble:
@@ -103,7 +115,7 @@ def examine(
         if isinstance(trouble, DistributedPart):
             inside = []
         else:
-            inside = list(scan_program.scan(name, fast=fast) if program else _container(name))
+            inside = list(scan_program.scan(name, fast=fast, progress=progress) if program else _container(name))
         # An archive whose records can be listed is not an unknown file.
         said = doctor_foreign.scan(name, trouble)
         known = [finding for finding in said if finding.id != "unknown-format" or not inside]
@@ -111,10 +123,13 @@ def examine(
         title = trouble.message
     else:
         title = format_of(checkpoint).title
-        findings = list(_judge(checkpoint, like, rows, prefix, fast=fast, at=at, looked=looked))
+        findings = list(_judge(checkpoint, like, rows, prefix, fast=fast, at=at, looked=looked, progress=progress))
     size = stamp(name).size if found_as(name) == "file" else 0
     ordered = _ordered(findings, rows)
     remedies = [_remedy(finding, name, like, at=at, like_at=like_at) for finding in ordered]
+    if checkpoint is not None and not format_of(checkpoint).edits:
+        folder = format_of(checkpoint).folder
+        remedies = [with_conversion(row, name, folder=folder) for row in remedies]
     if any(finding.id == "one-rank" for finding in ordered):
         # Plain values of a piece would load, but are not a model: the whole needs the files of all ranks.
         remedies = [_without(row, "sanitize") for row in remedies]
@@ -146,6 +161,7 @@ def _judge(
     fast: bool,
     at: str | None,
     looked: list[str],
+    progress: Progress | None,
 ) -> Iterator[Finding]:
     """Everything about a file that can be opened."""
     looked[:] = ["container", "key names", "devices"]
@@ -176,7 +192,7 @@ def _judge(
     yield from contents
     if not fast:
         looked.append("tensor data")
-        yield from scan_records.scan(_pieces(checkpoint, view), checkpoint.byteorder)
+        yield from scan_records.scan(_pieces(checkpoint, view), checkpoint.byteorder, progress)
 
 
 def _container(path: str, checkpoint: Checkpoint | None = None) -> Iterator[Finding]:
@@ -225,7 +241,7 @@ def _pickles(checkpoint: Checkpoint, looked: list[str], at: str | None) -> Itera
         taken = module is not None and finding.id in ("foreign-global", "dangerous-global")
         yield replace(finding, fix="ckptfix extract {source} {weights}") if taken else finding
     if module is not None:
-        message = f"a whole pickled module of class {module[0]}, not a state dict"
+        message = f"a whole pickled model (class {module[0]}), not a state dict: loading it needs its code"
         yield found("whole-module", message, where=where, offset=base + module[1])
 
 

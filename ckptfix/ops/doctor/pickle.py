@@ -66,11 +66,11 @@ def _global(name: str, where: str, offset: int, call: int | None, base: int) -> 
     called = "" if call is None else f", which would be called at {base + call:#x}"
     if is_dangerous(name):
         message = f"the pickle contains {name}, which can run code or open files"
-        return found("dangerous-global", f"{message}{called}", where=where, offset=offset)
+        return found("dangerous-global", f"{message}{called}", where=where, offset=offset, about=name)
     about = next((text for front, text in _ABOUT if name == front or name.startswith(f"{front}.")), "")
     what = f"{name} ({about or f'from the package {module}'})" if about or module else name
     message = f"torch.load refuses this file: weights_only=True does not allow {what}{called}"
-    return found("foreign-global", message, where=where, offset=offset)
+    return found("foreign-global", message, where=where, offset=offset, about=name)
 
 
 def _calls(graph: Graph) -> dict[str, int]:

@@ -8,6 +8,7 @@ from ckptfix.errors import CkptfixError, DamagedFile
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats.programs import exported, torchscript
+from ckptfix.io.read import Progress
 from ckptfix.io.source import open_source
 from ckptfix.ops.doctor import data as scan_records
 from ckptfix.ops.doctor import zip as doctor_zip
@@ -32,7 +33,7 @@ _OF_PLAIN_FILES = frozenset({"stray-record", "deflated", "no-version", "misalign
 """Findings about a checkpoint's records that do not apply to a program's: torch deflates its code."""
 
 
-def scan(path: str, *, fast: bool) -> Iterator[Finding]:
+def scan(path: str, *, fast: bool, progress: Progress | None = None) -> Iterator[Finding]:
     """Findings about the archive, its records, its pickle and, unless `fast`, the checksum of every record."""
     directory = directory_of(path)
     if directory is None or not directory.records:
@@ -47,7 +48,7 @@ def scan(path: str, *, fast: bool) -> Iterator[Finding]:
         message = f"a record of {row.size:,} bytes that torch does not write"
         yield found("stray-record", message, where=row.name, offset=row.header)
     if not fast:
-        yield from scan_records.scan(list(_pieces(path, directory.records)), "little")
+        yield from scan_records.scan(list(_pieces(path, directory.records)), "little", progress)
     try:
         torchscript.read(path) or exported.read(path)
     except DamagedFile as error:

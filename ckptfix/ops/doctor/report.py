@@ -6,19 +6,37 @@ import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
+from ckptfix.errors import printable
 from ckptfix.findings import message_names
 from ckptfix.findings.load_errors import LoadError
 from ckptfix.findings.remedies import chain
-from ckptfix.findings.row import Entry, Finding
+from ckptfix.findings.row import Entry, Finding, Severity
 from ckptfix.findings.table import ENTRIES, RANK, Remedy, as_row, errors_of, shell_line
 from ckptfix.ops.doctor import messages
-from ckptfix.shown import html, text
+from ckptfix.ops.doctor.groups import OF_THE_FORMAT, Group, grouped
+from ckptfix.shown import html
 from ckptfix.words import plural
 
 FailOn = Literal["error", "warning", "never"]
 """The least serious finding that makes the exit code 1."""
+
+Kind = Literal["text", "command", "error", "warning", "info"]
+
+
+class Line(NamedTuple):
+    """A line of a report.
+
+    Attributes:
+        kind: what it says: a command to paste, a finding by its severity, or other text.
+        text: it.
+        label: characters at its start that say the severity; None where the whole line is about it.
+    """
+
+    kind: Kind
+    text: str
+    label: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +91,8 @@ class Diagnosis:
     remedies: tuple[Remedy, ...] = ()
 
     def __str__(self) -> str:
-        """What ``ckptfix doctor`` prints, all rows."""
-        return text("doctor", self)
+        """What ``ckptfix doctor`` prints."""
+        return "\n".join(line.text for line in self.lines())
 
     def __repr__(self) -> str:
         return f"<Diagnosis of {self.path!r}: {plural(len(self.findings), 'finding')}>"
@@ -92,10 +110,9 @@ class Diagnosis:
     @property
     def sentence(self) -> str:
         """What is wrong, in one sentence."""
-        first = self.cause
-        if first is not None:
-            place = f"{first.where}: " if first.where and first.where not in first.message else ""
-            return f"{place}{first.message}"
+        group = self._group_of_cause(self.groups)
+        if group is not None:
+            return group.text()
         if not self.path:
             meanings = self.message.meanings if self.message is not None else ()
             unknown = "I don't recognise that error message."
@@ -103,6 +120,15 @@ class Diagnosis:
         if self.message is not None and self.message.meanings:
             return f"no cause of this message was found in the file; it usually means that {self.message.meanings[0]}"
         return f"No problems found. (Checked: {', '.join(self.looked_at)}.)"
+
+    @property
+    def groups(self) -> list[Group]:
+        """The findings, those of one cause together."""
+        return grouped(self.findings, self.remedies)
+
+    def _group_of_cause(self, groups: Sequence[Group]) -> Group | None:
+        cause = self.cause
+        return next((group for group in groups if any(finding is cause for finding in group.findings)), None)
 
     @property
     def cause(self) -> Finding | None:
@@ -147,6 +173,57 @@ class Diagnosis:
         ]  # fmt: skip
         return sorted(rows, key=lambda row: row[0] is not cause)
 
+    def lines(self, most: int = 0, *, verbose: bool = False) -> list[Line]:
+        """The report: what is wrong and what fixes it, then the other findings, each cause once.
+
+        Args:
+            most: names and places that one line lists, 0 for all.
+            verbose: list every finding by itself with its place, and notes that are true of most files of the format.
+        """
+        groups = self.groups
+        first = self._group_of_cause(groups)
+        kind: Kind = "text" if first is None else first.severity
+        said = self.sentence if first is None else f"{first.text(most)} [{first.id}]"
+        lines = [Line(kind, printable(said)), *self._remedy_lines()]
+        if self.message is not None and self.path:
+            lines += self._message_lines(self.message)
+        rest = [group for group in groups if group is not first]
+        noted = [group for group in rest if group.severity == "info" and group.id in OF_THE_FORMAT]
+        if verbose:
+            shown = [_row(finding.severity, _in_full(finding)) for finding in self.findings]
+        else:
+            shown = [line for group in rest if group not in noted for line in self._group_lines(group, most)]
+        lines += [Line("text", ""), *shown] if shown else []
+        checked = f"Checked: {', '.join(self.looked_at)}." if self.path and (first or self.message) else ""
+        hidden = len(self.findings) - len(groups)
+        if hidden and not verbose:
+            noun = "finding" if hidden == 1 else "findings"
+            checked = f"{checked} -v lists {hidden:,} more {noun}, and where each is.".strip()
+        return lines + ([Line("text", ""), Line("text", checked)] if checked else [])
+
+    def _remedy_lines(self) -> list[Line]:
+        """What to do about the cause, and the commands for all that is found."""
+        lines = [] if self.advice is None else [Line("text", f"Try: {printable(self.advice)}")]
+        for number, words in enumerate(self.fixes):
+            lines.append(Line("command", f"{'Then' if number else 'Fix'}: {shell_line(words)}"))
+        if not lines and self.cause is not None and self.cause.severity == "error":
+            lines.append(Line("text", "No automatic fix."))
+        return lines
+
+    def _message_lines(self, message: Message) -> list[Line]:
+        if message.explained:
+            return [Line("text", f"This matches your error message ({', '.join(message.explained)}).")]
+        said = [f"This message usually means: {meaning}" for meaning in message.meanings[:3]]
+        return [Line("text", text) for text in said or ["I don't recognise that error message."]]
+
+    def _group_lines(self, group: Group, most: int) -> list[Line]:
+        """A finding that was not said first, and advice in words that was not given yet; a note's only if asked for."""
+        lines = [_row(group.severity, printable(f"{group.text(most)} [{group.id}]"))]
+        explained = self.message.explained if self.message is not None else ()
+        if group.advice and group.advice != self.advice and (group.severity != "info" or group.id in explained):
+            lines.append(Line("text", f"  Try: {printable(group.advice)}"))
+        return lines
+
     def exit_code(self, fail_on: FailOn = "error") -> int:
         """1 with a finding at least as serious as `fail_on`, ``"error"`` or ``"warning"``; else, or for ``"never"``, 0.
 
@@ -173,6 +250,22 @@ class Diagnosis:
             "looked_at": list(self.looked_at),
             "load_error": None if self.message is None else self.message.as_dict(),
         }  # fmt: skip
+
+
+_WORDS = {"error": "error", "warning": "warning", "info": "note"}
+
+
+def _row(severity: Severity, text: str) -> Line:
+    word = _WORDS[severity]
+    return Line(severity, f"{word}: {text}", len(word))
+
+
+def _in_full(finding: Finding) -> str:
+    """A finding with its place and offset, for those who look for it in the file."""
+    where = finding.where
+    if finding.offset is not None:
+        where = f"{where} @ {finding.offset:#x}".strip()
+    return printable(": ".join(part for part in (finding.id, where, finding.message) if part))
 
 
 def _first(commands: Sequence[Sequence[str]]) -> list[str] | None:

@@ -16,8 +16,9 @@ from ckptfix.io.source import opened_once
 from ckptfix.ops.doctor import doctor
 from ckptfix.ops.doctor.report import Diagnosis
 from ckptfix.ops.fix.chain import Chain, Step
-from ckptfix.ops.law.promise import Account, Promise, everything
-from ckptfix.ops.writing import Draft, How, Result, carry_out_file, copy_note, copy_of, existing, named_beside
+from ckptfix.ops.law.promise import Account, Promise
+from ckptfix.ops.naming import named_beside
+from ckptfix.ops.writing import Draft, How, Result, carry_out_file, copy_note, copy_of, existing
 from ckptfix.pickles.collector import without_collections
 
 ROUNDS = 5
@@ -70,7 +71,7 @@ def fix(
     options: dict[str, Any] = {"like": like, "like_at": like_at, "at": at, "allow_import": allow_import}
     how = How(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
     with Chain(path, dest, dry_run=dry_run) as chain:
-        diagnosis = doctor(path, **options)
+        diagnosis = doctor(path, progress=_unfinished(progress), **options)
         if to := _one_file(diagnosis, dest):
             _refuse(diagnosis, path, chain.steps, helped=True)
             chain.carry_out([("ckptfix", "convert", path, named_beside(path, to), "--to", to)])
@@ -83,6 +84,11 @@ def fix(
         _refuse(diagnosis, path, chain.steps, helped=not chain.is_one_file)
         name = dest if dest is not None else named_beside(source, "fixed", chain.suffix)
         return carry_out_file(path, name, partial(_draft, chain), how)
+
+
+def _unfinished(progress: Progress | None) -> Progress | None:
+    """`progress` for reading before writing: at the end of the one, not all is done."""
+    return None if progress is None else lambda done, total: progress(min(done, total - 1), total)
 
 
 def _one_file(diagnosis: Diagnosis, dest: StrPath | None) -> str | None:
@@ -113,7 +119,7 @@ def _draft(chain: Chain, path: str, dest: str) -> Draft[FixResult]:
     promise = Promise()
     if plan is None:
         checkpoint = formats.open_checkpoint(path)
-        plan, promise = copy_of(checkpoint, dest), everything(checkpoint)
+        plan, promise = copy_of(checkpoint, dest), Promise(edited=checkpoint)
         lines = [f"nothing to fix{copy_note(True)}"]
     return Draft(
         result=partial(_result, chain),

@@ -115,7 +115,7 @@ class Chain:
         format: of what is planned; None before the first command.
         findings, exit_code: of all commands.
         account: how the tensors of the file fared; None before the first command.
-        read: the file, as it was before.
+        read: the file, or those of the folder, as they were before.
     """
 
     def __init__(self, path: str, dest: StrPath | None, *, dry_run: bool) -> None:
@@ -190,7 +190,9 @@ class Chain:
         self.findings += result.findings
         self.exit_code = max(self.exit_code, result.exit_code)
         self.account = _together(self.account, result.account)
-        self.read = self.read or (mark(self._path),)
+        # A folder itself changes when the output is written into it.
+        folder = found_as(self._path) == "folder"
+        self.read = self.read or (formats.open_checkpoint(self._path).files if folder else (mark(self._path),))
         self.current = self._spliced() if self.is_one_file else self._path
 
     def _spliced(self) -> SplicedFile:

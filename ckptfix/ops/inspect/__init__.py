@@ -12,6 +12,7 @@ from ckptfix.formats.folders.members import members
 from ckptfix.io.source import opened_once
 from ckptfix.ops.inspect.describe import Inspection, of_folder
 from ckptfix.ops.inspect.describe import inspect as inspect_op
+from ckptfix.ops.inspect.training import beside
 from ckptfix.pickles.collector import without_collections
 
 
@@ -27,11 +28,12 @@ def inspect(path: StrPath) -> Inspection:
     name = file_name(path)
     place = located(name)
     if place != name:
-        return replace(inspect_op(open_checkpoint(place)), members=members(name))
+        found = inspect_op(open_checkpoint(place))
+        return replace(found, members=members(name), training={**beside(name), **found.training})
     try:
         return inspect_op(open_checkpoint(place))
     except UnknownFormat as error:
-        found = members(name) if error.kind == "no-checkpoint" and Path(name).is_dir() else ()
-        if not any(member.may_be_checkpoint for member in found):
+        inside = members(name) if error.kind == "no-checkpoint" and Path(name).is_dir() else ()
+        if not any(member.may_be_checkpoint for member in inside):
             raise
-        return of_folder(name, found)
+        return of_folder(name, inside)

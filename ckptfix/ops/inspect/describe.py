@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 from ckptfix.checkpoint import Checkpoint, StateDict, TensorEntry
 from ckptfix.checkpoint.address import is_inside
 from ckptfix.errors import CkptfixError, printable
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import as_rows
-from ckptfix.formats import format_of
+from ckptfix.formats import FORMATS, format_of
 from ckptfix.formats.folders.members import Member
 from ckptfix.formats.torch import weights_only as trusted
 from ckptfix.formats.torch.common import pickled
 from ckptfix.names import wrappers as keys
 from ckptfix.ops import choose
 from ckptfix.ops.candidates import state_dict_of, view
+from ckptfix.ops.inspect.modules import Whole, modules_in, renamed
+from ckptfix.ops.inspect.training import shown, training_of
 from ckptfix.shown import html, text
-from ckptfix.words import facts, plural, shape, size
+from ckptfix.words import facts, plural, shape, size, some
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -38,6 +40,8 @@ class Inspection:
         globals: (name, whether weights_only=True accepts it) of every class and function that the pickle names.
         weights_only: why ``torch.load(weights_only=True)`` would refuse the file; None if it would not.
         members: the files of the folder that was asked about, where the checkpoint is one of them.
+        training: what the trainer kept of where it was, by address; ``lr`` has the learning rates.
+        modules: the whole pickled modules.
     """
 
     path: str
@@ -58,6 +62,13 @@ class Inspection:
     findings: tuple[Finding, ...]
     entries: tuple[TensorEntry, ...]
     members: tuple[Member, ...] = ()
+    training: Mapping[str, object] = field(default_factory=dict)
+    modules: tuple[Whole, ...] = ()
+
+    @property
+    def named_entries(self) -> tuple[TensorEntry, ...]:
+        """`entries`; those of a whole module under the names of its state dict."""
+        return renamed(self.entries, self.modules)
 
     def __str__(self) -> str:
         """What ``ckptfix inspect`` prints, all rows."""
@@ -68,7 +79,7 @@ class Inspection:
 
     def _repr_html_(self) -> str:
         tensors = [
-            (entry.name, entry.dtype, shape(entry.shape), size(entry.nbytes), entry.location) for entry in self.entries
+            (row.name, row.dtype, shape(row.shape), size(row.nbytes), row.location) for row in self.named_entries
         ]
         members = [(member.name, member.what, size(member.size)) for member in self.members]
         tables = (
@@ -98,6 +109,8 @@ class Inspection:
             "findings": as_rows(self.findings, self.path),
             "entries": [_row(entry) for entry in self.entries],
             "members": [asdict(member) for member in self.members],
+            "training": dict(self.training),
+            "modules": [{"at": whole.at, "class": whole.name, "tensors": whole.taken} for whole in self.modules],
         }
 
 
@@ -174,6 +187,8 @@ def inspect(checkpoint: Checkpoint) -> Inspection:
         metadata=checkpoint.metadata,
         findings=tuple(checkpoint.findings),
         entries=entries,
+        training=training_of(checkpoint.values()),
+        modules=modules_in(checkpoint),
     )
 
 
@@ -203,23 +218,32 @@ def summary(inspection: Inspection, most: int = LINES) -> list[str]:
     listed = _capped([_member(member) for member in inspection.members], 2 * most)
     if inspection.format == "folder":
         return facts([("folder", [inspection.path]), ("format", [inspection.title]), ("holds", listed)])
+    folder = FORMATS[inspection.format].folder
+    names = [name for name, accepted in inspection.globals if not accepted]
+    names += [name for name, accepted in inspection.globals if accepted]
     rows: list[tuple[str, Sequence[str]]] = [
         ("file", [inspection.path]),
         ("folder", listed),
         ("format", [inspection.title]),
-        ("traits", [", ".join(_trait(name, value) for name, value in inspection.traits.items())]),
-        ("size", [f"{size(inspection.size)} ({inspection.size:,} bytes)"]),
-        ("tensors", [f"{inspection.tensors:,} holding {size(inspection.nbytes)}"]),
+        ("size", [_size(inspection.size)]),
+        ("state dicts", _capped(list(_state_dicts(inspection)), most)),
         ("parameters", [f"{inspection.parameters:,}"]),
+        ("tensors", [f"{inspection.tensors:,} holding {size(inspection.nbytes)}"]),
         ("dtypes", [_counts(inspection.dtypes)]),
         ("devices", [_counts(inspection.devices)]),
         ("wrappers", _capped([_wrapper(*item) for item in inspection.wrappers.items()], most)),
-        ("state dicts", _capped(list(_state_dicts(inspection.state_dicts)), most)),
+        ("training", [shown(inspection.training)]),
         ("metadata", _capped([f"{name}: {_short(value)}" for name, value in inspection.metadata.items()], most)),
-        ("globals", _capped(_globals(inspection.globals), 5 * most)),
-        ("weights_only", [_verdict(inspection)]),
+        ("weights_only", [] if folder else [_verdict(inspection, most // 2)]),
+        # What of them matters to a person stands in the line above.
+        ("globals", [] if folder or most else [", ".join(names)]),
+        ("traits", [", ".join(_trait(name, value) for name, value in inspection.traits.items())]),
     ]
     return facts([(name, [value for value in values if value]) for name, values in rows])
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes:,} bytes" if nbytes < 1000 else f"{size(nbytes)} ({nbytes:,} bytes)"
 
 
 def _member(member: Member) -> str:
@@ -245,13 +269,22 @@ def _wrapper(component: str, found: tuple[int, str]) -> str:
     return f"{component} on {plural(count, 'key')}, as in {example}"
 
 
-def _state_dicts(state_dicts: Sequence[StateDict]) -> Iterator[str]:
-    """A line a state dict; the many small ones of an optimizer's state are one line together."""
-    for state in state_dicts:
+def _state_dicts(inspection: Inspection) -> Iterator[str]:
+    """A line a state dict or module, the model's first; the many small ones of an optimizer are one line together."""
+    modules = inspection.modules
+    states = [row for row in inspection.state_dicts if not any(is_inside(row.at, whole.at) for whole in modules)]
+    lines: list[tuple[bool, str]] = []
+    for whole in modules:
+        kind = f" of class {whole.name}" if whole.name else ""
+        line = f"{whole.at or 'the file itself'}: a whole module{kind}, {plural(whole.taken, 'tensor')}"
+        lines.append((any(part in choose.ASIDE for part in whole.at.split("/")), line))
+    for state in states:
         if not state.optimizer:
             extra = f" and {plural(state.extra, 'other value')}" if state.extra else ""
-            yield f"{state.at or 'the file itself'}: {plural(state.tensors, 'tensor')}{extra}"
-    inner = [state for state in state_dicts if state.optimizer]
+            line = f"{state.at or 'the file itself'}: {plural(state.tensors, 'tensor')}{extra}"
+            lines.append((not state.weights, line))
+    yield from (line for _, line in sorted(lines, key=lambda row: row[0]))
+    inner = [state for state in states if state.optimizer]
     if len(inner) == 1:
         yield f"{inner[0].at or 'the file itself'}: {plural(inner[0].tensors, 'tensor')} of an optimizer"
     elif inner:
@@ -259,19 +292,14 @@ def _state_dicts(state_dicts: Sequence[StateDict]) -> Iterator[str]:
         yield f"{inner[0].at} to {inner[-1].at}: {plural(total, 'tensor')} of an optimizer"
 
 
-def _globals(names: Sequence[tuple[str, bool]]) -> list[str]:
-    """Those that weights_only=True refuses first, each on its line; the accepted ones share one."""
-    refused = [f"{name} (refused by weights_only=True)" for name, accepted in names if not accepted]
-    accepted = ", ".join(name for name, accepted in names if accepted)
-    return [*refused, accepted] if accepted else refused
-
-
-def _verdict(inspection: Inspection) -> str:
+def _verdict(inspection: Inspection, most: int) -> str:
     if not inspection.globals and inspection.weights_only is None:
         return ""
     if inspection.weights_only is None:
         return "torch.load(weights_only=True) accepts it"
-    return f"torch.load(weights_only=True) refuses it: {inspection.weights_only}"
+    refused = [name for name, accepted in inspection.globals if not accepted]
+    because = f"it contains {some(refused, most)}" if refused else inspection.weights_only
+    return f"torch.load(weights_only=True) refuses it: {because}"
 
 
 def _short(text: str, most: int = 80) -> str:

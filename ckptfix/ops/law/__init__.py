@@ -16,7 +16,7 @@ from ckptfix.checkpoint import ByteRange, Plan
 from ckptfix.io.read import read_from
 from ckptfix.ops.law import edits as law_edits
 from ckptfix.ops.law.output import Output, bytes_of, leaves, storages
-from ckptfix.ops.law.promise import Account, Promise, everything, is_reported
+from ckptfix.ops.law.promise import Account, Promise, damaged, everything, is_reported
 
 
 def audit(promise: Promise, plan: Plan, format: str) -> tuple[Plan, Account]:
@@ -29,15 +29,16 @@ def audit(promise: Promise, plan: Plan, format: str) -> tuple[Plan, Account]:
         WouldLoseData: the planned file cannot be read back.
     """
     source = promise.edited
+    broken = () if source is None else damaged(source)
     if source is not None and not promise.puts and law_edits.holds_the_same(source, plan):
         tensors, nbytes = law_edits.size(source)
-        return plan, Account(tensors, nbytes, tensors, nbytes)
+        return plan, Account(tensors, nbytes, tensors, nbytes, damaged=broken)
     if source is not None:
         promise = replace(everything(source), puts=promise.puts, names_stay=promise.names_stay)
     if is_copy(plan, promise):
         entries = [*promise.kept, *promise.others]
         nbytes = bytes_of(entries)
-        return plan, Account(len(entries), nbytes, len(entries), nbytes)
+        return plan, Account(len(entries), nbytes, len(entries), nbytes, damaged=broken)
     out = Output(plan, format, promise.same)
     lost: list[str] = []
     for entry in promise.kept:
@@ -65,6 +66,7 @@ def audit(promise: Promise, plan: Plan, format: str) -> tuple[Plan, Account]:
         left=tuple(left),
         lost=tuple(dict.fromkeys(lost)),
         excused=bool(promise.reported),
+        damaged=broken,
     )
     return replace(plan, checks=(*plan.checks, *out.unchecked(promise))), account
 

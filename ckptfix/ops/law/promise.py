@@ -12,6 +12,7 @@ from ckptfix.findings.table import found
 from ckptfix.formats import format_of
 from ckptfix.formats.torch.common import pickled
 from ckptfix.formats.torch.tensors import BadTensor
+from ckptfix.words import some
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,7 @@ class Account:
         left: names of tensors that are not in the output and that the verb did not list.
         lost: names of tensors that should be in the output and are not.
         excused: the verb itself names losses; what it left out may have held those in `lost`.
+        damaged: what the input does not hold as it describes it, and was copied as it is.
     """
 
     tensors: int = 0
@@ -58,6 +60,17 @@ class Account:
     left: tuple[str, ...] = ()
     lost: tuple[str, ...] = ()
     excused: bool = False
+    damaged: tuple[Finding, ...] = ()
+
+    def lines(self) -> tuple[str, ...]:
+        """A sentence for the tensors that are lost, and one for those that the input does not hold itself."""
+        lines = []
+        if self.lost:
+            lines.append(f"LOST: {some(self.lost)}")
+        if self.damaged:
+            names = list(dict.fromkeys(finding.where for finding in self.damaged))
+            lines.append(f"DAMAGED in the input, and copied as it is: {some(names)}; repair keeps what is intact")
+        return tuple(lines)
 
     def as_dict(self) -> dict[str, Any]:
         """The same for JSON."""
@@ -73,7 +86,7 @@ class Account:
 
     def findings(self) -> tuple[Finding, ...]:
         """A note for each name in `left`, and a finding for each loss."""
-        behind = [found("left-behind", "is not in the output", where=name) for name in self.left]
+        behind = [*self.damaged, *(found("left-behind", "is not in the output", where=name) for name in self.left)]
         if self.excused:
             return (*behind, *(found("lost", "was in what is left out", where=name) for name in self.lost))
         message = "it should be in the output and is not: a fault in ckptfix; please report it"
@@ -88,6 +101,16 @@ def everything(checkpoint: Checkpoint, reported: Iterable[str] = ()) -> Promise:
         return Promise(entries, list(referred(checkpoint)))
     kept = [entry for entry in entries if not is_reported(entry.name, gone)]
     return Promise(kept, others=[entry for entry in entries if is_reported(entry.name, gone)], reported=gone)
+
+
+def damaged(checkpoint: Checkpoint) -> tuple[Finding, ...]:
+    """What the file does not hold as it describes it, which an edit of names would copy as it is."""
+    parts = pickled(checkpoint)
+    if parts is not None and not parts.storages.all_there(parts.graph.persids):
+        # The findings that name the tensors are made with the entries, which an edit does without.
+        _ = checkpoint.entries
+    rows = [finding for finding in checkpoint.findings if finding.id in ("bad-tensor", "truncated")]
+    return tuple(dict.fromkeys(rows))
 
 
 def is_reported(name: str, addresses: Collection[str]) -> bool:

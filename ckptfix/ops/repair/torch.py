@@ -11,7 +11,7 @@ from ckptfix.errors import DamagedFile, Refused, Unsupported
 from ckptfix.findings.row import Finding, Severity
 from ckptfix.findings.table import found
 from ckptfix.formats.torch import zip_layout
-from ckptfix.formats.torch.common import expected_bytes, fields
+from ckptfix.formats.torch.common import StorageTable, fields
 from ckptfix.formats.torch.object import TorchObject
 from ckptfix.formats.torch.rewrite import legacy_plan, storage_keys
 from ckptfix.formats.torch.tensors import BadTensor, is_tensor, storage_entry, tensor_entry
@@ -171,7 +171,7 @@ Row = tuple[str, TensorEntry | None, Collection[str]]
 """A tensor: its name, its entry if it describes one, and the keys of its lost storages."""
 
 
-class _Lookup:
+class _Lookup(StorageTable):
     """The storages of a wreck as the object refers to them: intact ones with their data, lost ones without.
 
     `counts` are the elements of each storage that was asked for, `viewed` the keys of which references state a part;
@@ -179,35 +179,31 @@ class _Lookup:
     """
 
     def __init__(self, wreck: Wreck, filled: frozenset[str] = frozenset()) -> None:
+        super().__init__()
         self.wreck = wreck
         self.filled = filled
         self.counts: dict[str, int] = {}
         self.lost: dict[str, str] = {}
         self.viewed: set[str] = set()
         self.budget = MAX_BELOW
-        self._made: dict[tuple[str, str, str], Storage] = {}
 
     def __call__(self, persid: PersId) -> Storage:
-        key, kind, location, count = fields(persid)
         if len(persid.fields) > 5 and persid.fields[5] is not None:
-            self.viewed.add(key)
-        made = self._made.get((key, kind, location))
-        if made is not None and made.nbytes != expected_bytes(kind, count):
-            raise BadTensor(f"another reference to storage {key} promises another number of bytes")
-        if made is None:
-            nbytes = count * dtypes.by_name(kind).itemsize
-            self.counts[key] = count
-            part = self.wreck.parts.get(key)
-            whole = part is not None and (part.data.length == nbytes or key in self.filled)
-            data = part.data if part is not None and whole and location != "meta" else None
-            if data is None and location != "meta":
-                reason = self.wreck.faults.get(key, "its storage is not in the file")
-                if part is not None:
-                    reason = f"its storage has {part.data.length} bytes where {nbytes} are promised"
-                self.lost[key] = reason
-            crc32 = part.crc32 if part is not None else None
-            made = self._made[key, kind, location] = Storage(key, kind, nbytes, location, data, crc32)
-        return made
+            self.viewed.add(fields(persid)[0])
+        return super().__call__(persid)
+
+    def make(self, key: str, kind: str, location: str, nbytes: int) -> Storage:
+        self.counts[key] = nbytes // dtypes.by_name(kind).itemsize
+        part = self.wreck.parts.get(key)
+        whole = part is not None and (part.data.length == nbytes or key in self.filled)
+        data = part.data if part is not None and whole and location != "meta" else None
+        # torch asks for the record of a storage on the meta device too, and a legacy file has none.
+        if not whole and (location != "meta" or not self.wreck.legacy):
+            reason = self.wreck.faults.get(key, "its storage is not in the file")
+            if part is not None:
+                reason = f"its storage has {part.data.length} bytes where {nbytes} are promised"
+            self.lost[key] = reason
+        return Storage(key, kind, nbytes, location, data, part.crc32 if part is not None else None)
 
     def reason(self, keys: Iterable[str]) -> str:
         return "; ".join(dict.fromkeys(f"storage {key}: {self.lost[key]}" for key in sorted(keys)))
@@ -237,7 +233,7 @@ class _Lookup:
         except (BadTensor, OverflowError):
             return None, self._lost_below(node)
         storages = [one.storage for one in leaves(entry) if one.storage is not None]
-        return entry, {storage.key for storage in storages if storage.key in self.lost and storage.location != "meta"}
+        return entry, {storage.key for storage in storages if storage.key in self.lost}
 
     def _lost_below(self, node: Call | PersId) -> set[str]:
         """Keys of lost storages anywhere in a call that describes no tensor that we know."""

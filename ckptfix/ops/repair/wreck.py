@@ -90,13 +90,12 @@ def storage_sizes(graph: Graph) -> dict[str, int]:
     odd: set[str] = set()
     for persid in graph.persids:
         try:
-            key, kind, location, count = fields(persid)
+            key, kind, _, count = fields(persid)
         except BadTensor:
             continue
-        if location != "meta":
-            nbytes = count * dtypes.by_name(kind).itemsize
-            if sizes.setdefault(key, nbytes) != nbytes:
-                odd.add(key)
+        nbytes = count * dtypes.by_name(kind).itemsize
+        if sizes.setdefault(key, nbytes) != nbytes:
+            odd.add(key)
     return {key: nbytes for key, nbytes in sizes.items() if key not in odd}
 
 

@@ -135,9 +135,9 @@ def _note_reference(found: dict[str, Used], node: PersId, storages: Storages) ->
     key, kind, location, _ = fields(node)
     cls = node.fields[1]
     assert type(cls) is Global
+    storage = storages(node)
     if location == "meta":
         return
-    storage = storages(node)
     assert storage.data is not None
     used = found.get(key)
     if used is None:

@@ -9,7 +9,6 @@ import lzma
 import pickle
 import random
 import re
-import sys
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +20,7 @@ import torch
 from compare import assert_same, tensor_bytes
 from kinds import KINDS, tensor
 from other_pickles import joblib_dump
+from watch import watched
 
 import ckptfix
 from ckptfix.checkpoint import ByteRange, Derived
@@ -36,6 +36,7 @@ NOT_PICKLED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 @pytest.mark.parametrize("name", [name for name in KINDS if name not in NOT_PICKLED])
 def test_every_kind_of_object_is_what_pickle_loads(name: str, protocol: int, tmp_path: Path) -> None:
@@ -159,15 +160,12 @@ def test_nothing_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "in.pkl"
     path.write_bytes(pickle.dumps({"w": tensor(2), "a": Hidden(), "b": Runs()}))
-    seen: list[str] = []
-    listening = True
-    sys.addaudithook(lambda event, _: seen.append(event) if listening and event in EVENTS else None)
-    checkpoint = open_checkpoint(path)
-    list(checkpoint.values())
-    found = ckptfix.doctor(path)
-    ckptfix.convert(path, tmp_path / "out.pth")
-    repaired = ckptfix.repair(path, tmp_path / "repaired.pth")
-    listening = False
+    with watched(*EVENTS) as seen:
+        checkpoint = open_checkpoint(path)
+        list(checkpoint.values())
+        found = ckptfix.doctor(path)
+        ckptfix.convert(path, tmp_path / "out.pth")
+        repaired = ckptfix.repair(path, tmp_path / "repaired.pth")
     assert seen == [] and not (tmp_path / "ran").exists()
     offset = path.read_bytes().index(b"posix\nsystem\n") - 1
     rows = [row for row in found.findings if row.id == "dangerous-global"]

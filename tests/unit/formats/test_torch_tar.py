@@ -6,7 +6,6 @@ import io
 import pickle
 import random
 import struct
-import sys
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import torch
 from compare import assert_same
 from kinds import tensor
 from other_pickles import tar_of, torch_tar
+from watch import watched
 
 import ckptfix
 from ckptfix.checkpoint import ByteRange
@@ -144,13 +144,9 @@ def test_nothing_is_run(member: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
         old = b"ctorch\nFloatTensor\n" if member == "tensors" else b"ctorch\nFloatStorage\n"
         files[member] = files[member].replace(old, b"cos\nsystem\nX\x04\x00\x00\x00true\x85R0" + old, 1)
     path.write_bytes(tar_of(files))
-    seen: list[str] = []
-    listening = True
-    events = ("pickle.find_class", "os.system", "subprocess.Popen")
-    sys.addaudithook(lambda event, _: seen.append(event) if listening and event in events else None)
-    found = ckptfix.doctor(path)
-    ckptfix.convert(path, tmp_path / "out.pth")
-    listening = False
+    with watched("pickle.find_class", "os.system", "subprocess.Popen") as seen:
+        found = ckptfix.doctor(path)
+        ckptfix.convert(path, tmp_path / "out.pth")
     assert seen == [] and not (tmp_path / "ran").exists()
     assert any(row.id == "dangerous-global" and row.offset for row in found.findings)
 

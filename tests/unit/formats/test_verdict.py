@@ -139,7 +139,7 @@ VERBS = {
 }  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("use", USES)
 def test_no_edit_makes_an_accepted_file_a_refused_one(verb: str, use: str, tmp_path: Path) -> None:

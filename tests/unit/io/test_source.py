@@ -249,12 +249,6 @@ print(json.dumps([code, len(seen), len(left)]), file=sys.stderr)
 READING = sorted(name for name, words in COMMANDS.items() if words[1:2] in (["{torch}"], ["{safetensors}"]))
 
 
-@pytest.fixture(scope="module")
-def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
-    with Forks(tmp_path_factory.mktemp("out"), "import ckptfix.cli") as made:
-        yield made
-
-
 @pytest.mark.parametrize("name", READING)
 def test_a_command_opens_its_input_once(forks: Forks, tmp_path: Path, name: str) -> None:
     """The file is a zip for most: its pickle, records, directory and checksums are all read."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import subprocess
-import sys
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import ROOT
+from forks import MAIN, Forks
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
@@ -292,26 +291,23 @@ def test_a_tie_is_asked_for_by_every_verb(saved: Callable[[str], Path], tmp_path
         assert ckptfix.diff(source, tmp_path / "o.pt", at=(at, "")).same
 
 
-def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "ckptfix", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["torchvision references", "Lightning, hydra", "DeepSpeed"])
-def test_the_command_line_takes_the_same(saved: Callable[[str], Path], tmp_path: Path, name: str) -> None:
+def test_the_command_line_takes_the_same(
+    program: Forks, saved: Callable[[str], Path], tmp_path: Path, name: str
+) -> None:
     source, at = saved(name), CASES[name].at
     assert isinstance(at, str)
     torch.save(inside(source, at), tmp_path / "plain.pt")
     for verb, out in (("extract", "e.pt"), ("convert", "c.safetensors")):
-        assert json.loads(run(verb, "--json", source, tmp_path / out).stdout)["at"] == at
-    found = json.loads(run("diff", "--json", source, tmp_path / "plain.pt").stdout)
+        assert json.loads(program(MAIN, [verb, "--json", source, tmp_path / out]).stdout)["at"] == at
+    found = json.loads(program(MAIN, ["diff", "--json", source, tmp_path / "plain.pt"]).stdout)
     assert found["pairings"] == [{"at_a": at, "at_b": "", "how": "main state dict"}]
-    assert run("match", source, tmp_path / "m.pt", "--like", tmp_path / "plain.pt").returncode == 0
+    assert program(MAIN, ["match", source, tmp_path / "m.pt", "--like", tmp_path / "plain.pt"]).code == 0
 
 
 @pytest.mark.slow
-def test_the_command_line_asks_in_its_words(saved: Callable[[str], Path], tmp_path: Path) -> None:
+def test_the_command_line_asks_in_its_words(program: Forks, saved: Callable[[str], Path], tmp_path: Path) -> None:
     source = saved("GAN")
     torch.save(state(), tmp_path / "plain.pt")
     like = ("match", tmp_path / "plain.pt", tmp_path / "o.pt", "--like", source)
@@ -321,11 +317,11 @@ def test_the_command_line_asks_in_its_words(saved: Callable[[str], Path], tmp_pa
         (("diff", source, tmp_path / "plain.pt"), "--at generator --at ''"),
         (like, "--like-at generator"),
     ):
-        done = run(*arguments)
-        assert done.returncode == 2
+        done = program(MAIN, arguments)
+        assert done.code == 2
         assert f"hint: choose one with {hint}\n" in done.stderr
         assert "it holds 2 state dicts: generator, discriminator" in done.stderr
-        assert run(*arguments, *shlex.split(hint)).returncode == 0
+        assert program(MAIN, [*arguments, *shlex.split(hint)]).code == 0
         (tmp_path / "o.pt").unlink(missing_ok=True)
 
 

@@ -40,7 +40,7 @@ def test_nan_and_infinity_are_counted(dtype: str, tmp_path: Path) -> None:
     torch.save({"fc.weight": values}, tmp_path / "a.pth")
     found = {finding.id: finding.message for finding in ckptfix.doctor(tmp_path / "a.pth").findings}
     assert found["nan-values"].startswith(f"2 NaN values of {dtype}")
-    assert found["infinite-values"].startswith(f"1 infinite values of {dtype}")
+    assert found["infinite-values"].startswith(f"1 infinite value of {dtype}")
     fast = ckptfix.doctor(tmp_path / "a.pth", fast=True)
     assert not {"nan-values", "infinite-values"} & {finding.id for finding in fast.findings}
 

@@ -22,6 +22,7 @@ from builders import Tensor, assemble, push, tensor_ops, torch_zip, written
 from compare import assert_same
 from safetensors.torch import load_file
 from torch import nn
+from watch import watched
 
 import ckptfix
 from ckptfix import errors
@@ -180,20 +181,12 @@ def test_class_sources_in_old_legacy_files(tmp_path: Path) -> None:
 
 def test_nothing_is_imported_and_nothing_is_run(tmp_path: Path) -> None:
     path, _ = saved(tmp_path, "tied", "zip")
-    seen: list[str] = []
     known = set(sys.modules)
-
-    def hook(event: str, arguments: tuple[Any, ...]) -> None:
-        if watching and event in ("import", "exec", "compile", "pickle.find_class", "subprocess.Popen", "os.system"):
-            seen.append(f"{event} {arguments[0]!r:.60}")
-
-    watching = False
-    sys.addaudithook(hook)
     # What ckptfix itself imports late is imported by now.
     ckptfix.extract(path, tmp_path / "first.pth")
-    watching = True
-    ckptfix.extract(path, tmp_path / "out.pth")
-    watching = False
+    with watched("import", "exec", "compile", "pickle.find_class", "subprocess.Popen", "os.system") as events:
+        ckptfix.extract(path, tmp_path / "out.pth")
+    seen = [f"{event} {arguments[0]!r:.60}" for event, arguments in events]
     assert not [row for row in seen if "pickle" in row or "gone" in row or "exec" in row or "compile" in row], seen
     assert not any("gone_models" in name for name in set(sys.modules) - known)
 

@@ -64,7 +64,11 @@ def test_diff(source: Path, tmp_path: Path) -> None:
 
 def test_doctor(source: Path) -> None:
     found = ckptfix.doctor(source)
-    assert str(found) == printed("doctor", source).rstrip("\n") and found.sentence in str(found)
+    assert found.sentence in str(found)
+    assert str(found) == printed("doctor", source).rstrip("\n")
+    assert found.findings and found.fixes
+    for finding in found.findings:
+        assert finding.message in "\n".join(line.text for line in found.lines(verbose=True))
     assert "\n" not in repr(found) and len(repr(found)) < 200
 
 

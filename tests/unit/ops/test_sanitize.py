@@ -27,6 +27,7 @@ import pytest
 import torch
 from builders import Op, Tensor, assemble, legacy, push, state_dict_ops, tensor_ops, torch_zip, written
 from conftest import RealFile
+from watch import watched
 
 import ckptfix
 from ckptfix.errors import KeyConflict, Refused, Unsupported
@@ -395,16 +396,8 @@ def test_nothing_is_imported_or_called(tmp_path: Path) -> None:
     ops += [*push("c"), b"csubprocess\nPopen\n", *push(f"touch {marker}"), "TUPLE1", "REDUCE", "SETITEMS"]
     path = written(tmp_path / "in.pt", torch_zip(assemble(("PROTO", 2), *ops, "STOP")))
     sanitize(path, tmp_path / "first.pt")
-    seen: list[str] = []
-    watching = True
-
-    def hook(event: str, arguments: tuple[Any, ...]) -> None:
-        if watching and event.startswith(("import", "exec", "compile", "os.system", "subprocess", "pickle")):
-            seen.append(f"{event} {arguments[:1]}")
-
-    sys.addaudithook(hook)
-    result = sanitize(path, tmp_path / "out.pt")
-    watching = False
+    with watched("import", "exec", "compile", "os.system", "subprocess", "pickle") as seen:
+        result = sanitize(path, tmp_path / "out.pt")
     assert not seen and not marker.exists() and result.exit_code == 3
     assert torch.load(tmp_path / "out.pt", weights_only=True) == {"b": {"x": 1}}
 

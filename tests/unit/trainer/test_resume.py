@@ -264,6 +264,8 @@ if __name__ == "__main__":
 """
 """All that needs a group of two processes, in one group: starting one costs seconds."""
 
+TOGETHER = pytest.mark.xdist_group("processes of the trainer")
+
 
 @pytest.fixture(scope="session")
 def group(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -279,6 +281,7 @@ def group(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.campaign
+@TOGETHER
 def test_processes_go_on_exactly(group: Path) -> None:
     losses = json.loads((group / "losses.json").read_text())
     assert len(losses) == 11
@@ -288,6 +291,8 @@ def test_processes_go_on_exactly(group: Path) -> None:
         assert len(whole) == 2 and resumed == wanted, name
 
 
+@pytest.mark.campaign
+@TOGETHER
 def test_from_processes_into_one(group: Path) -> None:
     """Averaged gradients equal the whole batch's: without dropout, one process learns the same."""
     losses = json.loads((group / "losses.json").read_text())
@@ -303,6 +308,7 @@ def test_from_processes_into_one(group: Path) -> None:
 
 
 @pytest.mark.campaign
+@TOGETHER
 def test_keys_of_processes(group: Path) -> None:
     def first(name: str) -> str:
         found: str = next(iter(torch.load(group / name, weights_only=True)["model_state_dict"]))
@@ -321,11 +327,15 @@ def test_keys_of_processes(group: Path) -> None:
     assert all(not isinstance(value, nn.Parameter) for value in sharded["model_state_dict"].values())
 
 
+@pytest.mark.campaign
+@TOGETHER
 def test_a_module_from_ddp_is_read(group: Path) -> None:
     wanted = TASKS["mlp"].model().state_dict()
     assert read(group / "module").weights.keys() == wanted.keys()
 
 
+@pytest.mark.campaign
+@TOGETHER
 def test_shards_of_both_processes_are_read(group: Path) -> None:
     assert len(list((group / "fsdp2-dcp").glob("*.distcp"))) == 2
     assert read(group / "fsdp2-dcp").weights.keys() == TASKS["vgg"].model().state_dict().keys()

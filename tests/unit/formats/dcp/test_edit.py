@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from compare import assert_same
-from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from dcp_ranks import merged
 from torch.distributed.checkpoint.state_dict_loader import load as load_folder
 
 import ckptfix
@@ -24,12 +24,6 @@ from ckptfix.io.folders import write_folder
 from ckptfix.ops.law import output as law_output
 
 Copied = Callable[[str], Path]
-
-
-def merged(folder: Path, tmp_path: Path) -> Any:
-    """What torch makes of a folder."""
-    dcp_to_torch_save(folder, tmp_path / "merged.pt")
-    return torch.load(tmp_path / "merged.pt", weights_only=False)
 
 
 def wrapped(state: Any) -> Any:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import pickle
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
+from watch import watched
 
 import ckptfix
 from ckptfix.errors import CkptfixError, DamagedFile, Unsupported
@@ -132,29 +132,14 @@ def test_a_class_that_would_run_code_is_inert(copied: Copied, tmp_path: Path) ->
 RUNS = ("exec", "compile", "os.system", "os.exec", "os.fork", "os.posix_spawn", "subprocess.Popen", "socket.connect")
 
 
-@pytest.fixture
-def watched() -> Iterator[list[str]]:
-    """What is done meanwhile that runs or opens something: an audit hook, which no code can take away."""
-    seen: list[str] = []
-    watching = [True]
-
-    def hook(event: str, arguments: tuple[Any, ...]) -> None:
-        if watching[0] and (event in RUNS or event in ("open", "import", "pickle.find_class")):
-            seen.append(f"{event} {arguments[0] if arguments else ''}")
-
-    sys.addaudithook(hook)
-    yield seen
-    watching[0] = False
-
-
-def test_nothing_is_run_and_nothing_else_is_opened(copied: Copied, tmp_path: Path, watched: list[str]) -> None:
+def test_nothing_is_run_and_nothing_else_is_opened(copied: Copied, tmp_path: Path) -> None:
     folder = copied("fsdp")
     ckptfix.convert(folder, tmp_path / "warm.pth")  # imports what it needs
     folder = changed(copied("odd"), lambda metadata: metadata.__dict__.update(extra=Bomb()))
-    watched.clear()
-    ckptfix.convert(folder, tmp_path / "out.pth")
-    opened = [row[5:] for row in watched if row.startswith("open ") and not row[5:].isdigit()]
-    assert not [row for row in watched if not row.startswith("open ")]
+    with watched("open", "import", "pickle.find_class", *RUNS) as seen:
+        ckptfix.convert(folder, tmp_path / "out.pth")
+    assert {event for event, _ in seen} == {"open"}
+    opened = [arguments[0] for _, arguments in seen if isinstance(arguments[0], str)]
     assert opened and {Path(name).parent for name in opened if name != str(tmp_path)} <= {folder, tmp_path}
 
 

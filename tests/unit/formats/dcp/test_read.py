@@ -40,6 +40,7 @@ def test_one_file_holds_what_torch_makes_of_it(saved: Path, tmp_path: Path, name
     assert_same(load(saved / f"{name}.pt"), load(tmp_path / "out.pth"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", MADE_BY_OTHERS, ids=lambda path: path.relative_to(FRAMEWORKS).as_posix())
 def test_folders_of_frameworks(folder: Path, tmp_path: Path) -> None:
     ckptfix.convert(folder, tmp_path / "out.pth")

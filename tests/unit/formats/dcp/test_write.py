@@ -11,19 +11,15 @@ from typing import Any
 import pytest
 import torch
 from compare import assert_same
+from dcp_ranks import merged
 from safetensors.torch import save_file
-from torch.distributed.checkpoint.format_utils import dcp_to_torch_save, torch_save_to_dcp
+from torch.distributed.checkpoint.format_utils import torch_save_to_dcp
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 from unit.formats.dcp.conftest import on_ranks
 
 import ckptfix
 from ckptfix.errors import KeyConflict, Refused, Unsupported
 from ckptfix.formats import open_checkpoint
-
-
-def merged(folder: Path, tmp_path: Path) -> Any:
-    dcp_to_torch_save(folder, tmp_path / "merged.pt")
-    return torch.load(tmp_path / "merged.pt", weights_only=False)
 
 
 def written(tmp_path: Path, state: object, **options: Any) -> Path:
@@ -96,7 +92,7 @@ def test_the_metadata_are_the_objects_that_torch_makes(tmp_path: Path) -> None:
         torch.load(io.BytesIO(data), weights_only=True)
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.parametrize("world", [1, 2, 3])
 def test_it_is_loaded_on_any_number_of_ranks(saved: Path, tmp_path: Path, world: int) -> None:
     """What three ranks saved, as one file, as a folder again: into FSDP2 and plain models with their optimizers."""

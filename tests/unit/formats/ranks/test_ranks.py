@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner, Result
+from compare import assert_alike
 from rank_files import Placed, distributed, group, sharded
 
 import ckptfix
@@ -54,13 +55,6 @@ def saved(folder: Path, mesh: str, name: str = "model_rank{}.pt", **plain: Any) 
     }
 
 
-def alike(found: State, wanted: State) -> None:
-    assert found.keys() == wanted.keys()
-    for name, value in wanted.items():
-        assert (found[name].dtype, found[name].shape) == (value.dtype, value.shape), name
-        assert torch.equal(found[name], value), name
-
-
 def files(folder: Path) -> list[Path]:
     return sorted(folder.iterdir())
 
@@ -78,11 +72,11 @@ def test_every_part_goes_to_its_place(mesh: str, tmp_path: Path) -> None:
             done = ckptfix.convert(source, tmp_path / f"{number}{suffix}")
             assert (done.exit_code, done.account.lost, done.findings) == (0, (), ())
             found = ckptfix.load_state_dict(tmp_path / f"{number}{suffix}", strip=None)
-            alike(found, wanted)
+            assert_alike(found, wanted)
             first = next(iter(wanted))
             assert found["tied"].data_ptr() == found[first].data_ptr()
     if len(paths) > 1:
-        alike(torch.load(tmp_path / "0.pth", weights_only=True), wanted)
+        assert_alike(torch.load(tmp_path / "0.pth", weights_only=True), wanted)
 
 
 def test_shards_of_fsdp1_say_where_they_belong(tmp_path: Path) -> None:
@@ -101,7 +95,7 @@ NAMES = ("model_rank{}.pt", "rank{}.pt", "model_world_size_3_rank_{}.pt", "pytor
 def test_a_folder_is_known_by_the_names_of_its_files(name: str, tmp_path: Path) -> None:
     wanted = saved(tmp_path / "in", "FSDP2 on 3", name)
     assert detect(tmp_path / "in").name == "ranks"
-    alike(ckptfix.load_state_dict(tmp_path / "in", strip=None), wanted)
+    assert_alike(ckptfix.load_state_dict(tmp_path / "in", strip=None), wanted)
 
 
 def test_the_models_files_are_meant_beside_a_trainers_others(tmp_path: Path) -> None:
@@ -110,7 +104,7 @@ def test_the_models_files_are_meant_beside_a_trainers_others(tmp_path: Path) -> 
     for rank in range(3):
         torch.save({"rng": rank}, tmp_path / "in" / f"extra_state_world_size_3_rank_{rank}.pt")
     (tmp_path / "in" / "fsdp_config.json").write_text("{}")
-    alike(ckptfix.load_state_dict(tmp_path / "in", strip=None), wanted)
+    assert_alike(ckptfix.load_state_dict(tmp_path / "in", strip=None), wanted)
 
 
 def test_other_folders_are_none_of_it(tmp_path: Path) -> None:
@@ -164,7 +158,7 @@ def test_a_replica_stands_in_for_a_missing_rank(tmp_path: Path) -> None:
     (tmp_path / "in" / "model_rank2.pt").unlink()
     done = ckptfix.convert(tmp_path / "in", tmp_path / "out.pth")
     assert [row.id for row in done.findings] == ["ranks-differ"] and "in the other files too" in str(done)
-    alike(torch.load(tmp_path / "out.pth"), wanted)
+    assert_alike(torch.load(tmp_path / "out.pth"), wanted)
 
 
 def test_what_is_not_cut_is_taken_from_the_first_and_compared(tmp_path: Path) -> None:
@@ -228,7 +222,7 @@ def test_a_part_may_be_a_strided_view(tmp_path: Path) -> None:
             assert not part._local_tensor.is_contiguous()
             torch.save({"fc.weight": part}, tmp_path / f"rank{rank}.pt")
     ckptfix.convert(tmp_path, tmp_path / "out.safetensors")
-    alike(ckptfix.load_state_dict(tmp_path / "out.safetensors"), {"fc.weight": whole})
+    assert_alike(ckptfix.load_state_dict(tmp_path / "out.safetensors"), {"fc.weight": whole})
 
 
 def test_every_verb_that_reads_reads_it(tmp_path: Path) -> None:
@@ -238,9 +232,9 @@ def test_every_verb_that_reads_reads_it(tmp_path: Path) -> None:
     assert (found.format, found.traits["ranks"]) == ("ranks", 3)
     assert not [row for row in doctor(source).findings if row.severity == "error"]
     ckptfix.extract(source, tmp_path / "taken.pth")
-    alike(torch.load(tmp_path / "taken.pth"), wanted)
+    assert_alike(torch.load(tmp_path / "taken.pth"), wanted)
     ckptfix.slim(source, tmp_path / "slim.pth")
-    alike(torch.load(tmp_path / "slim.pth"), wanted)
+    assert_alike(torch.load(tmp_path / "slim.pth"), wanted)
     assert ckptfix.diff(source, source).same
     for verb in (ckptfix.strip_module, ckptfix.add_module, ckptfix.to_cpu, ckptfix.sanitize):
         with pytest.raises(Unsupported) as caught:
@@ -268,11 +262,11 @@ def test_the_command_takes_several_files(tmp_path: Path) -> None:
     wanted = saved(tmp_path / "in", "FSDP2 on 3")
     done = cli("convert", *files(tmp_path / "in"), "-o", tmp_path / "out.pth")
     assert done.exit_code == 0, done.output
-    alike(torch.load(tmp_path / "out.pth"), wanted)
+    assert_alike(torch.load(tmp_path / "out.pth"), wanted)
     assert cli("convert", *files(tmp_path / "in")).exit_code == 2
     one = cli("extract", tmp_path / "in" / "model_rank1.pt", tmp_path / "one.pth")
     assert one.exit_code == 2
     (line,) = [line for line in one.output.splitlines() if "ckptfix convert" in line]
     words = line.split("`")[1].replace("OUT.pth", str(tmp_path / "again.pth")).split()
     assert cli(*words[1:]).exit_code == 0
-    alike(torch.load(tmp_path / "again.pth"), wanted)
+    assert_alike(torch.load(tmp_path / "again.pth"), wanted)

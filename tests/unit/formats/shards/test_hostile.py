@@ -4,48 +4,29 @@ from __future__ import annotations
 
 import json
 import os
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
 from sharded import parted, same, state, write
+from watch import Event, watched
 
 import ckptfix
 from ckptfix.errors import BadIndex, CkptfixError, WouldLoseData, WouldOverwrite
 from ckptfix.formats import open_checkpoint
 
-OPENED: list[str] = []
-WATCHING: list[bool] = []
 
-
-def _watch(event: str, arguments: tuple[object, ...]) -> None:
-    if WATCHING and event == "open" and isinstance(arguments[0], str | bytes):
-        OPENED.append(os.fsdecode(arguments[0]))
-
-
-sys.addaudithook(_watch)
-
-
-@contextmanager
-def watched() -> Iterator[list[str]]:
-    """The names that are opened inside."""
-    OPENED.clear()
-    WATCHING.append(True)
-    try:
-        yield OPENED
-    finally:
-        WATCHING.clear()
+def names(events: list[Event]) -> list[str]:
+    """The names that were opened."""
+    return [os.fsdecode(name) for _, (name, *_) in events if isinstance(name, str | bytes)]
 
 
 def test_the_watch_sees_what_is_opened(tmp_path: Path) -> None:
     folder = write(tmp_path / "in", parted(state(2), 2))
-    with watched() as opened:
+    with watched("open") as opened:
         open_checkpoint(folder)
-    assert {Path(name).name for name in opened} >= {
+    assert {Path(name).name for name in names(opened)} >= {
         "model.safetensors.index.json", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
     }  # fmt: skip
 
@@ -90,7 +71,7 @@ def test_a_name_that_leads_elsewhere_is_not_opened(tmp_path: Path, name: str) ->
     (folder / "linked").symlink_to(tmp_path)
     (folder / "twin.safetensors").symlink_to("model-00001-of-00002.safetensors")
     os.mkfifo(folder / "pipe.safetensors")
-    with watched() as opened:
+    with watched("open") as opened:
         found = open_checkpoint(folder)
         assert len(found.entries) == 4
         (finding,) = [row for row in found.findings if row.id in ("shard-path", "missing-shard")]
@@ -100,10 +81,10 @@ def test_a_name_that_leads_elsewhere_is_not_opened(tmp_path: Path, name: str) ->
         with pytest.raises(WouldLoseData, match=r"evil|are one file"):
             ckptfix.add_module(folder, tmp_path / "out")
         assert finding.id in {row.id for row in ckptfix.doctor(folder).findings}
-    resolved = {os.path.realpath(name) for name in opened if name.startswith(str(tmp_path))}
+    resolved = {os.path.realpath(name) for name in names(opened) if name.startswith(str(tmp_path))}
     assert os.path.realpath(outside) not in resolved
     assert all(path.startswith(os.path.realpath(folder)) for path in resolved)
-    assert not any("pipe" in name for name in opened)
+    assert not any("pipe" in name for name in names(opened))
     assert not (tmp_path / "out").exists()
 
 
@@ -111,9 +92,9 @@ def test_an_index_that_is_a_link_out_of_the_folder_is_not_opened(tmp_path: Path)
     (tmp_path / "secret.json").write_text('{"weight_map": {}}')
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "model.safetensors.index.json").symlink_to("../secret.json")
-    with watched() as opened, pytest.raises(CkptfixError, match="leads out of its folder"):
+    with watched("open") as opened, pytest.raises(CkptfixError, match="leads out of its folder"):
         open_checkpoint(tmp_path / "in")
-    assert not any("secret" in name or "index.json" in name for name in opened)
+    assert not any("secret" in name or "index.json" in name for name in names(opened))
 
 
 @pytest.mark.parametrize(
@@ -150,9 +131,9 @@ def test_an_index_beyond_measure_is_not_read(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(BadIndex, match="bytes of JSON"):
         open_checkpoint(folder)
     index.write_text(json.dumps({"weight_map": {str(number): f"{number}.safetensors" for number in range(20_000)}}))
-    with watched() as opened, pytest.raises(BadIndex, match="an index of 20,000 files"):
+    with watched("open") as opened, pytest.raises(BadIndex, match="an index of 20,000 files"):
         open_checkpoint(folder)
-    assert {Path(name).name for name in opened} <= {"model.safetensors.index.json"}
+    assert {Path(name).name for name in names(opened)} <= {"model.safetensors.index.json"}
     index.write_text(json.dumps({"weight_map": dict.fromkeys(map(str, range(1_000_000)), "a.safetensors")}))
     with pytest.raises(BadIndex, match="an index of 1,000,000 names"):
         open_checkpoint(folder)

@@ -169,7 +169,7 @@ def test_the_command(tmp_path: Path) -> None:
     done = CliRunner().invoke(
         commands, ["convert", str(tmp_path / "in.pth"), str(tmp_path / "out"), "--to", "hf", "--shard-size", "0.2kB"]
     )
-    assert done.exit_code == 0 and "16 tensors from zip to hf in " in done.output
+    assert done.exit_code == 0 and "converted 16 tensors: PyTorch zip -> Hugging Face shards, " in done.output
     assert same(load(tmp_path / "out"), state(8))
     bad = CliRunner().invoke(
         commands, ["convert", str(tmp_path / "in.pth"), str(tmp_path / "no"), "--to", "hf", "--shard-size", "big"]

@@ -46,6 +46,7 @@ HELD = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spoil", SPOIL)
 @pytest.mark.parametrize(("stage", "rank"), HELD)
 def test_a_rank_that_is_missing_is_named_with_its_rows(stage: int, rank: int, spoil: str, tmp_path: Path) -> None:

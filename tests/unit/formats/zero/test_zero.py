@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from zero_files import KEYS, Run, State, example
+from compare import assert_alike
+from zero_files import KEYS, Run, example
 
 import ckptfix
 from ckptfix.errors import Refused, Unsupported
@@ -16,13 +17,7 @@ from ckptfix.ops.doctor import doctor
 HALVES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def alike(found: State, wanted: State) -> None:
-    assert found.keys() == wanted.keys()
-    for name, value in wanted.items():
-        assert (found[name].dtype, found[name].shape) == (value.dtype, value.shape), name
-        assert torch.equal(found[name], value), name
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("half", HALVES)
 @pytest.mark.parametrize("ranks", [1, 3, 4, 8])
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
@@ -34,9 +29,9 @@ def test_its_weights_are_whole(stage: int, ranks: int, half: str, tmp_path: Path
         done = ckptfix.convert(source, tmp_path / out)
         assert (done.exit_code, done.account.lost, done.at) == (0, (), "module")
         found = ckptfix.load_state_dict(tmp_path / out, strip=None)
-        alike(found, wanted)
+        assert_alike(found, wanted)
         assert found["head.weight"].data_ptr() == found["emb.weight"].data_ptr()
-    alike(torch.load(tmp_path / "a.pth"), wanted)
+    assert_alike(torch.load(tmp_path / "a.pth"), wanted)
 
 
 @pytest.mark.parametrize(("name", "said"), [("out.pth", True), ("out.safetensors", False)])
@@ -47,6 +42,7 @@ def test_what_was_left_names_the_option_that_takes_it(name: str, said: bool, tmp
     assert any("with --optimizer" in line for line in done.lines) is said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 3, 8])
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_its_moments_go_by_name(stage: int, ranks: int, tmp_path: Path) -> None:
@@ -58,7 +54,7 @@ def test_its_moments_go_by_name(stage: int, ranks: int, tmp_path: Path) -> None:
             out = tmp_path / f"{source}-{to}.pth"
             ckptfix.convert(tmp_path / source, out, optimizer=True, to=to)
             found = torch.load(out)
-            alike(found["module"], run.weights)
+            assert_alike(found["module"], run.weights)
             assert "module_16bit" not in found and found["global_steps"] == 3
             optimizer = found["optimizer"]
             assert [group["params"] for group in optimizer["param_groups"]] == [list(group) for group in run.groups]
@@ -86,13 +82,13 @@ def test_the_weights_of_the_model_are_taken(stage: int, half: str, tmp_path: Pat
     run.save(tmp_path / "in")
     done = ckptfix.convert(tmp_path / "in", tmp_path / "out.pth", weights="model")
     assert done.at == "module_16bit" and "module" in done.left
-    alike(torch.load(tmp_path / "out.pth"), run.model)
+    assert_alike(torch.load(tmp_path / "out.pth"), run.model)
     ckptfix.convert(tmp_path / "in", tmp_path / "both.pth", weights="model", optimizer=True)
     both = torch.load(tmp_path / "both.pth")
-    alike(both["module"], run.model)
+    assert_alike(both["module"], run.model)
     assert both["optimizer"]["state"]["fc.bias"]["exp_avg"].dtype == torch.float32
     ckptfix.extract(tmp_path / "in", tmp_path / "taken.pth", at="module_16bit")
-    alike(torch.load(tmp_path / "taken.pth"), run.model)
+    assert_alike(torch.load(tmp_path / "taken.pth"), run.model)
 
 
 def test_a_model_in_fp32_has_one_form_of_its_weights(tmp_path: Path) -> None:
@@ -100,7 +96,7 @@ def test_a_model_in_fp32_has_one_form_of_its_weights(tmp_path: Path) -> None:
     run.save(tmp_path / "in")
     assert [state.at for state in open_checkpoint(tmp_path / "in").state_dicts if state.weights] == ["module"]
     ckptfix.convert(tmp_path / "in", tmp_path / "out.pth", weights="model")
-    alike(torch.load(tmp_path / "out.pth"), run.model)
+    assert_alike(torch.load(tmp_path / "out.pth"), run.model)
 
 
 def test_what_is_not_there_is_refused_with_why(tmp_path: Path) -> None:
@@ -125,7 +121,7 @@ def test_without_the_optimizers_files_the_model_is_what_there_is(tmp_path: Path)
         path.unlink()
     assert "no-masters" in {finding.id for finding in doctor(tmp_path / "in").findings}
     ckptfix.convert(tmp_path / "in", tmp_path / "out.pth")
-    alike(torch.load(tmp_path / "out.pth"), run.model)
+    assert_alike(torch.load(tmp_path / "out.pth"), run.model)
     with pytest.raises(Refused, match="files are not there"):
         ckptfix.convert(tmp_path / "in", tmp_path / "again.pth", weights="fp32")
     with pytest.raises(Refused, match="no optimizer's state"):
@@ -138,7 +134,7 @@ def test_frozen_parameters_of_a_save_without_them(tmp_path: Path) -> None:
     run.frozen = {}
     run.save(tmp_path / "in")
     ckptfix.convert(tmp_path / "in", tmp_path / "out.pth")
-    alike(torch.load(tmp_path / "out.pth"), run.weights)
+    assert_alike(torch.load(tmp_path / "out.pth"), run.weights)
 
 
 @pytest.mark.parametrize("stage", [0, 2, 3])
@@ -150,7 +146,7 @@ def test_every_verb_that_reads_reads_it(stage: int, tmp_path: Path) -> None:
     assert ckptfix.inspect(source).format == "zero"
     report = doctor(source)
     assert not [finding for finding in report.findings if finding.severity != "info"]
-    alike(ckptfix.load_state_dict(source, strip=None), run.weights)
+    assert_alike(ckptfix.load_state_dict(source, strip=None), run.weights)
     assert ckptfix.extract(source, tmp_path / "taken.pth").tensors == len(run.weights)
     run.save(tmp_path / "again")
     assert ckptfix.diff(source, tmp_path / "again").same
@@ -175,7 +171,7 @@ def test_a_model_and_its_optimizer_go_on_from_it(stage: int, tmp_path: Path) -> 
     run.save(tmp_path / "in")
     model = Net()
     assert ckptfix.load_into(model, tmp_path / "in").complete
-    alike(dict(model.state_dict()), values)
+    assert_alike(dict(model.state_dict()), values)
     parameters = dict(model.named_parameters())
     optimizer = torch.optim.Adam([{"params": [parameters[name] for name in group]} for group in groups])
     ckptfix.load_optimizer(optimizer, tmp_path / "in", model=model)
@@ -191,8 +187,8 @@ def test_slim_makes_one_file(no_optimizer: bool, tmp_path: Path) -> None:
     done = ckptfix.slim(tmp_path / "in", tmp_path / "out.pth", no_optimizer=no_optimizer)
     assert (done.exit_code, done.account.lost, done.format) == (0, (), "zip")
     found = torch.load(tmp_path / "out.pth")
-    alike(found["module"], run.weights)
-    alike(found["module_16bit"], run.model)
+    assert_alike(found["module"], run.weights)
+    assert_alike(found["module_16bit"], run.model)
     assert ("optimizer" in found) is not no_optimizer
 
 

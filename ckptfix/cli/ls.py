@@ -1,0 +1,131 @@
+"""ckptfix ls."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ckptfix.cli.shared import tables
+from ckptfix.cli.shared.common import files_argument, reads
+from ckptfix.cli.shared.console import Console
+from ckptfix.cli.shared.exits import TROUBLE
+from ckptfix.cli.shared.fit import LEAST, cut
+from ckptfix.errors import printable
+from ckptfix.words import plural, short, size
+
+if TYPE_CHECKING:
+    from ckptfix.ops.listing import Row
+
+_RANK = {"error": 0, "warning": 1, None: 2}
+
+_SORTS: dict[str, Callable[[Row], Any]] = {
+    "name": lambda row: tables.natural(row.path),
+    "size": lambda row: -row.size,
+    "tensors": lambda row: -row.tensors,
+    "parameters": lambda row: -row.parameters,
+    "format": lambda row: row.format or "~",
+    "finding": lambda row: (_RANK[row.severity], row.finding or ""),
+}
+
+HEADERS = ("name", "format", "size", "tensors", "parameters", "dtypes", "devices", "wrappers", "finding")
+SPARE = ("wrappers", "devices", "tensors", "dtypes", "format", "parameters")
+"""Columns that go first where the terminal is too narrow."""
+
+
+@reads(
+    "ls",
+    files_argument("paths", "FILE... | DIR"),
+    click.Option(["-r", "--recursive"], is_flag=True, help="Look into the folders in DIR too."),
+    click.Option(
+        ["--sort"], type=click.Choice(list(_SORTS)), default="name", show_default=True,
+        help="Order of the lines: numbers from the largest on, findings from the worst on.",
+    ),
+    example="ckptfix ls runs/ --recursive --sort size",
+)  # fmt: skip
+def command(console: Console, *, paths: Sequence[str], recursive: bool, sort: str) -> int:
+    """List checkpoints, one line each.
+
+    Of a DIR, the files in it that are called like checkpoints are listed; a folder that is a checkpoint is one line.
+    Only headers are read. The last column is the worst finding of `ckptfix doctor --fast`, or why the file cannot be
+    read. --json prints one JSON object for each, a line each.
+
+    The exit code is 0, or 2 if none of them could be read.
+    """
+    from ckptfix.cli.shared.inputs import expanded
+    from ckptfix.ops import listing
+
+    inputs = expanded(paths, recursive=recursive)
+    rows = [listing.listed(path) for input in inputs for path in listing.checkpoints(input.path)]
+    rows = [replace(row, path=console.streams.get(row.path, row.path)) for row in rows]
+    rows.sort(key=_SORTS[sort])
+    if console.json:
+        for row in rows:
+            console.emit(row.as_dict(), 0 if row.error is None else TROUBLE, line=len(rows) > 1)
+    elif not rows:
+        where = " and ".join(map(printable, paths))
+        console.note(f"no checkpoints in {where}" + ("" if recursive else "; -r looks into the folders in it too"))
+    else:
+        _show(console, rows)
+    return TROUBLE if rows and all(row.error is not None for row in rows) else 0
+
+
+def _show(console: Console, rows: Sequence[Row]) -> None:
+    few = bool(console.width)
+    folder = _common([row.path for row in rows]) if few else ""
+    cells = [_cells(row, few, folder) for row in rows]
+    table = tables.table(
+        cells, HEADERS, right=(2, 3, 4), spare=SPARE, whole=("finding",), width=console.width
+    ).splitlines()
+    names = min(len(table[1].split()[0]), max(console.width // 2, LEAST)) if few else 0
+    for index, line in enumerate(table):
+        row = rows[index - 2] if 2 <= index < len(rows) + 2 else None
+        if row is not None and row.error is not None and few:
+            # Of what cannot be read no other column is known: the reason has their room.
+            reason = cut(printable(row.error), max(console.width - names - 2, LEAST))
+            line = f"{cut(line.rstrip(), names).ljust(names)}  {reason}"
+        console.say(line, "damage" if row is not None and row.severity == "error" else None)
+    if few and len(rows) > 1:
+        console.say()
+        console.prose(_summary(rows, folder))
+
+
+def _cells(row: Row, few: bool, folder: str) -> tuple[str, ...]:
+    name = row.path.removeprefix(folder) or row.path
+    if row.error is not None:
+        return name, "", "", "", "", "", "", "", "" if few else row.error
+    many = (_most(row.dtypes, few), _most(row.devices, few), _listed(row.wrappers, few))
+    return name, row.format or "", size(row.size), f"{row.tensors:,}", short(row.parameters), *many, row.finding or ""
+
+
+def _most(counts: Mapping[str, int], few: bool) -> str:
+    return _listed(sorted(counts, key=lambda name: -counts[name]), few)
+
+
+def _listed(names: Iterable[str], few: bool) -> str:
+    """All `names`, or where there is little room the first of them, and how many more there are."""
+    rows = list(names)
+    return f"{rows[0]} +{len(rows) - 1}" if few and len(rows) > 1 else ", ".join(rows)
+
+
+def _common(paths: Sequence[str]) -> str:
+    """The folder that all of several paths are in, with its slash."""
+    folders = [os.path.dirname(path) for path in paths]  # noqa: PTH120 (as the user wrote it)
+    with contextlib.suppress(ValueError):  # absolute and relative ones
+        if len(paths) > 1 and (folder := os.path.commonpath(folders)):
+            return os.path.join(folder, "")  # noqa: PTH118
+    return ""
+
+
+def _summary(rows: Sequence[Row], folder: str) -> str:
+    broken = sum(row.severity == "error" for row in rows)
+    warned = sum(row.severity == "warning" for row in rows)
+    where = f" in {printable(folder)}" if folder else ""
+    judged = [f"{count:,} with {what}" for count, what in ((broken, "errors"), (warned, "warnings")) if count]
+    return f"{plural(len(rows), 'checkpoint')}{where}, {size(sum(row.size for row in rows))}: " + (
+        ", ".join(judged) if judged else "no problems found"
+    )

@@ -1,0 +1,109 @@
+"""A job done: one input after the other, or several at a time, and shown as they come to an end."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator, Iterator
+from functools import partial
+from pathlib import Path
+
+import click
+
+from ckptfix.cli.shared.console import Console
+from ckptfix.cli.shared.exits import TROUBLE, Stopped
+from ckptfix.cli.shared.many import LOSSES, Job, Outcome, Recording, Report, Settings, Step, one
+from ckptfix.errors import printable
+from ckptfix.io.durable import Undisturbed
+from ckptfix.words import plural
+
+
+def run(job: Job, console: Console) -> int:
+    """Do a job, and show it; the exit code: 2 if one failed, else 3 if one has losses, else 1, else 0."""
+    settings = Settings(console.json, console.quiet, console.width, bool(console.rows(None, 1)))
+    report = job.report(console, job)
+    codes: list[int] = []
+    waiting: dict[int, Outcome] = {}  # those that others go before
+    quiet = Undisturbed()
+    try:
+        with _folders(job), console.progress() as bar, contextlib.closing(_each(job, settings, bar)) as done:
+            for number, outcome in done:
+                if outcome.usage is not None:
+                    raise click.UsageError(outcome.usage)
+                with quiet:
+                    waiting[number] = outcome
+                    while (ready := waiting.pop(len(codes), None)) is not None:
+                        _show(console, report, job.inputs[len(codes)].path, ready)
+                        codes.append(ready.code)
+    except Stopped:
+        for number, outcome in sorted(waiting.items()):
+            _show(console, report, job.inputs[number].path, outcome)
+        console.note(f"{len(codes) + len(waiting):,} of {plural(len(job.inputs), 'input')} done")
+        raise
+    report.end(codes)
+    return next((code for code in (TROUBLE, LOSSES) if code in codes), max(codes, default=0))
+
+
+def _show(console: Console, report: Report, path: str, outcome: Outcome) -> None:
+    name = printable(path)
+    if not report.add(name, outcome):
+        for note in outcome.notes:
+            console.note(note if note.startswith((f"{name}: ", " ", "hint: ")) else f"{name}: {note}")
+    if console.json:
+        for document in outcome.documents:
+            console.emit(document, outcome.code, line=True)
+
+
+@contextlib.contextmanager
+def _folders(job: Job) -> Iterator[None]:
+    """At the end, folders for outputs that are new and have nothing in them are gone again."""
+    new: set[Path] = set()
+    for folder in {Path(input.dest).parent for input in job.inputs if input.dest}:
+        while folder not in new and not folder.exists():
+            new.add(folder)
+            folder = folder.parent
+    try:
+        yield
+    finally:
+        for folder in sorted(new, reverse=True):
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+
+def _each(job: Job, settings: Settings, bar: Step | None) -> Generator[tuple[int, Outcome]]:
+    """(number of the input, outcome), as they come to an end."""
+    total = _Total(job, bar) if bar is not None else None
+    count = min(job.jobs, len(job.inputs))
+    if count > 1:
+        from ckptfix.cli.shared.processes import by_processes
+
+        yield from by_processes(job, settings, count, None if total is None else total.step)
+        return
+    for number, input in enumerate(job.inputs):
+        step = None if total is None else partial(total.step, number)
+        yield number, one(job.callback, job.argument, job.params_of(input), Recording(settings, step))
+        if total is not None:
+            total.step(number, 1, 1)
+
+
+class _Total:
+    """How far the whole job is, in bytes of the inputs."""
+
+    def __init__(self, job: Job, bar: Step) -> None:
+        self._sizes = [_size(input.path) for input in job.inputs]
+        self._parts: dict[int, int] = {}
+        self._all, self._done = sum(self._sizes), 0
+        self._bar = bar
+
+    def step(self, number: int, done: int, total: int) -> None:
+        part = self._sizes[number] * min(done, total) // total if total else self._sizes[number]
+        self._done += part - self._parts.get(number, 0)
+        self._parts[number] = part
+        self._bar(self._done, self._all)
+
+
+def _size(path: str) -> int:
+    with contextlib.suppress(OSError):
+        if not Path(path).is_dir():
+            return Path(path).stat().st_size
+        return sum(inner.stat().st_size for inner in Path(path).rglob("*") if inner.is_file())
+    return 0

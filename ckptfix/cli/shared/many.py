@@ -1,0 +1,227 @@
+"""A command that is written for one input, done on many: one loop, one list, one exit code for all commands.
+
+What the command says of each input is recorded, and becomes its line in the list, or its object in JSON Lines. One
+that fails does not stop the others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Protocol
+
+import click
+
+from ckptfix.cli.shared.console import Console
+from ckptfix.cli.shared.exits import TROUBLE, describe, failure, said
+from ckptfix.cli.shared.fit import cut
+from ckptfix.errors import printable
+from ckptfix.io.written import record, recorded
+from ckptfix.words import plural
+
+if TYPE_CHECKING:
+    from ckptfix.cli.shared.inputs import Input
+    from ckptfix.cli.shared.paint import Meaning
+
+LOSSES = 3
+"""Exit code of a command that is done, with losses."""
+
+Step = Callable[[int, int], None]
+"""Called with what is done of one input, and of how much."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What results are shown on: as `Console`; `rows` says that lists are cut."""
+
+    json: bool
+    quiet: bool
+    width: int
+    rows: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What became of one input.
+
+    Attributes:
+        code: the exit code of the command on it alone.
+        done: what was done, in sentences.
+        text: everything else for stdout.
+        notes: lines for stderr.
+        documents: the result as JSON has it, without what every object has.
+        row: as `Console.row`.
+        usage: why the options go with no input at all.
+        written: what was written, a sentence for each file.
+    """
+
+    code: int
+    done: tuple[str, ...] = ()
+    text: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    documents: tuple[Mapping[str, object], ...] = ()
+    row: tuple[str, ...] | None = None
+    usage: str | None = None
+    written: tuple[str, ...] = ()
+
+
+class Report(Protocol):
+    """How the outcomes are shown."""
+
+    def add(self, name: str, outcome: Outcome) -> bool:
+        """Show one; they come in the order of the inputs. Returns whether its notes are shown with it."""
+
+    def end(self, codes: Sequence[int]) -> None:
+        """Say what there is to say of all, of which these are the exit codes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A command, and the inputs that it is to be done on.
+
+    Attributes:
+        callback: the command as a function.
+        argument: its parameter that the input is.
+        params: the others, the output aside.
+        jobs: how many processes work on them.
+        out_dir: where the outputs go; None for a command without.
+    """
+
+    callback: Callable[..., int]
+    argument: str
+    params: Mapping[str, Any]
+    inputs: Sequence[Input]
+    report: Callable[[Console, Job], Report]
+    jobs: int = 1
+    out_dir: str | None = None
+
+    def params_of(self, input: Input) -> dict[str, Any]:
+        """All parameters of the command, for one input."""
+        params = {**self.params, self.argument: input.path}
+        return params if self.out_dir is None else {**params, "dest": input.dest}
+
+
+class Recording(Console):
+    """A console that keeps what is said."""
+
+    def __init__(self, settings: Settings, step: Step | None) -> None:
+        super().__init__()
+        self.json, self.quiet = settings.json, settings.quiet
+        self._settings, self._step = settings, step
+        self.sentences: list[str] = []
+        self.text: list[str] = []
+        self.notes: list[str] = []
+        self.documents: list[Mapping[str, object]] = []
+
+    def done(self, lines: Sequence[str], details: Sequence[str] = ()) -> None:
+        self.sentences += [line for line in lines if not line.startswith(" ")]
+
+    def note(self, text: str, meaning: Meaning | None = None, label: int | None = None) -> None:
+        self.notes.append(text)
+
+    def emit(self, document: Mapping[str, object], exit_code: int, *, line: bool = False) -> None:
+        self.documents.append(document)
+
+    def _print(
+        self, text: str, stream: IO[str], meaning: Meaning | None = None, label: int | None = None
+    ) -> None:
+        self.text.append(text)
+
+    @property
+    def width(self) -> int:
+        return self._settings.width
+
+    def rows(self, asked: int | None, default: int) -> int:
+        return asked if asked is not None else default if self._settings.rows else 0
+
+    @contextlib.contextmanager
+    def progress(self, at_end: str = "") -> Iterator[Step | None]:
+        yield self._step
+
+
+def one(callback: Callable[..., int], argument: str, params: Mapping[str, Any], console: Recording) -> Outcome:
+    """Do a command on one input: errors become its outcome, signals go through."""
+    written: list[str] = []
+    try:
+        with recorded() as written, click.Context(click.Command("one"), obj=console) as ctx:
+            if params.get("dest"):
+                Path(params["dest"]).parent.mkdir(parents=True, exist_ok=True)
+            code = ctx.invoke(callback, **params)
+    except click.ClickException as error:
+        return Outcome(code=TROUBLE, usage=error.format_message())
+    except Exception as error:
+        document = describe(error)
+        notes = [*console.notes, *said(error, document), *map(printable, written)]
+        failed = {**document, "written": written} if written else document
+        return Outcome(code=TROUBLE, notes=tuple(notes), documents=(failure(failed, params[argument]),))
+    except BaseException:
+        # What was written and has no line in the list yet.
+        for line in written:
+            record(line)
+        raise
+    return Outcome(
+        code=code,
+        done=tuple(console.sentences),
+        text=tuple(console.text),
+        notes=tuple(console.notes),
+        documents=tuple(console.documents),
+        row=console.row,
+        written=tuple(written),
+    )
+
+
+class Lines:
+    """What was done, a line for each input, and a line for all."""
+
+    def __init__(self, console: Console, job: Job) -> None:
+        self._console = console
+        self._job = job
+        self._names = max((len(printable(input.path)) for input in job.inputs), default=0)
+
+    def add(self, name: str, outcome: Outcome) -> bool:
+        width = self._console.width
+        if outcome.done:
+            names = min(self._names, width // 2) if width else self._names
+            what = printable("; ".join(outcome.done))
+            room = width - names - 2 if width else len(what)
+            what = what if len(what) <= room else f"{what[: room - 3]}..."
+            self._console.say(f"{cut(name, names).ljust(names)}  {what}")
+        for line in outcome.text:
+            self._console.say(line)
+        return False
+
+    def end(self, codes: Sequence[int]) -> None:
+        failed, lost = codes.count(TROUBLE), codes.count(LOSSES)
+        planned = self._job.params.get("dry_run") or self._job.params.get("check_only")
+        what = "would be written" if planned else "written"
+        parts = [f"{len(codes) - failed:,} {what} to {printable(self._job.out_dir or os.curdir)}"]
+        parts += [f"{lost:,} of them with losses"] if lost else []
+        parts += [f"{failed:,} failed"] if failed else []
+        self._console.prose(f"{plural(len(codes), 'file')}: {', '.join(parts)}.")
+
+
+class Whole:
+    """All that the command says of each input, one below the other, under a title where it does not name the input."""
+
+    def __init__(self, console: Console, job: Job) -> None:
+        self._console = console
+        self._titled = bool(job.params.get("tensors"))
+        self._first = True
+
+    def add(self, name: str, outcome: Outcome) -> bool:
+        if outcome.text:
+            if not self._first:
+                self._console.say()
+            self._first = False
+            if self._titled:
+                self._console.say(f"{name}:")
+        for line in outcome.text:
+            self._console.say(line)
+        return False
+
+    def end(self, codes: Sequence[int]) -> None:
+        if failed := codes.count(TROUBLE):
+            self._console.note(f"{plural(len(codes), 'file')}: {failed:,} failed.")

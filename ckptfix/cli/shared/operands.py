@@ -1,0 +1,204 @@
+"""What the words of a command line are: an input and its output, or inputs alone, however many."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import click
+
+from ckptfix.cli.shared.console import Console
+from ckptfix.cli.shared.many import Job, Lines, Report
+from ckptfix.errors import CkptfixError
+
+JOBS = "ckptfix.jobs"
+"""Key of a context's meta: how many processes were asked for."""
+
+
+class Operands(Protocol):
+    """How a command takes its inputs."""
+
+    usage: str
+    """The second line of usage; empty where there is none."""
+
+    def job(self, command: click.Command, ctx: click.Context) -> Job | None:
+        """The job that the command line asks for; None where it asks for one input, which the parameters then say."""
+
+
+class Others(click.Argument):
+    """What a command line has after IN and OUT: inputs, where the outputs go to a folder. Usage has it elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__(["others"], nargs=-1, required=False)
+
+    def get_usage_pieces(self, ctx: click.Context) -> list[str]:
+        return []
+
+
+class Last(click.Argument):
+    """An argument that takes the last words of the line, and what tells these from names of inputs."""
+
+    def __init__(self, name: str, metavar: str, *, tells: Callable[[str], bool], **attributes: Any) -> None:
+        super().__init__([name], metavar=metavar, nargs=-1, required=False, **attributes)
+        self.tells = tells
+
+
+def _option(*words: str, **attributes: Any) -> click.Option:
+    return click.Option(words, **attributes)
+
+
+def search_options() -> list[click.Parameter]:
+    """--recursive and --jobs."""
+    return [
+        _option(
+            "-r", "--recursive", is_flag=True,
+            help="Search folders. A checkpoint of many files is one input; what is no checkpoint is passed over.",
+        ),
+        _option(
+            "--jobs", metavar="N", type=click.IntRange(min=1), default=1, show_default=True,
+            help="Work on N inputs at a time, each in a process.",
+        ),
+    ]  # fmt: skip
+
+
+def folder_options() -> list[click.Parameter]:
+    """--out-dir, and how its inputs are found."""
+    out_dir = _option(
+        "--out-dir", metavar="DIR", type=click.Path(file_okay=False),
+        help="Every name is an input; the outputs go to DIR, under the same names. Quoted patterns are taken too.",
+    )  # fmt: skip
+    return [out_dir, *search_options()]
+
+
+class Inputs:
+    """A command that only reads: every word is an input, and its function takes them one by one as `argument`."""
+
+    usage = ""
+
+    def __init__(self, argument: str, report: Callable[[Console, Job], Report]) -> None:
+        self.argument = argument
+        self.report = report
+
+    def job(self, command: click.Command, ctx: click.Context) -> Job | None:
+        names: tuple[str, ...] = ctx.params[self.argument]
+        recursive = ctx.params.pop("recursive")
+        ctx.meta[JOBS] = ctx.params.pop("jobs")
+        if len(names) < 2 and not recursive:
+            from ckptfix.cli.shared.inputs import is_pattern
+
+            if not any(map(is_pattern, names)):
+                ctx.params[self.argument] = names[0] if names else None
+                return None
+        if not names:
+            raise click.UsageError("-r needs the name of a folder.", ctx)
+        return self.of(command, ctx, names, recursive=recursive)
+
+    def of(
+        self, command: click.Command, ctx: click.Context, names: Sequence[str], *, recursive: bool = False
+    ) -> Job:
+        """The job of reading these inputs, with the options of the command line."""
+        from ckptfix.cli.shared.inputs import expanded
+
+        return Job(
+            callback=_function(command),
+            argument=self.argument,
+            params={name: value for name, value in ctx.params.items() if name != self.argument},
+            inputs=expanded(names, recursive=recursive),
+            report=self.report,
+            jobs=ctx.meta[JOBS],
+        )
+
+
+class InAndOut:
+    """A command ``IN [OUT]``, where every word is an input when the outputs go to a folder.
+
+    Args:
+        rest: its argument for the rest of the line; `Others` where it has none.
+        called: (verb, source, options) -> the name of an output that keeps the name of its input.
+    """
+
+    usage = "--out-dir DIR IN..."
+
+    def __init__(self, rest: click.Argument, called: Callable[[str, str, Mapping[str, Any]], str]) -> None:
+        self._rest = rest
+        self._called = called
+        if isinstance(rest, Last):
+            self.usage += f" {rest.metavar}"
+
+    def job(self, command: click.Command, ctx: click.Context) -> Job | None:
+        params = ctx.params
+        out_dir, recursive = params.pop("out_dir"), params.pop("recursive")
+        ctx.meta[JOBS] = params.pop("jobs")
+        rest = str(self._rest.name)
+        others: tuple[str, ...] = params.pop("others") if rest == "others" else ()
+        if out_dir is None:
+            self._refuse(ctx, recursive, others)
+            return None
+        if params["output"] is not None:
+            raise click.UsageError("The output is given twice: with --output and with --out-dir.", ctx)
+        for param in command.params:
+            if getattr(param.type, "dash", None) == "output" and param.name != "dest" and params[str(param.name)]:
+                raise click.UsageError(f"{param.opts[0]} is one file, and with --out-dir every input writes one.", ctx)
+        words = [word for word in (params.pop("source"), params.pop("dest")) if word is not None]
+        words += others if rest == "others" else params[rest]
+        if rest != "others":
+            params[rest] = self._last(words)
+            del words[len(words) - len(params[rest]) :]
+        if not words:
+            raise click.UsageError("Missing argument 'IN...'.", ctx)
+        return self._job(command, ctx, words, out_dir, recursive=recursive)
+
+    def _refuse(self, ctx: click.Context, recursive: bool, others: Sequence[str]) -> None:
+        """Refuse what asks for many inputs, and names no folder for the outputs."""
+        if recursive:
+            raise click.UsageError("-r needs --out-dir DIR: the outputs are written there, under the same names.", ctx)
+        if others:
+            raise click.UsageError(
+                "More than two names: they are IN and OUT. With --out-dir DIR every name is an input, and the outputs "
+                "are written to DIR.",
+                ctx,
+            )
+        from ckptfix.cli.shared.inputs import is_pattern
+
+        if is_pattern(ctx.params["source"]):
+            raise click.UsageError("IN is a pattern: give --out-dir DIR, where the outputs are written.", ctx)
+
+    def _name(self, verb: str, path: str, params: Mapping[str, Any]) -> str:
+        try:
+            return self._called(verb, path, params)
+        except (CkptfixError, OSError):
+            return Path(path).name  # there will be no output: the command says what is wrong
+
+    def _last(self, words: Sequence[str]) -> tuple[str, ...]:
+        if not isinstance(self._rest, Last):
+            return ()
+        count = 0
+        while count < len(words) and self._rest.tells(words[-1 - count]):
+            count += 1
+        return tuple(words[len(words) - count :])
+
+    def _job(
+        self, command: click.Command, ctx: click.Context, words: Sequence[str], out_dir: str, *, recursive: bool
+    ) -> Job:
+        from ckptfix.cli.shared.inputs import expanded, with_outputs
+
+        console = ctx.ensure_object(Console)
+        if any(word in console.streams for word in words):
+            raise click.UsageError("- (standard input) has no name that an output in --out-dir could have.", ctx)
+        inputs = expanded(words, recursive=recursive, leave_out=out_dir)
+        names = [self._name(str(command.name), input.path, ctx.params) for input in inputs]
+        return Job(
+            callback=_function(command),
+            argument="source",
+            params=ctx.params,
+            inputs=with_outputs(inputs, out_dir, names),
+            report=Lines,
+            jobs=ctx.meta[JOBS],
+            out_dir=out_dir,
+        )
+
+
+def _function(command: click.Command) -> Callable[..., int]:
+    assert command.callback is not None
+    return command.callback

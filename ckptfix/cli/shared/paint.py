@@ -1,0 +1,29 @@
+"""The one place that knows colours: a few meanings, each a colour that every terminal has."""
+
+from __future__ import annotations
+
+import os
+from typing import Literal
+
+Meaning = Literal["added", "removed", "damage", "fix"]
+"""What a colour says; text that is none of these has none."""
+
+When = Literal["auto", "always", "never"]
+
+_CODES: dict[Meaning, str] = {"added": "32", "removed": "31", "damage": "1;31", "fix": "36"}
+_END = "\x1b[0m"
+
+
+def painted(text: str, meaning: Meaning | None, length: int | None = None) -> str:
+    """`text`, or its first `length` characters, in the colour of `meaning`."""
+    if meaning is None or not text:
+        return text
+    length = len(text) if length is None else length
+    return f"\x1b[{_CODES[meaning]}m{text[:length]}{_END}{text[length:]}"
+
+
+def wanted(when: When, *, terminal: bool) -> bool:
+    """Whether to paint what goes to a stream: where a terminal is, unless ``NO_COLOR`` (no-color.org) forbids it."""
+    if when == "auto":
+        return terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return when == "always"

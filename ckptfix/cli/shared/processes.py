@@ -1,0 +1,157 @@
+"""The inputs of a job in several processes.
+
+Reading a checkpoint is work for one core, so threads would wait for each other. Processes are spawned, not forked:
+they begin with nothing of this one, whatever threads it has. A signal comes to this process alone, which ends the
+others and waits until they have cleaned up.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Generator, Mapping
+from contextlib import suppress
+from importlib import import_module
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from typing import TYPE_CHECKING, Any
+
+from ckptfix.cli.shared.exits import TROUBLE, Stopped, failure, signals_raise
+from ckptfix.cli.shared.many import Job, Outcome, Recording, Settings, Step, one
+from ckptfix.io.durable import Undisturbed
+from ckptfix.io.written import record, recorded
+
+if TYPE_CHECKING:
+    from multiprocessing.context import SpawnProcess
+
+STEPS = 50
+"""Times that a process says how far it is with one input."""
+
+_BLOCKED = {signal.SIGINT, signal.SIGHUP}
+
+
+class _Worker:
+    """A process, and the input that it works on."""
+
+    def __init__(self, job: Job, settings: Settings, watched: bool) -> None:
+        context = get_context("spawn")
+        self.connection, theirs = context.Pipe()
+        module = job.callback.__module__
+        self.process: SpawnProcess = context.Process(
+            target=_serve, args=(theirs, module, job.argument, settings, watched), daemon=True
+        )
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
+        try:
+            self.process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            theirs.close()
+        self.number = -1
+
+    def give(self, number: int, params: Mapping[str, Any]) -> None:
+        self.number = number
+        with suppress(OSError):  # it has died, which reading from it shows
+            self.connection.send(params)
+
+
+def by_processes(
+    job: Job, settings: Settings, count: int, step: Callable[[int, int, int], None] | None
+) -> Generator[tuple[int, Outcome]]:
+    """(number of the input, outcome), as they come to an end; `count` are worked on at a time.
+
+    Args:
+        step: called with the number of an input, what is done of it, and of how much.
+    """
+    left = iter(enumerate(job.inputs))
+    workers: list[_Worker] = []
+
+    def start() -> None:
+        for number, input in left:
+            worker = _Worker(job, settings, step is not None)
+            workers.append(worker)
+            worker.give(number, job.params_of(input))
+            return
+
+    quiet = Undisturbed()
+    try:
+        for _ in range(count):
+            start()
+        while workers:
+            ready = wait([worker.connection for worker in workers])
+            with quiet:  # what has been received is shown, whatever signal comes
+                for worker in [worker for worker in workers if worker.connection in ready]:
+                    try:
+                        kind, *values = worker.connection.recv()
+                    except (EOFError, OSError):
+                        workers.remove(worker)
+                        yield worker.number, _died(worker, job.inputs[worker.number].path)
+                        start()
+                        continue
+                    if kind == "step":
+                        if step is not None:
+                            step(worker.number, *values)
+                        continue
+                    done = worker.number
+                    following = next(left, None)
+                    if following is None:
+                        workers.remove(worker)
+                        _end(worker)
+                    else:
+                        worker.give(following[0], job.params_of(following[1]))
+                    if step is not None:
+                        step(done, 1, 1)
+                    yield done, values[0]
+    finally:
+        for worker in workers:
+            worker.process.terminate()
+        for worker in workers:
+            _end(worker)
+
+
+def _end(worker: _Worker) -> None:
+    """Wait for a process to end, and take up what it has written and not reported."""
+    with suppress(EOFError, OSError):
+        worker.connection.send(None)
+    with suppress(EOFError, OSError):
+        while True:
+            kind, *values = worker.connection.recv()
+            for line in values[0].written if kind == "outcome" else values if kind == "written" else ():
+                record(line)
+    worker.process.join()
+    worker.connection.close()
+
+
+def _died(worker: _Worker, path: str) -> Outcome:
+    worker.process.join()
+    code = worker.process.exitcode or 0
+    how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+    message = f"the process that worked on it {how}"
+    error = {"type": "ChildProcessError", "message": message, "path": path, "where": None, "offset": None, "hint": None}
+    return Outcome(code=TROUBLE, notes=(message,), documents=(failure(error, path),))
+
+
+def _serve(connection: Connection, module: str, argument: str, settings: Settings, watched: bool) -> None:
+    """The work of a process: parameters come in, outcomes go out, until None comes or the other side is gone."""
+    quiet = Undisturbed()
+    with suppress(Stopped, EOFError, OSError), signals_raise(), recorded() as written:
+        try:
+            callback: Callable[..., int] = import_module(module).command.callback
+            while (params := connection.recv()) is not None:
+                step = _steps(connection) if watched else None
+                outcome = one(callback, argument, params, Recording(settings, step))
+                with quiet:
+                    connection.send(("outcome", outcome))
+        finally:
+            if written:
+                connection.send(("written", *written))
+
+
+def _steps(connection: Connection) -> Step:
+    said = 0
+
+    def step(done: int, total: int) -> None:
+        nonlocal said
+        if total and done * STEPS // total > said:
+            said = done * STEPS // total
+            connection.send(("step", done, total))
+
+    return step

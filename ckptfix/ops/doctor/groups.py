@@ -1,0 +1,79 @@
+"""Findings with one cause as one: thirty classes that weights_only=True refuses are one thing to read, and to fix."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from ckptfix.findings.row import Finding, Severity
+from ckptfix.findings.table import Remedy
+from ckptfix.words import some
+
+OF_THE_FORMAT = frozenset({"needs-torch", "no-checksums", "no-mmap"})
+"""Notes that are true of nearly every file of a format: they say nothing about this one."""
+
+_EXAMPLES = frozenset({"one-rank", "optimizer-state"})
+"""Findings whose place is only the first of many."""
+
+_ABOUT = {
+    "foreign-global": "torch.load refuses this file: it contains objects that weights_only=True does not allow ({})",
+    "dangerous-global": "the pickle contains {}, which can run code or open files",
+}
+"""id -> a sentence about all that such findings name (`Finding.about`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Findings of one id and severity, in their order, and what to do about the first that says it.
+
+    Attributes:
+        advice: an instruction in words; None where commands help, or nothing does.
+    """
+
+    findings: tuple[Finding, ...]
+    advice: str | None = None
+
+    @property
+    def id(self) -> str:
+        return self.findings[0].id
+
+    @property
+    def severity(self) -> Severity:
+        return self.findings[0].severity
+
+    def text(self, most: int = 4) -> str:
+        """What they say together; of names and places the first `most`, 0 for all."""
+        first = self.findings[0]
+        names = list(dict.fromkeys(finding.about for finding in self.findings if finding.about))
+        if self.id in _ABOUT and names:
+            places = list(dict.fromkeys(finding.where for finding in self.findings))
+            other = "" if places == [first.where] and _of_pickle(first.where) else f", in {some(places, most)}"
+            return _ABOUT[self.id].format(some(names, most)) + other
+        text = placed(first)
+        if len(self.findings) == 1:
+            return text
+        others = [finding.where for finding in self.findings[1:] if finding.where]
+        alike = len(others) < len(self.findings) - 1 or first.where in others
+        return f"{text} (and {len(self.findings) - 1:,} more)" if alike else f"{text}; also at {some(others, most)}"
+
+
+def grouped(findings: Sequence[Finding], remedies: Iterable[Remedy]) -> list[Group]:
+    """The findings that belong together, in the order of the first of each."""
+    groups: dict[tuple[str, str], list[Finding]] = {}
+    advice: dict[tuple[str, str], str | None] = {}
+    for finding, remedy in zip(findings, remedies, strict=True):
+        key = finding.id, finding.severity
+        groups.setdefault(key, []).append(finding)
+        advice[key] = advice.get(key) or remedy.advice
+    return [Group(tuple(rows), advice[key]) for key, rows in groups.items()]
+
+
+def placed(finding: Finding) -> str:
+    """The message, and before it where that is, unless it is in the message or the pickle as such."""
+    plain = finding.id in _EXAMPLES or finding.where in finding.message or _of_pickle(finding.where)
+    return finding.message if plain else f"{finding.where}: {finding.message}"
+
+
+def _of_pickle(where: str) -> bool:
+    """Whether `where` is the pickle of the checkpoint, which everything in it is in."""
+    return where in ("", "pickle") or where.endswith("data.pkl")

@@ -1,0 +1,63 @@
+"""Whole pickled modules under the names that their ``state_dict()`` gives, which are those that people know."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ckptfix.checkpoint import Checkpoint, TensorEntry
+from ckptfix.checkpoint.address import is_inside
+from ckptfix.errors import CkptfixError
+from ckptfix.formats.torch.call_classes import class_of
+from ckptfix.ops.candidates import beside_state_dict, candidates, state_dict_of
+from ckptfix.pickles import Call
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A whole module.
+
+    Attributes:
+        at: its address.
+        name: its class, as the pickle names it; ``""`` where it does not.
+        entries: the tensors of its state dict, and behind them what else it holds.
+        taken: how many are in the state dict.
+    """
+
+    at: str
+    name: str
+    entries: tuple[TensorEntry, ...]
+    taken: int
+
+
+def modules_in(checkpoint: Checkpoint) -> tuple[Whole, ...]:
+    """The whole modules of a checkpoint; one that is broken is left as it is."""
+    found = []
+    for row in candidates(checkpoint):
+        if row.module is None:
+            continue
+        try:
+            entries = state_dict_of(checkpoint, row)
+            others = beside_state_dict(checkpoint, row.at, entries)
+        except CkptfixError:
+            continue
+        kind = class_of(row.module) if type(row.module) is Call else None
+        named = (replace(entry, at=row.at) for entry in entries)
+        found.append(Whole(row.at, "" if kind is None else kind.full, (*named, *others), len(entries)))
+    return tuple(found)
+
+
+def renamed(entries: Sequence[TensorEntry], modules: Sequence[Whole]) -> tuple[TensorEntry, ...]:
+    """`entries`, those of each of `modules` under the names of its state dict, where the first of them stands."""
+    if not modules:
+        return tuple(entries)
+    made: list[TensorEntry] = []
+    left = list(modules)
+    for entry in entries:
+        inside = next((whole for whole in modules if is_inside(entry.name, whole.at)), None)
+        if inside is None:
+            made.append(entry)
+        elif inside in left:
+            left.remove(inside)
+            made += inside.entries
+    return tuple(made)

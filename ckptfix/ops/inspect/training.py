@@ -1,0 +1,88 @@
+"""What a trainer kept of where it was: epoch, step, learning rate, the best score."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from ckptfix.errors import CkptfixError
+from ckptfix.io.source import open_source
+from ckptfix.ops.choose import ASIDE
+
+_WORDS = frozenset((
+    *("epoch", "epochs", "step", "steps", "iter", "iters", "iteration", "iterations", "updates", "samples", "episode"),
+    *("best", "loss", "acc", "acc1", "top1", "accuracy", "score", "metric", "fitness", "reward", "auc", "f1", "bleu"),
+    *("lr", "arch", "globalstep", "it"),
+))  # fmt: skip
+"""Words of the keys under which trainers keep counters and scores."""
+
+_NO_COUNTERS = frozenset(("size", "every", "max", "min", "num", "per", "warmup", "milestones", "scale"))
+"""Words of settings: ``step_size``, ``max_epochs``."""
+
+_LR = re.compile(r"(?:.*/)?param_groups/\d+/lr")
+
+_STATE = "trainer_state.json"
+"""Where transformers' Trainer keeps it, beside the model."""
+
+MOST_STATE = 1 << 24
+"""Bytes of such a file that are read."""
+
+MOST = 12
+
+
+def training_of(values: Iterable[tuple[str, object]]) -> dict[str, object]:
+    """Address -> number or text, of what says how far training was; ``lr`` has the rate of each group of parameters.
+
+    Args:
+        values: (address, value) of what is in a checkpoint beside tensors.
+    """
+    found: dict[str, object] = {}
+    rates: dict[object, None] = {}
+    for address, value in values:
+        if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+            continue
+        if _LR.fullmatch(address):
+            rates.setdefault(value)
+            continue
+        above, _, key = address.rpartition("/")
+        if "/" not in above and above not in ASIDE and _is_state(key, value) and len(found) < MOST:
+            found[address] = value
+    if rates:
+        found["lr"] = list(rates)[:MOST]
+    return found
+
+
+def _is_state(key: str, value: float | str) -> bool:
+    words = set(re.findall(r"[a-z]+\d*", re.sub(r"([a-z])([A-Z])", r"\1_\2", key).lower()))
+    if isinstance(value, str):
+        return key == "arch" and len(value) <= 60
+    return bool(words & _WORDS) and not words & _NO_COUNTERS and not key.startswith("_") and "." not in key
+
+
+def beside(folder: str) -> dict[str, object]:
+    """The same of what transformers' Trainer left in `folder`; empty where there is none, or it cannot be read."""
+    path = Path(folder, _STATE)
+    try:
+        with open_source(path) as source:
+            if source.size > MOST_STATE:
+                return {}
+            state = json.loads(source.read(0, source.size))
+    except (CkptfixError, OSError, ValueError, RecursionError):
+        return {}
+    if not isinstance(state, dict):
+        return {}
+    kept = ((name, state.get(name)) for name in ("epoch", "global_step", "best_metric"))
+    return {name: value for name, value in kept if type(value) in (int, float)}
+
+
+def shown(training: Mapping[str, object]) -> str:
+    """It in one line: ``epoch 560, iter 225,680, lr 0.0001``."""
+    return ", ".join(f"{name} {_text(value)}" for name, value in training.items())
+
+
+def _text(value: object) -> str:
+    if isinstance(value, list):
+        return " and ".join(map(_text, value))
+    return f"{value:,}" if isinstance(value, int) else f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,120 @@
+"""``ckptfix ls``: a row for each checkpoint: what it is, how large, and the worst that can be seen in its headers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ckptfix.errors import CkptfixError
+from ckptfix.findings.row import Severity
+from ckptfix.findings.table import ENTRIES
+from ckptfix.formats import is_folder_checkpoint, located, open_checkpoint
+from ckptfix.formats.folders.members import members
+from ckptfix.io.source import found_as, opened_once
+from ckptfix.ops.doctor import examine
+from ckptfix.ops.inspect import describe
+from ckptfix.pickles.collector import without_collections
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A checkpoint: a file, or a folder of files.
+
+    Attributes:
+        path: of the file or folder.
+        format: its name; None for what is not a checkpoint, or cannot be read.
+        size: bytes of all its files.
+        tensors, parameters, dtypes, devices: as `inspect` counts them.
+        wrappers: components that wrappers put into the keys.
+        finding: id of the worst finding that is not just a note; None where there is none.
+        severity: of it.
+        error: why it cannot be read, in a few words; None where it can.
+    """
+
+    path: str
+    format: str | None = None
+    size: int = 0
+    tensors: int = 0
+    parameters: int = 0
+    dtypes: Mapping[str, int] = field(default_factory=dict)
+    devices: Mapping[str, int] = field(default_factory=dict)
+    wrappers: tuple[str, ...] = ()
+    finding: str | None = None
+    severity: Severity | None = None
+    error: str | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same for JSON."""
+        return {
+            "path": self.path,
+            "format": self.format,
+            "size": self.size,
+            "tensors": self.tensors,
+            "parameters": self.parameters,
+            "dtypes": dict(self.dtypes),
+            "devices": dict(self.devices),
+            "wrappers": list(self.wrappers),
+            "finding": self.finding,
+            "severity": self.severity,
+            "reason": self.error,
+        }
+
+
+def checkpoints(path: str) -> Iterator[str]:
+    """The file `path`; of a folder, itself where it is a checkpoint of many files, else the checkpoints that lie in it.
+
+    A folder in it counts as one where it is a checkpoint of many files, or holds one model.
+    """
+    if found_as(path) != "folder" or is_folder_checkpoint(path):
+        yield path
+        return
+    try:
+        found = members(path)
+    except OSError:
+        yield path
+        return
+    for member in found:
+        inner = str(Path(path, member.name))
+        if member.folder:
+            if is_folder_checkpoint(inner) or located(inner) != inner:
+                yield inner
+        elif member.may_be_checkpoint:
+            yield inner
+
+
+@without_collections
+@opened_once()
+def listed(path: str) -> Row:
+    """The row of a file or folder; only headers are read. What cannot be read is a row too."""
+    try:
+        checkpoint = open_checkpoint(path)
+    except CkptfixError as error:
+        return _unread(path, error)
+    seen = describe.inspect(checkpoint)
+    worst = examine.examine(checkpoint.path, fast=True, checkpoint=checkpoint).cause
+    return Row(
+        path=path,
+        format=seen.format,
+        size=seen.size,
+        tensors=seen.tensors,
+        parameters=seen.parameters,
+        dtypes=seen.dtypes,
+        devices=seen.devices,
+        wrappers=tuple(seen.wrappers),
+        finding=None if worst is None else worst.id,
+        severity=None if worst is None else worst.severity,
+    )
+
+
+def _unread(path: str, error: CkptfixError) -> Row:
+    """The row of what is not a checkpoint, is damaged beyond its directory, or cannot be opened."""
+    try:
+        size = Path(path).stat().st_size if found_as(path) == "file" else 0
+        cause = examine.examine(path, fast=True).cause
+    except (CkptfixError, OSError):
+        return Row(path=path, severity="error", error=error.message)
+    if cause is None:
+        return Row(path=path, size=size, severity="error", error=error.message)
+    return Row(path=path, size=size, finding=cause.id, severity=cause.severity, error=ENTRIES[cause.id].title)

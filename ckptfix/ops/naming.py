@@ -1,0 +1,54 @@
+"""What an output is called that was not named: after its input, beside it or in another folder."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ckptfix import formats
+from ckptfix.errors import StrPath, file_name
+from ckptfix.findings.table import proposed, suffixed
+from ckptfix.io.source import found_as
+
+
+def named_beside(source: StrPath, word: str, suffix: str | None = None, *, folder: bool = False) -> str:
+    """The name of an output that was not named, beside `source`, as doctor proposes it; nothing has it.
+
+    The model among the files of a folder is named after the folder, and stands beside that: in it, there would be two.
+
+    Args:
+        word: what is done: ``"stripped"`` makes ``x.stripped.pth`` of ``x.pth``.
+        suffix: of the output; that of the input by default.
+        folder: it is to be a folder: ``x.hf``.
+    """
+    name = _called(source)
+    is_file = found_as(formats.located(file_name(source))) != "folder"
+    if folder:
+        stem = Path(name).with_suffix("") if is_file else Path(name)
+        return proposed(f"{stem}.{word}", "")
+    if suffix is not None:
+        name = str(Path(name).with_suffix(suffix)) if is_file else f"{os.path.normpath(name)}{suffix}"
+    return proposed(name, word, suffix)
+
+
+def name_kept(source: StrPath, word: str, suffix: str | None = None, *, folder: bool = False) -> str:
+    """The name of an output in another folder: that of `source`, with the suffix that goes with what is done.
+
+    Args:
+        word, suffix, folder: as for `named_beside`.
+    """
+    name = os.path.normpath(Path(Path.cwd(), _called(source)))
+    is_folder = found_as(formats.located(file_name(source))) == "folder"
+    stem, own = suffixed(name, word)
+    if is_folder:
+        stem, own = f"{stem}{own}", ""
+        if word == "fixed" and not formats.detect(source).edits:
+            own = ".pth"  # what is only read becomes one file
+    return stem if folder else f"{stem}{own if suffix is None else suffix}"
+
+
+def _called(source: StrPath) -> str:
+    """What `source` is called; a folder that stands for the model in it has the suffix of that."""
+    name = file_name(source)
+    path = formats.located(name)
+    return name if path == name else f"{os.path.normpath(name)}{Path(path).suffix}"

@@ -1,0 +1,37 @@
+"""Which file of a folder was taken for the model, and what else there is one by its name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from ckptfix.commands import command
+from ckptfix.errors import CkptfixError
+from ckptfix.findings.row import Finding
+from ckptfix.findings.table import found
+from ckptfix.formats import open_checkpoint
+from ckptfix.formats.folders.members import rivals_of
+
+
+def not_taken(folder: str, taken: str) -> Iterator[Finding]:
+    """A finding for each file in `folder` that is a model as `taken` is, and what its header says of the two.
+
+    A hub has the same weights in two containers; a folder that was saved to twice, two models.
+    """
+    for name in rivals_of(folder, taken):
+        path = str(Path(folder, name))
+        own, other = _shapes(taken), _shapes(path)
+        if own is not None and own == other:
+            ask = f"`{command('diff', taken, path)}` compares the values"
+            message = f"{name} has the same names and shapes, and is not taken ({ask})"
+            yield found("other-model", message, where=name, severity="info")
+        else:
+            what = "cannot be read" if other is None else "has other tensors"
+            yield found("other-model", f"{name} {what}, and is not taken", where=name)
+
+
+def _shapes(path: str) -> dict[str, tuple[tuple[int, ...], str]] | None:
+    try:
+        return {entry.name: (entry.shape, entry.dtype) for entry in open_checkpoint(path).entries}
+    except CkptfixError:
+        return None

@@ -1,0 +1,80 @@
+"""Colours: where a terminal is, or where they are asked for; never in JSON."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from cli.conftest import Cli
+
+from ckptfix.cli.shared import console, paint
+
+FIX, DAMAGE, ADDED, REMOVED, END = "\x1b[36m", "\x1b[1;31m", "\x1b[32m", "\x1b[31m", "\x1b[0m"
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console, "is_terminal", lambda stream: stream is sys.stdout)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+
+
+@pytest.fixture
+def refused(tmp_path: Path) -> Path:
+    torch.save({"m": {"module.w": torch.ones(2)}, "p": Path("x")}, tmp_path / "refused.pth")
+    return tmp_path / "refused.pth"
+
+
+def test_a_pipe_gets_none(cli: Cli, refused: Path) -> None:
+    assert "\x1b" not in cli("doctor", refused).output
+    assert "\x1b" not in cli("doctor", refused.with_name("missing.pth")).output
+
+
+def test_damage_and_fixes_on_a_terminal(cli: Cli, refused: Path, terminal: None) -> None:
+    lines = cli("doctor", refused).stdout.splitlines()
+    assert lines[0].startswith(f"{DAMAGE}torch.load refuses") and lines[0].endswith(END)
+    assert lines[1].startswith(f"{FIX}Fix: ckptfix sanitize") and lines[1].endswith(END)
+    assert [line for line in lines[3:] if "\x1b" in line] == [], "a warning is no damage"
+
+
+@pytest.mark.parametrize("name", ["NO_COLOR", "TERM"])
+def test_the_environment_turns_them_off(
+    cli: Cli, refused: Path, terminal: None, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(name, {"NO_COLOR": "1", "TERM": "dumb"}[name])
+    assert "\x1b" not in cli("doctor", refused).stdout
+    assert FIX in cli("doctor", refused, "--color", "always").stdout
+
+
+def test_an_empty_no_color_says_nothing(
+    cli: Cli, refused: Path, terminal: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NO_COLOR", "")
+    assert FIX in cli("doctor", refused).stdout
+
+
+def test_options_decide(cli: Cli, refused: Path, terminal: None) -> None:
+    assert "\x1b" not in cli("doctor", refused, "--color", "never").stdout
+    assert "\x1b" not in cli("doctor", refused, "--color", "always", "--json").stdout
+    assert cli("doctor", refused, "--color", "blue").exit_code == 2
+
+
+def test_an_error_is_damage(cli: Cli, refused: Path) -> None:
+    done = cli("inspect", refused.with_name("missing.pth"), "--color", "always")
+    assert done.stderr.startswith(f"{DAMAGE}{refused.with_name('missing.pth')}: no such file")
+
+
+def test_painted_text() -> None:
+    assert paint.painted("Fix: it", "fix", 3) == f"{FIX}Fix{END}: it"
+    assert paint.painted("x", None) == "x" and paint.painted("", "added") == ""
+
+
+def test_what_diff_finds_on_one_side(cli: Cli, tmp_path: Path) -> None:
+    torch.save({"old": torch.ones(2), "both": torch.ones(3)}, tmp_path / "a.pth")
+    torch.save({"new": torch.zeros(2), "both": torch.ones(3)}, tmp_path / "b.pth")
+    lines = cli("diff", tmp_path / "a.pth", tmp_path / "b.pth", "--color", "always").stdout.splitlines()
+    painted = [line for line in lines if "\x1b" in line]
+    assert [line.split()[0] for line in painted] == [f"{REMOVED}Only", f"{REMOVED}old", f"{ADDED}Only", f"{ADDED}new"]
+    assert all(line.endswith(END) for line in painted)

@@ -1,0 +1,169 @@
+"""--jobs: processes do what one does, in the same order, and a signal ends them all cleanly."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from builders import written
+from cli.conftest import Cli, wrapped
+from cli.test_many import tree
+from click.testing import CliRunner
+from json_contract import documents, faults
+from odd_command import odd
+
+from ckptfix.cli.shared.console import Console
+from ckptfix.cli.shared.exits import TROUBLE, Stopped
+from ckptfix.cli.shared.inputs import Input
+from ckptfix.cli.shared.jobs import run
+from ckptfix.cli.shared.many import Job, Outcome
+
+CKPTFIX = [sys.executable, "-m", "ckptfix"]
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Seven files; one is a web page."""
+    monkeypatch.chdir(tmp_path)
+    for number in range(7):
+        written(tmp_path / f"{number}.pth", b"<html>" if number == 2 else wrapped())
+    return [f"{number}.pth" for number in range(7)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("line", ["to-cpu", "to-cpu --json", "map-location cuda:3", "doctor --json", "doctor --fast"])
+def test_several_processes_say_what_one_says(cli: Cli, files: list[str], line: str) -> None:
+    verb, *rest = line.split()
+    flags = [word for word in rest if word.startswith("-")]
+    words = [verb, *files, *(word for word in rest if word not in flags), *flags]
+    writes = verb != "doctor"
+    one = cli(*words, *(["--out-dir", "out"] if writes else []))
+    Path("out").rename("one") if writes else None
+    two = cli(*words, *(["--out-dir", "out"] if writes else []), "--jobs", "3")
+    assert (two.exit_code, two.stdout, two.stderr) == (one.exit_code, one.stdout, one.stderr)
+    assert one.exit_code == (2 if writes else 1)
+    if writes:
+        assert len(tree(Path("one"))) == 6
+        assert tree(Path("one")) == tree(Path("out"))
+
+
+@pytest.mark.slow
+def test_wrong_usage_ends_the_processes(cli: Cli, files: list[str]) -> None:
+    done = cli("map-location", *files, "cpu", "cuda:0=cpu", "--out-dir", "out", "--jobs", "2")
+    assert done.exit_code == 2 and "give one DEVICE" in done.stderr
+    assert not Path("out").exists()
+
+
+class Names:
+    """A report of names and codes."""
+
+    seen: list[tuple[str, int]]
+
+    def __init__(self, console: Console, job: Job) -> None:
+        Names.seen = []
+
+    def add(self, name: str, outcome: Outcome) -> bool:
+        Names.seen.append((name, outcome.code))
+        return False
+
+    def end(self, codes: Sequence[int]) -> None:
+        Names.seen.append(("end", len(codes)))
+
+
+def job(callback: Callable[..., int], names: Sequence[str], jobs: int) -> Job:
+    inputs = [Input(name) for name in names]
+    return Job(callback=callback, argument="name", params={}, inputs=inputs, report=Names, jobs=jobs)
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_is_the_failure_of_its_input() -> None:
+    names = ["slow", "dies", "one", "fault", "dies", "x"]
+    with CliRunner().isolation() as (_, err, _):
+        code = run(job(odd, names, 2), Console())
+        said = err.getvalue().decode()
+    assert code == TROUBLE
+    codes = [0, TROUBLE, 1, TROUBLE, TROUBLE, 0]
+    assert Names.seen == [*zip(names, codes, strict=True), ("end", 6)]
+    assert said.count("dies: the process that worked on it was killed by signal 9") == 2
+    assert "fault: a fault in ckptfix: KeyError" in said
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_is_a_line_of_json() -> None:
+    console = Console()
+    console.json = True
+    with CliRunner().isolation() as (out, _, _):
+        assert run(job(odd, ["dies", "fault"], 2), console) == TROUBLE
+        rows = documents(out.getvalue().decode())
+    said = [(row["path"], row["error"]["type"]) for row in rows]
+    assert said == [("dies", "ChildProcessError"), ("fault", "KeyError")]
+    assert not [fault for row in rows for fault in faults(row)]
+
+
+def test_faults_and_order_in_one_process() -> None:
+    names = ["slow", "one", "fault", "x"]
+    with CliRunner().isolation():
+        assert run(job(odd, names, 1), Console()) == TROUBLE
+    assert Names.seen == [*zip(names, [0, 1, TROUBLE, 0], strict=True), ("end", 4)]
+
+
+def test_a_signal_is_no_failure_of_an_input() -> None:
+    def stopped(name: str) -> int:
+        if name == "b":
+            raise Stopped(signal.SIGINT)
+        return 0
+
+    with CliRunner().isolation() as (_, err, _):
+        with pytest.raises(Stopped):
+            run(job(stopped, ["a", "b", "c"], 1), Console())
+        assert err.getvalue() == b"1 of 3 inputs done\n"
+    assert Names.seen == [("a", 0)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("jobs", [1, 3])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_leaves_whole_files_alone(tmp_path: Path, jobs: int, number: signal.Signals) -> None:
+    for index in range(300):
+        written(tmp_path / f"in/{index:03}.pth", wrapped()) if index else (tmp_path / "in").mkdir()
+    words = ["to-cpu", "-r", "in", "--out-dir", "out", "--jobs", str(jobs)]
+    with (
+        open(tmp_path / "lines", "wb") as lines,
+        subprocess.Popen(
+            [*CKPTFIX, *words], cwd=tmp_path, stdout=lines, stderr=subprocess.PIPE, text=True, start_new_session=True
+        ) as child,
+    ):
+        while len([*(tmp_path / "out").glob("*.pth")]) < 5:
+            assert child.poll() is None
+        os.killpg(child.pid, number)  # as a terminal does: to all of them
+        _, err = child.communicate(timeout=60)
+    assert child.returncode == 128 + number
+    assert "Traceback" not in err
+    assert f"stopped by {number.name}" in err and "of 299 inputs done" in err
+    made = list((tmp_path / "out").iterdir())
+    assert 0 < len(made) < 299
+    assert {path.suffix for path in made} == {".pth"}, "no temporary file is left"
+    whole = [tmp_path / "whole.pth", *made]
+    assert not subprocess.run([*CKPTFIX, "to-cpu", made[0], whole[0]], capture_output=True).returncode
+    assert len({path.stat().st_size for path in whole}) == 1
+    told = [line for line in err.splitlines() if "is complete" in line]
+    assert len((tmp_path / "lines").read_text().splitlines()) + len(told) == len(made), "each is reported, once"
+
+
+@pytest.mark.slow
+def test_json_lines_come_while_others_are_worked_on(tmp_path: Path) -> None:
+    for name in ("a.pth", "b.pth"):
+        written(tmp_path / name, wrapped())
+    done = subprocess.run(
+        [*CKPTFIX, "inspect", "a.pth", "b.pth", "none", "--json", "--jobs", "2"], cwd=tmp_path, capture_output=True
+    )
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(row["path"], row["exit_code"]) for row in rows] == [("a.pth", 0), ("b.pth", 0), ("none", 2)]
+    assert not [fault for row in rows for fault in faults(row)]
+    assert done.returncode == 2

@@ -1,0 +1,62 @@
+"""A folder of a terabyte is listed, planned and judged in seconds, and in little memory: its data are holes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sparse
+
+COMMANDS = {
+    "inspect": ("inspect", "{folder}", "--json"),
+    "doctor": ("doctor", "--fast", "{folder}", "--json"),
+    "one file": ("convert", "--dry-run", "{folder}", "{out}.safetensors", "--json"),
+    "shards": ("convert", "--dry-run", "--to", "hf", "--shard-size", "5GB", "{folder}", "{out}", "--json"),
+}
+
+MEMORY = 500 << 20
+SECONDS = 60
+"""Some take three on a machine that does nothing else."""
+
+MEASURED = """
+import resource, runpy, sys
+try:
+    runpy.run_module("ckptfix", run_name="__main__", alter_sys=True)
+finally:
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, file=sys.stderr)
+"""
+
+
+def measured(*words: str) -> tuple[Any, int]:
+    """What a command prints, and the bytes of memory that it took at most."""
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURED, *words], capture_output=True, text=True, timeout=SECONDS, check=True
+    )
+    return json.loads(done.stdout), int(done.stderr.split()[-1]) * 1024
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", sparse.KINDS)
+def test_a_terabyte(tmp_path: Path, kind: str) -> None:
+    try:
+        folder = sparse.KINDS[kind](tmp_path / kind)
+    except OSError as error:
+        pytest.skip(f"no sparse files here: {error}")
+    if sum(path.stat().st_blocks for path in folder.rglob("*")) * 512 > 1 << 30:
+        pytest.skip("no sparse files here")
+    assert sum(path.stat().st_size for path in folder.rglob("*")) > 0.99 * sparse.TERABYTE
+    said = {}
+    for name, words in COMMANDS.items():
+        filled = [word.format(folder=folder, out=tmp_path / "out") for word in words]
+        said[name], memory = measured(*filled)
+        assert memory < MEMORY, f"{name}: {memory:,} bytes"
+    assert not [found for found in said["doctor"]["findings"] if found["severity"] == "error"]
+    weights = sparse.TERABYTE // 3 if kind == "zero" else sparse.TERABYTE
+    for name in ("one file", "shards"):
+        assert said[name]["output_size"] > 0.99 * weights
+        assert not said[name]["written"]
+    assert [path.name for path in tmp_path.iterdir()] == [kind]
