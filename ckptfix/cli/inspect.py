@@ -98,7 +98,7 @@ def command(
 def text(inspection: Inspection) -> str:
     """What the command prints."""
     lines = Lines()
-    _show(lines, inspection, list(inspection.named_entries), False, 0, 0)
+    _show(lines, inspection, list(inspection.named_entries), tensors=False, levels=0, limit=0)
     return str(lines)
 
 

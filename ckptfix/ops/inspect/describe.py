@@ -79,8 +79,7 @@ class Inspection:
 
     def _repr_html_(self) -> str:
         tensors = [
-            (entry.name, entry.dtype, shape(entry.shape), size(entry.nbytes), entry.location)
-            for entry in self.named_entries
+            (row.name, row.dtype, shape(row.shape), size(row.nbytes), row.location) for row in self.named_entries
         ]
         members = [(member.name, member.what, size(member.size)) for member in self.members]
         tables = (
