@@ -104,7 +104,7 @@ REPORTS = (
     "rename LONG -n --sub encoder=decoder", "to-cpu LONG -n", "map-location LONG OUT.pt cuda:0 -n", "fix LONG -n",
     "sanitize LONG -n", "slim LONG -n", "repair LONG -n", "extract LONG -n", "extract whole.pt -n",
     "convert LONG -n --to safetensors", "convert dcp -n --to zip", "strip-module LONG", "inspect none.pt", "help",
-    "strip-module LONG - ", "inspect LONG --filter nothing.like.it", "doctor", "rename LONG",
+    "inspect LONG --filter nothing.like.it", "doctor", "rename LONG",
     "inspect LONG other.pt", "strip-module LONG other.pt whole.pt --out-dir out -n", "to-cpu -r . --out-dir out",
     "ls -r .", "ls 'o*.pt' LONG", "doctor -r .",
 )  # fmt: skip
