@@ -153,7 +153,8 @@ def lines(found: Found, result: MatchResult, width: int = 0) -> Iterator[str]:
     }
     if pairs:
         yield from tables.table(
-            zip(*columns.values(), strict=True), list(columns), right=[3], spare=["confidence"], width=width
+            zip(*columns.values(), strict=True), list(columns), right=[3], spare=["confidence", "shape"], names=["target"],
+            width=width,
         ).splitlines()
         yield ""
     if result.rules:

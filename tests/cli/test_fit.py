@@ -205,6 +205,15 @@ def test_a_cut_name_keeps_both_ends(most: int) -> None:
     assert short.endswith("1.weight")
 
 
+def test_two_columns_of_names_are_cut_alike() -> None:
+    rows = [("a" * 60, "b" * 60, "1")]
+    text = tables.table(rows, ["source", "target", "n"], names=["target"], width=60).splitlines()
+    source, target, _ = text[2].split()
+    assert max(map(len, text)) <= 60 and abs(len(source) - len(target)) <= 1
+    alone = tables.table(rows, ["source", "target", "n"], width=60).splitlines()[2].split()
+    assert (len(alone[0]), len(alone[1])) == (60 - 16 - 5, 16)
+
+
 def test_columns_are_cut_then_left_out_and_named() -> None:
     rows = [("a" * 30, "", "note " * 6, "1234567890")]
     text = tables.table(rows, ["name", "empty", "note", "number"], width=60).splitlines()
