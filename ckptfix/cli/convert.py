@@ -8,6 +8,7 @@ import click
 
 from ckptfix.cli.shared import values
 from ckptfix.cli.shared.common import FileName, Written, at_option, writes
+from ckptfix.formats.target import FormatName
 from ckptfix.ops import convert
 from ckptfix.ops.writing import How
 
@@ -50,7 +51,7 @@ def command(
     how: How,
     *,
     more: tuple[str, ...],
-    to: str | None,
+    to: FormatName | None,
     shard_size: str | None,
     at: str | None,
     drop_unsupported: bool,

@@ -9,7 +9,7 @@ import click
 
 from ckptfix.cli.shared import tables, values
 from ckptfix.cli.shared.common import file_argument, reads
-from ckptfix.cli.shared.console import Console
+from ckptfix.cli.shared.console import Console, Lines
 from ckptfix.cli.shared.fit import wrapped
 from ckptfix.errors import NoSuchTensor, printable
 from ckptfix.ops import diff
@@ -85,6 +85,15 @@ def command(console: Console, *, a: str, b: str, limit: int | None, **options: A
             console.say(line, meaning)
         console.findings(result.unread)
     return result.exit_code
+
+
+def text(result: DiffResult) -> str:
+    """What the command prints."""
+    lines = Lines()
+    for line, _ in report(result, 0):
+        lines.say(line)
+    lines.findings(result.unread)
+    return str(lines)
 
 
 Line = tuple[str, "Meaning | None"]

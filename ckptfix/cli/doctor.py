@@ -21,7 +21,7 @@ from ckptfix.words import plural
 
 if TYPE_CHECKING:
     from ckptfix.findings.row import Entry
-    from ckptfix.ops.doctor.report import Diagnosis
+    from ckptfix.ops.doctor.report import Diagnosis, FailOn
 
 SHOWN = 30
 """Rows of a list of several files that a terminal gets."""
@@ -120,7 +120,7 @@ def command(
     at: str | None,
     like_at: str | None,
     allow_import: bool,
-    fail_on: str,
+    fail_on: FailOn,
     explain: str | None,
     verbose: bool,
 ) -> int:

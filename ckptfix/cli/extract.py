@@ -6,6 +6,7 @@ import click
 
 from ckptfix.cli.shared import values
 from ckptfix.cli.shared.common import Written, writes
+from ckptfix.formats.target import FormatName
 from ckptfix.ops import extract
 from ckptfix.ops.writing import How
 
@@ -33,7 +34,7 @@ from ckptfix.ops.writing import How
     example="ckptfix extract whole_model.pth state_dict.pth",
 )
 def command(
-    source: str, dest: str, how: How, *, at: str | None, ema: bool, to: str | None, drop_unsupported: bool
+    source: str, dest: str, how: How, *, at: str | None, ema: bool, to: FormatName | None, drop_unsupported: bool
 ) -> Written:
     """Write OUT: one state dict of IN, as torch.save(model.state_dict(), OUT) would.
 

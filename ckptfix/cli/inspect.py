@@ -11,7 +11,7 @@ import click
 
 from ckptfix.cli.shared import tables
 from ckptfix.cli.shared.common import Verb, files_argument, reads
-from ckptfix.cli.shared.console import Console, pass_console
+from ckptfix.cli.shared.console import Console, Lines, pass_console
 from ckptfix.cli.shared.many import Recording, Whole
 from ckptfix.cli.shared.operands import Inputs, search_options
 from ckptfix.commands import command as line_of
@@ -93,6 +93,13 @@ def command(
         levels = (depth or DEPTH) if tree or depth is not None else 0
         _show(console, inspection, entries, tensors, levels, console.rows(limit, ROWS))
     return 0
+
+
+def text(inspection: Inspection) -> str:
+    """What the command prints."""
+    lines = Lines()
+    _show(lines, inspection, list(inspection.named_entries), tensors=False, levels=0, limit=0)
+    return str(lines)
 
 
 def _show(

@@ -28,7 +28,7 @@ from ckptfix.io.source import opened_once
 
 if TYPE_CHECKING:
     from ckptfix.align.result import Skipped
-    from ckptfix.ops.match import Found, MatchResult
+    from ckptfix.ops.match import By, Found, MatchResult
 
 
 _OUT, *_HOW = destination(optional=True)
@@ -75,7 +75,7 @@ def command(
     dest: str | None,
     output: str | None,
     like: str,
-    by: str,
+    by: By,
     at: str | None,
     like_at: str | None,
     report: bool,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import click
 
 from ckptfix.cli.shared.common import Written, writes
@@ -19,7 +21,7 @@ from ckptfix.ops.writing import How
     example="ckptfix sanitize training.ckpt plain.ckpt",
 )
 def command(
-    source: str, dest: str, how: How, *, keep_only: str | None, encoding: str | None, torch: str | None
+    source: str, dest: str, how: How, *, keep_only: Literal["weights"] | None, encoding: str | None, torch: str | None
 ) -> Written:
     """Write OUT: IN with plain values for what torch.load(weights_only=True) refuses.
 

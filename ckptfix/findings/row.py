@@ -26,6 +26,16 @@ class Finding:
     fix: str | None = None
     about: str = ""
 
+    @property
+    def line(self) -> str:
+        """``warning: a/b: it is damaged``."""
+        return ": ".join(filter(None, self.cells))
+
+    @property
+    def cells(self) -> tuple[str, str, str]:
+        """The severity, the place, and what is the matter."""
+        return self.severity, self.where, self.message
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
+from typing import Literal
 
 from ckptfix.checkpoint import TensorEntry
 from ckptfix.commands import command
@@ -12,6 +13,9 @@ from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats import FORMATS
 from ckptfix.formats.base import Format
+
+FormatName = Literal["zip", "torch", "legacy", "safetensors", "hf", "dcp"]
+"""A format that can be written; ``"torch"`` is zip."""
 
 ALIASES = {"torch": "zip", "pt": "zip", "pth": "zip", "pytorch": "zip", "st": "safetensors", "huggingface": "hf"}
 

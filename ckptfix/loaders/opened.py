@@ -9,6 +9,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+from ckptfix.arguments import refuse_other_types
 from ckptfix.checkpoint import Checkpoint, NameSite, StateDict
 from ckptfix.commands import quoted
 from ckptfix.errors import DamagedFile, UnknownFormat, WrongType, file_name
@@ -21,10 +22,14 @@ Call = TypeVar("Call", bound=Callable[..., Any])
 
 
 def opens_once(call: Call) -> Call:
-    """`opened_once` around `call`. The frame that it adds is one of the loaders', as `warnings` needs it."""
+    """`opened_once` around `call`, whose arguments have the right types.
+
+    The frame that it adds is one of the loaders', as `warnings` needs it.
+    """
 
     @wraps(call)
     def inner(*args: Any, **kwargs: Any) -> Any:
+        refuse_other_types(call, args, kwargs)
         with opened_once():
             return call(*args, **kwargs)
 

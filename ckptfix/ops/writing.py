@@ -30,6 +30,7 @@ from ckptfix.ops.law import audit
 from ckptfix.ops.law.promise import Account, Promise
 from ckptfix.ops.taken import not_taken
 from ckptfix.pickles.collector import without_collections
+from ckptfix.shown import html
 from ckptfix.words import some
 
 LOSSES = 3
@@ -315,18 +316,16 @@ class Result:
 
     def __str__(self) -> str:
         """What the command prints: what was done, the old file's new name, warnings and losses, each on a line."""
-        lines = [*self.lines]
-        if self.backup is not None:
-            lines.append(kept_line(self.dest, self.backup))
-        for finding in self.findings:
-            if finding.severity != "info":
-                parts = (finding.severity, finding.where, finding.message)
-                lines.append(": ".join(part for part in parts if part))
-        return "\n".join(map(printable, lines))
+        kept = () if self.backup is None else (kept_line(self.dest, self.backup),)
+        noticed = (finding.line for finding in self.findings if finding.severity != "info")
+        return "\n".join(map(printable, (*self.lines, *kept, *noticed)))
 
     def __repr__(self) -> str:
         done = "written" if self.written else "not written"
         return f"<{type(self).__name__}: {self.source!r} to {self.dest!r}, {done}, exit code {self.exit_code}>"
+
+    def _repr_html_(self) -> str:
+        return html(self.lines, [("", ("severity", "where", "what"), [row.cells for row in self.findings])])
 
     def as_dict(self) -> dict[str, Any]:
         """The same for JSON."""

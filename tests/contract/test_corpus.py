@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -150,8 +150,8 @@ def test_convert_to_the_other_torch_format_and_back(real_file: RealFile, tmp_pat
     if real_file.container == "safetensors":
         pytest.skip("test_convert_to_safetensors does it")
     other = {"zip": "legacy", "legacy": "zip"}[real_file.container]
-    result = ckptfix.convert(real_file.path, tmp_path / "there", to=other)
-    ckptfix.convert(tmp_path / "there", tmp_path / "back", to=real_file.container)
+    result = ckptfix.convert(real_file.path, tmp_path / "there", to=cast(Any, other))
+    ckptfix.convert(tmp_path / "there", tmp_path / "back", to=cast(Any, real_file.container))
     named = {finding.id for finding in result.findings}
     wanted = {"tetris": {"left-behind"}, "storage_view.legacy.pt": {"tie-lost"}}.get(real_file.path.name, set())
     assert named == wanted  # source text of a class, and a storage inside another: zip has neither

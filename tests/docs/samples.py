@@ -141,7 +141,7 @@ FILES = {
     **zero_run(),
     **two_ranks(),
     **dcp_folder(),
-    "whole.pth": whole_model(),
+    "pickled.pth": whole_model(),
     "gpu3.pth": wrapped("", "cuda:3"),
     "ddp.pth": wrapped(),
     "multi_gpu.pth": wrapped(),

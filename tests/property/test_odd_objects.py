@@ -189,7 +189,7 @@ def test_a_nested_tensor_is_not_written_to_a_legacy_file(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("to", ["zip", "legacy", "safetensors"])
-def test_a_tensor_gets_no_name_that_it_does_not_have(to: str, tmp_path: Path) -> None:
+def test_a_tensor_gets_no_name_that_it_does_not_have(to: Any, tmp_path: Path) -> None:
     """1 beside '1', and bytes, have no text of their own: '1#2' and '<Call>' name nothing."""
     path = saved("keys_that_look_alike", tmp_path / "in.pt")
     with pytest.raises(errors.KeyConflict, match="1, <Call>"):

@@ -22,7 +22,7 @@ PACKAGE = ROOT / "ckptfix"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "extras", "commands", "words", "docs"),
+    ("errors", "arguments", "extras", "commands", "shown", "words", "docs"),
     ("findings",),
     ("checkpoint", "pickles"),
     ("io", "names"),
@@ -45,7 +45,7 @@ OPS: tuple[tuple[str, ...], ...] = (
 )
 """The verbs, and what they share, in the same way."""
 
-BESIDE = {("errors", "commands"), ("extras", "errors"), ("words", "errors")}
+BESIDE = {("errors", "commands"), *((name, "errors") for name in ("arguments", "extras", "shown", "words"))}
 MOST_MODULES = 25
 """A room with more of them has no inner walls."""
 

@@ -161,6 +161,30 @@ class Console:
             bar.clear()
 
 
+class Lines(Console):
+    """A console that keeps what is said, all rows and whole names, for the text of a result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def say(self, text: str = "", meaning: Meaning | None = None, label: int | None = None) -> None:
+        self.lines.append(text)
+
+    def note(self, text: str, meaning: Meaning | None = None, label: int | None = None) -> None:
+        self.lines.append(text)
+
+    @property
+    def width(self) -> int:
+        return 0
+
+    def rows(self, asked: int | None, default: int) -> int:
+        return asked or 0
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines).strip("\n")
+
+
 pass_console = click.make_pass_decorator(Console, ensure=True)
 
 

@@ -84,11 +84,12 @@ def _of_files(
     names: Iterable[object], values: Callable[[Checkpoint], Iterable[tuple[str, str]]], incomplete: str
 ) -> list[CompletionItem]:
     """What `values` says of the checkpoints among `names`, as far as it is known in time."""
+    # What takes time to import is not a matter of the file.
+    from ckptfix.formats import open_checkpoint
+
     found: list[tuple[str, str]] = []
 
     def read() -> None:
-        from ckptfix.formats import open_checkpoint
-
         for name in names:
             try:
                 if isinstance(name, str) and name:

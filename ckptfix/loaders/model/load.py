@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from ckptfix.checkpoint import Checkpoint, TensorEntry, address, same_place
 from ckptfix.errors import CkptfixError, LoadMismatch, Refused
@@ -37,7 +37,7 @@ def load_into(
     path: str | os.PathLike[str],
     *,
     map_location: MapLocation = None,
-    match: str = "auto",
+    match: Literal["auto", "position", "structure"] = "auto",
     at: str | None = None,
     strict: bool = True,
     assign: bool = False,

@@ -10,6 +10,7 @@ from typing import Any
 from ckptfix.align.result import Skipped
 from ckptfix.errors import printable
 from ckptfix.names.groups import collapse, shown
+from ckptfix.shown import html
 from ckptfix.words import some
 
 MOST_LOOKS = 4000
@@ -37,7 +38,7 @@ class Mismatch:
         return f"{self.name}: {self.why}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class LoadReport:
     """What `load_into` found and did.
 
@@ -124,6 +125,18 @@ class LoadReport:
 
     def __str__(self) -> str:
         return "\n".join(self.lines)
+
+    def __repr__(self) -> str:
+        count = f"{len(self.loaded)} of {len(self.model_names)} tensors"
+        return f"<LoadReport of {self.path!r}: {count if self.done else 'nothing was loaded'}>"
+
+    def _repr_html_(self) -> str:
+        tables = (
+            ("missing", ("name", "nearest in the file"), [(name, self.nearest.get(name)) for name in self.missing]),
+            ("unexpected", ("name",), [(name,) for name in self.unexpected]),
+            ("mismatched", ("name", "what"), [(row.name, row.why) for row in self.mismatched]),
+        )
+        return html(self.lines[:1], tables)
 
     def as_dict(self) -> dict[str, Any]:
         """The same for JSON, without the names of either side that are in nothing else."""

@@ -28,6 +28,7 @@ from ckptfix.loaders.optimizer.parameters import Held, Key, Matched, SavedGroup,
 from ckptfix.loaders.optimizer.saved import parts, saved_optimizer
 from ckptfix.loaders.tensors import TensorMaker, caller, restore_location, unmoved
 from ckptfix.ops.pieces import refuse_flat_partition
+from ckptfix.shown import html
 from ckptfix.words import plural
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class GroupReport:
     kept: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class OptimizerReport:
     """What `load_optimizer` did.
 
@@ -101,6 +102,15 @@ class OptimizerReport:
 
     def __str__(self) -> str:
         return "\n".join(self.lines)
+
+    def __repr__(self) -> str:
+        return f"<OptimizerReport of {self.path!r}: {plural(len(self.restored), 'parameter')} by {self.by}>"
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (group.index, key, old, new) for group in self.groups for key, (old, new) in group.restored.items()
+        ]
+        return html(self.lines, [("options", ("group", "option", "before", "from the file"), rows)])
 
     def as_dict(self) -> dict[str, Any]:
         """The same for JSON; option values that JSON does not have become text."""

@@ -8,11 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast
 
+from ckptfix.arguments import typed
 from ckptfix.checkpoint import Checkpoint
 from ckptfix.errors import Refused, StrPath
 from ckptfix.formats import FORMATS, open_checkpoint
 from ckptfix.formats.ranks.format import read_files
-from ckptfix.formats.target import is_folder
+from ckptfix.formats.target import FormatName, is_folder
 from ckptfix.io.read import Progress
 from ckptfix.io.source import opened_once
 from ckptfix.ops.convert import plan
@@ -37,11 +38,12 @@ class ConvertResult(Result):
         return {"at": self.at, "tensors": self.tensors, "left_behind": list(self.left), "lost": list(self.lost)}
 
 
+@typed
 def convert(
     source: StrPath | Sequence[StrPath],
     dest: StrPath,
     *,
-    to: str | None = None,
+    to: FormatName | None = None,
     at: str | None = None,
     drop_unsupported: bool = False,
     weights: Literal["fp32", "model"] | None = None,

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ckptfix.arguments import typed
 from ckptfix.errors import Refused, StrPath
 from ckptfix.formats import open_checkpoint
 from ckptfix.io.read import Progress
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from ckptfix.ops.diff.compare import DiffResult
 
 
+@typed
 @without_collections
 @opened_once()
 def diff(

@@ -9,10 +9,10 @@ from typing import Any, Literal
 
 from ckptfix.checkpoint import TensorEntry, address
 from ckptfix.commands import command
-from ckptfix.errors import printable
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import as_rows
 from ckptfix.ops.diff.sums import ValueDiff
+from ckptfix.shown import html, text
 from ckptfix.words import plural
 
 How = Literal["chosen", "main state dict", "optimizer"]
@@ -173,17 +173,34 @@ class DiffResult:
     modules: tuple[ModuleRead, ...] = ()
 
     def __str__(self) -> str:
-        """The sentences that sum it up, and a line for each tensor that differs."""
-        lines = [*self.lines]
-        lines += [f"only in A: {row.name}" for row in self.only_a] + [f"only in B: {row.name}" for row in self.only_b]
-        lines += [f"A: {row.name_a}  B: {row.name_b}" for row in (*self.wrapped, *self.renamed)]
-        lines += [f"differs: {row.name_b}" for row in self.changed]
-        lines += [f"differs: {row.name_b or row.name_a}" for row in self.values]
-        return "\n".join(map(printable, lines))
+        """What ``ckptfix diff`` prints, all rows."""
+        return text("diff", self)
 
     def __repr__(self) -> str:
         what = "the same" if self.same else "different"
         return f"<DiffResult of {self.path_a!r} and {self.path_b!r}: {what}>"
+
+    def _repr_html_(self) -> str:
+        pair = ("A", "B")
+        tensor = ("name", "dtype", "shape")
+        changed = [
+            (row.name_a, row.name_b, found.what, found.a, found.b) for row in self.changed for found in row.differences
+        ]
+        apart = [
+            (row.name_a, row.name_b, row.values.differing, row.values.elements, row.values.max_abs, row.values.reason)
+            for row in self.changed
+            if row.values is not None
+        ]
+        tables = (
+            ("only in A", tensor, [(row.name, row.dtype, list(row.shape)) for row in self.only_a]),
+            ("only in B", tensor, [(row.name, row.dtype, list(row.shape)) for row in self.only_b]),
+            ("equal names but for a wrapper's prefix", pair, [(row.name_a, row.name_b) for row in self.wrapped]),
+            ("renamed", pair, [(row.name_a, row.name_b) for row in self.renamed]),
+            ("properties", (*pair, "what", "in A", "in B"), changed),
+            ("values", (*pair, "differing", "elements", "max |a-b|", "note"), apart),
+            ("other than tensors", (*pair, "in A", "in B"), [(v.name_a, v.name_b, v.a, v.b) for v in self.values]),
+        )
+        return html(self.lines, tables)
 
     @property
     def same(self) -> bool:

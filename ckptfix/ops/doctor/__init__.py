@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ckptfix.arguments import typed
 from ckptfix.errors import StrPath
 from ckptfix.findings.row import Entry
 from ckptfix.findings.table import ENTRIES
@@ -14,6 +15,7 @@ from ckptfix.ops.target import targets
 from ckptfix.pickles.collector import without_collections
 
 
+@typed
 @without_collections
 @opened_once()
 def doctor(

@@ -16,7 +16,11 @@ from ckptfix.findings.row import Entry, Finding, Severity
 from ckptfix.findings.table import ENTRIES, RANK, Remedy, as_row, errors_of, shell_line
 from ckptfix.ops.doctor import messages
 from ckptfix.ops.doctor.groups import OF_THE_FORMAT, Group, grouped
+from ckptfix.shown import html
 from ckptfix.words import plural
+
+FailOn = Literal["error", "warning", "never"]
+"""The least serious finding that makes the exit code 1."""
 
 Kind = Literal["text", "command", "error", "warning", "info"]
 
@@ -92,6 +96,16 @@ class Diagnosis:
 
     def __repr__(self) -> str:
         return f"<Diagnosis of {self.path!r}: {plural(len(self.findings), 'finding')}>"
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (finding.severity, finding.id, finding.where, finding.message, finding.fix) for finding in self.findings
+        ]
+        fixes = [f"{'Then' if number else 'Fix'}: {shell_line(words)}" for number, words in enumerate(self.fixes)]
+        advice = [f"Try: {self.advice}"] if self.advice is not None else []
+        table = ("findings", ("severity", "finding", "where", "what", "fix"), rows)
+        what = f"{self.path}: {self.title}" if self.path else self.title
+        return html([what, self.sentence, *advice, *fixes], [table])
 
     @property
     def sentence(self) -> str:
@@ -210,7 +224,7 @@ class Diagnosis:
             lines.append(Line("text", f"  Try: {printable(group.advice)}"))
         return lines
 
-    def exit_code(self, fail_on: str = "error") -> int:
+    def exit_code(self, fail_on: FailOn = "error") -> int:
         """1 with a finding at least as serious as `fail_on`, ``"error"`` or ``"warning"``; else, or for ``"never"``, 0.
 
         Errors are damage, what ``weights_only=True`` refuses, a misfit with the model, and files that are no

@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from ckptfix.arguments import typed
 from ckptfix.errors import StrPath, about
 from ckptfix.formats import FORMATS
-from ckptfix.formats.target import is_folder
+from ckptfix.formats.target import FormatName, is_folder
 from ckptfix.io.read import Progress
 from ckptfix.ops.extract import plan
 from ckptfix.ops.writing import LOSSES, Draft, How, Result, carry_out_file
@@ -52,13 +53,14 @@ class ExtractResult(Result):
         }
 
 
+@typed
 def extract(
     source: StrPath,
     dest: StrPath,
     *,
     at: str | None = None,
     ema: bool = False,
-    to: str | None = None,
+    to: FormatName | None = None,
     drop_unsupported: bool = False,
     force: bool = False,
     keep_old: bool = False,

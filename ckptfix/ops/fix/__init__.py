@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from ckptfix import formats
+from ckptfix.arguments import typed
 from ckptfix.errors import Refused, StrPath
 from ckptfix.formats.target import of_suffix
 from ckptfix.io.read import Progress
@@ -34,6 +35,7 @@ class FixResult(Result):
         return {"steps": [{"argv": list(step.command), "summary": list(step.lines)} for step in self.steps]}
 
 
+@typed
 @without_collections
 @opened_once()
 def fix(

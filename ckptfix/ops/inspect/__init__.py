@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from ckptfix.arguments import typed
 from ckptfix.errors import StrPath, UnknownFormat, file_name
 from ckptfix.formats import located, open_checkpoint
 from ckptfix.formats.folders.members import members
@@ -15,6 +16,7 @@ from ckptfix.ops.inspect.training import beside
 from ckptfix.pickles.collector import without_collections
 
 
+@typed
 @without_collections
 @opened_once()
 def inspect(path: StrPath) -> Inspection:

@@ -20,6 +20,7 @@ from ckptfix.ops import choose
 from ckptfix.ops.candidates import state_dict_of, view
 from ckptfix.ops.inspect.modules import Whole, modules_in, renamed
 from ckptfix.ops.inspect.training import shown, training_of
+from ckptfix.shown import html, text
 from ckptfix.words import facts, plural, shape, size, some
 
 
@@ -70,15 +71,22 @@ class Inspection:
         return renamed(self.entries, self.modules)
 
     def __str__(self) -> str:
-        """What the file is, a fact a line, and a line for each tensor."""
-        rows = "".join(
-            f"\n{printable(entry.name)}  {entry.dtype}  {shape(entry.shape)}  {size(entry.nbytes)}  {entry.location}"
-            for entry in self.named_entries
-        )
-        return "\n".join(summary(self, most=0)) + (f"\n{rows}" if rows else "")
+        """What ``ckptfix inspect`` prints, all rows."""
+        return text("inspect", self)
 
     def __repr__(self) -> str:
         return f"<Inspection of {self.path!r}: {self.title}, {plural(self.tensors, 'tensor')}>"
+
+    def _repr_html_(self) -> str:
+        tensors = [
+            (row.name, row.dtype, shape(row.shape), size(row.nbytes), row.location) for row in self.named_entries
+        ]
+        members = [(member.name, member.what, size(member.size)) for member in self.members]
+        tables = (
+            ("files", ("name", "what", "size"), members),
+            ("tensors", ("name", "dtype", "shape", "size", "device"), tensors),
+        )
+        return html(summary(self), tables)
 
     def as_dict(self) -> dict[str, object]:
         """The same for JSON, the entries without their places."""

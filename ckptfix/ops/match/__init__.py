@@ -8,11 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ckptfix import formats
 from ckptfix.align import match as matcher
 from ckptfix.align.result import Matching, Skipped
+from ckptfix.arguments import typed
 from ckptfix.checkpoint import Checkpoint, Plan, Put, address
 from ckptfix.errors import CkptfixError, Refused, StrPath, about, file_name, printable
 from ckptfix.findings import table
@@ -39,6 +40,9 @@ from ckptfix.ops.writing import (
 from ckptfix.pickles.collector import without_collections
 from ckptfix.words import plural
 
+By = Literal["structure", "position"]
+"""How names are matched."""
+
 
 @dataclass(frozen=True)
 class Found:
@@ -59,6 +63,7 @@ class Found:
     notes: tuple[str, ...] = field(default=(), repr=False)
 
 
+@typed
 @without_collections
 @opened_once()
 def match(
@@ -66,7 +71,7 @@ def match(
     dest: StrPath,
     like: StrPath,
     *,
-    by: str = "structure",
+    by: By = "structure",
     at: str | None = None,
     like_at: str | None = None,
     accept_ambiguous: bool = False,
@@ -125,7 +130,7 @@ def find(
     source: StrPath,
     like: StrPath,
     *,
-    by: str = "structure",
+    by: By = "structure",
     at: str | None = None,
     like_at: str | None = None,
     accept_ambiguous: bool = False,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from ckptfix.arguments import typed
 from ckptfix.checkpoint import Checkpoint
 from ckptfix.errors import StrPath
 from ckptfix.io.read import Progress
@@ -28,6 +29,7 @@ class RelocateResult(Result):
         return {"moved": rows, "unmoved": dict(self.kept)}
 
 
+@typed
 def map_location(
     source: StrPath,
     dest: StrPath,
@@ -72,6 +74,7 @@ def map_location(
     return carry_out(source, dest, make, how)
 
 
+@typed
 def to_cpu(
     source: StrPath,
     dest: StrPath,

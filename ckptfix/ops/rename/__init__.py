@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
+from ckptfix.arguments import typed
 from ckptfix.checkpoint import Checkpoint, address
 from ckptfix.errors import StrPath
 from ckptfix.io.read import Progress
@@ -28,6 +29,7 @@ class RenameResult(Result):
         return {"changes": [asdict(change) for change in self.changes], "references": self.references}
 
 
+@typed
 def strip_module(
     source: StrPath,
     dest: StrPath,
@@ -68,6 +70,7 @@ def strip_module(
     return carry_out(source, dest, make, how)
 
 
+@typed
 def add_module(
     source: StrPath,
     dest: StrPath,
@@ -90,6 +93,7 @@ def add_module(
     return carry_out(source, dest, make, how)
 
 
+@typed
 def unwrap(
     source: StrPath,
     dest: StrPath,
@@ -111,6 +115,7 @@ def unwrap(
     return carry_out(source, dest, make, how)
 
 
+@typed
 def rename(
     source: StrPath,
     dest: StrPath,

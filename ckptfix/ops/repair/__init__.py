@@ -16,6 +16,7 @@ from typing import Any
 from weakref import finalize
 
 from ckptfix import formats
+from ckptfix.arguments import typed
 from ckptfix.checkpoint import Plan
 from ckptfix.errors import Refused, StrPath, WriteFailed, about, file_name
 from ckptfix.io.read import Progress
@@ -64,6 +65,7 @@ class RepairResult(Result):
         return {"kept": list(self.kept), "nbytes_kept": self.nbytes_kept, "losses": rows}
 
 
+@typed
 @without_collections
 @opened_once()
 def repair(

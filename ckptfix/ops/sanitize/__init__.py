@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
+from ckptfix.arguments import typed
 from ckptfix.checkpoint import Checkpoint, address
 from ckptfix.commands import command, verbatim
 from ckptfix.errors import StrPath
@@ -44,11 +45,12 @@ class SanitizeResult(Result):
         return {"changes": rows, "dropped": dropped}
 
 
+@typed
 def sanitize(
     source: StrPath,
     dest: StrPath,
     *,
-    keep_only: str | None = None,
+    keep_only: Literal["weights"] | None = None,
     encoding: str | None = None,
     torch: str | None = None,
     force: bool = False,

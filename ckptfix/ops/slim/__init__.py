@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from ckptfix.arguments import typed
 from ckptfix.checkpoint import Checkpoint
 from ckptfix.errors import StrPath
 from ckptfix.formats import detect
@@ -43,6 +44,7 @@ class SlimResult(Result):
         }
 
 
+@typed
 def slim(
     source: StrPath,
     dest: StrPath,

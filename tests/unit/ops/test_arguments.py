@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 from collections.abc import Callable
+from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+import numpy as np
 import pytest
 from builders import Tensor, assemble, state_dict_ops, torch_zip, written
 from torch import nn, optim
 
 import ckptfix
+from ckptfix.arguments import _wanted
 from ckptfix.errors import NoSuchFile, NotPermitted, WriteFailed, WrongType
+from ckptfix.formats import FORMATS
+from ckptfix.formats.target import FormatName
 
 Verb = Callable[[Any, Any], object]
 
@@ -41,6 +47,11 @@ WRITES: dict[str, Verb] = {
     "repair": ckptfix.repair,
     "match": lambda path, out: ckptfix.match(path, out, like=path),
 }
+
+
+PUBLIC = sorted({*READS, *WRITES, "fix"} - {"open_checkpoint"})
+UNCHECKED = {"model", "optimizer", "map_location", "path"}
+"""Arguments that only the function itself can judge; the first of a loader may be swapped with the second."""
 
 
 def sound(folder: Path) -> Path:
@@ -82,13 +93,78 @@ def test_a_path_of_another_type(verb: tuple[str, Verb], wrong: object, tmp_path:
     with pytest.raises(TypeError, match="must be the name of a file") as caught:
         verb[1](wrong, tmp_path / "out.pth")
     assert isinstance(caught.value, WrongType) and isinstance(caught.value, ckptfix.CkptfixError)
-    assert type(wrong).__name__ in str(caught.value)
+    assert ("None" if wrong is None else type(wrong).__name__) in str(caught.value)
 
 
 @pytest.mark.parametrize("verb", [row for row in WRITES.items() if row[0] != "repair"], ids=lambda item: item[0])
 def test_an_output_of_another_type(verb: tuple[str, Verb], tmp_path: Path) -> None:
-    with pytest.raises(WrongType, match="the output must be the name of a file"):
+    with pytest.raises(WrongType, match=r"`dest` must be the name of a file .*, not int: 3"):
         verb[1](sound(tmp_path), 3)
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_every_public_function_says_which_argument_is_wrong(name: str, tmp_path: Path) -> None:
+    """Each argument whose annotation is known is given something else; nothing is read, and nothing written."""
+    function = getattr(ckptfix, name)
+    good: dict[str, Any] = {
+        row.name: tmp_path / "absent.pth"
+        for row in signature(function).parameters.values()
+        if row.default is row.empty and row.name not in ("model", "optimizer", "target")
+    }
+    if name == "load_into":
+        good["model"] = nn.Linear(1, 1)
+    elif name == "load_optimizer":
+        good["optimizer"] = optim.SGD(nn.Linear(1, 1).parameters(), 0.1)
+    elif name == "map_location":
+        good["target"] = "cpu"
+    _, wanted = _wanted(function)
+    assert set(wanted) >= set(signature(function).parameters) - UNCHECKED, "an annotation that is not known"
+    for argument, kinds in wanted.items():
+        wrong = next(value for value in (object(), 3, "x") if not any(kind.takes(value) for kind in kinds))
+        with pytest.raises(WrongType) as caught:
+            function(**{**good, argument: wrong})
+        message = str(caught.value)
+        assert f"{name}(): `{argument}` must be " in message and f", not {type(wrong).__name__}" in message
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("wrong", "hint"),
+    [
+        (io.BytesIO(b""), "write the stream to a file first"),
+        (["a.pth", "b.pth"], "once for each file"),
+        (b"a.pth", "os.fsdecode"),
+        ({"w": 1}, "save it first"),
+        (nn.Linear(1, 1), "save it first"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_to_do_instead_is_said(wrong: Any, hint: str, tmp_path: Path) -> None:
+    for call in (lambda: ckptfix.inspect(wrong), lambda: ckptfix.strip_module(wrong, tmp_path / "out.pth")):
+        with pytest.raises(WrongType, match=type(wrong).__name__) as caught:
+            call()
+        assert hint in str(caught.value.hint)
+
+
+def test_what_is_right_passes(tmp_path: Path) -> None:
+    path = sound(tmp_path)
+    flag: Any = np.bool_(True)
+    progress: list[tuple[int, int]] = []
+    ckptfix.strip_module(str(path), tmp_path / "a.pth", at=None, dry_run=flag)
+    ckptfix.rename(path, tmp_path / "b.pth", subs=[("w", "v")], progress=lambda done, all: progress.append((done, all)))
+    ckptfix.convert([path], tmp_path / "c.pth", to="torch")
+    number: Any = np.float32(0.5)
+    assert ckptfix.diff(path, tmp_path / "c.pth", atol=number, strip=("module",)).same
+    assert progress and not (tmp_path / "a.pth").exists()
+
+
+def test_the_names_of_formats_are_those_that_can_be_written() -> None:
+    assert set(get_args(FormatName)) - {"torch"} == {row.name for row in FORMATS.values() if row.writes}
+
+
+def test_functions_keep_their_signatures() -> None:
+    assert str(signature(ckptfix.to_cpu)).startswith("(source: 'StrPath', dest: 'StrPath', *, force: 'bool' = False")
+    assert ckptfix.slim.__name__ == "slim" and "no_optimizer: " in str(ckptfix.slim.__doc__)
 
 
 def refused(*arguments: object, **options: object) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import builders
 import pytest
@@ -183,7 +183,7 @@ def test_the_target_is_chosen_by_suffix_or_by_word(tmp_path: Path) -> None:
     with pytest.raises(Unsupported, match="cannot tell the output format"):
         ckptfix.convert(source, tmp_path / "b.xyz")
     with pytest.raises(Unsupported, match="no format called"):
-        ckptfix.convert(source, tmp_path / "b.pth", to="gguf")
+        ckptfix.convert(source, tmp_path / "b.pth", to=cast(Any, "gguf"))
     assert ckptfix.convert(source, tmp_path / "b.xyz", to="torch").format == "zip"
     assert (tmp_path / "b.xyz").read_bytes() == source.read_bytes()
 
