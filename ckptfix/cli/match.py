@@ -154,8 +154,10 @@ def lines(found: Found, result: MatchResult, width: int = 0) -> Iterator[str]:
         "why": [pair.why + (f"; or {', '.join(pair.instead[:3])}" if pair.instead else "") for pair in pairs],
     }
     if pairs:
+        rows = zip(*columns.values(), strict=True)
+        spare = ["confidence", "shape"]
         yield from tables.table(
-            zip(*columns.values(), strict=True), list(columns), right=[3], spare=["confidence"], width=width
+            rows, list(columns), right=[3], spare=spare, names=["target"], width=width
         ).splitlines()
         yield ""
     if result.rules:

@@ -87,7 +87,7 @@ def find(path: str) -> Save | None:
             if found is not None:
                 found.pointer = str(pointer)
                 return found
-    steps = [found for name in entries_of(path) if (found := _save(path, str(Path(path, name)))) is not None]
+    steps = [found for inner in _folders_of(path) if (found := _save(path, inner)) is not None]
     return steps[0] if len(steps) == 1 else None
 
 
@@ -126,10 +126,18 @@ def _named(path: str, pointer: str) -> str | None:
 
 def entries_of(folder: str) -> list[str]:
     """The names of what is in a folder, in order; none where it cannot be read."""
-    if not Path(folder).is_dir():
-        return []
     try:
-        return sorted(entry.name for entry in islice(Path(folder).iterdir(), MAX_FILES))
+        with os.scandir(folder) as rows:
+            return sorted(row.name for row in islice(rows, MAX_FILES))
+    except OSError:
+        return []
+
+
+def _folders_of(folder: str) -> list[str]:
+    """The paths of the folders in a folder, in order; files, of which there may be many, are not looked at."""
+    try:
+        with os.scandir(folder) as rows:
+            return sorted(row.path for row in islice(rows, MAX_FILES) if row.is_dir())
     except OSError:
         return []
 

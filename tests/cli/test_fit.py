@@ -104,7 +104,7 @@ REPORTS = (
     "rename LONG -n --sub encoder=decoder", "to-cpu LONG -n", "map-location LONG OUT.pt cuda:0 -n", "fix LONG -n",
     "sanitize LONG -n", "slim LONG -n", "repair LONG -n", "extract LONG -n", "extract whole.pt -n",
     "convert LONG -n --to safetensors", "convert dcp -n --to zip", "strip-module LONG", "inspect none.pt", "help",
-    "strip-module LONG - ", "inspect LONG --filter nothing.like.it", "doctor", "rename LONG",
+    "inspect LONG --filter nothing.like.it", "doctor", "rename LONG",
     "inspect LONG other.pt", "strip-module LONG other.pt whole.pt --out-dir out -n", "to-cpu -r . --out-dir out",
     "ls -r .", "ls 'o*.pt' LONG", "doctor -r .",
 )  # fmt: skip
@@ -204,6 +204,15 @@ def test_a_cut_name_keeps_both_ends(most: int) -> None:
     assert len(short) == most
     assert short.startswith(name[:4])
     assert short.endswith("1.weight")
+
+
+def test_two_columns_of_names_are_cut_alike() -> None:
+    rows = [("a" * 60, "b" * 60, "1")]
+    text = tables.table(rows, ["source", "target", "n"], names=["target"], width=60).splitlines()
+    source, target, _ = text[2].split()
+    assert max(map(len, text)) <= 60 and abs(len(source) - len(target)) <= 1
+    alone = tables.table(rows, ["source", "target", "n"], width=60).splitlines()[2].split()
+    assert (len(alone[0]), len(alone[1])) == (60 - 16 - 5, 16)
 
 
 def test_columns_are_cut_then_left_out_and_named() -> None:

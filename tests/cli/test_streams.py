@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import signal
@@ -188,6 +189,8 @@ def test_in_a_shell(cli: Cli, ddp: Path, tmp_path: Path) -> None:
     ):  # fmt: skip
         done = shell(line.format(number), tmp_path)
         assert (done.returncode, (tmp_path / str(number)).read_bytes()) == (0, expected), line
+    (tmp_path / "packed").write_bytes(gzip.compress(ddp.read_bytes()))
+    assert shell("$CKPTFIX fix - fixed.pth < packed", tmp_path).returncode == 0
     (tmp_path / "both").write_bytes(b"0123456789" + ddp.read_bytes())
     done = shell("{ head -c 10 > /dev/null; $CKPTFIX inspect -; } < both", tmp_path)
     assert b"PyTorch zip" in done.stdout

@@ -40,7 +40,7 @@ def run(folder: Path, samples: dict[str, bytes]) -> dict[str, dict[str, Any]]:
         env={**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=1200,
     )
     rows = {row["name"]: row for row in map(json.loads, done.stdout.splitlines())}
     assert done.returncode == 0 and set(rows) == {*samples, "control"}, (list(rows)[-1:], done.stderr[-2000:])

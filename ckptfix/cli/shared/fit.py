@@ -76,16 +76,18 @@ def columns(
     width: int,
     spare: Sequence[str] = (),
     whole: Sequence[str] = (),
+    names: Sequence[str] = (),
 ) -> tuple[list[list[str]], list[str], list[str]]:
     """The rows and headers of a table of `width` columns at most, and the headers that were left out.
 
-    Columns without a text go first; then the widest after the first are cut, then the first, which has the names; then
-    those in `spare` are left out, the first of them first, then the last. Those in `whole` are not cut.
+    Columns without a text go first; then the widest that are not in `names` are cut, then those, by default the first;
+    then those in `spare` are left out, the first of them first, then the last. Those in `whole` are not cut.
     """
     full = [at for at in range(len(headers)) if any(row[at] for row in cells)]
     needs = {at: max(len(headers[at]), *(len(row[at]) for row in cells)) for at in full}
+    called = {headers[full[0]], *names}
     least = {
-        at: need if headers[at] in whole else min(need, LEAST_NAME if at == full[0] else LEAST)
+        at: need if headers[at] in whole else min(need, LEAST_NAME if headers[at] in called else LEAST)
         for at, need in needs.items()
     }
     kept = list(full)
@@ -93,7 +95,8 @@ def columns(
         left_out = next((at for name in spare for at in kept[1:] if headers[at] == name), kept[-1])
         kept.remove(left_out)
     room = width - _GAP * (len(kept) - 1)
-    for some in (kept[1:], kept[:1]):
+    named = [at for at in kept if headers[at] in called]
+    for some in ([at for at in kept if at not in named], named):
         while sum(needs[at] for at in kept) > room and any(needs[at] > least[at] for at in some):
             needs[max(some, key=lambda at: needs[at] - least[at])] -= 1
     needs[kept[0]] = min(needs[kept[0]], max(room, LEAST)) if len(kept) == 1 else needs[kept[0]]

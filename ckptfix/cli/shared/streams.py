@@ -64,7 +64,11 @@ def standing_in(params: dict[str, Any], places: Sequence[Place], console: Consol
             if dash == "text":
                 params[name] = sys.stdin.read(MOST_TEXT)
                 continue
-            path = _regular() or _spooled(f"{folder}/stdin")
+            path = f"{folder}/stdin"
+            if (name_of_file := _regular()) is not None:
+                Path(path).symlink_to(name_of_file)  # with a folder around it, for what a command writes on its way
+            else:
+                _spool(path)
             # A name beside it, which doctor proposes for an output, cannot begin with a dash.
             console.streams |= {f"{path}.": "stdin.", path: DASH}
             value = params[name]
@@ -113,15 +117,14 @@ def _regular() -> str | None:
         return None
 
 
-def _spooled(path: str) -> str:
-    """`path`, a file of what standard input has."""
+def _spool(path: str) -> None:
+    """Write what standard input has to `path`."""
     try:
         with open(path, "xb") as file:
             shutil.copyfileobj(_binary(sys.stdin, "input"), file, CHUNK)
     except OSError as error:
         hint = f"it goes to a file in {on_disk()} first: make room, or set TMPDIR to a folder of a larger disk"
         raise WriteFailed(error.strerror or str(error), path=DASH, hint=hint) from error
-    return path
 
 
 def _copy_out(path: str) -> None:

@@ -21,6 +21,7 @@ def table(
     right: Iterable[int] = (),
     spare: Sequence[str] = (),
     whole: Sequence[str] = (),
+    names: Sequence[str] = (),
     width: int = 0,
 ) -> str:
     """A table with a line under its headers; `right` are the columns set flush right. No rows, no table.
@@ -28,6 +29,7 @@ def table(
     Args:
         spare: headers of the columns that are left out first where there is no room.
         whole: headers of those that are never cut.
+        names: headers of those that are cut after all others; the first is always one.
         width: of the terminal that the table must fit; 0 for a table that is complete.
     """
     cells = [[printable(cell) for cell in row] for row in rows]
@@ -38,7 +40,7 @@ def table(
     if width and max(map(len, text)) > width:
         from ckptfix.cli.shared import fit
 
-        cells, headers, left_out = fit.columns(cells, headers, width, spare, whole)
+        cells, headers, left_out = fit.columns(cells, headers, width, spare, whole, names)
         text = _lined(cells, headers, flush)
         if left_out:
             text += fit.wrapped(f"... no room for {', '.join(left_out)} (a pipe gets all)", width)

@@ -18,7 +18,7 @@ from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats.folders.inside import file_inside
 from ckptfix.formats.shards import files
-from ckptfix.formats.shards.index import Index, read_index
+from ckptfix.formats.shards.index import MAX_SHARDS, Index, read_index
 from ckptfix.formats.torch.common import pickled
 from ckptfix.io.source import mark
 from ckptfix.words import some
@@ -126,6 +126,9 @@ def _from_index(path: str, folder: str, index: Index, before: Mark, there: files
 
 
 def _from_names(path: str, folder: str, there: files.Found) -> Layout:
+    most = max(len(there.ranks), *(len(group) for group in there.groups.values()), 0)
+    if most > MAX_SHARDS:
+        raise BadIndex(f"{most:,} shards and no index; at most {MAX_SHARDS:,} are read", path=path)
     opened = _Opened(folder, folder)
     if there.ranks:
         for name in there.ranks:

@@ -6,9 +6,22 @@ from typing import Any
 
 from ckptfix.formats.torch import weights_only
 from ckptfix.pickles import Call, Global, PersId
+from ckptfix.pickles.graph import Node
 
 RECONSTRUCT = "copyreg._reconstructor"
 NEW = ("copyreg.__newobj__", "copyreg.__newobj_ex__")
+
+
+PARAMETER, BUFFER = "torch.nn.parameter.Parameter", "torch.nn.parameter.Buffer"
+
+
+def is_tensor_class(node: Node) -> bool:
+    """Whether `node` is a class of torch whose call gives a tensor: ``torch.Tensor``, ``torch.nn.Parameter``."""
+    if type(node) is not Global:
+        return False
+    return node.full in (PARAMETER, BUFFER) or (
+        node.module in ("torch", "torch.cuda", "torch._tensor") and node.name.endswith("Tensor")
+    )
 
 
 def class_of(call: Call) -> Global | None:

@@ -18,6 +18,7 @@ from ckptfix.errors import BadPickle, NoSuchTensor
 from ckptfix.findings import table
 from ckptfix.findings.row import Finding
 from ckptfix.formats.torch.attributes import tensor_state
+from ckptfix.formats.torch.call_classes import is_tensor_class
 from ckptfix.formats.torch.plain import described, is_container, plain
 from ckptfix.formats.torch.state import apart
 from ckptfix.formats.torch.tensors import StorageOf, is_tensor, storage_entry, tensor_entry
@@ -78,6 +79,12 @@ class TorchObject:
         for at, node in self.values:
             yield at, plain(node)
 
+
+    def unread(self, at: str) -> list[str]:
+        """Addresses in the mapping at `at` of calls that make a tensor of what is none: of a list, of sizes."""
+        calls = (name for name, node in self.values if type(node) is Call and is_tensor_class(node.func))
+        prefix = f"{at}/" if at else ""
+        return [name for name in calls if name.startswith(prefix) and "/" not in name[len(prefix) :]]
 
     def module_metadata(self, at: str) -> dict[str, dict[str, Node]] | None:
         """The ``_metadata`` of the state dict at `at`: module path -> what the module states about its version."""

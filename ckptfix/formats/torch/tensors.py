@@ -10,6 +10,7 @@ from ckptfix.checkpoint import Storage, TensorEntry, contiguous_stride, dtypes
 from ckptfix.checkpoint.tensors import reach
 from ckptfix.errors import DamagedFile
 from ckptfix.formats.torch import calls
+from ckptfix.formats.torch.call_classes import PARAMETER, is_tensor_class
 from ckptfix.formats.torch.calls import RebuildCall
 from ckptfix.formats.torch.state import TooManyParts, split, state_rows
 from ckptfix.pickles import Call, Global, PersId
@@ -28,8 +29,22 @@ def is_tensor(node: object) -> TypeGuard[Call]:
     """Whether `node` is a call that torch would turn into a tensor."""
     if type(node) is not Call or type(node.func) is not Global:
         return False
+    return _is_rebuilt(node) or is_of_class(node)
+
+
+def _is_rebuilt(node: Call) -> bool:
     row = calls.of(node.func)
     return (row is not None and row.kind is not None) or is_old_tensor(node)
+
+
+def is_of_class(node: Call) -> bool:
+    """Whether the call is ``torch.Tensor(t)`` or ``torch.nn.Parameter(t)`` of a tensor: it has the data of `t`."""
+    if not is_tensor_class(node.func) or type(node.args) is not tuple or not 1 <= len(node.args) <= 2:
+        return False
+    inner = node.args[0]
+    if type(inner) is not Call or type(inner.func) is not Global or not _is_rebuilt(inner):
+        return False
+    return node.state is None and not node.items and not node.elements and not node.kwargs
 
 
 def is_old_tensor(node: Call) -> bool:
@@ -54,6 +69,8 @@ def tensor_entry(node: Call, key: str, at: str, storage_of: StorageOf) -> Tensor
     if type(func) is not Global:
         raise BadTensor("a call of what has no name")
     row = calls.of(func)
+    if is_of_class(node):
+        return _of_class(func, node.arguments, key, at, storage_of)
     args = node.state if row is None or row.kind is None else node.args
     if type(args) is not tuple:
         raise BadTensor(f"{func.name} with arguments that are not a tuple")
@@ -70,6 +87,16 @@ def tensor_entry(node: Call, key: str, at: str, storage_of: StorageOf) -> Tensor
             raise
         why = str(error) or "too few"
         raise BadTensor(f"{func.name} with unusable arguments ({why})") from None
+
+
+def _of_class(cls: Global, args: Args, key: str, at: str, storage_of: StorageOf) -> TensorEntry:
+    entry = _inner(args[0], key, at, storage_of)
+    if cls.full == PARAMETER:
+        return replace(entry, requires_grad=len(args) < 2 or bool(args[1]), parameter=True)
+    row = dtypes.by_storage_class(f"{cls.name.removesuffix('Tensor')}Storage")
+    if row is not None and row.name != entry.dtype:
+        raise BadTensor(f"{cls.full} of a tensor of {entry.dtype}")
+    return entry
 
 
 def storage_entry(node: PersId, key: str, at: str, storage_of: StorageOf) -> TensorEntry:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ckptfix.checkpoint import Checkpoint, OutputFile, Plan, TensorEntry, contiguous_stride
-from ckptfix.errors import Refused
+from ckptfix.errors import Refused, WouldLoseData
 from ckptfix.formats import FORMATS, format_of, states, weights_of
 from ckptfix.formats.base import Format, Taken
 from ckptfix.formats.safetensors.ties import TIE_KEYS
@@ -14,13 +14,14 @@ from ckptfix.formats.safetensors.write import row_major
 from ckptfix.formats.shards.write import parse_size
 from ckptfix.formats.target import fitting, not_written, target_format
 from ckptfix.formats.torch import legacy_layout
-from ckptfix.formats.torch.common import element_sizes, little_endian
+from ckptfix.formats.torch.common import element_sizes, little_endian, pickled
 from ckptfix.ops import choose
 from ckptfix.ops.candidates import Candidate
 from ckptfix.ops.choose import refuse_damaged
 from ckptfix.ops.law.promise import Promise, everything, is_reported
 from ckptfix.ops.pieces import refuse_odd_keys, refuse_piece
 from ckptfix.ops.writing import copy_of
+from ckptfix.words import some
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,11 +148,16 @@ def _one_state_dict(
     taken, lost = fitting(
         plain, target, drop_unsupported=drop_unsupported, path=checkpoint.path, at=chosen.at, hint=hint
     )
+    parts = pickled(checkpoint)
+    unread = parts.found.unread(chosen.at) if parts is not None else []
+    if unread and not drop_unsupported:
+        raise WouldLoseData(f"made of what is no tensor: {some(unread)}", path=checkpoint.path, hint=hint)
+    lost = (*lost, *unread)
     refuse_damaged(checkpoint)
     kept, metadata, findings = target.share(taken)
     pairs = {"format": "pt", **_pairs(checkpoint), **metadata} if "metadata" in target.states else metadata
     plan = target.plan_write(little(checkpoint, kept), dest, metadata=pairs)
-    left = _left_behind(checkpoint, chosen)
+    left = [name for name in _left_behind(checkpoint, chosen) if name not in unread]
     noticed = (*findings, *plan.findings, *not_written(left, lost, target))
     plan = Plan((*_along(checkpoint, plan, target, dest), *plan.files), noticed)
     ties = len(taken) - len(kept)

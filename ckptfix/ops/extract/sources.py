@@ -156,12 +156,16 @@ def _losses(checkpoint: Checkpoint, at: str, left: Iterable[str]) -> Iterator[Fi
     """What is left of a state dict that its model would miss: extra state, and tensors in tuples (packed weights)."""
     depth = len(at.split("/")) + 1 if at else 1
     tensors = [address for address, holder in leaves(checkpoint) if holder is not None]
+    parts = pickled(checkpoint)
+    unread = frozenset(parts.found.unread(at) if parts is not None else ())
     packed = {*tensors, *("/".join(address.split("/")[:depth]) for address in tensors)}
     for address in left:
         name = address[len(at) :].lstrip("/")
         if not address.startswith(at) or (at and name == address):
             continue
-        if name.rpartition(".")[2] == EXTRA_STATE:
+        if address in unread:
+            yield found("not-taken", "a tensor that is made of what is no tensor, as of a list", where=address)
+        elif name.rpartition(".")[2] == EXTRA_STATE:
             yield found("not-taken", "extra state of a module, which is not a tensor", where=address)
         elif address in packed and ("." in name or "/" in name):
             yield found("not-taken", "tensors packed in another object, which are not taken", where=address)

@@ -293,3 +293,17 @@ def test_what_frameworks_wrote_has_the_tensors_of_the_model(name: str, tmp_path:
     ckptfix.convert(FRAMEWORKS / name, tmp_path / "out.pth")
     assert same(torch.load(tmp_path / "out.pth", weights_only=True), found)
     assert ckptfix.diff(FRAMEWORKS / name, tmp_path / "out.pth").same
+
+
+@pytest.mark.parametrize("name", ["model-{:05d}-of-00009.safetensors", "shard-{:05d}-model-00001-of-00009.safetensors"])
+def test_too_many_files_are_refused_before_one_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr("ckptfix.formats.shards.layout.MAX_SHARDS", 8)
+    for number in range(1, 10):
+        (tmp_path / name.format(number)).write_bytes(b"")
+    opened: list[str] = []
+    monkeypatch.setattr("ckptfix.formats.shards.files.open_source", opened.append)
+    with pytest.raises(BadIndex, match="9 shards and no index; at most 8 are read"):
+        ckptfix.inspect(tmp_path)
+    assert not opened
