@@ -17,6 +17,7 @@ import pytest
 import torch
 from builders import written
 from cli.conftest import Cli, state, wrapped
+from click.testing import CliRunner
 from forks import MAIN, Done, Forks
 
 from ckptfix import formats
@@ -39,18 +40,13 @@ def test_another_shell_is_wrong_usage(cli: Cli) -> None:
     assert cli("completion", "tcsh").exit_code == 2
 
 
-def asked(program: Forks, environment: dict[str, str], folder: Path | None = None) -> Done:
-    """The program with no argument, as a completion script calls it."""
-    return program(f"import sys; sys.argv = ['ckptfix']; {MAIN}", folder=folder, environment=environment)
-
-
-def proposed(program: Forks, shell: str, line: str, folder: Path | None = None) -> set[str]:
-    """What a completion script gets for a line that ends at the cursor."""
+def proposed(shell: str, line: str) -> set[str]:
+    """What a completion script is told of a line that ends at the cursor."""
     words = line.split(" ")
     incomplete = words[-1] if shell == "fish" else str(len(words) - 1)
     environment = {COMPLETE: f"{shell}_complete", "COMP_WORDS": line, "COMP_CWORD": incomplete}
-    done = asked(program, environment, folder)
-    assert (done.code, done.stderr) == (0, "")
+    done = CliRunner().invoke(commands, [], env=environment)
+    assert (done.exit_code, done.stderr) == (0, "")
     if shell == "zsh":  # type, value, help
         return {value.replace("\\:", ":") for value in done.stdout.splitlines()[1::3]}
     return {row.partition(",")[2].partition("\t")[0] for row in done.stdout.splitlines() if row}
@@ -64,12 +60,14 @@ def proposed(program: Forks, shell: str, line: str, folder: Path | None = None) 
         ("ckptfix convert --dr", {"--drop-unsupported", "--dry-run"}),
     ],
 )
-def test_what_bash_is_given(program: Forks, line: str, expected: set[str]) -> None:
-    assert proposed(program, "bash", line) == expected
+def test_what_bash_is_given(line: str, expected: set[str]) -> None:
+    assert proposed("bash", line) == expected
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_values_are_proposed(program: Forks, shell: str, tmp_path: Path) -> None:
+def test_values_are_proposed(shell: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(values, "BUDGET", 60)
+    monkeypatch.chdir(tmp_path)
     nets = {"generator": {"a.w": torch.ones(2)}, "discriminator": {"b.w": torch.ones(2)}, "net": torch.nn.Linear(1, 1)}
     torch.save(nets, tmp_path / "gan.pth")
     written(tmp_path / "ddp.pth", wrapped())
@@ -90,12 +88,13 @@ def test_values_are_proposed(program: Forks, shell: str, tmp_path: Path) -> None
         "ckptfix map-location ddp.pth out.pth cuda:0=m": {"cuda:0=mps", "cuda:0=meta"},
         "ckptfix help json": {"json", "json-schema"},
     }.items():
-        assert proposed(program, shell, line, tmp_path) == expected, line
+        assert proposed(shell, line) == expected, line
 
 
 def test_an_unknown_request_says_nothing(program: Forks) -> None:
     for what in ("tcsh_complete", "bash_dance"):
-        assert asked(program, {COMPLETE: what}) == Done(1, "", "")
+        script = f"import sys; sys.argv = ['ckptfix']; {MAIN}"
+        assert program(script, environment={COMPLETE: what}) == Done(1, "", "")
 
 
 def completed(path: object, incomplete: str = "") -> list[str]:

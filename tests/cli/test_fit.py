@@ -23,7 +23,7 @@ from cli.conftest import Cli
 from forks import MAIN, Forks
 
 from ckptfix import convert
-from ckptfix.cli.shared import console, fit, tables
+from ckptfix.cli.shared import console, fit, streams, tables
 
 WIDTHS = (40, 60, 80, 100, 200)
 WITHOUT_COLUMNS = "import os; os.environ.pop('COLUMNS', 0); os.environ.pop('LINES', 0); "
@@ -136,7 +136,8 @@ def test_every_report_fits(
 ) -> None:
     (long,) = reports.glob("long*.pt")
     monkeypatch.setattr(console, "width_of", lambda stream: columns)
-    monkeypatch.setattr(console, "is_terminal", lambda stream: stream is sys.stdout)
+    for module in (console, streams):
+        monkeypatch.setattr(module, "is_terminal", lambda stream: stream is sys.stdout)
     folder = tmp_path / "run"
     shutil.copytree(reports, folder)
     monkeypatch.chdir(folder)

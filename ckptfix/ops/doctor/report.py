@@ -91,7 +91,7 @@ class Diagnosis:
     remedies: tuple[Remedy, ...] = ()
 
     def __str__(self) -> str:
-        """What ``ckptfix doctor`` prints."""
+        """What ``ckptfix doctor`` prints, all rows."""
         return "\n".join(line.text for line in self.lines())
 
     def __repr__(self) -> str:
