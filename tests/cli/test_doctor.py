@@ -15,12 +15,15 @@ POINTER = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'4d' * 32}\n
 
 def test_the_first_lines_are_the_cause_and_the_command(cli: Cli, ddp: Path) -> None:
     result = cli("doctor", ddp)
-    first, second = result.stdout.splitlines()[:2]
+    first, *commands = result.stdout.splitlines()[:4]
     assert result.exit_code == 0 and result.stderr == ""
     assert "begin with module." in first and "module.fc.weight" in first
-    assert second == f"Fix: ckptfix strip-module {ddp} {ddp.with_name('ddp.stripped.pth')}"
-    both = ddp.with_name("ddp.stripped.cpu.pth")
-    assert result.stdout.splitlines()[2] == f"Then: ckptfix to-cpu {ddp.with_name('ddp.stripped.pth')} {both}"
+    stripped, both = ddp.with_name("ddp.stripped.pth"), ddp.with_name("ddp.stripped.cpu.pth")
+    assert commands == [
+        f"Fix: ckptfix fix {ddp} {ddp.with_name('ddp.fixed.pth')}",
+        f"Or: ckptfix strip-module {ddp} {stripped}",
+        f"Then: ckptfix to-cpu {stripped} {both}",
+    ]
 
 
 def test_nothing_wrong_is_said_with_what_was_looked_at(cli: Cli, tmp_path: Path) -> None:
@@ -135,7 +138,7 @@ def test_a_cut_file_is_repaired_first(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "cut.pth").write_bytes(whole[:-3000])
     said = cli("doctor", tmp_path / "cut.pth").output
     fixed = tmp_path / "cut.repaired.pth"
-    assert f"Fix: ckptfix repair {tmp_path / 'cut.pth'} {fixed}\nThen: ckptfix strip-module {fixed} " in said
+    assert f"Or: ckptfix repair {tmp_path / 'cut.pth'} {fixed}\nThen: ckptfix strip-module {fixed} " in said
     assert "ckptfix convert" not in said
 
 

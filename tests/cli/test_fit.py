@@ -67,7 +67,7 @@ def wide(tmp_path: Path) -> Path:
     return tmp_path / "wide.pt"
 
 
-TO_PASTE = ("Fix: ", "Then: ", "Try: ", "hint: ")
+TO_PASTE = ("Fix: ", "Or: ", "Then: ", "Try: ", "hint: ")
 
 
 def too_wide(text: str, columns: int) -> list[str]:

@@ -20,7 +20,7 @@ _GAP = 2
 _COMMAND = re.compile(r"`[^`]*`")
 _LABEL = re.compile(r" *(?:\S+(?: \S+)*)?  +")
 _HANG = 4
-_TO_DO = ("Fix: ", "Then: ", "Try: ", "hint: ")
+_TO_DO = ("Fix: ", "Or: ", "Then: ", "Try: ", "hint: ")
 _NO_BREAK = "\0"
 
 

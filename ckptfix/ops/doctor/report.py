@@ -13,7 +13,8 @@ from ckptfix.findings import message_names
 from ckptfix.findings.load_errors import LoadError
 from ckptfix.findings.remedies import chain
 from ckptfix.findings.row import Entry, Finding, Severity
-from ckptfix.findings.table import ENTRIES, RANK, Remedy, as_row, errors_of, shell_line
+from ckptfix.findings.table import ENTRIES, RANK, Remedy, as_row, errors_of, operand, proposed, shell_line, suffixed
+from ckptfix.io.source import found_as
 from ckptfix.ops.doctor import messages
 from ckptfix.ops.doctor.groups import OF_THE_FORMAT, Group, grouped
 from ckptfix.shown import html
@@ -101,11 +102,10 @@ class Diagnosis:
         rows = [
             (finding.severity, finding.id, finding.where, finding.message, finding.fix) for finding in self.findings
         ]
-        fixes = [f"{'Then' if number else 'Fix'}: {shell_line(words)}" for number, words in enumerate(self.fixes)]
         advice = [f"Try: {self.advice}"] if self.advice is not None else []
         table = ("findings", ("severity", "finding", "where", "what", "fix"), rows)
         what = f"{self.path}: {self.title}" if self.path else self.title
-        return html([what, self.sentence, *advice, *fixes], [table])
+        return html([what, self.sentence, *advice, *self._commands()], [table])
 
     @property
     def sentence(self) -> str:
@@ -153,6 +153,30 @@ class Diagnosis:
         Each reads what the one before it wrote; empty where no command of ckptfix helps.
         """
         return chain(self.path, [(finding, row) for finding, row in self._counted() if row.commands])
+
+    @property
+    def fix(self) -> tuple[str, ...] | None:
+        """The one command that does all that `fixes` does: where these are several, ``ckptfix fix``.
+
+        It is told of the model that the file was to fit; None where no command helps.
+        """
+        commands = self.fixes
+        if len(commands) < 2:
+            return commands[0] if commands else None
+        wanted: list[str] = []
+        for words in commands:
+            for option in ("--like", "--like-at"):
+                if option in words and option not in wanted:
+                    wanted += words[words.index(option) : words.index(option) + 2]
+            if "--allow-import" in words and "--allow-import" not in wanted:
+                wanted.append("--allow-import")
+        return ("ckptfix", "fix", operand(self.path), *self._fixed(commands[-1]), *wanted)
+
+    def _fixed(self, last: Sequence[str]) -> tuple[str, ...]:
+        """The name of the output of fix, with the suffix of what the last command writes; a folder's is not said."""
+        if found_as(self.path) == "folder" or len(last) < 4:
+            return ()
+        return (operand(proposed(self.path, "fixed", suffixed(last[3], "fixed")[1])),)
 
     @property
     def advice(self) -> str | None:
@@ -204,11 +228,16 @@ class Diagnosis:
     def _remedy_lines(self) -> list[Line]:
         """What to do about the cause, and the commands for all that is found."""
         lines = [] if self.advice is None else [Line("text", f"Try: {printable(self.advice)}")]
-        for number, words in enumerate(self.fixes):
-            lines.append(Line("command", f"{'Then' if number else 'Fix'}: {shell_line(words)}"))
+        lines += [Line("command", line) for line in self._commands()]
         if not lines and self.cause is not None and self.cause.severity == "error":
             lines.append(Line("text", "No automatic fix."))
         return lines
+
+    def _commands(self) -> list[str]:
+        """The command that fixes all, and below, where there are several, what it does step by step."""
+        words = ("Fix",) if len(self.fixes) < 2 else ("Or", *["Then"] * (len(self.fixes) - 1))
+        steps = [f"{word}: {shell_line(line)}" for word, line in zip(words, self.fixes, strict=False)]
+        return steps if len(steps) < 2 or self.fix is None else [f"Fix: {shell_line(self.fix)}", *steps]
 
     def _message_lines(self, message: Message) -> list[Line]:
         if message.explained:
@@ -241,7 +270,7 @@ class Diagnosis:
             "title": self.title,
             "size": self.size,
             "summary": [self.sentence],
-            "fix": _first(self.fixes),
+            "fix": None if self.fix is None else list(self.fix),
             "fixes": [list(line) for line in self.fixes],
             "advice": self.advice,
             "findings": [
@@ -266,10 +295,6 @@ def _in_full(finding: Finding) -> str:
     if finding.offset is not None:
         where = f"{where} @ {finding.offset:#x}".strip()
     return printable(": ".join(part for part in (finding.id, where, finding.message) if part))
-
-
-def _first(commands: Sequence[Sequence[str]]) -> list[str] | None:
-    return list(commands[0]) if commands else None
 
 
 def message_of(error: str | None, rows: tuple[LoadError, ...], findings: Sequence[Finding]) -> Message | None:
