@@ -68,12 +68,14 @@ def outcome(lines: list[list[str]]) -> tuple[Path | None, str]:
 
 
 def faults(path: Path, folder: Path) -> list[tuple[str, str]]:
-    """(id of the finding, what is wrong with the command that doctor gives for it, or with the chain of all)."""
+    """(id of the finding, what is wrong with the command that doctor gives for it, or with those for all)."""
     found = []
     copy = copied(path, folder)
     document = found_in(copy)
     chain = document["fixes"]
-    assert all(words[0] == "ckptfix" for words in chain) and document["fix"] == (chain[0] if chain else None)
+    assert all(words[0] == "ckptfix" for words in chain)
+    in_one = document["fix"]
+    assert in_one == (chain[0] if chain else None) if len(chain) < 2 else in_one[:2] == ["ckptfix", "fix"]
     for row in document["findings"]:
         # The commands of notes are printed where the user asks about them.
         if row["severity"] == "info" or not row["fixes"] or len(row["fixes"][0]) < 4:
@@ -86,13 +88,15 @@ def faults(path: Path, folder: Path) -> list[tuple[str, str]]:
                 Path(words[3]).unlink()
         if wrong:
             found.append((row["id"], wrong))
-    if chain and len(chain[0]) > 3:
-        made, wrong = outcome(chain)
+    for lines in (chain, [in_one]) if len(chain) > 1 else (chain,):
+        if not lines or len(lines[0]) < 4:
+            continue
+        made, wrong = outcome(lines)
         if made is not None:
             left = ids(found_in(made), "error") | (
                 ids(found_in(made), "warning") & {row["id"] for row in document["findings"] if row["fixes"]}
             )
-            wrong = f"`{chain}`: doctor finds {sorted(left)} after it" if left else ""
+            wrong = f"`{lines}`: doctor finds {sorted(left)} after it" if left else ""
         if wrong:
             found.append(("chain", wrong))
     return found
