@@ -13,7 +13,7 @@ from ckptfix.checkpoint import ByteRange, Data
 from ckptfix.io.source import threads
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
+    from concurrent.futures import Future, ThreadPoolExecutor
 
 WORKERS = min(4, os.cpu_count() or 1)
 
@@ -63,10 +63,11 @@ class Workers:
 
     def __init__(self) -> None:
         self.stopped = threading.Event()
+        self._pool: ThreadPoolExecutor | None = None
 
     def begun(self, call: Callable[[Task], Result], tasks: Iterable[Task]) -> Generator[Future[Result]]:
         """``call(task)`` of every task, in order, each with up to `AHEAD` more begun behind it."""
-        pool = threads(WORKERS)
+        pool = self._pool = threads(WORKERS)
         waiting: deque[Future[Result]] = deque()
         try:
             for task in tasks:
@@ -74,8 +75,16 @@ class Workers:
                 if len(waiting) > AHEAD:
                     yield waiting.popleft()
             yield from waiting
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+        except GeneratorExit:
+            # Nobody asks for more. The collector may say so, in any thread and in the middle of anything, so that no
+            # lock may be waited for here: the threads end when the pool is gone.
+            for future in waiting:
+                future.cancel()
+            raise
+        except BaseException:
+            self._end()
+            raise
+        self._end()
 
     def run(self, call: Callable[[Task], Result], tasks: Iterable[Task]) -> Iterator[Result]:
         """The results of `begun`."""
@@ -83,6 +92,15 @@ class Workers:
             try:
                 for future in begun:
                     yield future.result()
-            except BaseException:
+            except GeneratorExit:
                 self.stopped.set()
                 raise
+            except BaseException:
+                self.stopped.set()
+                self._end()
+                raise
+
+    def _end(self) -> None:
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.shutdown(wait=True, cancel_futures=True)
