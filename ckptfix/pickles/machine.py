@@ -24,6 +24,11 @@ MAX_MARKS = 100_000
 """Open marks; CPython's own pickler stops at a depth of about a thousand."""
 
 
+RawData = Callable[[Node, int], "tuple[Node, int] | None"]
+"""(what was just built, the offset behind the opcode) -> what it stands for, and the offset behind its data; None
+for what has no data there."""
+
+
 def parse(
     data: bytes,
     *,
@@ -115,10 +120,12 @@ def _check_frames(graph: Graph) -> None:
 class Machine(RareOpcodes):
     """`graph` is filled by `run`; `at` is the offset of the opcode in hand, for errors.
 
-    `u32` is (the data, an offset) -> a tuple of the number of four bytes there.
+    `u32` is (the data, an offset) -> a tuple of the number of four bytes there. `raw` says what an object that was
+    built stands for, where bytes that are no opcodes follow it.
     """
 
     u32: Callable[[bytes, int], tuple[int]] = struct.Struct("<I").unpack_from
+    raw: RawData | None = None
 
     def run(self) -> None:
         graph = self.graph
@@ -135,7 +142,7 @@ class Machine(RareOpcodes):
         new_text = Text
         new_global = Global
         memoize_at = short_text_at = -1
-        u32 = self.u32
+        u32, raw = self.u32, self.raw
         try:
             while True:
                 code = data[pos]
@@ -267,6 +274,9 @@ class Machine(RareOpcodes):
                     value = stack.pop()
                     build(stack[-1], value)
                     pos += 1
+                    made = raw(stack[-1], pos) if raw is not None else None
+                    if made is not None:
+                        stack[-1], pos = made
                 elif code == 0x7D:  # EMPTY_DICT
                     stack.append(Dict())
                     pos += 1

@@ -15,8 +15,8 @@ from typing import Any, cast, final
 
 from ckptfix.errors import Unsupported
 from ckptfix.pickles import opcodes as op
-from ckptfix.pickles.graph import Graph, Node
-from ckptfix.pickles.machine import MAX_BYTES, Machine, finish
+from ckptfix.pickles.graph import Graph
+from ckptfix.pickles.machine import MAX_BYTES, Machine, RawData, finish
 from ckptfix.pickles.names import Read
 
 PAGE = 1 << 14
@@ -90,11 +90,6 @@ class Pages:
         raise ValueError("no such byte before the end of the stream")
 
 
-RawData = Callable[[Node, int], "tuple[Node, int] | None"]
-"""(what was just built, the offset behind the opcode) -> what it stands for, and the offset behind its data; None
-for what has no data there."""
-
-
 class _PagedMachine(Machine):
     """The machine over pages. `stays` says by its first bytes whether a byte string is left where it is."""
 
@@ -118,12 +113,7 @@ class _PagedMachine(Machine):
             if count > HEAD and first + count <= len(data) and self.stays(data[first : first + HEAD]):
                 self.stack.append(cast(Any, Place(first, count)))
                 return first + count
-        end = super().rare(code, pos)
-        if code == op.BUILD and self.raw is not None:
-            made = self.raw(self.stack[-1], end)
-            if made is not None:
-                self.stack[-1], end = made
-        return end
+        return super().rare(code, pos)
 
 
 _BYTES = {code: op.COUNTED[code] for code in (
