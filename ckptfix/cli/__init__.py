@@ -55,6 +55,20 @@ COMMANDS: dict[str, Row] = {
 }
 
 
+_OTHER_WORDS: dict[str, Sequence[str]] = {
+    **dict.fromkeys(("info", "show", "view", "cat", "load", "read", "open", "summary"), ("inspect",)),
+    **dict.fromkeys(("list", "dir", "find", "stat"), ("ls",)),
+    **dict.fromkeys(("check", "validate", "verify", "diagnose", "why", "scan"), ("doctor",)),
+    **dict.fromkeys(("compare", "cmp"), ("diff",)),
+    **dict.fromkeys(("merge", "join", "consolidate", "export", "save", "shard", "split"), ("convert",)),
+    **dict.fromkeys(("recover", "rescue", "restore", "salvage"), ("repair",)),
+    **dict.fromkeys(("remap", "map-keys", "replace"), ("rename",)),
+    **dict.fromkeys(("strip", "unwrap-ddp"), ("strip-module", "unwrap")),
+    **dict.fromkeys(("cpu", "device"), ("to-cpu", "map-location")),
+}
+"""What others call what a command does."""
+
+
 class Commands(click.Group):
     """The group whose commands are the rows of `COMMANDS`."""
 
@@ -83,7 +97,8 @@ class Commands(click.Group):
             from difflib import get_close_matches
 
             meant = name.lower().replace("_", "-")
-            near = [meant] if meant in COMMANDS else get_close_matches(meant, COMMANDS, n=3, cutoff=0.5)
+            near = [meant] if meant in COMMANDS else _OTHER_WORDS.get(meant, [])
+            near = near or get_close_matches(meant, COMMANDS, n=3, cutoff=0.5)
             advice = f" Did you mean {' or '.join(near)}?" if near else ""
             kind = "command or file" if os.path.splitext(name)[1] or os.sep in name else "command"  # noqa: PTH122
             raise click.UsageError(f"No such {kind} {name!r}.{advice}", ctx)

@@ -35,8 +35,8 @@ def test_a_pipe_gets_none(cli: Cli, refused: Path) -> None:
 def test_damage_and_fixes_on_a_terminal(cli: Cli, refused: Path, terminal: None) -> None:
     lines = cli("doctor", refused).stdout.splitlines()
     assert lines[0].startswith(f"{DAMAGE}torch.load refuses") and lines[0].endswith(END)
-    assert lines[1].startswith(f"{FIX}Fix: ckptfix sanitize") and lines[1].endswith(END)
-    assert [line for line in lines[3:] if "\x1b" in line] == [], "a warning is no damage"
+    assert lines[1].startswith(f"{FIX}Fix: ckptfix fix") and lines[1].endswith(END)
+    assert [line for line in lines[4:] if "\x1b" in line] == [], "a warning is no damage"
 
 
 @pytest.mark.parametrize("name", ["NO_COLOR", "TERM"])

@@ -49,8 +49,9 @@ def test_json_has_every_finding_with_its_remedy(cli: Cli, ddp: Path) -> None:
     document = json.loads(cli("doctor", ddp, "--json", "--error", message).stdout)
     rows = {row["id"]: row for row in document["findings"]}
     assert document["load_error"]["names"][0] == "prefix" and "wrapped-names" in document["load_error"]["explained"]
-    assert rows["wrapped-names"]["fix"] == document["fix"] == document["fixes"][0]
-    assert document["fix"][:3] == ["ckptfix", "strip-module", str(ddp)] and len(document["fixes"]) == 2
+    assert rows["wrapped-names"]["fix"] == document["fixes"][0] and len(document["fixes"]) == 2
+    assert document["fixes"][0][:3] == ["ckptfix", "strip-module", str(ddp)]
+    assert document["fix"] == ["ckptfix", "fix", str(ddp), str(ddp.with_name("ddp.fixed.pth"))]
     fields = {"id", "severity", "where", "message", "offset", "fix", "fixes", "advice"}
     assert fields == set(rows["device-tags"])
 

@@ -161,7 +161,7 @@ def test_a_command_to_paste_is_one_whole_line(
 ) -> None:
     monkeypatch.chdir(wide.parent)
     _, lines = terminal(40, "doctor", "wide.pt")
-    assert "Fix: ckptfix sanitize wide.pt wide.plain.pt" in lines
+    assert "Or: ckptfix sanitize wide.pt wide.plain.pt" in lines
 
 
 def test_a_pipe_gets_whole_names(program: Forks, wide: Path) -> None:

@@ -190,13 +190,17 @@ def folder(path: str) -> Answer:
         return Answer("deepspeed-folder", "a folder: a DeepSpeed checkpoint", _way(path))
     found = [name for name in sorted(names) if name.endswith(CHECKPOINTS)]
     if found:
-        hint = f"name a file: {quoted(str(Path(path) / found[0]))}"
+        hint = f"name a file: {quoted(str(Path(path) / found[0]))}; {_ALL}"
         return Answer("no-checkpoint", f"a folder; it holds {_listed(found)}", hint)
     below = [entry.name for entry in inner if any(_is_likely(name) for name in _names(entry))]
     if below:
-        hint = f"name one of its folders: {quoted(str(Path(path) / below[0]))}"
+        hint = f"name one of its folders: {quoted(str(Path(path) / below[0]))}; {_ALL}"
         return Answer("no-checkpoint", f"a folder of folders: {_listed(below)}", hint)
     return Answer("no-checkpoint", "a folder without checkpoints" if names else "an empty folder")
+
+
+_ALL = "-r takes all of them, and --out-dir DIR what is written"
+"""What helps where a folder holds several checkpoints."""
 
 
 def _is_likely(name: str) -> bool:

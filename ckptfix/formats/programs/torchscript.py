@@ -155,7 +155,7 @@ def read(path: str, at: str | None = None) -> Weights | None:
         module = torch_module.read_module(node, at or "", parts_of=classes.parts_of, class_of=class_of)
     left = () if program.text("constants.pkl") in (None, b"\x80\x02).") else (CONSTANTS,)
     findings = [*module.findings, *_unsaid(module.tensors)]
-    what = f"the TorchScript module {module.cls}"
+    what = f"the TorchScript module {module.cls}, without its program"
     return _weights(program, graph, storages, module.tensors, what, at or "", module.versions, left, tuple(findings))
 
 

@@ -10,8 +10,9 @@ from typing import Any, Literal, cast
 
 from ckptfix.arguments import typed
 from ckptfix.checkpoint import Checkpoint
-from ckptfix.errors import Refused, StrPath
-from ckptfix.formats import FORMATS, open_checkpoint
+from ckptfix.commands import command
+from ckptfix.errors import Refused, StrPath, UnknownFormat
+from ckptfix.formats import FORMATS, detect, open_checkpoint
 from ckptfix.formats.ranks.format import read_files
 from ckptfix.formats.target import FormatName, is_folder
 from ckptfix.io.read import Progress
@@ -134,4 +135,13 @@ def _joined(paths: Sequence[StrPath]) -> Checkpoint:
     """
     if not paths:
         raise Refused("no file to convert")
-    return open_checkpoint(paths[0]) if len(paths) == 1 else read_files(paths)
+    if len(paths) == 1:
+        return open_checkpoint(paths[0])
+    try:
+        return read_files(paths)
+    except UnknownFormat as error:
+        path = error.path or ""
+        what = detect(path).title
+        message = f"{what}, not what one rank of a job saved: of several inputs, only these are joined"
+        hint = f"of shards, name the folder: `{command('convert', Path(path).parent, 'OUT')}`"
+        raise Refused(message, path=path, hint=hint) from None

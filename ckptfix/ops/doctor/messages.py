@@ -41,7 +41,7 @@ TEXTS: tuple[tuple[str, tuple[E, ...]], ...] = (
     (r"size mismatch for [\w.]*(pos_embed|position_embedding|positional_embedding|relative_position)",
      (E.POSITION_SIZE,)),
     (r"size mismatch for|ignore_mismatched_sizes|shapes did not match", (E.SHAPES,)),
-    (r"Missing key\(s\) in state_dict|Unexpected key\(s\) in state_dict|were not initialized from|were not used when",
+    (r"Error\(s\) in loading state_dict|(Missing|Unexpected) key\(s\)|were not initialized from|were not used when",
      (E.PREFIX, E.NO_KEY_IN_MODEL)),
     (r"parameter group that doesn't match the size|different number of parameter groups", (E.PARAMETER_COUNT,)),
     (r"WeightsUnpickler error: Unsupported operand 118|invalid load key, '?v", (E.LFS_POINTER,)),

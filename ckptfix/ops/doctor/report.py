@@ -13,7 +13,7 @@ from ckptfix.findings import message_names
 from ckptfix.findings.load_errors import LoadError
 from ckptfix.findings.remedies import chain
 from ckptfix.findings.row import Entry, Finding, Severity
-from ckptfix.findings.table import ENTRIES, RANK, Remedy, as_row, errors_of, operand, proposed, shell_line, suffixed
+from ckptfix.findings.table import ENTRIES, RANK, Remedy, as_row, errors_of, operand, proposed, shell_line
 from ckptfix.io.source import found_as
 from ckptfix.ops.doctor import messages
 from ckptfix.ops.doctor.groups import OF_THE_FORMAT, Group, grouped
@@ -22,6 +22,8 @@ from ckptfix.words import plural
 
 FailOn = Literal["error", "warning", "never"]
 """The least serious finding that makes the exit code 1."""
+
+_SUFFIX = re.compile(r"\.(safetensors|(pth|pt)(\.tar)?|bin|ckpt)$")
 
 Kind = Literal["text", "command", "error", "warning", "info"]
 
@@ -158,14 +160,14 @@ class Diagnosis:
     def fix(self) -> tuple[str, ...] | None:
         """The one command that does all that `fixes` does: where these are several, ``ckptfix fix``.
 
-        It is told of the model that the file was to fit; None where no command helps.
+        It has the model that the file was to fit, and the address that was asked for. None where no command helps.
         """
         commands = self.fixes
         if len(commands) < 2:
             return commands[0] if commands else None
         wanted: list[str] = []
         for words in commands:
-            for option in ("--like", "--like-at"):
+            for option in ("--at", "--like", "--like-at"):
                 if option in words and option not in wanted:
                     wanted += words[words.index(option) : words.index(option) + 2]
             if "--allow-import" in words and "--allow-import" not in wanted:
@@ -176,7 +178,8 @@ class Diagnosis:
         """The name of the output of fix, with the suffix of what the last command writes; a folder's is not said."""
         if found_as(self.path) == "folder" or len(last) < 4:
             return ()
-        return (operand(proposed(self.path, "fixed", suffixed(last[3], "fixed")[1])),)
+        suffix = _SUFFIX.search(last[3])
+        return (operand(proposed(self.path, "fixed", suffix and suffix[0])),)
 
     @property
     def advice(self) -> str | None:

@@ -110,7 +110,9 @@ def _refuse(diagnosis: Diagnosis, path: str, steps: tuple[Step, ...], *, helped:
     after = f" (after {', '.join(step.command[1] for step in steps)})" if steps else ""
     message = cause.message if diagnosis.cause is not cause else diagnosis.sentence
     advice = diagnosis.advice or next((row.advice for row in diagnosis.remedies if row.advice), None)
-    raise Refused(f"{message}{after}: no command fixes that", path=path, hint=advice)
+    several = cause.id == "no-checkpoint" and diagnosis.size == 0 and advice is not None
+    end = "" if several else ": no command fixes that"
+    raise Refused(f"{message}{after}{end}", path=path, hint=advice)
 
 
 def _draft(chain: Chain, path: str, dest: str) -> Draft[FixResult]:

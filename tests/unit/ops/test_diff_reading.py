@@ -9,6 +9,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -177,6 +178,10 @@ def test_an_interrupt_ends_the_threads(compare: Compare) -> None:
     with pytest.raises(KeyboardInterrupt):
         compare({"w": tensor(100_000)}, {"w": tensor(100_000)}, progress=interrupt)
     gc.collect()
+    for _ in range(200):  # they end when they find that nobody waits for them
+        if threading.active_count() == before:
+            break
+        time.sleep(0.05)
     assert threading.active_count() == before
 
 
