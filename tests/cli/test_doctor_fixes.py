@@ -297,3 +297,16 @@ def test_a_file_under_another_formats_name_is_converted_first(cli: Cli, tmp_path
     fixes = json.loads(cli("doctor", path, "--json").stdout)["fixes"]
     assert fixes[0][1] == "convert"
     assert cli("doctor", run(cli, fixes), "--fail-on", "warning").exit_code == 0
+
+
+def test_a_module_beside_another_state_dict_is_fixed_without_a_choice(cli: Cli, tmp_path: Path) -> None:
+    """extract would ask which of the two is meant: what is printed runs as it is printed."""
+    path = tmp_path / "a.pth"
+    torch.save({"state_dict": {"w": torch.ones(3), "b": torch.ones(2)}, "net": torch.nn.Linear(2, 2)}, path)
+    document = json.loads(cli("doctor", path, "--json").stdout)
+    assert document["findings"][0]["id"] == "whole-module"
+    done = cli(*document["fix"][1:])
+    assert done.exit_code == 3 and "net: left out" in done.stderr
+    made = torch.load(document["fix"][3], weights_only=True)
+    assert set(made) == {"state_dict", "net"} and set(made["net"]) == {"weight", "bias"}
+    assert cli("doctor", document["fix"][3]).exit_code == 0

@@ -41,6 +41,7 @@ from ckptfix.io.planned import checks_of, crc32_of, is_spliced
 from ckptfix.io.read import Progress
 from ckptfix.io.source import found_as, open_source, stamp
 from ckptfix.ops import inside as scan_inside
+from ckptfix.ops.choose import meant
 from ckptfix.ops.doctor import contents as scan_contents
 from ckptfix.ops.doctor import data as scan_records
 from ckptfix.ops.doctor import fit as scan_target
@@ -233,16 +234,19 @@ def _pickles(checkpoint: Checkpoint, looked: list[str], at: str | None) -> Itera
     module = doctor_pickle.modules(graph)
     if at is not None and not any(is_inside(place, at) for place, _ in torch_module.modules(checkpoint)):
         module = None
+    # Where several state dicts could be meant, extract would ask which; sanitize keeps all of them.
+    beside = at is None and module is not None and len(meant(checkpoint)) > 1
     for finding in doctor_pickle.scan(graph, where, base):
         if finding.id == "foreign-global" and not checkpoint.entries and module is None:
             # A scheduler's state, or a program's settings: no weights fail to load.
             finding = replace(finding, severity="warning")
         # Without its classes nothing of a module is left for sanitize to write; extract takes the weights out.
-        taken = module is not None and finding.id in ("foreign-global", "dangerous-global")
+        taken = module is not None and not beside and finding.id in ("foreign-global", "dangerous-global")
         yield replace(finding, fix="ckptfix extract {source} {weights}") if taken else finding
     if module is not None:
         message = f"a whole pickled model (class {module[0]}), not a state dict: loading it needs its code"
-        yield found("whole-module", message, where=where, offset=base + module[1])
+        fix = "ckptfix sanitize {source} {plain}" if beside else None
+        yield found("whole-module", message, where=where, offset=base + module[1], fix=fix)
 
 
 _STREAM = "torch.storage._load_from_bytes"
