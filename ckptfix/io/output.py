@@ -62,15 +62,18 @@ class Syncing:
 
     def finish(self, output: OutputFile, file: FileIO, *, wait: bool) -> None:
         """The file is whole: bring it to the disk and close it, at once or, without `wait`, in the background."""
-        self._settle()
-        self._waiting = 0
+        try:
+            self._settle()
+            self._waiting = 0
+            while len(self._ending) >= MOST_ENDING:
+                self._end_one()
+            if not wait:
+                self._ending.append((output, self._submit(_end, file)))
+        except BaseException:
+            file.close()
+            raise
         if wait:
-            with file:
-                os.fsync(file.fileno())
-            return
-        while len(self._ending) >= MOST_ENDING:
-            self._end_one()
-        self._ending.append((output, self._submit(_end, file)))
+            _end(file)
 
     def wait(self) -> None:
         """Wait until every file is on the disk. Raises WriteFailed for one that did not get there."""
