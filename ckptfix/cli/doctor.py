@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ckptfix.cli.shared import tables, values
-from ckptfix.cli.shared.common import FileName, Message, at_option, files_argument, reads
+from ckptfix.cli.shared.common import FileName, Message, at_option, files_argument, like_at_option, reads
 from ckptfix.cli.shared.console import Console
 from ckptfix.cli.shared.exits import TROUBLE
 from ckptfix.cli.shared.fit import wrapped
@@ -93,10 +93,7 @@ def _row_of(done: Diagnosis) -> tuple[str, str, str, str] | None:
     ),
     click.Option(["--fast"], is_flag=True, help="Read no tensor bytes: no checksums, no NaN, no zeros."),
     at_option(),
-    click.Option(
-        ["--like-at"], metavar="PATH", shell_complete=values.target_addresses,
-        help="The mapping of TARGET, where it has several.",
-    ),
+    like_at_option(),
     click.Option(["--allow-import"], is_flag=True, help="Import module:factory, which runs its code."),
     click.Option(
         ["--fail-on"], type=click.Choice(["error", "warning", "never"]), default="error", show_default=True,

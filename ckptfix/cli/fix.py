@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ckptfix.cli.shared import values
-from ckptfix.cli.shared.common import FileName, Written, at_option, writes
+from ckptfix.cli.shared.common import FileName, Written, at_option, like_at_option, writes
 from ckptfix.ops import fix
 from ckptfix.ops.writing import How
 
@@ -15,12 +14,7 @@ from ckptfix.ops.writing import How
     click.Option(
         ["--like"], metavar="TARGET", type=FileName(), help="The model: a checkpoint, keys.json, or module:factory."
     ),
-    click.Option(
-        ["--like-at"],
-        metavar="PATH",
-        shell_complete=values.target_addresses,
-        help="The mapping of TARGET, where it has several.",
-    ),
+    like_at_option(),
     click.Option(["--allow-import"], is_flag=True, help="Import module:factory, which runs its code."),
     at_option(),
     example="ckptfix fix broken.pth fixed.pth",

@@ -28,9 +28,6 @@ ROWS = 40
 FINDINGS = 100
 """Findings shown; --json has all."""
 
-DEPTH = 100
-"""Levels of the tree without --depth."""
-
 _SORTS: dict[str, Callable[[TensorEntry], Any]] = {
     "name": lambda entry: tables.natural(entry.name),
     "size": lambda entry: -entry.nbytes,
@@ -87,10 +84,14 @@ def command(
     inspection = inspect.inspect(path)
     entries = sorted(chosen(inspection.named_entries, globs, path, inspection.entries), key=_SORTS[sort])
     if console.json:
-        kept = sorted(_in_file(inspection, entries, globs), key=_SORTS[sort])[: limit or None]
+        kept = _in_file(inspection, entries, globs, sort)[: limit or None]
         console.emit(dataclasses.replace(inspection, entries=tuple(kept)).as_dict(), 0)
     else:
-        levels = (depth or DEPTH) if tree or depth is not None else 0
+        levels = depth or 0
+        if tree and not levels:
+            from ckptfix.cli.shared.tree import DEPTH
+
+            levels = DEPTH
         _show(console, inspection, entries, tensors, levels, console.rows(limit, ROWS))
     return 0
 
@@ -161,15 +162,15 @@ def _pattern(glob: str) -> Callable[[str], re.Match[str] | None]:
 
 
 def _in_file(
-    inspection: Inspection, entries: Sequence[TensorEntry], globs: Sequence[str]
+    inspection: Inspection, entries: Sequence[TensorEntry], globs: Sequence[str], sort: str
 ) -> Sequence[TensorEntry]:
-    """`entries` as the file has them: those of a whole module by their places in it."""
+    """`entries`, which are sorted, as the file has them: those of a whole module by their places in it."""
     if not inspection.modules:
         return entries
     from ckptfix.ops.candidates import view
 
     kept = {view(entry) for entry in entries}
-    return [entry for entry in inspection.entries if not globs or view(entry) in kept]
+    return sorted((row for row in inspection.entries if not globs or view(row) in kept), key=_SORTS[sort])
 
 
 def _table(entries: Sequence[TensorEntry], limit: int, width: int) -> Iterator[str]:

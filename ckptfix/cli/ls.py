@@ -16,12 +16,11 @@ from ckptfix.cli.shared.console import Console
 from ckptfix.cli.shared.exits import TROUBLE
 from ckptfix.cli.shared.fit import LEAST, cut
 from ckptfix.errors import printable
+from ckptfix.findings.table import RANK
 from ckptfix.words import plural, short, size
 
 if TYPE_CHECKING:
     from ckptfix.ops.listing import Row
-
-_RANK = {"error": 0, "warning": 1, None: 2}
 
 _SORTS: dict[str, Callable[[Row], Any]] = {
     "name": lambda row: tables.natural(row.path),
@@ -29,7 +28,7 @@ _SORTS: dict[str, Callable[[Row], Any]] = {
     "tensors": lambda row: -row.tensors,
     "parameters": lambda row: -row.parameters,
     "format": lambda row: row.format or "~",
-    "finding": lambda row: (_RANK[row.severity], row.finding or ""),
+    "finding": lambda row: (RANK[row.severity or "info"], row.finding or ""),
 }
 
 HEADERS = ("name", "format", "size", "tensors", "parameters", "dtypes", "devices", "wrappers", "finding")

@@ -13,9 +13,9 @@ from ckptfix.checkpoint.places import segment_length
 from ckptfix.commands import quoted
 from ckptfix.errors import DamagedFile
 from ckptfix.io.copy import by_kernel
-from ckptfix.io.read import CHECKSUM, read_chunks, read_from
+from ckptfix.io.read import CHECKSUM, read_from
 from ckptfix.io.source import sums_of, threads
-from ckptfix.io.sums import CRC_CHUNK, PORTION, crc32_of_range
+from ckptfix.io.sums import PORTION, Joined, crc32_on
 
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
@@ -59,7 +59,7 @@ class Checking:
             else:
                 now.append(check)
         self._pool = threads(2, "checks")
-        self._running.append(self._pool.submit(self._run, now))
+        self._running.append(self._pool.submit(run, now, self._stopped))
 
     def saw(self, name: str, offset: int, data: bytes) -> None:
         """The writer has read these bytes of the file."""
@@ -86,7 +86,7 @@ class Checking:
         if self._pool is not None:
             for _ in range(WAITING):  # all that was read is summed
                 self._room.acquire()
-            self._running.append(self._pool.submit(self._run, self._last))
+            self._running.append(self._pool.submit(run, self._last, self._stopped, Joined()))
         for running in self._running:
             running.result()
 
@@ -102,10 +102,6 @@ class Checking:
                 sums_of(name)[offset] = len(data), zlib.crc32(data)
         finally:
             self._room.release()
-
-    def _run(self, checks: Iterable[Check]) -> None:
-        run(checks, self._stopped)
-
 
 class _Ranges:
     """Ranges of files."""
@@ -147,28 +143,26 @@ def _summed(plan: Plan) -> tuple[_Ranges, _Ranges]:
     return summed, read
 
 
-def run(checks: Iterable[Check], stopped: Event | None = None) -> None:
+def run(checks: Iterable[Check], stopped: Event | None = None, joined: Joined | None = None) -> None:
     """Compare bytes with their checksums, until `stopped`.
+
+    Args:
+        joined: has what is summed of them; without it, all are read.
 
     Raises:
         DamagedFile: bytes have another checksum.
         CkptfixError: they cannot be read.
     """
     for check in checks:
-        crc = crc32_of_range(check.data, stopped) if isinstance(check.data, ByteRange) else _crc32(check, stopped)
+        data = check.data
+        if joined is not None and isinstance(data, ByteRange):
+            crc = joined.crc32(data, stopped)
+        else:
+            crc = crc32_on(data, stopped=stopped)
         if stopped is not None and stopped.is_set():
             return
         if crc != check.crc32:
             raise _differs(check)
-
-
-def _crc32(check: Check, stopped: Event | None) -> int:
-    crc = 0
-    for chunk in read_chunks(check.data, CRC_CHUNK):
-        if stopped is not None and stopped.is_set():
-            break
-        crc = zlib.crc32(chunk, crc)
-    return crc
 
 
 def _place(check: Check) -> tuple[str, int]:

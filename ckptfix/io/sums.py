@@ -7,6 +7,7 @@ of the same bytes, in other portions: each portion is summed once for both (`sou
 from __future__ import annotations
 
 import zlib
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from itertools import islice
@@ -85,42 +86,44 @@ def crc32_of_pieces(pieces: Iterable[Segment]) -> int:
     crc = 0
     for piece in pieces:
         if isinstance(piece, ByteRange) and piece.length >= PORTION:
-            own = 0
-            for chunk in read_chunks(piece, CRC_CHUNK):
-                own = zlib.crc32(chunk, own)
+            own = crc32_on(piece)
             sums_of(piece.path)[piece.offset] = piece.length, own
             crc = crc32_joined(crc, own, piece.length) if crc else own
         else:
-            for chunk in (piece,) if isinstance(piece, bytes) else read_chunks(piece, CRC_CHUNK):
-                crc = zlib.crc32(chunk, crc)
+            crc = zlib.crc32(piece, crc) if isinstance(piece, bytes) else crc32_on(piece, crc)
     return crc
 
 
-def crc32_of_range(where: ByteRange, stopped: Event | None = None) -> int:
-    """The checksum of a range: joined of what this command has summed in it; the rest is read.
-
-    Raises:
-        CkptfixError: as `read_chunks`.
-    """
-    known = sums_of(where.path)
-    starts = sorted(at for at in tuple(known) if where.offset <= at < where.end)
-    crc, at = 0, where.offset
-    for start in starts:
-        length, own = known[start]
-        if start < at or start + length > where.end:
-            continue
-        crc = _read_on(ByteRange(where.path, at, start - at), crc, stopped)
-        crc = crc32_joined(crc, own, length)
-        at = start + length
-    return _read_on(ByteRange(where.path, at, where.end - at), crc, stopped)
-
-
-def _read_on(where: ByteRange, crc: int, stopped: Event | None) -> int:
-    for chunk in read_chunks(where, CRC_CHUNK):
+def crc32_on(data: Data, crc: int = 0, stopped: Event | None = None) -> int:
+    """The checksum of what has the checksum `crc` and `data` behind it, which is read. Raises as `read_chunks`."""
+    for chunk in read_chunks(data, CRC_CHUNK):
         if stopped is not None and stopped.is_set():
             break
         crc = zlib.crc32(chunk, crc)
     return crc
+
+
+class Joined:
+    """Checksums of ranges, joined of what this command has summed in them. Made when all is summed."""
+
+    def __init__(self) -> None:
+        self._starts: dict[str, list[int]] = {}
+
+    def crc32(self, where: ByteRange, stopped: Event | None = None) -> int:
+        """The checksum of a range; what was not summed of it is read. Raises as `read_chunks`."""
+        known = sums_of(where.path)
+        starts = self._starts.get(where.path)
+        if starts is None:
+            starts = self._starts[where.path] = sorted(known)
+        crc, at = 0, where.offset
+        for start in starts[bisect_left(starts, where.offset) : bisect_left(starts, where.end)]:
+            length, own = known[start]
+            if start < at or start + length > where.end:
+                continue
+            crc = crc32_on(ByteRange(where.path, at, start - at), crc, stopped)
+            crc = crc32_joined(crc, own, length)
+            at = start + length
+        return crc32_on(ByteRange(where.path, at, where.end - at), crc, stopped)
 
 
 def digest(chunks: Iterable[bytes]) -> bytes:

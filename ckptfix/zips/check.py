@@ -18,10 +18,7 @@ from typing import NamedTuple
 from ckptfix.io.source import Source
 from ckptfix.pickles.collector import without_collections
 from ckptfix.zips.local import Local, local_extra, local_header, local_sizes
-from ckptfix.zips.read import CENTRAL, ENCRYPTED, LOCAL, Directory, Record, extra_fields
-
-DESCRIPTOR_FOLLOWS = 0x8
-"""Flag bit: sizes and checksum stand behind the data, and need not stand in the local header."""
+from ckptfix.zips.read import CENTRAL, DESCRIPTOR_FOLLOWS, ENCRYPTED, LOCAL, Directory, Record, extra_fields
 
 PATCHED, MASKED = 0x20, 0x2000
 """Flag bits at which miniz refuses a record, and the whole archive."""

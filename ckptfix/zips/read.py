@@ -32,6 +32,8 @@ LOCAL = struct.Struct("<4s5H3L2H")
 MAX16, MAX32 = 0xFFFF, 0xFFFFFFFF
 STORED, DEFLATED = 0, 8
 ENCRYPTED = 0x1 | 0x40
+DESCRIPTOR_FOLLOWS = 0x8
+"""Flag bit: sizes and checksum stand behind the data, and need not stand in the local header."""
 FOLDER = 0x10
 """The bit of the external attributes that MS-DOS marks a folder with."""
 MAX_RECORDS = 5_000_000

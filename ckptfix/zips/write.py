@@ -19,7 +19,19 @@ from ckptfix.io.read import CHECKSUM
 from ckptfix.io.source import Source
 from ckptfix.io.sums import Checksums
 from ckptfix.zips.local import Local, local_extra, read_local
-from ckptfix.zips.read import CENTRAL, END, END64, LOCAL, LOCATOR, MAX16, MAX32, Directory, Record, extra_fields
+from ckptfix.zips.read import (
+    CENTRAL,
+    DESCRIPTOR_FOLLOWS,
+    END,
+    END64,
+    LOCAL,
+    LOCATOR,
+    MAX16,
+    MAX32,
+    Directory,
+    Record,
+    extra_fields,
+)
 
 ALIGNMENT = 64
 PAGE = 4096
@@ -28,7 +40,6 @@ LARGE = 1 << 20
 
 FLAGS = 0x0808
 FB = 0x4246
-DESCRIPTOR_FOLLOWS = 0x0008
 
 
 @dataclass(frozen=True, slots=True)

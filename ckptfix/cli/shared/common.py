@@ -59,6 +59,16 @@ def at_option() -> click.Option:
     )
 
 
+def like_at_option() -> click.Option:
+    """--like-at PATH, beside --like TARGET."""
+    return click.Option(
+        ["--like-at"],
+        metavar="PATH",
+        shell_complete=values.target_addresses,
+        help="The mapping of TARGET, where it has several.",
+    )
+
+
 def link_option() -> click.Option:
     """--link, for edits of folders."""
     return click.Option(
@@ -182,8 +192,7 @@ def reads(
     """Make a command of a function that takes the console and `params`, and returns the exit code.
 
     Its docstring is the help text, and `example` ends it. `output` says whether it has --quiet, --json and --color,
-    `operands`
-    how it is done on several inputs.
+    `operands` how it is done on several inputs.
     """
 
     def decorate(function: Callable[..., int]) -> Verb:

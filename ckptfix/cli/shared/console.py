@@ -58,9 +58,7 @@ class Console:
 
     def done(self, lines: Sequence[str], details: Sequence[str] = ()) -> None:
         """What was done, in sentences, and lines that say more of it."""
-        for line in lines:
-            self.prose(line)
-        for line in details:
+        for line in (*lines, *details):
             self.prose(line)
 
     def _print(

@@ -14,10 +14,7 @@ from ckptfix.errors import CkptfixError
 from ckptfix.formats.torch.zip_layout import Archive
 from ckptfix.io.source import Source
 from ckptfix.zips.local import read_local
-from ckptfix.zips.read import Record
-
-DESCRIPTOR_FOLLOWS = 0x8
-"""Flag bit of a record whose checksum stands once more behind its data."""
+from ckptfix.zips.read import DESCRIPTOR_FOLLOWS, Record
 
 CRC_IN_ROW, CRC_IN_LOCAL, CRC_IN_DESCRIPTOR = 16, 14, 4
 """Where the four bytes of a checksum stand in a row of the directory, a local header, and a data descriptor."""

@@ -238,9 +238,10 @@ class Diagnosis:
 
     def _commands(self) -> list[str]:
         """The command that fixes all, and below, where there are several, what it does step by step."""
-        words = ("Fix",) if len(self.fixes) < 2 else ("Or", *["Then"] * (len(self.fixes) - 1))
-        steps = [f"{word}: {shell_line(line)}" for word, line in zip(words, self.fixes, strict=False)]
-        return steps if len(steps) < 2 or self.fix is None else [f"Fix: {shell_line(self.fix)}", *steps]
+        first, *more = [shell_line(words) for words in self.fixes] or [""]
+        if not more or self.fix is None:
+            return [f"Fix: {first}"] if first else []
+        return [f"Fix: {shell_line(self.fix)}", f"Or: {first}", *(f"Then: {line}" for line in more)]
 
     def _message_lines(self, message: Message) -> list[Line]:
         if message.explained:
