@@ -256,11 +256,17 @@ def write_plan(
         sources.check_unchanged()
         _publish(outputs, overwrite, keep_old)
     finally:
+        stopped: BaseException | None = None
         for _ in tries:
             try:
                 with quiet:
                     persist(clean_up)
             except (MemoryError, SystemError):  # even a call takes memory
                 continue
+            except BaseException as error:  # a signal, perhaps before anything was done
+                stopped = error
+                continue
             break
+        if stopped is not None:
+            raise stopped
     return {output.file.path: output.kept.spelled for output in outputs if output.kept is not None}

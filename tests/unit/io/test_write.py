@@ -6,7 +6,7 @@ import errno
 import os
 import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -388,6 +388,31 @@ class TestMeanwhile:
         assert outcomes.count("written") == (8 if overwrite else 1)
         assert len(outcomes) == 8
         assert names(tmp_path) == ["out"]
+
+
+class TestSignals:
+    @pytest.mark.parametrize("before", [True, False])
+    def test_one_that_comes_as_the_cleanup_begins_leaves_nothing(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: bool
+    ) -> None:
+        real = io_write.persist
+        calls: list[object] = []
+
+        def interrupted(clean_up: Callable[[], None]) -> None:
+            calls.append(clean_up)
+            if len(calls) > 1 or not before:
+                real(clean_up)
+            if len(calls) == 1:
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(io_write, "persist", interrupted)
+        names = [tmp_path / "one", tmp_path / "two"]
+        for name in names:
+            name.write_bytes(b"old")
+        with pytest.raises(KeyboardInterrupt):
+            write_plan(Plan(tuple(OutputFile.of(name, [b"new"]) for name in names)), overwrite=True)
+        assert sorted(tmp_path.iterdir()) == names
+        assert [name.read_bytes() for name in names] == [b"new", b"new"]
 
 
 class TestSpace:
