@@ -14,7 +14,7 @@ import pytest
 
 from ckptfix.checkpoint import ByteRange, Derived, OutputFile, Plan, Segment
 from ckptfix.errors import CkptfixError, DamagedFile, Truncated, Unsupported, WouldOverwrite, WriteFailed
-from ckptfix.io import copy, system
+from ckptfix.io import copy, durable, system
 from ckptfix.io import output as io_output
 from ckptfix.io import source as io_source
 from ckptfix.io import write as io_write
@@ -395,7 +395,7 @@ class TestSignals:
     def test_one_that_comes_as_the_cleanup_begins_leaves_nothing(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: bool
     ) -> None:
-        real = io_write.persist
+        real = durable.persist
         calls: list[object] = []
 
         def interrupted(clean_up: Callable[[], None]) -> None:
