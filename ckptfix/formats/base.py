@@ -85,6 +85,9 @@ class Taken:
     left: tuple[str, ...]
 
 
+InPlace = Callable[[Checkpoint, Plan, Callable[[], int]], Plan]
+"""The type of `Format.in_place`."""
+
 ByFile = Callable[[Checkpoint, Callable[[Checkpoint, str], Plan], str], Plan]
 """The type of `Format.by_file`."""
 
@@ -155,6 +158,9 @@ class Format:
             of its weights.
         read_object: the container and the parsed pickle of a file, and nothing made of them.
         read_planned: what a planned folder will be read as; None where each of its files is a checkpoint by itself.
+        in_place: (checkpoint, plan of an edit whose output is the checkpoint itself, block) -> a plan of the same
+            content in which data stays where it is, or moves as a whole by a multiple of ``block()`` bytes, if that is
+            not 0. None for a format that is not edited in place.
         keeps_all: whether a plan surely is an edit that keeps each tensor; False says nothing.
     """
 
@@ -186,6 +192,7 @@ class Format:
     read_object: Callable[[str], tuple[Any, Graph]] | None = None
     read_planned: Callable[[Plan], Checkpoint] | None = None
     keeps_all: Callable[[Checkpoint, Plan], bool] | None = None
+    in_place: InPlace | None = None
 
     def check(self, path: str) -> Iterator[Finding]:
         """What is wrong with the file at `path` as it stands: `judge` of what `read` makes of it."""

@@ -15,7 +15,8 @@ the one stored under `key`. Source: torch/serialization.py (``_legacy_save``, ``
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from ckptfix.checkpoint import ByteRange, Checkpoint, Drop, Edit, OutputFile, Plan, Put, Segment, TensorEntry, dtypes
@@ -23,6 +24,7 @@ from ckptfix.errors import BadPickle
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats.base import OF_OBJECTS, Format, plain_weights
+from ckptfix.formats.in_place import data_moves, head_of, room_for, unchanged
 from ckptfix.formats.torch import common as torch_common
 from ckptfix.formats.torch import emit as torch_emit
 from ckptfix.formats.torch import recode as torch_recode
@@ -36,6 +38,7 @@ from ckptfix.formats.torch.legacy_layout import (
     Layout,
     Places,
     fresh,
+    padded,
     read_pickles,
     read_storages,
     refuse_truncated,
@@ -128,6 +131,20 @@ def plan_edit(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan:
     return Plan((OutputFile.of(dest, segments),))
 
 
+def in_place(checkpoint: Checkpoint, plan: Plan, block: Callable[[], int]) -> Plan:
+    """`Format.in_place`: what stands before the storages, padded in its third pickle to where they stand."""
+    (file,) = plan.files
+    if unchanged(file):
+        return plan
+    layout: Layout = torch_common.parts_of(checkpoint).container
+    head, data = head_of(file, checkpoint.size)
+    if data.offset != layout.object_end:
+        raise data_moves(file.path)
+    bare = padded(head, None, file.path)
+    room = room_for(len(bare), data.offset, block, file.path)
+    return replace(plan, files=(OutputFile.of(file.path, (padded(head, room, file.path), data)),))
+
+
 def plan_write(entries: Sequence[TensorEntry], dest: str, *, metadata: Mapping[str, str] | None = None) -> Plan:
     """A fresh file that holds the state dict of `entries` as an OrderedDict."""
     refuse_unloadable(entries, dest)
@@ -158,6 +175,7 @@ FORMAT = Format(
     weights=plain_weights,
     refuses=refuses,
     plan_edit=plan_edit,
+    in_place=in_place,
     plan_write=plan_write,
     remarks=remarks,
     plan_state_dict=partial(plan_torch, legacy=True),

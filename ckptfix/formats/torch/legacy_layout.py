@@ -210,3 +210,49 @@ def fresh(pickle: bytes, storages: Sequence[tuple[str, Data, int]]) -> list[Segm
     for _, data, itemsize in ordered:
         segments += ((data.length // itemsize).to_bytes(8, "little"), data)
     return segments
+
+
+_PADDING = "padding"
+"""A key of sys_info, a dict that torch reads and of which it looks at no key but two."""
+
+_WIDEST = 64
+"""Bytes that a number may take more than it needs; a string takes more than 20 by itself."""
+
+
+def padded(head: bytes, size: int | None, path: str) -> bytes:
+    """`head`, which begins with the first three pickles, with the third one padded so that there are `size` bytes.
+
+    Args:
+        size: None for none; otherwise at least what that gives.
+
+    Raises:
+        Unsupported: the third pickle is not as torch writes it.
+    """
+    position = 0
+    for part in PARTS[:3]:
+        graph = parse(head, start=position, path=path, where=part)
+        start, position = position, graph.end
+    info = graph.root
+    if type(info) is not Dict:
+        raise Unsupported("its third pickle is not a dict", path=path, where=PARTS[2], offset=start)
+    bare, wide = Dict(), Dict()
+    bare.items += [(key, value) for key, value in info.items if key != _PADDING]
+    plain = emit(bare)
+    if size is None:
+        return head[:start] + plain + head[position:]
+    missing = size - (len(head) - (position - start) + len(plain))
+    if missing > _WIDEST:
+        wide.items += [*bare.items, (_PADDING, "")]
+        wide.items[-1] = (_PADDING, " " * (missing - (len(emit(wide)) - len(plain))))
+        plain = emit(wide)
+    elif missing:
+        plain = _widened(plain, missing, path)
+    return head[:start] + plain + head[position:]
+
+
+def _widened(info: bytes, missing: int, path: str) -> bytes:
+    """The pickle with its first small number written with zeros before it."""
+    at = info.find(b"K", info.find(b"short") + 5)
+    if b"short" not in info or at < 0:
+        raise Unsupported("its third pickle is not as torch writes it", path=path, where=PARTS[2])
+    return info[:at] + b"\x8a" + bytes((missing, info[at + 1])) + bytes(missing - 1) + info[at + 2 :]
