@@ -10,6 +10,7 @@ from ckptfix.cli.shared.many import Lines
 from ckptfix.cli.shared.operands import Inputs, search_options
 from ckptfix.errors import printable
 
+
 @reads(
     "undo",
     files_argument("source", "FILE..."),

@@ -130,6 +130,9 @@ def _appended(checkpoint: Checkpoint) -> Iterator[Record]:
     archive = archive_of(checkpoint)
     if archive is None:
         return
+    if archive.directory.trailing:
+        message = f"{archive.directory.trailing:,} bytes follow the archive, which no edit in place wrote"
+        raise DamagedFile(message, path=checkpoint.path, hint="nothing was done to it; cut them off first")
     size = checkpoint.size
     for name, _, _ in earlier(checkpoint.path, archive.pickle):
         change = Change(Path(target_of(checkpoint)).name, name.size, size, (), ())

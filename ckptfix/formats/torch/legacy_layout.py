@@ -13,7 +13,10 @@ from ckptfix.formats.torch import common as torch_common
 from ckptfix.formats.torch.tensors import DEVICE_TENSOR, BadTensor
 from ckptfix.io.source import Source, truncated_hint
 from ckptfix.pickles import Dict, Graph, parse
+from ckptfix.pickles import opcodes as op
 from ckptfix.pickles.emit import emit
+from ckptfix.pickles.graph import Node
+from ckptfix.pickles.patch import int_opcode, string_opcode
 
 NAME = "legacy"
 
@@ -235,19 +238,29 @@ def padded(head: bytes, size: int | None, path: str) -> bytes:
     info = graph.root
     if type(info) is not Dict:
         raise Unsupported("its third pickle is not a dict", path=path, where=PARTS[2], offset=start)
-    bare, wide = Dict(), Dict()
+    bare = Dict()
     bare.items += [(key, value) for key, value in info.items if key != _PADDING]
-    plain = emit(bare)
-    if size is None:
-        return head[:start] + plain + head[position:]
-    missing = size - (len(head) - (position - start) + len(plain))
+    plain = _terse(bare, path)
+    missing = 0 if size is None else size - (len(head) - (position - start) + len(plain) + 3)
     if missing > _WIDEST:
-        wide.items += [*bare.items, (_PADDING, "")]
-        wide.items[-1] = (_PADDING, " " * (missing - (len(emit(wide)) - len(plain))))
-        plain = emit(wide)
+        bare.items.append((_PADDING, " " * (missing - len(_terse(_PADDING, path)) - len(_terse("", path)))))
+        plain = _terse(bare, path)
     elif missing:
         plain = _widened(plain, missing, path)
-    return head[:start] + plain + head[position:]
+    return b"".join((head[:start], bytes((op.PROTO, 2)), plain, bytes((op.STOP,)), head[position:]))
+
+
+def _terse(value: Node, path: str) -> bytes:
+    """The opcodes of a plain value in as few bytes as there are: without a memo."""
+    if type(value) is Dict:
+        return b"".join((b"}(", *(_terse(part, path) for pair in value.items for part in pair), b"u"))
+    if isinstance(value, str):
+        return string_opcode(str(value), 2)
+    if isinstance(value, bool):
+        return bytes((op.NEWTRUE if value else op.NEWFALSE,))
+    if isinstance(value, int):
+        return int_opcode(value)
+    raise Unsupported("its third pickle is not as torch writes it", path=path, where=PARTS[2])
 
 
 def _widened(info: bytes, missing: int, path: str) -> bytes:
@@ -255,4 +268,4 @@ def _widened(info: bytes, missing: int, path: str) -> bytes:
     at = info.find(b"K", info.find(b"short") + 5)
     if b"short" not in info or at < 0:
         raise Unsupported("its third pickle is not as torch writes it", path=path, where=PARTS[2])
-    return info[:at] + b"\x8a" + bytes((missing, info[at + 1])) + bytes(missing - 1) + info[at + 2 :]
+    return info[:at] + bytes((op.LONG1, missing, info[at + 1])) + bytes(missing - 1) + info[at + 2 :]

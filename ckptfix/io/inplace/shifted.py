@@ -107,7 +107,7 @@ def _gap(file: File, change: Change, start: int) -> int:
     places = list(dict.fromkeys(_places(file, change, low, high, moved)))
     if len(places) > 1:
         places = [place for place in places if _like(file, change, place, start)] or places
-    if not places or not all(_same(file, change, places[0], place) for place in places[1:]):
+    if not places or not all(_same(file, change, start, (places[0], place)) for place in places[1:]):
         raise _changed(file, change, low)
     return places[0]
 
@@ -154,9 +154,9 @@ def _merged(spans: Iterator[tuple[int, int]] | list[tuple[int, int]], first: int
     return made
 
 
-def _same(file: File, change: Change, one: int, other: int) -> bool:
-    """Whether the file comes out the same, whichever of the two the gap is taken for."""
-    low, high = sorted((one, other))
+def _same(file: File, change: Change, start: int, places: tuple[int, int]) -> bool:
+    """Whether the data, from `start` on, comes out the same, whichever of the two the gap is taken for."""
+    low, high = max(min(places), start), max(places)
     if high - low > LOOK:
         return False
     return file.read(low, high - low) == file.read(low + change.shift, high - low)
