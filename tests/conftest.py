@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from forks import ALL_MODULES, Forks
 from hypothesis import HealthCheck, settings
+from real_disk import on_disk as on_disk
 
 ROOT = Path(__file__).parents[1]
 CORPUS = ROOT.parent / "shared" / "corpus"

@@ -22,6 +22,7 @@ from ckptfix.io.inplace.plan import change_of
 from ckptfix.io.inplace.record import Change, Record
 from ckptfix.io.source import forget, stamp
 from ckptfix.words import plural
+from ckptfix.zips.append import earlier
 
 _HASHED = re.compile(r"[0-9a-f]{32,}(\.\w+)?|(MD5|SHA)\w*-s\d+--\S+", re.IGNORECASE)
 """Names of files in stores that name them by their content: a hub's blobs, DVC, git-annex."""
@@ -124,9 +125,13 @@ def edits_of(checkpoint: Checkpoint) -> Iterator[Record]:
     yield from _appended(checkpoint)
 
 
-def _appended(checkpoint: Checkpoint) -> Iterator[Record]:
-    from ckptfix.zips.append import earlier
+def grown(checkpoint: Checkpoint) -> bool:
+    """Whether the file holds what edits in place have replaced."""
+    archive = archive_of(checkpoint)
+    return archive is not None and next(earlier(checkpoint.path, archive.directory), None) is not None
 
+
+def _appended(checkpoint: Checkpoint) -> Iterator[Record]:
     archive = archive_of(checkpoint)
     if archive is None:
         return
@@ -134,7 +139,7 @@ def _appended(checkpoint: Checkpoint) -> Iterator[Record]:
         message = f"{archive.directory.trailing:,} bytes follow the archive, which no edit in place wrote"
         raise DamagedFile(message, path=checkpoint.path, hint="nothing was done to it; cut them off first")
     size = checkpoint.size
-    for name, _, _ in earlier(checkpoint.path, archive.pickle):
+    for name, _, _ in earlier(checkpoint.path, archive.directory):
         change = Change(Path(target_of(checkpoint)).name, name.size, size, (), ())
         yield Record(f"{name.size:x}", "a new data.pkl and directory at its end", "", (change,))
         size = name.size

@@ -70,13 +70,16 @@ class _EarlierSource(Source):
         self._file.close()
 
 
-def earlier(path: str, record: Record) -> Iterator[tuple[Earlier, Directory, Record]]:
-    """What an archive was before edits at its end changed `record`, the latest first: each with that record then."""
-    seen = 0
-    while (found := _before(path, record)) is not None and seen < MOST_EDITS:
+def earlier(path: str, directory: Directory) -> Iterator[tuple[Earlier, Directory, Record]]:
+    """What an archive was before edits at its end, the latest first: each with the record that the next one changed."""
+    if directory.trailing or not directory.records:
+        return
+    record = max(directory.records, key=lambda record: record.header)
+    for _ in range(MOST_EDITS):
+        if not record.name.endswith("/data.pkl") or (found := _before(path, record)) is None:
+            return
         yield found
         record = found[2]
-        seen += 1
 
 
 def _before(path: str, record: Record) -> tuple[Earlier, Directory, Record] | None:

@@ -8,10 +8,9 @@ import mmap
 import os
 import random
 import signal
-import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -127,15 +126,6 @@ def write(path: Path, size: int = 1 << 18) -> Path:
 
 def name_of(kind: str) -> str:
     return f"{kind}.safetensors" if kind == "safetensors" else f"{kind}.pth"
-
-
-@pytest.fixture
-def on_disk() -> Iterator[Path]:
-    """A folder of a file system that puts blocks in front of a file; that of the tests is in memory."""
-    with tempfile.TemporaryDirectory(dir="/var/tmp" if Path("/var/tmp").is_dir() else None) as folder:
-        if not real_disk.insertable(folder):
-            pytest.skip("no file system here puts blocks in front of a file (FALLOC_FL_INSERT_RANGE)")
-        yield Path(folder).resolve()
 
 
 @pytest.mark.parametrize("kind", ["legacy", "safetensors"])
