@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ckptfix.checkpoint import ByteRange, Checkpoint, Data, Segment, TensorEntry, dtypes
+from ckptfix.checkpoint import ByteRange, Checkpoint, Data, Segment, TensorEntry, dtypes, joined
 from ckptfix.errors import Truncated, TruncatedPickle, Unsupported, WouldLoseData
 from ckptfix.findings import table
 from ckptfix.findings.row import Finding
 from ckptfix.formats.torch import common as torch_common
 from ckptfix.formats.torch.tensors import DEVICE_TENSOR, BadTensor
+from ckptfix.io.blocks import best_start, shift_for
 from ckptfix.io.source import Source, truncated_hint
-from ckptfix.pickles import Dict, Graph, parse
+from ckptfix.pickles import Dict, Graph, parse, splice
 from ckptfix.pickles.emit import emit
+from ckptfix.pickles.patch import Patch
 
 NAME = "legacy"
 
@@ -194,19 +197,53 @@ def untyped_refusal(path: str, what: str, where: str | None = None) -> WouldLose
     return WouldLoseData(f"{CANNOT_LOAD} {what}", path=path, where=where, hint=hint)
 
 
-def fresh(pickle: bytes, storages: Sequence[tuple[str, Data, int]]) -> list[Segment]:
+def fresh(pickle: bytes, storages: Sequence[tuple[str, Data, int]], dest: str) -> list[Segment]:
     """The segments of a legacy file as torch 2.13 lays it out.
 
     Args:
         pickle: the object, with legacy persistent ids.
         storages: (key, data, bytes of an element) in any order; they are written sorted by key, as torch does.
+        dest: the file. Where most of the data can lie in its blocks as it does where it comes from, it does.
     """
     sizes = Dict()
     sizes.items += [("short", 2), ("int", 4), ("long", 4)]
     info = Dict()
     info.items += [("protocol_version", PROTOCOL), ("little_endian", True), ("type_sizes", sizes)]
     ordered = sorted(storages, key=lambda storage: storage[0])
-    segments: list[Segment] = [emit(MAGIC), emit(PROTOCOL), emit(info), pickle, emit([key for key, _, _ in ordered])]
+    rest: list[Segment] = [emit([key for key, _, _ in ordered])]
     for _, data, itemsize in ordered:
-        segments += ((data.length // itemsize).to_bytes(8, "little"), data)
-    return segments
+        rest += ((data.length // itemsize).to_bytes(8, "little"), data)
+    head = emit(MAGIC) + emit(PROTOCOL) + emit(info)
+    unit = shift_for(dest)
+    start = best_start(joined(rest), unit, share=0.5)
+    if start is not None:
+        head = padded(head, start - len(pickle), unit)
+    return [head, pickle, *rest]
+
+
+_PADDING = b"X\x07\x00\x00\x00padding"
+_PADDED = re.compile(re.escape(_PADDING) + rb"X(....)( *)s\.\Z", re.DOTALL)
+_ITEM = len(_PADDING) + len(b"X....s")
+
+
+def padded(head: bytes, end: int, unit: int) -> bytes:
+    """The first three pickles, with spaces in the dict of the third so that they end at `end` modulo `unit`.
+
+    torch reads that dict, and uses nothing of it. A string that was put there before is replaced.
+    """
+    info, position = None, 0
+    for part in PARTS[:3]:
+        info = parse(head, start=position, where=part)
+        position = info.end
+    if info is None or type(info.root) is not Dict or position != len(head):
+        return head
+    stop = position - 1
+    old = _PADDED.search(head, info.start)
+    first = old.start() if old is not None and int.from_bytes(old[1], "little") == len(old[2]) else stop
+    fill = (end - len(head) + stop - first) % unit
+    if fill and fill < _ITEM:
+        fill += unit
+    count = fill - _ITEM
+    item = b"".join((_PADDING, b"X", count.to_bytes(4, "little"), b" " * count, b"s")) if fill else b""
+    made = head[: info.start] + splice(info, [Patch(first, stop, item)])
+    return made if (len(made) - end) % unit == 0 else head
