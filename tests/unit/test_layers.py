@@ -241,6 +241,7 @@ OPENS = {"open", "read_text", "read_bytes", "from_file"}
 OPENED = {
     "io/source.py": "the one place",
     "io/output.py": "creates the output",
+    "io/blocks.py": "tries on an unnamed file whether blocks can be shared",
     "io/durable.py": "creates the copy of what is replaced, and syncs folders",
     "io/inplace/disk.py": "opens what is edited in place, and creates its journal",
     "ops/repair/layers.py": "creates a file for what it unpacks",

@@ -37,6 +37,7 @@ from ckptfix.formats.torch.legacy_layout import (
     PROTOCOL,
     Layout,
     Places,
+    aligned,
     fresh,
     padded,
     read_pickles,
@@ -47,6 +48,7 @@ from ckptfix.formats.torch.legacy_layout import (
 )
 from ckptfix.formats.torch.legacy_layout import NAME as NAME
 from ckptfix.formats.torch.weights import plan_torch
+from ckptfix.io.blocks import LARGE, shift_for
 from ckptfix.io.source import open_source
 from ckptfix.pickles import Graph, splice
 from ckptfix.pickles.graph import pairs
@@ -123,11 +125,13 @@ def plan_edit(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan:
     if not changes:
         return Plan((OutputFile.of(dest, (ByteRange(path, 0, size),)),))
     refuse_truncated(checkpoint)
-    segments: tuple[Segment, ...] = (
-        ByteRange(path, 0, layout.object_start),
-        splice(parts.graph, changes),
-        ByteRange(path, layout.object_end, size - layout.object_end),
-    )
+    new = splice(parts.graph, changes)
+    rest = ByteRange(path, layout.object_end, size - layout.object_end)
+    head: Segment = ByteRange(path, 0, layout.object_start)
+    if rest.length >= LARGE:
+        with open_source(path) as reader:
+            head = aligned(reader.read(0, layout.object_start), rest.offset - len(new), shift_for(dest))
+    segments: tuple[Segment, ...] = (head, new, rest)
     return Plan((OutputFile.of(dest, segments),))
 
 
@@ -155,7 +159,7 @@ def plan_write(entries: Sequence[TensorEntry], dest: str, *, metadata: Mapping[s
         assert entry.storage is not None
         itemsizes.setdefault(entry.storage.identity, row.itemsize if row.storage_class else 1)
     sized = [(key, data, size) for (key, data, _), size in zip(storages, itemsizes.values(), strict=True)]
-    return Plan((OutputFile.of(dest, fresh(pickle, sized)),))
+    return Plan((OutputFile.of(dest, fresh(pickle, sized, dest)),))
 
 
 def remarks(checkpoint: Checkpoint) -> Iterator[Finding]:

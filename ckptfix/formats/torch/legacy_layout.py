@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ckptfix.checkpoint import ByteRange, Checkpoint, Data, Segment, TensorEntry, dtypes
+from ckptfix.checkpoint import ByteRange, Checkpoint, Data, Segment, TensorEntry, dtypes, joined
 from ckptfix.errors import Truncated, TruncatedPickle, Unsupported, WouldLoseData
 from ckptfix.findings import table
 from ckptfix.findings.row import Finding
 from ckptfix.formats.torch import common as torch_common
 from ckptfix.formats.torch.tensors import DEVICE_TENSOR, BadTensor
+from ckptfix.io.blocks import best_start, shift_for
 from ckptfix.io.source import Source, truncated_hint
 from ckptfix.pickles import Dict, Graph, parse
 from ckptfix.pickles import opcodes as op
@@ -197,22 +198,28 @@ def untyped_refusal(path: str, what: str, where: str | None = None) -> WouldLose
     return WouldLoseData(f"{CANNOT_LOAD} {what}", path=path, where=where, hint=hint)
 
 
-def fresh(pickle: bytes, storages: Sequence[tuple[str, Data, int]]) -> list[Segment]:
+def fresh(pickle: bytes, storages: Sequence[tuple[str, Data, int]], dest: str) -> list[Segment]:
     """The segments of a legacy file as torch 2.13 lays it out.
 
     Args:
         pickle: the object, with legacy persistent ids.
         storages: (key, data, bytes of an element) in any order; they are written sorted by key, as torch does.
+        dest: the file. Where most of the data can lie in its blocks as it does where it comes from, it does.
     """
     sizes = Dict()
     sizes.items += [("short", 2), ("int", 4), ("long", 4)]
     info = Dict()
     info.items += [("protocol_version", PROTOCOL), ("little_endian", True), ("type_sizes", sizes)]
     ordered = sorted(storages, key=lambda storage: storage[0])
-    segments: list[Segment] = [emit(MAGIC), emit(PROTOCOL), emit(info), pickle, emit([key for key, _, _ in ordered])]
+    rest: list[Segment] = [emit([key for key, _, _ in ordered])]
     for _, data, itemsize in ordered:
-        segments += ((data.length // itemsize).to_bytes(8, "little"), data)
-    return segments
+        rest += ((data.length // itemsize).to_bytes(8, "little"), data)
+    head = emit(MAGIC) + emit(PROTOCOL) + emit(info)
+    unit = shift_for(dest)
+    start = best_start(joined(rest), unit, share=0.5)
+    if start is not None:
+        head = aligned(head, start - len(pickle), unit)
+    return [head, pickle, *rest]
 
 
 _PADDING = "padding"
@@ -248,6 +255,15 @@ def padded(head: bytes, size: int | None, path: str) -> bytes:
     elif missing:
         plain = _widened(plain, missing, path)
     return b"".join((head[:start], bytes((op.PROTO, 2)), plain, bytes((op.STOP,)), head[position:]))
+
+
+def aligned(head: bytes, end: int, unit: int) -> bytes:
+    """The first three pickles, padded to end at `end` modulo `unit`; as they are where torch did not write them so."""
+    try:
+        bare = len(padded(head, None, ""))
+        return padded(head, bare + (end - bare) % unit, "")
+    except Unsupported:
+        return head
 
 
 def _terse(value: Node, path: str) -> bytes:

@@ -249,7 +249,7 @@ def _first(row: Any) -> tuple[Any, Any]:
 def legacy_plan(pickle: bytes, storages: Sequence[tuple[str, Data, int]], dest: str) -> Plan:
     """A legacy file of an object pickle and (key, data, number of elements) of each storage."""
     sized = [(key, data, max(data.length // max(count, 1), 1)) for key, data, count in storages]
-    return Plan((OutputFile.of(dest, legacy_layout.fresh(pickle, sized)),))
+    return Plan((OutputFile.of(dest, legacy_layout.fresh(pickle, sized, dest)),))
 
 
 def storage_keys(rewritten: Rewritten, path: str) -> list[str]:

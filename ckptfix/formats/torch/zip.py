@@ -41,6 +41,7 @@ from ckptfix.formats.torch.zip_layout import (
     refuse_damaged_pickle,
 )
 from ckptfix.formats.torch.zip_layout import NAME as NAME
+from ckptfix.io.blocks import shift_for
 from ckptfix.io.layers import MAX_RATIO
 from ckptfix.io.planned import PlannedFile
 from ckptfix.io.read import read_chunks
@@ -168,7 +169,8 @@ def plan_edit(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan:
     if changes:
         refuse_damaged_pickle(archive, path)
         with open_source(path) as reader:
-            segments = replace_record(reader, archive.directory, archive.pickle, splice(parts.graph, changes))
+            new = splice(parts.graph, changes)
+            segments = replace_record(reader, archive.directory, archive.pickle, new, shift_for(dest))
     return Plan((OutputFile.of(dest, segments),))
 
 
