@@ -96,13 +96,13 @@ def _note(side: Graph, part: str, graph: Graph) -> None:
         graph.misuses.append((refused[0], f"in the pickle of the {part}, {refused[1]}"))
 
 
-def read_object(path: str) -> tuple[Layout, Graph]:
-    """Where the parts are, and the parsed pickle of the object, and nothing made of them. Raises as `read`."""
+def read_stream(path: str) -> tuple[Layout, bytes]:
+    """Where the parts are, and the pickle of the object. Raises as `read`."""
     with open_source(path) as reader:
         *_, graph, key_graph = read_pickles(reader)
         keys = [str(key) for key in key_graph.root] if type(key_graph.root) is list else []
         storages = read_storages(reader, graph, keys, key_graph.end, [])
-    return Layout(graph.start, graph.end, storages), graph
+    return Layout(graph.start, graph.end, storages), graph.data[graph.start : graph.end]
 
 
 def plan_edit(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan:
@@ -184,5 +184,5 @@ FORMAT = Format(
     remarks=remarks,
     plan_state_dict=partial(plan_torch, legacy=True),
     recode=torch_recode.to_legacy,
-    read_object=read_object,
+    read_stream=read_stream,
 )

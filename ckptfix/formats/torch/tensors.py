@@ -71,7 +71,7 @@ def tensor_entry(node: Call, key: str, at: str, storage_of: StorageOf) -> Tensor
     row = calls.of(func)
     if is_of_class(node):
         return _of_class(func, node.arguments, key, at, storage_of)
-    args = node.state if row is None or row.kind is None else node.args
+    args = node.state if row is None or row.kind is None else node.peek()
     if type(args) is not tuple:
         raise BadTensor(f"{func.name} with arguments that are not a tuple")
     try:

@@ -105,9 +105,14 @@ def read(path: str) -> Checkpoint:
 
 def read_object(path: str) -> tuple[Archive, Graph]:
     """The container and the parsed pickle of a file, and nothing made of them. Raises as `read`."""
-    with open_source(path) as reader:
-        archive, pickle = _open(reader, read_directory(reader), [])
+    archive, pickle = read_stream(path)
     return archive, parse(pickle, path=path, where=archive.pickle.name)
+
+
+def read_stream(path: str) -> tuple[Archive, bytes]:
+    """The container of a file and its pickle, which is not parsed. Raises as `read`."""
+    with open_source(path) as reader:
+        return _open(reader, read_directory(reader), [])
 
 
 def _open(reader: Source, directory: Directory, findings: list[Finding]) -> tuple[Archive, bytes]:
@@ -242,5 +247,5 @@ FORMAT = Format(
     since=(1, 6),
     plan_state_dict=partial(plan_torch, legacy=False),
     recode=torch_recode.to_zip,
-    read_object=read_object,
+    read_stream=read_stream,
 )

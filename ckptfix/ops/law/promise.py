@@ -106,7 +106,7 @@ def everything(checkpoint: Checkpoint, reported: Iterable[str] = ()) -> Promise:
 def damaged(checkpoint: Checkpoint) -> tuple[Finding, ...]:
     """What the file does not hold as it describes it, which an edit of names would copy as it is."""
     parts = pickled(checkpoint)
-    if parts is not None and not parts.storages.all_there(parts.graph.persids):
+    if parts is not None and not parts.storages.all_there(parts.graph):
         # The findings that name the tensors are made with the entries, which an edit does without.
         _ = checkpoint.entries
     rows = [finding for finding in checkpoint.findings if finding.id in ("bad-tensor", "truncated")]
