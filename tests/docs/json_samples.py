@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from builders import Tensor, assemble, safetensors, state_dict_ops, torch_zip
 from cli.conftest import floats, state, wrapped
-from docs.samples import FILES, model, saved
+from docs.samples import files, model, saved
 
 
 class Net(torch.nn.Module):
@@ -69,7 +69,7 @@ def damaged() -> bytes:
 
 def make() -> Iterator[tuple[str, bytes]]:
     """(name, content) of the files."""
-    yield from FILES.items()
+    yield from files().items()
     for name, contents in {
         "rich.pth": rich, "module.pth": Net, "meta.pth": meta, "functions.pth": functions,
         "norm.pth": lambda: norm(False), "counted.pth": lambda: norm(True),
