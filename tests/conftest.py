@@ -9,11 +9,11 @@ import re
 import shutil
 import signal
 import tempfile
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from zlib import crc32
 
 import pytest
@@ -89,6 +89,14 @@ class RealFile:
     loads: bool
 
 
+Case = TypeVar("Case")
+
+
+def in_turn(cases: Sequence[Case], turn: int, parts: int) -> Sequence[Case]:
+    """Every case in a long run; else one of `parts` parts, so that as many turns that follow each other have all."""
+    return cases if LONG else cases[turn % parts :: parts]
+
+
 def corpus_files() -> list[RealFile]:
     """The files of the corpus; empty where it is absent."""
     manifest = CORPUS / "manifest.tsv"
@@ -130,6 +138,11 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     whole = WHOLE.search(collection_path.read_text(encoding="utf-8"))
     left_out = str(config.getoption("markexpr")).split(" and ")
     return True if whole and f"not {whole[1]}" in left_out else None
+
+
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """A long text is named by its beginning: names go from process to process, several times a test."""
+    return f"{val[:40]}..." if isinstance(val, str) and len(val) > 60 else None
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from builders import Op, assemble, push, state_dict_ops, tensor_ops, torch_zip
+from conftest import LONG
 from property.hostile import WEIGHT, WEIGHT_DATA
 
 pytestmark = pytest.mark.campaign
@@ -97,4 +98,5 @@ def test_every_command_and_loader_comes_back(tmp_path: Path) -> None:
         said = (error.stdout or b"").decode().split("\n")
         raise AssertionError(f"never came back: {said[-2]}") from None
     assert done.returncode == 0, (done.stdout[-200:], done.stderr)
-    assert done.stdout.endswith("done\n") and done.stdout.count("load_optimizer") == len(files)
+    assert done.stdout.endswith("done\n")
+    assert done.stdout.count("load_optimizer") == (len(files) if LONG else len(files) // 2)
