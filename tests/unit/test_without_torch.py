@@ -16,6 +16,8 @@ from forks import ALL_MODULES, Forks
 from ckptfix.errors import MissingExtra
 from ckptfix.extras import need_torch
 
+pytestmark = pytest.mark.xdist_group("without torch")  # they share an interpreter
+
 NO_TORCH = """
 import sys
 
