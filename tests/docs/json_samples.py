@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from builders import Tensor, assemble, safetensors, state_dict_ops, torch_zip, written
 from cli.conftest import floats, state, wrapped
-from docs.samples import FILES, model, saved
+from docs.samples import files, model, saved
 
 import ckptfix
 
@@ -84,7 +84,7 @@ def edited() -> Iterator[tuple[str, bytes]]:
 
 def make() -> Iterator[tuple[str, bytes]]:
     """(name, content) of the files."""
-    yield from FILES.items()
+    yield from files().items()
     for name, contents in {
         "rich.pth": rich, "module.pth": Net, "meta.pth": meta, "functions.pth": functions,
         "norm.pth": lambda: norm(False), "counted.pth": lambda: norm(True),

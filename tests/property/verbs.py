@@ -11,7 +11,7 @@ import io
 import os
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -115,7 +115,7 @@ def run_command(arguments: tuple[str, ...], name: str = "") -> Outcome:
     return Outcome(name or " ".join(arguments), code, out.getvalue(), err.getvalue(), failure)
 
 
-def run_commands(path: Path, names: tuple[str, ...] = tuple(COMMANDS)) -> Iterator[Outcome]:
+def run_commands(path: Path, names: Sequence[str] = tuple(COMMANDS)) -> Iterator[Outcome]:
     """What each command says about `path`; outputs are written beside it, and removed."""
     out, other = path.with_name("verbs-out"), path.with_name("verbs-other")
     if not other.exists():
@@ -173,7 +173,7 @@ LOADERS: dict[str, Callable[[Path], None]] = {
 }
 
 
-def run_loaders(path: Path, names: tuple[str, ...] = tuple(LOADERS)) -> Iterator[Outcome]:
+def run_loaders(path: Path, names: Sequence[str] = tuple(LOADERS)) -> Iterator[Outcome]:
     """What each loader says about `path`."""
     for name in names:
         said = failure = ""
