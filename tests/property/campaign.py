@@ -53,8 +53,10 @@ def limit() -> None:
     signal.setitimer(signal.ITIMER_REAL, 10 * HANG)
 
 
-def peak() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+def used() -> tuple[float, int]:
+    """(seconds of CPU, most bytes of memory) of this process until now."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024
 
 
 def new_sums(first: int) -> Sums:
@@ -75,7 +77,7 @@ def examine(number: int, place: Place, how_many: int, events: list[str], sums: S
     """Try one mutant, and note in `sums` what came of it."""
     kind, path = place.put(number)
     calls = calls_of(number, how_many)
-    before, memory = time.process_time(), peak()
+    before, memory = used()
     events.clear()
     limit()
 
@@ -86,7 +88,8 @@ def examine(number: int, place: Place, how_many: int, events: list[str], sums: S
     try:
         for outcome in trial(path, calls):
             done += 1
-            seconds, grown = time.process_time() - before, peak() - memory
+            now, most = used()
+            seconds, grown = now - before, most - memory
             ended = str(outcome.code) if outcome.code is not None else "refused" if outcome.stderr else "loaded"
             count(sums, family(kind), ended)
             if outcome.failure:
@@ -103,7 +106,8 @@ def examine(number: int, place: Place, how_many: int, events: list[str], sums: S
                 sums["compared"] += 1
                 if difference := changed(outcome, path):
                     fail(outcome.name, "silent", difference)
-            before, memory = time.process_time(), peak()
+                now, most = used()
+            before, memory = now, most
             limit()
     except Hung:
         count(sums, family(kind), "hung")
@@ -246,7 +250,7 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--calls", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=float("inf"))
-    parser.add_argument("--sums", type=Path, help="file that the sums are kept in; if it is there, the campaign goes on")
+    parser.add_argument("--sums", type=Path, help="file that keeps the sums; where it is there, the campaign goes on")
     options = parser.parse_args()
     import torch
 
@@ -261,7 +265,7 @@ def main() -> int:
             _, path = place.put(number)
             for outcome in trial(path, calls_of(number, 60)):
                 changed(outcome, path)
-        for number in range(7, 80, 8):
+        for number in range(7, 16 * len(MAKE), 16):
             place.put(number)
     attacks()
     gc.collect()

@@ -32,7 +32,7 @@ def _shards(folder: Path, kind: str) -> None:
 
 
 def _distributed(folder: Path) -> None:
-    from torch.distributed.checkpoint import save
+    from torch.distributed.checkpoint.state_dict_saver import save
 
     torch.manual_seed(0)
     state = {"model": {"module.w": torch.randn(2, 3), "module.b": torch.randn(3)}, "epoch": 3, "names": ["a"]}

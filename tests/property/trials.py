@@ -1,6 +1,6 @@
 """One mutant by one command or loader, in this process: what `property.campaign` does a million times.
 
-Mutant n is always the same: of eight mutants one is of a folder, one of a hostile file (where
+Mutant n is always the same: of sixteen mutants one is of a folder, two of a hostile file (where
 ``../shared/attacks`` is there), the others of good files. Commands and loaders come in turn, and every kind of mutant
 meets all of them.
 """
@@ -50,8 +50,8 @@ class Place:
 
     def put(self, number: int) -> tuple[str, Path]:
         """(kind of mutant, path)."""
-        if number % 8 == 7:
-            kind = list(MAKE)[(number // 8) % len(MAKE)]
+        if number % 16 == 7:
+            kind = list(MAKE)[(number // 16) % len(MAKE)]
             return kind, self._folder(kind, folder_mutant(kind, number)[1])
         hostile = number % 8 == 3 and attacks()
         name, data = attack(number, attacks()) if hostile else mutant(number)
@@ -78,7 +78,7 @@ def trial(path: Path, calls: Iterable[str]) -> Iterator[Outcome]:
 
 
 def changed(outcome: Outcome, path: Path) -> str | None:
-    """How what torch loads of the output differs from what it loads of the input; None where there is nothing to say."""
+    """How what torch loads of the output differs from what it loads of the input, or None."""
     import torch
 
     out = path.with_name("verbs-out")
