@@ -21,6 +21,7 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
@@ -155,9 +156,12 @@ def fork(numbers: range, how_many: int) -> tuple[int, int, mmap.mmap]:
         return worker, reading, reached
     os.close(reading)
     code = 1
-    with suppress(BaseException):
+    try:
         work(numbers, how_many, reached, writing)
         code = 0
+    except BaseException:
+        with suppress(OSError):
+            os.write(writing, traceback.format_exc()[-2000:].encode())
     os._exit(code)
 
 
@@ -195,7 +199,7 @@ def run(sums: Sums, end: int, workers: int, how_many: int, seconds: float, keep:
             number = int.from_bytes(reached[:8], "little")
             sums["failures"].append({
                 "number": number, "kind": "?", "verb": ", ".join(calls_of(number, how_many)), "what": "died",
-                "text": f"status {status:#x}",
+                "text": f"status {status:#x} {text}",
             })  # fmt: skip
             again += [part for part in (range(chunk[0], number), range(number + 1, chunk[-1] + 1)) if part]
         if not again:

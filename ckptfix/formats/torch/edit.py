@@ -8,14 +8,14 @@ a DTensor) are reported as fixed.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ckptfix.checkpoint import Edit, Put, Rename, SetLocation
 from ckptfix.errors import Unsupported
 from ckptfix.formats.torch import calls
-from ckptfix.formats.torch.object import TorchObject
+from ckptfix.formats.torch.object import Site, TorchObject
 from ckptfix.formats.torch.put import shape_patches
 from ckptfix.pickles import Call, Dict, Global, Graph, Patch, Set, Text
 from ckptfix.pickles import opcodes as op
@@ -109,9 +109,12 @@ def patches(found: TorchObject, edits: Sequence[Edit]) -> list[Patch]:
     """
     strings: list[tuple[Text, str]] = []
     others: list[Patch] = []
+    sites: dict[tuple[str, str], list[Site]] = {}
+    for site in found.sites:
+        sites.setdefault((site.at, site.kind), []).append(site)
     for edit in edits:
         if isinstance(edit, Rename):
-            strings += _renamed(found, edit)
+            strings += _renamed(sites.get((edit.at, edit.kind), ()), edit)
         elif isinstance(edit, SetLocation):
             moved, extra = _moved(found.graph, edit.moves)
             strings += moved
@@ -123,15 +126,9 @@ def patches(found: TorchObject, edits: Sequence[Edit]) -> list[Patch]:
     return string_patches(found.graph, strings) + others
 
 
-def _renamed(found: TorchObject, edit: Rename) -> list[tuple[Text, str]]:
+def _renamed(sites: Iterable[Site], edit: Rename) -> list[tuple[Text, str]]:
     names = edit.names
-    return [
-        (use, names[use])
-        for site in found.sites
-        if site.at == edit.at and site.kind == edit.kind
-        for use in site.uses
-        if use in names
-    ]
+    return [(use, names[use]) for site in sites for use in site.uses if use in names]
 
 
 def _moved(graph: Graph, moves: Mapping[str, str]) -> tuple[list[tuple[Text, str]], list[Patch]]:
