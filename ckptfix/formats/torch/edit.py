@@ -8,14 +8,14 @@ a DTensor) are reported as fixed.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ckptfix.checkpoint import Edit, Put, Rename, SetLocation
 from ckptfix.errors import Unsupported
 from ckptfix.formats.torch import calls
-from ckptfix.formats.torch.object import TorchObject
+from ckptfix.formats.torch.object import Site, TorchObject
 from ckptfix.formats.torch.put import shape_patches
 from ckptfix.pickles import Call, Dict, Global, Graph, Patch, Set, Text
 from ckptfix.pickles import opcodes as op
@@ -113,19 +113,26 @@ def _note_call(call: Call, found: Devices) -> None:
         found.fixed.append(f"a DeviceMesh of {', '.join(names) or 'some device'}")
 
 
+Sites = dict[tuple[str, str], list[Site]]
+"""Address and kind of a place that holds names -> the places."""
+
+
 def patches(found: TorchObject, edits: Sequence[Edit]) -> list[Patch]:
     """The patches that carry out `edits`.
 
     Raises:
         Unsupported: an edit that a torch pickle does not take, or a place that cannot be edited.
     """
-    if found.graph.phrases is not None and not _stay_folded(found, edits, found.graph.phrases):
+    sites: Sites = {}
+    for site in found.sites:
+        sites.setdefault((site.at, site.kind), []).append(site)
+    if found.graph.phrases is not None and not _stay_folded(found, sites, edits, found.graph.phrases):
         found.graph.unfold()
     strings: list[tuple[Text, str]] = []
     others: list[Patch] = []
     for edit in edits:
         if isinstance(edit, Rename):
-            strings += _renamed(found, edit)
+            strings += _renamed(sites.get((edit.at, edit.kind), ()), edit)
         elif isinstance(edit, SetLocation):
             moved, extra = _moved(found.graph, edit.moves)
             strings += moved
@@ -137,13 +144,13 @@ def patches(found: TorchObject, edits: Sequence[Edit]) -> list[Patch]:
     return string_patches(found.graph, strings) + others
 
 
-def _stay_folded(found: TorchObject, edits: Sequence[Edit], phrases: Folded) -> bool:
+def _stay_folded(found: TorchObject, sites: Sites, edits: Sequence[Edit], phrases: Folded) -> bool:
     """Whether folded calls need no patch: what they fetch stays, or it is their location and moves where it stands."""
     moves: dict[str, str] = {}
     touched: set[int] = set()
     for edit in edits:
         if isinstance(edit, Rename):
-            touched.update(id(use) for use, _ in _renamed(found, edit))
+            touched.update(id(use) for use, _ in _renamed(sites.get((edit.at, edit.kind), ()), edit))
         elif isinstance(edit, SetLocation) and not moves:
             moves = dict(edit.moves)
         else:
@@ -153,15 +160,9 @@ def _stay_folded(found: TorchObject, edits: Sequence[Edit], phrases: Folded) -> 
     return touched & phrases.fetched() == follow
 
 
-def _renamed(found: TorchObject, edit: Rename) -> list[tuple[Text, str]]:
+def _renamed(sites: Iterable[Site], edit: Rename) -> list[tuple[Text, str]]:
     names = edit.names
-    return [
-        (use, names[use])
-        for site in found.sites
-        if site.at == edit.at and site.kind == edit.kind
-        for use in site.uses
-        if use in names
-    ]
+    return [(use, names[use]) for site in sites for use in site.uses if use in names]
 
 
 def _moved(graph: Graph, moves: Mapping[str, str]) -> tuple[list[tuple[Text, str]], list[Patch]]:
