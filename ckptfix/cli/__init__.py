@@ -190,8 +190,8 @@ def _version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
 def commands() -> None:
     """Fix PyTorch checkpoints without loading them: names, devices, container.
 
-    The input is never changed. Exit codes: 0 done, same or clean; 1 differences or findings; 2 trouble or wrong
-    usage; 3 done with losses, each named; 128+n a signal.
+    The input is never changed, unless --in-place is given. Exit codes: 0 done, same or clean; 1 differences or
+    findings; 2 trouble or wrong usage; 3 done with losses, each named; 128+n a signal.
 
     `ckptfix FILE` says what a file is, and what is wrong with it.
 

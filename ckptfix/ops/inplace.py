@@ -20,7 +20,7 @@ from ckptfix.io.inplace import edit
 from ckptfix.io.inplace.disk import DISK, Opened, insertable
 from ckptfix.io.inplace.plan import change_of
 from ckptfix.io.inplace.record import Change, Record
-from ckptfix.io.source import forget, stamp
+from ckptfix.io.source import forget, is_local, stamp
 from ckptfix.words import plural
 from ckptfix.zips.append import earlier
 
@@ -120,8 +120,8 @@ def line_of(changes: tuple[Change, ...], *, dry_run: bool) -> str:
 
 def edits_of(checkpoint: Checkpoint) -> Iterator[Record]:
     """The edits in place that can be taken back, the latest first."""
-    target = target_of(checkpoint)
-    yield from reversed(edit.past(target))
+    if is_local(checkpoint.path):
+        yield from reversed(edit.past(target_of(checkpoint)))
     yield from _appended(checkpoint)
 
 
