@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ckptfix.checkpoint import ByteRange, Data, Derived, Segment
@@ -264,24 +264,24 @@ def patched_directory(
     struct.pack_into("<3L", raw, record.position + 16, crc32, size, size)
     struct.pack_into("<H", raw, record.position + 10, 0)
     put = struct.Struct("<L").pack_into
-    wide = []
+    wide: dict[int, int] = {}
     if raw[record.position + 42 : record.position + 46] == b"\xff\xff\xff\xff":
         # Its zip64 field has the old sizes in front of the offset, and the row no longer refers to them.
-        wide.append((record.position, record.header))
+        wide[record.position] = record.header
     for position, header in offsets.items():
         stated = raw[position + 42 : position + 46]
         if header < MAX32 and stated != b"\xff\xff\xff\xff":
             put(raw, position + 42, header)
         else:
-            wide.append((position, header))
+            wide[position] = header
     return _widened(bytes(raw), wide) if wide else bytes(raw)
 
 
-def _widened(raw: bytes, rows: list[tuple[int, int]]) -> bytes:
+def _widened(raw: bytes, rows: Mapping[int, int]) -> bytes:
     """`raw` with 64-bit header offsets in the directory rows at these positions."""
     pieces: list[bytes] = []
     done = 0
-    for position, header in sorted(rows):
+    for position, header in sorted(rows.items()):
         fields = list(CENTRAL.unpack_from(raw, position))
         stored, size, name_length, extra_length = fields[8], fields[9], fields[10], fields[11]
         first = position + CENTRAL.size

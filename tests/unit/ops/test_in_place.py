@@ -17,6 +17,7 @@ import safetensors.torch
 import torch
 from builders import Op, Tensor, assemble, state_dict_ops, torch_zip
 from compare import assert_same
+from torch.serialization import skip_data
 
 import ckptfix
 from ckptfix.errors import CkptfixError, Refused, Unsupported
@@ -294,3 +295,22 @@ def test_another_file_under_the_name_is_not_touched(tmp_path: Path) -> None:
     with pytest.raises(CkptfixError, match="it changed since"):
         ckptfix.undo(path)
     assert path.read_bytes() == before
+
+
+def test_a_zip_of_many_gigabytes(on_disk: Path) -> None:
+    """Its new records lie beyond four gigabytes, and need the wide fields of zip64."""
+    path = on_disk / "large.pth"
+    with skip_data():
+        torch.save({f"module.{number}.weight": torch.empty(300, 1 << 20) for number in range(5)}, path)
+    before, records = path.stat().st_size, len(zipfile.ZipFile(path).namelist())
+    assert before > 1 << 32
+    for prefix in ("a", "b", "c"):
+        ckptfix.rename(path, subs=[(r"^\w+\.", f"{prefix}.")], in_place=True)
+        assert ckptfix.open_checkpoint(path).entries[4].name == f"{prefix}.4.weight"
+        with zipfile.ZipFile(path) as archive:
+            assert len(archive.infolist()) == records
+    assert list(torch.load(path, weights_only=True, mmap=True))[0] == "c.0.weight"  # noqa: RUF015
+    for _ in range(3):
+        ckptfix.undo(path)
+    assert path.stat().st_size == before
+    assert ckptfix.open_checkpoint(path).entries[0].name == "module.0.weight"
