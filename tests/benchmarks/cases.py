@@ -179,6 +179,31 @@ def _sharing(bench: Bench, kind: str) -> Case:
     )
 
 
+def _in_place(bench: Bench, job: str, source: Path, verb: str, *options: str) -> Case:
+    """An edit in place and its undo, against two looks at the same header."""
+    script = Path(sys.executable).with_name("ckptfix")
+    there = f"'{script}' {verb} -i '{source}' {' '.join(options)}"
+    look = f"'{script}' inspect '{source}'"
+    return Case(
+        job,
+        Contender("ckptfix", ("sh", "-c", f"{there} && '{script}' undo '{source}'")),
+        (
+            (Contender("inspect, twice", ("sh", "-c", f"{look} && {look}")), Target("ratio", 1.6)),
+            (bench.copied(source), Target("faster", 2)),
+        ),
+        memory=64 * MB,
+    )
+
+
+def in_place(bench: Bench) -> Case:
+    return _in_place(bench, "strip-module -i, undo", bench.input("place.pth"), "strip-module")
+
+
+def in_place_blocks(bench: Bench) -> Case:
+    source = bench.input("place.safetensors")
+    return _in_place(bench, "blocks put in, undo", source, "add-module", "--prefix", "longer" * 20)
+
+
 def strip_xfs(bench: Bench) -> Case:
     return _sharing(bench, "xfs")
 
@@ -374,6 +399,8 @@ def inspect_ranks(bench: Bench) -> Case:
 
 CASES: dict[str, Callable[[Bench], Case]] = {
     "strip-module": strip_module,
+    "in-place": in_place,
+    "in-place-blocks": in_place_blocks,
     "strip-xfs": strip_xfs,
     "strip-btrfs": strip_btrfs,
     "to-cpu": to_cpu,

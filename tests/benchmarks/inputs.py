@@ -77,6 +77,10 @@ def copy(path: Path, scale: float) -> None:
     shutil.copyfile(path.with_name("big.pth"), path)
 
 
+def copy_plain(path: Path, scale: float) -> None:
+    shutil.copyfile(path.with_name("plain.safetensors"), path)
+
+
 def plain(path: Path, scale: float) -> None:
     """The big one, clean keys, as safetensors."""
     import torch
@@ -205,7 +209,9 @@ INPUTS: dict[str, tuple[Builder, tuple[str, ...]]] = {
     "names.json": (names, ()),
     "small.pth": (small, ()),
     "copy.pth": (copy, ("big.pth",)),
+    "place.pth": (copy, ("big.pth",)),
     "plain.safetensors": (plain, ("big.pth",)),
+    "place.safetensors": (copy_plain, ("plain.safetensors",)),
     "shards": (shards, ("big.pth",)),
     "zero3": (zero3, ("big.pth",)),
     "tuned.safetensors": (tuned, ("plain.safetensors",)),
