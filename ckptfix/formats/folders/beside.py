@@ -15,6 +15,7 @@ from ckptfix.findings.table import found
 from ckptfix.formats.folders.inside import file_inside
 from ckptfix.io.output import TEMP_SUFFIX
 from ckptfix.io.source import stamp
+from ckptfix.io.unfinished import JOURNAL, UNDO
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,9 @@ class Beside:
         return tuple(found("left-behind", f"is not copied along: {why}", where=name) for name, why in self.left)
 
 
+_OURS = (TEMP_SUFFIX, JOURNAL, UNDO)
+"""How names end of what this program keeps in a folder, for the files that are there."""
+
 MOST = 2000
 """Files and folders beside those of a checkpoint."""
 
@@ -67,7 +71,7 @@ def beside(folder: str, own: Collection[str]) -> Beside:
             raise Refused(f"more than {MOST:,} other files beside those of the checkpoint", path=folder, hint=hint)
         for row in rows:
             path = os.path.abspath(row.path)  # noqa: PTH100
-            if path in mine or path in around or row.name.endswith(TEMP_SUFFIX):
+            if path in mine or path in around or row.name.endswith(_OURS):
                 continue
             if row.is_dir():
                 left.append((row.name, "it is a folder"))

@@ -226,6 +226,8 @@ def test_a_folder_of_shards(tmp_path: Path, by_index: bool) -> None:
     assert not [finding for finding in ckptfix.doctor(folder).findings if finding.severity == "error"]
     assert set(contents(folder)) == {*before, ".ckptfix-undo"}
     assert len(past(str(folder.resolve()))) == 1
+    ckptfix.add_module(folder, tmp_path / "copy")
+    assert set(contents(tmp_path / "copy")) == set(before)
     assert ckptfix.undo(source).undone
     assert contents(folder) == before
 
