@@ -59,6 +59,7 @@ def files(folder: Path) -> list[Path]:
     return sorted(folder.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", MESHES)
 def test_every_part_goes_to_its_place(mesh: str, tmp_path: Path) -> None:
     wanted = saved(tmp_path / "in", mesh, steps=torch.tensor(7))
