@@ -19,6 +19,7 @@ from zlib import crc32
 import pytest
 from forks import ALL_MODULES, OUR_MODULES, Forks
 from hypothesis import HealthCheck, settings
+from real_disk import on_disk as on_disk
 
 ROOT = Path(__file__).parents[1]
 CORPUS = ROOT.parent / "shared" / "corpus"

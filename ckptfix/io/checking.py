@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from bisect import bisect_right
 from collections.abc import Iterable
-from threading import BoundedSemaphore, Event
+from threading import BoundedSemaphore
 from typing import TYPE_CHECKING
 
 from ckptfix.checkpoint import ByteRange, Check, Plan
@@ -16,6 +16,7 @@ from ckptfix.io.copy import by_kernel
 from ckptfix.io.read import CHECKSUM, read_from
 from ckptfix.io.source import sums_of, threads
 from ckptfix.io.sums import PORTION, Joined, crc32_on
+from ckptfix.io.threads import Flag
 
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
@@ -34,7 +35,7 @@ class Checking:
     """
 
     def __init__(self, plan: Plan) -> None:
-        self._stopped = Event()
+        self._stopped = Flag()
         self._pool: ThreadPoolExecutor | None = None
         self._running: list[Future[None]] = []
         self._wanted: dict[str, tuple[list[int], list[int]]] = {}
@@ -143,7 +144,7 @@ def _summed(plan: Plan) -> tuple[_Ranges, _Ranges]:
     return summed, read
 
 
-def run(checks: Iterable[Check], stopped: Event | None = None, joined: Joined | None = None) -> None:
+def run(checks: Iterable[Check], stopped: Flag | None = None, joined: Joined | None = None) -> None:
     """Compare bytes with their checksums, until `stopped`.
 
     Args:

@@ -149,7 +149,7 @@ class Output:
                 syncing.wrote(fd, count)
                 advance(count)
 
-            sink = Sink(fd, wrote, saw)
+            sink = Sink(fd, wrote, saw, advance)
             for segment in self.file.segments:
                 if isinstance(segment, bytes):
                     sink.add(segment)

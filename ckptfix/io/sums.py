@@ -11,14 +11,14 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from itertools import islice
-from threading import Event, Lock
+from threading import Lock
 from typing import TYPE_CHECKING
 
 from ckptfix.checkpoint import ByteRange, Data, Derived, Segment
 from ckptfix.checkpoint.places import pieces_of
 from ckptfix.io.read import CHECKSUM, read_chunks, read_from
 from ckptfix.io.source import sums_of
-from ckptfix.io.threads import Part, Workers, tasks
+from ckptfix.io.threads import Flag, Part, Workers, tasks
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -94,7 +94,7 @@ def crc32_of_pieces(pieces: Iterable[Segment]) -> int:
     return crc
 
 
-def crc32_on(data: Data, crc: int = 0, stopped: Event | None = None) -> int:
+def crc32_on(data: Data, crc: int = 0, stopped: Flag | None = None) -> int:
     """The checksum of what has the checksum `crc` and `data` behind it, which is read. Raises as `read_chunks`."""
     for chunk in read_chunks(data, CRC_CHUNK):
         if stopped is not None and stopped.is_set():
@@ -109,7 +109,7 @@ class Joined:
     def __init__(self) -> None:
         self._starts: dict[str, list[int]] = {}
 
-    def crc32(self, where: ByteRange, stopped: Event | None = None) -> int:
+    def crc32(self, where: ByteRange, stopped: Flag | None = None) -> int:
         """The checksum of a range; what was not summed of it is read. Raises as `read_chunks`."""
         known = sums_of(where.path)
         starts = self._starts.get(where.path)

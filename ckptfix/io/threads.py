@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
@@ -58,11 +57,30 @@ def tasks(ranges: Iterable[Data]) -> list[list[Part]]:
     return made
 
 
+class Flag:
+    """Set by one thread, looked at by others.
+
+    It takes no lock, as `threading.Event` does: where memory runs out as that lock is given back, it stays taken, and
+    a second try to set the event waits for ever.
+    """
+
+    def __init__(self) -> None:
+        self._is_set = False
+
+    def set(self) -> None:
+        """Once set, it stays so."""
+        self._is_set = True
+
+    def is_set(self) -> bool:
+        """Whether it was set."""
+        return self._is_set
+
+
 class Workers:
     """Runs tasks on threads, a few ahead of the one whose result is taken; an error or interrupt stops all."""
 
     def __init__(self) -> None:
-        self.stopped = threading.Event()
+        self.stopped = Flag()
         self._pool: ThreadPoolExecutor | None = None
 
     def begun(self, call: Callable[[Task], Result], tasks: Iterable[Task]) -> Generator[Future[Result]]:

@@ -30,6 +30,7 @@ from ckptfix.errors import (
     WriteFailed,
     file_name,
 )
+from ckptfix.io.blocks import shareable
 from ckptfix.io.checking import Checking
 from ckptfix.io.durable import COMPLETE, TRIES, Kept, Undisturbed, persist, sync_folder
 from ckptfix.io.output import Output, Syncing
@@ -41,15 +42,20 @@ from ckptfix.io.written import record
 
 
 def _check_space(outputs: Iterable[Output]) -> None:
+    """Refuse what its file systems have no room for; blocks that are shared with a source need none."""
     needed: dict[int, int] = {}
+    beside: dict[int, list[Output]] = {}
     for output in outputs:
         folder = os.path.dirname(output.dest)
         with named(folder):
             device = os.stat(folder).st_dev
         needed[device] = needed.get(device, 0) + output.file.nbytes
+        beside.setdefault(device, []).append(output)
         free = free_space(folder)
         if free is not None and needed[device] > free:
-            raise write_failed(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), output.file.path, needed[device])
+            needed[device] -= sum(shareable(one.file, os.path.dirname(one.dest)) for one in beside.pop(device))
+            if needed[device] > free:
+                raise write_failed(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), output.file.path, needed[device])
 
 
 def _sync_folders(outputs: Iterable[Output]) -> None:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ckptfix.errors import Unsupported, WriteFailed
-from ckptfix.io.copy import PAGE
+from ckptfix.io.blocks import PAGE
 from ckptfix.io.source import Source
 from ckptfix.zips.local import local_header, local_sizes
 from ckptfix.zips.read import CENTRAL, LOCAL, MAX32, Record, zip64_fields

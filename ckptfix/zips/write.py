@@ -14,7 +14,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ckptfix.checkpoint import ByteRange, Data, Derived, Segment
+from ckptfix.checkpoint.places import pieces_of
 from ckptfix.errors import BadDirectory
+from ckptfix.io.blocks import LARGE, PAGE
 from ckptfix.io.read import CHECKSUM
 from ckptfix.io.source import Source
 from ckptfix.io.sums import Checksums
@@ -34,10 +36,6 @@ from ckptfix.zips.read import (
 )
 
 ALIGNMENT = 64
-PAGE = 4096
-LARGE = 1 << 20
-"""From so many bytes on, what moves does so by whole pages: the kernel copies those twice as fast."""
-
 FLAGS = 0x0808
 FB = 0x4246
 
@@ -55,20 +53,36 @@ class NewRecord:
         return len(self.data) if isinstance(self.data, bytes) else self.data.length
 
 
-def padding(cursor: int, fixed: int) -> bytes:
-    """The ``FB`` extra field after `fixed` bytes of local header at `cursor` that aligns what follows."""
+def padding(cursor: int, fixed: int, like: int | None = None) -> bytes:
+    """The ``FB`` extra field after `fixed` bytes of local header at `cursor` that aligns what follows.
+
+    Args:
+        like: a multiple of 64 that what follows is to be congruent to, modulo a page.
+    """
     start = cursor + fixed + 4
-    fill = -start % ALIGNMENT
+    fill = -start % ALIGNMENT if like is None else (like - start) % PAGE
     return b"FB" + fill.to_bytes(2, "little") + b"Z" * fill
+
+
+def _like(data: bytes | Data) -> int | None:
+    """Where large data lies in its file, if aligned: a record that lies alike in its pages can share them."""
+    first = next(iter(pieces_of(data)), b"")
+    if isinstance(first, ByteRange) and first.length >= LARGE and first.offset % ALIGNMENT == 0:
+        return first.offset
+    return None
 
 
 def fresh_archive(records: Sequence[NewRecord]) -> list[Segment]:
     """The segments of a new archive with these records, in order."""
-    return fresh_archives([records])[0]
+    return fresh_archives([records], alone=True)[0]
 
 
-def fresh_archives(archives: Sequence[Sequence[NewRecord]]) -> list[list[Segment]]:
-    """The same of several archives, which will be written in this order: what is to be summed is summed as one."""
+def fresh_archives(archives: Sequence[Sequence[NewRecord]], *, alone: bool = False) -> list[list[Segment]]:
+    """The same of several archives, which will be written in this order: what is to be summed is summed as one.
+
+    Args:
+        alone: each is a file, in which large records lie in their pages as they do where they come from.
+    """
     unknown = [
         record.data
         for records in archives
@@ -77,10 +91,10 @@ def fresh_archives(archives: Sequence[Sequence[NewRecord]]) -> list[list[Segment
     ]
     sums = Checksums(unknown)
     numbers = iter(range(len(unknown)))
-    return [_archive(records, sums, numbers) for records in archives]
+    return [_archive(records, sums, numbers, alone) for records in archives]
 
 
-def _archive(records: Sequence[NewRecord], sums: Checksums, numbers: Iterator[int]) -> list[Segment]:
+def _archive(records: Sequence[NewRecord], sums: Checksums, numbers: Iterator[int], alone: bool) -> list[Segment]:
     """The segments of an archive; the next of `numbers` is that of its first record without a checksum."""
     segments: list[Segment] = []
     rows: list[Callable[[], bytes]] = []
@@ -91,7 +105,8 @@ def _archive(records: Sequence[NewRecord], sums: Checksums, numbers: Iterator[in
         name = record.name.encode("utf-8", "surrogateescape")
         large = record.size >= MAX32 or cursor >= MAX32
         zip64 = _local_zip64(record.size, cursor) if large else b""
-        extra = zip64 + padding(cursor, LOCAL.size + len(name) + len(zip64))
+        like = _like(record.data) if alone else None
+        extra = zip64 + padding(cursor, LOCAL.size + len(name) + len(zip64), like)
         # An empty record has no descriptor: its zeros in the header are right.
         flags = FLAGS if record.size else FLAGS & ~DESCRIPTOR_FOLLOWS
         descriptor = _descriptor_maker(record.size, large)
@@ -168,12 +183,15 @@ def end_records(count: int, size: int, offset: int, comment: bytes = b"") -> byt
     )
 
 
-def replace_record(reader: Source, directory: Directory, record: Record, new: bytes) -> list[Segment]:
+def replace_record(
+    reader: Source, directory: Directory, record: Record, new: bytes, unit: int = PAGE
+) -> list[Segment]:
     """The archive with the data of `record` replaced by `new`; everything else keeps its bytes.
 
-    What follows moves by a multiple of 64 bytes (of 4096 if it is large), so that every tensor is as
-    aligned as it was and one range copies them all: the record after the replaced one gets a local header
-    whose padding takes up the difference. Only the directory's offsets change for the others.
+    What follows moves by a multiple of 64 bytes (of `unit` if it is large, or of a page where its header has no room
+    for that), so that every tensor is as aligned as it was and one range copies them all: the record after the
+    replaced one gets a local header whose padding takes up the difference. Only the directory's offsets change for
+    the others.
 
     Raises:
         BadDirectory: a local header that disagrees with the directory.
@@ -181,7 +199,7 @@ def replace_record(reader: Source, directory: Directory, record: Record, new: by
     path = directory.path
     local = read_local(reader, record)
     crc32 = zlib.crc32(new)
-    head, tail = _rewritten_header(reader, local, record.flags, crc32, len(new))
+    head, tail = rewritten_header(reader, local, record.flags, crc32, len(new))
     following = min(
         (other for other in directory.records if other.header > record.header),
         key=lambda other: other.header,
@@ -195,18 +213,18 @@ def replace_record(reader: Source, directory: Directory, record: Record, new: by
         behind = read_local(reader, following)
         rest = directory.offset - behind.data
         old = reader.read(behind.header, behind.data - behind.header)
-        header = _repadded(old, local_extra(reader, behind), cursor, behind.data, PAGE if rest >= LARGE else ALIGNMENT)
+        header = repadded(old, local_extra(reader, behind), cursor, behind.data, unit if rest >= LARGE else ALIGNMENT)
         segments += (header, ByteRange(path, behind.data, rest))
         shift = cursor + len(header) - behind.data
     offsets = {other.position: other.header + shift for other in directory.records if other.header > record.header}
     if following is not None:
         offsets[following.position] = cursor
-    raw = _patched_directory(directory, record, offsets, crc32, len(new))
+    raw = patched_directory(directory, record, offsets, crc32, len(new))
     segments += (raw, end_records(len(directory.records), len(raw), directory.offset + shift, directory.comment))
     return segments
 
 
-def _rewritten_header(reader: Source, local: Local, flags: int, crc32: int, size: int) -> tuple[bytes, bytes]:
+def rewritten_header(reader: Source, local: Local, flags: int, crc32: int, size: int) -> tuple[bytes, bytes]:
     """The local header and data descriptor of a record that is now stored with `size` bytes."""
     head = bytearray(reader.read(local.header, local.data - local.header))
     wide = any(kind == 1 for kind, _ in extra_fields(local_extra(reader, local)))
@@ -221,7 +239,7 @@ def _rewritten_header(reader: Source, local: Local, flags: int, crc32: int, size
     return bytes(head), b""
 
 
-def _repadded(raw: bytes, extra: bytes, cursor: int, data: int, unit: int) -> bytes:
+def repadded(raw: bytes, extra: bytes, cursor: int, data: int, unit: int) -> bytes:
     """The local header `raw` at `cursor`, padded so that its data moves by a multiple of `unit` from `data`."""
     kept = b"".join(
         struct.pack("<2H", kind, len(payload)) + payload
@@ -231,12 +249,14 @@ def _repadded(raw: bytes, extra: bytes, cursor: int, data: int, unit: int) -> by
     fixed = raw[: len(raw) - len(extra)]
     start = cursor + len(fixed) + len(kept) + 4
     fill = (data - start) % unit
+    if len(kept) + 4 + fill > MAX16:
+        fill = (data - start) % PAGE
     header = bytearray(fixed)
     struct.pack_into("<H", header, 28, len(kept) + 4 + fill)
     return bytes(header) + kept + b"FB" + fill.to_bytes(2, "little") + b"Z" * fill
 
 
-def _patched_directory(
+def patched_directory(
     directory: Directory, record: Record, offsets: dict[int, int], crc32: int, size: int
 ) -> bytes:
     """The directory with new offsets, and new sizes for the replaced `record`."""

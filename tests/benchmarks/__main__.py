@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
-from cases import CASES, MB, Bench, Case, Target, checker
-from measure import Run, Spread, peak, race, ratios, walls
+from cases import CASES, MB, MOUNTED, Bench, Case, Target, checker
+from measure import Failed, Run, Spread, peak, race, ratios, walls
 from packages import ROOT
 
 COLUMNS = ("job", "ckptfix", "MB", "against", "its time", "its MB", "ckptfix takes", "target", "")
@@ -98,7 +98,11 @@ def main() -> int:
     print(f"{machine()}; medians of {rounds} rounds\n")
     print(markdown(COLUMNS), markdown(("---",) * len(COLUMNS)), sep="\n", flush=True)
     for name in chosen.only or CASES:
-        case = CASES[name](bench)
+        try:
+            case = CASES[name](bench)
+        except Failed as error:
+            left_out[name] = str(error)
+            continue
         say(case.job)
         runs, failed = race(case.contenders, rounds, bench.output("log.txt"), check=checker(case), progress=say)
         left_out |= {f"{case.job}: {who}": why for who, why in (case.skipped | failed).items()}
@@ -111,4 +115,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with MOUNTED:
+        status = main()
+    sys.exit(status)

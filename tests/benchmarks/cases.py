@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -12,6 +13,9 @@ from typing import Literal
 import inputs
 import packages
 from measure import Contender, Failed, quietly
+
+MOUNTED = ExitStack()
+"""The file systems that are mounted; closed at the end."""
 
 HERE = Path(__file__).resolve().parent
 MB = 1_000_000
@@ -84,6 +88,18 @@ class Bench:
     def output(self, name: str) -> Path:
         return self.folder / f"output-{name}"
 
+    def disk(self, kind: str, size: int) -> Path:
+        """An empty file system of `kind` (see disks.py), mounted until this process ends. Raises Failed."""
+        sys.path.insert(0, str(HERE.parent))
+        from disks import Unavailable, mounted
+
+        home = self.folder / f"disk-{kind}"
+        home.mkdir(exist_ok=True)
+        try:
+            return MOUNTED.enter_context(mounted(kind, home, size))
+        except Unavailable as error:
+            raise Failed(str(error)) from None
+
     def ckptfix(self, *arguments: str | Path, output: Path | None = None, status: int = 0) -> Contender:
         """The console script beside this interpreter; it syncs what it writes by itself."""
         script = Path(sys.executable).with_name("ckptfix")
@@ -139,6 +155,36 @@ def _beside_torch(bench: Bench, verb: str, function: str, check: str) -> Case:
 
 def strip_module(bench: Bench) -> Case:
     return _beside_torch(bench, "strip-module", "torch_strip", "stripped")
+
+
+def _sharing(bench: Bench, kind: str) -> Case:
+    """An edit on a file system that shares blocks, in an image: beside a copy of the blocks' list alone.
+
+    Raises:
+        Failed: no such file system can be mounted here.
+    """
+    big = bench.input("big.pth")
+    place = bench.disk(kind, 4 * big.stat().st_size + (1 << 30))
+    source, ours, theirs = place / "big.pth", place / "ours.pth", place / "cp.pth"
+    if not source.exists():
+        quietly(["cp", big, source])
+        quietly(["sync", source])
+    rival = Contender("cp --reflink + sync", ("cp", "--reflink=always", str(source), str(theirs)), theirs, sync=True)
+    return Case(
+        f"strip-module, {kind}",
+        bench.ckptfix("strip-module", source, ours, output=ours),
+        ((rival, Target("seconds", 0.5)),),
+        memory=64 * MB,
+        check=("stripped_sharing", source),
+    )
+
+
+def strip_xfs(bench: Bench) -> Case:
+    return _sharing(bench, "xfs")
+
+
+def strip_btrfs(bench: Bench) -> Case:
+    return _sharing(bench, "btrfs")
 
 
 def to_cpu(bench: Bench) -> Case:
@@ -328,6 +374,8 @@ def inspect_ranks(bench: Bench) -> Case:
 
 CASES: dict[str, Callable[[Bench], Case]] = {
     "strip-module": strip_module,
+    "strip-xfs": strip_xfs,
+    "strip-btrfs": strip_btrfs,
     "to-cpu": to_cpu,
     "many-tensors": many_tensors,
     "match": match,

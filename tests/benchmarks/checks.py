@@ -45,6 +45,16 @@ def stripped(source: str, output: str) -> None:
     same(source, output, lambda key: key.removeprefix("module."))
 
 
+def stripped_sharing(source: str, output: str) -> None:
+    """As `stripped`, and less than a hundredth of its blocks is its own."""
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    from disks import own
+
+    path = Path(output)
+    assert own(path) < 0.01 * path.stat().st_size, f"{own(path):,} bytes of it are not shared"
+    stripped(source, output)
+
+
 def on_cpu(source: str, output: str) -> None:
     """No storage is tagged with a GPU any more."""
     import zipfile
@@ -84,6 +94,7 @@ def of_ranks(source: str, output: str) -> None:
 CHECKS: dict[str, Callable[[str, str], None]] = {
     "same": same,
     "stripped": stripped,
+    "stripped_sharing": stripped_sharing,
     "on_cpu": on_cpu,
     "optimizer": optimizer,
     "of_ranks": of_ranks,

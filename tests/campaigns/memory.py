@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import resource
 import signal
@@ -33,9 +34,12 @@ def nth_request(folder: Path, name: str, first: int, how_many: int) -> tuple[str
     scenario = SCENARIOS[name]
     prepare(folder, scenario)
     planned = plan(folder, scenario)
+    stacks = folder.with_suffix(".stacks")
     child = os.fork()
     if not child:
         code = 70
+        file = stacks.open("w")
+        faulthandler.enable(file)
         try:
             _testcapi.set_nomemory(first, first + how_many)
             try:
@@ -54,9 +58,9 @@ def nth_request(folder: Path, name: str, first: int, how_many: int) -> tuple[str
     deadline = time.monotonic() + SECONDS
     while not (ended := os.waitpid(child, os.WNOHANG))[0]:
         if time.monotonic() > deadline:
-            os.kill(child, signal.SIGKILL)
+            os.kill(child, signal.SIGABRT)
             os.waitpid(child, 0)
-            return "hangs", "hangs"
+            return "hangs", "hangs in\n" + stacks.read_text()
         time.sleep(0.001)
     code = os.waitstatus_to_exitcode(ended[1])
     word = {0: "written", 130: "MemoryError", 131: "SystemError", 2: "an error of ours"}.get(code, f"exit {code}")

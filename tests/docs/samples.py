@@ -148,6 +148,7 @@ def files() -> dict[str, bytes]:
         "pickled.pth": whole_model(),
         "gpu3.pth": wrapped("", "cuda:3"),
         "ddp.pth": wrapped(),
+        "place.pth": wrapped(),
         "multi_gpu.pth": wrapped(),
         "cuda.pth": wrapped(""),
         "compiled.pth": wrapped("module._orig_mod."),

@@ -11,8 +11,8 @@ import pytest
 from builders import push, state_dict_ops, torch_zip
 from conftest import LONG, ROOT, in_turn
 from property import impossible
-from property.campaign import outcomes
 from property.hostile import WEIGHT, WEIGHT_DATA, one_pickle
+from property.trials import Place, calls_of, changed, trial
 from property.verbs import COMMANDS, LOADERS, Outcome, run_command, run_commands, run_loaders
 
 ATTACKS = ROOT.parent / "shared" / "attacks"
@@ -97,8 +97,11 @@ SLICE = range(500)
 
 @pytest.mark.campaign
 def test_a_slice_of_the_mutants(tmp_path: Path) -> None:
-    """Each mutant by two commands and a loader, as the campaign does it."""
-    found = []
+    """Each mutant by three commands or loaders, as the campaign does it."""
+    found, place = [], Place(tmp_path)
     for number in SLICE:
-        found += failures(outcomes(number, tmp_path / "in.pth", 2), f"mutant {number}")
+        kind, path = place.put(number)
+        for outcome in trial(path, calls_of(number, 3)):
+            found += failures([outcome], f"mutant {number} of {kind}")
+            found += [f"mutant {number}: {outcome.name}: {text}" for text in [changed(outcome, path)] if text]
     assert not found, "\n".join(found[:5])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import shutil
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -125,6 +126,8 @@ def run_commands(path: Path, names: Sequence[str] = tuple(COMMANDS)) -> Iterator
         try:
             yield run_command(tuple(places.get(part, part) for part in COMMANDS[name]), name)
         finally:
+            if out.is_dir():
+                shutil.rmtree(out)
             out.unlink(missing_ok=True)
 
 

@@ -37,10 +37,10 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 """The rooms of the house from the bottom up: a room imports from layers below its own, or as `BESIDE` says."""
 
 OPS: tuple[tuple[str, ...], ...] = (
-    ("averages", "candidates", "inside", "law", "naming", "taken"),
-    ("choose",),
+    ("averages", "candidates", "inplace", "inside", "law", "naming", "taken"),
+    ("choose", "drafts"),
     ("pieces", "writing"),
-    ("convert", "inspect", "relocate", "rename", "sanitize", "slim", "target"),
+    ("convert", "inspect", "relocate", "rename", "sanitize", "slim", "target", "undo"),
     ("diff", "extract", "match", "repair"),
     ("doctor",),
     ("fix", "listing"),
@@ -247,7 +247,9 @@ OPENS = {"open", "read_text", "read_bytes", "from_file"}
 OPENED = {
     "io/source.py": "the one place",
     "io/output.py": "creates the output",
+    "io/blocks.py": "tries on an unnamed file whether blocks can be shared",
     "io/durable.py": "creates the copy of what is replaced, and syncs folders",
+    "io/inplace/disk.py": "opens what is edited in place, and creates its journal",
     "ops/repair/layers.py": "creates a file for what it unpacks",
     "ops/target/targets.py": "a JSON of names and shapes: text",
     "cli/rename.py": "rules: text",

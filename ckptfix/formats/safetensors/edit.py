@@ -70,7 +70,7 @@ def plan_edit(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan:
     if text == header.text and not puts:
         return Plan((OutputFile.of(dest, (ByteRange(header.path, 0, header.size),)),))
     body = text[header.start : len(text) - (len(header.text) - header.end)]
-    segments: list[Segment] = [framed(body)]
+    segments: list[Segment] = []
     at = 0
     new = [(row.begin, row.stop, row_major(puts[row.key])) for row in header.rows if row.key in puts]
     changes = [*((start, end, b"") for start, end in cuts), *(change for change in new if change[2].length)]
@@ -80,7 +80,7 @@ def plan_edit(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan:
             segments.append(ByteRange(header.path, header.data_start + at, stop - at))
         segments.append(data)
         at = end
-    return Plan((OutputFile.of(dest, segments),))
+    return Plan((OutputFile.of(dest, framed(body, segments, dest)),))
 
 
 def _fit(header: Header, puts: Mapping[str, TensorEntry]) -> bool:

@@ -44,8 +44,8 @@ def plan_packed(checkpoint: Checkpoint, dest: str) -> tuple[Plan, int]:
         sizes = ",".join(map(str, row.shape))
         offsets = f"[{begin},{begin + row.stop - row.begin}]"
         items.append(f'{quoted(row.key)}:{{"dtype":{quoted(row.code)},"shape":[{sizes}],"data_offsets":{offsets}}}')
-    new = framed("{" + ",".join(items) + "}")
-    return Plan((OutputFile.of(dest, (new, *segments)),)), unused
+    whole = framed("{" + ",".join(items) + "}", segments, dest)
+    return Plan((OutputFile.of(dest, whole),)), unused
 
 
 def _moved(place: int, starts: list[int], moved: dict[int, int]) -> int:

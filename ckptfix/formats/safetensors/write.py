@@ -8,13 +8,27 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
-from ckptfix.checkpoint import ByteRange, Data, Derived, OutputFile, Plan, Segment, TensorEntry, dtypes
+from ckptfix.checkpoint import (
+    ByteRange,
+    Checkpoint,
+    Data,
+    Derived,
+    OutputFile,
+    Plan,
+    Segment,
+    TensorEntry,
+    dtypes,
+    joined,
+)
 from ckptfix.errors import KeyConflict, Unsupported, WouldLoseData
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
+from ckptfix.formats.in_place import head_of, room_for, unchanged
 from ckptfix.formats.safetensors.header import ALIGNMENT, MAX_HEADER, METADATA
+from ckptfix.io.blocks import best_start, shift_for
 from ckptfix.io.derived import gathered
 from ckptfix.io.read import cut, read_chunks
 
@@ -70,8 +84,8 @@ def plan_write(entries: Sequence[TensorEntry], dest: str, *, metadata: Mapping[s
         begin, end = places[name]
         sizes = ",".join(map(str, shape))
         items.append(f'{quoted(name)}:{{"dtype":"{code}","shape":[{sizes}],"data_offsets":[{begin},{end}]}}')
-    header = framed("{" + ",".join(items) + "}")
-    return Plan((OutputFile.of(dest, (header, *segments)),), tuple(_unreadable(described)))
+    whole = framed("{" + ",".join(items) + "}", segments, dest)
+    return Plan((OutputFile.of(dest, whole),), tuple(_unreadable(described)))
 
 
 def stated_of(entry: TensorEntry) -> tuple[str, tuple[int, ...]] | None:
@@ -120,18 +134,37 @@ def _part(data: Derived, offset: int, length: int) -> Derived:
     return Derived(length, lambda: cut(read_chunks(data), offset, length), data.what, data.sources)
 
 
-def framed(text: str) -> bytes:
-    """A header of this JSON with its length before it, padded so that the data that follows is aligned.
+def framed(text: str, data: Iterable[Segment] = (), dest: str = "") -> list[Segment]:
+    """A header of this JSON with its length before it and `data` behind it, aligned by padding.
+
+    Where much of the data can lie in the blocks of the new file `dest` as it does in its own files, it does.
 
     Raises:
         Unsupported: readers would not take a header so long.
     """
     raw = text.encode()
-    padding = b" " * (-len(raw) % ALIGNMENT)
-    length = len(raw) + len(padding)
+    behind = tuple(joined(data))
+    unit = shift_for(dest) if behind else ALIGNMENT
+    start = best_start(behind, unit, ALIGNMENT)
+    length = len(raw) + ((start - 8 - len(raw)) % unit if start is not None else 0)
+    if start is None or length > MAX_HEADER:
+        length = len(raw) + -len(raw) % ALIGNMENT
     if length > MAX_HEADER:
         raise Unsupported(f"a safetensors header of {length:,} bytes; readers take at most {MAX_HEADER:,}")
-    return b"".join((length.to_bytes(8, "little"), raw, padding))
+    return [b"".join((length.to_bytes(8, "little"), raw, b" " * (length - len(raw)))), *behind]
+
+
+def in_place(checkpoint: Checkpoint, plan: Plan, block: Callable[[], int]) -> Plan:
+    """`Format.in_place`: the header padded to where the data stands, or as little further as the blocks allow."""
+    (file,) = plan.files
+    if unchanged(file):
+        return plan
+    head, data = head_of(file, checkpoint.size)
+    room = room_for(8 + len(head[8:].rstrip(b" ")), data.offset, block, file.path)
+    text = head[8:].rstrip(b" ").ljust(room - 8)
+    if len(text) > MAX_HEADER:
+        raise Unsupported(f"a safetensors header of {len(text):,} bytes; readers take at most {MAX_HEADER:,}")
+    return replace(plan, files=(OutputFile.of(file.path, (len(text).to_bytes(8, "little") + text, data)),))
 
 
 def metadata_text(pairs: Iterable[tuple[str, str]]) -> str:

@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ckptfix.checkpoint import ByteRange, Checkpoint, Data, Segment, TensorEntry, dtypes
+from ckptfix.checkpoint import ByteRange, Checkpoint, Data, Segment, TensorEntry, dtypes, joined
 from ckptfix.errors import Truncated, TruncatedPickle, Unsupported, WouldLoseData
 from ckptfix.findings import table
 from ckptfix.findings.row import Finding
 from ckptfix.formats.torch import common as torch_common
 from ckptfix.formats.torch.tensors import DEVICE_TENSOR, BadTensor
+from ckptfix.io.blocks import best_start, shift_for
 from ckptfix.io.source import Source, truncated_hint
 from ckptfix.pickles import Dict, Graph, parse
+from ckptfix.pickles import opcodes as op
 from ckptfix.pickles.emit import emit
+from ckptfix.pickles.graph import Node
+from ckptfix.pickles.patch import int_opcode, string_opcode
 
 NAME = "legacy"
 
@@ -194,19 +198,90 @@ def untyped_refusal(path: str, what: str, where: str | None = None) -> WouldLose
     return WouldLoseData(f"{CANNOT_LOAD} {what}", path=path, where=where, hint=hint)
 
 
-def fresh(pickle: bytes, storages: Sequence[tuple[str, Data, int]]) -> list[Segment]:
+def fresh(pickle: bytes, storages: Sequence[tuple[str, Data, int]], dest: str) -> list[Segment]:
     """The segments of a legacy file as torch 2.13 lays it out.
 
     Args:
         pickle: the object, with legacy persistent ids.
         storages: (key, data, bytes of an element) in any order; they are written sorted by key, as torch does.
+        dest: the file. Where most of the data can lie in its blocks as it does where it comes from, it does.
     """
     sizes = Dict()
     sizes.items += [("short", 2), ("int", 4), ("long", 4)]
     info = Dict()
     info.items += [("protocol_version", PROTOCOL), ("little_endian", True), ("type_sizes", sizes)]
     ordered = sorted(storages, key=lambda storage: storage[0])
-    segments: list[Segment] = [emit(MAGIC), emit(PROTOCOL), emit(info), pickle, emit([key for key, _, _ in ordered])]
+    rest: list[Segment] = [emit([key for key, _, _ in ordered])]
     for _, data, itemsize in ordered:
-        segments += ((data.length // itemsize).to_bytes(8, "little"), data)
-    return segments
+        rest += ((data.length // itemsize).to_bytes(8, "little"), data)
+    head = emit(MAGIC) + emit(PROTOCOL) + emit(info)
+    unit = shift_for(dest)
+    start = best_start(joined(rest), unit, share=0.5)
+    if start is not None:
+        head = aligned(head, start - len(pickle), unit)
+    return [head, pickle, *rest]
+
+
+_PADDING = "padding"
+"""A key of sys_info, a dict that torch reads and of which it looks at no key but two."""
+
+_WIDEST = 64
+"""Bytes that a number may take more than it needs; a string takes more than 20 by itself."""
+
+
+def padded(head: bytes, size: int | None, path: str) -> bytes:
+    """`head`, which begins with the first three pickles, with the third one padded so that there are `size` bytes.
+
+    Args:
+        size: None for none; otherwise at least what that gives.
+
+    Raises:
+        Unsupported: the third pickle is not as torch writes it.
+    """
+    position = 0
+    for part in PARTS[:3]:
+        graph = parse(head, start=position, path=path, where=part)
+        start, position = position, graph.end
+    info = graph.root
+    if type(info) is not Dict:
+        raise Unsupported("its third pickle is not a dict", path=path, where=PARTS[2], offset=start)
+    bare = Dict()
+    bare.items += [(key, value) for key, value in info.items if key != _PADDING]
+    plain = _terse(bare, path)
+    missing = 0 if size is None else size - (len(head) - (position - start) + len(plain) + 3)
+    if missing > _WIDEST:
+        bare.items.append((_PADDING, " " * (missing - len(_terse(_PADDING, path)) - len(_terse("", path)))))
+        plain = _terse(bare, path)
+    elif missing:
+        plain = _widened(plain, missing, path)
+    return b"".join((head[:start], bytes((op.PROTO, 2)), plain, bytes((op.STOP,)), head[position:]))
+
+
+def aligned(head: bytes, end: int, unit: int) -> bytes:
+    """The first three pickles, padded to end at `end` modulo `unit`; as they are where torch did not write them so."""
+    try:
+        bare = len(padded(head, None, ""))
+        return padded(head, bare + (end - bare) % unit, "")
+    except Unsupported:
+        return head
+
+
+def _terse(value: Node, path: str) -> bytes:
+    """The opcodes of a plain value in as few bytes as there are: without a memo."""
+    if type(value) is Dict:
+        return b"".join((b"}(", *(_terse(part, path) for pair in value.items for part in pair), b"u"))
+    if isinstance(value, str):
+        return string_opcode(str(value), 2)
+    if isinstance(value, bool):
+        return bytes((op.NEWTRUE if value else op.NEWFALSE,))
+    if isinstance(value, int):
+        return int_opcode(value)
+    raise Unsupported("its third pickle is not as torch writes it", path=path, where=PARTS[2])
+
+
+def _widened(info: bytes, missing: int, path: str) -> bytes:
+    """The pickle with its first small number written with zeros before it."""
+    at = info.find(b"K", info.find(b"short") + 5)
+    if b"short" not in info or at < 0:
+        raise Unsupported("its third pickle is not as torch writes it", path=path, where=PARTS[2])
+    return info[:at] + bytes((op.LONG1, missing, info[at + 1])) + bytes(missing - 1) + info[at + 2 :]

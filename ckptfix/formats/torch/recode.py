@@ -56,7 +56,7 @@ def to_legacy(checkpoint: Checkpoint, dest: str) -> Plan:
         out.storages.setdefault(key, (data, crc32, itemsize))
     pickle = splice(parts.graph, out.patches.values())
     storages = [(key, data, itemsize) for key, (data, _, itemsize) in out.storages.items()]
-    return Plan((OutputFile.of(dest, legacy_layout.fresh(pickle, storages)),), tuple(out.findings))
+    return Plan((OutputFile.of(dest, legacy_layout.fresh(pickle, storages, dest)),), tuple(out.findings))
 
 
 def to_zip(checkpoint: Checkpoint, dest: str) -> Plan:

@@ -104,7 +104,7 @@ def plan_torch(weights: Weights, dest: str, *, legacy: bool) -> Plan:
         weights = _little(weights)
     made = torch_emit.fresh(weights.entries, legacy=True, versions=weights.versions, calls=weights.calls)
     sized = [(key, data, made.itemsizes[key]) for key, data, _ in made.storages]
-    return Plan((OutputFile.of(dest, legacy_layout.fresh(made.pickle, sized)),))
+    return Plan((OutputFile.of(dest, legacy_layout.fresh(made.pickle, sized, dest)),))
 
 
 def _little(weights: Weights) -> Weights:

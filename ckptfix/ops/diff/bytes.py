@@ -6,13 +6,12 @@ differs are elements decoded. What was equal before is then read again, on one s
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ckptfix.checkpoint import ByteRange
 from ckptfix.io.source import Readers
-from ckptfix.io.threads import Workers
+from ckptfix.io.threads import Flag, Workers
 from ckptfix.ops.diff.elements import Comparison
 from ckptfix.ops.diff.sources import CHUNK, Content, source
 from ckptfix.ops.diff.sums import Sums, ValueDiff
@@ -117,7 +116,7 @@ def compare(jobs: Sequence[Job], readers: Readers, progress: Callable[[int], Non
         job.result = job.sums.result(job.elements)
 
 
-def _compare(piece: Piece, readers: Readers, stopped: threading.Event) -> Found:
+def _compare(piece: Piece, readers: Readers, stopped: Flag) -> Found:
     """The sums from the first chunk of `piece` that differs, if any does; and the ranges that are equal."""
     job, comparison = piece.job, piece.job.comparison
     a, b = source(job.a, readers), source(job.b, readers)
@@ -153,7 +152,7 @@ def _equal_parts(jobs: Iterable[Job]) -> Iterator[tuple[Job, list[Range]]]:
             yield job, job.equal
 
 
-def _norms(part: tuple[Job, list[Range]], readers: Readers, stopped: threading.Event) -> tuple[Job, Sums]:
+def _norms(part: tuple[Job, list[Range]], readers: Readers, stopped: Flag) -> tuple[Job, Sums]:
     job, ranges = part
     a, size = source(job.a, readers), job.comparison.a.itemsize
     step = CHUNK // size

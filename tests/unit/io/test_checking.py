@@ -11,7 +11,7 @@ import pytest
 
 from ckptfix.checkpoint import ByteRange, Check, OutputFile, Plan, Segment
 from ckptfix.errors import DamagedFile
-from ckptfix.io.copy import PAGE, SMALL
+from ckptfix.io.blocks import PAGE, SMALL
 from ckptfix.io.read import read_chunks
 from ckptfix.io.sums import Checksums
 from ckptfix.io.write import write_plan

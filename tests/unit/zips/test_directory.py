@@ -119,7 +119,7 @@ def test_records_beyond_four_gigabytes(tmp_path: Path) -> None:
         directory = read_directory(reader)
         assert [record.size for record in directory.records] == [6, 5 << 30, 5, 2]
         assert archive.read("a/data/1") == b"after"
-        edited = OutputFile.of("edited", replace_record(reader, directory, directory.records[0], b"x" * 999))
+        edited = OutputFile.of("edited", replace_record(reader, directory, directory.records[0], b"x" * 9999))
     assert edited.nbytes > plan.nbytes
     large = next(segment for segment in edited.segments if isinstance(segment, ByteRange))
     assert large.length > 5 << 30
@@ -135,7 +135,7 @@ def test_records_beyond_four_gigabytes(tmp_path: Path) -> None:
                 file.seek(start + segment.length - 900)
                 file.write(tail)
     with zipfile.ZipFile(shifted) as archive:
-        assert archive.read("a/data.pkl") == b"x" * 999
+        assert archive.read("a/data.pkl") == b"x" * 9999
         assert archive.read("a/data/1") == b"after"
 
 

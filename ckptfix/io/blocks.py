@@ -1,0 +1,133 @@
+"""Blocks that two files share on the disk, and the layout that lets them.
+
+XFS, btrfs and other file systems share blocks between files at no cost where a range begins and ends with a block in
+both (ioctl FICLONERANGE). A planned file lies alike in its blocks when what moves does so by whole blocks: then only
+the ends of a range are copied. The kernel also copies such ranges faster where nothing can be shared.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections import Counter
+from collections.abc import Iterable
+
+from ckptfix.checkpoint import ByteRange, OutputFile, Segment, segment_length
+from ckptfix.io.source import open_source
+
+try:
+    import fcntl
+except ImportError:  # a system without it has no such call
+    fcntl = None  # type: ignore[assignment]
+
+PAGE = 4096
+"""Bytes of a page. Where source and destination lie differently in theirs, the kernel copies each page in two parts:
+on ext4 that takes a third longer than reading and writing (0.71 s a GiB against 0.52 s, synced)."""
+
+SMALL = 128 << 10
+"""Ranges below this are read and batched: a call to the kernel costs about as much as copying so many bytes."""
+
+LARGE = 1 << 20
+"""Bytes from which on what moves does so by whole blocks."""
+
+MOST = 1 << 17
+"""Bytes of the largest block that is believed (ZFS); others state what they like to transfer."""
+
+CLONE_CHUNK = 256 << 20
+"""Bytes that one call shares. It takes below 0.1 ms, or as long as the disk where the source is not on it yet."""
+
+_FICLONERANGE = 0x4020940D
+"""``linux/fs.h``; some processors have another number, and are answered by ENOTTY."""
+
+
+def whole_blocks(where: ByteRange, position: int, block: int) -> ByteRange | None:
+    """The part of a range that fills whole blocks of its file, and of an output that has it at `position`."""
+    if (where.offset - position) % block:
+        return None
+    head = -where.offset % block
+    length = (where.length - head) // block * block
+    return ByteRange(where.path, where.offset + head, length) if length >= SMALL else None
+
+
+def share(out_fd: int, position: int, in_fd: int, offset: int, count: int) -> bool:
+    """Whether `count` bytes at `position` of one file now are those at `offset` of another, by sharing their blocks.
+
+    What fails, for whatever reason, is to be copied: the copy tells what the reason means.
+    """
+    if fcntl is None:
+        return False
+    request = getattr(fcntl, "FICLONERANGE", _FICLONERANGE)
+    while True:
+        try:
+            fcntl.ioctl(out_fd, request, struct.pack("=qQQQ", in_fd, offset, count, position))
+        except InterruptedError:
+            continue
+        except OSError:
+            return False
+        return True
+
+
+def block_of(place: str | int) -> int:
+    """Bytes of a block of the file system that a folder, or an open file, is on."""
+    try:
+        size = os.statvfs(place).f_frsize
+    except (OSError, AttributeError):
+        return PAGE
+    return size if 512 <= size <= MOST and not size & (size - 1) else PAGE
+
+
+def shift_for(dest: str) -> int:
+    """Bytes by multiples of which data moves in the new file `dest`: whole blocks of its file system, and pages."""
+    return max(PAGE, block_of(os.path.dirname(os.path.realpath(dest))))
+
+
+def best_start(segments: Iterable[Segment], unit: int, alignment: int = 1, share: float = 0.0) -> int | None:
+    """Where `segments` are to begin, modulo `unit`, for most of their bytes to lie as in their own files.
+
+    Args:
+        segments: as `checkpoint.joined` gives them.
+        alignment: of the start.
+        share: of all the bytes, from which on it is worth it.
+
+    Returns:
+        None where less than `LARGE` bytes could lie so.
+    """
+    alike: Counter[int] = Counter()
+    position = 0
+    for segment in segments:
+        if isinstance(segment, ByteRange) and segment.length >= SMALL:
+            alike[(segment.offset - position) % unit] += segment.length
+        position += segment_length(segment)
+    nbytes, start = max(((count, -start) for start, count in alike.items() if start % alignment == 0), default=(0, 0))
+    return -start if nbytes >= max(LARGE, share * position) else None
+
+
+def shareable(output: OutputFile, folder: str) -> int:
+    """Bytes of a file in `folder` that it would share with its sources; one block of each source is tried."""
+    block = block_of(folder)
+    position = found = 0
+    works: dict[str, bool] = {}
+    for segment in output.segments:
+        part = whole_blocks(segment, position, block) if isinstance(segment, ByteRange) else None
+        if part is not None:
+            if part.path not in works:
+                works[part.path] = _works(part, folder, block)
+            found += part.length if works[part.path] else 0
+        position += segment_length(segment)
+    return found
+
+
+def _works(part: ByteRange, folder: str, block: int) -> bool:
+    if not hasattr(os, "O_TMPFILE"):
+        return False
+    with open_source(part.path) as source:
+        if source.fd is None:
+            return False
+        try:
+            fd = os.open(folder, os.O_TMPFILE | os.O_WRONLY, 0o600)
+        except OSError:
+            return False
+        try:
+            return share(fd, 0, source.fd, part.offset, block)
+        finally:
+            os.close(fd)
