@@ -20,13 +20,13 @@ help: ## Show this list
 demo: $(READY) ## Train small wrapped models, break and fix their checkpoints, compare
 	$(BIN)/python -m ckptfix.trainer.demo
 
-quick: $(READY) ## Run the tests that show a mistake soonest; about a minute on two cores
+quick: $(READY) ## Run the tests that show a mistake soonest; under a minute on two cores
 	$(PYTEST) -m "not campaign and not slow" $(ARGS)
 
-test: $(READY) ## Run the tests; some five minutes
+test: $(READY) ## Run the tests; under five minutes
 	$(PYTEST) -m "not campaign" $(ARGS)
 
-test-all: $(READY) ## Run the tests and a slice of every campaign; under fifteen minutes
+test-all: $(READY) ## Run the tests and a slice of every campaign; some ten minutes
 	$(PYTEST) $(ARGS)
 
 lint: $(READY) ## Check style and types

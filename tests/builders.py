@@ -16,6 +16,7 @@ import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -209,7 +210,7 @@ class Record:
     align: int = 64
     gap: bytes = b""
 
-    @property
+    @cached_property
     def stored(self) -> bytes:
         if self.method != 8:
             return self.data

@@ -40,7 +40,7 @@ for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
     if signal.getsignal(number) == signal.SIG_IGN:
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
-QUICK_CASES = 16
+QUICK_CASES = 12
 """So many cases of a test are quick, drawn from all of them; the others are slow."""
 QUICK_EXAMPLES = 10
 """So many examples hypothesis makes where the slow tests are left out."""

@@ -48,6 +48,7 @@ def run(cli: Cli, fixes: list[list[str]]) -> Path:
 NAMES = ("train.pth", "a b'c.pth", "-x.pth", "train.pth.tar", "train.ckpt", "odd\n\x1b[2Jname.pth", "{a}.pth", "train")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
 @pytest.mark.parametrize("name", NAMES)
 def test_the_commands_together_leave_a_clean_file(

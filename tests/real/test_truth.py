@@ -145,6 +145,7 @@ def on_a_tensor(value: dict[str, Any]) -> None:
     value["attribute"].mark[0] = -1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [drop, duplicate, flip, reshape, recast, rescale, move, empty, deep, on_a_tensor])
 def test_one_change_is_seen(change: Callable[[dict[str, Any]], None], tmp_path: Path) -> None:
     torch.manual_seed(0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 import json
 import shutil
 import subprocess
@@ -115,7 +116,11 @@ def run_at_import(tree: ast.Module) -> Iterator[ast.stmt]:
 
 @cache
 def parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"), str(path))
+    gc.disable()  # a tree is thousands of objects, which all stay
+    try:
+        return ast.parse(path.read_text(encoding="utf-8"), str(path))
+    finally:
+        gc.enable()
 
 
 def level(name: str, layers: Sequence[Sequence[str]]) -> int:

@@ -110,6 +110,7 @@ def test_a_loader_names_the_extra(bare: Forks, name: str, tmp_path: Path) -> Non
     assert done.stdout == f"MissingExtra|torch|True|{name} needs torch, which is not installed|{HINT}\n", done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["match", "doctor", "repair"])
 def test_a_model_to_build_names_the_extra(bare: Forks, command: str, tmp_path: Path) -> None:
     path = arguments("inspect", tmp_path)[1]

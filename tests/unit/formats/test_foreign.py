@@ -271,6 +271,7 @@ def test_a_loop_of_tar_headers_ends(tmp_path: Path) -> None:
     assert "and 996 more" in described(path)[0]
 
 
+@pytest.mark.slow
 def test_a_gzip_bomb_is_not_unpacked(tmp_path: Path) -> None:
     path = tmp_path / "bomb.gz"
     path.write_bytes(gzip.compress(bytes(1 << 26)))

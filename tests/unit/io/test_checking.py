@@ -40,6 +40,7 @@ def cuts(path: str, chance: random.Random) -> list[ByteRange]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(24))
 def test_every_check_is_made(source: tuple[str, bytes], tmp_path: Path, seed: int) -> None:
     path, data = source

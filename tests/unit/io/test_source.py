@@ -249,6 +249,7 @@ print(json.dumps([code, len(seen), len(left)]), file=sys.stderr)
 READING = sorted(name for name, words in COMMANDS.items() if words[1:2] in (["{torch}"], ["{safetensors}"]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", READING)
 def test_a_command_opens_its_input_once(program: Forks, tmp_path: Path, name: str) -> None:
     """The file is a zip for most: its pickle, records, directory and checksums are all read."""

@@ -58,6 +58,7 @@ def content(segments: Sequence[Segment]) -> bytes:
     return b"".join(segment if isinstance(segment, bytes) else b"".join(read_chunks(segment)) for segment in segments)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(
     shape=st.lists(st.integers(1, 9), max_size=4),
@@ -126,6 +127,7 @@ def test_nothing_and_one_number(tmp_path: Path) -> None:
         tiled((), 8, [Chunk((), (), place), Chunk((), (), place)])
 
 
+@pytest.mark.slow
 def test_crossing_chunks_without_end_are_refused_soon() -> None:
     """Staircases of rows and columns that all cross: work grows with their number, not with its square."""
     count = 20_000

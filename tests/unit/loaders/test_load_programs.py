@@ -45,12 +45,14 @@ def test_load_into(program: Path, assign: bool) -> None:
     assert report.complete and same(model, net())
 
 
+@pytest.mark.slow
 def test_load_state_dict(program: Path) -> None:
     loaded, expected = ckptfix.load_state_dict(program), net().state_dict()
     assert sorted(loaded) == sorted(expected), "an exported program has its parameters first"
     assert all(torch.equal(loaded[name], expected[name]) for name in expected)
 
 
+@pytest.mark.slow
 def test_the_others_say_what_it_is(program: Path) -> None:
     with pytest.raises(UnknownFormat, match="program"):
         ckptfix.load_checkpoint(program)

@@ -65,6 +65,7 @@ def test_what_the_target_lacks_is_wrapped_as_the_target_is() -> None:
     assert found.names["fc.weight_g"] == "module.fc.weight_g"
 
 
+@pytest.mark.slow
 def test_many_names() -> None:
     names = [f"layers.{index}.weight" for index in range(20_000)]
     found = find(under("a", names), under("b", [*names, "x"]))

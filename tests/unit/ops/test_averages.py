@@ -136,6 +136,7 @@ def test_a_file_of_nothing_but_an_average_is_stripped(tmp_path: Path, wrapper: s
     net().load_state_dict(torch.load(shlex.split(row.fix)[3], weights_only=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", KEYS)
 def test_without_a_counter_the_model_beside_it_tells(tmp_path: Path, key: str) -> None:
     out = tmp_path / "out.pth"

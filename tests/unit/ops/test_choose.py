@@ -259,6 +259,7 @@ def test_a_whole_module_is_named_with_the_way_out(saved: Callable[[str], Path], 
         assert f"ckptfix extract {source} OUT{place}`" in (caught.value.hint or "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TIED)
 def test_a_tie_is_asked_for_by_every_verb(saved: Callable[[str], Path], tmp_path: Path, name: str) -> None:
     source, ats = saved(name), CASES[name].at

@@ -78,6 +78,7 @@ def test_big_endian_files(tmp_path: Path, compare: Compare) -> None:
     assert compare({"other": values}, big).renamed == (NamePair("other", "w"),)
 
 
+@pytest.mark.slow
 def test_deflated_records(tmp_path: Path, compare: Compare) -> None:
     from dataclasses import replace
 

@@ -54,6 +54,7 @@ PROGRAMS = [
 quiet = pytest.mark.filterwarnings("ignore")
 
 
+@pytest.mark.slow
 @quiet
 @pytest.mark.parametrize(("save", "id", "name"), PROGRAMS)
 def test_a_healthy_program_is_one_finding(save: Save, id: str, name: str, tmp_path: Path) -> None:

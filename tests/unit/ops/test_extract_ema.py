@@ -43,6 +43,7 @@ def swa(model: nn.Module) -> nn.Module:
     return torch.optim.swa_utils.AveragedModel(model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", list(KEYS))
 def test_averaged_state_dicts_under_every_known_key(tmp_path: Path, key: str) -> None:
     checkpoint = {"model": net(1).state_dict(), key: net(2).state_dict(), "epoch": 3}

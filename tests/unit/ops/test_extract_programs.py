@@ -161,6 +161,7 @@ def test_a_bad_description_gives_one_error(tmp_path: Path, case: str) -> None:
         ckptfix.extract(path, tmp_path / "out.pth")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [

@@ -42,6 +42,7 @@ VERBS: dict[str, tuple[Callable[..., Any], str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("kind", FOLDERS)
 def test_it_is_written_and_not_read(tmp_path: Path, kind: str, verb: str) -> None:

@@ -62,6 +62,7 @@ def test_a_swap_is_simultaneous(source: Path, tmp_path: Path) -> None:
     assert seen(tmp_path / "c.pth") == seen(source)
 
 
+@pytest.mark.slow
 def test_one_memoised_tag_for_a_thousand_storages_and_a_value(tmp_path: Path) -> None:
     tag = "cuda:3"
     value: dict[str, Any] = {"before": tag, **{str(index): torch.ones(1) for index in range(1000)}, "after": [tag, tag]}

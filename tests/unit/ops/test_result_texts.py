@@ -40,6 +40,7 @@ def printed(*arguments: object) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", WRITES)
 def test_a_verb_that_writes(verb: str, source: Path, tmp_path: Path) -> None:
     result = WRITES[verb](source, tmp_path / "out.pth")

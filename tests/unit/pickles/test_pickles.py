@@ -177,6 +177,7 @@ def texts(graph: Graph) -> list[Text]:
     return [value for value in found if type(value) is Text]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", [1, 2, 3, 4, 5])
 @given(
     words=st.lists(st.sampled_from(["cpu", "cuda:0", "module.a", "", "ß" * 130, "x" * 300]), min_size=1, max_size=12),

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,18 +22,8 @@ def on_ranks(*arguments: object) -> None:
 @pytest.fixture(scope="session")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What ``dcp_ranks save`` makes: a folder of each name in `SAVES`, and NAME.pt, what torch converts it to."""
-    base = tmp_path_factory.getbasetemp()
-    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    folder, done = shared / "dcp-folders", shared / "dcp-folders.done"
-    try:
-        folder.mkdir()
-    except FileExistsError:
-        for _ in range(3000):
-            if done.exists():
-                return folder
-            time.sleep(0.1)
+    folder = tmp_path_factory.mktemp("dcp-folders")
     on_ranks("save", folder)
-    done.touch()
     return folder
 
 
@@ -51,7 +39,8 @@ def copied(saved: Path, tmp_path: Path) -> Callable[[str], Path]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What needs several ranks takes long."""
+    """What needs several ranks takes long, and is made in one worker."""
     for item in items:
         if "saved" in getattr(item, "fixturenames", ()) and Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.slow)
+            item.add_marker(pytest.mark.xdist_group("several ranks"))

@@ -59,6 +59,7 @@ def files(folder: Path) -> list[Path]:
     return sorted(folder.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", MESHES)
 def test_every_part_goes_to_its_place(mesh: str, tmp_path: Path) -> None:
     wanted = saved(tmp_path / "in", mesh, steps=torch.tensor(7))
@@ -225,6 +226,7 @@ def test_a_part_may_be_a_strided_view(tmp_path: Path) -> None:
     assert_alike(ckptfix.load_state_dict(tmp_path / "out.safetensors"), {"fc.weight": whole})
 
 
+@pytest.mark.slow
 def test_every_verb_that_reads_reads_it(tmp_path: Path) -> None:
     wanted = saved(tmp_path / "in", "FSDP2 on 3")
     source = tmp_path / "in"

@@ -281,6 +281,7 @@ TRUTHS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TRUTHS)
 def test_what_frameworks_wrote_has_the_tensors_of_the_model(name: str, tmp_path: Path) -> None:
     if not (FRAMEWORKS / name).is_dir():

@@ -38,6 +38,7 @@ def test_a_sound_folder_is_copied(tmp_path: Path) -> None:
     assert done.lines[0].startswith("kept all 12 tensors")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trouble", ["lost", "damaged", "stale", "confused", "total"])
 def test_the_index_is_written_anew(tmp_path: Path, kind: str, trouble: str) -> None:
     folder = write(tmp_path / "in", parted(state(), 3), kind=kind)

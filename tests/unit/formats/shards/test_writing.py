@@ -148,6 +148,7 @@ def test_what_shards_cannot_hold_is_named(tmp_path: Path) -> None:
     assert (done.exit_code, done.lost) == (3, ("q",))
 
 
+@pytest.mark.slow
 def test_other_formats_have_no_shards(tmp_path: Path) -> None:
     torch.save(state(2), tmp_path / "in.pth")
     with pytest.raises(Refused, match="is one file, without shards"):
@@ -193,6 +194,7 @@ def states(draw: st.DrawFn) -> State:
     return rows
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(rows=states(), size=st.integers(1, 400), legacy=st.booleans())
 def test_split_and_joined_is_the_same_bit_for_bit(rows: State, size: int, legacy: bool) -> None:

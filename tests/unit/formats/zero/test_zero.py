@@ -75,6 +75,7 @@ def test_groups_of_stage_3_may_be_parts_of_one(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("half", ["bf16", "fp16"])
 @pytest.mark.parametrize("stage", [1, 2])
 def test_the_weights_of_the_model_are_taken(stage: int, half: str, tmp_path: Path) -> None:
@@ -137,6 +138,7 @@ def test_frozen_parameters_of_a_save_without_them(tmp_path: Path) -> None:
     assert_alike(torch.load(tmp_path / "out.pth"), run.weights)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", [0, 2, 3])
 def test_every_verb_that_reads_reads_it(stage: int, tmp_path: Path) -> None:
     run = example(3, stage)
