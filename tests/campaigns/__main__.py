@@ -1,4 +1,4 @@
-"""The long campaigns over what is written, a table each: ``python -m campaigns``. Ends with 1 where one found a fault."""
+"""The long campaigns over what is written, ``python -m campaigns``. Ends with 1 where one finds a fault."""
 
 from __future__ import annotations
 
