@@ -81,11 +81,28 @@ def command(
     list is complete: ckptfix inspect FILE --tensors | awk -F '  +' '{print $1}'
     """
 
+    _print(console, path, tensors, tree, depth, globs, sort, limit)
+    return 0
+
+
+def _print(
+    console: Console,
+    path: str,
+    tensors: bool,
+    tree: bool,
+    depth: int | None,
+    globs: tuple[str, ...],
+    sort: str,
+    limit: int | None,
+    judged: bool = False,
+) -> int:
+    """Inspect a file; 1 if it was to be judged and has an error, else 0."""
     inspection = inspect.inspect(path)
+    code = int(judged and any(finding.severity == "error" for finding in inspection.findings))
     entries = sorted(chosen(inspection.named_entries, globs, path, inspection.entries), key=_SORTS[sort])
     if console.json:
         kept = _in_file(inspection, entries, globs, sort)[: limit or None]
-        console.emit(dataclasses.replace(inspection, entries=tuple(kept)).as_dict(), 0)
+        console.emit(dataclasses.replace(inspection, entries=tuple(kept)).as_dict(), code)
     else:
         levels = depth or 0
         if tree and not levels:
@@ -93,7 +110,7 @@ def command(
 
             levels = DEPTH
         _show(console, inspection, entries, tensors, levels, console.rows(limit, ROWS))
-    return 0
+    return code
 
 
 def text(inspection: Inspection) -> str:
@@ -218,8 +235,7 @@ def _tree(entries: Sequence[TensorEntry], levels: int, limit: int, width: int) -
 
 def _look(console: Console, *, path: str, **options: Any) -> int:
     """inspect, where a file was named and no command; tensors are not read for the judgement."""
-    assert command.callback is not None
-    code: int = command.callback(path=path, **options)
+    code = _print(console, path, **options, judged=True)
     if console.json or console.quiet or isinstance(console, Recording):
         return code
     from ckptfix.ops import doctor

@@ -11,11 +11,13 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import subprocess
 import sys
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
+import growth
 from cases import CASES, MB, MOUNTED, Bench, Case, Target, checker
 from measure import Failed, Run, Spread, peak, race, ratios, walls
 from packages import ROOT
@@ -76,7 +78,8 @@ def markdown(cells: tuple[str, ...]) -> str:
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python tests/benchmarks", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="small inputs and three rounds: does everything run?")
-    parser.add_argument("--only", action="append", choices=CASES, metavar="NAME", help=f"one of {', '.join(CASES)}")
+    names = [*CASES, "growth"]
+    parser.add_argument("--only", action="append", choices=names, metavar="NAME", help=f"one of {', '.join(names)}")
     parser.add_argument("--rounds", type=int, help="measured runs of each command (5; 3 with --quick)")
     parser.add_argument("--dir", type=Path, default=ROOT / ".bench", help="for inputs and outputs, 12 GB (.bench)")
     parser.add_argument("--markdown", action="store_true", help="the table alone, nothing on stderr")
@@ -97,7 +100,7 @@ def main() -> int:
 
     print(f"{machine()}; medians of {rounds} rounds\n")
     print(markdown(COLUMNS), markdown(("---",) * len(COLUMNS)), sep="\n", flush=True)
-    for name in chosen.only or CASES:
+    for name in [name for name in chosen.only or CASES if name in CASES]:
         try:
             case = CASES[name](bench)
         except Failed as error:
@@ -109,6 +112,12 @@ def main() -> int:
         for cells, good in lines(case, runs):
             print(markdown(cells), flush=True)
             missed |= not good
+    if "growth" in (chosen.only or ["growth"]):
+        # In a process of its own: it forks, and its children must not hold what this one does.
+        most = round(growth.MOST * bench.scale)
+        command = [sys.executable, growth.__file__, "--dir", str(chosen.dir), "--most", str(most)]
+        print(flush=True)
+        missed |= subprocess.run(command, stderr=subprocess.DEVNULL if chosen.markdown else None).returncode != 0
     for who, why in left_out.items():
         print(f"\nleft out: {who}: {why}")
     return 2 if left_out else int(missed)

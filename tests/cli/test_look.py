@@ -6,6 +6,7 @@ import pytest
 import torch
 from cli.conftest import Cli
 from click.testing import CliRunner
+from safetensors.torch import save_file
 
 from ckptfix.cli import commands
 
@@ -49,3 +50,13 @@ def test_a_stream_alone(wrapped: Path) -> None:
 
 def test_several_files_alone(cli: Cli, wrapped: Path) -> None:
     assert cli("ddp.pt", "plain.pt").stdout == cli("inspect", "ddp.pt", "plain.pt").stdout
+
+
+@pytest.mark.parametrize("options", [(), ("--json",), ("--quiet",)])
+def test_a_file_that_is_cut_short_does_not_look_fine(cli: Cli, wrapped: Path, options: tuple[str, ...]) -> None:
+    save_file({"weight": torch.ones(9)}, "whole.safetensors")
+    Path("cut.safetensors").write_bytes(Path("whole.safetensors").read_bytes()[:-4])
+    assert cli("whole.safetensors", *options).exit_code == 0
+    done = cli("cut.safetensors", *options)
+    assert done.exit_code == 1 and (options != ("--json",) or '"exit_code": 1' in done.stdout)
+    assert cli("inspect", "cut.safetensors", *options).exit_code == 0

@@ -39,6 +39,12 @@ def dicts(count: int) -> bytes:
     return torch_zip(assemble(("PROTO", 2), *state_dict_ops(mappings), "STOP"), [DATA])
 
 
+def views(count: int) -> bytes:
+    """Tensors that lie end to end on one storage."""
+    tensors = {str(index): Tensor("0", (1,), count, offset=index) for index in range(count)}
+    return torch_zip(assemble(("PROTO", 2), *state_dict_ops(tensors), "STOP"), [bytes(4 * count)])
+
+
 def optimizers(count: int) -> bytes:
     """As many optimizers as tensors."""
     state = ["EMPTY_DICT", *push("state"), *state_dict_ops({"w": state_dict_ops({"exp_avg": WEIGHT})}), "SETITEM",
@@ -74,6 +80,13 @@ VERBS: dict[str, tuple[Callable[[int], bytes], int, Callable[[Path], object]]] =
     "frames, to-cpu": (frames, 1000, lambda path: ckptfix.to_cpu(path, path.with_name("o"), dry_run=True)),
     "dicts, doctor": (dicts, 500, ckptfix.doctor),
     "dicts, doctor --fast": (dicts, 500, lambda path: ckptfix.doctor(path, fast=True)),
+    "dicts, inspect": (dicts, 500, ckptfix.inspect),
+    "dicts, strip-module": (
+        dicts,
+        500,
+        lambda path: ckptfix.strip_module(path, path.with_name("o"), dry_run=True),
+    ),
+    "views, slim": (views, 1500, lambda path: ckptfix.slim(path, path.with_name("o"), dry_run=True)),
     "optimizers, doctor": (optimizers, 300, ckptfix.doctor),
     "rows, repair": (overlapping, 1500, lambda path: ckptfix.repair(path, path.with_name("o"), check_only=True)),
     "signatures, repair": (signatures, 5000, lambda path: ckptfix.repair(path, path.with_name("o"), check_only=True)),

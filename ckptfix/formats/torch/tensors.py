@@ -25,6 +25,10 @@ class BadTensor(DamagedFile, ValueError):
     """A rebuild call whose arguments describe no tensor; the message says why."""
 
 
+class UnknownTensor(BadTensor):
+    """A rebuild call with a name in it that is not known: a later torch may know it."""
+
+
 def is_tensor(node: object) -> TypeGuard[Call]:
     """Whether `node` is a call that torch would turn into a tensor."""
     if type(node) is not Call or type(node.func) is not Global:
@@ -135,7 +139,7 @@ def storage_dtype(node: Node) -> str:
     """
     row = dtypes.by_storage_class(node.name) if type(node) is Global else None
     if row is None:
-        raise BadTensor(f"unknown storage class {node.full if type(node) is Global else node!r}")
+        raise UnknownTensor(f"unknown storage class {node.full if type(node) is Global else node!r}")
     return row.name
 
 
@@ -146,7 +150,7 @@ def dtype_name(node: Node) -> str:
         if row is not None:
             return row.name
         return node.name
-    raise BadTensor(f"unknown dtype {node!r}")
+    raise UnknownTensor(f"unknown dtype {node!r}")
 
 
 def sizes(node: Node) -> tuple[int, ...]:
@@ -178,7 +182,7 @@ def _dense(
     entry = TensorEntry(key, at, storage, dtype or storage.dtype, shape, stride, offset, bool(requires_grad))
     row = dtypes.find(entry.dtype)
     if row is None:
-        raise BadTensor(f"unknown dtype {entry.dtype}")
+        raise UnknownTensor(f"unknown dtype {entry.dtype}")
     if 0 not in shape:
         needed = row.nbytes(offset + reach(shape, stride))
         if needed > storage.nbytes:
@@ -252,7 +256,7 @@ def _quantized(row: RebuildCall, args: Args, key: str, at: str, storage_of: Stor
     name = scheme.name if type(scheme) is Global else ""
     expected = QUANTIZERS.get(name)
     if expected is None or len(rest) != len(expected):
-        raise BadTensor("a quantizer that torch does not have")
+        raise UnknownTensor("a quantizer that torch does not have")
     for value, kinds in zip(rest, expected, strict=True):
         if not (is_tensor(value) if kinds is Call else type(value) in kinds):
             raise BadTensor(f"a quantizer {name} with unusable parameters")

@@ -14,7 +14,7 @@ from ckptfix.formats.torch import zip_layout
 from ckptfix.formats.torch.common import StorageTable, fields
 from ckptfix.formats.torch.object import TorchObject
 from ckptfix.formats.torch.rewrite import legacy_plan, storage_keys
-from ckptfix.formats.torch.tensors import BadTensor, is_tensor, storage_entry, tensor_entry
+from ckptfix.formats.torch.tensors import BadTensor, UnknownTensor, is_tensor, tensor_entry
 from ckptfix.io.source import found_as, stamp
 from ckptfix.ops.repair.clean import LeftOut, clean, clean_records
 from ckptfix.ops.repair.fill import Donor, Fill, Leaf, constant
@@ -112,6 +112,8 @@ def repair_torch(wreck: Wreck, *, fill: Fill | None = None, donor: Checkpoint | 
         if cleaned.lost(node):
             shape, dtype = (row[1].shape, row[1].dtype) if row[1] is not None else (None, "")
             losses.append(Loss(row[0], shape, dtype, "it is an argument of what can run code, which is left out"))
+        elif id(node) in sight.unusable:
+            losses.append(Loss(row[0], None, "", sight.unusable[id(node)]))
         else:
             rows.append(row)
     left_out = (*cleaned.findings, *clean_records(wreck.extras))
@@ -135,6 +137,7 @@ def repair_torch(wreck: Wreck, *, fill: Fill | None = None, donor: Checkpoint | 
     for key, data in filled.data.items():
         wreck.parts[key] = Part(data, None, filled.counts.get(key, sight.counts.get(key, 0)))
     after = _Lookup(wreck, frozenset(filled.data))
+    after.unusable.update(sight.unusable)
     after.see_all(found)
     gone = after.gone(found)
     resized = _resized(found, filled.counts)
@@ -175,7 +178,8 @@ class _Lookup(StorageTable):
     """The storages of a wreck as the object refers to them: intact ones with their data, lost ones without.
 
     `counts` are the elements of each storage that was asked for, `viewed` the keys of which references state a part;
-    storages in `filled` are complete at any size.
+    storages in `filled` are complete at any size. `unusable` says by ``id`` why a node describes no tensor, on which
+    every loader fails; what only has a name that is not known is not among them.
     """
 
     def __init__(self, wreck: Wreck, filled: frozenset[str] = frozenset()) -> None:
@@ -185,6 +189,7 @@ class _Lookup(StorageTable):
         self.counts: dict[str, int] = {}
         self.lost: dict[str, str] = {}
         self.viewed: set[str] = set()
+        self.unusable: dict[int, str] = {}
         self.budget = MAX_BELOW
 
     def __call__(self, persid: PersId) -> Storage:
@@ -226,12 +231,12 @@ class _Lookup(StorageTable):
     def look(self, node: Call | PersId, key: str = "", at: str = "") -> tuple[TensorEntry | None, Collection[str]]:
         """The entry of a tensor's node, and the keys of lost storages that it needs."""
         try:
-            if isinstance(node, PersId):
-                entry = storage_entry(node, key, at, self)
-            else:
-                entry = tensor_entry(node, key, at, self)
-        except (BadTensor, OverflowError):
-            return None, self._lost_below(node)
+            entry = tensor_entry(node, key, at, self)
+        except (BadTensor, OverflowError) as error:
+            lost = self._lost_below(node)
+            if not lost and not isinstance(error, UnknownTensor):
+                self.unusable[id(node)] = str(error)
+            return None, lost
         storages = [one.storage for one in leaves(entry) if one.storage is not None]
         return entry, {storage.key for storage in storages if storage.key in self.lost}
 
@@ -254,14 +259,14 @@ class _Lookup(StorageTable):
         return keys
 
     def gone(self, found: TorchObject) -> set[int]:
-        """``id`` of every node that needs a lost storage, named or not."""
+        """``id`` of every node that needs a lost storage or describes no tensor, named or not."""
         gone: set[int] = set()
-        if not self.lost:
+        if not self.lost and not self.unusable:
             return gone
         for node in every_node(found.graph.root):
             if type(node) is PersId or (type(node) is Call and is_tensor(node)):
                 _, lost = self.look(node)
-                if lost:
+                if lost or id(node) in self.unusable:
                     gone.add(id(node))
         return gone
 

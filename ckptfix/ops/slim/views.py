@@ -212,7 +212,9 @@ def units_of(used: Used, new_key: Callable[[], str], *, contiguous: bool = False
         if view.first == view.end:
             start = end = min(start, nbytes)
         if runs and start <= runs[-1][1] and (end > start or start < runs[-1][1]):
-            runs[-1] = (runs[-1][0], max(runs[-1][1], end), [*runs[-1][2], view])
+            first, before, views = runs[-1]
+            views.append(view)
+            runs[-1] = (first, max(before, end), views)
         else:
             runs.append((start, end, [view]))
     made: list[Unit] = []
