@@ -51,8 +51,8 @@ fuzz: $(READY) ## Run the property tests for longer, and a campaign of mutants
 	CKPTFIX_LONG=1 $(PYTEST) tests/property $(ARGS)
 	PYTHONPATH=.:tests $(BIN)/python -m property.campaign --mutants $(MUTANTS)
 
-campaigns: $(READY) ## Break the writer in every way; long
-	CKPTFIX_LONG=1 $(PYTEST) -rs tests/faults $(ARGS)
+campaigns: $(READY) ## Break the writer in every way, and run every command on every file; long
+	CKPTFIX_LONG=1 $(PYTEST) -rs tests/faults tests/real tests/roundtrip tests/unit/formats/test_verdict.py $(ARGS)
 	PYTHONPATH=tests $(BIN)/python -m campaigns
 
 clean: ## Remove the environment and everything that was made

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from ckptfix.ops.repair import repair as repair
     from ckptfix.ops.sanitize import sanitize as sanitize
     from ckptfix.ops.slim import slim as slim
+    from ckptfix.ops.undo import undo as undo
 
 __version__ = "0.1.0"
 
@@ -72,6 +73,7 @@ _HOMES = {
     "slim": "ops.slim",
     "strip_module": "ops.rename",
     "to_cpu": "ops.relocate",
+    "undo": "ops.undo",
     "unwrap": "ops.rename",
 }
 """Public name -> the module that it is imported from when it is first used."""

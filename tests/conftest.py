@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import csv
+import gc
 import os
 import re
 import shutil
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
+from typing import Any, TypeVar
+from zlib import crc32
 
 import pytest
-from forks import ALL_MODULES, Forks
+from forks import ALL_MODULES, OUR_MODULES, Forks
 from hypothesis import HealthCheck, settings
+from real_disk import on_disk as on_disk
 
 ROOT = Path(__file__).parents[1]
 CORPUS = ROOT.parent / "shared" / "corpus"
@@ -35,20 +40,37 @@ for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
     if signal.getsignal(number) == signal.SIG_IGN:
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
-settings.register_profile(
-    "ckptfix",
-    deadline=None,
-    max_examples=1000 if LONG else 40,
-    derandomize=not LONG,
-    suppress_health_check=list(HealthCheck),
-)
-settings.load_profile("ckptfix")
+QUICK_CASES = 16
+"""So many cases of a test are quick, drawn from all of them; the others are slow."""
+QUICK_EXAMPLES = 10
+"""So many examples hypothesis makes where the slow tests are left out."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    settings.register_profile(
+        "ckptfix",
+        deadline=None,
+        max_examples=1000 if LONG else QUICK_EXAMPLES if "not slow" in config.getoption("markexpr") else 40,
+        derandomize=not LONG,
+        suppress_health_check=list(HealthCheck),
+    )
+    settings.load_profile("ckptfix")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a test with many cases some are quick: always the same ones, and no regular pattern of the parameters."""
+    for _, group in groupby(items, lambda item: item.nodeid.partition("[")[0]):
+        cases = list(group)
+        if len(cases) > QUICK_CASES:
+            for item in sorted(cases, key=lambda item: crc32(item.name.encode()))[QUICK_CASES:]:
+                item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session")
 def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
-    """An interpreter that has imported what ``ckptfix --help`` does, for tests that look at what is imported then."""
-    with Forks(tmp_path_factory.mktemp("forks"), "import ckptfix.cli") as made:
+    """An interpreter that has imported our modules alone, for tests that look at what a command imports then."""
+    with Forks(tmp_path_factory.mktemp("forks"), OUR_MODULES) as made:
         yield made
 
 
@@ -68,6 +90,14 @@ class RealFile:
     loads: bool
 
 
+Case = TypeVar("Case")
+
+
+def in_turn(cases: Sequence[Case], turn: int, parts: int) -> Sequence[Case]:
+    """Every case in a long run; else one of `parts` parts, so that as many turns that follow each other have all."""
+    return cases if LONG else cases[turn % parts :: parts]
+
+
 def corpus_files() -> list[RealFile]:
     """The files of the corpus; empty where it is absent."""
     manifest = CORPUS / "manifest.tsv"
@@ -85,6 +115,20 @@ def corpus_files() -> list[RealFile]:
     ]
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What collection makes lives as long as the process: torch, and thousands of tests.
+
+    The garbage collector is not to look through it while it is made, nor again with every test.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 WHOLE = re.compile(r"^pytestmark = .*?\bmark\.(\w+)", re.MULTILINE)
 
 
@@ -95,6 +139,37 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     whole = WHOLE.search(collection_path.read_text(encoding="utf-8"))
     left_out = str(config.getoption("markexpr")).split(" and ")
     return True if whole and f"not {whole[1]}" in left_out else None
+
+
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """A long text is named by its beginning: names go from process to process, several times a test."""
+    return f"{val[:40]}..." if isinstance(val, str) and len(val) > 60 else None
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
+    """``--dist loadgroup`` in time that grows with the number of tests, not with its square.
+
+    xdist counts all tests that a worker ever had after each of them. Here what is done is forgotten, and the
+    parameters of a test go to one worker together, so that what its module makes for it is made once.
+    """
+    from xdist.scheduler import LoadGroupScheduling  # type: ignore[import-untyped]
+
+    class Scheduling(LoadGroupScheduling):  # type: ignore[misc]
+        def mark_test_complete(self, node: Any, item_index: int, duration: float = 0) -> None:
+            name = self.registered_collections[node][item_index]
+            scope = self._split_scope(name)
+            work = self.assigned_work[node]
+            del work[scope][name]
+            if not work[scope]:
+                del work[scope]
+            self._reschedule(node)
+
+        def _split_scope(self, nodeid: str) -> str:
+            scope: str = super()._split_scope(nodeid)
+            return scope.partition("[")[0] if scope == nodeid else scope
+
+    return Scheduling(config, log) if config.getoption("dist") == "loadgroup" else None
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

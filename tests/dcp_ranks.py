@@ -13,6 +13,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +153,9 @@ def on_ranks(world: int, port_file: Path, work: Callable[[], None]) -> None:
     Raises:
         SystemExit: a rank failed.
     """
+    for name in ("fsspec.core", "torch._dynamo"):  # what each rank would import as it begins
+        import_module(name)
+
     children = []
     for rank in range(world):
         child = os.fork()

@@ -14,6 +14,7 @@ COMMANDS = {
     "rename": ["rename", "{torch}", "{out}.pth", "--sub", "w=v"],
     "match": ["match", "{torch}", "{out}.pth", "--like", "{torch}"],
     "to-cpu": ["to-cpu", "{torch}", "{out}.pth"],
+    "undo": ["undo", "{torch}"],
     "map-location": ["map-location", "{torch}", "{out}.pth", "cuda:1"],
     "convert": ["convert", "{torch}", "{out}.safetensors"],
     "convert back": ["convert", "{safetensors}", "{out}.pth"],

@@ -58,9 +58,8 @@ while True:
     jobs.send(b"%d" % os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
-ALL_MODULES = """
+OUR_MODULES = """
 import importlib, pkgutil
-import ml_dtypes, numpy
 
 def walk(name):
     for module in pkgutil.iter_modules(importlib.import_module(name).__path__, f"{name}."):
@@ -69,7 +68,10 @@ def walk(name):
 
 walk("ckptfix")
 """
-"""Imports all that the commands do without torch; for the `first` of `Forks`."""
+"""Imports every module of ckptfix that the commands may import; for the `first` of `Forks`."""
+
+ALL_MODULES = f"import ml_dtypes, numpy{OUR_MODULES}"
+"""Imports all that the commands do without torch."""
 
 MAIN = "from ckptfix.__main__ import main; main()"
 """The console script, as a script for `Forks`."""

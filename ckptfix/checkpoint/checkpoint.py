@@ -104,6 +104,17 @@ class Checkpoint:
         """Every tensor, in file order; built at the first use."""
         return self.load_entries()
 
+    def entries_at(self, at: str) -> tuple[TensorEntry, ...]:
+        """The tensors of the mapping at an address, in file order."""
+        return self._by_mapping.get(at, ())
+
+    @cached_property
+    def _by_mapping(self) -> dict[str, tuple[TensorEntry, ...]]:
+        rows: dict[str, list[TensorEntry]] = {}
+        for entry in self.entries:
+            rows.setdefault(entry.at, []).append(entry)
+        return {at: tuple(entries) for at, entries in rows.items()}
+
     @cached_property
     def _made(self) -> dict[Any, Any]:
         return {}

@@ -45,6 +45,7 @@ COMMANDS: dict[str, Row] = {
     "match": Row("Names", "match", "Give the names that another model has for the same tensors."),
     "to-cpu": Row("Devices", "to_cpu", "Make every tensor load on the CPU."),
     "map-location": Row("Devices", "map_location", "Move tensors to another device."),
+    "undo": Row("Undo", "undo", "Take back an edit in place (--in-place)."),
     "convert": Row("Container", "convert", "Convert between torch zip, torch legacy and safetensors."),
     "extract": Row("Container", "extract", "Take the weights out of a pickled module or a program."),
     "sanitize": Row("Container", "sanitize", "Turn what weights_only=True refuses into plain values."),
@@ -65,6 +66,7 @@ _OTHER_WORDS: dict[str, Sequence[str]] = {
     **dict.fromkeys(("remap", "map-keys", "replace"), ("rename",)),
     **dict.fromkeys(("strip", "unwrap-ddp"), ("strip-module", "unwrap")),
     **dict.fromkeys(("cpu", "device"), ("to-cpu", "map-location")),
+    **dict.fromkeys(("revert", "rollback", "back"), ("undo",)),
 }
 """What others call what a command does."""
 

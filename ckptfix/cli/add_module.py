@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from ckptfix.cli.shared.common import Written, at_option, link_option, writes
+from ckptfix.cli.shared.common import Written, writes
+from ckptfix.cli.shared.options import at_option, in_place_option, link_option
 from ckptfix.ops import rename
 from ckptfix.ops.writing import How
 
@@ -13,10 +14,11 @@ from ckptfix.ops.writing import How
     "add-module",
     click.Option(["--prefix"], default="module", show_default=True, metavar="P", help="The path components to add."),
     at_option(),
+    in_place_option(),
     link_option(),
     example="ckptfix add-module plain.pth ddp.pth",
 )
-def command(source: str, dest: str, how: How, *, prefix: str, at: str | None) -> Written:
+def command(source: str, dest: str | None, how: How, *, prefix: str, at: str | None) -> Written:
     """Write OUT: IN with `module.` put before the names of its model.
 
     A model wrapped in DataParallel or DistributedDataParallel loads it as it is.

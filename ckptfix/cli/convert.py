@@ -7,7 +7,8 @@ from typing import Literal
 import click
 
 from ckptfix.cli.shared import values
-from ckptfix.cli.shared.common import FileName, Written, at_option, writes
+from ckptfix.cli.shared.common import FileName, Written, writes
+from ckptfix.cli.shared.options import at_option
 from ckptfix.formats.target import FormatName
 from ckptfix.ops import convert
 from ckptfix.ops.writing import How

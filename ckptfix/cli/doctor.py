@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 import click
 
 from ckptfix.cli.shared import tables, values
-from ckptfix.cli.shared.common import FileName, Message, at_option, files_argument, like_at_option, reads
+from ckptfix.cli.shared.common import FileName, Message, files_argument, reads
 from ckptfix.cli.shared.console import Console
 from ckptfix.cli.shared.exits import TROUBLE
 from ckptfix.cli.shared.fit import wrapped
 from ckptfix.cli.shared.many import Job, Outcome, Recording
 from ckptfix.cli.shared.operands import Inputs, search_options
+from ckptfix.cli.shared.options import at_option, like_at_option
 from ckptfix.commands import command as line_of
 from ckptfix.errors import printable
 from ckptfix.words import plural

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from ckptfix.cli.shared.common import FileName, Written, at_option, like_at_option, writes
+from ckptfix.cli.shared.common import FileName, Written, writes
+from ckptfix.cli.shared.options import at_option, like_at_option
 from ckptfix.ops import fix
 from ckptfix.ops.writing import How
 

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import click
 
 from ckptfix.cli.shared import values
-from ckptfix.cli.shared.common import Written, link_option, writes
+from ckptfix.cli.shared.common import Written, writes
 from ckptfix.cli.shared.operands import Last
+from ckptfix.cli.shared.options import in_place_option, link_option
 from ckptfix.errors import Refused
 from ckptfix.ops import relocate
 from ckptfix.ops.relocate.plan import device
@@ -26,10 +27,11 @@ def _is_target(word: str) -> bool:
 @writes(
     "map-location",
     Last("targets", "DEVICE | FROM=TO...", tells=_is_target, shell_complete=values.devices),
+    in_place_option(),
     link_option(),
     example="ckptfix map-location IN.pth OUT.pth cuda:0=cuda:1 cuda:1=cuda:0",
 )
-def command(source: str, dest: str, how: How, *, targets: tuple[str, ...]) -> Written:
+def command(source: str, dest: str | None, how: How, *, targets: tuple[str, ...]) -> Written:
     """Write OUT: IN with its tensors on another device.
 
     One DEVICE (cpu, cuda:1, mps ...) takes everything there. Pairs move what is on FROM to TO, all at once, so two

@@ -11,7 +11,6 @@ import click
 from ckptfix.cli.shared import tables, values
 from ckptfix.cli.shared.common import (
     FileName,
-    at_option,
     default_name,
     destination,
     file_argument,
@@ -23,6 +22,7 @@ from ckptfix.cli.shared.common import (
 from ckptfix.cli.shared.console import Console
 from ckptfix.cli.shared.exits import TROUBLE
 from ckptfix.cli.shared.operands import InAndOut, Others
+from ckptfix.cli.shared.options import at_option, in_place_option
 from ckptfix.errors import printable
 from ckptfix.io.source import opened_once
 
@@ -63,6 +63,7 @@ _OTHERS = Others()
     click.Option(["--partial"], is_flag=True, help="Rename what has a counterpart; the rest of IN is unchanged."),
     click.Option(["--reshape"], is_flag=True, help="Also give other shapes to tensors of equally many elements."),
     click.Option(["--allow-import"], is_flag=True, help="Import module:factory and call it. This runs its code."),
+    in_place_option(),
     *_HOW,
     operands=InAndOut(_OTHERS, kept_name),
     example="ckptfix match vgg19.pth mine.pth --like my_vgg.pth --report",
@@ -86,6 +87,7 @@ def command(
     allow_import: bool,
     force: bool,
     dry_run: bool,
+    in_place: bool,
 ) -> int:
     """Write OUT: IN with the names that another model, TARGET, has for the same tensors.
 
@@ -93,10 +95,11 @@ def command(
     features.{n}.conv.weight -> backbone.{n}.0.weight.
     """
     from ckptfix.ops import match as matching
+    from ckptfix.ops.writing import How
 
     alone = report or dry_run or rules_file is not None
     dest, keep_old = where_to(dest, output, force=force, without=None)
-    named = dest is None and not alone
+    named = dest is None and not alone and not in_place
     if named:
         dest = default_name("match", source, {})
     if dest is not None:
@@ -111,15 +114,15 @@ def command(
         reshape=reshape,
         allow_import=allow_import,
     )
-    writing = dest is not None and not dry_run
+    writing = in_place or (dest is not None and not dry_run)
     if found.refusals and writing and not report:
         raise found.refusals[0]
     if rules_file and not (dry_run or found.refusals):
         matching.write_rules(found, rules_file, force=force)
     if writing and not found.refusals:
-        assert dest is not None
         with console.progress(at_end="flushing to disk") as progress:
-            result = matching.write(found, dest, force=force, keep_old=keep_old, progress=progress)
+            how = How(force=force, keep_old=keep_old, dry_run=dry_run, in_place=in_place, progress=progress)
+            result = matching.write(found, dest, how)
     else:
         result = matching.preview(found, dest or "")
     if report:

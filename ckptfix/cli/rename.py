@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator
 
 import click
 
-from ckptfix.cli.shared.common import FileName, Written, at_option, link_option, writes
+from ckptfix.cli.shared.common import FileName, Written, writes
+from ckptfix.cli.shared.options import at_option, in_place_option, link_option
 from ckptfix.errors import CkptfixError, Refused, printable
 from ckptfix.ops import rename
 from ckptfix.ops.writing import How
@@ -31,11 +32,12 @@ from ckptfix.ops.writing import How
         "comment. Placeholders make a line a rule: {n} is a number, {n-1} the one before, {*} the rest of a name.",
     ),
     at_option(),
+    in_place_option(),
     link_option(),
     example=r"ckptfix rename old.pth new.pth --sub '^backbone\.=' --sub 'gamma$=weight'",
 )
 def command(
-    source: str, dest: str, how: How, *, subs: tuple[str, ...], map_file: str | None, at: str | None
+    source: str, dest: str | None, how: How, *, subs: tuple[str, ...], map_file: str | None, at: str | None
 ) -> Written:
     """Write OUT: IN with its names changed by rule.
 

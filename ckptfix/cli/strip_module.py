@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from ckptfix.cli.shared.common import Written, at_option, link_option, writes
+from ckptfix.cli.shared.common import Written, writes
+from ckptfix.cli.shared.options import at_option, in_place_option, link_option
 from ckptfix.ops import rename
 from ckptfix.ops.writing import How
 
@@ -15,11 +16,12 @@ from ckptfix.ops.writing import How
     click.Option(["--all-levels"], is_flag=True, help="Remove it as often as every name begins with it."),
     click.Option(["--partial"], is_flag=True, help="Strip the names that begin with it where others do not."),
     at_option(),
+    in_place_option(),
     link_option(),
     example="ckptfix strip-module ddp.pth plain.pth",
 )
 def command(
-    source: str, dest: str, how: How, *, prefix: str, all_levels: bool, partial: bool, at: str | None
+    source: str, dest: str | None, how: How, *, prefix: str, all_levels: bool, partial: bool, at: str | None
 ) -> Written:
     """Write OUT: IN with `module.` removed from the front of its names.
 

@@ -231,6 +231,11 @@ CONTAINERS: tuple[Entry, ...] = (
         (), None,
     ),
     Entry(
+        "edited-in-place", "info", "edits in place can be taken back",
+        "What `--in-place` replaced is still there: in a zip behind the records, for other formats in a file beside. "
+        "`ckptfix undo` takes the last edit back; `ckptfix slim` writes a copy without it.",
+    ),
+    Entry(
         "stray-record", "info", "a record that torch does not write",
         "Something was put into the archive; torch ignores it.",
     ),

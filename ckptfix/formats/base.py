@@ -13,7 +13,6 @@ from typing import Any, Literal, Protocol, TypeVar
 from ckptfix.checkpoint import Checkpoint, Edit, OutputFile, Plan, TensorEntry
 from ckptfix.errors import UnknownFormat
 from ckptfix.findings.row import Finding
-from ckptfix.pickles import Graph
 
 Aspect = Literal[
     "device", "requires_grad", "parameter", "stride", "detail", "sharing", "objects", "order", "metadata", "checksums",
@@ -85,6 +84,9 @@ class Taken:
     left: tuple[str, ...]
 
 
+InPlace = Callable[[Checkpoint, Plan, Callable[[], int]], Plan]
+"""The type of `Format.in_place`."""
+
 ByFile = Callable[[Checkpoint, Callable[[Checkpoint, str], Plan], str], Plan]
 """The type of `Format.by_file`."""
 
@@ -153,8 +155,11 @@ class Format:
         take: (checkpoint, weights, optimizer) -> what `convert` takes of it: `weights` is ``"fp32"``, ``"model"`` or
             None for what is usual, `optimizer` whether its state is taken too. None for a format that holds one form
             of its weights.
-        read_object: the container and the parsed pickle of a file, and nothing made of them.
+        read_stream: the container of a file and the pickle of its object, which is not parsed.
         read_planned: what a planned folder will be read as; None where each of its files is a checkpoint by itself.
+        in_place: (checkpoint, plan of an edit whose output is the checkpoint itself, block) -> a plan of the same
+            content in which data stays where it is, or moves as a whole by a multiple of ``block()`` bytes, if that is
+            not 0. None for a format that is not edited in place.
         keeps_all: whether a plan surely is an edit that keeps each tensor; False says nothing.
     """
 
@@ -183,9 +188,10 @@ class Format:
     recode: Callable[[Checkpoint, str], Plan] | None = None
     plan_packed: Callable[[Checkpoint, str], tuple[Plan, int]] | None = None
     take: Callable[[Checkpoint, str | None, bool], Taken] | None = None
-    read_object: Callable[[str], tuple[Any, Graph]] | None = None
+    read_stream: Callable[[str], tuple[Any, bytes]] | None = None
     read_planned: Callable[[Plan], Checkpoint] | None = None
     keeps_all: Callable[[Checkpoint, Plan], bool] | None = None
+    in_place: InPlace | None = None
 
     def check(self, path: str) -> Iterator[Finding]:
         """What is wrong with the file at `path` as it stands: `judge` of what `read` makes of it."""

@@ -29,6 +29,7 @@ from ckptfix.checkpoint.stamp import Mark, Stamp
 from ckptfix.commands import command
 from ckptfix.errors import Truncated, Unsupported, WriteFailed
 from ckptfix.io.system import kind_of, named
+from ckptfix.io.unfinished import refuse_unfinished
 
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
@@ -136,6 +137,7 @@ class _Descriptor:
     """An open regular file, and how many use it."""
 
     def __init__(self, name: str) -> None:
+        refuse_unfinished(name)
         with named(name):
             # Without O_NONBLOCK, opening a FIFO waits for a writer.
             self.fd = os.open(name, os.O_RDONLY | os.O_NONBLOCK)
@@ -318,6 +320,7 @@ def open_source(name: str | os.PathLike[str]) -> Source:
     Raises:
         WriteFailed: it cannot be opened.
         Unsupported: it is a folder, a pipe or a device.
+        Refused: an edit in place of it did not finish.
     """
     if isinstance(name, Name):
         return name.opened()

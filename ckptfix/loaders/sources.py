@@ -128,6 +128,6 @@ def _beside(
         values = mapping_of(node_at(parts.graph.root, at))
     except NoSuchTensor:  # an address with a number that distinguishes it from another: no key is called so
         return versions, {}
-    tensors = {entry.key for entry in checkpoint.entries if entry.at == at}
+    tensors = {entry.key for entry in checkpoint.entries_at(at)}
     found = {name: node for name, node in values.items() if name.rpartition(".")[2] in leaves and name not in tensors}
     return versions, found

@@ -125,7 +125,7 @@ def state_dict_of(checkpoint: Checkpoint, row: Candidate) -> tuple[TensorEntry, 
         CkptfixError: a module that is none, or a tensor of it that cannot be read.
     """
     if row.module is None:
-        return tuple(entry for entry in checkpoint.entries if entry.at == row.at)
+        return checkpoint.entries_at(row.at)
     return module_entries(checkpoint, read_module(checkpoint, row))
 
 

@@ -12,9 +12,9 @@ What still are several is a tie (a generator and a discriminator), and is asked 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 
-from ckptfix.checkpoint import Checkpoint, NameSite, StateDict, TensorEntry, address
+from ckptfix.checkpoint import Checkpoint, NameSite, StateDict, address
 from ckptfix.errors import CkptfixError, Refused, Undecided, WouldLoseData
 from ckptfix.findings.folders import LOST
 from ckptfix.io.source import truncated_hint
@@ -124,12 +124,9 @@ def meant(checkpoint: Checkpoint, rows: Sequence[Candidate] | None = None) -> li
     found = narrowed(candidates(checkpoint) if rows is None else rows)
     if len(found) < 2:
         return found
-    held: dict[str, list[TensorEntry]] = {}
-    for entry in checkpoint.entries:
-        held.setdefault(entry.at, []).append(entry)
     first: dict[object, Candidate] = {}
     for row in sorted(found, key=lambda row: row.module is not None):
-        first.setdefault(_tensors(checkpoint, row, held), row)
+        first.setdefault(_tensors(checkpoint, row), row)
     kept = {id(row) for row in first.values()}
     return [row for row in found if id(row) in kept]
 
@@ -154,10 +151,10 @@ def _standing(row: Candidate) -> tuple[int, int]:
     return _OTHER, 0
 
 
-def _tensors(checkpoint: Checkpoint, row: Candidate, held: Mapping[str, Sequence[TensorEntry]]) -> object:
-    """Equal for candidates made of the same tensors of the file; `held` are the tensors of each mapping."""
+def _tensors(checkpoint: Checkpoint, row: Candidate) -> object:
+    """Equal for candidates made of the same tensors of the file."""
     try:
-        entries = held.get(row.at, ()) if row.module is None else state_dict_of(checkpoint, row)
+        entries = state_dict_of(checkpoint, row)
         return frozenset(view(entry) for entry in entries) or row.at
     except CkptfixError:
         return row.at

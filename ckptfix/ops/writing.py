@@ -8,85 +8,30 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Generic, TypeVar
 
 from ckptfix import formats
 from ckptfix.checkpoint import ByteRange, Checkpoint, Edit, Mark, OutputFile, Plan
-from ckptfix.errors import CkptfixError, DamagedFile, NoSuchFile, Refused, StrPath, about, file_name, printable
-from ckptfix.findings.row import Finding
-from ckptfix.findings.table import as_rows, found
+from ckptfix.errors import CkptfixError, DamagedFile, NoSuchFile, Refused, StrPath, about, file_name
+from ckptfix.findings.table import found
 from ckptfix.formats.target import refuse_other_suffix
 from ckptfix.formats.torch import legacy_layout
 from ckptfix.io import write as io_write
-from ckptfix.io.durable import kept_line
 from ckptfix.io.folders import write_folder
-from ckptfix.io.read import Progress
 from ckptfix.io.replacing import given_up
 from ckptfix.io.source import found_as, mark, opened_once, stamp
 from ckptfix.io.written import recorded
+from ckptfix.ops import inplace
+from ckptfix.ops.drafts import LOSSES as LOSSES
+from ckptfix.ops.drafts import Draft as Draft
+from ckptfix.ops.drafts import How as How
+from ckptfix.ops.drafts import R as R
+from ckptfix.ops.drafts import Result as Result
 from ckptfix.ops.law import audit
-from ckptfix.ops.law.promise import Account, Promise
 from ckptfix.ops.taken import not_taken
 from ckptfix.pickles.collector import without_collections
-from ckptfix.shown import html
 from ckptfix.words import some
-
-LOSSES = 3
-"""Exit code of a verb that is done, with losses."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class How:
-    """What every verb that writes takes as keywords, in one value.
-
-    Attributes:
-        force: replace an existing output.
-        keep_old: a checkpoint that is replaced is kept, under another name beside the output.
-        dry_run: plan, and write nothing.
-        link: files of a folder that do not change get a second name in place of a copy; edits of folders alone take it.
-        progress: called with bytes done and bytes in all.
-    """
-
-    force: bool = False
-    keep_old: bool = False
-    dry_run: bool = False
-    link: bool = False
-    progress: Progress | None = None
-
-    def keywords(self) -> dict[str, Any]:
-        """The same as keywords of a verb."""
-        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "link" or self.link}
-
-
-R = TypeVar("R", bound="Result")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Draft(Generic[R]):
-    """What a verb is about to write.
-
-    Attributes:
-        result: what the verb returns, but for the fields of `Result`, which it is called with.
-        format: of the output.
-        promise: what the output has to hold.
-        lines: what was done, in one or two sentences.
-        findings: what was noticed on the way.
-        exit_code: 0, or another if the verb itself knows of losses.
-        read: the files that it was read from, as they were before; the input alone by default.
-        link: files of an output folder that are files of the input may be hard links to these.
-    """
-
-    result: Callable[..., R]
-    format: str
-    plan: Plan
-    promise: Promise
-    lines: Sequence[str]
-    findings: Sequence[Finding] = ()
-    exit_code: int = 0
-    read: tuple[Mark, ...] = ()
-    link: bool = False
 
 
 def is_folder(source: StrPath) -> bool:
@@ -107,7 +52,7 @@ def is_folder(source: StrPath) -> bool:
 @opened_once()
 def carry_out(
     source: StrPath | Checkpoint,
-    dest: StrPath,
+    dest: StrPath | None,
     make: Callable[[Checkpoint, str], Draft[R]],
     how: How,
     *,
@@ -118,6 +63,7 @@ def carry_out(
 
     Args:
         source: a file, or a checkpoint that is open already.
+        dest: None for an edit in place.
         make: the verb; it gets the checkpoint and the name of the output. Its errors are about the checkpoint.
         converts: the verb may write another format than it reads.
         folder: whether `dest` is to be a folder of files; by default, whether `source` is.
@@ -128,6 +74,8 @@ def carry_out(
         CkptfixError: as `formats.open_checkpoint`, `make` and `io.write.write_plan`.
     """
     path = source.path if isinstance(source, Checkpoint) else formats.located(source)
+    if how.in_place or dest is None:
+        return _carry_out_in_place(source, path, dest, make, how)
     many = is_folder(path)
     inputs: list[StrPath] = [path]
     if many and found_as(file_name(path)) != "folder":
@@ -143,6 +91,45 @@ def carry_out(
     with about(checkpoint.path):
         draft = make(checkpoint, name)
     return _written(_from_folder(draft, source, path), checkpoint.path, checkpoint.files, name, how)
+
+
+def _carry_out_in_place(
+    source: StrPath | Checkpoint,
+    path: StrPath,
+    dest: StrPath | None,
+    make: Callable[[Checkpoint, str], Draft[R]],
+    how: How,
+) -> R:
+    if dest is not None or not how.in_place:
+        what = "an edit in place has no output" if how.in_place else "no output is named"
+        raise Refused(what, path=file_name(path), hint="give the output, or in_place=True (--in-place)")
+    checkpoint = source if isinstance(source, Checkpoint) else formats.open_checkpoint(path)
+    refuse_read_only(checkpoint)
+    inplace.refuse_shared(checkpoint, force=how.force)
+    with about(checkpoint.path):
+        draft = make(checkpoint, inplace.target_of(checkpoint))
+        draft = replace(draft, plan=inplace.in_place(checkpoint, draft.plan))
+        plan, account = audit(draft.promise, draft.plan, draft.format)
+    if account.lost or account.damaged:
+        raise Refused("the edit would lose tensors", path=checkpoint.path, hint=str(account.findings()[0].message))
+    stamps = {file.path: file.stamp for file in checkpoint.files if found_as(file.path) != "folder"}
+    changes = inplace.write(checkpoint, plan, draft.lines[0], stamps, dry_run=how.dry_run)
+    if changes:
+        lines = [*draft.lines, inplace.line_of(changes, dry_run=how.dry_run)]
+    else:
+        lines = [draft.lines[0].replace(copy_note(unchanged=True), "; the file is unchanged"), *draft.lines[1:]]
+    return draft.result(
+        source=checkpoint.path,
+        dest=checkpoint.path,
+        format=draft.format,
+        plan=plan,
+        written=not how.dry_run and bool(changes),
+        in_place=True,
+        lines=tuple(lines),
+        findings=(*draft.findings, *account.findings()),
+        exit_code=draft.exit_code,
+        account=account,
+    )
 
 
 @without_collections
@@ -285,65 +272,6 @@ def write_text(dest: StrPath, text: str, *, force: bool, source: str) -> None:
     io_write.check_destination(dest, [source], overwrite=force)
     plan = Plan((OutputFile.of(dest, [text.encode("utf-8", "surrogatepass")]),))
     io_write.write_plan(plan, overwrite=force, inputs={source: stamp(source)})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Result:
-    """What a writing verb did, or would do.
-
-    Attributes:
-        source, dest: the files.
-        format: of `dest`.
-        plan: what was written.
-        written: False after a dry run.
-        backup: name under which the checkpoint that `dest` replaced is kept, where that was asked for.
-        lines: one or two sentences for a person; warnings and errors among the findings are not repeated there.
-        findings: what was noticed on the way.
-        exit_code: 0, or 3 after named losses.
-        account: how the tensors of the input fared, counted from the plan.
-    """
-
-    source: str
-    dest: str
-    format: str
-    plan: Plan = field(repr=False)
-    written: bool
-    lines: tuple[str, ...]
-    findings: tuple[Finding, ...] = ()
-    exit_code: int = 0
-    backup: str | None = None
-    account: Account = field(default_factory=Account)
-
-    def __str__(self) -> str:
-        """What the command prints: what was done, the old file's new name, warnings and losses, each on a line."""
-        kept = () if self.backup is None else (kept_line(self.dest, self.backup),)
-        noticed = (finding.line for finding in self.findings if finding.severity != "info")
-        return "\n".join(map(printable, (*self.lines, *kept, *noticed)))
-
-    def __repr__(self) -> str:
-        done = "written" if self.written else "not written"
-        return f"<{type(self).__name__}: {self.source!r} to {self.dest!r}, {done}, exit code {self.exit_code}>"
-
-    def _repr_html_(self) -> str:
-        return html(self.lines, [("", ("severity", "where", "what"), [row.cells for row in self.findings])])
-
-    def as_dict(self) -> dict[str, Any]:
-        """The same for JSON."""
-        return {
-            "path": self.source,
-            "output": self.dest or None,
-            "output_format": self.format,
-            "output_size": self.plan.nbytes,
-            "written": self.written,
-            "backup": self.backup,
-            "summary": list(self.lines),
-            "findings": as_rows(self.findings, self.source),
-            "account": self.account.as_dict(),
-            **self._details(),
-        }
-
-    def _details(self) -> dict[str, Any]:
-        return {}
 
 
 def plan_edits(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan:

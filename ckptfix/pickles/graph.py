@@ -8,7 +8,7 @@ stack and a set of ids, never by recursion.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Literal, TypeAlias, final
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, final
 
 Node: TypeAlias = (
     "bool | int | float | bytes | bytearray | str | tuple[Node, ...] | list[Node] "
@@ -52,6 +52,22 @@ class Global:
         return f"Global({self.full})"
 
 
+class Folded(Protocol):
+    """Calls whose arguments are not nodes yet: each rebuilds a plain tensor (see `folded`)."""
+
+    def arguments(self, call: Call) -> tuple[Node, ...]:
+        """Those of `call`, made anew."""
+
+    def references(self) -> Iterator[tuple[str, Global, Text, int]]:
+        """(key, class, location, elements) of the storage of each."""
+
+    def locations(self) -> list[tuple[int, Text, int]]:
+        """(where the first one is, what all of these fetch, how many they are) of the locations of their storages."""
+
+    def fetched(self) -> set[int]:
+        """Identities of the strings that they fetch."""
+
+
 @final
 class Call:
     """What an unpickler would call: ``func(*args)``, then the items, elements and state set on the result.
@@ -65,9 +81,10 @@ class Call:
         elements: values appended or added to it; None if there were none.
         state: what BUILD gave; None if it gave nothing.
         position: offset of the opcode.
+        folded: where `args` are as long as nothing asked for them; None once they are nodes.
     """
 
-    __slots__ = ("args", "elements", "func", "how", "items", "kwargs", "position", "state")
+    __slots__ = ("args", "elements", "folded", "func", "how", "items", "kwargs", "position", "state")
 
     def __init__(self, func: Node, args: Node, how: str, position: int, kwargs: Node = None) -> None:
         self.func = func
@@ -78,6 +95,29 @@ class Call:
         self.items: list[tuple[Node, Node]] | None = None
         self.elements: list[Node] | None = None
         self.state: Node = None
+        self.folded: Folded | None = None
+
+    @classmethod
+    def folded_at(cls, func: Node, position: int, folded: Folded) -> Call:
+        """A call whose arguments become nodes when they are first asked for."""
+        call = cls(func, None, "REDUCE", position)
+        del call.args
+        call.folded = folded
+        return call
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Node:
+            """Of the attributes only `args` can be missing."""
+            if name != "args" or self.folded is None:
+                raise AttributeError(name)
+            self.args = self.folded.arguments(self)
+            self.folded = None
+            return self.args
+
+    def peek(self) -> Node:
+        """`args` for one look: if they are not nodes yet, they are not kept."""
+        return self.args if self.folded is None else self.folded.arguments(self)
 
     @property
     def arguments(self) -> tuple[Node, ...]:
@@ -144,15 +184,19 @@ class Graph:
         start, end: where in `data` the pickle began, and the byte after its STOP.
         root: the node that STOP leaves.
         protocol: what PROTO says; 0 without one.
-        persids: every persistent id, in order.
+        loose_persids: every persistent id outside folded calls, in order.
         globals: every global, in order of first use of each opcode.
-        gets: every use of a string that was fetched from the memo.
+        loose_gets: every use of a string that was fetched from the memo outside folded calls.
+        phrases, calls: the folded calls, in order; none once `unfold` was called.
         frames: (offset of the FRAME opcode, length) of each frame.
         rare: opcode -> offset of its first use, for those outside torch's everyday set.
         misuses: (offset, what is wrong) of opcodes whose operands the unpickler of weights_only=True refuses.
     """
 
-    __slots__ = ("data", "end", "frames", "gets", "globals", "misuses", "persids", "protocol", "rare", "root", "start")
+    __slots__ = (
+        *("calls", "data", "end", "frames", "globals", "loose_gets", "loose_persids", "misuses"),
+        *("phrases", "protocol", "rare", "root", "start"),
+    )
 
     def __init__(self, data: bytes, start: int) -> None:
         self.data = data
@@ -160,12 +204,40 @@ class Graph:
         self.end = start
         self.root: Node = None
         self.protocol = 0
-        self.persids: list[PersId] = []
+        self.loose_persids: list[PersId] = []
         self.globals: list[Global] = []
-        self.gets: list[Text] = []
+        self.loose_gets: list[Text] = []
         self.frames: list[tuple[int, int]] = []
         self.rare: dict[int, int] = {}
         self.misuses: list[tuple[int, str]] = []
+        self.phrases: Folded | None = None
+        self.calls: list[Call] = []
+
+    @property
+    def persids(self) -> list[PersId]:
+        """Every persistent id, in order."""
+        self.unfold()
+        return self.loose_persids
+
+    @property
+    def gets(self) -> list[Text]:
+        """Every use of a string that was fetched from the memo."""
+        self.unfold()
+        return self.loose_gets
+
+    def unfold(self) -> None:
+        """Make nodes of all that is folded: for what looks at each use of a string, or each reference to a storage."""
+        if not self.calls:
+            return
+        for call in self.calls:
+            persid = call.arguments[0]
+            assert type(persid) is PersId
+            self.loose_persids.append(persid)
+            self.loose_gets += (part for part in persid.fields if type(part) is Text and part.origin is not None)
+        self.loose_persids.sort(key=lambda persid: persid.position)
+        self.loose_gets.sort(key=lambda use: use.start)
+        self.phrases = None
+        self.calls = []
 
 
 def pairs(node: Node) -> list[tuple[Node, Node]] | None:

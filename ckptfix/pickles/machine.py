@@ -14,6 +14,7 @@ from collections.abc import Callable
 from ckptfix.errors import BadPickle, TruncatedPickle
 from ckptfix.pickles import opcodes as op
 from ckptfix.pickles.collector import collector_paused
+from ckptfix.pickles.folded import AFTER_REDUCE
 from ckptfix.pickles.graph import Call, Dict, Global, Graph, Node, PersId, Text
 from ckptfix.pickles.rare import RareOpcodes, build
 
@@ -73,9 +74,7 @@ def finish(
     except (IndexError, KeyError, ValueError, TypeError, OverflowError, struct.error, BadPickle) as error:
         size = len(graph.data)
         kind = TruncatedPickle if isinstance(error, TruncatedPickle) or _starved(machine) else BadPickle
-        raise kind(
-            _reason(error, machine, size), path=path, where=where, offset=base + min(machine.at, size)
-        ) from None
+        raise kind(_reason(error, machine, size), path=path, where=where, offset=base + min(machine.at, size)) from None
     return graph
 
 
@@ -134,8 +133,8 @@ class Machine(RareOpcodes):
         memo = self.memo
         stack = self.stack
         marks = self.marks
-        gets = graph.gets
-        persids = graph.persids
+        gets = graph.loose_gets
+        persids = graph.loose_persids
         pos = graph.start
         last_tuple: Node = None
         last_tuple_at = -1
@@ -150,6 +149,8 @@ class Machine(RareOpcodes):
                     memo[u32(data, pos + 1)[0]] = stack[-1]
                     pos += 5
                 elif code == 0x94:  # MEMOIZE
+                    if self.common is not None:
+                        self.count_memo()
                     memo[len(memo)] = stack[-1]
                     if memoize_at < 0:
                         memoize_at = pos
@@ -214,6 +215,9 @@ class Machine(RareOpcodes):
                         gets.append(use)
                         stack.append(use)
                     else:
+                        if value is self.common and (call := self.fold(end)) is not None:
+                            value = call
+                            end = call.position + AFTER_REDUCE
                         stack.append(value)
                     pos = end
                 elif code == 0x58:  # BINUNICODE
@@ -288,6 +292,7 @@ class Machine(RareOpcodes):
                 elif code == 0x2E:  # STOP
                     graph.root = stack.pop()
                     graph.end = pos + 1
+                    graph.phrases = self.phrases if graph.calls else None
                     return
                 else:
                     self.stack = stack

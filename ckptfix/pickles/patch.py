@@ -52,7 +52,7 @@ def string_patches(graph: Graph, edits: Iterable[tuple[Text, str]]) -> list[Patc
     """The patches that give each use in `edits` its new value and leave every other use as it was.
 
     An edit belongs to a use, not to a value: uses are compared by identity. With several edits of one use
-    the last one counts, which takes them to be equal.
+    the last one counts, which takes them to be equal. Uses in folded calls follow what they are fetched from.
     """
     wanted: dict[int, str] = {}
     patches = []
@@ -62,7 +62,7 @@ def string_patches(graph: Graph, edits: Iterable[tuple[Text, str]]) -> list[Patc
         wanted[id(use)] = value
         if use.origin is None and value != use:
             patches.append(Patch(use.start, use.end, string_opcode(value, protocol, data[use.start], used)))
-    for use in graph.gets:
+    for use in graph.loose_gets:
         origin = use.origin
         if id(use) in wanted or id(origin) in wanted:
             assert origin is not None

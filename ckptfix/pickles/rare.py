@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 from ckptfix.errors import BadPickle, TruncatedPickle
 from ckptfix.pickles import opcodes as op
+from ckptfix.pickles.folded import Memo, Phrases
 from ckptfix.pickles.graph import Call, Dict, Global, Graph, Node, PersId, Set, Text
 
 UNRESOLVABLE = "<unresolvable>"
@@ -33,13 +34,17 @@ def _py2_text(raw: bytes, start: int, end: int) -> Text | bytes:
 class RareOpcodes:
     """State of the machine, and every opcode that is not in its loop.
 
-    `memo` maps an index to a node; `stack` is the part above the last mark, `marks` are the parts below.
+    `memo` maps an index to a node; `stack` is the part above the last mark, `marks` are the parts below. `common` is
+    the function whose calls are folded, where the stream has named it, and `folds` says whether any are.
     """
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.at = graph.start
-        self.memo: dict[int, Node] = {}
+        self.phrases = Phrases(graph.data)
+        self.memo = Memo(self.phrases, graph.calls)
+        self.common: Global | None = None
+        self.folds = type(graph.data) is bytes
         self.stack: list[Node] = []
         self.marks: list[list[Node]] = []
 
@@ -181,7 +186,7 @@ class RareOpcodes:
             if type(value) is Text:
                 use = _text(value, pos, end)
                 use.origin = value
-                self.graph.gets.append(use)
+                self.graph.loose_gets.append(use)
                 value = use
         elif code == op.INT:
             value = {b"00": False, b"01": True}.get(raw)
@@ -194,7 +199,7 @@ class RareOpcodes:
             value = _text(raw.decode("raw-unicode-escape"), pos, end)
         elif code == op.PERSID:
             value = PersId(raw.decode("ascii"), pos, -1)
-            self.graph.persids.append(value)
+            self.graph.loose_persids.append(value)
         else:
             if len(raw) < 2 or raw[0] != raw[-1] or raw[0] not in b"'\"":
                 raise BadPickle("STRING without quotes")
@@ -232,6 +237,22 @@ class RareOpcodes:
         node = Global(str(module), str(name), pos)
         self.graph.globals.append(node)
         self.stack.append(node)
+        if self.folds and name == "_rebuild_tensor_v2" and module == "torch._utils":
+            self.common = node
+
+    def fold(self, at: int) -> Call | None:
+        """The call of `common` whose arguments begin at `at`, folded; None where it is not written as most are."""
+        assert self.common is not None
+        call = self.phrases.read(self.common, at, self.memo)
+        if call is not None:
+            self.graph.calls.append(call)
+        return call
+
+    def count_memo(self) -> None:
+        """MEMOIZE counts what is in the memo: from here on nothing is folded."""
+        self.memo.spread()
+        self.common = None
+        self.folds = False
 
 
 def set_items(target: Node, items: Iterable[tuple[Node, Node]]) -> None:

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from ckptfix.io.source import Source
 from ckptfix.pickles.collector import without_collections
+from ckptfix.zips.append import earlier
 from ckptfix.zips.local import Local, local_extra, local_header, local_sizes
 from ckptfix.zips.read import CENTRAL, DESCRIPTOR_FOLLOWS, ENCRYPTED, LOCAL, Directory, Record, extra_fields
 
@@ -88,8 +89,23 @@ def examine(reader: Source, directory: Directory) -> tuple[list[Span], list[Disp
             found.append(_joined("bad-local-header", record, record.header, said))
         spans.append(Span(record, data, end))
     spans.sort(key=lambda span: span.record.header)
-    found += _between(spans, directory.offset)
+    found += _between(sorted([*spans, *_former(reader, directory)], key=_place), directory.offset)
     return spans, found
+
+
+def _place(span: Span) -> int:
+    return span.record.header
+
+
+def _former(reader: Source, directory: Directory) -> Iterator[Span]:
+    """What edits in place left behind: records that the directory no longer lists, and former directories."""
+    for name, before, record in earlier(reader.name, directory):
+        local = local_header(reader, record.header, len(record.name) + USUAL)
+        if local is not None:
+            end, _ = _behind(reader, record, local.data + record.stored, before.offset)
+            yield Span(record, local.data, end)
+        listing = Record("a former directory", before.offset, 0, 0, 0, 0, 0, 0)
+        yield Span(listing, before.offset, name.size)
 
 
 def _joined(id: str, record: Record, offset: int, said: list[tuple[str, bool]]) -> Dispute:

@@ -199,7 +199,7 @@ def replace_record(
     path = directory.path
     local = read_local(reader, record)
     crc32 = zlib.crc32(new)
-    head, tail = _rewritten_header(reader, local, record.flags, crc32, len(new))
+    head, tail = rewritten_header(reader, local, record.flags, crc32, len(new))
     following = min(
         (other for other in directory.records if other.header > record.header),
         key=lambda other: other.header,
@@ -213,18 +213,18 @@ def replace_record(
         behind = read_local(reader, following)
         rest = directory.offset - behind.data
         old = reader.read(behind.header, behind.data - behind.header)
-        header = _repadded(old, local_extra(reader, behind), cursor, behind.data, unit if rest >= LARGE else ALIGNMENT)
+        header = repadded(old, local_extra(reader, behind), cursor, behind.data, unit if rest >= LARGE else ALIGNMENT)
         segments += (header, ByteRange(path, behind.data, rest))
         shift = cursor + len(header) - behind.data
     offsets = {other.position: other.header + shift for other in directory.records if other.header > record.header}
     if following is not None:
         offsets[following.position] = cursor
-    raw = _patched_directory(directory, record, offsets, crc32, len(new))
+    raw = patched_directory(directory, record, offsets, crc32, len(new))
     segments += (raw, end_records(len(directory.records), len(raw), directory.offset + shift, directory.comment))
     return segments
 
 
-def _rewritten_header(reader: Source, local: Local, flags: int, crc32: int, size: int) -> tuple[bytes, bytes]:
+def rewritten_header(reader: Source, local: Local, flags: int, crc32: int, size: int) -> tuple[bytes, bytes]:
     """The local header and data descriptor of a record that is now stored with `size` bytes."""
     head = bytearray(reader.read(local.header, local.data - local.header))
     wide = any(kind == 1 for kind, _ in extra_fields(local_extra(reader, local)))
@@ -239,7 +239,7 @@ def _rewritten_header(reader: Source, local: Local, flags: int, crc32: int, size
     return bytes(head), b""
 
 
-def _repadded(raw: bytes, extra: bytes, cursor: int, data: int, unit: int) -> bytes:
+def repadded(raw: bytes, extra: bytes, cursor: int, data: int, unit: int) -> bytes:
     """The local header `raw` at `cursor`, padded so that its data moves by a multiple of `unit` from `data`."""
     kept = b"".join(
         struct.pack("<2H", kind, len(payload)) + payload
@@ -256,7 +256,7 @@ def _repadded(raw: bytes, extra: bytes, cursor: int, data: int, unit: int) -> by
     return bytes(header) + kept + b"FB" + fill.to_bytes(2, "little") + b"Z" * fill
 
 
-def _patched_directory(
+def patched_directory(
     directory: Directory, record: Record, offsets: dict[int, int], crc32: int, size: int
 ) -> bytes:
     """The directory with new offsets, and new sizes for the replaced `record`."""

@@ -6,11 +6,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-from campaigns import memory, power_cuts
+from campaigns import in_place, memory, power_cuts
 
 if __name__ == "__main__":
     found = 0
-    for campaign in (power_cuts, memory):
+    for campaign in (power_cuts, memory, in_place):
         with tempfile.TemporaryDirectory() as folder:
-            found += campaign.main(Path(folder))
+            found += campaign.main(Path(folder).resolve())
     sys.exit(found > 0)

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -141,6 +142,7 @@ def test_a_signal_leaves_whole_files_alone(tmp_path: Path, jobs: int, number: si
     ):
         while len([*(tmp_path / "out").glob("*.pth")]) < 5:
             assert child.poll() is None
+            time.sleep(0.005)
         os.killpg(child.pid, number)  # as a terminal does: to all of them
         _, err = child.communicate(timeout=60)
     assert child.returncode == 128 + number

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from builders import Tensor, assemble, safetensors, state_dict_ops, torch_zip
+from builders import Tensor, assemble, safetensors, state_dict_ops, torch_zip, written
 from cli.conftest import floats, state, wrapped
-from docs.samples import FILES, model, saved
+from docs.samples import files, model, saved
+
+import ckptfix
 
 
 class Net(torch.nn.Module):
@@ -67,9 +71,20 @@ def damaged() -> bytes:
     return torch_zip(assemble(("PROTO", 2), *state_dict_ops(items), "STOP"), [floats(1, 2, 3), floats(1)])
 
 
+def edited() -> Iterator[tuple[str, bytes]]:
+    """Files after two edits in place each, and what is kept beside them."""
+    plain = safetensors([("module.a", "F32", [2], floats(1, 2))], metadata={"format": "pt", "room": "x" * 99})
+    with TemporaryDirectory() as folder:
+        for name, content in (("edited.pth", wrapped()), ("edited.safetensors", plain)):
+            path = written(Path(folder, name), content)
+            ckptfix.strip_module(path, in_place=True)
+            ckptfix.add_module(path, prefix="m", in_place=True)
+        yield from ((path.name, path.read_bytes()) for path in Path(folder).iterdir())
+
+
 def make() -> Iterator[tuple[str, bytes]]:
     """(name, content) of the files."""
-    yield from FILES.items()
+    yield from files().items()
     for name, contents in {
         "rich.pth": rich, "module.pth": Net, "meta.pth": meta, "functions.pth": functions,
         "norm.pth": lambda: norm(False), "counted.pth": lambda: norm(True),
@@ -90,6 +105,7 @@ def make() -> Iterator[tuple[str, bytes]]:
     yield "truncated.pth", wrapped()[:900]
     yield "mixed.pth", wrapped(second="")
     yield "gan.pth", saved(gan)
+    yield from edited()
 
 
 RUNS: dict[str, tuple[str, ...]] = {
@@ -117,6 +133,7 @@ RUNS: dict[str, tuple[str, ...]] = {
     "sanitize": ("sanitize rich.pth OUT.pth", "sanitize functions.pth OUT.pth"),
     "repair": ("repair cut.pth OUT.pth", "repair cut.pth OUT.pth --fill zeros"),
     "slim": ("slim view.pth OUT.pth", "slim rich.pth OUT.pth --no-optimizer"),
+    "undo": ("undo --list edited.pth", "undo edited.safetensors", "undo ddp.pth"),
     "failure": ("inspect none.pth", "inspect --nonsense", "rename model.pth OUT.pth --sub 'bias|weight=x'",
                "inspect truncated.pth", "inspect page.pth", "inspect a.pth --filter fc.weigth",
                "strip-module mixed.pth OUT.pth", "convert gan.pth OUT.safetensors",

@@ -7,6 +7,7 @@ import io
 import math
 import tempfile
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -137,33 +138,35 @@ def _files(make: Callable[[Path], object]) -> dict[str, bytes]:
         return {path.relative_to(place).as_posix(): path.read_bytes() for path in found}
 
 
-FILES = {
-    **zero_run(),
-    **two_ranks(),
-    **dcp_folder(),
-    "pickled.pth": whole_model(),
-    "gpu3.pth": wrapped("", "cuda:3"),
-    "ddp.pth": wrapped(),
-    "multi_gpu.pth": wrapped(),
-    "cuda.pth": wrapped(""),
-    "compiled.pth": wrapped("module._orig_mod."),
-    "model.pth": wrapped("", "cpu"),
-    "a.pth": state(fc__weight=(1, 2, 3), fc__bias=(4, 5)),
-    "b.pth": state(fc__weight=(1, 2, 4), fc__bias=(4, 5)),
-    "model.safetensors": safetensors([("fc.weight", "F32", [2, 3], bytes(24))], metadata={"format": "pt"}),
-    "bert.pth": transformer("bert.encoder.layer.{}", BERT),
-    "mine.pth": transformer("blocks.{}", MINE),
-    "cut.pth": transformer("blocks.{}", MINE)[:9000],
-    "settings.pth": saved(with_settings),
-    "view.pth": saved(one_row),
-    "ten_classes.pth": model({"fc.weight": (4, 3), "head.weight": (10, 4), "head.bias": (10,)}),
-    "five_classes.pth": model({"fc.weight": (4, 3), "head.weight": (5, 4), "head.bias": (5,)}),
-    "heads.pth": model({"left.weight": (4, 4), "right.weight": (4, 4)}),
-    "runs/lr1/epoch_1.pth": wrapped(),
-    "runs/lr1/epoch_2.pth": wrapped(),
-    "runs/lr2/epoch_1.pth": wrapped()[:1500],
-    "runs/lr2/epoch_2.pth": wrapped("", "cpu"),
-    "runs/lr2/log.txt": b"epoch 1: 0.7\n",
-    "like.pth": model({"one.weight": (4, 4), "other.weight": (4, 4)}),
-}
-"""Name -> content."""
+@cache
+def files() -> dict[str, bytes]:
+    """Name -> content."""
+    return {
+        **zero_run(),
+        **two_ranks(),
+        **dcp_folder(),
+        "pickled.pth": whole_model(),
+        "gpu3.pth": wrapped("", "cuda:3"),
+        "ddp.pth": wrapped(),
+        "multi_gpu.pth": wrapped(),
+        "cuda.pth": wrapped(""),
+        "compiled.pth": wrapped("module._orig_mod."),
+        "model.pth": wrapped("", "cpu"),
+        "a.pth": state(fc__weight=(1, 2, 3), fc__bias=(4, 5)),
+        "b.pth": state(fc__weight=(1, 2, 4), fc__bias=(4, 5)),
+        "model.safetensors": safetensors([("fc.weight", "F32", [2, 3], bytes(24))], metadata={"format": "pt"}),
+        "bert.pth": transformer("bert.encoder.layer.{}", BERT),
+        "mine.pth": transformer("blocks.{}", MINE),
+        "cut.pth": transformer("blocks.{}", MINE)[:9000],
+        "settings.pth": saved(with_settings),
+        "view.pth": saved(one_row),
+        "ten_classes.pth": model({"fc.weight": (4, 3), "head.weight": (10, 4), "head.bias": (10,)}),
+        "five_classes.pth": model({"fc.weight": (4, 3), "head.weight": (5, 4), "head.bias": (5,)}),
+        "heads.pth": model({"left.weight": (4, 4), "right.weight": (4, 4)}),
+        "runs/lr1/epoch_1.pth": wrapped(),
+        "runs/lr1/epoch_2.pth": wrapped(),
+        "runs/lr2/epoch_1.pth": wrapped()[:1500],
+        "runs/lr2/epoch_2.pth": wrapped("", "cpu"),
+        "runs/lr2/log.txt": b"epoch 1: 0.7\n",
+        "like.pth": model({"one.weight": (4, 4), "other.weight": (4, 4)}),
+    }

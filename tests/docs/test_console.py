@@ -1,6 +1,6 @@
 """The console blocks of the documentation: every ``$ ckptfix`` line is run, in order, and shows what the page says.
 
-Those of a page run in one folder that holds the files of `samples.FILES`. In the expected output ``...`` stands for
+Those of a page run in one folder that holds the files of `samples.files`. In the expected output ``...`` stands for
 anything; on a line of its own, for any number of lines. ``$ echo $?`` shows the exit code of the command before it;
 nothing else is run. With ``CKPTFIX_UPDATE_DOCS=1``, what is shown replaces what a page says.
 """
@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 from builders import written
 from docs.pages import PAGES, UPDATE
-from docs.samples import FILES
+from docs.samples import files
 from forks import MAIN, Forks
 
 SHELL = re.compile(r"[|&;<>()$`*?~{}\[\]!]")
@@ -68,7 +68,7 @@ def updated(expected: str, shown: str) -> str:
 def folder(tmp_path: Path) -> Path:
     folder = tmp_path / "folder"
     folder.mkdir()
-    for name, content in FILES.items():
+    for name, content in files().items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         written(folder / name, content)
     return folder

@@ -80,7 +80,7 @@ class TestSignals:
         assert step >= 5
 
     def test_at_any_time(self, tmp_path: Path) -> None:
-        rng = random.Random()
+        rng = random.Random(None if LONG else 1)
         seen: Counter[str] = Counter()
         for _ in range(400 if LONG else 12):
             name = rng.choice(list(SCENARIOS))
@@ -184,6 +184,7 @@ class TestSystemCalls:
         if not LONG:
             # Looking is the in-process tests' part; here are the calls that write, and those that read the source.
             places = [place for place in places if "stat" not in place[0] and place[0] != "access"]
+            places = places[SOME_FAULTS.index((name, fault)) % 2 :: 2]
         wrong = []
         for call, number in places:
             if found := traced.complaint(call, number, fault):

@@ -6,18 +6,22 @@ that it is read and not refused at the door.
 
 from __future__ import annotations
 
+import gzip
 import json
+import pickle
 import pickletools
 import random
 import struct
 import zipfile
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Callable, Sequence
+from functools import cache, lru_cache
 from io import BytesIO
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from builders import Op, Record, assemble, build_zip, push, replace, state_dict_ops, torch_zip
+from other_pickles import joblib_dump, tar_of, torch_tar
 from property import impossible
 from property.hostile import WEIGHT_DATA, one_pickle
 from property.small_files import SMALL
@@ -33,6 +37,25 @@ TEXTS = (
 
 
 @cache
+def other_formats() -> dict[str, bytes]:
+    """Pickles of other programs, and a tar of torch before 0.1.10."""
+    import numpy
+    import torch
+
+    arrays = {"module.w": numpy.arange(6.0).reshape(2, 3), "module.b": numpy.ones(2, numpy.float32), "epoch": 3}
+    tensors = {"module.w": torch.arange(4.0).view(2, 2), "module.b": torch.ones(2)}
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "in")
+        joblib_dump(arrays, path)
+        return {
+            "joblib": path.read_bytes(),
+            "pickle": pickle.dumps(arrays, 4),
+            "pickled tensors": pickle.dumps(tensors, 2),
+            "torch tar": torch_tar(tensors),
+        }
+
+
+@cache
 def seeds() -> tuple[tuple[str, bytes], ...]:
     """The good files, by name."""
     rich: list[Op] = [op for name, arguments in impossible.GOOD.items() if name not in ("builtins.getattr",)
@@ -45,6 +68,7 @@ def seeds() -> tuple[tuple[str, bytes], ...]:
         "calls": torch_zip(one_pickle("EMPTY_DICT", "MARK", *rich, "SETITEMS"), storages),
         "tensors": torch_zip(one_pickle(*state_dict_ops(tensors)), storages),
     }
+    files |= other_formats()
     for path in sorted(FIXTURES.glob("*.*")):
         if path.suffix in (".pth", ".safetensors", ".pt") and path.stat().st_size < 16_000:
             files[path.name] = path.read_bytes()
@@ -52,9 +76,21 @@ def seeds() -> tuple[tuple[str, bytes], ...]:
 
 
 def mutant(number: int) -> tuple[str, bytes]:
-    """(what it is, file) of mutant `number`."""
+    """(what it is, file) of mutant `number`. Small files are more often among them: they are quick, and as rich."""
     dice = random.Random(number)
-    name, data = dice.choice(seeds())
+    rows = seeds()
+    ((name, data),) = dice.choices(rows, [1 / (2000 + len(content)) for _, content in rows])
+    return other_file(number, name, data, dice)
+
+
+def attack(number: int, files: Sequence[tuple[str, bytes]]) -> tuple[str, bytes]:
+    """The same of one of `files`, which are hostile as they are."""
+    dice = random.Random(number)
+    return other_file(number, *dice.choice(files), dice)
+
+
+def other_file(number: int, name: str, data: bytes, dice: random.Random) -> tuple[str, bytes]:
+    """One to three changes of one kind; some mutants are then packed into an archive, which may be damaged too."""
     edits = dice.choice((1, 1, 1, 2, 3))
     ways: list[Way] = [raw]
     if data[:2] == b"PK":
@@ -64,9 +100,31 @@ def mutant(number: int) -> tuple[str, bytes]:
     else:
         ways += [in_stream] * 5
     way = dice.choice(ways)
-    for _ in range(edits):
-        data = way(data, dice)
-    return f"{number} {name} {way.__name__}", data
+    if way is in_pickle:
+        data = in_pickle(data, dice, edits)
+    else:
+        for _ in range(edits):
+            data = way(data, dice)
+    what = f"{number} {name} {way.__name__}"
+    if dice.random() < 0.05:
+        packing = dice.choice(list(PACKINGS))
+        data, what = PACKINGS[packing](data), f"{what} {packing}"
+        if dice.random() < 0.3:
+            data = raw(data, dice)
+    return what, data
+
+
+PACKINGS: dict[str, Callable[[bytes], bytes]] = {
+    "gzip": lambda data: gzip.compress(data, 1, mtime=0),
+    "zip": lambda data: build_zip([Record("model.pth", data)]),
+    "deflated": lambda data: build_zip([Record("a/model.pth", data, method=8), Record("readme.txt", b"words")]),
+    "tar": lambda data: tar_of({"model/weights.pth": data}),
+    "nemo": lambda data: tar_of({"model_config.yaml": b"a: 1", "model_weights.ckpt": data}),
+    "baselines": lambda data: build_zip([
+        Record("policy.pth", data), Record("data", b"{}"), Record("_stable_baselines3_version", b"2"),
+    ]),
+}  # fmt: skip
+"""How a file is packed into another, as websites, mail and libraries do it."""
 
 
 def raw(data: bytes, dice: random.Random) -> bytes:
@@ -86,6 +144,7 @@ def raw(data: bytes, dice: random.Random) -> bytes:
     return data[:start] + new + data[start + length :]
 
 
+@lru_cache(512)
 def operations(pickle: bytes) -> tuple[list[bytes], bytes]:
     """The opcodes of the first pickle of a stream, each with its argument, and what follows it."""
     starts = []
@@ -165,28 +224,31 @@ def in_stream(data: bytes, dice: random.Random) -> bytes:
     return before + b"".join(edited(made, dice)) + after
 
 
-def records_of(data: bytes) -> list[Record]:
+@lru_cache(512)
+def records_of(data: bytes) -> tuple[Record, ...]:
     with zipfile.ZipFile(BytesIO(data)) as archive:
-        return [Record(info.filename, archive.read(info)) for info in archive.infolist()]
+        return tuple(Record(info.filename, archive.read(info)) for info in archive.infolist())
 
 
-def in_pickle(data: bytes, dice: random.Random) -> bytes:
-    """An opcode of data.pkl, with sizes and checksums that agree."""
+def in_pickle(data: bytes, dice: random.Random, edits: int = 1) -> bytes:
+    """An opcode of data.pkl, or several, with sizes and checksums that agree."""
     try:
-        records = records_of(data)
+        records = [*records_of(data)]
     except Exception:
         return raw(data, dice)
     for place, record in enumerate(records):
         if record.name.endswith("data.pkl"):
             made, after = operations(record.data)
-            records[place] = replace(record, data=b"".join(edited(made, dice)) + after)
+            for _ in range(edits):
+                made = edited(made, dice)
+            records[place] = replace(record, data=b"".join(made) + after)
     return build_zip(records)
 
 
 def in_records(data: bytes, dice: random.Random) -> bytes:
     """A field of a record or of its row, a record less or twice, or an end record that lies."""
     try:
-        records = records_of(data)
+        records = [*records_of(data)]
         place = dice.randrange(len(records))
     except Exception:
         return raw(data, dice)
@@ -225,7 +287,7 @@ def in_header(data: bytes, dice: random.Random) -> bytes:
     length = int.from_bytes(data[:8], "little")
     try:
         header = json.loads(data[8 : 8 + length])
-        text = json.dumps(_other(header, dice)).encode("utf-8", "surrogatepass")
+        text = json.dumps(other_value(header, dice)).encode("utf-8", "surrogatepass")
     except (ValueError, UnicodeError):
         return raw(data, dice)
     if dice.random() < 0.15:
@@ -234,7 +296,7 @@ def in_header(data: bytes, dice: random.Random) -> bytes:
     return struct.pack("<Q", stated) + text + data[8 + length :]
 
 
-def _other(value: Any, dice: random.Random) -> Any:
+def other_value(value: Any, dice: random.Random) -> Any:
     """`value` with one thing in it changed."""
     new = dice.choice((*INTS, *TEXTS, None, True, 1.5, [], {}, [0], [0, 8], [2**62, 4], {"a": "b"}, "F64", "F4"))
     if isinstance(value, dict) and value and dice.random() < 0.85:
@@ -244,9 +306,9 @@ def _other(value: Any, dice: random.Random) -> Any:
             return {name: part for name, part in value.items() if name != key}
         if kind == 1:
             return {**value, str(new): value[key]}
-        return {**value, key: _other(value[key], dice)}
+        return {**value, key: other_value(value[key], dice)}
     if isinstance(value, list) and value and dice.random() < 0.7:
         made = list(value)
-        made[dice.randrange(len(made))] = _other(made[0], dice)
+        made[dice.randrange(len(made))] = other_value(made[0], dice)
         return made
     return new

@@ -1,10 +1,12 @@
-"""Run every command and loader on the files of a folder, in this process: ``python -m property.run_shared FOLDER``.
+"""Run the commands and loaders on the files of a folder, in this process: ``python -m property.run_shared FOLDER``.
 
-A line before each, and ``done`` at the end: where the output stops is what did not come back.
+All of them on each in a long run; else every second, and on the next file the others. A line before each, and
+``done`` at the end: where the output stops is what did not come back.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -46,6 +48,9 @@ WRITING = (
 )
 
 
+LONG = os.environ.get("CKPTFIX_LONG") == "1"
+
+
 def operations(path: Path, folder: Path) -> Iterator[tuple[str, Callable[[], object]]]:
     name = str(path)
     out = str(folder / "out.pth")
@@ -77,10 +82,11 @@ def run(words: list[str]) -> None:
 
 def main(folder: Path) -> None:
     warnings.simplefilter("ignore")
-    for path in sorted(folder.glob("*.pth")):
+    for turn, path in enumerate(sorted(folder.glob("*.pth"))):
         out = folder / "out"
         out.mkdir(exist_ok=True)
-        for name, operation in operations(path, out):
+        found = [*operations(path, out)]
+        for name, operation in found if LONG else found[turn % 2 :: 2]:
             print(f"{path.stem}: {name}", flush=True)
             with suppress(CkptfixError):
                 operation()

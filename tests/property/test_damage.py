@@ -21,6 +21,7 @@ from ckptfix.errors import CkptfixError
 from ckptfix.formats import detect, open_checkpoint
 
 SECONDS = 1.0
+"""CPU time of one operation."""
 MEMORY = 100 << 20
 RSS_UNIT = 1 if sys.platform == "darwin" else 1024
 
@@ -31,9 +32,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def within_limits(path: Path, data: bytes, operations: tuple[Callable[[Path], None], ...] = LISTING) -> list[str]:
-    start = time.perf_counter()
+    start = time.process_time()
     messages = survives(path, data, operations)
-    assert time.perf_counter() - start < SECONDS * len(operations), messages
+    assert time.process_time() - start < SECONDS * len(operations), messages
     return messages
 
 
@@ -57,7 +58,7 @@ def test_every_cut(name: str, place: Path) -> None:
 @pytest.mark.parametrize("name", SMALL)
 def test_every_bit(name: str, place: Path) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    for bit in range(0, len(SMALL[name]) * 8, 1 if LONG else 7):
+    for bit in range(0, len(SMALL[name]) * 8, 1 if LONG else 23):
         within_limits(place, flip(SMALL[name], bit), EVERYTHING)
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * RSS_UNIT < MEMORY
 

@@ -25,7 +25,7 @@ TESTS = Path(__file__).parents[1]
 SAMPLES = list(gadgets())
 
 TOGETHER = pytest.mark.xdist_group("hostile files")
-"""The tests that look at `outcomes`, in one worker: it takes half a minute to make."""
+"""The tests that look at `outcomes`, in one worker: it takes long to make."""
 
 
 def run(folder: Path, samples: dict[str, bytes]) -> dict[str, dict[str, Any]]:

@@ -10,14 +10,15 @@ from pathlib import Path
 
 import pytest
 from builders import Op, assemble, push, state_dict_ops, tensor_ops, torch_zip
+from conftest import LONG
 from property.hostile import WEIGHT, WEIGHT_DATA
 
 pytestmark = pytest.mark.campaign
 
 TESTS = Path(__file__).parents[1]
 DEPTH = 60
-SECONDS = 120
-"""For all commands and loaders on all files, which take 15 seconds."""
+SECONDS = 300
+"""For commands and loaders on all files, which take 15 seconds on a machine that does nothing else."""
 
 
 def nested(*around: Op, innermost: list[Op] | None = None, depth: int = DEPTH) -> list[Op]:
@@ -97,4 +98,5 @@ def test_every_command_and_loader_comes_back(tmp_path: Path) -> None:
         said = (error.stdout or b"").decode().split("\n")
         raise AssertionError(f"never came back: {said[-2]}") from None
     assert done.returncode == 0, (done.stdout[-200:], done.stderr)
-    assert done.stdout.endswith("done\n") and done.stdout.count("load_optimizer") == len(files)
+    assert done.stdout.endswith("done\n")
+    assert done.stdout.count("load_optimizer") == (len(files) if LONG else len(files) // 2)

@@ -9,9 +9,10 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import shutil
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -115,7 +116,7 @@ def run_command(arguments: tuple[str, ...], name: str = "") -> Outcome:
     return Outcome(name or " ".join(arguments), code, out.getvalue(), err.getvalue(), failure)
 
 
-def run_commands(path: Path, names: tuple[str, ...] = tuple(COMMANDS)) -> Iterator[Outcome]:
+def run_commands(path: Path, names: Sequence[str] = tuple(COMMANDS)) -> Iterator[Outcome]:
     """What each command says about `path`; outputs are written beside it, and removed."""
     out, other = path.with_name("verbs-out"), path.with_name("verbs-other")
     if not other.exists():
@@ -125,6 +126,8 @@ def run_commands(path: Path, names: tuple[str, ...] = tuple(COMMANDS)) -> Iterat
         try:
             yield run_command(tuple(places.get(part, part) for part in COMMANDS[name]), name)
         finally:
+            if out.is_dir():
+                shutil.rmtree(out)
             out.unlink(missing_ok=True)
 
 
@@ -173,7 +176,7 @@ LOADERS: dict[str, Callable[[Path], None]] = {
 }
 
 
-def run_loaders(path: Path, names: tuple[str, ...] = tuple(LOADERS)) -> Iterator[Outcome]:
+def run_loaders(path: Path, names: Sequence[str] = tuple(LOADERS)) -> Iterator[Outcome]:
     """What each loader says about `path`."""
     for name in names:
         said = failure = ""

@@ -6,10 +6,11 @@ Whatever was in the file is in the output, or is listed as left out by request, 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from conftest import LONG
+from conftest import LONG, in_turn
 from real.files import fixture_files, name_of, real_files, real_folders, truth_beside, truth_of
 from real.law import BY_AT, COMMANDS, TO_TRUTH, Command, breaches
 
@@ -21,9 +22,14 @@ pytestmark = pytest.mark.campaign
 MOST_ADDRESSES = 1000 if LONG else 3
 
 
+def commands(path: Path, paths: Sequence[Path]) -> Sequence[Command]:
+    """Every command for a file of the repository and in a long run; half of them for one of others', in turn."""
+    return COMMANDS if path in fixture_files() else in_turn(COMMANDS, paths.index(path), 2)
+
+
 def jobs(path: Path) -> list[tuple[Command, str]]:
-    """Every command for a file, with what ends its line."""
-    found = [(command, "") for command in COMMANDS]
+    """The commands for a file, with what ends its line."""
+    found = [(command, "") for command in commands(path, real_files())]
     try:
         states = ckptfix.open_checkpoint(path).state_dicts
     except (errors.CkptfixError, OSError):
@@ -57,7 +63,7 @@ def test_no_command_loses_a_weight_of_a_file(path: Path, tmp_path: Path) -> None
 def test_no_command_loses_a_weight_of_a_folder(path: Path, tmp_path: Path) -> None:
     found = [
         f"{command}: {breach}"
-        for command in COMMANDS
+        for command in commands(path, real_folders())
         for breach in breaches(command, path, tmp_path, lambda: truth_of(path))
     ]
     assert not found, "\n".join(found)

@@ -40,7 +40,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("match pairs")]  # each 
 STYLES = [
     pytest.param(family, style, id=f"{family.name}: {style.name}") for family in FAMILIES for style in family.styles
 ]
-SWAPS = 30
+SWAPS = 30 if LONG else 12
 """Tried in each model."""
 
 

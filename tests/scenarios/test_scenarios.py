@@ -165,6 +165,12 @@ def test_a8_auto_takes_what_is_there(train: Train, tmp_path: Path) -> None:
     saved = tmp_path / "auto.pth"
     assert "--parallel auto: none" in train("--parallel auto --epochs 1 --save @0", saved)
     assert list(read(saved)) == ["fc.weight", "fc.bias"]
+
+
+@NO_GPU
+@pytest.mark.campaign
+def test_a8_auto_takes_the_processes_that_are_there(tmp_path: Path) -> None:
+    saved = tmp_path / "auto.pth"
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
     command += ["-m", "ckptfix.trainer", "--parallel", "auto", "--epochs", "1", "--save", str(saved)]
     done = subprocess.run(
@@ -203,6 +209,7 @@ def test_a10_an_optimizer_in_data_parallel_has_no_step() -> None:
         wrapped.step()
 
 
+@pytest.mark.campaign
 def test_a11_visible_devices_renumber(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "ckptfix.trainer", "--epochs", "1"]
     done = subprocess.run(

@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 from file_commands import CODES, COMMANDS, arguments
-from forks import Forks
+from forks import ALL_MODULES, Forks
 
 from ckptfix.errors import MissingExtra
 from ckptfix.extras import need_torch
+
+pytestmark = pytest.mark.xdist_group("without torch")  # they share an interpreter
 
 NO_TORCH = """
 import sys
@@ -40,7 +42,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def bare(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
-    with Forks(tmp_path_factory.mktemp("out"), "import ckptfix.cli", environment) as forks:
+    with Forks(tmp_path_factory.mktemp("out"), ALL_MODULES, environment) as forks:
         yield forks
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import click
 
-from ckptfix.cli.shared import tables, values
+from ckptfix.cli.shared import tables
 from ckptfix.cli.shared.console import Console, pass_console
 from ckptfix.cli.shared.operands import InAndOut, Operands, Others, folder_options
 from ckptfix.cli.shared.paint import When
@@ -45,38 +45,10 @@ class Written(Protocol):
     @property
     def dest(self) -> str: ...
     @property
+    def in_place(self) -> bool: ...
+    @property
     def backup(self) -> str | None: ...
     def as_dict(self) -> Mapping[str, Any]: ...
-
-
-def at_option() -> click.Option:
-    """--at PATH."""
-    return click.Option(
-        ["--at"],
-        metavar="PATH",
-        shell_complete=values.addresses,
-        help="Only the mapping at this address, such as model_state_dict (see inspect).",
-    )
-
-
-def like_at_option() -> click.Option:
-    """--like-at PATH, beside --like TARGET."""
-    return click.Option(
-        ["--like-at"],
-        metavar="PATH",
-        shell_complete=values.target_addresses,
-        help="The mapping of TARGET, where it has several.",
-    )
-
-
-def link_option() -> click.Option:
-    """--link, for edits of folders."""
-    return click.Option(
-        ["--link"],
-        is_flag=True,
-        help="Of a folder: give files that do not change a second name (hard links) instead of copying them. Saving to "
-        "either folder again then changes both.",
-    )
 
 
 class Verb(click.Command):
@@ -329,15 +301,19 @@ def writes(name: str, *params: click.Parameter, example: str) -> Callable[[Calla
                     raise click.UsageError("Of several inputs, --output names the output.")
                 if not is_more(param) and not options[param.name]:
                     raise click.UsageError(f"Missing argument '{param.metavar}'.")
-            out, keep_old = where_to(dest, output, force=force, without=None if optional else "--output or --out-dir")
-            named = out is None
+            in_place = options.pop("in_place", False)
+            needed = None if optional or in_place else "--output or --out-dir"
+            out, keep_old = where_to(dest, output, force=force, without=needed)
+            named = out is None and not in_place
             if named:
                 out = default_name(name, source, options)
             from ckptfix.ops.writing import How
 
             with console.progress(at_end="flushing to disk") as progress:
                 link = options.pop("link", False)
-                how = How(force=force, keep_old=keep_old, dry_run=dry_run, link=link, progress=progress)
+                how = How(
+                    force=force, keep_old=keep_old, dry_run=dry_run, in_place=in_place, link=link, progress=progress
+                )
                 result = function(source, out, how, **options)
             return show(console, result, named=named)
 
@@ -371,7 +347,8 @@ def show(console: Console, result: Written, *, named: bool = False) -> int:
         lines.append(printable(f"output: {result.dest}"))
     if result.backup is not None:
         lines.append(printable(kept_line(result.dest, result.backup)))
-    console.done(lines, () if result.written else [line for file in result.plan.files for line in plan_lines(file)])
+    planned = () if result.written or result.in_place else result.plan.files
+    console.done(lines, [line for file in planned for line in plan_lines(file)])
     console.findings(finding for finding in result.findings if finding.severity != "info")
     return result.exit_code
 

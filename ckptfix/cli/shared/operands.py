@@ -132,6 +132,8 @@ class InAndOut:
         ctx.meta[JOBS] = params.pop("jobs")
         rest = str(self._rest.name)
         others: tuple[str, ...] = params.pop("others") if rest == "others" else ()
+        if params.get("in_place"):
+            return self._in_place(command, ctx, others, out_dir, recursive=recursive)
         if out_dir is None:
             self._refuse(ctx, recursive, others)
             return None
@@ -140,6 +142,12 @@ class InAndOut:
         for param in command.params:
             if getattr(param.type, "dash", None) == "output" and param.name != "dest" and params[str(param.name)]:
                 raise click.UsageError(f"{param.opts[0]} is one file, and with --out-dir every input writes one.", ctx)
+        words = self._words(ctx, others)
+        return self._job(command, ctx, words, out_dir, recursive=recursive)
+
+    def _words(self, ctx: click.Context, others: Sequence[str]) -> list[str]:
+        """All names of inputs; they are taken out of the parameters."""
+        params, rest = ctx.params, str(self._rest.name)
         words = [word for word in (params.pop("source"), params.pop("dest")) if word is not None]
         words += others if rest == "others" else params[rest]
         if rest != "others":
@@ -147,7 +155,31 @@ class InAndOut:
             del words[len(words) - len(params[rest]) :]
         if not words:
             raise click.UsageError("Missing argument 'IN...'.", ctx)
-        return self._job(command, ctx, words, out_dir, recursive=recursive)
+        return words
+
+    def _in_place(
+        self, command: click.Command, ctx: click.Context, others: Sequence[str], out_dir: str | None, *, recursive: bool
+    ) -> Job | None:
+        """The job of changing each input where it is; None for one input, which the parameters then say."""
+        from ckptfix.cli.shared.inputs import expanded, is_pattern
+
+        if out_dir is not None or ctx.params["output"] is not None:
+            raise click.UsageError("An edit in place has no output: every name is an input.", ctx)
+        words = self._words(ctx, others)
+        if any(word in ctx.ensure_object(Console).streams for word in words):
+            raise click.UsageError("- (standard input) cannot be edited in place.", ctx)
+        ctx.params["dest"] = None
+        if len(words) == 1 and not recursive and not is_pattern(words[0]):
+            ctx.params["source"] = words[0]
+            return None
+        return Job(
+            callback=_function(command),
+            argument="source",
+            params=ctx.params,
+            inputs=expanded(words, recursive=recursive),
+            report=Lines,
+            jobs=ctx.meta[JOBS],
+        )
 
     def _refuse(self, ctx: click.Context, recursive: bool, others: Sequence[str]) -> None:
         """Refuse what asks for many inputs, and names no folder for the outputs."""

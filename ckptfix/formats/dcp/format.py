@@ -26,6 +26,7 @@ from ckptfix.formats.dcp.metadata import NAME as METADATA
 from ckptfix.formats.dcp.planned import read_planned
 from ckptfix.formats.dcp.read import NAME, read
 from ckptfix.formats.dcp.write import plan_write, recode
+from ckptfix.formats.in_place import as_planned
 from ckptfix.io.source import open_source
 
 STATES: frozenset[Aspect] = frozenset({"objects", "order"})
@@ -65,6 +66,7 @@ FORMAT = Format(
     weights=plain_weights,
     refuses=refuses,
     plan_edit=plan_edit,
+    in_place=as_planned,
     plan_write=plan_write,
     folder=True,
     remarks=remarks,

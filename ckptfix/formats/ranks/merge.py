@@ -46,7 +46,7 @@ class File:
     def entry(self, address: str) -> TensorEntry:
         """Raises BadTensor."""
         at, key, node = self.nodes[address]
-        return tensor_entry(node, key, at, self.parts.storages)  # type: ignore[arg-type]
+        return tensor_entry(node, key, at, self.parts.storages)
 
     def held(self, address: str) -> Held | None:
         """What the file says of the tensor at an address; None for one that is whole. Raises as `shards.held`."""

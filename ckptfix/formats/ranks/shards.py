@@ -185,7 +185,7 @@ def _mesh_shape(mesh: Mapping[str, Node], entry: TensorEntry, storage_of: Storag
         whole = layout["shape"]
         found = tuple(math.prod(_flat(size)) for size in (whole if isinstance(whole, tuple) else (whole,)))
     elif is_tensor(mesh.get("mesh")):
-        found = tensor_entry(mesh["mesh"], "mesh", "", storage_of).shape  # type: ignore[arg-type]
+        found = tensor_entry(mesh["mesh"], "mesh", "", storage_of).shape
     if not found or not 0 < math.prod(found) <= MOST_RANKS:
         raise DamagedFile("a DTensor on a mesh of unknown size", where=entry.name)
     return found

@@ -27,7 +27,7 @@ from ckptfix.formats.safetensors.edit import plan_edit
 from ckptfix.formats.safetensors.header import ALIGNMENT, MAX_HEADER, Header, Row, header_of, read_header
 from ckptfix.formats.safetensors.packed import plan_packed
 from ckptfix.formats.safetensors.ties import VIEWS_KEY, restore_ties, share_plan, ties
-from ckptfix.formats.safetensors.write import plan_write
+from ckptfix.formats.safetensors.write import in_place, plan_write
 from ckptfix.formats.torch.tensors import LAZY
 
 NAME = "safetensors"
@@ -202,6 +202,7 @@ FORMAT = Format(
     weights=weights,
     refuses=refuses,
     plan_edit=plan_edit,
+    in_place=in_place,
     plan_write=plan_write,
     share=share_plan,
     ties=tied_names,

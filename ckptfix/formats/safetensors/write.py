@@ -8,12 +8,25 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
-from ckptfix.checkpoint import ByteRange, Data, Derived, OutputFile, Plan, Segment, TensorEntry, dtypes, joined
+from ckptfix.checkpoint import (
+    ByteRange,
+    Checkpoint,
+    Data,
+    Derived,
+    OutputFile,
+    Plan,
+    Segment,
+    TensorEntry,
+    dtypes,
+    joined,
+)
 from ckptfix.errors import KeyConflict, Unsupported, WouldLoseData
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
+from ckptfix.formats.in_place import head_of, room_for, unchanged
 from ckptfix.formats.safetensors.header import ALIGNMENT, MAX_HEADER, METADATA
 from ckptfix.io.blocks import best_start, shift_for
 from ckptfix.io.derived import gathered
@@ -139,6 +152,19 @@ def framed(text: str, data: Iterable[Segment] = (), dest: str = "") -> list[Segm
     if length > MAX_HEADER:
         raise Unsupported(f"a safetensors header of {length:,} bytes; readers take at most {MAX_HEADER:,}")
     return [b"".join((length.to_bytes(8, "little"), raw, b" " * (length - len(raw)))), *behind]
+
+
+def in_place(checkpoint: Checkpoint, plan: Plan, block: Callable[[], int]) -> Plan:
+    """`Format.in_place`: the header padded to where the data stands, or as little further as the blocks allow."""
+    (file,) = plan.files
+    if unchanged(file):
+        return plan
+    head, data = head_of(file, checkpoint.size)
+    room = room_for(8 + len(head[8:].rstrip(b" ")), data.offset, block, file.path)
+    text = head[8:].rstrip(b" ").ljust(room - 8)
+    if len(text) > MAX_HEADER:
+        raise Unsupported(f"a safetensors header of {len(text):,} bytes; readers take at most {MAX_HEADER:,}")
+    return replace(plan, files=(OutputFile.of(file.path, (len(text).to_bytes(8, "little") + text, data)),))
 
 
 def metadata_text(pairs: Iterable[tuple[str, str]]) -> str:

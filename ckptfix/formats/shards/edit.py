@@ -5,6 +5,7 @@ What else is in the folder goes along byte for byte; folders, and files of other
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -62,6 +63,17 @@ def plan_edit(checkpoint: Checkpoint, layout: Layout, edits: Sequence[Edit], des
     names = {old: new for part in parts for old, new in part.new.items()}
     resized = any(isinstance(edit, Drop | Put) for edit in edits)
     return _folder(layout, planned, findings, dest, names, resized=resized)
+
+
+def in_place(layout: Layout, plan: Plan, block: Callable[[], int]) -> Plan:
+    """`Format.in_place` of a folder whose plan is `plan`."""
+    shards = {os.path.realpath(shard.path): shard.read for shard in layout.shards}
+    planned: list[OutputFile] = []
+    for file in plan.files:
+        read = shards.get(os.path.realpath(file.path))
+        amend = files.FILES[read.format].in_place if read is not None else None
+        planned += (file,) if read is None or amend is None else amend(read, Plan((file,)), block).files
+    return replace(plan, files=tuple(planned))
 
 
 def plan_files(layout: Layout, make: Callable[[Checkpoint, str], Plan], dest: str) -> Plan:

@@ -185,6 +185,11 @@ def plan_edit(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan:
     return edit.plan_edit(checkpoint, layout_of(checkpoint), edits, dest)
 
 
+def in_place(checkpoint: Checkpoint, plan: Plan, block: Callable[[], int]) -> Plan:
+    """`Format.in_place`: each shard by its own format; the index is written over."""
+    return edit.in_place(layout_of(checkpoint), plan, block)
+
+
 def by_file(checkpoint: Checkpoint, make: Callable[[Checkpoint, str], Plan], dest: str) -> Plan:
     """The folder with each shard as `make` plans it."""
     return edit.plan_files(layout_of(checkpoint), make, dest)
@@ -223,6 +228,7 @@ FORMAT = Format(
     weights=weights,
     refuses=safetensors.refuses,
     plan_edit=plan_edit,
+    in_place=in_place,
     plan_write=write.plan_write,
     folder=True,
     beside=around,
@@ -244,6 +250,7 @@ TORCH_FORMAT = Format(
     weights=weights,
     refuses=torch_zip.refuses,
     plan_edit=plan_edit,
+    in_place=in_place,
     plan_write=not_written,
     folder=True,
     beside=around,

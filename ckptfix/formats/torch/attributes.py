@@ -22,9 +22,13 @@ MAX_AROUND = 16
 
 def tensor_state(node: Node, depth: int = 0) -> list[tuple[str, Node]] | None:
     """The (name, value) attributes that a tensor carries, without those that are its parts; None if it has none."""
-    if type(node) is not Call or type(node.func) is not Global or type(node.args) is not tuple:
+    if type(node) is not Call or type(node.func) is not Global:
         return None
+    if node.folded is not None and node.state is None:
+        return None  # a tensor and nothing else
     args = node.args
+    if type(args) is not tuple:
+        return None
     found: list[tuple[str, Node]] = []
     row = calls.of(node.func)
     place = row.state if row is not None else None

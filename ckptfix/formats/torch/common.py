@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Literal
 
 from ckptfix.checkpoint import Checkpoint, Data, Inside, Storage, TensorEntry, dtypes
@@ -14,7 +15,7 @@ from ckptfix.formats.torch.edit import find_devices
 from ckptfix.formats.torch.object import TorchObject, walk
 from ckptfix.formats.torch.tensors import BadTensor, storage_dtype
 from ckptfix.io.derived import byteswapped
-from ckptfix.pickles import Graph, PersId, Text
+from ckptfix.pickles import Global, Graph, PersId, Text
 
 ByteOrder = Literal["little", "big"]
 
@@ -161,11 +162,10 @@ class Storages(StorageTable):
             data, crc32 = None, None
         return Storage(key, kind, nbytes, location, data, crc32)
 
-    def all_there(self, persids: Iterable[PersId]) -> bool:
+    def all_there(self, graph: Graph) -> bool:
         """Whether the file has as many bytes of each storage as the references to it promise."""
-        for persid in persids:
+        for key, kind, location, numel in references(graph):
             try:
-                key, kind, location, numel = fields(persid)
                 if location == "meta" and not self.meta_has_bytes:
                     continue
                 if self.size(key) != expected_bytes(kind, numel):
@@ -206,6 +206,23 @@ def fields(persid: PersId) -> tuple[str, str, str, int]:
     if numel * dtypes.by_name(dtype).itemsize >= 1 << 63 and location != "meta":
         raise BadTensor(f"a storage of {numel:#x} elements, which nothing can hold")
     return str(key), dtype, str(location), numel
+
+
+def references(graph: Graph) -> Iterator[tuple[str, str, str, int]]:
+    """`fields` of every reference that has them; those in folded calls come last, and stay folded."""
+    for persid in graph.loose_persids:
+        with suppress(BadTensor):
+            yield fields(persid)
+    kinds: dict[Global, str | None] = {}
+    for key, cls, location, numel in graph.phrases.references() if graph.phrases is not None else ():
+        if cls not in kinds:
+            try:
+                kinds[cls] = storage_dtype(cls)
+            except BadTensor:
+                kinds[cls] = None
+        kind = kinds[cls]
+        if kind is not None and numel >= 0:
+            yield key, kind, location, numel
 
 
 def element_sizes(checkpoint: Checkpoint) -> dict[tuple[str, str], int]:

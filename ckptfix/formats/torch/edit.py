@@ -8,18 +8,18 @@ a DTensor) are reported as fixed.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ckptfix.checkpoint import Edit, Put, Rename, SetLocation
 from ckptfix.errors import Unsupported
 from ckptfix.formats.torch import calls
-from ckptfix.formats.torch.object import TorchObject
+from ckptfix.formats.torch.object import Site, TorchObject
 from ckptfix.formats.torch.put import shape_patches
 from ckptfix.pickles import Call, Dict, Global, Graph, Patch, Set, Text
 from ckptfix.pickles import opcodes as op
-from ckptfix.pickles.graph import attributes
+from ckptfix.pickles.graph import Folded, attributes
 from ckptfix.pickles.patch import int_opcode, items_pushed, string_patches
 
 _DEVICE_TENSORS = tuple(row.name for row in calls.TABLE if row.kind == "device")
@@ -30,17 +30,22 @@ class Devices:
     """Every place where a device stands.
 
     Attributes:
-        tags: location tags of storages, and device arguments that are one string.
+        tags: location tags of storages, and device arguments that are one string; without those in folded calls.
+        folded: (where the first one is, tag, how many) of the location tags in folded calls.
         calls: calls of ``torch.device``, with the location that each gives.
         fixed: places that cannot be edited, in words.
     """
 
     tags: list[Text] = field(default_factory=list)
+    folded: list[tuple[int, Text, int]] = field(default_factory=list)
     calls: list[tuple[Call, str]] = field(default_factory=list)
     fixed: list[str] = field(default_factory=list)
 
     def counts(self) -> dict[str, int]:
-        found = Counter(str(tag) for tag in self.tags)
+        places = [(tag.start, tag, 1) for tag in self.tags]
+        found: Counter[str] = Counter()
+        for _, tag, count in sorted([*places, *self.folded]) if self.folded else places:
+            found[str(tag)] += count
         found.update(location for _, location in self.calls)
         return dict(found)
 
@@ -48,12 +53,19 @@ class Devices:
 def find_devices(graph: Graph) -> Devices:
     """Find every device in the pickle."""
     found = Devices()
-    for persid in graph.persids:
+    names = {node.full for node in graph.globals}
+    inside = any(
+        name == "torch.device" or name.endswith(_DEVICE_TENSORS) or name.endswith(".DeviceMesh") for name in names
+    )
+    if inside:
+        graph.unfold()
+    for persid in graph.loose_persids:
         pid = persid.pid
         if type(pid) is tuple and len(pid) >= 5 and type(pid[3]) is Text:
             found.tags.append(pid[3])
-    names = {node.full for node in graph.globals}
-    if any(name == "torch.device" or name.endswith(_DEVICE_TENSORS) or name.endswith(".DeviceMesh") for name in names):
+    if graph.phrases is not None:
+        found.folded = graph.phrases.locations()
+    if inside:
         _find_in_calls(graph.root, found)
     return found
 
@@ -101,17 +113,26 @@ def _note_call(call: Call, found: Devices) -> None:
         found.fixed.append(f"a DeviceMesh of {', '.join(names) or 'some device'}")
 
 
+Sites = dict[tuple[str, str], list[Site]]
+"""Address and kind of a place that holds names -> the places."""
+
+
 def patches(found: TorchObject, edits: Sequence[Edit]) -> list[Patch]:
     """The patches that carry out `edits`.
 
     Raises:
         Unsupported: an edit that a torch pickle does not take, or a place that cannot be edited.
     """
+    sites: Sites = {}
+    for site in found.sites:
+        sites.setdefault((site.at, site.kind), []).append(site)
+    if found.graph.phrases is not None and not _stay_folded(found, sites, edits, found.graph.phrases):
+        found.graph.unfold()
     strings: list[tuple[Text, str]] = []
     others: list[Patch] = []
     for edit in edits:
         if isinstance(edit, Rename):
-            strings += _renamed(found, edit)
+            strings += _renamed(sites.get((edit.at, edit.kind), ()), edit)
         elif isinstance(edit, SetLocation):
             moved, extra = _moved(found.graph, edit.moves)
             strings += moved
@@ -123,15 +144,25 @@ def patches(found: TorchObject, edits: Sequence[Edit]) -> list[Patch]:
     return string_patches(found.graph, strings) + others
 
 
-def _renamed(found: TorchObject, edit: Rename) -> list[tuple[Text, str]]:
+def _stay_folded(found: TorchObject, sites: Sites, edits: Sequence[Edit], phrases: Folded) -> bool:
+    """Whether folded calls need no patch: what they fetch stays, or it is their location and moves where it stands."""
+    moves: dict[str, str] = {}
+    touched: set[int] = set()
+    for edit in edits:
+        if isinstance(edit, Rename):
+            touched.update(id(use) for use, _ in _renamed(sites.get((edit.at, edit.kind), ()), edit))
+        elif isinstance(edit, SetLocation) and not moves:
+            moves = dict(edit.moves)
+        else:
+            return False
+    touched.update(id(tag) for tag in find_devices(found.graph).tags if tag in moves)
+    follow = {id(tag) for _, tag, _ in phrases.locations() if tag in moves}
+    return touched & phrases.fetched() == follow
+
+
+def _renamed(sites: Iterable[Site], edit: Rename) -> list[tuple[Text, str]]:
     names = edit.names
-    return [
-        (use, names[use])
-        for site in found.sites
-        if site.at == edit.at and site.kind == edit.kind
-        for use in site.uses
-        if use in names
-    ]
+    return [(use, names[use]) for site in sites for use in site.uses if use in names]
 
 
 def _moved(graph: Graph, moves: Mapping[str, str]) -> tuple[list[tuple[Text, str]], list[Patch]]:

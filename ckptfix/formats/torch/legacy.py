@@ -15,7 +15,8 @@ the one stored under `key`. Source: torch/serialization.py (``_legacy_save``, ``
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from ckptfix.checkpoint import ByteRange, Checkpoint, Drop, Edit, OutputFile, Plan, Put, Segment, TensorEntry, dtypes
@@ -23,6 +24,7 @@ from ckptfix.errors import BadPickle
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats.base import OF_OBJECTS, Format, plain_weights
+from ckptfix.formats.in_place import data_moves, head_of, room_for, unchanged
 from ckptfix.formats.torch import common as torch_common
 from ckptfix.formats.torch import emit as torch_emit
 from ckptfix.formats.torch import recode as torch_recode
@@ -35,6 +37,7 @@ from ckptfix.formats.torch.legacy_layout import (
     PROTOCOL,
     Layout,
     Places,
+    aligned,
     fresh,
     padded,
     read_pickles,
@@ -93,13 +96,13 @@ def _note(side: Graph, part: str, graph: Graph) -> None:
         graph.misuses.append((refused[0], f"in the pickle of the {part}, {refused[1]}"))
 
 
-def read_object(path: str) -> tuple[Layout, Graph]:
-    """Where the parts are, and the parsed pickle of the object, and nothing made of them. Raises as `read`."""
+def read_stream(path: str) -> tuple[Layout, bytes]:
+    """Where the parts are, and the pickle of the object. Raises as `read`."""
     with open_source(path) as reader:
         *_, graph, key_graph = read_pickles(reader)
         keys = [str(key) for key in key_graph.root] if type(key_graph.root) is list else []
         storages = read_storages(reader, graph, keys, key_graph.end, [])
-    return Layout(graph.start, graph.end, storages), graph
+    return Layout(graph.start, graph.end, storages), graph.data[graph.start : graph.end]
 
 
 def plan_edit(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan:
@@ -127,9 +130,23 @@ def plan_edit(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan:
     head: Segment = ByteRange(path, 0, layout.object_start)
     if rest.length >= LARGE:
         with open_source(path) as reader:
-            head = padded(reader.read(0, layout.object_start), rest.offset - len(new), shift_for(dest))
+            head = aligned(reader.read(0, layout.object_start), rest.offset - len(new), shift_for(dest))
     segments: tuple[Segment, ...] = (head, new, rest)
     return Plan((OutputFile.of(dest, segments),))
+
+
+def in_place(checkpoint: Checkpoint, plan: Plan, block: Callable[[], int]) -> Plan:
+    """`Format.in_place`: what stands before the storages, padded in its third pickle to where they stand."""
+    (file,) = plan.files
+    if unchanged(file):
+        return plan
+    layout: Layout = torch_common.parts_of(checkpoint).container
+    head, data = head_of(file, checkpoint.size)
+    if data.offset != layout.object_end:
+        raise data_moves(file.path)
+    bare = padded(head, None, file.path)
+    room = room_for(len(bare), data.offset, block, file.path)
+    return replace(plan, files=(OutputFile.of(file.path, (padded(head, room, file.path), data)),))
 
 
 def plan_write(entries: Sequence[TensorEntry], dest: str, *, metadata: Mapping[str, str] | None = None) -> Plan:
@@ -162,9 +179,10 @@ FORMAT = Format(
     weights=plain_weights,
     refuses=refuses,
     plan_edit=plan_edit,
+    in_place=in_place,
     plan_write=plan_write,
     remarks=remarks,
     plan_state_dict=partial(plan_torch, legacy=True),
     recode=torch_recode.to_legacy,
-    read_object=read_object,
+    read_stream=read_stream,
 )

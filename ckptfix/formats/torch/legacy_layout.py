@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,9 +13,11 @@ from ckptfix.formats.torch import common as torch_common
 from ckptfix.formats.torch.tensors import DEVICE_TENSOR, BadTensor
 from ckptfix.io.blocks import best_start, shift_for
 from ckptfix.io.source import Source, truncated_hint
-from ckptfix.pickles import Dict, Graph, parse, splice
+from ckptfix.pickles import Dict, Graph, parse
+from ckptfix.pickles import opcodes as op
 from ckptfix.pickles.emit import emit
-from ckptfix.pickles.patch import Patch
+from ckptfix.pickles.graph import Node
+from ckptfix.pickles.patch import int_opcode, string_opcode
 
 NAME = "legacy"
 
@@ -217,33 +218,70 @@ def fresh(pickle: bytes, storages: Sequence[tuple[str, Data, int]], dest: str) -
     unit = shift_for(dest)
     start = best_start(joined(rest), unit, share=0.5)
     if start is not None:
-        head = padded(head, start - len(pickle), unit)
+        head = aligned(head, start - len(pickle), unit)
     return [head, pickle, *rest]
 
 
-_PADDING = b"X\x07\x00\x00\x00padding"
-_PADDED = re.compile(re.escape(_PADDING) + rb"X(....)( *)s\.\Z", re.DOTALL)
-_ITEM = len(_PADDING) + len(b"X....s")
+_PADDING = "padding"
+"""A key of sys_info, a dict that torch reads and of which it looks at no key but two."""
+
+_WIDEST = 64
+"""Bytes that a number may take more than it needs; a string takes more than 20 by itself."""
 
 
-def padded(head: bytes, end: int, unit: int) -> bytes:
-    """The first three pickles, with spaces in the dict of the third so that they end at `end` modulo `unit`.
+def padded(head: bytes, size: int | None, path: str) -> bytes:
+    """`head`, which begins with the first three pickles, with the third one padded so that there are `size` bytes.
 
-    torch reads that dict, and uses nothing of it. A string that was put there before is replaced.
+    Args:
+        size: None for none; otherwise at least what that gives.
+
+    Raises:
+        Unsupported: the third pickle is not as torch writes it.
     """
-    info, position = None, 0
+    position = 0
     for part in PARTS[:3]:
-        info = parse(head, start=position, where=part)
-        position = info.end
-    if info is None or type(info.root) is not Dict or position != len(head):
+        graph = parse(head, start=position, path=path, where=part)
+        start, position = position, graph.end
+    info = graph.root
+    if type(info) is not Dict:
+        raise Unsupported("its third pickle is not a dict", path=path, where=PARTS[2], offset=start)
+    bare = Dict()
+    bare.items += [(key, value) for key, value in info.items if key != _PADDING]
+    plain = _terse(bare, path)
+    missing = 0 if size is None else size - (len(head) - (position - start) + len(plain) + 3)
+    if missing > _WIDEST:
+        bare.items.append((_PADDING, " " * (missing - len(_terse(_PADDING, path)) - len(_terse("", path)))))
+        plain = _terse(bare, path)
+    elif missing:
+        plain = _widened(plain, missing, path)
+    return b"".join((head[:start], bytes((op.PROTO, 2)), plain, bytes((op.STOP,)), head[position:]))
+
+
+def aligned(head: bytes, end: int, unit: int) -> bytes:
+    """The first three pickles, padded to end at `end` modulo `unit`; as they are where torch did not write them so."""
+    try:
+        bare = len(padded(head, None, ""))
+        return padded(head, bare + (end - bare) % unit, "")
+    except Unsupported:
         return head
-    stop = position - 1
-    old = _PADDED.search(head, info.start)
-    first = old.start() if old is not None and int.from_bytes(old[1], "little") == len(old[2]) else stop
-    fill = (end - len(head) + stop - first) % unit
-    if fill and fill < _ITEM:
-        fill += unit
-    count = fill - _ITEM
-    item = b"".join((_PADDING, b"X", count.to_bytes(4, "little"), b" " * count, b"s")) if fill else b""
-    made = head[: info.start] + splice(info, [Patch(first, stop, item)])
-    return made if (len(made) - end) % unit == 0 else head
+
+
+def _terse(value: Node, path: str) -> bytes:
+    """The opcodes of a plain value in as few bytes as there are: without a memo."""
+    if type(value) is Dict:
+        return b"".join((b"}(", *(_terse(part, path) for pair in value.items for part in pair), b"u"))
+    if isinstance(value, str):
+        return string_opcode(str(value), 2)
+    if isinstance(value, bool):
+        return bytes((op.NEWTRUE if value else op.NEWFALSE,))
+    if isinstance(value, int):
+        return int_opcode(value)
+    raise Unsupported("its third pickle is not as torch writes it", path=path, where=PARTS[2])
+
+
+def _widened(info: bytes, missing: int, path: str) -> bytes:
+    """The pickle with its first small number written with zeros before it."""
+    at = info.find(b"K", info.find(b"short") + 5)
+    if b"short" not in info or at < 0:
+        raise Unsupported("its third pickle is not as torch writes it", path=path, where=PARTS[2])
+    return info[:at] + bytes((op.LONG1, missing, info[at + 1])) + bytes(missing - 1) + info[at + 2 :]

@@ -21,7 +21,7 @@ from ckptfix.formats.torch.attributes import tensor_state
 from ckptfix.formats.torch.call_classes import is_tensor_class
 from ckptfix.formats.torch.plain import described, is_container, plain
 from ckptfix.formats.torch.state import apart
-from ckptfix.formats.torch.tensors import StorageOf, is_tensor, storage_entry, tensor_entry
+from ckptfix.formats.torch.tensors import StorageOf, is_tensor, tensor_entry
 from ckptfix.pickles import Call, Dict, Graph, PersId, Text
 from ckptfix.pickles.graph import Node, children, is_versions, label, pairs
 
@@ -65,10 +65,7 @@ class TorchObject:
         findings = []
         for at, key, node in self.tensors:
             try:
-                if type(node) is PersId:
-                    entries.append(storage_entry(node, key, at, storage_of))
-                else:
-                    entries.append(tensor_entry(node, key, at, storage_of))
+                entries.append(tensor_entry(node, key, at, storage_of))
             except (ValueError, OverflowError) as error:
                 where = join(at, key)
                 findings.append(table.found("bad-tensor", str(error), where=where))

@@ -26,9 +26,10 @@ from ckptfix.checkpoint import (
     dtypes,
 )
 from ckptfix.checkpoint.address import join
+from ckptfix.commands import command
 from ckptfix.errors import DamagedFile, NoSuchTensor
 from ckptfix.formats.torch import legacy_layout, zip_layout
-from ckptfix.formats.torch.common import Storages, fields, parts_of
+from ckptfix.formats.torch.common import Storages, expected_bytes, fields, parts_of
 from ckptfix.formats.torch.edit import patches
 from ckptfix.formats.torch.emit import dense_call, reference
 from ckptfix.formats.torch.object import TorchObject, node_at, walk
@@ -104,7 +105,8 @@ def plan_rewrite(
 
     Raises:
         DamagedFile: the file lacks a storage that the object refers to, or its pickle does not match its checksum,
-            which a new one would hide; Truncated, if it is cut short.
+            which a new one would hide; Truncated, if it is cut short. Or a legacy file is to hold a storage of
+            another size than the references to it promise, by which readers find the next storage.
     """
     from_legacy = checkpoint.format == legacy_layout.NAME
     parts = parts_of(checkpoint)
@@ -129,9 +131,24 @@ def plan_rewrite(
             raise DamagedFile(f"the file has no storage {key!r}", path=checkpoint.path)
         kept.append((key, data, crc32))
         counts[key] = parts.container.storages[key][1] if from_legacy else numel
+    if to_legacy and not from_legacy:
+        _refuse_other_sizes(rewritten, {key: data.length for key, data, _ in kept}, checkpoint.path)
     if to_legacy:
         return legacy_plan(rewritten.pickle, [(key, data, counts[key]) for key, data, _ in kept], dest)
     return Plan((OutputFile.of(dest, zip_layout.fresh(rewritten.pickle, kept, checkpoint.byteorder)),))
+
+
+def _refuse_other_sizes(rewritten: Rewritten, lengths: Mapping[str, int], path: str) -> None:
+    for persid in rewritten.persids:
+        try:
+            key, kind, _, numel = fields(persid)
+            nbytes = expected_bytes(kind, numel)
+        except BadTensor as error:
+            message = f"a legacy file cannot hold it: {error}"
+            raise DamagedFile(message, path=path, where="pickle", offset=persid.position) from None
+        if lengths.get(key, nbytes) != nbytes:
+            message = f"a legacy file cannot hold storage {key}, of {lengths[key]} bytes where {nbytes} are promised"
+            raise DamagedFile(message, path=path, hint=f"`{command('repair', path, 'OUT')}` keeps what is intact")
 
 
 def is_needed(checkpoint: Checkpoint, edits: Sequence[Edit]) -> bool:

@@ -59,19 +59,23 @@ def is_old_tensor(node: Call) -> bool:
     )
 
 
-def tensor_entry(node: Call, key: str, at: str, storage_of: StorageOf) -> TensorEntry:
-    """The entry of the tensor that `node` stands for.
+def tensor_entry(node: Node, key: str, at: str, storage_of: StorageOf) -> TensorEntry:
+    """The entry of the tensor, or of the storage, that `node` stands for.
 
     Raises:
-        BadTensor: its arguments describe no tensor.
+        BadTensor: it is neither, or its arguments describe no tensor.
     """
+    if type(node) is PersId:
+        return storage_entry(node, key, at, storage_of)
+    if type(node) is not Call:
+        raise BadTensor("a value that is not a tensor")
     func = node.func
     if type(func) is not Global:
         raise BadTensor("a call of what has no name")
     row = calls.of(func)
     if is_of_class(node):
         return _of_class(func, node.arguments, key, at, storage_of)
-    args = node.state if row is None or row.kind is None else node.args
+    args = node.state if row is None or row.kind is None else node.peek()
     if type(args) is not tuple:
         raise BadTensor(f"{func.name} with arguments that are not a tuple")
     try:

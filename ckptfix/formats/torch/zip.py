@@ -16,7 +16,8 @@ caffe2/serialize/inline_container.cc.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from ckptfix.checkpoint import ByteRange, Checkpoint, Drop, Edit, OutputFile, Plan, Put, Segment, TensorEntry
@@ -25,6 +26,7 @@ from ckptfix.errors import BadDirectory, Bomb, DamagedFile, Unsupported
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats.base import OF_OBJECTS, Format, plain_weights, unknown
+from ckptfix.formats.in_place import data_moves, unchanged
 from ckptfix.formats.torch import common as torch_common
 from ckptfix.formats.torch import emit as torch_emit
 from ckptfix.formats.torch import recode as torch_recode
@@ -41,9 +43,11 @@ from ckptfix.formats.torch.zip_layout import (
 from ckptfix.formats.torch.zip_layout import NAME as NAME
 from ckptfix.io.blocks import shift_for
 from ckptfix.io.layers import MAX_RATIO
+from ckptfix.io.planned import PlannedFile
 from ckptfix.io.read import read_chunks
 from ckptfix.io.source import Source, open_source
 from ckptfix.pickles import Graph, parse, splice
+from ckptfix.zips.append import append_record
 from ckptfix.zips.local import record_data
 from ckptfix.zips.read import Directory, read_directory
 from ckptfix.zips.write import replace_record
@@ -101,9 +105,14 @@ def read(path: str) -> Checkpoint:
 
 def read_object(path: str) -> tuple[Archive, Graph]:
     """The container and the parsed pickle of a file, and nothing made of them. Raises as `read`."""
-    with open_source(path) as reader:
-        archive, pickle = _open(reader, read_directory(reader), [])
+    archive, pickle = read_stream(path)
     return archive, parse(pickle, path=path, where=archive.pickle.name)
+
+
+def read_stream(path: str) -> tuple[Archive, bytes]:
+    """The container of a file and its pickle, which is not parsed. Raises as `read`."""
+    with open_source(path) as reader:
+        return _open(reader, read_directory(reader), [])
 
 
 def _open(reader: Source, directory: Directory, findings: list[Finding]) -> tuple[Archive, bytes]:
@@ -170,6 +179,27 @@ def plan_edit(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan:
     return Plan((OutputFile.of(dest, segments),))
 
 
+def in_place(checkpoint: Checkpoint, plan: Plan, block: Callable[[], int]) -> Plan:
+    """`Format.in_place`: the new pickle and a new directory at the end, behind the old ones."""
+    (file,) = plan.files
+    if unchanged(file):
+        return plan
+    archive = archive_of(checkpoint)
+    assert archive is not None
+    with open_source(PlannedFile(file)) as reader:
+        planned, pickle = _open(reader, read_directory(reader), [])
+    if _others(planned) != _others(archive):
+        raise data_moves(file.path)
+    with open_source(checkpoint.path) as reader:
+        segments = append_record(reader, archive.directory, archive.pickle, pickle)
+    return replace(plan, files=(OutputFile.of(file.path, segments),))
+
+
+def _others(archive: Archive) -> list[tuple[str, int, int]]:
+    """The records beside the pickle: name, bytes, checksum."""
+    return [(row.name, row.size, row.crc32) for row in archive.directory.records if row.name != archive.pickle.name]
+
+
 def refuse_disputed(checkpoint: Checkpoint) -> None:
     """A record whose bytes torch would not read as the file means them must not be copied silently.
 
@@ -212,9 +242,10 @@ FORMAT = Format(
     weights=plain_weights,
     refuses=refuses,
     plan_edit=plan_edit,
+    in_place=in_place,
     plan_write=plan_write,
     since=(1, 6),
     plan_state_dict=partial(plan_torch, legacy=False),
     recode=torch_recode.to_zip,
-    read_object=read_object,
+    read_stream=read_stream,
 )

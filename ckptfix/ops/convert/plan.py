@@ -198,7 +198,7 @@ def little(checkpoint: Checkpoint, entries: Sequence[TensorEntry]) -> list[Tenso
 def _left_behind(checkpoint: Checkpoint, chosen: Candidate) -> list[str]:
     """Addresses at the top of what is outside the chosen state dict, and its values that are not tensors."""
     inside = f"{chosen.at}/" if chosen.at else ""
-    taken = {entry.name for entry in checkpoint.entries if entry.at == chosen.at}
+    taken = {entry.name for entry in checkpoint.entries_at(chosen.at)}
     left: dict[str, None] = {}
     for entry in checkpoint.entries:
         if entry.at in taken:

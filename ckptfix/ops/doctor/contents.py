@@ -306,7 +306,7 @@ def prefixed(checkpoint: Checkpoint, prefix: Prefix) -> Iterator[Finding]:
         # Reported as what a wrapper added.
         return
     for state in weights(checkpoint):
-        names = [entry.key for entry in checkpoint.entries if entry.at == state.at]
+        names = [entry.key for entry in checkpoint.entries_at(state.at)]
         carrying, others = wrappers.split_prefix(names, prefix.name)
         if bool(carrying) != prefix.in_file:
             continue

@@ -51,13 +51,16 @@ from ckptfix.ops.doctor import pickle as doctor_pickle
 from ckptfix.ops.doctor import program as scan_program
 from ckptfix.ops.doctor import zip as doctor_zip
 from ckptfix.ops.doctor.report import Diagnosis, message_of
+from ckptfix.ops.inplace import edits_of
 from ckptfix.ops.pieces import piece_of
 from ckptfix.ops.taken import not_taken
 from ckptfix.ops.target.targets import Side
 from ckptfix.pickles import Graph
 from ckptfix.pickles.graph import Node
+from ckptfix.words import plural
+from ckptfix.zips.append import earlier as former
 from ckptfix.zips.local import record_data
-from ckptfix.zips.read import Record
+from ckptfix.zips.read import Directory, Record
 
 MOST = 200
 """Findings of one id that are kept; a file could be made to have millions."""
@@ -171,6 +174,7 @@ def _judge(
     # Globals are reported with their calls below.
     yield from (finding for finding in judged if finding.id != "foreign-global")
     yield from _container(path, checkpoint)
+    yield from _edited(checkpoint)
     piece = piece_of(checkpoint, at)
     if piece is not None:
         # Not one command of a chain: it reads other files, and writes what is no copy of this one.
@@ -194,6 +198,13 @@ def _judge(
     if not fast:
         looked.append("tensor data")
         yield from scan_records.scan(_pieces(checkpoint, view), checkpoint.byteorder, progress)
+
+
+def _edited(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """That edits in place can be taken back."""
+    with suppress(CkptfixError):
+        if edits := sum(1 for _ in edits_of(checkpoint)):
+            yield found("edited-in-place", f"{plural(edits, 'edit')} in place; `ckptfix undo` takes the last one back")
 
 
 def _container(path: str, checkpoint: Checkpoint | None = None) -> Iterator[Finding]:
@@ -224,7 +235,7 @@ def _pickles(checkpoint: Checkpoint, looked: list[str], at: str | None) -> Itera
             data = record_data(reader, archive.pickle)
         base = data.offset if isinstance(data, ByteRange) else 0
         yield from doctor_pickle.after_stop(graph.data, graph.end, where, base)
-        yield from _hidden(checkpoint, graph, archive.directory.records, archive.root)
+        yield from _hidden(checkpoint, graph, archive.directory, archive.root)
     if not format_of(checkpoint).writes:
         known = {_STREAM, *map(weights_only.canonical, graph.globals)}
         rows = [row for row in scan_inside.look(checkpoint.path).hidden if is_dangerous(row.name)]
@@ -253,13 +264,16 @@ _STREAM = "torch.storage._load_from_bytes"
 """What a plain pickle calls for each storage, whose stream is a part of its graph."""
 
 
-def _hidden(checkpoint: Checkpoint, graph: Graph, records: Sequence[Record], root: str) -> Iterator[Finding]:
-    """Records that no tensor uses, and those that are pickles."""
+_SLIM = "ckptfix slim {source} {slim}"
+
+
+def _hidden(checkpoint: Checkpoint, graph: Graph, directory: Directory, root: str) -> Iterator[Finding]:
+    """Records that no tensor uses, and those that are pickles; also those that edits in place have replaced."""
     used = {persid.fields[2] for persid in graph.persids if _has_key(persid.pid)}
     prefix = f"{root}/data/"
     idle: list[Record] = []
     with open_source(checkpoint.path) as reader:
-        for record in records:
+        for record in directory.records:
             key = record.name.removeprefix(prefix)
             if record.name.startswith(prefix) and key not in used and record.size:
                 idle.append(record)
@@ -269,6 +283,11 @@ def _hidden(checkpoint: Checkpoint, graph: Graph, records: Sequence[Record], roo
             if names:
                 message = f"a pickle that names {doctor_pickle.listed(names)}"
                 yield found("hidden-pickle", message, where=record.name, offset=offset)
+        for earlier in former(checkpoint.path, directory):
+            _, names = scan_inside.names_in_record(reader, earlier[2])
+            if names:
+                message = f"the data.pkl before an edit in place names {doctor_pickle.listed(names)}"
+                yield found("hidden-pickle", message, where=earlier[2].name, offset=earlier[2].header, fix=_SLIM)
     if idle:
         total = sum(record.size for record in idle)
         message = f"{total:,} bytes in {len(idle)} records belong to no tensor"

@@ -125,7 +125,7 @@ def left_behind(checkpoint: Checkpoint, at: str, *, module: bool = False) -> tup
     dict, and are not.
     """
     own = at.split("/") if at else []
-    taken = {} if module else {entry.name: entry for entry in checkpoint.entries if entry.at == at}
+    taken = {} if module else {entry.name: entry for entry in checkpoint.entries_at(at)}
     left: dict[str, None] = {}
     for address, holder in leaves(checkpoint):
         if (tensor := _around(address, taken)) is not None:

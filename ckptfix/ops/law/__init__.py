@@ -16,7 +16,7 @@ from ckptfix.checkpoint import ByteRange, Plan
 from ckptfix.io.read import read_from
 from ckptfix.ops.law import edits as law_edits
 from ckptfix.ops.law.output import Output, bytes_of, leaves, storages
-from ckptfix.ops.law.promise import Account, Promise, damaged, everything, is_reported
+from ckptfix.ops.law.promise import Account, Promise, damaged, everything, is_reported, referred
 
 
 def audit(promise: Promise, plan: Plan, format: str) -> tuple[Plan, Account]:
@@ -49,9 +49,11 @@ def audit(promise: Promise, plan: Plan, format: str) -> tuple[Plan, Account]:
             lost.append(entry.name)
     covered = {storage.identity for entry in promise.kept for storage in storages(entry)}
     others = (storage for storage in promise.storages if storage.identity not in covered)
-    for storage in {storage.identity: storage for storage in others}.values():
-        if not out.holds(storage):
-            lost.append(f"storage {storage.key}")
+    gone = {storage.identity: storage for storage in others if not out.holds(storage)}
+    if gone and promise.source is not None:
+        in_object = {storage.identity for storage in referred(promise.source, in_object=True)}
+        gone = {identity: storage for identity, storage in gone.items() if identity in in_object}
+    lost += [f"storage {storage.key}" for storage in gone.values()]
     left = [
         entry.name
         for entry in promise.others

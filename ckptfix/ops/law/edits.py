@@ -1,26 +1,26 @@
 """The law of weights for an edit of names and devices, at a tenth of the price: the same calls over the same bytes.
 
 An edit copies every byte outside the pickle. So each storage is at the place of the input that it was at, which
-the directory of the output shows, and the object is the same object, node by node, strings and devices aside.
-Where that does not hold, nothing is said: `law.audit` then looks at each tensor.
+the directory of the output shows, and the object is the same object: opcode by opcode where names and location tags
+alone differ (`strings`), else node by node, strings and devices aside. Where that does not hold, nothing is said:
+`law.audit` then looks at each tensor.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from itertools import pairwise
 
 from ckptfix.checkpoint import ByteRange, Checkpoint, Plan, dtypes
 from ckptfix.errors import CkptfixError
 from ckptfix.formats import format_of
-from ckptfix.formats.torch.common import fields, parts_of, pickled
+from ckptfix.formats.torch.common import parts_of, pickled, references
 from ckptfix.formats.torch.legacy_layout import Layout
-from ckptfix.formats.torch.tensors import BadTensor
 from ckptfix.formats.torch.zip_layout import Archive
 from ckptfix.io.planned import PlannedFile
 from ckptfix.io.source import Source, open_source
-from ckptfix.pickles import Call, Dict, Global, Graph, PersId, Set, Text
+from ckptfix.ops.law import strings
+from ckptfix.pickles import Call, Dict, Global, Graph, PersId, Set, Text, parse
 from ckptfix.zips.local import record_data
 from ckptfix.zips.read import Record
 
@@ -34,17 +34,19 @@ def holds_the_same(source: Checkpoint, plan: Plan) -> bool:
     format = format_of(source)
     if format.keeps_all is not None:
         return format.keeps_all(source, plan)
-    read_object = format.read_object
-    if parts is None or read_object is None or len(plan.files) != 1:
+    read_stream = format.read_stream
+    if parts is None or read_stream is None or len(plan.files) != 1:
         return False
     name = PlannedFile(plan.files[0])
     if plan.files[0].segments == (ByteRange(source.path, 0, source.size),):
         return True
     try:
-        container, graph = read_object(name)
+        container, stream = read_stream(name)
+        if not _same_places(parts.container, container, name):
+            return False
+        return strings.differ_alone(parts.found, stream) or _same_object(parts.graph, parse(stream))
     except CkptfixError:
         return False
-    return _same_places(parts.container, container, name) and _same_object(parts.graph, graph)
 
 
 def _same_places(old: Archive | Layout, new: Archive | Layout, name: PlannedFile) -> bool:
@@ -175,9 +177,6 @@ def _numbers(fields: tuple[object, ...]) -> tuple[object, ...] | None:
 def size(checkpoint: Checkpoint) -> tuple[int, int]:
     """How many tensors a torch checkpoint lists, and the bytes of the storages that it refers to."""
     parts = parts_of(checkpoint)
-    storages: dict[str, int] = {}
-    for persid in parts.graph.persids:
-        with suppress(BadTensor):
-            key, kind, _, numel = fields(persid)
-            storages[key] = numel * dtypes.by_name(kind).itemsize
+    itemsize = {row.name: row.itemsize for row in dtypes.TABLE}
+    storages = {key: numel * itemsize[kind] for key, kind, _, numel in references(parts.graph)}
     return len(parts.found.tensors), sum(storages.values())

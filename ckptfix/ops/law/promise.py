@@ -12,6 +12,8 @@ from ckptfix.findings.table import found
 from ckptfix.formats import format_of
 from ckptfix.formats.torch.common import pickled
 from ckptfix.formats.torch.tensors import BadTensor
+from ckptfix.pickles import PersId
+from ckptfix.pickles.reemit import every_node
 from ckptfix.words import some
 
 
@@ -28,6 +30,7 @@ class Promise:
         reported: addresses that the verb itself lists as left behind or lost, each with all that is below it.
         names_stay: the verb gives no tensor the name of another.
         edited: the input, where the verb keeps its object and changes names and devices alone.
+        source: the input whose storages `storages` are.
     """
 
     kept: Sequence[TensorEntry] = ()
@@ -38,6 +41,7 @@ class Promise:
     reported: Collection[str] = ()
     names_stay: bool = True
     edited: Checkpoint | None = None
+    source: Checkpoint | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +102,7 @@ def everything(checkpoint: Checkpoint, reported: Iterable[str] = ()) -> Promise:
     gone = frozenset(reported)
     entries = listed(checkpoint)
     if not gone:
-        return Promise(entries, list(referred(checkpoint)))
+        return Promise(entries, list(referred(checkpoint)), source=checkpoint)
     kept = [entry for entry in entries if not is_reported(entry.name, gone)]
     return Promise(kept, others=[entry for entry in entries if is_reported(entry.name, gone)], reported=gone)
 
@@ -106,7 +110,7 @@ def everything(checkpoint: Checkpoint, reported: Iterable[str] = ()) -> Promise:
 def damaged(checkpoint: Checkpoint) -> tuple[Finding, ...]:
     """What the file does not hold as it describes it, which an edit of names would copy as it is."""
     parts = pickled(checkpoint)
-    if parts is not None and not parts.storages.all_there(parts.graph.persids):
+    if parts is not None and not parts.storages.all_there(parts.graph):
         # The findings that name the tensors are made with the entries, which an edit does without.
         _ = checkpoint.entries
     rows = [finding for finding in checkpoint.findings if finding.id in ("bad-tensor", "truncated")]
@@ -132,12 +136,18 @@ def listed(checkpoint: Checkpoint) -> list[TensorEntry]:
     return entries
 
 
-def referred(checkpoint: Checkpoint) -> Iterator[Storage]:
-    """Every storage that the object of a torch checkpoint refers to, whatever holds the reference."""
+def referred(checkpoint: Checkpoint, *, in_object: bool = False) -> Iterator[Storage]:
+    """Every storage that the pickle of a torch checkpoint refers to, whatever holds the reference.
+
+    Args:
+        in_object: leave out references that the pickle makes and throws away, which takes a walk of the whole object.
+    """
     parts = pickled(checkpoint)
     if parts is None:
         return
-    for persid in parts.graph.persids:
+    graph = parts.graph
+    nodes = every_node(graph.root) if in_object else ()
+    for persid in (node for node in nodes if type(node) is PersId) if in_object else graph.persids:
         try:
             yield parts.storages(persid)
         except BadTensor:

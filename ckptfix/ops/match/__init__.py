@@ -68,7 +68,7 @@ class Found:
 @opened_once()
 def match(
     source: StrPath,
-    dest: StrPath,
+    dest: StrPath | None,
     like: StrPath,
     *,
     by: By = "structure",
@@ -81,6 +81,7 @@ def match(
     force: bool = False,
     keep_old: bool = False,
     dry_run: bool = False,
+    in_place: bool = False,
     progress: Progress | None = None,
 ) -> MatchResult:
     """Write `source` to `dest` with the keys that the model `like` has; values do not change.
@@ -103,7 +104,9 @@ def match(
         KeyConflict: an unchanged key would be the new name of another.
         CkptfixError: as `strip_module`, and as `targets.read` for `like`.
     """
-    check(source, dest, like, force)
+    how = How(force=force, keep_old=keep_old, dry_run=dry_run, in_place=in_place, progress=progress)
+    if dest is not None:
+        check(source, dest, like, force)
     found = find(
         *(source, like),
         by=by,
@@ -114,9 +117,9 @@ def match(
         reshape=reshape,
         allow_import=allow_import,
     )
-    if dry_run:
-        return preview(found, dest)
-    return write(found, dest, force=force, keep_old=keep_old, progress=progress)
+    if dry_run and not in_place:
+        return preview(found, "" if dest is None else dest)
+    return write(found, dest, how)
 
 
 def check(source: StrPath, dest: StrPath, like: StrPath, force: bool) -> None:
@@ -163,22 +166,15 @@ def find(
 
 
 @without_collections
-def write(
-    found: Found,
-    dest: StrPath,
-    *,
-    force: bool = False,
-    keep_old: bool = False,
-    progress: Progress | None = None,
-) -> MatchResult:
-    """Write what was found to `dest`.
+def write(found: Found, dest: StrPath | None, how: How) -> MatchResult:
+    """Write what was found to `dest`, or in place.
 
     Raises:
         NoMatch, KeyConflict: the first of `found.refusals`.
     """
     if found.refusals:
         raise found.refusals[0]
-    return _write(found, dest, How(force=force, keep_old=keep_old, progress=progress))
+    return _write(found, dest, how)
 
 
 @without_collections
@@ -215,7 +211,7 @@ def _is_word(text: str) -> bool:
     return len(text.split()) == 1 and text.split()[0] == text and not text.startswith("#") and text != "->"
 
 
-def _write(found: Found, dest: StrPath, how: How) -> MatchResult:
+def _write(found: Found, dest: StrPath | None, how: How) -> MatchResult:
     planned = found.planned
     assert planned is not None
     puts = {

@@ -32,12 +32,13 @@ class RelocateResult(Result):
 @typed
 def map_location(
     source: StrPath,
-    dest: StrPath,
+    dest: StrPath | None,
     target: str | Mapping[str, str],
     *,
     force: bool = False,
     keep_old: bool = False,
     dry_run: bool = False,
+    in_place: bool = False,
     link: bool = False,
     progress: Progress | None = None,
 ) -> RelocateResult:
@@ -70,22 +71,22 @@ def map_location(
             findings=moves.findings,
         )
 
-    how = How(force=force, keep_old=keep_old, dry_run=dry_run, link=link, progress=progress)
+    how = How(force=force, keep_old=keep_old, dry_run=dry_run, in_place=in_place, link=link, progress=progress)
     return carry_out(source, dest, make, how)
 
 
 @typed
 def to_cpu(
     source: StrPath,
-    dest: StrPath,
+    dest: StrPath | None = None,
     *,
     force: bool = False,
     keep_old: bool = False,
     dry_run: bool = False,
+    in_place: bool = False,
     link: bool = False,
     progress: Progress | None = None,
 ) -> RelocateResult:
     """Write `source` to `dest` with every tensor on the CPU: `map_location` to ``"cpu"``."""
-    return map_location(
-        source, dest, "cpu", force=force, keep_old=keep_old, dry_run=dry_run, link=link, progress=progress
-    )
+    how = How(force=force, keep_old=keep_old, dry_run=dry_run, in_place=in_place, link=link, progress=progress)
+    return map_location(source, dest, "cpu", **how.keywords())

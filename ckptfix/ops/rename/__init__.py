@@ -32,7 +32,7 @@ class RenameResult(Result):
 @typed
 def strip_module(
     source: StrPath,
-    dest: StrPath,
+    dest: StrPath | None = None,
     *,
     prefix: str = "module",
     at: str | None = None,
@@ -41,6 +41,7 @@ def strip_module(
     force: bool = False,
     keep_old: bool = False,
     dry_run: bool = False,
+    in_place: bool = False,
     link: bool = False,
     progress: Progress | None = None,
 ) -> RenameResult:
@@ -51,9 +52,10 @@ def strip_module(
         at: address of the one mapping to change; all by default.
         all_levels: remove it as often as all names have it.
         partial: remove it where only some names of a mapping have it.
-        force: replace an existing `dest`.
+        force: replace an existing `dest`; with `in_place`, change a file that has other names too.
         keep_old: a checkpoint that `force` replaces is kept beside it, as ``DEST.~1~``; see `Result.backup`.
         dry_run: plan, and write nothing.
+        in_place: change `source` itself, by the few bytes that differ; `dest` is None then. `undo` takes it back.
         progress: called with bytes done and bytes in all.
 
     Raises:
@@ -66,20 +68,21 @@ def strip_module(
         nothing = f"no key begins with '{prefix.strip('.')}.'" + (f" (nearest is '{near}.')" if near else "")
         return _draft(checkpoint, renames, dest, "stripped", nothing)
 
-    how = How(force=force, keep_old=keep_old, dry_run=dry_run, link=link, progress=progress)
+    how = How(force=force, keep_old=keep_old, dry_run=dry_run, in_place=in_place, link=link, progress=progress)
     return carry_out(source, dest, make, how)
 
 
 @typed
 def add_module(
     source: StrPath,
-    dest: StrPath,
+    dest: StrPath | None = None,
     *,
     prefix: str = "module",
     at: str | None = None,
     force: bool = False,
     keep_old: bool = False,
     dry_run: bool = False,
+    in_place: bool = False,
     link: bool = False,
     progress: Progress | None = None,
 ) -> RenameResult:
@@ -89,19 +92,20 @@ def add_module(
         renames = sites.add(checkpoint, prefix=prefix, at=at)
         return _draft(checkpoint, renames, dest, "prefixed", "no state dict was found")
 
-    how = How(force=force, keep_old=keep_old, dry_run=dry_run, link=link, progress=progress)
+    how = How(force=force, keep_old=keep_old, dry_run=dry_run, in_place=in_place, link=link, progress=progress)
     return carry_out(source, dest, make, how)
 
 
 @typed
 def unwrap(
     source: StrPath,
-    dest: StrPath,
+    dest: StrPath | None = None,
     *,
     at: str | None = None,
     force: bool = False,
     keep_old: bool = False,
     dry_run: bool = False,
+    in_place: bool = False,
     link: bool = False,
     progress: Progress | None = None,
 ) -> RenameResult:
@@ -111,14 +115,14 @@ def unwrap(
         renames = sites.unwrap(checkpoint, at=at)
         return _draft(checkpoint, renames, dest, "unwrapped", "no wrapper's name was found")
 
-    how = How(force=force, keep_old=keep_old, dry_run=dry_run, link=link, progress=progress)
+    how = How(force=force, keep_old=keep_old, dry_run=dry_run, in_place=in_place, link=link, progress=progress)
     return carry_out(source, dest, make, how)
 
 
 @typed
 def rename(
     source: StrPath,
-    dest: StrPath,
+    dest: StrPath | None = None,
     *,
     subs: Sequence[tuple[str, str]] = (),
     mapping: Mapping[str, str] | None = None,
@@ -126,6 +130,7 @@ def rename(
     force: bool = False,
     keep_old: bool = False,
     dry_run: bool = False,
+    in_place: bool = False,
     link: bool = False,
     progress: Progress | None = None,
 ) -> RenameResult:
@@ -142,7 +147,7 @@ def rename(
         renames = sites.rename(checkpoint, subs=subs, mapping=mapping, at=at)
         return _draft(checkpoint, renames, dest, "renamed", "no rule matched a key")
 
-    how = How(force=force, keep_old=keep_old, dry_run=dry_run, link=link, progress=progress)
+    how = How(force=force, keep_old=keep_old, dry_run=dry_run, in_place=in_place, link=link, progress=progress)
     return carry_out(source, dest, make, how)
 
 

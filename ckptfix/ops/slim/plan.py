@@ -20,6 +20,7 @@ from ckptfix.formats.torch.tensors import BadTensor
 from ckptfix.io.read import read_chunks
 from ckptfix.io.sums import digest
 from ckptfix.ops.choose import refuse_damaged
+from ckptfix.ops.inplace import grown
 from ckptfix.ops.slim.views import Unit, find_used, references, units_of
 from ckptfix.ops.writing import copy_of
 from ckptfix.pickles import Call, Dict
@@ -153,7 +154,7 @@ def _slim_torch(checkpoint: Checkpoint, dest: str, no_optimizer: bool, dedupe: b
         OPTIMIZER: sum(storage.data.length for key, storage in before.items() if key not in used),
         DUPLICATES: sum(lengths[key] for key in same),
     }
-    if not gone and not compacted and not same and not format_of(checkpoint).folder:
+    if not gone and not compacted and not same and not format_of(checkpoint).folder and not grown(checkpoint):
         return Slimmed(copy_of(checkpoint, dest), identical=True)
     rewritten = reemit(parts.graph, gone=gone, replaced=references(units, same, legacy))
     storages = {unit.key: NewStorage(unit.data, unit.used.itemsize, unit.crc32) for unit in units}

@@ -61,6 +61,7 @@ BY_COMMANDS = {entry.id for entry in VERBS}
 """Findings of commands that write."""
 
 ELSEWHERE = {
+    "edited-in-place": "files after an edit: tests/unit/ops/test_in_place.py",
     "unsupported": "an archive version above 10: tests/unit/test_zip.py",
     **dict.fromkeys(
         ("dcp-saved-at", "dcp-leftover", "dcp-unused", "dcp-overlap"),

@@ -250,20 +250,20 @@ READING = sorted(name for name, words in COMMANDS.items() if words[1:2] in (["{t
 
 
 @pytest.mark.parametrize("name", READING)
-def test_a_command_opens_its_input_once(forks: Forks, tmp_path: Path, name: str) -> None:
+def test_a_command_opens_its_input_once(program: Forks, tmp_path: Path, name: str) -> None:
     """The file is a zip for most: its pickle, records, directory and checksums are all read."""
     torch_file, safetensors_file = small_files(tmp_path)
     values = {"torch": torch_file, "safetensors": safetensors_file, "out": str(tmp_path / "out")}
     line = [word.format(**values) for word in COMMANDS[name]]
-    done = forks(PROBE, [os.path.realpath(line[1]), *line])
+    done = program(PROBE, [os.path.realpath(line[1]), *line])
     code, opens, left = json.loads(done.stderr.splitlines()[-1])
     assert code in (0, 1) and opens == 1 and not left, done.stderr
 
 
-def test_a_damaged_file_is_opened_once(forks: Forks, tmp_path: Path) -> None:
+def test_a_damaged_file_is_opened_once(program: Forks, tmp_path: Path) -> None:
     torch_file, _ = small_files(tmp_path)
     with zipfile.ZipFile(torch_file) as archive:
         end = archive.start_dir
     Path(torch_file).write_bytes(Path(torch_file).read_bytes()[:end])
-    done = forks(PROBE, [torch_file, "repair", torch_file, str(tmp_path / "out.pth")])
+    done = program(PROBE, [torch_file, "repair", torch_file, str(tmp_path / "out.pth")])
     assert json.loads(done.stderr.splitlines()[-1])[1:] == [1, 0]

@@ -32,7 +32,7 @@ def compared(
 
 
 def raw(tensor: torch.Tensor) -> bytes:
-    return bytes(tensor.contiguous().untyped_storage())
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def floats(*values: float) -> bytes:

@@ -372,9 +372,9 @@ def laughing(holder: Op, closing: list[Op]) -> list[Op]:
 
 
 HOSTILE: dict[str, list[Op]] = {
-    "lists": [*["EMPTY_LIST"] * 90_000, *["APPEND"] * 89_999],
-    "tuples": ["NONE", *["TUPLE1"] * 100_000],
-    "objects": [*[FOO] * 90_000, *["BUILD"] * 89_999],
+    "lists": [*["EMPTY_LIST"] * 20_000, *["APPEND"] * 19_999],
+    "tuples": ["NONE", *["TUPLE1"] * 20_000],
+    "objects": [*[FOO] * 20_000, *["BUILD"] * 19_999],
     "laughs": laughing("EMPTY_LIST", []),
     "laughing objects": laughing(FOO, ["EMPTY_LIST", "BUILD"]),
 }

@@ -53,5 +53,5 @@ def copied(saved: Path, tmp_path: Path) -> Callable[[str], Path]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What needs several ranks takes long."""
     for item in items:
-        if Path(__file__).parent in item.path.parents and "saved" in getattr(item, "fixturenames", ()):
+        if "saved" in getattr(item, "fixturenames", ()) and Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.slow)

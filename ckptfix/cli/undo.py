@@ -1,0 +1,36 @@
+"""ckptfix undo."""
+
+from __future__ import annotations
+
+import click
+
+from ckptfix.cli.shared.common import files_argument, reads
+from ckptfix.cli.shared.console import Console
+from ckptfix.cli.shared.many import Lines
+from ckptfix.cli.shared.operands import Inputs, search_options
+from ckptfix.errors import printable
+
+
+@reads(
+    "undo",
+    files_argument("source", "FILE..."),
+    click.Option(["--list", "listed"], is_flag=True, help="List the edits that can be taken back, and do nothing."),
+    click.Option(["-n", "--dry-run"], is_flag=True, help="Say what would be taken back, and do nothing."),
+    *search_options(),
+    example="ckptfix undo model.pth",
+    operands=Inputs("source", Lines),
+)
+def command(console: Console, *, source: str, listed: bool, dry_run: bool) -> int:
+    """Take back the last edit in place of FILE, byte for byte.
+
+    Several edits are taken back one by one. An edit that did not finish, because its process or the machine was
+    stopped, is taken back too: until then no command reads the file.
+    """
+    from ckptfix.ops import undo
+
+    result = undo.listed(source) if listed else undo.undo(source, dry_run=dry_run)
+    if console.json:
+        console.emit(result.as_dict(), result.exit_code)
+    else:
+        console.done(list(map(printable, result.lines)))
+    return result.exit_code

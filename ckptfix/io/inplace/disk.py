@@ -1,0 +1,280 @@
+"""What an edit in place asks of the system: whatever changes a disk is a method, so that a test can stand for it."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import functools
+import os
+import signal
+import stat
+from collections.abc import Iterator
+from contextlib import suppress
+from types import TracebackType
+from typing import Protocol
+
+from ckptfix.errors import Refused, Unsupported
+from ckptfix.io.durable import sync_folder
+from ckptfix.io.system import kind_of, named
+
+COLLAPSE_RANGE, INSERT_RANGE = 0x08, 0x20
+"""Modes of fallocate(2) on Linux, which take blocks out of a file and put them in."""
+
+_NO_LOCKS = {errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
+
+CHUNK = 1 << 20
+
+
+class File(Protocol):
+    """A file that is open to be changed. Nothing is on the disk before `sync`."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def size(self) -> int: ...
+    def read(self, offset: int, length: int) -> bytes:
+        """At most `length` bytes: fewer where the file ends before."""
+
+    def write(self, offset: int, data: bytes) -> None: ...
+    def resize(self, size: int) -> None: ...
+    def insert(self, length: int) -> None:
+        """Move the content by `length` bytes, a multiple of the block, and put a hole in front of it."""
+
+    def remove(self, offset: int, length: int) -> None:
+        """Take `length` bytes out at `offset`, both multiples of the block."""
+
+    def holes(self, start: int, end: int) -> Iterator[tuple[int, int]]:
+        """(start, end) of what has no blocks between the two."""
+
+    def alone(self) -> None:
+        """Refuse unless no other program has the file open or mapped, and keep others waiting until it is closed."""
+
+    def sync(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class Disk(Protocol):
+    """Opens files, and keeps small ones. What `create`, `replace` and `delete` do is on the disk when they return."""
+
+    def open(self, path: str) -> File: ...
+    def load(self, path: str) -> bytes | None:
+        """A small file; None where there is none."""
+
+    def create(self, path: str, data: bytes) -> None:
+        """Raises FileExistsError where it is there already."""
+
+    def replace(self, path: str, data: bytes) -> None: ...
+    def delete(self, path: str) -> None: ...
+
+
+class RealFile:
+    """A regular file, locked against a second writer.
+
+    Raises:
+        WriteFailed: it cannot be opened for writing.
+        Refused: another edit in place is at it.
+        Unsupported: it is no regular file.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.name = path
+        with named(path):
+            self.fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            mode = os.fstat(self.fd).st_mode
+            if not stat.S_ISREG(mode):
+                raise Unsupported(f"is {kind_of(mode)}, not a file", path=path)
+            self._lock()
+        except BaseException:
+            os.close(self.fd)
+            raise
+
+    def _lock(self) -> None:
+        try:
+            fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise Refused(
+                    "another program edits it in place", path=self.name, hint="wait until that has ended"
+                ) from error
+
+    @property
+    def size(self) -> int:
+        return os.fstat(self.fd).st_size
+
+    def read(self, offset: int, length: int) -> bytes:
+        pieces: list[bytes] = []
+        while length:
+            data = os.pread(self.fd, length, offset)
+            if not data:
+                break
+            pieces.append(data)
+            offset += len(data)
+            length -= len(data)
+        return b"".join(pieces)
+
+    def write(self, offset: int, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            count = os.pwrite(self.fd, view[:CHUNK], offset)
+            view = view[count:]
+            offset += count
+
+    def resize(self, size: int) -> None:
+        os.ftruncate(self.fd, size)
+
+    def insert(self, length: int) -> None:
+        _fallocate(self.fd, INSERT_RANGE, 0, length)
+
+    def remove(self, offset: int, length: int) -> None:
+        _fallocate(self.fd, COLLAPSE_RANGE, offset, length)
+
+    def holes(self, start: int, end: int) -> Iterator[tuple[int, int]]:
+        size = self.size
+        end = min(end, size)
+        while start < end:
+            hole = os.lseek(self.fd, start, os.SEEK_HOLE)
+            if hole >= end:
+                return
+            try:
+                start = os.lseek(self.fd, hole, os.SEEK_DATA)
+            except OSError as error:
+                if error.errno != errno.ENXIO:
+                    raise
+                start = size
+            yield hole, min(start, end)
+
+    def alone(self) -> None:
+        try:
+            # Whoever opens it meanwhile waits; the signal that says so would end the process, were it SIGIO.
+            fcntl.fcntl(self.fd, fcntl.F_SETSIG, signal.SIGURG)
+            fcntl.fcntl(self.fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        except OSError as error:
+            held = error.errno in (errno.EAGAIN, errno.EACCES)
+            why = "another program has it open or mapped" if held else f"no lease on it: {error.strerror}"
+            raise Refused(
+                f"{why}, and would read shifted weights", path=self.name, hint="end that program, or write a copy"
+            ) from error
+
+    def sync(self) -> None:
+        os.fsync(self.fd)
+
+    def close(self) -> None:
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            with suppress(OSError):
+                fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+            os.close(fd)
+
+
+class RealDisk:
+    """The files of this machine."""
+
+    def open(self, path: str) -> File:
+        return RealFile(path)
+
+    def load(self, path: str) -> bytes | None:
+        with named(path):
+            try:
+                fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            except FileNotFoundError:
+                return None
+            with open(fd, "rb") as file:
+                return file.read() if stat.S_ISREG(os.fstat(fd).st_mode) else b""
+
+    def create(self, path: str, data: bytes) -> None:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            with open(fd, "wb", buffering=0) as file:
+                view = memoryview(data)
+                while view:
+                    view = view[file.write(view) :]
+                os.fsync(fd)
+            sync_folder(os.path.dirname(path))
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(path)
+            raise
+
+    def replace(self, path: str, data: bytes) -> None:
+        aside = f"{path}.new"
+        with suppress(FileNotFoundError):
+            os.unlink(aside)  # an edit that was cut off left it
+        self.create(aside, data)
+        try:
+            os.replace(aside, path)
+        except BaseException:
+            os.unlink(aside)
+            raise
+        sync_folder(os.path.dirname(path))
+
+    def delete(self, path: str) -> None:
+        with suppress(FileNotFoundError):
+            os.unlink(path)
+        sync_folder(os.path.dirname(path))
+
+
+DISK: Disk = RealDisk()
+
+
+class Opened:
+    """Files opened to be changed, closed together."""
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+        self.files: list[File] = []
+
+    def add(self, path: str) -> File:
+        self.files.append(self._disk.open(path))
+        return self.files[-1]
+
+    def __enter__(self) -> Opened:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        while self.files:
+            self.files.pop().close()
+
+
+@functools.cache
+def _library() -> object:
+    import ctypes
+
+    call = ctypes.CDLL(None, use_errno=True).fallocate
+    call.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+    return call
+
+
+def _fallocate(fd: int, mode: int, offset: int, length: int) -> None:
+    import ctypes
+
+    try:
+        call = _library()
+    except (OSError, AttributeError) as error:
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP)) from error
+    while call(fd, mode, offset, length):  # type: ignore[operator]
+        number = ctypes.get_errno()
+        if number != errno.EINTR:
+            raise OSError(number, os.strerror(number))
+
+
+def insertable(folder: str) -> int:
+    """The bytes of a block of the file system of `folder`, where it can put blocks in front of a file; 0 elsewhere.
+
+    It is tried on a file without a name.
+    """
+    try:
+        block = os.statvfs(folder).f_bsize
+        fd = os.open(folder, os.O_TMPFILE | os.O_RDWR, 0o600)
+    except (OSError, AttributeError):
+        return 0
+    try:
+        os.ftruncate(fd, 2 * block)
+        _fallocate(fd, INSERT_RANGE, 0, block)
+    except OSError:
+        return 0
+    finally:
+        os.close(fd)
+    return block

@@ -1,0 +1,218 @@
+"""Edits in place: all or nothing, and taken back later.
+
+The order of things, each on the disk before the next begins: a journal that holds what was there and what comes; the
+blocks that are put in front of the data; the bytes; the record of the edit among those that `undo` takes back; the
+journal gone, which is what makes the edit count. A file whose journal is there is in between, and no command reads it.
+`take_back` brings it to what it was before the edit, from any state: an edit that did not finish is taken back, an undo
+that did not finish is completed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from ckptfix.errors import CkptfixError, DamagedFile, WriteFailed
+from ckptfix.io.durable import Undisturbed
+from ckptfix.io.inplace.disk import DISK, Disk, File, Opened
+from ckptfix.io.inplace.record import Change, Record, decoded
+from ckptfix.io.inplace.shifted import close_gap
+from ckptfix.io.system import named
+from ckptfix.io.unfinished import JOURNAL, UNDO, beside, unfinished
+
+
+def carry_out(target: str, record: Record, *, keep: bool = True, disk: Disk = DISK) -> None:
+    """Make the changes of `record` to the file or folder `target`: all of them, or none.
+
+    Args:
+        target: its real path.
+        keep: remember the edit, beside the file; not needed where the file itself shows what it was.
+
+    Raises:
+        Refused: an edit of it has not finished, or another program has it open.
+        DamagedFile: it is not what the record was made of.
+        WriteFailed: the system could not; it is as it was, unless the error says that `undo` is needed.
+    """
+    journal = beside(target, JOURNAL)
+    with _opened(target, record, disk) as pairs:
+        for file, change in pairs:
+            _expect(file, change.before, change.old)
+        _alone(pairs)
+        with Undisturbed():
+            _begin(disk, journal, record, target)
+            try:
+                with named(target):
+                    for file, change in pairs:
+                        _apply(file, change)
+                    if keep:
+                        _remember(disk, target, (*past(target, disk), record))
+                    disk.delete(journal)
+            except BaseException as error:
+                _give_up(error, disk, target, record, pairs)
+                raise
+
+
+def take_back(target: str, record: Record, *, disk: Disk = DISK) -> None:
+    """Bring the file or folder `target` to what it was before the edit `record`, which is done. All or nothing.
+
+    Raises:
+        DamagedFile: it is not what the edit made.
+        CkptfixError: as `carry_out`.
+    """
+    journal = beside(target, JOURNAL)
+    with _opened(target, record, disk) as pairs:
+        for file, change in pairs:
+            _expect(file, change.after, change.new)
+        _alone(pairs)
+        with Undisturbed():
+            _begin(disk, journal, record, target)
+            with _stuck(target):
+                _end(disk, target, record, pairs)
+
+
+def finish(target: str, *, disk: Disk = DISK) -> Record | None:
+    """Bring `target`, whose journal is there, to what it was before the edit that did not finish.
+
+    Returns:
+        The record of the edit; None where it had not begun.
+
+    Raises:
+        DamagedFile: another program wrote to it since.
+        WriteFailed: the system could not; it can be tried again.
+    """
+    journal = beside(target, JOURNAL)
+    data = disk.load(journal)
+    record = next(decoded(data), None) if data is not None else None
+    if record is None or data != record.encoded():
+        with named(target):
+            disk.delete(journal)  # it was not whole when the edit was cut off, so nothing was done
+        return None
+    with _opened(target, record, disk) as pairs:
+        _alone(pairs)
+        with Undisturbed(), _stuck(target):
+            _end(disk, target, record, pairs)
+    return record
+
+
+def past(target: str, disk: Disk = DISK) -> tuple[Record, ...]:
+    """The edits of `target` that are remembered beside it, the first one first."""
+    return tuple(decoded(disk.load(beside(target, UNDO)) or b""))
+
+
+def _remember(disk: Disk, target: str, records: Sequence[Record]) -> None:
+    place = beside(target, UNDO)
+    if records:
+        disk.replace(place, b"".join(record.encoded() for record in records))
+    elif disk.load(place) is not None:
+        disk.delete(place)
+
+
+@contextmanager
+def _opened(target: str, record: Record, disk: Disk) -> Iterator[list[tuple[File, Change]]]:
+    folder = target if os.path.isdir(target) else os.path.dirname(target)
+    with Opened(disk) as opened:
+        yield [(opened.add(_inside(folder, change.name)), change) for change in record.changes]
+
+
+def _inside(folder: str, name: str) -> str:
+    """The path of a file that a journal names. Refuses what is not in the folder of the journal."""
+    path = os.path.join(folder, name)
+    if os.path.dirname(os.path.realpath(path)) != os.path.realpath(folder) or os.path.basename(name) != name:
+        raise DamagedFile("its record of an edit names a file elsewhere", path=folder, where=name)
+    return path
+
+
+def _expect(file: File, size: int, content: Sequence[tuple[int, bytes]]) -> None:
+    for offset, data in ((0, b""), *content):
+        if file.size != size or file.read(offset, len(data)) != data:
+            raise DamagedFile(
+                "it changed since: its bytes are not what the edit made or was made of", path=file.name, offset=offset,
+                hint="nothing was done to it",
+            )  # fmt: skip
+
+
+def _alone(pairs: Sequence[tuple[File, Change]]) -> None:
+    for file, change in pairs:
+        if change.shift:
+            file.alone()
+
+
+def _begin(disk: Disk, journal: str, record: Record, target: str) -> None:
+    try:
+        with named(journal):
+            disk.create(journal, record.encoded())
+    except WriteFailed as error:
+        if isinstance(error.__cause__, FileExistsError):
+            raise unfinished(target) from error
+        raise
+
+
+def _apply(file: File, change: Change) -> None:
+    if change.shift:
+        file.insert(change.shift)
+        file.sync()
+    for offset, data in change.new:
+        file.write(offset, data)
+    if change.after < change.before:
+        file.resize(change.after)
+    file.sync()
+    if file.size != change.after:
+        raise DamagedFile("another program wrote to it while it was edited", path=file.name)
+
+
+def _restore(file: File, change: Change) -> None:
+    if change.shift:
+        close_gap(file, change, len(change.old[0][1]))
+    else:
+        _refuse_other(file, change)
+    for offset, data in change.old:
+        file.write(offset, data)
+    if change.before != change.after and file.size != change.before:
+        file.resize(change.before)
+    file.sync()
+
+
+def _refuse_other(file: File, change: Change) -> None:
+    """Refuse a file of a size that the edit cannot leave: what another program wrote behind it would be lost."""
+    low, high = sorted((change.before, change.after))
+    if file.size < low or (low < high < file.size):
+        raise DamagedFile(
+            f"another program wrote to it while it was edited: it has {file.size:,} bytes, not {low:,} to {high:,}",
+            path=file.name,
+            hint="nothing was done to it; a backup has what it was",
+        )
+
+
+def _end(disk: Disk, target: str, record: Record, pairs: Sequence[tuple[File, Change]]) -> None:
+    for file, change in pairs:
+        _restore(file, change)
+    records = past(target, disk)
+    kept = tuple(other for other in records if other.id != record.id)
+    if kept != records:
+        _remember(disk, target, kept)
+    disk.delete(beside(target, JOURNAL))
+
+
+def _give_up(
+    error: BaseException, disk: Disk, target: str, record: Record, pairs: Sequence[tuple[File, Change]]
+) -> None:
+    """Take back what was done of an edit; where that fails too, say what helps."""
+    try:
+        _end(disk, target, record, pairs)
+    except (CkptfixError, OSError) as second:
+        if isinstance(error, CkptfixError):
+            reason = second.message if isinstance(second, CkptfixError) else second.strerror
+            error.message += f"; taking the edit back failed too: {reason}"
+            error.hint = unfinished(target).hint
+
+
+@contextmanager
+def _stuck(target: str) -> Iterator[None]:
+    """An error inside says that the same can be tried again."""
+    try:
+        with named(target):
+            yield
+    except WriteFailed as error:
+        error.hint = unfinished(target).hint
+        raise

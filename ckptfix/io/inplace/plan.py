@@ -1,0 +1,78 @@
+"""A planned file that lies over the one that is there, as the few changes that make the one of the other."""
+
+from __future__ import annotations
+
+import os
+
+from ckptfix.checkpoint import ByteRange, OutputFile, Segment, segment_length
+from ckptfix.errors import Unsupported
+from ckptfix.io.inplace.disk import File
+from ckptfix.io.inplace.record import Bytes, Change
+from ckptfix.io.inplace.shifted import holes_of, probes_of
+from ckptfix.io.read import read_chunks
+
+BLOCK = 4096
+"""Of probes, where nothing moves by blocks."""
+
+
+def change_of(file: File, planned: OutputFile, block: int = BLOCK) -> Change | None:
+    """What makes `planned` of `file`; None where they are the same.
+
+    Args:
+        block: of the file system.
+
+    Raises:
+        Unsupported: data would move other than as a whole, to the end of the file and by whole blocks.
+    """
+    size = file.size
+    writes, shift, moved_from = _writes(planned, size)
+    if not writes and planned.nbytes == size:
+        return None
+    name = os.path.basename(planned.path)
+    if shift:
+        start = moved_from
+        if shift % block:
+            raise _moves(planned)
+        old: tuple[Bytes, ...] = ((0, file.read(0, start)),)
+        new: tuple[Bytes, ...] = ((0, b"".join(data for _, data in writes)),)
+        probes, holes = probes_of(file, start, size, block), holes_of(file, start, size)
+        return Change(name, size, planned.nbytes, old, new, shift, probes, holes)
+    places = [(offset, min(offset + len(data), size)) for offset, data in writes]
+    if planned.nbytes < size:
+        places.append((planned.nbytes, size))
+    old = tuple((start, file.read(start, end - start)) for start, end in places if start < end)
+    return Change(name, size, planned.nbytes, old, tuple(writes))
+
+
+def _writes(planned: OutputFile, size: int) -> tuple[list[Bytes], int, int]:
+    """The literal bytes with their offsets, by how much the data moves, and where it began."""
+    writes: list[Bytes] = []
+    shift = moved_from = position = 0
+    for number, segment in enumerate(planned.segments):
+        if not isinstance(segment, ByteRange):
+            writes.append((position, _literal(segment)))
+        elif not _same_file(segment.path, planned.path):
+            raise _moves(planned)
+        elif segment.offset != position:
+            shift, moved_from = position - segment.offset, segment.offset
+            last = number == len(planned.segments) - 1 and segment.end == size
+            whole = sum(len(data) for _, data in writes) == position
+            if not last or not whole or shift < 0:
+                raise _moves(planned)
+        position += segment_length(segment)
+    return writes, shift, moved_from
+
+
+def _same_file(one: str, other: str) -> bool:
+    return one == other or os.path.realpath(one) == os.path.realpath(other)
+
+
+def _literal(segment: Segment) -> bytes:
+    return segment if isinstance(segment, bytes) else b"".join(read_chunks(segment))
+
+
+def _moves(planned: OutputFile) -> Unsupported:
+    return Unsupported(
+        "the edit moves data within the file, which in place cannot be taken back", path=planned.path,
+        hint="write a copy: give OUT",
+    )  # fmt: skip

@@ -1,0 +1,144 @@
+"""What is remembered of an edit in place: enough to take it back, byte for byte, from any state that it can leave.
+
+A record is the content of a journal, and one of those in the file of former headers::
+
+    line     "ckptfix edit 1\\n"
+    8 bytes  length of the JSON that follows, little-endian
+    JSON     what was done, and of each file: sizes, shift, places of the bytes below, probes, holes
+    bytes    what was there, and what is there afterwards, in the order of the JSON
+    32 bytes BLAKE2b of all that is above
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+MAGIC = b"ckptfix edit 1\n"
+_DIGEST = 32
+
+Bytes = tuple[int, bytes]
+"""An offset, and what stands there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Some bytes of the data as they were before the edit, which show by how much they have moved."""
+
+    offset: int
+    length: int
+    digest: str
+
+    def fits(self, data: bytes) -> bool:
+        return len(data) == self.length and digest(data) == self.digest
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What an edit does to one file.
+
+    Attributes:
+        name: in the folder of the record.
+        before, after: its size.
+        old: what the edit replaces, at offsets before it.
+        new: what it writes, at offsets after it.
+        shift: bytes that are put in front of the content, a multiple of the block; then `old` is all that stands before
+            the data.
+        probes, holes: of the data, before the edit; where there is a shift.
+    """
+
+    name: str
+    before: int
+    after: int
+    old: tuple[Bytes, ...] = field(repr=False)
+    new: tuple[Bytes, ...] = field(repr=False)
+    shift: int = 0
+    probes: tuple[Probe, ...] = field(default=(), repr=False)
+    holes: tuple[tuple[int, int], ...] = field(default=(), repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """An edit in place.
+
+    Attributes:
+        id: tells it from others.
+        what: what was done, in a sentence.
+        when: the time, in UTC.
+    """
+
+    id: str
+    what: str
+    when: str
+    changes: tuple[Change, ...]
+
+    def encoded(self) -> bytes:
+        """As bytes."""
+        files = [
+            {
+                "name": change.name,
+                "before": change.before,
+                "after": change.after,
+                "shift": change.shift,
+                "old": [(offset, len(data)) for offset, data in change.old],
+                "new": [(offset, len(data)) for offset, data in change.new],
+                "probes": [(probe.offset, probe.length, probe.digest) for probe in change.probes],
+                "holes": change.holes,
+            }
+            for change in self.changes
+        ]
+        said = json.dumps({"id": self.id, "what": self.what, "when": self.when, "files": files}).encode()
+        blobs = [data for change in self.changes for _, data in (*change.old, *change.new)]
+        body = b"".join((MAGIC, len(said).to_bytes(8, "little"), said, *blobs))
+        return body + hashlib.blake2b(body, digest_size=_DIGEST).digest()
+
+
+def decoded(data: bytes) -> Iterator[Record]:
+    """The records that stand one behind the other in `data`, up to the first that is not whole."""
+    at = 0
+    while at < len(data):
+        found = _one(data, at)
+        if found is None:
+            return
+        record, at = found
+        yield record
+
+
+def _one(data: bytes, start: int) -> tuple[Record, int] | None:
+    at = start + len(MAGIC)
+    if data[start:at] != MAGIC:
+        return None
+    length = int.from_bytes(data[at : at + 8], "little")
+    at += 8
+    try:
+        said = json.loads(data[at : at + length])
+        at += length
+        changes = []
+        for file in said["files"]:
+            old, at = _blobs(data, at, file["old"])
+            new, at = _blobs(data, at, file["new"])
+            probes = tuple(Probe(*probe) for probe in file["probes"])
+            holes = tuple((begin, end) for begin, end in file["holes"])
+            sizes = (file["before"], file["after"])
+            changes.append(Change(file["name"], *sizes, old, new, file["shift"], probes, holes))
+        record = Record(said["id"], said["what"], said["when"], tuple(changes))
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    if hashlib.blake2b(data[start:at], digest_size=_DIGEST).digest() != data[at : at + _DIGEST]:
+        return None
+    return record, at + _DIGEST
+
+
+def _blobs(data: bytes, at: int, places: Sequence[Sequence[int]]) -> tuple[tuple[Bytes, ...], int]:
+    found = []
+    for offset, length in places:
+        found.append((offset, data[at : at + length]))
+        at += length
+    return tuple(found), at
+
+
+def digest(data: bytes) -> str:
+    """A short one, of a probe."""
+    return hashlib.blake2b(data, digest_size=8).hexdigest()

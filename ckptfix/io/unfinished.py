@@ -1,0 +1,38 @@
+"""Whether an edit in place of a file has not finished; asked whenever a file is opened."""
+
+from __future__ import annotations
+
+import os
+
+from ckptfix.commands import command
+from ckptfix.errors import Refused
+
+JOURNAL, UNDO = "ckptfix-journal", "ckptfix-undo"
+"""How the names end of what an edit in place keeps beside its file."""
+
+
+def beside(path: str, kind: str) -> str:
+    """The journal (`JOURNAL`) or the file of former headers (`UNDO`) of the file or folder at the real path `path`."""
+    if os.path.isdir(path):
+        return os.path.join(path, f".{kind}")
+    return os.path.join(os.path.dirname(path), f".{os.path.basename(path)}.{kind}")
+
+
+def unfinished(path: str) -> Refused:
+    """What is said of a file or folder whose journal is there."""
+    hint = f"`{command('undo', path)}` makes it what it was before"
+    return Refused("an edit in place of it did not finish", path=path, hint=hint)
+
+
+def refuse_unfinished(path: str) -> None:
+    """Refuse a file that an edit in place has not finished with, or the folder that it is in.
+
+    Raises:
+        Refused: its journal is there.
+    """
+    real = os.path.realpath(path)
+    if os.path.lexists(beside(real, JOURNAL)):
+        raise unfinished(path)
+    folder = os.path.dirname(real)
+    if os.path.lexists(os.path.join(folder, f".{JOURNAL}")):
+        raise unfinished(folder)

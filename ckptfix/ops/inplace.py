@@ -1,0 +1,145 @@
+"""Edits in place: what may be edited where it is, and the plan of an edit as a record; see `io.inplace`."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+
+from ckptfix import formats
+from ckptfix.checkpoint import Checkpoint, Plan
+from ckptfix.checkpoint.stamp import Stamp
+from ckptfix.errors import DamagedFile, Refused, Unsupported
+from ckptfix.formats.in_place import A_COPY
+from ckptfix.formats.torch.zip import archive_of
+from ckptfix.io.inplace import edit
+from ckptfix.io.inplace.disk import DISK, Opened, insertable
+from ckptfix.io.inplace.plan import change_of
+from ckptfix.io.inplace.record import Change, Record
+from ckptfix.io.source import forget, stamp
+from ckptfix.words import plural
+from ckptfix.zips.append import earlier
+
+_HASHED = re.compile(r"[0-9a-f]{32,}(\.\w+)?|(MD5|SHA)\w*-s\d+--\S+", re.IGNORECASE)
+"""Names of files in stores that name them by their content: a hub's blobs, DVC, git-annex."""
+
+
+def target_of(checkpoint: Checkpoint) -> str:
+    """The file or folder that an edit in place changes; its real path."""
+    path = Path(os.path.realpath(checkpoint.path))
+    return str(path.parent if formats.format_of(checkpoint).folder and not path.is_dir() else path)
+
+
+def refuse_shared(checkpoint: Checkpoint, *, force: bool) -> None:
+    """Refuse files whose change would show elsewhere too.
+
+    Raises:
+        Refused: one has several names, or is in a store that names files by their content.
+    """
+    for mark in checkpoint.files if not force else ():
+        real = Path(os.path.realpath(mark.path))
+        if any(map(_HASHED.fullmatch, (real.name, "".join(real.parts[-2:])))):
+            raise Refused(
+                "it is in a store that names files by their content, and others rely on that",
+                path=mark.path,
+                where=str(real),
+                hint="write a copy: give OUT; --force edits it all the same",
+            )
+        if real.is_file() and (links := real.stat().st_nlink) > 1:
+            raise Refused(
+                f"it has {links} names (hard links), and the edit would show under each",
+                path=mark.path,
+                hint="write a copy: give OUT; --force edits it all the same",
+            )
+
+
+def in_place(checkpoint: Checkpoint, plan: Plan) -> Plan:
+    """The plan of an edit whose output is the checkpoint itself, with data where it is.
+
+    Raises:
+        Unsupported: the format or the file system has no way to do that.
+    """
+    format = formats.format_of(checkpoint)
+    if format.in_place is None:
+        raise Unsupported(f"{format.title} files are not edited in place", path=checkpoint.path, hint=A_COPY)
+    target = Path(target_of(checkpoint))
+    folder = str(target if target.is_dir() else target.parent)
+    return format.in_place(checkpoint, plan, cache(lambda: insertable(folder)))
+
+
+def write(
+    checkpoint: Checkpoint, plan: Plan, what: str, inputs: Mapping[str, Stamp], *, dry_run: bool
+) -> tuple[Change, ...]:
+    """Carry out a plan of `in_place`; what it changes, file by file.
+
+    Args:
+        what: was done, in a sentence.
+        inputs: what the files were before they were read.
+
+    Raises:
+        DamagedFile: a file changed since it was read.
+        CkptfixError: as `io.inplace.edit.carry_out`.
+    """
+    target = target_of(checkpoint)
+    for file in plan.files:
+        if not Path(file.path).exists():
+            message = "the edit needs one more file, and in place files only change"
+            raise Unsupported(message, path=file.path, hint=A_COPY)
+    with Opened(DISK) as opened:
+        block = os.statvfs(target).f_bsize
+        found = (change_of(opened.add(os.path.realpath(file.path)), file, block) for file in plan.files)
+        changes = tuple(change for change in found if change is not None)
+    for path, before in inputs.items():
+        if not stamp(path).same(before):
+            raise DamagedFile("it changed while it was read", path=path, hint="wait until its writer is done")
+        forget(path)
+    if changes and not dry_run:
+        when = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S")
+        record = Record(secrets.token_hex(8), what, when, changes)
+        edit.carry_out(target, record, keep=not _grows(checkpoint, changes))
+    return changes
+
+
+def _grows(checkpoint: Checkpoint, changes: tuple[Change, ...]) -> bool:
+    """Whether the file itself shows what it was: an archive that grows at its end."""
+    return archive_of(checkpoint) is not None and all(not change.old and not change.shift for change in changes)
+
+
+def line_of(changes: tuple[Change, ...], *, dry_run: bool) -> str:
+    """What an edit in place did to the disk, in a sentence."""
+    written = sum(len(data) for change in changes for _, data in change.new)
+    blocks = sum(change.shift for change in changes)
+    files = f" of {plural(len(changes), 'file')}" if len(changes) > 1 else ""
+    moved = f", {blocks:,} bytes of blocks put before the data" if blocks else ""
+    return f"{'would be changed' if dry_run else 'changed'} in place: {written:,} bytes{files} written{moved}"
+
+
+def edits_of(checkpoint: Checkpoint) -> Iterator[Record]:
+    """The edits in place that can be taken back, the latest first."""
+    target = target_of(checkpoint)
+    yield from reversed(edit.past(target))
+    yield from _appended(checkpoint)
+
+
+def grown(checkpoint: Checkpoint) -> bool:
+    """Whether the file holds what edits in place have replaced."""
+    archive = archive_of(checkpoint)
+    return archive is not None and next(earlier(checkpoint.path, archive.directory), None) is not None
+
+
+def _appended(checkpoint: Checkpoint) -> Iterator[Record]:
+    archive = archive_of(checkpoint)
+    if archive is None:
+        return
+    if archive.directory.trailing:
+        message = f"{archive.directory.trailing:,} bytes follow the archive, which no edit in place wrote"
+        raise DamagedFile(message, path=checkpoint.path, hint="nothing was done to it; cut them off first")
+    size = checkpoint.size
+    for name, _, _ in earlier(checkpoint.path, archive.directory):
+        change = Change(Path(target_of(checkpoint)).name, name.size, size, (), ())
+        yield Record(f"{name.size:x}", "a new data.pkl and directory at its end", "", (change,))
+        size = name.size

@@ -1,0 +1,94 @@
+"""Whether two pickles are the same but for names and location tags, found without parsing the second one.
+
+Between the strings that an edit may change the streams must be alike, byte for byte. Where one of these is pushed in
+the first, the second may push another, or write it out where it was fetched from the memo; every other use of a string
+has to come to the value that it had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from operator import attrgetter
+
+from ckptfix.formats.torch.edit import find_devices
+from ckptfix.formats.torch.object import TorchObject
+from ckptfix.pickles import PersId, Text
+from ckptfix.pickles import opcodes as op
+from ckptfix.pickles.graph import Node
+
+
+def differ_alone(found: TorchObject, new: bytes) -> bool:
+    """Whether `new` surely is the pickle of `found` with other names and location tags; False says nothing."""
+    graph = found.graph
+    # Frames state lengths; what DUP pushes twice is one use of a string in two places.
+    if graph.frames or op.DUP in graph.rare:
+        return False
+    devices = find_devices(graph)
+    uses = [use for site in found.sites for use in site.uses] + devices.tags
+    free = set(map(id, uses))
+    values = _values(graph.data, graph.start, graph.end, sorted(uses + graph.loose_gets, key=_START), new)
+    if values is None or any(id(use) not in free for use in values.values()):
+        return False
+    references = [part for persid in graph.loose_persids for part in _fixed(persid)]
+    if None in references or any(id(part) in values for part in references):
+        return False
+    if graph.phrases is None:
+        return True
+    locations = {id(tag) for _, tag, _ in devices.folded}
+    return (graph.phrases.fetched() - locations).isdisjoint(values)
+
+
+_START = attrgetter("start")
+
+
+def _values(old: bytes, at: int, end: int, uses: list[Text], new: bytes) -> dict[int, Text] | None:
+    """The uses in `uses`, by their identity, that come to another value in `new`; None where anything else differs."""
+    changed: dict[int, tuple[Text, str]] = {}
+    after = 0
+    for use in uses:
+        if use.start < at:
+            continue  # listed twice
+        if old[at : use.start] != new[after : after + use.start - at]:
+            return None
+        after += use.start - at
+        at = use.end
+        pushed = old[use.start : at]
+        value: str = use
+        if new.startswith(pushed, after):
+            after += len(pushed)
+            if use.origin is not None and id(use.origin) in changed:
+                value = changed[id(use.origin)][1]
+        else:
+            literal = _literal(new, after)
+            if literal is None:
+                return None
+            value, after = literal
+        if value != use:
+            changed[id(use)] = use, value
+    if old[at:end] != new[after:]:
+        return None
+    return {key: use for key, (use, _) in changed.items()}
+
+
+def _literal(data: bytes, at: int) -> tuple[str, int] | None:
+    """The string that is written out at `at`, and the offset behind it."""
+    width = {op.BINUNICODE: 4, op.SHORT_BINUNICODE: 1}.get(data[at] if at < len(data) else -1)
+    if width is None:
+        return None
+    first = at + 1 + width
+    end = first + int.from_bytes(data[at + 1 : first], "little")
+    try:
+        return (str(data[first:end], "utf-8", "surrogatepass"), end) if end <= len(data) else None
+    except UnicodeDecodeError:
+        return None
+
+
+def _fixed(persid: PersId) -> Iterator[Node]:
+    """What no edit changes in a reference to a storage; None for what torch never wrote."""
+    fields = persid.fields
+    if not 5 <= len(fields) <= 6:
+        yield None
+        return
+    yield from (fields[0], fields[2])
+    for value in fields[5:]:
+        yield from (part for part in (value if type(value) is tuple else ()) if part is not None)

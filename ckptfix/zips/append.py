@@ -1,0 +1,105 @@
+"""An archive that grows at its end: what was there stays, a new record and a new directory follow.
+
+A zip is read from its end, so the new directory is the one that counts; the old archive, directory and all, is a prefix
+of the new one. To take the edit back is to cut the file where the new record begins.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator
+
+from ckptfix.checkpoint import ByteRange, Segment
+from ckptfix.errors import CkptfixError, Unsupported
+from ckptfix.io.source import Name, Source, open_source
+from ckptfix.zips.local import local_extra, read_local
+from ckptfix.zips.read import END, Directory, Record, read_directory
+from ckptfix.zips.write import ALIGNMENT, end_records, patched_directory, repadded, rewritten_header
+
+MOST_EDITS = 10_000
+
+
+def append_record(reader: Source, directory: Directory, record: Record, new: bytes) -> list[Segment]:
+    """The archive with `new` in place of the data of `record`, at its end; every byte that is there stays.
+
+    Raises:
+        BadDirectory: a local header that disagrees with the directory.
+        Unsupported: bytes follow the archive.
+    """
+    if directory.trailing:
+        raise Unsupported(
+            f"{directory.trailing} bytes follow the archive, and would stand inside it", path=directory.path,
+            hint="write a copy: give OUT",
+        )  # fmt: skip
+    size = reader.size
+    local = read_local(reader, record)
+    crc32 = zlib.crc32(new)
+    head, tail = rewritten_header(reader, local, record.flags, crc32, len(new))
+    head = repadded(head, local_extra(reader, local), size, 0, ALIGNMENT)
+    raw = patched_directory(directory, record, {record.position: size}, crc32, len(new))
+    offset = size + len(head) + len(new) + len(tail)
+    end = end_records(len(directory.records), len(raw), offset, directory.comment)
+    return [ByteRange(directory.path, 0, size), head, new, tail, raw, end]
+
+
+class Earlier(Name):
+    """The name of the first `size` bytes of a file, which were the whole of it before an edit."""
+
+    path: str
+    size: int
+
+    def __new__(cls, path: str, size: int) -> Earlier:
+        name = super().__new__(cls, f"{path}[:{size:#x}]")
+        name.path, name.size = path, size
+        return name
+
+    def opened(self) -> Source:
+        return _EarlierSource(self)
+
+
+class _EarlierSource(Source):
+    def __init__(self, name: Earlier) -> None:
+        self._file = open_source(name.path)
+        super().__init__(name, name.size)
+
+    def _read(self, offset: int, length: int) -> bytes:
+        return self._file.read(offset, length)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def earlier(path: str, directory: Directory) -> Iterator[tuple[Earlier, Directory, Record]]:
+    """What an archive was before edits at its end, the latest first: each with the record that the next one changed."""
+    if directory.trailing or not directory.records:
+        return
+    record = max(directory.records, key=lambda record: record.header)
+    for _ in range(MOST_EDITS):
+        if not record.name.endswith("/data.pkl") or (found := _before(path, record)) is None:
+            return
+        yield found
+        record = found[2]
+
+
+def _before(path: str, record: Record) -> tuple[Earlier, Directory, Record] | None:
+    size = record.header
+    if size < END.size:
+        return None
+    name = Earlier(path, size)
+    with open_source(path) as reader:
+        # An archive that `append_record` takes ends with its end record, whose comment is empty or ends there.
+        tail = reader.read(max(0, size - (END.size + 0xFFFF)), min(size, END.size + 0xFFFF))
+        at = tail.rfind(b"PK\x05\x06")
+        if at < 0 or len(tail) - at < END.size:
+            return None
+        (comment,) = struct.unpack_from("<H", tail, at + END.size - 2)
+        if at + END.size + comment != len(tail):
+            return None
+    try:
+        with open_source(name) as reader:
+            before = read_directory(reader)
+    except CkptfixError:
+        return None
+    same = [other for other in before.records if other.name == record.name]
+    return (name, before, same[0]) if len(same) == 1 and not before.trailing else None
