@@ -6,6 +6,7 @@ import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
@@ -179,8 +180,13 @@ def test_a_nearly_full_disk_takes_what_is_shared(folder: Path) -> None:
     source = save(rows, folder / "in.safetensors")
     on_disk(folder)
     with open(folder / "rest", "wb") as file:
-        while free_space(str(folder)) > 20 * MB:  # type: ignore[operator]
-            os.posix_fallocate(file.fileno(), os.fstat(file.fileno()).st_size, 4 * MB)
+        size = 0
+        with suppress(OSError):  # btrfs has less room for data than it says
+            while free_space(str(folder)) > 16 * MB:  # type: ignore[operator]
+                os.posix_fallocate(file.fileno(), size, 4 * MB)
+                size += 4 * MB
+        file.truncate(size - 4 * MB)
+    on_disk(folder)
     assert source.stat().st_size > 32 * MB
     ckptfix.strip_module(source, folder / "out.safetensors")
     assert same(load(folder / "out.safetensors"), stripped(rows))
