@@ -13,7 +13,7 @@ from ckptfix.errors import StrPath, file_name, printable
 from ckptfix.io.inplace import edit
 from ckptfix.io.inplace.record import Record
 from ckptfix.io.source import opened_once
-from ckptfix.io.unfinished import JOURNAL, beside
+from ckptfix.io.unfinished import JOURNAL, UNDO, beside
 from ckptfix.ops.inplace import edits_of
 from ckptfix.ops.writing import existing
 from ckptfix.words import plural
@@ -99,11 +99,12 @@ def undo(source: StrPath, *, dry_run: bool = False) -> UndoResult:
 def listed(source: StrPath) -> UndoResult:
     """The edits in place that `undo` can take back, and nothing done. Raises as `undo`."""
     records = edits(source)
-    lines = tuple(map(_line, records)) or (_NONE.format(file_name(source)),)
-    return UndoResult(path=file_name(source), edit=None, unfinished=False, left=records, undone=False, lines=lines)
-
-
-_NONE = "nothing to undo: no edit in place of {} is known"
+    path = file_name(source)
+    kept = Path(beside(_target(path, os.path.realpath(path)), UNDO)).name
+    none = f"nothing to undo: no edit in place of {path} is known, and there is no {kept}"
+    return UndoResult(
+        path=path, edit=None, unfinished=False, left=records, undone=False, lines=tuple(map(_line, records)) or (none,)
+    )
 
 
 def _line(record: Record) -> str:

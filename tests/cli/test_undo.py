@@ -40,7 +40,8 @@ def test_a_command_changes_its_input_and_undo_takes_that_back(cli: Cli, tmp_path
     assert json.loads(taken.stdout)["undone"] is True
     assert path.read_bytes() == before
     again = cli("undo", path)
-    assert (again.exit_code, again.stdout) == (0, f"nothing to undo: no edit in place of {path} is known\n")
+    said = f"nothing to undo: no edit in place of {path} is known, and there is no .a.pth.ckptfix-undo\n"
+    assert (again.exit_code, again.stdout) == (0, said)
 
 
 def test_json_says_that_it_is_in_place(cli: Cli, tmp_path: Path) -> None:
