@@ -51,6 +51,7 @@ def test_json_says_that_it_is_in_place(cli: Cli, tmp_path: Path) -> None:
     assert document["output_size"] == path.stat().st_size
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", ["strip-module", "map-location"])
 def test_every_name_is_an_input(cli: Cli, tmp_path: Path, verb: str) -> None:
     paths = [written(tmp_path / f"{number}.pth", wrapped()) for number in range(3)]

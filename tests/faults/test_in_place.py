@@ -35,6 +35,7 @@ def every(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Case]:
     return dict(cases(tmp_path_factory.mktemp("cases").resolve()))
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("back", [False, True], ids=["edit", "undo"])
 def test_after_a_power_cut_a_file_is_as_before_or_as_after(every: dict[str, Case], back: bool) -> None:
     ends: Counter[str] = Counter()
@@ -275,6 +276,7 @@ def kills(folder: Path, kind: str, count: int, seed: int) -> Counter[str]:
     return ends
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("kind", FILES)
 def test_a_process_is_killed(tmp_path: Path, kind: str) -> None:
     ends = kills(tmp_path, kind, 40, 1)

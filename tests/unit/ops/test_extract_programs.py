@@ -189,6 +189,7 @@ def test_a_program_without_its_code_and_one_without_tensors(tmp_path: Path) -> N
         ckptfix.extract(path, tmp_path / "out.pth")
 
 
+@pytest.mark.slow
 def test_other_commands_say_what_it_is_and_what_to_do(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         scripted(tmp_path / "net.pt", model())

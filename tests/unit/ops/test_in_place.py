@@ -232,6 +232,7 @@ def test_a_folder_of_shards(tmp_path: Path, by_index: bool) -> None:
     assert contents(folder) == before
 
 
+@pytest.mark.slow
 def test_a_distributed_folder(tmp_path: Path) -> None:
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
     from torch.distributed.checkpoint.state_dict_saver import save

@@ -102,6 +102,7 @@ def test_arguments_that_are_looked_at_are_not_kept_and_those_that_are_asked_for_
     assert call.peek() is call.args
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 def test_damaged_streams_are_read_alike(stream: bytes, seed: int) -> None:
     pick = random.Random(seed)
