@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 from builders import Tensor, assemble, push, state_dict_ops, tensor_ops, torch_zip
-from rank_files import dtensors
 
 import ckptfix
-from ckptfix.errors import CkptfixError, DamagedFile
+from ckptfix.errors import DamagedFile
+from ckptfix.formats.torch.common import Storages
+from ckptfix.formats.torch.tensors import BadTensor, tensor_entry
 
 STORED = {"a": Tensor("0", (2,), 2), "b": Tensor("1", (2,), 2), "c": Tensor("2", (2,), 2)}
 
@@ -36,17 +37,11 @@ def test_what_a_pickle_throws_away_is_not_lost(tmp_path: Path, torch_version: st
     assert ckptfix.repair(out, None, check_only=True).kept == ("a",)
 
 
-def test_a_rank_that_has_a_storage_where_others_have_a_tensor(tmp_path: Path) -> None:
-    folder = tmp_path / "in"
-    folder.mkdir()
-    for rank in range(2):
-        dtensors(folder / f"model_rank{rank}.pt", rank)
-    torch.save({"fc.weight": torch.ones(3).untyped_storage()}, folder / "model_rank1.pt")
-    for verb in (ckptfix.sanitize, ckptfix.to_cpu, ckptfix.slim):
-        try:
-            verb(folder, tmp_path / "out.pth", force=True)
-        except CkptfixError as error:
-            assert "fault in ckptfix" not in str(error)
+@pytest.mark.parametrize("value", [[], {}, None, "text", ()])
+def test_what_stands_in_place_of_a_tensor_is_not_taken_for_a_call(value: object) -> None:
+    """As in the file of a rank, where the files of the others have a tensor."""
+    with pytest.raises(BadTensor, match="not a tensor"):
+        tensor_entry(value, "key", "", Storages(lambda key: (None, -1, None)))  # type: ignore[arg-type]
 
 
 def test_repair_names_a_tensor_whose_call_describes_none(tmp_path: Path) -> None:
