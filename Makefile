@@ -1,7 +1,8 @@
 # Everything runs in .venv, which is made on the first use. PYTHON names the interpreter to make it with.
 PYTHON ?= python3
-# How many mutants make fuzz tries; a million take some seven hours of one core.
+# How many mutants make fuzz tries, and from which on; a million take one to two hours of one core.
 MUTANTS ?= 100000
+FROM ?= 0
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
@@ -49,7 +50,7 @@ fixtures: $(READY) ## Make the small files of fixtures/ anew
 
 fuzz: $(READY) ## Run the property tests for longer, and a campaign of mutants
 	CKPTFIX_LONG=1 $(PYTEST) tests/property $(ARGS)
-	PYTHONPATH=.:tests $(BIN)/python -m property.campaign --mutants $(MUTANTS)
+	PYTHONPATH=.:tests $(BIN)/python -m property.campaign --from $(FROM) --mutants $(MUTANTS)
 
 campaigns: $(READY) ## Break the writer in every way, and run every command on every file; long
 	CKPTFIX_LONG=1 $(PYTEST) -rs tests/faults tests/real tests/roundtrip tests/unit/formats/test_verdict.py $(ARGS)

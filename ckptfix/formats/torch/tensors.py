@@ -139,7 +139,9 @@ def storage_dtype(node: Node) -> str:
     """
     row = dtypes.by_storage_class(node.name) if type(node) is Global else None
     if row is None:
-        raise UnknownTensor(f"unknown storage class {node.full if type(node) is Global else node!r}")
+        named = type(node) is Global and node.full.startswith("torch.") and node.name.endswith("Storage")
+        message = f"unknown storage class {node.full if type(node) is Global else node!r}"
+        raise (UnknownTensor if named else BadTensor)(message)
     return row.name
 
 
@@ -150,7 +152,8 @@ def dtype_name(node: Node) -> str:
         if row is not None:
             return row.name
         return node.name
-    raise UnknownTensor(f"unknown dtype {node!r}")
+    named = type(node) is Global and node.module == "torch"
+    raise (UnknownTensor if named else BadTensor)(f"unknown dtype {node!r}")
 
 
 def sizes(node: Node) -> tuple[int, ...]:
