@@ -28,7 +28,7 @@ def told(graph: Graph) -> list[object]:
     seen: dict[int, int] = {}
     lines: list[object] = []
     stack: list[Any] = [graph.root, graph.persids, graph.gets]
-    kept = [graph]
+    kept: list[object] = [graph]
     while stack:
         node = stack.pop()
         if isinstance(node, (Text, Call, PersId, Dict, Set, Global, list)) or (node and isinstance(node, tuple)):
