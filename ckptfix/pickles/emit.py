@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, cast
 
 from ckptfix.errors import Unsupported
 from ckptfix.pickles import opcodes as op
@@ -58,6 +59,7 @@ class Writer:
         # Protocols 0 to 2 have no bytes but the str of Python 2.
         self.python2 = not (head[:1] == b"\x80" and head[1] >= 3)
         self.data = None if graph is None else graph.data
+        self.whole = not (items or gone or replaced)
         self.items = items or {}
         self.gone = frozenset(gone)
         self.replaced = replaced or {}
@@ -90,9 +92,49 @@ class Writer:
                 out.append(b")")
             elif kind not in NODES:
                 raise Unsupported(f"a {kind.__name__}, which cannot be written to a pickle")
-            elif not self.fetched(id(node)):
+            elif not self.fetched(id(node)) and not (type(node) is Call and self.whole and self.tensor(node)):
                 steps = NODES[kind](self, node)
                 stack.append(steps)
+
+    def tensor(self, node: Call) -> bool:
+        """Write the call that rebuilds a plain tensor, of which a checkpoint may have very many; False for others."""
+        args: Any = node.args
+        if not _is_plain(node) or type(args) is not tuple or len(args) != 6:
+            return False
+        persid, offset, shape, stride, requires_grad, hooks = args
+        pid = persid.pid if type(persid) is PersId else None
+        if tuple(map(type, args)) not in _TENSOR or not (type(hooks) is Call and _is_plain(hooks) and hooks.args == ()):
+            return False
+        if type(pid) is not tuple or tuple(map(type, pid)) not in _REFERENCE:
+            return False
+        if id(pid) in self.memo or id(args) in self.memo or id(hooks) in self.memo:
+            return False
+        if not {*map(type, shape), *map(type, stride)} <= _INT:
+            return False
+        self.name(cast(Global, node.func))
+        self.persids.append(persid)
+        self.out.append(b"((")
+        for value in pid:
+            _LEAVES[type(value)](self, value)
+        self.out.append(b"t")
+        self.put(id(pid))
+        self.out += (b"Q", int_opcode(offset))
+        self.sizes(shape)
+        self.sizes(stride)
+        self.out.append(b"\x88" if requires_grad else b"\x89")
+        self.name(cast(Global, hooks.func))
+        for made, opcode in ((hooks, b")R"), (args, b"t"), (node, b"R")):
+            self.out.append(opcode)
+            self.put(id(made))
+        return True
+
+    def sizes(self, node: tuple[int, ...]) -> None:
+        if not node:
+            self.out.append(b")")
+        elif not self.fetched(id(node)):
+            long = len(node) > 3
+            self.out += (b"(" if long else b"", *map(int_opcode, node), b"t" if long else _TUPLES[len(node)])
+            self.put(id(node))
 
     def put(self, key: object) -> None:
         index = len(self.memo)
@@ -246,6 +288,20 @@ _LEAVES: dict[type, Callable[..., None]] = {
     Global: Writer.name,
 }
 """Nodes that hold no others, and how each is written."""
+
+_TENSOR = {(PersId, int, tuple, tuple, bool, Call)}
+_REFERENCE = {(a, Global, b, c, int) for a in (str, Text) for b in (str, Text) for c in (str, Text)}
+_INT = {int}
+
+
+def _is_plain(call: Call) -> bool:
+    """Whether nothing was set on what the call of a function makes."""
+    return (
+        call.how == "REDUCE"
+        and type(call.func) is Global
+        and call.items is call.elements is call.state is call.kwargs is None
+    )
+
 
 NODES: dict[type, Callable[..., Steps]] = {
     tuple: Writer.tuple_,

@@ -16,7 +16,7 @@ from ckptfix.pickles import opcodes as op
 from ckptfix.pickles.collector import collector_paused
 from ckptfix.pickles.folded import AFTER_REDUCE
 from ckptfix.pickles.graph import Call, Dict, Global, Graph, Node, PersId, Text
-from ckptfix.pickles.rare import RareOpcodes, build
+from ckptfix.pickles.rare import SHORT, RareOpcodes, build
 
 MAX_BYTES = 1 << 30
 """Size of a stream; each opcode costs at most some 200 bytes of memory."""
@@ -38,6 +38,7 @@ def parse(
     where: str | None = None,
     base: int = 0,
     frames: bool = True,
+    uses: bool = True,
 ) -> Graph:
     """Read the pickle that begins at ``data[start]``, up to its STOP.
 
@@ -45,6 +46,7 @@ def parse(
         data: the stream; bytes after STOP are left alone (`Graph.end` is where it stopped).
         path, where, base: for errors: the file, the record, and the offset of ``data[0]`` in it.
         frames: look whether frames hold whole opcodes, as `splice` needs them to.
+        uses: make each use of a string a `Text` of its own, as edits of strings need them.
 
     Raises:
         TruncatedPickle: the data ends before STOP, or inside an opcode.
@@ -53,7 +55,9 @@ def parse(
     if len(data) - start > MAX_BYTES:
         message = f"a pickle of {len(data) - start} bytes is beyond the limit of {MAX_BYTES}"
         raise BadPickle(message, path=path, where=where)
-    return finish(Machine(Graph(data, start)), path=path, where=where, base=base, framed=frames)
+    machine = Machine(Graph(data, start))
+    machine.uses = uses
+    return finish(machine, path=path, where=where, base=base, framed=frames)
 
 
 def finish(
@@ -120,11 +124,12 @@ class Machine(RareOpcodes):
     """`graph` is filled by `run`; `at` is the offset of the opcode in hand, for errors.
 
     `u32` is (the data, an offset) -> a tuple of the number of four bytes there. `raw` says what an object that was
-    built stands for, where bytes that are no opcodes follow it.
+    built stands for, where bytes that are no opcodes follow it. With `uses`, each use of a string is a `Text`.
     """
 
     u32: Callable[[bytes, int], tuple[int]] = struct.Struct("<I").unpack_from
     raw: RawData | None = None
+    uses = True
 
     def run(self) -> None:
         graph = self.graph
@@ -139,6 +144,7 @@ class Machine(RareOpcodes):
         last_tuple: Node = None
         last_tuple_at = -1
         new_text = Text
+        used = Text if self.uses else None
         new_global = Global
         memoize_at = short_text_at = -1
         u32, raw = self.u32, self.raw
@@ -207,7 +213,9 @@ class Machine(RareOpcodes):
                     else:
                         end = pos + 5
                         value = memo[u32(data, pos + 1)[0]]
-                    if type(value) is new_text:
+                    if type(value) is used:
+                        if len(value) > SHORT:
+                            self.repeat(value)
                         use = new_text(value)
                         use.start = pos
                         use.end = end

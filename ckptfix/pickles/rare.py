@@ -12,6 +12,10 @@ from ckptfix.pickles.folded import Memo, Phrases
 from ckptfix.pickles.graph import Call, Dict, Global, Graph, Node, PersId, Set, Text
 
 UNRESOLVABLE = "<unresolvable>"
+SHORT = 200
+MAX_REPEATED = 1 << 26
+"""Characters of strings longer than `SHORT` that are fetched from the memo, in all: names are written once or twice."""
+
 _MAPPINGS = ("OrderedDict", "Counter")
 
 
@@ -45,6 +49,7 @@ class RareOpcodes:
         self.memo = Memo(self.phrases, graph.calls)
         self.common: Global | None = None
         self.folds = type(graph.data) is bytes
+        self.repeated = 0
         self.stack: list[Node] = []
         self.marks: list[list[Node]] = []
 
@@ -184,6 +189,7 @@ class RareOpcodes:
                 return end
             value = self.memo[int(raw)]
             if type(value) is Text:
+                self.repeat(value)
                 use = _text(value, pos, end)
                 use.origin = value
                 self.graph.loose_gets.append(use)
@@ -232,6 +238,13 @@ class RareOpcodes:
         extend(target, values)
         if type(target) is not list:
             self.graph.misuses.append((pos, "values are appended to what is not a list"))
+
+    def repeat(self, value: Text) -> None:
+        """Count a string that is fetched from the memo, of which each use is a copy."""
+        if len(value) > SHORT:
+            self.repeated += len(value)
+            if self.repeated > MAX_REPEATED:
+                raise BadPickle(f"strings that are fetched so often that they take over {MAX_REPEATED} bytes")
 
     def add_global(self, module: str, name: str, pos: int) -> None:
         node = Global(str(module), str(name), pos)

@@ -102,7 +102,7 @@ def read_metadata(folder: str) -> tuple[Metadata, Mark]:
         if source.size > MAX_METADATA:
             raise Unsupported(f"metadata of {source.size} bytes", path=path)
         data = source.read(0, source.size)
-    graph = parse(data, path=path, frames=False)
+    graph = parse(data, path=path, frames=False, uses=False)
     with about(path):
         return dcp_metadata.understood(graph), before
 
