@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import sys
 import warnings
-import zlib
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ckptfix.checkpoint import ByteRange, Checkpoint, Data, Derived, Storage, TensorEntry, dtypes
@@ -22,7 +22,7 @@ from ckptfix.io import checking
 from ckptfix.io.planned import checks_of, is_spliced
 from ckptfix.io.read import read_chunks
 from ckptfix.io.source import open_source, stamp, truncated
-from ckptfix.io.sums import CRC_CHUNK
+from ckptfix.io.sums import Checksums, crc32_on
 
 if TYPE_CHECKING:
     import torch
@@ -194,20 +194,26 @@ class TensorMaker:
         Raises:
             DamagedFile: a record is not what it promises, or has another checksum than is stated.
         """
+        due: dict[tuple[str, str], tuple[Storage, str]] = {}
         for entry in entries:
-            for part in (entry, *entry.parts):
-                storage = part.storage
-                if storage is None or storage.data is None:
-                    continue
-                if self.verify or isinstance(storage.data, Derived):
-                    try:
-                        self.check_storage(storage)
-                    except DamagedFile as error:
-                        error.where = error.where or entry.name
-                        raise
+            for storage in (part.storage for part in (entry, *entry.parts)):
+                if storage is not None and (self.verify or isinstance(storage.data, Derived)):
+                    due.setdefault(storage.identity, (storage, entry.name))
+        plain = [(key, storage.data) for key, (storage, _) in due.items() if _is_plain(storage)]
+        sums = Checksums([data for _, data in plain if data is not None])
+        numbers = {key: number for number, (key, _) in enumerate(plain)}
+        for key, (storage, name) in due.items():
+            try:
+                self.check_storage(storage, partial(sums.value, numbers[key]) if key in numbers else None)
+            except DamagedFile as error:
+                error.where = error.where or name
+                raise
 
-    def check_storage(self, storage: Storage) -> None:
+    def check_storage(self, storage: Storage, summed: Callable[[], int] | None = None) -> None:
         """Compare the bytes of a storage with the checksum that the file states for them, once.
+
+        Args:
+            summed: gives the checksum of its bytes; without it, they are read here.
 
         Raises:
             DamagedFile: they differ, or cannot be read; it names the record.
@@ -221,9 +227,7 @@ class TensorMaker:
         # torch can be set not to compute checksums, and writes 0.
         if not storage.crc32 and not isinstance(storage.data, Derived):
             return
-        crc32 = 0
-        for chunk in read_chunks(storage.data, CRC_CHUNK):
-            crc32 = zlib.crc32(chunk, crc32)
+        crc32 = crc32_on(storage.data) if summed is None else summed()
         if storage.crc32 and crc32 != storage.crc32:
             data = storage.data
             source = data if isinstance(data, ByteRange) else data.sources[0]
@@ -282,6 +286,11 @@ class TensorMaker:
             view[position : position + len(chunk)] = chunk
             position += len(chunk)
         return storage
+
+
+def _is_plain(storage: Storage) -> bool:
+    """Whether a checksum is stated for its bytes, and they are in the file as they are."""
+    return isinstance(storage.data, ByteRange) and bool(storage.crc32) and not is_spliced(storage.data)
 
 
 def _number(text: str) -> int | float:

@@ -2,8 +2,9 @@
 
 Whole processes, in turns on the same machine and the same files, page cache warm. Every writer syncs its output
 within the measured time. A ratio is taken of two runs of the same round; shown are the median and the extremes.
-Rows go to stdout as a markdown table, each run to stderr. Exit status: 0 every target reached, 1 not every one,
-2 a command failed.
+CPU seconds, and MB read and written in so many calls, show a change that the noise of a shared disk hides;
+``--dir /dev/shm/bench`` measures on a memory file system. Rows go to stdout as a markdown table, each run to
+stderr. Exit status: 0 every target reached, 1 not every one, 2 a command failed.
 """
 
 from __future__ import annotations
@@ -19,10 +20,13 @@ from pathlib import Path
 
 import growth
 from cases import CASES, MB, MOUNTED, Bench, Case, Target, checker
-from measure import Failed, Run, Spread, peak, race, ratios, walls
+from measure import Failed, Run, Spread, cpus, moved, peak, race, ratios, walls
 from packages import ROOT
 
-COLUMNS = ("job", "ckptfix", "MB", "against", "its time", "its MB", "ckptfix takes", "target", "")
+COLUMNS = (
+    *("job", "ckptfix", "CPU", "MB", "moved", "against", "its time", "its CPU", "its MB", "its moved"),
+    *("ckptfix takes", "target", ""),
+)
 QUICK = 1 / 32
 """Scale of ``--quick``: 67 MB, and 3,125 tensors. It shows that everything runs, not how fast."""
 
@@ -40,10 +44,14 @@ def line(case: Case, name: str, target: Target | None, ours: list[Run], theirs: 
     cells = (
         case.job,
         f"{seconds.median:.3g} s",
+        f"{cpus(ours).median:.3g} s",
         f"{peak(ours) / MB:.0f}",
+        moved(ours),
         name,
         f"{walls(theirs).median:.3g} s",
+        f"{cpus(theirs).median:.3g} s",
         f"{peak(theirs) / MB:.0f}",
+        moved(theirs),
         words(ratio, target),
         ", ".join(goals),
         ("reached" if good else "missed") if goals else "",

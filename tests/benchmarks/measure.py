@@ -30,11 +30,20 @@ class Failed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One process: `wall` and `cpu` in seconds, `peak` in bytes of resident memory."""
+    """One process, with those that it waited for.
+
+    Attributes:
+        wall, cpu: seconds.
+        peak: bytes of resident memory.
+        moved: bytes that it read and wrote, and `calls` how often; None where the system does not count them. What
+            other processes do at the same time does not change these, nor what blocks are shared.
+    """
 
     wall: float
     cpu: float
     peak: int
+    moved: int | None = None
+    calls: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +90,25 @@ def run(contender: Contender, log: Path) -> Run:
     with log.open("wb") as said:
         start = time.perf_counter()
         child = subprocess.Popen(contender.argv, stdin=subprocess.DEVNULL, stdout=said, stderr=said, env=ENVIRONMENT)
-        _, status, usage = os.wait4(child.pid, 0)
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
         wall = time.perf_counter() - start
+        moved, calls = counted(child.pid)
+        _, status, usage = os.wait4(child.pid, 0)
     child.returncode = os.waitstatus_to_exitcode(status)
     if child.returncode != contender.status:
         last = log.read_text(errors="replace").strip()[-600:]
         raise Failed(f"{contender.name}: exit status {child.returncode}, not {contender.status}: {last}")
-    return Run(wall, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * RSS_UNIT)
+    return Run(wall, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * RSS_UNIT, moved, calls)
+
+
+def counted(pid: int) -> tuple[int | None, int | None]:
+    """Bytes that an ended process, not waited for yet, has read and written, and in how many calls (on Linux)."""
+    try:
+        lines = Path(f"/proc/{pid}/io").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None, None
+    found = {name: int(value) for name, _, value in (line.partition(":") for line in lines)}
+    return found["rchar"] + found["wchar"], found["syscr"] + found["syscw"]
 
 
 def race(
@@ -125,6 +146,7 @@ def race(
             progress(
                 f"{contender.name:26} {'warm-up' if number == 0 else f'{number}/{rounds}':8}"
                 f" {result.wall:8.3f} s  cpu {result.cpu:7.3f} s  peak {result.peak / 1e6:7.1f} MB"
+                f"  moved {moved([result])}"
             )
     return {name: done for name, done in runs.items() if name not in failed}, failed
 
@@ -149,6 +171,19 @@ def ratios(ours: Sequence[Run], theirs: Sequence[Run]) -> Spread:
 
 def walls(runs: Sequence[Run]) -> Spread:
     return Spread.of([run.wall for run in runs])
+
+
+def cpus(runs: Sequence[Run]) -> Spread:
+    return Spread.of([run.cpu for run in runs])
+
+
+def moved(runs: Sequence[Run]) -> str:
+    """The median of MB moved and of calls; nothing where they are not counted."""
+    known = [(run.moved, run.calls) for run in runs if run.moved is not None and run.calls is not None]
+    if not known:
+        return ""
+    middle = statistics.median
+    return f"{middle(nbytes for nbytes, _ in known) / 1e6:.0f} in {middle(calls for _, calls in known):.0f}"
 
 
 def peak(runs: Sequence[Run]) -> int:
