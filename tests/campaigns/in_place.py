@@ -154,6 +154,12 @@ class MemoryDisk:
     def open(self, path: str) -> MemoryFile:
         return MemoryFile(self, path)
 
+    def lock(self, folder: str) -> MemoryDisk:
+        return self
+
+    def close(self) -> None:
+        pass
+
     def load(self, path: str) -> bytes | None:
         found = self.files.get(path)
         return None if found is None else bytes(found.data)

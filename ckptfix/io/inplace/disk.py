@@ -20,7 +20,7 @@ from ckptfix.io.system import kind_of, named
 COLLAPSE_RANGE, INSERT_RANGE = 0x08, 0x20
 """Modes of fallocate(2) on Linux, which take blocks out of a file and put them in."""
 
-_NO_LOCKS = {errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
+_NO_LOCKS = frozenset((errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP))
 
 CHUNK = 1 << 20
 
@@ -53,10 +53,19 @@ class File(Protocol):
     def close(self) -> None: ...
 
 
+class Held(Protocol):
+    """What is closed in the end."""
+
+    def close(self) -> None: ...
+
+
 class Disk(Protocol):
     """Opens files, and keeps small ones. What `create`, `replace` and `delete` do is on the disk when they return."""
 
     def open(self, path: str) -> File: ...
+    def lock(self, folder: str) -> Held:
+        """Keep others from editing the folder until it is closed. Raises Refused where another does."""
+
     def load(self, path: str) -> bytes | None:
         """A small file; None where there is none."""
 
@@ -84,19 +93,10 @@ class RealFile:
             mode = os.fstat(self.fd).st_mode
             if not stat.S_ISREG(mode):
                 raise Unsupported(f"is {kind_of(mode)}, not a file", path=path)
-            self._lock()
+            _lock(self.fd, path)
         except BaseException:
             os.close(self.fd)
             raise
-
-    def _lock(self) -> None:
-        try:
-            fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno not in _NO_LOCKS:
-                raise Refused(
-                    "another program edits it in place", path=self.name, hint="wait until that has ended"
-                ) from error
 
     @property
     def size(self) -> int:
@@ -150,11 +150,15 @@ class RealFile:
             fcntl.fcntl(self.fd, fcntl.F_SETSIG, signal.SIGURG)
             fcntl.fcntl(self.fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
         except OSError as error:
-            held = error.errno in (errno.EAGAIN, errno.EACCES)
-            why = "another program has it open or mapped" if held else f"no lease on it: {error.strerror}"
-            raise Refused(
-                f"{why}, and would read shifted weights", path=self.name, hint="end that program, or write a copy"
-            ) from error
+            raise self._not_alone(error.errno or 0) from error
+
+    def _not_alone(self, number: int) -> Refused:
+        if number == errno.EAGAIN:
+            message = "another program has it open or mapped, and would read shifted weights"
+            return Refused(message, path=self.name, hint="end that program, or write a copy")
+        why = "only its owner may ask" if number == errno.EACCES else os.strerror(number)
+        message = f"its data has to move, and whether another program has it open cannot be known: {why}"
+        return Refused(message, path=self.name, hint="write a copy: give OUT")
 
     def sync(self) -> None:
         os.fsync(self.fd)
@@ -167,11 +171,38 @@ class RealFile:
             os.close(fd)
 
 
+def _lock(fd: int, path: str, without: frozenset[int] = _NO_LOCKS) -> None:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in without:
+            raise Refused("another program edits it in place", path=path, hint="wait until that has ended") from error
+
+
+class _RealFolder:
+    """A folder, locked against a second writer."""
+
+    def __init__(self, path: str) -> None:
+        with named(path):
+            self._fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            _lock(self._fd, path, _NO_LOCKS | {errno.EBADF})  # NFS locks what is open for writing
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
 class RealDisk:
     """The files of this machine."""
 
     def open(self, path: str) -> File:
         return RealFile(path)
+
+    def lock(self, folder: str) -> Held:
+        return _RealFolder(folder)
 
     def load(self, path: str) -> bytes | None:
         with named(path):
@@ -222,7 +253,15 @@ class Opened:
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
+        self._held: list[Held] = []
         self.files: list[File] = []
+
+    def hold(self, target: str) -> None:
+        """Keep others from editing a file, which is the first of `files` then, or a folder."""
+        if os.path.isdir(target):
+            self._held.append(self._disk.lock(target))
+        else:
+            self.add(target)
 
     def add(self, path: str) -> File:
         self.files.append(self._disk.open(path))
@@ -236,6 +275,8 @@ class Opened:
     ) -> None:
         while self.files:
             self.files.pop().close()
+        while self._held:
+            self._held.pop().close()
 
 
 @functools.cache

@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from ckptfix.errors import CkptfixError, DamagedFile, WriteFailed
+from ckptfix.errors import CkptfixError, DamagedFile, Refused, WriteFailed
 from ckptfix.io.durable import Undisturbed
 from ckptfix.io.inplace.disk import DISK, Disk, File, Opened
 from ckptfix.io.inplace.record import Change, Record, decoded
@@ -30,7 +30,7 @@ def carry_out(target: str, record: Record, *, keep: bool = True, disk: Disk = DI
         keep: remember the edit, beside the file; not needed where the file itself shows what it was.
 
     Raises:
-        Refused: an edit of it has not finished, or another program has it open.
+        Refused: an edit of it has not finished, or another program has it open or edits it.
         DamagedFile: it is not what the record was made of.
         WriteFailed: the system could not; it is as it was, unless the error says that `undo` is needed.
     """
@@ -82,13 +82,19 @@ def finish(target: str, *, disk: Disk = DISK) -> Record | None:
         WriteFailed: the system could not; it can be tried again.
     """
     journal = beside(target, JOURNAL)
-    data = disk.load(journal)
-    record = next(decoded(data), None) if data is not None else None
-    if record is None or data != record.encoded():
-        with named(target):
-            disk.delete(journal)  # it was not whole when the edit was cut off, so nothing was done
-        return None
-    with _opened(target, record, disk) as pairs:
+    with Opened(disk) as opened:
+        opened.hold(target)
+        # Only now: until it is held, an edit that goes on may be writing its journal, or be done with it.
+        data = disk.load(journal)
+        if data is None:
+            hint = "see what it is now, with --list"
+            raise Refused("the edit of another program has just ended", path=target, hint=hint)
+        record = next(decoded(data), None)
+        if record is None or data != record.encoded():
+            with named(target):
+                disk.delete(journal)  # it was not whole when the edit was cut off, so nothing was done
+            return None
+        pairs = _files(opened, target, record)
         _alone(pairs)
         with Undisturbed(), _stuck(target):
             _end(disk, target, record, pairs)
@@ -110,9 +116,19 @@ def _remember(disk: Disk, target: str, records: Sequence[Record]) -> None:
 
 @contextmanager
 def _opened(target: str, record: Record, disk: Disk) -> Iterator[list[tuple[File, Change]]]:
-    folder = target if os.path.isdir(target) else os.path.dirname(target)
     with Opened(disk) as opened:
-        yield [(opened.add(_inside(folder, change.name)), change) for change in record.changes]
+        opened.hold(target)
+        yield _files(opened, target, record)
+
+
+def _files(opened: Opened, target: str, record: Record) -> list[tuple[File, Change]]:
+    """The files of a record, opened; its target is held already."""
+    if not os.path.isdir(target):
+        names = [change.name for change in record.changes]
+        if names != [os.path.basename(target)]:
+            raise DamagedFile("its record of an edit is about another file", path=target, where=", ".join(names))
+        return [(opened.files[0], record.changes[0])]
+    return [(opened.add(_inside(target, change.name)), change) for change in record.changes]
 
 
 def _inside(folder: str, name: str) -> str:

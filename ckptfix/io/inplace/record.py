@@ -13,11 +13,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 MAGIC = b"ckptfix edit 1\n"
 _DIGEST = 32
+_MOST = 1 << 63
+
+LONGEST_PROBE = 4096
+"""Bytes of a probe, where it lies inside one block."""
 
 Bytes = tuple[int, bytes]
 """An offset, and what stands there."""
@@ -119,11 +125,8 @@ def _one(data: bytes, start: int) -> tuple[Record, int] | None:
         for file in said["files"]:
             old, at = _blobs(data, at, file["old"])
             new, at = _blobs(data, at, file["new"])
-            probes = tuple(Probe(*probe) for probe in file["probes"])
-            holes = tuple((begin, end) for begin, end in file["holes"])
-            sizes = (file["before"], file["after"])
-            changes.append(Change(file["name"], *sizes, old, new, file["shift"], probes, holes))
-        record = Record(said["id"], said["what"], said["when"], tuple(changes))
+            changes.append(_change(file, old, new))
+        record = Record(_text(said["id"]), _text(said["what"]), _text(said["when"]), tuple(changes))
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
     if hashlib.blake2b(data[start:at], digest_size=_DIGEST).digest() != data[at : at + _DIGEST]:
@@ -131,10 +134,43 @@ def _one(data: bytes, start: int) -> tuple[Record, int] | None:
     return record, at + _DIGEST
 
 
+def _change(said: dict[str, Any], old: tuple[Bytes, ...], new: tuple[Bytes, ...]) -> Change:
+    """The change to a file. Raises ValueError where no edit can have made it: the checksum is no signature."""
+    name, before, after, shift = _text(said["name"]), *(_count(said[key]) for key in ("before", "after", "shift"))
+    probes = tuple(Probe(_count(offset), _count(length), _text(text)) for offset, length, text in said["probes"])
+    holes = tuple((_count(begin), _count(end)) for begin, end in said["holes"])
+    inside = (
+        all(offset + len(data) <= before for offset, data in old),
+        all(offset + len(data) <= after for offset, data in new),
+        all(probe.length <= LONGEST_PROBE and probe.offset + probe.length <= before for probe in probes),
+        all(begin <= end <= before for begin, end in holes),
+        not shift or (after == before + shift and [offset for offset, _ in (*old, *new)] == [0, 0]),
+        "\0" not in name and os.fsencode(name) not in (b"", b".", b".."),
+    )
+    if not all(inside):
+        raise ValueError(name)
+    return Change(name, before, after, old, new, shift, probes, holes)
+
+
+def _count(value: object) -> int:
+    if type(value) is not int or not 0 <= value < _MOST:
+        raise ValueError(value)
+    return value
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError(value)
+    return value
+
+
 def _blobs(data: bytes, at: int, places: Sequence[Sequence[int]]) -> tuple[tuple[Bytes, ...], int]:
     found = []
     for offset, length in places:
-        found.append((offset, data[at : at + length]))
+        blob = data[at : at + _count(length)]
+        if len(blob) != length:
+            raise ValueError(length)
+        found.append((_count(offset), blob))
         at += length
     return tuple(found), at
 

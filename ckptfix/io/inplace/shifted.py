@@ -12,11 +12,9 @@ from collections.abc import Iterator
 
 from ckptfix.errors import DamagedFile
 from ckptfix.io.inplace.disk import File
-from ckptfix.io.inplace.record import Change, Probe, digest
+from ckptfix.io.inplace.record import LONGEST_PROBE, Change, Probe, digest
 
 PROBES = 256
-LENGTH = 4096
-"""Bytes of a probe, where it lies inside one block."""
 
 MOST_HOLES = 10_000
 LOOK = 64 << 20
@@ -35,7 +33,7 @@ def probes_of(file: File, start: int, size: int, block: int) -> tuple[Probe, ...
 
 def _probe(file: File, number: int, start: int, size: int, block: int) -> Probe:
     begin = max(number * block, start)
-    length = min((number + 1) * block, size, begin + LENGTH) - begin
+    length = min((number + 1) * block, size, begin + LONGEST_PROBE) - begin
     return Probe(begin, length, digest(file.read(begin, length)))
 
 
