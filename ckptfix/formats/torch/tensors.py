@@ -73,8 +73,7 @@ def tensor_entry(node: Node, key: str, at: str, storage_of: StorageOf) -> Tensor
         return storage_entry(node, key, at, storage_of)
     if type(node) is not Call:
         raise BadTensor("a value that is not a tensor")
-    func = node.func
-    if type(func) is not Global:
+    if type(func := node.func) is not Global:
         raise BadTensor("a call of what has no name")
     row = calls.of(func)
     if is_of_class(node):
@@ -139,9 +138,8 @@ def storage_dtype(node: Node) -> str:
     """
     row = dtypes.by_storage_class(node.name) if type(node) is Global else None
     if row is None:
-        named = type(node) is Global and node.full.startswith("torch.") and node.name.endswith("Storage")
-        message = f"unknown storage class {node.full if type(node) is Global else node!r}"
-        raise (UnknownTensor if named else BadTensor)(message)
+        what = node.full if type(node) is Global else repr(node)
+        raise (UnknownTensor if what.startswith("torch.") else BadTensor)(f"unknown storage class {what}")
     return row.name
 
 
@@ -152,8 +150,7 @@ def dtype_name(node: Node) -> str:
         if row is not None:
             return row.name
         return node.name
-    named = type(node) is Global and node.module == "torch"
-    raise (UnknownTensor if named else BadTensor)(f"unknown dtype {node!r}")
+    raise (UnknownTensor if type(node) is Global and node.module == "torch" else BadTensor)(f"unknown dtype {node!r}")
 
 
 def sizes(node: Node) -> tuple[int, ...]:

@@ -20,7 +20,8 @@ from ckptfix.ops.repair.clean import LeftOut, clean, clean_records
 from ckptfix.ops.repair.fill import Donor, Fill, Leaf, constant
 from ckptfix.ops.repair.wreck import Part, Wreck
 from ckptfix.pickles import Call, PersId
-from ckptfix.pickles.reemit import Rewritten, every_node, reemit
+from ckptfix.pickles.graph import Node
+from ckptfix.pickles.reemit import Rewritten, every_node, parts_of, reemit
 
 
 def taken_from(donor: Donor | None) -> str:
@@ -107,6 +108,7 @@ def repair_torch(wreck: Wreck, *, fill: Fill | None = None, donor: Checkpoint | 
     cleaned = clean(found)
     every = zip(sight.tensors(found), found.tensors, strict=True)
     rows: list[Row] = []
+    nodes: dict[str, Node] = {}
     losses: list[Loss] = []
     for row, (_, _, node) in every:
         if cleaned.lost(node):
@@ -116,6 +118,7 @@ def repair_torch(wreck: Wreck, *, fill: Fill | None = None, donor: Checkpoint | 
             losses.append(Loss(row[0], None, "", sight.unusable[id(node)]))
         else:
             rows.append(row)
+            nodes[row[0]] = node
     left_out = (*cleaned.findings, *clean_records(wreck.extras))
     filled = _filled(wreck, sight, rows, fill, donor)
     kept: list[TensorEntry] = []
@@ -132,14 +135,22 @@ def repair_torch(wreck: Wreck, *, fill: Fill | None = None, donor: Checkpoint | 
         shape, dtype = (entry.shape, entry.dtype) if entry is not None else (None, "")
         taken = bool(what) and filled.taken.issuperset(lost)
         losses.append(Loss(name, shape, dtype, reason, what, taken))
-    if losses and not kept and not any(loss.filled for loss in losses):
-        _refuse_empty(wreck.path, losses)
     for key, data in filled.data.items():
         wreck.parts[key] = Part(data, None, filled.counts.get(key, sight.counts.get(key, 0)))
     after = _Lookup(wreck, frozenset(filled.data))
     after.unusable.update(sight.unusable)
     after.see_all(found)
     gone = after.gone(found)
+    if gone:
+        left = _left(found.graph.root, gone)
+        below = tuple(f"{loss.name}/" for loss in losses)
+        inside = [one for one in kept if one.name.startswith(below) and id(nodes[one.name]) not in left]
+        reason = "it belongs to a tensor that is left out"
+        losses += [Loss(one.name, one.shape, one.dtype, reason) for one in inside]
+        lost_too = {id(one) for one in inside}
+        kept = [one for one in kept if id(one) not in lost_too]
+    if losses and not kept and not any(loss.filled for loss in losses):
+        _refuse_empty(wreck.path, losses)
     resized = _resized(found, filled.counts)
     # What an unpickler calls and throws away is in the stream, and not in the object: only a new stream is without it.
     if gone or resized or cleaned.kept is not None:
@@ -151,6 +162,18 @@ def repair_torch(wreck: Wreck, *, fill: Fill | None = None, donor: Checkpoint | 
         return _plan(wreck, rewritten, dest)
 
     return Repair(wreck.format, tuple(kept), tuple(losses), tuple(wreck.notes), plan_to, left_out)
+
+
+def _left(root: Node, gone: Collection[int]) -> set[int]:
+    """``id`` of every node that hangs on `root` otherwise than by a node in `gone`."""
+    left: set[int] = set()
+    stack = [root]
+    while stack:
+        node = stack.pop()
+        if id(node) not in left and id(node) not in gone:
+            left.add(id(node))
+            stack += parts_of(node)
+    return left
 
 
 def _refuse_empty(path: str, losses: Sequence[Loss]) -> None:
