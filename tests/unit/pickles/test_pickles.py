@@ -113,6 +113,8 @@ def test_no_global_is_resolved() -> None:
         (b"}]b.", "state set on a dict"),
         (b"K\x01Na.", "values appended"),
         (b"I9x\n.", "unusable argument"),
+        (b"(X\0\0\x01\0" + b"x" * 65536 + b"q\0" + b"h\0" * 1500 + b"t.", "fetched so often"),
+        (b"(X\0\0\x01\0" + b"x" * 65536 + b"p1\n" + b"g1\n" * 1500 + b"t.", "fetched so often"),
         (b"L" + b"9" * 5000 + b"L\n.", "unusable argument"),
         (b"\x80\x04\x95\x03\0\0\0\0\0\0\0X\x01\0\0\0a.", "FRAME ends inside"),
     ],
