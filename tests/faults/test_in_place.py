@@ -53,7 +53,7 @@ def test_an_edit_that_leaves_out_a_step_is_found_out(
     if left_out == "sync":
         monkeypatch.setattr(MemoryFile, "sync", lambda self: None)
     elif left_out == "create":
-        monkeypatch.setattr(MemoryDisk, "create", lambda self, path, data: None)
+        monkeypatch.setattr(MemoryDisk, "create", lambda self, path, data, like: None)
     else:
         monkeypatch.setattr("ckptfix.io.inplace.shifted._gap", lambda *arguments: 0)
     wrong = [name for name, case in every.items() if states(case, 60, 3)[1]]
