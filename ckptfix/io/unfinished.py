@@ -43,6 +43,11 @@ def unfinished(path: str) -> Refused:
     return Refused("an edit in place of it did not finish", path=path, hint=hint)
 
 
+def busy(path: str) -> Refused:
+    """What is said of a file that another process edits now."""
+    return Refused("another program edits it in place", path=path, hint="wait until that has ended")
+
+
 def refuse_unfinished(path: str) -> None:
     """Refuse a file that an edit in place has not finished with, or the folder that it is in.
 

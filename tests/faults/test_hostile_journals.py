@@ -19,7 +19,7 @@ from campaigns.in_place import made
 import ckptfix
 from ckptfix.errors import CkptfixError, DamagedFile, Refused
 from ckptfix.io.inplace import edit
-from ckptfix.io.inplace.disk import DISK, RealDisk
+from ckptfix.io.inplace.disk import DISK, RealDisk, RealFile
 from ckptfix.io.inplace.record import MAGIC, Record, decoded
 from ckptfix.io.unfinished import JOURNAL, UNDO, beside
 from ckptfix.ops.undo import listed
@@ -258,3 +258,41 @@ def test_former_headers_that_cannot_be_read_leave_the_file_alone(
         ckptfix.strip_module(path, in_place=True)
     assert path.read_bytes() == before
     assert not Path(beside(str(path), JOURNAL)).exists()
+
+
+def test_what_was_written_aside_goes_with_the_edit_that_was_cut_off(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(safetensors([("module.a", "F32", [100], bytes(400))]))
+    before = path.read_bytes()
+    ckptfix.strip_module(path, in_place=True)
+    undo = Path(beside(str(path), UNDO))
+    undo.with_name(f"{undo.name}.new").write_bytes(b"half")
+    undo.rename(beside(str(path), JOURNAL))
+    assert ckptfix.undo(path).unfinished
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_whose_data_another_program_moves_is_busy(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(safetensors([("module.a", "F32", [100], bytes(400))]))
+    before = path.read_bytes()
+    held, free = os.pipe(), os.pipe()
+    child = os.fork()
+    if not child:
+        file = DISK.open(str(path))
+        file.alone()
+        os.write(held[1], b"x")
+        os.read(free[0], 1)
+        os._exit(0)
+    os.read(held[0], 1)
+    try:
+        with pytest.raises(Refused, match="another program edits it in place") as caught:
+            RealFile(str(path))
+        assert caught.value.hint
+        with pytest.raises(CkptfixError, match="another program edits it in place"):
+            ckptfix.open_checkpoint(path)
+    finally:
+        os.write(free[1], b"x")
+        os.waitpid(child, 0)
+    assert path.read_bytes() == before

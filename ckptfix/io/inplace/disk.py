@@ -16,6 +16,7 @@ from typing import Protocol
 from ckptfix.errors import Refused, Unsupported
 from ckptfix.io.durable import sync_folder
 from ckptfix.io.system import kind_of, named
+from ckptfix.io.unfinished import busy
 
 COLLAPSE_RANGE, INSERT_RANGE = 0x08, 0x20
 """Modes of fallocate(2) on Linux, which take blocks out of a file and put them in."""
@@ -88,7 +89,10 @@ class RealFile:
     def __init__(self, path: str) -> None:
         self.name = path
         with named(path):
-            self.fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                self.fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+            except BlockingIOError as error:
+                raise busy(path) from error
         try:
             mode = os.fstat(self.fd).st_mode
             if not stat.S_ISREG(mode):
@@ -176,7 +180,7 @@ def _lock(fd: int, path: str, without: frozenset[int] = _NO_LOCKS) -> None:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno not in without:
-            raise Refused("another program edits it in place", path=path, hint="wait until that has ended") from error
+            raise busy(path) from error
 
 
 class _RealFolder:

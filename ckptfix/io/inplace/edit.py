@@ -99,6 +99,8 @@ def finish(target: str, *, disk: Disk = DISK) -> Record | None:
         pairs = _files(opened, target, record)
         _alone(pairs)
         with Undisturbed(), _stuck(target):
+            if disk.load(aside := f"{beside(target, UNDO)}.new") is not None:
+                disk.delete(aside)
             _end(disk, target, record, pairs)
     return record
 
