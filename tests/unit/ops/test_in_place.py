@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import pickle
 import shutil
@@ -345,3 +346,27 @@ def test_the_header_of_the_old_format_is_padded_to_every_length(tmp_path: Path) 
         if length < 400:
             ckptfix.undo(path)
     assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("by", ["folder", "index"])
+def test_a_folder_of_links_is_not_edited_in_place_even_by_force(tmp_path: Path, by: str) -> None:
+    blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots" / ("a" * 40)
+    blobs.mkdir()
+    snapshot.mkdir(parents=True)
+
+    def put(name: str, data: bytes) -> None:
+        blob = blobs / hashlib.sha256(data).hexdigest()
+        blob.write_bytes(data)
+        (snapshot / name).symlink_to(Path("..", "..", "blobs", blob.name))
+
+    names = {f"module.{number}": f"model-0000{number}-of-00002.safetensors" for number in (1, 2)}
+    for key, name in names.items():
+        put(name, safetensors.torch.save({key: torch.zeros(10)}))
+    index = snapshot / "model.safetensors.index.json"
+    put(index.name, json.dumps({"metadata": {"total_size": 80}, "weight_map": names}).encode())
+    before = {path.name: path.read_bytes() for path in blobs.iterdir()}
+    with pytest.raises(Unsupported, match="a link to another folder") as caught:
+        ckptfix.strip_module(index if by == "index" else snapshot, in_place=True, force=True)
+    assert "give OUT" in str(caught.value.hint)
+    assert {path.name: path.read_bytes() for path in blobs.iterdir()} == before
+    assert len(list(snapshot.iterdir())) == 3
