@@ -29,7 +29,7 @@ from ckptfix.checkpoint.stamp import Mark, Stamp
 from ckptfix.commands import command
 from ckptfix.errors import Truncated, Unsupported, WriteFailed
 from ckptfix.io.system import kind_of, named
-from ckptfix.io.unfinished import refuse_unfinished
+from ckptfix.io.unfinished import busy, refuse_unfinished
 
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
@@ -140,7 +140,10 @@ class _Descriptor:
         refuse_unfinished(name)
         with named(name):
             # Without O_NONBLOCK, opening a FIFO waits for a writer.
-            self.fd = os.open(name, os.O_RDONLY | os.O_NONBLOCK)
+            try:
+                self.fd = os.open(name, os.O_RDONLY | os.O_NONBLOCK)
+            except BlockingIOError as error:
+                raise busy(name) from error
         self.users = 1
         try:
             with named(name):

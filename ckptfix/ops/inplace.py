@@ -66,6 +66,11 @@ def in_place(checkpoint: Checkpoint, plan: Plan) -> Plan:
     format = formats.format_of(checkpoint)
     if format.in_place is None:
         raise Unsupported(f"{format.title} files are not edited in place", path=checkpoint.path, hint=A_COPY)
+    for mark in checkpoint.files if format.folder else ():
+        place, real = Path(mark.path), Path(os.path.realpath(mark.path))
+        if place.is_symlink() and real.parent != Path(os.path.realpath(place.parent)):
+            message = "it is a link to another folder, and in place only files of the folder itself change"
+            raise Unsupported(message, path=mark.path, where=str(real), hint=A_COPY)
     target = Path(target_of(checkpoint))
     folder = str(target if target.is_dir() else target.parent)
     return format.in_place(checkpoint, plan, cache(lambda: insertable(folder)))

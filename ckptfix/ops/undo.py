@@ -79,7 +79,7 @@ def undo(source: StrPath, *, dry_run: bool = False) -> UndoResult:
         Refused: another program has it open, and its data would move.
         NoSuchFile, UnknownFormat, WriteFailed.
     """
-    path = existing(source)
+    path = _meant(source)
     target = os.path.realpath(path)
     if os.path.lexists(beside(target, JOURNAL)):
         return _finish(path, target, dry_run=dry_run)
@@ -126,9 +126,15 @@ def _finish(path: str, target: str, *, dry_run: bool) -> UndoResult:
 @opened_once()
 def edits(source: StrPath) -> tuple[Record, ...]:
     """The edits in place of a file or folder that `undo` can take back, the latest first. Raises as `undo`."""
-    path = existing(source)
+    path = _meant(source)
     known = edit.past(_target(path, os.path.realpath(path)))
     return tuple(reversed(known)) or tuple(edits_of(formats.open_checkpoint(path)))
+
+
+def _meant(source: StrPath) -> str:
+    """`source`, or the one model among the files of that folder."""
+    path = existing(source)
+    return path if os.path.lexists(beside(os.path.realpath(path), JOURNAL)) else formats.located(path)
 
 
 def _target(path: str, target: str) -> str:

@@ -164,13 +164,13 @@ class MemoryDisk:
         found = self.files.get(path)
         return None if found is None else bytes(found.data)
 
-    def create(self, path: str, data: bytes) -> None:
+    def create(self, path: str, data: bytes, like: str) -> None:
         if path in self.files:
             raise FileExistsError(path)
         self.say(Call("create", path, (data,)))
         self.files[path] = Content(bytearray(data))
 
-    def replace(self, path: str, data: bytes) -> None:
+    def replace(self, path: str, data: bytes, like: str) -> None:
         self.say(Call("replace", path, (data,)))
         self.files[path] = Content(bytearray(data))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -18,7 +19,7 @@ from campaigns.in_place import made
 import ckptfix
 from ckptfix.errors import CkptfixError, DamagedFile, Refused
 from ckptfix.io.inplace import edit
-from ckptfix.io.inplace.disk import DISK, RealDisk
+from ckptfix.io.inplace.disk import DISK, RealDisk, RealFile
 from ckptfix.io.inplace.record import MAGIC, Record, decoded
 from ckptfix.io.unfinished import JOURNAL, UNDO, beside
 from ckptfix.ops.undo import listed
@@ -118,13 +119,13 @@ def test_the_journal_of_an_edit_that_goes_on_is_left_alone(
     refused: list[str] = []
 
     class Racing(RealDisk):
-        def create(self, path: str, data: bytes) -> None:
+        def create(self, path: str, data: bytes, like: str) -> None:
             if torn and path.endswith(JOURNAL):
                 Path(path).write_bytes(data[:20])
                 self.meanwhile()
                 assert Path(path).exists()
                 Path(path).unlink()
-            super().create(path, data)
+            super().create(path, data, like)
 
         def delete(self, path: str) -> None:
             if not torn and path.endswith(JOURNAL):
@@ -150,3 +151,148 @@ def test_an_edit_that_ended_before_undo_held_the_file_is_not_taken_back(tmp_path
     with pytest.raises(Refused, match="just ended"):
         edit.finish(str(path), disk=DISK)
     assert path.read_bytes() == after
+
+
+def link(place: Path) -> None:
+    target = place.with_name("target")
+    target.write_bytes(b"hello")
+    place.symlink_to(target)
+
+
+def pipe(place: Path) -> None:
+    os.mkfifo(place)
+
+
+def listener(place: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(place))
+
+
+KINDS: dict[str, Callable[[Path], None]] = {
+    "link": link, "dangling link": lambda place: place.symlink_to("nowhere"), "pipe": pipe, "socket": listener,
+    "folder": lambda place: place.mkdir(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("suffix", [JOURNAL, UNDO, f"{UNDO}.new"])
+def test_what_is_no_file_in_the_place_of_one(tmp_path: Path, kind: str, suffix: str) -> None:
+    """The file is edited and taken back, or it is as it was and can be again once the thing is gone."""
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(safetensors([("module.a", "F32", [100], bytes(400))]))
+    before = path.read_bytes()
+    place = Path(beside(str(path), suffix))
+    KINDS[kind](place)
+    try:
+        assert ckptfix.strip_module(path, in_place=True).written
+    except CkptfixError as error:
+        assert path.read_bytes() == before
+        assert suffix == JOURNAL or f"{place.name}: " in str(error), error
+        if suffix == JOURNAL:
+            with pytest.raises(CkptfixError, match="no edit in place left it"):
+                ckptfix.undo(path)
+        place.rmdir() if kind == "folder" else place.unlink()
+        assert {left.name for left in tmp_path.iterdir()} <= {path.name, "target"}
+        assert ckptfix.strip_module(path, in_place=True).written
+    assert ckptfix.undo(path).undone
+    assert path.read_bytes() == before
+    if kind == "link":
+        assert (tmp_path / "target").read_bytes() == b"hello"
+
+
+@pytest.mark.parametrize("length", [237, 238, 255])
+def test_a_name_that_leaves_no_room_for_a_journal(tmp_path: Path, length: int) -> None:
+    path = tmp_path / ".safetensors".rjust(length, "n")
+    path.write_bytes(safetensors([("module.a", "F32", [100], bytes(400))]))
+    before = path.read_bytes()
+    if length == 237:
+        assert ckptfix.strip_module(path, in_place=True).written
+        assert ckptfix.undo(path).undone
+    else:
+        with pytest.raises(Refused, match="name is too long for an edit in place"):
+            ckptfix.strip_module(path, in_place=True)
+        assert "nothing to undo" in str(ckptfix.undo(path))
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.fixture
+def as_another_user() -> Iterator[Callable[[], None]]:
+    if os.geteuid():
+        pytest.skip("only root can become another user")
+    yield lambda: os.seteuid(65534)
+    os.seteuid(0)
+
+
+def test_what_root_edited_its_owner_can_take_back(tmp_path: Path, as_another_user: Callable[[], None]) -> None:
+    for folder in tmp_path.parents[:2]:
+        folder.chmod(0o755)
+    tmp_path.chmod(0o777)
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(safetensors([("module.a", "F32", [100], bytes(400))]))
+    os.chown(path, 65534, 65534)
+    path.chmod(0o640)
+    before = path.read_bytes()
+    ckptfix.strip_module(path, in_place=True)
+    status = Path(beside(str(path), UNDO)).stat()
+    assert (status.st_uid, status.st_gid, status.st_mode & 0o777) == (65534, 65534, 0o640)
+    as_another_user()
+    assert ckptfix.undo(path).undone
+    assert path.read_bytes() == before
+
+
+def test_former_headers_that_cannot_be_read_leave_the_file_alone(
+    tmp_path: Path, as_another_user: Callable[[], None]
+) -> None:
+    for folder in tmp_path.parents[:2]:
+        folder.chmod(0o755)
+    tmp_path.chmod(0o777)
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(safetensors([("module.module.a", "F32", [100], bytes(400))]))
+    path.chmod(0o666)
+    ckptfix.strip_module(path, in_place=True)
+    Path(beside(str(path), UNDO)).chmod(0o600)
+    before = path.read_bytes()
+    as_another_user()
+    with pytest.raises(CkptfixError, match="ckptfix-undo: Permission denied"):
+        ckptfix.strip_module(path, in_place=True)
+    assert path.read_bytes() == before
+    assert not Path(beside(str(path), JOURNAL)).exists()
+
+
+def test_what_was_written_aside_goes_with_the_edit_that_was_cut_off(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(safetensors([("module.a", "F32", [100], bytes(400))]))
+    before = path.read_bytes()
+    ckptfix.strip_module(path, in_place=True)
+    undo = Path(beside(str(path), UNDO))
+    undo.with_name(f"{undo.name}.new").write_bytes(b"half")
+    undo.rename(beside(str(path), JOURNAL))
+    assert ckptfix.undo(path).unfinished
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_whose_data_another_program_moves_is_busy(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(safetensors([("module.a", "F32", [100], bytes(400))]))
+    before = path.read_bytes()
+    held, free = os.pipe(), os.pipe()
+    child = os.fork()
+    if not child:
+        file = DISK.open(str(path))
+        file.alone()
+        os.write(held[1], b"x")
+        os.read(free[0], 1)
+        os._exit(0)
+    os.read(held[0], 1)
+    try:
+        with pytest.raises(Refused, match="another program edits it in place") as caught:
+            RealFile(str(path))
+        assert caught.value.hint
+        with pytest.raises(CkptfixError, match="another program edits it in place"):
+            ckptfix.open_checkpoint(path)
+    finally:
+        os.write(free[1], b"x")
+        os.waitpid(child, 0)
+    assert path.read_bytes() == before

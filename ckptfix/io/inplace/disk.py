@@ -16,6 +16,7 @@ from typing import Protocol
 from ckptfix.errors import Refused, Unsupported
 from ckptfix.io.durable import sync_folder
 from ckptfix.io.system import kind_of, named
+from ckptfix.io.unfinished import busy
 
 COLLAPSE_RANGE, INSERT_RANGE = 0x08, 0x20
 """Modes of fallocate(2) on Linux, which take blocks out of a file and put them in."""
@@ -69,10 +70,10 @@ class Disk(Protocol):
     def load(self, path: str) -> bytes | None:
         """A small file; None where there is none."""
 
-    def create(self, path: str, data: bytes) -> None:
-        """Raises FileExistsError where it is there already."""
+    def create(self, path: str, data: bytes, like: str) -> None:
+        """A file for whom `like` is for. Raises FileExistsError where it is there already."""
 
-    def replace(self, path: str, data: bytes) -> None: ...
+    def replace(self, path: str, data: bytes, like: str) -> None: ...
     def delete(self, path: str) -> None: ...
 
 
@@ -88,7 +89,10 @@ class RealFile:
     def __init__(self, path: str) -> None:
         self.name = path
         with named(path):
-            self.fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                self.fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+            except BlockingIOError as error:
+                raise busy(path) from error
         try:
             mode = os.fstat(self.fd).st_mode
             if not stat.S_ISREG(mode):
@@ -176,7 +180,7 @@ def _lock(fd: int, path: str, without: frozenset[int] = _NO_LOCKS) -> None:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno not in without:
-            raise Refused("another program edits it in place", path=path, hint="wait until that has ended") from error
+            raise busy(path) from error
 
 
 class _RealFolder:
@@ -207,19 +211,32 @@ class RealDisk:
     def load(self, path: str) -> bytes | None:
         with named(path):
             try:
-                fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+                mode = os.lstat(path).st_mode
+                if not stat.S_ISREG(mode):
+                    what = "a link" if stat.S_ISLNK(mode) else kind_of(mode)
+                    raise Unsupported(f"is {what}, and no edit in place left it", path=path, hint="remove it")
+                fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
             except FileNotFoundError:
                 return None
+            except OSError as error:
+                if error.errno == errno.ENAMETOOLONG:  # and then there is none
+                    return None
+                raise
             with open(fd, "rb") as file:
-                return file.read() if stat.S_ISREG(os.fstat(fd).st_mode) else b""
+                return file.read()
 
-    def create(self, path: str, data: bytes) -> None:
+    def create(self, path: str, data: bytes, like: str) -> None:
+        status = os.stat(like)
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             with open(fd, "wb", buffering=0) as file:
                 view = memoryview(data)
                 while view:
                     view = view[file.write(view) :]
+                with suppress(OSError):  # others than root cannot
+                    os.fchown(fd, status.st_uid, status.st_gid)
+                with suppress(OSError):
+                    os.fchmod(fd, status.st_mode & 0o666)
                 os.fsync(fd)
             sync_folder(os.path.dirname(path))
         except BaseException:
@@ -227,11 +244,12 @@ class RealDisk:
                 os.unlink(path)
             raise
 
-    def replace(self, path: str, data: bytes) -> None:
+    def replace(self, path: str, data: bytes, like: str) -> None:
         aside = f"{path}.new"
-        with suppress(FileNotFoundError):
-            os.unlink(aside)  # an edit that was cut off left it
-        self.create(aside, data)
+        with named(aside):
+            with suppress(FileNotFoundError):
+                os.unlink(aside)  # an edit that was cut off left it
+            self.create(aside, data, like)
         try:
             os.replace(aside, path)
         except BaseException:

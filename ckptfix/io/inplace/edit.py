@@ -19,7 +19,7 @@ from ckptfix.io.inplace.disk import DISK, Disk, File, Opened
 from ckptfix.io.inplace.record import Change, Record, decoded
 from ckptfix.io.inplace.shifted import close_gap
 from ckptfix.io.system import named
-from ckptfix.io.unfinished import JOURNAL, UNDO, beside, unfinished
+from ckptfix.io.unfinished import JOURNAL, UNDO, beside, refuse_long_name, unfinished
 
 
 def carry_out(target: str, record: Record, *, keep: bool = True, disk: Disk = DISK) -> None:
@@ -34,11 +34,13 @@ def carry_out(target: str, record: Record, *, keep: bool = True, disk: Disk = DI
         DamagedFile: it is not what the record was made of.
         WriteFailed: the system could not; it is as it was, unless the error says that `undo` is needed.
     """
+    refuse_long_name(target)
     journal = beside(target, JOURNAL)
     with _opened(target, record, disk) as pairs:
         for file, change in pairs:
             _expect(file, change.before, change.old)
         _alone(pairs)
+        records = past(target, disk)  # now, while nothing is done: it may be unreadable
         with Undisturbed():
             _begin(disk, journal, record, target)
             try:
@@ -46,7 +48,7 @@ def carry_out(target: str, record: Record, *, keep: bool = True, disk: Disk = DI
                     for file, change in pairs:
                         _apply(file, change)
                     if keep:
-                        _remember(disk, target, (*past(target, disk), record))
+                        _remember(disk, target, (*records, record))
                     disk.delete(journal)
             except BaseException as error:
                 _give_up(error, disk, target, record, pairs)
@@ -97,6 +99,8 @@ def finish(target: str, *, disk: Disk = DISK) -> Record | None:
         pairs = _files(opened, target, record)
         _alone(pairs)
         with Undisturbed(), _stuck(target):
+            if disk.load(aside := f"{beside(target, UNDO)}.new") is not None:
+                disk.delete(aside)
             _end(disk, target, record, pairs)
     return record
 
@@ -109,7 +113,7 @@ def past(target: str, disk: Disk = DISK) -> tuple[Record, ...]:
 def _remember(disk: Disk, target: str, records: Sequence[Record]) -> None:
     place = beside(target, UNDO)
     if records:
-        disk.replace(place, b"".join(record.encoded() for record in records))
+        disk.replace(place, b"".join(record.encoded() for record in records), target)
     elif disk.load(place) is not None:
         disk.delete(place)
 
@@ -157,7 +161,7 @@ def _alone(pairs: Sequence[tuple[File, Change]]) -> None:
 def _begin(disk: Disk, journal: str, record: Record, target: str) -> None:
     try:
         with named(journal):
-            disk.create(journal, record.encoded())
+            disk.create(journal, record.encoded(), target)
     except WriteFailed as error:
         if isinstance(error.__cause__, FileExistsError):
             raise unfinished(target) from error

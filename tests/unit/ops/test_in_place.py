@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import pickle
 import shutil
@@ -317,3 +318,58 @@ def test_a_zip_of_many_gigabytes(on_disk: Path) -> None:
         ckptfix.undo(path)
     assert path.stat().st_size == before
     assert ckptfix.open_checkpoint(path).entries[0].name == "module.0.weight"
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
+def test_a_folder_that_stands_for_its_one_model(tmp_path: Path, name: str) -> None:
+    path = saved(tmp_path / name)
+    (tmp_path / "config.json").write_text("{}")
+    states = [path.read_bytes()]
+    for prefix in ("a", "b"):
+        ckptfix.rename(tmp_path, subs=[(r"^\w+\.", f"{prefix}.")], in_place=True)
+        states.append(path.read_bytes())
+    assert len(edits(tmp_path)) == 2
+    for number in (1, 0):
+        done = ckptfix.undo(tmp_path)
+        assert done.undone and len(done.left) == number
+        assert path.read_bytes() == states[number]
+    assert not ckptfix.undo(tmp_path).undone
+    assert {left.name for left in tmp_path.iterdir()} == {name, "config.json"}
+
+
+def test_the_header_of_the_old_format_is_padded_to_every_length(tmp_path: Path) -> None:
+    path = tmp_path / "legacy.pth"
+    weight = torch.randn(20, 30)
+    torch.save({"x" * 400: weight}, path, _use_new_zipfile_serialization=False)
+    before = path.read_bytes()
+    for length in range(400, 99, -1):
+        ckptfix.rename(path, subs=[("^x+$", "x" * length)], in_place=True)
+        assert torch.equal(loaded(path)["x" * length], weight)
+        assert len(path.read_bytes()) == len(before)
+        if length < 400:
+            ckptfix.undo(path)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("by", ["folder", "index"])
+def test_a_folder_of_links_is_not_edited_in_place_even_by_force(tmp_path: Path, by: str) -> None:
+    blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots" / ("a" * 40)
+    blobs.mkdir()
+    snapshot.mkdir(parents=True)
+
+    def put(name: str, data: bytes) -> None:
+        blob = blobs / hashlib.sha256(data).hexdigest()
+        blob.write_bytes(data)
+        (snapshot / name).symlink_to(Path("..", "..", "blobs", blob.name))
+
+    names = {f"module.{number}": f"model-0000{number}-of-00002.safetensors" for number in (1, 2)}
+    for key, name in names.items():
+        put(name, safetensors.torch.save({key: torch.zeros(10)}))
+    index = snapshot / "model.safetensors.index.json"
+    put(index.name, json.dumps({"metadata": {"total_size": 80}, "weight_map": names}).encode())
+    before = {path.name: path.read_bytes() for path in blobs.iterdir()}
+    with pytest.raises(Unsupported, match="a link to another folder") as caught:
+        ckptfix.strip_module(index if by == "index" else snapshot, in_place=True, force=True)
+    assert "give OUT" in str(caught.value.hint)
+    assert {path.name: path.read_bytes() for path in blobs.iterdir()} == before
+    assert len(list(snapshot.iterdir())) == 3
