@@ -28,6 +28,8 @@ def command(console: Console, *, source: str, listed: bool, dry_run: bool) -> in
     """
     from ckptfix.ops import undo
 
+    if source in console.streams:
+        raise click.UsageError("- (standard input) is no file that was edited in place.")
     result = undo.listed(source) if listed else undo.undo(source, dry_run=dry_run)
     if console.json:
         console.emit(result.as_dict(), result.exit_code)

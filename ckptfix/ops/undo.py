@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ckptfix import formats
 from ckptfix.arguments import typed
-from ckptfix.errors import StrPath, file_name, printable
+from ckptfix.errors import CkptfixError, StrPath, file_name, printable
 from ckptfix.io.inplace import edit
 from ckptfix.io.inplace.record import Record
 from ckptfix.io.source import opened_once
@@ -120,7 +121,10 @@ def _finish(path: str, target: str, *, dry_run: bool) -> UndoResult:
     record = edit.finish(target)
     what = "it had not begun" if record is None else record.what
     line = f"took back an edit that did not finish: {what}"
-    return UndoResult(path=path, edit=record, unfinished=True, left=edits(path), undone=True, lines=(line,))
+    left: tuple[Record, ...] = ()
+    with suppress(CkptfixError):  # it is what it was, which may be no checkpoint
+        left = edits(path)
+    return UndoResult(path=path, edit=record, unfinished=True, left=left, undone=True, lines=(line,))
 
 
 @opened_once()

@@ -110,8 +110,6 @@ def _carry_out_in_place(
         draft = make(checkpoint, inplace.target_of(checkpoint))
         draft = replace(draft, plan=inplace.in_place(checkpoint, draft.plan))
         plan, account = audit(draft.promise, draft.plan, draft.format)
-    if account.lost or account.damaged:
-        raise Refused("the edit would lose tensors", path=checkpoint.path, hint=str(account.findings()[0].message))
     stamps = {file.path: file.stamp for file in checkpoint.files if found_as(file.path) != "folder"}
     changes = inplace.write(checkpoint, plan, draft.lines[0], stamps, dry_run=how.dry_run)
     if changes:
@@ -127,7 +125,7 @@ def _carry_out_in_place(
         in_place=True,
         lines=tuple(lines),
         findings=(*draft.findings, *account.findings()),
-        exit_code=draft.exit_code,
+        exit_code=LOSSES if account.lost or account.damaged else draft.exit_code,
         account=account,
     )
 

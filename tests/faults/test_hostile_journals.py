@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import socket
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -164,8 +165,11 @@ def pipe(place: Path) -> None:
 
 
 def listener(place: Path) -> None:
+    folder = os.open(place.parent, os.O_RDONLY)
     with socket.socket(socket.AF_UNIX) as server:
-        server.bind(str(place))
+        # The name of a socket is a hundred characters at most.
+        server.bind(f"/proc/self/fd/{folder}/{place.name}")
+    os.close(folder)
 
 
 KINDS: dict[str, Callable[[Path], None]] = {
@@ -224,11 +228,16 @@ def as_another_user() -> Iterator[Callable[[], None]]:
     os.seteuid(0)
 
 
-def test_what_root_edited_its_owner_can_take_back(tmp_path: Path, as_another_user: Callable[[], None]) -> None:
-    for folder in tmp_path.parents[:2]:
-        folder.chmod(0o755)
-    tmp_path.chmod(0o777)
-    path = tmp_path / "a.safetensors"
+@pytest.fixture
+def for_all() -> Iterator[Path]:
+    """A folder that another user may write to: that of the tests is root's alone."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o777)
+        yield Path(folder).resolve()
+
+
+def test_what_root_edited_its_owner_can_take_back(for_all: Path, as_another_user: Callable[[], None]) -> None:
+    path = for_all / "a.safetensors"
     path.write_bytes(safetensors([("module.a", "F32", [100], bytes(400))]))
     os.chown(path, 65534, 65534)
     path.chmod(0o640)
@@ -242,12 +251,9 @@ def test_what_root_edited_its_owner_can_take_back(tmp_path: Path, as_another_use
 
 
 def test_former_headers_that_cannot_be_read_leave_the_file_alone(
-    tmp_path: Path, as_another_user: Callable[[], None]
+    for_all: Path, as_another_user: Callable[[], None]
 ) -> None:
-    for folder in tmp_path.parents[:2]:
-        folder.chmod(0o755)
-    tmp_path.chmod(0o777)
-    path = tmp_path / "a.safetensors"
+    path = for_all / "a.safetensors"
     path.write_bytes(safetensors([("module.module.a", "F32", [100], bytes(400))]))
     path.chmod(0o666)
     ckptfix.strip_module(path, in_place=True)

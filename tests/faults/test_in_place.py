@@ -300,3 +300,29 @@ def test_a_case_that_grows_by_blocks_and_one_that_does_not(tmp_path: Path) -> No
     shorter = made(tmp_path / "b", "safetensors", "random", longer=False)
     assert longer.record.changes[0].shift
     assert not shorter.record.changes[0].shift
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_a_journal_that_is_left_does_not_change_another_file(tmp_path: Path, kind: str) -> None:
+    path = write(tmp_path / name_of(kind))
+    size = path.stat().st_size
+    record = made(_folder(tmp_path, "made"), kind, "random", longer=False).record
+    change = record.changes[0]
+    other = random.Random(3).randbytes(size)
+    for content in (other, other[: change.before], other[: change.after]):
+        path.write_bytes(content)
+        named = in_place.replace(record, changes=(in_place.replace(change, name=path.name),))
+        Path(beside(str(path), JOURNAL)).write_bytes(named.encoded())
+        if kind == "zip" and len(content) == change.before:
+            done = ckptfix.undo(path)  # nothing was added: there is nothing to cut off
+            assert done.unfinished
+        else:
+            with pytest.raises(DamagedFile, match="another program wrote"):
+                ckptfix.undo(path)
+        assert path.read_bytes() == content
+
+
+def _folder(parent: Path, name: str) -> Path:
+    folder = parent / name
+    folder.mkdir()
+    return folder

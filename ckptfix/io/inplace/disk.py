@@ -6,6 +6,7 @@ import errno
 import fcntl
 import functools
 import os
+import resource
 import signal
 import stat
 from collections.abc import Iterator
@@ -266,6 +267,17 @@ class RealDisk:
 DISK: Disk = RealDisk()
 
 
+FEW = 200
+"""Files that a process may have open in any case."""
+
+
+def _allow_more() -> None:
+    """Let this process have as many files open as the system allows it."""
+    with suppress(OSError, ValueError):
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
 class Opened:
     """Files opened to be changed, closed together."""
 
@@ -282,6 +294,9 @@ class Opened:
             self.add(target)
 
     def add(self, path: str) -> File:
+        """A file, of a folder perhaps one of thousands."""
+        if len(self.files) == FEW:
+            _allow_more()
         self.files.append(self._disk.open(path))
         return self.files[-1]
 

@@ -21,6 +21,9 @@ from ckptfix.io.inplace.shifted import close_gap
 from ckptfix.io.system import named
 from ckptfix.io.unfinished import JOURNAL, UNDO, beside, refuse_long_name, unfinished
 
+SECTOR = 512
+"""Bytes that a disk writes whole or not at all."""
+
 
 def carry_out(target: str, record: Record, *, keep: bool = True, disk: Disk = DISK) -> None:
     """Make the changes of `record` to the file or folder `target`: all of them, or none.
@@ -184,8 +187,6 @@ def _apply(file: File, change: Change) -> None:
 def _restore(file: File, change: Change) -> None:
     if change.shift:
         close_gap(file, change, len(change.old[0][1]))
-    else:
-        _refuse_other(file, change)
     for offset, data in change.old:
         file.write(offset, data)
     if change.before != change.after and file.size != change.before:
@@ -194,17 +195,43 @@ def _restore(file: File, change: Change) -> None:
 
 
 def _refuse_other(file: File, change: Change) -> None:
-    """Refuse a file of a size that the edit cannot leave: what another program wrote behind it would be lost."""
+    """Refuse a file that the edit cannot have left: what another program wrote would be lost.
+
+    Of an edit that moves nothing, each sector is as before or as after, or has not come to the disk and is zeros.
+    """
     low, high = sorted((change.before, change.after))
     if file.size < low or (low < high < file.size):
-        raise DamagedFile(
-            f"another program wrote to it while it was edited: it has {file.size:,} bytes, not {low:,} to {high:,}",
-            path=file.name,
-            hint="nothing was done to it; a backup has what it was",
-        )
+        raise _others(file, f"it has {file.size:,} bytes, not {low:,} to {high:,}")
+    before, after = dict(change.old), dict(change.new)
+    for offset in before.keys() | after.keys():
+        one, other = before.get(offset, b""), after.get(offset, b"")
+        # A shorter one stands over the longer one until the size has changed.
+        known = (one + other[len(one) :], other + one[len(other) :], one, other)
+        now = file.read(offset, max(map(len, known)))
+        start = 0
+        while start < len(now) and now not in known:
+            end = (offset + start) // SECTOR * SECTOR + SECTOR - offset
+            if not any(_may_be(now[start:end], data[start:end]) for data in known):
+                raise _others(file, f"what stands at {offset + start:#x} is neither what was there nor what it wrote")
+            start = end
+
+
+def _may_be(now: bytes, known: bytes) -> bool:
+    """Whether a sector is this one, of which the end may lie behind the end that the file had."""
+    return now == known.ljust(len(now), b"\0") or now == known[: len(now)] or not any(now)
+
+
+def _others(file: File, what: str) -> DamagedFile:
+    return DamagedFile(
+        f"another program wrote to it while it was edited: {what}", path=file.name,
+        hint="nothing was done to it; a backup has what it was",
+    )  # fmt: skip
 
 
 def _end(disk: Disk, target: str, record: Record, pairs: Sequence[tuple[File, Change]]) -> None:
+    for file, change in pairs:
+        if not change.shift:
+            _refuse_other(file, change)
     for file, change in pairs:
         _restore(file, change)
     records = past(target, disk)
