@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import shutil
 import stat
 import sys
@@ -25,6 +26,8 @@ from ckptfix.findings.message_names import MOST_TEXT
 
 DASH = "-"
 CHUNK = 1 << 20
+LOOK = 0.25
+"""Seconds after which a silent standard input is asked again."""
 
 
 class Place(NamedTuple):
@@ -121,10 +124,30 @@ def _spool(path: str) -> None:
     """Write what standard input has to `path`."""
     try:
         with open(path, "xb") as file:
-            shutil.copyfileobj(_binary(sys.stdin, "input"), file, CHUNK)
+            for data in _pieces(_binary(sys.stdin, "input")):
+                file.write(data)
     except OSError as error:
         hint = f"it goes to a file in {on_disk()} first: make room, or set TMPDIR to a folder of a larger disk"
         raise WriteFailed(error.strerror or str(error), path=DASH, hint=hint) from error
+
+
+def _pieces(stream: BinaryIO) -> Iterator[bytes]:
+    """What a stream has, as it comes.
+
+    It is never waited for without end: a signal that comes just before a read begins is seen by the interpreter only
+    when that returns, which for a pipe whose writer is silent may be never.
+    """
+    try:
+        fd = stream.fileno()
+    except (OSError, ValueError):
+        fd = -1  # not the system's
+    while True:
+        while fd >= 0 and not select.select([fd], [], [], LOOK)[0]:
+            pass
+        data = os.read(fd, CHUNK) if fd >= 0 else stream.read(CHUNK)
+        if not data:
+            return
+        yield data
 
 
 def _copy_out(path: str) -> None:
