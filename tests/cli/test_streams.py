@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
+import io
 import json
 import os
 import signal
@@ -164,10 +166,14 @@ def test_a_terminal_is_refused(words: list[str], ddp: Path, monkeypatch: pytest.
 
 
 def test_a_full_disk_is_named_with_what_to_do(ddp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*arguments: object) -> None:
-        raise OSError(28, "No space left on device")
+    class Full:
+        def write(self, data: bytes) -> None:
+            raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("shutil.copyfileobj", full)
+    def opened(path: object, mode: str) -> object:
+        return contextlib.nullcontext(Full()) if mode == "xb" else io.open(path, mode)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(streams, "open", opened, raising=False)
     done = run(["inspect", "-"], ddp.read_bytes())
     assert done.exit_code == 2
     assert done.stderr.startswith("-: No space left on device") and "set TMPDIR" in done.stderr
