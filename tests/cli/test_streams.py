@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gzip
-import io
 import json
 import os
 import signal
@@ -171,7 +170,7 @@ def test_a_full_disk_is_named_with_what_to_do(ddp: Path, monkeypatch: pytest.Mon
             raise OSError(28, "No space left on device")
 
     def opened(path: object, mode: str) -> object:
-        return contextlib.nullcontext(Full()) if mode == "xb" else io.open(path, mode)  # type: ignore[call-overload]
+        return contextlib.nullcontext(Full()) if mode == "xb" else open(path, mode)  # type: ignore[call-overload]
 
     monkeypatch.setattr(streams, "open", opened, raising=False)
     done = run(["inspect", "-"], ddp.read_bytes())
