@@ -71,6 +71,7 @@ def shifted(tmp_path_factory: pytest.TempPathFactory) -> Record:
     return replace(record, changes=(replace(record.changes[0], name="a.safetensors"),))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [JOURNAL, UNDO])
 def test_what_no_edit_writes_is_refused_in_plain_words(tmp_path: Path, shifted: Record, kind: str) -> None:
     path, other = tmp_path / "a.safetensors", tmp_path / "other.safetensors"

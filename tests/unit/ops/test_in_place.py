@@ -301,6 +301,7 @@ def test_another_file_under_the_name_is_not_touched(tmp_path: Path) -> None:
     assert path.read_bytes() == before
 
 
+@pytest.mark.slow
 def test_a_zip_of_many_gigabytes(on_disk: Path) -> None:
     """Its new records lie beyond four gigabytes, and need the wide fields of zip64."""
     path = on_disk / "large.pth"
@@ -337,6 +338,7 @@ def test_a_folder_that_stands_for_its_one_model(tmp_path: Path, name: str) -> No
     assert {left.name for left in tmp_path.iterdir()} == {name, "config.json"}
 
 
+@pytest.mark.slow
 def test_the_header_of_the_old_format_is_padded_to_every_length(tmp_path: Path) -> None:
     path = tmp_path / "legacy.pth"
     weight = torch.randn(20, 30)
