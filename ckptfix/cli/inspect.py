@@ -70,6 +70,7 @@ def command(
     globs: tuple[str, ...],
     sort: str,
     limit: int | None,
+    judged: bool = False,
 ) -> int:
     """Say what FILE is, and list its tensors.
 
@@ -81,22 +82,6 @@ def command(
     list is complete: ckptfix inspect FILE --tensors | awk -F '  +' '{print $1}'
     """
 
-    _print(console, path, tensors, tree, depth, globs, sort, limit)
-    return 0
-
-
-def _print(
-    console: Console,
-    path: str,
-    tensors: bool,
-    tree: bool,
-    depth: int | None,
-    globs: tuple[str, ...],
-    sort: str,
-    limit: int | None,
-    judged: bool = False,
-) -> int:
-    """Inspect a file; 1 if it was to be judged and has an error, else 0."""
     inspection = inspect.inspect(path)
     code = int(judged and any(finding.severity == "error" for finding in inspection.findings))
     entries = sorted(chosen(inspection.named_entries, globs, path, inspection.entries), key=_SORTS[sort])
@@ -235,7 +220,8 @@ def _tree(entries: Sequence[TensorEntry], levels: int, limit: int, width: int) -
 
 def _look(console: Console, *, path: str, **options: Any) -> int:
     """inspect, where a file was named and no command; tensors are not read for the judgement."""
-    code = _print(console, path, **options, judged=True)
+    assert command.callback is not None
+    code: int = command.callback(path=path, judged=True, **options)
     if console.json or console.quiet or isinstance(console, Recording):
         return code
     from ckptfix.ops import doctor

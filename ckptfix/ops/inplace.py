@@ -6,6 +6,7 @@ import os
 import re
 import secrets
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -13,7 +14,7 @@ from pathlib import Path
 from ckptfix import formats
 from ckptfix.checkpoint import Checkpoint, Plan
 from ckptfix.checkpoint.stamp import Stamp
-from ckptfix.errors import DamagedFile, Refused, Unsupported
+from ckptfix.errors import CkptfixError, DamagedFile, Refused, Unsupported
 from ckptfix.formats.in_place import A_COPY
 from ckptfix.formats.torch.zip import archive_of
 from ckptfix.io.inplace import edit
@@ -130,6 +131,13 @@ def edits_of(checkpoint: Checkpoint) -> Iterator[Record]:
     yield from _appended(checkpoint)
 
 
+def count_edits(checkpoint: Checkpoint) -> int:
+    """How many edits in place can be taken back; 0 where that cannot be said."""
+    with suppress(CkptfixError):
+        return sum(1 for _ in edits_of(checkpoint))
+    return 0
+
+
 def grown(checkpoint: Checkpoint) -> bool:
     """Whether the file holds what edits in place have replaced."""
     archive = archive_of(checkpoint)
@@ -145,6 +153,6 @@ def _appended(checkpoint: Checkpoint) -> Iterator[Record]:
         raise DamagedFile(message, path=checkpoint.path, hint="nothing was done to it; cut them off first")
     size = checkpoint.size
     for name, _, _ in earlier(checkpoint.path, archive.directory):
-        change = Change(Path(target_of(checkpoint)).name, name.size, size, (), ())
-        yield Record(f"{name.size:x}", "a new data.pkl and directory at its end", "", (change,))
-        size = name.size
+        change = Change(Path(target_of(checkpoint)).name, name.length, size, (), ())
+        yield Record(f"{name.length:x}", "a new data.pkl and directory at its end", "", (change,))
+        size = name.length

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 
 from ckptfix.checkpoint import ByteRange, Segment
 from ckptfix.errors import CkptfixError, Unsupported
-from ckptfix.io.source import Name, Source, open_source
+from ckptfix.io.layers import Part
+from ckptfix.io.source import Source, open_source
 from ckptfix.zips.local import local_extra, read_local
 from ckptfix.zips.read import END, Directory, Record, read_directory
 from ckptfix.zips.write import ALIGNMENT, end_records, patched_directory, repadded, rewritten_header
@@ -43,34 +44,7 @@ def append_record(reader: Source, directory: Directory, record: Record, new: byt
     return [ByteRange(directory.path, 0, size), head, new, tail, raw, end]
 
 
-class Earlier(Name):
-    """The name of the first `size` bytes of a file, which were the whole of it before an edit."""
-
-    path: str
-    size: int
-
-    def __new__(cls, path: str, size: int) -> Earlier:
-        name = super().__new__(cls, f"{path}[:{size:#x}]")
-        name.path, name.size = path, size
-        return name
-
-    def opened(self) -> Source:
-        return _EarlierSource(self)
-
-
-class _EarlierSource(Source):
-    def __init__(self, name: Earlier) -> None:
-        self._file = open_source(name.path)
-        super().__init__(name, name.size)
-
-    def _read(self, offset: int, length: int) -> bytes:
-        return self._file.read(offset, length)
-
-    def close(self) -> None:
-        self._file.close()
-
-
-def earlier(path: str, directory: Directory) -> Iterator[tuple[Earlier, Directory, Record]]:
+def earlier(path: str, directory: Directory) -> Iterator[tuple[Part, Directory, Record]]:
     """What an archive was before edits at its end, the latest first: each with the record that the next one changed."""
     if directory.trailing or not directory.records:
         return
@@ -82,11 +56,11 @@ def earlier(path: str, directory: Directory) -> Iterator[tuple[Earlier, Director
         record = found[2]
 
 
-def _before(path: str, record: Record) -> tuple[Earlier, Directory, Record] | None:
+def _before(path: str, record: Record) -> tuple[Part, Directory, Record] | None:
     size = record.header
     if size < END.size:
         return None
-    name = Earlier(path, size)
+    name = Part(f"{path}[:{size:#x}]", path, 0, size)
     with open_source(path) as reader:
         # An archive that `append_record` takes ends with its end record, whose comment is empty or ends there.
         tail = reader.read(max(0, size - (END.size + 0xFFFF)), min(size, END.size + 0xFFFF))

@@ -105,7 +105,7 @@ def _former(reader: Source, directory: Directory) -> Iterator[Span]:
             end, _ = _behind(reader, record, local.data + record.stored, before.offset)
             yield Span(record, local.data, end)
         listing = Record("a former directory", before.offset, 0, 0, 0, 0, 0, 0)
-        yield Span(listing, before.offset, name.size)
+        yield Span(listing, before.offset, name.length)
 
 
 def _joined(id: str, record: Record, offset: int, said: list[tuple[str, bool]]) -> Dispute:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from ckptfix.errors import CkptfixError
 from ckptfix.io.inplace import edit
 from ckptfix.io.inplace.plan import change_of
 from ckptfix.io.inplace.record import Record
-from ckptfix.io.unfinished import JOURNAL, UNDO, beside
+from ckptfix.io.unfinished import JOURNAL, beside
 from ckptfix.ops.inplace import target_of
 from ckptfix.ops.rename import sites
 
@@ -428,6 +428,3 @@ def main(folder: Path, count: int = 4000) -> int:
                 print(f"     {line}")
             found += len(wrong)
     return found
-
-
-__all__ = ["UNDO", "Case", "MemoryDisk", "cases", "made", "main", "replace", "states"]

@@ -12,11 +12,11 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from builders import Tensor, assemble, legacy, safetensors, state_dict_ops, torch_zip
-from campaigns import in_place
 from campaigns.in_place import Call, Case, MemoryDisk, MemoryFile, cases, made, states
 
 import ckptfix
@@ -227,7 +227,7 @@ def test_a_record_cannot_name_a_file_elsewhere(tmp_path: Path) -> None:
     folder.mkdir()
     victim = write(folder / "b.safetensors")
     for name in ("../other", str(other)):
-        hostile = in_place.replace(record, changes=(in_place.replace(change, name=name),))
+        hostile = replace(record, changes=(replace(change, name=name),))
         Path(beside(str(victim), JOURNAL)).write_bytes(hostile.encoded())
         with pytest.raises(DamagedFile, match="about another file"):
             ckptfix.undo(victim)
@@ -311,7 +311,7 @@ def test_a_journal_that_is_left_does_not_change_another_file(tmp_path: Path, kin
     other = random.Random(3).randbytes(size)
     for content in (other, other[: change.before], other[: change.after]):
         path.write_bytes(content)
-        named = in_place.replace(record, changes=(in_place.replace(change, name=path.name),))
+        named = replace(record, changes=(replace(change, name=path.name),))
         Path(beside(str(path), JOURNAL)).write_bytes(named.encoded())
         if kind == "zip" and len(content) == change.before:
             done = ckptfix.undo(path)  # nothing was added: there is nothing to cut off

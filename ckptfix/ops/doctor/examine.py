@@ -51,14 +51,14 @@ from ckptfix.ops.doctor import pickle as doctor_pickle
 from ckptfix.ops.doctor import program as scan_program
 from ckptfix.ops.doctor import zip as doctor_zip
 from ckptfix.ops.doctor.report import Diagnosis, message_of
-from ckptfix.ops.inplace import edits_of
+from ckptfix.ops.inplace import count_edits
 from ckptfix.ops.pieces import piece_of
 from ckptfix.ops.taken import not_taken
 from ckptfix.ops.target.targets import Side
 from ckptfix.pickles import Graph
 from ckptfix.pickles.graph import Node
 from ckptfix.words import plural
-from ckptfix.zips.append import earlier as former
+from ckptfix.zips.append import earlier
 from ckptfix.zips.local import record_data
 from ckptfix.zips.read import Directory, Record
 
@@ -202,9 +202,8 @@ def _judge(
 
 def _edited(checkpoint: Checkpoint) -> Iterator[Finding]:
     """That edits in place can be taken back."""
-    with suppress(CkptfixError):
-        if edits := sum(1 for _ in edits_of(checkpoint)):
-            yield found("edited-in-place", f"{plural(edits, 'edit')} in place; `ckptfix undo` takes the last one back")
+    if edits := count_edits(checkpoint):
+        yield found("edited-in-place", f"{plural(edits, 'edit')} in place; `ckptfix undo` takes the last one back")
 
 
 def _container(path: str, checkpoint: Checkpoint | None = None) -> Iterator[Finding]:
@@ -283,11 +282,11 @@ def _hidden(checkpoint: Checkpoint, graph: Graph, directory: Directory, root: st
             if names:
                 message = f"a pickle that names {doctor_pickle.listed(names)}"
                 yield found("hidden-pickle", message, where=record.name, offset=offset)
-        for earlier in former(checkpoint.path, directory):
-            _, names = scan_inside.names_in_record(reader, earlier[2])
+        for _, _, record in earlier(checkpoint.path, directory):
+            _, names = scan_inside.names_in_record(reader, record)
             if names:
                 message = f"the data.pkl before an edit in place names {doctor_pickle.listed(names)}"
-                yield found("hidden-pickle", message, where=earlier[2].name, offset=earlier[2].header, fix=_SLIM)
+                yield found("hidden-pickle", message, where=record.name, offset=record.header, fix=_SLIM)
     if idle:
         total = sum(record.size for record in idle)
         message = f"{total:,} bytes in {len(idle)} records belong to no tensor"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 
 from ckptfix.checkpoint import Checkpoint, StateDict, TensorEntry
@@ -19,7 +18,7 @@ from ckptfix.formats.torch.common import pickled
 from ckptfix.names import wrappers as keys
 from ckptfix.ops import choose
 from ckptfix.ops.candidates import state_dict_of, view
-from ckptfix.ops.inplace import edits_of
+from ckptfix.ops.inplace import count_edits
 from ckptfix.ops.inspect.modules import Whole, modules_in, renamed
 from ckptfix.ops.inspect.training import shown, training_of
 from ckptfix.shown import html, text
@@ -171,12 +170,13 @@ def inspect(checkpoint: Checkpoint) -> Inspection:
     parts = pickled(checkpoint)
     graph = None if parts is None else parts.graph
     found = dict.fromkeys(trusted.canonical(node) for node in graph.globals) if graph else {}
+    edits = count_edits(checkpoint)
     return Inspection(
         path=checkpoint.path,
         format=checkpoint.format,
         title=format_of(checkpoint).title,
         size=checkpoint.size,
-        traits={**checkpoint.traits, **_edits(checkpoint)},
+        traits={**checkpoint.traits, **({"edits in place": edits} if edits else {})},
         tensors=len(entries),
         parameters=_parameters(checkpoint),
         nbytes=sum(storages.values()),
@@ -192,14 +192,6 @@ def inspect(checkpoint: Checkpoint) -> Inspection:
         training=training_of(checkpoint.values()),
         modules=modules_in(checkpoint),
     )
-
-
-def _edits(checkpoint: Checkpoint) -> dict[str, object]:
-    """How many edits in place can be taken back."""
-    with suppress(CkptfixError):
-        if count := sum(1 for _ in edits_of(checkpoint)):
-            return {"edits in place": count}
-    return {}
 
 
 def _parameters(checkpoint: Checkpoint) -> int:
