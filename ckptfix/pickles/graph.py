@@ -100,8 +100,11 @@ class Call:
     @classmethod
     def folded_at(cls, func: Node, position: int, folded: Folded) -> Call:
         """A call whose arguments become nodes when they are first asked for."""
-        call = cls(func, None, "REDUCE", position)
-        del call.args
+        call = cls.__new__(cls)
+        call.func = func
+        call.how = "REDUCE"
+        call.position = position
+        call.kwargs = call.items = call.elements = call.state = None
         call.folded = folded
         return call
 
@@ -260,7 +263,7 @@ def pairs(node: Node) -> list[tuple[Node, Node]] | None:
             found = first.items
     else:
         return None
-    if len({_identity(key) for key, _ in found}) == len(found):
+    if len({key if type(key) is Text else _identity(key) for key, _ in found}) == len(found):
         return found
     last: dict[object, int] = {}
     out: list[tuple[Node, Node]] = []
@@ -382,15 +385,14 @@ def _holds_objects(value: Node, depth: int = 0) -> bool:
 
 def label(key: Node) -> str:
     """A mapping key as an address part."""
+    if type(key) is Text:
+        return str(key)
     if isinstance(key, int) and key.bit_length() > 4096:
         return hex(key)
-    if type(key) is tuple and len(key) <= 8 and all(_is_plain(part) for part in key):
+    if type(key) is tuple and len(key) <= 8 and all(isinstance(part, _PLAIN) for part in key):
         return f"({', '.join(map(label, key))})"
-    return str(key) if _is_plain(key) else f"<{type(key).__name__}>"
+    return str(key) if isinstance(key, _PLAIN) else f"<{type(key).__name__}>"
 
 
 _NODES = frozenset((Call, PersId, Dict, Set, tuple, list))
-
-
-def _is_plain(key: Node) -> bool:
-    return isinstance(key, (str, int, float, bytes)) or key is None
+_PLAIN = (str, int, float, bytes, type(None))

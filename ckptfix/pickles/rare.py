@@ -261,6 +261,11 @@ class RareOpcodes:
             self.graph.calls.append(call)
         return call
 
+    def fold_items(self, get: bytes, at: int, stack: list[Node]) -> int:
+        """Put on `stack` the keys and folded calls that follow at `at`, each fetching the function by `get`."""
+        assert self.common is not None
+        return self.phrases.items(self.common, get, at, self.memo, stack, self.graph.calls)
+
     def count_memo(self) -> None:
         """MEMOIZE counts what is in the memo: from here on nothing is folded."""
         self.memo.spread()

@@ -56,9 +56,9 @@ FORMS = {"<f": 4, "<d": 8, "<e": 2, "<q": 8, "<i": 4, "<h": 2, ">f": 4, ">d": 8}
 def test_numbers_that_begin_as_a_pickle_does_are_numbers(form: str, tmp_path: Path) -> None:
     """A tensor full of one number, whose bytes are PROTO and any two that follow: 66565.0 is EXT1 to an unpickler."""
     width = FORMS[form]
-    pairs = [bytes((0x80, protocol, code, rest)) for protocol in (2, 3, 4, 5) for code in range(256) for rest in (0, 71)]
+    heads = [bytes((0x80, protocol, code, rest)) for protocol in range(2, 6) for code in range(256) for rest in (0, 71)]
     named = []
-    for head in pairs:
+    for head in heads:
         # Several of the narrow ones together make the bytes; the wide ones have more behind them.
         number = (head + b"\x00" * 8)[: max(width, 4)]
         values = struct.unpack(f"{form[0]}{len(number) // width}{form[1]}", number)
