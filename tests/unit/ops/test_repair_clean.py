@@ -157,3 +157,15 @@ def test_a_tensor_whose_value_in_a_mapping_runs_code_is_named(tmp_path: Path) ->
     assert [loss.name for loss in result.losses] == ["()key"]
     assert result.account is None or not result.account.lost
     assert b"posix" not in out.read_bytes()
+
+
+def test_a_tensor_whose_value_in_a_mapping_is_no_tensor_is_named(tmp_path: Path) -> None:
+    broken = [("GLOBAL", "torch._utils", "_rebuild_tensor_v2"), *push("no arguments"), "REDUCE"]
+    rows = [*tensor_ops(Tensor("0", (2,), 2)), *broken, *push("b"), *tensor_ops(Tensor("1", (2,), 2))]
+    pickle = assemble(("PROTO", 2), "EMPTY_DICT", "MARK", *rows, "SETITEMS", "STOP")
+    path, out = tmp_path / "in.pth", tmp_path / "out.pth"
+    path.write_bytes(torch_zip(pickle, [bytes(8), bytes(8)]))
+    result = ckptfix.repair(path, out)
+    assert sorted(loss.name for loss in result.losses) == ["()key", "<Call>"]
+    assert (result.exit_code, result.kept) == (3, ("b",))
+    assert result.account is None or not result.account.lost
