@@ -370,17 +370,21 @@ def is_versions(metadata: Node) -> bool:
     return rows is not None and not any(_holds_objects(own) for _, own in rows)
 
 
-def _holds_objects(value: Node, depth: int = 0) -> bool:
+def _holds_objects(value: Node) -> bool:
     """Whether a value is or holds anything but plain values, or containers nested deeper than any program writes."""
-    if type(value) not in _NODES:
-        return False
-    if type(value) is PersId or depth > 4:
-        return True
-    if type(value) is Call:
-        more = value.state is not None or value.elements or (value.items and value.args)
-        if more or pairs(value) is None:
-            return True
-    return any(_holds_objects(child, depth + 1) for _, child in children(value))
+    level, seen = [value], set[int]()
+    for _ in range(5):
+        nodes = {id(node): node for node in level if type(node) in _NODES and id(node) not in seen}
+        seen.update(nodes)
+        level = []
+        for node in nodes.values():
+            rows = pairs(node)
+            if type(node) is Call and (rows is None or node.kwargs or (node.items and node.args)):
+                return True
+            if type(node) is PersId or (type(node) is Call and (node.state is not None or node.elements)):
+                return True
+            level += (child for _, child in children(node)) if rows is None else (part for row in rows for part in row)
+    return any(type(node) in _NODES for node in level)
 
 
 def label(key: Node) -> str:

@@ -255,7 +255,8 @@ class RareOpcodes:
 
     def fold(self, at: int) -> Call | None:
         """The call of `common` whose arguments begin at `at`, folded; None where it is not written as most are."""
-        assert self.common is not None
+        if self.common is None:  # what was fetched is the value None
+            return None
         call = self.phrases.read(self.common, at, self.memo)
         if call is not None:
             self.graph.calls.append(call)

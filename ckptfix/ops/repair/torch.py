@@ -143,8 +143,7 @@ def repair_torch(wreck: Wreck, *, fill: Fill | None = None, donor: Checkpoint | 
     gone = after.gone(found)
     if gone:
         left = _left(found.graph.root, gone)
-        below = tuple(f"{loss.name}/" for loss in losses)
-        inside = [one for one in kept if one.name.startswith(below) and id(nodes[one.name]) not in left]
+        inside = [one for one in kept if id(nodes[one.name]) not in left]
         reason = "it belongs to a tensor that is left out"
         losses += [Loss(one.name, one.shape, one.dtype, reason) for one in inside]
         lost_too = {id(one) for one in inside}
@@ -165,14 +164,14 @@ def repair_torch(wreck: Wreck, *, fill: Fill | None = None, donor: Checkpoint | 
 
 
 def _left(root: Node, gone: Collection[int]) -> set[int]:
-    """``id`` of every node that hangs on `root` otherwise than by a node in `gone`."""
+    """``id`` of every node that hangs on `root` otherwise than by a node in `gone`, or as the key of one."""
     left: set[int] = set()
     stack = [root]
     while stack:
         node = stack.pop()
         if id(node) not in left and id(node) not in gone:
             left.add(id(node))
-            stack += parts_of(node)
+            stack += parts_of(node, gone)
     return left
 
 

@@ -183,3 +183,13 @@ def test_mutants_are_errors_and_never_tracebacks(kind: str, tmp_path: Path) -> N
                 failed += 1
                 assert error.path == str(path)
     assert failed > 20
+
+
+def test_a_member_that_is_a_string(tmp_path: Path) -> None:
+    path = tmp_path / "in.nemo"
+    torch.save("a text of another stream, longer than the pickle around it", tmp_path / "text.pth")
+    text = (tmp_path / "text.pth").read_bytes()
+    weights = content({"w": torch.ones(2)})
+    path.write_bytes(tar_of({"model_config.yaml": b"a: 1\n", "model_weights.ckpt": weights, "text.ckpt": text}))
+    checkpoint = open_checkpoint(path)
+    assert [entry.name for entry in checkpoint.entries] == ["model_weights.ckpt/w"]
