@@ -141,24 +141,48 @@ def _merged(shape: Sequence[int], stride: Sequence[int]) -> tuple[list[int], lis
     return sizes, steps
 
 
-def _boxes(sizes: Sequence[int], steps: Sequence[int], itemsize: int) -> Iterator[tuple[int, list[int]]]:
-    """The view cut into blocks that follow each other in row-major order: (first element, sizes).
+def block_of(
+    data: ByteRange, itemsize: int, shape: Sequence[int], stride: Sequence[int], offset: int, at: int
+) -> tuple[int, bytes]:
+    """The block of `gathered` that holds the byte `at` of the view: its first byte, and the block."""
+    sizes, steps = _merged(shape, stride)
+    outer, inner, height = _layout(sizes, itemsize)
+    base, start, box = 0, 0, list(sizes)
+    if outer is not None:
+        group, within = divmod(at, sizes[outer] * inner)
+        row = within // (height * inner) * height
+        start = group * sizes[outer] * inner + row * inner
+        base = row * steps[outer]
+        for size, step in zip(reversed(sizes[:outer]), reversed(steps[:outer]), strict=True):
+            group, index = divmod(group, size)
+            base += index * step
+        box = [min(height, sizes[outer] - row), *sizes[outer + 1 :]]
+    with open_source(data.path) as source:
+        return start, _gather(source, data.offset + (offset + base) * itemsize, itemsize, box, steps)
 
-    Sizes stand for the last dimensions; those before are one element wide.
-    """
+
+def _layout(sizes: Sequence[int], itemsize: int) -> tuple[int | None, int, int]:
+    """How a view is cut into blocks: along which dimension, the bytes of a row of it, and the rows of a block."""
     cut = len(sizes)
     inner = itemsize
     while cut and inner * sizes[cut - 1] <= BLOCK:
         cut -= 1
         inner *= sizes[cut]
-    if not cut:
+    return (cut - 1 if cut else None), inner, max(1, BLOCK // inner)
+
+
+def _boxes(sizes: Sequence[int], steps: Sequence[int], itemsize: int) -> Iterator[tuple[int, list[int]]]:
+    """The view cut into blocks that follow each other in row-major order: (first element, sizes).
+
+    Sizes stand for the last dimensions; those before are one element wide.
+    """
+    outer, _, height = _layout(sizes, itemsize)
+    if outer is None:
         yield 0, list(sizes)
         return
-    outer = cut - 1
-    height = max(1, BLOCK // inner)
     for base in _positions(sizes[:outer], steps[:outer]):
         for row in range(0, sizes[outer], height):
-            yield base + row * steps[outer], [min(height, sizes[outer] - row), *sizes[cut:]]
+            yield base + row * steps[outer], [min(height, sizes[outer] - row), *sizes[outer + 1 :]]
 
 
 def _positions(sizes: Sequence[int], steps: Sequence[int], base: int = 0) -> Iterator[int]:
