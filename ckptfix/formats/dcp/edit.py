@@ -28,7 +28,6 @@ from ckptfix.commands import command
 from ckptfix.errors import KeyConflict, Unsupported
 from ckptfix.formats.dcp import metadata as dcp_metadata
 from ckptfix.formats.dcp.compact import compacted
-from ckptfix.formats.dcp.items import Window
 from ckptfix.formats.dcp.metadata import Metadata, Place
 from ckptfix.formats.dcp.pickled import Row, rewritten
 from ckptfix.formats.dcp.planned import planned_metadata
