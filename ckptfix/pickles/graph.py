@@ -101,9 +101,7 @@ class Call:
     def folded_at(cls, func: Node, position: int, folded: Folded) -> Call:
         """A call whose arguments become nodes when they are first asked for."""
         call = cls.__new__(cls)
-        call.func = func
-        call.how = "REDUCE"
-        call.position = position
+        call.func, call.how, call.position = func, "REDUCE", position
         call.kwargs = call.items = call.elements = call.state = None
         call.folded = folded
         return call
@@ -379,9 +377,8 @@ def _holds_objects(value: Node) -> bool:
         level = []
         for node in nodes.values():
             rows = pairs(node)
-            if type(node) is Call and (rows is None or node.kwargs or (node.items and node.args)):
-                return True
-            if type(node) is PersId or (type(node) is Call and (node.state is not None or node.elements)):
+            more = type(node) is Call and (node.kwargs or (node.items and node.args) or node.elements)
+            if type(node) is PersId or more or (type(node) is Call and (rows is None or node.state is not None)):
                 return True
             level += (child for _, child in children(node)) if rows is None else (part for row in rows for part in row)
     return any(type(node) in _NODES for node in level)
