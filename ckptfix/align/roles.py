@@ -24,7 +24,7 @@ ROLES: dict[str, dict[str, str]] = {
     },
     "gated": {"gate": "gate g w1/3", "up": "up x w3/3", "down": "down w2/3"},
     "feed-forward": {"first": "intermediate wi c_fc", "second": "down contract"},
-    "path": {"shortcut": "shortcut downsample skip identity residual proj projection"},
+    "path": {"shortcut": "shortcut downsample skip identity residual"},
     "block": {
         "attention": "attention attn sa ca crossattention self input before pre",
         "feed-forward": "ffn mlp feed ff intermediate c_fc output final after post_attention post_attn post_self",

@@ -23,10 +23,11 @@ from ckptfix.align.groups import MOST, Effort, Group, Sides, alike, buckets, gro
 from ckptfix.align.levels import surroundings, turned
 from ckptfix.align.nesting import Twins, crossed, turnable
 from ckptfix.align.pairs import Link, matching
+from ckptfix.align.placed import placed_by_name
 from ckptfix.align.result import Matching
+from ckptfix.align.same_names import same_names
 from ckptfix.align.scores import ordered_alike, ranks, rising, same_block, undecided, unlike
-from ckptfix.align.units import Side, Signature, Unit, side, template
-from ckptfix.names import wrappers
+from ckptfix.align.units import Side, Signature, Unit, side
 from ckptfix.names.slots import Slot
 
 ENOUGH = 2.5
@@ -50,9 +51,6 @@ BLOCKS = 1.0
 
 APART = 6.0
 """What it counts that they do not."""
-
-SAME_NAMES = 0.5
-"""Share of equal paths from which on equal names are believed first."""
 
 
 @dataclass
@@ -117,7 +115,7 @@ class _State:
 def match(source: Sequence[Slot], target: Sequence[Slot], *, reshape: bool = False) -> Matching:
     """See `ckptfix.align.match.match`."""
     state = _State(side(source), side(target))
-    state.add(_same_names(state.a, state.b))
+    state.add(same_names(state.a, state.b))
     for key in (
         match_classes.whole,
         match_classes.main,
@@ -152,51 +150,6 @@ def _rivals(state: _State, link: Link) -> tuple[Unit, ...]:
     alike = state.by_signature[link.other.signature]
     at = alike.index(link.other)
     return (alike[at - 1],) if at else tuple(alike[1:2])
-
-
-def _same_names(a: Side, b: Side) -> list[Link]:
-    """Units of equal paths, wrappers and a common prefix aside, if there are too many for an accident.
-
-    Where numbers seem to be moved (one side counts from 0 and the other from 1), equal ones mean nothing.
-    """
-    bare_a, bare_b = _bare(a.units), _bare(b.units)
-    moved = _moved(bare_a, bare_b)
-    found = [
-        Link(unit, bare_b[path], 1.0, "same name")
-        for path, unit in bare_a.items()
-        if path in bare_b
-        and unit.signature == bare_b[path].signature
-        and unit.slots
-        and _stack(template(path)[0]) not in moved
-    ]
-    return found if len(found) >= SAME_NAMES * min(len(a.units), len(b.units)) else []
-
-
-def _moved(a: dict[str, Unit], b: dict[str, Unit]) -> set[str]:
-    """Stacks where the numbers of like modules overlap, and neither side has all that the other has."""
-    numbers: dict[tuple[str, Hashable], tuple[set[tuple[int, ...]], set[tuple[int, ...]]]] = {}
-    for which, side_units in enumerate((a, b)):
-        for path, unit in side_units.items():
-            text, found = template(path)
-            numbers.setdefault((text, unit.signature), (set(), set()))[which].add(found)
-    return {_stack(text) for (text, _), (one, other) in numbers.items() if one - other and other - one}
-
-
-def _stack(text: str) -> str:
-    """A template up to its last number; all of it where it has none."""
-    front, number, _ = text.rpartition("{}")
-    return front + number if number else text
-
-
-def _bare(units: Sequence[Unit]) -> dict[str, Unit]:
-    paths = [wrappers.unwrapped(unit.path) for unit in units]
-    while len(paths) > 1 and "." in paths[0]:
-        front = paths[0].partition(".")[0] + "."
-        if not all(path.startswith(front) for path in paths):
-            break
-        paths = [path[len(front) :] for path in paths]
-    found = dict(zip(paths, units, strict=True))
-    return found if len(found) == len(units) else {unit.path: unit for unit in units}
 
 
 def _by_class(state: _State, key: Callable[[Unit], Hashable]) -> None:
@@ -334,7 +287,15 @@ def _assigned(state: _State, left: list[Group], right: list[Group]) -> tuple[flo
     ] if state.ordered else likeness  # fmt: skip
     chosen = assignment.best(scores)
     unsure = undecided(likeness, chosen) if state.ordered else set[int]()
-    unsure -= {i for i in unsure if state.between(rows[i], columns[chosen[i]], swapped=swapped)}
+    placed = [
+        placed_by_name(which, side_groups, side_parts)
+        for which, side_groups, side_parts in zip(sides, (rows, columns), parts, strict=True)
+    ]
+    unsure -= {
+        i
+        for i in unsure
+        if placed[0][i] and placed[1][chosen[i]] and state.between(rows[i], columns[chosen[i]], swapped=swapped)
+    }
     links = []
     margins = assignment.margins(scores, chosen, ENOUGH)
     listed = [[bool(group.units[0].numbers) for group in side_groups] for side_groups in (rows, columns)]

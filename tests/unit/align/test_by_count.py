@@ -42,8 +42,9 @@ def test_only_one_candidate_is_only_shape() -> None:
 
 def test_a_norm_follows_the_block_that_shapes_tell() -> None:
     """Two stacks that no word tells apart: one has a matrix of its own, and the norms beside it go along."""
-    one = {f"{stack}.{at}.{part}": (4,) if part == "n" else shape
-           for stack, shape in (("zan", (4, 4)), ("lor", (4, 8))) for at in range(3) for part in ("m", "n")}  # fmt: skip
+    shapes = {"zan": (4, 4), "lor": (4, 8)}
+    one = {f"{stack}.{at}.{part}": (4,) if part == "n" else shapes[stack]
+           for stack in shapes for at in range(3) for part in ("m", "n")}  # fmt: skip
     other = {name.replace("zan", "tus").replace("lor", "kip"): one[name] for name in reversed(one)}
     found = certain(one, dict(sorted(other.items())))
     assert found == {name: name.replace("zan", "tus").replace("lor", "kip") for name in one}
