@@ -7,7 +7,7 @@ of the same bytes, in other portions: each portion is summed once for both (`sou
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import islice
 from threading import Lock
@@ -75,6 +75,32 @@ class Checksums:
         with self._lock:
             self._sums += islice(self._begun, max(task + 1 - len(self._sums), 0))
         return self._sums[task].result()
+
+
+class SummedStream:
+    """A stream that is summed while it is written: what stands behind it in the file needs no second run of it."""
+
+    def __init__(self, data: Derived) -> None:
+        self._whole = data
+        self._crc32: int | None = None
+        self.data = Derived(data.length, self._chunks, data.what, data.sources)
+
+    def _chunks(self) -> Iterator[bytes]:
+        crc = 0
+        for chunk in read_chunks(self._whole):
+            crc = zlib.crc32(chunk, crc)
+            yield chunk
+        self._crc32 = crc
+
+    def value(self) -> int:
+        """The checksum; the stream is run for it where it was not written yet. Raises as `read_chunks`."""
+        if self._crc32 is None:
+            self._crc32 = crc32_on(self._whole)
+        return self._crc32
+
+    def segment(self, pack: Callable[[int], bytes], length: int) -> Derived:
+        """As `Checksums.segment`."""
+        return Derived(length, lambda: (pack(self.value()),), CHECKSUM, read_from(self._whole), blank=pack(0))
 
 
 def _crc32_of(task: Sequence[Part]) -> list[int]:

@@ -19,7 +19,7 @@ from ckptfix.io.blocks import LARGE, PAGE
 from ckptfix.io.crc import checksum
 from ckptfix.io.read import CHECKSUM
 from ckptfix.io.source import Source
-from ckptfix.io.sums import Checksums
+from ckptfix.io.sums import Checksums, SummedStream
 from ckptfix.zips.local import Local, local_extra, read_local
 from ckptfix.zips.read import (
     CENTRAL,
@@ -87,7 +87,7 @@ def fresh_archives(archives: Sequence[Sequence[NewRecord]], *, alone: bool = Fal
         record.data
         for records in archives
         for record in records
-        if record.crc32 is None and record.size and not isinstance(record.data, bytes)
+        if record.crc32 is None and record.size and isinstance(record.data, ByteRange)
     ]
     sums = Checksums(unknown)
     numbers = iter(range(len(unknown)))
@@ -111,8 +111,16 @@ def _archive(records: Sequence[NewRecord], sums: Checksums, numbers: Iterator[in
         flags = FLAGS if record.size else FLAGS & ~DESCRIPTOR_FOLLOWS
         descriptor = _descriptor_maker(record.size, large)
         header = LOCAL.pack(b"PK\x03\x04", 45 if large else 0, flags, 0, 0, 0, 0, 0, 0, len(name), len(extra))
-        segments += (header + name + extra, record.data)
         row = _row_maker(name, record.size, cursor, flags)
+        if record.crc32 is None and record.size and isinstance(record.data, Derived):
+            waits = True
+            summed = SummedStream(record.data)
+            segments += (header + name + extra, summed.data, summed.segment(descriptor, len(descriptor(0))))
+            rows.append(lambda summed=summed, row=row: row(summed.value()))  # type: ignore[misc]
+            blank.append(row(0))
+            cursor += len(header) + len(name) + len(extra) + record.size + len(descriptor(0))
+            continue
+        segments += (header + name + extra, record.data)
         if record.crc32 is None and record.size and not isinstance(record.data, bytes):
             nth = next(numbers)
             waits = True
