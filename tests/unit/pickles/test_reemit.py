@@ -79,7 +79,9 @@ def test_what_two_tensors_share_they_share_afterwards(what: str) -> None:
         first = [*PLAIN[:at], ("BINPUT", 9), *PLAIN[at:]]
         second = with_id(("BINGET", 9))
     graph, root = written("EMPTY_LIST", "MARK", *first, *second, "APPENDS")
-    for one, other in (graph.root, root):
+    for listed in (graph.root, root):
+        one: Any = listed[0]
+        other: Any = listed[1]
         if what == "hooks":
             assert one.args[5] is other.args[5]
         else:
@@ -93,6 +95,7 @@ def test_as_many_marks_as_may_be_open() -> None:
 
 
 def test_a_call_of_an_instance_knows_its_class_and_arguments() -> None:
-    root = parse(b"(S'a'\nimodule\nName\n.").root
+    root: Any = parse(b"(S'a'\nimodule\nName\n.").root
     assert isinstance(root, Call) and root.args == ("a",) and shown(root.func) == "module.Name"
-    assert parse(b"(lp0\n(I1\nimodule\nName\na.").root[0].args == (1,)
+    listed: Any = parse(b"(lp0\n(I1\nimodule\nName\na.").root
+    assert listed[0].args == (1,)
