@@ -79,9 +79,8 @@ def test_what_two_tensors_share_they_share_afterwards(what: str) -> None:
         first = [*PLAIN[:at], ("BINPUT", 9), *PLAIN[at:]]
         second = with_id(("BINGET", 9))
     graph, root = written("EMPTY_LIST", "MARK", *first, *second, "APPENDS")
-    for listed in (graph.root, root):
-        one: Any = listed[0]
-        other: Any = listed[1]
+    both: list[Any] = [graph.root, root]
+    for one, other in both:
         if what == "hooks":
             assert one.args[5] is other.args[5]
         else:
