@@ -122,7 +122,7 @@ def changes(node: ast.AST) -> Iterator[tuple[str, Change]]:
     elif isinstance(node, ast.comprehension) and node.ifs:
         yield "condition", _other_filter
     elif isinstance(node, ast.Return) and node.value is not None:
-        if not (isinstance(node.value, ast.Constant) and node.value.value is None):
+        if not (isinstance(node.value, ast.Constant) and node.value.value in (None, False)):
             yield "return", lambda new: ast.Return(ast.Constant(None))
     elif isinstance(node, DROPPED) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Call | ast.YieldFrom)):
         yield "statement", lambda new: ast.Pass()
@@ -137,10 +137,12 @@ def _shown(node: ast.AST) -> str:
 
 
 def _inside(function: Function) -> Iterator[ast.AST]:
-    """The nodes of a body that run: without docstrings, annotations and decorators."""
+    """The nodes of a body that do something: without docstrings, annotations, decorators and assertions."""
     waiting: list[ast.AST] = list(reversed(function.body))
     while waiting:
         node = waiting.pop()
+        if isinstance(node, ast.Assert):
+            continue
         yield node
         skipped: set[int] = set()
         if isinstance(node, ast.AnnAssign):

@@ -22,6 +22,7 @@ from ckptfix.ops.repair.wreck import Part, Wreck
 from ckptfix.pickles import Call, PersId
 from ckptfix.pickles.graph import Node
 from ckptfix.pickles.reemit import Rewritten, every_node, parts_of, reemit
+from ckptfix.zips.names import safe_name
 
 
 def taken_from(donor: Donor | None) -> str:
@@ -382,5 +383,17 @@ def _plan(wreck: Wreck, rewritten: Rewritten, dest: str) -> Plan:
     if wreck.legacy:
         return legacy_plan(rewritten.pickle, [(key, part.data, part.count) for key, part in parts], dest)
     storages = [(key, part.data, part.crc32) for key, part in parts]
-    segments = zip_layout.fresh(rewritten.pickle, storages, wreck.byteorder, wreck.extras)
+    segments = zip_layout.fresh(rewritten.pickle, storages, wreck.byteorder, _safely_named(wreck, keys))
     return Plan((OutputFile.of(dest, segments),))
+
+
+def _safely_named(wreck: Wreck, keys: Iterable[str]) -> dict[str, tuple[Data, int | None]]:
+    """The records that torch does not write, under names that lead out of no folder and that no other record has."""
+    taken = {"data.pkl", "byteorder", "version", ".format_version", ".storage_alignment"}
+    taken.update(f"data/{key}".lower() for key in keys)
+    named: dict[str, tuple[Data, int | None]] = {}
+    for name, row in wreck.extras.items():
+        safe = safe_name(name, taken)
+        taken.add(safe.lower())
+        named[safe] = row
+    return named
