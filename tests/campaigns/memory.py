@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -51,6 +52,9 @@ def nth_request(folder: Path, name: str, first: int, how_many: int) -> tuple[str
                 code = 131
             except CkptfixError:
                 code = 2
+            except BaseException:
+                _testcapi.remove_mem_hooks()
+                traceback.print_exc(file=file)
             finally:
                 _testcapi.remove_mem_hooks()
         finally:
@@ -64,7 +68,7 @@ def nth_request(folder: Path, name: str, first: int, how_many: int) -> tuple[str
         time.sleep(0.001)
     code = os.waitstatus_to_exitcode(ended[1])
     word = {0: "written", 130: "MemoryError", 131: "SystemError", 2: "an error of ours"}.get(code, f"exit {code}")
-    return word, complaint(folder, scenario, code, "") or (None if code in (0, 2, 130, 131) else word)
+    return word, complaint(folder, scenario, code, stacks.read_text()) or (None if code in (0, 2, 130, 131) else word)
 
 
 def requests(folder: Path, name: str, points: range, how_many: int) -> tuple[Counter[str], list[str]]:
