@@ -50,11 +50,14 @@ def nth_request(folder: Path, name: str, first: int, how_many: int) -> tuple[str
                 code = 130
             except SystemError:  # what an enum of the interpreter raises for it
                 code = 131
+            except RuntimeError as error:  # and a lock
+                code = 131 if "allocate lock" in str(error) else 70
             except CkptfixError:
                 code = 2
             except BaseException:
                 _testcapi.remove_mem_hooks()
                 traceback.print_exc(file=file)
+                file.flush()
             finally:
                 _testcapi.remove_mem_hooks()
         finally:
@@ -67,7 +70,7 @@ def nth_request(folder: Path, name: str, first: int, how_many: int) -> tuple[str
             return "hangs", "hangs in\n" + stacks.read_text()
         time.sleep(0.001)
     code = os.waitstatus_to_exitcode(ended[1])
-    word = {0: "written", 130: "MemoryError", 131: "SystemError", 2: "an error of ours"}.get(code, f"exit {code}")
+    word = {0: "written", 130: "MemoryError", 131: "an error of the interpreter", 2: "an error of ours"}.get(code, f"exit {code}")
     return word, complaint(folder, scenario, code, stacks.read_text()) or (None if code in (0, 2, 130, 131) else word)
 
 
