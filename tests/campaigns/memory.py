@@ -70,7 +70,8 @@ def nth_request(folder: Path, name: str, first: int, how_many: int) -> tuple[str
             return "hangs", "hangs in\n" + stacks.read_text()
         time.sleep(0.001)
     code = os.waitstatus_to_exitcode(ended[1])
-    word = {0: "written", 130: "MemoryError", 131: "an error of the interpreter", 2: "an error of ours"}.get(code, f"exit {code}")
+    words = {0: "written", 130: "MemoryError", 131: "an error of the interpreter", 2: "an error of ours"}
+    word = words.get(code, f"exit {code}")
     return word, complaint(folder, scenario, code, stacks.read_text()) or (None if code in (0, 2, 130, 131) else word)
 
 
