@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ckptfix.align.match import match
 from ckptfix.align.nesting import Twins, crossed
 from ckptfix.align.roles import parts, score
@@ -11,11 +13,11 @@ from ckptfix.names.rules import renamed
 from ckptfix.names.slots import Slot
 
 
-def listed(rows: dict[str, tuple[int, ...]]) -> list[Slot]:
+def listed(rows: Mapping[str, tuple[int, ...]]) -> list[Slot]:
     return [Slot(f"{name}.weight", shape, "float32") for name, shape in rows.items()]
 
 
-def certain(one: dict[str, tuple[int, ...]], other: dict[str, tuple[int, ...]]) -> dict[str, str]:
+def certain(one: Mapping[str, tuple[int, ...]], other: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
     pairs = match(listed(one), listed(other)).pairs
     return {row.source.removesuffix(".weight"): row.target.removesuffix(".weight") for row in pairs if not row.instead}
 
@@ -42,9 +44,9 @@ def test_only_one_candidate_is_only_shape() -> None:
 
 def test_a_norm_follows_the_block_that_shapes_tell() -> None:
     """Two stacks that no word tells apart: one has a matrix of its own, and the norms beside it go along."""
-    shapes = {"zan": (4, 4), "lor": (4, 8)}
-    one = {f"{stack}.{at}.{part}": (4,) if part == "n" else shapes[stack]
-           for stack in shapes for at in range(3) for part in ("m", "n")}  # fmt: skip
+    shapes: dict[str, tuple[int, ...]] = {"zan": (4, 4), "lor": (4, 8)}
+    one: dict[str, tuple[int, ...]] = {f"{stack}.{at}.{part}": (4,) if part == "n" else shapes[stack]
+                                       for stack in shapes for at in range(3) for part in ("m", "n")}  # fmt: skip
     other = {name.replace("zan", "tus").replace("lor", "kip"): one[name] for name in reversed(one)}
     found = certain(one, dict(sorted(other.items())))
     assert found == {name: name.replace("zan", "tus").replace("lor", "kip") for name in one}
@@ -52,8 +54,8 @@ def test_a_norm_follows_the_block_that_shapes_tell() -> None:
 
 def test_two_classes_that_cross_are_no_grid() -> None:
     """Of two blocks, one role says straight and the other crosswise: each block has as much of each."""
-    names = [({"up.0.c": "dec.0.c", "up.1.c": "dec.1.c", "up.0.n": "dec.1.n", "up.1.n": "dec.0.n"})]
-    pairs = [(unit(one), unit(other)) for one, other in names[0].items()]
+    names = {"up.0.c": "dec.0.c", "up.1.c": "dec.1.c", "up.0.n": "dec.1.n", "up.1.n": "dec.0.n"}
+    pairs = [(unit(one), unit(other)) for one, other in names.items()]
     assert crossed(pairs) == {0, 1, 2, 3}
 
 
