@@ -118,13 +118,11 @@ def match(
     """See `ckptfix.align.match.match`."""
     state = _State(side(source), side(target))
     state.add(same_values(state.a, state.b, proven) if proven else same_names(state.a, state.b))
-    for key in (
-        match_classes.whole,
-        match_classes.main,
-        match_classes.vector,
-        *((match_classes.flat,) if reshape else ()),
-    ):
-        _by_class(state, key)
+    held = match_classes.reshaped(state.a.units, state.b.units) if reshape else frozenset()
+    for key in (match_classes.whole, match_classes.main, match_classes.vector):
+        _by_class(state, match_classes.without(key, held))
+    if reshape:
+        _by_class(state, match_classes.flat)
     _doubt_blocks(state)
     return matching(state.links, (state.a, state.b), source, target)
 
@@ -307,7 +305,7 @@ def _assigned(state: _State, left: list[Group], right: list[Group]) -> tuple[flo
     doubts = []
     for (i, j), (margin, rival) in zip(enumerate(chosen), margins, strict=True):
         contrary = (said[i][j] < 0 and rival != j) or (mixed and listed[0][i] != listed[1][j])
-        unfit = not alike(rows[i], columns[j]) or (uneven and scores[i][j] < SUPPORT)
+        unfit = not alike(rows[i], columns[j]) or (uneven and said[i][j] < SUPPORT)
         doubts.append(margin < ENOUGH or i in unsure or contrary or unfit)
     for (i, j), (margin, rival) in zip(enumerate(chosen), margins, strict=True):
         one, other = (columns[j], rows[i]) if swapped else (rows[i], columns[j])

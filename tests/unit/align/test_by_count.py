@@ -107,3 +107,14 @@ def test_f_and_b_are_directions_where_both_are_there() -> None:
 def test_a_number_that_the_new_name_has_twice() -> None:
     wanted = {f"a.{at}": f"b.{at + 2}.{at}" for at in range(4)}
     assert renamed(list(wanted), learn(wanted, list(wanted))) == wanted
+
+
+def test_with_reshape_equal_shapes_decide_nothing_alone() -> None:
+    """One of two convolutions of one size is a matrix on the other side: which, only words can say."""
+    one = listed({"a.zan": (4, 4, 1, 1), "a.lor": (4, 4)})
+    blunt = match(one, listed({"b.mev": (4, 4), "b.tus": (4, 4)}), reshape=True)
+    assert not blunt.complete and all(row.instead for row in blunt.pairs)
+    ours, theirs = listed({"a.query": (4, 4, 1, 1), "a.key": (4, 4)}), listed({"b.k": (4, 4), "b.q": (4, 4)})
+    told = match(ours, theirs, reshape=True)
+    assert told.complete
+    assert told.names == {"a.query.weight": "b.q.weight", "a.key.weight": "b.k.weight"}
