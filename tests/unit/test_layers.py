@@ -41,7 +41,8 @@ OPS: tuple[tuple[str, ...], ...] = (
     ("choose", "drafts"),
     ("pieces", "writing"),
     ("convert", "inspect", "relocate", "rename", "sanitize", "select", "set_metadata", "slim", "target", "undo"),
-    ("diff", "extract", "match", "repair"),
+    ("diff", "extract", "repair"),
+    ("match",),
     ("doctor", "merge"),
     ("fix", "listing"),
 )
