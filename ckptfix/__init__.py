@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ckptfix.ops.fix import fix as fix
     from ckptfix.ops.inspect import inspect as inspect
     from ckptfix.ops.match import match as match
+    from ckptfix.ops.merge import merge as merge
     from ckptfix.ops.relocate import map_location as map_location
     from ckptfix.ops.relocate import to_cpu as to_cpu
     from ckptfix.ops.rename import add_module as add_module
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
     from ckptfix.ops.rename import unwrap as unwrap
     from ckptfix.ops.repair import repair as repair
     from ckptfix.ops.sanitize import sanitize as sanitize
+    from ckptfix.ops.select import select as select
+    from ckptfix.ops.set_metadata import set_metadata as set_metadata
     from ckptfix.ops.slim import slim as slim
     from ckptfix.ops.undo import undo as undo
 
@@ -66,10 +69,13 @@ _HOMES = {
     "load_state_dict": "loaders",
     "map_location": "ops.relocate",
     "match": "ops.match",
+    "merge": "ops.merge",
     "open_checkpoint": "formats",
     "rename": "ops.rename",
     "repair": "ops.repair",
     "sanitize": "ops.sanitize",
+    "select": "ops.select",
+    "set_metadata": "ops.set_metadata",
     "slim": "ops.slim",
     "strip_module": "ops.rename",
     "to_cpu": "ops.relocate",

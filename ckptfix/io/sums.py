@@ -6,7 +6,6 @@ of the same bytes, in other portions: each portion is summed once for both (`sou
 
 from __future__ import annotations
 
-import zlib
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from ckptfix.checkpoint import ByteRange, Data, Derived, Segment
 from ckptfix.checkpoint.places import pieces_of
+from ckptfix.io.crc import checksum
 from ckptfix.io.read import CHECKSUM, read_chunks, read_from
 from ckptfix.io.source import sums_of
 from ckptfix.io.threads import Flag, Part, Workers, tasks
@@ -116,7 +116,7 @@ def crc32_of_pieces(pieces: Iterable[Segment]) -> int:
             sums_of(piece.path)[piece.offset] = piece.length, own
             crc = crc32_joined(crc, own, piece.length) if crc else own
         else:
-            crc = zlib.crc32(piece, crc) if isinstance(piece, bytes) else crc32_on(piece, crc)
+            crc = checksum(piece, crc) if isinstance(piece, bytes) else crc32_on(piece, crc)
     return crc
 
 
@@ -125,7 +125,7 @@ def crc32_on(data: Data, crc: int = 0, stopped: Flag | None = None) -> int:
     for chunk in read_chunks(data, CRC_CHUNK):
         if stopped is not None and stopped.is_set():
             break
-        crc = zlib.crc32(chunk, crc)
+        crc = checksum(chunk, crc)
     return crc
 
 

@@ -9,7 +9,6 @@ always.
 from __future__ import annotations
 
 import struct
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,6 +16,7 @@ from ckptfix.checkpoint import ByteRange, Data, Derived, Segment
 from ckptfix.checkpoint.places import pieces_of
 from ckptfix.errors import BadDirectory
 from ckptfix.io.blocks import LARGE, PAGE
+from ckptfix.io.crc import checksum
 from ckptfix.io.read import CHECKSUM
 from ckptfix.io.source import Source
 from ckptfix.io.sums import Checksums, SummedStream
@@ -145,7 +145,7 @@ def _archive(records: Sequence[NewRecord], sums: Checksums, numbers: Iterator[in
 
 def _crc32(data: bytes | Data) -> int:
     """Of literal bytes; other data that comes here is empty."""
-    return zlib.crc32(data) if isinstance(data, bytes) else 0
+    return checksum(data) if isinstance(data, bytes) else 0
 
 
 def _local_zip64(size: int, cursor: int) -> bytes:
@@ -206,7 +206,7 @@ def replace_record(
     """
     path = directory.path
     local = read_local(reader, record)
-    crc32 = zlib.crc32(new)
+    crc32 = checksum(new)
     head, tail = rewritten_header(reader, local, record.flags, crc32, len(new))
     following = min(
         (other for other in directory.records if other.header > record.header),

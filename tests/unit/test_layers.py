@@ -40,9 +40,9 @@ OPS: tuple[tuple[str, ...], ...] = (
     ("averages", "candidates", "inplace", "inside", "law", "naming", "taken"),
     ("choose", "drafts"),
     ("pieces", "writing"),
-    ("convert", "inspect", "relocate", "rename", "sanitize", "slim", "target", "undo"),
+    ("convert", "inspect", "relocate", "rename", "sanitize", "select", "set_metadata", "slim", "target", "undo"),
     ("diff", "extract", "match", "repair"),
-    ("doctor",),
+    ("doctor", "merge"),
     ("fix", "listing"),
 )
 """The verbs, and what they share, in the same way."""

@@ -57,8 +57,11 @@ def plan_edit(checkpoint: Checkpoint, layout: Layout, edits: Sequence[Edit], des
     _refuse_conflicts(parts, layout.path)
     planned: list[OutputFile] = []
     findings: list[Finding] = []
+    indexed = layout.index is not None and any(part.left for part in parts)
     for part in parts:
         shard = part.shard
+        if indexed and part.emptied:
+            continue
         plan = files.FILES[shard.read.format].plan_edit(shard.read, part.edits, str(Path(dest, shard.name)))
         planned += plan.files
         findings += plan.findings
@@ -177,6 +180,16 @@ class _Part:
     def names(self, at: str, kind: str = "state_dict") -> set[str]:
         """The names at a place, after the edits so far."""
         return self._sites.get((at, kind), set())
+
+    @property
+    def left(self) -> bool:
+        """Whether it has a name at its top level after the edits."""
+        return any(new is not None for new in self.new.values())
+
+    @property
+    def emptied(self) -> bool:
+        """Whether the edits leave out all that it holds, so that an index has no name to list it for."""
+        return bool(self.new) and not self.left and not any(at for (at, _), names in self._sites.items() if names)
 
     def take(self, edit: Edit) -> None:
         """Note what of `edit` concerns this shard."""

@@ -46,6 +46,8 @@ WRITES: dict[str, Verb] = {
     "slim": ckptfix.slim,
     "repair": ckptfix.repair,
     "match": lambda path, out: ckptfix.match(path, out, like=path),
+    "select": lambda path, out: ckptfix.select(path, out, keep=["*"]),
+    "set_metadata": lambda path, out: ckptfix.set_metadata(path, out, pairs={}),
 }
 
 

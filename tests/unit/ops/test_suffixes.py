@@ -29,6 +29,7 @@ COMMANDS: dict[str, Callable[[Path, Path], Any]] = {
     "sanitize": ckptfix.sanitize,
     "slim": ckptfix.slim,
     "repair": repair.repair,
+    "select": lambda source, dest: ckptfix.select(source, dest, keep=["*"]),
 }
 
 
