@@ -88,7 +88,7 @@ class SummedStream:
     def _chunks(self) -> Iterator[bytes]:
         crc = 0
         for chunk in read_chunks(self._whole):
-            crc = zlib.crc32(chunk, crc)
+            crc = checksum(chunk, crc)
             yield chunk
         self._crc32 = crc
 
