@@ -3,12 +3,14 @@ PYTHON ?= python3
 # How many mutants make fuzz tries, and from which on; a million take one to two hours of one core.
 MUTANTS ?= 100000
 FROM ?= 0
+# How many random models make match-models tries, and make campaigns too.
+COUNT ?= 100000
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test test-all lint dist bench match-quality fixtures fuzz campaigns clean
+.PHONY: help demo quick test test-all lint dist bench match-quality match-models fixtures fuzz campaigns code-mutants clean
 
 # Tests start many interpreters: without compiled modules each takes twice as long.
 unexport PYTHONDONTWRITEBYTECODE
@@ -45,6 +47,9 @@ bench: $(READY) ## Measure against cp, cmp, torch and others; needs several GB o
 match-quality: $(READY) ## Count right and wrong keys of match and of simpler ways
 	PYTHONPATH=tests $(BIN)/python tests/benchmarks/match_quality.py $(ARGS)
 
+match-models: $(READY) ## Count right, wrong and refused answers of match on COUNT random models (100000)
+	PYTHONPATH=.:tests $(BIN)/python -m campaigns.match_answers --count $(COUNT)
+
 fixtures: $(READY) ## Make the small files of fixtures/ anew
 	$(BIN)/python fixtures/make.py
 
@@ -54,7 +59,10 @@ fuzz: $(READY) ## Run the property tests for longer, and a campaign of mutants
 
 campaigns: $(READY) ## Break the writer in every way, and run every command on every file; long
 	CKPTFIX_LONG=1 $(PYTEST) -rs tests/faults tests/real tests/roundtrip tests/unit/formats/test_verdict.py $(ARGS)
-	PYTHONPATH=tests $(BIN)/python -m campaigns
+	COUNT=$(COUNT) PYTHONPATH=tests $(BIN)/python -m campaigns
+
+code-mutants: $(READY) ## Change the package's code in 200 ways, and list what no test notices; hours
+	PYTHONPATH=tests $(BIN)/python -m campaigns.code_kills $(ARGS)
 
 clean: ## Remove the environment and everything that was made
 	rm -rf $(VENV) .demo .bench .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist

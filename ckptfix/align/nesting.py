@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 
-from ckptfix.align.units import Signature, Unit, words
+from ckptfix.align.units import Signature, Unit, fronts, words
 from ckptfix.names import wrappers
 
 _NUMBER = re.compile(r"\d{1,18}")
@@ -27,19 +27,52 @@ MOST = 6
 """How many numbers in one path count as block numbers."""
 
 
-def crossed(pairs: Sequence[tuple[Unit, Unit]]) -> set[int]:
-    """Indices of the pairs that belong to stacks whose blocks do not nest."""
+Side = Iterable[Unit]
+
+
+def crossed(pairs: Sequence[tuple[Unit, Unit]], sides: tuple[Side, Side] | None = None) -> set[int]:
+    """Indices of the pairs that belong to stacks whose blocks do not nest.
+
+    A pair is left where shapes allow its blocks no other counterpart: `sides` have all units, to show where they do.
+    """
     shared: dict[tuple[Stack, Stack], list[tuple[int, int, int]]] = {}
     for index, (one, other) in enumerate(pairs):
         theirs = list(_blocks(other.path))
         for ours, number in _blocks(one.path):
             for stack, twin in theirs:
                 shared.setdefault((ours, stack), []).append((number, twin, index))
+    homes = (_Homes(sides[0]), _Homes(sides[1])) if sides is not None else None
     found: set[int] = set()
-    for rows in shared.values():
-        if not _nest([(number, twin) for number, twin, _ in rows]):
-            found.update(index for _, _, index in rows)
+    for (ours, stack), rows in shared.items():
+        kinds = [(pairs[index][0].template, pairs[index][1].template) for _, _, index in rows]
+        if _nest([(number, twin, kind) for (number, twin, _), kind in zip(rows, kinds, strict=True)]):
+            continue
+        forced = {
+            (number, twin)
+            for number, twin, index in rows
+            if homes is not None
+            and (
+                homes[0].only(pairs[index][0].signature, f"{ours}{number}")
+                or homes[1].only(pairs[index][1].signature, f"{stack}{twin}")
+            )
+        }
+        found.update(index for number, twin, index in rows if (number, twin) not in forced)
     return found
+
+
+class _Homes:
+    """In which blocks the modules of one signature stand."""
+
+    def __init__(self, side: Side) -> None:
+        self._under: Counter[tuple[Signature, str]] = Counter()
+        self._all: Counter[Signature] = Counter()
+        for unit in side:
+            self._all[unit.signature] += 1
+            self._under.update((unit.signature, f"{stack}{number}") for stack, number in _blocks(unit.path))
+
+    def only(self, signature: Signature, block: str) -> bool:
+        """Whether no module of this signature stands outside the block."""
+        return self._under[signature, block] == self._all[signature]
 
 
 def _blocks(path: str) -> Iterator[tuple[Stack, int]]:
@@ -50,19 +83,56 @@ def _blocks(path: str) -> Iterator[tuple[Stack, int]]:
         yield path[: match.start()], int(match[0])
 
 
-def _nest(numbers: Iterable[tuple[int, int]]) -> bool:
+def _nest(rows: Sequence[tuple[int, int, Hashable]]) -> bool:
     """Whether each block of one side is within one of the other, or both sides count things that cross, as in a grid.
 
-    ``layers.{}`` and ``experts.{}`` cross: each has as much of each.
+    ``layers.{}`` and ``experts.{}`` cross: each has as much of each, and so has each path with open numbers, which
+    stands beside the numbers of the two blocks.
     """
-    counts = Counter(numbers)
+    counts = Counter((number, twin) for number, twin, _ in rows)
     ours, theirs = Counter(one for one, _ in counts), Counter(other for _, other in counts)
     if max(ours.values()) == 1 or max(theirs.values()) == 1:
         return True
-    return len(counts) == len(ours) * len(theirs) and len(set(counts.values())) == 1
+    kinds: dict[Hashable, set[tuple[int, int]]] = {}
+    for number, twin, kind in rows:
+        kinds.setdefault(kind, set()).add((number, twin))
+    return len(set(counts.values())) == 1 and all(
+        len(found) == len({one for one, _ in found}) * len({other for _, other in found}) > 1
+        for found in ({*counts}, *kinds.values())
+    )
 
 
-def turnable(pairs: Sequence[tuple[Unit, Unit]], sides: tuple[Iterable[Unit], Iterable[Unit]]) -> set[int]:
+class Twins:
+    """Blocks of the two sides that are one and the same, as far as links that are certain show.
+
+    Blocks nest. So two of equally many modules that have one module in common have all in common, and a module of one
+    of them goes into the other.
+    """
+
+    def __init__(self, links: Iterable[tuple[Unit, Unit]], under: tuple[Counter[str], Counter[str]]) -> None:
+        found: tuple[dict[str, set[str]], dict[str, set[str]]] = ({}, {})
+        for one, other in links:
+            theirs = [front for front in fronts(other.path) if under[1][front] > 1]
+            for ours in fronts(one.path):
+                for front in theirs:
+                    if under[0][ours] == under[1][front]:
+                        found[0].setdefault(ours, set()).add(front)
+                        found[1].setdefault(front, set()).add(ours)
+        self._twins = tuple(
+            {front: next(iter(others)) for front, others in side.items() if len(others) == 1} for side in found
+        )
+
+    def say(self, one: Unit, other: Unit) -> int:
+        """1 if the two stand in the same block, -1 if the block of one of them is not that of the other, else 0."""
+        ours, theirs = fronts(one.path), fronts(other.path)
+        known = [(self._twins[0][front], theirs) for front in ours if front in self._twins[0]]
+        known += [(self._twins[1][front], ours) for front in theirs if front in self._twins[1]]
+        if any(twin not in others for twin, others in known):
+            return -1
+        return int(bool(known))
+
+
+def turnable(pairs: Sequence[tuple[Unit, Unit]], sides: tuple[Side, Side]) -> set[int]:
     """Indices of the pairs in the way up of a U-Net whose levels may be counted from either end.
 
     `sides` have all units. Shapes that one level alone has show where it is, and so where the others are, if this is
@@ -97,7 +167,7 @@ def turnable(pairs: Sequence[tuple[Unit, Unit]], sides: tuple[Iterable[Unit], It
     return found
 
 
-def _levels(side: Iterable[Unit]) -> dict[Stack, dict[Signature, set[int]]]:
+def _levels(side: Side) -> dict[Stack, dict[Signature, set[int]]]:
     """For each stack, in which of its blocks there are modules of the same shapes."""
     found: dict[Stack, dict[Signature, set[int]]] = {}
     for unit in side:

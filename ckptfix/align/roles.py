@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -24,7 +24,7 @@ ROLES: dict[str, dict[str, str]] = {
     },
     "gated": {"gate": "gate g w1/3", "up": "up x w3/3", "down": "down w2/3"},
     "feed-forward": {"first": "intermediate wi c_fc", "second": "down contract"},
-    "path": {"shortcut": "shortcut downsample skip identity residual proj projection"},
+    "path": {"shortcut": "shortcut downsample skip identity residual"},
     "block": {
         "attention": "attention attn sa ca crossattention self input before pre",
         "feed-forward": "ffn mlp feed ff intermediate c_fc output final after post_attention post_attn post_self",
@@ -45,10 +45,10 @@ ROLES: dict[str, dict[str, str]] = {
     "agent": {"actor": "actor policy", "critic": "critic"},
     "pair": {"student": "student online", "teacher": "teacher target momentum ema"},
     "adversary": {"generator": "generator gen", "discriminator": "discriminator disc"},
-    "reverse": {"reverse": "reverse backward bw", "forward": "forward fw"},
+    "reverse": {"reverse": "reverse backward backwards bw bwd b/f", "forward": "forward forwards fw fwd f/b"},
 }
 """Kind -> part -> the terms for it: words, two words in a row, or ``w1/3``: w1 where w3 is one of the choices too
-(LLaMA, llama/model.py FeedForward). A term may play parts of several kinds."""
+(LLaMA, llama/model.py FeedForward), as ``f/b``: f where b is one. A term may play parts of several kinds."""
 
 LISTS = frozenset(["layer", "layers", "block", "blocks", "stage", "stages", "module", "modules", "net", "model"])
 """Words for any list of modules: that two sides both have one means nothing."""
@@ -64,6 +64,15 @@ for _kind, _parts in ROLES.items():
 
 W123 = frozenset(("w1", "w2", "w3"))
 """Terms of which any two mean different parts."""
+
+FEEDS = frozenset(["ffn", "mlp", "feed", "ff", "intermediate"])
+"""Words that are of the feed-forward part whatever stands beside them."""
+
+INSIDE = frozenset(["attention", "gated", "feed-forward", "path", "block", "cross", "inverted", "squeeze"])
+"""Kinds of parts that blocks have; beside blocks, ``final_norm`` and ``pre_classifier`` are none."""
+
+_BLOCK = re.compile(r".*(?:\d|\{\})(?=\.)")
+"""The block that a module stands in, of its path: up to the last number of a list of modules."""
 
 _LETTER = re.compile(r"(?<![A-Za-z])[a-h](?![A-Za-z])")
 
@@ -91,8 +100,15 @@ def parts(texts: Sequence[str]) -> list[Part]:
     own = [{term for term in counts if any(counts[term] != other[term] for other in terms)} for counts in terms]
     if len(texts) == 1:
         own = [set(counts) for counts in terms]
-    gated = any("w3" in counts for counts in own) and any("w1" in counts for counts in own)
-    roles = [_roles(counts, gated) for counts in own]
+    every = set[str]().union(*own)
+    gated = {"w1", "w3"} <= every
+    beside = {term: f"{term}/3" for term in W123} if gated else {}
+    beside |= {"f": "f/b", "b": "b/f"} if {"f", "b"} <= every else {}
+    roles = [_roles(counts, beside) for counts in own]
+    inside = [_BLOCK.match(text) is not None for text in texts]
+    if any(inside):
+        roles = [played if within else {kind: part for kind, part in played.items() if kind not in INSIDE}
+                 for played, within in zip(roles, inside, strict=True)]  # fmt: skip
     if any(played.get("cross") == frozenset(["cross"]) for played in roles):
         roles = [_to_itself(played) for played in roles]
     ordinals = _ordinals(texts, roles, gated)
@@ -108,18 +124,19 @@ def _terms(text: str) -> list[str]:
     return found
 
 
-def _roles(terms: set[str], gated: bool) -> dict[str, frozenset[str]]:
-    """The parts that `terms` play; two words in a row outweigh each of them."""
+def _roles(terms: set[str], beside: Mapping[str, str]) -> dict[str, frozenset[str]]:
+    """The parts that `terms` play, as `beside` says it for some; two words in a row outweigh each of them."""
     pairs = [term for term in terms if "_" in term and term in _PARTS]
     hidden = {word for pair in pairs for word in pair.split("_")}
     found: dict[str, set[str]] = {}
     for term in terms:
-        key = f"{term}/3" if gated and term in ("w1", "w2", "w3") else term
         if term in hidden:
             continue
-        for kind, part in _PARTS.get(key, ()):
+        for kind, part in _PARTS.get(beside.get(term, term), ()):
             found.setdefault(kind, set()).add(part)
-    if len(found.get("block", ())) > 1 and not terms & {"ffn", "mlp", "feed", "ff", "intermediate"}:
+    if "cross" in found and "block" in found:
+        found["block"].add("attention")
+    if len(found.get("block", ())) > 1 and not terms & FEEDS:
         found["block"].discard("feed-forward")  # attention.output is of the attention
     if len(found.get("attention", ())) > 1 or "feed-forward" in found or found.get("block") == {"feed-forward"}:
         found.get("attention", set()).discard("out")  # v_proj is a projection, and no output
@@ -160,7 +177,8 @@ def _ordinals(
         return found
     placed = [BEFORE.get(next(iter(played.get("block", ())), ""), 5) if len(played.get("block", ())) < 2 else 0
               for played in roles]  # fmt: skip
-    if len(texts) == 2 and not any(found) and len(set(placed)) == 2 and 0 not in placed:
+    blocks = {match and match[0] for match in map(_BLOCK.match, texts)}
+    if len(texts) == 2 and len(blocks) == 1 and not any(found) and len(set(placed)) == 2 and 0 not in placed:
         return [(2, int(place == max(placed))) for place in placed]
     return found
 

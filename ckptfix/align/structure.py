@@ -13,19 +13,21 @@ from bisect import bisect_left
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import islice
 
 from ckptfix.align import assignment
 from ckptfix.align import classes as match_classes
 from ckptfix.align import roles as match_roles
 from ckptfix.align.depth import same_depth
-from ckptfix.align.groups import MOST, Effort, Group, Sides, alike, buckets, groups, levelled
+from ckptfix.align.groups import MOST, Effort, Group, Sides, alike, buckets, groups, levelled, lonely_units
 from ckptfix.align.levels import surroundings, turned
-from ckptfix.align.nesting import crossed, turnable
-from ckptfix.align.result import Matching, Pair, Skipped
+from ckptfix.align.nesting import Twins, crossed, turnable
+from ckptfix.align.pairs import Link, matching
+from ckptfix.align.placed import placed_by_name
+from ckptfix.align.result import Matching
+from ckptfix.align.same_names import same_names
 from ckptfix.align.scores import ordered_alike, ranks, rising, same_block, undecided, unlike
-from ckptfix.align.units import Side, Signature, Unit, side, template
-from ckptfix.names import wrappers
-from ckptfix.names.learn import learn
+from ckptfix.align.units import Side, Signature, Unit, side
 from ckptfix.names.slots import Slot
 
 ENOUGH = 2.5
@@ -38,19 +40,17 @@ SUPPORT = 3.0
 COMPARED = 2_500_000
 """Groups that are compared with groups, in all classes; a model that has more of them has names that say nothing."""
 
-SAME_NAMES = 0.5
-"""Share of equal paths from which on equal names are believed first."""
+COUNTED = 17.0
+"""By how much it is better that the only group of n modules goes to the only one of n than to part of another one."""
 
+SHOWN = 8
+"""Instances of two groups of which it is looked up in which blocks they stand."""
 
-@dataclass(slots=True)
-class Link:
-    """Two units that go together; `instead` are the other's rivals."""
+BLOCKS = 1.0
+"""What it counts that two groups stand in the same blocks."""
 
-    one: Unit
-    other: Unit
-    confidence: float
-    why: str
-    instead: tuple[Unit, ...] = ()
+APART = 6.0
+"""What it counts that they do not."""
 
 
 @dataclass
@@ -61,6 +61,7 @@ class _State:
     b: Side
     links: list[Link] = field(default_factory=list)
     pins: tuple[list[int], list[int]] = ([], [])
+    twins: Twins | None = None
     effort: Effort = field(default_factory=Effort)
     compared: int = 0
 
@@ -79,7 +80,12 @@ class _State:
         self.links += links
 
     def pin(self) -> None:
-        """Take the links that are beyond doubt as landmarks, the longest run of them that is in the same order."""
+        """Take the links that are beyond doubt as landmarks, the longest run of them that is in the same order.
+
+        So are the blocks that they show to be one another's counterpart.
+        """
+        sure = [(link.one, link.other) for link in self.links if not link.instead]
+        self.twins = Twins(sure, (self.a.under, self.b.under))
         certain = sorted((link.one.first, link.other.first) for link in self.links if not link.instead)
         kept = rising([other for _, other in certain])
         self.pins = ([certain[index][0] for index in kept], [certain[index][1] for index in kept])
@@ -109,7 +115,7 @@ class _State:
 def match(source: Sequence[Slot], target: Sequence[Slot], *, reshape: bool = False) -> Matching:
     """See `ckptfix.align.match.match`."""
     state = _State(side(source), side(target))
-    state.add(_same_names(state.a, state.b))
+    state.add(same_names(state.a, state.b))
     for key in (
         match_classes.whole,
         match_classes.main,
@@ -118,7 +124,7 @@ def match(source: Sequence[Slot], target: Sequence[Slot], *, reshape: bool = Fal
     ):
         _by_class(state, key)
     _doubt_blocks(state)
-    return _matching(state, source, target)
+    return matching(state.links, (state.a, state.b), source, target)
 
 
 def _doubt_blocks(state: _State) -> None:
@@ -127,8 +133,9 @@ def _doubt_blocks(state: _State) -> None:
     Where shapes leave one candidate, it is certain.
     """
     certain = [link for link in state.links if not link.instead]
-    doubtful = [certain[index] for index in crossed([(link.one, link.other) for link in certain])]
-    turned_round = turnable([(link.one, link.other) for link in state.links], (state.a.units, state.b.units))
+    sides = state.a.units, state.b.units
+    doubtful = [certain[index] for index in crossed([(link.one, link.other) for link in certain], sides)]
+    turned_round = turnable([(link.one, link.other) for link in state.links], sides)
     for link in (*doubtful, *(state.links[index] for index in turned_round)):
         link.instead = link.instead or _rivals(state, link)
     for link in state.links:
@@ -145,51 +152,6 @@ def _rivals(state: _State, link: Link) -> tuple[Unit, ...]:
     return (alike[at - 1],) if at else tuple(alike[1:2])
 
 
-def _same_names(a: Side, b: Side) -> list[Link]:
-    """Units of equal paths, wrappers and a common prefix aside, if there are too many for an accident.
-
-    Where numbers seem to be moved (one side counts from 0 and the other from 1), equal ones mean nothing.
-    """
-    bare_a, bare_b = _bare(a.units), _bare(b.units)
-    moved = _moved(bare_a, bare_b)
-    found = [
-        Link(unit, bare_b[path], 1.0, "same name")
-        for path, unit in bare_a.items()
-        if path in bare_b
-        and unit.signature == bare_b[path].signature
-        and unit.slots
-        and _stack(template(path)[0]) not in moved
-    ]
-    return found if len(found) >= SAME_NAMES * min(len(a.units), len(b.units)) else []
-
-
-def _moved(a: dict[str, Unit], b: dict[str, Unit]) -> set[str]:
-    """Stacks where the numbers of like modules overlap, and neither side has all that the other has."""
-    numbers: dict[tuple[str, Hashable], tuple[set[tuple[int, ...]], set[tuple[int, ...]]]] = {}
-    for which, side_units in enumerate((a, b)):
-        for path, unit in side_units.items():
-            text, found = template(path)
-            numbers.setdefault((text, unit.signature), (set(), set()))[which].add(found)
-    return {_stack(text) for (text, _), (one, other) in numbers.items() if one - other and other - one}
-
-
-def _stack(text: str) -> str:
-    """A template up to its last number; all of it where it has none."""
-    front, number, _ = text.rpartition("{}")
-    return front + number if number else text
-
-
-def _bare(units: Sequence[Unit]) -> dict[str, Unit]:
-    paths = [wrappers.unwrapped(unit.path) for unit in units]
-    while len(paths) > 1 and "." in paths[0]:
-        front = paths[0].partition(".")[0] + "."
-        if not all(path.startswith(front) for path in paths):
-            break
-        paths = [path[len(front) :] for path in paths]
-    found = dict(zip(paths, units, strict=True))
-    return found if len(found) == len(units) else {unit.path: unit for unit in units}
-
-
 def _by_class(state: _State, key: Callable[[Unit], Hashable]) -> None:
     """Link the free units of equal `key`: first where shapes leave one candidate, then where they leave several."""
     linked = {id(unit) for link in state.links for unit in (link.one, link.other)}
@@ -201,22 +163,80 @@ def _by_class(state: _State, key: Callable[[Unit], Hashable]) -> None:
     for which, units in enumerate(same_depth(free[0], free[1], key)):
         for unit in units:
             classes.setdefault(key(unit), ([], []))[which].append(unit)
-    hard = []
+    hard, counted = [], []
     for ours, theirs in classes.values():
         if not ours or not theirs:
             continue
         ways = levelled(groups(ours), groups(theirs), state.effort)
+        left, right = ways[0]
         if len(ways) > 1:
             hard.append(ways)
-            continue
-        for left, right in buckets(*ways[0]):
-            if len(left) == len(right) == 1 and alike(left[0], right[0]):
-                state.add(_instances(left[0], right[0], math.inf, (), state))
-            else:
-                hard.append([(left, right)])
+        elif len(left) == len(right) == 1 and alike(left[0], right[0]):
+            state.add(_instances(left[0], right[0], math.inf, (), state))
+        elif lonely_units(left, right):
+            hard.append(ways)
+        else:
+            counted.append((left, right))
+    state.pin()
+    by_count = [_by_count(state, *sides) for sides in counted]
+    for (left, right), found in zip(counted, by_count, strict=True):
+        state.add(found.links)
+        hard += [[part] for part in buckets(left, right) if len(part[0]) > 1]
     state.pin()
     for ways in sorted(hard, key=lambda ways: len(ways[0][0]) * len(ways[0][1])):
         state.add(_best_way(state, ways))
+    linked_to = {link.one: link for link in state.links}
+    for (left, _), found in zip(counted, by_count, strict=True):
+        together = [linked_to[unit] for group in left for unit in group.units if unit in linked_to]
+        if found.doubtful or any(link.instead for link in together):
+            for link in together if found.doubtful else found.bare:
+                link.instead = link.instead or _rivals(state, link)
+
+
+@dataclass(slots=True)
+class _ByCount:
+    """Groups of a class of which each side has one of this size.
+
+    Attributes:
+        links: of their units.
+        bare: those of them for which the size alone speaks.
+        doubtful: names, levels or blocks speak against one of them, and so against all that sizes tell of the class.
+    """
+
+    links: list[Link] = field(default_factory=list)
+    bare: list[Link] = field(default_factory=list)
+    doubtful: bool = False
+
+
+def _by_count(state: _State, left: list[Group], right: list[Group]) -> _ByCount:
+    """The groups of a class of which each side has one of this size, and what else speaks for and against them."""
+    parts = [match_roles.parts([group.label for group in side_groups]) for side_groups in (left, right)]
+    said = [[match_roles.score(one, other) for other in parts[1]] for one in parts[0]]
+    listed = [[bool(group.units[0].numbers) for group in side_groups] for side_groups in (left, right)]
+    mixed = all(len(set(line)) == 2 for line in listed)
+    found = _ByCount()
+    for ours, theirs in buckets(left, right):
+        if len(ours) > 1:
+            continue
+        links = _instances(ours[0], theirs[0], COUNTED, (), state)
+        i, j = left.index(ours[0]), right.index(theirs[0])
+        own, standing = said[i][j], _in_blocks(state, ours[0], theirs[0])
+        better = max(score for k, score in enumerate(said[i]) if k != j), max(
+            row[j] for k, row in enumerate(said) if k != i
+        )
+        contrary = own < 0 < max(better) or min(better) >= own + ENOUGH or (mixed and listed[0][i] != listed[1][j])
+        found.doubtful |= contrary or standing < 0
+        found.links += links
+        found.bare += links if own <= 0 and standing <= 0 else []
+    return found
+
+
+def _in_blocks(state: _State, one: Group, other: Group) -> float:
+    """Between 1, where all instances of two groups stand in the same blocks, and -1, where all stand in others."""
+    if state.twins is None or not alike(one, other):
+        return 0.0
+    said = [state.twins.say(unit, twin) for unit, twin in islice(zip(one.units, other.units, strict=True), SHOWN)]
+    return -1.0 if -1 in said else sum(said) / len(said)
 
 
 def _best_way(state: _State, ways: Sequence[Sides]) -> list[Link]:
@@ -258,7 +278,7 @@ def _assigned(state: _State, left: list[Group], right: list[Group]) -> tuple[flo
     said = [[match_roles.score(one, other) for other in parts[1]] for one in parts[0]]
     likeness = [
         [said[i][j] - unlike(around[0][i], around[1][j]) - (0 if alike(one, other) else 100)
-         for j, other in enumerate(columns)]
+         + _standing(state, one, other, swapped=swapped) for j, other in enumerate(columns)]
         for i, one in enumerate(rows)
     ]  # fmt: skip
     scores = [
@@ -267,7 +287,15 @@ def _assigned(state: _State, left: list[Group], right: list[Group]) -> tuple[flo
     ] if state.ordered else likeness  # fmt: skip
     chosen = assignment.best(scores)
     unsure = undecided(likeness, chosen) if state.ordered else set[int]()
-    unsure -= {i for i in unsure if state.between(rows[i], columns[chosen[i]], swapped=swapped)}
+    placed = [
+        placed_by_name(which, side_groups, side_parts)
+        for which, side_groups, side_parts in zip(sides, (rows, columns), parts, strict=True)
+    ]
+    unsure -= {
+        i
+        for i in unsure
+        if placed[0][i] and placed[1][chosen[i]] and state.between(rows[i], columns[chosen[i]], swapped=swapped)
+    }
     links = []
     margins = assignment.margins(scores, chosen, ENOUGH)
     listed = [[bool(group.units[0].numbers) for group in side_groups] for side_groups in (rows, columns)]
@@ -289,10 +317,16 @@ def _assigned(state: _State, left: list[Group], right: list[Group]) -> tuple[flo
     return sum(scores[i][j] for i, j in enumerate(chosen)), sure, links
 
 
+def _standing(state: _State, one: Group, other: Group, *, swapped: bool) -> float:
+    """What speaks for two groups as to the blocks that they stand in."""
+    found = _in_blocks(state, other, one) if swapped else _in_blocks(state, one, other)
+    return found * (BLOCKS if found > 0 else APART)
+
+
 def _instances(one: Group, other: Group, margin: float, rivals: Sequence[Unit], state: _State) -> list[Link]:
     """The units of two groups, one by one."""
     confidence = 0.99 if margin == math.inf else round(1 - 0.5 * 2 ** (-max(margin, 0.0) / 3), 2)
-    why = "only shape" if margin == math.inf else "name and place"
+    why = "name and place" if margin < COUNTED else "only shape" if len(one) == 1 and margin == math.inf else "number"
     if alike(one, other):
         doubt = one.backwards != other.backwards or (state.ordered and one.in_order != other.in_order)
         twins, doubts = turned(one, other, (state.a, state.b))
@@ -311,11 +345,6 @@ def _instances(one: Group, other: Group, margin: float, rivals: Sequence[Unit], 
     return [Link(unit, twin, 0.3, "order", tuple(rivals[-1:])) for unit, twin in pairs]
 
 
-def _why(link: Link, slot: Slot, twin: Slot) -> str:
-    """Why two tensors are a pair; one with a unique shape may still have its name."""
-    return "same name" if slot.name == twin.name and link.why == "only shape" else link.why
-
-
 def _in_definition_order(left: list[Group], right: list[Group]) -> list[Link]:
     """Too many paths that have nothing in common: a proposal, and each pair of it ambiguous."""
     units = [sorted((unit for group in side_groups for unit in group.units), key=lambda unit: unit.first)
@@ -325,72 +354,3 @@ def _in_definition_order(left: list[Group], right: list[Group]) -> list[Link]:
         rival = units[1][index - 1 if index else min(1, len(units[1]) - 1)]
         links.append(Link(one, other, 0.2, "order", (rival,)))
     return links
-
-
-def _matching(state: _State, source: Sequence[Slot], target: Sequence[Slot]) -> Matching:
-    pairs: dict[str, Pair] = {}
-    skipped: tuple[dict[str, Skipped], dict[str, Skipped]] = ({}, {})
-    for link in state.links:
-        for leaf, slot in link.one.slots.items():
-            twin = _twin(link.one, leaf, link.other)
-            if twin is None:
-                continue
-            instead = tuple(rival.name for unit in link.instead if (rival := _twin(link.one, leaf, unit)) is not None)
-            shape = None if slot.shape == twin.shape else twin.shape
-            pairs[slot.name] = Pair(slot.name, twin.name, link.confidence, _why(link, slot, twin), instead, shape)
-        for leaf, (slot, _) in link.one.optional.items():
-            if leaf in link.other.optional and link.other.optional[leaf][0].shape == slot.shape:
-                twin = link.other.optional[leaf][0]
-                pairs[slot.name] = Pair(slot.name, twin.name, link.confidence, _why(link, slot, twin))
-    taken = {pair.target for pair in pairs.values()}
-    _pair_aliases(state, pairs, taken)
-    taken = {pair.target for pair in pairs.values()}
-    for which, units, done in ((0, state.a.units, pairs.keys()), (1, state.b.units, taken)):
-        for unit in units:
-            for slot, rule in unit.optional.values():
-                if slot.name not in done:
-                    skipped[which][slot.name] = Skipped(slot.name, rule)
-    for which, aliases, done in ((0, state.a.aliases, pairs.keys()), (1, state.b.aliases, taken)):
-        for slot in aliases:
-            if slot.name not in done:
-                skipped[which][slot.name] = Skipped(slot.name, "tied", tied=True)
-    ordered = tuple(pairs[slot.name] for slot in source if slot.name in pairs)
-    return Matching(
-        "structure",
-        ordered,
-        learn({pair.source: pair.target for pair in ordered}, [slot.name for slot in source], skipped[0]),
-        tuple(slot.name for slot in source if slot.name not in pairs and slot.name not in skipped[0]),
-        tuple(slot.name for slot in target if slot.name not in taken and slot.name not in skipped[1]),
-        tuple(skipped[0].values()),
-        tuple(skipped[1].values()),
-    )
-
-
-def _twin(one: Unit, leaf: str, other: Unit) -> Slot | None:
-    """The slot of `other` for `leaf` of `one`; a lone parameter is paired with a lone weight."""
-    found = other.slots.get(leaf)
-    if found is None and leaf in ("", "weight"):
-        found = other.slots.get("weight" if leaf == "" else "")
-    if found is None and len(one.slots) == len(other.slots) == 1:
-        found = next(iter(other.slots.values()))
-    return found
-
-
-def _pair_aliases(state: _State, pairs: dict[str, Pair], taken: set[str]) -> None:
-    """Names of tied tensors: to the target's names for the same tie, or to a tensor that it does not tie."""
-    waiting: dict[str | None, list[Slot]] = {}
-    for slot in state.b.aliases:
-        waiting.setdefault(slot.tied, []).append(slot)
-    free = [slot for unit in state.b.units for slot in unit.slots.values() if slot.name not in taken]
-    for slot in state.a.aliases:
-        primary = pairs.get(slot.tied or "")
-        if primary is None:
-            continue
-        if waiting.get(primary.target):
-            twin = waiting[primary.target].pop(0)
-            pairs[slot.name] = Pair(slot.name, twin.name, primary.confidence, "tied", primary.instead)
-            continue
-        fitting = [other for other in free if other.shape == slot.shape]
-        if len(fitting) == 1:
-            free.remove(fitting[0])
-            pairs[slot.name] = Pair(slot.name, fitting[0].name, 0.9, "tied in the source")

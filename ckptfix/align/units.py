@@ -130,6 +130,14 @@ def natural(path: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d{1,18})", path)]
 
 
+def counted(one: str, other: str) -> bool:
+    """Whether a number is the first difference of two paths, and goes up."""
+    for here, there in zip(natural(one), natural(other), strict=False):
+        if here != there:
+            return here[0] >= 0 and there[0] > here[0]
+    return False
+
+
 def side(slots: Sequence[Slot]) -> Side:
     """`slots`, in the order of a state dict, as units."""
     canonical = spellings.canonical([slot.name for slot in slots])

@@ -16,6 +16,7 @@ from ckptfix.names.rules import REST, NameRule, is_rule, renamed
 
 LETTERS = "nmkijpqrstuvw"
 _NUMBER = re.compile(r"(?<!\d)(?:0|[1-9]\d{0,8})(?!\d)")
+_LETTER = re.compile(r"\{([a-z])(?:[+-]\d{1,9})?\}")
 
 Numbers = tuple[int, ...]
 Pieces = tuple[str, ...]
@@ -194,7 +195,7 @@ def _merged(rules: list[NameRule], known: _Names) -> list[NameRule]:
 
 
 def _parent(old: str, new: str) -> tuple[str, str] | None:
-    """Both without their last component, if it is the same and has no other number in it."""
+    """Both without their last component, if it is the same, and what is left of the new one needs no number of it."""
     fronts = []
     lasts = []
     for text in (old, new):
@@ -203,6 +204,11 @@ def _parent(old: str, new: str) -> tuple[str, str] | None:
             return None
         fronts.append(f"{front}.{REST}" if dot else REST)
         lasts.append(last)
-    if lasts[0] != lasts[1]:
+    if lasts[0] != lasts[1] or not _letters(fronts[1]) <= _letters(fronts[0]):
         return None
     return fronts[0], fronts[1]
+
+
+def _letters(text: str) -> set[str]:
+    """Letters of the numbers that are open in one side of a rule."""
+    return set(_LETTER.findall(text))

@@ -1,4 +1,4 @@
-"""The long campaigns over what is written, ``python -m campaigns``. Ends with 1 where one finds a fault."""
+"""The long campaigns over what is written and matched, ``python -m campaigns``. Ends with 1 where one finds a fault."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-from campaigns import in_place, memory, power_cuts, repaired
+from campaigns import in_place, match_answers, memory, power_cuts, repaired
 
 if __name__ == "__main__":
     found = 0
-    for campaign in (power_cuts, memory, in_place, repaired):
+    for campaign in (power_cuts, memory, in_place, repaired, match_answers):
         with tempfile.TemporaryDirectory() as folder:
             found += campaign.main(Path(folder).resolve())
     sys.exit(found > 0)

@@ -253,7 +253,7 @@ OPENED = {
     "io/inplace/disk.py": "opens what is edited in place, and creates its journal",
     "ops/repair/layers.py": "creates a file for what it unpacks",
     "ops/target/targets.py": "a JSON of names and shapes: text",
-    "cli/rename.py": "rules: text",
+    "ops/rename/run.py": "rules: text",
     "cli/shared/common.py": "an error message: text",
     "cli/shared/streams.py": "the files that stand for standard input and output",
     "cli/shared/exits.py": "the null device, in place of a closed output",

@@ -331,8 +331,11 @@ def _refuse_conflict(checkpoint: Checkpoint, site: NameSite, names: Names) -> No
     """Two names of one place must remain two."""
     if site.kind == "param_names":
         return
+    before = dict.fromkeys(site.names)
+    if len({names.get(name, name) for name in before}) == len(before):
+        return
     origin: dict[str, list[str]] = {}
-    for name in dict.fromkeys(site.names):
+    for name in before:
         origin.setdefault(names.get(name, name), []).append(name)
     pairs = tuple((new, tuple(old)) for new, old in origin.items() if len(old) > 1)
     if pairs:

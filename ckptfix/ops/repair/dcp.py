@@ -12,9 +12,9 @@ from dataclasses import replace
 from ckptfix.checkpoint import dtypes
 from ckptfix.errors import CkptfixError, DamagedFile, Refused
 from ckptfix.formats import FORMATS
-from ckptfix.formats.dcp.items import tensor_item, value_item
+from ckptfix.formats.dcp.items import value_item
 from ckptfix.formats.dcp.metadata import Part, Saved
-from ckptfix.formats.dcp.read import Files, assembled, find_files, place_of, read_metadata, tensor_piece
+from ckptfix.formats.dcp.read import Files, assembled, chunk_item, place_of, read_folder, tensor_piece
 from ckptfix.io import checking
 from ckptfix.ops.repair.torch import Loss, Repair
 
@@ -30,8 +30,7 @@ def repair_dcp(path: str, *, fill: bool = False) -> Repair:
     """
     if fill:
         raise Refused("lost tensors of a distributed checkpoint are not filled", path=path, hint="repair the output")
-    said, before = read_metadata(path)
-    files = find_files(path, said, before)
+    said, files, _ = read_folder(path)
     losses = [Loss(where, None, "", what) for where, what in said.wrong]
     kept: list[Saved] = []
     for saved in said.saved:
@@ -40,11 +39,18 @@ def repair_dcp(path: str, *, fill: bool = False) -> Repair:
             shape = saved.shape if saved.dtype is not None else None
             losses.append(Loss(saved.address, shape, saved.dtype or "", "; ".join(wrong)))
         else:
-            kept.append(saved)
+            kept.append(_with_elements(saved))
     checkpoint = assembled(path, replace(said, saved=kept, wrong=[]), files)
     recode = FORMATS[FORMAT].recode
     assert recode is not None
     return Repair(FORMAT, checkpoint.entries, tuple(losses), (), lambda dest: recode(checkpoint, dest))
+
+
+def _with_elements(saved: Saved) -> Saved:
+    """A key without the chunks that hold nothing: their items are needed by nobody."""
+    if saved.dtype is None:
+        return saved
+    return replace(saved, parts=tuple(part for part in saved.parts if math.prod(part.sizes)))
 
 
 def _wrong(saved: Saved, files: Files) -> Iterator[str]:
@@ -81,7 +87,7 @@ def _look(saved: Saved, part: Part, files: Files) -> None:
     if saved.dtype is None:
         value_item(files.range(place), saved.address)
         return
-    item = tensor_item(files.range(place), saved.address, saved.dtype, part.sizes, files.molds)
+    item = chunk_item(saved, part, files)
     if item.check is not None:
         checking.run([item.check])
 

@@ -16,6 +16,7 @@ import ckptfix
 from ckptfix.cli import commands
 from ckptfix.errors import CkptfixError, DamagedFile, Refused, UnknownFormat, Unsupported, WouldLoseData
 from ckptfix.formats import detect, open_checkpoint
+from ckptfix.formats.ranks import format as ranks
 from ckptfix.ops.doctor import doctor
 
 State = dict[str, torch.Tensor]
@@ -272,3 +273,17 @@ def test_the_command_takes_several_files(tmp_path: Path) -> None:
     words = line.split("`")[1].replace("OUT.pth", str(tmp_path / "again.pth")).split()
     assert cli(*words[1:]).exit_code == 0
     assert_alike(torch.load(tmp_path / "again.pth"), wanted)
+
+
+@pytest.mark.parametrize("where", ["name", "tensors"])
+def test_more_ranks_than_any_job_has_are_refused_before_they_are_counted(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if where == "tensors":
+        monkeypatch.setattr(ranks, "MOST_RANKS", 1)
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for rank in range(2):
+        sharded(folder / (f"model_world_size_200000_rank_{rank}.pt" if where == "name" else f"rank{rank}.pt"), rank)
+    with pytest.raises(DamagedFile, match="more than any job has"):
+        open_checkpoint(folder)

@@ -1,0 +1,99 @@
+"""From modules that go together to tensors that do: leaves, optional buffers, and names of tied tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ckptfix.align.result import Matching, Pair, Skipped
+from ckptfix.align.units import Side, Unit
+from ckptfix.names.learn import learn
+from ckptfix.names.slots import Slot
+
+
+@dataclass(slots=True)
+class Link:
+    """Two units that go together; `instead` are the other's rivals."""
+
+    one: Unit
+    other: Unit
+    confidence: float
+    why: str
+    instead: tuple[Unit, ...] = ()
+
+
+def matching(
+    links: Sequence[Link], sides: tuple[Side, Side], source: Sequence[Slot], target: Sequence[Slot]
+) -> Matching:
+    """The matching that `links` are, of the tensors of `sides`."""
+    pairs: dict[str, Pair] = {}
+    skipped: tuple[dict[str, Skipped], dict[str, Skipped]] = ({}, {})
+    for link in links:
+        for leaf, slot in link.one.slots.items():
+            twin = _twin(link.one, leaf, link.other)
+            if twin is None:
+                continue
+            instead = tuple(rival.name for unit in link.instead if (rival := _twin(link.one, leaf, unit)) is not None)
+            shape = None if slot.shape == twin.shape else twin.shape
+            pairs[slot.name] = Pair(slot.name, twin.name, link.confidence, _why(link, slot, twin), instead, shape)
+        for leaf, (slot, _) in link.one.optional.items():
+            if leaf in link.other.optional and link.other.optional[leaf][0].shape == slot.shape:
+                twin = link.other.optional[leaf][0]
+                pairs[slot.name] = Pair(slot.name, twin.name, link.confidence, _why(link, slot, twin))
+    taken = {pair.target for pair in pairs.values()}
+    _pair_aliases(sides, pairs, taken)
+    taken = {pair.target for pair in pairs.values()}
+    for which, units, done in ((0, sides[0].units, pairs.keys()), (1, sides[1].units, taken)):
+        for unit in units:
+            for slot, rule in unit.optional.values():
+                if slot.name not in done:
+                    skipped[which][slot.name] = Skipped(slot.name, rule)
+    for which, aliases, done in ((0, sides[0].aliases, pairs.keys()), (1, sides[1].aliases, taken)):
+        for slot in aliases:
+            if slot.name not in done:
+                skipped[which][slot.name] = Skipped(slot.name, "tied", tied=True)
+    ordered = tuple(pairs[slot.name] for slot in source if slot.name in pairs)
+    return Matching(
+        "structure",
+        ordered,
+        learn({pair.source: pair.target for pair in ordered}, [slot.name for slot in source], skipped[0]),
+        tuple(slot.name for slot in source if slot.name not in pairs and slot.name not in skipped[0]),
+        tuple(slot.name for slot in target if slot.name not in taken and slot.name not in skipped[1]),
+        tuple(skipped[0].values()),
+        tuple(skipped[1].values()),
+    )
+
+
+def _twin(one: Unit, leaf: str, other: Unit) -> Slot | None:
+    """The slot of `other` for `leaf` of `one`; a lone parameter is paired with a lone weight."""
+    found = other.slots.get(leaf)
+    if found is None and leaf in ("", "weight"):
+        found = other.slots.get("weight" if leaf == "" else "")
+    if found is None and len(one.slots) == len(other.slots) == 1:
+        found = next(iter(other.slots.values()))
+    return found
+
+
+def _pair_aliases(sides: tuple[Side, Side], pairs: dict[str, Pair], taken: set[str]) -> None:
+    """Names of tied tensors: to the target's names for the same tie, or to a tensor that it does not tie."""
+    waiting: dict[str | None, list[Slot]] = {}
+    for slot in sides[1].aliases:
+        waiting.setdefault(slot.tied, []).append(slot)
+    free = [slot for unit in sides[1].units for slot in unit.slots.values() if slot.name not in taken]
+    for slot in sides[0].aliases:
+        primary = pairs.get(slot.tied or "")
+        if primary is None:
+            continue
+        if waiting.get(primary.target):
+            twin = waiting[primary.target].pop(0)
+            pairs[slot.name] = Pair(slot.name, twin.name, primary.confidence, "tied", primary.instead)
+            continue
+        fitting = [other for other in free if other.shape == slot.shape]
+        if len(fitting) == 1:
+            free.remove(fitting[0])
+            pairs[slot.name] = Pair(slot.name, fitting[0].name, 0.9, "tied in the source")
+
+
+def _why(link: Link, slot: Slot, twin: Slot) -> str:
+    """Why two tensors are a pair; one with a unique shape may still have its name."""
+    return "same name" if slot.name == twin.name and link.why == "only shape" else link.why

@@ -1,0 +1,57 @@
+"""Equal names: they are believed first, where they are too many for an accident."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+from ckptfix.align.pairs import Link
+from ckptfix.align.units import Side, Unit, template
+from ckptfix.names import wrappers
+
+SAME_NAMES = 0.5
+"""Share of equal paths from which on equal names are believed first."""
+
+
+def same_names(a: Side, b: Side) -> list[Link]:
+    """Units of equal paths, wrappers and a common prefix aside, if there are too many for an accident.
+
+    Where numbers seem to be moved (one side counts from 0 and the other from 1), equal ones mean nothing.
+    """
+    bare_a, bare_b = _bare(a.units), _bare(b.units)
+    moved = _moved(bare_a, bare_b)
+    found = [
+        Link(unit, bare_b[path], 1.0, "same name")
+        for path, unit in bare_a.items()
+        if path in bare_b
+        and unit.signature == bare_b[path].signature
+        and unit.slots
+        and _stack(template(path)[0]) not in moved
+    ]
+    return found if len(found) >= SAME_NAMES * min(len(a.units), len(b.units)) else []
+
+
+def _moved(a: dict[str, Unit], b: dict[str, Unit]) -> set[str]:
+    """Stacks where the numbers of like modules overlap, and neither side has all that the other has."""
+    numbers: dict[tuple[str, Hashable], tuple[set[tuple[int, ...]], set[tuple[int, ...]]]] = {}
+    for which, side_units in enumerate((a, b)):
+        for path, unit in side_units.items():
+            text, found = template(path)
+            numbers.setdefault((text, unit.signature), (set(), set()))[which].add(found)
+    return {_stack(text) for (text, _), (one, other) in numbers.items() if one - other and other - one}
+
+
+def _stack(text: str) -> str:
+    """A template up to its last number; all of it where it has none."""
+    front, number, _ = text.rpartition("{}")
+    return front + number if number else text
+
+
+def _bare(units: Sequence[Unit]) -> dict[str, Unit]:
+    paths = [wrappers.unwrapped(unit.path) for unit in units]
+    while len(paths) > 1 and "." in paths[0]:
+        front = paths[0].partition(".")[0] + "."
+        if not all(path.startswith(front) for path in paths):
+            break
+        paths = [path[len(front) :] for path in paths]
+    found = dict(zip(paths, units, strict=True))
+    return found if len(found) == len(units) else {unit.path: unit for unit in units}

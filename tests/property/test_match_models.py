@@ -1,0 +1,35 @@
+"""A slice of the campaign of `campaigns.match_answers`: random models whose true renaming is known."""
+
+from __future__ import annotations
+
+import pytest
+from campaigns.match_answers import answered
+from campaigns.match_models import pair
+from conftest import LONG
+
+SEEDS = range(2000 if LONG else 200)
+STEP = 20
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("start", range(SEEDS.start, SEEDS.stop, STEP))
+def test_a_complete_answer_is_the_true_one(start: int) -> None:
+    found = answered(range(start, start + STEP))
+    assert not found.wrong
+    assert LONG or not found.slips
+
+
+@pytest.mark.campaign
+def test_many_are_answered() -> None:
+    """So that refusing all would not do."""
+    found = answered(range(100))
+    assert found.ends["right"] >= 20, found
+    assert found.pairs[True] >= 2500, found
+
+
+def test_models_are_the_same_in_every_run_and_have_each_tensor_on_both_sides() -> None:
+    for seed in range(40):
+        one, other = pair(seed)
+        assert (one, other) == pair(seed)
+        keys = [sorted((key, slot.shape) for slot, key in side) for side in (one, other)]
+        assert keys[0] == keys[1]
