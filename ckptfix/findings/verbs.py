@@ -23,6 +23,12 @@ VERBS: tuple[Entry, ...] = (
     Entry("optimizer-left", "info", "the optimizer has the state of parameters that were left out",
           "select leaves out tensors of a model. The optimizer numbers its parameters as the whole model does, so that "
           "a part of its state would belong to others."),
+    Entry("out-of-range", "warning", "numbers that left the range of a dtype",
+          "cast made infinity, NaN or the largest number of the dtype of them, as torch does. --keep leaves their "
+          "tensors as they are, --on-overflow error writes nothing, and bfloat16 has the range of float32."),
+    Entry("batchnorm", "warning",
+          "averaged weights need new statistics of BatchNorm: run torch.optim.swa_utils.update_bn before they are used",
+          "running_mean and running_var are means of statistics of the single models; the averaged model has others."),
     Entry("left-behind", "info", "not in the output", "The output's format holds one state dict, or strings only."),
     Entry("lost", "warning", "a tensor that the output cannot hold", "Dropped because --drop-unsupported was given."),
     Entry("tie-lost", "warning", "two storages that shared bytes are stored apart",

@@ -170,5 +170,6 @@ def files() -> dict[str, bytes]:
         "runs/lr2/epoch_1.pth": wrapped()[:1500],
         "runs/lr2/epoch_2.pth": wrapped("", "cpu"),
         "runs/lr2/log.txt": b"epoch 1: 0.7\n",
+        "large.pth": state(w=(1, 500, -1000), b=(0.001, 1e-9)),
         "like.pth": model({"one.weight": (4, 4), "other.weight": (4, 4)}),
     }

@@ -226,7 +226,10 @@ class _Name(NamedTuple):
     folder: bool = False
 
 
-_WORDS = {"fix": "fixed", "map-location": "moved", "select": "selected", "set-metadata": "described", "merge": "merged"}
+_WORDS = {
+    "fix": "fixed", "map-location": "moved", "select": "selected", "merge": "merged", "cast": "cast",
+    "average": "averaged", "set-metadata": "described",
+}
 """What the name of an output says that none of doctor's chains has."""
 
 

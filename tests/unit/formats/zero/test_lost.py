@@ -14,7 +14,9 @@ import ckptfix
 from ckptfix.errors import CkptfixError, DamagedFile, Unsupported
 from ckptfix.formats import detect, open_checkpoint
 from ckptfix.formats.torch import common as torch_common
+from ckptfix.formats.torch.object import TorchObject, walk
 from ckptfix.ops.doctor import doctor
+from ckptfix.pickles import Graph
 
 Spoil = Callable[[Path], object]
 
@@ -220,9 +222,13 @@ def test_a_rank_of_many_groups_is_refused_and_no_file_is_walked_through(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file of a rank is parsed; the names in it are looked for once, in the object of the whole."""
-    walked: list[object] = []
-    walk = torch_common.walk
-    monkeypatch.setattr(torch_common, "walk", lambda graph: walked.append(graph) or walk(graph))
+    walked: list[Graph] = []
+
+    def counted(graph: Graph) -> TorchObject:
+        walked.append(graph)
+        return walk(graph)
+
+    monkeypatch.setattr(torch_common, "walk", counted)
     run = rows(4, 2)
     run.save(tmp_path / "in")
     open_checkpoint(tmp_path / "in")
