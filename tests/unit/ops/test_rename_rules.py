@@ -256,3 +256,20 @@ def test_tensors_are_not_changed_in_place(tmp_path: Path) -> None:
     (tmp_path / "rules.txt").write_text("a -> b | transpose")
     with pytest.raises(Refused, match="in place"):
         ckptfix.rename(tmp_path / "in.pth", rules=tmp_path / "rules.txt", in_place=True)
+
+
+def test_the_checksums_of_parts_are_joined(tmp_path: Path) -> None:
+    torch.save({"a": torch.randn(300, 7), "b": torch.randn(300, 7)}, tmp_path / "in.pth")
+    damaged = bytearray((tmp_path / "in.pth").read_bytes())
+    first = damaged.index(torch.load(tmp_path / "in.pth")["a"].numpy().tobytes())
+    damaged[first + 40] ^= 1
+    (tmp_path / "in.pth").write_bytes(damaged)
+    (tmp_path / "joined.txt").write_text("{a,b} -> c | concat")
+    (tmp_path / "turned.txt").write_text("a -> c | transpose")
+    done = ckptfix.rename(tmp_path / "in.pth", tmp_path / "joined.pth", rules=tmp_path / "joined.txt")
+    assert not done.plan.checks
+    report = ckptfix.doctor(tmp_path / "joined.pth")
+    assert any(finding.id == "bad-crc" for finding in report.findings)
+    with pytest.raises(CkptfixError, match="CRC"):
+        ckptfix.rename(tmp_path / "in.pth", tmp_path / "turned.pth", rules=tmp_path / "turned.txt")
+    assert not (tmp_path / "turned.pth").exists()
