@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from ckptfix.ops.inspect import inspect as inspect
     from ckptfix.ops.match import match as match
     from ckptfix.ops.merge import merge as merge
+    from ckptfix.ops.record import recording as recording
     from ckptfix.ops.relocate import map_location as map_location
     from ckptfix.ops.relocate import to_cpu as to_cpu
     from ckptfix.ops.rename import add_module as add_module
@@ -78,6 +79,7 @@ _HOMES = {
     "match": "ops.match",
     "merge": "ops.merge",
     "open_checkpoint": "formats",
+    "recording": "ops.record",
     "rename": "ops.rename",
     "repair": "ops.repair",
     "sanitize": "ops.sanitize",

@@ -151,6 +151,7 @@ class Commands(click.Group):
         """Run a command line. Exits with its code, or returns the code when not `standalone_mode`."""
         arguments = sys.argv[1:] if args is None else list(args)
         console = Console()
+        console.arguments = arguments
 
         def invoke() -> object:
             if instruction := os.environ.get(complete_var or COMPLETE):

@@ -135,7 +135,7 @@ class SplicedFile(Made, Spliced):
                 size = segment_length(segment)
                 first, last = max(offset - at, 0), min(end - at, size)
                 if first < last:
-                    yield from pieces_of(_part(segment, first, last - first))
+                    yield from pieces_of(part_of(segment, first, last - first))
                 at += size
 
     def at(self, offset: int) -> tuple[Segment, int]:
@@ -156,7 +156,7 @@ class SplicedFile(Made, Spliced):
         return range(self._index(offset), self._index(offset + length - 1) + 1)
 
 
-def _part(segment: Segment, first: int, count: int) -> Segment:
+def part_of(segment: Segment, first: int, count: int) -> Segment:
     """`count` bytes of `segment` from `first` on."""
     if count == segment_length(segment):
         return segment

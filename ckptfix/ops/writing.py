@@ -29,6 +29,7 @@ from ckptfix.ops.drafts import How as How
 from ckptfix.ops.drafts import R as R
 from ckptfix.ops.drafts import Result as Result
 from ckptfix.ops.law import audit
+from ckptfix.ops.record import with_record
 from ckptfix.ops.taken import not_taken
 from ckptfix.pickles.collector import without_collections
 from ckptfix.words import some
@@ -186,7 +187,7 @@ def existing(source: StrPath) -> str:
     return path
 
 
-def _written(draft: Draft[R], source: str, read: Iterable[Mark], dest: str, how: How) -> R:
+def _written(draft: Draft[R], source: str, read: Sequence[Mark], dest: str, how: How) -> R:
     refuse_other_suffix(source, dest, draft.format)
     with about(source):
         plan, account = audit(draft.promise, draft.plan, draft.format)
@@ -196,11 +197,12 @@ def _written(draft: Draft[R], source: str, read: Iterable[Mark], dest: str, how:
     # A folder changes by what is written into it.
     inputs = {file.path: file.stamp for file in read if found_as(file.path) != "folder"}
     folder = formats.FORMATS[draft.format].folder
+    files, record = (plan, None) if how.dry_run else with_record(plan, draft.format, dest, read)
     replaced = () if folder else given_up(plan, inputs)
     backup = None
     if not how.dry_run and folder:
         backup = write_folder(
-            plan,
+            files,
             dest,
             overwrite=how.force,
             keep_old=how.keep_old,
@@ -211,9 +213,9 @@ def _written(draft: Draft[R], source: str, read: Iterable[Mark], dest: str, how:
         )
     elif not how.dry_run:
         keep = formats.is_checkpoint if how.keep_old else None
-        kept = io_write.write_plan(plan, overwrite=how.force, keep_old=keep, inputs=inputs, progress=how.progress)
+        kept = io_write.write_plan(files, overwrite=how.force, keep_old=keep, inputs=inputs, progress=how.progress)
         backup = kept.get(dest)
-    lines = [*draft.lines, *account.lines()]
+    lines = [*draft.lines, *account.lines(), *([] if record is None else [record])]
     linked = [found("linked-files", where=dest)] if folder and how.link else []
     said = set(draft.findings)
     behind = [finding for finding in plan.findings if finding.id == "left-behind" and finding not in said]

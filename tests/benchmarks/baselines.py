@@ -86,6 +86,12 @@ def save_file(source: str, dest: str) -> None:
     save_file(state, dest, metadata={"format": "pt"})
 
 
+def torch_cast(source: str, dest: str) -> None:
+    from safetensors.torch import load_file, save_file
+
+    save_file({name: tensor.bfloat16() for name, tensor in load_file(source).items()}, dest)
+
+
 def pt_safe_loader(source: str, dest: str) -> None:
     """zip to safetensors by the package pt-safe-loader, its limits raised to what the file needs."""
     from pt_loader import PtCheckpoint  # type: ignore[import-not-found]
@@ -154,6 +160,7 @@ BASELINES: dict[str, Callable[..., None]] = {
         load_state_dict,
         save_file,
         pt_safe_loader,
+        torch_cast,
         numpy_diff,
         dcp_to_torch,
         dcp_metadata,

@@ -416,6 +416,53 @@ def inspect_ranks(bench: Bench) -> Case:
     )
 
 
+def select(bench: Bench) -> Case:
+    big, ours = bench.input("plain.safetensors"), bench.output("ours.safetensors")
+    return Case(
+        "select, all weights",
+        bench.ckptfix("select", big, ours, "--drop", "*.bias", output=ours),
+        ((bench.copied(big), Target("ratio", 1.1)),),
+        memory=64 * MB,
+    )
+
+
+def cast(bench: Bench) -> Case:
+    big, ours = bench.input("plain.safetensors"), bench.output("ours.safetensors")
+    theirs = bench.output("theirs.safetensors")
+    return Case(
+        "cast to bfloat16",
+        bench.ckptfix("cast", big, ours, "--to", "bfloat16", output=ours),
+        (
+            (bench.copied(big), Target("ratio", 1.5)),
+            (bench.baseline("load_file, to, save_file", "torch_cast", big, theirs, output=theirs), None),
+        ),
+        memory=100 * MB,
+    )
+
+
+def average(bench: Bench) -> Case:
+    big, ours = bench.input("plain.safetensors"), bench.output("ours.safetensors")
+    reading = Contender("cat, three times", ("sh", "-c", f"cat '{big}' '{big}' '{big}' > /dev/null"))
+    return Case(
+        "average of three",
+        bench.ckptfix("average", big, big, big, "-o", ours, output=ours),
+        ((reading, Target("ratio", 1.5)), (bench.copied(big), None)),
+        memory=100 * MB,
+    )
+
+
+def stats(bench: Bench) -> Case:
+    big = bench.input("plain.safetensors")
+    reading = Contender("cat", ("sh", "-c", f"cat '{big}' > /dev/null"))
+    return Case("stats", bench.ckptfix("stats", big), ((reading, Target("ratio", 2)),), memory=100 * MB)
+
+
+def digest(bench: Bench) -> Case:
+    big = bench.input("plain.safetensors")
+    rival = Contender("sha256sum", ("sha256sum", str(big)))
+    return Case("digest", bench.ckptfix("digest", big), ((rival, Target("ratio", 1.1)),), memory=100 * MB)
+
+
 CASES: dict[str, Callable[[Bench], Case]] = {
     "strip-module": strip_module,
     "in-place": in_place,
@@ -442,6 +489,11 @@ CASES: dict[str, Callable[[Bench], Case]] = {
     "inspect-ranks": inspect_ranks,
     "doctor": doctor,
     "doctor-fast": doctor_fast,
+    "select": select,
+    "cast": cast,
+    "average": average,
+    "stats": stats,
+    "digest": digest,
     "help": help_page,
 }
 

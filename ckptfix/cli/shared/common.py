@@ -72,6 +72,12 @@ class Verb(click.Command):
                 types = [(str(param.name), param.type) for param in self.params]
                 places = [Place(name, type.dash) for name, type in types if isinstance(type, FileName | Message)]
                 stack.enter_context(standing_in(ctx.params, places, console))
+            if console.record:
+                from ckptfix.ops.record import recording
+
+                if ctx.params.get("in_place"):
+                    raise click.UsageError("--record is for outputs; `undo --list` says what was done in place.")
+                stack.enter_context(recording("ckptfix", *console.arguments))
             job = self.operands.job(self, ctx) if self.operands is not None else None
             if job is None:
                 code: int = super().invoke(ctx)
@@ -196,8 +202,12 @@ def destination(*, optional: bool = False) -> list[click.Parameter]:
             help="Replace OUT if it exists. A checkpoint there is kept as OUT.~1~, unless -o named it.",
         ),
         click.Option(["-n", "--dry-run"], is_flag=True, help="Show what would be written, and write nothing."),
+        click.Option(
+            ["--record"], is_flag=True, is_eager=True, expose_value=False, callback=_set("record"),
+            help="Keep what was done with OUT: inputs' SHA-256, command, version.",
+        ),
         *folder_options(),
-    ]
+    ]  # fmt: skip
 
 
 def where_to(dest: str | None, output: str | None, *, force: bool, without: str | None = "") -> tuple[str | None, bool]:

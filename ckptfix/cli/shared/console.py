@@ -37,6 +37,7 @@ class Console:
         quiet: no results in text, no notes, no progress; warnings and errors still show.
         aside: stdout is for the output itself, so that results go to stderr too.
         streams: files that stand in for a stream, and what is shown instead of their names.
+        record: outputs keep a record of what was done, by the command line `arguments`.
         row: what a command says of this input in its list of several, where it has one of its own.
         color: where text is painted; JSON never is.
     """
@@ -46,6 +47,8 @@ class Console:
         self.json = False
         self.quiet = False
         self.aside = False
+        self.record = False
+        self.arguments: Sequence[str] = ()
         self.streams: dict[str, str] = {}
         self.row: tuple[str, ...] | None = None
         self._bar: Bar | None = None

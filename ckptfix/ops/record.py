@@ -1,0 +1,105 @@
+"""What was done to a file, kept with it: the inputs with their SHA-256, the command and the version.
+
+A safetensors file has it in its ``__metadata__``, under `KEY`; beside another file stands ``OUT.record.json``, and in a
+folder `NAME`. It is JSON::
+
+    {"ckptfix": "0.1.0", "command": ["ckptfix", "cast", ...], "inputs": [{"name": ..., "size": ..., "sha256": ...}]}
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import replace
+from pathlib import Path
+
+from ckptfix.checkpoint import ByteRange, Mark, OutputFile, Plan, Segment, SetMetadata
+from ckptfix.formats import FORMATS
+from ckptfix.io.planned import PlannedFile, part_of
+from ckptfix.io.read import read_chunks
+from ckptfix.io.source import found_as
+from ckptfix.io.threads import Workers
+
+KEY = "ckptfix.record"
+NAME = "ckptfix.record.json"
+SUFFIX = ".record.json"
+CHUNK = 1 << 20
+
+_command: ContextVar[tuple[str, ...] | None] = ContextVar("command", default=None)
+
+
+@contextmanager
+def recording(*command: str) -> Iterator[None]:
+    """What is written inside keeps a record of what was done, by this command.
+
+    An edit in place keeps none: `undo` knows what it did.
+    """
+    token = _command.set(command)
+    try:
+        yield
+    finally:
+        _command.reset(token)
+
+
+def with_record(plan: Plan, format: str, dest: str, read: Iterable[Mark]) -> tuple[Plan, str | None]:
+    """The plan with a record, where one is asked for, and a sentence that says where it stands."""
+    command = _command.get()
+    if command is None:
+        return plan, None
+    text = json.dumps({"ckptfix": _version(), "command": list(command), "inputs": _inputs(read)}, ensure_ascii=False)
+    row = FORMATS[format]
+    if row.folder:
+        place = str(Path(dest, NAME))
+    elif "metadata" in row.states and len(plan.files) == 1:
+        return replace(plan, files=(_with_pair(plan.files[0], format, text),)), f"record: {KEY} in its metadata"
+    else:
+        place = dest + SUFFIX
+    others = tuple(file for file in plan.files if file.path != place)
+    made = OutputFile.of(place, [text.encode("utf-8", "surrogatepass") + b"\n"], along=True)
+    return replace(plan, files=(made, *others)), f"record: {place}"
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("ckptfix")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def _inputs(read: Iterable[Mark]) -> list[dict[str, object]]:
+    marks = [mark for mark in dict.fromkeys(read) if found_as(mark.path) == "file"]
+    digests = Workers().run(_sha256, marks)
+    return [
+        {"name": Path(mark.path).name, "size": mark.stamp.size, "sha256": digest}
+        for mark, digest in zip(marks, digests, strict=True)
+    ]
+
+
+def _sha256(mark: Mark) -> str:
+    state = hashlib.sha256()
+    for chunk in read_chunks(ByteRange(mark.path, 0, mark.stamp.size), CHUNK):
+        state.update(chunk)
+    return state.hexdigest()
+
+
+def _with_pair(file: OutputFile, format: str, text: str) -> OutputFile:
+    """A planned file with one more pair in its metadata: its header is planned again, its data stays what it was."""
+    name = PlannedFile(file)
+    checkpoint = FORMATS[format].read(name)
+    (made,) = FORMATS[format].plan_edit(checkpoint, [SetMetadata({KEY: text})], file.path).files
+    return OutputFile.of(file.path, _resolved(made.segments, name))
+
+
+def _resolved(segments: Sequence[Segment], name: PlannedFile) -> Iterator[Segment]:
+    """The segments, with what the planned file is made of in place of its ranges."""
+    for segment in segments:
+        if isinstance(segment, ByteRange) and segment.path == name:
+            for inner, first, count in name.between(segment.offset, segment.length):
+                yield part_of(inner, first, count)
+        else:
+            yield segment
