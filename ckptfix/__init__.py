@@ -26,13 +26,17 @@ if TYPE_CHECKING:
     from ckptfix.loaders import load_into as load_into
     from ckptfix.loaders import load_optimizer as load_optimizer
     from ckptfix.loaders import load_state_dict as load_state_dict
+    from ckptfix.ops.average import average as average
+    from ckptfix.ops.cast import cast as cast
     from ckptfix.ops.convert import convert as convert
     from ckptfix.ops.diff import diff as diff
+    from ckptfix.ops.digest import digest as digest
     from ckptfix.ops.doctor import doctor as doctor
     from ckptfix.ops.extract import extract as extract
     from ckptfix.ops.fix import fix as fix
     from ckptfix.ops.inspect import inspect as inspect
     from ckptfix.ops.match import match as match
+    from ckptfix.ops.merge import merge as merge
     from ckptfix.ops.relocate import map_location as map_location
     from ckptfix.ops.relocate import to_cpu as to_cpu
     from ckptfix.ops.rename import add_module as add_module
@@ -41,7 +45,10 @@ if TYPE_CHECKING:
     from ckptfix.ops.rename import unwrap as unwrap
     from ckptfix.ops.repair import repair as repair
     from ckptfix.ops.sanitize import sanitize as sanitize
+    from ckptfix.ops.select import select as select
+    from ckptfix.ops.set_metadata import set_metadata as set_metadata
     from ckptfix.ops.slim import slim as slim
+    from ckptfix.ops.stats import stats as stats
     from ckptfix.ops.undo import undo as undo
 
 __version__ = "0.1.0"
@@ -54,8 +61,11 @@ _HOMES = {
     "LoadReport": "loaders",
     "OptimizerReport": "loaders",
     "add_module": "ops.rename",
+    "average": "ops.average",
+    "cast": "ops.cast",
     "convert": "ops.convert",
     "diff": "ops.diff",
+    "digest": "ops.digest",
     "doctor": "ops.doctor",
     "extract": "ops.extract",
     "fix": "ops.fix",
@@ -66,11 +76,15 @@ _HOMES = {
     "load_state_dict": "loaders",
     "map_location": "ops.relocate",
     "match": "ops.match",
+    "merge": "ops.merge",
     "open_checkpoint": "formats",
     "rename": "ops.rename",
     "repair": "ops.repair",
     "sanitize": "ops.sanitize",
+    "select": "ops.select",
+    "set_metadata": "ops.set_metadata",
     "slim": "ops.slim",
+    "stats": "ops.stats",
     "strip_module": "ops.rename",
     "to_cpu": "ops.relocate",
     "undo": "ops.undo",

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import distributed, nn
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.filesystem import FileSystemWriter, SerializationFormat
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load as load_folder
@@ -62,11 +62,16 @@ def trained(shard: bool) -> tuple[nn.Module, torch.optim.Optimizer]:
     return model, optimizer
 
 
-def fsdp(folder: Path) -> None:
+def fsdp(folder: Path, **how: Any) -> None:
     model, optimizer = trained(shard=True)
     weights, state = get_state_dict(model, optimizer)
     whole = {"model": weights, "optim": state, "epoch": 3, "seen": {"best": 0.5, "names": ["a", "b"], "none": None}}
-    save_folder(whole, checkpoint_id=folder)
+    save_folder(whole, checkpoint_id=folder, **how)
+
+
+def fsdp_in_safetensors(folder: Path) -> None:
+    kind = SerializationFormat.SAFETENSORS
+    fsdp(folder, storage_writer=FileSystemWriter(folder, serialization_format=kind, thread_count=2))
 
 
 def mesh(folder: Path) -> None:
@@ -116,9 +121,23 @@ def flat(folder: Path) -> None:
     save_folder(state, storage_writer=writer, planner=DefaultSavePlanner(flatten_state_dict=False), no_dist=True)
 
 
+def own(folder: Path) -> None:
+    """What each rank saves for itself, some of it the same."""
+    rank = distributed.get_rank()
+    state = {"same": torch.ones(3), "own": torch.ones(3) * rank, f"only{rank}": torch.ones(2), "epoch": rank}
+    save_folder(state, checkpoint_id=folder, use_collectives=False)
+
+
 SAVES: dict[str, tuple[int, Callable[[Path], None]]] = {
     "fsdp": (3, fsdp), "mesh": (4, mesh), "odd": (1, odd), "flat": (1, flat),
 }  # fmt: skip
+
+VARIANTS: dict[str, tuple[int, Callable[[Path], None]]] = {
+    "fsdp-ranks": (3, partial(fsdp, use_collectives=False)), "fsdp-safetensors": (3, fsdp_in_safetensors),
+}  # fmt: skip
+"""What ``fsdp`` saves, written in other ways, of which torch makes no one file."""
+
+OTHERS: dict[str, tuple[int, Callable[[Path], None]]] = {"own": (2, own)}
 
 
 def merged(folder: Path, tmp_path: Path) -> Any:
@@ -186,9 +205,10 @@ def main(verb: str, *arguments: str) -> None:
         on_ranks(int(ranks), Path(f"{out}.store"), partial(load, Path(source), Path(out)))
         return
     (folder,) = map(Path, arguments)
-    for name, (world, save) in SAVES.items():
+    for name, (world, save) in (SAVES | VARIANTS | OTHERS).items():
         on_ranks(world, folder / f"{name}.store", partial(save, folder / name))
-        dcp_to_torch_save(folder / name, folder / f"{name}.pt")
+        if name in SAVES:
+            dcp_to_torch_save(folder / name, folder / f"{name}.pt")
 
 
 if __name__ == "__main__":

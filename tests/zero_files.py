@@ -24,7 +24,7 @@ TAG = "global_step3"
 
 
 @contextmanager
-def _deepspeed() -> Iterator[tuple[Any, Any, Any]]:
+def stand_ins() -> Iterator[tuple[Any, Any, Any]]:
     """Its classes that stand in the files, under their names; gone afterwards."""
 
     class ZeroStageEnum(int, enum.Enum):
@@ -109,7 +109,7 @@ class Run:
         inner = folder / tag
         inner.mkdir(parents=True)
         (folder / "latest").write_text(tag)
-        with _deepspeed() as classes:
+        with stand_ins() as classes:
             if self.stage == 3:
                 self._stage_3(inner, classes)
             elif self.stage:
@@ -252,7 +252,7 @@ class Run:
                     torch.save(row, place / f"{key}.pt")
                 if self.stage < 3:
                     torch.save(torch.tensor(float(self.step)), place / "step.pt")
-        with _deepspeed() as (stage, _, _):
+        with stand_ins() as (stage, _, _):
             state = {at: {"step": torch.tensor(float(self.step))} for at in range(len(self.groups))}
             settings = {"zero_stage": stage(self.stage), "param_groups": self._options()}
             if self.stage == 3:

@@ -80,6 +80,8 @@ FORMATS = Formats(
             )
         },
         "dcp": _Room("dcp.format"),
+        "dcp-ranks": _Room("dcp.format", "RANKS_FORMAT"),
+        "dcp-safetensors": _Room("dcp.format", "IMAGES_FORMAT"),
         "zero": _Room("zero.format"),
         "ranks": _Room("ranks.format"),
         "hf": _Room("shards.format"),

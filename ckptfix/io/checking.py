@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from bisect import bisect_right
 from collections.abc import Iterable
 from threading import BoundedSemaphore
@@ -13,6 +12,7 @@ from ckptfix.checkpoint.places import segment_length
 from ckptfix.commands import quoted
 from ckptfix.errors import DamagedFile
 from ckptfix.io.copy import by_kernel
+from ckptfix.io.crc import checksum
 from ckptfix.io.read import CHECKSUM, read_from
 from ckptfix.io.source import sums_of, threads
 from ckptfix.io.sums import PORTION, Joined, crc32_on
@@ -100,7 +100,7 @@ class Checking:
     def _sum(self, name: str, offset: int, data: bytes) -> None:
         try:
             if not self._stopped.is_set():
-                sums_of(name)[offset] = len(data), zlib.crc32(data)
+                sums_of(name)[offset] = len(data), checksum(data)
         finally:
             self._room.release()
 

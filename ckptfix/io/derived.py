@@ -9,7 +9,7 @@ import math
 import zlib
 from array import array
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ckptfix.checkpoint import ByteRange, Data, Derived
 from ckptfix.checkpoint.tensors import reach
@@ -24,6 +24,12 @@ if TYPE_CHECKING:
 
 BLOCK = 4 << 20
 """Bytes of output that `gathered` makes at once; it holds at most twice as many of input."""
+
+TURNED = 8 << 20
+"""The same where the innermost dimension lies apart: of a transposed matrix more columns come with each pread."""
+
+TILE = 128
+"""Elements of a row that are turned at once."""
 
 READ_COST = 4096
 """Bytes that could have been read in the time that one more pread takes: some 2 us at 2 GB/s."""
@@ -141,24 +147,49 @@ def _merged(shape: Sequence[int], stride: Sequence[int]) -> tuple[list[int], lis
     return sizes, steps
 
 
+def block_of(
+    data: ByteRange, itemsize: int, shape: Sequence[int], stride: Sequence[int], offset: int, at: int
+) -> tuple[int, bytes]:
+    """The block of `gathered` that holds the byte `at` of the view: its first byte, and the block."""
+    sizes, steps = _merged(shape, stride)
+    outer, inner, height = _layout(sizes, itemsize, steps)
+    base, start, box = 0, 0, list(sizes)
+    if outer is not None:
+        group, within = divmod(at, sizes[outer] * inner)
+        row = within // (height * inner) * height
+        start = group * sizes[outer] * inner + row * inner
+        base = row * steps[outer]
+        for size, step in zip(reversed(sizes[:outer]), reversed(steps[:outer]), strict=True):
+            group, index = divmod(group, size)
+            base += index * step
+        box = [min(height, sizes[outer] - row), *sizes[outer + 1 :]]
+    with open_source(data.path) as source:
+        return start, _gather(source, data.offset + (offset + base) * itemsize, itemsize, box, steps)
+
+
+def _layout(sizes: Sequence[int], itemsize: int, steps: Sequence[int]) -> tuple[int | None, int, int]:
+    """How a view is cut into blocks: along which dimension, the bytes of a row of it, and the rows of a block."""
+    cut = len(sizes)
+    inner = itemsize
+    block = TURNED if steps and steps[-1] > 1 else BLOCK
+    while cut and inner * sizes[cut - 1] <= block:
+        cut -= 1
+        inner *= sizes[cut]
+    return (cut - 1 if cut else None), inner, max(1, block // inner)
+
+
 def _boxes(sizes: Sequence[int], steps: Sequence[int], itemsize: int) -> Iterator[tuple[int, list[int]]]:
     """The view cut into blocks that follow each other in row-major order: (first element, sizes).
 
     Sizes stand for the last dimensions; those before are one element wide.
     """
-    cut = len(sizes)
-    inner = itemsize
-    while cut and inner * sizes[cut - 1] <= BLOCK:
-        cut -= 1
-        inner *= sizes[cut]
-    if not cut:
+    outer, _, height = _layout(sizes, itemsize, steps)
+    if outer is None:
         yield 0, list(sizes)
         return
-    outer = cut - 1
-    height = max(1, BLOCK // inner)
     for base in _positions(sizes[:outer], steps[:outer]):
         for row in range(0, sizes[outer], height):
-            yield base + row * steps[outer], [min(height, sizes[outer] - row), *sizes[cut:]]
+            yield base + row * steps[outer], [min(height, sizes[outer] - row), *sizes[outer + 1 :]]
 
 
 def _positions(sizes: Sequence[int], steps: Sequence[int], base: int = 0) -> Iterator[int]:
@@ -170,8 +201,8 @@ def _positions(sizes: Sequence[int], steps: Sequence[int], base: int = 0) -> Ite
         yield from _positions(sizes[1:], steps[1:], base + index * steps[0])
 
 
-def _gather(source: Source, start: int, itemsize: int, box: Sequence[int], all_steps: Sequence[int]) -> bytes:
-    """The elements of one block, whose first is at byte `start`."""
+def _gather(source: Source, first: int, itemsize: int, box: Sequence[int], all_steps: Sequence[int]) -> bytes:
+    """The elements of one block, whose first is at byte `first`."""
     import numpy
     from numpy.lib.stride_tricks import as_strided
 
@@ -180,19 +211,31 @@ def _gather(source: Source, start: int, itemsize: int, box: Sequence[int], all_s
     spanned = _spanned(order, itemsize, box, steps)
     span = itemsize + sum((box[axis] - 1) * steps[axis] for axis in order[:spanned])
     outer = order[spanned:]
-    buffer = bytearray(span * math.prod(box[axis] for axis in outer))
-    runs = _positions([box[axis] for axis in outer], [steps[axis] for axis in outer], start)
-    for place, run in zip(range(0, len(buffer), span), runs, strict=True):
-        buffer[place : place + span] = source.read(run, span)
+    buffer: bytes | bytearray
+    if not outer:
+        buffer = source.read(first, span)
+    else:
+        buffer = bytearray(span * math.prod(box[axis] for axis in outer))
+        runs = _positions([box[axis] for axis in outer], [steps[axis] for axis in outer], first)
+        for place, run in zip(range(0, len(buffer), span), runs, strict=True):
+            buffer[place : place + span] = source.read(run, span)
     packed = list(steps)
     step = span
     for axis in reversed(outer):
         packed[axis] = step
         step *= box[axis]
-    elements: numpy.ndarray[tuple[int, ...], numpy.dtype[numpy.void]] = numpy.ndarray(
-        (span // itemsize,), f"V{itemsize}", buffer
-    )
-    return as_strided(elements, tuple(box), packed, writeable=False).tobytes()
+    # Elements that are numbers to numpy are copied several times as fast as those without a type.
+    kind = f"u{itemsize}" if itemsize in (1, 2, 4, 8) else f"V{itemsize}"
+    elements: numpy.ndarray[tuple[int, ...], numpy.dtype[Any]] = numpy.ndarray((span // itemsize,), kind, buffer)
+    view = as_strided(elements, tuple(box), packed, writeable=False)
+    if not packed or packed[-1] == min(packed):
+        return view.tobytes()
+    # What is read of a line of the processor's cache is used before it is gone.
+    made = numpy.empty(tuple(box), kind)
+    for start in range(0, box[-1], TILE):
+        made[..., start : start + TILE] = view[..., start : start + TILE]
+    del view, elements, buffer
+    return made.tobytes()
 
 
 def _spanned(order: Sequence[int], itemsize: int, box: Sequence[int], steps: Sequence[int]) -> int:
@@ -200,11 +243,12 @@ def _spanned(order: Sequence[int], itemsize: int, box: Sequence[int], steps: Seq
     runs = math.prod(box[axis] for axis in order if steps[axis])
     span = itemsize
     best, least = 0, runs * (READ_COST + span)
+    most = max(BLOCK, runs * itemsize)
     for count, axis in enumerate(order, 1):
         if steps[axis]:
             runs //= box[axis]
             span += (box[axis] - 1) * steps[axis]
         cost = runs * (READ_COST + span)
-        if runs * span <= 2 * BLOCK and cost <= least:
+        if runs * span <= 2 * most and cost <= least:
             best, least = count, cost
     return best

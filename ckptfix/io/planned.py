@@ -17,7 +17,7 @@ from ckptfix.io.source import BATCH, Name, Readers, Source
 from ckptfix.io.sums import crc32_joined
 
 
-class _Made(Name):
+class Made(Name):
     """The name of a file that is not there."""
 
     size: int
@@ -30,7 +30,7 @@ class _Made(Name):
         return _MadeSource(self)
 
 
-class PlannedFile(_Made):
+class PlannedFile(Made):
     """The name of a file that is planned and not yet written.
 
     Attributes:
@@ -70,7 +70,7 @@ class Piece:
     checks: tuple[Check, ...] = ()
 
 
-class SplicedFile(_Made, Spliced):
+class SplicedFile(Made, Spliced):
     """The name of a file that lies in pieces in others. What a piece is made of is looked up when it is first needed.
 
     Attributes:
@@ -187,7 +187,7 @@ def crc32_of(data: Data) -> int | None:
 class _MadeSource(Source):
     """What is there in place of the file. Checksums, which cost a pass over the data, are those of nothing."""
 
-    def __init__(self, made: _Made) -> None:
+    def __init__(self, made: Made) -> None:
         super().__init__(made, made.size)
         self._made = made
         self._sources = Readers()

@@ -6,9 +6,8 @@ of the same bytes, in other portions: each portion is summed once for both (`sou
 
 from __future__ import annotations
 
-import zlib
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import islice
 from threading import Lock
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from ckptfix.checkpoint import ByteRange, Data, Derived, Segment
 from ckptfix.checkpoint.places import pieces_of
+from ckptfix.io.crc import checksum
 from ckptfix.io.read import CHECKSUM, read_chunks, read_from
 from ckptfix.io.source import sums_of
 from ckptfix.io.threads import Flag, Part, Workers, tasks
@@ -77,6 +77,32 @@ class Checksums:
         return self._sums[task].result()
 
 
+class SummedStream:
+    """A stream that is summed while it is written: what stands behind it in the file needs no second run of it."""
+
+    def __init__(self, data: Derived) -> None:
+        self._whole = data
+        self._crc32: int | None = None
+        self.data = Derived(data.length, self._chunks, data.what, data.sources)
+
+    def _chunks(self) -> Iterator[bytes]:
+        crc = 0
+        for chunk in read_chunks(self._whole):
+            crc = checksum(chunk, crc)
+            yield chunk
+        self._crc32 = crc
+
+    def value(self) -> int:
+        """The checksum; the stream is run for it where it was not written yet. Raises as `read_chunks`."""
+        if self._crc32 is None:
+            self._crc32 = crc32_on(self._whole)
+        return self._crc32
+
+    def segment(self, pack: Callable[[int], bytes], length: int) -> Derived:
+        """As `Checksums.segment`."""
+        return Derived(length, lambda: (pack(self.value()),), CHECKSUM, read_from(self._whole), blank=pack(0))
+
+
 def _crc32_of(task: Sequence[Part]) -> list[int]:
     return [crc32_of_pieces(pieces_of(part.data)) for part in task]
 
@@ -90,7 +116,7 @@ def crc32_of_pieces(pieces: Iterable[Segment]) -> int:
             sums_of(piece.path)[piece.offset] = piece.length, own
             crc = crc32_joined(crc, own, piece.length) if crc else own
         else:
-            crc = zlib.crc32(piece, crc) if isinstance(piece, bytes) else crc32_on(piece, crc)
+            crc = checksum(piece, crc) if isinstance(piece, bytes) else crc32_on(piece, crc)
     return crc
 
 
@@ -99,7 +125,7 @@ def crc32_on(data: Data, crc: int = 0, stopped: Flag | None = None) -> int:
     for chunk in read_chunks(data, CRC_CHUNK):
         if stopped is not None and stopped.is_set():
             break
-        crc = zlib.crc32(chunk, crc)
+        crc = checksum(chunk, crc)
     return crc
 
 

@@ -15,7 +15,7 @@ Everything else stands for itself, and a rule speaks of the whole name.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ckptfix.errors import Refused
@@ -89,6 +89,16 @@ class NameRule:
             made.append(value)
         return "".join(made)
 
+    def values(self, name: str) -> dict[str, str] | None:
+        """What the placeholders of `old` stand for in `name`; None if the rule does not speak of it."""
+        if self._pattern is not None:
+            match = self._pattern.fullmatch(name)
+            return None if match is None else match.groupdict()
+        front = self.old.removesuffix(REST)
+        if front == self.old:
+            return {} if name == front else None
+        return {"rest": name[len(front) :]} if len(name) > len(front) and name.startswith(front) else None
+
     def _apply_literal(self, name: str) -> str | None:
         """`apply` for a rule without numbers, of which there may be as many as keys."""
         front = self.old.removesuffix(REST)
@@ -106,9 +116,43 @@ def _group(name: str) -> str:
     return "(?P<rest>.+)" if name == "*" else rf"(?P<{name}>\d{{1,18}})"
 
 
+def placeholders(text: str) -> dict[str, list[int]]:
+    """The placeholders of `text` (``rest`` for ``{*}``), and by how much each use of one is moved."""
+    found: dict[str, list[int]] = {}
+    for match in _PLACEHOLDER.finditer(text):
+        found.setdefault("rest" if match[1] else match[2], []).append(int(match[3] or 0))
+    return found
+
+
+def moved(text: str, moves: Mapping[str, int]) -> str:
+    """`text` with the placeholders that `moves` names moved by so much more."""
+
+    def one(match: re.Match[str]) -> str:
+        if match[1]:
+            return match[0]
+        move = int(match[3] or 0) + moves.get(match[2], 0)
+        return f"{{{match[2]}{move:+d}}}" if move else f"{{{match[2]}}}"
+
+    return _PLACEHOLDER.sub(one, text)
+
+
+def filled(text: str, values: Mapping[str, str]) -> str | None:
+    """`text` with its placeholders filled in; None where a number would be negative."""
+    negative = False
+
+    def one(match: re.Match[str]) -> str:
+        nonlocal negative
+        value, move = values["rest" if match[1] else match[2]], int(match[3] or 0)
+        negative |= bool(move) and int(value) + move < 0
+        return str(int(value) + move) if move else value
+
+    made = _PLACEHOLDER.sub(one, text)
+    return None if negative else made
+
+
 def renamed(names: Iterable[str], rules: Iterable[NameRule]) -> dict[str, str]:
     """old -> new for the names that a rule speaks of; the first rule that does counts."""
-    table = _Table(tuple(rules))
+    table = RuleTable(tuple(rules))
     found: dict[str, str] = {}
     for name in names:
         for rule in table.about(name):
@@ -135,7 +179,7 @@ class _Node:
     rest: list[int] = field(default_factory=list)
 
 
-class _Table:
+class RuleTable:
     """A tree of rules by components, so that many rules are not tried on many names."""
 
     def __init__(self, rules: Sequence[NameRule]) -> None:

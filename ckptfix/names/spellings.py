@@ -35,9 +35,7 @@ class Family:
 FAMILIES: tuple[Family, ...] = (
     Family("layer-norm", "same", "gamma and beta, a_2 and b_2, g and b: weight and bias", "google-research/bert"),
     Family("batch-norm", "same", "moving_mean, moving_variance: running_mean, running_var", "keras, mindspore, paddle"),
-    Family(
-        "weight-norm", "same", "weight_g, weight_v: parametrizations.weight.original0, original1", "torch/nn/utils"
-    ),
+    Family("weight-norm", "same", "weight_g, weight_v: parametrizations.weight.original0, original1", "torch/nn/utils"),
     Family(
         "spectral-norm", "same", "weight_orig, _u, _v: parametrizations.weight.original, .0._u, .0._v", "torch/nn/utils"
     ),

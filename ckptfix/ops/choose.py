@@ -240,3 +240,16 @@ def chosen_sites(checkpoint: Checkpoint, at: str | None, *, weights_only: bool =
         weights = {state.at for state in states(checkpoint)}
         return [site for site in sites if site.at in weights]
     return sites
+
+
+def refuse_module(checkpoint: Checkpoint) -> None:
+    """Nothing was found to work on: is it that what the file holds is a whole module?
+
+    Raises:
+        Refused: it is one.
+    """
+    if not module_of(checkpoint):
+        return
+    module = next((row for row in meant(checkpoint) if row.module is not None), None)
+    if module is not None:
+        raise whole_module(checkpoint, module.at)

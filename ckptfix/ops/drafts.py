@@ -60,7 +60,7 @@ class Draft(Generic[R]):
         lines: what was done, in one or two sentences.
         findings: what was noticed on the way.
         exit_code: 0, or another if the verb itself knows of losses.
-        read: the files that it was read from, as they were before; the input alone by default.
+        read: the files that it was read from, as they were before, beside those of the input where that is known.
         link: files of an output folder that are files of the input may be hard links to these.
     """
 

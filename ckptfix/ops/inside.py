@@ -254,7 +254,9 @@ class _Looker:
         self.found.pickles += sure or bool(seen.pickles and seen.seen)
         self.found.cut |= seen.cut
         base = reader.base
-        rows = [row for row in seen.seen if sure or _is_name(row)]
+        # Numbers may begin as a pickle does: 66565.0 in float32 is PROTO, and a global that no unpickler would find.
+        ends = bool(seen.pickles)
+        rows = [row for row in seen.seen if _is_name(row) or (sure and (ends or row.called is not None))]
         for row in rows:
             full = weights_only.canonical(Global(row.module, row.name, row.at))
             if weights_only.accepted(full):

@@ -90,7 +90,8 @@ def carry_out(
         raise Refused("hard links are for the files of a folder, and this is one file", path=checkpoint.path)
     with about(checkpoint.path):
         draft = make(checkpoint, name)
-    return _written(_from_folder(draft, source, path), checkpoint.path, checkpoint.files, name, how)
+    read = (*checkpoint.files, *draft.read)
+    return _written(_from_folder(draft, source, path), checkpoint.path, read, name, how)
 
 
 def _carry_out_in_place(

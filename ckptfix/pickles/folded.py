@@ -90,6 +90,16 @@ class Mold:
             and first < 0xFFFFFF00
         )
 
+    def fetches_its_own(self, memo: dict[int, Node]) -> bool:
+        """Whether the numbers that a phrase fetches still mean what they meant to the first one."""
+        a, b, c, d = self.numbers
+        return (
+            memo[a] is self.storage
+            and memo[b] is self.type
+            and memo[c] is self.location
+            and memo[d] is self.hooks
+        )  # fmt: skip
+
 
 @final
 class Phrases:
@@ -98,16 +108,21 @@ class Phrases:
     Attributes:
         starts: offset of each, behind its function.
         firsts: the first number that it gives in the memo.
+        keys: the string before its function, where that has the number before; None where it is read by itself.
         molds: all that there are; `of` says for each phrase which.
     """
 
-    __slots__ = ("_known", "_location", "_molds", "_next", "_width", "data", "firsts", "molds", "of", "starts")
+    __slots__ = (
+        *("_known", "_location", "_molds", "_next", "_width"),
+        *("data", "firsts", "keys", "molds", "of", "starts"),
+    )
 
     def __init__(self, data: bytes) -> None:
         self.data = data
         self.starts = array("Q")
         self.firsts = array("Q")
         self.of = array("L")
+        self.keys: list[Text | None] = []
         self.molds: list[Mold] = []
         # By what can be seen of a phrase at once; and by all that distinguishes it.
         self._molds: dict[tuple[int, bytes, bytes], Mold] = {}
@@ -118,6 +133,58 @@ class Phrases:
 
     def read(self, func: Global, at: int, memo: dict[int, Node]) -> Call | None:
         """The call of `func` whose arguments begin at `at`; None where they are not written as torch writes them."""
+        found = self._mold_at(at, memo)
+        if found is None:
+            return None
+        mold, first = found
+        # Each number is given once: what it was given before, or by what, need not be kept.
+        if first < self._next or not memo.keys().isdisjoint(range(first, first + mold.given)):
+            return None
+        return self._take(func, at, mold, first, None) if mold.fetches_its_own(memo) else None
+
+    def items(
+        self, func: Global, get: bytes, at: int, memo: dict[int, Node], stack: list[Node], calls: list[Call]
+    ) -> int:
+        """Read the pairs of a key and a call of `func`, which `get` fetches, that follow each other from `at` on.
+
+        Returns:
+            Where they end; they are on the stack.
+        """
+        data = self.data
+        last: Mold | None = None
+        width = len(get) + 5
+        while at + _LONGEST <= len(data):
+            key_end = at + 5 + data[at + 1]
+            start = key_end + width
+            number = self._next
+            if (
+                data[at] != 0x58  # BINUNICODE
+                or data[at + 2 : at + 5] != b"\0\0\0"
+                or data[key_end : key_end + 1] != b"r"  # LONG_BINPUT
+                or _U32(data, key_end + 1)[0] != number
+                or data[key_end + 5 : start] != get
+                or (found := self._mold_at(start, memo)) is None
+            ):
+                break
+            mold, first = found
+            if first != number + 1 or not memo.keys().isdisjoint(range(number, first + mold.given)):
+                break
+            if mold is not last and not mold.fetches_its_own(memo):
+                break
+            last = mold
+            try:
+                key = Text(data[at + 5 : key_end], "utf-8", "surrogatepass")
+            except UnicodeDecodeError:
+                break  # which is an error, and not ours to explain
+            key.start, key.end, key.origin = at, key_end, None
+            call = self._take(func, start, mold, number, key)
+            stack += (key, call)
+            calls.append(call)
+            at = start + mold.length
+        return at
+
+    def _mold_at(self, at: int, memo: dict[int, Node]) -> tuple[Mold, int] | None:
+        """The mold of the phrase at `at`, and its first number in the memo; None where there is no phrase."""
         data = self.data
         if at + _LONGEST > len(data):
             return None
@@ -131,26 +198,18 @@ class Phrases:
             if mold is None:
                 return None
             key_end = at + mold.ends[4]
-        first: int = _U32(data, key_end + 1)[0]
-        # Each number is given once: what it was given before, or by what, need not be kept.
-        if first < self._next or not memo.keys().isdisjoint(range(first, first + mold.given)):
-            return None
-        a, b, c, d = mold.numbers
-        if not (
-            memo[a] is mold.storage
-            and memo[b] is mold.type
-            and memo[c] is mold.location
-            and memo[d] is mold.hooks
-        ):  # fmt: skip
-            return None
+        return mold, _U32(data, key_end + 1)[0]
+
+    def _take(self, func: Global, at: int, mold: Mold, first: int, key: Text | None) -> Call:
         position = at + mold.length - AFTER_REDUCE
         if not mold.count:
             mold.first = position
         mold.count += 1
-        self._next = first + mold.given
+        self._next = first + mold.given + (key is not None)
         self.starts.append(at)
         self.firsts.append(first)
         self.of.append(mold.place)
+        self.keys.append(key)
         return Call.folded_at(func, position, self)
 
     def _new_mold(self, at: int, memo: dict[int, Node]) -> Mold | None:
@@ -196,12 +255,13 @@ class Phrases:
         return persid, mold.offset, (*mold.shape,), (*mold.stride,), mold.requires_grad, hooks
 
     def given(self, row: int, call: Call) -> list[Node]:
-        """What phrase `row`, whose call is `call`, numbers, in order."""
+        """What phrase `row`, whose call is `call`, numbers, in order; the key before it, if that was read with it."""
         args = call.arguments
         persid = args[0]
         assert type(persid) is PersId
         sizes = args[2:4] if args[2] != () else ()
-        return [persid.fields[2], persid.pid, *sizes, args[5], args, call]
+        key = self.keys[row]
+        return [*(() if key is None else (key,)), persid.fields[2], persid.pid, *sizes, args[5], args, call]
 
     def locations(self) -> list[tuple[int, Text, int]]:
         """(where the first one is, what all of these fetch, how many they are) of the locations of their storages."""

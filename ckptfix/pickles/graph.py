@@ -100,8 +100,9 @@ class Call:
     @classmethod
     def folded_at(cls, func: Node, position: int, folded: Folded) -> Call:
         """A call whose arguments become nodes when they are first asked for."""
-        call = cls(func, None, "REDUCE", position)
-        del call.args
+        call = cls.__new__(cls)
+        call.func, call.how, call.position = func, "REDUCE", position
+        call.kwargs = call.items = call.elements = call.state = None
         call.folded = folded
         return call
 
@@ -260,7 +261,7 @@ def pairs(node: Node) -> list[tuple[Node, Node]] | None:
             found = first.items
     else:
         return None
-    if len({_identity(key) for key, _ in found}) == len(found):
+    if len({key if type(key) is Text else _identity(key) for key, _ in found}) == len(found):
         return found
     last: dict[object, int] = {}
     out: list[tuple[Node, Node]] = []
@@ -367,30 +368,32 @@ def is_versions(metadata: Node) -> bool:
     return rows is not None and not any(_holds_objects(own) for _, own in rows)
 
 
-def _holds_objects(value: Node, depth: int = 0) -> bool:
+def _holds_objects(value: Node) -> bool:
     """Whether a value is or holds anything but plain values, or containers nested deeper than any program writes."""
-    if type(value) not in _NODES:
-        return False
-    if type(value) is PersId or depth > 4:
-        return True
-    if type(value) is Call:
-        more = value.state is not None or value.elements or (value.items and value.args)
-        if more or pairs(value) is None:
-            return True
-    return any(_holds_objects(child, depth + 1) for _, child in children(value))
+    level, seen = [value], set[int]()
+    for _ in range(5):
+        nodes = {id(node): node for node in level if type(node) in _NODES and id(node) not in seen}
+        seen.update(nodes)
+        level = []
+        for node in nodes.values():
+            rows = pairs(node)
+            more = type(node) is Call and (node.kwargs or (node.items and node.args) or node.elements)
+            if type(node) is PersId or more or (type(node) is Call and (rows is None or node.state is not None)):
+                return True
+            level += (child for _, child in children(node)) if rows is None else (part for row in rows for part in row)
+    return any(type(node) in _NODES for node in level)
 
 
 def label(key: Node) -> str:
     """A mapping key as an address part."""
+    if type(key) is Text:
+        return str(key)
     if isinstance(key, int) and key.bit_length() > 4096:
         return hex(key)
-    if type(key) is tuple and len(key) <= 8 and all(_is_plain(part) for part in key):
+    if type(key) is tuple and len(key) <= 8 and all(isinstance(part, _PLAIN) for part in key):
         return f"({', '.join(map(label, key))})"
-    return str(key) if _is_plain(key) else f"<{type(key).__name__}>"
+    return str(key) if isinstance(key, _PLAIN) else f"<{type(key).__name__}>"
 
 
 _NODES = frozenset((Call, PersId, Dict, Set, tuple, list))
-
-
-def _is_plain(key: Node) -> bool:
-    return isinstance(key, (str, int, float, bytes)) or key is None
+_PLAIN = (str, int, float, bytes, type(None))

@@ -224,9 +224,10 @@ class Machine(RareOpcodes):
                         stack.append(use)
                     else:
                         if value is self.common and (call := self.fold(end)) is not None:
-                            value = call
-                            end = call.position + AFTER_REDUCE
-                        stack.append(value)
+                            stack.append(call)
+                            end = self.fold_items(data[pos:end], call.position + AFTER_REDUCE, stack)
+                        else:
+                            stack.append(value)
                     pos = end
                 elif code == 0x58:  # BINUNICODE
                     end = pos + 5 + u32(data, pos + 1)[0]

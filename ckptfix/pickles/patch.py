@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Container, Iterable
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from ckptfix.errors import Unsupported
@@ -33,6 +33,9 @@ def string_opcode(value: str, protocol: int, like: int = op.BINUNICODE, used: Co
     that weights_only=True refuses only those in `used`, which the stream has already, are written: an edit must not
     turn a file that it accepts into one that it refuses, whatever protocol the stream claims.
     """
+    if like == op.BINUNICODE and op.SHORT_BINUNICODE not in used:
+        raw = value.encode("utf-8", "surrogatepass")
+        return b"X" + len(raw).to_bytes(4, "little") + raw
     if like in (op.SHORT_BINSTRING, op.BINSTRING, op.STRING):
         raw = value.encode("utf-8")
         if len(raw) < 256 and like != op.STRING:
@@ -148,17 +151,19 @@ def splice(graph: Graph, patches: Iterable[Patch]) -> bytes:
         Unsupported: two patches overlap.
     """
     data = graph.data
-    ordered = sorted(set(patches))
+    ordered = list(patches)
+    # Most come in order, one a place: those of names that are written out.
+    if any(start >= following for (start, _, _), (following, _, _) in pairwise(ordered)):
+        ordered = sorted(set(ordered))
     if graph.frames:
         ordered = sorted(ordered + _frame_patches(graph, ordered))
-    pieces = []
+    pieces: list[bytes] = []
     position = graph.start
-    for patch in ordered:
-        if patch.start < position:
-            raise Unsupported("two edits of the pickle overlap", offset=patch.start)
-        pieces.append(data[position : patch.start])
-        pieces.append(patch.new)
-        position = patch.end
+    for start, end, new in ordered:
+        if start < position:
+            raise Unsupported("two edits of the pickle overlap", offset=start)
+        pieces += (data[position:start], new)
+        position = end
     pieces.append(data[position : graph.end])
     return b"".join(pieces)
 

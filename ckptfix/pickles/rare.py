@@ -255,11 +255,17 @@ class RareOpcodes:
 
     def fold(self, at: int) -> Call | None:
         """The call of `common` whose arguments begin at `at`, folded; None where it is not written as most are."""
-        assert self.common is not None
+        if self.common is None:  # what was fetched is the value None
+            return None
         call = self.phrases.read(self.common, at, self.memo)
         if call is not None:
             self.graph.calls.append(call)
         return call
+
+    def fold_items(self, get: bytes, at: int, stack: list[Node]) -> int:
+        """Put on `stack` the keys and folded calls that follow at `at`, each fetching the function by `get`."""
+        assert self.common is not None
+        return self.phrases.items(self.common, get, at, self.memo, stack, self.graph.calls)
 
     def count_memo(self) -> None:
         """MEMOIZE counts what is in the memo: from here on nothing is folded."""

@@ -67,13 +67,14 @@ def every_node(root: Node) -> Iterator[Node]:
         stack += parts_of(node)
 
 
-def parts_of(node: Node) -> Iterable[Node]:
-    """What hangs on a node that holds others, in no certain order."""
-    if type(node) is Call:
-        pairs = (part for pair in node.items or () for part in pair)
+def parts_of(node: Node, gone: Collection[int] = ()) -> Iterable[Node]:
+    """What hangs on a node that holds others, in no certain order; items of which the value is in `gone` do not."""
+    if type(node) is Call or type(node) is Dict:
+        rows = node.items or ()
+        pairs = (part for row in rows if not gone or id(row[1]) not in gone for part in row)
+        if type(node) is Dict:
+            return list(pairs)
         return (node.func, node.args, node.kwargs, node.state, *(node.elements or ()), *pairs)
-    if type(node) is Dict:
-        return [part for pair in node.items for part in pair]
     if type(node) is Set:
         return list(node.elements)
     if type(node) is PersId:

@@ -7,11 +7,11 @@ of the new one. To take the edit back is to cut the file where the new record be
 from __future__ import annotations
 
 import struct
-import zlib
 from collections.abc import Iterator
 
 from ckptfix.checkpoint import ByteRange, Segment
 from ckptfix.errors import CkptfixError, Unsupported
+from ckptfix.io.crc import checksum
 from ckptfix.io.layers import Part
 from ckptfix.io.source import Source, open_source
 from ckptfix.zips.local import local_extra, read_local
@@ -35,7 +35,7 @@ def append_record(reader: Source, directory: Directory, record: Record, new: byt
         )  # fmt: skip
     size = reader.size
     local = read_local(reader, record)
-    crc32 = zlib.crc32(new)
+    crc32 = checksum(new)
     head, tail = rewritten_header(reader, local, record.flags, crc32, len(new))
     head = repadded(head, local_extra(reader, local), size, 0, ALIGNMENT)
     raw = patched_directory(directory, record, {record.position: size}, crc32, len(new))

@@ -14,6 +14,7 @@ headers it never compared, and reads names of any size.
 from __future__ import annotations
 
 import itertools
+import operator
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -218,6 +219,36 @@ def _end_disputes(
 _END_FIELDS = ("disk", "disk of the directory", "records on this disk", "records", "size", "offset")
 
 
+def same_rows(reader: Source, old: Directory, changed: Record) -> tuple[list[int], Record] | None:
+    """Where the records of an archive begin, in directory order, and its row for `changed` of `old`.
+
+    None where its directory says anything else of the others than `old` does, and where that would take more than a
+    look at the bytes. Raises as `read_directory`.
+    """
+    end = _find_end(reader)
+    raw = reader.read(end.offset, end.size)
+    if len(raw) != len(old.raw) or end.records != len(old.records):
+        return None
+    places = [record.position + _HEADER for record in old.records]
+    headers = [_U32(raw, place)[0] for place in places]
+    after = next((place - _HEADER for place in places if place > changed.position + _HEADER), len(raw))
+    (row,) = _rows(raw[changed.position : after], reader.name, end._replace(records=1))
+    row = row._replace(position=changed.position)
+    others = bytearray(raw)
+    for place in places:
+        others[place : place + 4] = old.raw[place : place + 4]
+    others[changed.position : after] = old.raw[changed.position : after]
+    if others != old.raw or MAX32 in headers or row.name != changed.name:
+        return None
+    return headers, row
+
+
+_HEADER = 42
+"""Where in a row the offset of the local header stands."""
+
+_U32 = struct.Struct("<L").unpack_from
+
+
 def _rows(raw: bytes, path: str, end: _End) -> list[Record]:
     rows: list[Record] = []
     position = 0
@@ -288,10 +319,13 @@ def zip64_fields(extra: bytes, size: int, stored: int, header: int) -> tuple[int
 
 def _refuse_overlaps(records: Sequence[Record], path: str, directory: int) -> None:
     """Records that share bytes are a bomb or an attack on readers that disagree; nothing is read from them."""
+    # The name's length in characters is at most that in bytes, so this never refuses a sound file.
+    ends = [record.header + LOCAL.size + len(record.name) + record.stored for record in records]
+    if all(map(operator.le, ends, [*(record.header for record in records[1:]), directory])):
+        return
     ordered = sorted((record.header, record.stored, len(record.name), record.name) for record in records)
     ordered.append((directory, 0, 0, ""))
     for (header, stored, name_length, name), (following, *_) in itertools.pairwise(ordered):
-        # The name's length in characters is at most that in bytes, so this never refuses a sound file.
         if header + LOCAL.size + name_length + stored > following:
             raise BadDirectory(
                 f"the record of {stored} bytes runs into what begins at {following:#x}",

@@ -8,7 +8,6 @@ single headers. Where no description has a CRC-32, a record is kept by its size 
 from __future__ import annotations
 
 import re
-import zlib
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ from typing import NamedTuple
 
 from ckptfix.checkpoint import ByteRange, Data
 from ckptfix.errors import CkptfixError
+from ckptfix.io.crc import checksum
 from ckptfix.io.derived import inflated
 from ckptfix.io.read import read_chunks
 from ckptfix.io.source import Source
@@ -304,10 +304,10 @@ class Archive:
         try:
             if way.method == STORED:
                 for chunk in self.reader.chunks(way.data, way.stored, CRC_CHUNK):
-                    crc32 = zlib.crc32(chunk, crc32)
+                    crc32 = checksum(chunk, crc32)
             else:
                 for chunk in read_chunks(inflated(ByteRange(self.reader.name, way.data, way.stored), way.size)):
-                    crc32 = zlib.crc32(chunk, crc32)
+                    crc32 = checksum(chunk, crc32)
         except CkptfixError:
             return None
         return crc32

@@ -9,7 +9,6 @@ always.
 from __future__ import annotations
 
 import struct
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,9 +16,10 @@ from ckptfix.checkpoint import ByteRange, Data, Derived, Segment
 from ckptfix.checkpoint.places import pieces_of
 from ckptfix.errors import BadDirectory
 from ckptfix.io.blocks import LARGE, PAGE
+from ckptfix.io.crc import checksum
 from ckptfix.io.read import CHECKSUM
 from ckptfix.io.source import Source
-from ckptfix.io.sums import Checksums
+from ckptfix.io.sums import Checksums, SummedStream
 from ckptfix.zips.local import Local, local_extra, read_local
 from ckptfix.zips.read import (
     CENTRAL,
@@ -87,7 +87,7 @@ def fresh_archives(archives: Sequence[Sequence[NewRecord]], *, alone: bool = Fal
         record.data
         for records in archives
         for record in records
-        if record.crc32 is None and record.size and not isinstance(record.data, bytes)
+        if record.crc32 is None and record.size and isinstance(record.data, ByteRange)
     ]
     sums = Checksums(unknown)
     numbers = iter(range(len(unknown)))
@@ -111,8 +111,16 @@ def _archive(records: Sequence[NewRecord], sums: Checksums, numbers: Iterator[in
         flags = FLAGS if record.size else FLAGS & ~DESCRIPTOR_FOLLOWS
         descriptor = _descriptor_maker(record.size, large)
         header = LOCAL.pack(b"PK\x03\x04", 45 if large else 0, flags, 0, 0, 0, 0, 0, 0, len(name), len(extra))
-        segments += (header + name + extra, record.data)
         row = _row_maker(name, record.size, cursor, flags)
+        if record.crc32 is None and record.size and isinstance(record.data, Derived):
+            waits = True
+            summed = SummedStream(record.data)
+            segments += (header + name + extra, summed.data, summed.segment(descriptor, len(descriptor(0))))
+            rows.append(lambda summed=summed, row=row: row(summed.value()))  # type: ignore[misc]
+            blank.append(row(0))
+            cursor += len(header) + len(name) + len(extra) + record.size + len(descriptor(0))
+            continue
+        segments += (header + name + extra, record.data)
         if record.crc32 is None and record.size and not isinstance(record.data, bytes):
             nth = next(numbers)
             waits = True
@@ -137,7 +145,7 @@ def _archive(records: Sequence[NewRecord], sums: Checksums, numbers: Iterator[in
 
 def _crc32(data: bytes | Data) -> int:
     """Of literal bytes; other data that comes here is empty."""
-    return zlib.crc32(data) if isinstance(data, bytes) else 0
+    return checksum(data) if isinstance(data, bytes) else 0
 
 
 def _local_zip64(size: int, cursor: int) -> bytes:
@@ -198,7 +206,7 @@ def replace_record(
     """
     path = directory.path
     local = read_local(reader, record)
-    crc32 = zlib.crc32(new)
+    crc32 = checksum(new)
     head, tail = rewritten_header(reader, local, record.flags, crc32, len(new))
     following = min(
         (other for other in directory.records if other.header > record.header),

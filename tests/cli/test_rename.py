@@ -8,8 +8,9 @@ import pytest
 from builders import written
 from cli.conftest import Cli, names
 
-from ckptfix.cli.rename import read_map, split_substitution
+from ckptfix.cli.rename import split_substitution
 from ckptfix.errors import CkptfixError
+from ckptfix.ops.rename.run import read_rules
 
 
 def test_substitutions_apply_in_order_and_the_map_after_them(cli: Cli, ddp: Path, tmp_path: Path) -> None:
@@ -76,12 +77,12 @@ def test_without_one_it_is_no_substitution(text: str) -> None:
     ],
 )
 def test_json_maps(tmp_path: Path, content: bytes) -> None:
-    assert read_map(str(written(tmp_path / "m", content))) == {"a": "b", "c d": "e"}
+    assert read_rules(str(written(tmp_path / "m", content))).names == {"a": "b", "c d": "e"}
 
 
 def test_line_maps(tmp_path: Path) -> None:
     path = written(tmp_path / "m", b"# head\r\na\tb\r\n\n  x#1  y # tail\n")
-    assert read_map(str(path)) == {"a": "b", "x#1": "y"}
+    assert read_rules(str(path)).names == {"a": "b", "x#1": "y"}
 
 
 @pytest.mark.parametrize(
@@ -102,6 +103,6 @@ def test_line_maps(tmp_path: Path) -> None:
 def test_bad_maps_name_their_line(tmp_path: Path, content: bytes, where: str | None) -> None:
     path = str(written(tmp_path / "m", content))
     with pytest.raises(CkptfixError) as caught:
-        read_map(path)
+        read_rules(path)
     assert caught.value.path == path
     assert caught.value.where == where

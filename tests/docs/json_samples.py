@@ -92,6 +92,10 @@ def make() -> Iterator[tuple[str, bytes]]:
     }.items():  # fmt: skip
         yield name, saved(contents)
     yield "old.pth", wrapped()
+    yield "single.pth", saved(lambda: {"weight": torch.ones(2, 3), "tied": torch.zeros(3)})
+    numbers = {"c": torch.tensor([1 + 2j, 3]), "q": torch.quantize_per_tensor(torch.ones(2), 0.5, 0, torch.qint8)}
+    yield "numbers.pth", saved(lambda: numbers)
+    yield "tiny.pth", saved(lambda: {"w": torch.tensor([1e-30, 1e30])})
     yield "damaged.pth", damaged()
     yield "renamed.pth", state(new__weight=(1, 2, 3), fc__bias=(4, 5))
     yield "copies.pth", state(one=(1, 2, 3), two=(1, 2, 3))
@@ -119,6 +123,9 @@ RUNS: dict[str, tuple[str, ...]] = {
     "diff": ("diff ddp.pth rich.pth", "diff rich.pth ddp.pth", "diff model.pth ddp.pth", "diff a.pth b.pth",
              "diff a.pth b.pth --atol 2", "diff module.pth meta.pth", "diff copies.pth original.pth",
              "diff tied.pth untied.pth", "diff a.pth renamed.pth", "diff damaged.pth a.pth"),
+    "digest": ("digest ddp.pth --check rich.pth", "digest --files ddp.pth", "digest a.pth --check b.pth",
+               "digest renamed.pth --check a.pth", "digest single.pth --check rich.pth", "digest ddp.pth --total"),
+    "stats": ("stats ddp.pth --by-layer", "stats numbers.pth --filter * --filter none", "stats a.pth --depth 1"),
     "rename": ("strip-module ddp.pth OUT.pth", "rename ddp.pth OUT.pth --sub a=b"),
     "match": ("match bert.pth OUT.pth --like mine.pth", "match heads.pth OUT.pth --like like.pth --accept-ambiguous",
               "match bert.pth --like like.pth --report", "match flat.pth OUT.pth --like square.pth --reshape",
@@ -132,6 +139,13 @@ RUNS: dict[str, tuple[str, ...]] = {
                 "extract meta.pth OUT.safetensors --drop-unsupported"),
     "sanitize": ("sanitize rich.pth OUT.pth", "sanitize functions.pth OUT.pth"),
     "repair": ("repair cut.pth OUT.pth", "repair cut.pth OUT.pth --fill zeros"),
+    "select": ("select ddp.pth OUT.pth --drop *.bias",),
+    "merge": ("merge a.pth plain.safetensors -o OUT.pth",
+              "merge model.pth plain.safetensors -o OUT.pth"),
+    "cast": ("cast counted.pth OUT.pth --to bf16", "cast tiny.pth OUT.pth --to float16",
+             "cast tiny.pth OUT.pth --to e4m3"),
+    "average": ("average a.pth b.pth -o OUT.pth", "average counted.pth counted.pth -o OUT.pth --weights 1,3"),
+    "set-metadata": ("set-metadata plain.safetensors OUT.safetensors --set room=b --delete format",),
     "slim": ("slim view.pth OUT.pth", "slim rich.pth OUT.pth --no-optimizer"),
     "undo": ("undo --list edited.pth", "undo edited.safetensors", "undo ddp.pth"),
     "failure": ("inspect none.pth", "inspect --nonsense", "rename model.pth OUT.pth --sub 'bias|weight=x'",

@@ -158,6 +158,7 @@ def files() -> dict[str, bytes]:
         "model.safetensors": safetensors([("fc.weight", "F32", [2, 3], bytes(24))], metadata={"format": "pt"}),
         "bert.pth": transformer("bert.encoder.layer.{}", BERT),
         "mine.pth": transformer("blocks.{}", MINE),
+        "fuse.rules": b"blocks.{n}.attn.{q,k,v}.{*} -> blocks.{n}.attn.qkv.{*} | concat\n",
         "cut.pth": transformer("blocks.{}", MINE)[:9000],
         "settings.pth": saved(with_settings),
         "view.pth": saved(one_row),
@@ -169,5 +170,6 @@ def files() -> dict[str, bytes]:
         "runs/lr2/epoch_1.pth": wrapped()[:1500],
         "runs/lr2/epoch_2.pth": wrapped("", "cpu"),
         "runs/lr2/log.txt": b"epoch 1: 0.7\n",
+        "large.pth": state(w=(1, 500, -1000), b=(0.001, 1e-9)),
         "like.pth": model({"one.weight": (4, 4), "other.weight": (4, 4)}),
     }

@@ -26,7 +26,7 @@ from ckptfix.docs import page
 DEFS: dict[str, dict[str, Any]] = SCHEMA["$defs"]
 BASES = {"envelope", "writes"}
 """What the objects of several commands begin with."""
-PARTS = {"finding", "edit", "values"}
+PARTS = {"check", "edit", "finding", "statistics", "statistics_of_several", "values"}
 """What stands in several places of them."""
 
 FAULTS = {"account.left_behind[]", "account.lost[]", "changed[].values.reason", "close[].values.reason"}

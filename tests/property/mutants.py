@@ -191,6 +191,8 @@ def random_operations(dice: random.Random) -> list[Op]:
 
 def edited(operations: list[bytes], dice: random.Random) -> list[bytes]:
     """One opcode changed, taken out, doubled or swapped with another, or a run of them moved."""
+    if not operations:
+        return [assemble(*random_operations(dice))]
     made = list(operations)
     place = dice.randrange(len(made))
     kind = dice.randrange(10)

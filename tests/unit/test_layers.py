@@ -37,13 +37,14 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 """The rooms of the house from the bottom up: a room imports from layers below its own, or as `BESIDE` says."""
 
 OPS: tuple[tuple[str, ...], ...] = (
-    ("averages", "candidates", "inplace", "inside", "law", "naming", "taken"),
+    ("averages", "candidates", "inplace", "inside", "law", "naming", "numbers", "taken"),
     ("choose", "drafts"),
     ("pieces", "writing"),
-    ("convert", "inspect", "relocate", "rename", "sanitize", "slim", "target", "undo"),
+    ("average", "cast", "convert", "inspect", "relocate", "rename", "sanitize"),
+    ("select", "set_metadata", "slim", "target", "undo"),
     ("diff", "extract", "repair"),
     ("match",),
-    ("doctor",),
+    ("digest", "doctor", "merge", "stats"),
     ("fix", "listing"),
 )
 """The verbs, and what they share, in the same way."""
@@ -253,7 +254,7 @@ OPENED = {
     "io/inplace/disk.py": "opens what is edited in place, and creates its journal",
     "ops/repair/layers.py": "creates a file for what it unpacks",
     "ops/target/targets.py": "a JSON of names and shapes: text",
-    "cli/rename.py": "rules: text",
+    "ops/rename/run.py": "rules: text",
     "cli/shared/common.py": "an error message: text",
     "cli/shared/streams.py": "the files that stand for standard input and output",
     "cli/shared/exits.py": "the null device, in place of a closed output",
@@ -303,12 +304,16 @@ print(json.dumps([code, heavy]), file=sys.stderr)
 """
 
 
+COMPUTING = {"diff", "digest", "doctor", "stats", "cast", "average"}
+"""Commands that compute with numpy."""
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_no_command_loads_torch(forks: Forks, tmp_path: Path, name: str) -> None:
     done = forks(PROBE, arguments(name, tmp_path))
     code, heavy = json.loads(done.stderr.splitlines()[-1])
     assert code == CODES.get(name, 0)
-    assert not set(heavy) - ({"numpy", "ml_dtypes"} if name.split()[0] in ("diff", "doctor") else set())
+    assert not set(heavy) - ({"numpy", "ml_dtypes"} if name.split()[0] in COMPUTING else set())
 
 
 def test_every_command_is_probed() -> None:

@@ -226,12 +226,19 @@ class _Name(NamedTuple):
     folder: bool = False
 
 
+_WORDS = {
+    "fix": "fixed", "map-location": "moved", "select": "selected", "merge": "merged", "cast": "cast",
+    "average": "averaged", "set-metadata": "described",
+}
+"""What the name of an output says that none of doctor's chains has."""
+
+
 def _name_of(verb: str, options: Mapping[str, Any]) -> _Name:
     """Raises UsageError where the options do not say what the output is."""
     from ckptfix.findings.remedies import VERBS
     from ckptfix.formats.target import named_format
 
-    word = VERBS[verb].word if verb in VERBS else "fixed" if verb == "fix" else "moved"
+    word = VERBS[verb].word if verb in VERBS else _WORDS[verb]
     if "to" not in options or (verb != "convert" and options["to"] is None):
         return _Name(word)
     if options["to"] is None:

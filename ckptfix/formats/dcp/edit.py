@@ -24,13 +24,15 @@ from ckptfix.checkpoint import (
     segment_length,
 )
 from ckptfix.checkpoint.address import is_inside
+from ckptfix.commands import command
 from ckptfix.errors import KeyConflict, Unsupported
 from ckptfix.formats.dcp import metadata as dcp_metadata
-from ckptfix.formats.dcp.items import Window
+from ckptfix.formats.dcp.compact import compacted
 from ckptfix.formats.dcp.metadata import Metadata, Place
 from ckptfix.formats.dcp.pickled import Row, rewritten
 from ckptfix.formats.dcp.planned import planned_metadata
-from ckptfix.formats.dcp.read import Files, Folder, folder_of
+from ckptfix.formats.dcp.read import RANKS, Files, Folder, folder_of
+from ckptfix.formats.dcp.window import Window
 from ckptfix.formats.dcp.write import tensor_items
 from ckptfix.formats.folders.beside import beside
 from ckptfix.formats.torch import zip as torch_zip
@@ -41,23 +43,24 @@ from ckptfix.pickles.graph import Node, pairs
 
 
 def plan_edit(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan:
-    """The folder with `edits` applied; every file that they do not concern is copied whole."""
+    """The folder with `edits` applied; every file of which no item is left out is copied whole."""
     folder = folder_of(checkpoint)
     said, files = folder.metadata, folder.files
     around = beside(checkpoint.path, [mark.path for mark in checkpoint.files])
     new: list[OutputFile] = []
     metadata: Segment = ByteRange(files.metadata, 0, checkpoint.size_of(files.metadata))
+    kept: Mapping[str, Sequence[Segment]] = {
+        name: [ByteRange(path, 0, files.sizes[name])] for name, path in files.paths.items()
+    }
     if edits:
         rows = edited(said, edits)
         segments = _new_items(rows, files, _free_name(folder, around.files))
         if segments:
             name, pieces = segments
             new.append(OutputFile.of(Path(dest, name), pieces))
-        metadata = rewritten(said, rows)
-    copies = [
-        OutputFile.of(Path(dest, name), [ByteRange(path, 0, files.sizes[name])])
-        for name, path in files.paths.items()
-    ]
+        kept, moved = compacted(said, rows, files)
+        metadata = rewritten(said, rows, moved)
+    copies = [OutputFile.of(Path(dest, name), segments) for name, segments in kept.items()]
     last = OutputFile.of(Path(dest, dcp_metadata.NAME), [metadata])
     return Plan((*copies, *new, *around.copied_to(dest), last), around.findings())
 
@@ -92,6 +95,18 @@ def edited(said: Metadata, edits: Iterable[Edit]) -> list[Row]:
             pair = (name, (taken[name], row.saved.fqn))
             raise KeyConflict(f"two keys would be called {name}: {', '.join(pair[1])}", pairs=(pair,))
     return rows
+
+
+def refuse_edit(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan:
+    """A folder whose names stand elsewhere than in one `.metadata` is made such a folder first.
+
+    Raises:
+        Unsupported: always.
+    """
+    ranks = checkpoint.format == RANKS
+    message = "each rank has metadata of its own" if ranks else "its tensors are in safetensors files, by name"
+    hint = f"`{command('convert', checkpoint.path, 'OUT', to='dcp')}` writes a folder that can be edited"
+    raise Unsupported(f"{message}: it is read, and not edited", path=checkpoint.path, hint=hint)
 
 
 class _Below:

@@ -4,98 +4,30 @@
 
     archive/data.pkl   .format_version   .storage_alignment   byteorder   data/0   version   .data/serialization_id
 
-Bytes of the elements alone, and a tensor of a safetensors file, are read too.
+Bytes of the elements alone, and a tensor of a safetensors file (see `images`), are read too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ckptfix.checkpoint import ByteRange, Check, Data, dtypes
-from ckptfix.errors import CkptfixError, DamagedFile, Unsupported
+from ckptfix.errors import DamagedFile, Unsupported
+from ckptfix.formats.dcp.images import Images
 from ckptfix.formats.dcp.metadata import Sizes
 from ckptfix.formats.dcp.molds import Molds
+from ckptfix.formats.dcp.window import Window, in_file
 from ckptfix.formats.torch import zip as torch_zip
 from ckptfix.formats.torch.common import Storages, little_endian
 from ckptfix.formats.torch.tensors import BadTensor, is_tensor, tensor_entry
 from ckptfix.formats.torch.zip_layout import Archive, Places
 from ckptfix.io.derived import gathered
-from ckptfix.io.source import Name, Source, open_source
+from ckptfix.io.source import Source, open_source
 from ckptfix.pickles import Graph
 from ckptfix.zips.local import record_data
 
-SMALL = 8192
-"""Bytes of an item that are read at once."""
-
-HEAD, TAIL = 1024, 2048
-"""Bytes at the ends of a larger one that are: its pickle, its directory."""
-
 _ZIP = b"PK\x03\x04"
-
-
-class Window(Name):
-    """The name of a range of a file that is read as a file by itself.
-
-    Attributes:
-        where: the range.
-    """
-
-    where: ByteRange
-
-    def __new__(cls, where: ByteRange) -> Window:
-        name = super().__new__(cls, f"{where.path}[{where.offset:#x}:{where.end:#x}]")
-        name.where = where
-        return name
-
-    def opened(self) -> Source:
-        return _WindowSource(self)
-
-    def real(self, data: ByteRange) -> ByteRange:
-        """The range of the file that a range of the window is."""
-        return self.where.sub(data.offset, data.length)
-
-
-class _WindowSource(Source):
-    """Reads of a window; those at its ends are answered from what was read when it was opened."""
-
-    def __init__(self, window: Window) -> None:
-        where = window.where
-        self._file = open_source(where.path)
-        try:
-            self._head = self._file.read(where.offset, where.length if where.length <= SMALL else HEAD)
-            self._tail_at = max(0, where.length - TAIL)
-            self._tail = b"" if where.length <= SMALL else self._file.read(where.offset + self._tail_at, TAIL)
-        except BaseException:
-            self._file.close()
-            raise
-        super().__init__(window, where.length, base=self._file.base + where.offset)
-        self._start = where.offset
-
-    def _read(self, offset: int, length: int) -> bytes:
-        if offset + length <= len(self._head):
-            return self._head[offset : offset + length]
-        if offset >= self._tail_at and self._tail:
-            return self._tail[offset - self._tail_at : offset - self._tail_at + length]
-        return self._file.read(self._start + offset, length)
-
-    def close(self) -> None:
-        self._file.close()
-
-
-@contextmanager
-def _in_file(window: Window, name: str) -> Iterator[None]:
-    """Errors about the window are about the item called `name` of its file."""
-    try:
-        yield
-    except CkptfixError as error:
-        if error.path is None or error.path == window:
-            error.path = str(window.where.path)
-            error.offset = window.where.offset + (error.offset or 0)
-            error.where = name
-            error.hint = None
-        raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +38,17 @@ class TensorItem:
     check: Check | None
 
 
-def tensor_item(where: ByteRange, name: str, dtype: str, shape: Sizes, molds: Molds) -> TensorItem:
+class Named(NamedTuple):
+    """What a chunk is called in a safetensors file: `fqn` and where it begins; `images` are such files."""
+
+    images: Images
+    fqn: str
+    offsets: Sizes
+
+
+def tensor_item(
+    where: ByteRange, name: str, dtype: str, shape: Sizes, molds: Molds, named: Named | None = None
+) -> TensorItem:
     """The chunk that the item at `where` holds, which is of this dtype and shape.
 
     Args:
@@ -118,8 +60,11 @@ def tensor_item(where: ByteRange, name: str, dtype: str, shape: Sizes, molds: Mo
         Unsupported: it holds no dense tensor.
     """
     window = Window(where)
-    with _in_file(window, name), open_source(window) as source:
+    with in_file(window, name), open_source(window) as source:
         if source.read(0, min(4, where.length)) != _ZIP:
+            image = None if named is None else named.images.at(str(where.path), where.offset)
+            if named is not None and image is not None:
+                return TensorItem(image.find(named.fqn, dtype, shape, named.offsets), None)
             return _bare(where, name, dtype, shape)
         known = molds.find(source, dtype, shape)
         if known is not None:
@@ -213,7 +158,7 @@ def value_item(where: ByteRange, name: str) -> ValueItem:
         Unsupported: it is not what torch.save writes.
     """
     window = Window(where)
-    with _in_file(window, name):
+    with in_file(window, name):
         with open_source(window) as source:
             zipped = source.read(0, min(4, where.length)) == _ZIP
         if not zipped:

@@ -11,6 +11,8 @@ from ckptfix.checkpoint.address import shown
 from ckptfix.errors import CkptfixError
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
+from ckptfix.formats.dcp.images import Images
+from ckptfix.formats.dcp.metadata import Place
 from ckptfix.formats.dcp.part import SUFFIX
 from ckptfix.formats.dcp.read import Folder, folder_of
 from ckptfix.formats.torch.common import all_findings
@@ -53,13 +55,33 @@ def _overlaps(folder: Folder) -> Iterator[Finding]:
     places = sorted({part.place for _, part in folder.metadata.places() if part.place is not None})
     for one, other in pairwise(places):
         if one.name == other.name and one.length and other.length and other.offset < one.offset + one.length:
+            if _in_image(folder, one) and _in_image(folder, other):
+                continue
             message = f"an item of {one.length} bytes at {one.offset:#x} and one at {other.offset:#x} share bytes"
             yield found("dcp-overlap", message, where=one.name, offset=other.offset)
             return
 
 
+def _in_image(folder: Folder, place: Place) -> bool:
+    """Whether what begins there is a safetensors file, which all of its tensors name as their place."""
+    try:
+        return folder.files.images.at(folder.files.paths[place.name], place.offset) is not None
+    except (CkptfixError, KeyError):
+        return False
+
+
+def _is_empty(path: Path) -> bool:
+    """Whether it is the file of a rank that had nothing to write."""
+    try:
+        image = Images().at(str(path), 0)
+        return not path.stat().st_size or (image is not None and not image.tensors)
+    except (CkptfixError, OSError):
+        return False
+
+
 def _left_over(folder: Folder) -> Iterator[Finding]:
     names = sorted(path.name for path in Path(folder.files.folder).iterdir())
     for name in names:
-        if (name.endswith(SUFFIX) and name not in folder.files.paths) or name.endswith(".metadata.tmp"):
+        own = name.endswith(SUFFIX) and name not in folder.files.paths
+        if (own and not _is_empty(Path(folder.files.folder, name))) or name.endswith(".metadata.tmp"):
             yield found("dcp-leftover", where=name)

@@ -116,8 +116,11 @@ def is_metadata(root: Node) -> bool:
     return type(root) is Call and "state_dict_metadata" in fields_of(root)
 
 
-def understood(graph: Graph) -> Metadata:
+def understood(graph: Graph, *, whole: bool = True) -> Metadata:
     """What the object of `graph` says.
+
+    Args:
+        whole: it names all chunks of each tensor; False for the metadata of one rank.
 
     Raises:
         DamagedFile: it is not such an object.
@@ -142,7 +145,7 @@ def understood(graph: Graph) -> Metadata:
             raise DamagedFile(f"a key of state_dict_metadata is a {type(fqn).__name__}, not a name")
         name = str(fqn)
         path = paths.get(name) if paths is not None else None
-        saved = _saved(name, (name,) if path is None else path, node, items.pop(name, {}), known, made)
+        saved = _saved(name, (name,) if path is None else path, node, items.pop(name, {}), known, made, whole)
         if saved is not None:
             made.saved.append(saved)
     made.unused += [(name, place) for name, rows in items.items() for place in rows.values()]
@@ -193,7 +196,7 @@ def _sizes(node: Node) -> Sizes:
 
 
 def _saved(
-    fqn: str, path: Path, node: Node, items: Mapping[Sizes | None, Place], known: Sizer, made: Metadata
+    fqn: str, path: Path, node: Node, items: Mapping[Sizes | None, Place], known: Sizer, made: Metadata, whole: bool
 ) -> Saved | None:
     """The key `fqn`; None if what is said of it cannot be understood, which is noted."""
     fields = fields_of(node)
@@ -210,7 +213,7 @@ def _saved(
         if not isinstance(chunks, list | tuple):
             raise BadTensor("chunks that are not a list")
         parts = tuple(_parts(chunks, items, known))
-        _check_volume(dtypes.by_name(dtype), shape, parts)
+        check_volume(dtypes.by_name(dtype), shape, parts, whole=whole)
     except (BadTensor, Unsupported) as error:
         made.wrong.append((where, error.message))
         return None
@@ -233,8 +236,11 @@ def _parts(chunks: Sequence[Node], items: Mapping[Sizes | None, Place], known: S
         yield Part(*box, items.get(box[0]))
 
 
-def _check_volume(row: dtypes.Dtype, shape: Sizes, parts: Sequence[Part]) -> None:
+def check_volume(row: dtypes.Dtype, shape: Sizes, parts: Sequence[Part], *, whole: bool = True) -> None:
     """Sizes that the items cannot have would make outputs of any length: nothing may believe them.
+
+    Args:
+        whole: the chunks are all of the tensor.
 
     Raises:
         BadTensor: the chunks have more or fewer elements than the tensor, or than there are bytes.
@@ -245,7 +251,7 @@ def _check_volume(row: dtypes.Dtype, shape: Sizes, parts: Sequence[Part]) -> Non
         volume += count
         if place is not None and row.nbytes(count) > place.length:
             raise BadTensor(f"a chunk of {list(sizes)} needs {row.nbytes(count)} bytes, its item has {place.length}")
-    if volume != math.prod(shape):
+    if whole and volume != math.prod(shape):
         raise BadTensor(f"its chunks have {volume} elements, and its {list(shape)} has {math.prod(shape)}")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 from ckptfix.checkpoint import Edit, TensorEntry, dtypes
 from ckptfix.formats.dcp.metadata import Metadata, Path, Place, Saved, Sizes, fields_of
@@ -79,8 +80,8 @@ def fresh(saved: Sequence[Saved], paths: Mapping[str, Path]) -> bytes:
     return _written(root, Graph(bytes((0x80, PROTOCOL)), 0), PROTOCOL)
 
 
-def rewritten(said: Metadata, rows: Iterable[Row]) -> bytes:
-    """The pickle of the metadata that was read, with its keys as `rows` have them."""
+def rewritten(said: Metadata, rows: Iterable[Row], moved: Mapping[Place, Place]) -> bytes:
+    """The pickle of the metadata that was read, with its keys as `rows` have them and its items where they `moved`."""
     by_fqn = {row.saved.fqn: row for row in rows}
     make = _Nodes()
     root = said.graph.root
@@ -104,7 +105,8 @@ def rewritten(said: Metadata, rows: Iterable[Row]) -> bytes:
         elif not row.gone:
             name = row.fqn(said.nested)
             if row.put is None:
-                changed = info if row.place is None else _with(info, **make.place(row.place))
+                place = row.place or moved.get(_place(info))
+                changed = info if place is None else _with(info, **make.place(place))
                 items.items.append((index if name == row.saved.fqn else _with(index, fqn=name), changed))
             elif row.place is not None:
                 offset = make.size((0,) * len(row.put.shape))
@@ -121,6 +123,12 @@ def rewritten(said: Metadata, rows: Iterable[Row]) -> bytes:
                 planner.items.append((row.fqn(True), path if row.path == row.saved.path else tuple(row.path)))
         new["planner_data"] = planner
     return _written(_with(root, **new), Graph(said.graph.data, said.graph.start), said.graph.protocol)
+
+
+def _place(info: Node) -> Place:
+    """What a ``_StorageInfo`` states; that it states a place is known."""
+    said = fields_of(info)
+    return Place(str(said.get("relative_path")), cast("int", said.get("offset")), cast("int", said.get("length")))
 
 
 def _written(root: Node, graph: Graph, protocol: int) -> bytes:

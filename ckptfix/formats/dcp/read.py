@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 from ckptfix.checkpoint import ByteRange, Check, Checkpoint, Data, Mark, dtypes
@@ -12,7 +13,9 @@ from ckptfix.errors import CkptfixError, DamagedFile, NoSuchFile, Unsupported, a
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats.dcp import metadata as dcp_metadata
-from ckptfix.formats.dcp.items import tensor_item, value_item
+from ckptfix.formats.dcp import ranks
+from ckptfix.formats.dcp.images import Images
+from ckptfix.formats.dcp.items import Named, TensorItem, tensor_item, value_item
 from ckptfix.formats.dcp.metadata import Metadata, Part, Place, Saved
 from ckptfix.formats.dcp.molds import Molds
 from ckptfix.formats.dcp.nested import Nesting
@@ -23,10 +26,12 @@ from ckptfix.io.planned import Piece, SplicedFile
 from ckptfix.io.source import mark, open_source
 from ckptfix.io.tiles import Chunk, tiled
 from ckptfix.pickles import parse
-from ckptfix.words import plural
+from ckptfix.words import plural, some
 
-NAME = "dcp"
+NAME, RANKS, IMAGES = "dcp", "dcp-ranks", "dcp-safetensors"
 MAX_METADATA = 1 << 30
+MAX_VALUE = 1 << 20
+"""Bytes of a value that are compared among ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +44,7 @@ class Files:
         paths: where each of them is.
         marks: of the metadata and of these files.
         molds: what is known of their items.
+        images: the safetensors files that items are in.
     """
 
     folder: str
@@ -46,6 +52,7 @@ class Files:
     paths: dict[str, str]
     marks: tuple[Mark, ...]
     molds: Molds = field(default_factory=Molds, repr=False, compare=False)
+    images: Images = field(default_factory=Images, repr=False, compare=False)
 
     @property
     def metadata(self) -> str:
@@ -89,14 +96,14 @@ class Folder(Assembled):
         self.spliced = spliced
 
 
-def read_metadata(folder: str) -> tuple[Metadata, Mark]:
-    """The `.metadata` of a folder, and the file as it was.
+def read_metadata(folder: str, name: str = dcp_metadata.NAME) -> tuple[Metadata, Mark]:
+    """The metadata `name` of a folder, and the file as it was.
 
     Raises:
         DamagedFile: it is no pickle of a Metadata.
         Unsupported: its items are compressed or encrypted.
     """
-    path = file_inside(folder, dcp_metadata.NAME, where=folder)
+    path = file_inside(folder, name, where=folder)
     before = mark(path)
     with open_source(path) as source:
         if source.size > MAX_METADATA:
@@ -104,23 +111,67 @@ def read_metadata(folder: str) -> tuple[Metadata, Mark]:
         data = source.read(0, source.size)
     graph = parse(data, path=path, frames=False, uses=False)
     with about(path):
-        return dcp_metadata.understood(graph), before
+        return dcp_metadata.understood(graph, whole=name == dcp_metadata.NAME), before
 
 
-def find_files(folder: str, said: Metadata, before: Mark) -> Files:
-    """The files that the metadata names.
+def read_folder(path: str) -> tuple[Metadata, Files, list[Finding]]:
+    """What the metadata of a folder says, or of all ranks together; the files that it names; what is wrong with ranks.
+
+    Raises:
+        DamagedFile: none can be read, or names a file out of the folder.
+        Unsupported: items are compressed or encrypted.
+    """
+    if Path(path, dcp_metadata.NAME).is_file() or not ranks.names(path):
+        said, before = read_metadata(path)
+        return said, find_files(path, said, (before,)), []
+    made = ranks.together(path, lambda name: read_metadata(path, name))
+    more = [part.place.name for _, _, part in made.doubles if part.place is not None]
+    files = find_files(path, made.said, made.marks, more)
+    return made.said, files, made.findings + _differing(made.doubles, files)
+
+
+def _differing(doubles: Sequence[tuple[Saved, Part, Part]], files: Files) -> list[Finding]:
+    """A finding for what several ranks hold whole, and not the same, as far as lengths and checksums show it."""
+    unequal: dict[str, None] = {}
+    for saved, first, other in doubles:
+        try:
+            same = saved.address in unequal or _sum(saved, first, files) == _sum(saved, other, files)
+        except CkptfixError:
+            continue  # what is damaged or missing is named where it is read
+        if not same:
+            unequal[saved.address] = None
+    if not unequal:
+        return []
+    message = f"not the same on all ranks, and taken from the first one: {some(list(unequal))}"
+    return [found("ranks-differ", message, where=next(iter(unequal)))]
+
+
+def _sum(saved: Saved, part: Part, files: Files) -> object:
+    """What two items with equal content have alike."""
+    place = place_of(part)
+    if saved.dtype is None:
+        with open_source(files.range(place).path) as source:
+            return source.read(place.offset, place.length) if place.length <= MAX_VALUE else place.length
+    if not dtypes.by_name(saved.dtype).nbytes(math.prod(part.sizes)):
+        return None
+    check = chunk_item(saved, part, files).check
+    return check.crc32 if check is not None else None
+
+
+def find_files(folder: str, said: Metadata, before: Sequence[Mark], more: Iterable[str] = ()) -> Files:
+    """The files that the metadata names, and `more`.
 
     Raises:
         DamagedFile: one of its names leads out of the folder; nothing of it was opened.
     """
     names = dict.fromkeys(part.place.name for _, part in said.places() if part.place is not None)
-    names |= dict.fromkeys(place.name for _, place in said.unused)
-    marks = [before]
+    names |= dict.fromkeys(chain((place.name for _, place in said.unused), more))
+    marks = list(before)
     sizes: dict[str, int] = {}
     paths: dict[str, str] = {}
     for name in names:
         try:
-            path = file_inside(folder, name, where=before.path)
+            path = file_inside(folder, name, where=before[0].path)
         except NoSuchFile:
             continue
         paths[name] = path
@@ -131,13 +182,13 @@ def find_files(folder: str, said: Metadata, before: Mark) -> Files:
 
 def read(path: str) -> Checkpoint:
     """Read names, shapes, places and values; see the contract in `base`."""
-    said, before = read_metadata(path)
-    return assembled(path, said, find_files(path, said, before))
+    said, files, findings = read_folder(path)
+    return assembled(path, said, files, findings)
 
 
-def assembled(path: str, said: Metadata, files: Files) -> Checkpoint:
-    """The checkpoint that the metadata describes, in these files."""
-    findings = [found("bad-tensor", what, where=where) for where, what in said.wrong]
+def assembled(path: str, said: Metadata, files: Files, rows: Sequence[Finding] = ()) -> Checkpoint:
+    """The checkpoint that the metadata describes, in these files; `rows` are findings about the ranks."""
+    findings = [*rows, *(found("bad-tensor", what, where=where) for where, what in said.wrong)]
     tensors = [saved for saved in said.saved if saved.dtype is not None]
     spliced = SplicedFile(path, [saved.nbytes for saved in tensors], _maker(tensors, files))
     assembly = Assembly()
@@ -151,11 +202,25 @@ def assembled(path: str, said: Metadata, files: Files) -> Checkpoint:
             key = assembly.storage(spliced.place(next(numbers)))
             nesting.put(saved.path, assembly.tensor(key, saved.dtype, saved.shape))
     findings += _cut(said, files)
+    kind, traits = _kind(tensors, files), _traits(said, files)
     checkpoint = assembly.checkpoint(
-        nesting.root, path, format=NAME, files=files.marks, traits=_traits(said, files), findings=findings
+        nesting.root, path, format=kind, files=files.marks, traits=traits, findings=findings
     )
     parts_of(checkpoint).container = Folder(said, files, tensors, spliced)
     return checkpoint
+
+
+def _kind(tensors: Sequence[Saved], files: Files) -> str:
+    """The name of the format of a folder: which files its names stand in."""
+    if not files.metadata.endswith(f"/{dcp_metadata.NAME}"):
+        return RANKS
+    places = (part.place for saved in tensors for part in saved.parts if math.prod(part.sizes))
+    first = next((place for place in places if place is not None and place.name in files.paths), None)
+    try:
+        image = None if first is None else files.images.at(files.paths[first.name], first.offset)
+    except CkptfixError:
+        return IMAGES
+    return NAME if image is None else IMAGES
 
 
 def folder_of(checkpoint: Checkpoint) -> Folder:
@@ -244,11 +309,18 @@ def tensor_piece(saved: Saved, files: Files) -> Piece:
         if not nbytes:
             chunks.append(Chunk(part.offsets, part.sizes, ByteRange(files.metadata, 0, 0)))
             continue
-        item = tensor_item(files.range(place_of(part)), saved.address, saved.dtype, part.sizes, files.molds)
+        item = chunk_item(saved, part, files)
         chunks.append(Chunk(part.offsets, part.sizes, _as_range(item.data, saved.address)))
         if item.check is not None:
             checks.append(item.check)
     return Piece(tiled(saved.shape, row.itemsize, chunks), tuple(checks))
+
+
+def chunk_item(saved: Saved, part: Part, files: Files) -> TensorItem:
+    """The item of a chunk of a tensor. Raises as `tensor_item`."""
+    assert saved.dtype is not None
+    named = Named(files.images, saved.fqn, part.offsets)
+    return tensor_item(files.range(place_of(part)), saved.address, saved.dtype, part.sizes, files.molds, named)
 
 
 def place_of(part: Part) -> Place:

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from ckptfix.checkpoint import Checkpoint
 from ckptfix.errors import Unsupported
 from ckptfix.formats.base import unknown
 from ckptfix.formats.torch import legacy, zip
 from ckptfix.formats.torch.call_classes import class_of
-from ckptfix.formats.torch.common import parts_of
+from ckptfix.formats.torch.common import Storages, parts_of
 from ckptfix.formats.torch.state import state_rows
-from ckptfix.formats.torch.zip_layout import refuse_damaged_pickle
+from ckptfix.formats.torch.zip_layout import Places, refuse_damaged_pickle
 from ckptfix.io.source import open_source
 from ckptfix.pickles import Call, PersId
 from ckptfix.pickles.graph import Node, pairs
 
 HEAD = 4096
+
+WHOLE_ZIP = 90
+"""The score of a zip that torch.save wrote."""
 
 
 def read_torch(path: str) -> Checkpoint:
@@ -34,10 +38,44 @@ def read_torch(path: str) -> Checkpoint:
             raise unknown(path, head, source.size)
         checkpoint = max(able, key=lambda format: format.score(path, head, source.size)).read(path)
     if checkpoint.byteorder != "little":
-        hint = "convert each file to a torch file of the other byte order on the machine that wrote it"
-        raise Unsupported("a big-endian file among those of a folder", path=path, hint=hint)
+        raise _big_endian(path)
     refuse_damaged(checkpoint)
     return checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A torch file whose object was parsed, and of which nothing else was made: no names, no state dicts, no findings.
+
+    Attributes:
+        root: the object.
+        storages: by their references.
+    """
+
+    path: str
+    root: Node
+    storages: Storages
+
+
+def open_torch(path: str) -> Opened:
+    """The object of the torch file at `path`. Raises as `read_torch`."""
+    with open_source(path) as source:
+        head = source.read(0, min(HEAD, source.size))
+        if zip.FORMAT.score(path, head, source.size) < WHOLE_ZIP:
+            checkpoint = read_torch(path)
+            parts = parts_of(checkpoint)
+            return Opened(path, parts.graph.root, parts.storages)
+        archive, graph = zip.read_object(path)
+        if zip.small_record(source, archive.directory, f"{archive.root}/byteorder") == "big":
+            raise _big_endian(path)
+        refuse_damaged_pickle(archive, path)
+        places = Places(path, archive)
+        return Opened(path, graph.root, Storages(places, meta_has_bytes=True, size=places.size))
+
+
+def _big_endian(path: str) -> Unsupported:
+    hint = "convert each file to a torch file of the other byte order on the machine that wrote it"
+    return Unsupported("a big-endian file among those of a folder", path=path, hint=hint)
 
 
 def refuse_damaged(checkpoint: Checkpoint) -> None:
@@ -49,11 +87,6 @@ def refuse_damaged(checkpoint: Checkpoint) -> None:
     archive = zip.archive_of(checkpoint)
     if archive is not None:
         refuse_damaged_pickle(archive, checkpoint.path)
-
-
-def top_of(checkpoint: Checkpoint) -> dict[str, Node]:
-    """The fields of the object of a torch file."""
-    return fields(parts_of(checkpoint).graph.root)
 
 
 def fields(node: Node) -> dict[str, Node]:

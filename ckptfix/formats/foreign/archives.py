@@ -123,7 +123,7 @@ def _unfinished(names: Collection[str]) -> str:
     if ".metadata" in names:
         return " whose .metadata is no pickle"
     if any(re.fullmatch(r"__\d+\.metadata", name) for name in names):
-        return ", of which each rank wrote its own metadata (use_collectives=False): load it on as many ranks"
+        return " whose ranks' metadata is no pickle"
     return ": .metadata.tmp is there, so its save did not end" if ".metadata.tmp" in names else ""
 
 

@@ -30,6 +30,9 @@ from ckptfix.io.source import is_local, mark
 
 MARKS = ("DTensor", "ShardedTensor")
 
+MOST_RANKS = 1 << 17
+"""More than any job has had: each missing one is a row, and the number is what a file says."""
+
 
 def score(path: str, head: bytes, size: int) -> int:
     """60 for a folder of files of several ranks, one of which says that it holds parts of tensors."""
@@ -139,7 +142,7 @@ def _world(files: Mapping[int, File], named: int | None) -> int | None:
     """How many ranks there were; the most that a tensor is on, where that is all that is said.
 
     Raises:
-        DamagedFile: the name of the files says another number than they do.
+        DamagedFile: the name of the files says another number than they do, or it is more than any job has.
     """
     found = 0
     for file in files.values():
@@ -153,6 +156,12 @@ def _world(files: Mapping[int, File], named: int | None) -> int | None:
                 if named is not None and own.world > named:
                     message = f"its tensors are on {own.world} ranks, and its name says {named}"
                     raise DamagedFile(message, path=file.path, where=address)
+                if own.world > MOST_RANKS:
+                    message = f"its tensors are said to be on {own.world} ranks, more than any job has"
+                    raise DamagedFile(message, path=file.path, where=address)
+    if named is not None and named > MOST_RANKS:
+        first = files[min(files)]
+        raise DamagedFile(f"its name says {named} ranks, more than any job has", path=first.path)
     return named if named is not None else found or None
 
 

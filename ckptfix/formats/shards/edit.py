@@ -27,6 +27,8 @@ from ckptfix.checkpoint import (
 from ckptfix.errors import KeyConflict, NoSuchTensor, Unsupported
 from ckptfix.findings.row import Finding
 from ckptfix.formats.folders.beside import Beside, beside
+from ckptfix.formats.safetensors.ties import share_plan
+from ckptfix.formats.safetensors.write import plan_write
 from ckptfix.formats.shards import files
 from ckptfix.formats.shards.layout import Layout, Shard, data_bytes
 from ckptfix.formats.shards.objects import own_storage
@@ -55,8 +57,11 @@ def plan_edit(checkpoint: Checkpoint, layout: Layout, edits: Sequence[Edit], des
     _refuse_conflicts(parts, layout.path)
     planned: list[OutputFile] = []
     findings: list[Finding] = []
+    indexed = layout.index is not None and any(part.left for part in parts)
     for part in parts:
         shard = part.shard
+        if indexed and part.emptied:
+            continue
         plan = files.FILES[shard.read.format].plan_edit(shard.read, part.edits, str(Path(dest, shard.name)))
         planned += plan.files
         findings += plan.findings
@@ -88,6 +93,45 @@ def plan_files(layout: Layout, make: Callable[[Checkpoint, str], Plan], dest: st
     findings = [finding for plan in plans for finding in plan.findings]
     made = _folder(layout, planned, findings, dest, {}, resized=not copied)
     return replace(made, holds=tuple(plan.holds for plan in plans))
+
+
+def plan_rows(
+    layout: Layout, rows: Sequence[tuple[str, TensorEntry]], dest: str, metadata: Mapping[str, str]
+) -> Plan:
+    """The folder with other tensors: each stands in the shard of the old key that it comes from.
+
+    Args:
+        rows: (old key, tensor under its new key) in order.
+        metadata: string pairs that each shard gets beside those of its ties.
+
+    Raises:
+        WouldLoseData: shards or tensors of the checkpoint are missing; or safetensors cannot hold a tensor.
+    """
+    layout.refuse_incomplete()
+    shard_of = {name: shard.name for shard in layout.shards for name in (*shard.ties, *shard.names)}
+    shard_of |= {name: shard.name for shard in layout.shards for name in shard.listed if name in shard_of}
+    by_shard: dict[str, list[TensorEntry]] = {shard.name: [] for shard in layout.shards}
+    weight_map: dict[str, str] = {}
+    for key, entry in rows:
+        by_shard[shard_of[key]].append(entry)
+        weight_map[entry.key] = shard_of[key]
+    planned: list[OutputFile] = []
+    findings: list[Finding] = []
+    for name, entries in by_shard.items():
+        if not entries:
+            continue
+        kept, pairs, noticed = share_plan(entries)
+        for left_out in {entry.key for entry in entries} - {entry.key for entry in kept}:
+            weight_map.pop(left_out)
+        plan = plan_write(kept, str(Path(dest, name)), metadata={**metadata, **pairs})
+        planned += plan.files
+        findings += (*noticed, *plan.findings)
+    around = around_of(layout)
+    written = [*planned, *around.copied_to(dest)]
+    if layout.index is not None:
+        text = layout.index.with_map(weight_map, _size(planned))
+        written.append(OutputFile.of(Path(dest, files.relative(layout.index.path, layout.folder)), [text]))
+    return Plan(tuple(written), (*findings, *around.findings()))
 
 
 def _folder(
@@ -136,6 +180,16 @@ class _Part:
     def names(self, at: str, kind: str = "state_dict") -> set[str]:
         """The names at a place, after the edits so far."""
         return self._sites.get((at, kind), set())
+
+    @property
+    def left(self) -> bool:
+        """Whether it has a name at its top level after the edits."""
+        return any(new is not None for new in self.new.values())
+
+    @property
+    def emptied(self) -> bool:
+        """Whether the edits leave out all that it holds, so that an index has no name to list it for."""
+        return bool(self.new) and not self.left and not any(at for (at, _), names in self._sites.items() if names)
 
     def take(self, edit: Edit) -> None:
         """Note what of `edit` concerns this shard."""

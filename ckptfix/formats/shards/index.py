@@ -71,6 +71,10 @@ class Index:
             new = names.get(name, name)
             if new is not None:
                 weight_map[new] = shard
+        return self.with_map(weight_map, total)
+
+    def with_map(self, weight_map: Mapping[str, str], total: int | None = None) -> Segment:
+        """The same with another `weight_map`."""
         document = {**self.document, "weight_map": weight_map}
         about = self.document.get("metadata")
         if total is not None and isinstance(about, dict) and "total_size" in about:

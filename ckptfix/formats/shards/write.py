@@ -74,14 +74,14 @@ def plan_write(
 
 _UNITS = {"": 1, "B": 1} | {
     f"{letter}{kind}": base**power
-    for kind, base in (("B", 1000), ("IB", 1024))
+    for kind, base in (("", 1000), ("B", 1000), ("IB", 1024))
     for power, letter in enumerate("KMGT", 1)
 }
 _SIZE = re.compile(r"\s*(\d{1,15}(?:\.\d{1,9})?)\s*([A-Za-z]*)\s*", re.ASCII)
 
 
 def parse_size(size: int | str) -> int:
-    """``5GB``, ``500MB``, ``2GiB`` or a number of bytes, as bytes: a GB is 10**9, as the hub counts.
+    """``5GB``, ``500M``, ``2GiB`` or a number of bytes, as bytes: a GB or G is 10**9, as the hub counts, a GiB 2**30.
 
     Raises:
         Refused: it is no size.

@@ -147,17 +147,18 @@ def patches(found: TorchObject, edits: Sequence[Edit]) -> list[Patch]:
 def _stay_folded(found: TorchObject, sites: Sites, edits: Sequence[Edit], phrases: Folded) -> bool:
     """Whether folded calls need no patch: what they fetch stays, or it is their location and moves where it stands."""
     moves: dict[str, str] = {}
+    fetched = phrases.fetched()
     touched: set[int] = set()
     for edit in edits:
         if isinstance(edit, Rename):
-            touched.update(id(use) for use, _ in _renamed(sites.get((edit.at, edit.kind), ()), edit))
+            uses = (use for site in sites.get((edit.at, edit.kind), ()) for use in site.uses if id(use) in fetched)
+            touched.update(id(use) for use in uses if use in edit.names)
         elif isinstance(edit, SetLocation) and not moves:
             moves = dict(edit.moves)
         else:
             return False
-    touched.update(id(tag) for tag in find_devices(found.graph).tags if tag in moves)
-    follow = {id(tag) for _, tag, _ in phrases.locations() if tag in moves}
-    return touched & phrases.fetched() == follow
+    touched.update(id(tag) for tag in find_devices(found.graph).tags if tag in moves and id(tag) in fetched)
+    return touched == {id(tag) for _, tag, _ in phrases.locations() if tag in moves}
 
 
 def _renamed(sites: Iterable[Site], edit: Rename) -> list[tuple[Text, str]]:

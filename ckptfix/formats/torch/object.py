@@ -143,12 +143,22 @@ def walk(graph: Graph) -> TorchObject:
         if mapping is not None:
             optimizer = optimizer or _is_optimizer(mapping)
             _note_mapping(found, address, node, mapping, optimizer)
-        named = apart([(name, child) for name, child in children(node) if not _is_metadata(name, child)])
-        below = [(address, name, child, optimizer) for name, child in named]
-        if not below and type(node) is not Call:
+        named = apart([row for row in children(node) if row[0] != "_metadata" or not is_versions(row[1])])
+        if not named and type(node) is not Call:
             found.values.append((address, node))
-        stack.extend(reversed(below))
+        first = next((index for index, (_, child) in enumerate(named) if not _is_alone(child)), len(named))
+        found.tensors += [(address, name, child) for name, child in named[:first]]  # type: ignore[misc]
+        stack += [(address, name, child, optimizer) for name, child in reversed(named[first:])]
     return found
+
+
+def _is_alone(node: Node) -> bool:
+    """Whether this is a tensor with nothing else in it or on it, as most are: there is nothing below."""
+    return (
+        type(node) is Call
+        and node.folded is not None
+        and node.items is node.elements is node.state is None
+    )  # fmt: skip
 
 
 def _encoded(node: Node) -> bytes | None:
@@ -165,11 +175,6 @@ def _is_storage(node: Node) -> TypeGuard[PersId]:
     return type(node) is PersId and len(node.fields) >= 5 and node.fields[0] == "storage"
 
 
-def _is_metadata(name: str, child: Node) -> bool:
-    """Whether this is the ``_metadata`` that a state dict carries as an attribute."""
-    return name == "_metadata" and is_versions(child)
-
-
 def _is_optimizer(mapping: list[tuple[Node, Node]]) -> bool:
     keys = [key for key, _ in mapping if isinstance(key, str)]
     return "state" in keys and "param_groups" in keys
@@ -179,14 +184,15 @@ def _note_mapping(
     found: TorchObject, at: str, node: Node, mapping: list[tuple[Node, Node]], optimizer: bool
 ) -> None:
     """Record what `mapping` says about names: a state dict, its metadata, an optimizer's references."""
-    tensors = sum(1 for _, value in mapping if is_tensor(value))
+    named = [key for key, value in mapping if is_tensor(value)]
+    tensors = len(named)
     uses = [key for key, _ in mapping if type(key) is Text]
     if tensors and uses:
-        nested = any(pairs(value) is not None for _, value in mapping)
-        if odd := _odd_keys(mapping):
+        nested = tensors < len(mapping) and any(pairs(value) is not None for _, value in mapping)
+        if odd := _odd_keys(named, mapping):
             found.odd_keys[at] = odd
         metadata = _metadata_of(node)
-        weights = not optimizer and (metadata is not None or (not nested and _looks_like_weights(mapping, at)))
+        weights = not optimizer and (metadata is not None or (not nested and _looks_like_weights(named, mapping, at)))
         found.state_dicts.append(StateDict(at, tensors, len(mapping) - tensors, optimizer, weights))
         found.sites.append(Site(at, "state_dict", _key_uses(node)))
         if metadata is not None:
@@ -196,9 +202,9 @@ def _note_mapping(
         _note_optimizer(found, at, {key: value for key, value in mapping if isinstance(key, str)})
 
 
-def _odd_keys(mapping: list[tuple[Node, Node]]) -> tuple[str, ...]:
-    """The keys of tensors that would get another name as text than they have, as they are listed."""
-    keys = [key for key, value in mapping if is_tensor(value) and not isinstance(key, str)]
+def _odd_keys(named: list[Node], mapping: list[tuple[Node, Node]]) -> tuple[str, ...]:
+    """Those of the keys of tensors that would get another name as text than they have, as they are listed."""
+    keys = [key for key in named if not isinstance(key, str)]
     if not keys:
         return ()
     texts = {str(key) for key, _ in mapping if isinstance(key, str)}
@@ -223,8 +229,8 @@ _PATH_OF_PARAMETER = re.compile(r"(\w+\.)+(?!(?:ckpt|pt|pth|bin)$)\w+", re.ASCII
 """A dotted name that is not a file name: Lightning keeps a score for each file name (``best_k_models``)."""
 
 
-def _looks_like_weights(mapping: list[tuple[Node, Node]], at: str) -> bool:
-    """Whether these tensors are a model's: dotted names, what one layer alone would have, or numbers throughout.
+def _looks_like_weights(named: list[Node], mapping: list[tuple[Node, Node]], at: str) -> bool:
+    """Whether the tensors of these keys are a model's: dotted names, what one layer alone has, or numbers throughout.
 
     Scalars inside something else, under names that are not parameters', are what a trainer counted: a callback's
     ``best_model_score``, losses.
@@ -234,10 +240,9 @@ def _looks_like_weights(mapping: list[tuple[Node, Node]], at: str) -> bool:
         for key, value in mapping
     ):
         return False
-    names = [key for key, value in mapping if isinstance(key, str) and is_tensor(value)]
-    dotted = sum("." in name for name in names)
-    leaves = sum(name in ("weight", "bias", "weight_g", "weight_v", "running_mean", "running_var") for name in names)
-    if dotted or leaves:
+    names = [key for key in named if isinstance(key, str)]
+    leaves = ("weight", "bias", "weight_g", "weight_v", "running_mean", "running_var")
+    if any("." in name or name in leaves for name in names):
         return True
     return len(names) == len(mapping) and any(_is_number(value) for _, value in mapping)
 

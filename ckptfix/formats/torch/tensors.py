@@ -31,9 +31,9 @@ class UnknownTensor(BadTensor):
 
 def is_tensor(node: object) -> TypeGuard[Call]:
     """Whether `node` is a call that torch would turn into a tensor."""
-    if type(node) is not Call or type(node.func) is not Global:
-        return False
-    return _is_rebuilt(node) or is_of_class(node)
+    return type(node) is Call and (
+        node.folded is not None or (type(node.func) is Global and (_is_rebuilt(node) or is_of_class(node)))
+    )
 
 
 def _is_rebuilt(node: Call) -> bool:

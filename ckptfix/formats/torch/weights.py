@@ -101,13 +101,13 @@ def plan_torch(weights: Weights, dest: str, *, legacy: bool) -> Plan:
         return Plan((OutputFile.of(dest, segments),))
     legacy_layout.refuse_unloadable(weights.entries, weights.path)
     if weights.byteorder == "big":
-        weights = _little(weights)
+        weights = in_little(weights)
     made = torch_emit.fresh(weights.entries, legacy=True, versions=weights.versions, calls=weights.calls)
     sized = [(key, data, made.itemsizes[key]) for key, data, _ in made.storages]
     return Plan((OutputFile.of(dest, legacy_layout.fresh(made.pickle, sized, dest)),))
 
 
-def _little(weights: Weights) -> Weights:
+def in_little(weights: Weights) -> Weights:
     """The same with every storage turned to little-endian as it streams."""
     units = element_sizes(weights.as_checkpoint())
     turned: dict[Storage, Storage] = {}

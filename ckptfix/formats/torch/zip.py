@@ -15,7 +15,6 @@ caffe2/serialize/inline_container.cc.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -42,6 +41,7 @@ from ckptfix.formats.torch.zip_layout import (
 )
 from ckptfix.formats.torch.zip_layout import NAME as NAME
 from ckptfix.io.blocks import shift_for
+from ckptfix.io.crc import checksum
 from ckptfix.io.layers import MAX_RATIO
 from ckptfix.io.planned import PlannedFile
 from ckptfix.io.read import read_chunks
@@ -130,7 +130,7 @@ def _open(reader: Source, directory: Directory, findings: list[Finding]) -> tupl
         message = f"{record.stored} bytes that are said to unfold to {record.size}, more than any checkpoint's pickle"
         raise Bomb(message, path=reader.name, where=record.name, offset=record.header)
     data = b"".join(read_chunks(record_data(reader, record)))
-    intact = record.crc32 in (0, zlib.crc32(data))
+    intact = record.crc32 in (0, checksum(data))
     if not intact:
         message = "the bytes do not match their CRC-32: the file is damaged"
         findings.append(found("bad-crc", message, where=record.name, offset=record.header))
@@ -208,6 +208,8 @@ def refuse_disputed(checkpoint: Checkpoint) -> None:
     """
     archive = archive_of(checkpoint)
     for record in archive.directory.records if archive is not None else ():
+        if record.size == record.stored and not record.attributes and not record.name.endswith("/"):
+            continue
         dispute = record.dispute
         if archive is not None and dispute is not None and record.name.startswith(f"{archive.root}/"):
             hint = f"ckptfix repair {quoted(checkpoint.path)} OUT"

@@ -49,7 +49,7 @@ class Moments:
 
     def node(self, assembly: Assembly, joiner: Joiner) -> Node:
         """The node of the whole."""
-        storages = self.file.parts.storages
+        storages = self.file.storages
         state: dict[str, Node] = {}
         for name, rows in self.states.items():
             made: dict[str, Node] = {}

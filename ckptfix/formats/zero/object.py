@@ -117,7 +117,7 @@ def assembled(path: str, whole: Whole, files: tuple[Mark, ...], traits: Mapping[
 
 def _adopted(assembly: Assembly, model: Model, parts: list[Node]) -> list[Node]:
     """Nodes of the model states, what they share still shared; their tensors are on the CPU, as the joined ones are."""
-    found = assembly.adopt(parts, model.file.parts.storages, "model.", location="cpu")
+    found = assembly.adopt(parts, model.file.storages, "model.", location="cpu")
     assert isinstance(found, list)
     return found
 

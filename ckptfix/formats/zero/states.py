@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from ckptfix.checkpoint import Checkpoint, Mark, TensorEntry
+from ckptfix.checkpoint import Mark, TensorEntry
 from ckptfix.errors import CkptfixError, DamagedFile, NoSuchFile, UnknownFormat, Unsupported, about
 from ckptfix.formats.deepspeed import Save
 from ckptfix.formats.folders.inside import file_inside
-from ckptfix.formats.folders.nodes import fields, listed, number, numbered, read_torch, text_of, top_of
-from ckptfix.formats.torch.common import Parts, parts_of
+from ckptfix.formats.folders.nodes import fields, listed, number, numbered, open_torch, text_of
+from ckptfix.formats.torch.common import Storages
 from ckptfix.formats.torch.tensors import BadTensor, is_tensor, sizes, tensor_entry
 from ckptfix.formats.zero.cuts import Shape
 from ckptfix.io.source import mark
@@ -26,23 +26,23 @@ FLAT = {"single_partition_of_fp32_groups": False, "fp32_flat_groups": True}
 
 MOST_RANKS = 1 << 16
 
+MOST_GROUPS = 1 << 12
+"""Groups of options without a flat tensor: groups whose parameters are all frozen may have none."""
+
 
 @dataclass(frozen=True, slots=True)
 class File:
     """A file of one rank, read.
 
     Attributes:
-        top: the fields of its object.
+        root: its object; `top`: the fields of that.
     """
 
     path: str
     mark: Mark
-    checkpoint: Checkpoint
+    root: Node
     top: Mapping[str, Node]
-
-    @property
-    def parts(self) -> Parts:
-        return parts_of(self.checkpoint)
+    storages: Storages
 
     def tensor(self, node: Node, where: str) -> TensorEntry:
         """The tensor that `node` of this file stands for.
@@ -53,7 +53,7 @@ class File:
         with about(self.path):
             if not is_tensor(node):
                 raise DamagedFile("no tensor, where one should be", where=where)
-            entry = tensor_entry(node, where, "", self.parts.storages)
+            entry = tensor_entry(node, where, "", self.storages)
             if entry.kind != "dense" or not entry.is_contiguous:
                 raise DamagedFile("a tensor whose elements do not lie in a row", where=where)
             return entry
@@ -107,11 +107,11 @@ def attempt(save: Save, name: str | None, read: Callable[[str], Made], otherwise
 
 
 def read_file(path: str) -> File:
-    """The torch file at `path`. Raises as `read_torch`."""
+    """The torch file at `path`. Raises as `open_torch`."""
     before = mark(path)
     with about(path):
-        checkpoint = read_torch(path)
-        return File(path, before, checkpoint, top_of(checkpoint))
+        opened = open_torch(path)
+        return File(path, before, opened.root, fields(opened.root), opened.storages)
 
 
 def read_optim(path: str) -> Optim:
@@ -144,6 +144,9 @@ def read_optim(path: str) -> Optim:
     states = numbered(base) if isinstance(base, list) else numbered(fields(base).get("state"))
     made.states = [fields(states.get(place)) for place in range(len(made.flat))]
     made.options = listed(fields(base).get("param_groups"))
+    if len(made.options) > len(made.flat) + MOST_GROUPS:
+        message = f"{len(made.options):,} groups of options, and {len(made.flat):,} flat groups of weights"
+        raise DamagedFile(message, path=path, where="param_groups")
     made.paddings = [number for number in listed(own.get("group_paddings")) if type(number) is int]
     return made
 

@@ -23,7 +23,6 @@ from ckptfix.errors import DamagedFile
 from ckptfix.findings.table import found
 from ckptfix.formats.deepspeed import PARAMETERS, Save, entries_of, parameters
 from ckptfix.formats.folders.nodes import fields, listed, number, numbered
-from ckptfix.formats.torch.common import parts_of
 from ckptfix.formats.torch.tensors import is_tensor
 from ckptfix.formats.zero.cuts import Shape
 from ckptfix.formats.zero.frozen import join_frozen
@@ -86,7 +85,7 @@ def _moments(settings: File, model: Model, states: dict[str, dict[str, Joined | 
 
 def _tensor(file: File) -> TensorEntry:
     """The tensor that a file of a universal checkpoint is about."""
-    root = parts_of(file.checkpoint).graph.root
+    root = file.root
     return file.tensor(root if is_tensor(root) else file.top.get("param"), "param")
 
 
@@ -121,7 +120,7 @@ def _states(whole: Whole, save: Save, name: str) -> dict[str, Joined | TensorEnt
         if file_name == STEP:
             file = read_file(file_of(save, place))
             whole.files.append(file.mark)
-            root = parts_of(file.checkpoint).graph.root
+            root = file.root
             found[key] = file.tensor(root, STEP) if is_tensor(root) else root
         elif file_name.endswith(".pt") and file_name != FP32:
             number = whole.joiner.add_later(nbytes, partial(_moment, save, place, parameter))

@@ -175,27 +175,27 @@ def _digest(entry: TensorEntry, swap: bool, limit: int | None, readers: Readers)
 
     def chunks() -> Iterator[bytes]:
         for part in leaves(entry):
-            unit = _unit(part) if swap else 1
-            for chunk in _chunks(content(part), limit, readers):
-                yield _swapped(chunk, unit) if unit > 1 else chunk
+            unit = unit_of(part) if swap else 1
+            for chunk in chunks_of(content(part), limit, readers):
+                yield swapped(chunk, unit) if unit > 1 else chunk
 
     return digest(chunks())
 
 
-def _chunks(place: Content, limit: int | None, readers: Readers) -> Iterator[bytes]:
+def chunks_of(place: Content, limit: int | None, readers: Readers) -> Iterator[bytes]:
     nbytes = place.nbytes if limit is None else min(limit, place.nbytes)
     bytes_of = source(place, readers)
     for start in range(0, nbytes, CHUNK):
         yield bytes_of.read(start, min(CHUNK, nbytes - start))
 
 
-def _unit(entry: TensorEntry) -> int:
+def unit_of(entry: TensorEntry) -> int:
     """Bytes whose order a byte order reverses: half an element of a complex dtype."""
     row = dtypes.by_name(entry.dtype)
     return row.itemsize // 2 if row.family == "complex" or row.name == "complex32" else row.itemsize
 
 
-def _swapped(chunk: bytes, unit: int) -> bytes:
+def swapped(chunk: bytes, unit: int) -> bytes:
     import numpy
 
     return numpy.frombuffer(chunk, f"u{unit}").byteswap().tobytes()

@@ -6,7 +6,6 @@ over a chunk therefore show that it has neither, and whether it is all zeros; on
 
 from __future__ import annotations
 
-import zlib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from ckptfix.checkpoint import ByteRange, Data, TensorEntry, dtypes
 from ckptfix.errors import CkptfixError, Unsupported
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
+from ckptfix.io.crc import checksum
 from ckptfix.io.layers import MAX_RATIO
 from ckptfix.io.read import Progress, read_chunks
 from ckptfix.io.sums import crc32_joined
@@ -187,7 +187,7 @@ def _read(piece: Piece, data: Data, at: int, byteorder: str) -> Sums | CkptfixEr
     rest = b""
     try:
         for chunk in read_chunks(data, CHUNK):
-            crc = zlib.crc32(chunk, crc)
+            crc = checksum(chunk, crc)
             if _some(chunk):
                 last = at + length + len(chunk.rstrip(b"\0"))
                 if pattern is not None:

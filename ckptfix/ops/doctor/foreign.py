@@ -107,7 +107,7 @@ def _unknown(path: str, error: UnknownFormat) -> Iterator[Finding]:
     if id == "truncated":
         yield _no_directory(path, what)
     elif id == "dcp-folder" and found_as(path) == "folder" and not Path(path, ".metadata").exists():
-        yield found("dcp-no-metadata", what if what.endswith(("end", "ranks")) else f"{what} without its .metadata")
+        yield found("dcp-no-metadata", what if what.endswith(("end", "no pickle")) else f"{what} without its .metadata")
     else:
         yield found(id, what, fix=_fix(path, error))
     if id in ("truncated", "bad-directory", "unknown-format"):

@@ -9,6 +9,7 @@ from ckptfix.findings.row import Finding, Severity
 from ckptfix.findings.table import found
 from ckptfix.io.source import Source
 from ckptfix.zips.check import examine
+from ckptfix.zips.names import leads_out
 from ckptfix.zips.read import DEFLATED, ENCRYPTED, STORED, Directory, Record
 
 ALIGNMENT = 64
@@ -41,8 +42,7 @@ def _names(records: Sequence[Record]) -> Iterator[Finding]:
     for record in records:
         groups[record.name.lower()].append(record)
         name = record.name
-        parts = name.replace("\\", "/").split("/")
-        if ".." in parts or name.startswith("/") or "\\" in name or "\0" in name or name[1:2] == ":":
+        if leads_out(name):
             yield found("odd-name", where=name, offset=record.header)
     for group in groups.values():
         if len(group) < 2:

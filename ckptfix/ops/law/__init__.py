@@ -15,7 +15,7 @@ from dataclasses import replace
 from ckptfix.checkpoint import ByteRange, Plan
 from ckptfix.io.read import read_from
 from ckptfix.ops.law import edits as law_edits
-from ckptfix.ops.law.output import Output, bytes_of, leaves, storages
+from ckptfix.ops.law.output import Output, bytes_of, covered_by, leaves, storages
 from ckptfix.ops.law.promise import Account, Promise, damaged, everything, is_reported, referred
 
 
@@ -30,18 +30,35 @@ def audit(promise: Promise, plan: Plan, format: str) -> tuple[Plan, Account]:
     """
     source = promise.edited
     broken = () if source is None else damaged(source)
-    if source is not None and not promise.puts and law_edits.holds_the_same(source, plan):
+    if source is not None and not promise.puts and not promise.made and law_edits.holds_the_same(source, plan):
         tensors, nbytes = law_edits.size(source)
         return plan, Account(tensors, nbytes, tensors, nbytes, damaged=broken)
     if source is not None:
-        promise = replace(everything(source), puts=promise.puts, names_stay=promise.names_stay)
-    if is_copy(plan, promise):
+        whole = everything(source, promise.reported)
+        promise = replace(
+            promise,
+            kept=whole.kept,
+            others=whole.others,
+            storages=whole.storages,
+            source=whole.source,
+        )
+    if not promise.made and is_copy(plan, promise):
         entries = [*promise.kept, *promise.others]
         nbytes = bytes_of(entries)
         return plan, Account(len(entries), nbytes, len(entries), nbytes, damaged=broken)
     out = Output(plan, format, promise.same)
     lost: list[str] = []
+    taken: dict[int, bool] = {}
     for entry in promise.kept:
+        made = promise.made.get(entry.name)
+        if made is not None:
+            for one in made:
+                if id(one) not in taken:
+                    taken[id(one)] = out.take(one, promise)
+            whole_of = entry.name in promise.partly or covered_by(entry, made)
+            if not whole_of or not all(taken[id(one)] for one in made):
+                lost.append(entry.name)
+            continue
         put = promise.puts.get(entry.name)
         parts = list(leaves(put or entry))
         missing = sum(not out.take(part, promise) for part in parts)

@@ -8,6 +8,8 @@ alone differ (`strings`), else node by node, strings and devices aside. Where th
 
 from __future__ import annotations
 
+import operator
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
@@ -18,11 +20,12 @@ from ckptfix.formats.torch.common import parts_of, pickled, references
 from ckptfix.formats.torch.legacy_layout import Layout
 from ckptfix.formats.torch.zip_layout import Archive
 from ckptfix.io.planned import PlannedFile
+from ckptfix.io.read import read_chunks
 from ckptfix.io.source import Source, open_source
 from ckptfix.ops.law import strings
 from ckptfix.pickles import Call, Dict, Global, Graph, PersId, Set, Text, parse
 from ckptfix.zips.local import record_data
-from ckptfix.zips.read import Record
+from ckptfix.zips.read import Record, same_rows
 
 MOST_MOVED = 8
 """Records whose local header may be another: an edit pads the one behind the pickle."""
@@ -41,12 +44,57 @@ def holds_the_same(source: Checkpoint, plan: Plan) -> bool:
     if plan.files[0].segments == (ByteRange(source.path, 0, source.size),):
         return True
     try:
-        container, stream = read_stream(name)
-        if not _same_places(parts.container, container, name):
-            return False
+        stream = _pickle_beside_the_same(parts.container, name) if isinstance(parts.container, Archive) else None
+        if stream is None:
+            container, stream = read_stream(name)
+            if not _same_places(parts.container, container, name):
+                return False
         return strings.differ_alone(parts.found, stream) or _same_object(parts.graph, parse(stream))
     except CkptfixError:
         return False
+
+
+def _pickle_beside_the_same(old: Archive, name: PlannedFile) -> bytes | None:
+    """The pickle of a planned archive whose other records are as they were, where that is seen at once; else None.
+
+    Most edits move a row of records as one, whose rows differ in where they begin alone.
+    """
+    directory = old.directory
+    was = [record.header for record in directory.records]
+    if old.ambiguous or any(map(operator.ge, was, was[1:])):
+        return None
+    with open_source(name) as planned:
+        found = same_rows(planned, directory, old.pickle)
+        if found is None:
+            return None
+        now, pickle = found
+        if not all(map(operator.lt, now, now[1:])):
+            return None
+        was.append(directory.offset)
+        first = 0
+        moved = 0
+        while first < len(now):
+            segment, start = name.at(now[first])
+            last = first + 1
+            copied = isinstance(segment, ByteRange) and (segment.path, segment.offset + start) == (
+                directory.path,
+                was[first],
+            )
+            if isinstance(segment, ByteRange) and copied and directory.records[first].name != old.pickle.name:
+                # All that begins in this range is copied with it.
+                last = bisect_left(now, now[first] + segment.length - start, first)
+                shifts = set(map(operator.sub, now[first:last], was[first:last]))
+                if len(shifts) != 1 or was[last] > segment.end:
+                    return None
+            elif directory.records[first].name != old.pickle.name:
+                moved += 1
+                with open_source(directory.path) as reader:
+                    record = directory.records[first]
+                    made = record._replace(header=now[first])
+                    if moved > MOST_MOVED or not _same_data(reader, record, planned, made, name):
+                        return None
+            first = last
+        return b"".join(read_chunks(record_data(planned, pickle)))
 
 
 def _same_places(old: Archive | Layout, new: Archive | Layout, name: PlannedFile) -> bool:

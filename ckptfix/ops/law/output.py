@@ -272,6 +272,27 @@ def _place(storage: Storage, offset: int) -> Place:
     return "", id(data), offset
 
 
+def covered_by(entry: TensorEntry, made: Iterable[TensorEntry]) -> bool:
+    """Whether every byte of a tensor goes into those that are made of it."""
+    if not entry.numel:
+        return True
+    spans = sorted(
+        (span.path, span.offset, span.end)
+        for one in made
+        if one.storage is not None and one.storage.data is not None
+        for span in read_from(one.storage.data)
+    )
+    return all(_is_covered(place, spans) for span in _spans(entry) for place in read_from(span))
+
+
+def _is_covered(place: ByteRange, spans: Sequence[tuple[str, int, int]]) -> bool:
+    at = place.offset
+    for path, start, end in spans:
+        if path == place.path and start <= at < end:
+            at = end
+    return at >= place.end
+
+
 class _Same:
     """Bytes of the input whose place others with equal bytes take, to be found by where they are."""
 

@@ -26,6 +26,8 @@ class Promise:
         storages: storages of the input that something in it refers to, listed as a tensor or not.
         others: every other tensor of the input, left out by request or because the verb takes one state dict.
         puts: name -> the tensor that the verb puts in its place: in another shape, or of other bytes.
+        made: name -> the tensors that the verb makes of it, with others of the input or alone.
+        partly: names in `made` of which not every byte goes into them, as the verb says itself.
         same: (bytes of the input, equal bytes of it that take their place).
         reported: addresses that the verb itself lists as left behind or lost, each with all that is below it.
         names_stay: the verb gives no tensor the name of another.
@@ -37,6 +39,8 @@ class Promise:
     storages: Sequence[Storage] = ()
     others: Sequence[TensorEntry] = ()
     puts: Mapping[str, TensorEntry] = field(default_factory=dict)
+    made: Mapping[str, Sequence[TensorEntry]] = field(default_factory=dict)
+    partly: Collection[str] = ()
     same: Sequence[tuple[Data, Data]] = ()
     reported: Collection[str] = ()
     names_stay: bool = True

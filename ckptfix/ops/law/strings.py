@@ -48,7 +48,7 @@ def _values(old: bytes, at: int, end: int, uses: list[Text], new: bytes) -> dict
     for use in uses:
         if use.start < at:
             continue  # listed twice
-        if old[at : use.start] != new[after : after + use.start - at]:
+        if not new.startswith(old[at : use.start], after):
             return None
         after += use.start - at
         at = use.end
@@ -72,10 +72,10 @@ def _values(old: bytes, at: int, end: int, uses: list[Text], new: bytes) -> dict
 
 def _literal(data: bytes, at: int) -> tuple[str, int] | None:
     """The string that is written out at `at`, and the offset behind it."""
-    width = {op.BINUNICODE: 4, op.SHORT_BINUNICODE: 1}.get(data[at] if at < len(data) else -1)
-    if width is None:
+    code = data[at] if at < len(data) else -1
+    if code != op.BINUNICODE and code != op.SHORT_BINUNICODE:
         return None
-    first = at + 1 + width
+    first = at + (5 if code == op.BINUNICODE else 2)
     end = first + int.from_bytes(data[at + 1 : first], "little")
     try:
         return (str(data[first:end], "utf-8", "surrogatepass"), end) if end <= len(data) else None

@@ -9,10 +9,10 @@ from typing import Any
 
 from ckptfix.arguments import typed
 from ckptfix.checkpoint import Checkpoint, address
-from ckptfix.errors import StrPath
+from ckptfix.errors import Refused, StrPath
 from ckptfix.io.read import Progress
 from ckptfix.ops.law.promise import Promise
-from ckptfix.ops.rename import sites
+from ckptfix.ops.rename import run, sites
 from ckptfix.ops.rename.sites import Change
 from ckptfix.ops.writing import Draft, How, Result, carry_out, copy_note, plan_edits
 from ckptfix.words import plural, some
@@ -126,6 +126,8 @@ def rename(
     *,
     subs: Sequence[tuple[str, str]] = (),
     mapping: Mapping[str, str] | None = None,
+    rules: StrPath | None = None,
+    reverse: bool = False,
     at: str | None = None,
     force: bool = False,
     keep_old: bool = False,
@@ -139,16 +141,45 @@ def rename(
     Args:
         subs: (pattern, replacement) of `re.sub`, applied in order.
         mapping: old name -> new name, applied after them.
+        rules: a file of names and of operations on tensors (`ckptfix help rules`), in place of `mapping`.
+        reverse: run the file backwards.
 
     The rest as `strip_module`. A rule that matched nothing is a finding.
+
+    Raises:
+        Refused: a rule does not fit the keys or shapes of the checkpoint; nothing was written.
+        CkptfixError: the file of rules is malformed, or cannot be reversed.
     """
+    if rules is not None and mapping is not None:
+        raise Refused("names are given twice: by a map and by a file of rules")
+    if reverse and rules is None:
+        raise Refused("only a file of rules runs backwards")
+    given = None if rules is None else run.read_rules(rules, reverse=reverse)
 
     def make(checkpoint: Checkpoint, dest: str) -> Draft[RenameResult]:
-        renames = sites.rename(checkpoint, subs=subs, mapping=mapping, at=at)
+        names = mapping if given is None else given.names
+        if given is not None and given.tensors:
+            if in_place:
+                message = "an edit in place changes names alone, and the rules change tensors"
+                raise Refused(message, hint="name an output")
+            renames = sites.rename(checkpoint, subs=subs, at=at)
+            return _tensors_draft(checkpoint, run.transformed(checkpoint, given, dest, renames=renames, at=at))
+        renames = sites.rename(checkpoint, subs=subs, mapping=names, at=at)
         return _draft(checkpoint, renames, dest, "renamed", "no rule matched a key")
 
     how = How(force=force, keep_old=keep_old, dry_run=dry_run, in_place=in_place, link=link, progress=progress)
     return carry_out(source, dest, make, how)
+
+
+def _tensors_draft(checkpoint: Checkpoint, done: run.Transformed) -> Draft[RenameResult]:
+    return Draft(
+        result=partial(RenameResult, changes=done.changes, references=done.references),
+        format=checkpoint.format,
+        plan=done.plan,
+        promise=done.promise,
+        lines=run.lines_of(done),
+        findings=done.findings,
+    )
 
 
 def _draft(

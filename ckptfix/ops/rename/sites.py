@@ -19,7 +19,6 @@ from ckptfix.names import wrappers
 from ckptfix.names.rules import NameRule, is_rule
 from ckptfix.names.wrappers import Rule
 from ckptfix.ops import averages, choose
-from ckptfix.ops.candidates import module_of, whole_module
 from ckptfix.ops.choose import chosen_sites
 from ckptfix.words import plural
 
@@ -293,7 +292,7 @@ def _renames(
             references += len(modules)
             edits.append(Rename(site.at, "metadata", modules))
     if at is None and not changes:
-        _refuse_module(checkpoint)
+        choose.refuse_module(checkpoint)
     others = _names_elsewhere(checkpoint, at)
     left = 0
     for site in checkpoint.sites:
@@ -311,15 +310,6 @@ def _renames(
         message = f"left {left} names of an optimizer, which another state dict has too"
         findings.append(found("optimizer-names-left", message))
     return Renames(tuple(edits), tuple(changes), references, tuple(findings))
-
-
-def _refuse_module(checkpoint: Checkpoint) -> None:
-    """Nothing was renamed: is it that what the file holds is a whole module?"""
-    if not module_of(checkpoint):
-        return
-    module = next((row for row in choose.meant(checkpoint) if row.module is not None), None)
-    if module is not None:
-        raise whole_module(checkpoint, module.at)
 
 
 def _names_elsewhere(checkpoint: Checkpoint, at: str | None) -> set[str]:
@@ -341,8 +331,11 @@ def _refuse_conflict(checkpoint: Checkpoint, site: NameSite, names: Names) -> No
     """Two names of one place must remain two."""
     if site.kind == "param_names":
         return
+    before = dict.fromkeys(site.names)
+    if len({names.get(name, name) for name in before}) == len(before):
+        return
     origin: dict[str, list[str]] = {}
-    for name in dict.fromkeys(site.names):
+    for name in before:
         origin.setdefault(names.get(name, name), []).append(name)
     pairs = tuple((new, tuple(old)) for new, old in origin.items() if len(old) > 1)
     if pairs:

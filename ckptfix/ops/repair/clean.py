@@ -45,7 +45,7 @@ class Cleaned:
 
     Attributes:
         gone: ``id`` of nodes that are written as None, and not at all where they are the value of a mapping.
-        items: ``id`` of a mapping -> places of its items whose key is gone.
+        items: ``id`` of a mapping -> places of its items whose key or value is gone.
         kept: ``id`` of every node that is still in the object; None when nothing is left out.
         findings: the functions, each with where the object holds what they make.
     """
@@ -72,7 +72,7 @@ def clean(found: TorchObject) -> Cleaned:
     out = Cleaned(set(made_by))
     for node in every_node(graph.root):
         rows = node.items if type(node) is Dict or type(node) is Call else None
-        places = {place for place, (key, _) in enumerate(rows or ()) if id(key) in out.gone}
+        places = {place for place, row in enumerate(rows or ()) if any(id(part) in out.gone for part in row)}
         if places:
             out.items[id(node)] = places
     out.kept = set(_reached(graph.root, out))

@@ -22,6 +22,7 @@ from ckptfix.ops.repair.wreck import Part, Wreck
 from ckptfix.pickles import Call, PersId
 from ckptfix.pickles.graph import Node
 from ckptfix.pickles.reemit import Rewritten, every_node, parts_of, reemit
+from ckptfix.zips.names import safe_name
 
 
 def taken_from(donor: Donor | None) -> str:
@@ -143,8 +144,7 @@ def repair_torch(wreck: Wreck, *, fill: Fill | None = None, donor: Checkpoint | 
     gone = after.gone(found)
     if gone:
         left = _left(found.graph.root, gone)
-        below = tuple(f"{loss.name}/" for loss in losses)
-        inside = [one for one in kept if one.name.startswith(below) and id(nodes[one.name]) not in left]
+        inside = [one for one in kept if id(nodes[one.name]) not in left]
         reason = "it belongs to a tensor that is left out"
         losses += [Loss(one.name, one.shape, one.dtype, reason) for one in inside]
         lost_too = {id(one) for one in inside}
@@ -165,14 +165,14 @@ def repair_torch(wreck: Wreck, *, fill: Fill | None = None, donor: Checkpoint | 
 
 
 def _left(root: Node, gone: Collection[int]) -> set[int]:
-    """``id`` of every node that hangs on `root` otherwise than by a node in `gone`."""
+    """``id`` of every node that hangs on `root` otherwise than by a node in `gone`, or as the key of one."""
     left: set[int] = set()
     stack = [root]
     while stack:
         node = stack.pop()
         if id(node) not in left and id(node) not in gone:
             left.add(id(node))
-            stack += parts_of(node)
+            stack += parts_of(node, gone)
     return left
 
 
@@ -383,5 +383,17 @@ def _plan(wreck: Wreck, rewritten: Rewritten, dest: str) -> Plan:
     if wreck.legacy:
         return legacy_plan(rewritten.pickle, [(key, part.data, part.count) for key, part in parts], dest)
     storages = [(key, part.data, part.crc32) for key, part in parts]
-    segments = zip_layout.fresh(rewritten.pickle, storages, wreck.byteorder, wreck.extras)
+    segments = zip_layout.fresh(rewritten.pickle, storages, wreck.byteorder, _safely_named(wreck, keys))
     return Plan((OutputFile.of(dest, segments),))
+
+
+def _safely_named(wreck: Wreck, keys: Iterable[str]) -> dict[str, tuple[Data, int | None]]:
+    """The records that torch does not write, under names that lead out of no folder and that no other record has."""
+    taken = {"data.pkl", "byteorder", "version", ".format_version", ".storage_alignment"}
+    taken.update(f"data/{key}".lower() for key in keys)
+    named: dict[str, tuple[Data, int | None]] = {}
+    for name, row in wreck.extras.items():
+        safe = safe_name(name, taken)
+        taken.add(safe.lower())
+        named[safe] = row
+    return named

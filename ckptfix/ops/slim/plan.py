@@ -21,6 +21,7 @@ from ckptfix.io.read import read_chunks
 from ckptfix.io.sums import digest
 from ckptfix.ops.choose import refuse_damaged
 from ckptfix.ops.inplace import grown
+from ckptfix.ops.law.output import storages as storages_of
 from ckptfix.ops.slim.views import Unit, find_used, references, units_of
 from ckptfix.ops.writing import copy_of
 from ckptfix.pickles import Call, Dict
@@ -143,7 +144,10 @@ def _slim_torch(checkpoint: Checkpoint, dest: str, no_optimizer: bool, dedupe: b
 
     units: list[Unit] = []
     compacted = 0
+    # What no listed tensor views, as the parts of one that cannot be read, is kept whole.
+    listed = {storage.key for entry in checkpoint.entries for storage in storages_of(entry)}
     for storage in used.values():
+        storage.whole |= storage.key not in listed
         made = units_of(storage, new_key, contiguous=contiguous)
         compacted += made[0].data is not storage.data
         units += made

@@ -6,6 +6,8 @@ import gzip
 import io
 import json
 import random
+import shutil
+import subprocess
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from other_pickles import tar_of
 
 import ckptfix
 from ckptfix.checkpoint import ByteRange
-from ckptfix.errors import CkptfixError, UnknownFormat, Unsupported
+from ckptfix.errors import CkptfixError, Unsupported
 from ckptfix.formats import detect, open_checkpoint
 
 
@@ -132,12 +134,25 @@ def test_a_gzipped_one_is_unpacked_by_repair(tmp_path: Path) -> None:
     assert_same(dict(net.state_dict()), dict(torch.load(tmp_path / "out.pth")["model_weights.ckpt"]))
 
 
-def test_deflated_members_are_not_read(tmp_path: Path) -> None:
-    path = tmp_path / "ppo.zip"
-    stable_baselines(path, zipfile.ZIP_DEFLATED)
-    with pytest.raises(UnknownFormat, match="a zip archive of 3 checkpoints") as caught:
+@pytest.mark.parametrize("deflated", [("policy.pth",), ("policy.pth", "policy.optimizer.pth")])
+def test_an_archive_of_deflated_members_is_refused_and_comes_back(tmp_path: Path, deflated: tuple[str, ...]) -> None:
+    """The hint is run as it is printed; the others alone would be half of the checkpoint."""
+    stored, path = tmp_path / "stored.zip", tmp_path / "ppo.zip"
+    objects = stable_baselines(stored)
+    with zipfile.ZipFile(stored) as old, zipfile.ZipFile(path, "w") as new:
+        for name in old.namelist():
+            method = zipfile.ZIP_DEFLATED if name in deflated else zipfile.ZIP_STORED
+            new.writestr(name, old.read(name), method)
+    with pytest.raises(Unsupported, match=r"compressed inside the archive: policy\.pth") as caught:
         open_checkpoint(path)
-    assert "unzip" in str(caught.value.hint)
+    assert detect(path).name == "archive" and caught.value.hint is not None
+    if shutil.which("zip") is None or shutil.which("unzip") is None:
+        pytest.skip("zip and unzip are not installed")
+    unzip, _, rest = caught.value.hint.partition(", and name its files; ")
+    for line in (unzip, rest.partition(" makes")[0]):
+        subprocess.run(line, shell=True, check=True, cwd=tmp_path, capture_output=True)
+    found = ckptfix.load_checkpoint(tmp_path / "FIXED.zip")
+    assert_same(objects, {name: found[name] for name in objects})
 
 
 def test_a_damaged_member_is_named(tmp_path: Path) -> None:
@@ -183,3 +198,13 @@ def test_mutants_are_errors_and_never_tracebacks(kind: str, tmp_path: Path) -> N
                 failed += 1
                 assert error.path == str(path)
     assert failed > 20
+
+
+def test_a_member_that_is_a_string(tmp_path: Path) -> None:
+    path = tmp_path / "in.nemo"
+    torch.save("a text of another stream, longer than the pickle around it", tmp_path / "text.pth")
+    text = (tmp_path / "text.pth").read_bytes()
+    weights = content({"w": torch.ones(2)})
+    path.write_bytes(tar_of({"model_config.yaml": b"a: 1\n", "model_weights.ckpt": weights, "text.ckpt": text}))
+    checkpoint = open_checkpoint(path)
+    assert [entry.name for entry in checkpoint.entries] == ["model_weights.ckpt/w"]

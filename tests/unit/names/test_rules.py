@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import ckptfix
-from ckptfix.cli.rename import read_map
 from ckptfix.errors import CkptfixError, Refused
 from ckptfix.names.rules import NameRule, is_rule, renamed
+from ckptfix.ops.rename.run import read_rules
 
 
 @pytest.mark.parametrize(
@@ -110,9 +110,9 @@ def test_metadata_of_modules_without_tensors_follows_a_rule(tmp_path: Path) -> N
 def test_the_file_of_names_takes_arrows_and_rules(tmp_path: Path) -> None:
     path = tmp_path / "names.txt"
     path.write_text("# learned\nl.{n}.{*} -> m.{n}.{*}\nfc.w head.w\na -> b # one\n")
-    assert read_map(str(path)) == {"l.{n}.{*}": "m.{n}.{*}", "fc.w": "head.w", "a": "b"}
+    assert read_rules(str(path)).names == {"l.{n}.{*}": "m.{n}.{*}", "fc.w": "head.w", "a": "b"}
     path.write_text('{"l.{n}.w": "m.{n}.w"}')
-    assert read_map(str(path)) == {"l.{n}.w": "m.{n}.w"}
+    assert read_rules(str(path)).names == {"l.{n}.w": "m.{n}.w"}
 
 
 @pytest.mark.parametrize("text", ["a.{n} -> b.{m}", '{"a": "b.{n}"}', "a => b", "a -> b c"])
@@ -120,5 +120,5 @@ def test_bad_files_of_names(tmp_path: Path, text: str) -> None:
     path = tmp_path / "names.txt"
     path.write_text(text)
     with pytest.raises(CkptfixError) as caught:
-        read_map(str(path))
+        read_rules(str(path))
     assert caught.value.path == str(path)

@@ -28,6 +28,8 @@ READS: dict[str, Verb] = {
     "inspect": lambda path, out: ckptfix.inspect(path),
     "doctor": lambda path, out: ckptfix.doctor(path),
     "diff": lambda path, out: ckptfix.diff(path, path),
+    "digest": lambda path, out: ckptfix.digest(path),
+    "stats": lambda path, out: ckptfix.stats(path),
     "load_checkpoint": lambda path, out: ckptfix.load_checkpoint(path),
     "load_state_dict": lambda path, out: ckptfix.load_state_dict(path),
     "load_into": lambda path, out: ckptfix.load_into(nn.Linear(2, 2), path),
@@ -46,6 +48,9 @@ WRITES: dict[str, Verb] = {
     "slim": ckptfix.slim,
     "repair": ckptfix.repair,
     "match": lambda path, out: ckptfix.match(path, out, like=path),
+    "select": lambda path, out: ckptfix.select(path, out, keep=["*"]),
+    "cast": lambda path, out: ckptfix.cast(path, out, to="bfloat16"),
+    "set_metadata": lambda path, out: ckptfix.set_metadata(path, out, pairs={}),
 }
 
 
@@ -117,6 +122,8 @@ def test_every_public_function_says_which_argument_is_wrong(name: str, tmp_path:
         good["optimizer"] = optim.SGD(nn.Linear(1, 1).parameters(), 0.1)
     elif name == "map_location":
         good["target"] = "cpu"
+    elif name == "cast":
+        good["to"] = "float16"
     _, wanted = _wanted(function)
     assert set(wanted) >= set(signature(function).parameters) - UNCHECKED, "an annotation that is not known"
     for argument, kinds in wanted.items():

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 
 import hidden
 import pytest
 
+from ckptfix.io.source import open_source
+from ckptfix.ops import inside
 from ckptfix.ops.doctor import examine as doctor
 from ckptfix.ops.doctor.report import Diagnosis
 
@@ -44,3 +47,28 @@ def test_no_repair_is_proposed_for_a_file_without_a_tensor(layer: str, how: str,
     done = doctor.examine(hidden.wrapped(tmp_path, layer, how, tensor=False))
     assert NAME[how] in dangers(done)
     assert not [row.fix for row in done.findings if row.fix and "repair" in row.fix]
+
+
+FORMS = {"<f": 4, "<d": 8, "<e": 2, "<q": 8, "<i": 4, "<h": 2, ">f": 4, ">d": 8}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_numbers_that_begin_as_a_pickle_does_are_numbers(form: str, tmp_path: Path) -> None:
+    """A tensor full of one number, whose bytes are PROTO and any two that follow: 66565.0 is EXT1 to an unpickler."""
+    width = FORMS[form]
+    heads = [bytes((0x80, protocol, code, rest)) for protocol in range(2, 6) for code in range(256) for rest in (0, 71)]
+    named = []
+    for head in heads:
+        # Several of the narrow ones together make the bytes; the wide ones have more behind them.
+        number = (head + b"\x00" * 8)[: max(width, 4)]
+        values = struct.unpack(f"{form[0]}{len(number) // width}{form[1]}", number)
+        data = struct.pack(f"{form[0]}{len(values) * 4}{form[1]}", *values * 4)
+        with open_source(saved(tmp_path / "x", data)) as reader:
+            found = inside.look_into(reader, "archive/data/0", storage=True)
+        named += [(head, found.names)] if found.names else []
+    assert not named
+
+
+def saved(path: Path, data: bytes) -> Path:
+    path.write_bytes(data)
+    return path

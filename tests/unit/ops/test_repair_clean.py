@@ -10,7 +10,7 @@ from typing import Any
 import hidden
 import pytest
 import torch
-from builders import assemble, legacy, push, replace, state_dict_ops, tensor_ops, torch_zip, written
+from builders import Tensor, assemble, legacy, push, replace, state_dict_ops, tensor_ops, torch_zip, written
 from unit.ops.test_inside import HOW, NAME, dangers
 
 import ckptfix
@@ -143,3 +143,29 @@ def test_what_is_written_leaves_no_folder_even_while_its_result_lives(tmp_path: 
     done = ckptfix.repair(hidden.wrapped(tmp_path, "gzip", ""), tmp_path / "out.pth")
     assert done.written
     assert sorted(row.name for row in tmp_path.iterdir()) == ["model.pth", "out.pth"]
+
+
+def test_a_tensor_whose_value_in_a_mapping_runs_code_is_named(tmp_path: Path) -> None:
+    run = assemble(*push("true"), "TUPLE1", "REDUCE")
+    rows = [*tensor_ops(Tensor("1", (2,), 2)), b"cposix\nsystem\n" + run]
+    pickle = assemble(("PROTO", 2), "EMPTY_DICT", "MARK", *push("w"), *tensor_ops(Tensor("0", (2,), 2)), *rows,
+                      "SETITEMS", "STOP")  # fmt: skip
+    path, out = tmp_path / "in.pth", tmp_path / "out.pth"
+    path.write_bytes(torch_zip(pickle, [bytes(8), bytes(8)]))
+    result = ckptfix.repair(path, out)
+    assert result.exit_code == 3
+    assert [loss.name for loss in result.losses] == ["()key"]
+    assert result.account is None or not result.account.lost
+    assert b"posix" not in out.read_bytes()
+
+
+def test_a_tensor_whose_value_in_a_mapping_is_no_tensor_is_named(tmp_path: Path) -> None:
+    broken = [("GLOBAL", "torch._utils", "_rebuild_tensor_v2"), *push("no arguments"), "REDUCE"]
+    rows = [*tensor_ops(Tensor("0", (2,), 2)), *broken, *push("b"), *tensor_ops(Tensor("1", (2,), 2))]
+    pickle = assemble(("PROTO", 2), "EMPTY_DICT", "MARK", *rows, "SETITEMS", "STOP")
+    path, out = tmp_path / "in.pth", tmp_path / "out.pth"
+    path.write_bytes(torch_zip(pickle, [bytes(8), bytes(8)]))
+    result = ckptfix.repair(path, out)
+    assert sorted(loss.name for loss in result.losses) == ["()key", "<Call>"]
+    assert (result.exit_code, result.kept) == (3, ("b",))
+    assert result.account is None or not result.account.lost

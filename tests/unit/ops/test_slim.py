@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import struct
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from builders import Tensor, assemble, flip, legacy, safetensors, state_dict_ops, torch_zip, written
+from builders import Tensor, assemble, flip, legacy, push, safetensors, state_dict_ops, tensor_ops, torch_zip, written
 from conftest import RealFile
 
 import ckptfix
@@ -233,3 +234,18 @@ def test_a_shared_reference_of_two_views(tmp_path: Path) -> None:
     path = written(tmp_path / "in.pt", torch_zip(pickle, [bytes(200)]))
     result, found = slimmed(path)
     assert result.saved["unused storage"] == 184 and stored(found["a"]) == stored(found["b"]) == 8
+
+
+def test_the_storages_of_a_tensor_that_torch_refuses_stay_whole(tmp_path: Path) -> None:
+    values = tensor_ops(Tensor("0", (2,), 8))
+    sparse = [("GLOBAL", "torch._utils", "_rebuild_sparse_tensor"), *push("no layout"), *values, "TUPLE1", "TUPLE2"]
+    items = {"bad": [*sparse, "REDUCE"], "part": tensor_ops(Tensor("1", (2,), 8))}
+    pickle = assemble(("PROTO", 2), *state_dict_ops(items), "STOP")
+    path = tmp_path / "in.pth"
+    path.write_bytes(torch_zip(pickle, [bytes(range(32)), bytes(range(32, 64))]))
+    result = ckptfix.slim(path, tmp_path / "out.pth")
+    assert result.exit_code == 0
+    assert result.account is not None and not result.account.lost
+    with zipfile.ZipFile(tmp_path / "out.pth") as archive:
+        assert archive.read("archive/data/0") == bytes(range(32))
+        assert archive.read("archive/data/1") == bytes(range(32, 40))

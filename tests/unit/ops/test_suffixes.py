@@ -29,6 +29,8 @@ COMMANDS: dict[str, Callable[[Path, Path], Any]] = {
     "sanitize": ckptfix.sanitize,
     "slim": ckptfix.slim,
     "repair": repair.repair,
+    "cast": lambda source, dest: ckptfix.cast(source, dest, "bfloat16"),
+    "select": lambda source, dest: ckptfix.select(source, dest, keep=["*"]),
 }
 
 

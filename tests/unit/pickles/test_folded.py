@@ -180,3 +180,8 @@ def test_an_edit_of_names_leaves_them_folded(stream: bytes, tmp_path: Path) -> N
     assert ckptfix.strip_module(source, tmp_path / "out.pth").account.tensors == 100
     loaded = torch.load(tmp_path / "out.pth", weights_only=True)
     assert [float(value[0]) for value in loaded.values()] == list(range(100))
+
+
+def test_none_from_the_memo_is_no_call_to_fold() -> None:
+    # MEMOIZE ends the folding, and BINGET fetches None.
+    assert parse(b"\x80\x04]\x94(N\x94h\x01e.").root == [None, None]

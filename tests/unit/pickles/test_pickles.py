@@ -6,6 +6,7 @@ import collections
 import io
 import pickle
 import pickletools
+import time
 from typing import Any
 
 import builders
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from ckptfix.errors import BadPickle, TruncatedPickle, Unsupported
 from ckptfix.pickles import Call, Dict, Global, Graph, Patch, PersId, Set, Text, opcodes, parse, splice
 from ckptfix.pickles.emit import emit
-from ckptfix.pickles.graph import pairs
+from ckptfix.pickles.graph import children, pairs
 from ckptfix.pickles.patch import items_pushed, string_patches
 
 KEYS = st.one_of(st.text(max_size=20), st.integers(), st.booleans(), st.none(), st.binary(max_size=8))
@@ -295,3 +296,18 @@ def test_keys_whose_hashes_collide_take_no_longer() -> None:
     node = Dict()
     node.items = [(index * ((1 << 61) - 1), None) for index in range(50_000)]
     assert len(pairs(node) or ()) == 50_000
+
+
+def test_keys_inside_keys_do_not_recurse() -> None:
+    root = parse(b"\x80\x02}" + b"}" * 4000 + b"K\x01s" * 4000 + b".").root
+    assert [name for name, _ in children(root)] == ["()key", "<Dict>"]
+
+
+def test_a_key_that_holds_one_tuple_many_times_takes_no_longer() -> None:
+    rows = [b"K\x01\x85q\x01"]
+    for level in range(1, 5):
+        rows.append(b"0(" + bytes((0x68, level)) * 1000 + b"t" + bytes((0x71, level + 1)))
+    root = parse(b"\x80\x02}" + b"".join(rows) + b"K\x02s.").root
+    before = time.process_time()
+    assert [child for _, child in children(root)] == [2]
+    assert time.process_time() - before < 1

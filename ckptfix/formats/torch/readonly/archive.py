@@ -6,8 +6,8 @@
     NeMo (.nemo)        a tar: model_config.yaml, model_weights.ckpt, ...
 
 Such a file is read as one object, a dict of the objects in it by the names of their members: the state dict of the
-policy is at ``policy.pth``. The bytes of a tensor are a range of the archive. A member that is deflated has none, and
-is not read.
+policy is at ``policy.pth``. The bytes of a tensor are a range of the archive. A member that is deflated has none:
+such an archive is refused.
 
 Source: stable_baselines3/common/save_util.py (``save_to_zip_file``), nemo/core/connectors/save_restore_connector.py.
 """
@@ -15,9 +15,11 @@ Source: stable_baselines3/common/save_util.py (``save_to_zip_file``), nemo/core/
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from ckptfix.checkpoint import ByteRange, Checkpoint
-from ckptfix.errors import CkptfixError, about
+from ckptfix.commands import quoted
+from ckptfix.errors import CkptfixError, Unsupported, about
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats.base import OF_OBJECTS, Format, plain_weights, unknown
@@ -28,6 +30,7 @@ from ckptfix.formats.torch.readonly.storages import Streams, begins_stream
 from ckptfix.io.source import Source, open_source
 from ckptfix.pickles import Dict, Graph
 from ckptfix.pickles.paged import HEAD, Place
+from ckptfix.words import some
 from ckptfix.zips.local import record_data
 from ckptfix.zips.read import read_directory
 
@@ -36,6 +39,9 @@ NAME = "archive"
 ZIPPED = frozenset(("data", "policy.pth"))
 TARRED = frozenset(("model_config.yaml", "model_weights.ckpt"))
 """Members that such an archive has."""
+
+CHECKPOINTS = (".pth", ".pt")
+"""How the members of a zip end that are checkpoints."""
 
 MOST_MEMBERS = 1000
 
@@ -65,7 +71,7 @@ def _tarred(reader: Source) -> Members:
 def _zipped(reader: Source, *, places: bool = True) -> Members:
     members: Members = {}
     for record in read_directory(reader).records:
-        data = record_data(reader, record) if places and record.name.endswith((".pth", ".pt")) else None
+        data = record_data(reader, record) if places and record.name.endswith(CHECKPOINTS) else None
         members[record.name] = Place(data.offset, data.length) if isinstance(data, ByteRange) else None
     return members
 
@@ -74,7 +80,8 @@ def read(path: str) -> Checkpoint:
     """Read names, shapes and places; see the contract in `base`.
 
     Raises:
-        UnknownFormat: no member is one that is read, as they are compressed.
+        Unsupported: a checkpoint in it is compressed.
+        UnknownFormat: no member is one that is read.
     """
     findings: list[Finding] = []
     storages = common.Found()
@@ -84,6 +91,7 @@ def read(path: str) -> Checkpoint:
         size = reader.size
         zipped = reader.read(0, min(4, size)) == b"PK\x03\x04"
         members = _zipped(reader) if zipped else _tarred(reader)
+        _refuse_deflated(path, members)
         streams = Streams(path, graph, storages, findings)
         for name, place in members.items():
             if place is not None and begins_stream(_head(reader, place)):
@@ -97,6 +105,20 @@ def read(path: str) -> Checkpoint:
         fresh = common.in_terms_of_zip(graph, streams.texts, path)
     traits = {"members": ", ".join(members), "storages": len(storages.data)}
     return common.checkpoint(path, NAME, size, fresh, storages, traits, findings)
+
+
+def _refuse_deflated(path: str, members: Members) -> None:
+    """Refuse an archive of which a checkpoint has no bytes as it stands: the others alone would be half of it.
+
+    Raises:
+        Unsupported: there is one.
+    """
+    names = [name for name, place in members.items() if place is None and name.endswith(CHECKPOINTS)]
+    if names:
+        own, folder = quoted(path), quoted(Path(path).stem)
+        again = f"(cd {folder} && zip -0 -r ../FIXED.zip .)"
+        hint = f"unzip {own} -d {folder}, and name its files; {again} makes one archive of them"
+        raise Unsupported(f"compressed inside the archive: {some(names)}", path=path, hint=hint)
 
 
 def _head(reader: Source, place: Place) -> bytes:

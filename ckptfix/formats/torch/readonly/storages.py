@@ -6,7 +6,7 @@ object. The bytes stay where they are, and what is read of them are the pickles 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from ckptfix.checkpoint import ByteRange, Data, Storage
 from ckptfix.errors import BadPickle, CkptfixError, DamagedFile, Unsupported
@@ -117,13 +117,17 @@ class Streams:
         for name in graph.globals:
             name.start += offset
         self.graph.globals += graph.globals
+        self._plain((graph.root,))
         for node in every_node(graph.root):
             if type(node) is Call:
                 node.position += offset
-            for part in parts_of(node):
-                if type(part) is Text:
-                    self.texts[id(part)] = str(part)
-                    self._kept.append(part)
+            self._plain(parts_of(node))
+
+    def _plain(self, parts: Iterable[Node]) -> None:
+        for part in parts:
+            if type(part) is Text:
+                self.texts[id(part)] = str(part)
+                self._kept.append(part)
 
     def _refer(self, graph: Graph, part: Part, lookup: Lookup) -> None:
         """Give the storages of a stream keys of their own, as streams use the same ones."""

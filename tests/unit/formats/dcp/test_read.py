@@ -134,7 +134,7 @@ def test_a_link_out_of_the_folder_is_not_followed(copied: Copied, tmp_path: Path
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [(".metadata.tmp", "its save did not end"), ("__0.metadata", "each rank wrote its own"), ("x", "without its")],
+    [(".metadata.tmp", "its save did not end"), ("x", "without its")],
 )
 def test_what_can_be_known_without_metadata_is_said(copied: Copied, name: str, words: str) -> None:
     folder = copied("mesh")

@@ -16,6 +16,7 @@ import ckptfix
 from ckptfix.cli import commands
 from ckptfix.errors import CkptfixError, DamagedFile, Refused, UnknownFormat, Unsupported, WouldLoseData
 from ckptfix.formats import detect, open_checkpoint
+from ckptfix.formats.ranks import format as ranks
 from ckptfix.ops.doctor import doctor
 
 State = dict[str, torch.Tensor]
@@ -154,6 +155,18 @@ def test_a_rank_that_is_missing_is_named_with_its_rows(tmp_path: Path) -> None:
     assert "cannot be read" in found.message
 
 
+def test_repair_keeps_what_the_other_ranks_hold(tmp_path: Path) -> None:
+    wanted = saved(tmp_path / "in", "FSDP2 on 3", mean=torch.ones(3))
+    done = ckptfix.repair(tmp_path / "in", tmp_path / "all.pth")
+    assert done.exit_code == 0 and set(wanted) <= set(done.kept)
+    (tmp_path / "in" / "model_rank1.pt").unlink()
+    done = ckptfix.repair(tmp_path / "in", tmp_path / "out.pth")
+    assert done.exit_code == 3 and {"w", "b"} <= {loss.name for loss in done.losses}
+    assert "mean" in done.kept
+    done = ckptfix.repair(tmp_path / "in", tmp_path / "filled.pth", fill_from=tmp_path / "all.pth")
+    assert_alike(torch.load(tmp_path / "all.pth"), torch.load(tmp_path / "filled.pth"))
+
+
 def test_a_replica_stands_in_for_a_missing_rank(tmp_path: Path) -> None:
     wanted = saved(tmp_path / "in", "HSDP")
     (tmp_path / "in" / "model_rank2.pt").unlink()
@@ -272,3 +285,17 @@ def test_the_command_takes_several_files(tmp_path: Path) -> None:
     words = line.split("`")[1].replace("OUT.pth", str(tmp_path / "again.pth")).split()
     assert cli(*words[1:]).exit_code == 0
     assert_alike(torch.load(tmp_path / "again.pth"), wanted)
+
+
+@pytest.mark.parametrize("where", ["name", "tensors"])
+def test_more_ranks_than_any_job_has_are_refused_before_they_are_counted(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if where == "tensors":
+        monkeypatch.setattr(ranks, "MOST_RANKS", 1)
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for rank in range(2):
+        sharded(folder / (f"model_world_size_200000_rank_{rank}.pt" if where == "name" else f"rank{rank}.pt"), rank)
+    with pytest.raises(DamagedFile, match="more than any job has"):
+        open_checkpoint(folder)

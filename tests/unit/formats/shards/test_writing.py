@@ -58,7 +58,7 @@ def test_tensors_of_one_storage_are_in_one_shard() -> None:
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [("5GB", 5 * 10**9), ("500MB", 5 * 10**8), ("2GiB", 2 << 30), ("1.5kb", 1500), (" 7 ", 7), ("10B", 10), (12, 12),
-     ("0.1 MiB", 104857)],
+     ("1M", 10**6), ("2g", 2 * 10**9), ("1T", 10**12), ("64KiB", 1 << 16), ("0.1 MiB", 104857)],
 )  # fmt: skip
 def test_sizes(text: int | str, wanted: int) -> None:
     assert parse_size(text) == wanted

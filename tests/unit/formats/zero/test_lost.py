@@ -8,12 +8,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from zero_files import Run, example
+from zero_files import Run, example, stand_ins
 
 import ckptfix
 from ckptfix.errors import CkptfixError, DamagedFile, Unsupported
 from ckptfix.formats import detect, open_checkpoint
+from ckptfix.formats.torch import common as torch_common
+from ckptfix.formats.torch.object import TorchObject, walk
 from ckptfix.ops.doctor import doctor
+from ckptfix.pickles import Graph
 
 Spoil = Callable[[Path], object]
 
@@ -213,3 +216,28 @@ def test_damaged_bytes_are_found_by_the_checksums_of_the_ranks(tmp_path: Path) -
     assert not (tmp_path / "out.pth").exists()
     (found,) = [row for row in doctor(tmp_path / "in").findings if row.id == "bad-crc"]
     assert path.name in found.where
+
+
+def test_a_rank_of_many_groups_is_refused_and_no_file_is_walked_through(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file of a rank is parsed; the names in it are looked for once, in the object of the whole."""
+    walked: list[Graph] = []
+
+    def counted(graph: Graph) -> TorchObject:
+        walked.append(graph)
+        return walk(graph)
+
+    monkeypatch.setattr(torch_common, "walk", counted)
+    run = rows(4, 2)
+    run.save(tmp_path / "in")
+    open_checkpoint(tmp_path / "in")
+    assert len(walked) == 1
+    path = of_rank(next(path for path in (tmp_path / "in").iterdir() if path.is_dir()), 2)
+    with stand_ins():
+        states = torch.load(path, weights_only=False)
+        base = states["optimizer_state_dict"]["base_optimizer_state"]
+        base["param_groups"] = [{"lr": 1.0, "params": [number]} for number in range(10_000)]
+        torch.save(states, path)
+    (found,) = [row for row in doctor(tmp_path / "in").findings if row.id == "missing-rank"]
+    assert "10,000 groups of options, and 1 flat groups of weights" in found.message

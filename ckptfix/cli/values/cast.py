@@ -1,0 +1,46 @@
+"""ckptfix cast."""
+
+from __future__ import annotations
+
+import click
+
+from ckptfix.cli.shared.common import Written, writes
+from ckptfix.cli.shared.options import at_option
+from ckptfix.ops import cast
+from ckptfix.ops.writing import How
+
+
+@writes(
+    "cast",
+    click.Option(["--to"], metavar="DTYPE", required=True, help="Such as bfloat16, float16 or float8_e4m3fn."),
+    click.Option(
+        ["--only"], metavar="GLOB", multiple=True,
+        help="Cast the tensors whose names match and no others; integers and statistics too.",
+    ),
+    click.Option(["--keep"], metavar="GLOB", multiple=True, help="Leave the tensors whose names match as they are."),
+    at_option(),
+    click.Option(
+        ["--on-overflow"], type=click.Choice(["count", "error"]), default="count", show_default=True,
+        help="What to do where a number leaves the range of DTYPE.",
+    ),
+    example="ckptfix cast model.safetensors half.safetensors --to bfloat16 --keep '*norm*'",
+)  # fmt: skip
+def command(
+    source: str,
+    dest: str,
+    how: How,
+    *,
+    to: str,
+    only: tuple[str, ...],
+    keep: tuple[str, ...],
+    at: str | None,
+    on_overflow: cast.OnOverflow,
+) -> Written:
+    """Write OUT: IN with its floating-point tensors in another dtype.
+
+    The values are those of torch's tensor.to(DTYPE), bit for bit. Integers, the optimizer, and statistics and scales
+    (running_mean, running_var, weight_scale ...) stay as they are, unless --only names them. Numbers that leave the
+    range of DTYPE are counted, and named.
+    """
+
+    return cast.cast(source, dest, to, only=only, keep=keep, at=at, on_overflow=on_overflow, **how.keywords())

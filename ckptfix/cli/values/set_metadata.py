@@ -1,0 +1,49 @@
+"""ckptfix set-metadata."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import click
+
+from ckptfix.cli.shared.common import Written, writes
+from ckptfix.cli.shared.options import in_place_option
+from ckptfix.ops import set_metadata
+from ckptfix.ops.writing import How
+
+
+@writes(
+    "set-metadata",
+    click.Option(["--set", "pairs"], metavar="KEY=VALUE", multiple=True, help="Add or change a pair. Repeatable."),
+    click.Option(["--delete"], metavar="KEY", multiple=True, help="Remove a pair. Repeatable."),
+    in_place_option(),
+    example="ckptfix set-metadata model.safetensors named.safetensors --set license=apache-2.0",
+)
+def command(
+    source: str, dest: str | None, how: How, *, pairs: tuple[str, ...], delete: tuple[str, ...]
+) -> Written:
+    """Write OUT: IN with other pairs in its __metadata__.
+
+    IN is a safetensors file, or a folder of shards of which each gets them. With --in-place only the header is written.
+    The pairs that say which names are tied stay as they are.
+    """
+
+    if not pairs and not delete:
+        raise click.UsageError("Nothing to change: give --set KEY=VALUE or --delete KEY.")
+    return set_metadata.set_metadata(source, dest, pairs=split(pairs), delete=delete, **how.keywords())
+
+
+def split(pairs: Iterable[str]) -> dict[str, str]:
+    """KEY -> VALUE; a value may hold further equals signs.
+
+    Raises:
+        click.BadParameter: one without an equals sign or a key, or a key with two values.
+    """
+    made: dict[str, str] = {}
+    for pair in pairs:
+        key, sign, value = pair.partition("=")
+        if not sign or not key:
+            raise click.BadParameter(f"{pair!r} is not KEY=VALUE.", param_hint="--set")
+        if made.setdefault(key, value) != value:
+            raise click.BadParameter(f"{key} cannot be both {made[key]!r} and {value!r}.", param_hint="--set")
+    return made

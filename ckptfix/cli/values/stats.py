@@ -1,0 +1,98 @@
+"""ckptfix stats."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import click
+
+from ckptfix.cli.shared import tables
+from ckptfix.cli.shared.common import files_argument, reads
+from ckptfix.cli.shared.console import Console
+from ckptfix.cli.shared.many import Whole
+from ckptfix.cli.shared.operands import Inputs, search_options
+from ckptfix.cli.shared.options import at_option
+from ckptfix.ops import stats
+
+if TYPE_CHECKING:
+    from ckptfix.ops.stats import Row
+
+ROWS = 40
+"""Rows that a terminal gets, unless --limit says otherwise."""
+
+
+@reads(
+    "stats",
+    files_argument("path", "FILE..."),
+    click.Option(["--by-layer"], is_flag=True, help="A line for each numbered layer, and each other module."),
+    click.Option(
+        ["--depth"], metavar="N", type=click.IntRange(min=1),
+        help="A line for all tensors whose names begin with the same N components.",
+    ),
+    click.Option(["--filter", "globs"], metavar="GLOB", multiple=True, help="Only tensors whose names match."),
+    at_option(),
+    click.Option(["--csv", "as_csv"], is_flag=True, help="Print comma-separated values, all digits."),
+    click.Option(
+        ["--limit"], metavar="N", type=click.IntRange(min=0),
+        help=f"Rows to show, 0 for all. [default: {ROWS} on a terminal, all in a pipe]",
+    ),
+    *search_options(),
+    example="ckptfix stats model.safetensors --by-layer",
+    operands=Inputs("path", Whole),
+)  # fmt: skip
+def command(
+    console: Console,
+    *,
+    path: str,
+    by_layer: bool,
+    depth: int | None,
+    globs: tuple[str, ...],
+    at: str | None,
+    as_csv: bool,
+    limit: int | None,
+) -> int:
+    """List of each tensor of FILE its smallest and largest element, mean, standard deviation, norm, and how many
+    elements are NaN, infinite or zero.
+
+    NaN and infinities are counted, and are in nothing else. Sums are in float64, whatever the dtype; the standard
+    deviation is that of torch.std. The last line is of all tensors together.
+    """
+
+    with console.progress() as progress:
+        done = stats.stats(path, at=at, filter=globs, by_layer=by_layer, depth=depth, progress=progress)
+    if console.json:
+        console.emit(done.as_dict(), done.exit_code)
+        return done.exit_code
+    rows = done.groups or done.rows
+    if as_csv:
+        for line in written(rows):
+            console.say(line)
+        return done.exit_code
+    most = console.rows(limit, ROWS)
+    listed = [*rows[: most or None], *([done.total] if len(rows) > 1 else [])]
+    cells = [tuple(map(stats.shown, row.cells())) for row in listed]
+    if len(rows) > 1:
+        cells[-1] = ("(all)", *cells[-1][1:])
+    grouped = bool(done.groups)
+    headers = tuple(name for name in stats.COLUMNS if not (grouped and name in ("dtype", "shape")))
+    if grouped:
+        cells = [(cell[0], *cell[3:]) for cell in cells]
+    right = range(len(headers) - 8, len(headers))
+    for line in tables.table(cells, headers, right=right, width=console.width).splitlines():
+        console.say(line)
+    if most and len(rows) > most:
+        console.say(f"... {len(rows) - most:,} more (--limit 0 shows all)")
+    console.findings(done.findings)
+    return done.exit_code
+
+
+def written(rows: Iterable[Row]) -> list[str]:
+    """The rows as comma-separated values, with a line of headers."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(stats.COLUMNS)
+    writer.writerows(row.cells() for row in rows)
+    return text.getvalue().splitlines()

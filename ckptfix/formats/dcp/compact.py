@@ -1,0 +1,54 @@
+"""The files of a folder without the items of what edits leave out: other items move up, and get new places."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from ckptfix.checkpoint import ByteRange, Segment
+from ckptfix.formats.dcp.metadata import Metadata, Place
+from ckptfix.formats.dcp.pickled import Row
+from ckptfix.formats.dcp.read import Files
+
+
+def compacted(
+    said: Metadata, rows: Sequence[Row], files: Files
+) -> tuple[Mapping[str, Sequence[Segment]], Mapping[Place, Place]]:
+    """Name -> what each file holds now, and the places of the items that moved. A file without items is left out.
+
+    Files in which items overlap, or reach behind the end, are copied whole; all are where keys could not be read.
+    """
+    whole = {name: [ByteRange(path, 0, files.sizes[name])] for name, path in files.paths.items()}
+    used = set(_used(said, rows))
+    gone = {part.place for _, part in said.places() if part.place is not None} - used
+    made: dict[str, Sequence[Segment]] = {}
+    moved: dict[Place, Place] = {}
+    for name, copy in whole.items():
+        places = sorted(place for place in used if place.name == name)
+        if said.wrong or not any(place.name == name for place in gone) or not _apart(places, files.sizes[name]):
+            made[name] = copy
+            continue
+        cursor = 0
+        for place in places:
+            moved[place] = Place(name, cursor, place.length)
+            cursor += place.length
+        if places:
+            made[name] = [files.range(place) for place in places]
+    return made, moved
+
+
+def _used(said: Metadata, rows: Sequence[Row]) -> Iterator[Place]:
+    """The items of what is neither left out nor replaced; of values that are written anew too, which are small."""
+    yield from (place for _, place in said.unused)
+    for row in rows:
+        if not row.gone and row.put is None:
+            yield from (part.place for part in row.saved.parts if part.place is not None)
+
+
+def _apart(places: Sequence[Place], size: int) -> bool:
+    """Whether items, in the order of their places, lie one behind the other in a file of `size` bytes."""
+    at = 0
+    for place in places:
+        if place.offset < at:
+            return False
+        at = place.offset + place.length
+    return at <= size

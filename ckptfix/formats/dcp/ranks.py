@@ -1,0 +1,161 @@
+"""A folder of which each rank wrote its own metadata: ``save(..., use_collectives=False)``, since torch 2.10.
+
+::
+
+    FOLDER/__0.metadata       as `.metadata`, of rank 0 alone: its chunks of each tensor, and where its items lie
+    FOLDER/__0_0.distcp
+    FOLDER/__1.metadata       ...
+
+What all ranks have is written by each of them. Torch reads such a folder on as many ranks as there were, each its own
+part; no file says how many these are. Source: torch/distributed/checkpoint/filesystem.py (``_get_metadata_path``).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from ckptfix.checkpoint import ByteRange, Mark, dtypes
+from ckptfix.errors import DamagedFile
+from ckptfix.findings.row import Finding
+from ckptfix.findings.table import found
+from ckptfix.formats.dcp.metadata import Metadata, Part, Saved, Sizes, check_volume
+from ckptfix.formats.torch.tensors import BadTensor
+from ckptfix.io.tiles import Chunk, tiled
+from ckptfix.words import some
+
+_NAME = re.compile(r"__(\d+)\.metadata")
+
+MOST_RANKS = 1 << 16
+
+MOST_NAMED = 64
+"""Ranks without metadata that are named one by one."""
+
+
+def names(folder: str) -> dict[int, str]:
+    """rank -> the name of its metadata, in the order of the ranks."""
+    try:
+        found = [(match, path.name) for path in Path(folder).iterdir() if (match := _NAME.fullmatch(path.name))]
+    except OSError:
+        return {}
+    return dict(sorted((int(match[1]), name) for match, name in found if len(match[1]) < 9))
+
+
+@dataclass(slots=True)
+class Together:
+    """What the metadata of all ranks say.
+
+    Attributes:
+        said: as one metadata of the whole would say it.
+        marks: of the files.
+        doubles: keys, and the part of the first rank and of another one, where both have the same chunk or a value.
+        findings: ranks whose metadata is missing or damaged, with their tensors.
+    """
+
+    said: Metadata
+    marks: list[Mark]
+    doubles: list[tuple[Saved, Part, Part]] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+
+
+def together(folder: str, read: Callable[[str], tuple[Metadata, Mark]]) -> Together:
+    """The metadata of all ranks as one.
+
+    Args:
+        read: name -> what it says, and the file as it was.
+
+    Raises:
+        DamagedFile: none can be read, or there are more than any job has.
+    """
+    there: dict[int, Metadata] = {}
+    marks: list[Mark] = []
+    lost: dict[int, str] = {}
+    own = names(folder)
+    if max(own) >= MOST_RANKS:
+        raise DamagedFile(f"{own[max(own)]}: no job has so many ranks", path=folder)
+    for rank, name in own.items():
+        try:
+            there[rank], mark = read(name)
+            marks.append(mark)
+        except DamagedFile as error:
+            if len(own) == 1:
+                raise
+            lost[rank] = f"cannot be read ({error.message})"
+    if not there:
+        raise DamagedFile("none of the ranks' metadata can be read", path=folder)
+    missing = [rank for rank in range(max(own)) if rank not in own]
+    lost |= dict.fromkeys(missing[:MOST_NAMED], "is missing")
+    if len(missing) > MOST_NAMED:
+        lost[missing[MOST_NAMED]] = f"and {len(missing) - MOST_NAMED - 1:,} more are missing"
+    first = there[min(there)]
+    nested = all(one.nested for one in there.values())
+    made = Together(replace(first, saved=[], unused=[], wrong=[], nested=nested), marks)
+    _merge(made, there)
+    holes = list(_holes(made))
+    for rank, why in sorted(lost.items()):
+        what = f"; it may hold {some(holes)}" if holes else "; what it held is on the other ranks too"
+        message = f"__{rank}.metadata {why}{what}"
+        made.findings.append(found("missing-rank", message, where=str(Path(folder, f"__{rank}.metadata"))))
+    return made
+
+
+def _merge(made: Together, there: Mapping[int, Metadata]) -> None:
+    """Put the keys of all ranks together: the chunks of each, one of which the first rank that has it wrote."""
+    said = made.said
+    keys: dict[str, Saved] = {}
+    chunks: dict[str, dict[tuple[Sizes, Sizes], Part]] = {}
+    wrong: dict[str, str] = {}
+    for rank, own in there.items():
+        said.unused += own.unused
+        wrong |= dict(own.wrong)
+        for saved in own.saved:
+            known = keys.setdefault(saved.fqn, saved)
+            if (known.dtype, known.shape, known.path) != (saved.dtype, saved.shape, saved.path):
+                message = f"rank {rank} has {_kind(saved)} of this name, and an earlier one {_kind(known)}"
+                wrong[known.address] = message
+                continue
+            boxes = chunks.setdefault(saved.fqn, {})
+            for part in saved.parts:
+                first = boxes.setdefault((part.offsets, part.sizes), part)
+                if first is not part:
+                    made.doubles.append((saved, first, part))
+    for fqn, saved in keys.items():
+        if saved.address not in wrong:
+            said.saved.append(replace(saved, parts=tuple(chunks[fqn].values())))
+    said.wrong += wrong.items()
+
+
+def _kind(saved: Saved) -> str:
+    return "a value" if saved.dtype is None else f"{saved.dtype} {list(saved.shape)}"
+
+
+def _holes(made: Together) -> Iterator[str]:
+    """The tensors that the ranks do not hold all of, and which rows are lacking; they are taken out."""
+    whole: list[Saved] = []
+    for saved in made.said.saved:
+        if saved.dtype is not None:
+            row = dtypes.by_name(saved.dtype)
+            try:
+                check_volume(row, saved.shape, saved.parts)
+            except BadTensor as error:
+                what = _lacking(saved, row.itemsize) or error.message
+                made.said.wrong.append((saved.address, f"its parts are not all of {list(saved.shape)}: {what}"))
+                yield f"{saved.address} ({what})"
+                continue
+        whole.append(saved)
+    made.said.saved = whole
+
+
+def _lacking(saved: Saved, itemsize: int) -> str | None:
+    """What is wrong with the chunks of a tensor, as the walk over them says it."""
+    chunks = [
+        Chunk(part.offsets, part.sizes, ByteRange("", 0, math.prod(part.sizes) * itemsize)) for part in saved.parts
+    ]
+    try:
+        tiled(saved.shape, itemsize, chunks)
+    except DamagedFile as error:
+        return error.message
+    return None

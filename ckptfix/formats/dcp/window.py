@@ -1,0 +1,79 @@
+"""A range of a file that is read as a file by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ckptfix.checkpoint import ByteRange
+from ckptfix.errors import CkptfixError
+from ckptfix.io.source import Name, Source, open_source
+
+SMALL = 8192
+"""Bytes of an item that are read at once."""
+
+HEAD, TAIL = 1024, 2048
+"""Bytes at the ends of a larger one that are: its pickle, its directory."""
+
+
+class Window(Name):
+    """The name of a range of a file that is read as a file by itself.
+
+    Attributes:
+        where: the range.
+    """
+
+    where: ByteRange
+
+    def __new__(cls, where: ByteRange) -> Window:
+        name = super().__new__(cls, f"{where.path}[{where.offset:#x}:{where.end:#x}]")
+        name.where = where
+        return name
+
+    def opened(self) -> Source:
+        return _WindowSource(self)
+
+    def real(self, data: ByteRange) -> ByteRange:
+        """The range of the file that a range of the window is."""
+        return self.where.sub(data.offset, data.length)
+
+
+class _WindowSource(Source):
+    """Reads of a window; those at its ends are answered from what was read when it was opened."""
+
+    def __init__(self, window: Window) -> None:
+        where = window.where
+        self._file = open_source(where.path)
+        try:
+            self._head = self._file.read(where.offset, where.length if where.length <= SMALL else HEAD)
+            self._tail_at = max(0, where.length - TAIL)
+            self._tail = b"" if where.length <= SMALL else self._file.read(where.offset + self._tail_at, TAIL)
+        except BaseException:
+            self._file.close()
+            raise
+        super().__init__(window, where.length, base=self._file.base + where.offset)
+        self._start = where.offset
+
+    def _read(self, offset: int, length: int) -> bytes:
+        if offset + length <= len(self._head):
+            return self._head[offset : offset + length]
+        if offset >= self._tail_at and self._tail:
+            return self._tail[offset - self._tail_at : offset - self._tail_at + length]
+        return self._file.read(self._start + offset, length)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+@contextmanager
+def in_file(window: Window, name: str) -> Iterator[None]:
+    """Errors about the window are about the item called `name` of its file."""
+    try:
+        yield
+    except CkptfixError as error:
+        if error.path is None or error.path == window:
+            error.path = str(window.where.path)
+            error.offset = window.where.offset + (error.offset or 0)
+            error.where = name
+            error.hint = None
+        raise

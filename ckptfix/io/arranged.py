@@ -1,0 +1,231 @@
+"""Tensors cut, joined and turned by their places: no byte is read when one is made, and few are held at once.
+
+An `Array` is a strided view of bytes. Cutting, turning and swapping dimensions only change the view. What is joined
+along its first dimension is a file of pieces (`planned.SplicedFile`), which the kernel copies; what is joined along
+another, and a view that has to be row-major for the next step, are streams that can be read anywhere (`Turned`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+
+from ckptfix.checkpoint import ByteRange, Data, Derived, Segment, contiguous_stride
+from ckptfix.checkpoint.places import Spliced, in_one_piece
+from ckptfix.checkpoint.tensors import is_contiguous
+from ckptfix.io.derived import block_of, gathered
+from ckptfix.io.planned import Made, Piece, SplicedFile
+from ckptfix.io.read import cut
+from ckptfix.io.sums import crc32_joined
+from ckptfix.io.tiles import Chunk, tiled
+
+_NUMBERS = count()
+ZEROS = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Array:
+    """A strided view of bytes.
+
+    Attributes:
+        data: the bytes that it is a view of.
+        itemsize: bytes of an element.
+        shape, stride, offset: in elements.
+        crc32: the checksum that files state of its elements in row-major order; None where they do not.
+    """
+
+    data: ByteRange
+    itemsize: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int = 0
+    crc32: int | None = None
+
+    @classmethod
+    def whole(cls, data: ByteRange, itemsize: int, shape: tuple[int, ...], crc32: int | None = None) -> Array:
+        """The row-major tensor that `data` is."""
+        return cls(data, itemsize, shape, contiguous_stride(shape), 0, crc32)
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.numel * self.itemsize
+
+    @property
+    def is_contiguous(self) -> bool:
+        return not self.numel or is_contiguous(self.shape, self.stride)
+
+
+def bytes_of(array: Array) -> Data:
+    """The elements in row-major order, to be written."""
+    return in_one_piece(_run(array)) if array.is_contiguous else _gathered(array)
+
+
+def _run(array: Array) -> ByteRange:
+    start = array.offset * array.itemsize if array.numel else 0
+    return array.data.sub(start, array.nbytes)
+
+
+def _gathered(array: Array) -> Derived:
+    return gathered(array.data, array.itemsize, array.shape, array.stride, array.offset)
+
+
+def row_major(array: Array) -> Array:
+    """The same tensor as one run of bytes."""
+    if array.is_contiguous:
+        return Array.whole(_run(array), array.itemsize, array.shape, array.crc32)
+    return Array.whole(ByteRange(Turned(array), 0, array.nbytes), array.itemsize, array.shape)
+
+
+def permuted(array: Array, dims: Sequence[int]) -> Array:
+    """The dimensions in this order."""
+    shape, stride = (tuple(sizes[dim] for dim in dims) for sizes in (array.shape, array.stride))
+    return replace(array, shape=shape, stride=stride, crc32=None)
+
+
+def narrowed(array: Array, dim: int, start: int, size: int) -> Array:
+    """`size` rows from `start` on along `dim`."""
+    if size == array.shape[dim]:
+        return array
+    shape = (*array.shape[:dim], size, *array.shape[dim + 1 :])
+    return replace(array, shape=shape, offset=array.offset + start * array.stride[dim], crc32=None)
+
+
+def selected(array: Array, dim: int, index: int) -> Array:
+    """One row along `dim`, without that dimension."""
+    row = narrowed(array, dim, index, 1)
+    shape, stride = ((*sizes[:dim], *sizes[dim + 1 :]) for sizes in (row.shape, row.stride))
+    return replace(row, shape=shape, stride=stride)
+
+
+def reshaped(array: Array, shape: tuple[int, ...]) -> Array:
+    """The same elements in the same order, in a shape of as many."""
+    if array.is_contiguous:
+        return replace(array, shape=shape, stride=contiguous_stride(shape))
+    stride = _stride_of(array, shape)
+    if stride is None:
+        return Array.whole(row_major(array).data, array.itemsize, shape)
+    return replace(array, shape=shape, stride=stride)
+
+
+def _stride_of(array: Array, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The stride of a view of `array` in another shape; None where there is none."""
+    old = [(size, step) for size, step in zip(array.shape, array.stride, strict=True) if size != 1]
+    made: list[int] = []
+    sizes = list(shape)
+    while old:
+        # The innermost dimensions that can be walked as one, and the new dimensions that they are cut into.
+        size, step = old.pop()
+        base = step
+        while old and old[-1][1] == step * size and old[-1][0]:
+            outer, _ = old.pop()
+            size *= outer
+        while size > 1:
+            if not sizes or size % sizes[-1]:
+                return None
+            made.append(base)
+            base *= sizes[-1]
+            size //= sizes.pop()
+    made += [1] * len(sizes)
+    return tuple(reversed(made)) if all(size == 1 for size in sizes) else None
+
+
+def joined(arrays: Sequence[Array], dim: int, name: str) -> Array:
+    """The arrays behind each other along `dim`.
+
+    Args:
+        name: what the file of their pieces is called in messages.
+    """
+    first = arrays[0]
+    if len(arrays) == 1:
+        return first
+    total = sum(array.shape[dim] for array in arrays)
+    shape = (*first.shape[:dim], total, *first.shape[dim + 1 :])
+    if math.prod(shape[:dim]) == 1:
+        return _spliced([row_major(array) for array in arrays], first.itemsize, shape, name)
+    chunks = []
+    at = 0
+    for array in arrays:
+        offsets = (0,) * dim + (at,) + (0,) * (len(shape) - dim - 1)
+        chunks.append(Chunk(offsets, array.shape, row_major(array).data))
+        at += array.shape[dim]
+
+    def make(_: int) -> Piece:
+        return Piece(tiled(shape, first.itemsize, chunks))
+
+    nbytes = math.prod(shape) * first.itemsize
+    return Array.whole(SplicedFile(_named(name), [nbytes], make).place(0), first.itemsize, shape)
+
+
+def _spliced(arrays: Sequence[Array], itemsize: int, shape: tuple[int, ...], name: str) -> Array:
+    def make(index: int) -> Piece:
+        return Piece((arrays[index].data,))
+
+    file = SplicedFile(_named(name), [array.nbytes for array in arrays], make)
+    crc: int | None = 0
+    for array in arrays:
+        crc = None if crc is None or array.crc32 is None else crc32_joined(crc, array.crc32, array.nbytes)
+    return Array.whole(ByteRange(file, 0, file.size), itemsize, shape, crc)
+
+
+def stacked(arrays: Sequence[Array], dim: int, name: str) -> Array:
+    """Arrays of one shape as the rows of a new dimension."""
+    shape = arrays[0].shape
+    return joined([reshaped(array, (*shape[:dim], 1, *shape[dim:])) for array in arrays], dim, name)
+
+
+def padded(array: Array, dim: int, size: int, name: str) -> Array:
+    """The array with rows of zeros behind it along `dim`, so that there are `size`."""
+    shape = (*array.shape[:dim], size - array.shape[dim], *array.shape[dim + 1 :])
+    nbytes = math.prod(shape) * array.itemsize
+    zeros = Derived(nbytes, lambda: _zeros(nbytes), f"{nbytes} zeros")
+
+    def make(_: int) -> Piece:
+        return Piece((zeros,))
+
+    file = SplicedFile(_named(f"{name} (padding)"), [nbytes], make)
+    return joined([array, Array.whole(file.place(0), array.itemsize, shape)], dim, name)
+
+
+def _zeros(nbytes: int) -> Iterator[bytes]:
+    for start in range(0, nbytes, ZEROS):
+        yield bytes(min(ZEROS, nbytes - start))
+
+
+def _named(name: str) -> str:
+    """A name that no other file of pieces has: equal ranges of equal names would be the same bytes."""
+    return f"{name} #{next(_NUMBERS)}"
+
+
+class Turned(Made, Spliced):
+    """The name of a file that holds a view in row-major order, a block of which is made when it is read."""
+
+    _array: Array
+    _block: tuple[int, bytes]
+
+    def __new__(cls, array: Array) -> Turned:
+        made = super().__new__(cls, _named(str(array.data.path)))
+        made._array = array
+        made.size = array.nbytes
+        made._block = (0, b"")
+        return made
+
+    def pieces(self, offset: int, length: int) -> Iterator[Segment]:
+        whole = _gathered(self._array)
+        if length == self.size:
+            yield whole
+        else:
+            yield Derived(length, lambda: cut(whole.chunks(), offset, length), whole.what, whole.sources)
+
+    def at(self, offset: int) -> tuple[Segment, int]:
+        start, block = self._block
+        if not start <= offset < start + len(block):
+            array = self._array
+            start, block = block_of(array.data, array.itemsize, array.shape, array.stride, array.offset, offset)
+            self._block = (start, block)
+        return block, offset - start

@@ -1,0 +1,243 @@
+"""What a line of a rules file does to tensors beside their names: one table of operations, each with its inverse.
+
+An operation is a word and options, ``split dim=1 sizes=4,1,1``. Options are whole numbers, lists of them, or sizes in
+letters that the tensor's own shape fills in (``from=o,i,1,1 to=o,i``). No option is a default that a shape could
+contradict silently: where sizes follow from the tensors and a reader of the line could not tell, they are stated.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ckptfix.errors import Refused
+
+Term = tuple[int, tuple[str, ...]]
+"""A size as a product: a number, and letters that stand for sizes of the tensor."""
+
+Value = int | str | tuple[int, ...] | tuple[Term, ...]
+
+Kind = Literal["each", "join", "part", "name"]
+"""What an operation takes and gives: each tensor by itself; several to one; one to several; names alone."""
+
+_PRODUCT = re.compile(r"(?:\d{1,18}|[a-z])(?:\*(?:\d{1,18}|[a-z]))*")
+_NUMBER = re.compile(r"-?\d{1,18}")
+
+HALF, INTERLEAVED = "half", "interleaved"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One operation of the table.
+
+    Attributes:
+        options: name -> how its value is read: ``int``, ``count`` (a positive number), ``ints``, ``sizes`` or ``word``.
+        needs: options that have to be given.
+        text: what it does, for `ckptfix help`.
+    """
+
+    kind: Kind
+    text: str
+    options: Mapping[str, str] = field(default_factory=dict)
+    needs: tuple[str, ...] = ()
+
+
+_PARTS = {"dim": "int", "sizes": "ints", "heads": "count", "kv": "count", "parts": "count"}
+_GROUPS = {**_PARTS, "groups": "count"}
+_SHAPES = {"from": "sizes", "to": "sizes", "of": "ints"}
+_ROPE = {"dim": "int", "heads": "count", "to": "word", "of": "ints"}
+_ROWS = {"dim": "int", "from": "count", "to": "count", "fill": "int", "of": "ints"}
+
+TABLE: dict[str, Row] = {
+    "split": Row("part", "cut one tensor into several", _PARTS),
+    "concat": Row("join", "several tensors behind each other as one", _PARTS),
+    "unstack": Row("part", "a tensor for each index of a dimension", {"dim": "int"}),
+    "stack": Row("join", "tensors of one shape as one of a dimension more", {"dim": "int"}),
+    "deinterleave": Row("part", "split, where groups hold rows of all parts", _GROUPS),
+    "interleave": Row("join", "concat, where groups hold rows of all parts", _GROUPS),
+    "transpose": Row("each", "swap two dimensions", {"dims": "ints", "of": "ints"}),
+    "permute": Row("each", "the dimensions in another order", {"dims": "ints", "of": "ints"}, ("dims",)),
+    "reshape": Row("each", "the same elements in another shape", _SHAPES, ("from", "to")),
+    "rope": Row("each", "rotary pairs of each head: side by side, or in halves", _ROPE, ("heads", "to")),
+    "rows": Row("each", "cut to so many rows, or pad with zeros", _ROWS, ("to",)),
+    "drop": Row("name", "leave the tensor out"),
+    "tie": Row("name", "a second name for the same tensor"),
+    "untie": Row("name", "leave out a second name of the same tensor"),
+}
+"""Every operation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One operation with its options, as a line states it."""
+
+    name: str
+    options: Mapping[str, Value] = field(default_factory=dict)
+
+    @property
+    def kind(self) -> Kind:
+        return TABLE[self.name].kind
+
+    def number(self, option: str, default: int | None = None) -> int | None:
+        """A number among the options."""
+        value = self.options.get(option, default)
+        assert value is None or isinstance(value, int)
+        return value
+
+    def numbers(self, option: str) -> tuple[int, ...] | None:
+        """A list of numbers among the options."""
+        value = self.options.get(option)
+        return None if value is None else tuple(one for one in _several(value) if isinstance(one, int))
+
+    def terms(self, option: str) -> tuple[Term, ...]:
+        """Sizes in letters among the options."""
+        return tuple(one for one in _several(self.options[option]) if isinstance(one, tuple))
+
+    def concerns(self, part: int) -> bool:
+        """Whether it works on the part of this number."""
+        own = self.numbers("of")
+        return own is None or part in own
+
+    def inverse(self) -> Operation:
+        """The operation that undoes this one.
+
+        Raises:
+            Refused: nothing does, or it is not stated what would.
+        """
+        options = dict(self.options)
+        if self.name in _TURNED:
+            return Operation(_TURNED[self.name], options)
+        if self.name == "permute":
+            dims = self.numbers("dims") or ()
+            return Operation("permute", {**options, "dims": tuple(dims.index(place) for place in range(len(dims)))})
+        if self.name == "reshape":
+            return Operation("reshape", {**options, "from": options["to"], "to": options["from"]})
+        if self.name == "rope":
+            return Operation("rope", {**options, "to": HALF if options["to"] == INTERLEAVED else INTERLEAVED})
+        if self.name == "rows":
+            return self._rows_back()
+        if self.name == "transpose":
+            return self
+        raise Refused(f"`{self.name}` cannot be reversed: the tensor is not in the file any more")
+
+    def _rows_back(self) -> Operation:
+        before, after = self.number("from"), self.number("to")
+        if before is None:
+            raise Refused("`rows` cannot be reversed without the rows that there were", hint="state from=")
+        if after is not None and after < before:
+            raise Refused(f"`rows` cannot be reversed: rows {after} to {before - 1} were cut off")
+        return Operation("rows", {**self.options, "from": self.options["to"], "to": before, "fill": 0})
+
+    def __str__(self) -> str:
+        return " ".join([self.name, *(f"{key}={_text(value)}" for key, value in self.options.items())])
+
+
+_TURNED = {
+    "split": "concat",
+    "concat": "split",
+    "stack": "unstack",
+    "unstack": "stack",
+    "interleave": "deinterleave",
+    "deinterleave": "interleave",
+    "tie": "untie",
+    "untie": "tie",
+}
+
+
+def parse(words: Sequence[str]) -> Operation:
+    """The operation that `words` state: a name, and ``option=value`` each.
+
+    Raises:
+        Refused: there is none of that name, or an option is not one of it.
+    """
+    name = words[0] if words else ""
+    row = TABLE.get(name)
+    if row is None:
+        raise Refused(f"no operation called {name!r}", hint=f"operations are {', '.join(TABLE)}")
+    options: dict[str, Value] = {}
+    for word in words[1:]:
+        key, equals, text = word.partition("=")
+        if key not in row.options or not equals:
+            known = ", ".join(f"{option}=" for option in row.options) or "none"
+            raise Refused(f"{word!r} is no option of `{name}`", hint=f"its options are {known}")
+        if key in options:
+            raise Refused(f"{key}= stands twice in `{name}`")
+        options[key] = _value(name, key, text, row.options[key])
+    missing = [option for option in row.needs if option not in options]
+    if missing:
+        raise Refused(f"`{name}` needs {' and '.join(f'{option}=' for option in missing)}")
+    made = Operation(name, options)
+    _refuse_senseless(made)
+    return made
+
+
+def _refuse_senseless(made: Operation) -> None:
+    given = made.options.keys()
+    if len(given & {"sizes", "heads", "parts"}) > 1 or ("kv" in given and "heads" not in given):
+        raise Refused(f"`{made.name}` takes sizes=, or parts=, or heads= with kv=")
+    if made.name in ("interleave", "deinterleave") and not given & {"groups", "heads"}:
+        raise Refused(f"`{made.name}` needs groups=, or heads= and kv=")
+    if "groups" in given and "heads" in given:
+        raise Refused(f"`{made.name}` takes groups=, or heads= and kv=, not both")
+    dims = made.numbers("dims")
+    if made.name == "transpose" and dims is not None and (len(dims) != 2 or dims[0] == dims[1]):
+        raise Refused("`transpose` swaps two dimensions, such as dims=0,1")
+    if made.name == "permute" and sorted(dims or ()) != list(range(len(dims or ()))):
+        raise Refused("`permute` names each dimension once, such as dims=0,2,3,1")
+    if made.name == "rope" and made.options["to"] not in (HALF, INTERLEAVED):
+        raise Refused(f"`rope` goes to={HALF} or to={INTERLEAVED}")
+    if made.name == "rows" and made.options.get("fill", 0) != 0:
+        raise Refused("`rows` pads with zeros: fill=0")
+    if made.name == "reshape":
+        letters = {side: {one for _, names in made.terms(side) for one in names} for side in ("from", "to")}
+        if letters["from"] != letters["to"]:
+            odd = ", ".join(sorted(letters["from"] ^ letters["to"]))
+            raise Refused(f"`reshape` has {odd} on one side alone", hint="such as from=o,i,1,1 to=o,i")
+
+
+def _value(name: str, key: str, text: str, kind: str) -> Value:
+    if kind == "word":
+        return text
+    parts = text.split(",")
+    if kind == "sizes":
+        if text and not all(_PRODUCT.fullmatch(part) for part in parts):
+            raise Refused(f"{key}={text} of `{name}` is no list of sizes", hint="such as from=o,i,1,1 or from=32*d,c")
+        return tuple(_term(part) for part in parts) if text else ()
+    if not all(_NUMBER.fullmatch(part) for part in parts) or (kind != "ints" and len(parts) > 1):
+        raise Refused(f"{key}={text} of `{name}` is no {'list of numbers' if kind == 'ints' else 'number'}")
+    numbers = tuple(map(int, parts))
+    if kind == "count" and numbers[0] < 1:
+        raise Refused(f"{key}={text} of `{name}` has to be positive")
+    return numbers if kind == "ints" else numbers[0]
+
+
+def _term(text: str) -> Term:
+    number, letters = 1, []
+    for factor in text.split("*"):
+        if factor.isdigit():
+            number *= int(factor)
+        else:
+            letters.append(factor)
+    return number, tuple(letters)
+
+
+def _several(value: Value) -> tuple[int, ...] | tuple[Term, ...]:
+    assert isinstance(value, tuple)
+    return value
+
+
+def _text(value: Value) -> str:
+    if isinstance(value, tuple):
+        return ",".join(one if isinstance(one, str) else _factors(one) for one in map(_plain, value))
+    return str(value)
+
+
+def _plain(one: int | Term) -> str | Term:
+    return str(one) if isinstance(one, int) else one
+
+
+def _factors(term: Term) -> str:
+    number, letters = term
+    return "*".join([*([] if number == 1 and letters else [str(number)]), *letters])

@@ -1,0 +1,166 @@
+"""``ckptfix.average``: one set of weights of several, as stochastic weight averaging and model soups make it."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ckptfix import formats
+from ckptfix.arguments import typed
+from ckptfix.checkpoint import Checkpoint
+from ckptfix.errors import Refused, StrPath, about, file_name
+from ckptfix.findings.table import found
+from ckptfix.formats.folders.members import role_of
+from ckptfix.io.read import Progress
+from ckptfix.io.source import found_as, opened_once
+from ckptfix.ops.average import plan
+from ckptfix.ops.law.promise import everything
+from ckptfix.ops.writing import Draft, How, Result, carry_out, is_folder, plan_edits, refuse_destination
+from ckptfix.words import plural, some
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class AverageResult(Result):
+    """What was averaged.
+
+    Attributes:
+        inputs: each file, and its weight in the mean; they add up to 1.
+        averaged: addresses of the tensors that are a mean.
+        taken: addresses of the tensors that are those of the last file, as integers are.
+    """
+
+    inputs: tuple[tuple[str, float], ...] = ()
+    averaged: tuple[str, ...] = ()
+    taken: tuple[str, ...] = ()
+
+    def _details(self) -> dict[str, Any]:
+        return {
+            "inputs": [{"path": path, "weight": weight} for path, weight in self.inputs],
+            "averaged": list(self.averaged),
+            "taken": list(self.taken),
+        }
+
+
+@typed
+@opened_once()
+def average(
+    sources: Sequence[StrPath],
+    dest: StrPath,
+    *,
+    weights: Sequence[float] | None = None,
+    ema: float | None = None,
+    last: int | None = None,
+    at: str | None = None,
+    force: bool = False,
+    keep_old: bool = False,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> AverageResult:
+    """Write to `dest` the last of `sources` with the mean of all in place of its floating-point tensors.
+
+    Sums are in float64 and rounded once, each tensor in its own dtype. Integers, the optimizer and everything else are
+    those of the last file.
+
+    Args:
+        sources: checkpoints of the same model, of any format; with `last`, a folder of them.
+        weights: of each file in the mean, 1 by default.
+        ema: a decay between 0 and 1: the exponential moving average of the files, in their order.
+        last: of the checkpoints in a folder, the last so many by the numbers in their names.
+        at: address of the state dict in each; the one that is a model's by default.
+        force, keep_old, dry_run, progress: as in `strip_module`.
+
+    Raises:
+        Refused: names, shapes or dtypes differ, and all such names are said; or fewer than two files.
+        CkptfixError: a file cannot be read, or `dest` not be written.
+    """
+    paths = [file_name(source) for source in sources]
+    if last is not None:
+        if len(paths) != 1:
+            raise Refused("with last, one folder is named")
+        paths = last_of(paths[0], last)
+    if len(paths) < 2:
+        hint = "--last N takes those in a folder" if len(paths) == 1 and found_as(paths[0]) == "folder" else None
+        raise Refused("average takes two inputs or more", hint=hint)
+    shares = _shares(len(paths), weights, ema)
+
+    def make(checkpoint: Checkpoint, dest: str) -> Draft[AverageResult]:
+        others: list[Checkpoint] = []
+        for path in paths[:-1]:
+            with about(path):
+                others.append(formats.open_checkpoint(path))
+        done = plan.average([*others, checkpoint], shares, at=at)
+        total = sum(shares)
+        lines = [f"averaged {plural(len(done.puts), 'tensor')} of {plural(len(paths), 'file')}, in float64"]
+        if done.taken:
+            lines.append(f"of {checkpoint.path}: {some(done.taken)}")
+        findings = [found("batchnorm", where=checkpoint.path)] if done.norms else []
+        made = plan_edits(checkpoint, done.edits, dest)
+        return Draft(
+            result=partial(
+                AverageResult,
+                inputs=tuple((path, share / total) for path, share in zip(paths, shares, strict=True)),
+                averaged=tuple(done.puts),
+                taken=done.taken,
+            ),
+            format=checkpoint.format,
+            plan=replace(made, checks=(*made.checks, *done.checks), holds=(made.holds, others)),
+            promise=replace(everything(checkpoint), puts=done.puts),
+            lines=lines,
+            findings=findings,
+            read=tuple(mark for other in others for mark in other.files),
+        )
+
+    how = How(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
+    refuse_destination(dest, paths[:-1], how, folder=is_folder(paths[-1]))
+    return carry_out(paths[-1], dest, make, how)
+
+
+def _shares(count: int, weights: Sequence[float] | None, ema: float | None) -> list[float]:
+    """The weights of so many files.
+
+    Raises:
+        Refused: there are more or fewer, or they make no mean.
+    """
+    if weights is not None and ema is not None:
+        raise Refused("weights and ema both say how much each file counts")
+    if ema is not None:
+        if not 0 <= ema < 1:
+            raise Refused(f"a decay is from 0 to below 1, not {ema}")
+        return [ema ** (count - 1), *((1 - ema) * ema ** (count - 1 - index) for index in range(1, count))]
+    shares = [float(weight) for weight in weights] if weights is not None else [1.0] * count
+    if len(shares) != count:
+        raise Refused(f"{plural(len(shares), 'weight')} for {plural(count, 'file')}")
+    if not all(map(math.isfinite, shares)) or sum(shares) == 0 or not math.isfinite(sum(shares)):
+        raise Refused("weights are numbers whose sum is not zero")
+    return shares
+
+
+def last_of(folder: str, count: int) -> list[str]:
+    """The last `count` checkpoints of a folder, by the numbers in their names.
+
+    Raises:
+        Refused: there are fewer, or they are of several series.
+    """
+    if found_as(folder) != "folder":
+        raise Refused("last is for a folder of checkpoints", path=folder)
+    series: dict[str, list[tuple[tuple[int, ...], str]]] = {}
+    for entry in os.scandir(folder):
+        numbers = re.findall(r"\d+", entry.name)
+        if not numbers or entry.name.startswith(".") or role_of(entry.name) == "beside":
+            continue
+        if formats.is_folder_checkpoint(entry.path) if entry.is_dir() else formats.is_checkpoint(entry.path):
+            row = tuple(map(int, numbers)), entry.path
+            series.setdefault(re.sub(r"\d+", "N", entry.name), []).append(row)
+    if len(series) > 1:
+        several = ", ".join(sorted(series))
+        raise Refused(f"its checkpoints are of several series: {several}", path=folder, hint="name the files")
+    rows = sorted(row for found in series.values() for row in found)
+    if len(rows) < count or count < 1:
+        raise Refused(f"it holds {plural(len(rows), 'checkpoint')} with a number in its name", path=folder)
+    return [str(Path(path)) for _, path in rows[-count:]]

@@ -1,0 +1,264 @@
+"""The mean of a tensor in several checkpoints: summed in float64, rounded once, each in its own dtype."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from ckptfix.checkpoint import Check, Checkpoint, Data, Edit, Put, Storage, TensorEntry, contiguous_stride, dtypes
+from ckptfix.errors import Refused
+from ckptfix.formats.safetensors.write import row_major
+from ckptfix.io.mapped import mapped
+from ckptfix.ops import choose, numbers
+from ckptfix.ops.law.promise import listed
+from ckptfix.words import plural, some
+
+NORMS = ("running_mean", "running_var")
+"""Last components of names of BatchNorm's statistics, which belong to other weights once these are averaged."""
+
+MOST_NAMED = 100
+
+BLOCK = 1 << 15
+"""Elements of one pass: their float64 stay in a core's cache."""
+
+Table = dict[str, TensorEntry]
+
+
+@dataclass(frozen=True, slots=True)
+class Averaging:
+    """What an averaging will do.
+
+    Attributes:
+        edits: for `plan_edit` of the last checkpoint.
+        puts: address of a tensor -> what takes its place.
+        taken: addresses of tensors that are those of the last checkpoint: integers, and what holds no numbers.
+        norms: whether statistics of BatchNorm are among what is averaged.
+        checks: of the bytes of all inputs that have a checksum.
+    """
+
+    edits: tuple[Edit, ...]
+    puts: Mapping[str, TensorEntry]
+    taken: tuple[str, ...]
+    norms: bool
+    checks: tuple[Check, ...]
+
+
+def average(checkpoints: Sequence[Checkpoint], weights: Sequence[float], *, at: str | None = None) -> Averaging:
+    """The weighted mean of the floating-point tensors of the state dicts that are meant, for the last checkpoint.
+
+    Args:
+        weights: of each checkpoint; they are divided by their sum.
+        at: address of the state dict in each.
+
+    Raises:
+        Refused: names, shapes or dtypes differ; all such names are said.
+    """
+    ats = [choose.mapping(checkpoint, at).at for checkpoint in checkpoints]
+    tables = [_table(checkpoint, at) for checkpoint, at in zip(checkpoints, ats, strict=True)]
+    _refuse_others(checkpoints, tables)
+    mine = tables[-1]
+    puts: Table = {}
+    made: dict[object, Storage] = {}
+    whole = _whole_storages(tables)
+    for key, entry in mine.items():
+        if not _has_mean(entry):
+            continue
+        others = [table[key] for table in tables]
+        if key in whole:
+            place: object = tuple(_storage(other).identity for other in others)
+            inputs = [_data_of(other) for other in others]
+        else:
+            place = tuple((_storage(other).identity, other.offset, other.stride) for other in others)
+            inputs = [row_major(other) for other in others]
+            entry = replace(entry, stride=contiguous_stride(entry.shape), offset=0)
+        if place not in made:
+            made[place] = _mean(entry, inputs, checkpoints, weights)
+        puts[key] = replace(entry, storage=made[place])
+    edits = (Put(ats[-1], puts),) if puts else ()
+    used = {_storage(table[key]).identity: _storage(table[key]) for table in tables[:-1] for key in puts}
+    return Averaging(
+        edits,
+        {mine[key].name: entry for key, entry in puts.items()},
+        tuple(entry.name for key, entry in mine.items() if key not in puts),
+        any(key.rpartition(".")[2] in NORMS for key in puts),
+        tuple(
+            Check(storage.key, storage.data, storage.crc32)
+            for storage in used.values()
+            if storage.data is not None and storage.crc32 is not None
+        ),
+    )
+
+
+def _table(checkpoint: Checkpoint, at: str) -> Table:
+    choose.refuse_damaged(checkpoint)
+    return {entry.key: entry for entry in listed(checkpoint) if entry.at == at}
+
+
+def _refuse_others(checkpoints: Sequence[Checkpoint], tables: Sequence[Table]) -> None:
+    """Refuse tables that are not of the same names, shapes and dtypes."""
+    first = tables[0]
+    for checkpoint, table in zip(checkpoints[1:], tables[1:], strict=True):
+        faults = [f"missing: {_named(missing)}"] if (missing := [key for key in first if key not in table]) else []
+        if extra := [key for key in table if key not in first]:
+            faults.append(f"not in the first: {_named(extra)}")
+        both = [key for key in first if key in table]
+        for what in ("shape", "dtype", "kind"):
+            other = [key for key in both if getattr(first[key], what) != getattr(table[key], what)]
+            if other:
+                one, two = getattr(first[other[0]], what), getattr(table[other[0]], what)
+                faults.append(f"another {what}: {_named(other)} ({one} and {two})")
+                break
+        if faults:
+            hint = f"the first is {checkpoints[0].path}; `ckptfix diff` compares them"
+            raise Refused(f"it cannot be averaged with the first: {'; '.join(faults)}", path=checkpoint.path, hint=hint)
+
+
+def _named(names: Sequence[str]) -> str:
+    return some(names, MOST_NAMED)
+
+
+def _has_mean(entry: TensorEntry) -> bool:
+    row = dtypes.find(entry.dtype)
+    return (
+        entry.kind == "dense"
+        and row is not None
+        and row.family in ("float", "complex")
+        and entry.storage is not None
+        and entry.storage.data is not None
+        and entry.detail not in ("conj", "neg", "conj, neg")
+    )
+
+
+def _storage(entry: TensorEntry) -> Storage:
+    assert entry.storage is not None
+    return entry.storage
+
+
+def _data_of(entry: TensorEntry) -> Data:
+    data = _storage(entry).data
+    assert data is not None
+    return data
+
+
+class _View(NamedTuple):
+    """Where a tensor lies in its storage, and how large that is."""
+
+    name: str
+    dtype: str
+    offset: int
+    stride: tuple[int, ...]
+    nbytes: int
+
+
+def _whole_storages(tables: Sequence[Table]) -> set[str]:
+    """The names whose storages can be averaged whole: every input has the same tensors there, in the same places.
+
+    What is tied or a view in all inputs is so in the output then.
+    """
+    groups: list[dict[str, frozenset[_View]]] = []
+    for table in tables:
+        on: dict[tuple[str, str], list[str]] = {}
+        for key, entry in table.items():
+            if entry.storage is not None:
+                on.setdefault(entry.storage.identity, []).append(key)
+        groups.append(
+            {
+                key: frozenset(
+                    _View(name, table[name].dtype, table[name].offset, table[name].stride, _storage(table[name]).nbytes)
+                    for name in names
+                )
+                for names in on.values()
+                for key in names
+            }
+        )
+    found: set[str] = set()
+    for key, entry in tables[-1].items():
+        if not _has_mean(entry):
+            continue
+        views = groups[-1][key]
+        alike = all(group.get(key) == views for group in groups)
+        one_dtype = all(view.dtype == entry.dtype for view in views)
+        if alike and one_dtype and _data_of(entry).length % entry.itemsize == 0:
+            found.add(key)
+    return found
+
+
+def _mean(
+    entry: TensorEntry, inputs: Sequence[Data], checkpoints: Sequence[Checkpoint], weights: Sequence[float]
+) -> Storage:
+    row = dtypes.by_name(entry.dtype)
+    swaps = [checkpoint.byteorder != sys.byteorder and row.itemsize > 1 for checkpoint in checkpoints]
+    total = sum(weights)
+
+    def compute(first: int, pieces: Sequence[bytes]) -> bytes:
+        return mean_bytes(pieces, row, swaps, weights, total)
+
+    stream = mapped(
+        inputs, [row.itemsize] * len(inputs), row.itemsize, compute, f"mean of {plural(len(inputs), 'file')}"
+    )
+    stored = _storage(entry)
+    return Storage(stored.key, entry.dtype, stream.length, stored.location, stream)
+
+
+def mean_bytes(
+    pieces: Sequence[bytes], row: dtypes.Dtype, swaps: Sequence[bool], weights: Sequence[float], total: float
+) -> bytes:
+    """The weighted mean of the elements in `pieces`, in the byte order of the last; `swaps` says whose is the other."""
+    import numpy
+
+    out = bytearray(len(pieces[-1]))
+    width = row.itemsize
+    unit = width // 2 if row.family == "complex" else width
+    into = numpy.frombuffer(out, f"u{unit}")
+    views = [memoryview(piece) for piece in pieces]
+    step = BLOCK * width
+    with numpy.errstate(all="ignore"):
+        for start in range(0, len(out), step):
+            blocks = (
+                numbers.decoded(view[start : start + step], row, swap) for view, swap in zip(views, swaps, strict=True)
+            )
+            made = _mean_of(blocks, row, weights, total)
+            into[start // unit : (start + step) // unit] = made.view(into.dtype)
+    if swaps[-1]:
+        into.byteswap(inplace=True)
+    return bytes(out)
+
+
+def _mean_of(
+    blocks: Iterable[numbers.Elements], row: dtypes.Dtype, weights: Sequence[float], total: float
+) -> numbers.Elements:
+    import numpy
+
+    if row.name in ("float64", "complex128"):
+        return _own_mean(list(blocks), weights, total)
+    wide = numpy.complex128 if row.family == "complex" else numpy.float64
+    sums: numbers.Elements | None = None
+    for block, weight in zip(blocks, weights, strict=True):
+        part = block.astype(wide)
+        if weight != 1:
+            part *= weight
+        sums = part if sums is None else numpy.add(sums, part, out=sums)
+    assert sums is not None
+    if total != 1:
+        sums /= total
+    return numbers.once(sums, row.name) if row.family == "float" else sums.astype(numpy.complex64)
+
+
+def _own_mean(blocks: Sequence[numbers.Elements], weights: Sequence[float], total: float) -> numbers.Elements:
+    """The mean of what is float64 itself: as steps from the first, which keep what is equal in all.
+
+    Steps from and to infinity are none: there the mean is a sum.
+    """
+    import numpy
+
+    mean = blocks[0].copy()
+    so_far = weights[0]
+    for block, weight in zip(blocks[1:], weights[1:], strict=True):
+        so_far += weight
+        mean += (block - mean) * (weight / so_far if so_far else numpy.nan)
+    wrong = ~numpy.isfinite(mean)
+    if wrong.any():
+        mean[wrong] = sum(block[wrong] * (weight / total) for block, weight in zip(blocks, weights, strict=True))
+    return mean

@@ -1,0 +1,281 @@
+"""Which tensors become another dtype, and the stream of each: of whole storages, so that ties and views stay."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from threading import Lock
+
+from ckptfix.checkpoint import Checkpoint, Data, Edit, Put, Storage, TensorEntry, dtypes
+from ckptfix.errors import Refused, WouldLoseData
+from ckptfix.findings.row import Finding
+from ckptfix.findings.table import found
+from ckptfix.io.mapped import mapped
+from ckptfix.names.globs import Globs
+from ckptfix.ops import choose, numbers
+from ckptfix.ops.law.promise import listed
+
+SHORT = {
+    "bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64",
+    "f16": "float16", "f32": "float32", "f64": "float64", "half": "float16", "float": "float32", "double": "float64",
+    "fp8": "float8_e4m3fn", "e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2",
+    "fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2",
+}  # fmt: skip
+"""What else dtypes are called."""
+
+STAY: dict[str, str] = {
+    "running_mean": "torch.nn.BatchNorm and InstanceNorm: statistics that are summed up in float32",
+    "running_var": "the same",
+    "num_batches_tracked": "the same: a counter",
+    "n_averaged": "torch.optim.swa_utils.AveragedModel: a counter",
+    "inv_freq": "rotary embeddings: frequencies whose rounding grows with the position",
+    "scale": "torch.ao and compressed-tensors: the scale of quantized weights",
+    "zero_point": "torch.ao: the zero of quantized weights",
+    "scales": "GPTQ and AWQ: scales of quantized weights",
+    "weight_scale": "compressed-tensors, Hugging Face fp8: the scale of quantized weights",
+    "weight_scale_inv": "DeepSeek fp8: the same, for blocks",
+    "input_scale": "compressed-tensors: the scale of quantized activations",
+}
+"""Last component of a name -> why it stays as it is unless it is named."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """What rounding did to the elements of a tensor beyond rounding them.
+
+    Attributes:
+        overflow: finite numbers that are infinite or NaN now.
+        saturated: numbers, infinities too, that are the largest one of the dtype now.
+        underflow: numbers that are zero now.
+    """
+
+    overflow: int = 0
+    saturated: int = 0
+    underflow: int = 0
+
+
+@dataclass(slots=True)
+class Tallies:
+    """Of each storage, piece by piece: a piece that is computed twice, for its checksum and to be written, counts once.
+
+    Attributes:
+        strict: the first number that leaves the range is an error.
+    """
+
+    strict: bool
+    _pieces: dict[tuple[str, int], Tally] = field(default_factory=dict)
+    _lock: Lock = field(default_factory=Lock)
+
+    def note(self, name: str, first: int, tally: Tally) -> None:
+        if self.strict and (tally.overflow or tally.saturated):
+            hint = "--on-overflow count goes on, and counts"
+            raise WouldLoseData("a number leaves the range of the dtype", where=name, hint=hint)
+        if tally.overflow or tally.saturated or tally.underflow:
+            with self._lock:
+                self._pieces[name, first] = tally
+
+    def of(self) -> dict[str, Tally]:
+        """Name -> what became of its elements, where that is more than rounding."""
+        made: dict[str, Tally] = {}
+        for (name, _), piece in sorted(self._pieces.items()):
+            row = made.setdefault(name, Tally())
+            row.overflow += piece.overflow
+            row.saturated += piece.saturated
+            row.underflow += piece.underflow
+        return made
+
+
+@dataclass(frozen=True, slots=True)
+class Casts:
+    """What a cast will do.
+
+    Attributes:
+        edits: for `plan_edit`.
+        puts: address of a tensor -> what takes its place.
+        old: address of a tensor -> its dtype.
+        kept: address of a floating-point tensor of a model that stays -> why.
+        tallies: filled while the output is written.
+        findings: globs that matched nothing.
+    """
+
+    edits: tuple[Edit, ...]
+    puts: Mapping[str, TensorEntry]
+    old: Mapping[str, str]
+    kept: Mapping[str, str]
+    tallies: Tallies
+    findings: tuple[Finding, ...]
+
+
+def dtype_of(name: str) -> str:
+    """The dtype that a user calls `name`.
+
+    Raises:
+        Refused: none, or one that numbers cannot be rounded to.
+    """
+    known = SHORT.get(name.lower(), name.lower().removeprefix("torch."))
+    if known not in numbers.TARGETS:
+        raise Refused(f"cannot cast to {name!r}", hint=f"dtypes are {', '.join(numbers.TARGETS)}")
+    return known
+
+
+def cast(
+    checkpoint: Checkpoint,
+    to: str,
+    *,
+    only: Sequence[str] = (),
+    keep: Sequence[str] = (),
+    at: str | None = None,
+    strict: bool = False,
+) -> Casts:
+    """The tensors of the model's state dicts in the dtype `to`, but for those that stay.
+
+    Raises:
+        Refused: the dtype is none.
+        NoSuchTensor: there is no state dict at `at`.
+    """
+    to = dtype_of(to)
+    only_by, kept_by = Globs(only), Globs(keep)
+    sites = choose.chosen_sites(checkpoint, at, weights_only=True)
+    if not sites and at is None:
+        choose.refuse_module(checkpoint)
+    ats = {site.at for site in sites}
+    kept: dict[str, str] = {}
+    wanted: list[TensorEntry] = []
+    everyone = listed(checkpoint)
+    for entry in everyone:
+        if entry.at not in ats:
+            continue
+        named, stays = only_by.match(entry.key), kept_by.match(entry.key)
+        why = _why_not(entry, named=named, asked=bool(only_by), stays=stays)
+        if why is None and entry.dtype != to:
+            wanted.append(entry)
+        elif why:
+            kept[entry.name] = why
+    tallies = Tallies(strict)
+    puts: dict[str, TensorEntry] = {}
+    chosen = {entry.name for entry in wanted}
+    made: dict[tuple[str, str], Storage] = {}
+    others = _others(everyone, chosen)
+    for entry in wanted:
+        storage = entry.storage
+        assert storage is not None and storage.data is not None
+        other = others.get(storage.identity, entry)
+        if other is not entry and other.dtype != to:
+            kept[entry.name] = f"it shares its bytes with {other.name}, which stays"
+            continue
+        if storage.identity not in made:
+            made[storage.identity] = _cast_storage(checkpoint, entry, storage, storage.data, to, tallies)
+        puts[entry.name] = replace(entry, dtype=to, storage=made[storage.identity])
+    by_at: dict[str, dict[str, TensorEntry]] = {}
+    for entry in wanted:
+        if entry.name in puts:
+            by_at.setdefault(entry.at, {})[entry.key] = puts[entry.name]
+    old = {entry.name: entry.dtype for entry in wanted if entry.name in puts}
+    edits = tuple(Put(at, tensors) for at, tensors in by_at.items())
+    return Casts(edits, puts, old, kept, tallies, (*only_by.unused(), *kept_by.unused()))
+
+
+def _why_not(entry: TensorEntry, *, named: bool, asked: bool, stays: bool) -> str | None:
+    """Why a tensor stays; empty where that goes without saying, None if it does not."""
+    row = dtypes.find(entry.dtype)
+    if stays:
+        return "as asked"
+    if entry.kind != "dense" or row is None or row.family not in ("float", "int", "bool"):
+        return f"a {entry.kind} tensor of {entry.dtype}" if named or (row and row.family == "complex") else ""
+    if entry.storage is None or entry.storage.data is None:
+        return "the file does not hold its data"
+    if asked:
+        return None if named else ""
+    if row.family != "float":
+        return ""
+    return STAY.get(entry.key.rpartition(".")[2])
+
+
+def _others(everyone: Sequence[TensorEntry], chosen: set[str]) -> dict[tuple[str, str], TensorEntry]:
+    """Storage -> a tensor on it that is not cast, or has another dtype than the first one that is."""
+    found: dict[tuple[str, str], TensorEntry] = {}
+    first: dict[tuple[str, str], TensorEntry] = {}
+    for entry in everyone:
+        if entry.storage is None:
+            continue
+        identity = entry.storage.identity
+        if entry.name not in chosen or first.setdefault(identity, entry).dtype != entry.dtype:
+            found.setdefault(identity, entry)
+    return found
+
+
+def _cast_storage(
+    checkpoint: Checkpoint, entry: TensorEntry, storage: Storage, data: Data, to: str, tallies: Tallies
+) -> Storage:
+    source, target = dtypes.by_name(entry.dtype), dtypes.by_name(to)
+    swap = checkpoint.byteorder != sys.byteorder
+    name = entry.name
+
+    def compute(first: int, pieces: Sequence[bytes]) -> bytes:
+        made, tally = cast_bytes(pieces[0], source, to, swap=swap)
+        tallies.note(name, first, tally)
+        return made
+
+    whole = data.length - data.length % source.itemsize
+    if whole != data.length:
+        raise WouldLoseData(f"{data.length} bytes hold no whole {source.name} elements", where=name)
+    stream = mapped([data], [source.itemsize], target.itemsize, compute, f"cast to {to}")
+    return Storage(storage.key, to, stream.length, storage.location, stream)
+
+
+BLOCK = 1 << 16
+"""Elements of one pass: they stay in a core's cache."""
+
+
+def cast_bytes(data: bytes, source: dtypes.Dtype, to: str, *, swap: bool) -> tuple[bytes, Tally]:
+    """The elements of `data` in the dtype `to`, in the same byte order, and what left its range."""
+    import numpy
+
+    tally = Tally()
+    count = len(data) // source.itemsize
+    target = dtypes.by_name(to).itemsize
+    out = bytearray(count * target)
+    view, into = memoryview(data), numpy.frombuffer(out, f"u{target}")
+    with numpy.errstate(all="ignore"):
+        for start in range(0, count, BLOCK):
+            block = numbers.decoded(view[start * source.itemsize : (start + BLOCK) * source.itemsize], source, swap)
+            made = numbers.rounded(block, to)
+            _count(block, made, to, tally)
+            into[start : start + BLOCK] = made.view(into.dtype)
+    if swap and target > 1:
+        into.byteswap(inplace=True)
+    return bytes(out), tally
+
+
+def _count(block: numbers.Elements, made: numbers.Elements, to: str, tally: Tally) -> None:
+    import numpy
+
+    if to == "float64" or not block.size:
+        return
+    most = numbers.MOST[to]
+    low, high = block.min(), block.max()
+    if not (-most < low.astype(numpy.float32) and high.astype(numpy.float32) < most):
+        # A float64 is a float32 on its way.
+        near = numpy.abs(block.astype(numpy.float64 if to == "float32" else numpy.float32, copy=False))
+        if to == "float8_e4m3fn":
+            tally.saturated += int(numpy.count_nonzero(near > most))
+        else:
+            tally.overflow += int(numpy.count_nonzero((near >= most) & numpy.isfinite(block)))
+    nothing = numbers.zeros(made, to)
+    if nothing:
+        tally.underflow += nothing - int(numpy.count_nonzero(block == 0))
+
+
+def overflow_findings(tallies: Mapping[str, Tally], to: str) -> list[Finding]:
+    """A finding for each tensor of which elements left the range of the dtype."""
+    rows: list[Finding] = []
+    for name, tally in tallies.items():
+        what = []
+        if tally.overflow:
+            what.append(f"{tally.overflow:,} elements are beyond the range of {to}")
+        if tally.saturated:
+            what.append(f"{tally.saturated:,} elements became the largest number of {to}")
+        if what:
+            rows.append(found("out-of-range", "; ".join(what), where=name))
+    return rows

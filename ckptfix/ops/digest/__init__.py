@@ -1,0 +1,236 @@
+"""``ckptfix.digest``: digests of tensors that names, containers and shards do not change, and checks by them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from ckptfix.arguments import typed
+from ckptfix.errors import NoSuchFile, Refused, StrPath, WrongType, file_name, printable
+from ckptfix.formats import open_checkpoint
+from ckptfix.io.read import Progress
+from ckptfix.io.source import found_as, opened_once
+from ckptfix.ops.digest import files, manifest, tensors
+from ckptfix.ops.digest.compare import Check, compare
+from ckptfix.ops.digest.tensors import Digest
+from ckptfix.ops.writing import write_text
+from ckptfix.pickles.collector import without_collections
+from ckptfix.shown import html
+from ckptfix.words import plural, some
+
+Algorithm = Literal["sha256", "sha512", "blake2b", "blake3"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Digests:
+    """Digests of tensors or files, and how they compare.
+
+    Attributes:
+        path: the file or folder; the manifest, where that alone was given.
+        of: ``"tensors"`` or ``"files"``.
+        algorithm: ``"sha256"`` by default.
+        entries: in the order of the file; none of files that were checked.
+        named: the digest of all of them under their names: of their manifest, sorted. None of files.
+        unnamed: the digest of all of them without their names: of the digests, a line each, sorted. None of files.
+        check: how they compare with `check`; None where nothing was to be checked.
+    """
+
+    path: str
+    of: Literal["tensors", "files"]
+    algorithm: str
+    entries: tuple[Digest, ...] = ()
+    named: str | None = None
+    unnamed: str | None = None
+    check: Check | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """1 where a check failed."""
+        return int(self.check is not None and not self.check.verified)
+
+    @property
+    def manifest(self) -> str:
+        """The digests in the form of ``sha256sum``."""
+        return manifest.text(self.entries, self.algorithm, tensors=self.of == "tensors")
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The result of a check, or how many digests there are, in sentences."""
+        noun = "tensor" if self.of == "tensors" else "file"
+        check = self.check
+        if check is None:
+            return (f"{plural(len(self.entries), noun)}, {self.algorithm}",)
+        present = plural(check.same + len({row.old for row in check.moved}), noun)
+        lines = [f"{'verified' if check.verified else 'DIFFERENT'}: {present} of {check.against} intact"]
+        if check.moved:
+            first = check.moved[0]
+            lines[0] += f", {len(check.moved):,} under other names, as in {first.old} -> {first.new}"
+        for names, what in ((check.changed, "changed"), (check.missing, "missing"), (check.added, "added")):
+            if names:
+                lines.append(f"{what}: {some(names)}")
+        for at, count in check.left_out.items():
+            lines.append(f"not in it: {at} ({plural(count, noun)})")
+        return tuple(lines)
+
+    def __str__(self) -> str:
+        return self.manifest.rstrip("\n") if self.check is None else "\n".join(map(printable, self.lines))
+
+    def __repr__(self) -> str:
+        return f"<Digests: {self.path!r}, {self.lines[0]}>"
+
+    def _repr_html_(self) -> str:
+        return html(self.lines, [("", ("digest", "name"), [(row.digest, row.name) for row in self.entries])])
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same for JSON."""
+        return {
+            "path": self.path,
+            "of": self.of,
+            "algorithm": self.algorithm,
+            "entries": [
+                {
+                    "name": row.name,
+                    "digest": row.digest,
+                    "dtype": row.dtype,
+                    "shape": None if row.shape is None else list(row.shape),
+                }
+                for row in self.entries
+            ],
+            "named": self.named,
+            "unnamed": self.unnamed,
+            "check": None if self.check is None else self.check.as_dict(),
+            "summary": list(self.lines),
+        }
+
+
+@typed
+@without_collections
+@opened_once()
+def digest(
+    path: StrPath | None = None,
+    *,
+    check: StrPath | None = None,
+    at: str | None = None,
+    check_at: str | None = None,
+    algorithm: Algorithm = "sha256",
+    whole_files: bool = False,
+    hub: bool = False,
+    manifest: StrPath | None = None,
+    force: bool = False,
+    progress: Progress | None = None,
+) -> Digests:
+    """The digest of each tensor of a checkpoint: of its dtype, shape and elements, and of nothing else.
+
+    A copy that was renamed, stripped, converted or sharded anew has the same digests.
+
+    Args:
+        path: a checkpoint; may be left out where `check` is a manifest of files.
+        check: another checkpoint, or a manifest, that `path` is compared with.
+        at: address of the state dict in `path`; its keys are the names then.
+        check_at: the same in `check`.
+        algorithm: what hashes; that of the manifest where `check` is one.
+        whole_files: digests of files, not of tensors, as ``sha256sum`` makes them; of a folder, of every file in it.
+        hub: check files of a Hugging Face cache against the digests that they are called by.
+        manifest: write the digests to this file.
+        force: replace it.
+
+    Raises:
+        Refused: options that do not go together.
+        CkptfixError: a file cannot be read, or is damaged; or `manifest` cannot be written.
+    """
+    if path is None and check is None:
+        raise WrongType("digest(): `path` must be the name of a file (str or os.PathLike) without `check`, not None")
+    if hub:
+        if path is None or check is not None:
+            raise Refused("hub checks the files of a folder against their own names")
+        return _hub(file_name(path), progress)
+    other = None if check is None else file_name(check)
+    known = manifest_at(other)
+    if known is not None and not known.tensors:
+        return _of_files(None if path is None else file_name(path), known, progress)
+    if path is None:
+        raise Refused("nothing to compare it with", path=other, hint="name the checkpoint, and --check OTHER")
+    source = file_name(path)
+    if whole_files:
+        if other is not None:
+            raise Refused("not a manifest of files", path=other, hint="without --files, tensors are compared")
+        rows = files.digests(files.below(source), algorithm, progress=progress)
+        made = Digests(path=source, of="files", algorithm=algorithm, entries=tuple(rows))
+    else:
+        made = _of_tensors(source, other, known, at, check_at, algorithm, progress)
+    if manifest is not None:
+        write_text(manifest, made.manifest, force=force, source=source)
+    return made
+
+
+def manifest_at(path: str | None) -> manifest.Manifest | None:
+    """The manifest that a file is; None for another one."""
+    if path is None or found_as(path) == "folder":
+        return None
+    if not found_as(path):
+        raise NoSuchFile(path)
+    return manifest.found(path)
+
+
+def _of_tensors(
+    path: str,
+    other: str | None,
+    known: manifest.Manifest | None,
+    at: str | None,
+    check_at: str | None,
+    algorithm: str,
+    progress: Progress | None,
+) -> Digests:
+    algorithm = known.algorithm if known is not None else algorithm
+    checkpoint = open_checkpoint(path)
+    rows = tensors.digests(checkpoint, algorithm, at=at, progress=progress)
+    named, unnamed = tensors.of_set(rows, algorithm)
+    found: Check | None = None
+    if other is not None:
+        wanted: Sequence[Digest]
+        if known is not None:
+            wanted = known.digests
+        else:
+            wanted = tensors.digests(open_checkpoint(other), algorithm, at=check_at, progress=progress)
+        found = compare(rows, wanted, other)
+    return Digests(
+        path=path,
+        of="tensors",
+        algorithm=algorithm,
+        entries=tuple(rows),
+        named=named,
+        unnamed=unnamed,
+        check=found,
+    )
+
+
+def _of_files(path: str | None, known: manifest.Manifest, progress: Progress | None) -> Digests:
+    """The files that a manifest lists, or the one of them that is named, compared with it."""
+    folder = Path(known.path).parent
+    wanted = {row.name: row.digest for row in known.digests}
+    places = {name: name if found_as(name) else str(folder / name) for name in wanted}
+    if path is not None:
+        real = Path(path).resolve()
+        places = {name: place for name, place in places.items() if Path(place).resolve() == real}
+        if not places:
+            raise Refused("the manifest does not list it", path=path, hint=f"it is {known.path}")
+    there = {name: place for name, place in places.items() if found_as(place) == "file"}
+    rows = files.digests(list(there.values()), progress=progress)
+    wrong = tuple(name for name, row in zip(there, rows, strict=True) if row.digest != wanted[name])
+    check = Check(
+        known.path,
+        same=len(there) - len(wrong),
+        missing=tuple(name for name in places if name not in there),
+        changed=wrong,
+    )
+    return Digests(path=path or known.path, of="files", algorithm="sha256", entries=tuple(rows), check=check)
+
+
+def _hub(path: str, progress: Progress | None) -> Digests:
+    named = files.of_hub(path)
+    wrong = files.wrong(named, progress=progress)
+    rows = tuple(Digest(row.path, row.digest) for row in named)
+    check = Check("the names of its blobs", same=len(named) - len(wrong), changed=tuple(wrong))
+    return Digests(path=path, of="files", algorithm="sha256", entries=rows, check=check)

@@ -1,0 +1,130 @@
+"""Whether a set of tensors is another one under new names: which moved, changed, came, or are missing."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ckptfix.ops.digest.tensors import Digest
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """A tensor of the original, and its name in the copy."""
+
+    old: str
+    new: str
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """How a copy compares with its original.
+
+    Attributes:
+        against: the original, or a manifest of it.
+        same: tensors of the original that the copy has under the same name.
+        moved: tensors of it that the copy has under another name.
+        missing: names of it whose tensors the copy does not have.
+        changed: names that both have, with other tensors.
+        added: names of the copy whose tensors the original does not have.
+        left_out: address of a whole mapping of the original of which the copy has nothing -> tensors in it.
+    """
+
+    against: str
+    same: int = 0
+    moved: tuple[Moved, ...] = ()
+    missing: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+    added: tuple[str, ...] = ()
+    left_out: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def verified(self) -> bool:
+        """Whether nothing is missing, changed or added."""
+        return not (self.missing or self.changed or self.added)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "against": self.against,
+            "verified": self.verified,
+            "same": self.same,
+            "moved": [{"old": row.old, "new": row.new} for row in self.moved],
+            "missing": list(self.missing),
+            "changed": list(self.changed),
+            "added": list(self.added),
+            "left_out": dict(self.left_out),
+        }
+
+
+def compare(copy: Sequence[Digest], original: Sequence[Digest], against: str) -> Check:
+    """How `copy` compares with `original`.
+
+    Equal names are compared first; what is left is paired by digest. A name of either side whose tensor the other has
+    only under names that are paired already is one that was tied, or is one now: it counts as moved.
+    """
+    have = {row.name: row for row in copy}
+    want = {row.name: row for row in original}
+    same = {name for name, row in want.items() if name in have and have[name].digest == row.digest}
+    free: defaultdict[str, list[str]] = defaultdict(list)
+    anywhere: dict[str, str] = {}
+    for name, row in have.items():
+        anywhere.setdefault(row.digest, name)
+        if name not in same:
+            free[row.digest].append(name)
+    moved: list[Moved] = []
+    taken: set[str] = set()
+    lost: list[str] = []
+    for name, row in want.items():
+        if name in same:
+            continue
+        names = free[row.digest]
+        if names:
+            moved.append(Moved(name, names.pop(0)))
+            taken.add(moved[-1].new)
+        elif row.digest in anywhere:
+            moved.append(Moved(name, anywhere[row.digest]))
+        else:
+            lost.append(name)
+    origin: dict[str, str] = {}
+    for name, row in want.items():
+        origin.setdefault(row.digest, name)
+    new: list[str] = []
+    for name, row in have.items():
+        if name in same or name in taken:
+            continue
+        if row.digest in origin:
+            moved.append(Moved(origin[row.digest], name))
+        else:
+            new.append(name)
+    changed = [name for name in lost if name in have and name in new]
+    rest = set(changed)
+    missing, left_out = _left_out([name for name in lost if name not in rest], want, lost)
+    return Check(
+        against,
+        len(same),
+        tuple(moved),
+        tuple(missing),
+        tuple(changed),
+        tuple(name for name in new if name not in rest),
+        left_out,
+    )
+
+
+def _left_out(
+    missing: Sequence[str], want: Mapping[str, Digest], lost: Sequence[str]
+) -> tuple[list[str], dict[str, int]]:
+    """What is missing of mappings of which something is there; and the mappings of which nothing is."""
+    gone = set(lost)
+    there = {row.at.partition("/")[0] for name, row in want.items() if name not in gone}
+    rest: list[str] = []
+    whole: dict[str, int] = {}
+    for name in missing:
+        top = want[name].at.partition("/")[0]
+        if not there or top in there or not top:
+            rest.append(name)
+        else:
+            whole[top] = whole.get(top, 0) + 1
+    return rest, whole

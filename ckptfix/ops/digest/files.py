@@ -1,0 +1,151 @@
+"""Digests of whole files, and those that the Hugging Face cache has in the names of its files.
+
+::
+
+    models--ORG--NAME/blobs/64 digits     a large file, called by its SHA-256
+    models--ORG--NAME/blobs/40 digits     another, called as git calls it: the SHA-1 of "blob SIZE\\0" and its bytes
+    models--ORG--NAME/snapshots/REVISION  links to these
+    FOLDER/.cache/huggingface/download/FILE.metadata    of `hf download --local-dir`: commit, digest, time, a line each
+
+Source: huggingface_hub/file_download.py (``_get_pointer_path``) and _local_folder.py (``write_download_metadata``).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ckptfix.checkpoint import ByteRange
+from ckptfix.errors import NoSuchFile, Refused
+from ckptfix.io.read import Progress, read_chunks
+from ckptfix.io.source import found_as, open_source
+from ckptfix.io.threads import Workers
+from ckptfix.ops.digest.tensors import Digest, Hash, NewHash, hasher
+
+CHUNK = 1 << 20
+_BLOB = re.compile(r"[0-9a-f]{64}|[0-9a-f]{40}")
+_LOCAL = Path(".cache", "huggingface", "download")
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A file, and the digest that its name, or what was noted beside it, says that it has."""
+
+    path: str
+    digest: str
+
+
+def below(path: str) -> list[str]:
+    """The files that a name stands for: itself, or all in a folder, hidden ones aside.
+
+    Raises:
+        NoSuchFile: there is none.
+    """
+    if found_as(path) != "folder":
+        if not found_as(path):
+            raise NoSuchFile(path)
+        return [path]
+    found: list[str] = []
+    for folder, folders, names in os.walk(path):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        found += [os.path.join(folder, name) for name in sorted(names) if not name.startswith(".")]  # noqa: PTH118
+    return found
+
+
+def digests(paths: Sequence[str], algorithm: str = "sha256", *, progress: Progress | None = None) -> list[Digest]:
+    """The digests of whole files, on several threads. Raises as `read_chunks`."""
+    new = hasher(algorithm)
+    rows = _on_threads([(path, new, False) for path in paths], progress)
+    return [Digest(path, digest) for path, digest in zip(paths, rows, strict=True)]
+
+
+def wrong(named: Sequence[Named], *, progress: Progress | None = None) -> list[str]:
+    """The files that do not have the digest that they should have."""
+    new = hasher("sha256")
+    tasks = [(row.path, _sha1, True) if len(row.digest) == 40 else (row.path, new, False) for row in named]
+    rows = _on_threads(tasks, progress)
+    return [row.path for row, digest in zip(named, rows, strict=True) if digest != row.digest]
+
+
+def _sha1() -> Hash:
+    import hashlib
+
+    return hashlib.sha1(usedforsecurity=False)
+
+
+Task = tuple[str, NewHash, bool]
+"""A file, how it is hashed, and whether as git does."""
+
+
+def _on_threads(tasks: Sequence[Task], progress: Progress | None) -> list[str]:
+    total = sum(_size(path) for path, _, _ in tasks) if progress is not None else 0
+    done = 0
+    found: list[str] = []
+    for digest, size in Workers().run(_sum, tasks):
+        found.append(digest)
+        done += size
+        if progress is not None:
+            progress(done, total)
+    return found
+
+
+def _size(path: str) -> int:
+    with open_source(path) as source:
+        return source.size
+
+
+def _sum(task: Task) -> tuple[str, int]:
+    path, new, as_git = task
+    size = _size(path)
+    state = new()
+    if as_git:
+        state.update(b"blob %d\0" % size)
+    for chunk in read_chunks(ByteRange(path, 0, size), CHUNK):
+        state.update(chunk)
+    return state.hexdigest(), size
+
+
+def of_hub(path: str) -> list[Named]:
+    """The files at or below `path` of which a cache of the Hugging Face Hub knows the digest.
+
+    Raises:
+        Refused: there is none.
+    """
+    rows = list(_of_hub(path))
+    if not rows:
+        message = "no file in it is called by its digest, as those in the blobs of a Hugging Face cache are"
+        hint = "name the folder models--ORG--NAME of the cache, a snapshot in it, or a file"
+        raise Refused(message, path=path, hint=hint)
+    return rows
+
+
+def _of_hub(path: str) -> Iterator[Named]:
+    seen: set[str] = set()
+    for file in below(path):
+        real = os.path.realpath(file)
+        name = Path(real).name
+        if _BLOB.fullmatch(name):
+            if real not in seen:
+                seen.add(real)
+                yield Named(file, name)
+            continue
+        etag = _noted(file, path)
+        if etag is not None and _BLOB.fullmatch(etag):
+            yield Named(file, etag)
+
+
+def _noted(file: str, path: str) -> str | None:
+    """What `hf download --local-dir` has noted of a file, in a folder at or above `path`."""
+    for folder in Path(os.path.abspath(file)).parents:  # noqa: PTH100
+        noted = folder / _LOCAL
+        if noted.is_dir():
+            place = noted / f"{Path(os.path.abspath(file)).relative_to(folder)}.metadata"  # noqa: PTH100
+            if place.is_file():
+                with open_source(str(place)) as source:
+                    lines = source.read(0, min(source.size, 4096)).decode("utf-8", "replace").splitlines()
+                return lines[1].strip() if len(lines) > 1 else None
+            return None
+    return None

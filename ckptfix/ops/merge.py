@@ -1,0 +1,151 @@
+"""``ckptfix.merge``: several state dicts as one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from ckptfix.arguments import typed
+from ckptfix.errors import KeyConflict, Refused, StrPath, Unsupported, about, file_name
+from ckptfix.findings.table import found
+from ckptfix.formats import located
+from ckptfix.formats.target import FormatName, is_folder
+from ckptfix.formats.torch.emit import Calls
+from ckptfix.formats.torch.weights import Weights, in_little
+from ckptfix.io.read import Progress
+from ckptfix.ops.extract import plan
+from ckptfix.ops.writing import LOSSES, Draft, How, Result, carry_out_file, existing
+from ckptfix.words import plural, some
+
+MOST_NAMED = 200
+"""Names in the message of a conflict; its `pairs` are all of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class MergeResult(Result):
+    """What was merged.
+
+    Attributes:
+        inputs: each file, and how many tensors were taken of it.
+        left: addresses of what the output does not hold; those of the second file and later ones with its name.
+    """
+
+    inputs: tuple[tuple[str, int], ...] = ()
+    left: tuple[str, ...] = ()
+
+    def _details(self) -> dict[str, Any]:
+        rows = [{"path": path, "tensors": tensors} for path, tensors in self.inputs]
+        return {"inputs": rows, "left_behind": list(self.left)}
+
+
+@typed
+def merge(
+    sources: Sequence[StrPath],
+    dest: StrPath,
+    *,
+    at: str | None = None,
+    to: FormatName | None = None,
+    force: bool = False,
+    keep_old: bool = False,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> MergeResult:
+    """Write the state dicts of all `sources`, which have no name in common, as one to `dest`.
+
+    Args:
+        sources: files or folders of any format.
+        at: address of the state dict in each of them; the only one by default.
+        to: as in `convert`.
+        force, keep_old, dry_run, progress: as in `strip_module`.
+
+    Raises:
+        KeyConflict: a name is in two of them; all such names are said.
+        Refused: a file holds several state dicts, or none; fewer than two files.
+        CkptfixError: a file cannot be read, or `dest` not be written.
+    """
+    paths = [file_name(source) for source in sources]
+    if len(paths) < 2:
+        raise Refused("merge takes two inputs or more", hint="`ckptfix convert` copies one")
+
+    def make(path: str, dest: str) -> Draft[MergeResult]:
+        taken = [_opened(path, at), *(_opened(located(existing(other)), at) for other in paths[1:])]
+        merged = _merged(taken)
+        done = plan.plan(merged, dest, to=to)
+        counts = tuple((one.path, len(one.entries)) for one in taken)
+        lines = [f"merged {plural(len(merged.entries), 'tensor')} of {plural(len(taken), 'input')}, as {done.format}"]
+        if merged.left:
+            lines.append(f"left behind: {some(merged.left)}")
+        missing = any(finding.id == "not-taken" for finding in done.plan.findings)
+        return Draft(
+            result=partial(MergeResult, inputs=counts, left=merged.left),
+            format=done.format,
+            plan=done.plan,
+            promise=replace(done.promise(), others=()),
+            read=merged.files,
+            lines=lines,
+            findings=done.plan.findings,
+            exit_code=LOSSES if missing else 0,
+        )
+
+    how = How(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
+    return carry_out_file(paths[0], dest, make, how, others=paths[1:], folder=is_folder(to))
+
+
+def _opened(path: str, at: str | None) -> Weights:
+    with about(path):
+        weights, _ = plan.open_weights(path, at, ema=False)
+    return in_little(weights) if weights.byteorder == "big" else weights
+
+
+def _merged(taken: Sequence[Weights]) -> Weights:
+    """The state dict of all of them, in their order.
+
+    Raises:
+        KeyConflict: a name is in two of them.
+        Unsupported: tensors that are not dense, of several pickles.
+    """
+    holders: dict[str, list[str]] = {}
+    for weights in taken:
+        for entry in weights.entries:
+            holders.setdefault(entry.key, []).append(weights.path)
+    clashes = {name: tuple(paths) for name, paths in holders.items() if len(paths) > 1}
+    if clashes:
+        shown = ", ".join([*clashes][:MOST_NAMED])
+        more = f" and {len(clashes) - MOST_NAMED:,} more" if len(clashes) > MOST_NAMED else ""
+        raise KeyConflict(
+            f"{plural(len(clashes), 'name')} in two inputs: {shown}{more}",
+            path=next(iter(clashes.values()))[1],
+            pairs=tuple(clashes.items()),
+            hint="leave them out of one with `ckptfix select --drop`, or rename them with `ckptfix rename`",
+        )
+    first = taken[0]
+    left = [*first.left, *(f"{one.path}: {address}" for one in taken[1:] for address in one.left)]
+    rows = [finding for one in taken for finding in one.findings]
+    behind = {*left}
+    rows += [found("left-behind", "is not in the output", where=where) for where in behind.difference(first.left)]
+    return replace(
+        first,
+        what="the merged state dict",
+        at="",
+        entries=tuple(replace(entry, at="") for one in taken for entry in one.entries),
+        versions={name: row for one in taken for name, row in (one.versions or {}).items()}
+        if any(one.versions for one in taken)
+        else None,
+        calls=_calls(taken),
+        left=tuple(left),
+        classes=tuple(dict.fromkeys(name for one in taken for name in one.classes)),
+        findings=tuple(rows),
+        beside=(),
+        files=tuple(mark for one in taken for mark in one.files),
+    )
+
+
+def _calls(taken: Sequence[Weights]) -> Calls | None:
+    """How what is not dense is rebuilt: the pickle of one input has the calls for it."""
+    holding = [one for one in taken if any(entry.kind != "dense" for entry in one.entries)]
+    if len(holding) > 1:
+        odd = [entry.key for one in holding for entry in one.entries if entry.kind != "dense"]
+        raise Unsupported(f"tensors that are not dense, in several inputs: {some(odd)}", path=holding[1].path)
+    return holding[0].calls if holding else None

@@ -1,0 +1,160 @@
+"""Elements as arrays that numpy computes with, and arrays rounded to a dtype, bit for bit as torch does.
+
+Every conversion of torch between floating-point dtypes goes through float32, whatever is narrower on either side
+(c10/util/Half.h, BFloat16.h, Float8_*.h; torch/headeronly since 2.9): so a float64 is rounded twice. `once` is for sums
+that are to be rounded once. What is beyond the range of a dtype becomes, in torch 2.13:
+
+======================================  ==========================
+float16, bfloat16, float8_e5m2          infinity
+float8_e4m3fn                           the largest number, 448; infinities too
+float8_e4m3fnuz, float8_e5m2fnuz        NaN; infinities too
+float8_e8m0fnu                          NaN; infinities too; of a negative number the sign is dropped
+======================================  ==========================
+
+The 8-bit formats have at most three bits behind the point. So a table of the 65,536 numbers of 16 bits gives all of
+them, if what is cut off a float32 sets the last bit of the 16 (rounding to odd).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from ckptfix.checkpoint.dtypes import Dtype, by_name, numpy_dtype
+
+if TYPE_CHECKING:
+    import numpy
+    from numpy.typing import NDArray
+
+    Elements: TypeAlias = NDArray[Any]
+
+MOST: dict[str, float] = {
+    "float32": (2 - 2**-24) * 2.0**127,
+    "bfloat16": (2 - 2**-8) * 2.0**127,
+    "float16": 65520.0,
+    "float8_e5m2": 61440.0,
+    "float8_e4m3fn": 464.0,
+    "float8_e4m3fnuz": 248.0,
+    "float8_e5m2fnuz": 61440.0,
+    "float8_e8m0fnu": 1.5 * 2.0**127,
+}
+"""Absolute values from which on a number leaves the range of a dtype; of float8_e4m3fn, beyond which."""
+
+TARGETS = ("float64", *MOST)
+"""The dtypes that numbers can be rounded to."""
+
+
+def decoded(data: bytes | memoryview, dtype: Dtype, swap: bool) -> Elements:
+    """The elements in `data`, whose byte order is not this machine's if `swap`: exact, narrow floats as float32."""
+    import numpy
+
+    if dtype.name == "bfloat16":
+        wide = numpy.zeros(len(data), numpy.uint16)
+        wide[1::2] = numpy.frombuffer(data, numpy.dtype(numpy.uint16).newbyteorder("S" if swap else "="))
+        return wide.view(numpy.float32)
+    if dtype.itemsize == 1 and dtype.family == "float":
+        return _eight_bits(dtype.name)[numpy.frombuffer(data, numpy.uint8)]
+    if dtype.family == "bool":
+        truth: Elements = (numpy.frombuffer(data, numpy.uint8) != 0).view(numpy.uint8)
+        return truth
+    unit = dtype.itemsize // 2 if dtype.family == "complex" else dtype.itemsize
+    raw = numpy.frombuffer(data, f"u{unit}")
+    block: Elements = (raw.byteswap() if swap and unit > 1 else raw).view(_kind(dtype.name))
+    return block.astype(numpy.float32) if dtype.name == "float16" else block
+
+
+@cache
+def _eight_bits(name: str) -> Elements:
+    import numpy
+
+    return numpy.arange(256, dtype=numpy.uint8).view(_kind(name)).astype(numpy.float32)
+
+
+def _kind(name: str) -> numpy.dtype[numpy.generic]:
+    kind = numpy_dtype(name)
+    assert kind is not None
+    return kind
+
+
+def rounded(numbers: Elements, target: str) -> Elements:
+    """Numbers in the dtype `target`, as ``tensor.to(target)`` gives them; the 8-bit dtypes as their bytes."""
+    import numpy
+
+    if target == "float64":
+        return numbers.astype(numpy.float64)
+    return _from_float32(numbers.astype(numpy.float32, copy=False), target)
+
+
+def once(numbers: Elements, target: str) -> Elements:
+    """Numbers of float64 in the dtype `target`, rounded to the nearest once, halves to even."""
+    import numpy
+
+    if target in ("float64", "float32", "float16"):
+        return numbers.astype(target)
+    near = numbers.astype(numpy.float32)
+    back = near.astype(numpy.float64)
+    bits = near.view(numpy.uint32)
+    # Of the two neighbours of a number that is not exact, the odd one remembers that there was more.
+    even = (back != numbers) & ~numpy.isnan(numbers) & (bits & numpy.uint32(1) == 0)
+    outwards = numpy.abs(back) < numpy.abs(numbers)
+    bits += (even & outwards).astype(numpy.uint32)
+    bits -= (even & ~outwards).astype(numpy.uint32)
+    return _from_float32(near, target)
+
+
+def _from_float32(numbers: Elements, target: str) -> Elements:
+    import numpy
+
+    if target == "float32":
+        return numbers
+    if target == "float16":
+        return numbers.astype(numpy.float16)
+    if target == "bfloat16":
+        return numbers.astype(_kind(target))
+    halves = numpy.ascontiguousarray(numbers).view(numpy.uint16).reshape(-1, 2)
+    low, high = (0, 1) if numpy.little_endian else (1, 0)
+    made: Elements = _narrow(target)[halves[:, high] | (halves[:, low] != 0)]
+    return made
+
+
+@cache
+def _narrow(target: str) -> Elements:
+    """The byte of an 8-bit dtype for each number of 16 bits, the upper half of a float32."""
+    import numpy
+
+    upper = numpy.arange(1 << 16, dtype=numpy.uint32) << numpy.uint32(16)
+    with numpy.errstate(all="ignore"):
+        numbers = upper.view(numpy.float32)
+        if target == "float8_e8m0fnu":
+            return _exponents(upper)
+        if target == "float8_e4m3fn":
+            numbers = numpy.clip(numbers, -448, 448)
+        narrow: Elements = numbers.astype(_kind(target)).view(numpy.uint8)
+        return narrow
+
+
+def _exponents(bits: Elements) -> Elements:
+    """Powers of two: the exponent, rounded to the nearest, halves up but for the smallest."""
+    import numpy
+
+    exponent = (bits >> numpy.uint32(23)) & numpy.uint32(0xFF)
+    half = (bits & numpy.uint32(0x400000)) != 0
+    more = (bits & numpy.uint32(0x3FFFFF)) != 0
+    up = half & (more | (exponent > 0)) & (exponent < 0xFF)
+    powers: Elements = (exponent + up).astype(numpy.uint8)
+    return powers
+
+
+def zeros(made: Elements, target: str) -> int:
+    """How many of the elements that `rounded` or `once` made are zero."""
+    import numpy
+
+    if target == "float8_e8m0fnu":
+        return 0
+    itemsize = by_name(target).itemsize
+    if itemsize == 1:
+        unsigned = made if target.endswith("fnuz") else made & numpy.uint8(0x7F)
+        return int(made.size - numpy.count_nonzero(unsigned))
+    if itemsize == 2:
+        return int(made.size - numpy.count_nonzero(made.view(numpy.uint16) & numpy.uint16(0x7FFF)))
+    return int(numpy.count_nonzero(made == 0))

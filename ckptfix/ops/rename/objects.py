@@ -1,0 +1,182 @@
+"""The object of a torch checkpoint with what a rules file makes of it: its state dicts, and all that refers to them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
+
+from ckptfix.checkpoint import Checkpoint, Plan
+from ckptfix.checkpoint.address import join
+from ckptfix.errors import Unsupported
+from ckptfix.formats import FORMATS
+from ckptfix.formats.folders.assembled import Assembly
+from ckptfix.formats.torch import legacy_layout
+from ckptfix.formats.torch.common import Storages, parts_of
+from ckptfix.formats.torch.emit import tensor_call
+from ckptfix.formats.torch.object import node_at
+from ckptfix.formats.torch.put import PutStorages
+from ckptfix.formats.torch.rewrite import NewStorage, plan_rewrite
+from ckptfix.ops.rename.transform import Row, Site
+from ckptfix.pickles import Call, Dict, parse
+from ckptfix.pickles.graph import Node, children, label, pairs
+from ckptfix.pickles.reemit import Rewritten, reemit
+
+
+class Rewriting:
+    """The nodes of a checkpoint's object that are replaced, and the storages of new tensors."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self.checkpoint = checkpoint
+        self.parts = parts_of(checkpoint)
+        self.root: Node = self.parts.graph.root
+        self._legacy = checkpoint.format == legacy_layout.NAME
+        self.storages = PutStorages(self._legacy, self.parts.storages.place)
+        self.storages.note(self.parts.graph)
+        self._replaced: dict[int, Node] = {}
+        self._kept: list[Node] = []
+
+    def replace(self, node: Node, new: Node) -> None:
+        """Write `new` wherever `node` stands."""
+        self._kept.append(node)
+        self._replaced[id(node)] = new
+
+    def value(self, row: Row, node: Node) -> Node:
+        """The node of a row whose old key had `node`."""
+        entry = row[1]
+        if entry is None:
+            return node
+        if self._legacy:
+            legacy_layout.refuse_unloadable([entry], self.checkpoint.path)
+        return tensor_call(entry, self.storages)
+
+    def site(self, site: Site) -> int:
+        """Give a state dict its new rows, and its ``_metadata`` the modules of these; how many of them changed.
+
+        Raises:
+            Unsupported: the mapping is of a kind that cannot be written anew.
+        """
+        holder = node_at(self.root, site.at)
+        if not isinstance(holder, Dict | Call) or not holder.items:
+            message = "a mapping of a kind whose tensors cannot be replaced"
+            raise Unsupported(message, where=site.at or None, hint="convert the file first, and work on that")
+        made = copy(holder)
+        same: dict[int, Node] = {}
+        made.items = []
+        for key, node in holder.items:
+            for name, entry in site.rows.get(label(key), [(label(key), None)]):
+                value = same.get(id(entry)) if entry is not None else node
+                if value is None and entry is not None:
+                    value = same[id(entry)] = self.value((name, entry), node)
+                made.items.append((key if name == label(key) else name, value))
+        self.replace(holder, made)
+        return self._versions(site)
+
+    def _versions(self, site: Site) -> int:
+        """The ``_metadata`` of a state dict: what a module states of its version goes along with its tensors."""
+        node = self.parts.found.metadata.get(site.at)
+        if not isinstance(node, Dict | Call) or not node.items:
+            return 0
+        paths = modules(site, [label(key) for key, _ in node.items])
+        made = copy(node)
+        made.items = [
+            (key if new == label(key) else new, copy(own) if new != label(key) else own)
+            for key, own in node.items
+            for new in paths[label(key)]
+        ]
+        self.replace(node, made)
+        return sum(new != (path,) for path, new in paths.items())
+
+    def plan(self, dest: str) -> Plan:
+        """The file with all that was replaced."""
+        rewritten = reemit(self.parts.graph, replaced=self._replaced)
+        storages = {
+            key: NewStorage(storage.data, itemsize, storage.crc32)
+            for key, (storage, itemsize) in self.storages.new.items()
+            if storage.data is not None
+        }
+        format = FORMATS[self.checkpoint.format]
+        if format.folder:
+            return self._folder(rewritten, dest)
+        return plan_rewrite(self.checkpoint, rewritten, dest, storages)
+
+    def _folder(self, rewritten: Rewritten, dest: str) -> Plan:
+        """The same for a folder, which has no pickle of its own."""
+        checkpoint = self.checkpoint
+        recode = FORMATS[checkpoint.format].recode
+        assert recode is not None
+        graph = parse(rewritten.pickle, path=checkpoint.path, where="edited pickle")
+        assembly = Assembly()
+        root = assembly.adopt(graph.root, Storages(self.storages), "")
+        made = assembly.checkpoint(
+            root,
+            checkpoint.path,
+            format=checkpoint.format,
+            files=checkpoint.files,
+            traits=checkpoint.traits,
+        )
+        plan = recode(made, dest)
+        around = FORMATS[checkpoint.format].beside(checkpoint, dest)
+        return Plan((*around, *plan.files), plan.findings)
+
+
+def modules(site: Site, paths: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Module path -> the paths that the module has in the output, none for one that is gone.
+
+    A module goes where its tensors go, and one without tensors of its own where what is below it goes.
+    """
+    source: dict[str, str] = {"": ""}
+    above: list[tuple[str, str]] = []
+    busy: set[str] = set()
+    for key, row in site.after():
+        old, new = key.split("."), row[0].split(".")
+        source.setdefault(".".join(new[:-1]), ".".join(old[:-1]))
+        ends = 1
+        while ends < min(len(old), len(new)) and old[-ends] == new[-ends]:
+            ends += 1
+            above.append((".".join(new[:-ends]), ".".join(old[:-ends])))
+    for new_path, old_path in above:
+        source.setdefault(new_path, old_path)
+    for key in site.keys:
+        parts = key.split(".")
+        busy.update(".".join(parts[:end]) for end in range(len(parts)))
+    made: dict[str, list[str]] = {path: [] for path in paths}
+    for new_path, old_path in source.items():
+        if old_path in made:
+            made[old_path].append(new_path)
+    for path in paths:
+        if not made[path] and path not in busy:
+            made[path] = [_below(path, made)]
+    return {path: tuple(new) for path, new in made.items()}
+
+
+def _below(path: str, made: Mapping[str, Sequence[str]]) -> str:
+    """Where a module without tensors goes: along with the nearest one above it."""
+    above, _, rest = path.rpartition(".")
+    while above:
+        if len(made.get(above, ())) == 1:
+            return f"{made[above][0]}.{rest}".lstrip(".")
+        above, _, part = above.rpartition(".")
+        rest = f"{part}.{rest}"
+    return path
+
+
+def optimizers(root: Node) -> Iterator[tuple[str, Node]]:
+    """(address, node) of everything that ``Optimizer.state_dict()`` gave."""
+    seen: set[int] = set()
+    stack: list[tuple[str, Node]] = [("", root)]
+    while stack:
+        address, node = stack.pop()
+        if type(node) not in (tuple, list, Dict, Call) or id(node) in seen:
+            continue
+        seen.add(id(node))
+        rows = rows_of(node)
+        if pairs(rows.get("state")) is not None and type(rows.get("param_groups")) in (list, tuple):
+            yield address, node
+            continue
+        below = [(join(address, name), child) for name, child in children(node)]
+        stack += [(where[:1024], child) for where, child in reversed(below)]
+
+
+def rows_of(node: Node) -> Mapping[str, Node]:
+    """The values of a mapping by their keys as text; nothing for what is none."""
+    return {label(key): value for key, value in pairs(node) or ()}

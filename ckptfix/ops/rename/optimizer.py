@@ -1,0 +1,289 @@
+"""The optimizer's state after its parameters were split, joined, turned or left out.
+
+What an optimizer keeps for a parameter in the parameter's own shape (Adam's moments, SGD's momentum) goes through the
+same operations. What it keeps as one number, such as Adam's ``step``, goes to each part of a tensor that is split, and
+has to be equal for those that are joined. Anything else is refused by name: what a factored or quantized moment becomes
+is not a matter of places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import replace
+
+from ckptfix.checkpoint import Checkpoint, Storage, TensorEntry, same_place
+from ckptfix.checkpoint.address import join
+from ckptfix.commands import command
+from ckptfix.errors import Refused
+from ckptfix.formats.safetensors.write import row_major
+from ckptfix.formats.torch.tensors import is_tensor
+from ckptfix.io.read import read_chunks
+from ckptfix.names import spellings
+from ckptfix.names.rulefile import several
+from ckptfix.names.slots import Slot
+from ckptfix.ops.rename.groups import Group
+from ckptfix.ops.rename.objects import Rewriting, optimizers, rows_of
+from ckptfix.ops.rename.transform import Made, Site
+from ckptfix.pickles import Call, Dict
+from ckptfix.pickles.graph import Node, label, pairs
+from ckptfix.words import plural
+
+Key = int | str
+
+
+def follow(checkpoint: Checkpoint, rewriting: Rewriting, made: Made) -> int:
+    """Let every optimizer of the object follow; how many of its parameters changed their number, name or state.
+
+    Raises:
+        Refused: what an optimizer keeps cannot follow, or it is not known for which parameter it keeps it.
+    """
+    changed = 0
+    for at, node in optimizers(rewriting.root):
+        changed += _Optimizer(checkpoint, rewriting, made, at, node).follow()
+    return changed
+
+
+class _Optimizer:
+    """One optimizer's state."""
+
+    def __init__(self, checkpoint: Checkpoint, rewriting: Rewriting, made: Made, at: str, node: Node) -> None:
+        self._checkpoint = checkpoint
+        self._rewriting = rewriting
+        self._made = made
+        self._at = at
+        rows = rows_of(node)
+        self._state = rows["state"]
+        groups = rows["param_groups"]
+        assert isinstance(groups, (list, tuple))
+        self._groups = list(groups)
+        self._ids = [list(_listed(rows_of(group).get("params"))) for group in self._groups]
+
+    def follow(self) -> int:
+        everything = [key for ids in self._ids for key in ids]
+        if not everything or not self._made.sites:
+            return 0
+        site, names = self._named(everything)
+        if site is None or all(site.rows.get(name, [(name, None)]) == [(name, None)] for name in names.values()):
+            return 0
+        numbers = self._numbered(everything)
+        state = {label(key): (key, value) for key, value in pairs(self._state) or ()}
+        fresh: list[tuple[Node, Node]] = []
+        number = 0
+        changed = 0
+        for group, ids in zip(self._groups, self._ids, strict=True):
+            new_ids: list[Node] = []
+            new_names: list[Node] = []
+            for key in ids:
+                for name, value in self._rows(site, names, key, ids, state):
+                    new: Node = number if numbers else name
+                    number += 1
+                    changed += new != key or value is not state.get(label(key), (None, None))[1]
+                    new_ids.append(new)
+                    new_names.append(name)
+                    if value is not None:
+                        fresh.append((new, value))
+            self._replace_group(group, new_ids, new_names)
+        holder = copy(self._state)
+        if isinstance(holder, Dict | Call):
+            known = {label(key) for key in everything}
+            # What stands there for no parameter stays (Adafactor's counters under other keys).
+            fresh += [(key, value) for key, value in pairs(self._state) or () if label(key) not in known]
+            holder.items = fresh
+            self._rewriting.replace(self._state, holder)
+        return changed
+
+    def _replace_group(self, group: Node, ids: list[Node], names: list[Node]) -> None:
+        made = copy(group)
+        assert isinstance(made, Dict | Call) and made.items is not None
+        new = {"params": ids, "param_names": names}
+        made.items = [(key, new.get(label(key), value)) for key, value in made.items]
+        self._rewriting.replace(group, made)
+
+    def _numbered(self, everything: Sequence[Key]) -> bool:
+        """Whether parameters are numbered; torch numbers them from 0 on, through all groups."""
+        if all(isinstance(key, str) for key in everything):
+            return False
+        if list(everything) != list(range(len(everything))):
+            raise self._refused("its parameters are not numbered from 0 on, as torch does")
+        return True
+
+    def _named(self, everything: Sequence[Key]) -> tuple[Site | None, dict[Key, str]]:
+        """The state dict whose parameters it has, and the key of each.
+
+        Raises:
+            Refused: it is not certain which these are.
+        """
+        names = self._own_names(everything)
+        touched = [site for site in self._made.sites if site.rows]
+        if names is not None:
+            site = next((site for site in self._made.sites if set(names.values()) <= set(site.entries)), None)
+            return site, names
+        if not touched:
+            return None, {}
+        for site in self._made.sites:
+            found = self._by_order(site, everything)
+            if found is not None:
+                return (site if site.rows else None), found
+        raise self._refused(
+            "it numbers its parameters, and it is not certain which number is which of the model's tensors"
+        )
+
+    def _own_names(self, everything: Sequence[Key]) -> dict[Key, str] | None:
+        if all(isinstance(key, str) for key in everything):
+            return {key: str(key) for key in everything}
+        made: dict[Key, str] = {}
+        for group, ids in zip(self._groups, self._ids, strict=True):
+            names = _listed(rows_of(group).get("param_names"))
+            if len(names) != len(ids):
+                return None
+            made |= {key: str(name) for key, name in zip(ids, names, strict=True)}
+        return made
+
+    def _by_order(self, site: Site, everything: Sequence[Key]) -> dict[Key, str] | None:
+        """Parameters by the order of the state dict, where there are as many of the same shapes."""
+        if len(self._groups) > 1:
+            return None
+        seen: set[object] = set()
+        names = []
+        for name, entry in site.entries.items():
+            place = same_place(entry)
+            if is_buffer(entry) or place in seen:
+                continue
+            if place is not None:
+                seen.add(place)
+            names.append(name)
+        if len(names) != len(everything):
+            return None
+        made = dict(zip(everything, names, strict=True))
+        for key, name in made.items():
+            shapes = [entry.shape for entry in self._checkpoint.entries_at(self._address(key)) if entry.numel > 1]
+            if shapes and not any(_is_moment(shape, site.entries[name].shape) for shape in shapes):
+                return None
+        return made
+
+    def _address(self, key: Key) -> str:
+        return join(join(self._at, "state"), label(key))
+
+    def _rows(
+        self,
+        site: Site,
+        names: Mapping[Key, str],
+        key: Key,
+        ids: Sequence[Key],
+        state: Mapping[str, tuple[Node, Node]],
+    ) -> Iterator[tuple[str, Node]]:
+        """The parameters that stand in the place of one: the name of each, and what is kept for it."""
+        name = names[key]
+        group = site.members.get(name)
+        own = state.get(label(key), (None, None))[1]
+        if group is None or not group.rule.new:
+            if group is not None:
+                self._leave_out(key)
+                return
+            new = next((row[0] for row in site.rows.get(name, [(name, None)])), name)
+            yield new, own
+            return
+        if group.rule.operations[0].name == "untie":
+            self._leave_out(key)
+            return
+        if name not in site.groups:
+            return
+        by_name = {other: number for number, other in names.items()}
+        members = [by_name.get(other) for other in group.old()]
+        elsewhere = [other for other, number in zip(group.old(), members, strict=True) if number not in ids]
+        if elsewhere:
+            raise self._refused(f"{several([name, *elsewhere])} are not all in one of its groups", group)
+        keys = [number for number in members if number is not None]
+        yield from self._states(site, group, keys, [state.get(label(number), (None, None))[1] for number in keys])
+
+    def _leave_out(self, key: Key) -> None:
+        self._made.dropped += [entry.name for entry in self._checkpoint.entries_at(self._address(key))]
+
+    def _states(
+        self, site: Site, group: Group, keys: Sequence[Key], states: Sequence[Node]
+    ) -> Iterator[tuple[str, Node]]:
+        names = [row[0] for row in site.rows[next(key for key in group.old() if key in site.groups)]]
+        there = [node for node in states if node is not None]
+        if not there:
+            yield from ((name, None) for name in names)
+            return
+        fields = [[label(field) for field, _ in pairs(node) or ()] for node in states]
+        if any(sorted(own) != sorted(fields[0]) for own in fields):
+            raise self._refused(f"it does not keep the same for all of {several(group.old())}", group)
+        made: list[list[tuple[Node, Node]]] = [[] for _ in names]
+        for field in fields[0]:
+            for part, value in enumerate(self._field(site, group, keys, states, field, len(names))):
+                made[part].append((field, value))
+        for name, items in zip(names, made, strict=True):
+            new = Dict()
+            new.items = items
+            yield name, new
+
+    def _field(
+        self, site: Site, group: Group, keys: Sequence[Key], states: Sequence[Node], field: str, parts: int
+    ) -> list[Node]:
+        """What the new parameters have of one thing that is kept for the old ones."""
+        values = [rows_of(node)[field] for node in states]
+        if not any(map(is_tensor, values)):
+            if any(value != values[0] or isinstance(value, Dict | Call | list) for value in values):
+                raise self._refused(f"{field} is not the same for all of {several(group.old())}", group)
+            return [values[0]] * parts
+        entries = [self._entry(key, field) for key in keys]
+        params = [site.entries[name] for name in group.old()]
+        if all(entry.shape == param.shape for entry, param in zip(entries, params, strict=True)):
+            rows = self._made.arranged(group, entries)
+            return [self._rewriting.value((field, entry), None) for _, entry in rows]
+        if all(entry.numel == 1 for entry in entries):
+            return self._copies(group, field, entries, parts)
+        shape, whole = list(entries[0].shape), list(params[0].shape)
+        raise self._refused(f"{field} of {params[0].key} is {shape}, and its parameter {whole}", group)
+
+    def _entry(self, key: Key, field: str) -> TensorEntry:
+        found = next((one for one in self._checkpoint.entries_at(self._address(key)) if one.key == field), None)
+        if found is None:
+            raise self._refused(f"{join(self._address(key), field)} cannot be read")
+        return found
+
+    def _copies(self, group: Group, field: str, entries: Sequence[TensorEntry], parts: int) -> list[Node]:
+        """One number that is kept for each parameter, a tensor of its own for each new one."""
+        values = {b"".join(read_chunks(row_major(entry))) for entry in entries}
+        if len(values) > 1:
+            raise self._refused(f"{field} is not the same for all of {several(group.old())}", group)
+        first = entries[0]
+        storage = first.storage
+        assert storage is not None
+        rows = []
+        for part in range(parts):
+            own = Storage(f"{first.name} {part}", storage.dtype, storage.nbytes, storage.location, storage.data)
+            rows.append(replace(first, storage=replace(own, crc32=storage.crc32)))
+        for entry in entries:
+            self._made.made[entry.name] = tuple(rows)
+            self._made.partly.add(entry.name)
+        return [self._rewriting.value((field, row), None) for row in rows]
+
+    def _refused(self, message: str, group: Group | None = None) -> Refused:
+        path = self._checkpoint.path
+        hint = f"`{command('slim', path, 'OUT')} --no-optimizer` leaves its state out; work on that"
+        if group is not None:
+            what = f"{message}, which `{group.rule.operations[0].name}` cannot follow"
+            return Refused(f"{what} (line {group.rule.line})", path=path, where=self._at or "optimizer", hint=hint)
+        count = plural(sum(map(len, self._ids)), "parameter")
+        return Refused(f"{message} ({count})", path=path, where=self._at, hint=hint)
+
+
+def _is_moment(shape: Sequence[int], whole: Sequence[int]) -> bool:
+    """Whether a moment may be of a parameter of the shape `whole`: of all of it, or of its rows or columns."""
+    if len(shape) == len(whole):
+        return all(size in (1, own) for size, own in zip(shape, whole, strict=True))
+    return tuple(shape) in (tuple(whole[:-1]), (*whole[:-2], *whole[-1:]))
+
+
+def _listed(node: Node) -> Sequence[Key]:
+    return [one for one in node if isinstance(one, int | str)] if isinstance(node, (list, tuple)) else []
+
+
+def is_buffer(entry: TensorEntry) -> bool:
+    """Whether a tensor is of what no optimizer has: running statistics, counts, masks and tables of positions."""
+    slot = Slot(entry.key, entry.shape, entry.dtype)
+    return spellings.optional(slot) is not None or entry.key.rpartition(".")[2] in ("running_mean", "running_var")

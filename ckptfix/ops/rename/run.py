@@ -1,0 +1,161 @@
+"""A rules file run on a checkpoint: read, checked whole against its keys and shapes, and planned."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ckptfix.checkpoint import Checkpoint, Plan
+from ckptfix.checkpoint.address import join
+from ckptfix.errors import CkptfixError, NoSuchFile, StrPath, file_name
+from ckptfix.findings.row import Finding
+from ckptfix.findings.table import found
+from ckptfix.formats import states
+from ckptfix.formats.torch import legacy_layout
+from ckptfix.names.rulefile import Rules, read
+from ckptfix.ops.choose import chosen_sites, refuse_damaged
+from ckptfix.ops.law.promise import Promise
+from ckptfix.ops.rename import named, optimizer
+from ckptfix.ops.rename.objects import Rewriting
+from ckptfix.ops.rename.sites import Change, Renames
+from ckptfix.ops.rename.transform import Made
+from ckptfix.words import plural, some
+
+
+def read_rules(path: StrPath, *, reverse: bool = False) -> Rules:
+    """The rules of a file.
+
+    Args:
+        reverse: those that undo them.
+
+    Raises:
+        CkptfixError: it is neither lines nor JSON, or a rule is malformed or has no inverse; the message says which.
+    """
+    name = file_name(path)
+    try:
+        with open(name, encoding="utf-8-sig") as file:
+            text = file.read()
+    except UnicodeDecodeError as error:
+        raise CkptfixError("a file of names is UTF-8 text", path=name, offset=error.start) from None
+    except FileNotFoundError:
+        raise NoSuchFile(name) from None
+    except OSError as error:
+        raise CkptfixError(f"it cannot be read: {error.strerror}", path=name) from None
+    rules = read(text, name)
+    return rules.reversed() if reverse else rules
+
+
+@dataclass(frozen=True, slots=True)
+class Transformed:
+    """What a rules file with operations does.
+
+    Attributes:
+        changes: keys that have another name, in order.
+        references: other names and states that follow.
+        operations: how many tensors of the output went through operations.
+        dropped: names of tensors that are left out.
+    """
+
+    plan: Plan
+    promise: Promise
+    changes: tuple[Change, ...]
+    references: int
+    operations: int
+    dropped: tuple[str, ...]
+    findings: tuple[Finding, ...]
+
+
+def transformed(
+    checkpoint: Checkpoint,
+    rules: Rules,
+    dest: str,
+    *,
+    renames: Renames,
+    at: str | None = None,
+) -> Transformed:
+    """Plan `dest` as `checkpoint` after a rules file that has operations.
+
+    Args:
+        renames: what came before the rules, which see the names that it gives.
+
+    Raises:
+        Refused: a line does not fit; the error says which, and which tensor.
+        KeyConflict: two keys would have one name.
+    """
+    legacy_layout.refuse_truncated(checkpoint)
+    _ = checkpoint.entries
+    refuse_damaged(checkpoint)
+    made = Made(rules)
+    renamed = {edit.at: edit.names for edit in renames.edits if edit.kind == "state_dict"}
+    for site in chosen_sites(checkpoint, at, weights_only=True):
+        names = renamed.get(site.at, {})
+        made.add(checkpoint, site, {key: names.get(key, key) for key in site.names})
+    references = 0
+    if states(checkpoint, "objects"):
+        rewriting = Rewriting(checkpoint)
+        references += sum(rewriting.site(site) for site in made.sites)
+        references += optimizer.follow(checkpoint, rewriting, made)
+        plan = rewriting.plan(dest)
+    else:
+        plan = named.plan(checkpoint, made.sites[0], dest) if made.sites else Plan(())
+    changes = [
+        Change(site.at, key, name)
+        for site in made.sites
+        for key, (name, entry) in site.after()
+        if name != key or entry is not None
+    ]
+    operations = sum(entry is not None for site in made.sites for _, (_, entry) in site.after())
+    promise = Promise(
+        names_stay=False,
+        edited=checkpoint,
+        made=made.made,
+        partly=frozenset(made.partly),
+        reported=frozenset((*made.dropped, *made.untied)),
+    )
+    findings = [
+        *renames.findings,
+        *(found("left-behind", "is not in the output, as a rule says", where=name) for name in made.dropped),
+        *(found("left-behind", "is cut off, as a rule says", where=row) for row in made.cut),
+        *_unused(rules, made.used),
+        *_untied(made),
+    ]
+    return Transformed(plan, promise, tuple(changes), references, operations, tuple(made.dropped), tuple(findings))
+
+
+def _unused(rules: Rules, used: set[str | int]) -> list[Finding]:
+    lines: list[tuple[str, str]] = [(old, "matched no key") for old in rules.names if old not in used]
+    lines += [(rule.old.text, f"matched no key (line {rule.line})") for rule in rules.tensors if rule.line not in used]
+    return [found("unused-rule", message, where=text) for text, message in lines[:100]]
+
+
+def _untied(made: Made) -> list[Finding]:
+    """A note for each tensor of several names of which some changed and others did not."""
+    rows: list[Finding] = []
+    for site in made.sites:
+        places: dict[object, list[str]] = {}
+        for key, entry in site.entries.items():
+            if entry.storage is not None and entry.numel:
+                places.setdefault((entry.storage.identity, entry.offset, entry.shape, entry.stride), []).append(key)
+        after: dict[str, object] = {}
+        for key, (_, new) in site.after():
+            after.setdefault(key, None if new is None else new.storage)
+        for keys in places.values():
+            kept = [key for key in keys if key in after]
+            if len({id(after[key]) for key in kept}) > 1:
+                message = f"was one tensor with {some(kept[1:])}, and is not any more"
+                rows.append(found("note", message, where=join(site.at, kept[0])))
+    return rows
+
+
+def lines_of(done: Transformed) -> list[str]:
+    """What was done, in one or two sentences."""
+    line = f"made {plural(done.operations, 'tensor')} by rule"
+    renamed = len(done.changes) - done.operations
+    if renamed:
+        line += f", renamed {plural(renamed, 'key')}"
+    if done.references:
+        line += f" (and {plural(done.references, 'reference')} of metadata and optimizers)"
+    lines = [line]
+    behind = [finding.where for finding in done.findings if finding.id == "left-behind"]
+    if behind:
+        lines.append(f"left behind: {some(behind)}")
+    return lines

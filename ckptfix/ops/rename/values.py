@@ -1,0 +1,309 @@
+"""What the operations of a line make of tensors: arrays of other places, and the shapes that do not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from ckptfix.io import arranged
+from ckptfix.io.arranged import Array
+from ckptfix.names.operations import HALF, Operation, Term
+from ckptfix.words import plural
+
+Nested = Array | list["Nested"]
+"""A tensor, or several: by the numbers of a line's ``{e}``, and then by the names of its list."""
+
+
+class Misfit(Exception):
+    """A line does not go with the shapes; the caller says which line, and of which tensors."""
+
+
+@dataclass(slots=True)
+class Worker:
+    """Carries out the operations of a line.
+
+    Attributes:
+        name: what a made file of pieces is called in messages.
+        wanted: how many tensors the list on the right of the line names; None without one.
+        cut: rows that were cut off, in words.
+    """
+
+    name: str
+    wanted: int | None = None
+    cut: list[str] = field(default_factory=list)
+
+    def made(self, value: Nested, operations: Sequence[Operation], parts: int) -> Nested:
+        """`value` after `operations`, of which `parts` make several tensors of one.
+
+        Raises:
+            Misfit: an operation does not go with the shapes.
+        """
+        left = parts
+        for operation in operations:
+            try:
+                if operation.kind == "join":
+                    value = self._innermost(value, lambda rows, one=operation: _JOIN[one.name](self, one, rows))  # type: ignore[misc]
+                elif operation.kind == "part":
+                    left -= 1
+                    count = self.wanted if not left else None
+                    value = _each(value, lambda array, _, one=operation, n=count: _PART[one.name](one, array, n))  # type: ignore[misc]
+                else:
+                    value = _each(value, lambda array, part, one=operation: self._one(one, array, part))  # type: ignore[misc]
+            except Misfit as error:
+                raise Misfit(f"`{operation}`: {error}") from None
+        return value
+
+    def _innermost(self, value: Nested, join: Callable[[list[Array]], Array]) -> Nested:
+        assert isinstance(value, list)
+        arrays = [row for row in value if isinstance(row, Array)]
+        return join(arrays) if len(arrays) == len(value) else [self._innermost(row, join) for row in value]
+
+    def _one(self, operation: Operation, array: Array, part: int) -> Nested:
+        return _EACH[operation.name](self, operation, array) if operation.concerns(part) else array
+
+
+def _each(value: Nested, make: Callable[[Array, int], Nested], part: int = 0) -> Nested:
+    if isinstance(value, list):
+        return [_each(row, make, index) for index, row in enumerate(value)]
+    return make(value, part)
+
+
+def _dim(operation: Operation, dimensions: int, default: int = 0, option: int | None = None) -> int:
+    """The dimension that an operation speaks of, counted from the front."""
+    dim = operation.number("dim", default) if option is None else option
+    assert dim is not None
+    if not -dimensions <= dim < dimensions:
+        raise Misfit(f"there is no dimension {dim} among {dimensions}")
+    return dim % dimensions
+
+
+def _sizes(operation: Operation, total: int, count: int | None) -> tuple[int, ...]:
+    """The sizes of the parts of `total` rows."""
+    sizes = operation.numbers("sizes")
+    heads, kv = operation.number("heads"), operation.number("kv", operation.number("heads"))
+    if sizes is None and heads is not None and kv is not None:
+        width, rest = divmod(total, heads + 2 * kv)
+        if rest:
+            raise Misfit(f"{total} rows are no {heads} + {kv} + {kv} heads")
+        sizes = (heads * width, kv * width, kv * width)
+    elif sizes is None:
+        parts = operation.number("parts", count)
+        if parts is None:
+            raise Misfit("how many parts there are is not stated: parts= or sizes=")
+        if total % parts:
+            raise Misfit(f"{total} rows are no {parts} equal parts")
+        sizes = (total // parts,) * parts
+    if count is not None and len(sizes) != count:
+        raise Misfit(f"{plural(len(sizes), 'part')} are stated, and {count} named")
+    if sum(sizes) != total or min(sizes) < 0:
+        raise Misfit(f"parts of {_listed(sizes)} rows are {sum(sizes)}, and there are {total}")
+    return sizes
+
+
+def _listed(sizes: Sequence[int]) -> str:
+    return ", ".join(map(str, sizes))
+
+
+def _joined_sizes(operation: Operation, arrays: Sequence[Array], dim: int) -> None:
+    """Refuse parts that the line does not describe, or that it could not take apart again."""
+    own = tuple(array.shape[dim] for array in arrays)
+    if len(set(own)) > 1 and not operation.options.keys() & {"sizes", "heads"}:
+        hint = f"state sizes={_listed(own).replace(' ', '')} or heads= and kv=, to run the line backwards"
+        raise Misfit(f"its parts have {_listed(own)} rows: {hint}")
+    stated = _sizes(operation, sum(own), len(own))
+    if stated != own:
+        raise Misfit(f"its parts have {_listed(own)} rows, and not {_listed(stated)}")
+
+
+def _alike(arrays: Sequence[Array], dim: int | None) -> None:
+    shapes = [[size for axis, size in enumerate(array.shape) if axis != dim] for array in arrays]
+    odd = next((index for index, shape in enumerate(shapes) if shape != shapes[0]), None)
+    if odd is not None:
+        raise Misfit(f"{list(arrays[0].shape)} and {list(arrays[odd].shape)} do not go together")
+
+
+def _split(operation: Operation, array: Array, count: int | None) -> Nested:
+    dim = _dim(operation, len(array.shape))
+    parts: list[Nested] = []
+    at = 0
+    for size in _sizes(operation, array.shape[dim], count):
+        parts.append(arranged.narrowed(array, dim, at, size))
+        at += size
+    return parts
+
+
+def _unstack(operation: Operation, array: Array, count: int | None) -> Nested:
+    dim = _dim(operation, len(array.shape))
+    if count is not None and array.shape[dim] != count:
+        raise Misfit(f"dimension {dim} has {array.shape[dim]} rows, and {count} are named")
+    return [arranged.selected(array, dim, index) for index in range(array.shape[dim])]
+
+
+def _concat(worker: Worker, operation: Operation, arrays: list[Array]) -> Array:
+    dim = _dim(operation, len(arrays[0].shape))
+    _alike(arrays, dim)
+    _joined_sizes(operation, arrays, dim)
+    return arranged.joined(arrays, dim, worker.name)
+
+
+def _stack(worker: Worker, operation: Operation, arrays: list[Array]) -> Array:
+    dim = _dim(operation, len(arrays[0].shape) + 1)
+    _alike(arrays, None)
+    return arranged.stacked(arrays, dim, worker.name)
+
+
+def _groups(operation: Operation, sizes: Sequence[int]) -> int:
+    groups = operation.number("groups", operation.number("kv", operation.number("heads")))
+    assert groups is not None
+    odd = [size for size in sizes if size % groups]
+    if odd:
+        raise Misfit(f"a part of {odd[0]} rows is no {groups} equal groups")
+    return groups
+
+
+def _interleave(worker: Worker, operation: Operation, arrays: list[Array]) -> Array:
+    dim = _dim(operation, len(arrays[0].shape))
+    _alike(arrays, dim)
+    _joined_sizes(operation, arrays, dim)
+    sizes = [array.shape[dim] for array in arrays]
+    groups = _groups(operation, sizes)
+    cut = [_cut(array, dim, (groups, array.shape[dim] // groups)) for array in arrays]
+    return _flat(arranged.joined(cut, dim + 1, worker.name), dim, 2)
+
+
+def _deinterleave(operation: Operation, array: Array, count: int | None) -> Nested:
+    dim = _dim(operation, len(array.shape))
+    sizes = _sizes(operation, array.shape[dim], count)
+    groups = _groups(operation, sizes)
+    whole = _cut(array, dim, (groups, array.shape[dim] // groups))
+    parts: list[Nested] = []
+    at = 0
+    for size in sizes:
+        parts.append(_flat(arranged.narrowed(whole, dim + 1, at, size // groups), dim, 2))
+        at += size // groups
+    return parts
+
+
+def _cut(array: Array, dim: int, sizes: tuple[int, ...]) -> Array:
+    """One dimension as several."""
+    return arranged.reshaped(array, (*array.shape[:dim], *sizes, *array.shape[dim + 1 :]))
+
+
+def _flat(array: Array, dim: int, dims: int) -> Array:
+    """Several dimensions as one."""
+    size = 1
+    for one in array.shape[dim : dim + dims]:
+        size *= one
+    return arranged.reshaped(array, (*array.shape[:dim], size, *array.shape[dim + dims :]))
+
+
+def _transpose(worker: Worker, operation: Operation, array: Array) -> Array:
+    count = len(array.shape)
+    dims = operation.numbers("dims")
+    if dims is None:
+        if count != 2:
+            raise Misfit(f"it has {plural(count, 'dimension')}: name the two, such as dims=1,2")
+        dims = (0, 1)
+    one, other = (_dim(operation, count, option=dim) for dim in dims)
+    order = list(range(count))
+    order[one], order[other] = other, one
+    return arranged.permuted(array, order)
+
+
+def _permute(worker: Worker, operation: Operation, array: Array) -> Array:
+    dims = operation.numbers("dims") or ()
+    if len(dims) != len(array.shape):
+        raise Misfit(f"it has {plural(len(array.shape), 'dimension')}")
+    return arranged.permuted(array, dims)
+
+
+def _rope(worker: Worker, operation: Operation, array: Array) -> Array:
+    dim = _dim(operation, len(array.shape))
+    heads = operation.number("heads") or 1
+    width, rest = divmod(array.shape[dim], heads)
+    if rest or width % 2:
+        raise Misfit(f"{array.shape[dim]} rows are no {plural(heads, 'head')} of pairs")
+    to_half = operation.options["to"] == HALF
+    cut = _cut(array, dim, (heads, width // 2, 2) if to_half else (heads, 2, width // 2))
+    order = list(range(len(cut.shape)))
+    order[dim + 1], order[dim + 2] = dim + 2, dim + 1
+    return _flat(arranged.permuted(cut, order), dim, 3)
+
+
+def _rows(worker: Worker, operation: Operation, array: Array) -> Array:
+    dim = _dim(operation, len(array.shape))
+    have, before, after = array.shape[dim], operation.number("from"), operation.number("to")
+    assert after is not None
+    if before is not None and have != before:
+        raise Misfit(f"it has {have} rows")
+    if after > have:
+        if "fill" not in operation.options:
+            raise Misfit(f"it has {have} rows: state fill=0, with which it is padded")
+        return arranged.padded(array, dim, after, worker.name)
+    if after < have:
+        worker.cut.append(f"rows {after} to {have - 1}")
+    return arranged.narrowed(array, dim, 0, after)
+
+
+def _reshape(worker: Worker, operation: Operation, array: Array) -> Array:
+    letters = _solved(operation.terms("from"), array.shape)
+    shape = tuple(_product(term, letters) for term in operation.terms("to"))
+    count = 1
+    for size in shape:
+        count *= size
+    if count != array.numel:
+        raise Misfit(f"{list(shape)} holds {count} elements, and it has {array.numel}")
+    return arranged.reshaped(array, shape)
+
+
+def _solved(terms: Sequence[Term], shape: Sequence[int]) -> dict[str, int]:
+    """What the letters of `terms` stand for, which are the sizes of `shape`."""
+    if len(terms) != len(shape):
+        raise Misfit(f"it has {plural(len(shape), 'dimension')}, and from= has {len(terms)}")
+    letters: dict[str, int] = {}
+    waiting = list(zip(terms, shape, strict=True))
+    while waiting:
+        rest = []
+        for (number, names), size in waiting:
+            unknown = [name for name in names if name not in letters]
+            if len(unknown) > 1:
+                rest.append(((number, names), size))
+                continue
+            known = _product((number, tuple(name for name in names if name in letters)), letters)
+            if not unknown:
+                if known != size:
+                    raise Misfit(f"a dimension of {size} where from= says {known}")
+            elif not known or size % known:
+                raise Misfit(f"a dimension of {size} is no multiple of {known}")
+            else:
+                letters[unknown[0]] = size // known
+        if len(rest) == len(waiting):
+            raise Misfit("its sizes do not say what the letters of from= stand for: write numbers for some")
+        waiting = rest
+    return letters
+
+
+def _product(term: Term, letters: dict[str, int]) -> int:
+    number, names = term
+    for name in names:
+        number *= letters[name]
+    return number
+
+
+_JOIN: dict[str, Callable[[Worker, Operation, list[Array]], Array]] = {
+    "concat": _concat,
+    "stack": _stack,
+    "interleave": _interleave,
+}
+_PART: dict[str, Callable[[Operation, Array, int | None], Nested]] = {
+    "split": _split,
+    "unstack": _unstack,
+    "deinterleave": _deinterleave,
+}
+_EACH: dict[str, Callable[[Worker, Operation, Array], Array]] = {
+    "transpose": _transpose,
+    "permute": _permute,
+    "reshape": _reshape,
+    "rope": _rope,
+    "rows": _rows,
+}

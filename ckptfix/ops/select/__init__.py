@@ -1,0 +1,86 @@
+"""``ckptfix.select``: some tensors of a state dict, by their names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from ckptfix.arguments import typed
+from ckptfix.checkpoint import Checkpoint, address
+from ckptfix.errors import StrPath
+from ckptfix.io.read import Progress
+from ckptfix.ops.law.promise import everything
+from ckptfix.ops.select import plan
+from ckptfix.ops.writing import Draft, How, Result, carry_out, copy_note, plan_edits
+from ckptfix.words import plural, some
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class SelectResult(Result):
+    """What was taken.
+
+    Attributes:
+        kept: how many tensors stay, of the state dicts that the globs are about.
+        dropped: addresses of what is left out of them.
+    """
+
+    kept: int = 0
+    dropped: tuple[str, ...] = ()
+
+    def _details(self) -> dict[str, Any]:
+        return {"kept": self.kept, "left_behind": list(self.dropped)}
+
+
+@typed
+def select(
+    source: StrPath,
+    dest: StrPath,
+    *,
+    keep: Sequence[str] = (),
+    drop: Sequence[str] = (),
+    at: str | None = None,
+    force: bool = False,
+    keep_old: bool = False,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> SelectResult:
+    """Write `source` to `dest` with some tensors of its state dicts only. Everything else stays as it is.
+
+    Args:
+        keep: globs; tensors whose names match none are left out. All match where there is none.
+        drop: globs; tensors whose names match one are left out.
+        at: address of the one mapping to choose from; all that are a model's by default.
+        force, keep_old, dry_run, progress: as in `strip_module`.
+
+    Raises:
+        Refused: no glob, or no tensor would be left.
+        NoSuchTensor, WouldOverwrite, DamagedFile, UnknownFormat, WriteFailed.
+    """
+
+    def make(checkpoint: Checkpoint, dest: str) -> Draft[SelectResult]:
+        done = plan.select(checkpoint, keep=keep, drop=drop, at=at)
+        gone = done.addresses
+        kept = sum(done.kept.values())
+        line = "nothing to do: every tensor is taken"
+        if gone:
+            line = f"took {plural(kept, 'tensor')}, left out {len(gone):,}"
+            places = [place for place in done.dropped if place] or list(done.dropped)
+            if len(done.dropped) > 1 or places[0]:
+                line += f" ({some([address.shown(place) for place in done.dropped])})"
+        lines = [line + copy_note(not gone)]
+        if gone:
+            lines.append(f"left behind: {some(gone)}")
+        lines += [f"{row.where}: {row.message}" for row in done.findings if row.id == "optimizer-left"]
+        return Draft(
+            result=partial(SelectResult, kept=kept, dropped=gone),
+            format=checkpoint.format,
+            plan=plan_edits(checkpoint, done.edits, dest),
+            promise=everything(checkpoint, gone),
+            lines=lines,
+            findings=done.findings,
+        )
+
+    how = How(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
+    return carry_out(source, dest, make, how)

@@ -1,0 +1,116 @@
+"""Which tensors of a state dict go on, by the globs that their names match."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ckptfix.checkpoint import Checkpoint, Drop, Edit, NameSite, Rename, address
+from ckptfix.errors import Refused
+from ckptfix.findings.row import Finding
+from ckptfix.findings.table import found
+from ckptfix.formats import format_of
+from ckptfix.names.globs import Globs
+from ckptfix.ops import choose
+from ckptfix.words import plural
+
+STATE_OF_MODULE = "_extra_state"
+"""Last part of the key under which a module puts what is no tensor (torch/nn/modules/module.py)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What a selection will do.
+
+    Attributes:
+        edits: for `plan_edit`.
+        dropped: address of a mapping -> its keys that are left out.
+        kept: address of a mapping -> how many of its tensors stay.
+        findings: globs that matched nothing, an optimizer that stays as it is.
+    """
+
+    edits: tuple[Edit, ...]
+    dropped: Mapping[str, tuple[str, ...]]
+    kept: Mapping[str, int]
+    findings: tuple[Finding, ...]
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Of all that is left out."""
+        return tuple(address.join(at, key) for at, keys in self.dropped.items() for key in keys)
+
+
+def select(
+    checkpoint: Checkpoint, *, keep: Sequence[str] = (), drop: Sequence[str] = (), at: str | None = None
+) -> Selection:
+    """The tensors that match a glob of `keep`, or all without any, but for those that match one of `drop`.
+
+    A value that is no tensor stays unless a glob of `drop` names it; the extra state of a module goes with its tensors.
+
+    Raises:
+        Refused: no glob; or no tensor would be left, and then nothing is written.
+        NoSuchTensor: there is no state dict at `at`.
+    """
+    if not keep and not drop:
+        raise Refused("nothing says which tensors to take", hint="give --keep GLOB or --drop GLOB")
+    kept_by, dropped_by = Globs(keep), Globs(drop)
+    edits: list[Edit] = []
+    dropped: dict[str, tuple[str, ...]] = {}
+    kept: dict[str, int] = {}
+    ties = format_of(checkpoint).ties(checkpoint)
+    sites = choose.chosen_sites(checkpoint, at, weights_only=True)
+    if not sites and at is None:
+        choose.refuse_module(checkpoint)
+    for site in sites:
+        tensors = _tensors(checkpoint, site, ties)
+        gone = [name for name in site.names if _goes(name, name in tensors, kept_by, dropped_by)]
+        kept[site.at] = len(tensors.difference(gone))
+        if gone:
+            dropped[site.at] = tuple(gone)
+            edits += _edits(site.at, gone, ties)
+    if not any(kept.values()):
+        _refuse_empty(checkpoint, keep)
+    findings = [*kept_by.unused(), *dropped_by.unused()]
+    optimizers = [state.at for state in checkpoint.state_dicts if state.optimizer]
+    if dropped and optimizers and not set(optimizers) & set(dropped):
+        top = dict.fromkeys(at.partition("/")[0] for at in optimizers)
+        message = "the optimizer stays as it is, with the state and the numbers of all parameters"
+        findings += [found("optimizer-left", message, where=at) for at in top]
+    return Selection(tuple(edits), dropped, kept, tuple(findings))
+
+
+def _tensors(checkpoint: Checkpoint, site: NameSite, ties: Mapping[str, str]) -> set[str]:
+    names = {entry.key for entry in checkpoint.entries_at(site.at)}
+    return names.union(ties) if not site.at else names
+
+
+def _goes(name: str, is_tensor: bool, keep: Globs, drop: Globs) -> bool:
+    """Whether the key `name` is left out. Each glob is asked, so that it is known which match nothing."""
+    unwanted = drop.match(name)
+    wanted = not keep or keep.match(name)
+    if is_tensor or name.rpartition(".")[2] == STATE_OF_MODULE:
+        return unwanted or not wanted
+    return unwanted
+
+
+def _edits(at: str, gone: Sequence[str], ties: Mapping[str, str]) -> list[Edit]:
+    """What leaves out the keys `gone`. A name that is only tied to one of them takes its place, bytes and all."""
+    lost = set(gone)
+    heirs: dict[str, str] = {}
+    if not at:
+        for name, base in ties.items():
+            if base in lost and name not in lost:
+                heirs.setdefault(base, name)
+    if not heirs:
+        return [Drop(at, tuple(gone))]
+    # The tie is dropped, and its tensor gets the name; others that were tied to it follow.
+    names = tuple(name for name in (*gone, *heirs.values()) if name not in heirs)
+    return [Drop(at, names), Rename(at, "state_dict", heirs)]
+
+
+def _refuse_empty(checkpoint: Checkpoint, keep: Sequence[str]) -> None:
+    tensors = plural(len(checkpoint.entries), "tensor")
+    message = f"none of its {tensors} would be left" if checkpoint.entries else "it holds no tensor"
+    asked = f" matches {', '.join(map(repr, keep))}" if keep else ""
+    hint = f"no key of a state dict{asked}; `ckptfix inspect` lists them" if asked else None
+    raise Refused(message, path=checkpoint.path, hint=hint)

@@ -1,0 +1,108 @@
+"""``ckptfix.set_metadata``: the string pairs that a safetensors file keeps beside its tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from ckptfix.arguments import typed
+from ckptfix.checkpoint import Checkpoint, SetMetadata
+from ckptfix.commands import command
+from ckptfix.errors import Refused, StrPath, Unsupported, WouldLoseData
+from ckptfix.findings.table import found
+from ckptfix.formats import format_of, states
+from ckptfix.formats.safetensors.ties import TIE_KEYS
+from ckptfix.io.read import Progress
+from ckptfix.ops.law.promise import Promise
+from ckptfix.ops.writing import Draft, How, Result, carry_out, copy_note, plan_edits
+from ckptfix.words import plural, some
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class MetadataResult(Result):
+    """What was changed.
+
+    Attributes:
+        metadata: the pairs as they are now.
+        changed: keys that were added, or have another value.
+        deleted: keys that are gone.
+    """
+
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    changed: tuple[str, ...] = ()
+    deleted: tuple[str, ...] = ()
+
+    def _details(self) -> dict[str, Any]:
+        return {"metadata": dict(self.metadata), "changed": list(self.changed), "deleted": list(self.deleted)}
+
+
+@typed
+def set_metadata(
+    source: StrPath,
+    dest: StrPath | None = None,
+    *,
+    pairs: Mapping[str, str] | None = None,
+    delete: Sequence[str] = (),
+    force: bool = False,
+    keep_old: bool = False,
+    dry_run: bool = False,
+    in_place: bool = False,
+    progress: Progress | None = None,
+) -> MetadataResult:
+    """Write `source`, a safetensors file or a folder of them, to `dest` with other metadata.
+
+    Args:
+        pairs: key -> value, to be added or changed.
+        delete: keys to be removed. One that is not there is a finding.
+        force, keep_old, dry_run, in_place, progress: as in `strip_module`.
+
+    Raises:
+        WouldLoseData: a pair that says which names are tied to a tensor.
+        Unsupported: a format without such pairs.
+        Refused: a key is both set and deleted.
+    """
+    new = dict(pairs or {})
+
+    def make(checkpoint: Checkpoint, dest: str) -> Draft[MetadataResult]:
+        _refuse(checkpoint, new, delete)
+        before = dict(checkpoint.metadata)
+        deleted = [key for key in dict.fromkeys(delete) if key in before]
+        changed = [key for key, value in new.items() if before.get(key) != value]
+        edit: dict[str, str | None] = {**{key: new[key] for key in changed}, **dict.fromkeys(deleted)}
+        after = {key: value for key, value in {**before, **new}.items() if key not in deleted}
+        what = [f"set {some(changed)}"] if changed else []
+        what += [f"deleted {some(deleted)}"] if deleted else []
+        line = "; ".join(what) or "nothing to do: it has these pairs already"
+        missing = [key for key in dict.fromkeys(delete) if key not in before]
+        return Draft(
+            result=partial(MetadataResult, metadata=after, changed=tuple(changed), deleted=tuple(deleted)),
+            format=checkpoint.format,
+            plan=plan_edits(checkpoint, [SetMetadata(edit)] if edit else [], dest),
+            promise=Promise(edited=checkpoint),
+            lines=[line + copy_note(not edit)],
+            findings=[found("unused-rule", "there is no such key to delete", where=key) for key in missing],
+        )
+
+    how = How(force=force, keep_old=keep_old, dry_run=dry_run, in_place=in_place, progress=progress)
+    return carry_out(source, dest, make, how)
+
+
+def _refuse(checkpoint: Checkpoint, new: Mapping[str, str], delete: Sequence[str]) -> None:
+    format = format_of(checkpoint)
+    if not states(checkpoint, "metadata"):
+        way = command("convert", checkpoint.path, "OUT.safetensors")
+        message = f"{format.title} keeps no pairs of metadata"
+        raise Unsupported(message, hint=f"safetensors does: `{way}`")
+    both = [key for key in delete if key in new]
+    if both:
+        raise Refused(f"{some(both)}: both set and deleted")
+    ties = {*format.ties(checkpoint), *TIE_KEYS}
+    tied = [key for key in (*new, *delete) if key in ties]
+    if tied:
+        message = f"{plural(len(tied), 'pair')} that say which names are tied or views: {some(tied)}"
+        raise WouldLoseData(message, hint="`ckptfix rename` and `ckptfix select` change names, ties among them")
+    named = [key for key in new if any(entry.key == key for entry in checkpoint.entries)]
+    if named:
+        raise Refused(f"{some(named)}: the name of a tensor; readers would take it for a tie")

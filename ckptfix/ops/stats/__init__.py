@@ -1,0 +1,285 @@
+"""``ckptfix.stats``: smallest, largest, mean, spread and what is not finite, of each tensor and group of layers."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from ckptfix.arguments import typed
+from ckptfix.checkpoint import ByteRange, Checkpoint, TensorEntry, address, dtypes, same_place
+from ckptfix.errors import NoSuchTensor, StrPath, Unsupported
+from ckptfix.findings.row import Finding
+from ckptfix.findings.table import as_rows
+from ckptfix.formats import open_checkpoint
+from ckptfix.io.read import Progress
+from ckptfix.io.source import Readers, opened_once
+from ckptfix.io.threads import TASK, Workers
+from ckptfix.names.globs import Globs
+from ckptfix.ops import choose
+from ckptfix.ops.candidates import at_address
+from ckptfix.ops.diff.content import chunks_of
+from ckptfix.ops.diff.sources import Content, content
+from ckptfix.ops.law.promise import listed
+from ckptfix.ops.stats.moments import Moments, computable, moments
+from ckptfix.pickles.collector import without_collections
+from ckptfix.shown import html
+from ckptfix.words import plural
+
+COLUMNS = ("name", "dtype", "shape", "min", "max", "mean", "std", "norm", "nan", "infinite", "zeros")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The statistics of a tensor, or of a group of tensors. NaN and infinities are counted, and in nothing else.
+
+    Attributes:
+        name: address of the tensor; of a group, the beginning of their names.
+        dtype, shape: of a tensor; None for a group.
+        tensors: how many are in the group.
+        moments: what was counted; None where there are no numbers to compute with.
+        reason: why there are none.
+    """
+
+    name: str
+    dtype: str | None
+    shape: tuple[int, ...] | None
+    tensors: int
+    moments: Moments | None
+    reason: str | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        found = self.moments or Moments()
+        average = found.average
+        if self.shape is None:
+            of: dict[str, Any] = {"tensors": self.tensors}
+        else:
+            of = {"dtype": self.dtype, "shape": list(self.shape), "reason": self.reason}
+        return {
+            "name": self.name,
+            **of,
+            "elements": found.elements,
+            "min": found.low,
+            "max": found.high,
+            "mean": None if average is None else average[0],
+            "mean_imag": None if average is None or not average[1] else average[1],
+            "std": found.deviation,
+            "norm": found.norm,
+            "nan": found.nan,
+            "infinite": found.infinite,
+            "zeros": found.zeros,
+        }
+
+    def cells(self) -> tuple[object, ...]:
+        """The values of `COLUMNS`; None for what is not defined."""
+        row = {"dtype": None, **self.as_dict()}
+        row["shape"] = "" if self.shape is None else "x".join(map(str, self.shape))
+        return tuple(row[name] if self.moments is not None or name in COLUMNS[:3] else None for name in COLUMNS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Statistics:
+    """The statistics of a checkpoint.
+
+    Attributes:
+        path: the file or folder.
+        rows: of each tensor, in the order of the file.
+        groups: of the tensors together, by the beginnings of their names; none where that was not asked for.
+        total: of all tensors together.
+        findings: globs that matched nothing.
+    """
+
+    path: str
+    rows: tuple[Row, ...]
+    groups: tuple[Row, ...] = ()
+    total: Row = field(repr=False)
+    findings: tuple[Finding, ...] = ()
+
+    @property
+    def exit_code(self) -> int:
+        """0: numbers are no fault."""
+        return 0
+
+    def __repr__(self) -> str:
+        return f"<Statistics: {self.path!r}, {plural(len(self.rows), 'tensor')}>"
+
+    def __str__(self) -> str:
+        rows = self.groups or self.rows
+        return "\n".join("  ".join(map(shown, row.cells())) for row in rows)
+
+    def _repr_html_(self) -> str:
+        rows = [tuple(map(shown, row.cells())) for row in (self.groups or self.rows)]
+        return html([repr(self)], [("", COLUMNS, rows)])
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same for JSON."""
+        return {
+            "path": self.path,
+            "entries": [row.as_dict() for row in self.rows],
+            "groups": [row.as_dict() for row in self.groups],
+            "total": self.total.as_dict(),
+            "findings": as_rows(self.findings, self.path),
+        }
+
+
+def shown(value: object) -> str:
+    """A value for a table: numbers with four digits."""
+    if value is None:
+        return ""
+    return f"{value:.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
+
+
+@typed
+@without_collections
+@opened_once()
+def stats(
+    path: StrPath,
+    *,
+    at: str | None = None,
+    filter: Sequence[str] = (),
+    by_layer: bool = False,
+    depth: int | None = None,
+    progress: Progress | None = None,
+) -> Statistics:
+    """Smallest, largest, mean, standard deviation, norm, NaN, infinities and zeros of each tensor.
+
+    Everything but the counts is of the finite elements, in float64. The standard deviation is that of `torch.std`.
+
+    Args:
+        at: address of the one mapping to look at.
+        filter: globs; only tensors whose names match one.
+        by_layer: join the tensors of each numbered layer, and of each module without a number.
+        depth: join tensors whose names begin with the same so many components.
+
+    Raises:
+        WouldLoseData: a tensor that cannot be read as it was written.
+        NoSuchTensor: nothing at `at`, or nothing that matches.
+        CkptfixError: the file cannot be read.
+    """
+    checkpoint = open_checkpoint(path)
+    globs = Globs(filter)
+    entries = listed(checkpoint)
+    choose.refuse_damaged(checkpoint)
+    if at is not None:
+        row = at_address(checkpoint, at)
+        entries = [entry for entry in entries if address.is_inside(entry.name, row.at)]
+    if globs:
+        entries = [entry for entry in entries if globs.match(entry.name) | globs.match(entry.key)]
+        if not entries:
+            raise NoSuchTensor(f"no tensor matches {', '.join(map(repr, filter))}", path=checkpoint.path)
+    found = _computed(checkpoint, entries, progress)
+    rows = tuple(_row(entry, found) for entry in entries)
+    groups: dict[str, list[tuple[object, Row]]] = {}
+    placed = [(_place(entry), row) for entry, row in zip(entries, rows, strict=True)]
+    if by_layer or depth is not None:
+        for entry, member in zip(entries, placed, strict=True):
+            groups.setdefault(_group(entry, depth), []).append(member)
+    return Statistics(
+        path=checkpoint.path,
+        rows=rows,
+        groups=tuple(_joined(name, members) for name, members in groups.items()),
+        total=_joined("", placed),
+        findings=tuple(globs.unused()),
+    )
+
+
+def _group(entry: TensorEntry, depth: int | None) -> str:
+    """The beginning of a name that its group has: so many components, or those up to the first number."""
+    parts = entry.key.split(".")
+    module = parts[:-1] or parts
+    if depth is not None:
+        module = module[:depth]
+    else:
+        first = next((index for index, part in enumerate(module) if part.isdecimal()), None)
+        module = module if first is None else module[: first + 1]
+    return address.join(entry.at, ".".join(module))
+
+
+def _joined(name: str, members: Sequence[tuple[object, Row]]) -> Row:
+    """The statistics of several tensors together, of which those under several names count once."""
+    both = Moments()
+    for row in dict(members).values():
+        if row.moments is not None:
+            both.add(row.moments)
+    return Row(name, None, None, len(members), both if both.elements else None)
+
+
+def _row(entry: TensorEntry, found: dict[object, Moments]) -> Row:
+    made = found.get(_place(entry))
+    reason = None if made is not None else _no_numbers(entry) or "the file does not hold its data"
+    return Row(entry.name, entry.dtype, entry.shape, 1, made, reason)
+
+
+def _no_numbers(entry: TensorEntry) -> str | None:
+    """Why a tensor has no numbers to compute with; None if it has."""
+    if entry.kind != "dense":
+        return f"a {entry.kind} tensor"
+    row = dtypes.find(entry.dtype)
+    if row is None or not computable(row):
+        return f"{entry.dtype} has no arithmetic"
+    if entry.detail in ("conj", "neg", "conj, neg"):
+        return f"its bytes stand for their {entry.detail}"
+    return None
+
+
+def _place(entry: TensorEntry) -> object:
+    """Equal for names of one tensor, which is read once."""
+    return same_place(entry) or (entry.at, entry.key)
+
+
+Piece = tuple[object, str, Content]
+
+
+def _computed(
+    checkpoint: Checkpoint, entries: Sequence[TensorEntry], progress: Progress | None
+) -> dict[object, Moments]:
+    unique = {_place(entry): entry for entry in entries if _no_numbers(entry) is None}
+    found: dict[object, Moments] = {}
+    total = sum(entry.nbytes for entry in unique.values())
+    done = 0
+    with Readers() as readers:
+        call = partial(_of_task, readers, checkpoint.byteorder != sys.byteorder)
+        for rows, nbytes in Workers().run(call, _tasks(unique)):
+            for place, made in rows:
+                found.setdefault(place, Moments()).add(made)
+            done += nbytes
+            if progress is not None:
+                progress(done, total)
+    return found
+
+
+def _tasks(unique: dict[object, TensorEntry]) -> Iterator[list[Piece]]:
+    """Parts of long tensors, several short ones together."""
+    task: list[Piece] = []
+    held = 0
+    for place, entry in unique.items():
+        try:
+            whole = content(entry)
+        except Unsupported:
+            continue
+        if whole.endless:
+            continue
+        step = TASK if isinstance(whole.data, ByteRange) else max(whole.nbytes, 1)
+        for start in range(0, max(whole.nbytes, 1), step):
+            nbytes = min(step, whole.nbytes - start)
+            task.append((place, entry.dtype, Content(whole.data, whole.start + start, nbytes)))
+            held += nbytes + 4096
+            if held >= TASK:
+                yield task
+                task, held = [], 0
+    if task:
+        yield task
+
+
+def _of_task(readers: Readers, swap: bool, task: Sequence[Piece]) -> tuple[list[tuple[object, Moments]], int]:
+    rows: list[tuple[object, Moments]] = []
+    for place, name, where in task:
+        dtype = dtypes.by_name(name)
+        made = Moments()
+        for chunk in chunks_of(where, None, readers):
+            made.add(moments(chunk, dtype, swap and dtype.itemsize > 1))
+        rows.append((place, made))
+    return rows, sum(where.nbytes for _, _, where in task)

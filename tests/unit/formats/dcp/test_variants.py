@@ -1,0 +1,197 @@
+"""Folders that torch writes in other ways: metadata of each rank, tensors in safetensors files, transformed items."""
+
+from __future__ import annotations
+
+import pickle
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+import dcp_ranks
+import pytest
+import torch
+from compare import assert_same
+from torch.distributed.checkpoint._extension import StreamTransformExtension
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.state_dict_saver import save
+
+import ckptfix
+from ckptfix.errors import DamagedFile, Unsupported, WouldLoseData
+from ckptfix.formats import open_checkpoint
+from ckptfix.ops.doctor import doctor
+
+Copied = Callable[[str], Path]
+BOTH = pytest.mark.parametrize("name", dcp_ranks.VARIANTS)
+
+
+def load(path: Path) -> Any:
+    return torch.load(path, weights_only=False)
+
+
+def in_order(value: Any) -> Any:
+    """Mappings by their keys: each rank's plan has an order of its own."""
+    if isinstance(value, list):
+        return [in_order(one) for one in value]
+    return {key: in_order(value[key]) for key in sorted(value)} if isinstance(value, dict) else value
+
+
+@BOTH
+def test_they_hold_what_the_usual_folder_holds(saved: Path, tmp_path: Path, name: str) -> None:
+    done = ckptfix.convert(saved / name, tmp_path / "out.pth")
+    assert (done.exit_code, done.account.lost, done.account.left) == (0, (), ())
+    assert_same(in_order(load(saved / "fsdp.pt")), in_order(load(tmp_path / "out.pth")))
+    assert ckptfix.diff(saved / name, saved / "fsdp").same
+    assert {row.severity for row in doctor(saved / name).findings} == {"info"}
+
+
+@BOTH
+def test_they_become_a_folder_that_torch_reads(saved: Path, tmp_path: Path, name: str) -> None:
+    done = ckptfix.convert(saved / name, tmp_path / "out", to="dcp")
+    assert done.format == "dcp" and (tmp_path / "out" / ".metadata").is_file()
+    assert_same(in_order(load(saved / "fsdp.pt")), in_order(dcp_ranks.merged(tmp_path / "out", tmp_path)))
+
+
+@BOTH
+def test_they_are_not_edited(saved: Path, tmp_path: Path, name: str) -> None:
+    with pytest.raises(Unsupported, match="it is read, and not edited") as raised:
+        ckptfix.add_module(saved / name, tmp_path / "out")
+    assert raised.value.hint is not None and "--to dcp" in raised.value.hint
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_rank_without_metadata_is_named_with_its_rows(copied: Copied, tmp_path: Path) -> None:
+    folder = copied("fsdp-ranks")
+    (folder / "__1.metadata").unlink()
+    (row,) = (row for row in doctor(folder).findings if row.id == "missing-rank")
+    assert "__1.metadata is missing" in row.message and "model/embed.weight (nothing holds rows 4 to 7)" in row.message
+    with pytest.raises(WouldLoseData, match=r"__1\.metadata"):
+        ckptfix.convert(folder, tmp_path / "out.pth")
+    done = ckptfix.repair(folder, tmp_path / "out.pth")
+    assert done.exit_code == 3
+    lost = {loss.name for loss in done.losses}
+    kept = load(tmp_path / "out.pth")["model"]
+    assert "model/embed.weight" in lost and "model/norm.running_mean" not in lost
+    assert "embed.weight" not in kept and "norm.running_mean" in kept
+
+
+def test_metadata_of_a_rank_that_is_cut_is_named(copied: Copied) -> None:
+    folder = copied("fsdp-ranks")
+    path = folder / "__2.metadata"
+    path.write_bytes(path.read_bytes()[:-40])
+    (row,) = (row for row in doctor(folder).findings if row.id == "missing-rank")
+    assert "__2.metadata cannot be read" in row.message
+
+
+def test_a_rank_beyond_measure_makes_no_thousand_findings(copied: Copied) -> None:
+    folder = copied("fsdp-ranks")
+    (folder / "__2.metadata").rename(folder / "__60000.metadata")
+    rows = [row for row in doctor(folder).findings if row.id == "missing-rank"]
+    assert len(rows) < 100 and "59,933 more are missing" in rows[-1].message
+    (folder / "__60000.metadata").rename(folder / "__70000.metadata")
+    with pytest.raises(DamagedFile, match="no job has so many ranks"):
+        open_checkpoint(folder)
+
+
+def change(folder: Path, rank: int, what: Callable[[Any], object]) -> None:
+    path = folder / f"__{rank}.metadata"
+    metadata = pickle.loads(path.read_bytes())
+    what(metadata)
+    path.write_bytes(pickle.dumps(metadata))
+
+
+def test_a_name_that_leads_out_of_the_folder_is_not_opened(copied: Copied) -> None:
+    folder = copied("fsdp-ranks")
+
+    def out(metadata: Any) -> None:
+        next(iter(metadata.storage_data.values())).relative_path = "../../../etc/passwd"
+
+    change(folder, 2, out)
+    with pytest.raises(DamagedFile, match="leads out of its folder"):
+        open_checkpoint(folder)
+
+
+def test_ranks_that_contradict_each_other_are_named(copied: Copied, tmp_path: Path) -> None:
+    folder = copied("fsdp-ranks")
+
+    def resized(metadata: Any) -> None:
+        metadata.state_dict_metadata["model.few"].size = torch.Size((3, 3))
+
+    change(folder, 2, resized)
+    with pytest.raises(WouldLoseData, match=r"model/few.*rank 2 has float32 \[3, 3\]"):
+        ckptfix.convert(folder, tmp_path / "out.pth")
+
+
+def test_what_differs_among_ranks_is_named(saved: Path, tmp_path: Path) -> None:
+    done = ckptfix.convert(saved / "own", tmp_path / "out.pth")
+    (row,) = (row for row in done.findings if row.id == "ranks-differ")
+    assert row.message.endswith("first one: own, epoch")
+    made = load(tmp_path / "out.pth")
+    assert set(made) == {"same", "own", "only0", "only1", "epoch"} and made["epoch"] == 0 and not made["own"].any()
+
+
+@pytest.mark.parametrize("left", [20, 200, -4])
+def test_a_safetensors_file_that_was_cut_is_named(copied: Copied, tmp_path: Path, left: int) -> None:
+    folder = copied("fsdp-safetensors")
+    path = folder / "__2_0.distcp"
+    path.write_bytes(path.read_bytes()[:left])
+    with pytest.raises((DamagedFile, WouldLoseData), match=r"__2_0\.distcp"):
+        ckptfix.convert(folder, tmp_path / "out.pth")
+    assert any(row.severity == "error" for row in doctor(folder).findings)
+    done = ckptfix.repair(folder, tmp_path / "out.pth")
+    assert done.exit_code == 3 and done.losses
+
+
+def test_the_part_of_another_place_is_refused(copied: Copied, tmp_path: Path) -> None:
+    folder = copied("fsdp-safetensors")
+    said = rb'model.few\": {\"saved_offsets\": '
+    for path in folder.glob("*.distcp"):
+        path.write_bytes(path.read_bytes().replace(said + b"[1, 0]", said + b"[0, 1]"))
+    with pytest.raises(DamagedFile, match=r"is the part at \[0, 1\], and the metadata says \[1, 0\]"):
+        ckptfix.convert(folder, tmp_path / "out.pth")
+
+
+class Deflated(StreamTransformExtension):
+    """A transformation of items, as users register them: zlib."""
+
+    @staticmethod
+    def registry_name() -> str:
+        return "tests.deflated"
+
+    @staticmethod
+    def from_descriptor(version: str) -> Deflated:
+        return Deflated()
+
+    def get_descriptor(self) -> str:
+        return "tests.deflated/1"
+
+    def transform_to(self, output: IO[bytes]) -> Any:
+        return _Deflating(output)
+
+    def transform_from(self, input: IO[bytes]) -> Any:
+        raise NotImplementedError
+
+
+class _Deflating:
+    def __init__(self, output: IO[bytes]) -> None:
+        self._output, self._made = output, zlib.compressobj()
+
+    def write(self, data: Any) -> int:
+        self._output.write(self._made.compress(data))
+        return len(data)
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None:
+        self._output.write(self._made.flush())
+
+
+def test_items_that_were_transformed_are_named(tmp_path: Path) -> None:
+    writer = FileSystemWriter(tmp_path / "in", _extensions=[Deflated()])
+    save({"weight": torch.ones(300), "epoch": 3}, storage_writer=writer, no_dist=True)
+    with pytest.raises(Unsupported, match=r"transformed by tests\.deflated/1"):
+        ckptfix.convert(tmp_path / "in", tmp_path / "out.pth")
+    for verb in (ckptfix.inspect, ckptfix.load_checkpoint):
+        with pytest.raises(Unsupported, match=r"tests\.deflated/1"):
+            verb(tmp_path / "in")
+    assert any("tests.deflated/1" in row.message for row in doctor(tmp_path / "in").findings)

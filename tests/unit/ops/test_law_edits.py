@@ -1,0 +1,94 @@
+"""The quick form of the law: two objects are one object with other names and devices, or nothing is said."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from builders import Tensor, assemble, push, state_dict_ops, tensor_ops, torch_zip
+
+from ckptfix.checkpoint import ByteRange, OutputFile
+from ckptfix.formats import open_checkpoint
+from ckptfix.formats.torch.common import parts_of
+from ckptfix.io.planned import PlannedFile
+from ckptfix.ops.law import edits, pieces, strings
+from ckptfix.pickles import parse
+
+WEIGHT = Tensor("0", (2, 3), 12, location="cuda:0", offset=1)
+OTHER = {
+    "key": replace(WEIGHT, key="1"),
+    "count": replace(WEIGHT, numel=13),
+    "class": replace(WEIGHT, storage_class="IntStorage"),
+    "shape": replace(WEIGHT, shape=(3, 2)),
+    "stride": replace(WEIGHT, stride=(1, 2)),
+    "offset": replace(WEIGHT, offset=2),
+    "gradient": replace(WEIGHT, requires_grad=True),
+}
+
+
+def stream(weight: Tensor, name: str = "w", more: int = 7, kind: str = "a.B") -> bytes:
+    module, _, cls = kind.partition(".")
+    tail = [*push("epoch"), *push(more), *push("object"), ("GLOBAL", module, cls), "EMPTY_TUPLE", "REDUCE"]
+    head = ["EMPTY_DICT", "MARK", *push(name), *tensor_ops(weight)]
+    return assemble(("PROTO", 2), *head, *tail, "SETITEMS", "STOP")
+
+
+@pytest.mark.parametrize("what", OTHER)
+def test_a_reference_or_a_view_that_differs_is_seen(what: str) -> None:
+    assert not edits._same_object(parse(stream(WEIGHT)), parse(stream(OTHER[what])))
+
+
+def test_names_and_devices_may_differ() -> None:
+    moved = replace(WEIGHT, location="cpu")
+    assert edits._same_object(parse(stream(WEIGHT)), parse(stream(moved, "module.w")))
+
+
+@pytest.mark.parametrize(("more", "kind"), [(8, "a.B"), (7, "a.C"), (7, "b.B")])
+def test_other_numbers_and_classes_are_seen(more: int, kind: str) -> None:
+    assert not edits._same_object(parse(stream(WEIGHT)), parse(stream(WEIGHT, more=more, kind=kind)))
+
+
+def test_an_item_more_or_less_is_seen() -> None:
+    one = assemble(("PROTO", 2), *state_dict_ops({"a": WEIGHT, "b": 1}), "STOP")
+    two = assemble(("PROTO", 2), *state_dict_ops({"a": WEIGHT, "b": 1, "c": 1}), "STOP")
+    assert not edits._same_object(parse(one), parse(two)) and not edits._same_object(parse(two), parse(one))
+
+
+@pytest.mark.parametrize("text", ["short", "longer than a hundred " * 20])
+@pytest.mark.parametrize("code", ["BINUNICODE", "SHORT_BINUNICODE"])
+def test_a_string_that_is_written_out_is_read(code: str, text: str) -> None:
+    text = text[:255] if code == "SHORT_BINUNICODE" else text
+    raw = text.encode()
+    size = len(raw).to_bytes(1 if code == "SHORT_BINUNICODE" else 4, "little")
+    data = b"?" + (b"\x8c" if code == "SHORT_BINUNICODE" else b"X") + size + raw + b"."
+    assert strings._literal(data, 1) == (text, len(data) - 1)
+    assert strings._literal(data, 0) is None and strings._literal(data, len(data)) is None
+    assert strings._literal(data[:-2], 1) is None
+
+
+def made(tmp_path: Path, location: str, count: int = 12) -> Path:
+    path = tmp_path / f"{location.replace(':', '')}-{count}.pth"
+    path.write_bytes(torch_zip(stream(replace(WEIGHT, location=location)), [bytes(4 * count)]))
+    return path
+
+
+def test_storages_are_known_to_be_there_by_the_directory_alone(tmp_path: Path) -> None:
+    for count, there in ((12, True), (11, False), (13, False)):
+        parts = parts_of(open_checkpoint(made(tmp_path, "cpu", count)))
+        assert parts.storages.all_there(parts.graph) is there
+
+
+def test_pieces_that_follow_each_other_are_one() -> None:
+    first, next_, apart = (ByteRange("a", at, 4) for at in (0, 4, 12))
+    assert pieces._joined((piece, 0, 4) for piece in (first, next_)) == (("a", 0, 8),)
+    assert pieces._joined((piece, 0, 4) for piece in (first, apart)) == (("a", 0, 4), ("a", 12, 16))
+    assert pieces._joined([(first, 0, 4), (ByteRange("b", 4, 4), 0, 4)]) == (("a", 0, 4), ("b", 4, 8))
+
+
+def test_bytes_of_a_planned_file_are_found_in_their_segments() -> None:
+    name = PlannedFile(OutputFile.of("out", [b"12345678", ByteRange("in", 100, 10), b"abcd"]))
+    middle = ByteRange("in", 100, 10)
+    assert list(name.between(0, 4)) == [(b"12345678", 0, 4)]
+    assert list(name.between(6, 14)) == [(b"12345678", 6, 2), (middle, 0, 10), (b"abcd", 0, 2)]
+    assert list(name.between(9, 5)) == [(middle, 1, 5)]
