@@ -165,6 +165,8 @@ def _by_class(state: _State, key: Callable[[Unit], Hashable]) -> None:
     for which, units in enumerate(same_depth(free[0], free[1], key)):
         for unit in units:
             classes.setdefault(key(unit), ([], []))[which].append(unit)
+    if not any(ours and theirs for ours, theirs in classes.values()):
+        return
     hard, counted = [], []
     for ours, theirs in classes.values():
         if not ours or not theirs:
@@ -180,11 +182,14 @@ def _by_class(state: _State, key: Callable[[Unit], Hashable]) -> None:
         else:
             counted.append((left, right))
     state.pin()
+    if not counted and not hard:
+        return
     by_count = [_by_count(state, *sides) for sides in counted]
     for (left, right), found in zip(counted, by_count, strict=True):
         state.add(found.links)
         hard += [[part] for part in buckets(left, right) if len(part[0]) > 1]
-    state.pin()
+    if counted:
+        state.pin()
     for ways in sorted(hard, key=lambda ways: len(ways[0][0]) * len(ways[0][1])):
         state.add(_best_way(state, ways))
     linked_to = {link.one: link for link in state.links}
