@@ -47,8 +47,8 @@ class Side:
     slots: tuple[Slot, ...]
     at: str | None = None
     in_order: bool = True
-    checkpoint: Checkpoint | None = field(default=None, repr=False)
-    entries: Sequence[TensorEntry] = field(default=(), repr=False)
+    checkpoint: Checkpoint | None = field(default=None, repr=False, compare=False)
+    entries: Sequence[TensorEntry] = field(default=(), repr=False, compare=False)
 
 
 def read(target: str | os.PathLike[str], *, at: str | None = None, allow_import: bool = False) -> Side:
