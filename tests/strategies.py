@@ -45,7 +45,8 @@ def tensors(draw: st.DrawFn, dtypes: tuple[str, ...] = DTYPES) -> torch.Tensor:
             value = value[..., ::2]
         case "expanded" if value.ndim:
             value = value[:1].expand(3, *value.shape[1:]) if value.shape[0] else value
-        case "grad" if dtype.is_floating_point or dtype.is_complex:
+        # Of other dtypes torch itself does not load a tensor that requires a gradient and is no parameter.
+        case "grad" if dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64):
             value = value.requires_grad_()
         case "parameter" if dtype.is_floating_point:
             value = nn.Parameter(value)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
 
 from ckptfix.align.units import Unit
 
@@ -32,3 +33,15 @@ def flat(unit: Unit) -> Hashable:
     if len(unit.slots) != 1:
         return tuple(sorted((leaf, math.prod(slot.shape)) for leaf, slot in unit.slots.items()))
     return ("one", math.prod(next(iter(unit.slots.values())).shape))
+
+
+def reshaped(one: Sequence[Unit], other: Sequence[Unit]) -> frozenset[Hashable]:
+    """The keys by `flat` of which the two sides have other shapes: there, equal shapes decide nothing alone."""
+    sides = (Counter(unit.signature for unit in one), Counter(unit.signature for unit in other))
+    unlike = {signature for signature in sides[0] | sides[1] if sides[0][signature] != sides[1][signature]}
+    return frozenset(flat(unit) for unit in (*one, *other) if unit.signature in unlike)
+
+
+def without(key: Callable[[Unit], Hashable], held: frozenset[Hashable]) -> Callable[[Unit], Hashable]:
+    """`key`, and nothing for the modules that `held` has by `flat`."""
+    return (lambda unit: () if flat(unit) in held else key(unit)) if held else key

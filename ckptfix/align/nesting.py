@@ -41,12 +41,14 @@ def crossed(pairs: Sequence[tuple[Unit, Unit]], sides: tuple[Side, Side] | None 
         for ours, number in _blocks(one.path):
             for stack, twin in theirs:
                 shared.setdefault((ours, stack), []).append((number, twin, index))
-    homes = (_Homes(sides[0]), _Homes(sides[1])) if sides is not None else None
+    homes: tuple[_Homes, _Homes] | None = None
     found: set[int] = set()
     for (ours, stack), rows in shared.items():
         kinds = [(pairs[index][0].template, pairs[index][1].template) for _, _, index in rows]
         if _nest([(number, twin, kind) for (number, twin, _), kind in zip(rows, kinds, strict=True)]):
             continue
+        if sides is not None and homes is None:
+            homes = _Homes(sides[0]), _Homes(sides[1])
         forced = {
             (number, twin)
             for number, twin, index in rows
@@ -112,10 +114,11 @@ class Twins:
     def __init__(self, links: Iterable[tuple[Unit, Unit]], under: tuple[Counter[str], Counter[str]]) -> None:
         found: tuple[dict[str, set[str]], dict[str, set[str]]] = ({}, {})
         for one, other in links:
-            theirs = [front for front in fronts(other.path) if under[1][front] > 1]
-            for ours in fronts(one.path):
-                for front in theirs:
-                    if under[0][ours] == under[1][front]:
+            theirs = [(front, size) for front in fronts(other.path) if (size := under[1][front]) > 1]
+            for ours in fronts(one.path) if theirs else ():
+                own = under[0][ours]
+                for front, size in theirs:
+                    if own == size:
                         found[0].setdefault(ours, set()).add(front)
                         found[1].setdefault(front, set()).add(ours)
         self._twins = tuple(

@@ -10,6 +10,9 @@ from ckptfix.align.units import Side, Unit
 from ckptfix.names.learn import learn
 from ckptfix.names.slots import Slot
 
+PROOF = "same values"
+"""Why two modules go together whose tensors have equal bytes: nothing else is asked then."""
+
 
 @dataclass(slots=True)
 class Link:
@@ -95,5 +98,5 @@ def _pair_aliases(sides: tuple[Side, Side], pairs: dict[str, Pair], taken: set[s
 
 
 def _why(link: Link, slot: Slot, twin: Slot) -> str:
-    """Why two tensors are a pair; one with a unique shape may still have its name."""
-    return "same name" if slot.name == twin.name and link.why == "only shape" else link.why
+    """Why two tensors are a pair; one with a unique shape, or with equal bytes, may still have its name."""
+    return "same name" if slot.name == twin.name and link.why in ("only shape", PROOF) else link.why

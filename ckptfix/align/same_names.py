@@ -1,15 +1,32 @@
-"""Equal names: they are believed first, where they are too many for an accident."""
+"""What is believed first: equal values, or else equal names, where they are too many for an accident."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
 
-from ckptfix.align.pairs import Link
+from ckptfix.align.pairs import PROOF, Link
 from ckptfix.align.units import Side, Unit, template
 from ckptfix.names import wrappers
 
 SAME_NAMES = 0.5
 """Share of equal paths from which on equal names are believed first."""
+
+
+def same_values(a: Side, b: Side, proven: Mapping[str, str]) -> list[Link]:
+    """Modules of which a tensor has the bytes of a tensor of the other; `proven` are the tensors' names."""
+    homes = {slot.name: unit for unit in b.units for slot in unit.slots.values()}
+    found: dict[Unit, set[Unit]] = {}
+    for unit in a.units:
+        for slot in unit.slots.values():
+            if slot.name in proven and proven[slot.name] in homes:
+                found.setdefault(unit, set()).add(homes[proven[slot.name]])
+    taken = Counter(other for others in found.values() for other in others)
+    return [
+        Link(unit, other, 1.0, PROOF)
+        for unit, (other, *more) in ((unit, list(others)) for unit, others in found.items())
+        if not more and taken[other] == 1 and unit.signature == other.signature
+    ]
 
 
 def same_names(a: Side, b: Side) -> list[Link]:

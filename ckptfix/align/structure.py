@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
@@ -22,10 +22,10 @@ from ckptfix.align.depth import same_depth
 from ckptfix.align.groups import MOST, Effort, Group, Sides, alike, buckets, groups, levelled, lonely_units
 from ckptfix.align.levels import surroundings, turned
 from ckptfix.align.nesting import Twins, crossed, turnable
-from ckptfix.align.pairs import Link, matching
+from ckptfix.align.pairs import PROOF, Link, matching
 from ckptfix.align.placed import placed_by_name
 from ckptfix.align.result import Matching
-from ckptfix.align.same_names import same_names
+from ckptfix.align.same_names import same_names, same_values
 from ckptfix.align.scores import ordered_alike, ranks, rising, same_block, undecided, unlike
 from ckptfix.align.units import Side, Signature, Unit, side
 from ckptfix.names.slots import Slot
@@ -112,17 +112,17 @@ class _State:
         return [bisect_left(self.pins[which], unit.first) for unit in group.units]
 
 
-def match(source: Sequence[Slot], target: Sequence[Slot], *, reshape: bool = False) -> Matching:
+def match(
+    source: Sequence[Slot], target: Sequence[Slot], *, reshape: bool = False, proven: Mapping[str, str] | None = None
+) -> Matching:
     """See `ckptfix.align.match.match`."""
     state = _State(side(source), side(target))
-    state.add(same_names(state.a, state.b))
-    for key in (
-        match_classes.whole,
-        match_classes.main,
-        match_classes.vector,
-        *((match_classes.flat,) if reshape else ()),
-    ):
-        _by_class(state, key)
+    state.add(same_values(state.a, state.b, proven) if proven else same_names(state.a, state.b))
+    held = match_classes.reshaped(state.a.units, state.b.units) if reshape else frozenset()
+    for key in (match_classes.whole, match_classes.main, match_classes.vector):
+        _by_class(state, match_classes.without(key, held))
+    if reshape:
+        _by_class(state, match_classes.flat)
     _doubt_blocks(state)
     return matching(state.links, (state.a, state.b), source, target)
 
@@ -132,11 +132,13 @@ def _doubt_blocks(state: _State) -> None:
 
     Where shapes leave one candidate, it is certain.
     """
-    certain = [link for link in state.links if not link.instead]
+    certain = [link for link in state.links if not link.instead and link.why != PROOF]
     sides = state.a.units, state.b.units
     doubtful = [certain[index] for index in crossed([(link.one, link.other) for link in certain], sides)]
     turned_round = turnable([(link.one, link.other) for link in state.links], sides)
     for link in (*doubtful, *(state.links[index] for index in turned_round)):
+        if link.why == PROOF:
+            continue
         link.instead = link.instead or _rivals(state, link)
     for link in state.links:
         if link.other in link.instead:
@@ -163,6 +165,8 @@ def _by_class(state: _State, key: Callable[[Unit], Hashable]) -> None:
     for which, units in enumerate(same_depth(free[0], free[1], key)):
         for unit in units:
             classes.setdefault(key(unit), ([], []))[which].append(unit)
+    if not any(ours and theirs for ours, theirs in classes.values()):
+        return
     hard, counted = [], []
     for ours, theirs in classes.values():
         if not ours or not theirs:
@@ -178,11 +182,14 @@ def _by_class(state: _State, key: Callable[[Unit], Hashable]) -> None:
         else:
             counted.append((left, right))
     state.pin()
+    if not counted and not hard:
+        return
     by_count = [_by_count(state, *sides) for sides in counted]
     for (left, right), found in zip(counted, by_count, strict=True):
         state.add(found.links)
         hard += [[part] for part in buckets(left, right) if len(part[0]) > 1]
-    state.pin()
+    if counted:
+        state.pin()
     for ways in sorted(hard, key=lambda ways: len(ways[0][0]) * len(ways[0][1])):
         state.add(_best_way(state, ways))
     linked_to = {link.one: link for link in state.links}
@@ -303,7 +310,7 @@ def _assigned(state: _State, left: list[Group], right: list[Group]) -> tuple[flo
     doubts = []
     for (i, j), (margin, rival) in zip(enumerate(chosen), margins, strict=True):
         contrary = (said[i][j] < 0 and rival != j) or (mixed and listed[0][i] != listed[1][j])
-        unfit = not alike(rows[i], columns[j]) or (uneven and scores[i][j] < SUPPORT)
+        unfit = not alike(rows[i], columns[j]) or (uneven and said[i][j] < SUPPORT)
         doubts.append(margin < ENOUGH or i in unsure or contrary or unfit)
     for (i, j), (margin, rival) in zip(enumerate(chosen), margins, strict=True):
         one, other = (columns[j], rows[i]) if swapped else (rows[i], columns[j])

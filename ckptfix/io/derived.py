@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 BLOCK = 4 << 20
 """Bytes of output that `gathered` makes at once; it holds at most twice as many of input."""
 
-TURNED = 16 << 20
+TURNED = 8 << 20
 """The same where the innermost dimension lies apart: of a transposed matrix more columns come with each pread."""
 
 TILE = 128

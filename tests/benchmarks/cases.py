@@ -216,6 +216,25 @@ def to_cpu(bench: Bench) -> Case:
     return _beside_torch(bench, "to-cpu", "torch_to_cpu", "on_cpu")
 
 
+def _by_rule(bench: Bench, operation: str, job: str, ratio: float) -> Case:
+    big, rules = bench.input("big.pth"), bench.input(f"{operation}.rules")
+    given = ("rename", "--map", str(rules))
+    check = (operation, big)
+    return _beside_cp(bench, f"rename, {job}", big, "ours.pth", *given, ratio=ratio, check=check, memory=100 * MB)
+
+
+def split(bench: Bench) -> Case:
+    return _by_rule(bench, "split", "each weight in two", 1.2)
+
+
+def stack(bench: Bench) -> Case:
+    return _by_rule(bench, "stack", "all weights stacked", 1.2)
+
+
+def transpose(bench: Bench) -> Case:
+    return _by_rule(bench, "transpose", "each weight transposed", 2.5)
+
+
 def many_tensors(bench: Bench) -> Case:
     many = bench.input("many.pth")
     ours, theirs = bench.output("ours.pth"), bench.output("torch.pth")
@@ -451,6 +470,9 @@ CASES: dict[str, Callable[[Bench], Case]] = {
     "strip-xfs": strip_xfs,
     "strip-btrfs": strip_btrfs,
     "to-cpu": to_cpu,
+    "split": split,
+    "stack": stack,
+    "transpose": transpose,
     "many-tensors": many_tensors,
     "match": match,
     "load": load,

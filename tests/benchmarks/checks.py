@@ -77,6 +77,32 @@ def optimizer(source: str, output: str) -> None:
     stripped(source, output)
 
 
+def ruled(make: Callable[[dict[str, Any], str], Any]) -> Callable[[str, str], None]:
+    """Each tenth new tensor is what `make` makes for its name of the weights of `inputs.big`, by their numbers."""
+
+    def check(source: str, output: str) -> None:
+        import torch
+
+        weights = {name.split(".")[2]: value for name, value in read(source).items() if name.endswith(".weight")}
+        made = {name: value for name, value in read(output).items() if not name.startswith("module.")}
+        assert made
+        for name in list(made)[::10]:
+            assert torch.equal(made[name], make(weights, name)), name
+
+    return check
+
+
+def half(weights: dict[str, Any], name: str) -> Any:
+    number, part, _ = name.split(".")
+    return weights[number].chunk(2)[part == "b"]
+
+
+def stack(weights: dict[str, Any], name: str) -> Any:
+    import torch
+
+    return torch.stack([weights[str(number)] for number in range(len(weights))])
+
+
 def of_ranks(source: str, output: str) -> None:
     """The weights are those of the folder, whose ranks counted their rows."""
     import torch
@@ -98,6 +124,9 @@ CHECKS: dict[str, Callable[[str, str], None]] = {
     "on_cpu": on_cpu,
     "optimizer": optimizer,
     "of_ranks": of_ranks,
+    "split": ruled(half),
+    "stack": ruled(stack),
+    "transpose": ruled(lambda weights, name: weights[name.split(".")[0]].T),
 }
 
 if __name__ == "__main__":

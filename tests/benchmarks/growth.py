@@ -176,6 +176,10 @@ ODD: dict[str, Callable[[Path, int], int]] = {
 }  # fmt: skip
 """What only those commands meet that read files of strangers: `READERS`."""
 
+MILLION = 1_000_000
+OF_A_MILLION = ("inspect", "strip-module", "to-cpu")
+"""What is run on a million tensors too: growth stays linear beyond what any model has."""
+
 READERS = ("inspect", "doctor", "doctor --fast", "sanitize", "repair")
 
 
@@ -311,6 +315,7 @@ def table(folder: Path, most: int, shapes: Iterable[str], verbs: Iterable[str]) 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python tests/benchmarks/growth.py", description=__doc__)
     parser.add_argument("--most", type=int, default=MOST, help="the larger of the two sizes (100,000)")
+    parser.add_argument("--million", action="store_true", help=f"a million tensors alone: {', '.join(OF_A_MILLION)}")
     parser.add_argument("--shape", action="append", choices=[*SHAPES, *ODD])
     parser.add_argument("--verb", action="append", choices=COMMANDS)
     parser.add_argument("--dir", type=Path, default=ROOT / ".bench")
@@ -318,8 +323,13 @@ def main() -> int:
     sys.path.insert(0, str(ROOT / "tests"))
     folder = chosen.dir.resolve() / "growth"
     folder.mkdir(parents=True, exist_ok=True)
+    shapes, verbs = chosen.shape or [*SHAPES, *ODD], chosen.verb or COMMANDS
+    everything = not (chosen.shape or chosen.verb or chosen.million)
     try:
-        return 0 if table(folder, chosen.most, chosen.shape or [*SHAPES, *ODD], chosen.verb or COMMANDS) else 1
+        good = chosen.million or table(folder, chosen.most, shapes, verbs)
+        if chosen.million or everything:
+            good = table(folder, MILLION, ("tensors",), OF_A_MILLION) and good
+        return 0 if good else 1
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -67,6 +67,15 @@ def names(path: Path, scale: float) -> None:
     path.write_text(json.dumps(shapes), encoding="utf-8")
 
 
+def rules(line: str) -> Builder:
+    """A rules file of one line, for `big`."""
+
+    def build(path: Path, scale: float) -> None:
+        path.write_text(f"module.blocks.{{n}}.fc.weight -> {line}\n", encoding="utf-8")
+
+    return build
+
+
 def small(path: Path, scale: float) -> None:
     import torch
 
@@ -205,6 +214,9 @@ class Distributed:
 
 INPUTS: dict[str, tuple[Builder, tuple[str, ...]]] = {
     "big.pth": (big, ()),
+    "split.rules": (rules("{n}.{a,b}.weight | split"), ()),
+    "stack.rules": (rules("weights | stack"), ()),
+    "transpose.rules": (rules("{n}.weight | transpose"), ()),
     "many.pth": (many, ()),
     "names.json": (names, ()),
     "small.pth": (small, ()),

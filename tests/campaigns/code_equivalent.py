@@ -2,5 +2,16 @@
 
 from __future__ import annotations
 
-EQUIVALENT: dict[str, str] = {}
+EQUIVALENT: dict[str, str] = {
+    "formats/safetensors/edit.py: _cuts: comparison: kept[index][0] < stop -> kept[index][0] <= stop #5": (
+        "a kept range that begins where the dropped one ends cuts off what the end of the loop would cut off"
+    ),
+    "formats/torch/emit.py: reference: constant: 0 -> 1 #0": (
+        "the position of a reference that is made, and was read nowhere, is not looked at"
+    ),
+    "formats/torch/legacy_layout.py: _widened: constant: 0 -> 1 #1": "a pickle of a dict has no K as its first byte",
+    "zips/several.py: _archives: comparison: 0 <= place < length -> 0 <= place <= length #2": (
+        "a signature of four bytes cannot begin at the last but two of what was read"
+    ),
+}
 """`Mutant.what` -> why nobody can see the change."""

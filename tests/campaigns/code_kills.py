@@ -173,6 +173,8 @@ class Plugin:
 
     def _run(self, mutant: Mutant, items: list[pytest.Item]) -> str:
         code = code_of(self.package, mutant)
+        # Some are imported when they are first needed.
+        import_module(".".join(("ckptfix", *Path(mutant.file).with_suffix("").parts)).removesuffix(".__init__"))
         gc.unfreeze()
         put = 0
         for found in gc.get_objects():

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -49,8 +50,14 @@ def nth_request(folder: Path, name: str, first: int, how_many: int) -> tuple[str
                 code = 130
             except SystemError:  # what an enum of the interpreter raises for it
                 code = 131
+            except RuntimeError as error:  # and a lock
+                code = 131 if "allocate lock" in str(error) else 70
             except CkptfixError:
                 code = 2
+            except BaseException:
+                _testcapi.remove_mem_hooks()
+                traceback.print_exc(file=file)
+                file.flush()
             finally:
                 _testcapi.remove_mem_hooks()
         finally:
@@ -63,8 +70,9 @@ def nth_request(folder: Path, name: str, first: int, how_many: int) -> tuple[str
             return "hangs", "hangs in\n" + stacks.read_text()
         time.sleep(0.001)
     code = os.waitstatus_to_exitcode(ended[1])
-    word = {0: "written", 130: "MemoryError", 131: "SystemError", 2: "an error of ours"}.get(code, f"exit {code}")
-    return word, complaint(folder, scenario, code, "") or (None if code in (0, 2, 130, 131) else word)
+    words = {0: "written", 130: "MemoryError", 131: "an error of the interpreter", 2: "an error of ours"}
+    word = words.get(code, f"exit {code}")
+    return word, complaint(folder, scenario, code, stacks.read_text()) or (None if code in (0, 2, 130, 131) else word)
 
 
 def requests(folder: Path, name: str, points: range, how_many: int) -> tuple[Counter[str], list[str]]:

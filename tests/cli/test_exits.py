@@ -220,3 +220,9 @@ def test_handlers_are_as_before_afterwards() -> None:
     with CliRunner().isolation():
         run(lambda: 0, Console(), [])
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == before
+
+
+@pytest.mark.parametrize("said", ["can't allocate lock", "can't start new thread"])
+def test_what_the_interpreter_says_for_memory_that_runs_out(said: str) -> None:
+    assert describe(RuntimeError(said))["message"] == "not enough memory"
+    assert "a fault in ckptfix" in describe(RuntimeError("else"))["message"]

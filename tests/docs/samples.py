@@ -158,6 +158,7 @@ def files() -> dict[str, bytes]:
         "model.safetensors": safetensors([("fc.weight", "F32", [2, 3], bytes(24))], metadata={"format": "pt"}),
         "bert.pth": transformer("bert.encoder.layer.{}", BERT),
         "mine.pth": transformer("blocks.{}", MINE),
+        "fuse.rules": b"blocks.{n}.attn.{q,k,v}.{*} -> blocks.{n}.attn.qkv.{*} | concat\n",
         "cut.pth": transformer("blocks.{}", MINE)[:9000],
         "settings.pth": saved(with_settings),
         "view.pth": saved(one_row),

@@ -42,7 +42,8 @@ OPS: tuple[tuple[str, ...], ...] = (
     ("pieces", "writing"),
     ("average", "cast", "convert", "inspect", "relocate", "rename", "sanitize"),
     ("select", "set_metadata", "slim", "target", "undo"),
-    ("diff", "extract", "match", "repair"),
+    ("diff", "extract", "repair"),
+    ("match",),
     ("digest", "doctor", "merge", "stats"),
     ("fix", "listing"),
 )

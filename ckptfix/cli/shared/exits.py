@@ -137,6 +137,8 @@ def describe(error: Exception) -> dict[str, Any]:
             fields["path"] = path
         case MemoryError():
             fields["message"] = "not enough memory"
+        case RuntimeError(args=("can't allocate lock" | "can't start new thread", *_)):
+            fields["message"] = "not enough memory"
         case RecursionError():
             fields["message"] = "nested too deeply"
         case _:

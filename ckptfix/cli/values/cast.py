@@ -12,7 +12,7 @@ from ckptfix.ops.writing import How
 
 @writes(
     "cast",
-    click.Option(["--to"], metavar="DTYPE", required=True, help="Such as bfloat16, float16 or float8_e4m3fn."),
+    click.Option(["--to", "dtype"], metavar="DTYPE", required=True, help="Such as bfloat16, float16 or float8_e4m3fn."),
     click.Option(
         ["--only"], metavar="GLOB", multiple=True,
         help="Cast the tensors whose names match and no others; integers and statistics too.",
@@ -30,7 +30,7 @@ def command(
     dest: str,
     how: How,
     *,
-    to: str,
+    dtype: str,
     only: tuple[str, ...],
     keep: tuple[str, ...],
     at: str | None,
@@ -43,4 +43,4 @@ def command(
     range of DTYPE are counted, and named.
     """
 
-    return cast.cast(source, dest, to, only=only, keep=keep, at=at, on_overflow=on_overflow, **how.keywords())
+    return cast.cast(source, dest, dtype, only=only, keep=keep, at=at, on_overflow=on_overflow, **how.keywords())

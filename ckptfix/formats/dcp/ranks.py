@@ -31,6 +31,9 @@ _NAME = re.compile(r"__(\d+)\.metadata")
 
 MOST_RANKS = 1 << 16
 
+MOST_NAMED = 64
+"""Ranks without metadata that are named one by one."""
+
 
 def names(folder: str) -> dict[int, str]:
     """rank -> the name of its metadata, in the order of the ranks."""
@@ -83,9 +86,10 @@ def together(folder: str, read: Callable[[str], tuple[Metadata, Mark]]) -> Toget
             lost[rank] = f"cannot be read ({error.message})"
     if not there:
         raise DamagedFile("none of the ranks' metadata can be read", path=folder)
-    for rank in range(max(own)):
-        if rank not in own:
-            lost[rank] = "is missing"
+    missing = [rank for rank in range(max(own)) if rank not in own]
+    lost |= dict.fromkeys(missing[:MOST_NAMED], "is missing")
+    if len(missing) > MOST_NAMED:
+        lost[missing[MOST_NAMED]] = f"and {len(missing) - MOST_NAMED - 1:,} more are missing"
     first = there[min(there)]
     nested = all(one.nested for one in there.values())
     made = Together(replace(first, saved=[], unused=[], wrong=[], nested=nested), marks)

@@ -12,6 +12,8 @@ from ckptfix.formats.zero.cuts import Cut, Shape, rows_of
 from ckptfix.formats.zero.states import Lost
 from ckptfix.io.planned import Piece, SplicedFile
 
+LOST = "copy it from where it was saved, or take an older step; `ckptfix repair FOLDER OUT` keeps the rest"
+
 Table = Sequence[Sequence[TensorEntry] | Lost]
 """For each rank, its flat tensors, one for each group."""
 
@@ -84,7 +86,7 @@ def _segments(row: _Row) -> Iterator[Segment]:
         if isinstance(own, Lost):
             rows = rows_of(row.shape, row.cut.runs(), run.rank)
             message = f"it {own.why}, and holds {rows} of {row.name}"
-            raise DamagedFile(message, path=own.path, hint="copy it from where it was saved, or take an older step")
+            raise DamagedFile(message, path=own.path, hint=LOST)
         yield own[run.group].data.sub(run.first * row.itemsize, run.count * row.itemsize)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from ckptfix.checkpoint import Checkpoint, StateDict, TensorEntry, address, dtypes, same_place
@@ -18,6 +18,7 @@ from ckptfix.formats import FORMATS, format_of, states
 from ckptfix.formats.safetensors.ties import share_plan
 from ckptfix.formats.torch import calls, versions
 from ckptfix.formats.torch.common import pickled
+from ckptfix.formats.torch.edit import find_devices
 from ckptfix.names import spellings, wrappers
 from ckptfix.ops import averages, choose
 from ckptfix.ops.choose import chosen_sites
@@ -120,12 +121,31 @@ _OF_AVERAGES = "ckptfix extract {source} {weights} --ema"
 
 def _devices(checkpoint: Checkpoint) -> Iterator[Finding]:
     away = {place: count for place, count in checkpoint.devices.items() if place not in ("cpu", "meta")}
+    values = _of_values(checkpoint, away) if away else ()
+    for place in values:
+        message = f"a torch.device value names {place} ({plural(away.pop(place), 'place')}), on which no tensor is"
+        yield found("device-tags", message, severity="info")
     if away:
         rows = ", ".join(f"{place} ({plural(count, 'place')})" for place, count in list(away.items())[:6])
         needed = "that device" if len(away) == 1 else "those devices"
         yield found("device-tags", f"tensors were saved on {rows}; without map_location, torch.load needs {needed}")
     for place in checkpoint.fixed_devices[:20]:
         yield found("fixed-device", f"a device that no edit reaches: {place}")
+
+
+def _of_values(checkpoint: Checkpoint, places: Iterable[str]) -> list[str]:
+    """Those of `places` that only values of the object name: torch.load makes them without the device."""
+    parts = pickled(checkpoint)
+    devices = find_devices(parts.graph) if parts is not None else None
+    if devices is None or not devices.calls:
+        return []
+    entries = list(checkpoint.entries)
+    needed = {str(tag) for tag in devices.tags} | {str(tag) for _, tag, _ in devices.folded}
+    while entries:
+        entry = entries.pop()
+        needed.add(entry.location)
+        entries += entry.parts
+    return [place for place in places if place not in needed]
 
 
 def _nesting(checkpoint: Checkpoint) -> Iterator[Finding]:

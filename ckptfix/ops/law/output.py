@@ -222,7 +222,7 @@ class Output:
 
     def unchecked(self, promise: Promise) -> Iterator[Check]:
         """The storages that a checksum of the input covers and none of the output."""
-        seen: set[tuple[str, str]] = set()
+        seen = set(promise.summed)
         for storage in (*(one for entry in promise.kept for one in storages(entry)), *promise.storages):
             if storage.data is None or storage.identity in seen:
                 continue

@@ -28,6 +28,7 @@ class Promise:
         puts: name -> the tensor that the verb puts in its place: in another shape, or of other bytes.
         made: name -> the tensors that the verb makes of it, with others of the input or alone.
         partly: names in `made` of which not every byte goes into them, as the verb says itself.
+        summed: identities of storages whose checksum is a part of one that the output states.
         same: (bytes of the input, equal bytes of it that take their place).
         reported: addresses that the verb itself lists as left behind or lost, each with all that is below it.
         names_stay: the verb gives no tensor the name of another.
@@ -41,6 +42,7 @@ class Promise:
     puts: Mapping[str, TensorEntry] = field(default_factory=dict)
     made: Mapping[str, Sequence[TensorEntry]] = field(default_factory=dict)
     partly: Collection[str] = ()
+    summed: Collection[tuple[str, str]] = ()
     same: Sequence[tuple[Data, Data]] = ()
     reported: Collection[str] = ()
     names_stay: bool = True

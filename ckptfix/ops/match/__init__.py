@@ -25,6 +25,7 @@ from ckptfix.names.slots import Slot
 from ckptfix.ops.choose import refuse_damaged
 from ckptfix.ops.law.promise import Promise
 from ckptfix.ops.match import plan as match_plan
+from ckptfix.ops.match.values import same_values
 from ckptfix.ops.target import targets
 from ckptfix.ops.writing import (
     Draft,
@@ -149,7 +150,8 @@ def find(
     one = targets.of_checkpoint(checkpoint, at)
     refuse_damaged(checkpoint)
     with about(checkpoint.path):
-        matching = matcher.match(one.slots, target.slots, by=by, reshape=reshape)
+        proven = same_values(one, target) if by == "structure" else {}
+        matching = matcher.match(one.slots, target.slots, by=by, reshape=reshape, proven=proven)
         refusals = list(
             match_plan.refusals(one, target, matching, accept_ambiguous=accept_ambiguous, partial=partial)
         )

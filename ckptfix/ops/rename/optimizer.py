@@ -158,7 +158,7 @@ class _Optimizer:
         made = dict(zip(everything, names, strict=True))
         for key, name in made.items():
             shapes = [entry.shape for entry in self._checkpoint.entries_at(self._address(key)) if entry.numel > 1]
-            if shapes and site.entries[name].shape not in shapes:
+            if shapes and not any(_is_moment(shape, site.entries[name].shape) for shape in shapes):
                 return None
         return made
 
@@ -270,6 +270,13 @@ class _Optimizer:
             return Refused(f"{what} (line {group.rule.line})", path=path, where=self._at or "optimizer", hint=hint)
         count = plural(sum(map(len, self._ids)), "parameter")
         return Refused(f"{message} ({count})", path=path, where=self._at, hint=hint)
+
+
+def _is_moment(shape: Sequence[int], whole: Sequence[int]) -> bool:
+    """Whether a moment may be of a parameter of the shape `whole`: of all of it, or of its rows or columns."""
+    if len(shape) == len(whole):
+        return all(size in (1, own) for size, own in zip(shape, whole, strict=True))
+    return tuple(shape) in (tuple(whole[:-1]), (*whole[:-2], *whole[-1:]))
 
 
 def _listed(node: Node) -> Sequence[Key]:

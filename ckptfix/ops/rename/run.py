@@ -109,6 +109,7 @@ def transformed(
         edited=checkpoint,
         made=made.made,
         partly=frozenset(made.partly),
+        summed=frozenset(made.summed),
         reported=frozenset((*made.dropped, *made.untied)),
     )
     findings = [

@@ -65,6 +65,7 @@ class Made:
     Attributes:
         made: name of a tensor of the input -> what is made of it.
         partly: those of which rows are cut off, or that others stand for.
+        summed: storages whose checksum is joined into that of a new tensor.
         cut: what is cut off, in words.
         dropped: names of tensors that are left out.
         untied: second names that are left out, of tensors that stay.
@@ -75,6 +76,7 @@ class Made:
     sites: list[Site] = field(default_factory=list)
     made: dict[str, tuple[TensorEntry, ...]] = field(default_factory=dict)
     partly: set[str] = field(default_factory=set)
+    summed: set[tuple[str, str]] = field(default_factory=set)
     cut: list[str] = field(default_factory=list)
     dropped: list[str] = field(default_factory=list)
     untied: list[str] = field(default_factory=list)
@@ -165,6 +167,8 @@ class Made:
         if worker.cut:
             self.partly |= {entry.name for entry in entries}
             self.cut += [f"{first.name} {rows}" for rows in dict.fromkeys(worker.cut)]
+        if isinstance(value, Array) and value.crc32 is not None:
+            self.summed |= {entry.storage.identity for entry in entries if entry.storage is not None}
         return [(slot, self._entry(first, array)) for slot, array in _slots(value, rule.new.running is not None)]
 
     def _entry(self, like: TensorEntry, array: Array) -> TensorEntry:

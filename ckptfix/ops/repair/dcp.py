@@ -9,41 +9,41 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ckptfix.checkpoint import dtypes
-from ckptfix.errors import CkptfixError, DamagedFile, Refused
-from ckptfix.formats import FORMATS
+from ckptfix.checkpoint import Checkpoint, dtypes
+from ckptfix.errors import CkptfixError, DamagedFile
 from ckptfix.formats.dcp.items import value_item
 from ckptfix.formats.dcp.metadata import Part, Saved
 from ckptfix.formats.dcp.read import Files, assembled, chunk_item, place_of, read_folder, tensor_piece
 from ckptfix.io import checking
+from ckptfix.ops.repair.fill import Fill
+from ckptfix.ops.repair.joined import mended
 from ckptfix.ops.repair.torch import Loss, Repair
 
-FORMAT = "zip"
 
-
-def repair_dcp(path: str, *, fill: bool = False) -> Repair:
+def repair_dcp(path: str, *, fill: Fill | None = None, donor: Checkpoint | None = None) -> Repair:
     """Plan one torch file of the keys of the folder `path` that are intact, the others named with their rows.
+
+    Args:
+        fill, donor: what replaces lost tensors; see `repair_torch`.
 
     Raises:
         DamagedFile: its metadata cannot be read.
-        Refused: with `fill`.
     """
-    if fill:
-        raise Refused("lost tensors of a distributed checkpoint are not filled", path=path, hint="repair the output")
     said, files, _ = read_folder(path)
     losses = [Loss(where, None, "", what) for where, what in said.wrong]
     kept: list[Saved] = []
+    lost: dict[str, str] = {}
     for saved in said.saved:
         wrong = list(_wrong(saved, files))
-        if wrong:
-            shape = saved.shape if saved.dtype is not None else None
-            losses.append(Loss(saved.address, shape, saved.dtype or "", "; ".join(wrong)))
-        else:
+        if not wrong:
             kept.append(_with_elements(saved))
+        elif saved.dtype is None:
+            losses.append(Loss(saved.address, None, "", "; ".join(wrong)))
+        else:
+            lost[saved.address] = "; ".join(wrong)
+            kept.append(saved)
     checkpoint = assembled(path, replace(said, saved=kept, wrong=[]), files)
-    recode = FORMATS[FORMAT].recode
-    assert recode is not None
-    return Repair(FORMAT, checkpoint.entries, tuple(losses), (), lambda dest: recode(checkpoint, dest))
+    return mended(checkpoint, lost, losses, fill=fill, donor=donor)
 
 
 def _with_elements(saved: Saved) -> Saved:

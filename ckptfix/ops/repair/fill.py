@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal, NamedTuple
@@ -28,6 +29,10 @@ _NAN = {
 }
 """A quiet NaN, little-endian; of the 8-bit kinds as in the OCP specification and torch/headeronly/util/Float8_*.h."""
 _NAN |= {"complex128": _NAN["float64"], "complex64": _NAN["float32"], "complex32": _NAN["float16"]}
+
+
+_AVERAGED = re.compile(r"ema|averag|avg|swa|shadow|teacher", re.IGNORECASE)
+"""Addresses of weights that are not the model's own."""
 
 
 class Leaf(NamedTuple):
@@ -75,17 +80,29 @@ class Donor:
         entries = weights_of(checkpoint)
         self.entries: Mapping[str, TensorEntry] = {entry.name: entry for entry in entries}
         self._unwrapped: dict[str, list[TensorEntry]] = {}
+        self._keys: dict[str, list[TensorEntry]] = {}
         for entry in entries:
             self._unwrapped.setdefault(_plain(entry.name), []).append(entry)
+            self._keys.setdefault(wrappers.unwrapped(entry.key), []).append(entry)
         if not self.entries:
             raise Refused("it holds no tensors", path=self.path)
 
     def entry(self, name: str) -> TensorEntry | None:
-        """The tensor of that name, or the only one whose name is the same without what wrappers add."""
+        """The tensor of that name, or the only one whose name is the same without what wrappers add.
+
+        A state dict at the top is paired with one inside a training checkpoint, if only one of them has the key; but
+        averaged weights are never taken for the others, or the other way round.
+        """
         if name in self.entries:
             return self.entries[name]
         alike = self._unwrapped.get(_plain(name), ())
-        return alike[0] if len(alike) == 1 else None
+        if len(alike) == 1:
+            return alike[0]
+        at, _, key = name.rpartition("/")
+        found = [entry for entry in self._keys.get(wrappers.unwrapped(key), ()) if not at or not entry.at]
+        if len(found) != 1 or _AVERAGED.search(at) or _AVERAGED.search(found[0].at):
+            return None
+        return found[0]
 
     def storage(self, storage: Storage, leaves: Sequence[Leaf]) -> Data | str:
         """The bytes for `storage`, all of whose tensors are `leaves`; or why they cannot be taken from here."""

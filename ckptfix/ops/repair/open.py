@@ -6,8 +6,7 @@ import re
 from dataclasses import replace
 
 from ckptfix.checkpoint import Checkpoint
-from ckptfix.commands import command
-from ckptfix.errors import DamagedFile, Refused, Unsupported
+from ckptfix.errors import DamagedFile, Refused
 from ckptfix.findings.row import Finding
 from ckptfix.formats import FORMATS, base, format_of, open_checkpoint
 from ckptfix.formats.dcp import format as dcp
@@ -20,6 +19,7 @@ from ckptfix.io.read import read_from
 from ckptfix.io.source import found_as, open_source
 from ckptfix.ops.repair.dcp import repair_dcp
 from ckptfix.ops.repair.fill import Fill
+from ckptfix.ops.repair.joined import repair_joined
 from ckptfix.ops.repair.layers import Folder, unwrap
 from ckptfix.ops.repair.raw import repair_raw
 from ckptfix.ops.repair.safetensors import repair_safetensors
@@ -84,10 +84,9 @@ def _without_tensors(path: str, done: Repair) -> Refused:
 def _repair(path: str, fill: Fill | None, donor: Checkpoint | None, like: Side | None) -> Repair:
     if found_as(path) == "folder":
         if dcp.score(path, b"", 0):
-            return repair_dcp(path, fill=fill is not None or donor is not None)
+            return repair_dcp(path, fill=fill, donor=donor)
         if any(format.score(path, b"", 0) for format in FORMATS.of(folder=True)):
-            hint = f"`{command('doctor', path)}` names the files that are missing or damaged; repair takes one of them"
-            raise Unsupported("a checkpoint of many files, and not an archive that was unzipped", path=path, hint=hint)
+            return repair_joined(path, fill=fill, donor=donor)
         return _of_wreck(read_folder(path), fill, donor, like)
     with open_source(path) as reader:
         size = reader.size

@@ -15,9 +15,9 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from ckptfix.checkpoint import Checkpoint, address, dtypes
+from ckptfix.checkpoint import Checkpoint, TensorEntry, address, dtypes
 from ckptfix.errors import CkptfixError, Refused, Undecided, file_name, not_readable
 from ckptfix.formats import FORMATS, open_checkpoint, states, weights_of
 from ckptfix.formats.shards.index import INDEX
@@ -40,12 +40,15 @@ class Side:
         slots: its tensors in order.
         at: address of the state dict they are in; None where there are no addresses.
         in_order: whether the order is the definition order; safetensors files are sorted otherwise.
+        checkpoint, entries: where the values are, if there are any.
     """
 
     label: str
     slots: tuple[Slot, ...]
     at: str | None = None
     in_order: bool = True
+    checkpoint: Checkpoint | None = field(default=None, repr=False, compare=False)
+    entries: Sequence[TensorEntry] = field(default=(), repr=False, compare=False)
 
 
 def read(target: str | os.PathLike[str], *, at: str | None = None, allow_import: bool = False) -> Side:
@@ -93,7 +96,7 @@ def of_candidate(checkpoint: Checkpoint, row: Candidate) -> Side:
     for entry in entries:
         storage = entry.storage.identity if entry.storage is not None and entry.numel else None
         slots.append((entry.key, entry.shape, entry.dtype, storage and (storage, entry.offset, entry.stride)))
-    return Side(checkpoint.path, _slots(slots), row.at, states(checkpoint, "order"))
+    return Side(checkpoint.path, _slots(slots), row.at, states(checkpoint, "order"), checkpoint, entries)
 
 
 def _slots(rows: Iterable[tuple[str, tuple[int, ...], str, object]]) -> tuple[Slot, ...]:

@@ -44,9 +44,9 @@ def test_only_one_candidate_is_only_shape() -> None:
 
 def test_a_norm_follows_the_block_that_shapes_tell() -> None:
     """Two stacks that no word tells apart: one has a matrix of its own, and the norms beside it go along."""
-    shapes = {"zan": (4, 4), "lor": (4, 8)}
-    one = {f"{stack}.{at}.{part}": (4,) if part == "n" else shapes[stack]
-           for stack in shapes for at in range(3) for part in ("m", "n")}  # fmt: skip
+    shapes: dict[str, tuple[int, ...]] = {"zan": (4, 4), "lor": (4, 8)}
+    one: dict[str, tuple[int, ...]] = {f"{stack}.{at}.{part}": (4,) if part == "n" else shapes[stack]
+                                       for stack in shapes for at in range(3) for part in ("m", "n")}  # fmt: skip
     other = {name.replace("zan", "tus").replace("lor", "kip"): one[name] for name in reversed(one)}
     found = certain(one, dict(sorted(other.items())))
     assert found == {name: name.replace("zan", "tus").replace("lor", "kip") for name in one}
@@ -54,8 +54,8 @@ def test_a_norm_follows_the_block_that_shapes_tell() -> None:
 
 def test_two_classes_that_cross_are_no_grid() -> None:
     """Of two blocks, one role says straight and the other crosswise: each block has as much of each."""
-    names = [({"up.0.c": "dec.0.c", "up.1.c": "dec.1.c", "up.0.n": "dec.1.n", "up.1.n": "dec.0.n"})]
-    pairs = [(unit(one), unit(other)) for one, other in names[0].items()]
+    names = {"up.0.c": "dec.0.c", "up.1.c": "dec.1.c", "up.0.n": "dec.1.n", "up.1.n": "dec.0.n"}
+    pairs = [(unit(one), unit(other)) for one, other in names.items()]
     assert crossed(pairs) == {0, 1, 2, 3}
 
 
@@ -107,3 +107,14 @@ def test_f_and_b_are_directions_where_both_are_there() -> None:
 def test_a_number_that_the_new_name_has_twice() -> None:
     wanted = {f"a.{at}": f"b.{at + 2}.{at}" for at in range(4)}
     assert renamed(list(wanted), learn(wanted, list(wanted))) == wanted
+
+
+def test_with_reshape_equal_shapes_decide_nothing_alone() -> None:
+    """One of two convolutions of one size is a matrix on the other side: which, only words can say."""
+    one = listed({"a.zan": (4, 4, 1, 1), "a.lor": (4, 4)})
+    blunt = match(one, listed({"b.mev": (4, 4), "b.tus": (4, 4)}), reshape=True)
+    assert not blunt.complete and all(row.instead for row in blunt.pairs)
+    ours, theirs = listed({"a.query": (4, 4, 1, 1), "a.key": (4, 4)}), listed({"b.k": (4, 4), "b.q": (4, 4)})
+    told = match(ours, theirs, reshape=True)
+    assert told.complete
+    assert told.names == {"a.query.weight": "b.q.weight", "a.key.weight": "b.k.weight"}

@@ -143,7 +143,7 @@ class TestGathered:
 
         monkeypatch.setattr(Source, "read", counted)
         digest = 0
-        with memory_below(4 * streams.BLOCK):
+        with memory_below(4 * streams.TURNED):
             for chunk in gathered(data, 4, (side, side), (1, side), 0).chunks():
                 digest = zlib.crc32(chunk, digest)
         assert digest == zlib.crc32(matrix.T.tobytes())

@@ -111,3 +111,11 @@ def test_the_headline_is_the_most_serious_with_a_remedy(tmp_path: Path) -> None:
     diagnosis = ckptfix.doctor(tmp_path / "a.pth", like=tmp_path / "like.pth")
     assert "[3, 2] here, [5, 2] in the model" in diagnosis.sentence
     assert diagnosis.advice is not None or diagnosis.fixes
+
+
+def test_a_device_that_only_a_value_names_is_none_that_torch_load_needs(tmp_path: Path) -> None:
+    path = tmp_path / "in.pth"
+    torch.save({"w": torch.ones(2), "device": torch.device("cuda:0")}, path)
+    (row,) = [finding for finding in ckptfix.doctor(path).findings if finding.id == "device-tags"]
+    assert row.severity == "info" and "no tensor" in row.message
+    assert torch.load(path, weights_only=True)["device"].type == "cuda"

@@ -256,6 +256,21 @@ def test_what_is_written_on_the_way_of_a_folder_goes_again(tmp_path: Path) -> No
     assert set(ckptfix.load_state_dict(tmp_path / "out")) == set(model().state_dict())
 
 
+@pytest.mark.parametrize("kind", ["shards", "dcp"])
+def test_a_folder_is_byte_for_byte_what_the_single_commands_write(kind: str, tmp_path: Path) -> None:
+    if kind == "shards":
+        shards(tmp_path / "in", {"format": "pt"})
+        (tmp_path / "in" / "config.json").write_text("{}")
+    else:
+        torch.save(wrapped(epoch=3), tmp_path / "in.pth")
+        ckptfix.convert(tmp_path / "in.pth", tmp_path / "in", to="dcp")
+    done = ckptfix.fix(tmp_path / "in", tmp_path / "fixed")
+    assert done.exit_code == 0
+    ckptfix.strip_module(tmp_path / "in", tmp_path / "stripped")
+    files = [{path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("fixed", "stripped")]
+    assert files[0] == files[1] and len(files[0]) > 1
+
+
 def test_shards_without_format_stay_shards(tmp_path: Path) -> None:
     shards(tmp_path / "in", None)
     result = ckptfix.fix(tmp_path / "in", tmp_path / "out")

@@ -59,6 +59,10 @@ ODD: dict[str, list[Op]] = {
         "MARK", *push("storage"), ("GLOBAL", "torch", "FloatStorage"), *push("0"), *push("cpu"), *push(6), "NONE",
         "TUPLE",
     ),
+    "an id with a view": with_id(
+        "MARK", *push("storage"), ("GLOBAL", "torch", "FloatStorage"), *push("0"), *push("cpu"), *push(("k", 0, 6)),
+        "TUPLE",
+    ),
     "an id that is a string": with_id(*push("storage")),
 }  # fmt: skip
 

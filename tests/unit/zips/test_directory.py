@@ -209,3 +209,13 @@ def test_deflated_records_are_streamed(tmp_path: Path) -> None:
     with open_source(path) as reader:
         (record,) = read_directory(reader).records
         assert b"".join(read_chunks(record_data(reader, record))) == b"abc" * 1000
+
+
+@pytest.mark.parametrize("size", [100, 1 << 17])
+def test_an_end_record_before_a_comment_is_found_in_a_file_of_any_size(size: int, tmp_path: Path) -> None:
+    path = tmp_path / "in.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("a", bytes(size))
+        archive.comment = b"a comment"
+    with open_source(str(path)) as reader:
+        assert [(record.name, record.size) for record in read_directory(reader).records] == [("a", size)]

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from compare import assert_same
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import MetadataIndex
 
 import ckptfix
 from ckptfix.checkpoint import ByteRange, Data
-from ckptfix.errors import DamagedFile, Refused
+from ckptfix.errors import DamagedFile
 from ckptfix.formats import open_checkpoint
 from ckptfix.formats.dcp.read import folder_of, tensor_piece
 from ckptfix.io.read import read_chunks
@@ -104,10 +105,21 @@ def test_repair_of_a_sound_folder_loses_nothing(saved: Path, tmp_path: Path) -> 
     assert list(torch.load(tmp_path / "out.pth", weights_only=False)) == ["model", "optim", "epoch", "seen"]
 
 
+def test_lost_tensors_are_filled(saved: Path, copied: Copied, tmp_path: Path) -> None:
+    folder = copied("fsdp")
+    (folder / "__1_0.distcp").unlink()
+    done = ckptfix.repair(folder, tmp_path / "out.pth", fill_from=saved / "fsdp")
+    assert done.losses and all(loss.taken for loss in done.losses if loss.shape is not None)
+    wanted, found = (torch.load(path, weights_only=False) for path in (saved / "fsdp.pt", tmp_path / "out.pth"))
+    assert_same(wanted["model"], found["model"])
+    assert_same(wanted["optim"]["state"], found["optim"]["state"])
+    ckptfix.repair(folder, tmp_path / "zeros.pth", fill="zeros")
+    found = torch.load(tmp_path / "zeros.pth", weights_only=False)
+    assert list(found["model"]) == list(wanted["model"]) and not found["model"]["embed.weight"].any()
+
+
 def test_what_repair_refuses(copied: Copied, tmp_path: Path) -> None:
     folder = copied("mesh")
-    with pytest.raises(Refused, match="not filled"):
-        ckptfix.repair(folder, tmp_path / "out.pth", fill="zeros")
     (folder / ".metadata").write_bytes((folder / ".metadata").read_bytes()[:500])
     with pytest.raises(DamagedFile):
         ckptfix.repair(folder, tmp_path / "out.pth")

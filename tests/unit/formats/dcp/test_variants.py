@@ -83,6 +83,16 @@ def test_metadata_of_a_rank_that_is_cut_is_named(copied: Copied) -> None:
     assert "__2.metadata cannot be read" in row.message
 
 
+def test_a_rank_beyond_measure_makes_no_thousand_findings(copied: Copied) -> None:
+    folder = copied("fsdp-ranks")
+    (folder / "__2.metadata").rename(folder / "__60000.metadata")
+    rows = [row for row in doctor(folder).findings if row.id == "missing-rank"]
+    assert len(rows) < 100 and "59,933 more are missing" in rows[-1].message
+    (folder / "__60000.metadata").rename(folder / "__70000.metadata")
+    with pytest.raises(DamagedFile, match="no job has so many ranks"):
+        open_checkpoint(folder)
+
+
 def change(folder: Path, rank: int, what: Callable[[Any], object]) -> None:
     path = folder / f"__{rank}.metadata"
     metadata = pickle.loads(path.read_bytes())

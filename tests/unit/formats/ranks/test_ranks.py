@@ -155,6 +155,18 @@ def test_a_rank_that_is_missing_is_named_with_its_rows(tmp_path: Path) -> None:
     assert "cannot be read" in found.message
 
 
+def test_repair_keeps_what_the_other_ranks_hold(tmp_path: Path) -> None:
+    wanted = saved(tmp_path / "in", "FSDP2 on 3", mean=torch.ones(3))
+    done = ckptfix.repair(tmp_path / "in", tmp_path / "all.pth")
+    assert done.exit_code == 0 and set(wanted) <= set(done.kept)
+    (tmp_path / "in" / "model_rank1.pt").unlink()
+    done = ckptfix.repair(tmp_path / "in", tmp_path / "out.pth")
+    assert done.exit_code == 3 and {"w", "b"} <= {loss.name for loss in done.losses}
+    assert "mean" in done.kept
+    done = ckptfix.repair(tmp_path / "in", tmp_path / "filled.pth", fill_from=tmp_path / "all.pth")
+    assert_alike(torch.load(tmp_path / "all.pth"), torch.load(tmp_path / "filled.pth"))
+
+
 def test_a_replica_stands_in_for_a_missing_rank(tmp_path: Path) -> None:
     wanted = saved(tmp_path / "in", "HSDP")
     (tmp_path / "in" / "model_rank2.pt").unlink()

@@ -1,0 +1,68 @@
+"""Equal bytes are proof: where a target holds weights of the same model, most of its tensors are the source's.
+
+A probe comes first: the largest tensors of a few shapes. Where none of them is equal, which is so for all models but
+copies, nothing more is read. A tensor that is equal to several, as zeros and ones are, proves nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ckptfix.checkpoint import TensorEntry
+from ckptfix.io.source import Readers
+from ckptfix.ops.diff.content import find_renamed
+from ckptfix.ops.target.targets import Side
+
+PROBED = 4
+"""Shapes whose tensors are looked at first."""
+
+FEW = 64
+"""Tensors of one shape that are looked at first, on each side; of a shape that more have, none are."""
+
+MOST = 0.5
+"""Share of the tensors of the smaller side from which on the two sides are copies of one model."""
+
+
+def same_values(source: Side, target: Side) -> dict[str, str]:
+    """source -> target, of tensors with equal bytes that no other tensor has, if most have an equal one.
+
+    Raises:
+        Truncated, DamagedFile: a file does not hold what it promises.
+    """
+    if source.checkpoint is None or target.checkpoint is None:
+        return {}
+    sides = _own(source), _own(target)
+    if not min(map(len, sides)):
+        return {}
+    with Readers() as readers:
+
+        def equal(ours: Sequence[TensorEntry], theirs: Sequence[TensorEntry]) -> list[tuple[str, str, bool]]:
+            assert source.checkpoint is not None and target.checkpoint is not None
+            rows, _ = find_renamed(source.checkpoint, target.checkpoint, ours, theirs, readers, trust_crc=False)
+            return [(row.a.key, row.b.key, row.of_several) for row in rows]
+
+        if not equal(*_probe(*sides)):
+            return {}
+        found = equal(*sides)
+    if len(found) < MOST * min(map(len, sides)):
+        return {}
+    return {ours: theirs for ours, theirs, several in found if not several}
+
+
+def _own(side: Side) -> list[TensorEntry]:
+    """The tensors that are no second name of another one."""
+    names = {slot.name for slot in side.slots if slot.tied is None}
+    return [entry for entry in side.entries if entry.key in names]
+
+
+def _probe(
+    ours: Sequence[TensorEntry], theirs: Sequence[TensorEntry]
+) -> tuple[list[TensorEntry], list[TensorEntry]]:
+    """The tensors of both sides of a few shapes, those that the fewest have and, of these, the largest."""
+    shapes: dict[tuple[str, tuple[int, ...]], tuple[list[TensorEntry], list[TensorEntry]]] = {}
+    for which, entries in enumerate((ours, theirs)):
+        for entry in entries:
+            shapes.setdefault((entry.dtype, entry.shape), ([], []))[which].append(entry)
+    rows = [row for row in shapes.values() if all(row) and max(map(len, row)) <= FEW and row[0][0].numel > 1]
+    rows.sort(key=lambda row: (len(row[0]) + len(row[1]), -row[0][0].numel))
+    return [entry for row in rows[:PROBED] for entry in row[0]], [entry for row in rows[:PROBED] for entry in row[1]]

@@ -1,0 +1,172 @@
+"""Repair of a checkpoint whose tensors lie in the files of several ranks: what is intact of it, as one torch file.
+
+Folders of DeepSpeed, files of all ranks, slices by rank: what a missing or damaged file held is named with its rows.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from ckptfix.checkpoint import ByteRange, Check, Checkpoint, Data, TensorEntry
+from ckptfix.checkpoint.places import pieces_of
+from ckptfix.errors import CkptfixError, Refused
+from ckptfix.formats import FORMATS, open_checkpoint
+from ckptfix.formats.folders.assembled import Assembly
+from ckptfix.formats.safetensors.write import row_major
+from ckptfix.formats.torch.common import parts_of
+from ckptfix.formats.torch.object import node_at
+from ckptfix.io import checking
+from ckptfix.io.planned import checks_of, is_spliced
+from ckptfix.io.read import read_from
+from ckptfix.ops.repair.fill import Donor, Fill, Leaf, constant
+from ckptfix.ops.repair.torch import FILLED_TIMES, MOST_FILLED, Loss, Repair, taken_from
+from ckptfix.pickles import Call, Dict
+from ckptfix.pickles.graph import Node, label
+
+FORMAT = "zip"
+
+
+def repair_joined(path: str, *, fill: Fill | None = None, donor: Checkpoint | None = None) -> Repair:
+    """Plan one torch file of what is intact of the checkpoint at `path`.
+
+    Raises:
+        DamagedFile: nothing says which tensors there were.
+    """
+    checkpoint = open_checkpoint(path)
+    found = {entry.name: why for entry, why in _lost(checkpoint.entries)}
+    return mended(checkpoint, found, fill=fill, donor=donor)
+
+
+def mended(
+    checkpoint: Checkpoint,
+    lost: Mapping[str, str],
+    losses: Sequence[Loss] = (),
+    *,
+    fill: Fill | None = None,
+    donor: Checkpoint | None = None,
+) -> Repair:
+    """Plan one torch file of `checkpoint` without the tensors that are `lost`, or with other bytes in their place.
+
+    Args:
+        lost: name of a tensor -> why it is.
+        losses: what is lost besides, and is not in the checkpoint.
+        fill, donor: what replaces lost tensors; see `repair_torch`.
+    """
+    root = parts_of(checkpoint).graph.root
+    assembly = Assembly()
+    filling = _Filling(checkpoint, fill, Donor(donor, "little") if donor is not None else None)
+    replaced: dict[int, Node] = {}
+    gone: dict[str, set[str]] = {}
+    rows = list(losses)
+    for entry in checkpoint.entries:
+        why = lost.get(entry.name)
+        if why is None:
+            continue
+        data, what, taken = filling.of(entry)
+        rows.append(Loss(entry.name, entry.shape, entry.dtype, why, what, taken))
+        if data is None:
+            gone.setdefault(entry.at, set()).add(entry.key)
+        else:
+            replaced[id(node_at(root, entry.name))] = assembly.tensor(assembly.storage(data), entry.dtype, entry.shape)
+    for at, names in gone.items():
+        _drop(node_at(root, at), names)
+    adopted = assembly.adopt(root, parts_of(checkpoint).storages, "", replaced=replaced)
+    whole = assembly.checkpoint(
+        adopted, checkpoint.path, format=checkpoint.format, files=checkpoint.files, traits=checkpoint.traits
+    )
+    recode = FORMATS[FORMAT].recode
+    assert recode is not None
+    kept = tuple(entry for entry in whole.entries if entry.name not in lost)
+    return Repair(FORMAT, kept, tuple(rows), (), lambda dest: recode(whole, dest))
+
+
+class _Filling:
+    """What stands in the place of lost tensors."""
+
+    def __init__(self, checkpoint: Checkpoint, fill: Fill | None, donor: Donor | None) -> None:
+        self._path = checkpoint.path
+        self._most = MOST_FILLED + FILLED_TIMES * checkpoint.size
+        self._fill = fill
+        self._donor = donor
+
+    def of(self, entry: TensorEntry) -> tuple[Data | None, str, bool]:
+        """(bytes, what they are, whether all of them come from the other file); None for a tensor that is left out."""
+        other = self._donor.entry(entry.name) if self._donor is not None else None
+        if other is not None and other.kind == "dense" and (other.shape, other.dtype) == (entry.shape, entry.dtype):
+            return row_major(other), taken_from(self._donor), True
+        if self._fill is None:
+            return None, "", False
+        self._most -= entry.nbytes
+        if self._most < 0:
+            message = f"lost tensors of {entry.nbytes:,} bytes or more; for these files --fill makes up fewer"
+            hint = "without --fill, they are left out"
+            raise Refused(message, path=self._path, where=entry.name, hint=hint)
+        data, what = constant(self._fill, [Leaf(entry.name, entry)], entry.nbytes, "little")
+        return data, what, False
+
+
+def _lost(entries: Iterable[TensorEntry]) -> Iterable[tuple[TensorEntry, str]]:
+    """Each tensor that is not intact, and why; every byte that has a checksum is read and summed once."""
+    places: list[tuple[TensorEntry, list[ByteRange]]] = []
+    checks: dict[tuple[str, int, int], Check] = {}
+    for entry in entries:
+        data = entry.storage.data if entry.storage is not None else None
+        if data is None or entry.storage is None:
+            if entry.kind == "dense" and entry.numel:
+                yield entry, "no file holds all of it"
+            continue
+        try:
+            pieces = list(pieces_of(data)) if is_spliced(data) else [data]
+            own = list(checks_of(data))
+        except CkptfixError as error:
+            yield entry, _said(error)
+            continue
+        if isinstance(data, ByteRange) and not is_spliced(data) and entry.storage.crc32 is not None:
+            own.append(Check(entry.storage.key, data, entry.storage.crc32))
+        for check in own:
+            if isinstance(check.data, ByteRange):
+                checks[check.data.path, check.data.offset, check.data.length] = check
+        places.append((entry, [where for piece in pieces for where in read_from(piece)]))
+    damage = _Damage(checks.values())
+    for entry, ranges in places:
+        why = next((why for where in ranges if (why := damage.of(where)) is not None), None)
+        if why is not None:
+            yield entry, why
+
+
+def _said(error: CkptfixError) -> str:
+    name = Path(error.path).name if error.path else ""
+    return f"in {name}: {error.message}" if name else error.message
+
+
+class _Damage:
+    """The ranges of files whose bytes have another checksum than is stated."""
+
+    def __init__(self, checks: Iterable[Check]) -> None:
+        self._starts: dict[str, list[int]] = {}
+        self._rows: dict[str, list[tuple[int, str]]] = {}
+        for check in sorted(checks, key=lambda check: (str(check.data.path), check.data.offset)):  # type: ignore[union-attr]
+            try:
+                checking.run([check])
+            except CkptfixError as error:
+                where = check.data
+                assert isinstance(where, ByteRange)
+                self._starts.setdefault(where.path, []).append(where.offset)
+                self._rows.setdefault(where.path, []).append((where.end, _said(error)))
+
+    def of(self, where: ByteRange) -> str | None:
+        """Why the bytes of a range cannot be trusted; None if they can."""
+        starts = self._starts.get(where.path)
+        if starts is None:
+            return None
+        index = max(bisect_right(starts, where.end - 1) - 1, 0)
+        end, why = self._rows[where.path][index]
+        return why if starts[index] < where.end and where.offset < end else None
+
+
+def _drop(node: Node, names: set[str]) -> None:
+    """Take rows out of a mapping."""
+    if isinstance(node, (Dict, Call)) and node.items is not None:
+        node.items = [(key, value) for key, value in node.items if label(key) not in names]

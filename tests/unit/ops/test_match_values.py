@@ -1,0 +1,100 @@
+"""Equal bytes are proof, where both sides hold weights; nothing else is."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import ckptfix
+from ckptfix.ops.diff import content
+from ckptfix.ops.match import MatchResult
+
+BLUNT = {"layers": "h", ".q.": ".zan.", ".k.": ".lor.", ".v.": ".mev.", ".o.": ".tus.", "norm": "kip"}
+
+
+def blunt(name: str) -> str:
+    for old, new in BLUNT.items():
+        name = name.replace(old, new)
+    return name
+
+
+def weights(seed: int = 1) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    made = {f"layers.{at}.{part}.weight": torch.randn(8, 8, generator=generator) for at in range(3) for part in "qkvo"}
+    return made | {f"layers.{at}.norm.weight": torch.rand(8, generator=generator) for at in range(3)}
+
+
+def matched(folder: Path, source: dict[str, Tensor], target: dict[str, Tensor], suffix: str = "pth") -> MatchResult:
+    paths = [folder / f"{name}.{suffix}" for name in ("source", "target")]
+    for path, state in zip(paths, (source, target), strict=True):
+        if suffix == "safetensors":
+            from safetensors.torch import save_file
+
+            save_file(state, path)
+        else:
+            torch.save(state, path)
+    return ckptfix.match(paths[0], folder / f"out.{suffix}", like=paths[1], dry_run=True)
+
+
+def renamed(state: dict[str, Tensor], *, seed: int = 2) -> dict[str, Tensor]:
+    """The same tensors under names that say nothing, in another order."""
+    names = random.Random(seed).sample(list(state), len(state))
+    return {blunt(name): state[name] for name in names}
+
+
+@pytest.mark.parametrize("suffix", ["pth", "safetensors"])
+def test_a_copy_under_names_that_say_nothing(tmp_path: Path, suffix: str) -> None:
+    state = weights()
+    found = matched(tmp_path, state, renamed(state), suffix).matching
+    assert found.complete
+    assert found.names == {name: blunt(name) for name in state}
+    assert {pair.why for pair in found.pairs} == {"same values"}
+
+
+def test_a_copy_whose_blocks_are_counted_from_the_other_end(tmp_path: Path) -> None:
+    """Names and numbers would say the contrary."""
+    state = weights()
+    turned = {name: name.replace(f".{name[7]}.", f".{2 - int(name[7])}.", 1) for name in state}
+    found = matched(tmp_path, state, {turned[name]: tensor for name, tensor in state.items()}).matching
+    assert found.complete and found.names == turned
+
+
+def test_other_values_prove_nothing(tmp_path: Path) -> None:
+    found = matched(tmp_path, weights(1), renamed(weights(2))).matching
+    assert not found.complete
+    assert "same values" not in {pair.why for pair in found.pairs}
+
+
+def test_a_few_equal_tensors_prove_nothing(tmp_path: Path) -> None:
+    """Two models that start from one embedding are not copies."""
+    one, other = weights(1), weights(2)
+    other["layers.0.q.weight"] = one["layers.2.v.weight"]
+    found = matched(tmp_path, one, renamed(other)).matching
+    assert "same values" not in {pair.why for pair in found.pairs}
+
+
+def test_ones_everywhere_prove_nothing(tmp_path: Path) -> None:
+    state = {name: torch.ones_like(tensor) if "norm" in name else tensor for name, tensor in weights().items()}
+    state |= {name.replace("norm", "ln"): tensor for name, tensor in state.items() if "norm" in name}
+    found = matched(tmp_path, state, renamed({**state})).matching
+    why = {pair.source: pair.why for pair in found.pairs}
+    assert why["layers.0.q.weight"] == "same values"
+    assert why["layers.0.norm.weight"] != "same values"
+
+
+def test_of_other_models_only_a_few_tensors_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[int] = []
+    digests = content._digests
+
+    def counted(limit, readers, batch):  # type: ignore[no-untyped-def]
+        looked.append(len(batch))
+        return digests(limit, readers, batch)
+
+    monkeypatch.setattr(content, "_digests", counted)
+    one = {f"a.{at}.weight": torch.rand(at + 2, 3) for at in range(40)}
+    matched(tmp_path, one, {f"b.{at}.weight": torch.rand(at + 2, 3) for at in range(40)}, "safetensors")
+    assert 0 < sum(looked) <= 8
