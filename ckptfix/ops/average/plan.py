@@ -12,7 +12,7 @@ from ckptfix.errors import Refused
 from ckptfix.formats.safetensors.write import row_major
 from ckptfix.io.mapped import mapped
 from ckptfix.ops import choose, numbers
-from ckptfix.ops.law.promise import listed
+from ckptfix.ops.law.promise import holders, listed
 from ckptfix.words import plural, some
 
 NORMS = ("running_mean", "running_var")
@@ -62,8 +62,9 @@ def average(checkpoints: Sequence[Checkpoint], weights: Sequence[float], *, at: 
     puts: Table = {}
     made: dict[object, Storage] = {}
     whole = _whole_storages(tables)
+    around = holders(checkpoints[-1].entries)
     for key, entry in mine.items():
-        if not _has_mean(entry):
+        if not _has_mean(entry) or entry.name in around:
             continue
         others = [table[key] for table in tables]
         if key in whole:

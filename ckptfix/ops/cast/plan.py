@@ -14,7 +14,7 @@ from ckptfix.findings.table import found
 from ckptfix.io.mapped import mapped
 from ckptfix.names.globs import Globs
 from ckptfix.ops import choose, numbers
-from ckptfix.ops.law.promise import listed
+from ckptfix.ops.law.promise import holders, listed
 
 SHORT = {
     "bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64",
@@ -143,11 +143,14 @@ def cast(
     kept: dict[str, str] = {}
     wanted: list[TensorEntry] = []
     everyone = listed(checkpoint)
+    around = holders(everyone)
     for entry in everyone:
         if entry.at not in ats:
             continue
         named, stays = only_by.match(entry.key), kept_by.match(entry.key)
         why = _why_not(entry, named=named, asked=bool(only_by), stays=stays)
+        if why is None and entry.name in around:
+            why = "it carries other tensors"
         if why is None and entry.dtype != to:
             wanted.append(entry)
         elif why:

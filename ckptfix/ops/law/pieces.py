@@ -56,4 +56,14 @@ def _each(pieces: Iterable[tuple[Segment, int, int]]) -> Iterator[tuple[object, 
         elif isinstance(segment, bytes):
             yield segment, start, count
         else:
-            yield (segment.what, segment.sources), start, count
+            yield (segment.what, tuple(_origins(segment.sources))), start, count
+
+
+def _origins(sources: Iterable[ByteRange]) -> Iterator[Segment]:
+    """What ranges are, where they are of a planned file: ranges of the input."""
+    for source in sources:
+        if isinstance(source.path, PlannedFile):
+            for inner, first, count in source.path.between(source.offset, source.length):
+                yield inner.sub(first, count) if isinstance(inner, ByteRange) else inner
+        else:
+            yield source

@@ -142,6 +142,12 @@ def listed(checkpoint: Checkpoint) -> list[TensorEntry]:
     return entries
 
 
+def holders(entries: Iterable[TensorEntry]) -> set[str]:
+    """Addresses that others are below: a tensor there carries tensors, which go if another one takes its place."""
+    names = [entry.name for entry in entries]
+    return {name[:end] for name in names for end, char in enumerate(name) if char == "/"}
+
+
 def referred(checkpoint: Checkpoint, *, in_object: bool = False) -> Iterator[Storage]:
     """Every storage that the pickle of a torch checkpoint refers to, whatever holds the reference.
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     Elements: TypeAlias = NDArray[Any]
 
-BLOCK = 1 << 15
-"""Elements of one pass: their float64 (256 kB) stay in a core's cache."""
+BLOCK = 1 << 16
+"""Elements of one pass: their float64 (512 kB) stay in a core's cache."""
 
 DOT = 1 << 13
 """Elements of one dot product: OpenBLAS starts its own threads above 10,000, which then compete with ours."""

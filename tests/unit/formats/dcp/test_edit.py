@@ -171,3 +171,16 @@ def test_one_file_is_not_linked(tmp_path: Path) -> None:
     torch.save({"a": torch.ones(1)}, tmp_path / "in.pth")
     with pytest.raises(CkptfixError, match="this is one file"):
         ckptfix.to_cpu(tmp_path / "in.pth", tmp_path / "out.pth", link=True)
+
+
+def test_tensors_in_columns_are_counted_after_items_have_moved(saved: Path, tmp_path: Path) -> None:
+    whole = torch.load(saved / "mesh.pt")
+    for done, dest in (
+        (ckptfix.select(saved / "mesh", tmp_path / "less", drop=["plain.weight"]), tmp_path / "less"),
+        (ckptfix.cast(saved / "mesh", tmp_path / "cast", "bfloat16", only=["plain.weight"]), tmp_path / "cast"),
+    ):
+        assert not done.account.lost and done.exit_code == 0
+        found = ckptfix.load_state_dict(dest)
+        for name, tensor in found.items():
+            expected = whole[name].bfloat16() if name == "plain.weight" else whole[name]
+            assert torch.equal(tensor, expected), name
