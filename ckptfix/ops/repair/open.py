@@ -125,7 +125,7 @@ def _read_whole(path: str) -> Wreck:
         else:
             wreck.faults[key] = "the file ends before it does"
     what = next(format_of(checkpoint).remarks(checkpoint)).id
-    wreck.note(what, f"it was a {format_of(checkpoint).title}, and is written as a zip")
+    wreck.note(what, f"the output is a zip; the input was: {format_of(checkpoint).title}")
     return wreck
 
 
