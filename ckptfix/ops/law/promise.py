@@ -97,10 +97,20 @@ class Account:
     def findings(self) -> tuple[Finding, ...]:
         """A note for each name in `left`, and a finding for each loss."""
         behind = [*self.damaged, *(found("left-behind", "is not in the output", where=name) for name in self.left)]
+        return (*behind, *(self._loss(name) for name in self.lost))
+
+    def _loss(self, name: str) -> Finding:
         if self.excused:
-            return (*behind, *(found("lost", "was in what is left out", where=name) for name in self.lost))
+            return found("lost", "was in what is left out", where=name)
+        if INSIDE in name:
+            message = "is not in the output: it was in the arguments or state of an object of another form there"
+            return found("lost", message, where=name)
         message = "it should be in the output and is not: a fault in ckptfix; please report it"
-        return (*behind, *(found("lost", message, where=name, severity="error") for name in self.lost))
+        return found("lost", message, where=name, severity="error")
+
+
+INSIDE = "/()"
+"""What the address of a tensor has that stands in what makes an object, and in nothing that anybody named."""
 
 
 def everything(checkpoint: Checkpoint, reported: Iterable[str] = ()) -> Promise:

@@ -277,3 +277,20 @@ def test_copies_that_leave_out_a_file_or_a_part_are_no_copy(tmp_path: Path) -> N
     assert law.audit(promise, lacking, checkpoint.format)[1].lost == ("w2",)
     cut = Plan((*whole.files[:-1], OutputFile.of(whole.files[-1].path, [files[-1].sub(0, files[-1].length - 4)])))
     assert not law.is_copy(cut, promise)
+
+
+@pytest.mark.parametrize(
+    ("name", "excused", "says", "severity"),
+    [
+        ("model/fc.weight", False, "a fault in ckptfix", "error"),
+        ("model/fc.weight", True, "was in what is left out", "warning"),
+        ("a/b/()/0", False, "arguments or state of an object", "warning"),
+        ("fc.weight/metadata/()state/1/tensor", False, "arguments or state of an object", "warning"),
+    ],
+)
+def test_each_loss_says_whose_it_is(name: str, excused: bool, says: str, severity: str) -> None:
+    account = law_promise.Account(lost=(name,), excused=excused)
+    (finding,) = account.findings()
+    assert (finding.id, finding.where, finding.severity) == ("lost", name, severity)
+    assert says in finding.message
+    assert f"LOST: {name}" in account.lines()
