@@ -66,7 +66,7 @@ def hasher(algorithm: str) -> NewHash:
     try:
         from blake3 import blake3  # type: ignore[import-not-found,unused-ignore]
     except ModuleNotFoundError:
-        hint = "pip install blake3, or use another --algorithm"
+        hint = "pip install 'ckptfix[fast]', or use another --algorithm"
         raise MissingExtra("blake3 is not installed", name="blake3", hint=hint) from None
     made: NewHash = blake3
     return made
