@@ -97,6 +97,13 @@ class Source(ABC):
             raise truncated(ByteRange(self.name, offset, length), self.size)
         return self._read(offset, length)
 
+    def read_into(self, offset: int, view: memoryview) -> None:
+        """Fill `view`, which is of bytes, with those at `offset`. Raises as `read`."""
+        at = 0
+        for piece in self.chunks(offset, len(view)):
+            view[at : at + len(piece)] = piece
+            at += len(piece)
+
     def chunks(self, offset: int, length: int, size: int = BATCH) -> Iterator[bytes]:
         """`length` bytes at `offset`, in pieces of `size`. Raises as `read`."""
         for place in range(offset, offset + length, size):
@@ -281,6 +288,19 @@ class LocalFile(Source):
             if not data:
                 raise truncated(ByteRange(self.name, offset, length), offset + have)
             pieces.append(data)
+
+    def read_into(self, offset: int, view: memoryview) -> None:
+        if self.fd is None:
+            raise ValueError("a read of a source that was closed")
+        at = 0
+        while at < len(view):
+            try:
+                count = os.preadv(self.fd, [view[at : at + BATCH]], offset + at)
+            except OSError as error:
+                raise WriteFailed(f"cannot be read: {error.strerror}", path=self.name, offset=offset + at) from error
+            if not count:
+                raise truncated(ByteRange(self.name, offset, len(view)), offset + at)
+            at += count
 
     def close(self) -> None:
         descriptor, self._descriptor, self.fd = self._descriptor, None, None

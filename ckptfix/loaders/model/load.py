@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from ckptfix.checkpoint import Checkpoint, TensorEntry, address, same_place
 from ckptfix.errors import CkptfixError, LoadMismatch, Refused
 from ckptfix.extras import need_torch
-from ckptfix.loaders.model import torch_way
+from ckptfix.loaders.model import direct, torch_way
 from ckptfix.loaders.model.fitting import Fit, best_fit, refuse_two_values
 from ckptfix.loaders.model.overlaps import refuse_other_values
 from ckptfix.loaders.model.places import Place, dtype_of, identity, is_lazy, target
@@ -234,7 +234,8 @@ def _copy(fit: Fit, maker: TensorMaker) -> None:
         for index, (name, entry) in enumerate(rows):
             parameter = fit.target.tensors[name]
             try:
-                parameter.copy_(torch_way.placed(maker(entry), parameter))
+                if not direct.fill(maker, entry, parameter):
+                    parameter.copy_(torch_way.placed(maker(entry), parameter))
             except RuntimeError as error:
                 message = f"{str(error).splitlines()[0]}; {_so_far(rows, index)}"
                 raise LoadMismatch(message, path=maker.checkpoint.path, where=name) from None

@@ -1,0 +1,116 @@
+"""Elements that are read straight into a parameter are those that a copy would give it; all else is copied."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import ckptfix
+from ckptfix.errors import DamagedFile, Truncated
+from ckptfix.io.source import open_source
+from ckptfix.loaders.model import direct
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.uint8, torch.bool]
+SIDE = 300
+
+
+class One(nn.Module):
+    weight: torch.Tensor
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        super().__init__()
+        self.register_buffer("weight", weight)
+
+
+def value(dtype: torch.dtype) -> torch.Tensor:
+    return torch.randint(0, 2 if dtype is torch.bool else 100, (SIDE, SIDE)).to(dtype)
+
+
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether each tensor was read directly."""
+    seen: list[bool] = []
+    fill = direct.fill
+
+    def counted(*arguments: Any) -> bool:
+        seen.append(fill(*arguments))
+        return seen[-1]
+
+    monkeypatch.setattr(direct, "fill", counted)
+    return seen
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("twice", [False, True])
+def test_the_same_values(
+    tmp_path: Path, dtype: torch.dtype, twice: bool, taken: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if twice:
+        monkeypatch.setattr(direct, "TWICE", 1000)
+    wanted = value(dtype)
+    # A slice of rows of a larger storage, at an offset.
+    whole = torch.cat([value(dtype), wanted, value(dtype)])
+    torch.save({"weight": whole[SIDE : 2 * SIDE]}, tmp_path / "x.pth")
+    model = One(torch.zeros((SIDE, SIDE), dtype=dtype))
+    before = model.weight._version
+    ckptfix.load_into(model, tmp_path / "x.pth")
+    assert torch.equal(model.weight, wanted)
+    assert taken == [SIDE * SIDE * wanted.itemsize >= direct.SMALL]
+    assert model.weight._version > before, "autograd has to see that the tensor was written to"
+
+
+@pytest.mark.parametrize(
+    ("saved", "target"),
+    [
+        (lambda: value(torch.float32).t(), lambda: torch.zeros(SIDE, SIDE)),
+        (lambda: value(torch.float32), lambda: torch.zeros(SIDE, SIDE).t()),
+        (lambda: value(torch.float32), lambda: torch.zeros(SIDE, 2 * SIDE)[:, ::2]),
+        (lambda: value(torch.float32), lambda: torch.zeros(SIDE, SIDE, dtype=torch.float64)),
+        (lambda: value(torch.float64), lambda: torch.zeros(SIDE, SIDE)),
+        (lambda: torch.randn(SIDE, SIDE, dtype=torch.complex64).conj(), lambda: torch.zeros(SIDE, SIDE) + 0j),
+        (lambda: value(torch.float32), lambda: torch.zeros(SIDE, SIDE).to_mkldnn().to_dense().t()),
+    ],
+)
+def test_what_lies_otherwise_is_copied(tmp_path: Path, saved: Any, target: Any, taken: list[bool]) -> None:
+    wanted = saved()
+    torch.save({"weight": wanted}, tmp_path / "x.pth")
+    model = One(target())
+    ckptfix.load_into(model, tmp_path / "x.pth")
+    assert torch.equal(model.weight, wanted.to(model.weight.dtype))
+    assert taken == [False]
+
+
+def test_a_part_of_a_larger_memory_keeps_the_rest(tmp_path: Path, taken: list[bool]) -> None:
+    wanted = value(torch.float32)
+    torch.save({"weight": wanted}, tmp_path / "x.pth")
+    memory = torch.full((3, SIDE, SIDE), 7.0)
+    model = One(memory[1])
+    ckptfix.load_into(model, tmp_path / "x.pth")
+    assert taken == [True]
+    assert torch.equal(memory[1], wanted)
+    assert memory[0].eq(7).all() and memory[2].eq(7).all()
+
+
+def test_a_checksum_is_compared_before_anything_is_changed(tmp_path: Path) -> None:
+    torch.save({"weight": value(torch.float32)}, tmp_path / "x.pth")
+    data = bytearray((tmp_path / "x.pth").read_bytes())
+    data[len(data) // 2] ^= 1
+    (tmp_path / "x.pth").write_bytes(data)
+    model = One(torch.zeros(SIDE, SIDE))
+    with pytest.raises(DamagedFile, match="checksum"):
+        ckptfix.load_into(model, tmp_path / "x.pth")
+    assert model.weight.eq(0).all()
+
+
+def test_a_range_beyond_the_end_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(bytes(range(100)))
+    with open_source(tmp_path / "x") as source:
+        room = bytearray(40)
+        source.read_into(60, memoryview(room))
+        assert room == bytes(range(60, 100))
+        with pytest.raises(Truncated):
+            source.read_into(61, memoryview(room))
