@@ -62,6 +62,11 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "sanitize": ("sanitize", IN, OUT, "--torch", "1.13"),
     "slim": ("slim", IN, OUT, "--dedupe"),
     "repair": ("repair", IN, OUT),
+    "select": ("select", IN, OUT, "--drop", "*.part7.*"),
+    "digest": ("digest", IN),
+    "stats": ("stats", IN),
+    "cast": ("cast", IN, OUT, "--to", "bfloat16"),
+    "average": ("average", IN, IN, "-o", OUT),
 }
 
 

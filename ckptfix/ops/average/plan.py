@@ -159,31 +159,31 @@ def _whole_storages(tables: Sequence[Table]) -> set[str]:
     What is tied or a view in all inputs is so in the output then.
     """
     groups: list[dict[str, frozenset[_View]]] = []
+    last: list[list[str]] = []
     for table in tables:
         on: dict[tuple[str, str], list[str]] = {}
         for key, entry in table.items():
             if entry.storage is not None:
                 on.setdefault(entry.storage.identity, []).append(key)
-        groups.append(
-            {
-                key: frozenset(
-                    _View(name, table[name].dtype, table[name].offset, table[name].stride, _storage(table[name]).nbytes)
-                    for name in names
-                )
-                for names in on.values()
-                for key in names
-            }
-        )
+        group: dict[str, frozenset[_View]] = {}
+        for names in on.values():
+            # One set for all names on a storage, of which there may be a hundred thousand.
+            group |= dict.fromkeys(names, frozenset(_view(table[name], name) for name in names))
+        groups.append(group)
+        last = list(on.values())
     found: set[str] = set()
-    for key, entry in tables[-1].items():
-        if not _has_mean(entry):
-            continue
-        views = groups[-1][key]
-        alike = all(group.get(key) == views for group in groups)
+    for names in last:
+        views = groups[-1][names[0]]
+        entry = tables[-1][names[0]]
+        alike = all(group.get(names[0]) == views for group in groups)
         one_dtype = all(view.dtype == entry.dtype for view in views)
-        if alike and one_dtype and _data_of(entry).length % entry.itemsize == 0:
-            found.add(key)
+        if alike and one_dtype and _has_mean(entry) and _data_of(entry).length % entry.itemsize == 0:
+            found.update(names)
     return found
+
+
+def _view(entry: TensorEntry, name: str) -> _View:
+    return _View(name, entry.dtype, entry.offset, entry.stride, _storage(entry).nbytes)
 
 
 def _mean(

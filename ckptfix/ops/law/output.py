@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
@@ -80,7 +80,8 @@ class Output:
         self.entries: list[TensorEntry] = []
         self._named: dict[str, tuple[Kind, Place | Derived | None]] = {}
         self._at: Counter[tuple[Kind, Place]] = Counter()
-        self._made: dict[Kind, list[tuple[ByteRange, ...]]] = {}
+        self._made: dict[Kind, deque[tuple[ByteRange, ...]]] = {}
+        self._puts: dict[object, list[TensorEntry]] | None = None
         self._literal: Counter[tuple[Kind, str]] = Counter()
         self._bare: Counter[Kind] = Counter()
         self._places: set[Place] = set()
@@ -125,7 +126,7 @@ class Output:
         elif found is not None and not found.sources:
             self._literal[kind, found.what] += 1
         elif found is not None:
-            self._made.setdefault(kind, []).append(found.sources)
+            self._made.setdefault(kind, deque()).append(found.sources)
 
     def _note_storage(self, storage: Storage) -> None:
         if storage.data is None or not storage.nbytes:
@@ -150,17 +151,25 @@ class Output:
             return self._take_pieces(part)
         first = _place(storage, _extent(part)[0])
         for place in (first, *self._same.instead(first)):
-            if any(_taken(self._at, (one, place)) for one in chain((kind,), _reshaped(part, promise.puts.values()))):
+            if any(_taken(self._at, (one, place)) for one in chain((kind,), self._reshaped(part, promise))):
                 return True
         spans = _spans(part)
         if self._copied and all(any(_contains(range, span) for range in self._copied) for span in spans):
             return True
-        streams = self._made.get(kind, [])
+        streams = self._made.setdefault(kind, deque())
         for index, sources in enumerate(streams):
             if any(_overlap(span, source) for span in spans for source in sources):
                 del streams[index]
                 return True
         return False
+
+    def _reshaped(self, part: TensorEntry, promise: Promise) -> Iterator[Kind]:
+        """What else a tensor may be after a verb that gives new shapes: a name tied to one of them changes with it."""
+        if self._puts is None:
+            self._puts = {}
+            for put in promise.puts.values():
+                self._puts.setdefault(_elements(put), []).append(put)
+        return ((put.dtype, put.shape) for put in self._puts.get(_elements(part), ()) if same_bytes(part, put))
 
     def _take_pieces(self, part: TensorEntry) -> bool:
         """The same for a tensor that lies in pieces: all of them have to be there, in their order."""
@@ -176,7 +185,7 @@ class Output:
         if _taken(self._trails, (kind, trail(part.storage.data, *_run(part)))):
             return True
         spans = read_from(part.storage.data)
-        streams = self._made.get(kind, [])
+        streams = self._made.setdefault(kind, deque())
         for index, sources in enumerate(streams):
             real = [place for source in sources for place in read_from(source)]
             if all(any(_overlap(span, source) for source in real) for span in spans):
@@ -313,9 +322,10 @@ class _Same:
         return ((new.path, new.offset + offset - old.offset, inner),)
 
 
-def _reshaped(part: TensorEntry, puts: Iterable[TensorEntry]) -> Iterator[Kind]:
-    """What else a tensor may be after a verb that gives new shapes: a name tied to one of them changes with it."""
-    return ((put.dtype, put.shape) for put in puts if same_bytes(part, put))
+def _elements(entry: TensorEntry) -> object:
+    """Equal for tensors that have the same elements, whatever their shapes."""
+    identity = None if entry.storage is None else entry.storage.identity
+    return identity, entry.dtype, entry.offset, entry.numel
 
 
 def _spans(part: TensorEntry) -> tuple[ByteRange, ...]:

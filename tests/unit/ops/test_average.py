@@ -13,6 +13,7 @@ import torch
 import ckptfix
 from ckptfix.errors import Refused, WouldOverwrite
 from ckptfix.ops.average import last_of
+from ckptfix.ops.average import plan as average_plan
 
 DTYPES = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 
@@ -198,3 +199,23 @@ def test_wrong_arguments(tmp_path: Path) -> None:
         ckptfix.average(paths[:1], tmp_path / "out.safetensors")
     with pytest.raises(WouldOverwrite):
         ckptfix.average(paths, paths[0], force=True)
+
+
+def test_views_of_one_storage_are_compared_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundred thousand views of one storage are one mean, and not a set of all names for each of them."""
+    count = 500
+    whole = torch.arange(2.0 * count)
+    torch.save({f"v{number}": whole[2 * number : 2 * number + 2] for number in range(count)}, tmp_path / "in.pth")
+    made = 0
+    view = average_plan._view
+
+    def counted(entry: Any, name: str) -> Any:
+        nonlocal made
+        made += 1
+        return view(entry, name)
+
+    monkeypatch.setattr(average_plan, "_view", counted)
+    ckptfix.average([tmp_path / "in.pth"] * 3, tmp_path / "out.pth")
+    assert made == 3 * count
+    state = torch.load(tmp_path / "out.pth", weights_only=True)
+    assert all(torch.equal(state[f"v{number}"], whole[2 * number : 2 * number + 2]) for number in range(count))

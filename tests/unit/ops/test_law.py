@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import ckptfix
-from ckptfix.checkpoint import ByteRange, Derived, OutputFile, Plan
+from ckptfix.checkpoint import ByteRange, Derived, OutputFile, Plan, tensors
 from ckptfix.errors import CkptfixError, DamagedFile, WouldLoseData
 from ckptfix.formats import FORMATS
 from ckptfix.formats.safetensors import format as safetensors
@@ -26,6 +26,7 @@ from ckptfix.io.source import open_source
 from ckptfix.io.sums import Checksums
 from ckptfix.ops import law, writing
 from ckptfix.ops.law import edits as law_edits
+from ckptfix.ops.law import output as law_output
 from ckptfix.ops.law import promise as law_promise
 from ckptfix.ops.writing import Result
 
@@ -294,3 +295,32 @@ def test_each_loss_says_whose_it_is(name: str, excused: bool, says: str, severit
     assert (finding.id, finding.where, finding.severity) == ("lost", name, severity)
     assert says in finding.message
     assert f"LOST: {name}" in account.lines()
+
+
+@pytest.mark.parametrize("suffix", ["pth", "safetensors"])
+@pytest.mark.parametrize(
+    "verb",
+    [
+        lambda source, out: ckptfix.cast(source, out, "bfloat16"),
+        lambda source, out: ckptfix.average([source, source], out),
+    ],
+    ids=["cast", "average"],
+)
+def test_what_takes_the_place_of_each_tensor_is_not_looked_for_among_all(
+    tmp_path: Path, suffix: str, verb: Callable[[Path, Path], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count = 200
+    state = {f"layers.{number}.weight": torch.randn(3, 3) for number in range(count)}
+    source = tmp_path / f"in.{suffix}"
+    (save_file if suffix == "safetensors" else torch.save)(state, source)
+    calls = 0
+    same_bytes = tensors.same_bytes
+
+    def counted(one: Any, other: Any) -> bool:
+        nonlocal calls
+        calls += 1
+        return same_bytes(one, other)
+
+    monkeypatch.setattr(law_output, "same_bytes", counted)
+    verb(source, tmp_path / f"out.{suffix}")
+    assert calls <= 4 * count
