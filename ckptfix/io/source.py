@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Literal
 from ckptfix.checkpoint import ByteRange
 from ckptfix.checkpoint.stamp import Mark, Stamp
 from ckptfix.commands import command
-from ckptfix.errors import Truncated, Unsupported, WriteFailed
+from ckptfix.errors import DamagedFile, Truncated, Unsupported, WriteFailed
 from ckptfix.io.system import kind_of, named
 from ckptfix.io.unfinished import busy, refuse_unfinished
 
@@ -54,6 +54,16 @@ def stamp(path: str | os.PathLike[str]) -> Stamp:
 def mark(path: str | os.PathLike[str]) -> Mark:
     """The file called `path`, and what it is now. Raises as `stamp`."""
     return Mark(os.fspath(path), stamp(path))
+
+
+def refuse_changed(path: str, now: Stamp, before: Stamp) -> None:
+    """Refuse a file that is not what it was when it was looked at.
+
+    Raises:
+        DamagedFile: another file has its name by now, or it was written to.
+    """
+    if not now.same(before):
+        raise DamagedFile("it changed while it was read", path=path, hint="wait until its writer is done")
 
 
 def _mark(status: os.stat_result) -> Stamp:

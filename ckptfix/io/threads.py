@@ -39,6 +39,20 @@ class Part(NamedTuple):
     start: int
 
 
+def batches(items: Iterable[Task], weight: Callable[[Task], int], most: int) -> Iterator[list[Task]]:
+    """Several items at a time, in order: a batch ends with the item by which it weighs `most`."""
+    batch: list[Task] = []
+    held = 0
+    for item in items:
+        batch.append(item)
+        held += weight(item)
+        if held >= most:
+            yield batch
+            batch, held = [], 0
+    if batch:
+        yield batch
+
+
 def tasks(ranges: Iterable[Data]) -> list[list[Part]]:
     """Tasks that together read all `ranges`, in order: parts of long ones, several short ones together."""
     made: list[list[Part]] = []

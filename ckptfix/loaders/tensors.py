@@ -21,7 +21,7 @@ from ckptfix.formats.torch.zip import archive_of
 from ckptfix.io import checking
 from ckptfix.io.planned import checks_of, is_spliced
 from ckptfix.io.read import read_chunks
-from ckptfix.io.source import open_source, stamp, truncated
+from ckptfix.io.source import open_source, refuse_changed, stamp, truncated
 from ckptfix.io.sums import Checksums, crc32_on
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ class TensorMaker:
         self.checkpoint = checkpoint
         self.verify = verify
         self.verified: set[tuple[str, str]] = set()
+        self.stamps = {file.path: file.stamp for file in checkpoint.files}
         self.warn = warn
         self.restore = restore
         self.units = element_sizes(checkpoint) if checkpoint.byteorder == "big" else {}
@@ -257,14 +258,12 @@ class TensorMaker:
                 if source.fd is None:
                     self.maps[path] = None
                     return None
-                seen = next((file.stamp for file in self.checkpoint.files if file.path == path), source.mark)
+                seen = self.stamps.get(path, source.mark)
                 size = seen.size
                 whole = torch.UntypedStorage.from_file(path, False, size)
                 assert isinstance(whole, torch.UntypedStorage)
                 # torch maps by name.
-                if not stamp(path).same(seen):
-                    message, hint = "it changed while it was read", "wait until its writer is done"
-                    raise DamagedFile(message, path=path, hint=hint)
+                refuse_changed(path, stamp(path), seen)
                 self.maps[path] = (whole, size)
         return self.maps[path]
 

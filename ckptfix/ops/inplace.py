@@ -21,7 +21,7 @@ from ckptfix.io.inplace import edit
 from ckptfix.io.inplace.disk import DISK, Opened, insertable
 from ckptfix.io.inplace.plan import change_of
 from ckptfix.io.inplace.record import Change, Record
-from ckptfix.io.source import forget, is_local, stamp
+from ckptfix.io.source import forget, is_local, refuse_changed, stamp
 from ckptfix.words import plural
 from ckptfix.zips.append import earlier
 
@@ -100,8 +100,7 @@ def write(
         found = (change_of(opened.add(os.path.realpath(file.path)), file, block) for file in plan.files)
         changes = tuple(change for change in found if change is not None)
     for path, before in inputs.items():
-        if not stamp(path).same(before):
-            raise DamagedFile("it changed while it was read", path=path, hint="wait until its writer is done")
+        refuse_changed(path, stamp(path), before)
         forget(path)
     if changes and not dry_run:
         when = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S")

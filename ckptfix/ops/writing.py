@@ -13,14 +13,14 @@ from pathlib import Path
 
 from ckptfix import formats
 from ckptfix.checkpoint import ByteRange, Checkpoint, Edit, Mark, OutputFile, Plan
-from ckptfix.errors import CkptfixError, DamagedFile, NoSuchFile, Refused, StrPath, about, file_name
+from ckptfix.errors import CkptfixError, NoSuchFile, Refused, StrPath, about, file_name
 from ckptfix.findings.table import found
 from ckptfix.formats.target import refuse_other_suffix
 from ckptfix.formats.torch import legacy_layout
 from ckptfix.io import write as io_write
 from ckptfix.io.folders import write_folder
 from ckptfix.io.replacing import given_up
-from ckptfix.io.source import found_as, mark, opened_once, stamp
+from ckptfix.io.source import found_as, mark, opened_once, refuse_changed, stamp
 from ckptfix.io.written import recorded
 from ckptfix.ops import inplace
 from ckptfix.ops.drafts import LOSSES as LOSSES
@@ -192,8 +192,7 @@ def _written(draft: Draft[R], source: str, read: Sequence[Mark], dest: str, how:
     with about(source):
         plan, account = audit(draft.promise, draft.plan, draft.format)
     for file in read:
-        if not stamp(file.path).same(file.stamp):
-            raise DamagedFile("it changed while it was read", path=file.path, hint="wait until its writer is done")
+        refuse_changed(file.path, stamp(file.path), file.stamp)
     # A folder changes by what is written into it.
     inputs = {file.path: file.stamp for file in read if found_as(file.path) != "folder"}
     folder = formats.FORMATS[draft.format].folder

@@ -208,8 +208,6 @@ def refuse_disputed(checkpoint: Checkpoint) -> None:
     """
     archive = archive_of(checkpoint)
     for record in archive.directory.records if archive is not None else ():
-        if record.size == record.stored and not record.attributes and not record.name.endswith("/"):
-            continue
         dispute = record.dispute
         if archive is not None and dispute is not None and record.name.startswith(f"{archive.root}/"):
             hint = f"ckptfix repair {quoted(checkpoint.path)} OUT"

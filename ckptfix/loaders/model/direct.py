@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 from ckptfix.checkpoint import ByteRange, TensorEntry, dtypes
 from ckptfix.checkpoint.places import pieces_of
-from ckptfix.errors import DamagedFile
 from ckptfix.formats.torch.tensors import LAZY
-from ckptfix.io.source import Source, open_source, threads
+from ckptfix.io.source import Source, open_source, refuse_changed, threads
 from ckptfix.io.threads import WORKERS
 from ckptfix.loaders.tensors import TensorMaker, unmoved
 
@@ -60,14 +59,10 @@ def fill(maker: TensorMaker, entry: TensorEntry, parameter: torch.Tensor) -> boo
     start = parameter.storage_offset() * row.itemsize
     memory = torch.empty((0,), dtype=torch.uint8).set_(parameter.untyped_storage(), start, (nbytes,))  # type: ignore[call-overload]
     view = memoryview(memory.numpy())
-    stamps = {file.path: file.stamp for file in maker.checkpoint.files}
     at = 0
     for piece in ranges:
         with open_source(piece.path) as source:
-            seen = stamps.get(piece.path)
-            if seen is not None and not source.mark.same(seen):
-                message, hint = "it changed while it was read", "wait until its writer is done"
-                raise DamagedFile(message, path=piece.path, hint=hint)
+            refuse_changed(piece.path, source.mark, maker.stamps.get(piece.path, source.mark))
             _read_into(source, piece.offset, view[at : at + piece.length])
         at += piece.length
     torch.autograd.graph.increment_version(parameter)

@@ -16,7 +16,7 @@ from ckptfix.checkpoint import Checkpoint, TensorEntry, dtypes
 from ckptfix.errors import Unsupported
 from ckptfix.io.source import Readers
 from ckptfix.io.sums import digest
-from ckptfix.io.threads import Workers
+from ckptfix.io.threads import Workers, batches
 from ckptfix.ops.diff.sources import CHUNK, Content, content, source
 
 HEAD = 1 << 16
@@ -136,7 +136,7 @@ def _by_digest(
             for entry in entries
         ]
         known: dict[int, bytes] = {}
-        for digests in workers.run(partial(_digests, limit, readers), _batches(tasks)):
+        for digests in workers.run(partial(_digests, limit, readers), batches(tasks, _weight, CHUNK)):
             known.update(digests)
         groups = _split(groups, lambda entry, known=known: known[id(entry)])  # type: ignore[misc]
         done += [group for group in groups if _is_short(group)]
@@ -152,18 +152,9 @@ def _is_short(group: Group) -> bool:
     return all(part.nbytes <= HEAD for part in leaves(group[0][0]))
 
 
-def _batches(tasks: Iterable[Task]) -> Iterator[list[Task]]:
-    """Several small tensors at a time: handing one over costs as much as hashing some 10 KB."""
-    batch: list[Task] = []
-    held = 0
-    for task in tasks:
-        batch.append(task)
-        held += task[0].nbytes + 1024
-        if held >= CHUNK:
-            yield batch
-            batch, held = [], 0
-    if batch:
-        yield batch
+def _weight(task: Task) -> int:
+    """Of a tensor, in bytes: handing one over costs as much as hashing some 10 KB."""
+    return task[0].nbytes + 1024
 
 
 def _digests(limit: int | None, readers: Readers, batch: list[Task]) -> list[tuple[int, bytes]]:

@@ -16,7 +16,7 @@ digests alone, a line each, sorted, which new names do not change.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -26,7 +26,7 @@ from ckptfix.errors import MissingExtra, Refused, Unsupported
 from ckptfix.formats.torch.tensors import LAZY
 from ckptfix.io.read import Progress
 from ckptfix.io.source import Readers
-from ckptfix.io.threads import TASK, Workers
+from ckptfix.io.threads import OVERHEAD, TASK, Workers, batches
 from ckptfix.ops import choose
 from ckptfix.ops.candidates import at_address, whole_module
 from ckptfix.ops.diff.content import chunks_of, swapped, unit_of
@@ -111,7 +111,7 @@ def digests(
     known: dict[object, str] = {}
     with Readers() as readers:
         call = partial(_hashed, new, readers, checkpoint.byteorder == "big")
-        for rows, nbytes in Workers().run(call, _batches(unique)):
+        for rows, nbytes in Workers().run(call, batches(unique.items(), lambda row: row[1].nbytes + OVERHEAD, TASK)):
             known.update(rows)
             done += nbytes
             if progress is not None:
@@ -135,19 +135,6 @@ def _place(entry: TensorEntry) -> object:
 
 
 Task = list[tuple[object, TensorEntry]]
-
-
-def _batches(unique: Mapping[object, TensorEntry]) -> Iterator[Task]:
-    batch: Task = []
-    held = 0
-    for row in unique.items():
-        batch.append(row)
-        held += row[1].nbytes + 4096
-        if held >= TASK:
-            yield batch
-            batch, held = [], 0
-    if batch:
-        yield batch
 
 
 def _hashed(new: NewHash, readers: Readers, swap: bool, task: Task) -> tuple[list[tuple[object, str]], int]:

@@ -70,31 +70,36 @@ def _pickle_beside_the_same(old: Archive, name: PlannedFile) -> bytes | None:
         now, pickle = found
         if not all(map(operator.lt, now, now[1:])):
             return None
-        was.append(directory.offset)
-        first = 0
-        moved = 0
-        while first < len(now):
-            segment, start = name.at(now[first])
-            last = first + 1
-            copied = isinstance(segment, ByteRange) and (segment.path, segment.offset + start) == (
-                directory.path,
-                was[first],
-            )
-            if isinstance(segment, ByteRange) and copied and directory.records[first].name != old.pickle.name:
-                # All that begins in this range is copied with it.
-                last = bisect_left(now, now[first] + segment.length - start, first)
-                shifts = set(map(operator.sub, now[first:last], was[first:last]))
-                if len(shifts) != 1 or was[last] > segment.end:
-                    return None
-            elif directory.records[first].name != old.pickle.name:
-                moved += 1
-                with open_source(directory.path) as reader:
-                    record = directory.records[first]
-                    made = record._replace(header=now[first])
-                    if moved > MOST_MOVED or not _same_data(reader, record, planned, made, name):
-                        return None
-            first = last
+        if not _move_together(old, now, planned, name):
+            return None
         return b"".join(read_chunks(record_data(planned, pickle)))
+
+
+def _move_together(old: Archive, now: Sequence[int], planned: Source, name: PlannedFile) -> bool:
+    """Whether each record but the pickle is copied, with its header or behind a new one, to where it begins `now`."""
+    directory = old.directory
+    was = [*(record.header for record in directory.records), directory.offset]
+    at = headers = 0
+    while at < len(now):
+        record = directory.records[at]
+        segment, start = name.at(now[at])
+        if record.name == old.pickle.name:
+            at += 1
+        elif isinstance(segment, ByteRange) and (segment.path, segment.offset + start) == (directory.path, was[at]):
+            # All that begins in this range is copied with it.
+            end = bisect_left(now, now[at] + segment.length - start, at)
+            if len(set(map(operator.sub, now[at:end], was[at:end]))) != 1 or was[end] > segment.end:
+                return False
+            at = end
+        else:
+            headers += 1
+            if headers > MOST_MOVED:
+                return False
+            with open_source(directory.path) as reader:
+                if not _same_data(reader, record, planned, record._replace(header=now[at]), name):
+                    return False
+            at += 1
+    return True
 
 
 def _same_places(old: Archive | Layout, new: Archive | Layout, name: PlannedFile) -> bool:
