@@ -80,10 +80,7 @@ def rounded(numbers: Elements, target: str, into: Elements) -> None:
     import numpy
 
     kind = _kind(target)
-    if target == "float64" or numbers.dtype == numpy.float32:
-        near = numbers
-    else:
-        near = numbers.astype(numpy.float32)
+    near = numbers if target == "float64" else numbers.astype(numpy.float32, copy=False)
     if kind.itemsize == 1:
         into[...] = _in_eight_bits(near, target)
     else:

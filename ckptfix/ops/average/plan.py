@@ -204,7 +204,11 @@ def _mean(
 
 
 def mean_bytes(
-    pieces: Sequence[bytes | memoryview], row: dtypes.Dtype, swaps: Sequence[bool], weights: Sequence[float], total: float
+    pieces: Sequence[bytes | memoryview],
+    row: dtypes.Dtype,
+    swaps: Sequence[bool],
+    weights: Sequence[float],
+    total: float,
 ) -> bytes:
     """The weighted mean of the elements in `pieces`, in the byte order of the last; `swaps` says whose is the other."""
     import numpy
