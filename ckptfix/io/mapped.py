@@ -10,10 +10,14 @@ from functools import partial
 from ckptfix.checkpoint import ByteRange, Data, Derived
 from ckptfix.io.read import read_chunks, read_from
 from ckptfix.io.source import Readers
+from ckptfix.io.system import keep_freed_memory
 from ckptfix.io.threads import Workers
 
 PIECE = 1 << 20
 """Bytes of each input that one call gets: small enough that what runs ahead stays below 100 MB."""
+
+AHEAD = 4
+"""Pieces that may wait to be written."""
 
 Compute = Callable[[int, Sequence[bytes | memoryview]], bytes]
 """(first element, the same elements of each input) -> their bytes in the output; called again in a second pass.
@@ -67,8 +71,9 @@ def mapped(inputs: Sequence[Data], widths: Sequence[int], width: int, compute: C
                 for first in range(0, count, step):
                     yield at(readers, scratch, first)
                 return
+            keep_freed_memory()
             call = partial(at, readers, scratch)
-            with closing(Workers().run(call, range(0, count, step))) as made:  # type: ignore[type-var]
+            with closing(Workers(AHEAD).run(call, range(0, count, step))) as made:  # type: ignore[type-var]
                 yield from made
 
     return Derived(count * width, chunks, what, sources)
