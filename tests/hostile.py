@@ -6,8 +6,10 @@ from builders import Tensor, assemble, state_dict_ops, torch_zip
 from cli.conftest import floats
 
 NAMES = [
-    "</script><script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "<!--<script>", "a\u2028b\u2029c", "\x1b[31mred\x1b[0m",
-    "\u202egnp.exe", "x" * 70_000, "javascript:alert(1)", "'\"&lt;", "\ud800", "a\nb\r\0c", "<svg/onload=alert(1)>", "{{7*7}}",
+    "</script><script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "<!--<script>", "a\u2028b\u2029c",
+    "\x1b[31mred\x1b[0m",
+    "\u202egnp.exe", "x" * 70_000, "javascript:alert(1)", "'\"&lt;", "\ud800", "a\nb\r\0c",
+    "<svg/onload=alert(1)>", "{{7*7}}",
 ]  # fmt: skip
 
 

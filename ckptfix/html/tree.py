@@ -120,7 +120,7 @@ def _child(child: Node[Item], level: int, prefix: str) -> Iterator[Row[Item]]:
 
 def _row_of(run: list[Node[Item]], level: int, above: str, prefix: str) -> Iterator[Row[Item]]:
     """The rows of modules that are alike, whose names begin with `prefix`: one for all, and those of each below."""
-    label = f"{prefix[len(above) :]}{run[0].name[:-1]}\N{EN DASH}{run[-1].name[:-1]}"
+    label = f"{prefix[len(above) :]}{run[0].name[:-1]}-{run[-1].name[:-1]}"
     yield Row(level, above, label, [item for node in run for item in _items(node)], alike=len(run))
     for node in run:
         yield from _child(node, level + 1, prefix)
