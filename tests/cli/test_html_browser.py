@@ -36,7 +36,16 @@ def browser() -> Iterator[Any]:
 @pytest.fixture
 def shown(browser: Any) -> Iterator[Open]:
     """Opens a page; what a console, a dialog or the network would have had is a failure of the test."""
-    contexts, troubles = [], []
+    contexts: list[Any] = []
+    troubles: list[str] = []
+
+    def dialog(box: Any) -> None:
+        troubles.append(box.message)
+        box.dismiss()
+
+    def request(one: Any, path: Path) -> None:
+        if one.url != path.as_uri():
+            troubles.append(one.url)
 
     def show(path: Path, **options: Any) -> Any:
         context = browser.new_context(**options)
@@ -44,8 +53,8 @@ def shown(browser: Any) -> Iterator[Open]:
         page = context.new_page()
         page.on("console", lambda message: troubles.append(message.text))
         page.on("pageerror", lambda error: troubles.append(str(error)))
-        page.on("dialog", lambda dialog: (troubles.append(dialog.message), dialog.dismiss()))
-        page.on("request", lambda request: request.url == path.as_uri() or troubles.append(request.url))
+        page.on("dialog", dialog)
+        page.on("request", lambda one: request(one, path))
         page.goto(path.as_uri())
         return page
 

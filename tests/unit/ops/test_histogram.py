@@ -8,6 +8,7 @@ import numpy
 import pytest
 from builders import safetensors, written
 
+from ckptfix.checkpoint import TensorEntry
 from ckptfix.formats import open_checkpoint
 from ckptfix.ops.histogram import BINS, STEP, Distribution, distributions
 
@@ -21,7 +22,7 @@ CODES = {
 
 def of(tmp_path: Path, a: Any, b: Any = None) -> Distribution:
     """The distribution of arrays, from files."""
-    entries = []
+    entries: list[TensorEntry | None] = []
     for name, array in (("a", a), ("b", b)):
         if array is None:
             entries.append(None)
