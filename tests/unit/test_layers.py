@@ -31,7 +31,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("zips", "align"),
     ("formats",),
     ("ops",),
-    ("html", "loaders"),
+    ("git", "html", "loaders"),
     ("trainer", "cli"),
 )
 """The rooms of the house from the bottom up: a room imports from layers below its own, or as `BESIDE` says."""
@@ -305,7 +305,7 @@ print(json.dumps([code, heavy]), file=sys.stderr)
 """
 
 
-COMPUTING = {"diff", "digest", "doctor", "stats", "cast", "average"}
+COMPUTING = {"diff", "digest", "doctor", "stats", "cast", "average", "git"}
 """Commands that compute with numpy."""
 
 
