@@ -73,7 +73,7 @@ def mapped(inputs: Sequence[Data], widths: Sequence[int], width: int, compute: C
                 return
             keep_freed_memory()
             call = partial(at, readers, scratch)
-            with closing(Workers(AHEAD).run(call, range(0, count, step))) as made:  # type: ignore[type-var]
+            with closing(Workers(AHEAD).run(call, range(0, count, step))) as made:
                 yield from made
 
     return Derived(count * width, chunks, what, sources)

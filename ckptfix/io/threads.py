@@ -119,7 +119,7 @@ class Workers:
             raise
         self._end()
 
-    def run(self, call: Callable[[Task], Result], tasks: Iterable[Task]) -> Iterator[Result]:
+    def run(self, call: Callable[[Task], Result], tasks: Iterable[Task]) -> Generator[Result]:
         """The results of `begun`."""
         with closing(self.begun(call, tasks)) as begun:
             try:
