@@ -39,6 +39,8 @@ COMMANDS = {
     "diff": ["diff", "{torch}", "{safetensors}"],
     "doctor": ["doctor", "{torch}"],
     "doctor with a target": ["doctor", "{torch}", "--like", "{torch}"],
+    "git": ["git", "textconv", "{torch}"],
+    "git and its configuration": ["git", "enable", "--global", "--dry-run"],
     "extract": ["extract", "{torch}", "{out}.pth"],
     "completion": ["completion", "bash"],
     "help": ["help", "recipes"],

@@ -40,6 +40,7 @@ COMMANDS: dict[str, Row] = {
     "diff": Row("Look", "diff", "Compare two checkpoints: names, shapes, devices, values."),
     "digest": Row("Look", "values.digest", "Hash each tensor; check a copy against its original."),
     "stats": Row("Look", "values.stats", "Say the range, mean, spread and NaN of each tensor."),
+    "git": Row("Look", "git", "Let git show what changed in checkpoints."),
     "strip-module": Row("Names", "strip_module", "Remove the prefix that DataParallel or DDP adds to the keys."),
     "add-module": Row("Names", "add_module", "Add that prefix, for a model that is wrapped."),
     "unwrap": Row("Names", "unwrap", "Remove every known wrapper's prefix: DDP, FSDP, compile."),

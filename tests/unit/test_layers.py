@@ -31,7 +31,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("zips", "align"),
     ("formats",),
     ("ops",),
-    ("loaders",),
+    ("git", "html", "loaders"),
     ("trainer", "cli"),
 )
 """The rooms of the house from the bottom up: a room imports from layers below its own, or as `BESIDE` says."""
@@ -45,7 +45,7 @@ OPS: tuple[tuple[str, ...], ...] = (
     ("diff", "extract", "repair"),
     ("match",),
     ("digest", "doctor", "merge", "stats"),
-    ("fix", "listing"),
+    ("fix", "histogram", "listing"),
 )
 """The verbs, and what they share, in the same way."""
 
@@ -258,6 +258,7 @@ OPENED = {
     "cli/shared/common.py": "an error message: text",
     "cli/shared/streams.py": "the files that stand for standard input and output",
     "cli/shared/exits.py": "the null device, in place of a closed output",
+    "html/page.py": "the style and the script of pages, which are installed with the package",
     "docs/__init__.py": "documentation that is installed with the package",
     "loaders/tensors.py": "torch maps by name; that it is the file that was read is looked at afterwards",
 }
@@ -304,7 +305,7 @@ print(json.dumps([code, heavy]), file=sys.stderr)
 """
 
 
-COMPUTING = {"diff", "digest", "doctor", "stats", "cast", "average"}
+COMPUTING = {"diff", "digest", "doctor", "stats", "cast", "average", "git"}
 """Commands that compute with numpy."""
 
 

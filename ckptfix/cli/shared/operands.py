@@ -98,6 +98,8 @@ class Inputs:
         self, command: click.Command, ctx: click.Context, names: Sequence[str], *, recursive: bool = False
     ) -> Job:
         """The job of reading these inputs, with the options of the command line."""
+        if ctx.params.get("html"):
+            raise click.UsageError("--html writes one page, of one input: name one, or run the command for each.", ctx)
         from ckptfix.cli.shared.inputs import expanded
 
         return Job(

@@ -238,7 +238,7 @@ def write_rules(found: Found, path: StrPath, *, force: bool = False) -> None:
             raise Refused(f"{odd!r} cannot stand in a line of rules", path=name, hint="give a file called *.json")
         text = "".join(f"{rule}\n" for rule in rules)
         text = f"# {printable(Path(found.checkpoint.path).name)} -> {printable(Path(found.target.label).name)}\n{text}"
-    write_text(name, text, force=force, source=found.checkpoint.path)
+    write_text(name, text, found.checkpoint.path, force=force)
 
 
 def _row(rule: Rule) -> dict[str, str]:
