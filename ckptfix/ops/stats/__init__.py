@@ -209,11 +209,11 @@ def _joined(name: str, members: Sequence[tuple[object, Row]]) -> Row:
 
 def _row(entry: TensorEntry, found: dict[object, Moments]) -> Row:
     made = found.get(_place(entry))
-    reason = None if made is not None else _no_numbers(entry) or "the file does not hold its data"
+    reason = None if made is not None else no_numbers(entry) or "the file does not hold its data"
     return Row(entry.name, entry.dtype, entry.shape, 1, made, reason)
 
 
-def _no_numbers(entry: TensorEntry) -> str | None:
+def no_numbers(entry: TensorEntry) -> str | None:
     """Why a tensor has no numbers to compute with; None if it has."""
     if entry.kind != "dense":
         return f"a {entry.kind} tensor"
@@ -236,7 +236,7 @@ Piece = tuple[object, str, Content]
 def _computed(
     checkpoint: Checkpoint, entries: Sequence[TensorEntry], progress: Progress | None
 ) -> dict[object, Moments]:
-    unique = {_place(entry): entry for entry in entries if _no_numbers(entry) is None}
+    unique = {_place(entry): entry for entry in entries if no_numbers(entry) is None}
     found: dict[object, Moments] = {}
     total = sum(entry.nbytes for entry in unique.values())
     done = 0
