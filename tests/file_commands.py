@@ -34,6 +34,7 @@ COMMANDS = {
     "inspect": ["inspect", "{torch}"],
     "inspect in full": ["inspect", "{torch}", "--tensors", "--json"],
     "inspect safetensors": ["inspect", "{safetensors}"],
+    "browse": ["browse", "--help"],
     "digest": ["digest", "{torch}"],
     "stats": ["stats", "{torch}", "{safetensors}"],
     "diff": ["diff", "{torch}", "{safetensors}"],

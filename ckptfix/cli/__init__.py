@@ -37,6 +37,7 @@ COMMANDS: dict[str, Row] = {
     "ls": Row("Look", "ls", "List checkpoints, a line each: format, size, devices, faults."),
     "inspect": Row("Look", "inspect", "Say what a file is, and list its tensors."),
     "doctor": Row("Look", "doctor", "Say why a file does not load, and what fixes it."),
+    "browse": Row("Look", "browse", "Browse a file, a folder or two files in the terminal."),
     "diff": Row("Look", "diff", "Compare two checkpoints: names, shapes, devices, values."),
     "digest": Row("Look", "values.digest", "Hash each tensor; check a copy against its original."),
     "stats": Row("Look", "values.stats", "Say the range, mean, spread and NaN of each tensor."),
@@ -66,6 +67,7 @@ COMMANDS: dict[str, Row] = {
 
 _OTHER_WORDS: dict[str, Sequence[str]] = {
     **dict.fromkeys(("info", "show", "view", "cat", "load", "read", "open", "summary"), ("inspect",)),
+    **dict.fromkeys(("tui", "ui", "explore", "explorer", "tree", "less"), ("browse",)),
     **dict.fromkeys(("list", "dir", "find"), ("ls",)),
     **dict.fromkeys(("hash", "sha256sum", "checksum", "manifest"), ("digest",)),
     **dict.fromkeys(("stat", "histogram", "nan", "norms"), ("stats",)),

@@ -17,7 +17,7 @@ from torch import nn
 import ckptfix
 from ckptfix.align import match as match_op
 from ckptfix.align.result import Matching, Pair
-from ckptfix.errors import KeyConflict, NoMatch
+from ckptfix.errors import KeyConflict
 from ckptfix.names.slots import Slot
 from ckptfix.ops import match as matching_module
 

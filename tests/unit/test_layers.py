@@ -31,7 +31,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("zips", "align"),
     ("formats",),
     ("ops",),
-    ("git", "html", "loaders"),
+    ("browse", "git", "html", "loaders"),
     ("trainer", "cli"),
 )
 """The rooms of the house from the bottom up: a room imports from layers below its own, or as `BESIDE` says."""
@@ -230,6 +230,12 @@ def test_what_belongs_to_the_command_line_stays_there(path: Path) -> None:
     for node in telling(tree):
         printing = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
         assert not printing, f"{path.name}:{getattr(node, 'lineno', 0)} prints"
+
+
+@every_module
+def test_only_the_screens_draw(path: Path) -> None:
+    if path.relative_to(PACKAGE).parts[:2] != ("browse", "view") and path.name != "extras.py":
+        assert not {name.split(".")[0] for name, _ in imports(parsed(path), path)} & {"textual", "rich"}
 
 
 @every_module
