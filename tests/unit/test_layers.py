@@ -24,7 +24,7 @@ PACKAGE = ROOT / "ckptfix"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "arguments", "extras", "commands", "shown", "words", "docs"),
+    ("errors", "arguments", "extras", "commands", "shown", "words", "docs", "urls"),
     ("findings",),
     ("checkpoint", "pickles"),
     ("io", "names"),
@@ -49,7 +49,10 @@ OPS: tuple[tuple[str, ...], ...] = (
 )
 """The verbs, and what they share, in the same way."""
 
-BESIDE = {("errors", "commands"), *((name, "errors") for name in ("arguments", "extras", "shown", "words"))}
+BESIDE = {
+    *(("errors", name) for name in ("commands", "urls")),
+    *((name, "errors") for name in ("arguments", "extras", "shown", "words")),
+}
 MOST_MODULES = 25
 """A room with more of them has no inner walls."""
 
