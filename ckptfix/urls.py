@@ -128,7 +128,7 @@ def redacted(text: str) -> str:
 
 def parent_of(name: str) -> str:
     """The folder that `name` is in; of a URL as of a path."""
-    return str(place(name).parent)
+    return str(as_path(name).parent)
 
 
 class Entry(NamedTuple):
@@ -143,6 +143,9 @@ class Entry(NamedTuple):
 
     def is_dir(self, *, follow_symlinks: bool = True) -> bool:
         return self.kind == "folder"
+
+    def is_symlink(self) -> bool:
+        return False
 
 
 class Stores(Protocol):
@@ -204,16 +207,16 @@ class URLPath(PosixPath):
         return os.stat_result((stat.S_IFREG | 0o644, 0, 0, 1, 0, 0, Far.stores.size(str(self)), 0, 0, 0))
 
 
-def place(*parts: str | os.PathLike[str]) -> Path:
+def as_path(*parts: str | os.PathLike[str]) -> Path:
     """The path made of `parts`; of a URL, one that asks its store."""
     first = os.fspath(parts[0]) if parts else ""
     return (URLPath if is_url(first) else Path)(*parts)
 
 
-def real(name: str | os.PathLike[str]) -> str:
+def real_path(name: str | os.PathLike[str]) -> str:
     """`os.path.realpath`, of a URL too: it has no links."""
     text = os.fspath(name)
-    return str(place(text)) if is_url(text) else os.path.realpath(text)
+    return str(as_path(text)) if is_url(text) else os.path.realpath(text)
 
 
 class _Scan:
@@ -232,13 +235,13 @@ class _Scan:
         pass
 
 
-def scan(folder: str | os.PathLike[str]) -> os.ScandirIterator[str] | _Scan:  # type: ignore[name-defined]
+def scan_folder(folder: str | os.PathLike[str]) -> os.ScandirIterator[str] | _Scan:  # type: ignore[name-defined]
     """`os.scandir`, of a URL too."""
     text = os.fspath(folder)
     return _Scan(text) if is_url(text) else os.scandir(text)
 
 
-def walk(folder: str | os.PathLike[str]) -> Iterator[tuple[str, list[str], list[str]]]:
+def walk_folder(folder: str | os.PathLike[str]) -> Iterator[tuple[str, list[str], list[str]]]:
     """`os.walk` from the top down, of a URL too."""
     text = os.fspath(folder)
     if not is_url(text):
@@ -248,4 +251,4 @@ def walk(folder: str | os.PathLike[str]) -> Iterator[tuple[str, list[str], list[
     folders = [row.name for row in rows if row.kind == "folder"]
     yield text, folders, [row.name for row in rows if row.kind == "file"]
     for name in folders:
-        yield from walk(str(place(text, name)))
+        yield from walk_folder(str(as_path(text, name)))

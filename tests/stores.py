@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import socket
 import threading
@@ -230,6 +231,8 @@ def moto() -> Iterator[tuple[str, Traffic, Counting]]:
     """moto's S3 in threads of this process."""
     import moto.server as served
     from werkzeug.serving import make_server
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
 
     traffic = Traffic()
     app = Counting(vars(served)["DomainDispatcherApplication"](vars(served)["create_backend_app"]), traffic)

@@ -73,7 +73,10 @@ class Source(ABC):
         mark: what its file was when it was opened; its size alone where there is none.
         fd: a descriptor that the kernel can copy from, at the same offsets; None where there is none.
         base: where its first byte stands in its file, or in the memory that it was unpacked to.
+        far: every read that is not near another one is a request to another machine.
     """
+
+    far = False
 
     def __init__(
         self, name: str, size: int, mark: Stamp | None = None, fd: int | None = None, base: int = 0

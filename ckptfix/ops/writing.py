@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from ckptfix import formats
 from ckptfix.checkpoint import ByteRange, Checkpoint, Edit, Mark, OutputFile, Plan
@@ -32,6 +31,7 @@ from ckptfix.ops.law import audit
 from ckptfix.ops.record import with_record
 from ckptfix.ops.taken import not_taken
 from ckptfix.pickles.collector import without_collections
+from ckptfix.urls import as_path
 from ckptfix.words import some
 
 
@@ -80,7 +80,7 @@ def carry_out(
     many = is_folder(path)
     inputs: list[StrPath] = [path]
     if many and found_as(file_name(path)) != "folder":
-        inputs.append(Path(path).parent)
+        inputs.append(as_path(path).parent)
     refuse_destination(dest, inputs, how, folder=many if folder is None else folder)
     checkpoint = source if isinstance(source, Checkpoint) else formats.open_checkpoint(path)
     name = os.fspath(dest)

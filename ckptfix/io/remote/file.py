@@ -17,6 +17,7 @@ from bisect import bisect_right, insort
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise
 
 from ckptfix.errors import CkptfixError
 from ckptfix.io.pool import far
@@ -29,8 +30,11 @@ HEAD = 128 << 10
 MARGIN = 64 << 10
 """Bytes that are fetched before and behind what is asked for."""
 
+NEAR = 16 << 10
+"""The same for what a reader said that it reads: small records stand beside a directory and a pickle."""
+
 RANGE = 8 << 20
-"""Bytes of one request for data."""
+"""Bytes of one request for data; one for the rest of a file may have up to twice as many."""
 
 AT_ONCE = 16
 """Requests for data at a time."""
@@ -74,7 +78,6 @@ class _Block:
     start: int
     length: int
     data: Future[bytes]
-    stream: bool
 
     @property
     def end(self) -> int:
@@ -106,7 +109,7 @@ class _Kept:
             done: Future[bytes] = Future()
             done.set_result(head)
             with _lock:
-                self._add(_Block(0, len(head), done, stream=False))
+                self._add(_Block(0, len(head), done))
 
     def close(self) -> None:
         self._stopped = True
@@ -148,7 +151,7 @@ class _Kept:
         if known or stream.misses >= SURE:
             most = AT_ONCE * RANGE
             ahead = min(stream.until, end + most) if known else min(self.facts.size, end + min(stream.run, most))
-            self._fetch_ahead(offset, end, ahead)
+            self._fetch_ahead(offset, end, ahead, begins=not stream.run, until=stream.until)
         else:
             for start, stop in self._gaps(offset, end):
                 self._fetch_around(start, stop)
@@ -158,29 +161,33 @@ class _Kept:
             _recent.move_to_end((id(self), block.start))
         return found
 
-    def _fetch_ahead(self, offset: int, end: int, ahead: int) -> None:
+    def _fetch_ahead(self, offset: int, end: int, ahead: int, *, begins: bool, until: int) -> None:
         gaps = self._gaps(offset, ahead)
         # What is on its way is enough for a while; small requests would follow one another.
         if not gaps or (gaps[0][0] >= end + (ahead - end) // 2 and gaps[0][0] > end and ahead - gaps[0][0] < RANGE):
             return
         for start, stop in gaps:
-            while start < stop:
-                count = min(RANGE, stop - start)
-                if 0 < stop - start - count < MARGIN:
-                    count = stop - start
-                self._fetch(start, count, stream=True)
-                start += count
+            first = self._around(start, 0, NEAR)[0] if start == offset and begins else start
+            last = self._around(stop, 0, NEAR)[1] if stop == until else stop
+            count = max((last - first) // RANGE, 1)
+            cuts = [first + (last - first) * number // count for number in range(count + 1)]
+            for one, next in pairwise(cuts):
+                self._fetch(one, next - one)
 
     def _fetch_around(self, start: int, stop: int) -> None:
         """One request, with what is near."""
+        first, last = self._around(start, stop - start, MARGIN)
+        self._fetch(first, last - first)
+
+    def _around(self, start: int, length: int, margin: int) -> tuple[int, int]:
+        """The gap from `start` on, with up to `margin` bytes of gaps before and behind."""
         index = bisect_right(self._starts, start)
         low = self._blocks[self._starts[index - 1]].end if index else 0
         high = self._starts[index] if index < len(self._starts) else self.facts.size
-        first, last = max(start - MARGIN, low), min(stop + MARGIN, high)
-        self._fetch(first, last - first, stream=False)
+        return min(start, max(start - margin, low)), max(start + length, min(start + length + margin, high))
 
-    def _fetch(self, start: int, length: int, *, stream: bool) -> None:
-        self._add(_Block(start, length, _fetchers.pool().submit(self._get, start, length), stream))
+    def _fetch(self, start: int, length: int) -> None:
+        self._add(_Block(start, length, _fetchers.pool().submit(self._get, start, length)))
 
     def _get(self, start: int, length: int) -> bytes:
         def ask() -> bytes:
@@ -253,6 +260,8 @@ class RemoteFile(Source):
         MissingExtra: its client is not installed.
         WriteFailed: the store does not answer.
     """
+
+    far = True
 
     def __init__(self, name: str) -> None:
         kept = far(name, lambda: _Kept(name))

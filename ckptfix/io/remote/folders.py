@@ -14,7 +14,7 @@ from ckptfix.errors import NoSuchFile, Unsupported
 from ckptfix.io.pool import far, known_far
 from ckptfix.io.remote.file import RemoteFile
 from ckptfix.io.remote.store import Facts, client_of
-from ckptfix.urls import Entry, Kind, place, scheme_of
+from ckptfix.urls import Entry, Kind, as_path, scheme_of
 
 MOST = 200_000
 """Objects of one folder."""
@@ -90,11 +90,11 @@ def kind(name: str) -> Kind:
         return "file" if not name.endswith("/") and _is_object(name) else ""
     bare = name.rstrip("/")
     is_root = bare.count("/") <= (3 if scheme == "hf" else 2)
-    if not (name.endswith("/") or is_root) and place(bare).suffix and _is_object(bare):
+    if not (name.endswith("/") or is_root) and as_path(bare).suffix and _is_object(bare):
         return "file"
     if listing(bare).files:
         return "folder"
-    if name.endswith("/") or is_root or place(bare).suffix:
+    if name.endswith("/") or is_root or as_path(bare).suffix:
         return ""
     return "file" if _is_object(bare) else ""
 
@@ -118,4 +118,4 @@ def size(name: str) -> int:
 def entries(folder: str) -> Sequence[Entry]:
     """What lies in `folder` itself."""
     found, inner = _listed(folder) or (listing(folder), "")
-    return [Entry(name, str(place(folder, name)), kind) for name, kind in found.entries(inner)]
+    return [Entry(name, str(as_path(folder, name)), kind) for name, kind in found.entries(inner)]
