@@ -19,6 +19,9 @@ SCHEMES = frozenset(
 )
 """What may stand before ``://``. Another word there is the beginning of a path."""
 
+READ_ONLY = frozenset(("http", "https", "hf"))
+"""What nothing is written to."""
+
 Kind = Literal["file", "folder", ""]
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(/+)(.*)", re.DOTALL)
@@ -168,8 +171,9 @@ class URLPath(PosixPath):
     """A URL with the manners of a path: what is asked of the disk is asked of its store."""
 
     def __str__(self) -> str:
-        scheme, _, rest = super().__str__().partition(":/")
-        return f"{scheme}://{rest.lstrip('/')}"
+        text = super().__str__()
+        scheme, colon, rest = text.partition(":/")
+        return f"{scheme}://{rest.lstrip('/')}" if colon else text
 
     def __fspath__(self) -> str:
         return str(self)
@@ -211,6 +215,16 @@ def as_path(*parts: str | os.PathLike[str]) -> Path:
     """The path made of `parts`; of a URL, one that asks its store."""
     first = os.fspath(parts[0]) if parts else ""
     return (URLPath if is_url(first) else Path)(*parts)
+
+
+def normal(name: str) -> str:
+    """`os.path.normpath`, of a URL too."""
+    return str(as_path(name)) if is_url(name) else os.path.normpath(name)
+
+
+def folder_beside(name: str) -> Path:
+    """The folder that an output beside `name` is put in: where nothing can be written, the current one."""
+    return Path() if scheme_of(name) in READ_ONLY else as_path(name).parent
 
 
 def real_path(name: str | os.PathLike[str]) -> str:

@@ -18,7 +18,7 @@ from ckptfix.findings.files import CONTAINERS
 from ckptfix.findings.load_errors import LoadError
 from ckptfix.findings.row import Entry, Finding, Severity
 from ckptfix.findings.verbs import VERBS
-from ckptfix.urls import as_path
+from ckptfix.urls import as_path, folder_beside, is_url
 
 ENTRIES: dict[str, Entry] = {entry.id: entry for entry in (*CONTAINERS, *CONTENTS, *VERBS)}
 
@@ -156,7 +156,7 @@ def proposed(path: str, word: str, suffix: str | None = None) -> str:
     Args:
         suffix: of the output, where that is known.
     """
-    folder, name = as_path(path).parent, as_path(path).name
+    folder, name = folder_beside(path), as_path(path).name
     stem, own = suffixed(path, word)
     suffix = own if suffix is None else suffix
     if word == "safetensors":
@@ -164,7 +164,7 @@ def proposed(path: str, word: str, suffix: str | None = None) -> str:
     middle = f".{word}" if word else ""
     candidate = folder / f"{stem}{middle}{suffix}"
     number = 2
-    while candidate.exists():
+    while not is_url(str(candidate)) and candidate.exists():
         candidate = folder / f"{stem}{middle}{number}{suffix}"
         number += 1
     return str(candidate)

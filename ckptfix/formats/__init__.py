@@ -23,9 +23,9 @@ from ckptfix.formats.torch import zip as torch_zip
 from ckptfix.formats.torch.readonly import archive as torch_archive
 from ckptfix.formats.torch.readonly import pickle as torch_pickle
 from ckptfix.formats.torch.readonly import tar as torch_tar
-from ckptfix.io.source import found_as, is_local, open_source, opened_once
+from ckptfix.io.source import found_as, is_local, is_place, open_source, opened_once
 from ckptfix.pickles.collector import without_collections
-from ckptfix.urls import as_path, is_url
+from ckptfix.urls import as_path
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ def _detected(name: str) -> Format:
 def located(path: str | os.PathLike[str]) -> str:
     """The path of the checkpoint that `path` means: `path` itself, or the one model among the files of a folder."""
     name = file_name(path)
-    if (is_local(name) or is_url(name)) and as_path(name).is_dir() and not is_folder_checkpoint(name):
+    if is_place(name) and as_path(name).is_dir() and not is_folder_checkpoint(name):
         return members.model_of(name, is_folder_checkpoint) or name
     return name
 

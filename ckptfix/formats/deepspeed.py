@@ -23,8 +23,8 @@ from pathlib import PurePosixPath
 
 from ckptfix.commands import command
 from ckptfix.errors import CkptfixError, DamagedFile, Unsupported
-from ckptfix.io.source import is_local, open_source
-from ckptfix.urls import as_path, is_url, real_path, scan_folder
+from ckptfix.io.source import is_place, open_source
+from ckptfix.urls import as_path, real_path, scan_folder
 
 LATEST = ("latest", "latest_universal")
 PARAMETERS = "zero"
@@ -75,7 +75,7 @@ def find(path: str) -> Save | None:
 
     A folder of one save alone needs no ``latest``.
     """
-    if not (is_local(path) or is_url(path)) or not as_path(path).is_dir():
+    if not is_place(path) or not as_path(path).is_dir():
         return None
     own = _save(path, path)
     if own is not None:

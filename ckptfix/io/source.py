@@ -33,7 +33,7 @@ from ckptfix.io.pool import opened_once as opened_once
 from ckptfix.io.pool import sums_of as sums_of
 from ckptfix.io.pool import threads as threads
 from ckptfix.io.system import named
-from ckptfix.urls import SCHEMES, Far, known, scheme_of
+from ckptfix.urls import SCHEMES, Far, is_url, known, scheme_of
 
 BATCH = 1 << 20
 """Bytes of small pieces that go out in one write."""
@@ -47,6 +47,14 @@ def stamp(path: str | os.PathLike[str]) -> Stamp:
             return source.mark
     with named(name):
         return mark_of(os.stat(name))
+
+
+def now(path: str) -> Stamp:
+    """The same, and nothing is taken from what this command knows already."""
+    if is_local(path):
+        return stamp(path)
+    with open_source(path) as source:
+        return source.now()
 
 
 def mark(path: str | os.PathLike[str]) -> Mark:
@@ -117,6 +125,10 @@ class Source(ABC):
 
     def expect(self, offset: int, length: int) -> None:  # noqa: B027 -- most have nothing to prepare
         """These bytes will be read, from front to back: a source that is far away may begin to fetch them."""
+
+    def now(self) -> Stamp:
+        """What its name stands for now, where reading itself would not have shown that this is another file."""
+        return self.mark
 
     def close(self) -> None:  # noqa: B027 -- most have nothing to let go of
         """Let go of it; a second call does nothing."""
@@ -230,6 +242,11 @@ def _kind(name: str) -> Callable[[str], Source]:
 def is_local(name: str) -> bool:
     """Whether `name` is a path."""
     return not isinstance(name, Name) and _kind(name) is LocalFile
+
+
+def is_place(name: str) -> bool:
+    """Whether `name` is a path or a URL, so that a disk or a store can be asked about it."""
+    return not isinstance(name, Name) and (_kind(name) is LocalFile or is_url(name))
 
 
 def found_as(name: str) -> Literal["file", "folder", "other", ""]:

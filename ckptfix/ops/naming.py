@@ -9,7 +9,7 @@ from ckptfix import formats
 from ckptfix.errors import StrPath, file_name
 from ckptfix.findings.table import proposed, suffixed
 from ckptfix.io.source import found_as
-from ckptfix.urls import as_path
+from ckptfix.urls import as_path, normal
 
 
 def named_beside(source: StrPath, word: str, suffix: str | None = None, *, folder: bool = False) -> str:
@@ -28,7 +28,7 @@ def named_beside(source: StrPath, word: str, suffix: str | None = None, *, folde
         stem = as_path(name).with_suffix("") if is_file else as_path(name)
         return proposed(f"{stem}.{word}", "")
     if suffix is not None:
-        name = str(as_path(name).with_suffix(suffix)) if is_file else f"{os.path.normpath(name)}{suffix}"
+        name = str(as_path(name).with_suffix(suffix)) if is_file else f"{normal(name)}{suffix}"
     return proposed(name, word, suffix)
 
 
@@ -52,4 +52,4 @@ def _called(source: StrPath) -> str:
     """What `source` is called; a folder that stands for the model in it has the suffix of that."""
     name = file_name(source)
     path = formats.located(name)
-    return name if path == name else f"{os.path.normpath(name)}{as_path(path).suffix}"
+    return name if path == name else f"{normal(name)}{as_path(path).suffix}"

@@ -20,7 +20,7 @@ from ckptfix.io import write as io_write
 from ckptfix.io.folders import write_folder
 from ckptfix.io.replacing import given_up
 from ckptfix.io.source import found_as, mark, opened_once, refuse_changed, stamp
-from ckptfix.io.written import recorded
+from ckptfix.io.written import noted, recorded
 from ckptfix.ops import inplace
 from ckptfix.ops.drafts import LOSSES as LOSSES
 from ckptfix.ops.drafts import Draft as Draft
@@ -31,7 +31,7 @@ from ckptfix.ops.law import audit
 from ckptfix.ops.record import with_record
 from ckptfix.ops.taken import not_taken
 from ckptfix.pickles.collector import without_collections
-from ckptfix.urls import as_path
+from ckptfix.urls import as_path, is_url
 from ckptfix.words import some
 
 
@@ -87,6 +87,8 @@ def carry_out(
     if not converts:
         refuse_read_only(checkpoint)
         refuse_other_suffix(checkpoint.path, name, checkpoint.format)
+    if how.link and (is_url(checkpoint.path) or is_url(name)):
+        raise Refused("hard links are for files of this machine", path=checkpoint.path, hint="leave out --link")
     if how.link and not formats.format_of(checkpoint).folder:
         raise Refused("hard links are for the files of a folder, and this is one file", path=checkpoint.path)
     with about(checkpoint.path):
@@ -199,22 +201,23 @@ def _written(draft: Draft[R], source: str, read: Sequence[Mark], dest: str, how:
     files, record = (plan, None) if how.dry_run else with_record(plan, draft.format, dest, read)
     replaced = () if folder else given_up(plan, inputs)
     backup = None
-    if not how.dry_run and folder:
-        backup = write_folder(
-            files,
-            dest,
-            overwrite=how.force,
-            keep_old=how.keep_old,
-            own=files_of,
-            link=draft.link or how.link,
-            inputs=inputs,
-            progress=how.progress,
-        )
-    elif not how.dry_run:
-        keep = formats.is_checkpoint if how.keep_old else None
-        kept = io_write.write_plan(files, overwrite=how.force, keep_old=keep, inputs=inputs, progress=how.progress)
-        backup = kept.get(dest)
-    lines = [*draft.lines, *account.lines(), *([] if record is None else [record])]
+    with noted() as notes:
+        if not how.dry_run and folder:
+            backup = write_folder(
+                files,
+                dest,
+                overwrite=how.force,
+                keep_old=how.keep_old,
+                own=files_of,
+                link=draft.link or how.link,
+                inputs=inputs,
+                progress=how.progress,
+            )
+        elif not how.dry_run:
+            keep = formats.is_checkpoint if how.keep_old else None
+            kept = io_write.write_plan(files, overwrite=how.force, keep_old=keep, inputs=inputs, progress=how.progress)
+            backup = kept.get(dest)
+    lines = [*draft.lines, *account.lines(), *([] if record is None else [record]), *notes]
     linked = [found("linked-files", where=dest)] if folder and how.link else []
     said = set(draft.findings)
     behind = [finding for finding in plan.findings if finding.id == "left-behind" and finding not in said]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fnmatch
 import glob
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +14,7 @@ from ckptfix import formats
 from ckptfix.errors import CkptfixError, UnknownFormat, WouldOverwrite
 from ckptfix.formats.folders.members import role_of
 from ckptfix.io.source import found_as, is_local
-from ckptfix.urls import as_path, real_path, scan_folder
+from ckptfix.urls import as_path, is_url, normal, real_path, scan_folder, walk_folder
 
 SUFFIXES = (".pth", ".pt", ".ckpt", ".safetensors", ".pth.tar")
 """What is called so counts as a checkpoint whatever it holds: that it is none is what one wants to know."""
@@ -35,6 +37,8 @@ class Input:
 
 def is_pattern(name: str) -> bool:
     """Whether `name` stands for all files that match it; not where there is one of that very name."""
+    if is_url(name):
+        return "*" in name or "[" in name  # a question mark begins a query
     return is_local(name) and glob.has_magic(name) and not os.path.lexists(name)
 
 
@@ -52,8 +56,9 @@ def expanded(names: Iterable[str], *, recursive: bool, leave_out: str | None = N
         places = [name]
         below: Path | None = None
         if is_pattern(name):
-            places = sorted(glob.glob(name, recursive=True)) or places  # noqa: PTH207
             below = _fixed(name)
+            found_there = _matching(name, below) if is_url(name) else glob.glob(name, recursive=True)  # noqa: PTH207
+            places = sorted(found_there) or places
         for place in places:
             if recursive and found_as(place) == "folder" and not _is_one(place):
                 inner = [*_checkpoints(place, leave_out)] or [place]
@@ -61,6 +66,25 @@ def expanded(names: Iterable[str], *, recursive: bool, leave_out: str | None = N
             else:
                 found.append(_found(place, below))
     return found
+
+
+def _matching(pattern: str, folder: Path) -> list[str]:
+    """The files and folders of a store that match."""
+    wanted = re.compile(_expression(pattern[len(str(folder)) :].strip("/")))
+    found = []
+    for above, folders, files in walk_folder(folder):
+        for name in (*folders, *files):
+            path = as_path(above, name)
+            if wanted.fullmatch(str(path.relative_to(folder))):
+                found.append(str(path))
+    return found
+
+
+def _expression(pattern: str) -> str:
+    """A pattern as a regular expression: ``**`` stands for folders, however many."""
+    parts = pattern.split("/")
+    made = ["(?:[^/]+/)*" if part == "**" else f"{fnmatch.translate(part)[4:-3]}/" for part in parts]
+    return "".join(made).replace(".*", "[^/]*").removesuffix("/")
 
 
 def _fixed(pattern: str) -> Path:
@@ -131,7 +155,7 @@ def with_outputs(inputs: Sequence[Input], out_dir: str, names: Sequence[str]) ->
         WouldOverwrite: two outputs have one name, one lies in another, or one is an input.
     """
     rows = [
-        replace(input, dest=os.path.normpath(as_path(out_dir, input.within, name)))
+        replace(input, dest=normal(str(as_path(out_dir, input.within, name))))
         for input, name in zip(inputs, names, strict=True)
     ]
     sources = {real_path(row.path): row for row in rows}

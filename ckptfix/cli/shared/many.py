@@ -19,7 +19,7 @@ from ckptfix.cli.shared.exits import TROUBLE, describe, failure, said
 from ckptfix.cli.shared.fit import cut
 from ckptfix.errors import printable
 from ckptfix.io.written import record, recorded
-from ckptfix.urls import as_path
+from ckptfix.urls import as_path, is_url
 from ckptfix.words import plural
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ def one(callback: Callable[..., int], argument: str, params: Mapping[str, Any], 
     written: list[str] = []
     try:
         with recorded() as written, click.Context(click.Command("one"), obj=console) as ctx:
-            if params.get("dest"):
+            if params.get("dest") and not is_url(params["dest"]):
                 as_path(params["dest"]).parent.mkdir(parents=True, exist_ok=True)
             code = ctx.invoke(callback, **params)
     except click.ClickException as error:

@@ -25,8 +25,8 @@ from ckptfix.formats.ranks.names import meant, rank_of
 from ckptfix.formats.ranks.shards import is_flat
 from ckptfix.formats.torch import zip as torch_zip
 from ckptfix.formats.torch.common import all_findings, parts_of
-from ckptfix.io.source import is_local, mark
-from ckptfix.urls import as_path, is_url
+from ckptfix.io.source import is_place, mark
+from ckptfix.urls import as_path
 
 MARKS = ("DTensor", "ShardedTensor")
 
@@ -36,7 +36,7 @@ MOST_RANKS = 1 << 17
 
 def score(path: str, head: bytes, size: int) -> int:
     """60 for a folder of files of several ranks, one of which says that it holds parts of tensors."""
-    if head or size or not (is_local(path) or is_url(path)) or not as_path(path).is_dir():
+    if head or size or not is_place(path) or not as_path(path).is_dir():
         return 0
     family = meant(path)
     if family is None:

@@ -19,10 +19,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
 
+from ckptfix.checkpoint.stamp import Stamp
 from ckptfix.errors import CkptfixError
 from ckptfix.io.pool import far
-from ckptfix.io.remote.store import Facts, object_of, retried
-from ckptfix.io.source import Source, forget
+from ckptfix.io.remote.store import object_of, retried
+from ckptfix.io.source import Source
 
 HEAD = 128 << 10
 """Bytes of the first request: the headers of nearly all safetensors files, the pickle of most models."""
@@ -275,8 +276,7 @@ class RemoteFile(Source):
     def expect(self, offset: int, length: int) -> None:
         self._kept.expect(offset, min(length, self.size - offset))
 
-
-def facts(name: str) -> Facts:
-    """What the object `name` is now: asked again."""
-    forget(name)
-    return retried(name, object_of(name).facts)
+    def now(self) -> Stamp:
+        if self.mark.tag and not self._kept.object.checked_after:
+            return self.mark
+        return retried(self.name, self._kept.object.facts).stamp()

@@ -61,6 +61,8 @@ def facts_of(info: dict[str, Any]) -> Facts:
 class FileSystemObject(Object):
     """A file of a file system of fsspec; that it did not change is asked before and after."""
 
+    checked_after = True
+
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self._system, self._path = file_system(name)
@@ -86,10 +88,6 @@ class FileSystemObject(Object):
             return facts_of(info)
 
         return asked(self.name, ask)
-
-    @property
-    def checked_after(self) -> bool:
-        return True
 
 
 def object_of(name: str) -> FileSystemObject:

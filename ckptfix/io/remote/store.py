@@ -63,7 +63,13 @@ class Passing(Exception):
 
 
 class Object(ABC):
-    """A file of a store, by its name."""
+    """A file of a store, by its name.
+
+    Attributes:
+        checked_after: answers do not say of which version they are: that has to be asked at the end.
+    """
+
+    checked_after = False
 
     def __init__(self, name: str) -> None:
         self.name = name

@@ -26,7 +26,7 @@ from ckptfix.io.source import found_as, mark
 from ckptfix.ops import convert, extract, match, relocate, rename, repair, sanitize, slim
 from ckptfix.ops.law.promise import Account
 from ckptfix.ops.writing import Result, write_aside
-from ckptfix.urls import as_path, real_path
+from ckptfix.urls import as_path, is_url, real_path
 
 Words = tuple[str, ...]
 
@@ -133,7 +133,8 @@ class Chain:
         self._checks: tuple[Check, ...] = ()
         self._holds: list[object] = []
         self._dry_run = dry_run
-        self._beside = as_path(real_path(path if dest is None else dest)).parent
+        near = real_path(path if dest is None else dest)
+        self._beside = None if is_url(near) else as_path(near).parent
         self._folder: str | None = None
 
     def __enter__(self) -> Chain:
