@@ -26,7 +26,7 @@ from typing import Literal
 from ckptfix.checkpoint import ByteRange
 from ckptfix.checkpoint.stamp import Mark, Stamp
 from ckptfix.commands import command
-from ckptfix.errors import DamagedFile, Truncated, WriteFailed
+from ckptfix.errors import DamagedFile, NoSuchFile, Truncated, WriteFailed
 from ckptfix.io.pool import Descriptor, descriptor, mark_of
 from ckptfix.io.pool import forget as forget
 from ckptfix.io.pool import opened_once as opened_once
@@ -43,10 +43,19 @@ def stamp(path: str | os.PathLike[str]) -> Stamp:
     """What has the name `path` now. Raises WriteFailed when it cannot be looked at."""
     name = os.fspath(path)
     if not is_local(name):
-        with open_source(name) as source:
-            return source.mark
+        return _far_stamp(name)
     with named(name):
         return mark_of(os.stat(name))
+
+
+def _far_stamp(name: str) -> Stamp:
+    try:
+        with open_source(name) as source:
+            return source.mark
+    except NoSuchFile:
+        if found_as(name) == "folder":
+            return Stamp()  # a folder of a store is what its files are
+        raise
 
 
 def now(path: str) -> Stamp:

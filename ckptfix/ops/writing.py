@@ -107,6 +107,7 @@ def _carry_out_in_place(
     if dest is not None or not how.in_place:
         what = "an edit in place has no output" if how.in_place else "no output is named"
         raise Refused(what, path=file_name(path), hint="give the output, or in_place=True (--in-place)")
+    inplace.refuse_far(file_name(path))
     checkpoint = source if isinstance(source, Checkpoint) else formats.open_checkpoint(path)
     refuse_read_only(checkpoint)
     inplace.refuse_shared(checkpoint, force=how.force)

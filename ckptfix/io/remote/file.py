@@ -140,7 +140,7 @@ class _Kept:
             return
         with _lock:
             stream = self._stream(offset)
-            stream.until = max(stream.until, offset + length)
+            stream.at, stream.until = offset, max(stream.until, offset + length)
 
     def _needed(self, offset: int, length: int) -> list[_Block]:
         """The blocks that hold these bytes, fetched or on their way; and more of them where that is worth it."""
@@ -148,7 +148,7 @@ class _Kept:
         end = offset + length
         before = len(self._gaps(offset, end)) > 0
         stream.misses += before
-        known = stream.until >= end and stream.until - offset > MARGIN
+        known = stream.until >= end
         if known or stream.misses >= SURE:
             most = AT_ONCE * RANGE
             ahead = min(stream.until, end + most) if known else min(self.facts.size, end + min(stream.run, most))
@@ -241,14 +241,12 @@ class _Kept:
         return gaps
 
     def _stream(self, offset: int) -> _Stream:
-        for stream in self._streams:
-            if 0 <= offset - stream.at <= MARGIN:
-                self._streams.remove(stream)
-                break
-        else:
-            stream = _Stream(offset)
-            if len(self._streams) >= STREAMS:
-                self._streams.pop(0)
+        near = [stream for stream in self._streams if 0 <= offset - stream.at <= MARGIN]
+        stream = min(near, key=lambda stream: (offset - stream.at, -stream.until), default=None) or _Stream(offset)
+        if near:
+            self._streams.remove(stream)
+        elif len(self._streams) >= STREAMS:
+            self._streams.pop(0)
         self._streams.append(stream)
         return stream
 

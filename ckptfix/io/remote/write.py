@@ -25,6 +25,8 @@ from ckptfix.io.sources import Sources
 from ckptfix.io.written import note, record
 from ckptfix.urls import READ_ONLY, as_path, scheme_of
 
+NOT_KEPT = "the old one is not kept: a bucket keeps it where its versions are on"
+
 Own = Callable[[str], Collection[str]]
 
 
@@ -73,22 +75,14 @@ def write_plan(
     inputs: Mapping[str, Stamp] | None = None,
     progress: Progress | None = None,
 ) -> dict[str, str]:
-    """As `io.write.write_plan`, of files that all go to a store.
-
-    Raises:
-        Refused: what is replaced is to be kept.
-    """
-    if keep_old is not None:
-        raise no_backup(plan.files[-1].path)
+    """As `io.write.write_plan`, of files that all go to a store, which keeps no old ones beside new ones."""
     sources = Sources(plan, inputs or {})
     for file in plan.files:
         check_destination(file.path, sources.stamps, overwrite=overwrite)
-    _write(plan, sources, overwrite, progress)
+    replaced = _write(plan, sources, overwrite, progress)
+    if keep_old is not None and replaced:
+        note(NOT_KEPT)
     return {}
-
-
-def no_backup(path: str) -> Refused:
-    return Refused("what is replaced in a store is not kept beside it", path=path, hint="give OUT another name")
 
 
 def write_folder(
@@ -105,8 +99,6 @@ def write_folder(
 
     Files of a checkpoint that was there, and that the new one has not, are removed when the index is in its place.
     """
-    if keep_old:
-        raise no_backup(dest)
     taken = bool(folders.listing(dest).files)
     if taken and not overwrite:
         raise WouldOverwrite("exists", path=dest, hint="give another name, or --force to replace it")
@@ -115,6 +107,8 @@ def write_folder(
     forget(f"{dest.rstrip('/')}/")
     for path in sorted(before - {file.path for file in plan.files}):
         _remove(path)
+    if keep_old and taken:
+        note(NOT_KEPT)
 
 
 def _remove(path: str) -> None:
@@ -130,6 +124,8 @@ def _remove(path: str) -> None:
 class _Files(Protocol):
     """Files on their way to a store."""
 
+    replaced: bool
+
     def write(self, file: OutputFile, advance: Callable[[int], None], checking: Checking) -> None: ...
 
     def publish(self) -> None: ...
@@ -137,9 +133,8 @@ class _Files(Protocol):
     def abort(self) -> None: ...
 
 
-def _write(plan: Plan, sources: Sources, overwrite: bool, progress: Progress | None) -> None:
-    if not plan.files:
-        return
+def _write(plan: Plan, sources: Sources, overwrite: bool, progress: Progress | None) -> bool:
+    """Whether something was replaced."""
     total, done = plan.nbytes, 0
 
     def advance(count: int) -> None:
@@ -168,16 +163,19 @@ def _write(plan: Plan, sources: Sources, overwrite: bool, progress: Progress | N
         forget(file.path)
         forget(f"{as_path(file.path).parent}/")
         record(f"{file.path} is complete: it was written before that")
+    return files.replaced
 
 
 class _InS3:
     def __init__(self, sources: Sources, overwrite: bool) -> None:
         self._sources, self._overwrite = sources, overwrite
         self._outputs: list[upload.Output] = []
+        self.replaced = False
 
     def write(self, file: OutputFile, advance: Callable[[int], None], checking: Checking) -> None:
         output = upload.Output(file, self._sources.stamps, overwrite=self._overwrite)
         self._outputs.append(output)
+        self.replaced |= not output.is_new
         output.write(advance, checking.saw)
 
     def publish(self) -> None:
@@ -209,6 +207,7 @@ class _Elsewhere:
         self._sources = sources
         self._system: Any = None
         self._open: list[tuple[str, Any]] = []
+        self.replaced = False
 
     def write(self, file: OutputFile, advance: Callable[[int], None], checking: Checking) -> None:
         path = file.path
@@ -218,6 +217,7 @@ class _Elsewhere:
             system.start_transaction()
         elif system is not self._system:
             raise Unsupported("the files of an output go to several stores", path=path)
+        self.replaced |= bool(other.asked(path, lambda: system.exists(inner)))
         target = other.asked(path, lambda: system.open(inner, "wb"))
         self._open.append((path, target))
         count = 0
