@@ -24,7 +24,7 @@ PACKAGE = ROOT / "ckptfix"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "arguments", "extras", "commands", "shown", "words", "docs"),
+    ("errors", "arguments", "extras", "commands", "shown", "words", "docs", "urls"),
     ("findings",),
     ("checkpoint", "pickles"),
     ("io", "names"),
@@ -49,7 +49,10 @@ OPS: tuple[tuple[str, ...], ...] = (
 )
 """The verbs, and what they share, in the same way."""
 
-BESIDE = {("errors", "commands"), *((name, "errors") for name in ("arguments", "extras", "shown", "words"))}
+BESIDE = {
+    *(("errors", name) for name in ("commands", "urls")),
+    *((name, "errors") for name in ("arguments", "extras", "shown", "words")),
+}
 MOST_MODULES = 25
 """A room with more of them has no inner walls."""
 
@@ -255,6 +258,8 @@ OPENS = {"open", "read_text", "read_bytes", "from_file"}
 OPENED = {
     "io/source.py": "the one place",
     "io/output.py": "creates the output",
+    "io/remote/http.py": "opens a URL, for `io.source`",
+    "io/remote/write.py": "creates an output in a store",
     "io/blocks.py": "tries on an unnamed file whether blocks can be shared",
     "io/durable.py": "creates the copy of what is replaced, and syncs folders",
     "io/inplace/disk.py": "opens what is edited in place, and creates its journal",

@@ -7,7 +7,6 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 
 from ckptfix import formats
@@ -43,6 +42,7 @@ from ckptfix.ops.writing import (
     write_text,
 )
 from ckptfix.pickles.collector import without_collections
+from ckptfix.urls import as_path
 from ckptfix.words import plural
 
 Rule = NameRule | TensorRule
@@ -237,7 +237,8 @@ def write_rules(found: Found, path: StrPath, *, force: bool = False) -> None:
         if odd is not None:
             raise Refused(f"{odd!r} cannot stand in a line of rules", path=name, hint="give a file called *.json")
         text = "".join(f"{rule}\n" for rule in rules)
-        text = f"# {printable(Path(found.checkpoint.path).name)} -> {printable(Path(found.target.label).name)}\n{text}"
+        ours, theirs = as_path(found.checkpoint.path).name, as_path(found.target.label).name
+        text = f"# {printable(ours)} -> {printable(theirs)}\n{text}"
     write_text(name, text, found.checkpoint.path, force=force)
 
 
