@@ -61,6 +61,7 @@ COMMANDS: dict[str, Row] = {
     "sanitize": Row("Container", "sanitize", "Turn what weights_only=True refuses into plain values."),
     "repair": Row("Damage", "repair", "Recover the intact tensors of a damaged file."),
     "slim": Row("Container", "slim", "Leave out bytes that no tensor uses, and the optimizer."),
+    "fleet": Row("Many", "fleet", "Do one command on thousands of checkpoints, resumable."),
     "help": Row("Help", "help", "Show the documentation: recipes, formats, findings ..."),
     "completion": Row("Help", "completion", "Print the completion script of a shell."),
 }

@@ -31,7 +31,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("zips", "align"),
     ("formats",),
     ("ops",),
-    ("browse", "git", "html", "loaders"),
+    ("browse", "fleet", "git", "html", "loaders"),
     ("trainer", "cli"),
 )
 """The rooms of the house from the bottom up: a room imports from layers below its own, or as `BESIDE` says."""
@@ -60,7 +60,7 @@ FRONT = {"__init__", "__main__"}
 """The package's own name space (which imports lazily) and ``python -m``: above all layers."""
 
 ONLY_IN_CLI = {"click", "tabulate"}
-LAZY = {"torch", "numpy", "safetensors", "ml_dtypes"}
+LAZY = {"torch", "numpy", "safetensors", "ml_dtypes", "distributed", "submitit"}
 MOST_LINES = 400
 
 
@@ -267,6 +267,9 @@ OPENED = {
     "ops/target/targets.py": "a JSON of names and shapes: text",
     "ops/rename/run.py": "rules: text",
     "cli/shared/common.py": "an error message: text",
+    "cli/shared/fleets.py": "a list of names: text",
+    "fleet/locks.py": "creates and holds the locks of a plan",
+    "fleet/records.py": "creates the mark of a job that has begun",
     "cli/shared/streams.py": "the files that stand for standard input and output",
     "cli/shared/exits.py": "the null device, in place of a closed output",
     "html/page.py": "the style and the script of pages, which are installed with the package",
