@@ -141,12 +141,12 @@ def _sign(row: Compared) -> str:
     return UNEQUAL if change.values is None and any(f.what == "dtype" for f in change.differences) else ""
 
 
-def _weight(row: Compared) -> float:
-    """How far up among the largest changes."""
+def _weight(row: Compared) -> tuple[bool, float]:
+    """How far up among the largest changes: numbers that stand alone, such as counters, behind all others."""
     values = row.change.values if row.change is not None else None
     if values is None or not values.differing:
-        return -1.0
-    return values.rel_l2 if values.rel_l2 is not None else float("inf")
+        return False, -1.0
+    return values.elements > 1, values.rel_l2 if values.rel_l2 is not None else float("inf")
 
 
 def _drawn(result: DiffResult, progress: Progress | None) -> dict[int, Distribution]:
@@ -157,7 +157,8 @@ def _drawn(result: DiffResult, progress: Progress | None) -> dict[int, Distribut
     compared = len(found.compared)
     order = sorted(
         (index for index, row in enumerate(found.compared) if _looked_at(row)),
-        key=lambda index: -_weight(found.compared[index]),
+        key=lambda index: _weight(found.compared[index]),
+        reverse=True,
     )
     order += range(compared, compared + len(found.only_a) + len(found.only_b))
     pairs: list[Pair] = [(row.a, row.b) for row in found.compared]
