@@ -18,6 +18,7 @@ from ckptfix.cli.shared.operands import Inputs, search_options
 from ckptfix.commands import command as line_of
 from ckptfix.errors import NoSuchTensor, printable
 from ckptfix.io.source import opened_once
+from ckptfix.names.globs import pattern
 from ckptfix.ops import inspect
 
 if TYPE_CHECKING:
@@ -168,15 +169,10 @@ def chosen(
 
 
 def _pattern(glob: str) -> Callable[[str], re.Match[str] | None]:
-    """What finds names that match: as a whole, or, for ``/regex/``, anywhere in them."""
-    if len(glob) > 2 and glob.startswith("/") and glob.endswith("/"):
-        try:
-            return re.compile(glob[1:-1]).search
-        except re.error as error:
-            raise click.UsageError(f"{glob} is not a regular expression: {error}") from None
-    from fnmatch import translate
-
-    return re.compile(translate(glob)).match
+    try:
+        return pattern(glob)
+    except re.error as error:
+        raise click.UsageError(f"{glob} is not a regular expression: {error}") from None
 
 
 def _in_file(

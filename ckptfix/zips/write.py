@@ -21,6 +21,7 @@ from ckptfix.io.crc import checksum
 from ckptfix.io.read import CHECKSUM
 from ckptfix.io.source import Source
 from ckptfix.io.sums import Checksums, SummedStream
+from ckptfix.zips.local import ALIGNMENT as ALIGNMENT
 from ckptfix.zips.local import Local, local_extra, read_local
 from ckptfix.zips.read import (
     CENTRAL,
@@ -36,7 +37,6 @@ from ckptfix.zips.read import (
     extra_fields,
 )
 
-ALIGNMENT = 64
 FLAGS = 0x0808
 FB = 0x4246
 
