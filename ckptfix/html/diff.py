@@ -67,7 +67,7 @@ def page(
     sections = [*before, section("Tensors", made.html, id="all"), *after]
     notes = [*_notes(result, made, drawn), *([cut] if cut else [])]
     rows = {**made.data, **shapes}
-    names = [PurePath(path).name or path for path in (result.path_a, result.path_b)]
+    names = _names(result.path_a, result.path_b)
     head = join((tag("h1", names[0], Html(f" <span>{ARROW}</span> "), names[1]), _verdict(result)))
     return whole(f"{names[0]} {ARROW} {names[1]}", "ckptfix diff", head, sections, notes, rows)
 
@@ -81,6 +81,15 @@ _HEAT = (
     f"One row a layer, one column a kind of tensor. \N{MIDDLE DOT} is equal, + only in B, {MINUS} only in A, "
     f"{UNEQUAL} another shape or dtype, ! values that have no relative change, such as NaN."
 )
+
+
+def _names(a: str, b: str) -> tuple[str, str]:
+    """What the files are called, with as many folders as tell them apart."""
+    parts_a, parts_b = PurePath(a).parts, PurePath(b).parts
+    count = 1
+    while parts_a[-count:] == parts_b[-count:] and count < max(len(parts_a), len(parts_b)):
+        count += 1
+    return "/".join(parts_a[-count:]) or a, "/".join(parts_b[-count:]) or b
 
 
 def _verdict(result: DiffResult) -> Html:
