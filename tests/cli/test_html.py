@@ -11,6 +11,7 @@ import pytest
 from builders import safetensors, written
 from cli.conftest import Cli, floats, state, wrapped
 from hostile import checkpoint as hostile
+from stores import WebServer
 
 import ckptfix
 from ckptfix.errors import DamagedFile
@@ -210,6 +211,19 @@ def test_fifty_gigabytes_are_opened_at_once(cli: Cli, tmp_path: Path) -> None:
     os.truncate(path, 8 + len(header) + count * each)
     assert cli("inspect", path, "--html", tmp_path / "x.html", "-q").exit_code == 0
     assert "50.0 GB" in Page((tmp_path / "x.html").read_text()).text
+
+
+def test_urls_go_without_their_secrets(cli: Cli, tmp_path: Path) -> None:
+    server = WebServer()
+    try:
+        url = server.put("a.pth", state(w=(1,)))
+        signed = f"{url.replace('//', '//me:pa55w0rd@')}?X-Amz-Signature=pa55w0rd"
+        assert cli("inspect", signed, "--html", tmp_path / "x.html").exit_code == 0
+    finally:
+        server.close()
+    text = (tmp_path / "x.html").read_text()
+    assert "a.pth" in text
+    assert "pa55w0rd" not in text
 
 
 def test_doctor_says_what_helps(cli: Cli, ddp: Path, tmp_path: Path) -> None:
