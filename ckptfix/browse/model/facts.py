@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from heapq import nlargest
+from typing import TYPE_CHECKING
 
 from ckptfix.browse.model.contents import Item, Status
 from ckptfix.browse.model.drawn import bars, shown, value_text
 from ckptfix.browse.model.marks import Marks
 from ckptfix.browse.model.outline import Node
-from ckptfix.browse.model.summary import Summary
 from ckptfix.checkpoint import TensorEntry
 from ckptfix.findings.row import Finding
-from ckptfix.ops.diff.result import TensorChange
-from ckptfix.ops.diff.sums import ValueDiff
-from ckptfix.ops.stats import shown as number
 from ckptfix.words import plural, shape, size
+
+if TYPE_CHECKING:
+    from ckptfix.browse.model.summary import Summary
+    from ckptfix.ops.diff.result import TensorChange
+    from ckptfix.ops.diff.sums import ValueDiff
 
 Line = tuple[str, str]
 """The name of a style, and a line; empty lines divide."""
@@ -37,8 +39,9 @@ FINDINGS = 20
 LARGEST = 10
 """Tensors of a module that are listed."""
 
-HEIGHT = 5
+HEIGHT = 6
 """Lines of a histogram."""
+
 
 
 def of_file(lines: Sequence[str], marks: Marks) -> Iterator[Line]:
@@ -113,21 +116,27 @@ def of_tensor(item: Item, marks: Marks) -> Iterator[Line]:
 
 
 def _properties(entry: TensorEntry) -> Iterator[Line]:
-    yield "", f"{shown(entry.dtype)} {shown(shape(entry.shape))}, {plural(entry.numel, 'element')}"
-    storage = entry.storage
-    parts = [shown(size(item_bytes(entry))), f"on {shown(entry.location)}"]
+    parts = [f"{shown(entry.dtype)} {shown(shape(entry.shape))}", plural(entry.numel, "element")]
+    parts += [size(item_bytes(entry)), f"on {shown(entry.location)}"]
     parts += ["parameter"] if entry.parameter else []
     parts += ["requires grad"] if entry.requires_grad else []
     if entry.kind != "dense":
         parts.append(shown(f"{entry.kind} {entry.detail}".rstrip()))
-    if not entry.is_contiguous:
-        parts.append(f"stride {shape(entry.stride)}")
     yield "", ", ".join(parts)
-    if storage is not None:
-        whole = "" if storage.nbytes == item_bytes(entry) else f", {size(storage.nbytes)} of which it is a view"
-        yield "dim", f"storage {shown(storage.key, 200)}{whole}"
+    storage = entry.storage
+    if not entry.is_contiguous:
+        yield "dim", f"a view of stride {shape(entry.stride)}"
+    if storage is not None and storage.nbytes != item_bytes(entry):
+        yield "dim", f"part of the {size(storage.nbytes)} of storage {shown(storage.key, 200)}"
     for part in entry.parts[:8]:
         yield "dim", f"part {shown(part.key, 100)}: {shown(part.dtype)} {shape(part.shape)}"
+
+
+def number(value: object) -> str:
+    """A number as `stats` shows it."""
+    from ckptfix.ops.stats import shown as written
+
+    return written(value)
 
 
 def item_bytes(entry: TensorEntry) -> int:
@@ -147,12 +156,11 @@ _COMPARED: tuple[tuple[str, Callable[[TensorEntry], object]], ...] = (
 
 
 def _side_by_side(a: TensorEntry, b: TensorEntry) -> Iterator[Line]:
-    for what, read in _COMPARED:
-        left, right = str(read(a)), str(read(b))
-        if left != right:
-            yield "changed", f"{what}: {left} -> {right}"
-        elif what in ("dtype", "shape", "size", "device"):
-            yield "", f"{what}: {left}"
+    rows = [(what, str(read(a)), str(read(b))) for what, read in _COMPARED]
+    same = [left for what, left, right in rows if left == right and what in ("dtype", "shape", "size")]
+    if same:
+        yield "", ", ".join(same)
+    yield from (("changed", f"{what}: {left} -> {right}") for what, left, right in rows if left != right)
 
 
 def of_changes(changes: Sequence[TensorChange]) -> Iterator[Line]:
@@ -182,10 +190,12 @@ Ends = tuple[float, float]
 """The smallest and the largest number of a histogram."""
 
 
-def of_summary(summary: Summary, width: int, title: str = "", ends: Ends | None = None) -> Iterator[Line]:
-    """The statistics of a tensor, and its histogram in at most `width` columns; `ends` are those of several."""
-    yield "", ""
+def of_summary(
+    summary: Summary, width: int, title: str = "", ends: Ends | None = None, height: int = HEIGHT
+) -> Iterator[Line]:
+    """The statistics of a tensor, and its histogram of `width` columns at most; `ends` are those of several."""
     if title:
+        yield "", ""
         yield "strong", title
     found = summary.moments
     if found is None:
@@ -202,7 +212,7 @@ def of_summary(summary: Summary, width: int, title: str = "", ends: Ends | None 
         yield "", "  ".join(cells[start : start + across]).rstrip()
     if found.nan or found.infinite:
         yield "error", f"{found.nan:,} NaN, {found.infinite:,} infinite"
-    yield from _histogram(summary, width, ends)
+    yield from _histogram(summary, width, ends, height)
 
 
 def ends_of(summaries: Sequence[Summary]) -> Ends | None:
@@ -218,7 +228,7 @@ def _ends(summary: Summary) -> Ends | None:
     return histogram.ends() if found.low is None or found.high is None else (float(found.low), float(found.high))
 
 
-def _histogram(summary: Summary, width: int, ends: Ends | None) -> Iterator[Line]:
+def _histogram(summary: Summary, width: int, ends: Ends | None, height: int) -> Iterator[Line]:
     found, histogram, own = summary.moments, summary.histogram, _ends(summary)
     if found is None or histogram is None or own is None:
         return
@@ -228,7 +238,7 @@ def _histogram(summary: Summary, width: int, ends: Ends | None) -> Iterator[Line
     low, high = ends or own
     columns = max(min(width - 1, 64), 8)
     counts = histogram.columns(columns, low, high)
-    yield from (("size", line) for line in bars(counts, HEIGHT))
+    yield from (("size", line) for line in bars(counts, height))
     left, right = number(low), number(high)
     what = "|z|" if found.low is None else f"peak {max(counts):,}"
     yield "dim", f"{left}{what.center(max(columns - len(left) - len(right), len(what) + 2))}{right}"

@@ -83,7 +83,7 @@ def summarise(contents: Contents, entry: TensorEntry, progress: Progress) -> Sum
             histogram.join(bins)
             done += nbytes
             progress(done, whole.nbytes)
-    contents.refuse_changed()
+    contents.refuse_changed(again=True)
     return Summary(found, histogram)
 
 

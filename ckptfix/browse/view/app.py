@@ -15,7 +15,6 @@ from textual.screen import ModalScreen
 from textual.widgets import Static
 
 from ckptfix.browse.view.browser import Browser
-from ckptfix.browse.view.files import Files
 
 HELP: tuple[tuple[str, str], ...] = (
     ("Move", ""),
@@ -128,6 +127,8 @@ class BrowseApp(App[None]):
         for number in self.signals:
             asyncio.get_running_loop().add_signal_handler(number, self._stop, number)
         if self.inside:
+            from ckptfix.browse.view.files import Files
+
             self.push_screen(Files(self.path, self.inside))
         else:
             self.push_screen(Browser(self.path, self.other, self.at))

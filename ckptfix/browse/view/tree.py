@@ -20,6 +20,10 @@ ALL = 20_000
 """Rows that "open all" makes at most."""
 
 
+BAR = 60
+"""Columns from which on there is room for a bar."""
+
+
 class Tree(Rows):
     """The outline of a checkpoint. Modules are opened in place; a tensor is chosen.
 
@@ -119,7 +123,8 @@ class Tree(Rows):
         nbytes = "" if not node.tensors else "..." if node.items[0].pending else size(node.nbytes)
         about = self._about(node)
         right = min(max(width // 3, 12), 34)
-        room = max(width - 4 - len(indent) - right - 10, 8)
+        bar = width >= BAR
+        room = max(width - 4 - len(indent) - right - 10 - (7 if bar else 0), 8)
         if node.item is not None and node.item.is_value:
             longest = max(room, width * 2 // 3 - len(indent))
             label = fitted(self._label(node), min(max(cell_len(self._label(node)), 8), longest))
@@ -132,7 +137,16 @@ class Tree(Rows):
             (fitted(self._label(node), room), strong),
             (fitted(about, right).rstrip().rjust(right), "dim"),
             (f"{nbytes:>10}", "size"),
+            *([(f" {self._share(node)}", "size")] if bar else []),
         ]
+
+    def _share(self, node: Node) -> str:
+        """A bar of six cells: how much of all bytes are below a node."""
+        whole = self.outline.root.nbytes
+        eighths = round(48 * node.nbytes / whole) if whole else 0
+        full, rest = divmod(max(eighths, 1 if node.nbytes else 0), 8)
+        part = ("", *"▏▎▍▌▋▊▉")[rest]
+        return f"{'█' * full}{part}".ljust(6)
 
     def _label(self, node: Node) -> str:
         if node is self.outline.root:
