@@ -25,10 +25,12 @@ from ckptfix.errors import CkptfixError, WouldOverwrite, WriteFailed
 from ckptfix.io.durable import COMPLETE, Undisturbed, identity, kept_line, persist, sync_folder
 from ckptfix.io.output import TEMP_SUFFIX
 from ckptfix.io.read import Progress
+from ckptfix.io.remote import write as remote
 from ckptfix.io.source import forget
 from ckptfix.io.system import named
 from ckptfix.io.write import write_plan
 from ckptfix.io.written import record, recorded
+from ckptfix.urls import is_url
 
 _AT_FDCWD = -100
 _NOREPLACE, _EXCHANGE = 1, 2
@@ -64,6 +66,11 @@ def write_folder(
         WouldOverwrite: `dest` exists, without `overwrite`.
         CkptfixError: as `write_plan`.
     """
+    if is_url(dest):
+        remote.write_folder(
+            plan, dest, overwrite=overwrite, keep_old=keep_old, own=own, inputs=inputs, progress=progress
+        )
+        return None
     with named(dest):
         kept = _write(plan, dest, overwrite, keep_old, own, link, inputs, progress)
     try:
@@ -156,7 +163,9 @@ def _placed(plan: Plan, dest: str, temp: str, link: bool) -> Plan:
 def _linked(file: OutputFile, path: str) -> bool:
     """Whether `file` is all of a file that is there, and `path` is its second name now."""
     whole = file.segments[0] if len(file.segments) == 1 else None
-    if not isinstance(whole, ByteRange) or whole.offset or os.stat(whole.path).st_size != whole.length:
+    if not isinstance(whole, ByteRange) or whole.offset or is_url(whole.path):
+        return False
+    if os.stat(whole.path).st_size != whole.length:
         return False
     with suppress(OSError):
         os.link(os.path.realpath(whole.path), path)

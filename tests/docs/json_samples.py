@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -110,6 +111,17 @@ def make() -> Iterator[tuple[str, bytes]]:
     yield "mixed.pth", wrapped(second="")
     yield "gan.pth", saved(gan)
     yield from edited()
+    for name in ("plan", "again"):
+        yield f"{name}.jsonl", plan(name).encode()
+
+
+def plan(name: str) -> str:
+    """The plan of a fleet: an output, a finding and a failure."""
+    jobs = [(path, f"{name}-{path}", ["to-cpu", path, f"{name}-{path}"]) for path in ("ddp.pth", "cut.pth")]
+    known = {"identity": None, "bytes": 1}
+    rows = [{"input": path, "output": output, "argv": argv, **known} for path, output, argv in jobs]
+    rows.append({"input": "rich.pth", "output": None, "argv": ["doctor", "rich.pth"], **known})
+    return "".join(json.dumps(row) + "\n" for row in rows)
 
 
 RUNS: dict[str, tuple[str, ...]] = {
@@ -126,6 +138,7 @@ RUNS: dict[str, tuple[str, ...]] = {
     "digest": ("digest ddp.pth --check rich.pth", "digest --files ddp.pth", "digest a.pth --check b.pth",
                "digest renamed.pth --check a.pth", "digest single.pth --check rich.pth", "digest ddp.pth --total"),
     "stats": ("stats ddp.pth --by-layer", "stats numbers.pth --filter * --filter none", "stats a.pth --depth 1"),
+    "git": ("git enable --global --dry-run", "git textconv a.pth"),
     "rename": ("strip-module ddp.pth OUT.pth", "rename ddp.pth OUT.pth --sub a=b"),
     "match": ("match bert.pth OUT.pth --like mine.pth", "match heads.pth OUT.pth --like like.pth --accept-ambiguous",
               "match bert.pth --like like.pth --report", "match flat.pth OUT.pth --like square.pth --reshape",
@@ -147,6 +160,8 @@ RUNS: dict[str, tuple[str, ...]] = {
     "average": ("average a.pth b.pth -o OUT.pth", "average counted.pth counted.pth -o OUT.pth --weights 1,3"),
     "set-metadata": ("set-metadata plain.safetensors OUT.safetensors --set room=b --delete format",),
     "slim": ("slim view.pth OUT.pth", "slim rich.pth OUT.pth --no-optimizer"),
+    "fleet": ("fleet run plan.jsonl", "fleet status plan.jsonl --list done"),
+    "fleet_job": ("fleet run plan.jsonl --dry-run", "fleet run again.jsonl"),
     "undo": ("undo --list edited.pth", "undo edited.safetensors", "undo ddp.pth"),
     "failure": ("inspect none.pth", "inspect --nonsense", "rename model.pth OUT.pth --sub 'bias|weight=x'",
                "inspect truncated.pth", "inspect page.pth", "inspect a.pth --filter fc.weigth",

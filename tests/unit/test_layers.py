@@ -24,14 +24,14 @@ PACKAGE = ROOT / "ckptfix"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "arguments", "extras", "commands", "shown", "words", "docs"),
+    ("errors", "arguments", "extras", "commands", "shown", "words", "docs", "urls"),
     ("findings",),
     ("checkpoint", "pickles"),
     ("io", "names"),
     ("zips", "align"),
     ("formats",),
     ("ops",),
-    ("loaders", "browse"),
+    ("browse", "fleet", "git", "html", "loaders"),
     ("trainer", "cli"),
 )
 """The rooms of the house from the bottom up: a room imports from layers below its own, or as `BESIDE` says."""
@@ -45,11 +45,14 @@ OPS: tuple[tuple[str, ...], ...] = (
     ("diff", "extract", "repair"),
     ("match",),
     ("digest", "doctor", "merge", "stats"),
-    ("fix", "listing"),
+    ("fix", "histogram", "listing"),
 )
 """The verbs, and what they share, in the same way."""
 
-BESIDE = {("errors", "commands"), *((name, "errors") for name in ("arguments", "extras", "shown", "words"))}
+BESIDE = {
+    *(("errors", name) for name in ("commands", "urls")),
+    *((name, "errors") for name in ("arguments", "extras", "shown", "words")),
+}
 MOST_MODULES = 25
 """A room with more of them has no inner walls."""
 
@@ -57,7 +60,7 @@ FRONT = {"__init__", "__main__"}
 """The package's own name space (which imports lazily) and ``python -m``: above all layers."""
 
 ONLY_IN_CLI = {"click", "tabulate"}
-LAZY = {"torch", "numpy", "safetensors", "ml_dtypes"}
+LAZY = {"torch", "numpy", "safetensors", "ml_dtypes", "distributed", "submitit"}
 MOST_LINES = 400
 
 
@@ -255,6 +258,8 @@ OPENS = {"open", "read_text", "read_bytes", "from_file"}
 OPENED = {
     "io/source.py": "the one place",
     "io/output.py": "creates the output",
+    "io/remote/http.py": "opens a URL, for `io.source`",
+    "io/remote/write.py": "creates an output in a store",
     "io/blocks.py": "tries on an unnamed file whether blocks can be shared",
     "io/durable.py": "creates the copy of what is replaced, and syncs folders",
     "io/inplace/disk.py": "opens what is edited in place, and creates its journal",
@@ -262,8 +267,12 @@ OPENED = {
     "ops/target/targets.py": "a JSON of names and shapes: text",
     "ops/rename/run.py": "rules: text",
     "cli/shared/common.py": "an error message: text",
+    "cli/shared/fleets.py": "a list of names: text",
+    "fleet/locks.py": "creates and holds the locks of a plan",
+    "fleet/records.py": "creates the mark of a job that has begun",
     "cli/shared/streams.py": "the files that stand for standard input and output",
     "cli/shared/exits.py": "the null device, in place of a closed output",
+    "html/page.py": "the style and the script of pages, which are installed with the package",
     "docs/__init__.py": "documentation that is installed with the package",
     "loaders/tensors.py": "torch maps by name; that it is the file that was read is looked at afterwards",
 }
@@ -310,7 +319,7 @@ print(json.dumps([code, heavy]), file=sys.stderr)
 """
 
 
-COMPUTING = {"diff", "digest", "doctor", "stats", "cast", "average"}
+COMPUTING = {"diff", "digest", "doctor", "stats", "cast", "average", "git"}
 """Commands that compute with numpy."""
 
 

@@ -19,7 +19,7 @@ from ckptfix.io.threads import TASK, Workers
 from ckptfix.ops.diff.content import chunks_of
 from ckptfix.ops.diff.sources import Content, content
 from ckptfix.ops.numbers import decoded
-from ckptfix.ops.stats import no_numbers
+from ckptfix.ops.stats import why_no_numbers
 from ckptfix.ops.stats.moments import BLOCK, Moments, moments
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def summarise(contents: Contents, entry: TensorEntry, progress: Progress) -> Sum
     Raises:
         DamagedFile: the file changed since it was opened, or does not hold what it promises.
     """
-    reason = no_numbers(entry)
+    reason = why_no_numbers(entry)
     if reason is not None:
         return Summary(reason=reason)
     if entry.storage is None or entry.storage.data is None:
