@@ -28,6 +28,7 @@ HELP: tuple[tuple[str, str], ...] = (
     ("/", "search as you type: part of a name, a glob (*.weight), or /REGEX/"),
     ("enter", "in the list of what was found: show it in the tree"),
     ("n N", "to the next row with a finding or a difference, or the one before"),
+    ("z", "fold layers that are alike into one row, and unfold them"),
     ("s", "sort: as in the file, by name, by size"),
     ("Look", ""),
     ("v", "the values of a tensor; only those that are shown are read"),

@@ -39,6 +39,7 @@ class Tree(Rows):
         Binding("space", "turn", "Open or close", show=False),
         Binding("asterisk,plus", "open_all", "Open all", show=False),
         Binding("minus", "close_all", "Close all", show=False),
+        Binding("z", "fold", "Fold", show=False),
     ]
 
     def __init__(self) -> None:
@@ -89,7 +90,7 @@ class Tree(Rows):
     def _place_at(self, node: Node) -> None:
         rows = enumerate(self.outline.rows)
         kind = node.item is None
-        self.place(next((row for row, one in rows if one.address == node.address and (one.item is None) == kind), 0))
+        self.place(next((row for row, one in rows if one.key == node.key and (one.item is None) == kind), 0))
 
     def show_found(self, items: Sequence[Item] | None) -> None:
         """Show what a search found, or the tree again."""
@@ -157,6 +158,7 @@ class Tree(Rows):
         item = node.item
         if item is None:
             counted = plural(node.tensors, "tensor") if node.tensors else plural(node.values, "value")
+            counted = f"{len(node.kids)} alike, {counted}" if node.kids is not None else counted
             if not self.paired:
                 return counted
             counts = node.counts()
@@ -223,6 +225,12 @@ class Tree(Rows):
         self.changed()
         if node is not None:
             self._place_at(node)
+
+    def action_fold(self) -> None:
+        if self.found is None:
+            self.outline.fold = not self.outline.fold
+            self.outline.rebuild()
+            self.changed(keep=False)
 
     def action_close_all(self) -> None:
         if self.found is None:
