@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from heapq import nlargest
 from typing import TYPE_CHECKING
@@ -61,26 +62,37 @@ def of_two(node: Node, paths: Sequence[str]) -> Iterator[Line]:
 def of_module(node: Node, marks: Marks) -> Iterator[Line]:
     """A module or mapping."""
     yield "strong", shown(node.address) or "''"
-    held = [plural(node.tensors, "tensor")] if node.tensors else []
-    held += [plural(node.values, "value")] if node.values else []
-    yield "", f"{' and '.join(held)}, {size(node.nbytes)}" if node.tensors else " and ".join(held)
+    counted = [plural(node.tensors, "tensor")] if node.tensors else []
+    counted += [plural(node.values, "value")] if node.values else []
+    yield "", f"{' and '.join(counted)}, {size(node.nbytes)}" if node.tensors else " and ".join(counted)
     yield from _counts(node)
-    dtypes: dict[str, int] = {}
+    held, *largest = _held(node)
+    if held:
+        yield "", held
+    yield from findings(marks.at(node.covers))
+    if largest:
+        yield "", ""
+        yield "dim", "largest:"
+        yield from (("", line) for line in largest)
+
+
+def _held(node: Node) -> Sequence[str]:
+    """The dtypes of the tensors in a module, and a line for each of the largest."""
+    if node.said is not None:
+        return node.said
+    dtypes: Counter[str] = Counter()
     numel = 0
     for item in node.items:
         entry = item.shown
         if entry is not None:
-            dtypes[entry.dtype] = dtypes.get(entry.dtype, 0) + 1
+            dtypes[entry.dtype] += 1
             numel += entry.numel
-    if node.tensors:
-        yield "", f"{plural(numel, 'element')}: " + ", ".join(f"{shown(name)} x {n:,}" for name, n in dtypes.items())
-    yield from findings(marks.at(node.covers))
-    if node.tensors > 1:
-        yield "", ""
-        yield "dim", "largest:"
-        for item in nlargest(LARGEST, node.items, key=lambda item: item.nbytes):
-            if not item.is_value:
-                yield "", f"{size(item.nbytes):>9}  {shown(item.name[len(node.address) :].lstrip('./'), 200)}"
+    counted = ", ".join(f"{shown(name)} x {count:,}" for name, count in dtypes.most_common(8))
+    largest = nlargest(LARGEST, (item for item in node.items if not item.is_value), key=lambda item: item.nbytes)
+    names = ((item, shown(item.name[len(node.address) :].lstrip("./"), 200)) for item in largest if len(largest) > 1)
+    held = f"{plural(numel, 'element')}: {counted}" if dtypes else ""
+    node.said = (held, *(f"{size(item.nbytes):>9}  {name}" for item, name in names))
+    return node.said
 
 
 def _counts(node: Node) -> Iterator[Line]:

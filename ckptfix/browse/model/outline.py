@@ -29,12 +29,13 @@ class Node:
         tensors, values, nbytes: of all leaves.
         opened: whether its children are shown.
         covers: the addresses that the row stands for: those of all modules that were joined.
+        said: what is said of it, once it was asked for: it takes a look at every leaf.
         kids: of a row that stands for several modules that are alike, these; None of any other.
     """
 
     __slots__ = (
         *("address", "covers", "depth", "item", "items", "kids", "label"),
-        *("level", "nbytes", "opened", "tensors", "values"),
+        *("level", "nbytes", "opened", "said", "tensors", "values"),
     )
 
     def __init__(
@@ -49,6 +50,7 @@ class Node:
     ) -> None:
         self.covers = covers or (address,)
         self.kids: list[Node] | None = None
+        self.said: Sequence[str] | None = None
         self.label = label
         self.address = address
         self.items = items

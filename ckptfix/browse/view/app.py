@@ -100,6 +100,7 @@ class BrowseApp(App[None]):
     Attributes:
         signals: those that end it as a key does, so that the terminal is as it was before.
         stopped_by: the one that did.
+        failure: the error that ended it.
     """
 
     ENABLE_COMMAND_PALETTE = False
@@ -123,6 +124,7 @@ class BrowseApp(App[None]):
 
         self.signals: Sequence[int] = ()
         self.stopped_by: int | None = None
+        self.failure: Exception | None = None
 
     def on_mount(self) -> None:
         for number in self.signals:
@@ -138,6 +140,14 @@ class BrowseApp(App[None]):
         self.stopped_by = number
         self.exit()
 
+    def _handle_exception(self, error: Exception) -> None:
+        """An error in a screen ends the program, and is reported as any other command's is."""
+        if not self.signals:
+            super()._handle_exception(error)
+            return
+        self.failure = self.failure or error
+        self.exit()
+
     def action_help(self) -> None:
         """Show the keys."""
         if not isinstance(self.screen, Help):
@@ -147,8 +157,10 @@ class BrowseApp(App[None]):
 def run(
     path: str, other: str | None = None, at: tuple[str, str] | None = None, inside: Sequence[str] = ()
 ) -> int | None:
-    """Show it until the user quits; the number of the signal that ended it, if one did."""
+    """Show it until the user quits; the number of the signal that ended it, if one did. Raises what went wrong."""
     app = BrowseApp(path, other, at, inside)
     app.signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     app.run()
+    if app.failure is not None:
+        raise app.failure
     return app.stopped_by
