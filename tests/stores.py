@@ -394,16 +394,23 @@ class Hub(WebServer):
                 for name, data in self.repo.items()
                 if name.startswith(f"{tree[2]}/{tree[4]}")
             ]
-            status = 200 if rows else 404
-            handler.reply(status, json.dumps(rows).encode(), {"Content-Type": "application/json"})
+            there = any(name.startswith(f"{tree[2]}/") for name in self.repo)
+            said = {"Content-Type": "application/json"}
+            if tree[3] not in ("main", self.COMMIT):
+                handler.reply(404, b"{}", {**said, "X-Error-Code": "RevisionNotFound"})
+            elif rows:
+                handler.reply(200, json.dumps(rows).encode(), said)
+            else:
+                code = "EntryNotFound" if there else "RepoNotFound"
+                handler.reply(404, b"{}", {**said, "X-Error-Code": code})
         elif found is not None:
             name = f"{found[1]}/{found[3]}"
             said = {"X-Repo-Commit": self.COMMIT}
             if name not in self.repo or found[2] not in ("main", self.COMMIT):
                 handler.reply(404, b"", {"X-Error-Code": "EntryNotFound"})
             elif name in self.large:
-                there = self.put(f"cdn/{name}", self.repo[name]).replace("127.0.0.1", "localhost")
-                handler.reply(302, b"", {**said, "Location": f"{there}?Signature=5ecret"})
+                address = self.put(f"cdn/{name}", self.repo[name]).replace("127.0.0.1", "localhost")
+                handler.reply(302, b"", {**said, "Location": f"{address}?Signature=5ecret"})
             else:
                 self.headers = said
                 self.put(handler.path.partition("?")[0][1:], self.repo[name])

@@ -33,7 +33,8 @@ def test_a_header_is_some_ranges_of_one_commit(hub: Hub, model: Path, rev: str) 
     assert hub.traffic.down < 300_000
     paths = [path for _, path, _, _ in hub.traffic.calls]
     assert sum("/resolve/" in path for path in paths) == 1  # what follows goes to where it was redirected
-    assert [row.get("Authorization") for row in hub.seen[:2]] == ["Bearer hf_t0ken", None]
+    ranges = [row for row in hub.seen if "Range" in row]
+    assert [row.get("Authorization") for row in ranges] == ["Bearer hf_t0ken", *([None] * (len(ranges) - 1))]
 
 
 def test_an_address_that_expires_is_asked_for_again(hub: Hub, model: Path) -> None:
@@ -44,7 +45,7 @@ def test_an_address_that_expires_is_asked_for_again(hub: Hub, model: Path) -> No
     before = hub.answer
 
     def expire(handler: object, path: str) -> bool:
-        if hub.traffic.requests == 2:
+        if hub.traffic.requests == 3:  # the first range has come
             hub.expired = 1
         return before(handler, path)  # type: ignore[arg-type]
 
