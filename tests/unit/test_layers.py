@@ -250,7 +250,7 @@ def _is_import(node: ast.stmt) -> bool:
 
 OPENS = {"open", "read_text", "read_bytes", "from_file"}
 OPENED = {
-    "io/source.py": "the one place",
+    "io/pool.py": "the one place, for `io.source`",
     "io/output.py": "creates the output",
     "io/remote/http.py": "opens a URL, for `io.source`",
     "io/remote/write.py": "creates an output in a store",

@@ -276,7 +276,7 @@ class TestParts:
     @pytest.mark.parametrize("seed", range(40))
     def test_they_are_the_file(self, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
         """On a small scale: at least 50 bytes, at most 500 copied, at most 40 parts."""
-        for name, value in {"LEAST": 50, "LONGEST": 500, "PART": 80, "MOST_PARTS": 40}.items():
+        for name, value in {"LEAST": 50, "LONGEST": 500, "COPIED": 300, "PART": 80, "MOST_PARTS": 40}.items():
             monkeypatch.setattr(parts, name, value)
         draw = random.Random(seed)
         data = bytes(draw.randrange(256) for _ in range(5000))
@@ -311,5 +311,5 @@ class TestParts:
         (head, *copies) = parts_of(
             OutputFile.of("s3://b/out", [b"x" * 100, ByteRange("s3://b/in", 64, size)]), lambda where: True
         )
-        assert head.nbytes == 5 * MB and len(copies) == 1024
+        assert head.nbytes == 5 * MB and len(copies) < 10_000 and max(part.nbytes for part in copies) <= 5 << 30
         assert len(parts_of(OutputFile.of("s3://b/out", [ByteRange("x", 0, size)]), lambda where: False)) <= 10_000
