@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from builders import Tensor, assemble, push, safetensors, state_dict_ops, torch_zip, written
@@ -34,11 +35,16 @@ COMMANDS = {
     "inspect": ["inspect", "{torch}"],
     "inspect in full": ["inspect", "{torch}", "--tensors", "--json"],
     "inspect safetensors": ["inspect", "{safetensors}"],
+    "browse": ["browse", "--help"],
     "digest": ["digest", "{torch}"],
     "stats": ["stats", "{torch}", "{safetensors}"],
     "diff": ["diff", "{torch}", "{safetensors}"],
     "doctor": ["doctor", "{torch}"],
     "doctor with a target": ["doctor", "{torch}", "--like", "{torch}"],
+    "git": ["git", "textconv", "{torch}"],
+    "git and its configuration": ["git", "enable", "--global", "--dry-run"],
+    "fleet": ["fleet", "status", "{plan}"],
+    "fleet run": ["fleet", "run", "{plan}", "--dry-run"],
     "extract": ["extract", "{torch}", "{out}.pth"],
     "completion": ["completion", "bash"],
     "help": ["help", "recipes"],
@@ -62,8 +68,15 @@ def small_files(folder: Path) -> tuple[str, str]:
     )
 
 
+def job(path: str) -> bytes:
+    """The plan of a fleet: one job, which looks at a file."""
+    line = {"input": path, "identity": None, "output": None, "bytes": 0, "argv": ["inspect", path]}
+    return json.dumps(line).encode() + b"\n"
+
+
 def arguments(name: str, folder: Path) -> list[str]:
     """The command line of `name` on small files, which are written to `folder`, as its output is."""
     torch_file, safetensors_file = small_files(folder)
     values = {"torch": torch_file, "safetensors": safetensors_file, "out": str(folder / "out")}
+    values["plan"] = str(written(folder / "plan.jsonl", job(torch_file)))
     return [argument.format(**values) for argument in COMMANDS[name]]

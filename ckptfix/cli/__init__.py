@@ -38,9 +38,11 @@ COMMANDS: dict[str, Row] = {
     "ls": Row("Look", "ls", "List checkpoints, a line each: format, size, devices, faults."),
     "inspect": Row("Look", "inspect", "Say what a file is, and list its tensors."),
     "doctor": Row("Look", "doctor", "Say why a file does not load, and what fixes it."),
+    "browse": Row("Look", "browse", "Browse a file, a folder or two files in the terminal."),
     "diff": Row("Look", "diff", "Compare two checkpoints: names, shapes, devices, values."),
     "digest": Row("Look", "values.digest", "Hash each tensor; check a copy against its original."),
     "stats": Row("Look", "values.stats", "Say the range, mean, spread and NaN of each tensor."),
+    "git": Row("Look", "git", "Let git show what changed in checkpoints."),
     "strip-module": Row("Names", "strip_module", "Remove the prefix that DataParallel or DDP adds to the keys."),
     "add-module": Row("Names", "add_module", "Add that prefix, for a model that is wrapped."),
     "unwrap": Row("Names", "unwrap", "Remove every known wrapper's prefix: DDP, FSDP, compile."),
@@ -59,6 +61,7 @@ COMMANDS: dict[str, Row] = {
     "sanitize": Row("Container", "sanitize", "Turn what weights_only=True refuses into plain values."),
     "repair": Row("Damage", "repair", "Recover the intact tensors of a damaged file."),
     "slim": Row("Container", "slim", "Leave out bytes that no tensor uses, and the optimizer."),
+    "fleet": Row("Many", "fleet", "Do one command on thousands of checkpoints, resumable."),
     "help": Row("Help", "help", "Show the documentation: recipes, formats, findings ..."),
     "completion": Row("Help", "completion", "Print the completion script of a shell."),
 }
@@ -66,6 +69,7 @@ COMMANDS: dict[str, Row] = {
 
 _OTHER_WORDS: dict[str, Sequence[str]] = {
     **dict.fromkeys(("info", "show", "view", "cat", "load", "read", "open", "summary"), ("inspect",)),
+    **dict.fromkeys(("tui", "ui", "explore", "explorer", "tree", "less"), ("browse",)),
     **dict.fromkeys(("list", "dir", "find"), ("ls",)),
     **dict.fromkeys(("hash", "sha256sum", "checksum", "manifest"), ("digest",)),
     **dict.fromkeys(("stat", "histogram", "nan", "norms"), ("stats",)),

@@ -49,7 +49,7 @@ def with_record(plan: Plan, format: str, dest: str, read: Iterable[Mark]) -> tup
     command = _command.get()
     if command is None:
         return plan, None
-    text = json.dumps({"ckptfix": _version(), "command": list(command), "inputs": _inputs(read)}, ensure_ascii=False)
+    text = json.dumps({"ckptfix": version(), "command": list(command), "inputs": _inputs(read)}, ensure_ascii=False)
     row = FORMATS[format]
     if row.folder:
         place = str(as_path(dest, NAME))
@@ -62,11 +62,13 @@ def with_record(plan: Plan, format: str, dest: str, read: Iterable[Mark]) -> tup
     return replace(plan, files=(made, *others)), f"record: {place}"
 
 
-def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
+def version() -> str:
+    """The version of ckptfix that is installed."""
+    from importlib.metadata import PackageNotFoundError
+    from importlib.metadata import version as installed
 
     try:
-        return version("ckptfix")
+        return installed("ckptfix")
     except PackageNotFoundError:
         return "unknown"
 

@@ -271,11 +271,11 @@ def looked_at(draft: Draft[R], source: str, dest: StrPath | None = None) -> R:
     )
 
 
-def write_text(dest: StrPath, text: str, *, force: bool, source: str) -> None:
-    """Write a file that holds no tensors, such as a report or rules."""
-    io_write.check_destination(dest, [source], overwrite=force)
+def write_text(dest: StrPath, text: str, *sources: str, force: bool) -> None:
+    """Write a file that holds no tensors, such as a report or rules; who may not read a source may not read it."""
+    io_write.check_destination(dest, sources, overwrite=force)
     plan = Plan((OutputFile.of(dest, [text.encode("utf-8", "surrogatepass")]),))
-    io_write.write_plan(plan, overwrite=force, inputs={source: stamp(source)})
+    io_write.write_plan(plan, overwrite=force, inputs={source: stamp(source) for source in sources})
 
 
 def plan_edits(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -102,6 +103,8 @@ def make() -> Iterator[tuple[str, bytes]]:
     yield "original.pth", state(three=(1, 2, 3))
     yield "flat.pth", model({"fc.weight": (6,)})
     yield "square.pth", model({"head.weight": (2, 3)})
+    yield "fused.pth", model({"attn.qkv.weight": (6, 2), "attn.out.weight": (2, 2)})
+    yield "apart.pth", model({f"attn.{part}.weight": (2, 2) for part in ("query", "key", "value", "out")})
     yield "plain.safetensors", safetensors([("a", "F32", [2], floats(1, 2))], metadata={"format": "pt"})
     yield "run/model.safetensors", safetensors([("a", "F32", [2], floats(1, 2))])
     yield "run/trainer_state.json", b"{}"
@@ -110,6 +113,17 @@ def make() -> Iterator[tuple[str, bytes]]:
     yield "mixed.pth", wrapped(second="")
     yield "gan.pth", saved(gan)
     yield from edited()
+    for name in ("plan", "again"):
+        yield f"{name}.jsonl", plan(name).encode()
+
+
+def plan(name: str) -> str:
+    """The plan of a fleet: an output, a finding and a failure."""
+    jobs = [(path, f"{name}-{path}", ["to-cpu", path, f"{name}-{path}"]) for path in ("ddp.pth", "cut.pth")]
+    known = {"identity": None, "bytes": 1}
+    rows = [{"input": path, "output": output, "argv": argv, **known} for path, output, argv in jobs]
+    rows.append({"input": "rich.pth", "output": None, "argv": ["doctor", "rich.pth"], **known})
+    return "".join(json.dumps(row) + "\n" for row in rows)
 
 
 RUNS: dict[str, tuple[str, ...]] = {
@@ -126,9 +140,11 @@ RUNS: dict[str, tuple[str, ...]] = {
     "digest": ("digest ddp.pth --check rich.pth", "digest --files ddp.pth", "digest a.pth --check b.pth",
                "digest renamed.pth --check a.pth", "digest single.pth --check rich.pth", "digest ddp.pth --total"),
     "stats": ("stats ddp.pth --by-layer", "stats numbers.pth --filter * --filter none", "stats a.pth --depth 1"),
+    "git": ("git enable --global --dry-run", "git textconv a.pth"),
     "rename": ("strip-module ddp.pth OUT.pth", "rename ddp.pth OUT.pth --sub a=b"),
     "match": ("match bert.pth OUT.pth --like mine.pth", "match heads.pth OUT.pth --like like.pth --accept-ambiguous",
-              "match bert.pth --like like.pth --report", "match flat.pth OUT.pth --like square.pth --reshape",
+              "match bert.pth --like like.pth --report",
+              "match fused.pth OUT.pth --like apart.pth", "match flat.pth OUT.pth --like square.pth --reshape",
               "match counted.pth OUT.pth --like norm.pth", "match norm.pth OUT.pth --like counted.pth",
               "match a.pth OUT.pth --like half.pth"),
     "map-location": ("to-cpu ddp.pth OUT.pth", "map-location ddp.pth OUT.pth cuda:1=cpu",
@@ -147,6 +163,8 @@ RUNS: dict[str, tuple[str, ...]] = {
     "average": ("average a.pth b.pth -o OUT.pth", "average counted.pth counted.pth -o OUT.pth --weights 1,3"),
     "set-metadata": ("set-metadata plain.safetensors OUT.safetensors --set room=b --delete format",),
     "slim": ("slim view.pth OUT.pth", "slim rich.pth OUT.pth --no-optimizer"),
+    "fleet": ("fleet run plan.jsonl", "fleet status plan.jsonl --list done"),
+    "fleet_job": ("fleet run plan.jsonl --dry-run", "fleet run again.jsonl"),
     "undo": ("undo --list edited.pth", "undo edited.safetensors", "undo ddp.pth"),
     "failure": ("inspect none.pth", "inspect --nonsense", "rename model.pth OUT.pth --sub 'bias|weight=x'",
                "inspect truncated.pth", "inspect page.pth", "inspect a.pth --filter fc.weigth",

@@ -150,7 +150,8 @@ def commands_options(name: str) -> list[str]:
 
     command = commands.get_command(click.Context(commands), name)
     assert command is not None
-    return [option for param in command.params for option in param.opts]
+    inner = command.commands.values() if isinstance(command, click.Group) else ()
+    return [option for one in (command, *inner) for param in one.params for option in param.opts]
 
 
 def test_a_field_that_is_new_gone_or_other_is_seen(folder: Path) -> None:

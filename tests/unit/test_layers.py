@@ -31,7 +31,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("zips", "align"),
     ("formats",),
     ("ops",),
-    ("loaders",),
+    ("browse", "fleet", "git", "html", "loaders"),
     ("trainer", "cli"),
 )
 """The rooms of the house from the bottom up: a room imports from layers below its own, or as `BESIDE` says."""
@@ -45,7 +45,7 @@ OPS: tuple[tuple[str, ...], ...] = (
     ("diff", "extract", "repair"),
     ("match",),
     ("digest", "doctor", "merge", "stats"),
-    ("fix", "listing"),
+    ("fix", "histogram", "listing"),
 )
 """The verbs, and what they share, in the same way."""
 
@@ -60,7 +60,7 @@ FRONT = {"__init__", "__main__"}
 """The package's own name space (which imports lazily) and ``python -m``: above all layers."""
 
 ONLY_IN_CLI = {"click", "tabulate"}
-LAZY = {"torch", "numpy", "safetensors", "ml_dtypes"}
+LAZY = {"torch", "numpy", "safetensors", "ml_dtypes", "distributed", "submitit"}
 MOST_LINES = 400
 
 
@@ -236,6 +236,12 @@ def test_what_belongs_to_the_command_line_stays_there(path: Path) -> None:
 
 
 @every_module
+def test_only_the_screens_draw(path: Path) -> None:
+    if path.relative_to(PACKAGE).parts[:2] != ("browse", "view") and path.name != "extras.py":
+        assert not {name.split(".")[0] for name, _ in imports(parsed(path), path)} & {"textual", "rich"}
+
+
+@every_module
 def test_heavy_packages_are_imported_where_they_are_used(path: Path) -> None:
     if room(path) == "trainer":
         return
@@ -250,7 +256,7 @@ def _is_import(node: ast.stmt) -> bool:
 
 OPENS = {"open", "read_text", "read_bytes", "from_file"}
 OPENED = {
-    "io/pool.py": "the one place, for `io.source`",
+    "io/pool.py": "the one place",
     "io/output.py": "creates the output",
     "io/remote/http.py": "opens a URL, for `io.source`",
     "io/remote/write.py": "creates an output in a store",
@@ -261,8 +267,12 @@ OPENED = {
     "ops/target/targets.py": "a JSON of names and shapes: text",
     "ops/rename/run.py": "rules: text",
     "cli/shared/common.py": "an error message: text",
+    "cli/shared/fleets.py": "a list of names: text",
+    "fleet/locks.py": "creates and holds the locks of a plan",
+    "fleet/records.py": "creates the mark of a job that has begun",
     "cli/shared/streams.py": "the files that stand for standard input and output",
     "cli/shared/exits.py": "the null device, in place of a closed output",
+    "html/page.py": "the style and the script of pages, which are installed with the package",
     "docs/__init__.py": "documentation that is installed with the package",
     "loaders/tensors.py": "torch maps by name; that it is the file that was read is looked at afterwards",
 }
@@ -309,7 +319,7 @@ print(json.dumps([code, heavy]), file=sys.stderr)
 """
 
 
-COMPUTING = {"diff", "digest", "doctor", "stats", "cast", "average"}
+COMPUTING = {"diff", "digest", "doctor", "stats", "cast", "average", "git"}
 """Commands that compute with numpy."""
 
 

@@ -158,13 +158,28 @@ def with_outputs(inputs: Sequence[Input], out_dir: str, names: Sequence[str]) ->
         replace(input, dest=normal(str(as_path(out_dir, input.within, name))))
         for input, name in zip(inputs, names, strict=True)
     ]
+    refuse_collisions(
+        rows, "-r FOLDER keeps the folders below FOLDER, and so does a pattern in quotes; or do them one by one"
+    )
+    return rows
+
+
+def refuse_collisions(rows: Sequence[Input], hint: str) -> None:
+    """Refuse outputs of which two have one name, or one lies in another, or is an input of another.
+
+    Args:
+        hint: what gives them different names.
+
+    Raises:
+        WouldOverwrite: it is so.
+    """
     sources = {real_path(row.path): row for row in rows}
     taken: dict[str, Input] = {}
     for row in rows:
-        assert row.dest is not None
+        if row.dest is None:
+            continue
         other = taken.setdefault(row.dest, row)
         if other is not row:
-            hint = "-r FOLDER keeps the folders below FOLDER, and so does a pattern in quotes; or do them one by one"
             raise WouldOverwrite(f"{other.path} and {row.path} would both be written to it", path=row.dest, hint=hint)
         of = sources.get(real_path(row.dest))
         if of is not None and of is not row:
@@ -173,4 +188,3 @@ def with_outputs(inputs: Sequence[Input], out_dir: str, names: Sequence[str]) ->
         around = next((taken[str(above)] for above in as_path(dest).parents if str(above) in taken), None)
         if around is not None:
             raise WouldOverwrite(f"the output of {row.path} would lie in the output of {around.path}", path=dest)
-    return rows

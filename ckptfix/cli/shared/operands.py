@@ -98,6 +98,8 @@ class Inputs:
         self, command: click.Command, ctx: click.Context, names: Sequence[str], *, recursive: bool = False
     ) -> Job:
         """The job of reading these inputs, with the options of the command line."""
+        if ctx.params.get("html"):
+            raise click.UsageError("--html writes one page, of one input: name one, or run the command for each.", ctx)
         from ckptfix.cli.shared.inputs import expanded
 
         return Job(
@@ -196,7 +198,8 @@ class InAndOut:
         if is_pattern(ctx.params["source"]):
             raise click.UsageError("IN is a pattern: give --out-dir DIR, where the outputs are written.", ctx)
 
-    def _name(self, verb: str, path: str, params: Mapping[str, Any]) -> str:
+    def name_of(self, verb: str, path: str, params: Mapping[str, Any]) -> str:
+        """What the output of `path` is called in a folder of outputs."""
         try:
             return self._called(verb, path, params)
         except (CkptfixError, OSError):
@@ -219,7 +222,7 @@ class InAndOut:
         if any(word in console.streams for word in words):
             raise click.UsageError("- (standard input) has no name that an output in --out-dir could have.", ctx)
         inputs = expanded(words, recursive=recursive, leave_out=out_dir)
-        names = [self._name(str(command.name), input.path, ctx.params) for input in inputs]
+        names = [self.name_of(str(command.name), input.path, ctx.params) for input in inputs]
         return Job(
             callback=_function(command),
             argument="source",

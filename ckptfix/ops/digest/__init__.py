@@ -161,7 +161,7 @@ def digest(
     else:
         made = _of_tensors(source, other, known, at, check_at, algorithm, progress)
     if manifest is not None:
-        write_text(manifest, made.manifest, force=force, source=source)
+        write_text(manifest, made.manifest, source, force=force)
     return made
 
 

@@ -1,0 +1,75 @@
+"""ckptfix fleet plan."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+from ckptfix.cli.shared.common import Verb, output_options
+from ckptfix.cli.shared.console import Console, pass_console
+from ckptfix.cli.shared.tables import size
+from ckptfix.words import plural
+
+WORDS = "ckptfix.fleet.words"
+"""Key of a context's meta: the words after ``--``."""
+
+
+class Plan(Verb):
+    """A command whose words after ``--`` are another command."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        at = args.index("--") if "--" in args else len(args)
+        ctx.meta[WORDS] = args[at + 1 :]
+        return super().parse_args(ctx, args[:at])
+
+    def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        formatter.write_usage(ctx.command_path, "[OPTIONS] NAME... -- VERB ARGS > PLAN")
+
+    def invoke(self, ctx: click.Context) -> Any:
+        return click.Command.invoke(self, ctx)  # - is a list here, and no checkpoint
+
+
+@pass_console
+def _plan(console: Console, *, names: tuple[str, ...], out_dir: str | None, recursive: bool) -> int:
+    """Write a plan to stdout: a line of JSON for each job, with its input, output and command line.
+
+    NAME is a checkpoint, a folder (with -r all checkpoints below), a pattern in quotes, or a list: a text file with a
+    name a line, or - for standard input. After -- stands a command without its inputs. Outputs go to --out-dir under
+    the names of their inputs, or as a template says: {stem}, {name}, {suffix} and {parent} stand for parts of the
+    input's name.
+
+    Nothing is written but the plan. A command that is none for a fleet, wrong options, and outputs that would have one
+    name are refused.
+    """
+    from ckptfix.cli.shared.fleets import jobs
+
+    words = click.get_current_context().meta[WORDS]
+    if not words:
+        raise click.UsageError("Which command? It stands after the names and --: ... -- doctor --fast")
+    if not names:
+        raise click.UsageError("Missing argument 'NAME...'.")
+    count = total = missing = 0
+    for job in jobs(names, words, out_dir=out_dir, recursive=recursive):
+        sys.stdout.write(job.line())
+        count, total, missing = count + 1, total + job.bytes, missing + (job.identity is None)
+    if not console.quiet:
+        console.note(f"{plural(count, 'job')}, {size(total)} of inputs")
+    if missing:
+        console.note(f"{plural(missing, 'input')} not there: the jobs will fail")
+    return 0
+
+
+plan = Plan(
+    "plan",
+    params=[
+        click.Argument(["names"], metavar="NAME...", nargs=-1, required=False),
+        click.Option(["--out-dir"], metavar="DIR", help="Where the outputs go, under the names of their inputs."),
+        click.Option(["-r", "--recursive"], is_flag=True, help="Search folders for checkpoints."),
+        next(option for option in output_options() if option.name == "quiet"),
+    ],
+    callback=_plan,
+    help=_plan.__doc__,
+    example="ckptfix fleet plan 'runs/**/*.pth' -- to-cpu -o 'cpu/{parent}/{name}' > plan.jsonl",
+)

@@ -1,0 +1,142 @@
+"""ckptfix fleet run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from ckptfix.cli.fleet.shown import counts, progress, shard_option, show
+from ckptfix.cli.shared.common import FileName, reads
+from ckptfix.cli.shared.console import Console
+from ckptfix.cli.shared.exits import Stopped
+from ckptfix.errors import printable
+from ckptfix.fleet.report import Report, Summary
+from ckptfix.fleet.states import Line, Shard
+from ckptfix.words import plural
+
+
+def _setting(text: str) -> tuple[str, object]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise click.UsageError(f"--slurm takes NAME=VALUE, such as timeout_min=60, not {text!r}.")
+    return name, int(value) if value.isdecimal() else value
+
+
+@reads(
+    "run",
+    click.Argument(["plan"], metavar="PLAN", type=FileName()),
+    click.Option(
+        ["--jobs"], metavar="N", type=click.IntRange(min=1),
+        help="Work on N inputs at a time; by default, as many as there are processors. Of Slurm: tasks of the array.",
+    ),
+    click.Option(
+        ["--executor"], metavar="NAME", default="processes", show_default=True,
+        help="What does the jobs: processes, dask://HOST:PORT (needs distributed), slurm (needs submitit).",
+    ),
+    click.Option(
+        ["--slurm"], metavar="NAME=VALUE", multiple=True,
+        help="A parameter of submitit, such as timeout_min=60 or slurm_partition=cpu. Repeatable.",
+    ),
+    shard_option(),
+    click.Option(["-n", "--dry-run"], is_flag=True, help="Say what would be done, and do nothing."),
+    example="ckptfix fleet run plan.jsonl --jobs 8",
+)  # fmt: skip
+def run(
+    console: Console,
+    *,
+    plan: str,
+    jobs: int | None,
+    executor: str,
+    slurm: tuple[str, ...],
+    shard: Shard | None,
+    dry_run: bool,
+) -> int:
+    """Do what is not done of PLAN: jobs that are new, that failed, or whose input, output or command line changed.
+
+    A job that fails does not stop the others. Each that has ended is recorded in PLAN.d at once, so that the same
+    command goes on wherever it was stopped. A job that kills its process is tried again, and given up after the third
+    time.
+
+    The exit code is 2 if a job failed, else 3 if one has losses, else 1 if one has findings, else 0; what an earlier
+    run did counts as well. --json prints a line for each job that has ended, and one for all.
+    """
+    if dry_run:
+        return _planned(console, plan, shard)
+    kind, _, place = executor.partition(":")
+    if kind not in ("processes", "dask", "slurm") or (kind == "processes" and place):
+        raise click.UsageError(f"--executor {executor!r}: it is processes, dask://HOST:PORT or slurm.")
+    if slurm and kind != "slurm":
+        raise click.UsageError("--slurm goes with --executor slurm.")
+    if kind == "slurm" and shard is not None:
+        raise click.UsageError("--shard is for other schedulers: --executor slurm makes shards of its own.")
+    report = Report()
+    try:
+        with progress(console) as draw:
+
+            def begin(found: Report) -> None:
+                nonlocal report
+                report = found
+
+            def each(summary: Summary, now: Report) -> None:
+                if console.json:
+                    console.emit(summary.as_dict(), summary.exit_code, line=True)
+                draw(now)
+
+            done = _done(console, plan, kind, place, jobs=jobs, slurm=slurm, shard=shard, begin=begin, each=each)
+    except Stopped:
+        console.note(f"{report.done + report.failed:,} of {plural(report.jobs, 'job')} have ended; the same command "
+                     "does the rest")  # fmt: skip
+        raise
+    if console.json:
+        console.emit({"plan": plan, **done.as_dict(), "inputs": None}, done.exit_code, line=True)
+    else:
+        show(console, plan, done, ran=True)
+    return done.exit_code
+
+
+def _done(
+    console: Console, plan: str, kind: str, place: str, *, jobs: int | None, slurm: tuple[str, ...], **how: Any
+) -> Report:
+    if kind == "slurm":
+        from ckptfix.fleet.arrays import run_array
+
+        how.pop("shard")
+        settings = dict(map(_setting, slurm))
+        return run_array(plan, cluster=place.strip("/") or None, jobs=jobs, settings=settings, note=console.note, **how)
+    from ckptfix.fleet.run import TRIES
+    from ckptfix.fleet.run import run as carry_out
+
+    if kind == "dask":
+        from ckptfix.fleet.executors import dask
+
+        if not place.strip("/"):
+            raise click.UsageError("--executor dask://HOST:PORT: where is the scheduler?")
+        address = place.removeprefix("//")
+        with dask(address, TRIES) as engine:
+            return carry_out(plan, executor=engine, **how)
+    return carry_out(plan, jobs=jobs, **how)
+
+
+def _planned(console: Console, plan: str, shard: Shard | None) -> int:
+    """Say what a run would do."""
+    from ckptfix.commands import command
+    from ckptfix.fleet.run import status
+
+    def say(line: Line) -> None:
+        if line.state == "done":
+            return
+        if console.json:
+            job = line.job
+            summary = Summary(job.input, job.output, 0, job.bytes, 0.0, argv=job.argv)
+            console.emit({**summary.as_dict(), "state": line.state}, 0, line=True)
+        else:
+            verb, *words = line.job.argv
+            console.say(f"{line.state}: {printable(command(verb, *words))}")
+
+    report = status(plan, shard=shard, each=say)
+    if console.json:
+        console.emit({"plan": plan, **report.as_dict(), "inputs": None}, 0, line=True)
+    else:
+        console.prose(counts(report))
+    return 0

@@ -1,0 +1,125 @@
+"""What is shown of a fleet: how far it is, what became of it, and what fixes what failed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import click
+
+from ckptfix.cli.shared.console import Console, is_terminal
+from ckptfix.cli.shared.progress import Progress
+from ckptfix.cli.shared.tables import duration, size, table
+from ckptfix.commands import command, quoted
+from ckptfix.errors import printable
+from ckptfix.fleet.report import TROUBLE, Report
+from ckptfix.fleet.states import Shard
+from ckptfix.words import plural
+
+CAUSES = 30
+"""Causes that a terminal gets."""
+
+WHAT = {0: "warning", 1: "finding", TROUBLE: "failed", 3: "losses"}
+"""Exit code of a job -> how the table calls it."""
+
+
+class ShardType(click.ParamType[Shard]):
+    """``I/N``, or ``auto`` for what Slurm or torchrun says in the environment."""
+
+    name = "shard"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> Shard:
+        if isinstance(value, Shard):
+            return value
+        text = str(value)
+        if text == "auto":
+            from ckptfix.fleet.shards import from_environment
+
+            found = from_environment()
+            if found is None:
+                self.fail("auto takes SLURM_ARRAY_TASK_ID and _COUNT, or RANK and WORLD_SIZE, which are not set.")
+            return found
+        index, slash, count = text.partition("/")
+        if not (slash and index.isdecimal() and count.isdecimal()):
+            self.fail(f"{text!r} is not I/N, such as 0/8, and not auto.", param, ctx)
+        if int(index) >= int(count):
+            self.fail(f"{text}: I counts from 0, so the last of {count} is {int(count) - 1}/{count}.", param, ctx)
+        return Shard(int(index), int(count))
+
+
+def shard_option() -> click.Option:
+    """--shard I/N."""
+    return click.Option(
+        ["--shard"], metavar="I/N", type=ShardType(),
+        help="Only part I of N of the plan, by size; I counts from 0. auto: as the environment says.",
+    )  # fmt: skip
+
+
+class Bar(Progress):
+    """One line on a terminal: files, bytes, rate, failures."""
+
+    report = Report()
+
+    def _line(self, done: int, total: int) -> str:
+        report = self.report
+        ended = report.done + report.failed
+        parts = [f"{ended:,} of {plural(report.jobs, 'file')}", f"{size(done)} of {size(total)}"]
+        (since, before), (now, _) = self._marks[0], self._marks[-1]
+        if now > since and done > before:
+            rate = (done - before) / (now - since)
+            parts += [f"{size(rate)}/s", f"{duration((total - done) / rate)} left"]
+        return "  ".join([*parts, *([f"{report.failed:,} failed"] if report.failed else [])])
+
+
+@contextmanager
+def progress(console: Console) -> Iterator[Callable[[Report], None]]:
+    """A callable that draws on a terminal, and does nothing elsewhere."""
+    if console.quiet or not is_terminal(sys.stderr):
+        yield lambda report: None
+        return
+    bar = Bar(sys.stderr)
+
+    def draw(report: Report) -> None:
+        bar.report = report
+        bar(report.done_bytes, report.bytes)
+
+    try:
+        yield draw
+    finally:
+        bar.clear()
+
+
+def counts(report: Report, *, ran: bool = False) -> str:
+    """The counts in a sentence; `ran` says that some of what is done may be older than this run."""
+    before = f" ({report.before:,} of them before)" if report.before and ran else ""
+    parts = [f"{report.done:,} done{before}"]
+    with_what = ((report.codes.get(1), "findings"), (report.codes.get(3), "losses"))
+    parts += [f"{number:,} of them with {what}" for number, what in with_what if number]
+    others = ((report.failed, "failed"), (report.changed, "changed since"), (report.left, "left"))
+    parts += [f"{number:,} {what}" for number, what in others if number]
+    return f"{plural(report.jobs, 'job')}, {size(report.bytes)}: {', '.join(parts)}."
+
+
+def show(console: Console, plan: str, report: Report, *, ran: bool = False) -> None:
+    """The counts, the table of causes, and below what fixes each; `ran` as `counts`."""
+    console.prose(counts(report, ran=ran))
+    causes = report.by_cause
+    if not causes:
+        return
+    shown = causes[: console.rows(None, CAUSES) or None]
+    console.say()
+    rows = [(WHAT.get(one.exit_code, str(one.exit_code)), one.cause, f"{one.count:,}", one.example) for one in shown]
+    head = ("result", "cause", "files", "one of them")
+    for line in table(rows, head, right=(2,), width=console.width, names=(head[3],)).splitlines():
+        console.say(line)
+    if len(causes) > len(shown):
+        console.say(f"... {len(causes) - len(shown):,} more causes (a pipe gets all)")
+    for one in shown:
+        console.say()
+        console.prose(f"{one.cause}: {printable(one.message or 'see the record')}")
+        if one.fix:
+            kind = "Fix" if one.fix.startswith("ckptfix ") else "hint"
+            console.say(f"{kind}: {printable(one.fix)}", "fix", len(kind))
+        if one.count > 1:
+            console.say(f"All {one.count:,}: {command('fleet', 'status', list=one.cause)} {printable(quoted(plan))}")

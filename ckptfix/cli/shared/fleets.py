@@ -1,0 +1,263 @@
+"""The plan of a fleet: names become inputs, one command line becomes that of each, and outputs are checked."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ckptfix import formats
+from ckptfix.cli.shared.alone import parsed, verb_called
+from ckptfix.cli.shared.common import Verb
+from ckptfix.cli.shared.inputs import SUFFIXES, Input, expanded, is_pattern, refuse_collisions
+from ckptfix.cli.shared.operands import InAndOut
+from ckptfix.errors import CkptfixError, NoSuchFile, WouldOverwrite
+from ckptfix.fleet.jobs import Job, identity, size_of
+from ckptfix.io.source import found_as, is_local
+
+LISTS = (".txt", ".lst", ".list", ".jsonl", ".ndjson")
+"""How lists of names are called."""
+
+FIELDS = re.compile(r"\{(stem|name|suffix|parent)\}")
+"""What a template may have: of ``runs/7/model.pth`` model, model.pth, .pth and runs/7."""
+
+IN_PLACE = "{in place}"
+"""The template of outputs that are their inputs."""
+
+ALONE = ("dry_run", "check_only", "report", "rules_file")
+"""Parameters of commands that write, with which they need no output."""
+
+
+def jobs(names: Sequence[str], words: Sequence[str], *, out_dir: str | None, recursive: bool) -> Iterator[Job]:
+    """The jobs of doing ``VERB ARGS`` on the inputs that `names` stand for. All is checked before the first comes.
+
+    Args:
+        names: lists of names, patterns, folders, inputs; ``-`` is a list on standard input.
+        words: the verb and its arguments, which may have the fields of a template.
+        recursive: folders are searched.
+
+    Raises:
+        click.UsageError: the verb is none for a fleet, or the words do not go with it.
+        WouldOverwrite: two outputs have one name, one lies in another, or one is an input.
+        NoSuchFile: a name of the command line stands for nothing.
+    """
+    verb = verb_called(words[0])
+    args, inner = _without(verb, words[1:])
+    if out_dir is not None and "out_dir" in inner:
+        raise click.UsageError("--out-dir is given twice: before -- and after it.")
+    out_dir = inner.get("out_dir", out_dir)
+    recursive = recursive or "recursive" in inner
+    template = _template(verb, args, out_dir)
+    inputs = list(_unique(_inputs(names, recursive=recursive, leave_out=out_dir)))
+    if not inputs:
+        raise click.UsageError("The list is empty: there is nothing to plan.")
+    rows = _placed(verb, inputs, args, out_dir, template)
+    refuse_collisions(
+        rows,
+        "use more of the input's name, as in -o 'out/{parent}/{name}'; with -r FOLDER, --out-dir keeps the folders",
+    )
+    if template != IN_PLACE:
+        for row in rows:
+            if row.dest is not None and is_local(row.dest) and os.path.realpath(row.dest) == os.path.realpath(row.path):
+                raise WouldOverwrite("the output is the input", path=row.dest, hint="--in-place edits the inputs")
+    return _lines(verb, rows, args, with_output=template is None and out_dir is not None)
+
+
+def _lines(verb: Verb, rows: Sequence[Input], args: Sequence[str], *, with_output: bool) -> Iterator[Job]:
+    for row in rows:
+        found = identity(row.path)
+        first = f"./{row.path}" if row.path.startswith("-") else row.path
+        out = [str(row.dest)] if with_output else []
+        words = [filled(word, row.path) for word in args]
+        yield Job(row.path, found, row.dest, size_of(found), (str(verb.name), first, *out, *words))
+
+
+def _without(verb: Verb, args: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
+    """The arguments without what the plan itself has to say: --out-dir and -r."""
+    takes = {word: param for param in verb.params if isinstance(param, click.Option) for word in param.opts}
+    left: list[str] = []
+    inner: dict[str, Any] = {}
+    words = iter(args)
+    for word in words:
+        name, equals, value = word.partition("=")
+        param = takes.get(word) or (takes.get(name) if equals and name.startswith("--") else None)
+        if param is None:
+            left.append(word)
+            continue
+        given = [] if param.is_flag or equals else [next(words, "") for _ in range(param.nargs)]
+        match param.name:
+            case "out_dir":
+                inner["out_dir"] = value if equals else given[0]
+            case "recursive":
+                inner["recursive"] = True
+            case "jobs":
+                raise click.UsageError("--jobs is an option of `ckptfix fleet run`.")
+            case _:
+                left += [word, *given]
+    return left, inner
+
+
+def _template(verb: Verb, args: Sequence[str], out_dir: str | None) -> str | None:
+    """The template of the outputs; None where there is none, or --out-dir has them. The arguments are checked."""
+    probe = "IN.pth"
+    out = ["OUT.pth"] if out_dir is not None and isinstance(verb.operands, InAndOut) else []
+    with parsed(verb, [probe, *out, *args]) as ctx:
+        if verb.operands is not None and verb.operands.job(verb, ctx) is not None:
+            raise click.UsageError(f"{verb.name}: the inputs stand before --.", ctx)
+        params = ctx.params
+        for value in params.values():
+            if value == "-" or (isinstance(value, tuple) and "-" in value):
+                raise click.UsageError("- (a stream) cannot be shared by the jobs of a fleet.", ctx)
+        outputs = _outputs(verb, params)
+        _missing(verb, ctx)
+        if out_dir is not None:
+            if "dest" not in params:
+                raise click.UsageError(f"{verb.name} writes nothing: --out-dir has no meaning.", ctx)
+            if params.get("output") is not None or params.get("in_place"):
+                raise click.UsageError("The output is given twice: with --out-dir and with -o or --in-place.", ctx)
+            return None
+        if params.get("in_place"):
+            return IN_PLACE
+        if not outputs:
+            if "dest" in params and not any(params.get(name) for name in ALONE):
+                example = f"-- {verb.name} -o 'out/{{stem}}{{suffix}}'"
+                raise click.UsageError(f"Where do the outputs go? --out-dir DIR, or a template: {example}.", ctx)
+            return None
+        return outputs[0]
+
+
+def _outputs(verb: Verb, params: dict[str, Any]) -> list[str]:
+    """The names of outputs among the parameters, the main one first."""
+    main = params.get("output") if params.get("output") is not None else params.get("dest")
+    others = [
+        params[str(param.name)]
+        for param in verb.params
+        if getattr(param.type, "dash", None) == "output" and param.name not in ("output", "dest")
+    ]
+    if any(params.get(name) for name in ("dry_run", "check_only")):
+        return []
+    return [name for name in (main, *others) if name]
+
+
+def _missing(verb: Verb, ctx: click.Context) -> None:
+    """Refuse a command line that lacks the rest of the line, which its own function would say."""
+    for param in verb.params:
+        if isinstance(param, click.Argument) and param.nargs == -1 and not (param.metavar or "[").startswith("["):
+            given = ctx.params.get(str(param.name)) or (ctx.params.get("output") and ctx.params.get("dest"))
+            if not given and param.name not in ("path", "source"):
+                raise click.UsageError(f"Missing argument '{param.metavar}'.", ctx)
+
+
+def filled(word: str, name: str) -> str:
+    """A word of a command line, with the parts of an input's name in the place of its fields."""
+    if "{" not in word:
+        return word
+    parts = _parts(name)
+    return FIELDS.sub(lambda found: parts[found[1]], word)
+
+
+def _parts(name: str) -> dict[str, str]:
+    parent, _, last = (name if not is_local(name) else os.path.normpath(name)).rpartition("/")
+    stem, suffix = os.path.splitext(last)  # noqa: PTH122
+    if stem.endswith(".pth"):  # .pth.tar
+        stem, suffix = stem.removesuffix(".pth"), f".pth{suffix}"
+    if not is_local(name):
+        parent = parent.partition("://")[2]
+    return {"stem": stem, "name": last, "suffix": suffix, "parent": parent or "."}
+
+
+def _placed(
+    verb: Verb, inputs: Sequence[Input], args: Sequence[str], out_dir: str | None, template: str | None
+) -> list[Input]:
+    """The inputs with their outputs."""
+    if template == IN_PLACE:
+        return [replace(row, dest=row.path) for row in inputs]
+    if template is not None:
+        named = (filled(template, row.path) for row in inputs)
+        return [
+            replace(row, dest=os.path.normpath(name) if is_local(name) else name)
+            for row, name in zip(inputs, named, strict=True)
+        ]
+    if out_dir is None:
+        return list(inputs)
+    assert isinstance(verb.operands, InAndOut)
+    with parsed(verb, ["IN.pth", "OUT.pth", *args]) as ctx:
+        names = [verb.operands.name_of(str(verb.name), row.path, ctx.params) for row in inputs]
+    return [
+        replace(row, dest=_below(out_dir, row.within, name)) for row, name in zip(inputs, names, strict=True)
+    ]
+
+
+def _below(folder: str, within: str, name: str) -> str:
+    if not is_local(folder):
+        return "/".join(part for part in (folder.rstrip("/"), within, name) if part not in ("", "."))
+    return os.path.normpath(Path(folder, within, name))
+
+
+def _unique(inputs: Iterable[Input]) -> Iterator[Input]:
+    """Each once, however often a list names it."""
+    seen: set[str] = set()
+    for row in inputs:
+        if row.path not in seen:
+            seen.add(row.path)
+            yield row
+
+
+def _inputs(names: Sequence[str], *, recursive: bool, leave_out: str | None) -> Iterator[Input]:
+    for name in names:
+        if name == "-":
+            yield from _listed(sys.stdin.read(), recursive, leave_out)
+        elif is_list(name):
+            with open(name, encoding="utf-8", errors="surrogateescape") as file:
+                yield from _listed(file.read(), recursive, leave_out)
+        elif not is_pattern(name) and not found_as(name):
+            raise NoSuchFile(name)
+        else:
+            yield from expanded([name], recursive=recursive, leave_out=leave_out)
+
+
+def is_list(name: str) -> bool:
+    """Whether a name of the command line is a list of names, and not an input itself."""
+    low = name.lower()
+    if not is_local(name) or found_as(name) != "file" or low.endswith(SUFFIXES):
+        return False
+    if low.endswith(LISTS):
+        return True
+    try:
+        if formats.is_checkpoint(name):
+            return False
+    except CkptfixError:
+        return False
+    with open(name, "rb") as file:
+        start = file.read(4096)
+    return bool(start) and b"\0" not in start and not low.endswith((".json", ".bin"))
+
+
+def _listed(text: str, recursive: bool, leave_out: str | None) -> Iterator[Input]:
+    """The inputs that a list names: a line each, or a NUL after each; empty lines and comments are passed over."""
+    for line in text.split("\0" if "\0" in text else "\n"):
+        name = line.strip("\r\n")
+        if name.strip() and not name.startswith("#"):
+            yield from expanded([_name_in(name)], recursive=recursive, leave_out=leave_out)
+
+
+def _name_in(line: str) -> str:
+    """The name that a line says: as it is, as a string of JSON, or in an object under input, path or file."""
+    if line.startswith(("{", '"')):
+        try:
+            value = json.loads(line)
+        except ValueError:
+            return line
+        if isinstance(value, dict):
+            value = next((value[key] for key in ("input", "path", "file") if isinstance(value.get(key), str)), None)
+        if isinstance(value, str):
+            return value
+        raise click.UsageError(f"A line of the list names no input: {line[:60]!r}.")
+    return line

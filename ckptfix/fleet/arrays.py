@@ -1,0 +1,130 @@
+"""Slurm: a job array whose tasks are shards of the plan, through submitit."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ckptfix.errors import CkptfixError
+from ckptfix.fleet.executors import processors, slurm
+from ckptfix.fleet.locks import locked
+from ckptfix.fleet.records import Records
+from ckptfix.fleet.report import Report, summary_of
+from ckptfix.fleet.run import LATE, TRIES, Each, folder_of, tasks
+from ckptfix.fleet.states import Line, Shard, lines, survey
+from ckptfix.fleet.work import Task, do
+from ckptfix.io.source import open_source
+
+PARTS = 16
+"""Tasks of an array, where nobody says how many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A shard of a plan on its way to the machine that does it; `like` has what all of its tasks have."""
+
+    plan: str
+    shard: Shard
+    like: Task
+
+
+def do_share(share: Share) -> int:
+    """Do what is not done of a shard, one job after the other. Returns how many that was."""
+    os.chdir(share.like.cwd)
+    count = 0
+    with open_source(share.plan) as source:
+        for line in lines(source, Records(share.like.folder), share.shard):
+            # One that failed in this run is not tried again.
+            if line.state != "done" and not (line.record is not None and line.record.get("run") == share.like.run):
+                do(_task(line, share.like))
+                count += 1
+    return count
+
+
+def _task(line: Line, like: Task) -> Task:
+    import json
+
+    text = json.dumps(line.job.as_dict()).encode()
+    return Task(line=text, folder=like.folder, cwd=like.cwd, run=like.run, tries=like.tries, since=like.since)
+
+
+def run_array(
+    plan: str,
+    *,
+    cluster: str | None = None,
+    jobs: int | None = None,
+    settings: dict[str, object] | None = None,
+    begin: Callable[[Report], None] | None = None,
+    each: Each | None = None,
+    note: Callable[[str], None] | None = None,
+) -> Report:
+    """As `run`, in an array of `jobs` tasks. A task that is lost is submitted again.
+
+    Args:
+        cluster: submitit's name of it, such as slurm, local and debug; None for Slurm where it is, else local.
+        settings: submitit's parameters.
+        note: called with what a person should know before it begins.
+
+    Raises:
+        CkptfixError: as `run`; also where tasks are lost again and again.
+    """
+    folder = folder_of(plan)
+    executor = slurm(cluster, f"{folder}/slurm", settings or {})
+    with locked(folder, plan, None), open_source(plan) as source:
+        records = Records(folder)
+        todo, report = survey(source, records)
+        report.begin()
+        if begin is not None:
+            begin(report)
+        if not todo:
+            return report
+        if note is not None and executor.cluster != "slurm" and cluster is None:
+            note(f"no Slurm is here (srun is not found): submitit's {executor.cluster} executor does it")
+        most = PARTS if executor.cluster == "slurm" else processors()
+        count = max(1, min(jobs or most, len(todo)))
+        like = tasks(folder, time.time())(b"")
+        where = os.path.abspath(plan)  # noqa: PTH100
+        _through(executor, [Share(where, Shard(index, count), like) for index in range(count)])
+
+        def ended(line: Line) -> None:
+            if line.record is not None and line.record.get("run") == like.run and each is not None:
+                each(summary_of(line.record), report)
+
+        report = survey(source, records).report
+        survey(source, records, None, ended)
+    if report.left:
+        raise CkptfixError(
+            f"{report.left:,} jobs are left: their tasks were lost {TRIES} times",
+            path=plan,
+            hint=f"the logs are in {folder}/slurm; the same command does what is left",
+        )
+    return report
+
+
+def _through(executor: Any, shares: list[Share]) -> None:
+    """Submit all, and those whose task is lost again."""
+    for _ in range(TRIES + 1):
+        pending = dict(zip(executor.map_array(do_share, shares), shares, strict=True))
+        shares = []
+        try:
+            while pending:
+                for job in [job for job in pending if job.done()]:
+                    share = pending.pop(job)
+                    try:
+                        job.result()
+                    except CkptfixError:
+                        raise
+                    except Exception:  # submitit's, of a task that was killed or timed out
+                        shares.append(share)
+                if pending:
+                    time.sleep(LATE)
+        finally:
+            for job in pending:
+                with contextlib.suppress(Exception):
+                    job.cancel()
+        if not shares:
+            return

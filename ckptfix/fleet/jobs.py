@@ -1,0 +1,173 @@
+"""A job: one verb on one input. A plan is a text file with a line of JSON for each."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from ckptfix.errors import CkptfixError, Refused
+from ckptfix.io.source import Source, found_as, is_local, open_source, stamp
+
+Identity = dict[str, int | str]
+"""What tells a file, a folder or an object from what it was before: size, and mtime_ns or etag."""
+
+LONGEST = 1 << 20
+"""Bytes of a line of a plan."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One line of a plan.
+
+    Attributes:
+        input: what the verb works on.
+        identity: what the input was when the job was planned; None where it was not there.
+        output: what the verb writes; the input, for an edit in place; None for a verb that writes nothing.
+        bytes: size of the input.
+        argv: the verb, and its words.
+    """
+
+    input: str
+    identity: Identity | None
+    output: str | None
+    bytes: int
+    argv: tuple[str, ...]
+
+    @cached_property
+    def key(self) -> str:
+        """The name of its record, the same wherever in a plan it stands: by its output, or by what it reads."""
+        about = [self.output] if self.output is not None else [None, self.input, *self.argv]
+        return hashlib.sha256(json.dumps(about).encode()).hexdigest()[:32]
+
+    @property
+    def in_place(self) -> bool:
+        return self.output == self.input
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "input": self.input,
+            "identity": self.identity,
+            "output": self.output,
+            "bytes": self.bytes,
+            "argv": list(self.argv),
+        }
+
+    def line(self) -> str:
+        """The job as a line of a plan: ASCII, whatever its names hold."""
+        return json.dumps(self.as_dict()) + "\n"
+
+
+def parsed(line: str | bytes, path: str, number: int) -> Job:
+    """The job that a line of the plan `path` says.
+
+    Raises:
+        Refused: it says none.
+    """
+    where = f"line {number:,}"
+    hint = "`ckptfix fleet plan LIST -- VERB ARGS > plan.jsonl` writes one"
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise Refused(f"no line of a plan: {error}", path=path, where=where, hint=hint) from None
+    match value:
+        case {"input": str(name), "argv": [str(_), *_] as argv} if all(isinstance(word, str) for word in argv):
+            output, identity, size = value.get("output"), value.get("identity"), value.get("bytes", 0)
+            if isinstance(output, str | None) and isinstance(identity, dict | None) and isinstance(size, int):
+                return Job(name, identity, output, size, tuple(argv))
+    raise Refused("no line of a plan: it lacks input, output or argv", path=path, where=where, hint=hint)
+
+
+def lines_of(source: Source) -> Iterator[tuple[int, bytes]]:
+    """(offset, line) of all lines of a plan that are not empty; it is never held whole.
+
+    Raises:
+        CkptfixError: it cannot be read, or a line is longer than any of a plan.
+    """
+    offset, rest = 0, b""
+    for chunk in source.chunks(0, source.size):
+        *whole, rest = (rest + chunk).split(b"\n")
+        for line in whole:
+            if line.strip():
+                yield offset, line
+            offset += len(line) + 1
+        if len(rest) > LONGEST:
+            raise Refused("no plan: a line has no end", path=source.name, offset=offset)
+    if rest.strip():
+        yield offset, rest
+
+
+def line_at(source: Source, offset: int) -> bytes:
+    """The line of a plan that begins at `offset`."""
+    length = 4 << 10
+    while True:
+        data = source.read(offset, min(length, source.size - offset))
+        line, end, _ = data.partition(b"\n")
+        if end or len(data) < length:
+            return line
+        length *= 4
+
+
+def identity(name: str) -> Identity | None:
+    """What `name` is now: of a folder, all of its files together; None for nothing."""
+    kind = found_as(name)
+    if not kind:
+        return None
+    if kind == "folder":
+        return _folder(name)
+    try:
+        found = stamp(name)
+    except CkptfixError:
+        return None
+    tag = getattr(found, "etag", None)
+    if not is_local(name) and tag:
+        return {"size": found.size, "etag": str(tag)}
+    return {"size": found.size, "mtime_ns": found.mtime_ns}
+
+
+def _folder(name: str) -> Identity:
+    size = latest = count = 0
+    for path in files_below(name):
+        try:
+            status = os.stat(path)  # noqa: PTH116
+        except OSError:
+            continue
+        size, latest, count = size + status.st_size, max(latest, status.st_mtime_ns), count + 1
+    return {"size": size, "mtime_ns": latest, "files": count}
+
+
+def files_below(folder: str) -> Iterator[str]:
+    """The files in `folder` and in the folders there, sorted; without what an interrupted write has left."""
+    for above, folders, files in os.walk(folder):
+        folders.sort()
+        for name in sorted(files):
+            if not name.endswith(".ckptfix-tmp"):
+                yield os.path.join(above, name)  # noqa: PTH118 -- names that are no valid text
+
+
+def size_of(found: Identity | None) -> int:
+    """The bytes of what has this identity."""
+    return int(found["size"]) if found is not None else 0
+
+
+def digest(name: str) -> str:
+    """The SHA-256 of a file; of a folder, that of the lines ``HEX  NAME`` of its files, as sha256sum prints them."""
+    if found_as(name) != "folder":
+        return f"sha256:{_sha256(name)}"
+    lines = (f"{_sha256(path)}  {os.path.relpath(path, name)}\n" for path in files_below(name))
+    whole = hashlib.sha256()
+    for line in lines:
+        whole.update(line.encode("utf-8", "surrogateescape"))
+    return f"sha256:{whole.hexdigest()}"
+
+
+def _sha256(path: str) -> str:
+    whole = hashlib.sha256()
+    with open_source(path) as source:
+        for chunk in source.chunks(0, source.size):
+            whole.update(chunk)
+    return whole.hexdigest()

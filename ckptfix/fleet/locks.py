@@ -1,0 +1,80 @@
+"""Two runs of one plan at once: refused, unless they are different shards of it."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from ckptfix.errors import Refused
+from ckptfix.fleet.states import Shard
+from ckptfix.io.system import named
+
+_CANNOT = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
+"""What a file system without locks says. Jobs are safe to be done twice, so the run goes on."""
+
+
+@contextlib.contextmanager
+def locked(folder: str, plan: str, shard: Shard | None) -> Iterator[bool]:
+    """Inside, no other run does the same jobs. Yields whether no other run does any job of the plan.
+
+    Raises:
+        Refused: another run does.
+        WriteFailed: the folder cannot be written to.
+    """
+    with named(folder):
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as held:
+
+        def take(name: str, how: int) -> bool:
+            with named(folder):
+                fd = os.open(f"{folder}/{name}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            held.callback(os.close, fd)
+            try:
+                fcntl.flock(fd, how | fcntl.LOCK_NB)
+            except OSError as error:
+                if error.errno in _CANNOT:
+                    return True
+                if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                    raise
+                return False
+            return True
+
+        if shard is None:
+            if not take("run.lock", fcntl.LOCK_EX):
+                raise _busy(plan, "another `ckptfix fleet run` of this plan, or of a shard of it, is at work")
+            yield True
+            return
+        if not take("run.lock", fcntl.LOCK_SH):
+            raise _busy(plan, "another `ckptfix fleet run` of this plan is at work, of all of it")
+        mine = f"of-{shard.count}.lock"
+        for other in sorted(Path(folder).glob("of-*.lock")):
+            if other.name != mine and not _free(other):
+                parts = other.stem.removeprefix("of-")
+                message = f"a run of one of {parts} shards of this plan is at work, and this is one of {shard.count}"
+                raise _busy(plan, message)
+        take(mine, fcntl.LOCK_SH)
+        if not take(f"shard-{shard.index}-of-{shard.count}.lock", fcntl.LOCK_EX):
+            raise _busy(plan, f"another run of shard {shard.index}/{shard.count} of this plan is at work")
+        yield False
+
+
+def _free(lock: Path) -> bool:
+    try:
+        fd = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return True
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno in _CANNOT
+    finally:
+        os.close(fd)
+    return True
+
+
+def _busy(plan: str, message: str) -> Refused:
+    return Refused(message, path=plan, hint="wait until it has ended; `ckptfix fleet status` says how far it is")

@@ -1,0 +1,188 @@
+"""What became of a fleet: counts, bytes, and the failures by their causes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+LOSSES, TROUBLE = 3, 2
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What is said of one job that has ended.
+
+    Attributes:
+        exit_code: of the verb on it.
+        cause: id of a finding or type of an error; None where there is nothing to say.
+        message, fix: what is wrong, and the command that helps.
+        before: it was done by an earlier run.
+    """
+
+    input: str
+    output: str | None
+    exit_code: int
+    bytes: int
+    seconds: float
+    digest: str | None = None
+    cause: str | None = None
+    message: str | None = None
+    fix: str | None = None
+    argv: tuple[str, ...] = ()
+    before: bool = False
+
+    @property
+    def failed(self) -> bool:
+        return self.exit_code == TROUBLE
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "input": self.input,
+            "output": self.output,
+            "argv": list(self.argv),
+            "state": "failed" if self.failed else "done",
+            "digest": self.digest,
+            "bytes": self.bytes,
+            "seconds": self.seconds,
+            "cause": self.cause,
+            "message": self.message,
+            "fix": self.fix,
+        }
+
+
+def summary_of(record: dict[str, Any], *, before: bool = False) -> Summary:
+    """The summary of a job that has this record."""
+    return Summary(
+        input=record["input"],
+        output=record["output"],
+        exit_code=record["exit_code"],
+        bytes=record["bytes"],
+        seconds=record["seconds"],
+        digest=record["digest"],
+        cause=record["cause"],
+        message=record["message"],
+        fix=record["fix"],
+        argv=tuple(record["argv"]),
+        before=before,
+    )
+
+
+@dataclass(slots=True)
+class Cause:
+    """All jobs that one thing is wrong with, and the first of them as an example."""
+
+    cause: str
+    exit_code: int
+    count: int
+    example: str
+    message: str | None
+    fix: str | None
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "cause": self.cause,
+            "exit_code": self.exit_code,
+            "count": self.count,
+            "example": self.example,
+            "message": self.message,
+            "fix": self.fix,
+        }
+
+
+@dataclass(slots=True)
+class Report:
+    """What became of the jobs of a plan, or of a shard of it.
+
+    Attributes:
+        jobs, bytes: all that are planned, and the size of their inputs.
+        done: those that have ended well or with findings; `before` of them in an earlier run.
+        failed: those that have failed, in this run or, before it began, in an earlier one.
+        left: those that nothing is known of yet.
+        changed: those that were done, and whose input, words or output are others by now.
+        done_bytes: size of the inputs of those that have ended.
+    """
+
+    jobs: int = 0
+    bytes: int = 0
+    done: int = 0
+    before: int = 0
+    failed: int = 0
+    left: int = 0
+    changed: int = 0
+    done_bytes: int = 0
+    codes: dict[int, int] = field(default_factory=dict)
+    causes: dict[tuple[int, str], Cause] = field(default_factory=dict)
+
+    def plan(self, size: int) -> None:
+        """A job is planned whose input has this size."""
+        self.jobs += 1
+        self.bytes += size
+
+    def leave(self, state: str, size: int, failure: Summary | None = None) -> None:
+        """A job is not done; `failure` is what it failed with."""
+        if state == "failed" and failure is not None:
+            self.failed += 1
+            self._count(failure)
+        elif state == "changed":
+            self.changed += 1
+        else:
+            self.left += 1
+
+    def begin(self) -> None:
+        """All that is not done begins again: what it failed with before is no longer so."""
+        self.left += self.failed + self.changed
+        self.failed = self.changed = 0
+        self.codes.pop(TROUBLE, None)
+        self.causes = {key: cause for key, cause in self.causes.items() if key[0] != TROUBLE}
+
+    def add(self, summary: Summary) -> None:
+        """A job has ended."""
+        if not summary.before:
+            self.left -= 1
+        if summary.failed:
+            self.failed += 1
+        else:
+            self.done += 1
+            self.before += summary.before
+        self.done_bytes += summary.bytes
+        self._count(summary)
+
+    def _count(self, summary: Summary) -> None:
+        self.codes[summary.exit_code] = self.codes.get(summary.exit_code, 0) + 1
+        if summary.cause is None:
+            return
+        key = summary.exit_code, summary.cause
+        found = self.causes.get(key)
+        if found is None:
+            self.causes[key] = Cause(
+                summary.cause, summary.exit_code, 1, summary.input, summary.message, summary.fix
+            )
+        else:
+            found.count += 1
+
+    @property
+    def exit_code(self) -> int:
+        """2 if one failed or could not be done, else 3 if one has losses, else 1, else 0."""
+        codes = self.codes
+        if codes.get(TROUBLE) or self.failed:
+            return TROUBLE
+        return LOSSES if codes.get(LOSSES) else max(codes, default=0)
+
+    @property
+    def by_cause(self) -> list[Cause]:
+        """The failures first, and what is most frequent among them."""
+        rank = {TROUBLE: 0, LOSSES: 1, 1: 2}
+        return sorted(self.causes.values(), key=lambda one: (rank.get(one.exit_code, 3), -one.count, one.cause))
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "jobs": self.jobs,
+            "done": self.done,
+            "before": self.before,
+            "failed": self.failed,
+            "left": self.left,
+            "changed": self.changed,
+            "bytes": self.bytes,
+            "done_bytes": self.done_bytes,
+            "causes": [cause.as_dict() for cause in self.by_cause],
+        }

@@ -1,0 +1,25 @@
+"""The shard that a scheduler has given this process, by its environment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from ckptfix.fleet.states import Shard
+
+
+def from_environment(environment: Mapping[str, str] | None = None) -> Shard | None:
+    """Of a Slurm array by its task, else of torchrun or MPI-like launchers by the rank; None where neither is said."""
+    values = os.environ if environment is None else environment
+
+    def number(name: str) -> int | None:
+        text = values.get(name, "")
+        return int(text) if text.isdecimal() else None
+
+    task, tasks = number("SLURM_ARRAY_TASK_ID"), number("SLURM_ARRAY_TASK_COUNT")
+    if task is not None and tasks:
+        first, step = number("SLURM_ARRAY_TASK_MIN") or 0, number("SLURM_ARRAY_TASK_STEP") or 1
+        index = (task - first) // step
+        return Shard(index, tasks) if 0 <= index < tasks else None
+    rank, size = number("RANK"), number("WORLD_SIZE")
+    return Shard(rank, size) if rank is not None and size and rank < size else None

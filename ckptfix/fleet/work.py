@@ -1,0 +1,243 @@
+"""One job, in the process that does it, on whatever machine: done, recorded, and safe to be done again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from ckptfix.commands import command
+from ckptfix.errors import CkptfixError
+from ckptfix.fleet.jobs import Identity, Job, digest, identity, parsed, size_of
+from ckptfix.fleet.records import Begun, Records
+from ckptfix.fleet.report import Summary, summary_of
+from ckptfix.fleet.states import TROUBLE, state_of
+from ckptfix.io.source import is_local
+from ckptfix.io.unfinished import JOURNAL, beside
+
+Replace = Literal["no", "yes", "keep"]
+"""Whether an output that exists is replaced: one that an earlier try wrote is, one that was changed since is kept."""
+
+VERB = "ckptfix.cli.shared.alone"
+"""What does a verb on an input. It is looked up by name, as it would be on another machine."""
+
+_STEM = 40
+"""Characters of an output's name that its temp file has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A job on its way to the process that does it.
+
+    Attributes:
+        line: of the plan.
+        folder: of the records.
+        cwd: the folder that names are relative to.
+        run: what tells this run of the fleet from others.
+        tries: how often a process may be killed by this job, until it is given up.
+        since: when the run began, seconds since the epoch; 0 where others write at the same time.
+    """
+
+    line: bytes
+    folder: str
+    cwd: str
+    run: str
+    tries: int
+    since: float
+
+
+class Ended(Protocol):
+    """What a verb on one input came to, as `cli.shared.many.Outcome`."""
+
+    @property
+    def code(self) -> int: ...
+    @property
+    def done(self) -> tuple[str, ...]: ...
+    @property
+    def notes(self) -> tuple[str, ...]: ...
+    @property
+    def documents(self) -> tuple[Mapping[str, Any], ...]: ...
+    @property
+    def row(self) -> tuple[str, ...] | None: ...
+    @property
+    def usage(self) -> str | None: ...
+
+
+def do(task: Task) -> Summary:
+    """Do the job, unless it is done, and record what it came to. A failure is a result too.
+
+    Raises:
+        CkptfixError: the record cannot be written.
+    """
+    if not _is_here(task.cwd):
+        os.chdir(task.cwd)
+    records = Records(task.folder)
+    job = parsed(task.line, task.folder, 0)
+    record = records.read(job.key)
+    if record is not None and record["exit_code"] != TROUBLE and state_of(job, record) == "done":
+        return summary_of(record)
+    begun = records.begun(job.key)
+    tries = begun.tries if begun is not None and begun.run == task.run else 0
+    if tries >= task.tries:
+        return give_up(task, f"the process that worked on it was killed {tries} times")
+    started = time.time()
+    if begun is not None:
+        _clean_up(job, records, task.since)
+    replace, mine = _claim(job, record, begun)
+    if mine:
+        records.begin(job.key, Begun(task.run, tries + 1))
+    try:
+        before = identity(job.input)
+        ended = _verb(job, replace)
+    except BaseException:
+        if mine:  # stopped in good order: this try does not count
+            records.begin(job.key, Begun(task.run, tries))
+        raise
+    document = _record(job, record, before, ended)
+    document |= {"run": task.run, "seconds": round(time.time() - started, 6), "ended": round(time.time(), 3)}
+    records.write(job.key, document)
+    records.end(job.key)
+    return summary_of(document)
+
+
+def give_up(task: Task, message: str) -> Summary:
+    """Record that a job has failed which no process could end."""
+    records = Records(task.folder)
+    job = parsed(task.line, task.folder, 0)
+    record = records.read(job.key)
+    error = {"type": "ChildProcessError", "message": message, "path": job.input, "hint": None}
+    ended = _Failed(({"path": job.input, "error": error},))
+    document = _record(job, record, identity(job.input), ended)
+    document |= {"run": task.run, "seconds": 0.0, "ended": round(time.time(), 3)}
+    records.write(job.key, document)
+    return summary_of(document)
+
+
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    documents: tuple[dict[str, Any], ...]
+    code: int = TROUBLE
+    done: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    row: tuple[str, ...] | None = None
+    usage: str | None = None
+
+
+def _is_here(folder: str) -> bool:
+    with contextlib.suppress(OSError):
+        return os.path.samefile(folder, os.curdir)  # noqa: PTH121
+    return False
+
+
+def _verb(job: Job, replace: Replace) -> Ended:
+    done: Ended = import_module(VERB).done(job.argv, job.input, job.output, replace)
+    return done
+
+
+def _claim(job: Job, record: dict[str, Any] | None, begun: Begun | None) -> tuple[Replace, bool]:
+    """Whether an output that exists is replaced, and whether what will be there is the job's own."""
+    if job.output is None or job.in_place:
+        return "no", True
+    now = identity(job.output)
+    if now is None:
+        return "no", True
+    if begun is not None:
+        return "yes", True
+    ours = record["output_identity"] if record is not None else None
+    if ours is None:
+        return "no", "--force" in job.argv or "-f" in job.argv
+    return "yes" if now == ours else "keep", True
+
+
+def _record(job: Job, record: dict[str, Any] | None, before: Identity | None, ended: Ended) -> dict[str, Any]:
+    """What is kept of a job that has ended."""
+    failed = ended.code == TROUBLE
+    cause, message, fix = _why(job, ended)
+    written = None
+    if job.output is not None:
+        # What an earlier run wrote is still its own, where this one has failed.
+        written = (record or {}).get("output_identity") if failed else identity(job.output)
+    return {
+        "input": job.input,
+        "identity": before,
+        "argv": list(job.argv),
+        "output": job.output,
+        "output_identity": written,
+        "digest": None if failed else _digest(job, ended),
+        "exit_code": ended.code,
+        "bytes": size_of(before),
+        "cause": cause,
+        "message": message,
+        "fix": fix,
+        "notes": list(ended.notes),
+        "result": list(ended.documents),
+    }
+
+
+def _digest(job: Job, ended: Ended) -> str | None:
+    """Of the output; of a verb without one, of what it says."""
+    if job.output is not None:
+        return digest(job.output) if identity(job.output) is not None else None
+    import hashlib
+    import json
+
+    said = json.dumps([ended.code, ended.documents], sort_keys=True, default=str)
+    return f"sha256:{hashlib.sha256(said.encode()).hexdigest()}"
+
+
+def _why(job: Job, ended: Ended) -> tuple[str | None, str | None, str | None]:
+    """The cause, a sentence on it, and the command that helps."""
+    if ended.usage is not None:
+        return "UsageError", ended.usage, f"{command(job.argv[0])} --help"
+    for document in ended.documents:
+        error = document.get("error")
+        if ended.code == TROUBLE and isinstance(error, dict):
+            return str(error["type"]), str(error["message"]), _command(error.get("hint"))
+    if ended.row is not None:
+        severity, id, sentence, remedy = ended.row
+        return (id, sentence, _command(remedy.partition(": ")[2])) if severity != "info" else (None, None, None)
+    if ended.code == 0:
+        return None, None, None
+    for document in ended.documents:
+        for finding in document.get("findings", ()):
+            if finding["severity"] == "error":
+                return str(finding["id"]), str(finding["message"]), _command(finding.get("fix"))
+    what = "differences" if ended.code == 1 else "losses" if ended.code == 3 else "trouble"
+    return what, next(iter((*ended.notes, *ended.done)), None), None
+
+
+def _command(hint: str | None) -> str | None:
+    """The command that a hint names; the hint itself where it names none."""
+    named = re.search(r"`(ckptfix [^`]+)`", hint or "")
+    return named[1] if named else hint or None
+
+
+def _clean_up(job: Job, records: Records, since: float) -> None:
+    """Remove what a process left that was killed while it did the job: temp files, and a half-done edit in place."""
+    if job.output is None or not is_local(job.output):
+        return
+    if job.in_place:
+        if os.path.lexists(beside(os.path.realpath(job.output), JOURNAL)):
+            from ckptfix.ops.undo import undo
+
+            with contextlib.suppress(CkptfixError):  # the verb then says why it cannot begin
+                undo(job.output)
+        return
+    place = Path(os.path.realpath(job.output))
+    # A longer name shares its beginning with others, whose temp files may be in use.
+    own = len(place.name) < _STEM
+    temp = re.compile(rf"\.{re.escape(place.name[:_STEM])}\.[0-9a-f]{{16}}\.ckptfix-tmp")
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(place.parent):
+            if temp.fullmatch(entry.name) and (own or entry.stat(follow_symlinks=False).st_mtime < since):
+                if entry.is_dir(follow_symlinks=False):
+                    shutil.rmtree(entry.path, ignore_errors=True)
+                else:
+                    os.unlink(entry.path)  # noqa: PTH108
