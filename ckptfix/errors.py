@@ -41,6 +41,8 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+from ckptfix.urls import known
+
 StrPath = str | os.PathLike[str]
 """What names a file."""
 
@@ -295,7 +297,7 @@ def file_name(value: object, what: str = "the path") -> str:
     if isinstance(value, str | os.PathLike):
         name = os.fspath(value)
         if isinstance(name, str):
-            return name
+            return known(name)
     if isinstance(value, bytes):
         return os.fsdecode(value)
     raise WrongType(f"{what} must be the name of a file (str or os.PathLike), not {type(value).__qualname__}")

@@ -21,3 +21,14 @@ def need_torch(what: str) -> None:
             raise
         hint = "pip install 'ckptfix[torch]'"
         raise MissingExtra(f"{what} needs torch, which is not installed", name="torch", hint=hint) from None
+
+
+def need_textual(what: str) -> None:
+    """Import textual, or say how to get it. Raises as `need_torch`."""
+    try:
+        import textual  # noqa: F401
+    except ModuleNotFoundError as error:
+        if error.name != "textual":
+            raise
+        hint = "pip install 'ckptfix[browse]'"
+        raise MissingExtra(f"{what} needs textual, which is not installed", name="textual", hint=hint) from None

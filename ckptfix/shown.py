@@ -31,6 +31,12 @@ def text(command: str, result: object) -> str:
     return shown
 
 
+def page(verb: str, result: object, **how: object) -> str:
+    """The page that ``ckptfix VERB --html`` writes of `result`; what makes pages is imported when one is asked for."""
+    made: str = import_module(f"ckptfix.html.{verb}").page(result, **how)
+    return made
+
+
 def html(lines: Iterable[str], tables: Iterable[Table] = ()) -> str:
     """The lines, then each table that has rows."""
     parts = [f"<p>{'<br>'.join(_text(line, len(line)) for line in lines)}</p>"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 
 from ckptfix.errors import printable
@@ -93,3 +94,11 @@ def facts(rows: Iterable[tuple[str, Sequence[str]]]) -> list[str]:
         for index, value in enumerate(values):
             lines.append(f"{(name if index == 0 else '').ljust(width)}  {printable(value)}".rstrip())
     return lines
+
+
+def natural(name: str) -> list[tuple[int, str]]:
+    """Sort key in which ``layers.2`` comes before ``layers.10``."""
+    return [
+        (len(part.lstrip("0")) + 1, part.lstrip("0")) if part.isdecimal() else (0, part)
+        for part in re.split(r"(\d+)", name)
+    ]

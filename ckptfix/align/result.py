@@ -16,6 +16,7 @@ class Pair:
         why: what it rests on, in a few words.
         instead: targets that would do as well; empty unless the pair is ambiguous.
         reshape: shape that the tensor must be given; None if it fits as it is.
+        operation: what makes the target of the source, as a rules file says it; empty where it is the same tensor.
     """
 
     source: str
@@ -24,6 +25,7 @@ class Pair:
     why: str = ""
     instead: tuple[str, ...] = ()
     reshape: tuple[int, ...] | None = None
+    operation: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +61,8 @@ class Matching:
 
     @property
     def names(self) -> dict[str, str]:
-        """source -> target, for every pair."""
-        return {pair.source: pair.target for pair in self.pairs}
+        """source -> target, for every pair of the same tensor."""
+        return {pair.source: pair.target for pair in self.pairs if not pair.operation}
 
     @property
     def ambiguous(self) -> tuple[Pair, ...]:

@@ -13,6 +13,7 @@ class Stamp:
         size: bytes.
         mtime_ns: of its content, which a program may put back; `ctime_ns`, of any change, it may not.
         links: names of the file.
+        tag: what its store calls this version of it (an ETag); empty for a file of this machine.
     """
 
     size: int = 0
@@ -21,10 +22,13 @@ class Stamp:
     inode: int = 0
     device: int = 0
     links: int = 0
+    tag: str = ""
 
     def same(self, other: Stamp) -> bool:
         """Whether the file was not written to between the two. A link made or removed moves the ctime too, ours among
         them: it proves nothing where the number of links changed."""
+        if self.tag and other.tag:
+            return (self.size, self.tag) == (other.size, other.tag)
         mine = (self.size, self.mtime_ns, self.inode, self.device)
         theirs = (other.size, other.mtime_ns, other.inode, other.device)
         return mine == theirs and (self.ctime_ns == other.ctime_ns or self.links != other.links)

@@ -15,6 +15,7 @@ import click
 
 from ckptfix.cli.shared.console import Console
 from ckptfix.cli.shared.exits import run
+from ckptfix.urls import is_url, known
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -37,9 +38,11 @@ COMMANDS: dict[str, Row] = {
     "ls": Row("Look", "ls", "List checkpoints, a line each: format, size, devices, faults."),
     "inspect": Row("Look", "inspect", "Say what a file is, and list its tensors."),
     "doctor": Row("Look", "doctor", "Say why a file does not load, and what fixes it."),
+    "browse": Row("Look", "browse", "Browse a file, a folder or two files in the terminal."),
     "diff": Row("Look", "diff", "Compare two checkpoints: names, shapes, devices, values."),
     "digest": Row("Look", "values.digest", "Hash each tensor; check a copy against its original."),
     "stats": Row("Look", "values.stats", "Say the range, mean, spread and NaN of each tensor."),
+    "git": Row("Look", "git", "Let git show what changed in checkpoints."),
     "strip-module": Row("Names", "strip_module", "Remove the prefix that DataParallel or DDP adds to the keys."),
     "add-module": Row("Names", "add_module", "Add that prefix, for a model that is wrapped."),
     "unwrap": Row("Names", "unwrap", "Remove every known wrapper's prefix: DDP, FSDP, compile."),
@@ -66,6 +69,7 @@ COMMANDS: dict[str, Row] = {
 
 _OTHER_WORDS: dict[str, Sequence[str]] = {
     **dict.fromkeys(("info", "show", "view", "cat", "load", "read", "open", "summary"), ("inspect",)),
+    **dict.fromkeys(("tui", "ui", "explore", "explorer", "tree", "less"), ("browse",)),
     **dict.fromkeys(("list", "dir", "find"), ("ls",)),
     **dict.fromkeys(("hash", "sha256sum", "checksum", "manifest"), ("digest",)),
     **dict.fromkeys(("stat", "histogram", "nan", "norms"), ("stats",)),
@@ -105,7 +109,7 @@ class Commands(click.Group):
         name = args[0]
         ctx.ensure_object(Console).command = name if name in COMMANDS else None
         if name not in COMMANDS and (name == "-" or not name.startswith("-")) and not ctx.resilient_parsing:
-            if name == "-" or os.path.lexists(name):
+            if name == "-" or is_url(name) or os.path.lexists(name):
                 from ckptfix.cli.inspect import look
 
                 ctx.ensure_object(Console).command = look.name
@@ -150,7 +154,8 @@ class Commands(click.Group):
         **extra: Any,
     ) -> Any:
         """Run a command line. Exits with its code, or returns the code when not `standalone_mode`."""
-        arguments = sys.argv[1:] if args is None else list(args)
+        # What is secret in a URL is seen by its client alone.
+        arguments = [_known(word) for word in (sys.argv[1:] if args is None else args)]
         console = Console()
         console.arguments = arguments
 
@@ -158,12 +163,25 @@ class Commands(click.Group):
             if instruction := os.environ.get(complete_var or COMPLETE):
                 return _completed(self, complete_var or COMPLETE, instruction)
             with self.make_context("ckptfix", arguments, obj=console, **extra) as ctx:
-                return self.invoke(ctx)
+                if not any(map(is_url, arguments)):
+                    return self.invoke(ctx)
+                from ckptfix.io.source import opened_once
+
+                with opened_once():  # what looks at an operand before the command reads it asks its store once
+                    return self.invoke(ctx)
 
         code = run(invoke, console, arguments)
         if standalone_mode:
             sys.exit(code)
         return code
+
+
+def _known(word: str) -> str:
+    """A word of the command line, an option with a value too, without what is secret in a URL."""
+    option, equals, value = word.partition("=")
+    if word.startswith("--") and equals and is_url(value):
+        return f"{option}={known(value)}"
+    return known(word)
 
 
 def _completed(group: Commands, variable: str, instruction: str) -> int:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ckptfix.cli.shared import tables, values
+from ckptfix.cli.shared import reports, tables, values
 from ckptfix.cli.shared.common import file_argument, reads
 from ckptfix.cli.shared.console import Console, Lines
 from ckptfix.cli.shared.fit import wrapped
 from ckptfix.errors import NoSuchTensor, printable
+from ckptfix.io.source import opened_once
 from ckptfix.ops import diff
 
 if TYPE_CHECKING:
@@ -62,9 +64,12 @@ def _one_or_two(ctx: click.Context, param: click.Parameter, value: tuple[str, ..
         type=click.IntRange(min=0),
         help=f"Rows a list, 0 for all. [default: {ROWS} on a terminal, all in a pipe]",
     ),
+    *reports.html_options(),
     example="ckptfix diff before.pth after.safetensors --atol 1e-6",
 )
-def command(console: Console, *, a: str, b: str, limit: int | None, **options: Any) -> int:
+def command(
+    console: Console, *, a: str, b: str, limit: int | None, html: str | None, force: bool, **options: Any
+) -> int:
     """Compare two checkpoints, of any formats and nestings.
 
     Names, shapes, dtypes, devices, requires_grad, values to the bit, and what is not a tensor. Names that differ by a
@@ -72,19 +77,28 @@ def command(console: Console, *, a: str, b: str, limit: int | None, **options: A
     differences.
     """
 
-    with console.progress() as progress:
-        result = diff.diff(a, b, progress=progress, **options)
-    if options["filter"] and not (result.counts.matched or result.only_a or result.only_b):
-        raise NoSuchTensor(
-            f"no tensor on either side is called {options['filter']}", hint="`ckptfix inspect` lists them"
-        )
+    reports.refuse(html, (a, b), force=force)
+    with opened_once():
+        with console.progress() as progress:
+            result = diff.diff(a, b, progress=progress, **options)
+        _refuse_nothing(result, options["filter"])
+        if html is not None:
+            with console.progress() as progress:
+                make = partial(result.to_html, progress=progress)
+                reports.write(console, html, (a, b), lambda line: make(command=line), force=force)
     if console.json:
         console.emit(result.as_dict(), result.exit_code)
     else:
         for line, meaning in report(result, console.rows(limit, ROWS), console.width):
             console.say(line, meaning)
         console.findings(result.unread)
+    reports.say(console, html)
     return result.exit_code
+
+
+def _refuse_nothing(result: DiffResult, filter: str | None) -> None:
+    if filter and not (result.counts.matched or result.only_a or result.only_b):
+        raise NoSuchTensor(f"no tensor on either side is called {filter}", hint="`ckptfix inspect` lists them")
 
 
 def text(result: DiffResult) -> str:

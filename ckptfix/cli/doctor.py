@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ckptfix.cli.shared import tables, values
+from ckptfix.cli.shared import reports, tables, values
 from ckptfix.cli.shared.common import FileName, Message, files_argument, reads
 from ckptfix.cli.shared.console import Console
 from ckptfix.cli.shared.exits import TROUBLE
@@ -104,6 +104,7 @@ def _row_of(done: Diagnosis) -> tuple[str, str, str, str] | None:
         ["--explain"], metavar="ID", shell_complete=values.findings, help="Explain a finding in detail, and stop."
     ),
     click.Option(["-v", "--verbose"], is_flag=True, help="List every finding by itself, with its place in the file."),
+    *reports.html_options(),
     *search_options(),
     example="ckptfix doctor model.pth --error 'failed finding central directory'",
     operands=_INPUTS,
@@ -121,6 +122,8 @@ def command(
     fail_on: FailOn,
     explain: str | None,
     verbose: bool,
+    html: str | None,
+    force: bool,
 ) -> int:
     """Say why FILE does not load, and which commands fix it.
 
@@ -136,6 +139,7 @@ def command(
 
     if explain is not None:
         return _explained(console, explain, doctor.explain(explain), doctor.ids())
+    reports.refuse(html, (path,), force=force)
     if path is None:
         if error is None:
             raise click.UsageError("FILE is required unless you use --error or --explain.")
@@ -151,12 +155,15 @@ def command(
 
             ctx = click.get_current_context()
             return run(_INPUTS.of(ctx.command, ctx, inside), console)
+    if html is not None:
+        reports.write(console, html, (path,), lambda line: done.to_html(command=line), force=force)
     console.row = _row_of(done)
     code = done.exit_code(fail_on)
     if console.json:
         console.emit(done.as_dict(), code)
     else:
         _show(console, done, verbose)
+    reports.say(console, html)
     return code
 
 

@@ -5,17 +5,20 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ckptfix.cli.shared import tables
+from ckptfix.cli.shared import reports, tables
 from ckptfix.cli.shared.common import Verb, files_argument, reads
 from ckptfix.cli.shared.console import Console, Lines, pass_console
 from ckptfix.cli.shared.many import Recording, Whole
 from ckptfix.cli.shared.operands import Inputs, search_options
 from ckptfix.commands import command as line_of
 from ckptfix.errors import NoSuchTensor, printable
+from ckptfix.io.source import opened_once
+from ckptfix.names.globs import pattern
 from ckptfix.ops import inspect
 
 if TYPE_CHECKING:
@@ -56,6 +59,8 @@ _SORTS: dict[str, Callable[[TensorEntry], Any]] = {
         type=click.IntRange(min=0),
         help=f"Rows to show, 0 for all. [default: {ROWS} on a terminal, all in a pipe]",
     ),
+    *reports.html_options(),
+    click.Option(["--values"], is_flag=True, help="With --html: read the tensors, for histograms and statistics."),
     *search_options(),
     example="ckptfix inspect model.pth --filter '*.weight' --sort size",
     operands=Inputs("path", Whole),
@@ -70,6 +75,9 @@ def command(
     globs: tuple[str, ...],
     sort: str,
     limit: int | None,
+    html: str | None,
+    force: bool,
+    values: bool,
     judged: bool = False,
 ) -> int:
     """Say what FILE is, and list its tensors.
@@ -82,7 +90,15 @@ def command(
     list is complete: ckptfix inspect FILE --tensors | awk -F '  +' '{print $1}'
     """
 
-    inspection = inspect.inspect(path)
+    reports.refuse(html, (path,), force=force)
+    if values and html is None:
+        raise click.UsageError("--values goes with --html OUT; `ckptfix stats` prints statistics.")
+    with opened_once():
+        inspection = inspect.inspect(path)
+        if html is not None:
+            with console.progress() as progress:
+                make = partial(inspection.to_html, values=values, progress=progress)
+                reports.write(console, html, (path,), lambda line: make(command=line), force=force)
     code = int(judged and any(finding.severity == "error" for finding in inspection.findings))
     entries = sorted(chosen(inspection.named_entries, globs, path, inspection.entries), key=_SORTS[sort])
     if console.json:
@@ -95,6 +111,7 @@ def command(
 
             levels = DEPTH
         _show(console, inspection, entries, tensors, levels, console.rows(limit, ROWS))
+    reports.say(console, html)
     return code
 
 
@@ -152,15 +169,10 @@ def chosen(
 
 
 def _pattern(glob: str) -> Callable[[str], re.Match[str] | None]:
-    """What finds names that match: as a whole, or, for ``/regex/``, anywhere in them."""
-    if len(glob) > 2 and glob.startswith("/") and glob.endswith("/"):
-        try:
-            return re.compile(glob[1:-1]).search
-        except re.error as error:
-            raise click.UsageError(f"{glob} is not a regular expression: {error}") from None
-    from fnmatch import translate
-
-    return re.compile(translate(glob)).match
+    try:
+        return pattern(glob)
+    except re.error as error:
+        raise click.UsageError(f"{glob} is not a regular expression: {error}") from None
 
 
 def _in_file(
@@ -177,11 +189,9 @@ def _in_file(
 
 def _table(entries: Sequence[TensorEntry], limit: int, width: int) -> Iterator[str]:
     shown = entries[: limit or None]
-    first: dict[tuple[str, str], str] = {}
-    for entry in entries:
-        if entry.storage is not None:
-            first.setdefault(entry.storage.identity, entry.name)
-    notes = [_note(entry, first) for entry in shown]
+    from ckptfix.ops.inspect.describe import notes as notes_of
+
+    notes = notes_of(shown, entries)
     columns: dict[str, list[str]] = {
         "name": [entry.name for entry in shown],
         "dtype": [entry.dtype for entry in shown],
@@ -194,19 +204,6 @@ def _table(entries: Sequence[TensorEntry], limit: int, width: int) -> Iterator[s
     yield tables.table(zip(*columns.values(), strict=True), list(columns), right=[3], width=width)
     if hidden := tables.more(len(entries) - len(shown)):
         yield hidden
-
-
-def _note(entry: TensorEntry, first: dict[tuple[str, str], str]) -> str:
-    notes = []
-    if entry.kind != "dense":
-        notes.append(f"{entry.kind} {entry.detail}".rstrip())
-    if entry.requires_grad:
-        notes.append("requires grad")
-    if not entry.is_contiguous:
-        notes.append(f"stride {tables.shape(entry.stride)}")
-    if entry.storage is not None and entry.numel and first[entry.storage.identity] != entry.name:
-        notes.append(f"shares storage with {first[entry.storage.identity]}")
-    return ", ".join(notes)
 
 
 def _tree(entries: Sequence[TensorEntry], levels: int, limit: int, width: int) -> Iterator[str]:

@@ -62,6 +62,9 @@ _OTHERS = Others()
     click.Option(["--accept-ambiguous"], is_flag=True, help="Take the first target where another would do as well."),
     click.Option(["--partial"], is_flag=True, help="Rename what has a counterpart; the rest of IN is unchanged."),
     click.Option(["--reshape"], is_flag=True, help="Also give other shapes to tensors of equally many elements."),
+    click.Option(["--heads"], metavar="N", type=click.IntRange(1),
+                 help="Heads of the attention's queries, where a layout depends on them."),
+    click.Option(["--kv-heads"], metavar="N", type=click.IntRange(1), help="Those of keys and values, where fewer."),
     click.Option(["--allow-import"], is_flag=True, help="Import module:factory and call it. This runs its code."),
     in_place_option(),
     *_HOW,
@@ -84,6 +87,8 @@ def command(
     accept_ambiguous: bool,
     partial: bool,
     reshape: bool,
+    heads: int | None,
+    kv_heads: int | None,
     allow_import: bool,
     force: bool,
     dry_run: bool,
@@ -91,8 +96,9 @@ def command(
 ) -> int:
     """Write OUT: IN with the names that another model, TARGET, has for the same tensors.
 
-    Values never change. What is ambiguous or left over is refused, and listed. The rules behind the pairs are shown:
-    features.{n}.conv.weight -> backbone.{n}.0.weight.
+    Values never change. What one side has in one piece and the other in several (query, key and value; gate and up;
+    experts) is cut and joined where words and sizes leave one way. What is ambiguous or left over is refused, and
+    listed. The rules behind the pairs are shown: features.{n}.conv.weight -> backbone.{n}.0.weight.
     """
     from ckptfix.ops import match as matching
     from ckptfix.ops.writing import How
@@ -112,6 +118,8 @@ def command(
         accept_ambiguous=accept_ambiguous,
         partial=partial,
         reshape=reshape,
+        heads=heads,
+        kv_heads=kv_heads,
         allow_import=allow_import,
     )
     writing = in_place or (dest is not None and not dry_run)
@@ -154,7 +162,12 @@ def lines(found: Found, result: MatchResult, width: int = 0) -> Iterator[str]:
             for pair in pairs
         ],
         "confidence": [f"{pair.confidence:.2f}" for pair in pairs],
-        "why": [pair.why + (f"; or {', '.join(pair.instead[:3])}" if pair.instead else "") for pair in pairs],
+        "why": [
+            pair.why
+            + (f"; or {', '.join(pair.instead[:3])}" if pair.instead else "")
+            + (f" | {pair.operation}" if pair.operation else "")
+            for pair in pairs
+        ],
     }
     if pairs:
         rows = zip(*columns.values(), strict=True)

@@ -15,6 +15,7 @@ TOPICS: dict[str, str] = {
     "fleet": "Thousands of checkpoints: planned, resumed, reported.",
     "formats": "What is read, edited and written, and the limits.",
     "findings": "Every finding of doctor: what it means, and the fix.",
+    "browsing": "The browser in the terminal: keys, search, values, two files.",
     "json": "What --json prints: every field, and the promise about them.",
     "speed": "Measured times and memory.",
     "design": "How ckptfix works inside.",

@@ -10,7 +10,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from ckptfix.commands import word as shell_word
@@ -19,6 +18,7 @@ from ckptfix.findings.files import CONTAINERS
 from ckptfix.findings.load_errors import LoadError
 from ckptfix.findings.row import Entry, Finding, Severity
 from ckptfix.findings.verbs import VERBS
+from ckptfix.urls import as_path, folder_beside, is_url
 
 ENTRIES: dict[str, Entry] = {entry.id: entry for entry in (*CONTAINERS, *CONTENTS, *VERBS)}
 
@@ -156,7 +156,7 @@ def proposed(path: str, word: str, suffix: str | None = None) -> str:
     Args:
         suffix: of the output, where that is known.
     """
-    folder, name = Path(path).parent, Path(path).name
+    folder, name = folder_beside(path), as_path(path).name
     stem, own = suffixed(path, word)
     suffix = own if suffix is None else suffix
     if word == "safetensors":
@@ -164,7 +164,7 @@ def proposed(path: str, word: str, suffix: str | None = None) -> str:
     middle = f".{word}" if word else ""
     candidate = folder / f"{stem}{middle}{suffix}"
     number = 2
-    while candidate.exists():
+    while not is_url(str(candidate)) and candidate.exists():
         candidate = folder / f"{stem}{middle}{number}{suffix}"
         number += 1
     return str(candidate)
@@ -172,13 +172,13 @@ def proposed(path: str, word: str, suffix: str | None = None) -> str:
 
 def suffixed(path: str, word: str) -> tuple[str, str]:
     """The name of an output that is made of `path` by what `word` says, without its folder: stem and suffix."""
-    name = Path(path).name
+    name = as_path(path).name
     if name.endswith(".json"):  # an index: the output is a folder, or a file that is called like its shards
-        name = Path(name.removesuffix(".json").partition(".index")[0]).stem
+        name = as_path(name.removesuffix(".json").partition(".index")[0]).stem
     if word == "safetensors":
         return _split(name)[0], ".safetensors"
     stem, suffix = _split(name)
-    many = word in ("plain", "repacked") and Path(path).is_dir()
+    many = word in ("plain", "repacked") and as_path(path).is_dir()
     if word in _TORCH and not many and suffix not in (".pth", ".pt", ".bin", ".ckpt", ".pth.tar"):
         suffix = ".pth"
     return stem, suffix
@@ -194,11 +194,11 @@ _PACKED = (".gz", ".bz2", ".xz", ".zst", ".lz4")
 
 def _split(name: str) -> tuple[str, str]:
     if name.lower().endswith(_PACKED):
-        name = Path(name).stem
+        name = as_path(name).stem
     for suffix in _SUFFIXES:
         if name.endswith(suffix):
             return name[: -len(suffix)], suffix
-    path = Path(name)
+    path = as_path(name)
     return path.stem, path.suffix
 
 

@@ -10,7 +10,6 @@ import stat
 from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, replace
 from importlib import import_module
-from pathlib import Path
 
 from ckptfix.checkpoint import Checkpoint, Mark, TensorEntry
 from ckptfix.errors import CkptfixError, NoFile, UnknownFormat, WriteFailed, file_name, not_readable
@@ -24,8 +23,9 @@ from ckptfix.formats.torch import zip as torch_zip
 from ckptfix.formats.torch.readonly import archive as torch_archive
 from ckptfix.formats.torch.readonly import pickle as torch_pickle
 from ckptfix.formats.torch.readonly import tar as torch_tar
-from ckptfix.io.source import is_local, open_source, opened_once
+from ckptfix.io.source import found_as, is_local, is_place, open_source, opened_once
 from ckptfix.pickles.collector import without_collections
+from ckptfix.urls import as_path
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +111,13 @@ def _detected(name: str) -> Format:
     """The format of what has this very name."""
     try:
         if is_local(name):
-            status = Path(name).stat()
+            status = as_path(name).stat()
             if stat.S_ISDIR(status.st_mode):
                 return by_content(name, b"", 0, folder=True)
             if not stat.S_ISREG(status.st_mode):
                 raise NoFile("not a regular file", path=name, hint="write the stream to a file first")
+        elif found_as(name) == "folder":
+            return by_content(name, b"", 0, folder=True)
     except OSError as error:
         raise not_readable(error, name) from None
     try:
@@ -133,7 +135,7 @@ def _detected(name: str) -> Format:
 def located(path: str | os.PathLike[str]) -> str:
     """The path of the checkpoint that `path` means: `path` itself, or the one model among the files of a folder."""
     name = file_name(path)
-    if is_local(name) and Path(name).is_dir() and not is_folder_checkpoint(name):
+    if is_place(name) and as_path(name).is_dir() and not is_folder_checkpoint(name):
         return members.model_of(name, is_folder_checkpoint) or name
     return name
 

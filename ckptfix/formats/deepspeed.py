@@ -19,11 +19,12 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 
 from ckptfix.commands import command
 from ckptfix.errors import CkptfixError, DamagedFile, Unsupported
-from ckptfix.io.source import is_local, open_source
+from ckptfix.io.source import is_place, open_source
+from ckptfix.urls import as_path, real_path, scan_folder
 
 LATEST = ("latest", "latest_universal")
 PARAMETERS = "zero"
@@ -74,13 +75,13 @@ def find(path: str) -> Save | None:
 
     A folder of one save alone needs no ``latest``.
     """
-    if not is_local(path) or not Path(path).is_dir():
+    if not is_place(path) or not as_path(path).is_dir():
         return None
     own = _save(path, path)
     if own is not None:
         return own
     for name in LATEST:
-        pointer = Path(path, name)
+        pointer = as_path(path, name)
         if pointer.is_file():
             step = _named(path, str(pointer))
             found = None if step is None else _save(path, step)
@@ -116,9 +117,9 @@ def _named(path: str, pointer: str) -> str | None:
     parts = PurePosixPath(tag).parts
     if not tag or "\0" in tag or "\\" in tag or ".." in parts or PurePosixPath(tag).is_absolute():
         return None
-    step = Path(path, tag)
+    step = as_path(path, tag)
     try:
-        inside = step.is_dir() and Path(os.path.realpath(step)).is_relative_to(os.path.realpath(path))
+        inside = step.is_dir() and as_path(real_path(step)).is_relative_to(real_path(path))
     except OSError:
         return None
     return str(step) if inside else None
@@ -127,7 +128,7 @@ def _named(path: str, pointer: str) -> str | None:
 def entries_of(folder: str) -> list[str]:
     """The names of what is in a folder, in order; none where it cannot be read."""
     try:
-        with os.scandir(folder) as rows:
+        with scan_folder(folder) as rows:
             return sorted(row.name for row in islice(rows, MAX_FILES))
     except OSError:
         return []
@@ -136,7 +137,7 @@ def entries_of(folder: str) -> list[str]:
 def _folders_of(folder: str) -> list[str]:
     """The paths of the folders in a folder, in order; files, of which there may be many, are not looked at."""
     try:
-        with os.scandir(folder) as rows:
+        with scan_folder(folder) as rows:
             return sorted(row.path for row in islice(rows, MAX_FILES) if row.is_dir())
     except OSError:
         return []
@@ -144,7 +145,7 @@ def _folders_of(folder: str) -> list[str]:
 
 def _save(path: str, folder: str) -> Save | None:
     """The save whose files are in `folder`, if they are."""
-    if not Path(folder).is_dir():
+    if not as_path(folder).is_dir():
         return None
     found = Save(path, folder)
     odd: list[str] = []
@@ -159,7 +160,7 @@ def _save(path: str, folder: str) -> Save | None:
             _note(found, found.models, int(of_rank[1]), int(of_rank[2]), name)
         elif optim is not None:
             _note(found, found.optims, int(optim[1]), int(optim[2]), name)
-    found.universal = Path(folder, PARAMETERS).is_dir() and any(True for _ in islice(parameters(folder), 1))
+    found.universal = as_path(folder, PARAMETERS).is_dir() and any(True for _ in islice(parameters(folder), 1))
     if not (found.models or found.optims):
         return None
     if odd:
@@ -174,7 +175,7 @@ def _note(save: Save, ranks: dict[int, str], rank: int, model_rank: int, name: s
     if model_rank:
         message = f"a DeepSpeed checkpoint of several model-parallel ranks ({name}), which does not say how it was cut"
         hint = "DeepSpeed's own ds_to_universal.py joins it; the folder that it writes is read"
-        if not Path(save.folder, PARAMETERS).is_dir():
+        if not as_path(save.folder, PARAMETERS).is_dir():
             save.trouble = save.trouble or Unsupported(message, path=save.folder, hint=hint)
         return
     if rank in ranks:
@@ -185,14 +186,14 @@ def _note(save: Save, ranks: dict[int, str], rank: int, model_rank: int, name: s
 
 def parameters(folder: str) -> Iterator[str]:
     """The names of the parameters of a universal checkpoint."""
-    for name in entries_of(str(Path(folder, PARAMETERS))):
-        if Path(folder, PARAMETERS, name, "fp32.pt").is_file():
+    for name in entries_of(str(as_path(folder, PARAMETERS))):
+        if as_path(folder, PARAMETERS, name, "fp32.pt").is_file():
             yield name
 
 
 def way_out(path: str) -> tuple[str, bool]:
     """(what makes one file of the checkpoint that the file or folder `path` belongs to, whether it is a command)."""
-    place = Path(path)
+    place = as_path(path)
     folder = place if place.is_dir() else place.parent
     found = find(str(folder))
     if found is not None and found.trouble is not None:
@@ -208,7 +209,7 @@ def way_out(path: str) -> tuple[str, bool]:
 
 def steps(folder: str) -> list[str]:
     """The names of the folders in `folder` that are saves, the newest last."""
-    return sorted((name for name in entries_of(folder) if _save(folder, str(Path(folder, name)))), key=_natural)
+    return sorted((name for name in entries_of(folder) if _save(folder, str(as_path(folder, name)))), key=_natural)
 
 
 def _natural(name: str) -> list[tuple[int, str]]:

@@ -14,6 +14,9 @@ from ckptfix.io.source import BATCH, Source
 KERNEL_CHUNK = 16 << 20
 """Bytes of one call to the kernel: some 10 ms, so that progress moves and an interrupt is answered."""
 
+LONG = 256 << 10
+"""Bytes of a piece that is not worth joining with others."""
+
 _OTHER_MEANS = {
     errno.EXDEV,  # two file systems
     errno.EINVAL,  # the file system has no such operation, or an append-only descriptor
@@ -88,7 +91,7 @@ class Sink:
     def add(self, data: bytes) -> None:
         self._pieces.append(data)
         self._pending += len(data)
-        if self._pending >= BATCH:
+        if self._pending >= BATCH or len(data) >= LONG:
             self.flush()
 
     def copy(self, source: Source, offset: int, length: int) -> None:

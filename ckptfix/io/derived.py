@@ -8,25 +8,32 @@ from __future__ import annotations
 import math
 import zlib
 from array import array
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ckptfix.checkpoint import ByteRange, Data, Derived
 from ckptfix.checkpoint.tensors import reach
 from ckptfix.errors import DamagedFile
 from ckptfix.io.read import read_chunks, read_from
-from ckptfix.io.source import Source, open_source
+from ckptfix.io.source import BATCH, Source, open_source
 from ckptfix.io.sums import CRC_CHUNK
+from ckptfix.io.system import keep_freed_memory
+from ckptfix.io.threads import Workers
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
-    import numpy
+    Elements: TypeAlias = NDArray[Any]
 
 BLOCK = 4 << 20
 """Bytes of output that `gathered` makes at once; it holds at most twice as many of input."""
 
-TURNED = 8 << 20
+TURNED = 16 << 20
 """The same where the innermost dimension lies apart: of a transposed matrix more columns come with each pread."""
+
+AHEAD = 2
+"""Pieces of a block that may wait to be written."""
 
 TILE = 128
 """Elements of a row that are turned at once."""
@@ -125,8 +132,19 @@ def gathered(data: ByteRange, itemsize: int, shape: Sequence[int], stride: Seque
 
     def chunks() -> Iterator[bytes]:
         with open_source(data.path) as source:
-            for first, box in _boxes(sizes, steps, itemsize):
-                yield _gather(source, data.offset + (offset + first) * itemsize, itemsize, box, steps)
+
+            def read(block: tuple[int, list[int]]) -> Elements:
+                first, box = block
+                return _read(source, data.offset + (offset + first) * itemsize, itemsize, box, steps)
+
+            blocks = _boxes(sizes, steps, itemsize)
+            if count * itemsize <= BLOCK:
+                yield from (_row_major(read(block)) for block in blocks)
+                return
+            keep_freed_memory()
+            # Others turn what this thread reads and writes.
+            with closing(Workers(AHEAD).run(_row_major, _cut(map(read, blocks)))) as made:
+                yield from made
 
     return Derived(count * itemsize, chunks if count else tuple, "contiguous copy of a view", (data,))
 
@@ -164,7 +182,7 @@ def block_of(
             base += index * step
         box = [min(height, sizes[outer] - row), *sizes[outer + 1 :]]
     with open_source(data.path) as source:
-        return start, _gather(source, data.offset + (offset + base) * itemsize, itemsize, box, steps)
+        return start, _row_major(_read(source, data.offset + (offset + base) * itemsize, itemsize, box, steps))
 
 
 def _layout(sizes: Sequence[int], itemsize: int, steps: Sequence[int]) -> tuple[int | None, int, int]:
@@ -201,8 +219,8 @@ def _positions(sizes: Sequence[int], steps: Sequence[int], base: int = 0) -> Ite
         yield from _positions(sizes[1:], steps[1:], base + index * steps[0])
 
 
-def _gather(source: Source, first: int, itemsize: int, box: Sequence[int], all_steps: Sequence[int]) -> bytes:
-    """The elements of one block, whose first is at byte `first`."""
+def _read(source: Source, first: int, itemsize: int, box: Sequence[int], all_steps: Sequence[int]) -> Elements:
+    """The elements of one block, whose first is at byte `first`, as a view of what was read for it."""
     import numpy
     from numpy.lib.stride_tricks import as_strided
 
@@ -211,30 +229,39 @@ def _gather(source: Source, first: int, itemsize: int, box: Sequence[int], all_s
     spanned = _spanned(order, itemsize, box, steps)
     span = itemsize + sum((box[axis] - 1) * steps[axis] for axis in order[:spanned])
     outer = order[spanned:]
-    buffer: bytes | bytearray
-    if not outer:
-        buffer = source.read(first, span)
-    else:
-        buffer = bytearray(span * math.prod(box[axis] for axis in outer))
-        runs = _positions([box[axis] for axis in outer], [steps[axis] for axis in outer], first)
-        for place, run in zip(range(0, len(buffer), span), runs, strict=True):
-            buffer[place : place + span] = source.read(run, span)
+    # Elements that are numbers to numpy are copied several times as fast as those without a type.
+    kind = f"u{itemsize}" if itemsize in (1, 2, 4, 8) else f"V{itemsize}"
+    elements: Elements = numpy.empty(span * math.prod(box[axis] for axis in outer) // itemsize, kind)
+    buffer = elements.view(numpy.uint8).data
+    runs = _positions([box[axis] for axis in outer], [steps[axis] for axis in outer], first)
+    for place, run in zip(range(0, len(buffer), span), runs, strict=True):
+        source.read_into(run, buffer[place : place + span])
     packed = list(steps)
     step = span
     for axis in reversed(outer):
         packed[axis] = step
         step *= box[axis]
-    # Elements that are numbers to numpy are copied several times as fast as those without a type.
-    kind = f"u{itemsize}" if itemsize in (1, 2, 4, 8) else f"V{itemsize}"
-    elements: numpy.ndarray[tuple[int, ...], numpy.dtype[Any]] = numpy.ndarray((span // itemsize,), kind, buffer)
-    view = as_strided(elements, tuple(box), packed, writeable=False)
-    if not packed or packed[-1] == min(packed):
+    return as_strided(elements, tuple(box), packed, writeable=False)
+
+
+def _cut(blocks: Iterable[Elements]) -> Iterator[Elements]:
+    """The blocks in pieces of at most `BATCH` bytes, or of a row: what is made is written while a cache has it."""
+    for block in blocks:
+        rows = max(BATCH * block.shape[0] // block.nbytes, 1)
+        for row in range(0, block.shape[0], rows):
+            yield block[row : row + rows]
+
+
+def _row_major(view: Elements) -> bytes:
+    """The bytes of the elements of a view."""
+    import numpy
+
+    if not view.strides or view.strides[-1] == min(view.strides):
         return view.tobytes()
     # What is read of a line of the processor's cache is used before it is gone.
-    made = numpy.empty(tuple(box), kind)
-    for start in range(0, box[-1], TILE):
+    made = numpy.empty(view.shape, view.dtype)
+    for start in range(0, view.shape[-1], TILE):
         made[..., start : start + TILE] = view[..., start : start + TILE]
-    del view, elements, buffer
     return made.tobytes()
 
 

@@ -27,10 +27,12 @@ from ckptfix.io.durable import COMPLETE, Undisturbed, identity, kept_line, persi
 from ckptfix.io.output import TEMP_SUFFIX
 from ckptfix.io.ranks.shares import digest, shares
 from ckptfix.io.read import Progress
+from ckptfix.io.remote import write as remote
 from ckptfix.io.source import forget
 from ckptfix.io.system import named
 from ckptfix.io.write import write_plan
 from ckptfix.io.written import record, recorded
+from ckptfix.urls import is_url
 
 _AT_FDCWD = -100
 _NOREPLACE, _EXCHANGE = 1, 2
@@ -67,6 +69,11 @@ def write_folder(
         CkptfixError: as `write_plan`.
     """
     team = ranks.current()
+    if is_url(dest):
+        remote.write_folder(
+            plan, dest, overwrite=overwrite, keep_old=keep_old, own=own, inputs=inputs, progress=progress
+        )
+        return None
     with named(dest):
         if team is None:
             kept = _write(plan, dest, overwrite, keep_old, own, link, inputs, progress)
@@ -247,7 +254,9 @@ def _placed(plan: Plan, dest: str, temp: str, link: bool) -> Plan:
 def _linked(file: OutputFile, path: str) -> bool:
     """Whether `file` is all of a file that is there, and `path` is its second name now."""
     whole = file.segments[0] if len(file.segments) == 1 else None
-    if not isinstance(whole, ByteRange) or whole.offset or os.stat(whole.path).st_size != whole.length:
+    if not isinstance(whole, ByteRange) or whole.offset or is_url(whole.path):
+        return False
+    if os.stat(whole.path).st_size != whole.length:
         return False
     with suppress(OSError):
         os.link(os.path.realpath(whole.path), path)

@@ -120,6 +120,7 @@ class Window(Source):
         super().__init__(reader.name, max(0, min(length, reader.size - offset)), base=reader.base + offset)
         self.reader = reader
         self.first = offset
+        self.far = reader.far
 
     def _read(self, offset: int, length: int) -> bytes:
         return self.reader.read(self.first + offset, length)

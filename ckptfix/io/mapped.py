@@ -2,19 +2,43 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from functools import partial
 
 from ckptfix.checkpoint import ByteRange, Data, Derived
 from ckptfix.io.read import read_chunks, read_from
 from ckptfix.io.source import Readers
+from ckptfix.io.system import keep_freed_memory
 from ckptfix.io.threads import Workers
 
 PIECE = 1 << 20
 """Bytes of each input that one call gets: small enough that what runs ahead stays below 100 MB."""
 
-Compute = Callable[[int, Sequence[bytes]], bytes]
-"""(first element, the same elements of each input) -> their bytes in the output; called again in a second pass."""
+AHEAD = 4
+"""Pieces that may wait to be written."""
+
+Compute = Callable[[int, Sequence[bytes | memoryview]], bytes]
+"""(first element, the same elements of each input) -> their bytes in the output; called again in a second pass.
+
+What it gets is overwritten when it has returned."""
+
+
+class _Scratch(threading.local):
+    """Memory that a thread reads into again and again: fresh memory costs as much as the reading, in page faults."""
+
+    def __init__(self) -> None:
+        self._held: list[bytearray] = []
+
+    def views(self, lengths: Sequence[int]) -> list[memoryview]:
+        """One of each length."""
+        for number, length in enumerate(lengths):
+            if number == len(self._held):
+                self._held.append(bytearray(length))
+            elif length > len(self._held[number]):
+                self._held[number] = bytearray(length)
+        return [memoryview(held)[:length] for held, length in zip(self._held, lengths, strict=False)]
 
 
 def mapped(inputs: Sequence[Data], widths: Sequence[int], width: int, compute: Compute, what: str) -> Derived:
@@ -30,24 +54,26 @@ def mapped(inputs: Sequence[Data], widths: Sequence[int], width: int, compute: C
     sources = tuple(place for data in inputs for place in read_from(data))
     ranges = [data for data in inputs if isinstance(data, ByteRange)]
 
-    def at(readers: Readers, first: int) -> bytes:
+    def at(readers: Readers, scratch: _Scratch, first: int) -> bytes:
         several = min(step, count - first)
-        pieces = [
-            readers[data.path].read(data.offset + first * size, several * size)
-            for data, size in zip(ranges, widths, strict=True)
-        ]
-        return compute(first, pieces)
+        views = scratch.views([several * size for size in widths])
+        for data, size, view in zip(ranges, widths, views, strict=True):
+            readers[data.path].read_into(data.offset + first * size, view)
+        return compute(first, views)
 
     def chunks() -> Iterator[bytes]:
         if len(ranges) < len(inputs):
             yield from _streamed(inputs, widths, step, count, compute)
             return
+        scratch = _Scratch()
         with Readers() as readers:
             if count <= 2 * step:
                 for first in range(0, count, step):
-                    yield at(readers, first)
+                    yield at(readers, scratch, first)
                 return
-            with closing(Workers().run(lambda first: at(readers, first), range(0, count, step))) as made:  # type: ignore[type-var]
+            keep_freed_memory()
+            call = partial(at, readers, scratch)
+            with closing(Workers(AHEAD).run(call, range(0, count, step))) as made:
                 yield from made
 
     return Derived(count * width, chunks, what, sources)

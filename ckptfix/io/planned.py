@@ -13,7 +13,7 @@ from ckptfix.checkpoint import ByteRange, Check, Data, Derived, OutputFile, Segm
 from ckptfix.checkpoint.places import Spliced, pieces_of
 from ckptfix.errors import DamagedFile
 from ckptfix.io.read import CHECKSUM, cut
-from ckptfix.io.source import BATCH, Name, Readers, Source
+from ckptfix.io.source import BATCH, Name, Readers, Source, is_local
 from ckptfix.io.sums import crc32_joined
 
 
@@ -191,6 +191,9 @@ class _MadeSource(Source):
         super().__init__(made, made.size)
         self._made = made
         self._sources = Readers()
+        if isinstance(made, PlannedFile):
+            paths = {segment.path for segment in made.file.segments if isinstance(segment, ByteRange)}
+            self.far = not all(map(is_local, paths))
 
     def _read(self, offset: int, length: int) -> bytes:
         pieces: list[bytes] = []

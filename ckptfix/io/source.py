@@ -15,40 +15,55 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from ckptfix.checkpoint import ByteRange
 from ckptfix.checkpoint.stamp import Mark, Stamp
 from ckptfix.commands import command
-from ckptfix.errors import DamagedFile, Truncated, Unsupported, WriteFailed
-from ckptfix.io.system import kind_of, named
-from ckptfix.io.unfinished import busy, refuse_unfinished
-
-if TYPE_CHECKING:
-    from concurrent.futures import ThreadPoolExecutor
+from ckptfix.errors import DamagedFile, NoSuchFile, Truncated, WriteFailed
+from ckptfix.io.pool import Descriptor, descriptor, mark_of
+from ckptfix.io.pool import forget as forget
+from ckptfix.io.pool import opened_once as opened_once
+from ckptfix.io.pool import sums_of as sums_of
+from ckptfix.io.pool import threads as threads
+from ckptfix.io.system import named
+from ckptfix.urls import SCHEMES, Far, is_url, known, scheme_of
 
 BATCH = 1 << 20
 """Bytes of small pieces that go out in one write."""
-
-OPEN_SOURCES = 16
-"""Files that a command keeps open beside those in use."""
 
 
 def stamp(path: str | os.PathLike[str]) -> Stamp:
     """What has the name `path` now. Raises WriteFailed when it cannot be looked at."""
     name = os.fspath(path)
     if not is_local(name):
+        return _far_stamp(name)
+    with named(name):
+        return mark_of(os.stat(name))
+
+
+def _far_stamp(name: str) -> Stamp:
+    try:
         with open_source(name) as source:
             return source.mark
-    with named(name):
-        return _mark(os.stat(name))
+    except NoSuchFile:
+        if found_as(name) == "folder":
+            return Stamp()  # a folder of a store is what its files are
+        raise
+
+
+def now(path: str) -> Stamp:
+    """The same, and nothing is taken from what this command knows already."""
+    if is_local(path):
+        return stamp(path)
+    with open_source(path) as source:
+        return source.now()
 
 
 def mark(path: str | os.PathLike[str]) -> Mark:
@@ -66,12 +81,6 @@ def refuse_changed(path: str, now: Stamp, before: Stamp) -> None:
         raise DamagedFile("it changed while it was read", path=path, hint="wait until its writer is done")
 
 
-def _mark(status: os.stat_result) -> Stamp:
-    return Stamp(
-        status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_dev, status.st_nlink
-    )
-
-
 class Source(ABC):
     """Bytes that can be read at any offset, opened once for many reads; safe to share between threads.
 
@@ -81,7 +90,10 @@ class Source(ABC):
         mark: what its file was when it was opened; its size alone where there is none.
         fd: a descriptor that the kernel can copy from, at the same offsets; None where there is none.
         base: where its first byte stands in its file, or in the memory that it was unpacked to.
+        far: every read that is not near another one is a request to another machine.
     """
+
+    far = False
 
     def __init__(
         self, name: str, size: int, mark: Stamp | None = None, fd: int | None = None, base: int = 0
@@ -116,8 +128,16 @@ class Source(ABC):
 
     def chunks(self, offset: int, length: int, size: int = BATCH) -> Iterator[bytes]:
         """`length` bytes at `offset`, in pieces of `size`. Raises as `read`."""
+        self.expect(offset, length)
         for place in range(offset, offset + length, size):
             yield self.read(place, min(size, offset + length - place))
+
+    def expect(self, offset: int, length: int) -> None:  # noqa: B027 -- most have nothing to prepare
+        """These bytes will be read, from front to back: a source that is far away may begin to fetch them."""
+
+    def now(self) -> Stamp:
+        """What its name stands for now, where reading itself would not have shown that this is another file."""
+        return self.mark
 
     def close(self) -> None:  # noqa: B027 -- most have nothing to let go of
         """Let go of it; a second call does nothing."""
@@ -150,125 +170,6 @@ def truncated_hint(path: str | os.PathLike[str]) -> str:
     return f"copy or download it again, or `{command('repair', path, 'OUT')}` keeps what is intact"
 
 
-class _Descriptor:
-    """An open regular file, and how many use it."""
-
-    def __init__(self, name: str) -> None:
-        refuse_unfinished(name)
-        with named(name):
-            # Without O_NONBLOCK, opening a FIFO waits for a writer.
-            try:
-                self.fd = os.open(name, os.O_RDONLY | os.O_NONBLOCK)
-            except BlockingIOError as error:
-                raise busy(name) from error
-        self.users = 1
-        try:
-            with named(name):
-                status = os.fstat(self.fd)
-            if not stat.S_ISREG(status.st_mode):
-                raise Unsupported(f"is {kind_of(status.st_mode)}, not a file", path=name)
-        except BaseException:
-            self.release()
-            raise
-        self.mark = _mark(status)
-
-    def release(self) -> None:
-        with _lock:
-            self.users -= 1
-            if self.users:
-                return
-        with suppress(OSError):  # nothing was written through it that could be lost
-            os.close(self.fd)
-
-
-_lock = threading.RLock()
-"""Of all descriptors: opening takes some microseconds."""
-
-
-class _Pool:
-    """The open files of a command, by name; the one that was not asked for longest gives way."""
-
-    def __init__(self) -> None:
-        self._open: dict[str, _Descriptor] = {}
-        self._ended = False
-        self.sums: dict[str, dict[int, tuple[int, int]]] = {}
-
-    def get(self, name: str) -> _Descriptor:
-        with _lock:
-            if self._ended:
-                return _Descriptor(name)
-            found = self._open.pop(name, None) or _Descriptor(name)
-            self._open[name] = found
-            found.users += 1
-            if len(self._open) > OPEN_SOURCES:
-                self._open.pop(next(iter(self._open))).release()
-            return found
-
-    def forget(self, name: str) -> None:
-        with _lock:
-            self.sums.pop(name, None)
-            found = self._open.pop(name, None)
-            if found is not None:
-                found.release()
-
-    def close(self) -> None:
-        with _lock:
-            self._ended = True
-            while self._open:
-                self._open.popitem()[1].release()
-
-
-class _Command(threading.local):
-    """The command that this thread works for."""
-
-    pool: _Pool | None = None
-
-
-_command = _Command()
-
-
-@contextmanager
-def opened_once() -> Iterator[None]:
-    """Inside, a file is opened once, however often it is asked for by name; at the end all are closed.
-
-    It decorates whatever reads a file in several steps. The outermost one counts.
-    """
-    if _command.pool is not None:
-        yield
-        return
-    pool = _Pool()
-    try:
-        _command.pool = pool
-        yield
-    finally:
-        _command.pool = None
-        pool.close()
-
-
-def forget(name: str) -> None:
-    """`name` stands for another file from now on."""
-    if _command.pool is not None:
-        _command.pool.forget(name)
-
-
-def sums_of(name: str) -> dict[int, tuple[int, int]]:
-    """What this command has summed of the file: offset -> (bytes, their CRC-32)."""
-    if _command.pool is None:
-        return {}
-    return _command.pool.sums.setdefault(name, {})
-
-
-def threads(count: int, name: str = "") -> ThreadPoolExecutor:
-    """Threads that share the open files of their maker."""
-    from concurrent.futures import ThreadPoolExecutor
-
-    return ThreadPoolExecutor(count, name, initializer=_join, initargs=(_command.pool,))
-
-
-def _join(pool: _Pool | None) -> None:
-    _command.pool = pool
-
-
 class LocalFile(Source):
     """A regular file of this machine.
 
@@ -278,8 +179,7 @@ class LocalFile(Source):
     """
 
     def __init__(self, name: str) -> None:
-        pool = _command.pool
-        self._descriptor: _Descriptor | None = _Descriptor(name) if pool is None else pool.get(name)
+        self._descriptor: Descriptor | None = descriptor(name)
         super().__init__(name, self._descriptor.mark.size, self._descriptor.mark, self._descriptor.fd)
 
     def _read(self, offset: int, length: int) -> bytes:
@@ -318,8 +218,27 @@ class LocalFile(Source):
             descriptor.release()
 
 
-KINDS: dict[str, Callable[[str], Source]] = {"": LocalFile}
+def _far(name: str) -> Source:
+    source: Source = import_module("ckptfix.io.remote.file").RemoteFile(name)
+    return source
+
+
+KINDS: dict[str, Callable[[str], Source]] = {
+    "": LocalFile,
+    **dict.fromkeys(sorted(SCHEMES), _far),
+}
 """What opens the names of a scheme, such as ``https``. A scheme that has no row is the beginning of a path."""
+
+
+class _Stores:
+    """What answers for URLs, imported when the first is asked about."""
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(import_module("ckptfix.io.remote.folders"), name)
+
+
+Far.stores = _Stores()  # type: ignore[assignment]
+
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 
@@ -334,13 +253,20 @@ def is_local(name: str) -> bool:
     return not isinstance(name, Name) and _kind(name) is LocalFile
 
 
+def is_place(name: str) -> bool:
+    """Whether `name` is a path or a URL, so that a disk or a store can be asked about it."""
+    return not isinstance(name, Name) and (_kind(name) is LocalFile or is_url(name))
+
+
 def found_as(name: str) -> Literal["file", "folder", "other", ""]:
     """What has the name now: empty for nothing, "other" for a pipe or a device.
 
-    The disk is asked about paths alone. What another scheme names is a file, as far as can be said without opening it.
+    The disk is asked about paths, and its store about a URL.
     """
-    if not is_local(name):
+    if isinstance(name, Name):
         return "file"
+    if not is_local(name):
+        return Far.stores.kind(name) if scheme_of(name) else "file"
     place = Path(name)
     if place.is_file():
         return "file"
@@ -357,7 +283,7 @@ def open_source(name: str | os.PathLike[str]) -> Source:
     """
     if isinstance(name, Name):
         return name.opened()
-    text = os.fspath(name)
+    text = known(os.fspath(name))
     return _kind(text)(text)
 
 

@@ -9,7 +9,7 @@ from ckptfix.checkpoint import ByteRange, Plan
 from ckptfix.checkpoint.stamp import Stamp
 from ckptfix.errors import WriteFailed
 from ckptfix.io.read import read_from
-from ckptfix.io.source import Source, is_local, open_source, stamp, truncated
+from ckptfix.io.source import Source, is_local, now, open_source, stamp, truncated
 from ckptfix.io.system import named
 
 
@@ -52,7 +52,7 @@ class Sources:
 
     def check_unchanged(self) -> None:
         for path, before in self.stamps.items():
-            if not stamp(path).same(before):
+            if not now(path).same(before):
                 raise WriteFailed(
                     "changed while it was being read", path=path, hint="try again when nothing writes to it"
                 )

@@ -91,20 +91,21 @@ class Flag:
 
 
 class Workers:
-    """Runs tasks on threads, a few ahead of the one whose result is taken; an error or interrupt stops all."""
+    """Runs tasks on threads, some `ahead` of the one whose result is taken; an error or interrupt stops all."""
 
-    def __init__(self) -> None:
+    def __init__(self, ahead: int = AHEAD) -> None:
         self.stopped = Flag()
+        self._ahead = ahead
         self._pool: ThreadPoolExecutor | None = None
 
     def begun(self, call: Callable[[Task], Result], tasks: Iterable[Task]) -> Generator[Future[Result]]:
-        """``call(task)`` of every task, in order, each with up to `AHEAD` more begun behind it."""
+        """``call(task)`` of every task, in order, each with some more begun behind it."""
         pool = self._pool = threads(WORKERS)
         waiting: deque[Future[Result]] = deque()
         try:
             for task in tasks:
                 waiting.append(pool.submit(call, task))
-                if len(waiting) > AHEAD:
+                if len(waiting) > self._ahead:
                     yield waiting.popleft()
             yield from waiting
         except GeneratorExit:
@@ -118,7 +119,7 @@ class Workers:
             raise
         self._end()
 
-    def run(self, call: Callable[[Task], Result], tasks: Iterable[Task]) -> Iterator[Result]:
+    def run(self, call: Callable[[Task], Result], tasks: Iterable[Task]) -> Generator[Result]:
         """The results of `begun`."""
         with closing(self.begun(call, tasks)) as begun:
             try:

@@ -36,10 +36,12 @@ from ckptfix.io.checking import Checking
 from ckptfix.io.durable import COMPLETE, TRIES, Kept, Undisturbed, persist, sync_folder
 from ckptfix.io.output import Output, Syncing
 from ckptfix.io.read import Progress
+from ckptfix.io.remote import write as remote
 from ckptfix.io.source import is_local, opened_once
 from ckptfix.io.sources import Sources
 from ckptfix.io.system import free_space, kind_of, named, write_failed
 from ckptfix.io.written import record
+from ckptfix.urls import is_url
 
 
 def _check_space(outputs: Iterable[Output]) -> None:
@@ -161,6 +163,9 @@ def check_destination(
         WriteFailed: the folder that it is in does not exist or cannot be written to.
     """
     path = file_name(dest, "the output")
+    if is_url(path):
+        remote.check_destination(path, sources, overwrite=overwrite, folder=folder)
+        return
     status = _status(path)
     if status is None:
         if not os.path.basename(path) and not folder:
@@ -237,6 +242,8 @@ def write_plan(
     team = ranks.current()
     if team is not None and team.rank:
         raise ranks.Watching(0)
+    if is_url(plan.files[0].path):
+        return remote.write_plan(plan, overwrite=overwrite, keep_old=keep_old, inputs=inputs, progress=progress)
     sources = Sources(plan, inputs or {})
     for file in plan.files:
         check_destination(file.path, sources.stamps, overwrite=overwrite)

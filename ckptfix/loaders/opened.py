@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from functools import wraps
-from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from ckptfix.arguments import refuse_other_types
@@ -17,6 +16,7 @@ from ckptfix.formats import open_checkpoint
 from ckptfix.formats.torch.weights import Weights
 from ckptfix.io.source import opened_once
 from ckptfix.ops.extract.plan import read_program
+from ckptfix.urls import as_path
 
 Call = TypeVar("Call", bound=Callable[..., Any])
 
@@ -75,7 +75,7 @@ def _as_checkpoint(weights: Weights) -> Checkpoint:
     names = tuple(entry.key for entry in weights.entries)
     return replace(
         weights.as_checkpoint(),
-        size=Path(weights.path).stat().st_size,
+        size=as_path(weights.path).stat().st_size,
         sites=(NameSite("", "state_dict", names),),
         state_dicts=(StateDict("", len(names), 0),),
     )

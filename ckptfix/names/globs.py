@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fnmatch import translate
 
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
+
+
+def pattern(text: str) -> Callable[[str], re.Match[str] | None]:
+    """What finds names that match: a glob as a whole, or, for ``/regex/``, anywhere in them.
+
+    Raises:
+        re.error: what stands between the slashes is not a regular expression.
+    """
+    if len(text) > 2 and text.startswith("/") and text.endswith("/"):
+        return re.compile(text[1:-1]).search
+    return re.compile(translate(text)).match
 
 
 class Globs:

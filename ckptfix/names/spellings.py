@@ -6,6 +6,7 @@ Nothing here looks at values, and nothing renames by itself: a matcher asks.
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -148,11 +149,35 @@ _SPLIT_QKV = (
     ("q", "k", "v"),
 )
 
-_FUSIONS: tuple[tuple[str, tuple[str, ...], tuple[tuple[str, ...], ...]], ...] = (
-    ("qkv", FUSED_QKV, _SPLIT_QKV),
+HEAD_BY_HEAD = ("query_key_value", "linear_qkv")
+"""Modules that hold query, key and value head by head in GPT-NeoX, BLOOM, Falcon and Megatron, and one behind the other
+in ChatGLM."""
+
+CONV1D = {(module, "weight") for module in ("c_attn", "c_proj", "c_fc", "q_attn")}
+"""Projections of GPT-2 and its kin, which are `transformers.Conv1D` there, and `Linear` in nanoGPT."""
+
+META_ATTENTION = re.compile(r"(?:^|\.)layers\.\d+\.attention\.w[qk]\.")
+"""Queries and keys of Meta's LLaMA and Mistral's own files, whose rotary pairs are neighbours."""
+
+FUSIONS: tuple[tuple[str, tuple[str, ...], tuple[tuple[str, ...], ...]], ...] = (
+    ("qkv", (*FUSED_QKV, *HEAD_BY_HEAD), _SPLIT_QKV),
+    ("kv", ("kv", "kv_proj", "to_kv"), tuple(split[1:] for split in _SPLIT_QKV)),
     ("gate-up", ("gate_up_proj", "w12"), (("gate_proj", "up_proj"), ("w1", "w3"), ("w1", "w2"))),
 )
 """Family, modules that are fused, and what they may be in parts, in the order of the fused tensor's rows."""
+
+_EXPERT_PARTS = {
+    **dict.fromkeys(("w1", "gate_proj", "gate"), "gate"),
+    **dict.fromkeys(("w3", "up_proj", "up"), "up"),
+    **dict.fromkeys(("w2", "down_proj", "down"), "down"),
+    "gate_up_proj": "gate-up",
+}
+
+
+def part_of_expert(name: str) -> str | None:
+    """What a tensor of an expert is: gate, up, down, or gate and up in one; None for another."""
+    return _EXPERT_PARTS.get(name.removesuffix(".weight"))
+
 
 _NO_ATTENTION = {"A_log", "conv1d.weight", "x_proj.weight"}
 """Beside an ``in_proj`` these say that it is Mamba's, which is not attention."""
@@ -301,7 +326,7 @@ def fusions(one: Iterable[Slot], other: Iterable[Slot]) -> tuple[tuple[str, tupl
         last = module.rpartition(".")[2]
         if leaf in ("in_proj_weight", "in_proj_bias"):
             last, leaf = "in_proj", leaf[8:]
-        family = next((family for family, fused, _ in _FUSIONS if last in fused), None)
+        family = next((family for family, fused, _ in FUSIONS if last in fused), None)
         waiting = groups.get((family or "", leaf, slot.shape))
         if waiting:
             found.append((slot.name, waiting.popleft()))
@@ -311,7 +336,7 @@ def fusions(one: Iterable[Slot], other: Iterable[Slot]) -> tuple[tuple[str, tupl
 def _split_groups(parts: dict[str, Slot]) -> dict[tuple[str, str, tuple[int, ...]], deque[tuple[str, ...]]]:
     """(family, parameter, shape in one piece) -> the parts that would make one such tensor, in the order of `parts`."""
     starts: dict[str, list[tuple[str, tuple[str, ...]]]] = defaultdict(list)
-    for family, _, splits in _FUSIONS:
+    for family, _, splits in FUSIONS:
         for split in splits:
             starts[split[0]].append((family, split))
     groups: dict[tuple[str, str, tuple[int, ...]], deque[tuple[str, ...]]] = defaultdict(deque)

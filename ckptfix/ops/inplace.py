@@ -14,6 +14,7 @@ from pathlib import Path
 from ckptfix import formats
 from ckptfix.checkpoint import Checkpoint, Plan
 from ckptfix.checkpoint.stamp import Stamp
+from ckptfix.commands import quoted
 from ckptfix.errors import CkptfixError, DamagedFile, Refused, Unsupported
 from ckptfix.formats.in_place import A_COPY
 from ckptfix.formats.torch.zip import archive_of
@@ -22,6 +23,7 @@ from ckptfix.io.inplace.disk import DISK, Opened, insertable
 from ckptfix.io.inplace.plan import change_of
 from ckptfix.io.inplace.record import Change, Record
 from ckptfix.io.source import forget, is_local, refuse_changed, stamp
+from ckptfix.urls import READ_ONLY, is_url, scheme_of
 from ckptfix.words import plural
 from ckptfix.zips.append import earlier
 
@@ -33,6 +35,19 @@ def target_of(checkpoint: Checkpoint) -> str:
     """The file or folder that an edit in place changes; its real path."""
     path = Path(os.path.realpath(checkpoint.path))
     return str(path.parent if formats.format_of(checkpoint).folder and not path.is_dir() else path)
+
+
+def refuse_far(path: str) -> None:
+    """Refuse what is on no disk of this machine.
+
+    Raises:
+        Refused: it is so.
+    """
+    if is_url(path):
+        hint = f"give OUT: `... {quoted(path)} {quoted(path)} --force` replaces it in one step"
+        if scheme_of(path) in READ_ONLY:
+            hint = "write a copy: give OUT"
+        raise Refused("an edit in place, and undo, are for files of this machine", path=path, hint=hint)
 
 
 def refuse_shared(checkpoint: Checkpoint, *, force: bool) -> None:

@@ -6,13 +6,11 @@ Nothing is imported or run; nothing is unpacked further than a pickle in it reac
 
 from __future__ import annotations
 
-import os
 import re
 import zlib
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import NamedTuple
 
 from ckptfix.errors import CkptfixError
@@ -33,6 +31,7 @@ from ckptfix.io.layers import (
 from ckptfix.io.source import BATCH, Source, found_as, open_source
 from ckptfix.pickles import Global, Seen, survey
 from ckptfix.pickles.names import MAGIC, MOST_OPCODES
+from ckptfix.urls import as_path, walk_folder
 from ckptfix.zips import scan as zip_scan
 from ckptfix.zips.read import DEFLATED, STORED, Record, read_directory
 
@@ -103,9 +102,9 @@ def look(path: str, place: str = "") -> Inside:
             looker.opcodes = min(MOST_OPCODES, max(FEW_OPCODES, 8 * reader.size))
             looker.file(reader, place, 0)
         return looker.found
-    for folder, _, names in os.walk(path):
+    for folder, _, names in walk_folder(path):
         for name in sorted(names)[:MOST_MEMBERS]:
-            inner = Path(folder, name)
+            inner = as_path(folder, name)
             with suppress(CkptfixError), open_source(inner) as reader:
                 looker.member(reader, inner.relative_to(path).as_posix(), "", 0)
     return looker.found

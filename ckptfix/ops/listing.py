@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from ckptfix.errors import CkptfixError
@@ -16,6 +15,7 @@ from ckptfix.io.source import found_as, opened_once
 from ckptfix.ops.doctor import examine
 from ckptfix.ops.inspect import describe
 from ckptfix.pickles.collector import without_collections
+from ckptfix.urls import as_path
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ def checkpoints(path: str) -> Iterator[str]:
         yield path
         return
     for member in found:
-        inner = str(Path(path, member.name))
+        inner = str(as_path(path, member.name))
         if member.folder:
             if is_folder_checkpoint(inner) or located(inner) != inner:
                 yield inner
@@ -111,7 +111,7 @@ def listed(path: str) -> Row:
 def _unread(path: str, error: CkptfixError) -> Row:
     """The row of what is not a checkpoint, is damaged beyond its directory, or cannot be opened."""
     try:
-        size = Path(path).stat().st_size if found_as(path) == "file" else 0
+        size = as_path(path).stat().st_size if found_as(path) == "file" else 0
         cause = examine.examine(path, fast=True).cause
     except (CkptfixError, OSError):
         return Row(path=path, severity="error", error=error.message)

@@ -9,6 +9,7 @@ from ckptfix import formats
 from ckptfix.errors import StrPath, file_name
 from ckptfix.findings.table import proposed, suffixed
 from ckptfix.io.source import found_as
+from ckptfix.urls import as_path, normal
 
 
 def named_beside(source: StrPath, word: str, suffix: str | None = None, *, folder: bool = False) -> str:
@@ -24,10 +25,10 @@ def named_beside(source: StrPath, word: str, suffix: str | None = None, *, folde
     name = _called(source)
     is_file = found_as(formats.located(file_name(source))) != "folder"
     if folder:
-        stem = Path(name).with_suffix("") if is_file else Path(name)
+        stem = as_path(name).with_suffix("") if is_file else as_path(name)
         return proposed(f"{stem}.{word}", "")
     if suffix is not None:
-        name = str(Path(name).with_suffix(suffix)) if is_file else f"{os.path.normpath(name)}{suffix}"
+        name = str(as_path(name).with_suffix(suffix)) if is_file else f"{normal(name)}{suffix}"
     return proposed(name, word, suffix)
 
 
@@ -37,7 +38,7 @@ def name_kept(source: StrPath, word: str, suffix: str | None = None, *, folder: 
     Args:
         word, suffix, folder: as for `named_beside`.
     """
-    name = os.path.normpath(Path(Path.cwd(), _called(source)))
+    name = os.path.normpath(as_path(Path.cwd(), _called(source)))
     is_folder = found_as(formats.located(file_name(source))) == "folder"
     stem, own = suffixed(name, word)
     if is_folder:
@@ -51,4 +52,4 @@ def _called(source: StrPath) -> str:
     """What `source` is called; a folder that stands for the model in it has the suffix of that."""
     name = file_name(source)
     path = formats.located(name)
-    return name if path == name else f"{os.path.normpath(name)}{Path(path).suffix}"
+    return name if path == name else f"{normal(name)}{as_path(path).suffix}"

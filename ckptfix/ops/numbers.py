@@ -20,7 +20,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ckptfix.checkpoint.dtypes import Dtype, by_name, numpy_dtype
+from ckptfix.checkpoint.dtypes import Dtype, numpy_dtype
 
 if TYPE_CHECKING:
     import numpy
@@ -49,9 +49,8 @@ def decoded(data: bytes | memoryview, dtype: Dtype, swap: bool) -> Elements:
     import numpy
 
     if dtype.name == "bfloat16":
-        wide = numpy.zeros(len(data), numpy.uint16)
-        wide[1::2] = numpy.frombuffer(data, numpy.dtype(numpy.uint16).newbyteorder("S" if swap else "="))
-        return wide.view(numpy.float32)
+        halves = numpy.frombuffer(data, numpy.uint16)
+        return (halves.byteswap() if swap else halves).view(_kind(dtype.name)).astype(numpy.float32)
     if dtype.itemsize == 1 and dtype.family == "float":
         return _eight_bits(dtype.name)[numpy.frombuffer(data, numpy.uint8)]
     if dtype.family == "bool":
@@ -76,41 +75,45 @@ def _kind(name: str) -> numpy.dtype[numpy.generic]:
     return kind
 
 
-def rounded(numbers: Elements, target: str) -> Elements:
-    """Numbers in the dtype `target`, as ``tensor.to(target)`` gives them; the 8-bit dtypes as their bytes."""
+def rounded(numbers: Elements, target: str, into: Elements) -> None:
+    """Fill `into`, unsigned integers, with numbers in the dtype `target`, as ``tensor.to(target)`` gives them."""
     import numpy
 
-    if target == "float64":
-        return numbers.astype(numpy.float64)
-    return _from_float32(numbers.astype(numpy.float32, copy=False), target)
+    kind = _kind(target)
+    near = numbers if target == "float64" else numbers.astype(numpy.float32, copy=False)
+    if kind.itemsize == 1:
+        into[...] = _in_eight_bits(near, target)
+    else:
+        numpy.copyto(into.view(kind), near, casting="unsafe")
 
 
 def once(numbers: Elements, target: str) -> Elements:
-    """Numbers of float64 in the dtype `target`, rounded to the nearest once, halves to even."""
+    """Numbers of float64 in the dtype `target`, rounded to the nearest once, halves to even; 8-bit ones as bytes."""
     import numpy
 
     if target in ("float64", "float32", "float16"):
         return numbers.astype(target)
     near = numbers.astype(numpy.float32)
-    back = near.astype(numpy.float64)
     bits = near.view(numpy.uint32)
+    # Rounding twice differs from rounding once only where the first ends in the middle of two numbers of the target:
+    # of 8 significant bits, or of fewer and of what lies below the smallest.
+    halves = bits & numpy.uint32(0x7FFF) == 0
+    if numpy.count_nonzero(halves) > numbers.size // 16:
+        halves &= near != numbers
+    middle = numpy.flatnonzero(halves)
+    exact, back = numbers[middle], near[middle].astype(numpy.float64)
     # Of the two neighbours of a number that is not exact, the odd one remembers that there was more.
-    even = (back != numbers) & ~numpy.isnan(numbers) & (bits & numpy.uint32(1) == 0)
-    outwards = numpy.abs(back) < numpy.abs(numbers)
-    bits += (even & outwards).astype(numpy.uint32)
-    bits -= (even & ~outwards).astype(numpy.uint32)
-    return _from_float32(near, target)
+    wrong = (back != exact) & ~numpy.isnan(exact)
+    outwards = numpy.abs(back) < numpy.abs(exact)
+    bits[middle] += (wrong & outwards).astype(numpy.uint32)
+    bits[middle] -= (wrong & ~outwards).astype(numpy.uint32)
+    return near.astype(_kind(target)) if target == "bfloat16" else _in_eight_bits(near, target)
 
 
-def _from_float32(numbers: Elements, target: str) -> Elements:
+def _in_eight_bits(numbers: Elements, target: str) -> Elements:
+    """The bytes of numbers of float32 in an 8-bit dtype."""
     import numpy
 
-    if target == "float32":
-        return numbers
-    if target == "float16":
-        return numbers.astype(numpy.float16)
-    if target == "bfloat16":
-        return numbers.astype(_kind(target))
     halves = numpy.ascontiguousarray(numbers).view(numpy.uint16).reshape(-1, 2)
     low, high = (0, 1) if numpy.little_endian else (1, 0)
     made: Elements = _narrow(target)[halves[:, high] | (halves[:, low] != 0)]
@@ -145,16 +148,33 @@ def _exponents(bits: Elements) -> Elements:
     return powers
 
 
+UNUSUAL: dict[str, tuple[int, int]] = {
+    "float32": (0x7FFFFFFF, 0x7F800000),
+    "bfloat16": (0x7FFF, 0x7F80),
+    "float16": (0x7FFF, 0x7C00),
+    "float8_e5m2": (0x7F, 0x7C),
+    "float8_e4m3fn": (0x7F, 0x7E),
+    "float8_e4m3fnuz": (0x7F, 0x80),
+    "float8_e5m2fnuz": (0x7F, 0x80),
+    "float8_e8m0fnu": (0xFF, 0xFF),
+}
+"""Bits of an element that are not its sign, and from which value of these on it is no number or the largest one.
+
+Of the formats without a negative zero, its place holds NaN; of float8_e8m0fnu the smallest value is no zero."""
+
+
+def unusual(made: Elements, target: str) -> bool:
+    """Whether there may be a zero, an infinity, NaN or the largest number in what `rounded` made."""
+    mask, limit = UNUSUAL[target]
+    bits = made & made.dtype.type(mask)
+    return bool(bits.min() == 0 or bits.max() >= limit)
+
+
 def zeros(made: Elements, target: str) -> int:
-    """How many of the elements that `rounded` or `once` made are zero."""
+    """How many of the elements that `rounded` made are zero."""
     import numpy
 
     if target == "float8_e8m0fnu":
         return 0
-    itemsize = by_name(target).itemsize
-    if itemsize == 1:
-        unsigned = made if target.endswith("fnuz") else made & numpy.uint8(0x7F)
-        return int(made.size - numpy.count_nonzero(unsigned))
-    if itemsize == 2:
-        return int(made.size - numpy.count_nonzero(made.view(numpy.uint16) & numpy.uint16(0x7FFF)))
-    return int(numpy.count_nonzero(made == 0))
+    bits = made if target.endswith("fnuz") else made & made.dtype.type(UNUSUAL[target][0])
+    return int(numpy.count_nonzero(bits == 0))

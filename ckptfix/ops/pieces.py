@@ -18,7 +18,6 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from ckptfix.checkpoint import Checkpoint, TensorEntry, address
 from ckptfix.commands import command
@@ -35,6 +34,7 @@ from ckptfix.formats.torch.state import SHARDED
 from ckptfix.formats.torch.tensors import BadTensor, sizes
 from ckptfix.ops import choose
 from ckptfix.pickles.graph import Node, pairs
+from ckptfix.urls import as_path
 
 GATHER = (
     "gather it on all ranks before saving: get_model_state_dict(model, options=StateDictOptions(full_state_dict=True)) "
@@ -117,7 +117,7 @@ def refuse_flat_partition(checkpoint: Checkpoint) -> None:
     piece = piece_of(checkpoint)
     if piece is not None and piece.kind == "ZeRO optimizer":
         piece = replace(piece, missing="the optimizer's state in it is a flat ZeRO partition, without names and shapes")
-        folder = str(Path(checkpoint.path).parent)
+        folder = str(as_path(checkpoint.path).parent)
         hint = f"name the folder, {folder!r}: what all ranks hold is joined" if piece.command else piece.way_out
         raise WouldLoseData(piece.message, path=checkpoint.path, where=piece.where, hint=hint)
 
@@ -148,14 +148,14 @@ def _of_metadata(checkpoint: Checkpoint) -> Piece | None:
         return None
     name = next((name for name in cut if any(slices[name] or ())), cut[0])
     missing = f"{name} is a slice of shape {shapes[name]} at {slices[name]} of a larger tensor{_more(len(cut) - 1)}"
-    shard = re.match(r"shard-(\d+)-", Path(checkpoint.path).name)
+    shard = re.match(r"shard-(\d+)-", as_path(checkpoint.path).name)
     rank = int(shard[1]) - 1 if shard else None
     return Piece("safetensors shard", rank, None, missing, name, _joining(checkpoint.path))
 
 
 def _joining(path: str) -> str:
     """What makes the whole of the slices of all ranks."""
-    folder = Path(path).parent
+    folder = as_path(path).parent
     if find(str(folder)).ranks:
         way = command("convert", folder, "OUT.safetensors")
         return f"its folder is the checkpoint: `{way}` joins the files of all ranks"
@@ -167,7 +167,7 @@ def _more(count: int) -> str:
 
 
 def _rank_in_name(path: str) -> int | None:
-    found = _RANK_IN_NAME.search(Path(path).name)
+    found = _RANK_IN_NAME.search(as_path(path).name)
     return None if found is None else int(next(group for group in found.groups() if group is not None))
 
 

@@ -14,7 +14,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
-from pathlib import Path
 
 from ckptfix.checkpoint import ByteRange, Mark, OutputFile, Plan, Segment, SetMetadata
 from ckptfix.formats import FORMATS
@@ -22,6 +21,7 @@ from ckptfix.io.planned import PlannedFile, part_of
 from ckptfix.io.read import read_chunks
 from ckptfix.io.source import found_as
 from ckptfix.io.threads import Workers
+from ckptfix.urls import as_path
 
 KEY = "ckptfix.record"
 NAME = "ckptfix.record.json"
@@ -49,10 +49,10 @@ def with_record(plan: Plan, format: str, dest: str, read: Iterable[Mark]) -> tup
     command = _command.get()
     if command is None:
         return plan, None
-    text = json.dumps({"ckptfix": _version(), "command": list(command), "inputs": _inputs(read)}, ensure_ascii=False)
+    text = json.dumps({"ckptfix": version(), "command": list(command), "inputs": _inputs(read)}, ensure_ascii=False)
     row = FORMATS[format]
     if row.folder:
-        place = str(Path(dest, NAME))
+        place = str(as_path(dest, NAME))
     elif "metadata" in row.states and len(plan.files) == 1:
         return replace(plan, files=(_with_pair(plan.files[0], format, text),)), f"record: {KEY} in its metadata"
     else:
@@ -62,11 +62,13 @@ def with_record(plan: Plan, format: str, dest: str, read: Iterable[Mark]) -> tup
     return replace(plan, files=(made, *others)), f"record: {place}"
 
 
-def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
+def version() -> str:
+    """The version of ckptfix that is installed."""
+    from importlib.metadata import PackageNotFoundError
+    from importlib.metadata import version as installed
 
     try:
-        return version("ckptfix")
+        return installed("ckptfix")
     except PackageNotFoundError:
         return "unknown"
 
@@ -75,7 +77,7 @@ def _inputs(read: Iterable[Mark]) -> list[dict[str, object]]:
     marks = [mark for mark in dict.fromkeys(read) if found_as(mark.path) == "file"]
     digests = Workers().run(_sha256, marks)
     return [
-        {"name": Path(mark.path).name, "size": mark.stamp.size, "sha256": digest}
+        {"name": as_path(mark.path).name, "size": mark.stamp.size, "sha256": digest}
         for mark, digest in zip(marks, digests, strict=True)
     ]
 

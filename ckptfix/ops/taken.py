@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from ckptfix.commands import command
 from ckptfix.errors import CkptfixError
@@ -11,6 +10,7 @@ from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats import open_checkpoint
 from ckptfix.formats.folders.members import rivals_of
+from ckptfix.urls import as_path
 
 
 def not_taken(folder: str, taken: str) -> Iterator[Finding]:
@@ -19,7 +19,7 @@ def not_taken(folder: str, taken: str) -> Iterator[Finding]:
     A hub has the same weights in two containers; a folder that was saved to twice, two models.
     """
     for name in rivals_of(folder, taken):
-        path = str(Path(folder, name))
+        path = str(as_path(folder, name))
         own, other = _shapes(taken), _shapes(path)
         if own is not None and own == other:
             ask = f"`{command('diff', taken, path)}` compares the values"

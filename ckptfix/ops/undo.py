@@ -15,7 +15,7 @@ from ckptfix.io.inplace import edit
 from ckptfix.io.inplace.record import Record
 from ckptfix.io.source import opened_once
 from ckptfix.io.unfinished import JOURNAL, UNDO, beside
-from ckptfix.ops.inplace import edits_of
+from ckptfix.ops.inplace import edits_of, refuse_far
 from ckptfix.ops.writing import existing
 from ckptfix.words import plural
 
@@ -137,6 +137,7 @@ def edits(source: StrPath) -> tuple[Record, ...]:
 
 def _meant(source: StrPath) -> str:
     """`source`, or the one model among the files of that folder."""
+    refuse_far(file_name(source))
     path = existing(source)
     return path if os.path.lexists(beside(os.path.realpath(path), JOURNAL)) else formats.located(path)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from ckptfix import formats
 from ckptfix.checkpoint import ByteRange, Checkpoint, Edit, Mark, OutputFile, Plan
@@ -22,7 +21,7 @@ from ckptfix.io.folders import write_folder
 from ckptfix.io.ranks import joined
 from ckptfix.io.replacing import given_up
 from ckptfix.io.source import found_as, mark, opened_once, refuse_changed, stamp
-from ckptfix.io.written import recorded
+from ckptfix.io.written import noted, recorded
 from ckptfix.ops import inplace
 from ckptfix.ops.drafts import LOSSES as LOSSES
 from ckptfix.ops.drafts import Draft as Draft
@@ -33,6 +32,7 @@ from ckptfix.ops.law import audit
 from ckptfix.ops.record import with_record
 from ckptfix.ops.taken import not_taken
 from ckptfix.pickles.collector import without_collections
+from ckptfix.urls import as_path, is_url
 from ckptfix.words import some
 
 
@@ -81,13 +81,15 @@ def carry_out(
     many = is_folder(path)
     inputs: list[StrPath] = [path]
     if many and found_as(file_name(path)) != "folder":
-        inputs.append(Path(path).parent)
+        inputs.append(as_path(path).parent)
     refuse_destination(dest, inputs, how, folder=many if folder is None else folder)
     checkpoint = source if isinstance(source, Checkpoint) else formats.open_checkpoint(path)
     name = os.fspath(dest)
     if not converts:
         refuse_read_only(checkpoint)
         refuse_other_suffix(checkpoint.path, name, checkpoint.format)
+    if how.link and (is_url(checkpoint.path) or is_url(name)):
+        raise Refused("hard links are for files of this machine", path=checkpoint.path, hint="leave out --link")
     if how.link and not formats.format_of(checkpoint).folder:
         raise Refused("hard links are for the files of a folder, and this is one file", path=checkpoint.path)
     with about(checkpoint.path):
@@ -106,6 +108,7 @@ def _carry_out_in_place(
     if dest is not None or not how.in_place:
         what = "an edit in place has no output" if how.in_place else "no output is named"
         raise Refused(what, path=file_name(path), hint="give the output, or in_place=True (--in-place)")
+    inplace.refuse_far(file_name(path))
     checkpoint = source if isinstance(source, Checkpoint) else formats.open_checkpoint(path)
     refuse_read_only(checkpoint)
     inplace.refuse_shared(checkpoint, force=how.force)
@@ -200,22 +203,23 @@ def _written(draft: Draft[R], source: str, read: Sequence[Mark], dest: str, how:
     files, record = (plan, None) if how.dry_run else with_record(plan, draft.format, dest, read)
     replaced = () if folder else given_up(plan, inputs)
     backup = None
-    if not how.dry_run and folder:
-        backup = write_folder(
-            files,
-            dest,
-            overwrite=how.force,
-            keep_old=how.keep_old,
-            own=files_of,
-            link=draft.link or how.link,
-            inputs=inputs,
-            progress=how.progress,
-        )
-    elif not how.dry_run:
-        keep = formats.is_checkpoint if how.keep_old else None
-        kept = io_write.write_plan(files, overwrite=how.force, keep_old=keep, inputs=inputs, progress=how.progress)
-        backup = kept.get(dest)
-    lines = [*draft.lines, *account.lines(), *([] if record is None else [record])]
+    with noted() as notes:
+        if not how.dry_run and folder:
+            backup = write_folder(
+                files,
+                dest,
+                overwrite=how.force,
+                keep_old=how.keep_old,
+                own=files_of,
+                link=draft.link or how.link,
+                inputs=inputs,
+                progress=how.progress,
+            )
+        elif not how.dry_run:
+            keep = formats.is_checkpoint if how.keep_old else None
+            kept = io_write.write_plan(files, overwrite=how.force, keep_old=keep, inputs=inputs, progress=how.progress)
+            backup = kept.get(dest)
+    lines = [*draft.lines, *account.lines(), *([] if record is None else [record]), *notes]
     linked = [found("linked-files", where=dest)] if folder and how.link else []
     said = set(draft.findings)
     behind = [finding for finding in plan.findings if finding.id == "left-behind" and finding not in said]
@@ -268,11 +272,11 @@ def looked_at(draft: Draft[R], source: str, dest: StrPath | None = None) -> R:
     )
 
 
-def write_text(dest: StrPath, text: str, *, force: bool, source: str) -> None:
-    """Write a file that holds no tensors, such as a report or rules."""
-    io_write.check_destination(dest, [source], overwrite=force)
+def write_text(dest: StrPath, text: str, *sources: str, force: bool) -> None:
+    """Write a file that holds no tensors, such as a report or rules; who may not read a source may not read it."""
+    io_write.check_destination(dest, sources, overwrite=force)
     plan = Plan((OutputFile.of(dest, [text.encode("utf-8", "surrogatepass")]),))
-    io_write.write_plan(plan, overwrite=force, inputs={source: stamp(source)})
+    io_write.write_plan(plan, overwrite=force, inputs={source: stamp(source) for source in sources})
 
 
 def plan_edits(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan:

@@ -65,14 +65,20 @@ class Span(NamedTuple):
 
 
 @without_collections
-def examine(reader: Source, directory: Directory) -> tuple[list[Span], list[Dispute]]:
-    """The records as their local headers place them, and every dispute; only what stands around data is read."""
+def examine(reader: Source, directory: Directory, *, local_headers: bool = True) -> tuple[list[Span], list[Dispute]]:
+    """The records as their local headers place them, and every dispute; only what stands around data is read.
+
+    Args:
+        local_headers: False looks at the directory alone, and places no record.
+    """
     found = [Dispute("bad-directory", "", offset, message, serious) for message, offset, serious in directory.disputes]
     spans: list[Span] = []
     for record in directory.records:
         odd = _row(directory.raw, record)
         if odd:
             found.append(_joined("bad-directory", record, directory.offset + record.position, odd))
+        if not local_headers:
+            continue
         local = local_header(reader, record.header, len(record.name) + USUAL)
         if local is None:
             message = "no local header where the directory points"
@@ -88,6 +94,8 @@ def examine(reader: Source, directory: Directory) -> tuple[list[Span], list[Disp
         if said:
             found.append(_joined("bad-local-header", record, record.header, said))
         spans.append(Span(record, data, end))
+    if not local_headers:
+        return spans, found
     spans.sort(key=lambda span: span.record.header)
     found += _between(sorted([*spans, *_former(reader, directory)], key=_place), directory.offset)
     return spans, found

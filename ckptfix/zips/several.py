@@ -92,6 +92,8 @@ def _ended(reader: Source, at: int) -> Span | None:
             return None
         size, offset = END64.unpack(wide)[8:]
     start = closing - size - offset
+    if start >= 0:
+        reader.expect(start + offset, size)
     whole = start >= 0 and size and at + END.size + comment <= reader.size
     if not whole or _read(reader, start + offset, 4) != b"PK\x01\x02":
         return None

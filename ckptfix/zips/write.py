@@ -14,12 +14,14 @@ from dataclasses import dataclass
 
 from ckptfix.checkpoint import ByteRange, Data, Derived, Segment
 from ckptfix.checkpoint.places import pieces_of
+from ckptfix.commands import command
 from ckptfix.errors import BadDirectory
 from ckptfix.io.blocks import LARGE, PAGE
 from ckptfix.io.crc import checksum
 from ckptfix.io.read import CHECKSUM
 from ckptfix.io.source import Source
 from ckptfix.io.sums import Checksums, SummedStream
+from ckptfix.zips.local import ALIGNMENT as ALIGNMENT
 from ckptfix.zips.local import Local, local_extra, read_local
 from ckptfix.zips.read import (
     CENTRAL,
@@ -35,7 +37,6 @@ from ckptfix.zips.read import (
     extra_fields,
 )
 
-ALIGNMENT = 64
 FLAGS = 0x0808
 FB = 0x4246
 
@@ -202,7 +203,8 @@ def replace_record(
     the others.
 
     Raises:
-        BadDirectory: a local header that disagrees with the directory.
+        BadDirectory: a local header that disagrees with the directory, or a record that begins within another's bytes
+            where one of these changes.
     """
     path = directory.path
     local = read_local(reader, record)
@@ -218,18 +220,36 @@ def replace_record(
     if following is None:
         shift = cursor - directory.offset
     else:
+        _refuse_within(directory, following, record, local.data + record.stored)
         behind = read_local(reader, following)
+        for other in directory.records:
+            if other.header > following.header:
+                _refuse_within(directory, other, following, behind.data)
         rest = directory.offset - behind.data
         old = reader.read(behind.header, behind.data - behind.header)
         header = repadded(old, local_extra(reader, behind), cursor, behind.data, unit if rest >= LARGE else ALIGNMENT)
         segments += (header, ByteRange(path, behind.data, rest))
         shift = cursor + len(header) - behind.data
-    offsets = {other.position: other.header + shift for other in directory.records if other.header > record.header}
-    if following is not None:
-        offsets[following.position] = cursor
+    offsets = {
+        other.position: cursor if following is not None and other.header == following.header else other.header + shift
+        for other in directory.records
+        if other.header > record.header
+    }
     raw = patched_directory(directory, record, offsets, crc32, len(new))
     segments += (raw, end_records(len(directory.records), len(raw), directory.offset + shift, directory.comment))
     return segments
+
+
+def _refuse_within(directory: Directory, record: Record, other: Record, end: int) -> None:
+    """Refuse a `record` that begins before `other` has ended."""
+    if record.header < end:
+        raise BadDirectory(
+            f"it begins within the bytes of {other.name!r}",
+            path=directory.path,
+            where=record.name,
+            offset=record.header,
+            hint=f"{command('repair', directory.path, 'OUT')} takes what is intact",
+        )
 
 
 def rewritten_header(reader: Source, local: Local, flags: int, crc32: int, size: int) -> tuple[bytes, bytes]:

@@ -56,6 +56,7 @@ class Contender:
         output: what it writes; removed before every run.
         sync: whether `output` is synced within the measured time (a writer that syncs by itself says False).
         status: the exit status that means it did its work.
+        cold: files that it reads from the disk: no page of them is in memory when it starts.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Contender:
     output: Path | None = None
     sync: bool = False
     status: int = 0
+    cold: tuple[Path, ...] = ()
 
     @property
     def argv(self) -> tuple[str, ...]:
@@ -79,6 +81,13 @@ def removed(path: Path) -> None:
     path.unlink(missing_ok=True)
 
 
+def dropped(path: Path) -> None:
+    """Take the pages of a file, which is on the disk, from memory."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
 def run(contender: Contender, log: Path) -> Run:
     """Run it once, its output going to the file `log`.
 
@@ -87,6 +96,8 @@ def run(contender: Contender, log: Path) -> Run:
     """
     if contender.output is not None:
         removed(contender.output)
+    for path in contender.cold:
+        dropped(path)
     with log.open("wb") as said:
         start = time.perf_counter()
         child = subprocess.Popen(contender.argv, stdin=subprocess.DEVNULL, stdout=said, stderr=said, env=ENVIRONMENT)

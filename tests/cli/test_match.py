@@ -17,7 +17,7 @@ from torch import nn
 import ckptfix
 from ckptfix.align import match as match_op
 from ckptfix.align.result import Matching, Pair
-from ckptfix.errors import KeyConflict, NoMatch
+from ckptfix.errors import KeyConflict
 from ckptfix.names.slots import Slot
 from ckptfix.ops import match as matching_module
 
@@ -307,17 +307,22 @@ def test_reshape(cli: Cli, tmp_path: Path) -> None:
     assert torch.equal(found["conv.weight"].flatten(), load(source)["fc.weight"].flatten())
 
 
-def test_a_fused_attention_is_named(tmp_path: Path) -> None:
-    source = saved(tmp_path / "a.pth", nn.ModuleDict({"attn": nn.MultiheadAttention(4, 2)}).state_dict())
+def test_a_fused_attention_is_taken_apart(tmp_path: Path) -> None:
+    whole = nn.ModuleDict({"attn": nn.MultiheadAttention(4, 2)}).state_dict()
+    source = saved(tmp_path / "a.pth", whole)
     parts = {f"attn.{part}_proj.{leaf}": (4, 4) if leaf == "weight" else (4,) for part in ("q", "k", "v", "out")
              for leaf in ("weight", "bias")}  # fmt: skip
     target = saved(tmp_path / "t.pth", {name: torch.zeros(shape) for name, shape in parts.items()})
-    with pytest.raises(NoMatch) as caught:
-        ckptfix.match(source, tmp_path / "out.pth", target)
-    assert any(
-        line.startswith("IN has attn.in_proj_weight [12, 4] where TARGET has attn.q_proj.weight, attn.k_proj.weight")
-        for line in caught.value.lines
-    )
+    result = ckptfix.match(source, tmp_path / "out.pth", target)
+    assert str(result.rules[0]) == "attn.in_proj_weight -> attn.{q_proj,k_proj,v_proj}.weight | split"
+    found = load(tmp_path / "out.pth")
+    assert found.keys() == parts.keys()
+    for part, rows in zip(("q", "k", "v"), whole["attn.in_proj_weight"].split(4), strict=True):
+        assert torch.equal(found[f"attn.{part}_proj.weight"], rows)
+    back = ckptfix.match(tmp_path / "out.pth", tmp_path / "back.pth", source)
+    assert str(back.rules[0]).endswith("| concat")
+    again = load(tmp_path / "back.pth")
+    assert all(torch.equal(again[name], value) for name, value in whole.items())
 
 
 def test_dtypes_and_ties_that_differ_are_noted(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import resource
 import sys
 import time
@@ -82,6 +83,17 @@ def test_a_flip_in_tensor_data_leaves_the_listing_alone(place: Path) -> None:
     for bit in range(start * 8, (start + len(DATA)) * 8):
         place.write_bytes(flip(SMALL["zip"], bit))
         assert open_checkpoint(place).entries == wanted
+
+
+def test_lengths_of_local_headers(place: Path) -> None:
+    """Where a record seems to end decides what an edit moves: behind the next one, or before the file's beginning."""
+    data = KINDS["quantized"].save(place, "zip").read_bytes()
+    headers = [match.start() for match in re.finditer(rb"PK\x03\x04", data)]
+    assert len(headers) > 3
+    for header in headers:
+        for field in (26, 28):  # of the name, of the extra field
+            for bit in range((header + field) * 8, (header + field + 2) * 8):
+                within_limits(place, flip(data, bit))
 
 
 @pytest.mark.campaign

@@ -24,14 +24,14 @@ PACKAGE = ROOT / "ckptfix"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "arguments", "extras", "commands", "shown", "words", "docs"),
+    ("errors", "arguments", "extras", "commands", "shown", "words", "docs", "urls"),
     ("findings",),
     ("checkpoint", "pickles"),
     ("io", "names"),
     ("zips", "align"),
     ("formats",),
     ("ops",),
-    ("loaders", "fleet"),
+    ("browse", "fleet", "git", "html", "loaders"),
     ("trainer", "cli"),
 )
 """The rooms of the house from the bottom up: a room imports from layers below its own, or as `BESIDE` says."""
@@ -45,11 +45,14 @@ OPS: tuple[tuple[str, ...], ...] = (
     ("diff", "extract", "repair"),
     ("match",),
     ("digest", "doctor", "merge", "stats"),
-    ("fix", "listing"),
+    ("fix", "histogram", "listing"),
 )
 """The verbs, and what they share, in the same way."""
 
-BESIDE = {("errors", "commands"), *((name, "errors") for name in ("arguments", "extras", "shown", "words"))}
+BESIDE = {
+    *(("errors", name) for name in ("commands", "urls")),
+    *((name, "errors") for name in ("arguments", "extras", "shown", "words")),
+}
 MOST_MODULES = 25
 """A room with more of them has no inner walls."""
 
@@ -233,6 +236,12 @@ def test_what_belongs_to_the_command_line_stays_there(path: Path) -> None:
 
 
 @every_module
+def test_only_the_screens_draw(path: Path) -> None:
+    if path.relative_to(PACKAGE).parts[:2] != ("browse", "view") and path.name != "extras.py":
+        assert not {name.split(".")[0] for name, _ in imports(parsed(path), path)} & {"textual", "rich"}
+
+
+@every_module
 def test_heavy_packages_are_imported_where_they_are_used(path: Path) -> None:
     if room(path) == "trainer":
         return
@@ -247,8 +256,10 @@ def _is_import(node: ast.stmt) -> bool:
 
 OPENS = {"open", "read_text", "read_bytes", "from_file"}
 OPENED = {
-    "io/source.py": "the one place",
+    "io/pool.py": "the one place",
     "io/output.py": "creates the output",
+    "io/remote/http.py": "opens a URL, for `io.source`",
+    "io/remote/write.py": "creates an output in a store",
     "io/blocks.py": "tries on an unnamed file whether blocks can be shared",
     "io/durable.py": "creates the copy of what is replaced, and syncs folders",
     "io/inplace/disk.py": "opens what is edited in place, and creates its journal",
@@ -262,6 +273,7 @@ OPENED = {
     "fleet/records.py": "creates the mark of a job that has begun",
     "cli/shared/streams.py": "the files that stand for standard input and output",
     "cli/shared/exits.py": "the null device, in place of a closed output",
+    "html/page.py": "the style and the script of pages, which are installed with the package",
     "docs/__init__.py": "documentation that is installed with the package",
     "loaders/tensors.py": "torch maps by name; that it is the file that was read is looked at afterwards",
 }
@@ -308,7 +320,7 @@ print(json.dumps([code, heavy]), file=sys.stderr)
 """
 
 
-COMPUTING = {"diff", "digest", "doctor", "stats", "cast", "average"}
+COMPUTING = {"diff", "digest", "doctor", "stats", "cast", "average", "git"}
 """Commands that compute with numpy."""
 
 

@@ -17,6 +17,7 @@ NOT_IN_A_FLEET = {
     "fleet": "it is the fleet itself",
     "help": "it works on no file",
     "completion": "it works on no file",
+    "git": "it is for git",
     "browse": "it is a screen for a person",
     "ls": "it makes one list of all: `ckptfix ls -r FOLDER`",
     "average": "it makes one output of several inputs",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fnmatch
 import glob
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,6 +14,7 @@ from ckptfix import formats
 from ckptfix.errors import CkptfixError, UnknownFormat, WouldOverwrite
 from ckptfix.formats.folders.members import role_of
 from ckptfix.io.source import found_as, is_local
+from ckptfix.urls import as_path, is_url, normal, real_path, scan_folder, walk_folder
 
 SUFFIXES = (".pth", ".pt", ".ckpt", ".safetensors", ".pth.tar")
 """What is called so counts as a checkpoint whatever it holds: that it is none is what one wants to know."""
@@ -34,6 +37,8 @@ class Input:
 
 def is_pattern(name: str) -> bool:
     """Whether `name` stands for all files that match it; not where there is one of that very name."""
+    if is_url(name):
+        return "*" in name or "[" in name  # a question mark begins a query
     return is_local(name) and glob.has_magic(name) and not os.path.lexists(name)
 
 
@@ -51,28 +56,48 @@ def expanded(names: Iterable[str], *, recursive: bool, leave_out: str | None = N
         places = [name]
         below: Path | None = None
         if is_pattern(name):
-            places = sorted(glob.glob(name, recursive=True)) or places  # noqa: PTH207
             below = _fixed(name)
+            found_there = _matching(name, below) if is_url(name) else glob.glob(name, recursive=True)  # noqa: PTH207
+            places = sorted(found_there) or places
         for place in places:
             if recursive and found_as(place) == "folder" and not _is_one(place):
                 inner = [*_checkpoints(place, leave_out)] or [place]
-                found += [_found(path, below or Path(place)) for path in inner]
+                found += [_found(path, below or as_path(place)) for path in inner]
             else:
                 found.append(_found(place, below))
     return found
 
 
+def _matching(pattern: str, folder: Path) -> list[str]:
+    """The files and folders of a store that match."""
+    wanted = re.compile(_expression(pattern[len(str(folder)) :].strip("/")))
+    found = []
+    for above, folders, files in walk_folder(folder):
+        for name in (*folders, *files):
+            path = as_path(above, name)
+            if wanted.fullmatch(str(path.relative_to(folder))):
+                found.append(str(path))
+    return found
+
+
+def _expression(pattern: str) -> str:
+    """A pattern as a regular expression: ``**`` stands for folders, however many."""
+    parts = pattern.split("/")
+    made = ["(?:[^/]+/)*" if part == "**" else f"{fnmatch.translate(part)[4:-3]}/" for part in parts]
+    return "".join(made).replace(".*", "[^/]*").removesuffix("/")
+
+
 def _fixed(pattern: str) -> Path:
     """The folder in which a pattern begins."""
-    folder = Path(pattern)
+    folder = as_path(pattern)
     while glob.has_magic(str(folder)):
         folder = folder.parent
     return folder
 
 
 def _found(path: str, below: Path | None) -> Input:
-    around = Path(path).parent
-    return Input(path, os.path.relpath(around, below) if below is not None and below != Path(path) else "")
+    around = as_path(path).parent
+    return Input(path, os.path.relpath(around, below) if below is not None and below != as_path(path) else "")
 
 
 def _checkpoints(folder: str, leave_out: str | None) -> Iterator[str]:
@@ -81,7 +106,7 @@ def _checkpoints(folder: str, leave_out: str | None) -> Iterator[str]:
     Hidden files are left out, and links to folders are not followed.
     """
     try:
-        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+        entries = sorted(scan_folder(folder), key=lambda entry: entry.name)
     except PermissionError:
         yield folder
         return
@@ -89,7 +114,7 @@ def _checkpoints(folder: str, leave_out: str | None) -> Iterator[str]:
         if entry.name.startswith("."):
             continue
         if entry.is_dir(follow_symlinks=False):
-            if leave_out is not None and os.path.realpath(entry.path) == os.path.realpath(leave_out):
+            if leave_out is not None and real_path(entry.path) == real_path(leave_out):
                 continue
             if _is_one(entry.path):
                 yield entry.path
@@ -130,7 +155,7 @@ def with_outputs(inputs: Sequence[Input], out_dir: str, names: Sequence[str]) ->
         WouldOverwrite: two outputs have one name, one lies in another, or one is an input.
     """
     rows = [
-        replace(input, dest=os.path.normpath(Path(out_dir, input.within, name)))
+        replace(input, dest=normal(str(as_path(out_dir, input.within, name))))
         for input, name in zip(inputs, names, strict=True)
     ]
     refuse_collisions(
@@ -148,7 +173,7 @@ def refuse_collisions(rows: Sequence[Input], hint: str) -> None:
     Raises:
         WouldOverwrite: it is so.
     """
-    sources = {os.path.realpath(row.path): row for row in rows}
+    sources = {real_path(row.path): row for row in rows}
     taken: dict[str, Input] = {}
     for row in rows:
         if row.dest is None:
@@ -156,10 +181,10 @@ def refuse_collisions(rows: Sequence[Input], hint: str) -> None:
         other = taken.setdefault(row.dest, row)
         if other is not row:
             raise WouldOverwrite(f"{other.path} and {row.path} would both be written to it", path=row.dest, hint=hint)
-        of = sources.get(os.path.realpath(row.dest))
+        of = sources.get(real_path(row.dest))
         if of is not None and of is not row:
             raise WouldOverwrite(f"it would be the output of {row.path}, and is an input", path=row.dest)
     for dest, row in taken.items():
-        around = next((taken[str(above)] for above in Path(dest).parents if str(above) in taken), None)
+        around = next((taken[str(above)] for above in as_path(dest).parents if str(above) in taken), None)
         if around is not None:
             raise WouldOverwrite(f"the output of {row.path} would lie in the output of {around.path}", path=dest)

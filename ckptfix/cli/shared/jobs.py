@@ -14,6 +14,7 @@ from ckptfix.cli.shared.exits import TROUBLE, Stopped
 from ckptfix.cli.shared.many import LOSSES, Job, Outcome, Recording, Report, Settings, Step, one
 from ckptfix.errors import printable
 from ckptfix.io.durable import Undisturbed
+from ckptfix.urls import as_path, is_url
 from ckptfix.words import plural
 
 
@@ -57,7 +58,7 @@ def _show(console: Console, report: Report, path: str, outcome: Outcome) -> None
 def _folders(job: Job) -> Iterator[None]:
     """At the end, folders for outputs that are new and have nothing in them are gone again."""
     new: set[Path] = set()
-    for folder in {Path(input.dest).parent for input in job.inputs if input.dest}:
+    for folder in {as_path(input.dest).parent for input in job.inputs if input.dest and not is_url(input.dest)}:
         while folder not in new and not folder.exists():
             new.add(folder)
             folder = folder.parent
@@ -103,7 +104,7 @@ class _Total:
 
 def _size(path: str) -> int:
     with contextlib.suppress(OSError):
-        if not Path(path).is_dir():
-            return Path(path).stat().st_size
-        return sum(inner.stat().st_size for inner in Path(path).rglob("*") if inner.is_file())
+        if not as_path(path).is_dir():
+            return as_path(path).stat().st_size
+        return sum(inner.stat().st_size for inner in as_path(path).rglob("*") if inner.is_file())
     return 0

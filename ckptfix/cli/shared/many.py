@@ -10,7 +10,6 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
 import click
@@ -20,6 +19,7 @@ from ckptfix.cli.shared.exits import TROUBLE, describe, failure, said
 from ckptfix.cli.shared.fit import cut
 from ckptfix.errors import printable
 from ckptfix.io.written import record, recorded
+from ckptfix.urls import as_path, is_url
 from ckptfix.words import plural
 
 if TYPE_CHECKING:
@@ -147,8 +147,8 @@ def one(callback: Callable[..., int], argument: str, params: Mapping[str, Any], 
     written: list[str] = []
     try:
         with recorded() as written, click.Context(click.Command("one"), obj=console) as ctx:
-            if params.get("dest"):
-                Path(params["dest"]).parent.mkdir(parents=True, exist_ok=True)
+            if params.get("dest") and not is_url(params["dest"]):
+                as_path(params["dest"]).parent.mkdir(parents=True, exist_ok=True)
             code = ctx.invoke(callback, **params)
     except click.ClickException as error:
         return Outcome(code=TROUBLE, usage=error.format_message())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Protocol
 
 import click
@@ -11,6 +10,7 @@ import click
 from ckptfix.cli.shared.console import Console
 from ckptfix.cli.shared.many import Job, Lines, Report
 from ckptfix.errors import CkptfixError
+from ckptfix.urls import as_path
 
 JOBS = "ckptfix.jobs"
 """Key of a context's meta: how many processes were asked for."""
@@ -98,6 +98,8 @@ class Inputs:
         self, command: click.Command, ctx: click.Context, names: Sequence[str], *, recursive: bool = False
     ) -> Job:
         """The job of reading these inputs, with the options of the command line."""
+        if ctx.params.get("html"):
+            raise click.UsageError("--html writes one page, of one input: name one, or run the command for each.", ctx)
         from ckptfix.cli.shared.inputs import expanded
 
         return Job(
@@ -201,7 +203,7 @@ class InAndOut:
         try:
             return self._called(verb, path, params)
         except (CkptfixError, OSError):
-            return Path(path).name  # there will be no output: the command says what is wrong
+            return as_path(path).name  # there will be no output: the command says what is wrong
 
     def _last(self, words: Sequence[str]) -> tuple[str, ...]:
         if not isinstance(self._rest, Last):

@@ -19,6 +19,7 @@ from ckptfix.cli.shared.exits import TROUBLE, Stopped, failure, signals_raise
 from ckptfix.cli.shared.many import Job, Outcome, Recording, Settings, Step, one
 from ckptfix.io.durable import Undisturbed
 from ckptfix.io.written import record, recorded
+from ckptfix.urls import secrets, share
 
 if TYPE_CHECKING:
     from multiprocessing.context import SpawnProcess
@@ -37,7 +38,7 @@ class _Worker:
         self.connection, theirs = context.Pipe()
         module = job.callback.__module__
         self.process: SpawnProcess = context.Process(
-            target=_serve, args=(theirs, module, job.argument, settings, watched), daemon=True
+            target=_serve, args=(theirs, module, job.argument, settings, watched, secrets()), daemon=True
         )
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
         try:
@@ -129,8 +130,11 @@ def _died(worker: _Worker, path: str) -> Outcome:
     return Outcome(code=TROUBLE, notes=(message,), documents=(failure(error, path),))
 
 
-def _serve(connection: Connection, module: str, argument: str, settings: Settings, watched: bool) -> None:
+def _serve(
+    connection: Connection, module: str, argument: str, settings: Settings, watched: bool, hidden: dict[str, str]
+) -> None:
     """The work of a process: parameters come in, outcomes go out, until None comes or the other side is gone."""
+    share(hidden)
     quiet = Undisturbed()
     with suppress(Stopped, EOFError, OSError), signals_raise(), recorded() as written:
         try:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Container, Iterable, Sequence
 
 from ckptfix.errors import printable
 from ckptfix.words import facts as facts
+from ckptfix.words import natural as natural
 from ckptfix.words import shape as shape
 from ckptfix.words import size as size
 
@@ -92,11 +92,3 @@ def duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02d} s"
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
-
-
-def natural(name: str) -> list[tuple[int, str]]:
-    """Sort key in which ``layers.2`` comes before ``layers.10``."""
-    return [
-        (len(part.lstrip("0")) + 1, part.lstrip("0")) if part.isdecimal() else (0, part)
-        for part in re.split(r"(\d+)", name)
-    ]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
-from pathlib import Path
 
 from ckptfix.checkpoint import (
     ByteRange,
@@ -40,6 +39,7 @@ from ckptfix.formats.torch.common import parts_of
 from ckptfix.formats.torch.object import Site, node_at
 from ckptfix.pickles import Text
 from ckptfix.pickles.graph import Node, pairs
+from ckptfix.urls import as_path
 
 
 def plan_edit(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan:
@@ -57,11 +57,11 @@ def plan_edit(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan:
         segments = _new_items(rows, files, _free_name(folder, around.files))
         if segments:
             name, pieces = segments
-            new.append(OutputFile.of(Path(dest, name), pieces))
+            new.append(OutputFile.of(as_path(dest, name), pieces))
         kept, moved = compacted(said, rows, files)
         metadata = rewritten(said, rows, moved)
-    copies = [OutputFile.of(Path(dest, name), segments) for name, segments in kept.items()]
-    last = OutputFile.of(Path(dest, dcp_metadata.NAME), [metadata])
+    copies = [OutputFile.of(as_path(dest, name), segments) for name, segments in kept.items()]
+    last = OutputFile.of(as_path(dest, dcp_metadata.NAME), [metadata])
     return Plan((*copies, *new, *around.copied_to(dest), last), around.findings())
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from ckptfix.checkpoint import Checkpoint, Plan, TensorEntry
 from ckptfix.errors import CkptfixError, Unsupported
@@ -30,13 +29,14 @@ from ckptfix.formats.dcp.read import IMAGES, NAME, RANKS, read
 from ckptfix.formats.dcp.write import plan_write, recode
 from ckptfix.formats.in_place import as_planned
 from ckptfix.io.source import is_local, open_source
+from ckptfix.urls import as_path
 
 STATES: frozenset[Aspect] = frozenset({"objects", "order"})
 
 
 def score(path: str, head: bytes, size: int) -> int:
     """100 for a folder with a `.metadata` that is a pickle, or with one of each rank."""
-    place = Path(path, METADATA)
+    place = as_path(path, METADATA)
     if not place.is_file():
         own = ranks.names(path) if not head and not size and is_local(path) else {}
         if not own:

@@ -16,6 +16,7 @@ from ckptfix.formats.dcp.metadata import Place
 from ckptfix.formats.dcp.part import SUFFIX
 from ckptfix.formats.dcp.read import Folder, folder_of
 from ckptfix.formats.torch.common import all_findings
+from ckptfix.urls import as_path
 from ckptfix.words import plural
 
 MOST = 200
@@ -80,8 +81,8 @@ def _is_empty(path: Path) -> bool:
 
 
 def _left_over(folder: Folder) -> Iterator[Finding]:
-    names = sorted(path.name for path in Path(folder.files.folder).iterdir())
+    names = sorted(path.name for path in as_path(folder.files.folder).iterdir())
     for name in names:
         own = name.endswith(SUFFIX) and name not in folder.files.paths
-        if (own and not _is_empty(Path(folder.files.folder, name))) or name.endswith(".metadata.tmp"):
+        if (own and not _is_empty(as_path(folder.files.folder, name))) or name.endswith(".metadata.tmp"):
             yield found("dcp-leftover", where=name)

@@ -13,11 +13,11 @@ Source: torch/distributed/checkpoint/filesystem.py.
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 from ckptfix.commands import command
 from ckptfix.errors import CkptfixError, DistributedPart
 from ckptfix.io.source import is_local, open_source
+from ckptfix.urls import as_path
 from ckptfix.zips.several import is_archive, several
 
 SUFFIX = ".distcp"
@@ -31,7 +31,7 @@ def refuse_part(path: str) -> None:
     Raises:
         DistributedPart: the file at `path` holds several archives, or is by its name a file of such a folder.
     """
-    place = Path(path)
+    place = as_path(path)
     beside = is_local(path) and place.with_name(".metadata").is_file()
     named = place.name.endswith(SUFFIX) or (beside and _OWN_NAME.fullmatch(place.name) is not None)
     try:

@@ -16,7 +16,6 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from ckptfix.checkpoint import ByteRange, Mark, dtypes
 from ckptfix.errors import DamagedFile
@@ -25,6 +24,7 @@ from ckptfix.findings.table import found
 from ckptfix.formats.dcp.metadata import Metadata, Part, Saved, Sizes, check_volume
 from ckptfix.formats.torch.tensors import BadTensor
 from ckptfix.io.tiles import Chunk, tiled
+from ckptfix.urls import as_path
 from ckptfix.words import some
 
 _NAME = re.compile(r"__(\d+)\.metadata")
@@ -38,7 +38,7 @@ MOST_NAMED = 64
 def names(folder: str) -> dict[int, str]:
     """rank -> the name of its metadata, in the order of the ranks."""
     try:
-        found = [(match, path.name) for path in Path(folder).iterdir() if (match := _NAME.fullmatch(path.name))]
+        found = [(match, path.name) for path in as_path(folder).iterdir() if (match := _NAME.fullmatch(path.name))]
     except OSError:
         return {}
     return dict(sorted((int(match[1]), name) for match, name in found if len(match[1]) < 9))
@@ -98,7 +98,7 @@ def together(folder: str, read: Callable[[str], tuple[Metadata, Mark]]) -> Toget
     for rank, why in sorted(lost.items()):
         what = f"; it may hold {some(holes)}" if holes else "; what it held is on the other ranks too"
         message = f"__{rank}.metadata {why}{what}"
-        made.findings.append(found("missing-rank", message, where=str(Path(folder, f"__{rank}.metadata"))))
+        made.findings.append(found("missing-rank", message, where=str(as_path(folder, f"__{rank}.metadata"))))
     return made
 
 

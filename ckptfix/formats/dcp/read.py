@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from pathlib import Path
 
 from ckptfix.checkpoint import ByteRange, Check, Checkpoint, Data, Mark, dtypes
 from ckptfix.errors import CkptfixError, DamagedFile, NoSuchFile, Unsupported, about
@@ -26,6 +25,7 @@ from ckptfix.io.planned import Piece, SplicedFile
 from ckptfix.io.source import mark, open_source
 from ckptfix.io.tiles import Chunk, tiled
 from ckptfix.pickles import parse
+from ckptfix.urls import as_path
 from ckptfix.words import plural, some
 
 NAME, RANKS, IMAGES = "dcp", "dcp-ranks", "dcp-safetensors"
@@ -70,7 +70,7 @@ class Files:
         """
         path = self.paths.get(place.name)
         if path is None:
-            raise DamagedFile("is missing", path=str(Path(self.folder, place.name)), hint=LOST_FILE)
+            raise DamagedFile("is missing", path=str(as_path(self.folder, place.name)), hint=LOST_FILE)
         return ByteRange(path, place.offset, place.length)
 
 
@@ -121,7 +121,7 @@ def read_folder(path: str) -> tuple[Metadata, Files, list[Finding]]:
         DamagedFile: none can be read, or names a file out of the folder.
         Unsupported: items are compressed or encrypted.
     """
-    if Path(path, dcp_metadata.NAME).is_file() or not ranks.names(path):
+    if as_path(path, dcp_metadata.NAME).is_file() or not ranks.names(path):
         said, before = read_metadata(path)
         return said, find_files(path, said, (before,)), []
     made = ranks.together(path, lambda name: read_metadata(path, name))

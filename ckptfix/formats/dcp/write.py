@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from ckptfix.checkpoint import (
     Checkpoint,
@@ -41,6 +40,7 @@ from ckptfix.pickles import Call, Global, Graph, PersId
 from ckptfix.pickles.emit import emit
 from ckptfix.pickles.graph import Node, label, pairs
 from ckptfix.pickles.reemit import reemit
+from ckptfix.urls import as_path
 from ckptfix.zips.write import NewRecord, fresh_archives
 
 FILE = "__0_0.distcp"
@@ -155,8 +155,8 @@ def _planned(flat: _Flat, checkpoint: Checkpoint | None, dest: str) -> Plan:
         cursor += length
     saved = dict(_saved(flat, places, shared))
     rows = [saved[path] for path in flat.order]
-    data = OutputFile.of(Path(dest, FILE), segments)
-    metadata = OutputFile.of(Path(dest, dcp_metadata.NAME), [pickled.fresh(rows, names)])
+    data = OutputFile.of(as_path(dest, FILE), segments)
+    metadata = OutputFile.of(as_path(dest, dcp_metadata.NAME), [pickled.fresh(rows, names)])
     return Plan((data, metadata), tuple(flat.findings))
 
 

@@ -6,7 +6,6 @@ import os
 from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 
 from ckptfix.checkpoint import ByteRange, OutputFile
 from ckptfix.errors import CkptfixError, Refused, not_readable
@@ -16,6 +15,7 @@ from ckptfix.formats.folders.inside import file_inside
 from ckptfix.io.output import TEMP_SUFFIX
 from ckptfix.io.source import stamp
 from ckptfix.io.unfinished import JOURNAL, UNDO
+from ckptfix.urls import as_path, scan_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +36,9 @@ class Beside:
         """Each of the files, byte for byte, in the folder `dest`."""
         made = []
         for name in self.files:
-            path = str(Path(self.folder, name))
+            path = str(as_path(self.folder, name))
             whole = ByteRange(path, 0, stamp(path).size)
-            made.append(OutputFile.of(Path(dest, name), [whole], along=True))
+            made.append(OutputFile.of(as_path(dest, name), [whole], along=True))
         return tuple(made)
 
     def findings(self) -> tuple[Finding, ...]:
@@ -61,11 +61,11 @@ def beside(folder: str, own: Collection[str]) -> Beside:
         CkptfixError: the folder cannot be listed.
     """
     mine = {os.path.abspath(path) for path in own}  # noqa: PTH100 (a path is not resolved: a link has its own name)
-    around = {str(above) for path in mine for above in Path(path).parents}
+    around = {str(above) for path in mine for above in as_path(path).parents}
     files: list[str] = []
     left: list[tuple[str, str]] = []
     try:
-        rows = sorted(islice(os.scandir(folder), len(mine) + MOST + 1), key=lambda row: row.name)
+        rows = sorted(islice(scan_folder(folder), len(mine) + MOST + 1), key=lambda row: row.name)
         if len(rows) > len(mine) + MOST:
             hint = "move the files of the checkpoint to a folder of their own"
             raise Refused(f"more than {MOST:,} other files beside those of the checkpoint", path=folder, hint=hint)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 
 from ckptfix.errors import DamagedFile, NoSuchFile
+from ckptfix.urls import as_path, real_path
 
 
 def file_inside(folder: str, name: str, *, where: str) -> str:
@@ -27,10 +28,10 @@ def file_inside(folder: str, name: str, *, where: str) -> str:
         raise DamagedFile(
             f"it names {name!r}, which leads out of its folder", path=where, hint="nothing of it was opened"
         )
-    path = Path(folder, name)
+    path = as_path(folder, name)
     try:
-        real = os.path.realpath(path)
-        home = os.path.realpath(folder)
+        real = real_path(path)
+        home = real_path(folder)
         there = path.is_file()
     except (OSError, ValueError):  # a name that is too long, a folder that is closed, a lone surrogate
         raise NoSuchFile(str(path)) from None
@@ -48,7 +49,7 @@ def _is_below(path: str, folder: str) -> bool:
 
 def _is_blob(path: str, folder: str) -> bool:
     """Whether `path` is a file of a hub's cache: ``REPO/snapshots/REVISION/NAME`` links to ``REPO/blobs/HASH``."""
-    home = Path(folder)
+    home = as_path(folder)
     for above in home.parents:
         if above.name == "snapshots":
             return _is_below(path, str(above.parent / "blobs"))

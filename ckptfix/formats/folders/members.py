@@ -15,6 +15,7 @@ from typing import Literal
 
 from ckptfix.errors import printable
 from ckptfix.formats.foreign.archives import CHECKPOINTS
+from ckptfix.urls import as_path
 
 MOST = 2000
 """Entries of a folder that are looked at."""
@@ -72,7 +73,7 @@ def members(folder: str) -> tuple[Member, ...]:
     Raises:
         OSError: it cannot be read.
     """
-    entries = sorted(islice(Path(folder).iterdir(), MOST), key=lambda entry: entry.name)
+    entries = sorted(islice(as_path(folder).iterdir(), MOST), key=lambda entry: entry.name)
     return tuple(_member(entry) for entry in entries if not entry.name.startswith("."))
 
 
@@ -110,14 +111,14 @@ def model_of(folder: str, is_checkpoint: Callable[[str], bool]) -> str | None:
         stems = {_stem(member.name) for member in chosen}
         if len(stems) == 1:
             best = next((member for member in chosen if member.name.endswith(".safetensors")), chosen[0])
-            return str(Path(folder, best.name))
+            return str(as_path(folder, best.name))
     if files:
         return None
     alone = [member for member in found if not member.folder]
     if len(alone) == 1:
-        return str(Path(folder, alone[0].name))
-    inner = [member for member in left if member.folder and is_checkpoint(str(Path(folder, member.name)))]
-    return str(Path(folder, inner[0].name)) if len(inner) == 1 and not alone else None
+        return str(as_path(folder, alone[0].name))
+    inner = [member for member in left if member.folder and is_checkpoint(str(as_path(folder, member.name)))]
+    return str(as_path(folder, inner[0].name)) if len(inner) == 1 and not alone else None
 
 
 def _stem(name: str) -> str:
@@ -126,7 +127,7 @@ def _stem(name: str) -> str:
 
 def rivals_of(folder: str, taken: str) -> tuple[str, ...]:
     """The other files in `folder` that are called a model as the file `taken` of it is."""
-    own = Path(taken).name
+    own = as_path(taken).name
     try:
         found = [member for member in members(folder) if member.may_be_checkpoint and not member.folder]
     except OSError:
@@ -137,13 +138,13 @@ def rivals_of(folder: str, taken: str) -> tuple[str, ...]:
 
 def optimizer_of(path: str) -> str | None:
     """The file or folder that a trainer saved beside the model in the folder `path`; None for another path."""
-    if not Path(path).is_dir():
+    if not as_path(path).is_dir():
         return None
     try:
         found = [member.name for member in members(path) if member.role == "optimizer"]
     except OSError:
         return None
-    return str(Path(path, found[0])) if len(found) == 1 else None
+    return str(as_path(path, found[0])) if len(found) == 1 else None
 
 
 def listed(folder: str) -> str:

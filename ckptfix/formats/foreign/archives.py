@@ -13,6 +13,7 @@ from ckptfix.errors import CkptfixError, Truncated, printable
 from ckptfix.formats.deepspeed import STATES, steps, way_out
 from ckptfix.formats.foreign.file import Answer, File
 from ckptfix.io.source import Source, open_source
+from ckptfix.urls import as_path
 from ckptfix.zips.read import END, END64, LOCATOR, MAX16, read_directory
 
 CHECKPOINTS = (".pth", ".pt", ".ckpt", ".bin", ".th", ".safetensors", ".distcp", ".pth.tar")
@@ -94,8 +95,8 @@ def _zip_of(names: Sequence[str], file: File) -> Answer:
 
 def checkpoints_in(folder: str) -> tuple[str, ...]:
     """The files of `folder` that are called like checkpoints, sorted by name."""
-    files = sorted(entry.name for entry in Path(folder).iterdir() if entry.is_file())
-    return tuple(str(Path(folder) / name) for name in files if name.endswith(CHECKPOINTS))
+    files = sorted(entry.name for entry in as_path(folder).iterdir() if entry.is_file())
+    return tuple(str(as_path(folder) / name) for name in files if name.endswith(CHECKPOINTS))
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -167,14 +168,14 @@ def _way(path: str) -> str:
 def folder(path: str) -> Answer:
     """What a folder holds, and which of its files to name instead."""
     try:
-        entries = sorted(islice(Path(path).iterdir(), _MAX_MEMBERS))
+        entries = sorted(islice(as_path(path).iterdir(), _MAX_MEMBERS))
         inner = [entry for entry in entries if entry.is_dir()]
         nested = next((entry for entry in inner if (entry / "data.pkl").is_file()), None)
     except OSError as error:
         return Answer("no-checkpoint", f"a folder that cannot be read ({(error.strerror or str(error)).lower()})")
     names = {entry.name for entry in entries}
     if "data.pkl" in names or nested is not None:
-        root = nested if nested is not None else Path(path)
+        root = nested if nested is not None else as_path(path)
         parent, name = quoted(str(root.parent)), quoted(root.name)
         hint = f"(cd {parent} && zip -0 -r {quoted(root.name + '.pth')} {name}) makes it one file again"
         return Answer("unzipped-folder", "a folder: a torch checkpoint that was unzipped", hint)
@@ -190,11 +191,11 @@ def folder(path: str) -> Answer:
         return Answer("deepspeed-folder", "a folder: a DeepSpeed checkpoint", _way(path))
     found = [name for name in sorted(names) if name.endswith(CHECKPOINTS)]
     if found:
-        hint = f"name a file: {quoted(str(Path(path) / found[0]))}; {_ALL}"
+        hint = f"name a file: {quoted(str(as_path(path) / found[0]))}; {_ALL}"
         return Answer("no-checkpoint", f"a folder; it holds {_listed(found)}", hint)
     below = [entry.name for entry in inner if any(_is_likely(name) for name in _names(entry))]
     if below:
-        hint = f"name one of its folders: {quoted(str(Path(path) / below[0]))}; {_ALL}"
+        hint = f"name one of its folders: {quoted(str(as_path(path) / below[0]))}; {_ALL}"
         return Answer("no-checkpoint", f"a folder of folders: {_listed(below)}", hint)
     return Answer("no-checkpoint", "a folder without checkpoints" if names else "an empty folder")
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 from ckptfix.errors import CkptfixError
 from ckptfix.io.source import open_source
+from ckptfix.urls import as_path
 
 
 class Answer(NamedTuple):
@@ -34,7 +34,7 @@ class File:
 
     @property
     def name(self) -> str:
-        return Path(self.path).name
+        return as_path(self.path).name
 
     def read(self, offset: int, length: int) -> bytes:
         """Up to `length` bytes at `offset`; none where they cannot be read."""

@@ -14,7 +14,6 @@ import lzma
 import re
 import zlib
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from ckptfix.commands import command, quoted
@@ -23,6 +22,7 @@ from ckptfix.formats.foreign.archives import folder, tar_archive, zip_archive
 from ckptfix.formats.foreign.file import Answer, File
 from ckptfix.io.source import found_as
 from ckptfix.pickles import survey
+from ckptfix.urls import as_path
 
 _MANY_ZEROS = 16
 """Places where a file that begins with zeros is looked at."""
@@ -230,7 +230,7 @@ def _pickle(file: File) -> Answer | None:
         return None
     hint = "a plain pickle can run code: load it only if you trust it, and write it again with torch.save"
     if b"torch.distributed.checkpoint.metadata" in head:
-        way = command("convert", Path(file.path).parent, "OUT")
+        way = command("convert", as_path(file.path).parent, "OUT")
         hint = f"its folder is the checkpoint: {way} makes one file of it"
         return Answer("dcp-folder", "the .metadata of a distributed checkpoint (DCP)", hint)
     if re.search(rb"torch\._utils\n?.{0,4}_rebuild_", head, re.DOTALL):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from ckptfix.checkpoint import Checkpoint, Edit, Plan, TensorEntry
 from ckptfix.commands import command
@@ -26,7 +25,8 @@ from ckptfix.formats.ranks.names import meant, rank_of
 from ckptfix.formats.ranks.shards import is_flat
 from ckptfix.formats.torch import zip as torch_zip
 from ckptfix.formats.torch.common import all_findings, parts_of
-from ckptfix.io.source import is_local, mark
+from ckptfix.io.source import is_place, mark
+from ckptfix.urls import as_path
 
 MARKS = ("DTensor", "ShardedTensor")
 
@@ -36,7 +36,7 @@ MOST_RANKS = 1 << 17
 
 def score(path: str, head: bytes, size: int) -> int:
     """60 for a folder of files of several ranks, one of which says that it holds parts of tensors."""
-    if head or size or not is_local(path) or not Path(path).is_dir():
+    if head or size or not is_place(path) or not as_path(path).is_dir():
         return 0
     family = meant(path)
     if family is None:
@@ -76,7 +76,7 @@ def read(path: str) -> Checkpoint:
             why[rank] = f"cannot be read ({error.message})"
     if not files:
         raise DamagedFile(f"none of {family.pattern} can be read", path=path)
-    return _checkpoint(path, files, family.world, why, str(Path(path, family.pattern)))
+    return _checkpoint(path, files, family.world, why, str(as_path(path, family.pattern)))
 
 
 def read_files(paths: Sequence[StrPath]) -> Checkpoint:
@@ -89,8 +89,9 @@ def read_files(paths: Sequence[StrPath]) -> Checkpoint:
     files: dict[int, File] = {}
     for place, path in enumerate(paths):
         name = file_name(path)
-        if not Path(name).is_file():
-            raise NoSuchFile(name) if not Path(name).exists() else NoFile("not a file, among those of ranks", path=name)
+        there = as_path(name)
+        if not there.is_file():
+            raise NoSuchFile(name) if not there.exists() else NoFile("not a file, among those of ranks", path=name)
         file = _open(name)
         rank = _rank(file)
         if rank is None:
@@ -120,7 +121,7 @@ def _rank(file: File) -> int | None:
             continue
         if own is not None and own.rank is not None:
             return own.rank
-    return rank_of(Path(file.path).name)
+    return rank_of(as_path(file.path).name)
 
 
 def _checkpoint(path: str, files: dict[int, File], world: int | None, why: dict[int, str], pattern: str) -> Checkpoint:
@@ -166,7 +167,7 @@ def _world(files: Mapping[int, File], named: int | None) -> int | None:
 
 
 def plan_edit(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan:
-    raise _read_only(checkpoint.files[0].path if Path(checkpoint.path).is_file() else checkpoint.path, dest)
+    raise _read_only(checkpoint.files[0].path if as_path(checkpoint.path).is_file() else checkpoint.path, dest)
 
 
 def plan_write(entries: Sequence[TensorEntry], dest: str, *, metadata: Mapping[str, str] | None = None) -> Plan:

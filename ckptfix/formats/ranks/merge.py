@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from ckptfix.checkpoint import ByteRange, Check, Checkpoint, Mark, TensorEntry, dtypes
 from ckptfix.checkpoint.address import is_inside, join
@@ -20,6 +19,7 @@ from ckptfix.io.derived import gathered
 from ckptfix.io.planned import Piece, SplicedFile
 from ckptfix.io.tiles import Chunk, tiled
 from ckptfix.pickles.graph import Node
+from ckptfix.urls import as_path
 from ckptfix.words import some
 
 NAME = "ranks"
@@ -118,7 +118,7 @@ def together(path: str, files: Mapping[int, File], lost: Mapping[int, str], why:
             unequal.append(address)
     _refuse_others(made, seen)
     if unequal:
-        message = f"not the same on all ranks, and taken from {Path(first.path).name}: {some(unequal)}"
+        message = f"not the same on all ranks, and taken from {as_path(first.path).name}: {some(unequal)}"
         made.findings.append(found("ranks-differ", message, where=unequal[0]))
     made.findings += _missing(made, lost, why)
     flat = [address for address, (_, key, _) in first.nodes.items() if is_flat(key)]
@@ -144,7 +144,7 @@ def _whole(made: Together, address: str, own: Held) -> Whole:
             raise DamagedFile(message, path=file.path, where=address)
         kind = (other.kind, other.shape, file.entry(address).dtype, other.cut)
         if kind != (own.kind, own.shape, entry.dtype, own.cut):
-            message = f"it is cut in another way, or of another size, than in {Path(first.path).name}"
+            message = f"it is cut in another way, or of another size, than in {as_path(first.path).name}"
             raise DamagedFile(message, path=file.path, where=address)
         for box, local in other.here:
             if local.dtype != entry.dtype:
@@ -187,11 +187,11 @@ def _refuse_others(made: Together, seen: Sequence[str]) -> None:
         more = [address for address in file.nodes if address not in known]
         for address in more:
             if not any(is_inside(address, outer) for outer in seen) and file.held(address) is not None:
-                message = f"it has a part of a tensor that {Path(first.path).name} does not have"
+                message = f"it has a part of a tensor that {as_path(first.path).name} does not have"
                 raise DamagedFile(message, path=file.path, where=address)
         plain = [address for address in more if not any(is_inside(address, outer) for outer in seen)]
         if plain:
-            message = f"in {Path(file.path).name} alone, and not taken: {some(plain)}"
+            message = f"in {as_path(file.path).name} alone, and not taken: {some(plain)}"
             made.findings.append(found("ranks-differ", message, where=plain[0]))
 
 
@@ -204,12 +204,12 @@ def _missing(made: Together, lost: Mapping[int, str], why: Mapping[int, str]) ->
     rows = []
     for rank in sorted(held):
         path = lost.get(rank, "")
-        name = Path(path).name if path else "its file"
+        name = as_path(path).name if path else "its file"
         message = f"rank {rank}: {name} {why.get(rank, 'is missing')}; it holds {some(held[rank])}"
         rows.append(found("missing-rank", message, where=path))
     rest = [rank for rank in why if rank not in held]
     if rest:
-        name = Path(lost[rest[0]]).name if rest[0] in lost else "its file"
+        name = as_path(lost[rest[0]]).name if rest[0] in lost else "its file"
         more = f", and so for {len(rest) - 1:,} more" if len(rest) > 1 else ""
         message = f"rank {rest[0]}: {name} {why[rest[0]]}; what it holds is in the other files too{more}"
         rows.append(found("ranks-differ", message, where=lost.get(rest[0], "")))

@@ -15,7 +15,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import islice
-from pathlib import Path
+
+from ckptfix.urls import as_path
 
 _RANK = re.compile(r"(?P<head>.*?(?:^|[._-]))(?P<word>rank[._-]?)(?P<rank>\d{1,6})(?P<tail>[._-].*)?", re.IGNORECASE)
 _WORLD = re.compile(r"world[._-]?size[._-]?(\d{1,6})", re.IGNORECASE)
@@ -73,10 +74,10 @@ def families(names: Iterable[str]) -> list[Family]:
 
 def in_folder(path: str) -> list[Family]:
     """The families in the folder `path`."""
-    if not Path(path).is_dir():
+    if not as_path(path).is_dir():
         return []
     try:
-        return families(sorted(entry.name for entry in islice(Path(path).iterdir(), MAX_FILES) if entry.is_file()))
+        return families(sorted(entry.name for entry in islice(as_path(path).iterdir(), MAX_FILES) if entry.is_file()))
     except OSError:
         return []
 
@@ -90,7 +91,7 @@ def meant(path: str) -> Family | None:
 
 def beside(path: str) -> list[str]:
     """The files of all ranks that the file `path` belongs to, in order; itself alone where there are no others."""
-    place = Path(path)
+    place = as_path(path)
     for family in in_folder(str(place.parent)):
         if place.name in family.files.values():
             return [str(place.parent / name) for _, name in sorted(family.files.items())]

@@ -5,10 +5,8 @@ What else is in the folder goes along byte for byte; folders, and files of other
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from ckptfix.checkpoint import (
     ByteRange,
@@ -34,6 +32,7 @@ from ckptfix.formats.shards.layout import Layout, Shard, data_bytes
 from ckptfix.formats.shards.objects import own_storage
 from ckptfix.formats.torch.common import pickled
 from ckptfix.io.planned import PlannedFile
+from ckptfix.urls import as_path, real_path
 
 Site = tuple[str, str]
 """Address and kind of a place that holds names."""
@@ -62,7 +61,7 @@ def plan_edit(checkpoint: Checkpoint, layout: Layout, edits: Sequence[Edit], des
         shard = part.shard
         if indexed and part.emptied:
             continue
-        plan = files.FILES[shard.read.format].plan_edit(shard.read, part.edits, str(Path(dest, shard.name)))
+        plan = files.FILES[shard.read.format].plan_edit(shard.read, part.edits, str(as_path(dest, shard.name)))
         planned += plan.files
         findings += plan.findings
     names = {old: new for part in parts for old, new in part.new.items()}
@@ -72,10 +71,10 @@ def plan_edit(checkpoint: Checkpoint, layout: Layout, edits: Sequence[Edit], des
 
 def in_place(layout: Layout, plan: Plan, block: Callable[[], int]) -> Plan:
     """`Format.in_place` of a folder whose plan is `plan`."""
-    shards = {os.path.realpath(shard.path): shard.read for shard in layout.shards}
+    shards = {real_path(shard.path): shard.read for shard in layout.shards}
     planned: list[OutputFile] = []
     for file in plan.files:
-        read = shards.get(os.path.realpath(file.path))
+        read = shards.get(real_path(file.path))
         amend = files.FILES[read.format].in_place if read is not None else None
         planned += (file,) if read is None or amend is None else amend(read, Plan((file,)), block).files
     return replace(plan, files=tuple(planned))
@@ -84,7 +83,7 @@ def in_place(layout: Layout, plan: Plan, block: Callable[[], int]) -> Plan:
 def plan_files(layout: Layout, make: Callable[[Checkpoint, str], Plan], dest: str) -> Plan:
     """The folder with each shard as `make` plans it; see `Format.by_file`."""
     layout.refuse_incomplete()
-    plans = [make(shard.read, str(Path(dest, shard.name))) for shard in layout.shards]
+    plans = [make(shard.read, str(as_path(dest, shard.name))) for shard in layout.shards]
     planned = [file for plan in plans for file in plan.files]
     copied = all(
         file.segments == (ByteRange(shard.path, 0, shard.read.size),)
@@ -123,14 +122,14 @@ def plan_rows(
         kept, pairs, noticed = share_plan(entries)
         for left_out in {entry.key for entry in entries} - {entry.key for entry in kept}:
             weight_map.pop(left_out)
-        plan = plan_write(kept, str(Path(dest, name)), metadata={**metadata, **pairs})
+        plan = plan_write(kept, str(as_path(dest, name)), metadata={**metadata, **pairs})
         planned += plan.files
         findings += (*noticed, *plan.findings)
     around = around_of(layout)
     written = [*planned, *around.copied_to(dest)]
     if layout.index is not None:
         text = layout.index.with_map(weight_map, _size(planned))
-        written.append(OutputFile.of(Path(dest, files.relative(layout.index.path, layout.folder)), [text]))
+        written.append(OutputFile.of(as_path(dest, files.relative(layout.index.path, layout.folder)), [text]))
     return Plan(tuple(written), (*findings, *around.findings()))
 
 
@@ -148,7 +147,7 @@ def _folder(
     written = [*planned, *around.copied_to(dest)]
     if layout.index is not None:
         text = layout.index.edited(names, _size(planned) if resized else None)
-        written.append(OutputFile.of(Path(dest, files.relative(layout.index.path, layout.folder)), [text]))
+        written.append(OutputFile.of(as_path(dest, files.relative(layout.index.path, layout.folder)), [text]))
     return Plan(tuple(written), (*findings, *around.findings()))
 
 
@@ -157,7 +156,7 @@ def around_of(layout: Layout) -> Beside:
     own = [shard.name for shard in (*layout.shards, *layout.unread)]
     own += [] if layout.index is None else [files.relative(layout.index.path, layout.folder)]
     others = [name for name in files.find(layout.folder).names() if name not in own]
-    around = beside(layout.folder, [str(Path(layout.folder, name)) for name in (*own, *others) if "\0" not in name])
+    around = beside(layout.folder, [str(as_path(layout.folder, name)) for name in (*own, *others) if "\0" not in name])
     return replace(around, left=(*((name, "it is of another checkpoint") for name in others), *around.left))
 
 

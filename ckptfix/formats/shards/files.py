@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from pathlib import Path
 
 from ckptfix.checkpoint import Checkpoint, Mark
 from ckptfix.errors import Refused, not_readable
@@ -17,6 +15,7 @@ from ckptfix.formats.shards.index import INDEX, OTHERS
 from ckptfix.formats.torch import legacy as torch_legacy
 from ckptfix.formats.torch import zip as torch_zip
 from ckptfix.io.source import open_source
+from ckptfix.urls import as_path, scan_folder
 from ckptfix.words import some
 
 HEAD = 4096
@@ -89,7 +88,7 @@ class Found:
         for name, suffix, _ in self.groups:
             whole = f"{name}{suffix}"
             if whole in self.wholes:
-                hint = f"name {Path(self.folder, whole)}, or move it away to take the shards"
+                hint = f"name {as_path(self.folder, whole)}, or move it away to take the shards"
                 message = f"two checkpoints: {whole}, and shards that no index lists ({self.names()[0]} ...)"
                 raise Refused(message, path=self.folder, hint=hint)
 
@@ -101,7 +100,7 @@ def find(folder: str) -> Found:
         CkptfixError: the folder cannot be listed.
     """
     try:
-        with os.scandir(folder) as rows:
+        with scan_folder(folder) as rows:
             names = sorted(row.name for row in rows)
     except OSError as error:
         raise not_readable(error, folder) from None
@@ -160,4 +159,4 @@ def missing_numbers(count: int, have: dict[int, str], name: str, suffix: str) ->
 
 def relative(path: str, folder: str) -> str:
     """How the files of `folder` call `path`."""
-    return str(Path(path).relative_to(folder))
+    return str(as_path(path).relative_to(folder))

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from ckptfix.checkpoint import Checkpoint, Mark, TensorEntry
 from ckptfix.commands import command, verbatim
@@ -21,6 +20,7 @@ from ckptfix.formats.shards import files
 from ckptfix.formats.shards.index import MAX_SHARDS, Index, read_index
 from ckptfix.formats.torch.common import pickled
 from ckptfix.io.source import mark
+from ckptfix.urls import as_path, real_path
 from ckptfix.words import some
 
 
@@ -99,7 +99,7 @@ def open_layout(path: str) -> Layout:
         CkptfixError: the folder cannot be listed.
     """
     folder, index_path = path, None
-    if not Path(path).is_dir():
+    if not as_path(path).is_dir():
         folder, index_path = os.path.dirname(path) or ".", path  # noqa: PTH120 (the text of the name is kept)
     there = files.find(folder)
     if index_path is None:
@@ -166,7 +166,7 @@ class _Opened:
 
     def take(self, name: str, listed: tuple[str, ...]) -> None:
         """Open the file that is called `name` in the folder, of which the index says that it holds `listed`."""
-        shard = Shard(name, str(Path(self.folder, name)) if "\0" not in name else self.folder, listed)
+        shard = Shard(name, str(as_path(self.folder, name)) if "\0" not in name else self.folder, listed)
         holds = f"; it should hold {some(listed, 3)}" if listed else ""
         try:
             path = file_inside(self.folder, name, where=self.where)
@@ -176,7 +176,7 @@ class _Opened:
         except CkptfixError as error:
             self._unread(shard, found("shard-path", f"{error.message}{holds}", where=name))
             return
-        real = os.path.realpath(path)
+        real = real_path(path)
         if real in self._seen:
             message = f"{name} and {self._seen[real]} are one file{holds}"
             self._unread(shard, found("shard-path", message, where=name))
@@ -247,14 +247,14 @@ def _doubled(holders: Mapping[str, Sequence[str]]) -> Iterator[Finding]:
 
 def _others(there: files.Found, listed: Mapping[str, object]) -> Iterator[Finding]:
     """Shards in the folder that are numbered like the listed ones, and not listed."""
-    suffixes = {Path(shard).suffix for shard in listed}
+    suffixes = {as_path(shard).suffix for shard in listed}
     same = there.left_out(listed)
     for name in same:
         message = f"{name} is of the same series as the listed shards, and the index does not list it"
         yield found("missing-tensors", message, where=name)
     for group in there.groups.values():
         for name in group.values():
-            if name not in listed and name not in same and Path(name).suffix in suffixes:
+            if name not in listed and name not in same and as_path(name).suffix in suffixes:
                 yield found("extra-shard", f"{name} is there, and the index does not list it", where=name)
     for name in there.doubles:
         if name not in listed:

@@ -11,7 +11,6 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
 
 from ckptfix.checkpoint import OutputFile, Plan, TensorEntry
 from ckptfix.errors import KeyConflict, Refused
@@ -21,6 +20,7 @@ from ckptfix.formats.safetensors.ties import ORDER_KEY, VIEWS_KEY, ties
 from ckptfix.formats.safetensors.write import plan_write as plan_file
 from ckptfix.formats.shards.index import MAX_SHARDS, written
 from ckptfix.formats.shards.layout import data_bytes
+from ckptfix.urls import as_path
 
 SHARD_SIZE = 5 * 10**9
 """Bytes of tensors in a shard: the hub's default, 5GB."""
@@ -62,13 +62,13 @@ def plan_write(
             if weight_map.setdefault(entry.key, name) != name:
                 pair = (entry.key, (entry.name,))
                 raise KeyConflict("two tensors have this name", where=entry.key, pairs=(pair,))
-        made = plan_file(shard, str(Path(dest, name)), metadata=_own(pairs, {entry.key for entry in shard}))
+        made = plan_file(shard, str(as_path(dest, name)), metadata=_own(pairs, {entry.key for entry in shard}))
         files += made.files
         findings += made.findings
     if len(shards) > 1:
         order = {entry.key: weight_map[entry.key] for entry in entries}
         document = {"metadata": {"total_size": data_bytes(entries)}, "weight_map": order}
-        files.append(OutputFile.of(Path(dest, INDEX_NAME), [written(document) + b"\n"]))
+        files.append(OutputFile.of(as_path(dest, INDEX_NAME), [written(document) + b"\n"]))
     return Plan(tuple(files), tuple(findings))
 
 

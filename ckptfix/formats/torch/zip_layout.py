@@ -11,7 +11,7 @@ from typing import Literal
 from ckptfix.checkpoint import ByteRange, Data, Segment
 from ckptfix.errors import BadDirectory, DamagedFile, Unsupported
 from ckptfix.io.source import open_source
-from ckptfix.zips.local import record_data
+from ckptfix.zips.local import record_data, starts
 from ckptfix.zips.read import Directory, Record
 from ckptfix.zips.write import NewRecord, fresh_archive
 
@@ -66,6 +66,7 @@ class Places:
     def __init__(self, path: str, archive: Archive, folder: str = "data") -> None:
         self._path = path
         self._prefix = f"{archive.root}/{folder}/"
+        self._directory = archive.directory
         self._records: dict[str, Record] = {}
         for record in archive.directory.records:
             if record.name.startswith(self._prefix):
@@ -95,9 +96,10 @@ class Places:
     def _read_headers(self) -> dict[str, Data]:
         found: dict[str, Data] = {}
         with open_source(self._path) as reader:
+            known = starts(self._directory) if reader.far else {}
             for key, record in self._records.items():
                 try:
-                    data = record_data(reader, record)
+                    data = record_data(reader, record, known.get(record.header))
                 except (DamagedFile, Unsupported) as error:
                     self._wrong[key] = error.message
                     continue

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from ckptfix.checkpoint import TensorEntry
 from ckptfix.errors import DamagedFile
@@ -14,6 +13,7 @@ from ckptfix.formats.zero.joined import Joiner
 from ckptfix.formats.zero.lost import lost_rank
 from ckptfix.formats.zero.object import Parameter, Whole
 from ckptfix.formats.zero.states import Lost, Model
+from ckptfix.urls import as_path
 
 
 def join_frozen(whole: Whole, save: Save, models: Mapping[int, Model | Lost], ranks: int) -> None:
@@ -57,7 +57,7 @@ def _add(
 
 def _row(model: Model | Lost | None, rank: int, save: Save, names: Sequence[str]) -> Sequence[TensorEntry] | Lost:
     if model is None:
-        return Lost(str(Path(save.folder, f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt")), "is missing")
+        return Lost(str(as_path(save.folder, f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt")), "is missing")
     if isinstance(model, Lost):
         return model
     lacking = next((name for name in names if name not in model.fragments), None)

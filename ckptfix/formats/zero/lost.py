@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from struct import unpack
 
 from ckptfix.checkpoint import ByteRange, TensorEntry
@@ -13,6 +12,7 @@ from ckptfix.findings.table import found
 from ckptfix.formats.zero.cuts import Cuts, Shape, rows_of
 from ckptfix.formats.zero.states import Lost, Optim, step_values
 from ckptfix.io.read import read_chunks
+from ckptfix.urls import as_path
 from ckptfix.words import some
 
 
@@ -25,7 +25,7 @@ def lost_rank(rank: int, ranks: int, lost: Lost, groups: Sequence[Mapping[str, S
         if (rows := rows_of(shape, own[name].runs(), rank)) is not None
     ]
     what = f"it holds {some(held)}" if held else "it holds nothing but padding"
-    message = f"rank {rank} of {ranks}: {Path(lost.path).name} {lost.why}; {what}"
+    message = f"rank {rank} of {ranks}: {as_path(lost.path).name} {lost.why}; {what}"
     return found("missing-rank", message, where=lost.path)
 
 
@@ -54,7 +54,7 @@ def _doubled(there: Mapping[int, Optim]) -> list[tuple[Optim, str]]:
             continue
         other = first.setdefault(sums, own)
         if other is not own:
-            made.append((own, f"it holds the very weights of {Path(other.file.path).name}: it is a copy of that"))
+            made.append((own, f"it holds the very weights of {as_path(other.file.path).name}: it is a copy of that"))
     return made
 
 

@@ -14,7 +14,6 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import islice
-from pathlib import Path
 
 from ckptfix.checkpoint import Checkpoint
 from ckptfix.errors import DamagedFile
@@ -29,6 +28,7 @@ from ckptfix.formats.zero.moments import moments
 from ckptfix.formats.zero.object import Parameter, Whole, assembled, model_dtype
 from ckptfix.formats.zero.states import MOST_RANKS, Lost, Model, Optim, attempt, file_of, read_model, read_optim
 from ckptfix.io.source import mark
+from ckptfix.urls import as_path
 
 Models = Mapping[int, Model | Lost]
 Optims = Sequence[Optim | Lost]
@@ -46,7 +46,7 @@ def read(path: str) -> Checkpoint:
     first = next((model for model in models.values() if isinstance(model, Model)), None)
     if first is None:
         lost = next((model for model in models.values() if isinstance(model, Lost)), None)
-        what = "no model states are in it" if lost is None else f"{Path(lost.path).name} {lost.why}"
+        what = "no model states are in it" if lost is None else f"{as_path(lost.path).name} {lost.why}"
         raise DamagedFile(f"{what}: without them no name and no shape is known", path=save.folder)
     _refuse_other_models(models)
     if save.universal:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TypeVar
 
 from ckptfix.checkpoint import Mark, TensorEntry
@@ -18,6 +17,7 @@ from ckptfix.formats.zero.cuts import Shape
 from ckptfix.io.source import mark
 from ckptfix.pickles import Call
 from ckptfix.pickles.graph import Node, label, pairs
+from ckptfix.urls import as_path
 
 Made = TypeVar("Made")
 
@@ -103,7 +103,7 @@ def attempt(save: Save, name: str | None, read: Callable[[str], Made], otherwise
     except (DamagedFile, UnknownFormat) as error:
         if isinstance(error, DamagedFile) and error.path == save.folder:
             raise
-        return Lost(str(Path(save.folder, name)), f"cannot be read ({error.message})")
+        return Lost(str(as_path(save.folder, name)), f"cannot be read ({error.message})")
 
 
 def read_file(path: str) -> File:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 
 from ckptfix.checkpoint import Check, TensorEntry, dtypes
 from ckptfix.errors import DamagedFile
@@ -32,6 +31,7 @@ from ckptfix.formats.zero.object import Parameter, Whole
 from ckptfix.formats.zero.states import File, Lost, Model, attempt, file_of, read_file, stage_of
 from ckptfix.io.planned import Piece
 from ckptfix.pickles.graph import Node
+from ckptfix.urls import as_path
 
 FP32, STEP = "fp32.pt", "step.pt"
 
@@ -62,7 +62,7 @@ def read(save: Save, model: Model, models: Mapping[int, Model | Lost]) -> Whole:
         join_frozen(whole, save, models, max([*models, (whole.ranks or 1) - 1]) + 1)
     for name in trained - whole.parameters.keys():
         message = f"no folder {PARAMETERS}/{name} is there, which holds all of {name}"
-        whole.findings.append(found("missing-rank", message, where=str(Path(save.folder, PARAMETERS, name))))
+        whole.findings.append(found("missing-rank", message, where=str(as_path(save.folder, PARAMETERS, name))))
     if not isinstance(settings, Lost):
         whole.files.append(settings.mark)
         whole.moments = _moments(settings, model, states)
@@ -114,7 +114,7 @@ def _states(whole: Whole, save: Save, name: str) -> dict[str, Joined | TensorEnt
     found: dict[str, Joined | TensorEntry | Node] = {}
     parameter = whole.parameters[name]
     nbytes = dtypes.by_name(parameter.dtype).nbytes(math.prod(parameter.shape))
-    for file_name in entries_of(str(Path(save.folder, PARAMETERS, name))):
+    for file_name in entries_of(str(as_path(save.folder, PARAMETERS, name))):
         place = f"{PARAMETERS}/{name}/{file_name}"
         key = file_name.removesuffix(".pt")
         if file_name == STEP:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from ckptfix import formats
@@ -22,6 +20,7 @@ from ckptfix.io.source import found_as, opened_once
 from ckptfix.ops.average import plan
 from ckptfix.ops.law.promise import everything
 from ckptfix.ops.writing import Draft, How, Result, carry_out, is_folder, plan_edits, refuse_destination
+from ckptfix.urls import as_path, scan_folder
 from ckptfix.words import plural, some
 
 
@@ -150,7 +149,7 @@ def last_of(folder: str, count: int) -> list[str]:
     if found_as(folder) != "folder":
         raise Refused("last is for a folder of checkpoints", path=folder)
     series: dict[str, list[tuple[tuple[int, ...], str]]] = {}
-    for entry in os.scandir(folder):
+    for entry in scan_folder(folder):
         numbers = re.findall(r"\d+", entry.name)
         if not numbers or entry.name.startswith(".") or role_of(entry.name) == "beside":
             continue
@@ -163,4 +162,4 @@ def last_of(folder: str, count: int) -> list[str]:
     rows = sorted(row for found in series.values() for row in found)
     if len(rows) < count or count < 1:
         raise Refused(f"it holds {plural(len(rows), 'checkpoint')} with a number in its name", path=folder)
-    return [str(Path(path)) for _, path in rows[-count:]]
+    return [str(as_path(path)) for _, path in rows[-count:]]

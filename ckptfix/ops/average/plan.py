@@ -193,7 +193,7 @@ def _mean(
     swaps = [checkpoint.byteorder != sys.byteorder and row.itemsize > 1 for checkpoint in checkpoints]
     total = sum(weights)
 
-    def compute(first: int, pieces: Sequence[bytes]) -> bytes:
+    def compute(first: int, pieces: Sequence[bytes | memoryview]) -> bytes:
         return mean_bytes(pieces, row, swaps, weights, total)
 
     stream = mapped(
@@ -204,19 +204,23 @@ def _mean(
 
 
 def mean_bytes(
-    pieces: Sequence[bytes], row: dtypes.Dtype, swaps: Sequence[bool], weights: Sequence[float], total: float
+    pieces: Sequence[bytes | memoryview],
+    row: dtypes.Dtype,
+    swaps: Sequence[bool],
+    weights: Sequence[float],
+    total: float,
 ) -> bytes:
     """The weighted mean of the elements in `pieces`, in the byte order of the last; `swaps` says whose is the other."""
     import numpy
 
-    out = bytearray(len(pieces[-1]))
+    nbytes = len(pieces[-1])
     width = row.itemsize
     unit = width // 2 if row.family == "complex" else width
-    into = numpy.frombuffer(out, f"u{unit}")
+    into = numpy.empty(nbytes // unit, f"u{unit}")
     views = [memoryview(piece) for piece in pieces]
     step = BLOCK * width
     with numpy.errstate(all="ignore"):
-        for start in range(0, len(out), step):
+        for start in range(0, nbytes, step):
             blocks = (
                 numbers.decoded(view[start : start + step], row, swap) for view, swap in zip(views, swaps, strict=True)
             )
@@ -224,7 +228,7 @@ def mean_bytes(
             into[start // unit : (start + step) // unit] = made.view(into.dtype)
     if swaps[-1]:
         into.byteswap(inplace=True)
-    return bytes(out)
+    return into.tobytes()
 
 
 def _mean_of(
@@ -237,10 +241,14 @@ def _mean_of(
     wide = numpy.complex128 if row.family == "complex" else numpy.float64
     sums: numbers.Elements | None = None
     for block, weight in zip(blocks, weights, strict=True):
-        part = block.astype(wide)
-        if weight != 1:
-            part *= weight
-        sums = part if sums is None else numpy.add(sums, part, out=sums)
+        if sums is None:
+            sums = block.astype(wide)
+            if weight != 1:
+                sums *= weight
+        elif weight == 1:
+            sums += block
+        else:
+            sums += numpy.multiply(block, weight, dtype=wide)
     assert sums is not None
     if total != 1:
         sums /= total

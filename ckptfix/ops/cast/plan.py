@@ -215,7 +215,7 @@ def _cast_storage(
     swap = checkpoint.byteorder != sys.byteorder
     name = entry.name
 
-    def compute(first: int, pieces: Sequence[bytes]) -> bytes:
+    def compute(first: int, pieces: Sequence[bytes | memoryview]) -> bytes:
         made, tally = cast_bytes(pieces[0], source, to, swap=swap)
         tallies.note(name, first, tally)
         return made
@@ -231,40 +231,36 @@ BLOCK = 1 << 16
 """Elements of one pass: they stay in a core's cache."""
 
 
-def cast_bytes(data: bytes, source: dtypes.Dtype, to: str, *, swap: bool) -> tuple[bytes, Tally]:
+def cast_bytes(data: bytes | memoryview, source: dtypes.Dtype, to: str, *, swap: bool) -> tuple[bytes, Tally]:
     """The elements of `data` in the dtype `to`, in the same byte order, and what left its range."""
     import numpy
 
     tally = Tally()
     count = len(data) // source.itemsize
     target = dtypes.by_name(to).itemsize
-    out = bytearray(count * target)
-    view, into = memoryview(data), numpy.frombuffer(out, f"u{target}")
+    view, made = memoryview(data), numpy.empty(count, f"u{target}")
     with numpy.errstate(all="ignore"):
         for start in range(0, count, BLOCK):
             block = numbers.decoded(view[start * source.itemsize : (start + BLOCK) * source.itemsize], source, swap)
-            made = numbers.rounded(block, to)
-            _count(block, made, to, tally)
-            into[start : start + BLOCK] = made.view(into.dtype)
+            into = made[start : start + BLOCK]
+            numbers.rounded(block, to, into)
+            if to != "float64" and numbers.unusual(into, to):
+                _count(block, into, to, tally)
     if swap and target > 1:
-        into.byteswap(inplace=True)
-    return bytes(out), tally
+        made.byteswap(inplace=True)
+    return made.tobytes(), tally
 
 
 def _count(block: numbers.Elements, made: numbers.Elements, to: str, tally: Tally) -> None:
     import numpy
 
-    if to == "float64" or not block.size:
-        return
     most = numbers.MOST[to]
-    low, high = block.min(), block.max()
-    if not (-most < low.astype(numpy.float32) and high.astype(numpy.float32) < most):
-        # A float64 is a float32 on its way.
-        near = numpy.abs(block.astype(numpy.float64 if to == "float32" else numpy.float32, copy=False))
-        if to == "float8_e4m3fn":
-            tally.saturated += int(numpy.count_nonzero(near > most))
-        else:
-            tally.overflow += int(numpy.count_nonzero((near >= most) & numpy.isfinite(block)))
+    # A float64 is a float32 on its way.
+    near = numpy.abs(block.astype(numpy.float64 if to == "float32" else numpy.float32, copy=False))
+    if to == "float8_e4m3fn":
+        tally.saturated += int(numpy.count_nonzero(near > most))
+    else:
+        tally.overflow += int(numpy.count_nonzero((near >= most) & numpy.isfinite(block)))
     nothing = numbers.zeros(made, to)
     if nothing:
         tally.underflow += nothing - int(numpy.count_nonzero(block == 0))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal, cast
 
 from ckptfix.arguments import typed
@@ -20,6 +19,7 @@ from ckptfix.io.source import opened_once
 from ckptfix.ops.convert import plan
 from ckptfix.ops.writing import LOSSES, Draft, How, Result, carry_out, copy_note, refuse_destination
 from ckptfix.pickles.collector import without_collections
+from ckptfix.urls import as_path
 from ckptfix.words import plural, some
 
 NOTED = frozenset({"ranks-differ", "no-masters", "not-taken"})
@@ -111,7 +111,7 @@ def convert(
         )
 
     how = How(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
-    if to is None and shard_size is not None and not Path(dest).suffix:
+    if to is None and shard_size is not None and not as_path(dest).suffix:
         to = "hf"
     folder = is_folder(to)
     if isinstance(source, list | tuple):
@@ -143,5 +143,5 @@ def _joined(paths: Sequence[StrPath]) -> Checkpoint:
         path = error.path or ""
         what = detect(path).title
         message = f"{what}, not what one rank of a job saved: of several inputs, only these are joined"
-        hint = f"of shards, name the folder: `{command('convert', Path(path).parent, 'OUT')}`"
+        hint = f"of shards, name the folder: `{command('convert', as_path(path).parent, 'OUT')}`"
         raise Refused(message, path=path, hint=hint) from None

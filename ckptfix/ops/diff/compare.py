@@ -12,7 +12,7 @@ from ckptfix.io.source import Readers
 from ckptfix.ops.diff.content import Group, Renamed, find_renamed
 from ckptfix.ops.diff.pairs import At, Side, match, sides
 from ckptfix.ops.diff.plain import compare_values
-from ckptfix.ops.diff.result import Ambiguous, Counts, DiffResult, NamePair, OneSided, ValueChange
+from ckptfix.ops.diff.result import Ambiguous, Counts, DiffResult, Entries, NamePair, OneSided, ValueChange
 from ckptfix.ops.diff.tensors import COMPARED, Tensors, sharing
 from ckptfix.pickles.collector import without_collections
 
@@ -105,6 +105,13 @@ def diff(
             trusted=len(tensors.trusted),
             nbytes=sum(pair.a.nbytes for pair in matched),
             values=total,
+        ),
+        tensors=Entries(
+            compared=tuple(row.compared() for row in tensors.rows),
+            only_a=tuple(entry for entry in rest_a if id(entry) not in taken),
+            only_b=tuple(entry for entry in rest_b if id(entry) not in taken),
+            byteorders=tensors.byteorders,
+            files=(*a.files, *b.files),
         ),
     )
 

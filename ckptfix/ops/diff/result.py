@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
-from ckptfix.checkpoint import TensorEntry, address
+from ckptfix.checkpoint import Mark, TensorEntry, address
 from ckptfix.commands import command
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import as_rows
+from ckptfix.io.read import Progress
 from ckptfix.ops.diff.sums import ValueDiff
-from ckptfix.shown import html, text
+from ckptfix.shown import html, page, text
 from ckptfix.words import plural
 
 How = Literal["chosen", "main state dict", "optimizer"]
@@ -113,6 +114,34 @@ class ValueChange:
 
 
 @dataclass(frozen=True, slots=True)
+class Compared:
+    """Two tensors that were brought together, or parts of such; `change` says what differs, None where nothing does."""
+
+    a: TensorEntry
+    b: TensorEntry
+    match: Match
+    change: TensorChange | None
+
+
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """All tensors that took part, by their places in the files, for who looks at their values again.
+
+    Attributes:
+        compared: the pairs, in the order of A.
+        only_a, only_b: those without a counterpart.
+        byteorders: of A and B.
+        files: what the checkpoints were read from.
+    """
+
+    compared: tuple[Compared, ...] = ()
+    only_a: tuple[TensorEntry, ...] = ()
+    only_b: tuple[TensorEntry, ...] = ()
+    byteorders: tuple[str, str] = ("little", "little")
+    files: tuple[Mark, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Counts:
     """How much was compared.
 
@@ -151,6 +180,7 @@ class DiffResult:
         unread: what one of the files has and could not be read; the files are then not the same.
         counts: how much was compared.
         modules: whole pickled modules that were compared as their state dicts.
+        tensors: all that took part, equal ones too; not in the JSON.
     """
 
     path_a: str
@@ -171,6 +201,7 @@ class DiffResult:
     unread: tuple[Finding, ...]
     counts: Counts
     modules: tuple[ModuleRead, ...] = ()
+    tensors: Entries = field(default=Entries(), compare=False)
 
     def __str__(self) -> str:
         """What ``ckptfix diff`` prints, all rows."""
@@ -202,6 +233,20 @@ class DiffResult:
         )
         return html(self.lines, tables)
 
+    def to_html(
+        self, *, histograms: bool = True, command: str | None = None, progress: Progress | None = None
+    ) -> str:
+        """One HTML page that needs nothing else: what ``ckptfix diff --html`` writes.
+
+        Args:
+            histograms: read the tensors that differ once more, for their distributions.
+            command: the command line that the page says it was made by; ``ckptfix diff A B`` by default.
+
+        Raises:
+            CkptfixError: the files are not what they were any more.
+        """
+        return page("diff", self, histograms=histograms, command=command, progress=progress)
+
     @property
     def same(self) -> bool:
         """Whether nothing differs: neither a name, nor a property, nor an element or value beyond the tolerance."""
@@ -229,9 +274,9 @@ class DiffResult:
 
     def as_dict(self) -> dict[str, Any]:
         """The same for JSON. Floats that JSON lacks and values of other types become strings."""
-        plain = {name: jsonable(value) for name, value in asdict(self).items()}
+        plain = {name: jsonable(value) for name, value in asdict(replace(self, tensors=Entries())).items()}
         modules = [{"side": row.side, "at": row.at, "left_behind": list(row.left)} for row in self.modules]
-        del plain["unread"]
+        del plain["unread"], plain["tensors"]
         findings = as_rows(self.unread, self.path_a)
         return {"same": self.same, **plain, "modules": modules, "findings": findings, "summary": list(self.lines)}
 

@@ -19,7 +19,7 @@ from ckptfix.ops.diff import sources as diff_sources
 from ckptfix.ops.diff.bytes import Job
 from ckptfix.ops.diff.content import leaves, whole_crc
 from ckptfix.ops.diff.elements import Comparison
-from ckptfix.ops.diff.result import Difference, Match, Sharing, TensorChange
+from ckptfix.ops.diff.result import Compared, Difference, Match, Sharing, TensorChange
 from ckptfix.ops.diff.sums import ValueDiff
 
 COMPARED: frozenset[Aspect] = frozenset({"device", "requires_grad", "parameter", "stride", "detail", "sharing"})
@@ -64,6 +64,9 @@ class Row:
     def change(self) -> TensorChange:
         values = self.values if self.values_differ or self.is_close else None
         return TensorChange(self.a.name, self.b.name, self.match, self.differences, values)
+
+    def compared(self) -> Compared:
+        return Compared(self.a, self.b, self.match, self.change() if self.differs or self.is_close else None)
 
 
 @dataclass(slots=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from ckptfix.arguments import typed
@@ -18,6 +17,7 @@ from ckptfix.ops.digest.tensors import Digest
 from ckptfix.ops.writing import write_text
 from ckptfix.pickles.collector import without_collections
 from ckptfix.shown import html
+from ckptfix.urls import as_path
 from ckptfix.words import plural, some
 
 Algorithm = Literal["sha256", "sha512", "blake2b", "blake3"]
@@ -161,7 +161,7 @@ def digest(
     else:
         made = _of_tensors(source, other, known, at, check_at, algorithm, progress)
     if manifest is not None:
-        write_text(manifest, made.manifest, force=force, source=source)
+        write_text(manifest, made.manifest, source, force=force)
     return made
 
 
@@ -208,12 +208,12 @@ def _of_tensors(
 
 def _of_files(path: str | None, known: manifest.Manifest, progress: Progress | None) -> Digests:
     """The files that a manifest lists, or the one of them that is named, compared with it."""
-    folder = Path(known.path).parent
+    folder = as_path(known.path).parent
     wanted = {row.name: row.digest for row in known.digests}
     places = {name: name if found_as(name) else str(folder / name) for name in wanted}
     if path is not None:
-        real = Path(path).resolve()
-        places = {name: place for name, place in places.items() if Path(place).resolve() == real}
+        real = as_path(path).resolve()
+        places = {name: place for name, place in places.items() if as_path(place).resolve() == real}
         if not places:
             raise Refused("the manifest does not list it", path=path, hint=f"it is {known.path}")
     there = {name: place for name, place in places.items() if found_as(place) == "file"}

@@ -16,7 +16,6 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from ckptfix.checkpoint import ByteRange
 from ckptfix.errors import NoSuchFile, Refused
@@ -24,10 +23,11 @@ from ckptfix.io.read import Progress, read_chunks
 from ckptfix.io.source import found_as, open_source
 from ckptfix.io.threads import Workers
 from ckptfix.ops.digest.tensors import Digest, Hash, NewHash, hasher
+from ckptfix.urls import as_path, real_path, walk_folder
 
 CHUNK = 1 << 20
 _BLOB = re.compile(r"[0-9a-f]{64}|[0-9a-f]{40}")
-_LOCAL = Path(".cache", "huggingface", "download")
+_LOCAL = as_path(".cache", "huggingface", "download")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ def below(path: str) -> list[str]:
             raise NoSuchFile(path)
         return [path]
     found: list[str] = []
-    for folder, folders, names in os.walk(path):
+    for folder, folders, names in walk_folder(path):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         found += [os.path.join(folder, name) for name in sorted(names) if not name.startswith(".")]  # noqa: PTH118
     return found
@@ -125,8 +125,8 @@ def of_hub(path: str) -> list[Named]:
 def _of_hub(path: str) -> Iterator[Named]:
     seen: set[str] = set()
     for file in below(path):
-        real = os.path.realpath(file)
-        name = Path(real).name
+        real = real_path(file)
+        name = as_path(real).name
         if _BLOB.fullmatch(name):
             if real not in seen:
                 seen.add(real)
@@ -139,10 +139,10 @@ def _of_hub(path: str) -> Iterator[Named]:
 
 def _noted(file: str, path: str) -> str | None:
     """What `hf download --local-dir` has noted of a file, in a folder at or above `path`."""
-    for folder in Path(os.path.abspath(file)).parents:  # noqa: PTH100
+    for folder in as_path(os.path.abspath(file)).parents:  # noqa: PTH100
         noted = folder / _LOCAL
         if noted.is_dir():
-            place = noted / f"{Path(os.path.abspath(file)).relative_to(folder)}.metadata"  # noqa: PTH100
+            place = noted / f"{as_path(os.path.abspath(file)).relative_to(folder)}.metadata"  # noqa: PTH100
             if place.is_file():
                 with open_source(str(place)) as source:
                     lines = source.read(0, min(source.size, 4096)).decode("utf-8", "replace").splitlines()

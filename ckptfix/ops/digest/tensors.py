@@ -153,6 +153,11 @@ def head(entry: TensorEntry) -> bytes:
     return " ".join(words).encode("utf-8", "surrogatepass") + b"\n"
 
 
+def digest_of(entry: TensorEntry, readers: Readers, *, swap: bool) -> str:
+    """The SHA-256 of one tensor, of a file in big-endian order if `swap`. Raises CkptfixError where it has none."""
+    return _hash(hasher("sha256"), readers, swap, entry).hexdigest()
+
+
 def _hash(new: NewHash, readers: Readers, swap: bool, entry: TensorEntry) -> Hash:
     state = new()
     state.update(head(entry))

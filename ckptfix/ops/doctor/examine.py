@@ -10,7 +10,6 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 
 from ckptfix.checkpoint import ByteRange, Checkpoint, Storage, file_of
 from ckptfix.checkpoint.address import is_inside
@@ -39,7 +38,7 @@ from ckptfix.formats.torch.common import pickled
 from ckptfix.formats.torch.dangerous import is_dangerous
 from ckptfix.io.planned import checks_of, crc32_of, is_spliced
 from ckptfix.io.read import Progress
-from ckptfix.io.source import found_as, open_source, stamp
+from ckptfix.io.source import found_as, is_local, open_source, stamp
 from ckptfix.ops import inside as scan_inside
 from ckptfix.ops.choose import meant
 from ckptfix.ops.doctor import contents as scan_contents
@@ -57,6 +56,7 @@ from ckptfix.ops.taken import not_taken
 from ckptfix.ops.target.targets import Side
 from ckptfix.pickles import Graph
 from ckptfix.pickles.graph import Node
+from ckptfix.urls import as_path
 from ckptfix.words import plural
 from ckptfix.zips.append import earlier
 from ckptfix.zips.local import record_data
@@ -97,7 +97,7 @@ def examine(
     alone = located(name)
     if alone != name:
         inner = examine(alone, like=like, error=error, fast=fast, at=at, like_at=like_at, progress=progress)
-        which = f"{Path(alone).name}, the model among the files of the folder"
+        which = f"{as_path(alone).name}, the model among the files of the folder"
         others = tuple(not_taken(name, alone))
         return replace(
             inner,
@@ -119,7 +119,8 @@ def examine(
         if isinstance(trouble, DistributedPart):
             inside = []
         else:
-            inside = list(scan_program.scan(name, fast=fast, progress=progress) if program else _container(name))
+            scanned = scan_program.scan(name, fast=fast, progress=progress) if program else _container(name, fast=fast)
+            inside = list(scanned)
         # An archive whose records can be listed is not an unknown file.
         said = doctor_foreign.scan(name, trouble)
         known = [finding for finding in said if finding.id != "unknown-format" or not inside]
@@ -173,7 +174,7 @@ def _judge(
     judged = format_of(checkpoint).judge(checkpoint)
     # Globals are reported with their calls below.
     yield from (finding for finding in judged if finding.id != "foreign-global")
-    yield from _container(path, checkpoint)
+    yield from _container(path, checkpoint, fast=fast)
     yield from _edited(checkpoint)
     piece = piece_of(checkpoint, at)
     if piece is not None:
@@ -181,7 +182,9 @@ def _judge(
         fix = verbatim(f"`{piece.way_out}` makes the whole" if piece.command else piece.way_out)
         yield found("one-rank", piece.message, where=piece.where, fix=fix)
     view = checkpoint if at is None else scan_contents.only_at(checkpoint, at)
-    yield from _pickles(checkpoint, looked, at)
+    if fast and not is_local(path) and torch_zip.archive_of(checkpoint) is not None:
+        looked[0] = "directory (and no local headers)"
+    yield from _pickles(checkpoint, looked, at, fast=fast)
     contents = list(scan_contents.scan(view))
     yield from scan_contents.needs_torch(checkpoint)
     yield from scan_contents.asked(view, rows)
@@ -206,7 +209,7 @@ def _edited(checkpoint: Checkpoint) -> Iterator[Finding]:
         yield found("edited-in-place", f"{plural(edits, 'edit')} in place; `ckptfix undo` takes the last one back")
 
 
-def _container(path: str, checkpoint: Checkpoint | None = None) -> Iterator[Finding]:
+def _container(path: str, checkpoint: Checkpoint | None = None, *, fast: bool = False) -> Iterator[Finding]:
     """Findings about a zip directory, whether or not the checkpoint in it can be read."""
     if found_as(path) == "folder" or (checkpoint is not None and torch_zip.archive_of(checkpoint) is None):
         return
@@ -217,10 +220,12 @@ def _container(path: str, checkpoint: Checkpoint | None = None) -> Iterator[Find
     if not pickles:
         return
     with open_source(path) as reader:
-        yield from doctor_zip.scan(reader, directory, pickles[0].rpartition("/")[0])
+        # Each of a file that is far away is a request of its own.
+        local_headers = not (fast and reader.far)
+        yield from doctor_zip.scan(reader, directory, pickles[0].rpartition("/")[0], local_headers=local_headers)
 
 
-def _pickles(checkpoint: Checkpoint, looked: list[str], at: str | None) -> Iterator[Finding]:
+def _pickles(checkpoint: Checkpoint, looked: list[str], at: str | None, *, fast: bool = False) -> Iterator[Finding]:
     """Findings about the pickle, and about other pickles in the records."""
     parts = pickled(checkpoint)
     if parts is None:
@@ -234,7 +239,7 @@ def _pickles(checkpoint: Checkpoint, looked: list[str], at: str | None) -> Itera
             data = record_data(reader, archive.pickle)
         base = data.offset if isinstance(data, ByteRange) else 0
         yield from doctor_pickle.after_stop(graph.data, graph.end, where, base)
-        yield from _hidden(checkpoint, graph, archive.directory, archive.root)
+        yield from _hidden(checkpoint, graph, archive.directory, archive.root, fast)
     if not format_of(checkpoint).writes:
         known = {_STREAM, *map(weights_only.canonical, graph.globals)}
         rows = [row for row in scan_inside.look(checkpoint.path).hidden if is_dangerous(row.name)]
@@ -266,7 +271,7 @@ _STREAM = "torch.storage._load_from_bytes"
 _SLIM = "ckptfix slim {source} {slim}"
 
 
-def _hidden(checkpoint: Checkpoint, graph: Graph, directory: Directory, root: str) -> Iterator[Finding]:
+def _hidden(checkpoint: Checkpoint, graph: Graph, directory: Directory, root: str, fast: bool) -> Iterator[Finding]:
     """Records that no tensor uses, and those that are pickles; also those that edits in place have replaced."""
     used = {persid.fields[2] for persid in graph.persids if _has_key(persid.pid)}
     prefix = f"{root}/data/"
@@ -276,7 +281,7 @@ def _hidden(checkpoint: Checkpoint, graph: Graph, directory: Directory, root: st
             key = record.name.removeprefix(prefix)
             if record.name.startswith(prefix) and key not in used and record.size:
                 idle.append(record)
-            if record.name == f"{root}/data.pkl" or record.size <= 2:
+            if record.name == f"{root}/data.pkl" or record.size <= 2 or (fast and reader.far):
                 continue
             offset, names = scan_inside.names_in_record(reader, record)
             if names:
@@ -356,7 +361,7 @@ def _spliced(piece: scan_records.Piece) -> Iterator[scan_records.Piece]:
         checks = list(checks_of(piece.data))
     except CkptfixError:
         return
-    named = ((Path(file_of(check.data)).name, check) for check in checks)
+    named = ((as_path(file_of(check.data)).name, check) for check in checks)
     apart = [scan_records.Piece(f"{name}: {check.where}", check.data, check.crc32) for name, check in named]
     if piece.crc32 is not None:
         piece.apart = apart

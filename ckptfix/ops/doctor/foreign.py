@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from ckptfix.commands import command, verbatim
 from ckptfix.errors import (
@@ -27,6 +26,7 @@ from ckptfix.io.source import found_as, is_local, open_source
 from ckptfix.ops import inside as scan_inside
 from ckptfix.ops.doctor import pickle as doctor_pickle
 from ckptfix.ops.inside import Inside
+from ckptfix.urls import as_path
 from ckptfix.zips.read import END, Directory, read_directory
 
 _KEPT_HINTS = (
@@ -71,20 +71,20 @@ def scan(path: str, error: CkptfixError) -> Iterator[Finding]:
         yield from kinds
         return
     metadata = _of_folder(kinds) and found_as(path) == "folder"
-    described = str(Path(path, ".metadata")) if metadata else path
+    described = str(as_path(path, ".metadata")) if metadata else path
     inside = scan_inside.look(described, ".metadata" if metadata else "")
     yield from (_with_names(finding, inside) for finding in kinds)
     yield from _hidden(kinds, inside)
 
 
 def _part(path: str, error: DistributedPart) -> Finding:
-    beside = is_local(path) and Path(path).with_name(".metadata").is_file()
+    beside = is_local(path) and as_path(path).with_name(".metadata").is_file()
     return found("distributed-shard", error.message, fix=_with_its_folder(path) if beside else None)
 
 
 def _with_its_folder(path: str) -> str:
     """What helps with a file whose folder is the checkpoint."""
-    return f"name its folder: {verbatim(command('convert', Path(path).parent, 'OUT'))} makes one file of it"
+    return f"name its folder: {verbatim(command('convert', as_path(path).parent, 'OUT'))} makes one file of it"
 
 
 def _damaged(path: str, error: CkptfixError) -> Iterator[Finding]:
@@ -106,7 +106,7 @@ def _unknown(path: str, error: UnknownFormat) -> Iterator[Finding]:
     what, id = error.message, error.kind
     if id == "truncated":
         yield _no_directory(path, what)
-    elif id == "dcp-folder" and found_as(path) == "folder" and not Path(path, ".metadata").exists():
+    elif id == "dcp-folder" and found_as(path) == "folder" and not as_path(path, ".metadata").exists():
         yield found("dcp-no-metadata", what if what.endswith(("end", "no pickle")) else f"{what} without its .metadata")
     else:
         yield found(id, what, fix=_fix(path, error))
@@ -122,7 +122,7 @@ def _fix(path: str, error: UnknownFormat) -> str | None:
     if id == "compressed" and any_packing_of(_head(path)) is None:
         return hint
     if id == "bare-data-pkl" and is_local(path):
-        parent = Path(path).resolve().parent
+        parent = as_path(path).resolve().parent
         return verbatim(command("doctor", parent)) if (parent / "data").is_dir() else None
     if id == "dcp-folder" and found_as(path) != "folder":
         return _with_its_folder(path)

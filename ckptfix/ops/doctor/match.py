@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
+from ckptfix.align.fused import Heads
 from ckptfix.align.match import match
 from ckptfix.checkpoint import Checkpoint
 from ckptfix.commands import verbatim, word
 from ckptfix.errors import CkptfixError
 from ckptfix.findings.row import Finding
 from ckptfix.ops.match import plan as match_plan
+from ckptfix.ops.match.fused import with_operations
 from ckptfix.ops.target.targets import Side
 
 _ABOUT_NAMES = (
@@ -56,12 +58,13 @@ def offered(
 def _options(checkpoint: Checkpoint, side: Side, target: Side, agreeing: int) -> str | None:
     """The options with which `match` works and makes more names agree; None where it does not."""
     try:
-        matching = match(side.slots, target.slots, by="structure")
-        planned = match_plan.plan(checkpoint, side, matching)
+        plain = match(side.slots, target.slots, by="structure")
+        matching, operations = with_operations(plain, side.slots, target.slots, Heads(), {})
+        planned = match_plan.plan(checkpoint, side, matching, operations)
     except CkptfixError:
         return None
-    if not planned.names or len(matching.pairs) <= agreeing:
+    if not (planned.names or planned.tensors) or len(matching.pairs) <= agreeing:
         return None
-    if not match_plan.refusals(side, target, matching):
+    if not match_plan.refusals(side, target, matching, operations):
         return ""
-    return " --partial" if not match_plan.refusals(side, target, matching, partial=True) else None
+    return " --partial" if not match_plan.refusals(side, target, matching, operations, partial=True) else None

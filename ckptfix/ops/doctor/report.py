@@ -17,7 +17,7 @@ from ckptfix.findings.table import ENTRIES, RANK, Remedy, as_row, errors_of, ope
 from ckptfix.io.source import found_as
 from ckptfix.ops.doctor import messages
 from ckptfix.ops.doctor.groups import OF_THE_FORMAT, Group, grouped
-from ckptfix.shown import html
+from ckptfix.shown import html, page
 from ckptfix.words import plural
 
 FailOn = Literal["error", "warning", "never"]
@@ -108,6 +108,14 @@ class Diagnosis:
         table = ("findings", ("severity", "finding", "where", "what", "fix"), rows)
         what = f"{self.path}: {self.title}" if self.path else self.title
         return html([what, self.sentence, *advice, *self._commands()], [table])
+
+    def to_html(self, *, command: str | None = None) -> str:
+        """One HTML page that needs nothing else: what ``ckptfix doctor --html`` writes.
+
+        Args:
+            command: the command line that the page says it was made by; ``ckptfix doctor PATH`` by default.
+        """
+        return page("doctor", self, command=command)
 
     @property
     def sentence(self) -> str:

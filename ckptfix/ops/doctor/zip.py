@@ -21,16 +21,17 @@ LISTED = 20
 """Findings of one kind before the rest are counted."""
 
 
-def scan(reader: Source, directory: Directory, root: str) -> Iterator[Finding]:
+def scan(reader: Source, directory: Directory, root: str, *, local_headers: bool = True) -> Iterator[Finding]:
     """Findings about the records of `directory`; of their data only what stands between them is looked at.
 
     Args:
         root: the folder that data.pkl is in.
+        local_headers: False looks at the directory alone.
     """
     records = directory.records
     yield from _names(records)
     yield from _fields(records, root)
-    yield from _layout(reader, directory, root)
+    yield from _layout(reader, directory, root, local_headers)
     if not any(record.name == f"{root}/version" for record in records):
         yield found("no-version", where=f"{root}/version")
     if records and not any(record.crc32 for record in records if record.size):
@@ -78,9 +79,9 @@ def _fields(records: Sequence[Record], root: str) -> Iterator[Finding]:
     )  # fmt: skip
 
 
-def _layout(reader: Source, directory: Directory, root: str) -> Iterator[Finding]:
+def _layout(reader: Source, directory: Directory, root: str, local_headers: bool) -> Iterator[Finding]:
     """What the archive says twice and not alike, bytes between the records, and storages that are not aligned."""
-    spans, disputes = examine(reader, directory)
+    spans, disputes = examine(reader, directory, local_headers=local_headers)
     kinds: dict[tuple[str, bool], list[Finding]] = defaultdict(list)
     for id, where, offset, message, serious in disputes:
         severity: Severity = "error" if serious else "warning"

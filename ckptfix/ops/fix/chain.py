@@ -7,13 +7,11 @@ as zeros, and folders. Then what is planned so far is written to a folder beside
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from ckptfix import formats
@@ -28,6 +26,7 @@ from ckptfix.io.source import found_as, mark
 from ckptfix.ops import convert, extract, match, relocate, rename, repair, sanitize, slim
 from ckptfix.ops.law.promise import Account
 from ckptfix.ops.writing import Result, write_aside
+from ckptfix.urls import as_path, is_url, real_path
 
 Words = tuple[str, ...]
 
@@ -134,7 +133,8 @@ class Chain:
         self._checks: tuple[Check, ...] = ()
         self._holds: list[object] = []
         self._dry_run = dry_run
-        self._beside = Path(os.path.realpath(path if dest is None else dest)).parent
+        near = real_path(path if dest is None else dest)
+        self._beside = None if is_url(near) else as_path(near).parent
         self._folder: str | None = None
 
     def __enter__(self) -> Chain:
@@ -156,7 +156,7 @@ class Chain:
             return None
         target = self._target or self._path
         # Of a name without a suffix, what follows the dot of `target` is a word such as "stripped".
-        return Path(target).suffix if Path(self._path).suffix or of_suffix(target) else ""
+        return as_path(target).suffix if as_path(self._path).suffix or of_suffix(target) else ""
 
     @property
     def is_one_file(self) -> bool:
@@ -214,7 +214,7 @@ class Chain:
             return self._spliced() if self.is_one_file else self._path
         if self._folder is None:
             self._folder = tempfile.mkdtemp(TEMP_SUFFIX, ".", self._beside)
-        aside = str(Path(self._folder, Path(self._target).name))
+        aside = str(as_path(self._folder, as_path(self._target).name))
         write_aside(self._written(aside), aside, folder=not self.is_one_file)
         self._plan, self._target, self._checks, self._holds = None, aside, (), []
         return aside

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 from ckptfix.arguments import typed
 from ckptfix.errors import StrPath, UnknownFormat, file_name
@@ -14,6 +13,7 @@ from ckptfix.ops.inspect.describe import Inspection, of_folder
 from ckptfix.ops.inspect.describe import inspect as inspect_op
 from ckptfix.ops.inspect.training import beside
 from ckptfix.pickles.collector import without_collections
+from ckptfix.urls import as_path
 
 
 @typed
@@ -33,7 +33,7 @@ def inspect(path: StrPath) -> Inspection:
     try:
         return inspect_op(open_checkpoint(place))
     except UnknownFormat as error:
-        inside = members(name) if error.kind == "no-checkpoint" and Path(name).is_dir() else ()
+        inside = members(name) if error.kind == "no-checkpoint" and as_path(name).is_dir() else ()
         if not any(member.may_be_checkpoint for member in inside):
             raise
         return of_folder(name, inside)

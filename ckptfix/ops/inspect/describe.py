@@ -15,13 +15,14 @@ from ckptfix.formats import FORMATS, format_of
 from ckptfix.formats.folders.members import Member
 from ckptfix.formats.torch import weights_only as trusted
 from ckptfix.formats.torch.common import pickled
+from ckptfix.io.read import Progress
 from ckptfix.names import wrappers as keys
 from ckptfix.ops import choose
 from ckptfix.ops.candidates import state_dict_of, view
 from ckptfix.ops.inplace import count_edits
 from ckptfix.ops.inspect.modules import Whole, modules_in, renamed
 from ckptfix.ops.inspect.training import shown, training_of
-from ckptfix.shown import html, text
+from ckptfix.shown import html, page, text
 from ckptfix.words import facts, plural, shape, size, some
 
 
@@ -88,6 +89,15 @@ class Inspection:
             ("tensors", ("name", "dtype", "shape", "size", "device"), tensors),
         )
         return html(summary(self), tables)
+
+    def to_html(self, *, values: bool = False, command: str | None = None, progress: Progress | None = None) -> str:
+        """One HTML page that needs nothing else: what ``ckptfix inspect --html`` writes.
+
+        Args:
+            values: read the tensors, for their statistics and distributions.
+            command: the command line that the page says it was made by; ``ckptfix inspect PATH`` by default.
+        """
+        return page("inspect", self, values=values, command=command, progress=progress)
 
     def as_dict(self) -> dict[str, object]:
         """The same for JSON, the entries without their places."""
@@ -217,9 +227,14 @@ LINES = 8
 
 def summary(inspection: Inspection, most: int = LINES) -> list[str]:
     """What is known about the file, one fact a line; a fact with more lines has at most `most`, 0 for all."""
+    return facts(summed_up(inspection, most))
+
+
+def summed_up(inspection: Inspection, most: int = LINES) -> list[tuple[str, list[str]]]:
+    """The facts of `summary`, each with its values; some have none."""
     listed = _capped([_member(member) for member in inspection.members], 2 * most)
     if inspection.format == "folder":
-        return facts([("folder", [inspection.path]), ("format", [inspection.title]), ("holds", listed)])
+        return [("folder", [inspection.path]), ("format", [inspection.title]), ("holds", listed)]
     folder = FORMATS[inspection.format].folder
     names = [name for name, accepted in inspection.globals if not accepted]
     names += [name for name, accepted in inspection.globals if accepted]
@@ -241,7 +256,27 @@ def summary(inspection: Inspection, most: int = LINES) -> list[str]:
         ("globals", [] if folder or most else [", ".join(names)]),
         ("traits", [", ".join(_trait(name, value) for name, value in inspection.traits.items())]),
     ]
-    return facts([(name, [value for value in values if value]) for name, values in rows])
+    return [(name, [value for value in values if value]) for name, values in rows]
+
+
+def notes(shown: Sequence[TensorEntry], entries: Sequence[TensorEntry]) -> list[str]:
+    """What else there is to say of each of the tensors `shown`, of all `entries`: its kind, stride, what it shares."""
+    first: dict[tuple[str, str], str] = {}
+    for entry in entries:
+        if entry.storage is not None:
+            first.setdefault(entry.storage.identity, entry.name)
+    return [", ".join(_notes(entry, first)) for entry in shown]
+
+
+def _notes(entry: TensorEntry, first: Mapping[tuple[str, str], str]) -> Iterator[str]:
+    if entry.kind != "dense":
+        yield f"{entry.kind} {entry.detail}".rstrip()
+    if entry.requires_grad:
+        yield "requires grad"
+    if not entry.is_contiguous:
+        yield f"stride {shape(entry.stride)}"
+    if entry.storage is not None and entry.numel and first[entry.storage.identity] != entry.name:
+        yield f"shares storage with {first[entry.storage.identity]}"
 
 
 def _size(nbytes: int) -> str:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 
 from ckptfix.errors import CkptfixError
 from ckptfix.io.source import open_source
 from ckptfix.ops.choose import ASIDE
+from ckptfix.urls import as_path
 
 _WORDS = frozenset((
     *("epoch", "epochs", "step", "steps", "iter", "iters", "iteration", "iterations", "updates", "samples", "episode"),
@@ -63,7 +63,7 @@ def _is_state(key: str, value: float | str) -> bool:
 
 def beside(folder: str) -> dict[str, object]:
     """The same of what transformers' Trainer left in `folder`; empty where there is none, or it cannot be read."""
-    path = Path(folder, _STATE)
+    path = as_path(folder, _STATE)
     try:
         with open_source(path) as source:
             if source.size > MOST_STATE:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 
 from ckptfix import formats
 from ckptfix.align import match as matcher
+from ckptfix.align.fused import Heads
 from ckptfix.align.result import Matching, Skipped
 from ckptfix.arguments import typed
 from ckptfix.checkpoint import Checkpoint, Plan, Put, address
@@ -20,12 +20,15 @@ from ckptfix.findings import table
 from ckptfix.findings.row import Finding
 from ckptfix.io.read import Progress
 from ckptfix.io.source import found_as, opened_once
+from ckptfix.names.rulefile import TensorRule
 from ckptfix.names.rules import NameRule
 from ckptfix.names.slots import Slot
 from ckptfix.ops.choose import refuse_damaged
 from ckptfix.ops.law.promise import Promise
 from ckptfix.ops.match import plan as match_plan
+from ckptfix.ops.match.fused import Operations, with_operations
 from ckptfix.ops.match.values import same_values
+from ckptfix.ops.rename import run, sites
 from ckptfix.ops.target import targets
 from ckptfix.ops.writing import (
     Draft,
@@ -39,7 +42,11 @@ from ckptfix.ops.writing import (
     write_text,
 )
 from ckptfix.pickles.collector import without_collections
+from ckptfix.urls import as_path
 from ckptfix.words import plural
+
+Rule = NameRule | TensorRule
+"""A line of a rules file."""
 
 By = Literal["structure", "position"]
 """How names are matched."""
@@ -78,6 +85,8 @@ def match(
     accept_ambiguous: bool = False,
     partial: bool = False,
     reshape: bool = False,
+    heads: int | None = None,
+    kv_heads: int | None = None,
     allow_import: bool = False,
     force: bool = False,
     keep_old: bool = False,
@@ -87,6 +96,9 @@ def match(
 ) -> MatchResult:
     """Write `source` to `dest` with the keys that the model `like` has; values do not change.
 
+    Tensors that one side has in one piece and the other in several are cut and joined, where words and sizes leave one
+    way: query, key and value, gate and up, stacked experts; weights of `Conv1D` are transposed.
+
     Args:
         like: a checkpoint, a file of keys (``keys.json``), or ``module:factory``.
         by: ``"structure"`` (names, shapes, dtypes, neighbours) or ``"position"`` (order of definition).
@@ -94,6 +106,7 @@ def match(
         accept_ambiguous: take the proposed target also where another would do as well.
         partial: rename what has a counterpart; what has none keeps its name, and `exit_code` is 1.
         reshape: pair, and give new shapes to, tensors of equally many elements.
+        heads, kv_heads: heads of queries, and of keys and values, where a layout depends on them.
         allow_import: import the module of ``module:factory`` and call the factory, which runs their code.
         force: replace an existing `dest`.
         keep_old: a checkpoint that `force` replaces is kept beside it, as ``DEST.~1~``; see `Result.backup`.
@@ -116,6 +129,8 @@ def match(
         accept_ambiguous=accept_ambiguous,
         partial=partial,
         reshape=reshape,
+        heads=heads,
+        kv_heads=kv_heads,
         allow_import=allow_import,
     )
     if dry_run and not in_place:
@@ -140,11 +155,14 @@ def find(
     accept_ambiguous: bool = False,
     partial: bool = False,
     reshape: bool = False,
+    heads: int | None = None,
+    kv_heads: int | None = None,
     allow_import: bool = False,
 ) -> Found:
     """Match `source` to `like`; the arguments are as for `match`."""
     if by not in ("structure", "position"):
         raise Refused(f"no way to match by {by!r}", hint="by structure, or by position")
+    _refuse_heads(heads, kv_heads)
     target = targets.read(like, at=like_at, allow_import=allow_import)
     checkpoint = formats.open_checkpoint(source)
     one = targets.of_checkpoint(checkpoint, at)
@@ -152,19 +170,30 @@ def find(
     with about(checkpoint.path):
         proven = same_values(one, target) if by == "structure" else {}
         matching = matcher.match(one.slots, target.slots, by=by, reshape=reshape, proven=proven)
+        operations = Operations()
+        if by == "structure" and not reshape:
+            matching, operations = with_operations(matching, one.slots, target.slots, Heads(heads, kv_heads), proven)
         refusals = list(
-            match_plan.refusals(one, target, matching, accept_ambiguous=accept_ambiguous, partial=partial)
+            match_plan.refusals(
+                *(one, target, matching, operations), accept_ambiguous=accept_ambiguous, partial=partial
+            )
         )
         planned = None
         try:
-            planned = match_plan.plan(checkpoint, one, matching)
+            planned = match_plan.plan(checkpoint, one, matching, operations)
         except CkptfixError as error:
             refusals.append(error)
     for refusal in refusals:
         refusal.path = refusal.path or checkpoint.path
-    return Found(
-        checkpoint, one, target, matching, planned, tuple(refusals), match_plan.notes(one, target, matching)
-    )
+    notes = match_plan.notes(one, target, matching, operations)
+    return Found(checkpoint, one, target, matching, planned, tuple(refusals), notes)
+
+
+def _refuse_heads(heads: int | None, kv_heads: int | None) -> None:
+    if kv_heads is not None and heads is None:
+        raise Refused("heads of keys and values are given, and none of queries", hint="--heads N")
+    if heads is not None and (heads < 1 or (kv_heads is not None and (kv_heads < 1 or heads % kv_heads))):
+        raise Refused(f"{kv_heads} heads of keys and values do not divide {heads} of queries")
 
 
 @without_collections
@@ -199,14 +228,29 @@ def write_rules(found: Found, path: StrPath, *, force: bool = False) -> None:
     rules = found.planned.rules
     name = os.fspath(path)
     if name.endswith(".json"):
-        text = json.dumps({rule.old: rule.new for rule in rules}, indent=1, ensure_ascii=False) + "\n"
+        if found.planned.tensors is not None:
+            raise Refused("JSON holds names alone, and these rules change tensors", path=name, hint="name a text file")
+        text = json.dumps({rule["old"]: rule["new"] for rule in map(_row, rules)}, indent=1, ensure_ascii=False) + "\n"
     else:
-        odd = next((text for rule in rules for text in (rule.old, rule.new) if not _is_word(text)), None)
+        names = [rule for rule in rules if isinstance(rule, NameRule)]
+        odd = next((text for rule in names for text in (rule.old, rule.new) if not _is_word(text)), None)
         if odd is not None:
             raise Refused(f"{odd!r} cannot stand in a line of rules", path=name, hint="give a file called *.json")
         text = "".join(f"{rule}\n" for rule in rules)
-        text = f"# {printable(Path(found.checkpoint.path).name)} -> {printable(Path(found.target.label).name)}\n{text}"
-    write_text(name, text, force=force, source=found.checkpoint.path)
+        ours, theirs = as_path(found.checkpoint.path).name, as_path(found.target.label).name
+        text = f"# {printable(ours)} -> {printable(theirs)}\n{text}"
+    write_text(name, text, found.checkpoint.path, force=force)
+
+
+def _row(rule: Rule) -> dict[str, str]:
+    if isinstance(rule, NameRule):
+        return {"old": rule.old, "new": rule.new}
+    assert rule.new is not None
+    return {
+        "old": rule.old.text,
+        "new": rule.new.text,
+        "operations": " | ".join(map(str, rule.operations)),
+    }
 
 
 def _is_word(text: str) -> bool:
@@ -224,6 +268,21 @@ def _write(found: Found, dest: StrPath | None, how: How) -> MatchResult:
     }
 
     def make(checkpoint: Checkpoint, dest: str) -> Draft[MatchResult]:
+        if planned.tensors is not None:
+            if how.in_place:
+                message = "an edit in place changes names alone, and this one changes tensors"
+                raise Refused(message, hint="name an output")
+            at = found.source.at or ""
+            done = run.transformed(
+                checkpoint, planned.tensors, dest, renames=sites.rename(checkpoint, at=at), at=at
+            )
+            draft = _draft(found, done.plan, done.promise)
+            return replace(
+                draft,
+                result=partial(draft.result, references=done.references),
+                lines=(*draft.lines, *run.lines_of(done)),
+                findings=(*draft.findings, *(row for row in done.findings if row.id != "unused-rule")),
+            )
         plan = plan_edits(checkpoint, planned.edits, dest)
         return _draft(found, plan, Promise(names_stay=False, edited=checkpoint, puts=puts))
 
@@ -274,8 +333,10 @@ def _lines(found: Found) -> tuple[str, ...]:
         if planned.references:
             line += f" (and {plural(planned.references, 'related name')})"
         reshaped = sum(pair.reshape is not None for pair in matching.pairs)
+        changed = {pair.target for pair in matching.pairs if pair.operation}
+        line += f"; {plural(len(changed), 'tensor')} of TARGET made by rule" if changed else ""
         line += f"; {reshaped:,} reshaped" if reshaped else ""
-    rules: Sequence[NameRule] = planned.rules if planned else matching.rules
+    rules: Sequence[Rule] = planned.rules if planned else matching.rules
     return (line, *(f"  {rule}" for rule in rules), *(f"note: {note}" for note in found.notes))
 
 
@@ -297,7 +358,7 @@ class MatchResult(Result):
     slots: Mapping[str, Slot] = field(default_factory=dict, repr=False)
     at: str = ""
     names: Mapping[str, str] = field(default_factory=dict, repr=False)
-    rules: tuple[NameRule, ...] = ()
+    rules: tuple[Rule, ...] = ()
     notes: tuple[str, ...] = ()
     references: int = 0
 
@@ -311,6 +372,7 @@ class MatchResult(Result):
                 "reason": pair.why,
                 "instead": list(pair.instead),
                 "reshape": pair.reshape,
+                "operation": pair.operation or None,
                 "shape": self.slots[pair.source].shape,
                 "dtype": self.slots[pair.source].dtype,
             }
@@ -320,7 +382,7 @@ class MatchResult(Result):
             "by": matching.by,
             "complete": matching.complete,
             "pairs": pairs,
-            "rules": [{"old": rule.old, "new": rule.new} for rule in self.rules],
+            "rules": list(map(_row, self.rules)),
             "only_in_source": list(matching.left),
             "only_in_target": list(matching.missing),
             "skipped_in_source": _rows(matching.skipped_source),

@@ -14,10 +14,13 @@ from ckptfix.findings.table import found
 from ckptfix.names import wrappers
 from ckptfix.names.groups import collapse, shown
 from ckptfix.names.learn import learn
+from ckptfix.names.rulefile import Rules, TensorRule
 from ckptfix.names.rules import NameRule, is_rule, renamed
 from ckptfix.names.slots import Slot, is_transposed
 from ckptfix.names.spellings import fusions
 from ckptfix.ops.law.promise import listed
+from ckptfix.ops.match.fused import Operations
+from ckptfix.ops.match.fused import rules as fused_rules
 from ckptfix.ops.rename import sites
 from ckptfix.ops.target.targets import Side
 
@@ -31,20 +34,24 @@ class MatchPlan:
 
     Attributes:
         names: old -> new for every key that changes; skipped buffers go along with their module.
-        rules: renames that give exactly these, in few lines, for `rename --map`.
+        rules: what gives exactly these, in few lines, for `rename --map`.
         edits: for `plan_edit`.
         references: how many names beside the keys follow them.
         findings: what else a person should know.
+        tensors: the rules to run, where tensors are cut, joined or turned; there are no edits then.
     """
 
     names: Mapping[str, str]
-    rules: tuple[NameRule, ...]
+    rules: tuple[NameRule | TensorRule, ...]
     edits: tuple[Edit, ...]
     references: int
     findings: tuple[Finding, ...]
+    tensors: Rules | None = None
 
 
-def plan(checkpoint: Checkpoint, source: Side, matching: Matching) -> MatchPlan:
+def plan(
+    checkpoint: Checkpoint, source: Side, matching: Matching, operations: Operations | None = None
+) -> MatchPlan:
     """The edits that give the state dict of `source` in `checkpoint` the names of `matching`.
 
     Names without a target are not changed. Whatever refers to the names changes too.
@@ -55,6 +62,13 @@ def plan(checkpoint: Checkpoint, source: Side, matching: Matching) -> MatchPlan:
         Unsupported: a tensor that is to have another shape is not dense and contiguous.
     """
     names = with_buffers(source.slots, matching)
+    if operations is not None and operations.taken:
+        keys = [name for site in _keys_at(checkpoint, source) for name in site]
+        gone = {name for one in operations.taken for name in one.old}
+        changed = {old: new for old, new in names.items() if old != new}
+        single = learned(changed, [key for key in keys if key not in gone])
+        made = fused_rules(operations.taken, single, keys)
+        return MatchPlan(changed, (*made.tensors, *single), (), 0, (), made)
     renames = sites.rename(checkpoint, mapping=names, at=source.at or "")
     shapes = _shapes(source.slots, matching)
     edits: list[Edit] = [Put(source.at or "", _tensors(checkpoint, source.at or "", shapes))] if shapes else []
@@ -177,10 +191,19 @@ def _shapes(slots: Sequence[Slot], matching: Matching) -> dict[str, tuple[int, .
 
 
 def refusals(
-    source: Side, target: Side, matching: Matching, *, accept_ambiguous: bool = False, partial: bool = False
+    source: Side,
+    target: Side,
+    matching: Matching,
+    operations: Operations,
+    *,
+    accept_ambiguous: bool = False,
+    partial: bool = False,
 ) -> tuple[CkptfixError, ...]:
     """Why the matching is not carried out unless it is asked for; empty if nothing is against it."""
     found: list[CkptfixError] = []
+    if operations.refused:
+        *others, question = operations.questions
+        found.append(NoMatch(question, lines=tuple(others)))
     unsure = matching.ambiguous
     if unsure and not accept_ambiguous:
         lines = [f"{pair.source} -> {pair.target}, or {', '.join(pair.instead[:3])}" for pair in unsure]
@@ -193,7 +216,7 @@ def refusals(
         )
     if (matching.left or matching.missing) and not partial:
         lines = [*_groups("only in IN", matching.left, source), *_groups("only in TARGET", matching.missing, target)]
-        notes = fused(source, target, matching)
+        notes = [*operations.questions, *fused(source, target, matching)]
         found.append(
             NoMatch(
                 f"{len(matching.left)} tensors of IN and {len(matching.missing)} of TARGET have no counterpart",
@@ -214,7 +237,7 @@ def _groups(label: str, names: Sequence[str], side: Side) -> list[str]:
 
 
 def fused(source: Side, target: Side, matching: Matching) -> list[str]:
-    """A sentence for each tensor of one side that the other has in parts: values would have to be cut or joined."""
+    """A sentence for each tensor of one side that the other has in parts, and that could not be taken apart."""
     left, missing = set(matching.left), set(matching.missing)
     ours = [slot for slot in source.slots if slot.name in left]
     theirs = [slot for slot in target.slots if slot.name in missing]
@@ -224,12 +247,12 @@ def fused(source: Side, target: Side, matching: Matching) -> list[str]:
         for name, parts in fusions(one, other):
             sentences.append(
                 f"{whole} has {name} {list(shapes[name])} where {parts_in} has {', '.join(parts)}: "
-                "match renames, and never cuts or joins values"
+                "a rules file can say in which order (`ckptfix help rules`)"
             )
     return sentences
 
 
-def notes(source: Side, target: Side, matching: Matching) -> tuple[str, ...]:
+def notes(source: Side, target: Side, matching: Matching, operations: Operations) -> tuple[str, ...]:
     """What a person should know of a matching, a sentence each."""
     ours = {slot.name: slot for slot in source.slots}
     theirs = {slot.name: slot for slot in target.slots}
@@ -247,6 +270,7 @@ def notes(source: Side, target: Side, matching: Matching) -> tuple[str, ...]:
         if (ours[one].tied or one) != (ours[other].tied or other):
             tie = f"TARGET ties {slot.name} to {slot.tied}"
             sentences.append(f"{tie}; IN has a tensor for each, and the last one counts")
+    sentences += operations.questions
     sentences += fused(source, target, matching)
     return tuple(sentences)
 

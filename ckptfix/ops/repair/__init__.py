@@ -10,7 +10,6 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 from weakref import finalize
@@ -40,6 +39,7 @@ from ckptfix.ops.writing import (
     refuse_destination,
 )
 from ckptfix.pickles.collector import without_collections
+from ckptfix.urls import as_path
 from ckptfix.words import plural
 
 
@@ -114,7 +114,7 @@ def repair(
     how = How(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
     many = is_sharded(file_name(source))
     if many and found_as(file_name(source)) != "folder":
-        inputs.append(Path(source).parent)
+        inputs.append(as_path(source).parent)
     with ExitStack() as stack:
 
         def look(path: str, near: str) -> tuple[Repair, Callable[[], _Folder]]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 
 from ckptfix.checkpoint import ByteRange, Check, Checkpoint, Data, TensorEntry
 from ckptfix.checkpoint.places import pieces_of
@@ -24,6 +23,7 @@ from ckptfix.ops.repair.fill import Donor, Fill, Leaf, constant
 from ckptfix.ops.repair.torch import FILLED_TIMES, MOST_FILLED, Loss, Repair, taken_from
 from ckptfix.pickles import Call, Dict
 from ckptfix.pickles.graph import Node, label
+from ckptfix.urls import as_path
 
 FORMAT = "zip"
 
@@ -137,7 +137,7 @@ def _lost(entries: Iterable[TensorEntry]) -> Iterable[tuple[TensorEntry, str]]:
 
 
 def _said(error: CkptfixError) -> str:
-    name = Path(error.path).name if error.path else ""
+    name = as_path(error.path).name if error.path else ""
     return f"in {name}: {error.message}" if name else error.message
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import zlib
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 from ckptfix.checkpoint import ByteRange
@@ -24,6 +23,7 @@ from ckptfix.io.read import read_chunks
 from ckptfix.io.source import BATCH, Source, open_source
 from ckptfix.io.system import named
 from ckptfix.ops.repair.wreck import is_noise
+from ckptfix.urls import as_path
 from ckptfix.zips.read import DEFLATED, read_directory
 from ckptfix.zips.rebuild import Archive
 from ckptfix.zips.scan import Local, local_at
@@ -56,7 +56,7 @@ def unwrap(path: str, folder: Folder) -> Unwrapped:
     notes: list[Finding] = []
     for depth in range(MAX_LAYERS + 1):
         for layer in (_packed, _line_ends, _zip_in_zip):
-            found = layer(path, lambda depth=depth: os.fspath(Path(folder(), f"layer{depth}")))  # type: ignore[misc]
+            found = layer(path, lambda depth=depth: os.fspath(as_path(folder(), f"layer{depth}")))  # type: ignore[misc]
             if found is not None:
                 path, note = found
                 notes.append(note)

@@ -6,10 +6,8 @@ A tensor that stands in two shards is kept where the old index says that it is.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from ckptfix.checkpoint import Drop, OutputFile, Plan, TensorEntry, dtypes
 from ckptfix.errors import BadIndex, CkptfixError, DamagedFile, NoSuchFile, Refused
@@ -25,6 +23,7 @@ from ckptfix.formats.shards.layout import data_bytes, open_layout, prefixed
 from ckptfix.io.source import found_as, open_source
 from ckptfix.ops.choose import BROKEN
 from ckptfix.ops.repair.torch import Loss, Repair
+from ckptfix.urls import as_path, real_path
 
 RepairFile = Callable[[str], Repair]
 """The repair of one file."""
@@ -34,7 +33,7 @@ def is_sharded(path: str) -> bool:
     """Whether `path` is a folder of shards, with an index or without, or an index."""
     kind = found_as(path)
     if kind == "folder":
-        return bool(files.find(path)) and not Path(path, "data.pkl").is_file()
+        return bool(files.find(path)) and not as_path(path, "data.pkl").is_file()
     if kind != "file" or not path.endswith(".json"):
         return False
     with open_source(path) as reader:
@@ -92,8 +91,8 @@ class _Work:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        named = None if Path(path).is_dir() else path
-        self.folder = path if named is None else str(Path(path).parent)
+        named = None if as_path(path).is_dir() else path
+        self.folder = path if named is None else str(as_path(path).parent)
         self.there = files.find(self.folder)
         if named is None:
             self.there.refuse_several()
@@ -139,7 +138,7 @@ class _Work:
         """Repair the shard called `name`, which should hold `listed`."""
         try:
             path = file_inside(self.folder, name, where=self.index_path or self.folder)
-            if (real := os.path.realpath(path)) in self._seen:
+            if (real := real_path(path)) in self._seen:
                 return
             self._seen.add(real)
             repair = repair_file(path)
@@ -226,7 +225,7 @@ class _Work:
         return total
 
     def plan_to(self, dest: str) -> Plan:
-        planned = [file for one in self.done for file in one.plan_to(str(Path(dest, one.name)))]
+        planned = [file for one in self.done for file in one.plan_to(str(as_path(dest, one.name)))]
         around = self._beside()
         planned += around.copied_to(dest)
         index = self._index(dest)
@@ -234,16 +233,16 @@ class _Work:
 
     def _beside(self) -> Beside:
         names = [*self.there.names(), *(one.name for one in self.done)]
-        return beside(self.folder, [str(Path(self.folder, name)) for name in names])
+        return beside(self.folder, [str(as_path(self.folder, name)) for name in names])
 
     def _index(self, dest: str) -> OutputFile | None:
         """The index of what is kept; the old one byte for byte where it is right."""
         if self.index_path is not None:
-            path = Path(dest, Path(self.index_path).name)
+            path = as_path(dest, as_path(self.index_path).name)
         else:
             (name, suffix, _), _ = next(iter(self.there.groups.items()))
             *variant, kind = suffix.strip(".").split(".")
-            path = Path(dest, ".".join((name, kind, "index", *variant, "json")))
+            path = as_path(dest, ".".join((name, kind, "index", *variant, "json")))
         if self.index is not None and not self._changed():
             return OutputFile.of(path, [self.index.edited({})])
         document: dict[str, object] = {} if self.index is None else dict(self.index.document)

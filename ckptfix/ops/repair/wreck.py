@@ -26,6 +26,7 @@ from ckptfix.io.layers import MAX_RATIO
 from ckptfix.io.read import read_chunks
 from ckptfix.io.source import open_source
 from ckptfix.pickles import Graph, parse
+from ckptfix.urls import as_path, walk_folder
 from ckptfix.zips.rebuild import Archive, Damaged, Rebuilt, Salvaged
 
 STANDARD = re.compile(r"data\.pkl|data/[^/]+|byteorder|version|\.format_version|\.storage_alignment|\.data/.*")
@@ -230,9 +231,9 @@ def _torn(damaged: list[Damaged], records: tuple[Salvaged, ...]) -> Finding:
 def read_folder(path: str) -> Wreck:
     """An archive that was unzipped: the folder with its data.pkl, or one above it."""
     files: dict[str, Path] = {}
-    for folder, _, names in os.walk(path):
+    for folder, _, names in walk_folder(path):
         for name in names:
-            place = Path(folder, name)
+            place = as_path(folder, name)
             relative = place.relative_to(path).as_posix()
             if not is_noise(relative) and place.is_file():
                 files[relative] = place

@@ -209,11 +209,11 @@ def _joined(name: str, members: Sequence[tuple[object, Row]]) -> Row:
 
 def _row(entry: TensorEntry, found: dict[object, Moments]) -> Row:
     made = found.get(_place(entry))
-    reason = None if made is not None else _no_numbers(entry) or "the file does not hold its data"
+    reason = None if made is not None else why_no_numbers(entry) or "the file does not hold its data"
     return Row(entry.name, entry.dtype, entry.shape, 1, made, reason)
 
 
-def _no_numbers(entry: TensorEntry) -> str | None:
+def why_no_numbers(entry: TensorEntry) -> str | None:
     """Why a tensor has no numbers to compute with; None if it has."""
     if entry.kind != "dense":
         return f"a {entry.kind} tensor"
@@ -236,7 +236,7 @@ Piece = tuple[object, str, Content]
 def _computed(
     checkpoint: Checkpoint, entries: Sequence[TensorEntry], progress: Progress | None
 ) -> dict[object, Moments]:
-    unique = {_place(entry): entry for entry in entries if _no_numbers(entry) is None}
+    unique = {_place(entry): entry for entry in entries if why_no_numbers(entry) is None}
     found: dict[object, Moments] = {}
     total = sum(entry.nbytes for entry in unique.values())
     done = 0
@@ -274,12 +274,28 @@ def _tasks(unique: dict[object, TensorEntry]) -> Iterator[list[Piece]]:
         yield task
 
 
+def moments_of(entry: TensorEntry, readers: Readers, *, swap: bool) -> Moments:
+    """Of one tensor that has numbers, of a file in the other byte order than this machine's if `swap`.
+
+    Raises:
+        CkptfixError: the file does not hold it, or it repeats its storage without end.
+    """
+    whole = content(entry)
+    if whole.endless:
+        raise Unsupported("a view that repeats its storage too often to be read", where=entry.name)
+    return _of_chunks(whole, entry.dtype, swap, readers)
+
+
+def _of_chunks(where: Content, name: str, swap: bool, readers: Readers) -> Moments:
+    dtype = dtypes.by_name(name)
+    made = Moments()
+    for chunk in chunks_of(where, None, readers):
+        made.add(moments(chunk, dtype, swap and dtype.itemsize > 1))
+    return made
+
+
 def _of_task(readers: Readers, swap: bool, task: Sequence[Piece]) -> tuple[list[tuple[object, Moments]], int]:
     rows: list[tuple[object, Moments]] = []
     for place, name, where in task:
-        dtype = dtypes.by_name(name)
-        made = Moments()
-        for chunk in chunks_of(where, None, readers):
-            made.add(moments(chunk, dtype, swap and dtype.itemsize > 1))
-        rows.append((place, made))
+        rows.append((place, _of_chunks(where, name, swap, readers)))
     return rows, sum(where.nbytes for _, _, where in task)

@@ -130,9 +130,13 @@ def moments(data: bytes, dtype: Dtype, swap: bool) -> Moments:
     with numpy.errstate(all="ignore"):
         view = memoryview(data)
         for start in range(0, len(data), BLOCK * width):
-            block = decoded(view[start : start + BLOCK * width], dtype, swap)
-            found.add(_complex(block) if dtype.family == "complex" else _real(block))
+            found.add(of_numbers(decoded(view[start : start + BLOCK * width], dtype, swap)))
     return found
+
+
+def of_numbers(block: Elements) -> Moments:
+    """Of an array of at least one number; numpy's warnings are to be off."""
+    return _complex(block) if block.dtype.kind == "c" else _real(block)
 
 
 def _real(block: Elements) -> Moments:

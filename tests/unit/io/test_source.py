@@ -18,7 +18,7 @@ from ranges import read_exact
 import ckptfix
 from ckptfix.checkpoint import ByteRange, OutputFile, Plan
 from ckptfix.errors import CkptfixError, DamagedFile, WouldOverwrite, WriteFailed
-from ckptfix.io import source as io_source
+from ckptfix.io import pool as io_pool
 from ckptfix.io.layers import Memory, Window
 from ckptfix.io.read import read_chunks
 from ckptfix.io.source import KINDS, LocalFile, forget, open_source, opened_once, stamp, threads
@@ -38,12 +38,12 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names that were opened."""
     names: list[str] = []
 
-    class Counting(io_source._Descriptor):
+    class Counting(io_pool.Descriptor):
         def __init__(self, name: str) -> None:
             names.append(name)
             super().__init__(name)
 
-    monkeypatch.setattr(io_source, "_Descriptor", Counting)
+    monkeypatch.setattr(io_pool, "Descriptor", Counting)
     return names
 
 
@@ -103,7 +103,7 @@ class TestOpenedOnce:
         assert file not in descriptors()
 
     def test_few_stay_open(self, tmp_path: Path, opened: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(io_source, "OPEN_SOURCES", 2)
+        monkeypatch.setattr(io_pool, "OPEN_SOURCES", 2)
         names = [str(tmp_path / name) for name in "abc"]
         for name in names:
             Path(name).write_bytes(name.encode())
@@ -222,9 +222,9 @@ class TestKinds:
         self, tmp_path: Path, file: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.chdir(tmp_path)
-        Path("s3:").mkdir()
-        Path(file).rename("s3:/x")
-        with open_source("s3://x") as source:
+        Path("xs3:").mkdir()
+        Path(file).rename("xs3:/x")
+        with open_source("xs3://x") as source:
             assert isinstance(source, LocalFile) and source.read(0, 1) == b"0"
 
     def test_a_window_knows_where_it_is(self, file: str) -> None:

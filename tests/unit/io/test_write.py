@@ -16,7 +16,7 @@ from ckptfix.checkpoint import ByteRange, Derived, OutputFile, Plan, Segment
 from ckptfix.errors import CkptfixError, DamagedFile, Truncated, Unsupported, WouldOverwrite, WriteFailed
 from ckptfix.io import copy, durable, system
 from ckptfix.io import output as io_output
-from ckptfix.io import source as io_source
+from ckptfix.io import pool as io_pool
 from ckptfix.io import write as io_write
 from ckptfix.io.source import BATCH, stamp
 from ckptfix.io.write import check_destination, write_plan
@@ -62,13 +62,13 @@ class TestContent:
     def test_many_sources_with_few_of_them_open(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         opened = []
 
-        class Counting(io_source._Descriptor):
+        class Counting(io_pool.Descriptor):
             def __init__(self, name: str) -> None:
                 opened.append(name)
                 super().__init__(name)
 
-        monkeypatch.setattr(io_source, "_Descriptor", Counting)
-        monkeypatch.setattr(io_source, "OPEN_SOURCES", 3)
+        monkeypatch.setattr(io_pool, "Descriptor", Counting)
+        monkeypatch.setattr(io_pool, "OPEN_SOURCES", 3)
         segments: list[Segment] = []
         for number in range(8):
             (tmp_path / str(number)).write_bytes(bytes([number]) * 100)

@@ -15,7 +15,6 @@ Source: stable_baselines3/common/save_util.py (``save_to_zip_file``), nemo/core/
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from ckptfix.checkpoint import ByteRange, Checkpoint
 from ckptfix.commands import quoted
@@ -30,6 +29,7 @@ from ckptfix.formats.torch.readonly.storages import Streams, begins_stream
 from ckptfix.io.source import Source, open_source
 from ckptfix.pickles import Dict, Graph
 from ckptfix.pickles.paged import HEAD, Place
+from ckptfix.urls import as_path
 from ckptfix.words import some
 from ckptfix.zips.local import record_data
 from ckptfix.zips.read import read_directory
@@ -115,7 +115,7 @@ def _refuse_deflated(path: str, members: Members) -> None:
     """
     names = [name for name, place in members.items() if place is None and name.endswith(CHECKPOINTS)]
     if names:
-        own, folder = quoted(path), quoted(Path(path).stem)
+        own, folder = quoted(path), quoted(as_path(path).stem)
         again = f"(cd {folder} && zip -0 -r ../FIXED.zip .)"
         hint = f"unzip {own} -d {folder}, and name its files; {again} makes one archive of them"
         raise Unsupported(f"compressed inside the archive: {some(names)}", path=path, hint=hint)

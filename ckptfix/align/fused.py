@@ -1,0 +1,331 @@
+"""Tensors that one model has in one piece and another in several: found by words and shapes, matched by their parts.
+
+A fused tensor stands for its parts: in its place come slots with the names that parts have on the other side, and
+then tensors are matched as ever. What is found so is an operation of a rules file (`names.operations`), and is only
+proposed where words and sizes leave one way: which rows are the query's is told by the fused module's word, where
+models agree on it, and by `Heads` where they do not.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ckptfix.align.result import Matching
+from ckptfix.names.operations import HALF, INTERLEAVED, Operation
+from ckptfix.names.slots import Slot
+from ckptfix.names.spellings import CONV1D, FUSIONS, HEAD_BY_HEAD, META_ATTENTION, part_of_expert
+
+Shape = tuple[int, ...]
+
+_EXPERT = re.compile(r"(.*\bexperts)\.(\d+)\.(.+)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """How many heads of queries attention has, and of keys and values; None where nobody said."""
+
+    query: int | None = None
+    kv: int | None = None
+
+    @property
+    def options(self) -> dict[str, int]:
+        """As options of an operation."""
+        assert self.query is not None
+        return {"heads": self.query, **({} if self.kv in (None, self.query) else {"kv": self.kv or 0})}
+
+
+@dataclass(frozen=True, slots=True)
+class Fused:
+    """A tensor of one side, and what stands for it.
+
+    Attributes:
+        whole: its name.
+        parts: slots with names that the side does not have.
+        operations: from the tensor to the parts; of a target, they are run backwards.
+        experts: how many experts the parts are of, one behind the other; 0 for none.
+    """
+
+    whole: str
+    parts: tuple[Slot, ...]
+    operations: tuple[Operation, ...]
+    experts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One side with parts in the place of fused tensors.
+
+    Attributes:
+        slots: what is to be matched.
+        fused: the name of a part -> the tensor that it is of.
+        questions: why a tensor that may be fused was not taken apart, a sentence each.
+    """
+
+    slots: tuple[Slot, ...]
+    fused: Mapping[str, Fused]
+    questions: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Tensors of the source that together become tensors of the target.
+
+    Attributes:
+        old, new: names, one of which is one name; those of experts by expert.
+        operations: from old to new.
+        experts: how many experts the several are of; 0 for none.
+        joins: whether it is the target that is one.
+    """
+
+    old: tuple[str, ...]
+    new: tuple[str, ...]
+    operations: tuple[Operation, ...]
+    experts: int
+    joins: bool
+
+
+def sides(source: Sequence[Slot], target: Sequence[Slot], heads: Heads) -> tuple[Side, Side]:
+    """Both sides with parts in the place of what the other has in parts, or has transposed."""
+    kinds = _is_conv1d(source), _is_conv1d(target)
+    ours = _turned(source) if kinds == (True, False) else {}
+    theirs = _turned(target) if kinds == (False, True) else {}
+    mine, other = _shown(source, ours), _shown(target, theirs)
+    return _apart(mine, other, heads, ours), _apart(other, mine, heads, theirs)
+
+
+def _is_conv1d(slots: Sequence[Slot]) -> bool:
+    """Whether the projections are those of `transformers.Conv1D`, (in, out): what is fused is three times as wide."""
+    fused = [slot.shape for slot in slots if len(slot.shape) == 2 and _last(slot.name)[1:] == ("c_attn", "weight")]
+    return bool(fused) and all(width == 3 * height for height, width in fused)
+
+
+def _turned(slots: Sequence[Slot]) -> dict[str, Slot]:
+    """The weights of `Conv1D` modules as a `Linear` has them, by name; square ones too."""
+    return {
+        slot.name: replace(slot, shape=slot.shape[::-1])
+        for slot in slots
+        if len(slot.shape) == 2 and _last(slot.name)[1:] in CONV1D
+    }
+
+
+def _shown(slots: Sequence[Slot], turned: Mapping[str, Slot]) -> list[Slot]:
+    return [turned.get(slot.name, slot) for slot in slots]
+
+
+def _apart(mine: Sequence[Slot], other: Sequence[Slot], heads: Heads, turned: Mapping[str, Slot]) -> Side:
+    splits = _Splits(other)
+    names = {slot.name for slot in mine}
+    made: list[Slot] = []
+    fused: dict[str, Fused] = {}
+    questions: dict[str, None] = {}
+    for slot in mine:
+        found = splits.of(slot, heads, names) if slot.tied is None else None
+        before = (Operation("transpose"),) if slot.name in turned else ()
+        if isinstance(found, str):
+            questions[found] = None
+        if not isinstance(found, Fused) or not names.isdisjoint(part.name for part in found.parts):
+            made.append(slot)
+            if before:
+                fused[slot.name] = Fused(slot.name, (slot,), before)
+            continue
+        names |= {part.name for part in found.parts}
+        fused |= dict.fromkeys(
+            (part.name for part in found.parts), replace(found, operations=(*before, *found.operations))
+        )
+        made += found.parts
+    return Side(tuple(made), fused, tuple(questions))
+
+
+def _last(name: str) -> tuple[str, str, str]:
+    """What is before a module, the module's own name, and the parameter: of ``in_proj_weight`` too."""
+    module, _, leaf = name.rpartition(".")
+    if leaf.startswith("in_proj_"):
+        return (f"{module}." if module else ""), "in_proj", leaf.removeprefix("in_proj_")
+    parent, _, last = module.rpartition(".")
+    return (f"{parent}." if parent else ""), last, leaf
+
+
+class _Splits:
+    """What one side has in parts, to be looked up for tensors of the other."""
+
+    def __init__(self, slots: Sequence[Slot]) -> None:
+        by_name = {slot.name: slot for slot in slots}
+        self._groups: dict[tuple[str, str], dict[tuple[Shape, ...], tuple[str, ...]]] = {}
+        """(family, parameter) -> shapes of parts -> what the parts are called."""
+        self._experts: dict[str, dict[tuple[int, Shape], str]] = {}
+        """Role of an expert's tensor -> (experts, its shape) -> what is behind the number."""
+        self._fused: set[tuple[str, str, Shape]] = set()
+        """Family, parameter and shape of what is fused on this side too."""
+        self._whole = {(slot.name.rpartition("experts.")[2], slot.shape) for slot in slots if "experts." in slot.name}
+        experts: dict[tuple[str, str], dict[int, Slot]] = {}
+        for name, slot in by_name.items():
+            front, last, leaf = _last(name)
+            for family, fused, splits in FUSIONS:
+                if last in fused:
+                    self._fused.add((family, leaf, slot.shape))
+                for split in splits:
+                    if split[0] != last:
+                        continue
+                    parts = [by_name.get(f"{front}{part}.{leaf}") for part in split]
+                    if all(parts):
+                        shapes = tuple(part.shape for part in parts if part is not None)
+                        self._groups.setdefault((family, leaf), {}).setdefault(shapes, split)
+            found = _EXPERT.fullmatch(name)
+            if found is not None:
+                experts.setdefault((found[1], found[3]), {})[int(found[2])] = slot
+        for (_, behind), numbered in experts.items():
+            shapes_of = {slot.shape for slot in numbered.values()}
+            role = part_of_expert(behind)
+            if role and len(shapes_of) == 1 and sorted(numbered) == list(range(len(numbered))):
+                self._experts.setdefault(role, {})[len(numbered), shapes_of.pop()] = behind
+
+    def of(self, slot: Slot, heads: Heads, names: Collection[str]) -> Fused | str | None:
+        """What stands for a tensor; a question where it cannot be told, None where it is not fused.
+
+        Args:
+            names: those of its own side.
+        """
+        if (slot.name.rpartition("experts.")[2], slot.shape) in self._whole:
+            return None
+        return self._experts_of(slot, names) or self._parts_of(slot, heads)
+
+    def _parts_of(self, slot: Slot, heads: Heads) -> Fused | str | None:
+        front, last, leaf = _last(slot.name)
+        for family, fused, _ in FUSIONS:
+            if last not in fused or len(slot.shape) not in (1, 2) or (family, leaf, slot.shape) in self._fused:
+                continue
+            for shapes, split in self._groups.get((family, leaf), {}).items():
+                steps = _cut(slot.shape, shapes, "split", {})
+                if steps is None:
+                    continue
+                if last in HEAD_BY_HEAD:
+                    if heads.query is None:
+                        return (
+                            f"{slot.name} {list(slot.shape)} holds query, key and value head by head, or one behind "
+                            "the other: --heads N (and --kv-heads N) says that it is head by head"
+                        )
+                    if not _fits(heads, shapes):
+                        return f"{slot.name} {list(slot.shape)} does not have the rows of {_said(heads)}"
+                    options = heads.options if "kv" in heads.options else {"groups": heads.query}
+                    steps = _cut(slot.shape, shapes, "deinterleave", options)
+                    assert steps is not None
+                parts = tuple(
+                    Slot(f"{front}{part}.{leaf}", shape, slot.dtype) for part, shape in zip(split, shapes, strict=True)
+                )
+                return Fused(slot.name, parts, steps)
+        return None
+
+    def _experts_of(self, slot: Slot, names: Collection[str]) -> Fused | str | None:
+        front, mark, behind = slot.name.rpartition("experts.")
+        if not mark or len(slot.shape) != 3:
+            return None
+        role = part_of_expert(behind)
+        if role == "gate-up" and f"{slot.name}_bias" in names:
+            return f"{slot.name} {list(slot.shape)} may hold the rows of gate and up in turns, as GPT-OSS has them"
+        roles = ("gate", "up") if role == "gate-up" else (role,)
+        count, *rest = slot.shape
+        tables = [self._experts.get(role or "", {}) for role in roles]
+        if not all(tables):
+            return None
+        for (experts, shape), first in tables[0].items():
+            if experts != count or len(shape) != 2 or any((count, shape) not in table for table in tables):
+                continue
+            plain = (shape[0] * len(roles), shape[1])
+            ways = [turned for turned in (False, True) if tuple(rest) == (plain[::-1] if turned else plain)]
+            if len(ways) != 1:
+                if ways:
+                    return f"{slot.name} {list(slot.shape)} may hold its experts transposed, or as they are"
+                continue
+            steps = [Operation("unstack")]
+            steps += [Operation("transpose")] if ways[0] else []
+            steps += [Operation("split")] if len(roles) > 1 else []
+            ends = [first, *(table[count, shape] for table in tables[1:])]
+            parts = tuple(
+                Slot(f"{front}experts.{number}.{end}", shape, slot.dtype) for number in range(count) for end in ends
+            )
+            return Fused(slot.name, parts, tuple(steps), count)
+        return None
+
+
+def _cut(
+    whole: Shape, parts: Sequence[Shape], verb: str, options: Mapping[str, int]
+) -> tuple[Operation, ...] | None:
+    """The operations that make tensors of these shapes of one; None where none do."""
+    rows = [shape[0] for shape in parts]
+    if any(shape[1:] != parts[0][1:] or len(shape) != len(whole) for shape in parts):
+        return None
+    stated: dict[str, int | tuple[int, ...]] = dict(options)
+    if not options and len(set(rows)) > 1:
+        stated = {"sizes": tuple(rows)}
+    return (Operation(verb, stated),) if whole == (sum(rows), *parts[0][1:]) else None
+
+
+def _fits(heads: Heads, shapes: Sequence[Shape]) -> bool:
+    assert heads.query is not None
+    rows = [shape[0] for shape in shapes]
+    kv = heads.kv or heads.query
+    size, odd = divmod(rows[0], heads.query)
+    return not odd and heads.query % kv == 0 and all(row == size * kv for row in rows[1:])
+
+
+def _said(heads: Heads) -> str:
+    return f"{heads.query} heads" + (f" and {heads.kv} of keys and values" if heads.kv else "")
+
+
+def taken(matching: Matching, source: Side, target: Side) -> tuple[list[Taken], list[str]]:
+    """What the pairs of parts say of whole tensors, and the names of tensors of which they say nothing sound.
+
+    Parts go to the parts of one module, in order, or nothing is said.
+    """
+    to = {pair.source: pair.target for pair in matching.pairs if not pair.instead}
+    back = {new: old for old, new in to.items()}
+    found: list[Taken] = []
+    wrong: list[str] = []
+    for side, pairs, joins in ((source, to, False), (target, back, True)):
+        for whole in {one.whole: one for one in side.fused.values()}.values():
+            others = tuple(pairs.get(part.name, "") for part in whole.parts)
+            elsewhere = (target if side is source else source).fused
+            if not all(others) or any(other in elsewhere for other in others) or not _in_order(whole, others):
+                wrong.append(whole.whole)
+                continue
+            if joins:
+                steps = tuple(step.inverse() for step in reversed(whole.operations))
+                found.append(Taken(others, (whole.whole,), steps, whole.experts, joins=True))
+            else:
+                found.append(Taken((whole.whole,), others, whole.operations, whole.experts, joins=False))
+    return found, wrong
+
+
+def _in_order(whole: Fused, others: Sequence[str]) -> bool:
+    """Whether parts have gone to parts of one module, each to the one of its own word."""
+    own = [_ending(part.name, [slot.name for slot in whole.parts]) for part in whole.parts]
+    return own == [_ending(other, others) for other in others]
+
+
+def _ending(name: str, among: Sequence[str]) -> str:
+    """What distinguishes a name among others: what is behind the beginning that they share."""
+    parts = [one.split(".") for one in among]
+    shared = 0
+    while len({tuple(part[: shared + 1]) for part in parts}) == 1 and shared + 1 < len(parts[0]):
+        shared += 1
+    return ".".join(name.split(".")[shared:]) if len(among) > 1 else ""
+
+
+def rotary(source: Sequence[Slot], target: Sequence[Slot]) -> str | None:
+    """How the rotary pairs of queries and keys have to be laid out anew: ``half`` or ``interleaved``; None for not.
+
+    Meta's LLaMA, and Mistral's own files, turn neighbours; transformers turns the two halves of a head, and its
+    conversion script permutes the rows. Names tell which side is which.
+    """
+    meta = [any(META_ATTENTION.search(slot.name) for slot in side) for side in (source, target)]
+    halves = [_is_transformers(side) for side in (source, target)]
+    if meta[0] and halves[1]:
+        return HALF
+    return INTERLEAVED if meta[1] and halves[0] else None
+
+
+def _is_transformers(slots: Sequence[Slot]) -> bool:
+    names = [slot.name for slot in slots]
+    return any("embed_tokens" in name for name in names) and any(".self_attn.q_proj." in name for name in names)

@@ -1,0 +1,163 @@
+"""What a checkpoint holds, in one list: tensors, values that are not tensors, and string pairs beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from ckptfix.checkpoint import Checkpoint, TensorEntry
+from ckptfix.checkpoint.address import is_inside, join
+from ckptfix.errors import CkptfixError
+from ckptfix.formats import open_checkpoint
+from ckptfix.io.source import opened_once, refuse_changed, stamp
+from ckptfix.ops.inspect.modules import modules_in, renamed
+from ckptfix.pickles.collector import without_collections
+
+METADATA = "__metadata__"
+"""The address of the string pairs that a format keeps beside tensors, as `diff` writes it."""
+
+ATTRIBUTES = "(attributes)/"
+"""What stands for the attributes of a whole module, which no state dict has."""
+
+DEPTH = 100
+"""Levels at most: a longer name keeps its rest in one piece."""
+
+Status = Literal["", "?", "=", "~", "+", "-"]
+"""Of two files: not compared yet, equal, different, only in the second, only in the first. Of one file: empty."""
+
+
+class Item:
+    """A leaf: a tensor or a value; where two files are compared, on both sides.
+
+    Attributes:
+        name: its address.
+        parts: the components of `name`, each with what ends it (a slash or a dot), joined they are `name`.
+        entry, other: the tensor in the first file and in the second.
+        value, other_value: the value there, of what is not a tensor.
+        is_value: it is not a tensor.
+        nbytes: bytes of the tensor.
+        pending: only the name is known yet.
+        status: how the two sides compare.
+    """
+
+    __slots__ = ("entry", "is_value", "name", "nbytes", "other", "other_value", "parts", "pending", "status", "value")
+
+    def __init__(
+        self,
+        name: str,
+        parts: tuple[str, ...],
+        entry: TensorEntry | None = None,
+        other: TensorEntry | None = None,
+        *,
+        value: object = None,
+        other_value: object = None,
+        status: Status = "",
+        pending: bool = False,
+    ) -> None:
+        self.pending = pending
+        self.name = name
+        self.parts = parts if len(parts) <= DEPTH else (*parts[: DEPTH - 1], "".join(parts[DEPTH - 1 :]))
+        self.entry = entry
+        self.other = other
+        self.value = value
+        self.other_value = other_value
+        self.status: Status = status
+        shown = entry if entry is not None else other
+        self.is_value = shown is None and not pending
+        self.nbytes = 0 if shown is None else _nbytes(shown)
+
+    @property
+    def shown(self) -> TensorEntry | None:
+        """The tensor of the first file, or of the second where only that has it."""
+        return self.entry if self.entry is not None else self.other
+
+
+def _nbytes(entry: TensorEntry) -> int:
+    try:
+        return entry.nbytes
+    except CkptfixError:  # a dtype that nobody knows
+        return 0
+
+
+def parts_of(at: str, key: str) -> tuple[str, ...]:
+    """The components of the address of `key` in the mapping at `at`, each with what ends it."""
+    *modules, last = key.split(".", DEPTH + 1)
+    return (*(f"{part}/" for part in at.split("/", DEPTH + 1) if at), *(f"{part}." for part in modules), last)
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """A checkpoint, and all that it holds."""
+
+    checkpoint: Checkpoint
+    items: Sequence[Item]
+
+    @property
+    def path(self) -> str:
+        """The file or folder."""
+        return self.checkpoint.path
+
+    def refuse_changed(self) -> None:
+        """Refuse a file that was written to, or replaced, since it was read.
+
+        Raises:
+            DamagedFile: it was; nothing that is known of it may be shown as what it holds now.
+        """
+        for mark in self.checkpoint.files:
+            refuse_changed(mark.path, stamp(mark.path), mark.stamp)
+
+
+MANY = 10_000
+"""Names from which on these are shown before the tensors are known: that takes half the time."""
+
+
+@without_collections
+@opened_once()
+def read(path: str, named: Callable[[list[Item]], object] | None = None) -> Contents:
+    """Read the headers of the checkpoint at `path`; no tensor byte is read.
+
+    Args:
+        named: called with the names alone, as soon as they are known, where there are many.
+
+    Raises:
+        CkptfixError: it cannot be read.
+    """
+    checkpoint = open_checkpoint(path)
+    sites = [site for site in checkpoint.sites if site.kind == "state_dict"]
+    if named is not None and sum(len(site.names) for site in sites) >= MANY:
+        named([
+            Item(join(site.at, key), parts_of(site.at, key), pending=True) for site in sites for key in site.names
+        ])  # fmt: skip
+    modules = modules_in(checkpoint)
+    entries = renamed(checkpoint.entries, modules)
+    items = [Item(entry.name, parts_of(entry.at, entry.key), entry) for entry in entries]
+    others = values_of(checkpoint, [row.at for row in modules])
+    values = (Item(name, parts, value=value) for name, parts, value in others)
+    return Contents(checkpoint, [*items, *values])
+
+
+def values_of(checkpoint: Checkpoint, modules: Sequence[str] = ()) -> Iterator[tuple[str, tuple[str, ...], object]]:
+    """(address, its components, value) of all that is not a tensor.
+
+    Args:
+        modules: addresses of whole modules: the attributes of one are in a mapping of their own, as they are many.
+    """
+    mappings = {state.at for state in checkpoint.state_dicts}
+    for address, value in checkpoint.values():
+        at = next((at for at in modules if is_inside(address, at)), None)
+        if at is None:
+            yield address, placed(address, mappings), value
+        else:
+            inner = address[len(at) + 1 :] if at else address
+            yield address, (*(f"{part}/" for part in at.split("/") if at), ATTRIBUTES, *placed(inner, ())), value
+    for key, text in checkpoint.metadata.items():
+        yield f"{METADATA}/{key}", (f"{METADATA}/", key), text
+
+
+def placed(address: str, mappings: Iterable[str]) -> tuple[str, ...]:
+    """The components of the address of a value; in a state dict, its key is divided at dots as those of tensors are."""
+    at, slash, key = address.rpartition("/")
+    if (at if slash else "") in mappings:
+        return parts_of(at, key)
+    return (*(f"{part}/" for part in at.split("/", DEPTH + 1) if slash), key)

@@ -1,0 +1,251 @@
+"""What is said of a node beside the tree, as lines with the names of their styles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from heapq import nlargest
+
+from ckptfix.browse.model.contents import Item, Status
+from ckptfix.browse.model.drawn import bars, shown, value_text
+from ckptfix.browse.model.marks import Marks
+from ckptfix.browse.model.outline import Node
+from ckptfix.browse.model.summary import Summary
+from ckptfix.checkpoint import TensorEntry
+from ckptfix.findings.row import Finding
+from ckptfix.ops.diff.result import TensorChange
+from ckptfix.ops.diff.sums import ValueDiff
+from ckptfix.ops.stats import shown as number
+from ckptfix.words import plural, shape, size
+
+Line = tuple[str, str]
+"""The name of a style, and a line; empty lines divide."""
+
+WORDS: dict[Status, str] = {
+    "": "",
+    "?": "values not compared yet",
+    "=": "equal",
+    "~": "different",
+    "+": "only in B",
+    "-": "only in A",
+}
+
+STYLES: dict[Status, str] = {"": "", "?": "dim", "=": "dim", "~": "changed", "+": "added", "-": "removed"}
+
+FINDINGS = 20
+"""Findings that are listed of one node."""
+
+LARGEST = 10
+"""Tensors of a module that are listed."""
+
+HEIGHT = 5
+"""Lines of a histogram."""
+
+
+def of_file(lines: Sequence[str], marks: Marks) -> Iterator[Line]:
+    """The summary that `inspect` prints, and what `doctor` says."""
+    yield from (("", line) for line in lines)
+    yield from findings([row.finding for row in marks.rows if row.finding.severity != "info"], marks.fix)
+
+
+def of_two(node: Node, paths: Sequence[str]) -> Iterator[Line]:
+    """The files that are compared, and how many tensors differ."""
+    yield "strong", f"A  {shown(paths[0])}"
+    yield "strong", f"B  {shown(paths[1])}"
+    yield "", ""
+    yield from _counts(node)
+
+
+def of_module(node: Node, marks: Marks) -> Iterator[Line]:
+    """A module or mapping."""
+    yield "strong", shown(node.address) or "''"
+    held = [plural(node.tensors, "tensor")] if node.tensors else []
+    held += [plural(node.values, "value")] if node.values else []
+    yield "", f"{' and '.join(held)}, {size(node.nbytes)}" if node.tensors else " and ".join(held)
+    yield from _counts(node)
+    dtypes: dict[str, int] = {}
+    numel = 0
+    for item in node.items:
+        entry = item.shown
+        if entry is not None:
+            dtypes[entry.dtype] = dtypes.get(entry.dtype, 0) + 1
+            numel += entry.numel
+    if node.tensors:
+        yield "", f"{plural(numel, 'element')}: " + ", ".join(f"{shown(name)} x {n:,}" for name, n in dtypes.items())
+    yield from findings(marks.at(node.covers))
+    if node.tensors > 1:
+        yield "", ""
+        yield "dim", "largest:"
+        for item in nlargest(LARGEST, node.items, key=lambda item: item.nbytes):
+            if not item.is_value:
+                yield "", f"{size(item.nbytes):>9}  {shown(item.name[len(node.address) :].lstrip('./'), 200)}"
+
+
+def _counts(node: Node) -> Iterator[Line]:
+    counts = node.counts()
+    for status in ("~", "+", "-", "?", "="):
+        if counts[status]:
+            yield STYLES[status], f"{status} {counts[status]:,} {WORDS[status]}"
+
+
+def of_value(item: Item, marks: Marks) -> Iterator[Line]:
+    """A value that is not a tensor."""
+    yield "strong", shown(item.name)
+    if item.status in ("", "="):
+        yield "dim", f"{type(item.value).__name__}, not a tensor" + (", equal in both" if item.status else "")
+        yield "", value_text(item.value, 4000)
+    else:
+        yield STYLES[item.status], WORDS[item.status]
+        for side, value, there in (("A", item.value, item.status != "+"), ("B", item.other_value, item.status != "-")):
+            yield "", f"{side}  {value_text(value, 2000) if there else '(absent)'}"
+    yield from findings(marks.at((item.name,)))
+
+
+def of_tensor(item: Item, marks: Marks) -> Iterator[Line]:
+    """What the headers say of a tensor, or of two that belong together."""
+    yield "strong", shown(item.name)
+    if item.status:
+        yield STYLES[item.status], f"{item.status} {WORDS[item.status]}"
+    if item.entry is not None and item.other is not None:
+        yield from _side_by_side(item.entry, item.other)
+    elif item.shown is not None:
+        yield from _properties(item.shown)
+    yield from findings(marks.at((item.name,)))
+
+
+def _properties(entry: TensorEntry) -> Iterator[Line]:
+    yield "", f"{shown(entry.dtype)} {shown(shape(entry.shape))}, {plural(entry.numel, 'element')}"
+    storage = entry.storage
+    parts = [shown(size(item_bytes(entry))), f"on {shown(entry.location)}"]
+    parts += ["parameter"] if entry.parameter else []
+    parts += ["requires grad"] if entry.requires_grad else []
+    if entry.kind != "dense":
+        parts.append(shown(f"{entry.kind} {entry.detail}".rstrip()))
+    if not entry.is_contiguous:
+        parts.append(f"stride {shape(entry.stride)}")
+    yield "", ", ".join(parts)
+    if storage is not None:
+        whole = "" if storage.nbytes == item_bytes(entry) else f", {size(storage.nbytes)} of which it is a view"
+        yield "dim", f"storage {shown(storage.key, 200)}{whole}"
+    for part in entry.parts[:8]:
+        yield "dim", f"part {shown(part.key, 100)}: {shown(part.dtype)} {shape(part.shape)}"
+
+
+def item_bytes(entry: TensorEntry) -> int:
+    """Bytes of the elements."""
+    return Item(entry.name, (), entry).nbytes
+
+
+_COMPARED: tuple[tuple[str, Callable[[TensorEntry], object]], ...] = (
+    ("name", lambda entry: shown(entry.name, 200)),
+    ("dtype", lambda entry: shown(entry.dtype)),
+    ("shape", lambda entry: shape(entry.shape)),
+    ("size", lambda entry: size(item_bytes(entry))),
+    ("device", lambda entry: shown(entry.location)),
+    ("requires grad", lambda entry: entry.requires_grad),
+    ("kind", lambda entry: shown(f"{entry.kind} {entry.detail}".rstrip())),
+)
+
+
+def _side_by_side(a: TensorEntry, b: TensorEntry) -> Iterator[Line]:
+    for what, read in _COMPARED:
+        left, right = str(read(a)), str(read(b))
+        if left != right:
+            yield "changed", f"{what}: {left} -> {right}"
+        elif what in ("dtype", "shape", "size", "device"):
+            yield "", f"{what}: {left}"
+
+
+def of_changes(changes: Sequence[TensorChange]) -> Iterator[Line]:
+    """How far apart the values of two tensors are."""
+    for change in changes:
+        if change.values is not None:
+            yield "", ""
+            yield from _apart(change.values)
+
+
+def _apart(values: ValueDiff) -> Iterator[Line]:
+    if values.reason is not None:
+        yield "warning", f"values not compared: {shown(values.reason)}"
+        return
+    share = values.differing / values.elements if values.elements else 0.0
+    part = f"{share:.1%}" if share >= 0.0005 or not share else "less than 0.1%"
+    yield "changed", f"{values.differing:,} of {plural(values.elements, 'element')} differ ({part})"
+    rows = (
+        ("max |a-b|", values.max_abs), ("mean |a-b|", values.mean_abs), ("relative L2", values.rel_l2),
+        ("cosine", values.cosine), ("NaN in A only", values.nan_a or None), ("NaN in B only", values.nan_b or None),
+        ("infinite on one side", values.infinite or None),
+    )  # fmt: skip
+    yield from (("", f"{name:<21} {number(value)}") for name, value in rows if value is not None)
+
+
+Ends = tuple[float, float]
+"""The smallest and the largest number of a histogram."""
+
+
+def of_summary(summary: Summary, width: int, title: str = "", ends: Ends | None = None) -> Iterator[Line]:
+    """The statistics of a tensor, and its histogram in at most `width` columns; `ends` are those of several."""
+    yield "", ""
+    if title:
+        yield "strong", title
+    found = summary.moments
+    if found is None:
+        yield "dim", f"no statistics: {shown(summary.reason or '')}"
+        return
+    average = found.average
+    rows: list[tuple[str, object]] = [
+        ("min", found.low), ("max", found.high), ("mean", None if average is None else average[0]),
+        ("std", found.deviation), ("norm", found.norm), ("zeros", found.zeros),
+    ]  # fmt: skip
+    cells = [f"{name:<4} {number(value):<11}" for name, value in rows if value is not None]
+    across = max(min(width // 18, 3), 1)
+    for start in range(0, len(cells), across):
+        yield "", "  ".join(cells[start : start + across]).rstrip()
+    if found.nan or found.infinite:
+        yield "error", f"{found.nan:,} NaN, {found.infinite:,} infinite"
+    yield from _histogram(summary, width, ends)
+
+
+def ends_of(summaries: Sequence[Summary]) -> Ends | None:
+    """Where a histogram of all of them begins and ends; None for no numbers."""
+    found = [ends for summary in summaries if (ends := _ends(summary)) is not None]
+    return (min(low for low, _ in found), max(high for _, high in found)) if found else None
+
+
+def _ends(summary: Summary) -> Ends | None:
+    found, histogram = summary.moments, summary.histogram
+    if found is None or histogram is None or histogram.counts is None:
+        return None
+    return histogram.ends() if found.low is None or found.high is None else (float(found.low), float(found.high))
+
+
+def _histogram(summary: Summary, width: int, ends: Ends | None) -> Iterator[Line]:
+    found, histogram, own = summary.moments, summary.histogram, _ends(summary)
+    if found is None or histogram is None or own is None:
+        return
+    if found.low is not None and found.low == found.high:
+        yield "dim", f"all elements are {number(found.low)}" if found.finite == found.elements else ""
+        return
+    low, high = ends or own
+    columns = max(min(width - 1, 64), 8)
+    counts = histogram.columns(columns, low, high)
+    yield from (("size", line) for line in bars(counts, HEIGHT))
+    left, right = number(low), number(high)
+    what = "|z|" if found.low is None else f"peak {max(counts):,}"
+    yield "dim", f"{left}{what.center(max(columns - len(left) - len(right), len(what) + 2))}{right}"
+
+
+def findings(rows: Sequence[Finding], fix: str | None = None) -> Iterator[Line]:
+    """Findings, and what to do about each."""
+    if not rows:
+        return
+    yield "", ""
+    for finding in rows[:FINDINGS]:
+        style = finding.severity if finding.severity != "info" else "dim"
+        word = "note" if finding.severity == "info" else finding.severity
+        yield style, f"{word}: {shown(finding.message)} [{finding.id}]"
+        if finding.fix and fix is None:
+            yield "", f"  {shown(finding.fix)}"
+    if len(rows) > FINDINGS:
+        yield "dim", f"... {len(rows) - FINDINGS:,} more: f lists all"
+    if fix is not None:
+        yield "", f"Fix: {shown(fix)}"

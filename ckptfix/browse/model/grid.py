@@ -1,0 +1,219 @@
+"""The numbers of a tensor as rows and columns, of which only those that are shown are read.
+
+The last dimension goes across, all others go down. A tensor of one dimension has ten elements in a row.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from ckptfix.browse.model.contents import Contents
+from ckptfix.checkpoint import ByteRange, Storage, TensorEntry, dtypes
+from ckptfix.checkpoint.dtypes import Dtype
+from ckptfix.checkpoint.tensors import end_of, reach
+from ckptfix.errors import DamagedFile, Unsupported
+from ckptfix.io.source import Readers, opened_once
+from ckptfix.ops.diff.sources import content, source
+from ckptfix.ops.numbers import decoded
+from ckptfix.words import shape
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Elements: TypeAlias = NDArray[Any]
+
+ACROSS = 10
+"""Elements in a row of a tensor of one dimension."""
+
+WHOLE_ROWS = 1 << 18
+"""Bytes that rows may have together to be read at once, with what lies between the columns that are shown."""
+
+Number = float | int | complex | bool
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """How a tensor is laid out.
+
+    Attributes:
+        rows, columns: how many.
+        flat: it has one dimension, so that a row ends where `ACROSS` says.
+    """
+
+    shape: tuple[int, ...]
+    rows: int
+    columns: int
+    flat: bool
+
+    def index(self, row: int) -> str:
+        """What is written before a row: the indices of its first element but the last, or of a flat one the last."""
+        if self.flat:
+            return str(row * ACROSS)
+        left = []
+        for size in reversed(self.shape[:-1]):
+            row, at = divmod(row, size)
+            left.append(str(at))
+        return ",".join(reversed(left)) or "0"
+
+    def width(self, row: int) -> int:
+        """How many elements a row has."""
+        return min(ACROSS, self.shape[0] - row * ACROSS) if self.flat else self.columns
+
+    def row_of(self, index: tuple[int, ...]) -> tuple[int, int]:
+        """The row and the column of an element.
+
+        Raises:
+            IndexError: the tensor has none there.
+        """
+        if len(index) > len(self.shape) or any(
+            not 0 <= at < size for at, size in zip(index, self.shape, strict=False)
+        ):
+            raise IndexError(f"the shape is {shape(self.shape)}")
+        whole = (*index, *[0] * (len(self.shape) - len(index)))
+        if self.flat:
+            return divmod(whole[0], ACROSS)
+        row = 0
+        for at, size in zip(whole[:-1], self.shape[:-1], strict=True):
+            row = row * size + at
+        return row, whole[-1] if whole else 0
+
+
+def grid_of(entry: TensorEntry) -> Grid:
+    """The layout of a tensor.
+
+    Raises:
+        Unsupported: it has no numbers that could be shown; the message says why.
+    """
+    if entry.kind not in ("dense", "quantized") or entry.storage is None:
+        raise Unsupported(f"a {entry.kind} tensor has no numbers of its own")
+    if entry.storage.data is None:
+        raise Unsupported("the file does not hold its data")
+    if _decodable(entry.dtype) is None:
+        raise Unsupported(f"elements of {entry.dtype} cannot be shown as numbers")
+    if not entry.numel:
+        raise Unsupported("it has no elements")
+    if len(entry.shape) == 1:
+        return Grid(entry.shape, -(-entry.shape[0] // ACROSS), min(ACROSS, entry.shape[0]), True)
+    columns = entry.shape[-1] if entry.shape else 1
+    return Grid(entry.shape, math.prod(entry.shape[:-1]), columns, False)
+
+
+def _decodable(name: str) -> Dtype | None:
+    row = dtypes.find(name)
+    return row if row is not None and row.numpy is not None and row.per_item == 1 else None
+
+
+@opened_once()
+def window(
+    contents: Contents, entry: TensorEntry, rows: range, columns: range
+) -> dict[int, list[Number]]:
+    """Row -> its elements in `columns`, of the `rows` that there are.
+
+    Raises:
+        DamagedFile: the file changed since it was opened, or does not hold what it promises.
+        Unsupported: elements that cannot be read one by one.
+    """
+    grid = grid_of(entry)
+    contents.refuse_changed()
+    dtype = dtypes.by_name(entry.dtype)
+    swap = contents.checkpoint.byteorder != sys.byteorder and dtype.itemsize > 1
+    made: dict[int, list[Number]] = {}
+    with Readers() as readers:
+        reading = _Reading(entry, dtype, readers)
+        kept = [row for row in rows if 0 <= row < grid.rows]
+        if kept and reading.rows_together(grid, len(kept)):
+            first, last = kept[0], kept[-1]
+            width = grid.columns
+            count = (last - first) * width + grid.width(last)
+            numbers = _numbers(reading.elements(first * width, count), dtype, swap)
+            for row in kept:
+                start = (row - first) * width
+                made[row] = numbers[start + columns.start : start + min(columns.stop, grid.width(row))]
+        else:
+            for row in kept:
+                stop = min(columns.stop, grid.width(row))
+                start = row * grid.columns + columns.start
+                raw = reading.elements(start, max(stop - columns.start, 0))
+                made[row] = _numbers(raw, dtype, swap)
+    contents.refuse_changed()
+    return made
+
+
+class _Reading:
+    """Elements of a tensor by their place in row-major order."""
+
+    def __init__(self, entry: TensorEntry, dtype: Dtype, readers: Readers) -> None:
+        self._entry = entry
+        self._size = dtype.itemsize
+        self._readers = readers
+        storage = entry.storage
+        assert storage is not None
+        self._storage: Storage = storage
+        if entry.is_contiguous or not isinstance(storage.data, ByteRange):
+            self._source = source(content(entry), readers)
+        elif min(entry.offset, *entry.stride) < 0 or end_of(entry) > storage.data.length:
+            raise DamagedFile("it reaches outside its storage", where=entry.name)
+
+    def rows_together(self, grid: Grid, count: int) -> bool:
+        return self._entry.is_contiguous and grid.columns * count * self._size <= WHOLE_ROWS
+
+    def elements(self, start: int, count: int) -> bytes:
+        if count <= 0:
+            return b""
+        if self._entry.is_contiguous:
+            return self._source.read(start * self._size, count * self._size)
+        data = self._storage.data
+        if not isinstance(data, ByteRange):
+            return self._source.read(start * self._size, count * self._size)
+        return self._strided(data, start, count)
+
+    def _strided(self, data: ByteRange, start: int, count: int) -> bytes:
+        """Elements of one row of a view: a run of the storage, or one by one where they lie far apart."""
+        first = self._entry.offset
+        left = start
+        for size, step in zip(reversed(self._entry.shape), reversed(self._entry.stride), strict=True):
+            left, at = divmod(left, size)
+            first += at * step
+        step = self._entry.stride[-1]
+        reader = self._readers[data.path]
+        size = self._size
+        if len(self._entry.shape) == 1 or start % self._entry.shape[-1] + count <= self._entry.shape[-1]:
+            span = reach((count,), (step,)) * size
+            if span <= WHOLE_ROWS:
+                raw = reader.read(data.offset + first * size, span)
+                return b"".join(raw[at * step * size : (at * step + 1) * size] for at in range(count))
+            places = (first + at * step for at in range(count))
+            return b"".join(reader.read(data.offset + place * size, size) for place in places)
+        raise Unsupported("elements of several rows of a view")
+
+
+def _numbers(raw: bytes, dtype: Dtype, swap: bool) -> list[Number]:
+    if not raw:
+        return []
+    block: Elements = decoded(raw, dtype, swap)
+    if dtype.family == "bool":
+        return [bool(value) for value in block]
+    return [_plain(value) for value in block.tolist()]
+
+
+def _plain(value: Any) -> Number:
+    return value if isinstance(value, float | int | complex) else float(value)
+
+
+def written(value: Number, dtype: str) -> str:
+    """A number as it is shown: the digits that its dtype has, or nearly."""
+    if isinstance(value, bool):
+        return str(value)
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, complex):
+        return f"{value.real:.4g}{value.imag:+.4g}j"
+    if value == 0:
+        return "-0" if math.copysign(1, value) < 0 else "0"
+    return f"{value:.{_DIGITS.get(dtype, 4)}g}"
+
+
+_DIGITS = {"float64": 8, "float32": 6}

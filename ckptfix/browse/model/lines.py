@@ -1,0 +1,125 @@
+"""The command that does what is shown: it runs as it is printed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ckptfix.browse.model.contents import Contents, Item
+from ckptfix.browse.model.outline import Node, Order
+from ckptfix.browse.model.search import filter_of
+from ckptfix.checkpoint import TensorEntry
+from ckptfix.commands import command, word
+from ckptfix.errors import CkptfixError
+from ckptfix.ops.candidates import view
+from ckptfix.ops.choose import refuse_damaged
+from ckptfix.ops.law.promise import listed
+
+
+def literal(name: str) -> str:
+    """A glob that matches `name`, and no other name but for what an argument of a program cannot have."""
+    return _not_regex("".join(map(_as_glob, name)))
+
+
+def _as_glob(char: str) -> str:
+    if char in "*?[":
+        return f"[{char}]"
+    return "?" if char == "\0" or "\ud800" <= char <= "\udfff" else char
+
+
+def _not_regex(glob: str) -> str:
+    """`glob`, so that it is not taken for ``/REGEX/``."""
+    return f"[/]{glob[1:]}" if len(glob) > 2 and glob.startswith("/") and glob.endswith("/") else glob
+
+
+@dataclass(slots=True)
+class Commands:
+    """The commands of what is open: `path`, and with `other` the comparison of two files."""
+
+    path: str
+    other: str | None = None
+    at: tuple[str, str] | None = None
+    contents: Contents | None = None
+    _names: dict[object, str] | None = field(default=None, repr=False)
+
+    def everything(self, order: Order = "file") -> str:
+        """What the whole file holds, or how the two differ."""
+        if self.other is not None:
+            return self._diff(self.other, None, keys_only=True)
+        return command("inspect", self.path, sort=None if order == "file" else order)
+
+    def findings(self) -> str:
+        """What is wrong with the file."""
+        return command("doctor", self.path, fast="", verbose="")
+
+    def search(self, text: str, order: Order) -> str:
+        """What was searched for. `diff` takes a glob alone."""
+        if self.other is not None:
+            return self._diff(self.other, _glob_of(text), keys_only=True)
+        found = filter_of(text)
+        return command("inspect", self.path, filter=found, sort=None if order == "file" else order)
+
+    def of(self, node: Node, order: Order) -> str:
+        """A module, a tensor or a value."""
+        item = node.item
+        if item is None:
+            return self._module(node, order)
+        if item.is_value:
+            return self.everything() if self.other is None else self._diff(self.other, literal(item.name))
+        if self.other is not None:
+            return self._diff(self.other, literal(item.name))
+        return self._tensor(item)
+
+    def _module(self, node: Node, order: Order) -> str:
+        if not node.tensors:
+            return self.everything()
+        first = node.items[0]
+        end = "".join(first.parts[: node.depth])[-1:]
+        glob = f"{literal(node.address)}{end}*"
+        if self.other is not None:
+            return self._diff(self.other, glob, keys_only=True)
+        sort = None if order == "file" else order
+        return command("inspect", self.path, filter=_not_regex(glob), tensors="", sort=sort)
+
+    def _tensor(self, item: Item) -> str:
+        name = self._in_stats(item.entry) if item.entry is not None else None
+        if name is None:
+            return command("inspect", self.path, filter=literal(item.name), tensors="")
+        return command("stats", self.path, filter=literal(name))
+
+    def _in_stats(self, entry: TensorEntry) -> str | None:
+        """The name that `stats` has for a tensor: those of a whole module are not renamed there."""
+        if self.contents is None:
+            return None
+        if self._names is None:
+            self._names = {}
+            checkpoint = self.contents.checkpoint
+            try:
+                refuse_damaged(checkpoint)
+            except CkptfixError:  # stats refuses the file
+                return None
+            rows = listed(checkpoint)
+            self._names = {view(row): row.name for row in reversed(rows)}
+            self._names |= {row.name: row.name for row in rows}
+        return self._names.get(entry.name) or self._names.get(view(entry))
+
+    def _diff(self, other: str, glob: str | None, *, keys_only: bool = False) -> str:
+        line = command("diff", self.path, other, keys_only="" if keys_only else None, filter=glob)
+        for at in self.at or ():
+            line = f"{line} --at {word(at)}"
+        return line
+
+
+def _glob_of(text: str) -> str | None:
+    """A glob that finds the same, for `diff`; None for a regular expression, which that does not take."""
+    found = filter_of(text)
+    if found is None or found == text:
+        return None if found is None or _not_regex(found) != found else found
+    if text != text.lower():
+        return f"*{literal(text)}*"
+    either = (f"[{char}{char.upper()}]" if char.upper() != char else literal(char) for char in text)
+    return f"*{''.join(either)}*"
+
+
+def of_folder(path: str) -> str:
+    """The list of the checkpoints in a folder."""
+    return command("ls", path)

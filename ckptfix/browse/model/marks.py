@@ -1,0 +1,124 @@
+"""What `doctor` finds without reading tensors, on the nodes that it concerns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from ckptfix.browse.model.contents import Contents
+from ckptfix.errors import CkptfixError
+from ckptfix.findings.row import Finding, Severity
+from ckptfix.findings.table import RANK, shell_line
+from ckptfix.io.read import Progress
+from ckptfix.ops.doctor import doctor
+from ckptfix.ops.doctor.examine import examine
+from ckptfix.ops.doctor.report import Diagnosis
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A finding, and the address that it concerns; None where it is about the file."""
+
+    finding: Finding
+    address: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """What was found.
+
+    Attributes:
+        diagnosis: all of it, as `doctor` has it; None before it was asked.
+        rows: the findings, the worst first.
+        severities: address -> the worst that concerns it or something below it; of notes, nothing.
+    """
+
+    diagnosis: Diagnosis | None = None
+    rows: tuple[Row, ...] = ()
+    severities: dict[str, Severity] = field(default_factory=dict)
+
+    def at(self, addresses: Iterable[str]) -> list[Finding]:
+        """The findings about these addresses themselves."""
+        wanted = set(addresses)
+        return [row.finding for row in self.rows if row.address in wanted]
+
+    def severity(self, addresses: Iterable[str]) -> Severity | None:
+        """The worst that concerns one of these, or something below it."""
+        found = [self.severities[address] for address in addresses if address in self.severities]
+        return min(found, key=RANK.__getitem__, default=None)
+
+    @property
+    def fix(self) -> str | None:
+        """The command that fixes all."""
+        done = self.diagnosis
+        return shell_line(done.fix) if done is not None and done.fix is not None else None
+
+
+def of_contents(contents: Contents, progress: Progress) -> Marks:
+    """The findings about a checkpoint that is open.
+
+    Raises:
+        CkptfixError: the file cannot be read any more.
+    """
+    progress(0, 0)
+    contents.refuse_changed()
+    diagnosis = examine(contents.path, fast=True, checkpoint=contents.checkpoint)
+    known: dict[str, str] = {}
+    for item in contents.items:
+        entry = item.entry
+        known[item.name] = item.name
+        if entry is not None:
+            known.setdefault(entry.name, item.name)
+            if entry.storage is not None:
+                known.setdefault(f"data/{entry.storage.key}", item.name)
+                known.setdefault(entry.storage.key, item.name)
+    return _marks(diagnosis, known)
+
+
+def of_path(path: str, progress: Progress) -> Marks:
+    """The findings about a file that cannot be opened."""
+    progress(0, 0)
+    try:
+        return _marks(doctor(path, fast=True), {})
+    except CkptfixError:
+        return Marks()
+
+
+def _marks(diagnosis: Diagnosis, known: dict[str, str]) -> Marks:
+    inside = _prefixes(known.values())
+    rows = tuple(Row(finding, _address(finding.where, known, inside)) for finding in diagnosis.findings)
+    severities: dict[str, Severity] = {}
+    for row in rows:
+        severity = row.finding.severity
+        if severity == "info":
+            continue
+        for place in ("", *(() if row.address is None else (row.address, *_above(row.address)))):
+            if place not in severities or RANK[severity] < RANK[severities[place]]:
+                severities[place] = severity
+    return Marks(diagnosis, rows, severities)
+
+
+def _address(where: str, known: dict[str, str], inside: set[str]) -> str | None:
+    """The address of what a finding names: a tensor, a mapping or module, or the record that has a tensor's bytes."""
+    if not where:
+        return None
+    if where in known:
+        return known[where]
+    if where in inside:
+        return where
+    at = where.rfind("data/")
+    return known.get(where[at:]) if at >= 0 else None
+
+
+def _above(address: str) -> list[str]:
+    return [address[:end] for end, char in enumerate(address) if char in "/."][-200:]
+
+
+def _prefixes(names: Iterable[str]) -> set[str]:
+    found: set[str] = set()
+    for name in names:
+        end = name.rfind("/")
+        while end > 0 and name[:end] not in found:
+            found.add(name[:end])
+            end = name.rfind("/", 0, end)
+    return found

@@ -1,0 +1,221 @@
+"""The tree of a checkpoint. The children of a node are made when it is opened, however many names there are."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal
+
+from ckptfix.browse.model.contents import Item, Status
+from ckptfix.words import natural
+
+Order = Literal["file", "name", "size"]
+
+ORDERS: tuple[Order, ...] = ("file", "name", "size")
+
+_WORST: tuple[Status, ...] = ("~", "+", "-", "?", "=")
+"""What a module shows of its tensors, the first of them that any has."""
+
+
+class Node:
+    """A module or mapping, or a leaf where it has an `item`.
+
+    Attributes:
+        label: what of its address its parent does not say.
+        address: its whole address.
+        items: all leaves below.
+        depth: how many components its address has.
+        level: how far it is set in.
+        tensors, values, nbytes: of all leaves.
+        opened: whether its children are shown.
+        covers: the addresses that the row stands for: those of all modules that were joined.
+    """
+
+    __slots__ = (
+        *("address", "covers", "depth", "item", "items", "label", "level", "nbytes", "opened", "tensors", "values"),
+    )
+
+    def __init__(
+        self,
+        label: str,
+        address: str,
+        items: Sequence[Item],
+        depth: int,
+        level: int,
+        item: Item | None = None,
+        covers: Sequence[str] = (),
+    ) -> None:
+        self.covers = covers or (address,)
+        self.label = label
+        self.address = address
+        self.items = items
+        self.depth = depth
+        self.level = level
+        self.item = item
+        self.values = sum(row.is_value for row in items)
+        self.tensors = len(items) - self.values
+        self.nbytes = sum(row.nbytes for row in items)
+        self.opened = False
+
+    @property
+    def status(self) -> Status:
+        """The first of "~", "+", "-", "?", "=" that a leaf below has."""
+        if self.item is not None:
+            return self.item.status
+        found = {row.status for row in self.items}
+        return next((status for status in _WORST if status in found), "")
+
+    def counts(self) -> Counter[Status]:
+        """How many leaves below have which status."""
+        return Counter(row.status for row in self.items)
+
+    def children(self, order: Order = "file") -> list[Node]:
+        """What is below it; a module with one child alone is joined with it, as in ``model.layers``."""
+        groups: dict[tuple[str, bool], list[Item]] = {}
+        depth = self.depth
+        for item in self.items:
+            parts = item.parts
+            groups.setdefault((parts[depth], len(parts) == depth + 1), []).append(item)
+        made: list[Node] = []
+        for (_, is_leaf), items in groups.items():
+            if is_leaf or len(items) == 1:
+                made += (_leaf(item, depth, self.level + 1) for item in items)
+            else:
+                made.append(_module(items, depth, self.level + 1))
+        if order == "name":
+            made.sort(key=lambda node: natural(node.label))
+        elif order == "size":
+            made.sort(key=lambda node: -node.nbytes)
+        return made
+
+
+def _leaf(item: Item, depth: int, level: int) -> Node:
+    covers = ["".join(item.parts[:at])[:-1] for at in range(depth + 1, len(item.parts))]
+    label = "".join(item.parts[depth:])
+    return Node(label, item.name, (item,), len(item.parts), level, item, covers=(*covers, item.name))
+
+
+def _module(items: Sequence[Item], depth: int, level: int) -> Node:
+    first = items[0].parts
+    end = depth + 1
+    while len(first) > end + 1 and all(len(item.parts) > end + 1 and item.parts[end] == first[end] for item in items):
+        end += 1
+    covers = ["".join(first[:at])[:-1] for at in range(depth + 1, end + 1)]
+    return Node("".join(first[depth:end])[:-1], covers[-1], items, end, level, covers=covers)
+
+
+class Outline:
+    """The rows that are seen: the opened nodes and what is below them, or what a search found.
+
+    Args:
+        like: sorted as that one, and with the same nodes open.
+
+    Attributes:
+        rows: the nodes in the order in which they are shown, the first is that of everything.
+        order: how children are sorted.
+    """
+
+    def __init__(self, items: Sequence[Item], like: Outline | None = None) -> None:
+        self.root = Node("", "", items, 0, 0)
+        self.root.opened = True
+        self.order: Order = "file" if like is None else like.order
+        self.rows: list[Node] = []
+        self._opened: set[str] = set() if like is None else set(like._opened)
+        self.rebuild()
+
+    def rebuild(self) -> None:
+        """Make the rows again, with the nodes open that were open."""
+        self.rows = [self.root]
+        if self.root.opened:
+            self.rows += self._below(self.root)
+            if len(self.rows) == 2:
+                self.expand(1)
+
+    def _below(self, node: Node) -> list[Node]:
+        rows: list[Node] = []
+        stack = list(reversed(node.children(self.order)))
+        while stack:
+            child = stack.pop()
+            rows.append(child)
+            if child.item is None and child.address in self._opened:
+                child.opened = True
+                stack.extend(reversed(child.children(self.order)))
+        return rows
+
+    def expand(self, index: int) -> int:
+        """Show what is below a row; how many rows that adds."""
+        node = self.rows[index]
+        if node.item is not None or node.opened:
+            return 0
+        node.opened = True
+        if node is not self.root:
+            self._opened.add(node.address)
+        below = self._below(node)
+        self.rows[index + 1 : index + 1] = below
+        return len(below)
+
+    def collapse(self, index: int) -> int:
+        """Hide what is below a row; how many rows go."""
+        node = self.rows[index]
+        if not node.opened:
+            return 0
+        node.opened = False
+        self._opened.discard(node.address)
+        end = index + 1
+        while end < len(self.rows) and self.rows[end].level > node.level:
+            end += 1
+        gone = end - index - 1
+        del self.rows[index + 1 : end]
+        return gone
+
+    def parent(self, index: int) -> int | None:
+        """The row of the module that a row is in."""
+        level = self.rows[index].level
+        return next((row for row in range(index - 1, -1, -1) if self.rows[row].level < level), None)
+
+    def sort(self, order: Order) -> None:
+        """Sort the children of every node."""
+        self.order = order
+        self.rebuild()
+
+    def show(self, item: Item) -> int:
+        """Open whatever `item` is in; its row."""
+        self.expand(0)
+        index = 1
+        while index < len(self.rows):
+            node = self.rows[index]
+            if node.item is item:
+                return index
+            if node.item is None and item.parts[: node.depth] == node.items[0].parts[: node.depth]:
+                self.expand(index)
+            index += 1
+        return 0
+
+    def expand_all(self, limit: int) -> bool:
+        """Open every node, where that makes at most `limit` rows; whether it did."""
+        if len(self.root.items) > limit:
+            return False
+        index = 0
+        while index < len(self.rows):
+            self.expand(index)
+            index += 1
+        return True
+
+    def collapse_all(self) -> None:
+        """Close every node."""
+        self._opened.clear()
+        self.rebuild()
+
+
+def sorted_items(items: Iterable[Item], order: Order) -> list[Item]:
+    """Items that a search found, sorted as the tree is."""
+    key: dict[Order, Callable[[Item], Any]] = {
+        "name": lambda item: natural(item.name),
+        "size": lambda item: -item.nbytes,
+    }
+    return sorted(items, key=key[order]) if order in key else list(items)
+
+
+def leaf(item: Item) -> Node:
+    """The row of an item under its whole name."""
+    return Node(item.name, item.name, (item,), len(item.parts), 0, item)

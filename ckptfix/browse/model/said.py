@@ -1,0 +1,114 @@
+"""What the screen says: the title, the line of state, and the details of a node, as plain text."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from ckptfix.browse.model import facts
+from ckptfix.browse.model.contents import Item
+from ckptfix.browse.model.drawn import shown
+from ckptfix.browse.model.facts import Line
+from ckptfix.browse.model.outline import Node
+from ckptfix.browse.model.session import RUNNING, Session
+from ckptfix.ops.inspect import describe
+from ckptfix.words import plural, short, size
+
+STALE = "The file changed on disk: r reads it again."
+
+
+def name_of(session: Session) -> str:
+    """What the row of everything is called."""
+    if session.other is not None:
+        return "A and B"
+    path = session.path if session.contents is None else session.contents.path
+    return shown(path.rstrip("/").rpartition("/")[2] or path, 200)
+
+
+def title(session: Session) -> tuple[str, str]:
+    """What is open, and what it is."""
+    name = shown(session.path, 200)
+    if session.other is not None:
+        return f"A {name}    B {shown(session.other, 200)}", ""
+    found = session.inspection
+    if found is None:
+        return name, ""
+    about = [found.title, size(found.size), plural(found.tensors, "tensor")]
+    about += [f"{short(found.parameters)} parameters"] if found.parameters else []
+    return name, " · ".join(map(shown, about))
+
+
+def state(session: Session) -> tuple[str, bool]:
+    """What runs and what was found, and whether it is trouble."""
+    if session.stale:
+        return STALE, True
+    if "read" in session.jobs:
+        what = "sizes" if session.items else "names and shapes"
+        return f"Reading {what} ... {time.monotonic() - session.began:.1f} s", False
+    if session.trouble is not None:
+        return "It cannot be opened. y copies the command that says more.", True
+    return "   ".join(filter(None, [*_running(session), _found(session)])), False
+
+
+def _running(session: Session) -> Iterator[str]:
+    for name, what in RUNNING.items():
+        job = session.jobs.get(name)
+        if job is not None:
+            yield f"{what}: {job.done / job.total:.0%} of {size(job.total)}, esc stops" if job.total else f"{what} ..."
+
+
+def _found(session: Session) -> str:
+    if session.pairs is not None:
+        counts = session.counts
+        unknown = f", C compares the values of {plural(counts['?'], 'tensor')}" if counts["?"] else ""
+        return f"{counts['~']:,} changed, {counts['+']:,} added, {counts['-']:,} removed{unknown}"
+    if session.marks.diagnosis is None:
+        return "" if "judge" in session.jobs else "f looks for problems"
+    severities = [row.finding.severity for row in session.marks.rows]
+    words = [plural(severities.count(name), name) for name in ("error", "warning") if name in severities]
+    return f"{', '.join(words)}: f lists them" if words else "no problems found without reading tensors"
+
+
+def details(session: Session, node: Node | None, width: int, *, everything: bool = False) -> Iterator[Line]:
+    """What is known of a node, in lines of `width` columns; with `everything` it is the node of all."""
+    if session.trouble is not None:
+        message, hint = session.trouble
+        yield "error", shown(message, 4000)
+        if hint:
+            yield "", f"hint: {shown(hint)}"
+        yield from facts.findings([row.finding for row in session.marks.rows], session.marks.fix)
+    elif node is None or (node.items and node.items[0].pending):
+        return
+    elif everything and session.pairs is not None:
+        yield from facts.of_two(node, (session.path, session.other or ""))
+    elif everything:
+        lines = describe.summary(session.inspection) if session.inspection is not None else []
+        yield from facts.of_file(lines, session.marks)
+    elif node.item is None:
+        yield from facts.of_module(node, session.marks)
+    elif node.item.is_value:
+        yield from facts.of_value(node.item, session.marks)
+    else:
+        yield from facts.of_tensor(node.item, session.marks)
+        yield from _numbers(session, node.item, width)
+
+
+def _numbers(session: Session, item: Item, width: int) -> Iterator[Line]:
+    """How two sides differ, and the statistics of each; or why they are not there yet."""
+    if session.stale:
+        yield "", ""
+        yield "error", STALE
+        return
+    yield from facts.of_changes(session.changes.get(id(item), ()))
+    known = [
+        (side, session.summaries[id(entry)]) for side, _, entry in session.sides(item) if id(entry) in session.summaries
+    ]
+    ends = facts.ends_of([made for _, made in known])
+    for side, made in known:
+        yield from facts.of_summary(made, width, side, ends)
+    if id(item) in session.failures:
+        yield "", ""
+        yield "error", session.failures[id(item)]
+    elif not known and "compute" not in session.jobs:
+        yield "", ""
+        yield "dim", f"c reads its {size(item.nbytes)} for statistics and a histogram"

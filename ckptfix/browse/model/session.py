@@ -1,0 +1,289 @@
+"""What is known of one checkpoint, or of two side by side, and the jobs that find it out."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar
+
+from ckptfix.browse.model import jobs, marks, pairs, summary
+from ckptfix.browse.model.contents import Contents, Item, Status, read
+from ckptfix.browse.model.drawn import shown
+from ckptfix.browse.model.jobs import Job, Post
+from ckptfix.browse.model.lines import Commands
+from ckptfix.browse.model.marks import Marks
+from ckptfix.browse.model.summary import Summary
+from ckptfix.checkpoint import TensorEntry
+from ckptfix.errors import CkptfixError
+from ckptfix.io.read import Progress
+from ckptfix.io.source import is_local
+from ckptfix.ops.diff.result import TensorChange
+from ckptfix.ops.inspect import describe
+
+Result = TypeVar("Result")
+
+MANY = 20_000
+"""Leaves from which on nothing is judged without being asked for."""
+
+KEPT = 500
+"""Tensors whose statistics are kept."""
+
+WATCHED = 64
+"""Files at most that are looked at again and again, to see whether they changed."""
+
+RUNNING = {"judge": "looking for problems", "compute": "reading the tensor", "compare": "comparing"}
+"""What can be stopped, and how it is called."""
+
+
+class Watcher(Protocol):
+    """Who is told what happens, always in the thread of the screen."""
+
+    def filled(self, *, keep: bool) -> None:
+        """There are other items; with `keep` they are those of before, and more is known of them."""
+
+    def told(self, item: Item | None = None) -> None:
+        """More is known: of one item, or of everything."""
+
+    def warned(self, text: str) -> None:
+        """Something could not be done; `text` has no control characters."""
+
+
+class Session:
+    """One checkpoint, or two side by side.
+
+    Args:
+        path, other: their names.
+        at: addresses of the state dicts to compare.
+        watcher: is told what happens.
+        post: calls a function in the thread of the screen.
+
+    Attributes:
+        contents: what the first holds; None before it was read.
+        pairs: what both hold; None of one file.
+        marks: what `doctor` found.
+        inspection: the facts about one file.
+        summaries: id of an entry -> its statistics.
+        changes: id of an item -> how its two sides differ.
+        failures: id of an item -> why it could not be read.
+        trouble: why the file could not be opened, and what to do.
+        stale: it changed on disk since it was read.
+        items: all leaves; the names alone while the rest is read.
+        counts: how many items have which status.
+        jobs: what runs, by name.
+        began: when reading began.
+    """
+
+    def __init__(
+        self, path: str, other: str | None, at: tuple[str, str] | None, watcher: Watcher, post: Post
+    ) -> None:
+        self.path = path
+        self.other = other
+        self.at = at
+        self._watcher = watcher
+        self._post = post
+        self.commands = Commands(path, other, at)
+        self.jobs: dict[str, Job] = {}
+        self._forget()
+
+    def _forget(self) -> None:
+        self.contents: Contents | None = None
+        self.pairs: pairs.Pairs | None = None
+        self.inspection: describe.Inspection | None = None
+        self.marks = Marks()
+        self.summaries: dict[int, Summary] = {}
+        self.changes: dict[int, tuple[TensorChange, ...]] = {}
+        self.failures: dict[int, str] = {}
+        self.trouble: tuple[str, str] | None = None
+        self.stale = False
+        self.items: Sequence[Item] = ()
+        self.counts: Counter[Status] = Counter()
+        self.began = time.monotonic()
+
+    def _start(
+        self,
+        what: str,
+        call: Callable[[Progress], Result],
+        done: Callable[[Result], None],
+        failed: Callable[[Exception], None] | None = None,
+    ) -> None:
+        """Run a job under a name; one of that name that runs is stopped."""
+        self.stop(what)
+
+        def ended(then: Callable[[Any], None]) -> Callable[[Any], None]:
+            def with_result(result: Any) -> None:
+                self.jobs.pop(what, None)
+                then(result)
+
+            return with_result
+
+        self.jobs[what] = jobs.start(call, ended(done), ended(failed or self._failed), self._post)
+
+    def stop(self, *names: str) -> None:
+        """Stop these jobs."""
+        for what in names:
+            if what in self.jobs:
+                self.jobs.pop(what).stop()
+
+    def _failed(self, error: Exception) -> None:
+        self._watcher.warned(shown(jobs.described(error)[0], 300))
+        self.look_at_disk()
+        self._watcher.told()
+
+    # Reading
+
+    def load(self) -> None:
+        """Read the headers, and then what else can be said without reading tensors."""
+        self.stop(*self.jobs.copy())
+        self._forget()
+        other = self.other
+        if other is None:
+            self._start("read", lambda _: read(self.path, self._names_known), self._loaded, self._not_loaded)
+        else:
+            self._start("read", lambda _: pairs.read_pairs(self.path, other, self.at), self._paired, self._not_loaded)
+
+    def _names_known(self, items: list[Item]) -> None:
+        self._post(lambda: self._named(items))
+
+    def _named(self, items: list[Item]) -> None:
+        if "read" in self.jobs:
+            self.items = items
+            self._watcher.filled(keep=False)
+
+    def _loaded(self, contents: Contents) -> None:
+        gc.freeze()  # what was read stays: the collector need not walk it again and again
+        keep = bool(self.items)
+        self.contents = self.commands.contents = contents
+        self.items = contents.items
+        self._watcher.filled(keep=keep)
+        self._start("inspect", lambda _: describe.inspect(contents.checkpoint), self._inspected)
+
+    def _inspected(self, inspection: describe.Inspection) -> None:
+        self.inspection = inspection
+        self._watcher.told()
+        if len(self.items) <= MANY:
+            self.judge()
+
+    def _paired(self, found: pairs.Pairs) -> None:
+        gc.freeze()
+        self.pairs = found
+        self.contents = found.a
+        self.items = found.items
+        self.counts = Counter(item.status for item in found.items)
+        self._watcher.filled(keep=False)
+
+    def _not_loaded(self, error: Exception) -> None:
+        self.trouble = jobs.described(error)
+        path = error.path if isinstance(error, CkptfixError) and error.path is not None else self.path
+        self._watcher.told()
+        self._start("judge", lambda progress: marks.of_path(path, progress), self._judged)
+
+    def _judged(self, found: Marks) -> None:
+        self.marks = found
+        self._watcher.told()
+
+    def judge(self, then: Callable[[], None] | None = None) -> None:
+        """Look for problems without reading tensors."""
+        contents = self.contents
+        if contents is None or self.pairs is not None:
+            return
+
+        def judged(found: Marks) -> None:
+            self._judged(found)
+            if then is not None:
+                then()
+
+        self._start("judge", lambda progress: marks.of_contents(contents, progress), judged)
+
+    def look_at_disk(self) -> None:
+        """Find out whether a file changed since it was read; then nothing of it is shown as what it holds."""
+        if self.stale or self.contents is None:
+            return
+        both = (self.contents,) if self.pairs is None else (self.pairs.a, self.pairs.b)
+        try:
+            for contents in both:
+                files = contents.checkpoint.files
+                if len(files) <= WATCHED and all(is_local(mark.path) for mark in files):
+                    contents.refuse_changed()
+        except CkptfixError:
+            self.stale = True
+            self.summaries.clear()
+            self.changes.clear()
+            self.stop(*RUNNING)
+            self._watcher.told()
+
+    # Computing
+
+    def sides(self, item: Item) -> list[tuple[str, Contents, TensorEntry]]:
+        """A tensor in each file that has it: A or B (of one file ``""``), the file, the tensor."""
+        if self.contents is None:
+            return []
+        if self.pairs is None:
+            return [("", self.contents, item.entry)] if item.entry is not None else []
+        rows = (("A", self.pairs.a, item.entry), ("B", self.pairs.b, item.other))
+        return [(title, contents, entry) for title, contents, entry in rows if entry is not None]
+
+    def compute_small(self, item: Item) -> None:
+        """Make the statistics of a tensor, where it is small enough to be read without being asked for."""
+        if not item.is_value and all(summary.at_once(entry) for _, _, entry in self.sides(item)):
+            self.compute(item)
+
+    def compute(self, item: Item) -> None:
+        """Make the statistics of a tensor; of two sides, compare them too."""
+        both = self.pairs
+        sides = self.sides(item)
+        if self.stale or id(item) in self.failures or not sides:
+            return
+        wanted = [(contents, entry) for _, contents, entry in sides if id(entry) not in self.summaries]
+        unknown = item.status == "?" or (item.status == "~" and id(item) not in self.changes)
+        to_compare = len(sides) == 2 and unknown
+        if not wanted and not to_compare:
+            return
+
+        def call(progress: Progress) -> None:
+            for contents, entry in wanted:
+                made = summary.summarise(contents, entry, progress)
+                self._post(lambda entry=entry, made=made: self._keep(item, entry, made))  # type: ignore[misc]
+            if both is not None and to_compare:
+                pairs.compare(both, [item], self._found, progress)
+
+        def failed(error: Exception) -> None:
+            self.failures[id(item)] = shown(jobs.described(error)[0], 300)
+            self.look_at_disk()
+            self._watcher.told(item)
+
+        self._start("compute", call, lambda _: self._watcher.told(item), failed)
+        self._watcher.told(item)
+
+    def _keep(self, item: Item, entry: TensorEntry, made: Summary) -> None:
+        if self.stale:
+            return
+        self.summaries[id(entry)] = made
+        while len(self.summaries) > KEPT:
+            self.summaries.pop(next(iter(self.summaries)))
+        self._watcher.told(item)
+
+    def _found(self, item: Item, status: Status, changes: tuple[TensorChange, ...]) -> None:
+        self._post(lambda: self._compared(item, status, changes))
+
+    def _compared(self, item: Item, status: Status, changes: tuple[TensorChange, ...]) -> None:
+        if self.stale:
+            return
+        self.counts[item.status] -= 1
+        self.counts[status] += 1
+        item.status = status
+        self.changes[id(item)] = changes
+        self._watcher.told(item)
+
+    def compare(self, items: Sequence[Item]) -> None:
+        """Compare the values of those of `items` that have two sides and were not compared."""
+        both = self.pairs
+        if both is None or self.stale:
+            return
+        unknown = [item for item in items if item.status == "?"]
+        self._start(
+            "compare",
+            lambda progress: pairs.compare(both, unknown, self._found, progress),
+            lambda _: self._watcher.told(),
+        )

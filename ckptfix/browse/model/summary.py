@@ -1,0 +1,123 @@
+"""The statistics and the histogram of one tensor, read through once, in bounded memory."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from ckptfix.browse.model.contents import Contents
+from ckptfix.browse.model.histogram import Histogram
+from ckptfix.checkpoint import ByteRange, TensorEntry, dtypes
+from ckptfix.checkpoint.dtypes import Dtype
+from ckptfix.errors import CkptfixError
+from ckptfix.io.read import Progress
+from ckptfix.io.source import Readers, is_local, opened_once
+from ckptfix.io.threads import TASK, Workers
+from ckptfix.ops.diff.content import chunks_of
+from ckptfix.ops.diff.sources import Content, content
+from ckptfix.ops.numbers import decoded
+from ckptfix.ops.stats import why_no_numbers
+from ckptfix.ops.stats.moments import BLOCK, Moments, moments
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Elements: TypeAlias = NDArray[Any]
+
+AT_ONCE = 64 << 20
+"""Bytes of a tensor of this machine that are read without being asked for: a tenth of a second or two."""
+
+AT_ONCE_REMOTE = 1 << 20
+"""The same of one that comes over a network."""
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """The statistics of a tensor; `reason` says why there are none."""
+
+    moments: Moments | None = None
+    histogram: Histogram | None = None
+    reason: str | None = None
+
+
+def at_once(entry: TensorEntry) -> bool:
+    """Whether a tensor is so small that its statistics are made when it is looked at."""
+    data = entry.storage.data if entry.storage is not None else None
+    remote = isinstance(data, ByteRange) and not is_local(data.path)
+    return entry.nbytes <= (AT_ONCE_REMOTE if remote else AT_ONCE)
+
+
+@opened_once()
+def summarise(contents: Contents, entry: TensorEntry, progress: Progress) -> Summary:
+    """Read a tensor through.
+
+    Args:
+        progress: called with bytes done and bytes in all; what it raises ends the reading.
+
+    Raises:
+        DamagedFile: the file changed since it was opened, or does not hold what it promises.
+    """
+    reason = why_no_numbers(entry)
+    if reason is not None:
+        return Summary(reason=reason)
+    if entry.storage is None or entry.storage.data is None:
+        return Summary(reason="the file does not hold its data")
+    contents.refuse_changed()
+    try:
+        whole = content(entry)
+    except CkptfixError as error:
+        return Summary(reason=error.message)
+    if whole.endless:
+        return Summary(reason="a view that repeats its storage too often to be read through")
+    dtype = dtypes.by_name(entry.dtype)
+    found, histogram = Moments(), Histogram()
+    done = 0
+    progress(0, whole.nbytes)
+    with Readers() as readers:
+        swap = contents.checkpoint.byteorder != sys.byteorder and dtype.itemsize > 1
+        call = partial(_of_piece, readers, dtype, swap)
+        for made, bins, nbytes in _results(call, whole, progress):
+            found.add(made)
+            histogram.join(bins)
+            done += nbytes
+            progress(done, whole.nbytes)
+    contents.refuse_changed()
+    return Summary(found, histogram)
+
+
+def _results(call: Any, whole: Content, progress: Progress) -> Iterator[tuple[Moments, Histogram, int]]:
+    """Of each part of a tensor; parts of a range on several threads."""
+    if isinstance(whole.data, ByteRange):
+        starts = range(0, whole.nbytes, TASK)
+        pieces = (Content(whole.data, whole.start + at, min(TASK, whole.nbytes - at)) for at in starts)
+        for rows in Workers().run(lambda piece: list(call(piece)), pieces):
+            yield from rows
+    else:
+        yield from call(whole)
+
+
+def _of_piece(
+    readers: Readers, dtype: Dtype, swap: bool, piece: Content
+) -> Iterator[tuple[Moments, Histogram, int]]:
+    for chunk in chunks_of(piece, None, readers):
+        yield moments(chunk, dtype, swap), _histogram(chunk, dtype, swap), len(chunk)
+
+
+def _histogram(chunk: bytes, dtype: Dtype, swap: bool) -> Histogram:
+    """Of the finite elements; of complex ones, of their absolute values."""
+    import numpy
+
+    made = Histogram()
+    view = memoryview(chunk)
+    with numpy.errstate(all="ignore"):
+        for start in range(0, len(chunk), BLOCK * dtype.itemsize):
+            block: Elements = decoded(view[start : start + BLOCK * dtype.itemsize], dtype, swap)
+            if dtype.family == "complex":
+                block = numpy.abs(block)
+            wide = block.astype(numpy.float64)
+            if dtype.family in ("float", "complex"):
+                wide = wide[numpy.isfinite(wide)]
+            made.add(wide)
+    return made

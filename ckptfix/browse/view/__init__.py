@@ -1,0 +1,1 @@
+"""The screens, drawn with Textual; nothing else imports it."""

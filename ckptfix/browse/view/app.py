@@ -1,0 +1,152 @@
+"""The program: which screen comes first, and the help."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Sequence
+from typing import ClassVar
+
+from rich.text import Text
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import VerticalScroll
+from textual.screen import ModalScreen
+from textual.widgets import Static
+
+from ckptfix.browse.view.browser import Browser
+from ckptfix.browse.view.files import Files
+
+HELP: tuple[tuple[str, str], ...] = (
+    ("Move", ""),
+    ("↑ ↓  j k", "up and down; ctrl+u, ctrl+d half a page; g, G the first and the last"),
+    ("→ l  enter", "open a module, the values of a tensor, a checkpoint of a folder"),
+    ("← h", "close, or to the module around"),
+    ("space", "open or close; * opens all, - closes all"),
+    ("tab", "to the panel of details, which scrolls, and back"),
+    ("mouse", "click opens and closes; double click shows values; the wheel scrolls"),
+    ("Find", ""),
+    ("/", "search as you type: part of a name, a glob (*.weight), or /REGEX/"),
+    ("enter", "in the list of what was found: show it in the tree"),
+    ("n N", "to the next row with a finding or a difference, or the one before"),
+    ("s", "sort: as in the file, by name, by size"),
+    ("Look", ""),
+    ("v", "the values of a tensor; only those that are shown are read"),
+    ("c", "read a large tensor: statistics and histogram; of two files, compare"),
+    ("C", "of two files: compare the values of all tensors"),
+    ("x", "in the values of two files: A, B, or B - A"),
+    (": i", "in the values: go to an index, such as 12, 345"),
+    ("f", "the list of findings, as ckptfix doctor --fast has them"),
+    ("d", "in a folder: mark one checkpoint, and compare it with another"),
+    ("Other", ""),
+    ("y", "copy the command that does what is shown, and show it"),
+    ("r", "read the file again, after it changed on disk"),
+    ("esc", "stop what runs; leave a search; back"),
+    ("q", "quit"),
+    ("Marks", ""),
+    ("✗ !", "an error or a warning of doctor concerns this, or something below it"),
+    ("~ + -", "of two files: different, only in B, only in A"),
+    ("? =", "of two files: values not compared yet, equal"),
+)
+
+
+class Help(ModalScreen[None]):
+    """The keys."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,question_mark,enter", "leave", "Back"),
+        Binding("q", "app.quit", "Quit"),
+        *(Binding(key, f"scroll({by})", show=False) for key, by in (("j,down", 1), ("k,up", -1))),
+    ]
+    CSS = """
+    Help { align: center middle; }
+    Help > VerticalScroll {
+        width: 86; max-width: 100%; height: auto; max-height: 100%; padding: 0 2; background: $panel;
+        border: round $primary;
+    }
+    """
+
+    def compose(self) -> ComposeResult:
+        text = Text()
+        for keys, what in HELP:
+            if what:
+                text.append(f"  {keys:<13}", "bold")
+                text.append(f"{what}\n")
+            else:
+                text.append(f"{keys}\n", "bold underline")
+        text.rstrip()
+        with VerticalScroll():
+            yield Static(text)
+
+    def on_mount(self) -> None:
+        self.query_one(VerticalScroll).focus()
+
+    def action_leave(self) -> None:
+        self.dismiss()
+
+    def action_scroll(self, by: int) -> None:
+        self.query_one(VerticalScroll).scroll_relative(y=by, animate=False)
+
+
+class BrowseApp(App[None]):
+    """A browser for checkpoints.
+
+    Args:
+        path: a file, a folder that is a checkpoint, or a URL.
+        other: the second of two that are compared.
+        at: addresses of the state dicts to compare.
+        inside: the checkpoints in the folder `path`, where it is not one itself.
+
+    Attributes:
+        signals: those that end it as a key does, so that the terminal is as it was before.
+        stopped_by: the one that did.
+    """
+
+    ENABLE_COMMAND_PALETTE = False
+    TITLE = "ckptfix"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("ctrl+c", "quit", "Quit", show=False, priority=True),
+    ]
+
+    def __init__(
+        self,
+        path: str,
+        other: str | None = None,
+        at: tuple[str, str] | None = None,
+        inside: Sequence[str] = (),
+    ) -> None:
+        super().__init__()
+        self.path = path
+        self.other = other
+        self.at = at
+        self.inside = inside
+
+        self.signals: Sequence[int] = ()
+        self.stopped_by: int | None = None
+
+    def on_mount(self) -> None:
+        for number in self.signals:
+            asyncio.get_running_loop().add_signal_handler(number, self._stop, number)
+        if self.inside:
+            self.push_screen(Files(self.path, self.inside))
+        else:
+            self.push_screen(Browser(self.path, self.other, self.at))
+
+    def _stop(self, number: int) -> None:
+        self.stopped_by = number
+        self.exit()
+
+    def action_help(self) -> None:
+        """Show the keys."""
+        if not isinstance(self.screen, Help):
+            self.push_screen(Help())
+
+
+def run(
+    path: str, other: str | None = None, at: tuple[str, str] | None = None, inside: Sequence[str] = ()
+) -> int | None:
+    """Show it until the user quits; the number of the signal that ended it, if one did."""
+    app = BrowseApp(path, other, at, inside)
+    app.signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    app.run()
+    return app.stopped_by

@@ -1,0 +1,172 @@
+"""The checkpoints in a folder, as `ls` lists them; one is opened with enter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.screen import Screen
+from textual.widgets import Footer
+
+from ckptfix.browse.model import jobs
+from ckptfix.browse.model.drawn import shown
+from ckptfix.browse.model.jobs import Job
+from ckptfix.browse.model.lines import of_folder
+from ckptfix.browse.view.browser import Browser
+from ckptfix.browse.view.parts import State, Title, copy
+from ckptfix.browse.view.rows import Rows, Span, fitted
+from ckptfix.io.read import Progress
+from ckptfix.ops.listing import Row, listed
+from ckptfix.words import natural, plural, short, size
+
+ORDERS = ("name", "size", "tensors", "finding")
+
+
+class FileRows(Rows):
+    """A line for each checkpoint; what is not read yet has its name alone."""
+
+    def __init__(self, folder: str, paths: Sequence[str]) -> None:
+        super().__init__()
+        self.folder = folder
+        self.paths = list(paths)
+        self.known: dict[str, Row] = {}
+
+    def count(self) -> int:
+        return len(self.paths)
+
+    def spans(self, index: int, width: int) -> Sequence[Span]:
+        path = self.paths[index]
+        row = self.known.get(path)
+        name = shown(path.removeprefix(self.folder).lstrip("/") or path, 300)
+        if row is None:
+            return [("  ", ""), (fitted(name, max(width - 8, 8)), ""), ("  ...", "dim")]
+        if row.error is not None:
+            room = max(width // 2, 16)
+            return [("✗ ", "error"), (fitted(name, room), ""), (f"  {shown(row.error, 200)}", "error")]
+        mark = {"error": "✗ ", "warning": "! "}.get(row.severity or "", "  ")
+        columns = [(f"{row.format or '':>15}", "dim"), (f"{size(row.size):>10}", "size")]
+        if width >= 70:
+            columns += [(f"{plural(row.tensors, 'tensor'):>16}", ""), (f"{short(row.parameters):>8}", "")]
+        if width >= 110:
+            columns.append((fitted(f"  {', '.join(shown(name, 20) for name in list(row.dtypes)[:3])}", 26), "dim"))
+        found = shown(row.finding or "", 24)
+        style = row.severity if row.severity in ("error", "warning") else "dim"
+        if width >= 90:
+            columns.append((fitted(f"  {found}", 24), style))
+        used = sum(len(text) for text, _ in columns)
+        return [(mark, style), (fitted(name, max(width - used - 2, 8)), "strong"), *columns]
+
+    def sort(self, order: str) -> None:
+        """Sort the lines; those that are not known stay behind."""
+        blank = Row(path="")
+        here = self.paths[self.cursor] if self.paths else ""
+        rank = {"error": 0, "warning": 1}
+
+        def key(path: str) -> tuple[object, ...]:
+            row = self.known.get(path, blank)
+            first: dict[str, object] = {
+                "size": -row.size, "tensors": -row.tensors, "finding": rank.get(row.severity or "", 2),
+            }  # fmt: skip
+            return first.get(order, 0), natural(path)
+
+        self.paths.sort(key=key)
+        self.changed()
+        if here:
+            self.place(self.paths.index(here))
+
+
+class Files(Screen[None]):
+    """A folder of checkpoints."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("s", "sort", "Sort"),
+        Binding("d", "mark", "Mark to compare"),
+        Binding("y", "copy", "Copy command"),
+        Binding("right,l", "choose", "Open", show=False),
+        Binding("question_mark", "app.help", "Help", key_display="?"),
+        Binding("q", "app.quit", "Quit"),
+    ]
+    CSS = "Files FileRows { height: 1fr; }"
+
+    def __init__(self, folder: str, paths: Sequence[str]) -> None:
+        super().__init__()
+        self.folder = folder
+        self.paths = paths
+        self.order = ORDERS[0]
+        self.marked: str | None = None
+        self.job: Job | None = None
+
+    def compose(self) -> ComposeResult:
+        yield Title()
+        yield FileRows(self.folder, self.paths)
+        yield State()
+        yield Footer(show_command_palette=False)
+
+    def on_mount(self) -> None:
+        rows = self.query_one(FileRows)
+        rows.sort(self.order)
+        rows.focus()
+        self.query_one(Title).show(f"{shown(self.folder, 200)}  {plural(len(self.paths), 'checkpoint')}")
+        self.job = jobs.start(self._read, lambda _: self._state(), lambda _: self._state(), self.call_later)
+        self._state()
+
+    def on_unmount(self) -> None:
+        if self.job is not None:
+            self.job.stop()
+
+    def _read(self, progress: Progress) -> None:
+        for number, path in enumerate(list(self.query_one(FileRows).paths)):
+            progress(number, len(self.paths))
+            self.call_later(self._know, listed(path))
+
+    def _know(self, row: Row) -> None:
+        rows = self.query_one(FileRows)
+        rows.known[row.path] = row
+        rows.refresh()
+        self._state()
+
+    def _state(self) -> None:
+        rows = self.query_one(FileRows)
+        known = rows.known.values()
+        bad = sum(row.severity == "error" for row in known)
+        warned = sum(row.severity == "warning" for row in known)
+        words = [f"{size(sum(row.size for row in known))}"]
+        words += [plural(bad, "checkpoint") + " with errors"] if bad else []
+        words += [plural(warned, "checkpoint") + " with warnings"] if warned else []
+        left = len(rows.paths) - len(rows.known)
+        words += [f"reading {plural(left, 'more', 'more')} ..."] if left else []
+        words += [f"sorted by {self.order}"] if self.order != "name" else []
+        words += [f"A is {shown(self.marked, 100)}: d on another compares"] if self.marked is not None else []
+        self.query_one(State).show("   ".join(words))
+
+    def on_rows_moved(self, event: Rows.Moved) -> None:
+        event.stop()
+
+    def on_rows_chosen(self, event: Rows.Chosen) -> None:
+        event.stop()
+        if not event.clicked:
+            self.action_choose()
+
+    def action_choose(self) -> None:
+        rows = self.query_one(FileRows)
+        if rows.paths:
+            self.app.push_screen(Browser(rows.paths[rows.cursor], inside=True))
+
+    def action_mark(self) -> None:
+        rows = self.query_one(FileRows)
+        path = rows.paths[rows.cursor]
+        if self.marked is None or self.marked == path:
+            self.marked = path if self.marked is None else None
+            self._state()
+        else:
+            self.app.push_screen(Browser(self.marked, path, inside=True))
+
+    def action_sort(self) -> None:
+        self.order = ORDERS[(ORDERS.index(self.order) + 1) % len(ORDERS)]
+        self.query_one(FileRows).sort(self.order)
+        self._state()
+
+    def action_copy(self) -> None:
+        copy(self, of_folder(self.folder))

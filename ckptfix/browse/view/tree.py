@@ -1,0 +1,216 @@
+"""The tree, and the names that a search found."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from rich.cells import cell_len
+from textual.binding import Binding, BindingType
+
+from ckptfix.browse.model.contents import Item
+from ckptfix.browse.model.drawn import shown, value_text
+from ckptfix.browse.model.facts import STYLES
+from ckptfix.browse.model.marks import Marks
+from ckptfix.browse.model.outline import Node, Order, Outline, leaf, sorted_items
+from ckptfix.browse.view.rows import Rows, Span, fitted
+from ckptfix.words import plural, shape, size
+
+ALL = 20_000
+"""Rows that "open all" makes at most."""
+
+
+class Tree(Rows):
+    """The outline of a checkpoint. Modules are opened in place; a tensor is chosen.
+
+    Attributes:
+        title: what the row of everything is called.
+        paired: two files are shown side by side.
+        found: what a search found; None without one.
+    """
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("right,l", "into", "Open", show=False),
+        Binding("left,h", "out", "Close", show=False),
+        Binding("space", "turn", "Open or close", show=False),
+        Binding("asterisk,plus", "open_all", "Open all", show=False),
+        Binding("minus", "close_all", "Close all", show=False),
+    ]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.outline = Outline([])
+        self.found: list[Item] | None = None
+        self.marks = Marks()
+        self.title = ""
+        self.paired = False
+        self._items: list[Item] = []
+
+    def fill(self, items: Sequence[Item], title: str, *, paired: bool = False, keep: bool = False) -> None:
+        """Show these; with `keep` the same nodes are open, and the cursor stays."""
+        before = self.node if keep else None
+        self.outline = Outline(items, self.outline)
+        if not keep:
+            self.outline.collapse_all()
+        self.found = None
+        self.title = title
+        self.paired = paired
+        self.changed(keep=keep)
+        if before is not None:
+            self._place_at(before)
+
+    @property
+    def node(self) -> Node | None:
+        """The node under the cursor."""
+        return self.at(self.cursor) if self.cursor < self.count() else None
+
+    def at(self, index: int) -> Node:
+        """The node of a row."""
+        return self.outline.rows[index] if self.found is None else leaf(self.found[index])
+
+    def count(self) -> int:
+        return len(self.outline.rows if self.found is None else self.found)
+
+    def sort(self, order: Order) -> None:
+        """Sort, with the cursor on the same node."""
+        node = self.node
+        self.outline.sort(order)
+        if self.found is not None:
+            self.show_found(self.found)
+        else:
+            self.changed()
+            if node is not None:
+                self._place_at(node)
+
+    def _place_at(self, node: Node) -> None:
+        rows = enumerate(self.outline.rows)
+        kind = node.item is None
+        self.place(next((row for row, one in rows if one.address == node.address and (one.item is None) == kind), 0))
+
+    def show_found(self, items: Sequence[Item] | None) -> None:
+        """Show what a search found, or the tree again."""
+        self.found = None if items is None else sorted_items(items, self.outline.order)
+        self.changed(keep=False)
+
+    def reveal(self, item: Item) -> None:
+        """Show the tree, with the cursor on `item`."""
+        self.found = None
+        row = self.outline.show(item)
+        self.changed()
+        self.place(row)
+        self.follow()
+
+    def next_marked(self, by: int) -> bool:
+        """Move to the next row with a finding or a difference; whether there is one."""
+        for step in range(1, self.count()):
+            index = (self.cursor + by * step) % self.count()
+            node = self.at(index)
+            closed = node.item is not None or not node.opened
+            if closed and (self.marks.severity(node.covers) or node.status in ("~", "+", "-")):
+                self.place(index)
+                return True
+        return False
+
+    def spans(self, index: int, width: int) -> Sequence[Span]:
+        node = self.at(index)
+        mark, style = self._mark(node)
+        indent = "  " * min(node.level, 20) if self.found is None else ""
+        arrow = "  " if node.item is not None else "▾ " if node.opened else "▸ "
+        nbytes = "" if not node.tensors else "..." if node.items[0].pending else size(node.nbytes)
+        about = self._about(node)
+        right = min(max(width // 3, 12), 34)
+        room = max(width - 4 - len(indent) - right - 10, 8)
+        if node.item is not None and node.item.is_value:
+            longest = max(room, width * 2 // 3 - len(indent))
+            label = fitted(self._label(node), min(max(cell_len(self._label(node)), 8), longest))
+            value = fitted(f" = {about}", max(width - 4 - len(indent) - cell_len(label), 0))
+            return [(mark, style), (indent + arrow, "dim"), (label, "value"), (value, "dim")]
+        strong = "" if node.item is not None else "strong"
+        return [
+            (mark, style),
+            (indent + arrow, "dim"),
+            (fitted(self._label(node), room), strong),
+            (fitted(about, right).rstrip().rjust(right), "dim"),
+            (f"{nbytes:>10}", "size"),
+        ]
+
+    def _label(self, node: Node) -> str:
+        if node is self.outline.root:
+            return self.title
+        return shown(node.label, 400) or "''"
+
+    def _about(self, node: Node) -> str:
+        item = node.item
+        if item is None:
+            counted = plural(node.tensors, "tensor") if node.tensors else plural(node.values, "value")
+            if not self.paired:
+                return counted
+            counts = node.counts()
+            apart = [f"{status}{counts[status]:,}" for status in ("~", "+", "-", "?") if counts[status]]
+            return "  ".join([*apart, counted])
+        entry = item.shown
+        if entry is None:
+            value = item.other_value if item.status == "+" else item.value
+            text = value_text(value, 200)
+            return f"{text} -> {value_text(item.other_value, 200)}" if item.status == "~" else text
+        text = shown(f"{entry.dtype} {shape(entry.shape)}", 100)
+        if item.entry is not None and item.other is not None and item.entry.shape != item.other.shape:
+            text += f" -> {shape(item.other.shape)}"
+        return text
+
+    def _mark(self, node: Node) -> Span:
+        severity = self.marks.severity(node.covers)
+        if severity is not None:
+            return ("✗ ", "error") if severity == "error" else ("! ", "warning")
+        if self.paired:
+            return f"{node.status or ' '} ", STYLES[node.status]
+        return "  ", ""
+
+    def action_into(self) -> None:
+        node = self.node
+        if node is None:
+            return
+        if node.item is not None:
+            self.action_choose()
+        elif node.opened and self.cursor + 1 < self.count():
+            self.place(self.cursor + 1)
+        else:
+            self._open(self.cursor)
+
+    def action_out(self) -> None:
+        node = self.node
+        if node is None or self.found is not None:
+            return
+        if node.item is None and node.opened and node is not self.outline.root:
+            self.outline.collapse(self.cursor)
+            self.changed()
+            return
+        above = self.outline.parent(self.cursor)
+        if above is not None:
+            self.place(above)
+
+    def action_turn(self) -> None:
+        node = self.node
+        if node is not None and node.item is None and node is not self.outline.root:
+            if node.opened:
+                self.outline.collapse(self.cursor)
+                self.changed()
+            else:
+                self._open(self.cursor)
+
+    def _open(self, index: int) -> None:
+        self.outline.expand(index)
+        self.changed()
+
+    def action_open_all(self) -> None:
+        node = self.node
+        if self.found is None and not self.outline.expand_all(ALL):
+            self.notify(f"more than {ALL:,} rows: open what you need", severity="warning", markup=False)
+        self.changed()
+        if node is not None:
+            self._place_at(node)
+
+    def action_close_all(self) -> None:
+        if self.found is None:
+            self.outline.collapse_all()
+            self.changed(keep=False)

@@ -1,0 +1,211 @@
+"""``ckptfix git enable``, ``disable`` and ``status``: the driver in git's configuration, and the paths that have it."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ckptfix.checkpoint import OutputFile, Plan
+from ckptfix.errors import CkptfixError
+from ckptfix.git import attributes, repository
+from ckptfix.git.attributes import DRIVER
+from ckptfix.git.repository import Scope, attributes_file, config, git
+from ckptfix.git.text import FORM
+from ckptfix.io.source import found_as, open_source
+from ckptfix.io.write import write_plan
+
+CACHE = f"refs/notes/textconv/{DRIVER}"
+"""Where git keeps the texts, by the ids of the blobs."""
+
+TOOLS = (DRIVER, f"{DRIVER}-html")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """What is set up, or was changed.
+
+    Attributes:
+        action: ``"enable"``, ``"disable"`` or ``"status"``.
+        scope: ``"local"``: this repository; ``"global"``: all of this user.
+        enabled: whether both the driver and its paths are set.
+        written: whether anything was changed.
+        attributes: the file that names the paths.
+        config: key -> value of the driver and the tools.
+        lines: it in sentences.
+    """
+
+    action: str
+    scope: Scope
+    enabled: bool
+    written: bool
+    attributes: str
+    config: dict[str, str]
+    lines: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "action": self.action,
+            "scope": self.scope,
+            "enabled": self.enabled,
+            "written": self.written,
+            "attributes": self.attributes,
+            "config": [{"key": key, "value": value} for key, value in self.config.items()],
+            "text": None,
+            "summary": list(self.lines),
+        }
+
+
+def commands() -> dict[str, str]:
+    """The keys and values of git's configuration.
+
+    They name this interpreter, as ``ckptfix`` need not be on PATH. git runs them by a shell, in the folder of the
+    repository: ``-P`` keeps modules that lie there from being imported.
+    """
+    run = f"{shlex.quote(sys.executable)} -P -m ckptfix" if sys.executable else "ckptfix"
+    page = '"$(git rev-parse --absolute-git-dir)/ckptfix-$(basename "$MERGED").html"'
+    return {
+        f"diff.{DRIVER}.textconv": f"{run} git textconv --form {FORM}",
+        f"diff.{DRIVER}.cachetextconv": "true",
+        f"diff.{DRIVER}.binary": "true",
+        f"difftool.{TOOLS[0]}.cmd": f'{run} git difftool "$LOCAL" "$REMOTE"',
+        f"difftool.{TOOLS[1]}.cmd": f'{run} git difftool "$LOCAL" "$REMOTE" --html {page}',
+    }
+
+
+def enable(scope: Scope, *, shared: bool = False, dry_run: bool = False) -> Setup:
+    """Set the driver, and give it the paths of checkpoints.
+
+    Args:
+        shared: name the paths in ``.gitattributes``, which is committed, and not in the clone's own file.
+
+    Raises:
+        Refused: not in a repository; or git does not do it.
+        WriteFailed: the file of attributes cannot be written.
+    """
+    return _change("enable", scope, shared=shared, dry_run=dry_run)
+
+
+def disable(scope: Scope, *, dry_run: bool = False) -> Setup:
+    """Take back what `enable` did, with or without `shared`, and nothing else. Raises as `enable`."""
+    return _change("disable", scope, shared=False, dry_run=dry_run)
+
+
+def _change(action: str, scope: Scope, *, shared: bool, dry_run: bool) -> Setup:
+    if scope == "local":
+        repository.refuse_outside()
+    on = action == "enable"
+    wanted = {key: value if on else None for key, value in commands().items()}
+    before = {key: config(scope, key) for key in wanted}
+    changed = {key: value for key, value in wanted.items() if before[key] != value}
+    said = (f"{key} = {value}" if value else f"removed {key}" for key, value in changed.items())
+    lines = [f"{scope} config: {what}" for what in said]
+    files = []
+    for path in _files(scope, shared=shared, all_of_them=not on):
+        old = _content(path)
+        new = attributes.with_block(old or b"") if on else attributes.without_block(old or b"")
+        if new != (old or b""):
+            files.append((path, old, new))
+            what = f"{'added' if on else 'removed'} diff={DRIVER} of {len(attributes.PATTERNS)} patterns"
+            lines.append(f"{path}: {what}")
+            less = attributes.overridden(new) if on else ()
+            lines += [f"{path}: this line of yours counts less than ours now: {line}" for line in less]
+    cached = scope == "local" and _has_cache()
+    if cached:
+        lines.append("forgot the texts that git kept")
+    if not dry_run:
+        for key, value in changed.items():
+            repository.set_config(scope, key, value)
+        for section in () if on else (f"diff.{DRIVER}", *(f"difftool.{tool}" for tool in TOOLS)):
+            repository.remove_empty_section(scope, section)
+        for path, old, new in files:
+            _write(path, old, new)
+        if cached:
+            git("update-ref", "-d", CACHE)
+    done = bool(lines)
+    what = f"git diff, git log -p and git show have a line for each tensor of a checkpoint, {_where(scope)}"
+    lines.append(what if on else f"git shows checkpoints as it did before, {_where(scope)}")
+    if not done:
+        lines = [f"nothing to do: {lines[-1]}"]
+    lines += _hints(scope, shared=shared) if on and not dry_run else []
+    now = {key: value for key in wanted if (value := wanted[key] if dry_run else config(scope, key)) is not None}
+    main = attributes_file(scope, shared=shared)
+    return Setup(
+        action=action, scope=scope, enabled=on, written=done and not dry_run, attributes=main, config=now,
+        lines=tuple(lines),
+    )  # fmt: skip
+
+
+def status(scope: Scope) -> Setup:
+    """What is set up. Raises Refused outside of a repository, where `scope` is local."""
+    if scope == "local":
+        repository.refuse_outside()
+    found = {key: value for key in commands() if (value := config(scope, key)) is not None}
+    looked_at = _files(scope, shared=False, all_of_them=True)
+    files = [path for path in looked_at if attributes.enabled(_content(path) or b"")]
+    enabled = bool(files) and f"diff.{DRIVER}.textconv" in found
+    lines = [f"{'enabled' if enabled else 'not enabled'} {_where(scope)}"]
+    lines += [f"paths: {path}" for path in files]
+    lines += [f"{key} = {value}" for key, value in found.items()]
+    if found and found != commands():
+        lines.append("the driver is that of another ckptfix or Python; `ckptfix git enable` sets this one")
+    lines += _hints(scope, shared=False) if enabled else []
+    return Setup(
+        action="status", scope=scope, enabled=enabled, written=False, attributes=(files or [""])[0], config=found,
+        lines=tuple(lines),
+    )  # fmt: skip
+
+
+def _where(scope: Scope) -> str:
+    return "in this repository" if scope == "local" else "in all your repositories"
+
+
+def _files(scope: Scope, *, shared: bool, all_of_them: bool) -> Iterator[str]:
+    """The files of attributes that are to be looked at."""
+    yield attributes_file(scope, shared=shared)
+    if all_of_them and scope == "local" and git("rev-parse", "--show-toplevel", fails=False):
+        yield attributes_file(scope, shared=True)
+
+
+def _hints(scope: Scope, *, shared: bool) -> Iterator[str]:
+    """What else is to be known: who else has to do it, and what has the last word on a path."""
+    if shared:
+        yield "commit .gitattributes; as git takes no program from a repository, each clone runs `ckptfix git enable`"
+    if git("rev-parse", "--git-dir", fails=False) is None:
+        return
+    for pattern in ("x.pth", "x.safetensors"):
+        found = repository.effective(pattern)
+        if found not in (DRIVER, "unspecified"):
+            yield (
+                f"in this repository .gitattributes gives {pattern.replace('x.', '*.')} diff={found} (git-lfs does), "
+                "which counts more: `ckptfix git enable` without --global"
+            )
+            return
+
+
+def _has_cache() -> bool:
+    return git("rev-parse", "--verify", "--quiet", CACHE, fails=False) is not None
+
+
+def _content(path: str) -> bytes | None:
+    if found_as(path) != "file":
+        return None
+    with open_source(path) as source:
+        return source.read(0, source.size)
+
+
+def _write(path: str, old: bytes | None, new: bytes) -> None:
+    """Write a file of attributes beside itself and rename it; one that we made and that is empty again goes."""
+    place = Path(path).resolve()  # a link stays one
+    if not new and old is not None:
+        place.unlink()
+        return
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CkptfixError(f"cannot be made: {error.strerror}", path=str(place.parent)) from error
+    write_plan(Plan((OutputFile.of(str(place), [new]),)), overwrite=True)

@@ -1,0 +1,160 @@
+"""A checkpoint as lines of text, which say the same of the same content, whatever its file is called and where it is.
+
+A line a tensor, sorted by name, so that a line that differs is a tensor that differs::
+
+    format: PyTorch zip
+    tensors: 2, 32 B, 8 parameters
+    epoch = 3
+    fc.bias  float32 [2]  mean 7.5 std 0.7071 min 7 max 8  sha256:9f1b...
+
+git keeps the text by the id of the blob and the command that made it: `FORM` is part of that command, and goes up when
+the text changes.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+from ckptfix.checkpoint import Checkpoint, TensorEntry
+from ckptfix.errors import CkptfixError, printable
+from ckptfix.formats import open_checkpoint
+from ckptfix.git import lfs
+from ckptfix.io.source import Readers, open_source, opened_once
+from ckptfix.io.threads import OVERHEAD, TASK, Workers, batches
+from ckptfix.ops.digest.files import digests
+from ckptfix.ops.digest.tensors import digest_of
+from ckptfix.ops.inspect.describe import inspect
+from ckptfix.ops.stats import moments_of, why_no_numbers
+from ckptfix.ops.stats.moments import Moments
+from ckptfix.words import natural, plural, shape, size
+
+FORM = 1
+
+DIGITS = 16
+"""Hexadecimal digits of a digest that are shown: enough to tell tensors apart."""
+
+LONGEST = 200
+"""Characters of a value."""
+
+
+def text(path: str) -> str:
+    """The text of a file; what cannot be read is said in it, as git shows nothing at all where this fails."""
+    lines: list[str] = []
+    try:
+        with opened_once():
+            lines.extend(_lines(path))
+    except CkptfixError as error:
+        lines.append(f"not readable: {_said(error)}")
+    except (MemoryError, RecursionError, ValueError, ArithmeticError, LookupError, TypeError, AttributeError) as error:
+        lines.append(f"not readable: an error of ckptfix, {type(error).__name__}")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _lines(path: str) -> Iterator[str]:
+    """Of the file; of what it stands for, where it is a pointer of git-lfs."""
+    found = lfs.pointer(path)
+    if found is None:
+        yield from _of_file(path)
+    elif (place := lfs.stored(found)) is not None:
+        yield from _of_file(place)
+    else:
+        yield f"git-lfs pointer: sha256 {found.oid}, {found.size:,} bytes; `git lfs pull` gets the file"
+
+
+def _of_file(path: str) -> Iterator[str]:
+    """Of a file. It is read under a name that says nothing, alone in its folder: the text must not depend on them."""
+    with tempfile.TemporaryDirectory(prefix="ckptfix-git-") as folder:
+        link = Path(folder, "checkpoint")
+        link.symlink_to(Path(path).absolute())
+        try:
+            checkpoint = open_checkpoint(link)
+        except CkptfixError as error:
+            yield f"not readable as a checkpoint: {_said(error)}"
+            with open_source(path) as source:
+                yield f"file: {source.size:,} bytes, sha256 {digests([path])[0].digest}"
+            return
+        yield from _of_checkpoint(checkpoint)
+
+
+def _said(error: CkptfixError) -> str:
+    """An error without the path of the file."""
+    place = " ".join(
+        part for part in (error.where or "", "" if error.offset is None else f"@ {error.offset:#x}") if part
+    )
+    return printable(f"{place}: {error.message}" if place else error.message)
+
+
+def _of_checkpoint(checkpoint: Checkpoint) -> Iterator[str]:
+    seen = inspect(checkpoint)
+    yield f"format: {seen.title}"
+    yield f"tensors: {seen.tensors:,}, {size(seen.nbytes)}, {plural(seen.parameters, 'parameter')}"
+    for finding in seen.findings:
+        if finding.severity == "error":
+            yield printable(f"{finding.id}: {finding.where}: {finding.message}" if finding.where else finding.message)
+    for name in sorted(name for name, accepted in seen.globals if not accepted):
+        yield printable(f"weights_only=True refuses {name}")
+    for name, value in sorted(seen.metadata.items()):
+        yield f"__metadata__/{printable(name)} = {_value(value)}"
+    try:
+        values = [(name, _value(value)) for name, value in checkpoint.values()]
+    except CkptfixError as error:
+        yield f"values: {_said(error)}"
+    else:
+        for name, shown in sorted(values, key=lambda row: (natural(row[0]), row)):
+            yield f"{printable(name)} = {shown}"
+    entries = sorted(seen.named_entries, key=lambda entry: (natural(entry.name), entry.name))
+    with Readers() as readers:
+        call = partial(_of_task, readers, checkpoint.byteorder)
+        for rows in Workers().run(call, batches(entries, lambda entry: entry.nbytes + OVERHEAD, TASK)):
+            yield from rows
+
+
+def _value(value: object) -> str:
+    shown = printable(repr(value))
+    return shown if len(shown) <= LONGEST else f"{shown[:LONGEST]}... ({len(shown):,} characters)"
+
+
+def _of_task(readers: Readers, byteorder: str, entries: list[TensorEntry]) -> list[str]:
+    return [_line(entry, readers, byteorder) for entry in entries]
+
+
+def _line(entry: TensorEntry, readers: Readers, byteorder: str) -> str:
+    parts = [entry.name, f"{entry.dtype} {shape(entry.shape)}", *_properties(entry)]
+    try:
+        if entry.storage is not None and entry.storage.data is not None and why_no_numbers(entry) is None:
+            found = moments_of(entry, readers, swap=byteorder != sys.byteorder)
+            parts += [" ".join(_statistics(found))] if found.elements else []
+        digest = digest_of(entry, readers, swap=byteorder == "big")
+        parts.append(f"sha256:{digest[:DIGITS]}")
+    except CkptfixError as error:
+        parts.append(f"not readable: {error.message}")
+    return printable("  ".join(parts))
+
+
+def _properties(entry: TensorEntry) -> Iterator[str]:
+    if entry.kind != "dense" or entry.detail:
+        yield f"{entry.kind} {entry.detail}".strip()
+    if entry.location != "cpu":
+        yield entry.location
+    if entry.requires_grad:
+        yield "requires_grad"
+
+
+def _statistics(found: Moments) -> Iterator[str]:
+    average = found.average
+    values = (
+        ("mean", None if average is None else average[0] if not average[1] else complex(*average)),
+        ("std", found.deviation),
+        ("min", found.low),
+        ("max", found.high),
+    )
+    for name, value in values:
+        if value is not None:
+            yield f"{name} {value:.4g}" if not isinstance(value, int) else f"{name} {value}"
+    for name, count in (("nan", found.nan), ("inf", found.infinite)):
+        if count:
+            yield f"{name} {count}"

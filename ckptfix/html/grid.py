@@ -1,0 +1,166 @@
+"""The table of tensors, as a tree of modules: its rows, and what the script sorts and folds them by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ckptfix.checkpoint import TensorEntry
+from ckptfix.html import tree
+from ckptfix.html.text import Html, join, tag, text
+
+OVERHEAD = 130
+"""Bytes of a row beside its text: tags, its part of a module's row, and what it is sorted by."""
+
+LEVELS = "0123456789abcdefghijklmnopqrstuvwxyz"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column: its title, and whether it is of numbers."""
+
+    title: str
+    number: bool = False
+
+
+@dataclass(slots=True)
+class Tensor:
+    """A tensor in the table.
+
+    Attributes:
+        entry: names it.
+        cells: what stands in the columns behind its name.
+        values: what these are sorted by, None where by the text.
+        state: number of the filter that it belongs to.
+        marks: classes of cells, by their numbers.
+        counts: what a module adds up.
+        worst: what a module has the largest of.
+    """
+
+    entry: TensorEntry
+    cells: Sequence[object]
+    values: Sequence[float | None]
+    state: int = 0
+    marks: dict[int, str] = field(default_factory=dict)
+    counts: tuple[float, ...] = ()
+    worst: float = 0.0
+    detail: int | None = None
+
+
+@dataclass(slots=True)
+class Grid:
+    """A table with what its script needs, and how many tensors had no room in it."""
+
+    html: Html
+    data: dict[str, Any]
+    left: int
+
+
+def grid(
+    tensors: Sequence[Tensor],
+    columns: Sequence[Column],
+    states: Sequence[str],
+    summed: Callable[[Sequence[Tensor]], Sequence[object]],
+    *,
+    kind: str,
+    room: int,
+    first: Callable[[Tensor], bool] = lambda tensor: False,
+) -> Grid:
+    """The table.
+
+    Args:
+        columns: those behind the name.
+        states: the filters; a tensor belongs to one.
+        summed: the cells of a module that holds these tensors.
+        kind: the class of the table, by which the style knows its columns.
+        room: bytes that it may have.
+        first: which tensors stay where there is no room for all.
+    """
+    kept = _that_fit(tensors, first, room)
+    rows = tree.rows((one.entry.at, one.entry.key, (one.entry.dtype, one.entry.shape), one) for one in kept)
+    made: list[str] = []
+    levels: list[str] = []
+    numbers: list[list[float | None]] = [[] for _ in columns]
+    filters: list[int] = []
+    details: list[int] = []
+    for row in rows:
+        one = row.items[0] if row.tensor else None
+        made.append(_row(row, one, summed))
+        levels.append(LEVELS[min(row.level, len(LEVELS) - 1)])
+        for column, values in enumerate(numbers):
+            values.append(one.values[column] if one is not None else None)
+        filters.append(-1 if one is None else one.state)
+        details.append(-1 if one is None or one.detail is None else one.detail)
+    heads = [
+        tag("th", tag("button", column.title, type="button"), class_="n" if column.number else None, scope="col")
+        for column in (Column("Name"), *columns)
+    ]
+    html = Html(
+        f'<div class="wide"><table id="tensors" class="{kind}"><thead><tr>{"".join(heads)}</tr></thead>\n'
+        f"<tbody>{''.join(made)}</tbody></table></div>"
+        '<button type="button" class="js" id="more" hidden></button>'
+    )
+    found = {
+        "levels": "".join(levels),
+        "filters": filters,
+        "numbers": [values if any(value is not None for value in values) else 0 for values in numbers],
+        "details": details if any(index >= 0 for index in details) else 0,
+    }
+    return Grid(join((_controls(kept, states), html)), found, len(tensors) - len(kept))
+
+
+def _controls(tensors: Sequence[Tensor], states: Sequence[str]) -> Html:
+    """The search and the filters, for which there are scripts alone."""
+    counts = [sum(one.state == index for one in tensors) for index in range(len(states))]
+    buttons = [
+        tag("button", f"{name} ", tag("b", f"{count:,}"), type="button", data_filter=index)
+        for index, (name, count) in enumerate(zip(states, counts, strict=True))
+        if count
+    ]
+    number = tag("b", f"{len(tensors):,}")
+    everything = tag("button", "All ", number, type="button", data_filter=-1, aria_pressed="true")
+    search = Html(
+        '<input type="search" id="search" placeholder="Search names, dtypes, shapes (press /)" '
+        'aria-label="Search" autocomplete="off" spellcheck="false">'
+    )
+    fold = Html(
+        '<span class="group"><button type="button" id="tree" aria-pressed="true">Tree</button>'
+        '<button type="button" id="fold">Fold all</button>'
+        '<button type="button" id="unfold">Unfold all</button></span>'
+    )
+    filters = tag("span", everything, *buttons, class_="group") if len(buttons) > 1 else ""
+    count = Html('<output id="shown" aria-live="polite"></output>')
+    return tag("div", search, filters, fold, count, class_="controls js")
+
+
+def _that_fit(tensors: Sequence[Tensor], first: Callable[[Tensor], bool], room: int) -> list[Tensor]:
+    """Those for which there is room, in their order."""
+    chosen: set[int] = set()
+    for wanted in (True, False):
+        for index, one in enumerate(tensors):
+            if bool(first(one)) is wanted and room > 0:
+                name = text(one.entry.name, 400).encode()
+                room -= OVERHEAD + len(name) + sum(len(text(cell).encode()) + 4 for cell in one.cells)
+                chosen.add(index)
+    return [one for index, one in enumerate(tensors) if index in chosen]
+
+
+def _row(
+    row: tree.Row[Tensor],
+    one: Tensor | None,
+    summed: Callable[[Sequence[Tensor]], Sequence[object]],
+) -> str:
+    level = min(row.level, 12)
+    name = f"<i>{text(row.prefix, 160)}</i>{text(row.label, 240)}"
+    if one is None:
+        if row.alike:
+            name += f' <em>{row.alike} alike</em>'
+        cells, marks, kind = summed(row.items), dict[int, str](), "m"
+    else:
+        cells, marks, kind = one.cells, one.marks, "t" if one.detail is None else "t d"
+    made = [f'\n<tr class="{kind} l{level}"><td>{name}']
+    for index, cell in enumerate(cells):
+        # HTML does without the ends of cells and rows: a page of ten thousand rows is a third smaller.
+        made.append(f"<td class={marks[index]}>{text(cell)}" if index in marks else f"<td>{text(cell)}")
+    return "".join(made)

@@ -1,0 +1,111 @@
+"""The page around the tables: its head, its style and script, and the security policy that allows nothing else."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Iterable, Sequence
+from functools import cache
+from importlib.resources import files
+
+from ckptfix.html.text import Html, data, join, tag, text
+from ckptfix.ops.record import version
+
+LIMIT = 4_800_000
+"""Bytes of a page at most: it can be sent."""
+
+
+@cache
+def _part(name: str) -> str:
+    """The style or the script."""
+    return files(__package__).joinpath(name).read_text(encoding="utf-8").strip()
+
+
+def _policy() -> str:
+    """Nothing is loaded from anywhere; this one style and this one script, by their hashes, are all that counts."""
+    sums = {
+        name: base64.b64encode(hashlib.sha256(_part(name).encode()).digest()).decode()
+        for name in ("report.css", "report.js")
+    }
+    style, script = (f"'sha256-{sums[name]}'" for name in ("report.css", "report.js"))
+    return f"default-src 'none'; style-src {style}; script-src {script}; base-uri 'none'; form-action 'none'"
+
+
+def whole(title: str, kicker: str, head: Html, sections: Iterable[Html], notes: Sequence[str], rows: object) -> str:
+    """The page.
+
+    Args:
+        title: of the window.
+        kicker: the small line above everything.
+        head: what stands at the top.
+        notes: what the page does not show, in sentences.
+        rows: what the script reads.
+    """
+    made = f"Made by ckptfix {version()}. Nothing was loaded, and nothing in the files was run."
+    footer = tag("footer", *(tag("p", note) for note in notes), tag("p", made))
+    body = join((
+        tag("div", tag("span", kicker, class_="kicker"), Html(
+            '<button type="button" class="js" id="theme" title="Light, dark, or as the system has it">Theme</button>'
+        ), class_="top"),
+        tag("header", head),
+        tag("main", *sections),
+        footer,
+    ), "\n")  # fmt: skip
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{_policy()}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<meta name="referrer" content="no-referrer">\n<meta name="color-scheme" content="light dark">\n'
+        f"<title>{text(title)}</title>\n<style>{_part('report.css')}</style>\n</head>\n<body>\n{body}\n"
+        f'<script type="application/json" id="data">{data(rows)}</script>\n'
+        f"<script>{_part('report.js')}</script>\n</body>\n</html>\n"
+    )
+
+
+def room_beside(*parts: str) -> int:
+    """Bytes that are left for the table of tensors."""
+    return LIMIT - sum(len(part.encode()) for part in (_part("report.css"), _part("report.js"), *parts)) - 20_000
+
+
+def section(title: str, *content: object, id: str | None = None, note: object = "") -> Html:
+    """A part of the page under its title."""
+    below = tag("p", note, class_="note") if note else ""
+    return tag("section", tag("h2", title), below, *content, id=id)
+
+
+def tiles(found: Iterable[tuple[str, str, str]]) -> Html:
+    """Numbers that say it all: (number, what it counts, class)."""
+    rows = [(tag("b", count), tag("span", what), f"tile {kind}".strip()) for count, what, kind in found]
+    return tag("div", *(tag("div", count, what, class_=kind) for count, what, kind in rows), class_="tiles")
+
+
+def pasted(line: str) -> Html:
+    """A command line with a button that copies it."""
+    button = Html('<button type="button" class="js copy">Copy</button>')
+    return tag("div", tag("code", text(line, 0)), button, class_="command")
+
+
+def table(
+    headers: Sequence[str], rows: Iterable[Sequence[object]], *, right: Iterable[int] = (), most: int = 200
+) -> Html:
+    """A plain table; of very many rows the first, and how many there are beyond them."""
+    everything = list(rows)
+    aligned = set(right)
+    kinds = ["n" if index in aligned else None for index in range(len(headers))]
+    head = tag("tr", *(tag("th", name, class_=kind) for name, kind in zip(headers, kinds, strict=True)))
+    body = [
+        tag("tr", *(tag("td", cell, class_=kind) for cell, kind in zip(row, kinds, strict=True)))
+        for row in everything[:most]
+    ]
+    more = len(everything) - most
+    said = tag("p", f"{more:,} more are not shown here; --json has all.", class_="note") if more > 0 else ""
+    return join((tag("div", tag("table", tag("thead", head), tag("tbody", *body)), class_="wide"), said))
+
+
+def facts(rows: Iterable[tuple[str, Sequence[object]]]) -> Html:
+    """Names and their values."""
+    parts = []
+    for name, values in rows:
+        if values:
+            parts += [tag("dt", name), tag("dd", *(tag("div", value) for value in values))]
+    return tag("dl", *parts)

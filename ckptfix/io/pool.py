@@ -1,0 +1,182 @@
+"""The files that a command has open: each once, until it ends, or until others need the room."""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Protocol
+
+from ckptfix.checkpoint.stamp import Stamp
+from ckptfix.errors import Unsupported
+from ckptfix.io.system import kind_of, named
+from ckptfix.io.unfinished import busy, refuse_unfinished
+
+if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
+
+OPEN_SOURCES = 16
+"""Files that a command keeps open beside those in use."""
+
+
+class Far(Protocol):
+    """What a command knows of a file that is not on this machine: its identity, and what was read of it."""
+
+    def close(self) -> None: ...
+
+
+def mark_of(status: os.stat_result) -> Stamp:
+    """What a file was when its status was asked."""
+    return Stamp(
+        status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_dev, status.st_nlink
+    )
+
+
+class Descriptor:
+    """An open regular file, and how many use it."""
+
+    def __init__(self, name: str) -> None:
+        refuse_unfinished(name)
+        with named(name):
+            # Without O_NONBLOCK, opening a FIFO waits for a writer.
+            try:
+                self.fd = os.open(name, os.O_RDONLY | os.O_NONBLOCK)
+            except BlockingIOError as error:
+                raise busy(name) from error
+        self.users = 1
+        try:
+            with named(name):
+                status = os.fstat(self.fd)
+            if not stat.S_ISREG(status.st_mode):
+                raise Unsupported(f"is {kind_of(status.st_mode)}, not a file", path=name)
+        except BaseException:
+            self.release()
+            raise
+        self.mark = mark_of(status)
+
+    def release(self) -> None:
+        with _lock:
+            self.users -= 1
+            if self.users:
+                return
+        with suppress(OSError):  # nothing was written through it that could be lost
+            os.close(self.fd)
+
+
+_lock = threading.RLock()
+"""Of all descriptors: opening takes some microseconds."""
+
+
+class Pool:
+    """The open files of a command, by name; the one that was not asked for longest gives way."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, Descriptor] = {}
+        self._ended = False
+        self.sums: dict[str, dict[int, tuple[int, int]]] = {}
+        self.far: dict[str, Far] = {}
+        self.far_lock = threading.RLock()
+
+    def get(self, name: str) -> Descriptor:
+        with _lock:
+            if self._ended:
+                return Descriptor(name)
+            found = self._open.pop(name, None) or Descriptor(name)
+            self._open[name] = found
+            found.users += 1
+            if len(self._open) > OPEN_SOURCES:
+                self._open.pop(next(iter(self._open))).release()
+            return found
+
+    def forget(self, name: str) -> None:
+        with _lock:
+            self.sums.pop(name, None)
+            self.far.pop(name, None)
+            found = self._open.pop(name, None)
+            if found is not None:
+                found.release()
+
+    def close(self) -> None:
+        with _lock:
+            self._ended = True
+            while self._open:
+                self._open.popitem()[1].release()
+        while self.far:
+            self.far.popitem()[1].close()
+
+
+class _Command(threading.local):
+    """The command that this thread works for."""
+
+    pool: Pool | None = None
+
+
+COMMAND = _Command()
+
+
+@contextmanager
+def opened_once() -> Iterator[None]:
+    """Inside, a file is opened once, however often it is asked for by name; at the end all are closed.
+
+    It decorates whatever reads a file in several steps. The outermost one counts.
+    """
+    if COMMAND.pool is not None:
+        yield
+        return
+    pool = Pool()
+    try:
+        COMMAND.pool = pool
+        yield
+    finally:
+        COMMAND.pool = None
+        pool.close()
+
+
+def descriptor(name: str) -> Descriptor:
+    """The open file `name`: that of this command, or a new one."""
+    pool = COMMAND.pool
+    return Descriptor(name) if pool is None else pool.get(name)
+
+
+def far(name: str, make: Callable[[], Far]) -> Far:
+    """What this command knows of the file `name` of another machine; outside a command, what `make` makes."""
+    pool = COMMAND.pool
+    if pool is None:
+        return make()
+    with pool.far_lock:
+        found = pool.far.get(name)
+        if found is None:
+            found = pool.far[name] = make()
+        return found
+
+
+def known_far(name: str) -> Far | None:
+    """What `far` has made of the name in this command."""
+    pool = COMMAND.pool
+    return None if pool is None else pool.far.get(name)
+
+
+def forget(name: str) -> None:
+    """`name` stands for another file from now on."""
+    if COMMAND.pool is not None:
+        COMMAND.pool.forget(name)
+
+
+def sums_of(name: str) -> dict[int, tuple[int, int]]:
+    """What this command has summed of the file: offset -> (bytes, their CRC-32)."""
+    if COMMAND.pool is None:
+        return {}
+    return COMMAND.pool.sums.setdefault(name, {})
+
+
+def threads(count: int, name: str = "") -> ThreadPoolExecutor:
+    """Threads that share the open files of their maker."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    return ThreadPoolExecutor(count, name, initializer=_join, initargs=(COMMAND.pool,))
+
+
+def _join(pool: Pool | None) -> None:
+    COMMAND.pool = pool

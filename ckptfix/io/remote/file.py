@@ -1,0 +1,280 @@
+"""An object of a store as a `Source`: what was read is kept, what will be read is fetched ahead.
+
+A header, a directory or a pickle is one request each, with some bytes around it: what a format looks at lies close
+together. Data that is read from front to back is fetched ahead in ranges of `RANGE` bytes, `AT_ONCE` at a time; never
+more is fetched ahead than was read already, unless the reader said how far it goes (`expect`).
+
+Every request says which version of the object is wanted, or its answer is compared with the first: bytes of two
+versions never meet.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from bisect import bisect_right, insort
+from collections import OrderedDict
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import pairwise
+
+from ckptfix.checkpoint.stamp import Stamp
+from ckptfix.errors import CkptfixError
+from ckptfix.io.pool import far
+from ckptfix.io.remote.store import object_of, retried
+from ckptfix.io.source import Source
+
+HEAD = 128 << 10
+"""Bytes of the first request: the headers of nearly all safetensors files, the pickle of most models."""
+
+MARGIN = 64 << 10
+"""Bytes that are fetched before and behind what is asked for."""
+
+NEAR = 16 << 10
+"""The same for what a reader said that it reads: small records stand beside a directory and a pickle."""
+
+RANGE = 8 << 20
+"""Bytes of one request for data; one for the rest of a file may have up to twice as many."""
+
+AT_ONCE = 16
+"""Requests for data at a time."""
+
+KEPT = (AT_ONCE + 8) * RANGE
+"""Bytes that are kept of all files together."""
+
+STREAMS = 4
+"""Places of a file that are read from front to back at a time."""
+
+SURE = 3
+"""Requests, each for what follows the one before, after which more is fetched ahead."""
+
+
+class _Fetchers:
+    """The threads that fetch, of this process."""
+
+    def __init__(self) -> None:
+        self._pool: ThreadPoolExecutor | None = None
+        self._process = 0
+        self._lock = threading.Lock()
+
+    def pool(self) -> ThreadPoolExecutor:
+        with self._lock:
+            if self._pool is None or self._process != os.getpid():
+                self._pool, self._process = ThreadPoolExecutor(AT_ONCE, "ranges"), os.getpid()
+                atexit.register(self._pool.shutdown, wait=False, cancel_futures=True)
+            return self._pool
+
+
+_fetchers = _Fetchers()
+_recent: OrderedDict[tuple[int, int], tuple[_Kept, int]] = OrderedDict()
+"""What is kept of all files, the longest unused first: (file, offset) -> the file again, bytes."""
+
+_lock = threading.RLock()
+_held = 0
+
+
+@dataclass(slots=True)
+class _Block:
+    start: int
+    length: int
+    data: Future[bytes]
+
+    @property
+    def end(self) -> int:
+        return self.start + self.length
+
+
+@dataclass(slots=True)
+class _Stream:
+    """A place that is read from front to back: where it goes on, and how far that is known."""
+
+    at: int
+    run: int = 0
+    misses: int = 0
+    until: int = 0
+
+
+class _Kept:
+    """What is known of an object, and kept of its bytes."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.object = object_of(name)
+        self._stopped = False
+        self._starts: list[int] = []
+        self._blocks: dict[int, _Block] = {}
+        self._streams: list[_Stream] = []
+        head, self.facts = retried(name, lambda: self.object.get(0, HEAD, None))
+        if head:
+            done: Future[bytes] = Future()
+            done.set_result(head)
+            with _lock:
+                self._add(_Block(0, len(head), done))
+
+    def close(self) -> None:
+        self._stopped = True
+        with _lock:
+            for start in list(self._starts):
+                self._drop(start)
+
+    def read(self, offset: int, length: int) -> bytes:
+        with _lock:
+            blocks = self._needed(offset, length)
+        pieces = []
+        for block in blocks:
+            try:
+                data = block.data.result()
+            except BaseException:
+                with _lock:
+                    self._drop(block.start)
+                raise
+            first = max(offset - block.start, 0)
+            pieces.append(data[first : offset + length - block.start] if first or block.end > offset + length else data)
+        made = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        # Others may have needed the room meanwhile.
+        return made if len(made) == length else self._get(offset, length)
+
+    def expect(self, offset: int, length: int) -> None:
+        if length <= MARGIN:
+            return
+        with _lock:
+            stream = self._stream(offset)
+            stream.at, stream.until = offset, max(stream.until, offset + length)
+
+    def _needed(self, offset: int, length: int) -> list[_Block]:
+        """The blocks that hold these bytes, fetched or on their way; and more of them where that is worth it."""
+        stream = self._stream(offset)
+        end = offset + length
+        before = len(self._gaps(offset, end)) > 0
+        stream.misses += before
+        known = stream.until >= end
+        if known or stream.misses >= SURE:
+            most = AT_ONCE * RANGE
+            ahead = min(stream.until, end + most) if known else min(self.facts.size, end + min(stream.run, most))
+            self._fetch_ahead(offset, end, ahead, begins=not stream.run, until=stream.until)
+        else:
+            for start, stop in self._gaps(offset, end):
+                self._fetch_around(start, stop)
+        stream.at, stream.run = end, stream.run + length
+        found = self._between(offset, end)
+        for block in found:
+            _recent.move_to_end((id(self), block.start))
+        return found
+
+    def _fetch_ahead(self, offset: int, end: int, ahead: int, *, begins: bool, until: int) -> None:
+        gaps = self._gaps(offset, ahead)
+        # What is on its way is enough for a while; small requests would follow one another.
+        if not gaps or (gaps[0][0] >= end + (ahead - end) // 2 and gaps[0][0] > end and ahead - gaps[0][0] < RANGE):
+            return
+        for start, stop in gaps:
+            first = self._around(start, 0, NEAR)[0] if start == offset and begins else start
+            last = self._around(stop, 0, NEAR)[1] if stop == until else stop
+            count = max((last - first) // RANGE, 1)
+            cuts = [first + (last - first) * number // count for number in range(count + 1)]
+            for one, next in pairwise(cuts):
+                self._fetch(one, next - one)
+
+    def _fetch_around(self, start: int, stop: int) -> None:
+        """One request, with what is near."""
+        first, last = self._around(start, stop - start, MARGIN)
+        self._fetch(first, last - first)
+
+    def _around(self, start: int, length: int, margin: int) -> tuple[int, int]:
+        """The gap from `start` on, with up to `margin` bytes of gaps before and behind."""
+        index = bisect_right(self._starts, start)
+        low = self._blocks[self._starts[index - 1]].end if index else 0
+        high = self._starts[index] if index < len(self._starts) else self.facts.size
+        return min(start, max(start - margin, low)), max(start + length, min(start + length + margin, high))
+
+    def _fetch(self, start: int, length: int) -> None:
+        self._add(_Block(start, length, _fetchers.pool().submit(self._get, start, length)))
+
+    def _get(self, start: int, length: int) -> bytes:
+        def ask() -> bytes:
+            data, _ = self.object.get(start, length, self.facts)
+            return data
+
+        data = retried(self.name, ask, lambda: self._stopped)
+        if len(data) != length:
+            raise CkptfixError(f"{length} bytes promised, {len(data)} came", path=self.name, offset=start)
+        return data
+
+    def _add(self, block: _Block) -> None:
+        global _held
+        insort(self._starts, block.start)
+        self._blocks[block.start] = block
+        _recent[id(self), block.start] = (self, block.length)
+        _held += block.length
+        while _held > KEPT:
+            key = next((key for key, (kept, _) in _recent.items() if kept._blocks[key[1]].data.done()), None)
+            if key is None or key == (id(self), block.start):
+                break
+            _recent[key][0]._drop(key[1])
+
+    def _drop(self, start: int) -> None:
+        global _held
+        block = self._blocks.pop(start, None)
+        if block is not None:
+            block.data.cancel()
+            del self._starts[bisect_right(self._starts, start) - 1]
+            _held -= _recent.pop((id(self), start))[1]
+
+    def _between(self, start: int, end: int) -> list[_Block]:
+        index = max(bisect_right(self._starts, start) - 1, 0)
+        found = []
+        while index < len(self._starts) and self._starts[index] < end:
+            block = self._blocks[self._starts[index]]
+            if block.end > start:
+                found.append(block)
+            index += 1
+        return found
+
+    def _gaps(self, start: int, end: int) -> list[tuple[int, int]]:
+        gaps = []
+        for block in self._between(start, end):
+            if block.start > start:
+                gaps.append((start, block.start))
+            start = max(start, block.end)
+        if start < end:
+            gaps.append((start, end))
+        return gaps
+
+    def _stream(self, offset: int) -> _Stream:
+        near = [stream for stream in self._streams if 0 <= offset - stream.at <= MARGIN]
+        stream = min(near, key=lambda stream: (offset - stream.at, -stream.until), default=None) or _Stream(offset)
+        if near:
+            self._streams.remove(stream)
+        elif len(self._streams) >= STREAMS:
+            self._streams.pop(0)
+        self._streams.append(stream)
+        return stream
+
+
+class RemoteFile(Source):
+    """A file of a store; in a command, all that open it share what was read.
+
+    Raises:
+        NoSuchFile, NotPermitted: as its store says.
+        MissingExtra: its client is not installed.
+        WriteFailed: the store does not answer.
+    """
+
+    far = True
+
+    def __init__(self, name: str) -> None:
+        kept = far(name, lambda: _Kept(name))
+        assert isinstance(kept, _Kept)
+        self._kept = kept
+        super().__init__(name, kept.facts.size, kept.facts.stamp())
+
+    def _read(self, offset: int, length: int) -> bytes:
+        return self._kept.read(offset, length) if length else b""
+
+    def expect(self, offset: int, length: int) -> None:
+        self._kept.expect(offset, min(length, self.size - offset))
+
+    def now(self) -> Stamp:
+        if self.mark.tag and not self._kept.object.checked_after:
+            return self.mark
+        return retried(self.name, self._kept.object.facts).stamp()

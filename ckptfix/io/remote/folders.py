@@ -1,0 +1,121 @@
+"""Folders of a store: what lies in one is asked once in a command, all of it, however deep.
+
+What has a name is found out by opening it, or by listing what begins with it; which is tried first the name says. A
+web server lists nothing: each name of it is a file or is not there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from importlib import import_module
+from itertools import islice
+
+from ckptfix.errors import NoSuchFile, Unsupported
+from ckptfix.io.pool import far, known_far
+from ckptfix.io.remote.file import RemoteFile
+from ckptfix.io.remote.store import Facts, client_of
+from ckptfix.urls import Entry, Kind, as_path, scheme_of
+
+MOST = 200_000
+"""Objects of one folder."""
+
+UNLISTED = frozenset(("http", "https"))
+
+
+class Listing:
+    """All that lies below a folder.
+
+    Raises:
+        Unsupported: it is too much.
+    """
+
+    def __init__(self, folder: str) -> None:
+        rows: Iterator[tuple[str, Facts]] = iter(())
+        if scheme_of(folder) not in UNLISTED:
+            rows = import_module(f"ckptfix.io.remote.{client_of(folder).module}").listing(folder)
+        self.files: dict[str, Facts] = dict(islice(rows, MOST + 1))
+        if len(self.files) > MOST:
+            raise Unsupported(f"more than {MOST:,} objects are in it", path=folder, hint="name a folder in it")
+        self._folders: dict[str, dict[str, Kind]] = {"": {}} if self.files else {}
+        for name in self.files:
+            above, _, last = name.rpartition("/")
+            self._folders.setdefault(above, {})[last] = "file"
+            while above:
+                above, _, last = above.rpartition("/")
+                self._folders.setdefault(above, {}).setdefault(last, "folder")
+
+    def kind(self, name: str) -> Kind:
+        """What `name`, below the folder, is."""
+        return "file" if name in self.files else "folder" if name in self._folders else ""
+
+    def entries(self, name: str) -> list[tuple[str, Kind]]:
+        return sorted(self._folders.get(name, {}).items())
+
+    def close(self) -> None:
+        pass
+
+
+def _key(folder: str) -> str:
+    return f"{folder.rstrip('/')}/"
+
+
+def listing(folder: str) -> Listing:
+    """What lies below `folder`, as this command has found it."""
+    found = far(_key(folder), lambda: Listing(folder))
+    assert isinstance(found, Listing)
+    return found
+
+
+def _listed(name: str) -> tuple[Listing, str] | None:
+    """A folder around `name` that this command has listed already, and the name in it."""
+    path = name.rstrip("/")
+    above, inner = path, ""
+    while above.count("/") > 2:
+        found = known_far(_key(above))
+        if isinstance(found, Listing):
+            return found, inner
+        above, _, last = above.rpartition("/")
+        inner = f"{last}/{inner}" if inner else last
+    found = known_far(_key(above))
+    return (found, inner) if isinstance(found, Listing) else None
+
+
+def kind(name: str) -> Kind:
+    """What has the name `name`: empty for nothing. Raises as opening it does, unless it is not there."""
+    known = _listed(name)
+    if known is not None and (known[1] or known[0].files):
+        return known[0].kind(known[1])
+    scheme = scheme_of(name)
+    if scheme in UNLISTED:
+        return "file" if not name.endswith("/") and _is_object(name) else ""
+    bare = name.rstrip("/")
+    is_root = bare.count("/") <= (3 if scheme == "hf" else 2)
+    if not (name.endswith("/") or is_root) and as_path(bare).suffix and _is_object(bare):
+        return "file"
+    if listing(bare).files:
+        return "folder"
+    if name.endswith("/") or is_root or as_path(bare).suffix:
+        return ""
+    return "file" if _is_object(bare) else ""
+
+
+def _is_object(name: str) -> bool:
+    try:
+        RemoteFile(name)
+    except NoSuchFile:
+        return False
+    return True
+
+
+def size(name: str) -> int:
+    """Bytes of a file."""
+    known = _listed(name)
+    if known is not None and known[1] in known[0].files:
+        return known[0].files[known[1]].size
+    return RemoteFile(name).size
+
+
+def entries(folder: str) -> Sequence[Entry]:
+    """What lies in `folder` itself."""
+    found, inner = _listed(folder) or (listing(folder), "")
+    return [Entry(name, str(as_path(folder, name)), kind) for name, kind in found.entries(inner)]

@@ -1,0 +1,114 @@
+"""The names of every other store, such as ``gs://`` and ``az://``, through its file system of fsspec."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from datetime import datetime
+from typing import Any, TypeVar
+
+from ckptfix.errors import CkptfixError, NoSuchFile, NotPermitted, WriteFailed
+from ckptfix.io.remote.store import Facts, Object, Passing, changed
+from ckptfix.urls import redacted, secret_of
+
+_TAGS = ("ETag", "etag", "e_tag", "generation", "version_id", "content_md5", "md5Hash")
+_TIMES = ("mtime", "LastModified", "last_modified", "updated", "created")
+_lock = threading.Lock()
+
+T = TypeVar("T")
+
+
+def file_system(name: str) -> tuple[Any, str]:
+    """The file system that `name` is in, and its path there."""
+    import fsspec
+
+    with _lock:
+        found: tuple[Any, str] = fsspec.core.url_to_fs(secret_of(name))
+        return found
+
+
+def asked(name: str, ask: Callable[[], T]) -> T:
+    """What `ask` gives; errors of the client are ours."""
+    try:
+        return ask()
+    except CkptfixError:
+        raise
+    except FileNotFoundError:
+        raise NoSuchFile(name) from None
+    except PermissionError as error:
+        raise NotPermitted(redacted(str(error)), path=name, hint="give your client credentials that may") from None
+    except (ConnectionError, TimeoutError, BlockingIOError) as error:
+        raise Passing(redacted(str(error)) or "the connection broke") from None
+    except OSError as error:
+        raise Passing(redacted(str(error)) or type(error).__name__) from None
+    except Exception as error:  # a client may raise anything
+        raise WriteFailed(f"{type(error).__name__}: {redacted(str(error))}", path=name) from None
+
+
+def facts_of(info: dict[str, Any]) -> Facts:
+    """What a file system says of a file."""
+    tag = next((str(info[key]) for key in _TAGS if info.get(key)), "")
+    at = next((info[key] for key in _TIMES if info.get(key)), 0)
+    if isinstance(at, str):
+        with suppress(ValueError):
+            at = datetime.fromisoformat(at)
+    if isinstance(at, datetime):
+        at = at.timestamp()
+    return Facts(int(info["size"] or 0), tag, int(at * 10**9) if isinstance(at, int | float) else 0)
+
+
+class FileSystemObject(Object):
+    """A file of a file system of fsspec; that it did not change is asked before and after."""
+
+    checked_after = True
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self._system, self._path = file_system(name)
+
+    def get(self, start: int, length: int, expected: Facts | None) -> tuple[bytes, Facts]:
+        facts = self.facts() if expected is None else expected
+        end = min(start + length, facts.size)
+        data = b""
+        if end > start:
+            data = bytes(asked(self.name, lambda: self._system.cat_file(self._path, start=start, end=end)))
+        if len(data) != max(end - start, 0):
+            if not self.facts().same(facts):
+                raise changed(self.name)
+            raise Passing("the connection broke")
+        return data, facts
+
+    def facts(self) -> Facts:
+        def ask() -> Facts:
+            self._system.invalidate_cache(self._path)
+            info = self._system.info(self._path)
+            if info.get("type") == "directory":
+                raise FileNotFoundError
+            return facts_of(info)
+
+        return asked(self.name, ask)
+
+
+def object_of(name: str) -> FileSystemObject:
+    return FileSystemObject(name)
+
+
+def listing(folder: str) -> Iterator[tuple[str, Facts]]:
+    """(name below the folder, what it is) of all files below `folder`."""
+    system, path = file_system(folder)
+
+    def ask() -> dict[str, dict[str, Any]]:
+        system.invalidate_cache(path)
+        found: dict[str, dict[str, Any]] = system.find(path, detail=True)
+        return found
+
+    try:
+        rows = asked(folder, ask)
+    except NoSuchFile:
+        return
+    above = path.rstrip("/")
+    for name, info in sorted(rows.items()):
+        below = name[len(above) :] if name.startswith(above) else name
+        if below.strip("/"):
+            yield below.strip("/"), facts_of(info)

@@ -1,0 +1,111 @@
+"""An output as the parts of a multipart upload: bytes that go up, and ranges of objects that the store itself copies.
+
+A part has at least `LEAST` bytes, the last one aside; an upload has at most `MOST_PARTS` of them. So what stands before
+a long range goes up together with as much of the range as makes a part, and the rest is copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from ckptfix.checkpoint import ByteRange, OutputFile, Segment
+from ckptfix.checkpoint.places import pieces_of, segment_length
+from ckptfix.io.planned import part_of
+
+LEAST = 5 << 20
+"""Bytes of a part, but the last: the rule of S3."""
+
+LONGEST = 5 << 30
+"""Bytes of a part that is copied."""
+
+PART = 8 << 20
+"""Bytes of a part that goes up, where so many of them are enough."""
+
+MOST_PARTS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """Bytes that go up."""
+
+    segments: tuple[Segment, ...]
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A range of an object, copied by the store."""
+
+    where: ByteRange
+
+    @property
+    def nbytes(self) -> int:
+        return self.where.length
+
+
+Part = Upload | Copy
+
+
+def parts_of(file: OutputFile, copied: Callable[[ByteRange], bool]) -> list[Part]:
+    """The parts of `file`.
+
+    Args:
+        copied: whether the store can copy from there.
+    """
+    size, least = PART, LEAST
+    while True:
+        size = max(size, -(-file.nbytes // (MOST_PARTS // 2)))
+        made = list(_parts(file, copied, size, least))
+        if len(made) <= MOST_PARTS:
+            return made
+        # Shorter ranges go up as well.
+        least *= 2
+
+
+def _parts(file: OutputFile, copied: Callable[[ByteRange], bool], size: int, least: int) -> Iterator[Part]:
+    pending: list[Segment] = []
+    count = 0
+    for segment in file.segments:
+        for piece in pieces_of(segment):
+            if isinstance(piece, ByteRange) and piece.length >= least and copied(piece):
+                fill = max(0, LEAST - count) if count else 0
+                if piece.length - fill >= least:
+                    if fill:
+                        pending.append(piece.sub(0, fill))
+                    yield from _uploads(pending, count + fill, size)
+                    yield from _copies(piece.sub(fill, piece.length - fill))
+                    pending, count = [], 0
+                    continue
+            pending.append(piece)
+            count += segment_length(piece)
+    yield from _uploads(pending, count, size)
+
+
+def _copies(where: ByteRange) -> Iterator[Copy]:
+    number = -(-where.length // LONGEST)
+    cuts = [where.length * index // number for index in range(number + 1)]
+    for start, stop in pairwise(cuts):
+        yield Copy(where.sub(start, stop - start))
+
+
+def _uploads(segments: Sequence[Segment], nbytes: int, size: int) -> Iterator[Upload]:
+    """Parts of about `size` bytes, none of them shorter than that unless all is."""
+    if not nbytes:
+        return
+    number = max(nbytes // size, 1)
+    stops = [nbytes * index // number for index in range(1, number + 1)]
+    made: list[Segment] = []
+    at = first = 0
+    for segment in segments:
+        length, done = segment_length(segment), 0
+        while done < length:
+            count = min(length - done, stops[0] - at)
+            made.append(part_of(segment, done, count))
+            done += count
+            at += count
+            if at == stops[0]:
+                yield Upload(tuple(made), at - first)
+                made, first = [], at
+                stops.pop(0)

@@ -1,0 +1,262 @@
+"""A file of a plan on its way into S3: parts that go up or are copied there, and one request that makes it an object.
+
+Nothing has the name before that request, and a failure takes the parts away. What the old object under the name was
+given (metadata, tags, encryption, storage class) the new one gets; where there is none, what the object was given that
+it is copied from.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Callable, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
+from typing import Any
+
+from ckptfix.checkpoint import ByteRange, OutputFile
+from ckptfix.checkpoint.stamp import Stamp
+from ckptfix.errors import CkptfixError, DamagedFile, NoSuchFile, WouldOverwrite, WriteFailed
+from ckptfix.io.copy import Saw
+from ckptfix.io.read import read_chunks
+from ckptfix.io.remote.parts import LEAST, Copy, Part, parts_of
+from ckptfix.io.remote.parts import Upload as Bytes
+from ckptfix.io.remote.s3 import call, location
+from ckptfix.io.remote.store import retried
+from ckptfix.io.source import BATCH, open_source
+from ckptfix.io.written import note
+from ckptfix.urls import scheme_of
+
+UNDERWAY = 128 << 20
+"""Bytes of parts that are on their way up at a time."""
+
+_CARRIED = (
+    *("ContentType", "ContentDisposition", "ContentEncoding", "ContentLanguage", "CacheControl", "Expires"),
+    *("Metadata", "StorageClass", "ServerSideEncryption", "SSEKMSKeyId", "BucketKeyEnabled"),
+    "WebsiteRedirectLocation",
+)
+"""What an object was given, by the name that an answer and a request both have for it."""
+
+
+def asked(name: str, operation: str, **params: Any) -> Any:
+    """What the store answers, at last."""
+    return retried(name, lambda: call(name, operation, **params))
+
+
+def head(name: str) -> Any:
+    """What the store says of an object; None where there is none."""
+    try:
+        return asked(name, "head_object", **location(name).params)
+    except NoSuchFile:
+        return None
+
+
+def in_s3(name: str) -> bool:
+    """Whether the stores of `name` is one that this module writes to."""
+    return scheme_of(name) in ("s3", "s3a")
+
+
+class Output:
+    """One file on its way.
+
+    Args:
+        stamps: the inputs as they were read: a part is copied of that very version.
+        overwrite: an object that has the name is replaced.
+    """
+
+    def __init__(self, file: OutputFile, stamps: Mapping[str, Stamp], *, overwrite: bool) -> None:
+        self.file = file
+        self.copied = self.sent = 0
+        self.published = False
+        self._stamps, self._overwrite = stamps, overwrite
+        self._where = location(file.path)
+        self._old = head(file.path)
+        if self._old is not None and not overwrite:
+            raise WouldOverwrite("exists", path=file.path, hint="give another name, or --force to replace it")
+        self._id: str | None = None
+        self._done: dict[int, str] = {}
+        self._small: bytes | None = None
+
+    @property
+    def is_new(self) -> bool:
+        """Nothing had its name."""
+        return self._old is None
+
+    def write(self, advance: Callable[[int], None], saw: Saw) -> None:
+        """Bring all of it there, without its name."""
+        parts = parts_of(self.file, self._copied)
+        if self.file.nbytes < LEAST and all(isinstance(part, Bytes) for part in parts):
+            self._small = b"".join(_read(part, saw) for part in parts if isinstance(part, Bytes))
+            advance(self.file.nbytes)
+            return
+        try:
+            self._send(parts, advance, saw)
+        except _CannotCopyError as error:
+            self.abort()
+            self._done.clear()
+            self.copied = self.sent = 0
+            note(f"the store did not copy ranges ({error}): all {self.file.nbytes:,} bytes go through this machine")
+            self._send(parts_of(self.file, lambda where: False), advance, saw)
+
+    def _copied(self, where: ByteRange) -> bool:
+        return in_s3(where.path) and where.path in self._stamps
+
+    def _send(self, parts: list[Part], advance: Callable[[int], None], saw: Saw) -> None:
+        answer = asked(self.file.path, "create_multipart_upload", **self._place, **self._given())
+        self._id = answer["UploadId"]
+        longest = max((part.nbytes for part in parts if isinstance(part, Bytes)), default=LEAST)
+        many = max(2, min(16, UNDERWAY // longest))
+        waiting: set[Future[int]] = set()
+        with ThreadPoolExecutor(many, "parts") as pool:
+            try:
+                # A store that cannot copy says so before much has gone up.
+                ordered = sorted(enumerate(parts, 1), key=lambda row: not isinstance(row[1], Copy))
+                for number, part in ordered:
+                    if len(waiting) >= many:
+                        waiting = _settled(waiting, advance)
+                    if isinstance(part, Copy):
+                        waiting.add(pool.submit(self._copy, number, part))
+                    else:
+                        waiting.add(pool.submit(self._put, number, _read(part, saw)))
+                while waiting:
+                    waiting = _settled(waiting, advance)
+            except BaseException:
+                for future in waiting:
+                    future.cancel()
+                raise
+
+    @property
+    def _place(self) -> dict[str, str]:
+        return {"Bucket": self._where.bucket, "Key": self._where.key}
+
+    def _put(self, number: int, data: bytes) -> int:
+        digest = base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()
+        answer = asked(
+            self.file.path, "upload_part", **self._place, UploadId=self._id, PartNumber=number, Body=data,
+            ContentMD5=digest,
+        )  # fmt: skip
+        self._done[number] = answer["ETag"]
+        self.sent += len(data)
+        return len(data)
+
+    def _copy(self, number: int, part: Copy) -> int:
+        where = part.where
+        params: dict[str, Any] = {
+            **self._place,
+            "UploadId": self._id,
+            "PartNumber": number,
+            "CopySource": location(where.path).params,
+            "CopySourceRange": f"bytes={where.offset}-{where.end - 1}",
+        }
+        if tag := self._stamps[where.path].tag:
+            params["CopySourceIfMatch"] = tag
+        try:
+            answer = retried(where.path, lambda: call(where.path, "upload_part_copy", **params))
+            self._done[number] = answer["CopyPartResult"]["ETag"]
+        except DamagedFile:
+            raise
+        except (CkptfixError, KeyError) as error:
+            raise _CannotCopyError(error.message if isinstance(error, CkptfixError) else "no ETag came") from None
+        self.copied += where.length
+        return where.length
+
+    def _given(self) -> dict[str, Any]:
+        """What the object is given."""
+        source, said = self.file.path, self._old
+        if said is None:
+            reads = (piece.path for piece in self.file.segments if isinstance(piece, ByteRange))
+            source = next(filter(in_s3, reads), "")
+            said = head(source) if source else None
+        if said is None:
+            return {}
+        given = {name: said[name] for name in _CARRIED if said.get(name)}
+        with suppress(CkptfixError):
+            tags = asked(source, "get_object_tagging", **location(source).params).get("TagSet", [])
+            if tags:
+                given["Tagging"] = "&".join(f"{_quoted(row['Key'])}={_quoted(row['Value'])}" for row in tags)
+        return given
+
+    def publish(self) -> None:
+        """It gets its name, in one step.
+
+        Raises:
+            WouldOverwrite: an object has appeared meanwhile.
+        """
+        try:
+            self._publish({} if self._overwrite else {"IfNoneMatch": "*"})
+        except DamagedFile:  # the condition does not hold
+            raise WouldOverwrite("appeared while it was being written", path=self.file.path) from None
+        except WriteFailed as error:
+            if self._overwrite or not any(word in error.message for word in ("501", "NotImplemented")):
+                raise
+            if head(self.file.path) is not None:
+                raise WouldOverwrite("appeared while it was being written", path=self.file.path) from None
+            self._publish({})  # a store that knows no condition
+        self.published = True
+
+    def _publish(self, condition: dict[str, str]) -> None:
+        if self._small is not None:
+            asked(self.file.path, "put_object", **self._place, Body=self._small, **self._given(), **condition)
+            self.sent += len(self._small)
+            return
+        rows = [{"PartNumber": number, "ETag": tag} for number, tag in sorted(self._done.items())]
+        try:
+            asked(
+                self.file.path, "complete_multipart_upload", **self._place, UploadId=self._id,
+                MultipartUpload={"Parts": rows}, **condition,
+            )  # fmt: skip
+        except NoSuchFile:
+            # The answer to a request that was done may be lost, and the second one finds no upload.
+            now = head(self.file.path)
+            if now is None or now["ContentLength"] != self.file.nbytes or not now["ETag"].endswith(f'-{len(rows)}"'):
+                raise WriteFailed("the upload is gone", path=self.file.path) from None
+        self._id = None
+
+    def abort(self) -> None:
+        """Take away what has no name yet."""
+        if self._id is not None:
+            number, self._id = self._id, None
+            with suppress(NoSuchFile):
+                asked(self.file.path, "abort_multipart_upload", **self._place, UploadId=number)
+
+    def remove(self) -> None:
+        """Take away the object that was published."""
+        asked(self.file.path, "delete_object", **self._place)
+
+
+class _CannotCopyError(Exception):
+    """The store does not copy a range of an object into a part."""
+
+
+def _settled(waiting: set[Future[int]], advance: Callable[[int], None]) -> set[Future[int]]:
+    done, left = wait(waiting, return_when=FIRST_COMPLETED)
+    for future in done:
+        advance(future.result())
+    return left
+
+
+def _read(part: Bytes, saw: Saw) -> bytes:
+    """The bytes of a part."""
+    made: list[bytes] = []
+    for segment in part.segments:
+        if isinstance(segment, bytes):
+            made.append(segment)
+        elif isinstance(segment, ByteRange):
+            with open_source(segment.path) as source:
+                source.expect(segment.offset, segment.length)
+                for offset in range(segment.offset, segment.end, BATCH):
+                    data = source.read(offset, min(BATCH, segment.end - offset))
+                    saw(segment.path, offset, data)
+                    made.append(data)
+        else:
+            made += read_chunks(segment)
+    data = b"".join(made)
+    if len(data) != part.nbytes:
+        raise WriteFailed(f"{part.nbytes} bytes were planned, {len(data)} came")
+    return data
+
+
+def _quoted(text: str) -> str:
+    from urllib.parse import quote_plus
+
+    return quote_plus(text)

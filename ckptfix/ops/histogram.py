@@ -1,0 +1,224 @@
+"""How the values of a tensor are distributed: of one, or of two side by side and their difference.
+
+Elements are read twice in a stream, first for the range and the moments, then to be counted. NaN and infinities are
+counted with the moments, and in no bin; of complex numbers it is the absolute values.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from ckptfix.checkpoint import TensorEntry, dtypes, same_place
+from ckptfix.errors import CkptfixError
+from ckptfix.io.read import Progress
+from ckptfix.io.source import Readers, opened_once
+from ckptfix.io.threads import OVERHEAD, TASK, Workers, batches
+from ckptfix.ops.diff.sources import content, source
+from ckptfix.ops.numbers import decoded
+from ckptfix.ops.stats import why_no_numbers
+from ckptfix.ops.stats.moments import Moments, of_numbers
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Elements: TypeAlias = NDArray[Any]
+
+BINS = 48
+
+STEP = 1 << 16
+"""Elements that are looked at together."""
+
+Pair = tuple[TensorEntry | None, TensorEntry | None]
+"""A tensor of A and one of B; one of them may be None."""
+
+
+@dataclass(slots=True)
+class Bins:
+    """How many elements lie in each of the equal parts of a range.
+
+    Attributes:
+        low, high: the range; equal where all elements are.
+        counts: of each part.
+    """
+
+    low: float
+    high: float
+    counts: list[int]
+
+
+@dataclass(slots=True)
+class Values:
+    """The values of one tensor, or of a difference; `bins` is None where no element is finite."""
+
+    moments: Moments = field(default_factory=Moments)
+    bins: Bins | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """The values of two tensors, in the same bins, and those of B - A; zeros of the difference are in no bin.
+
+    Attributes:
+        a, b: None where there is no tensor.
+        difference: None where there are not two tensors of one shape.
+        absolute: it is absolute values, of complex numbers.
+        reason: why there are no values; everything else is then None.
+    """
+
+    a: Values | None = None
+    b: Values | None = None
+    difference: Values | None = None
+    absolute: bool = False
+    reason: str | None = None
+
+
+@opened_once()
+def distributions(
+    pairs: Sequence[Pair], byteorders: tuple[str, str], *, progress: Progress | None = None
+) -> list[Distribution]:
+    """The distribution of each pair; one that cannot be read has a reason instead."""
+    unique = {_place(pair): pair for pair in pairs}
+    total = sum(map(_weight, unique.values()))
+    done = 0
+    found: dict[object, Distribution] = {}
+    with Readers() as readers:
+        call = partial(_of_task, readers, byteorders)
+        for rows, nbytes in Workers().run(call, batches(unique.items(), lambda row: _weight(row[1]) + OVERHEAD, TASK)):
+            found.update(rows)
+            done += nbytes
+            if progress is not None:
+                progress(done, total)
+    return [found[_place(pair)] for pair in pairs]
+
+
+def _place(pair: Pair) -> object:
+    return tuple(None if entry is None else same_place(entry) or (entry.at, entry.key) for entry in pair)
+
+
+def _weight(pair: Pair) -> int:
+    return sum(0 if entry is None else entry.nbytes for entry in pair)
+
+
+def _of_task(
+    readers: Readers, byteorders: tuple[str, str], task: Sequence[tuple[object, Pair]]
+) -> tuple[list[tuple[object, Distribution]], int]:
+    rows = [(place, _distribution(pair, byteorders, readers)) for place, pair in task]
+    return rows, sum(_weight(pair) for _, pair in task)
+
+
+def _distribution(pair: Pair, byteorders: tuple[str, str], readers: Readers) -> Distribution:
+    for entry in pair:
+        reason = None if entry is None else why_no_numbers(entry)
+        if reason is not None:
+            return Distribution(reason=reason)
+    sides = [
+        None if entry is None else Side(entry, order != sys.byteorder, readers)
+        for entry, order in zip(pair, byteorders, strict=True)
+    ]
+    try:
+        return _of_sides(*sides)
+    except CkptfixError as error:
+        return Distribution(reason=error.message)
+
+
+class Side:
+    """A tensor whose elements are read in steps, as often as is asked for."""
+
+    def __init__(self, entry: TensorEntry, swap: bool, readers: Readers) -> None:
+        self.entry = entry
+        self.dtype = dtypes.by_name(entry.dtype)
+        self.whole = self.dtype.family in ("int", "bool")
+        self._swap = swap and self.dtype.itemsize > 1
+        self._readers = readers
+
+    def blocks(self) -> Iterator[Elements]:
+        """All elements, in float64 or complex128. Raises CkptfixError where they cannot be read."""
+        import numpy
+
+        place = content(self.entry)
+        if place.endless:
+            raise CkptfixError("a view that repeats its storage too often to be read")
+        elements, size = source(place, self._readers), self.dtype.itemsize
+        for start in range(0, self.entry.numel, STEP):
+            count = min(STEP, self.entry.numel - start)
+            block = decoded(elements.read(start * size, count * size), self.dtype, self._swap)
+            yield block.astype(numpy.complex128 if block.dtype.kind == "c" else numpy.float64)
+
+
+def _of_sides(a: Side | None, b: Side | None) -> Distribution:
+    import numpy
+
+    both = a is not None and b is not None and a.entry.shape == b.entry.shape
+    made = [None if side is None else Values() for side in (a, b)]
+    apart = Values() if both else None
+    with numpy.errstate(all="ignore"):
+        for number, block in _blocks(a, b, both):
+            values = apart if number == 2 else made[number]
+            assert values is not None
+            values.moments.add(of_numbers(block))
+        whole = all(side.whole for side in (a, b) if side is not None)
+        ranges = [values.moments for values in made if values is not None]
+        for values in made:
+            if values is not None:
+                values.bins = _bins(ranges, whole=whole)
+        if apart is not None:
+            apart.bins = _bins([apart.moments], whole=whole, symmetric=True)
+        for number, block in _blocks(a, b, both):
+            values = apart if number == 2 else made[number]
+            assert values is not None
+            if values.bins is not None:
+                _count(block[block != 0] if number == 2 else block, values.bins)
+    for values in made:
+        if values is not None and not values.moments.finite:
+            values.bins = None
+    absolute = any(side.dtype.family == "complex" for side in (a, b) if side is not None)
+    return Distribution(made[0], made[1], apart, absolute)
+
+
+def _blocks(a: Side | None, b: Side | None, both: bool) -> Iterator[tuple[int, Elements]]:
+    """Real numbers of A (0), of B (1), and of their difference (2)."""
+    if both and a is not None and b is not None:
+        for x, y in zip(a.blocks(), b.blocks(), strict=True):
+            yield from ((0, _real(x)), (1, _real(y)), (2, _real(y - x)))
+        return
+    for number, side in enumerate((a, b)):
+        if side is not None:
+            yield from ((number, _real(block)) for block in side.blocks())
+
+
+def _real(block: Elements) -> Elements:
+    return abs(block) if block.dtype.kind == "c" else block
+
+
+def _bins(moments: Sequence[Moments], *, whole: bool, symmetric: bool = False) -> Bins | None:
+    """Empty bins for the finite elements; one for each number where these are few whole ones."""
+    lows = [row.low for row in moments if row.low is not None]
+    highs = [row.high for row in moments if row.high is not None]
+    if not lows:
+        return None
+    low, high = float(min(lows)), float(max(highs))
+    if symmetric and low < 0:
+        high = max(abs(low), abs(high))
+        low = -high
+    if whole and high - low < BINS:
+        return Bins(low - 0.5, high + 0.5, [0] * (int(high - low) + 1))
+    return Bins(low, high, [0] * BINS)
+
+
+def _count(block: Elements, bins: Bins) -> None:
+    import numpy
+
+    block = block[numpy.isfinite(block)]
+    count = len(bins.counts)
+    width = bins.high / 2 - bins.low / 2  # in halves, as the whole may be beyond float64
+    if not width:
+        bins.counts[count // 2] += block.size
+        return
+    places = ((block / 2 - bins.low / 2) / width * count).astype(numpy.int64)
+    found = numpy.bincount(numpy.clip(places, 0, count - 1), minlength=count)
+    for index, more in enumerate(found.tolist()):
+        bins.counts[index] += more

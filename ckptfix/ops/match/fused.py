@@ -1,0 +1,160 @@
+"""A matching in which tensors are cut, joined or turned, and the rules file that carries it out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ckptfix.align import match as matcher
+from ckptfix.align.fused import Heads, Taken, rotary, sides, taken
+from ckptfix.align.result import Matching, Pair
+from ckptfix.errors import Refused
+from ckptfix.names import rulefile
+from ckptfix.names.lines import Line, joined, line
+from ckptfix.names.operations import HALF, Operation
+from ckptfix.names.rules import NameRule
+from ckptfix.names.slots import Slot
+from ckptfix.ops.rename.groups import grouped
+
+_ROTARY = tuple(f".self_attn.{module}.{leaf}" for module in ("q_proj", "k_proj") for leaf in ("weight", "bias"))
+
+
+@dataclass(frozen=True, slots=True)
+class Operations:
+    """What a matching does to tensors beside their names.
+
+    Attributes:
+        taken: the tensors, and what is made of them.
+        questions: what keeps a tensor from its counterpart, a sentence each.
+        refused: whether the matching must not be carried out before they are answered.
+    """
+
+    taken: tuple[Taken, ...] = ()
+    questions: tuple[str, ...] = ()
+    refused: bool = False
+
+
+def with_operations(
+    plain: Matching, source: Sequence[Slot], target: Sequence[Slot], heads: Heads, proven: Mapping[str, str]
+) -> tuple[Matching, Operations]:
+    """The matching with fused tensors taken apart where that pairs more, and queries and keys laid out for the target.
+
+    Args:
+        plain: the matching of the tensors as they are.
+    """
+    done = Operations()
+    made = plain
+    if not plain.complete:
+        made, done = _taken_apart(plain, source, target, heads, proven)
+    layout = rotary(source, target)
+    return (made, done) if layout is None else _laid_out(made, done, source, layout, heads)
+
+
+def _taken_apart(
+    plain: Matching, source: Sequence[Slot], target: Sequence[Slot], heads: Heads, proven: Mapping[str, str]
+) -> tuple[Matching, Operations]:
+    mine, other = sides(source, target, heads)
+    questions = (*mine.questions, *other.questions)
+    if not mine.fused and not other.fused:
+        return plain, Operations(questions=questions)
+    matching = matcher.match(mine.slots, other.slots, proven=proven)
+    found, wrong = taken(matching, mine, other)
+    if wrong or _open(matching) >= _open(plain) or any(_line(one) is None for one in found):
+        return plain, Operations(questions=questions)
+    by_part = {pair.source: pair for pair in matching.pairs} | {pair.target: pair for pair in matching.pairs}
+    parts = mine.fused.keys(), other.fused.keys()
+    pairs = [pair for pair in matching.pairs if pair.source not in parts[0] and pair.target not in parts[1]]
+    for one in found:
+        said = " | ".join(map(str, one.operations))
+        for old in one.old:
+            for new in one.new:
+                part = by_part[old if one.joins else new]
+                pairs.append(Pair(old, new, part.confidence, part.why, operation=said))
+    order = {slot.name: index for index, slot in enumerate(source)}
+    return (
+        replace(matching, pairs=tuple(sorted(pairs, key=lambda pair: order[pair.source])), rules=()),
+        Operations(tuple(found), questions),
+    )
+
+
+def _open(matching: Matching) -> int:
+    return len(matching.left) + len(matching.missing) + len(matching.ambiguous)
+
+
+def _laid_out(
+    matching: Matching, done: Operations, source: Sequence[Slot], layout: str, heads: Heads
+) -> tuple[Matching, Operations]:
+    """With the rows of queries and keys in the order in which the target turns them."""
+    side = "target" if layout == HALF else "source"
+    concerned = [pair for pair in matching.pairs if getattr(pair, side).endswith(_ROTARY)]
+    if not concerned:
+        return matching, done
+    shapes = {slot.name: slot.shape for slot in source}
+    rows = {pair.source: shapes[pair.source][0] for pair in concerned}
+    size = next((rows[pair.source] for pair in concerned if ".q_proj." in getattr(pair, side)), 0)
+    question = None
+    if heads.query is None:
+        question = (
+            "rotary pairs are neighbours in Meta's files, and halves of a head in transformers': the rows of queries "
+            "and keys change places, and --heads N (and --kv-heads N) says of how many heads"
+        )
+    elif any(pair.operation for pair in concerned):
+        question = "queries and keys are fused, and their rotary pairs lie otherwise: a file of rules can say both"
+    elif size % (2 * heads.query) or any(row % (size // heads.query) for row in rows.values()):
+        question = f"{size} rows of queries, or those of keys, are not those of {heads.query} heads"
+    if question is not None:
+        return matching, replace(done, questions=(*done.questions, question), refused=True)
+    assert heads.query is not None
+    found: list[Taken] = []
+    pairs: dict[str, Pair] = {pair.source: pair for pair in concerned}
+    for name, pair in pairs.items():
+        step = Operation("rope", {"heads": rows[name] * heads.query // size, "to": layout})
+        found.append(Taken((name,), (pair.target,), (step,), 0, joins=False))
+        pairs[name] = replace(pair, operation=str(step))
+    changed = tuple(pairs[pair.source] if pair in concerned else pair for pair in matching.pairs)
+    return replace(matching, pairs=changed, rules=()), replace(done, taken=(*done.taken, *found))
+
+
+def _line(one: Taken) -> Line | None:
+    return line(one.old, one.new, one.operations, one.experts)
+
+
+def lines(done: Sequence[Taken], keys: Sequence[str]) -> list[str]:
+    """The lines of a rules file that do this to the keys, and nothing else."""
+    single = [row for row in map(_line, done) if row is not None]
+    few = joined(single)
+    rows = few if _say(few, done, keys) else single
+    return [f"{old} -> {new} {operations}" for old, new, operations in rows]
+
+
+def _say(rows: Sequence[Line], done: Sequence[Taken], keys: Sequence[str]) -> bool:
+    """Whether these lines do to the keys just what is to be done."""
+    text = "\n".join(f"{old} -> {new} {operations}" for old, new, operations in rows)
+    try:
+        made = grouped(keys, rulefile.read(text, "rules"), {key: key for key in keys})
+    except Refused:
+        return False
+    found = {group.old(): (group.rule.operations, group) for group in made.groups.values()}
+    if len(found) != len(done):
+        return False
+    for one in done:
+        operations, group = found.get(one.old, ((), None))
+        if group is None or tuple(map(str, operations)) != tuple(map(str, one.operations)):
+            return False
+        per = len(one.new) // one.experts if one.experts and not one.joins else 0
+        slots = [divmod(index, per) if per else (0, index) for index in range(len(one.new))]
+        if tuple(map(group.new, slots)) != one.new:
+            return False
+    return True
+
+
+def rules(done: Sequence[Taken], names: Sequence[NameRule], keys: Sequence[str]) -> rulefile.Rules:
+    """What `rename` runs: the lines of tensors, and behind them those of names."""
+    rows = lines(done, keys)
+    made = rulefile.read("\n".join(rows), "the learned rules")
+    start = len(rows) + 1
+    return replace(
+        made,
+        names={rule.old: rule.new for rule in names},
+        lines={rule.old: start + index for index, rule in enumerate(names)},
+    )

@@ -1,0 +1,171 @@
+"""The pages in a browser: Chromium, without a window."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builders import written
+from cli.conftest import Cli, state
+from hostile import checkpoint as hostile
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install 'ckptfix[browser]'")
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+pytestmark = [
+    pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium"),
+    pytest.mark.xdist_group("browser"),
+    pytest.mark.slow,
+]
+
+Open = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with sync_api.sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        yield found
+        found.close()
+
+
+@pytest.fixture
+def shown(browser: Any) -> Iterator[Open]:
+    """Opens a page; what a console, a dialog or the network would have had is a failure of the test."""
+    contexts: list[Any] = []
+    troubles: list[str] = []
+
+    def dialog(box: Any) -> None:
+        troubles.append(box.message)
+        box.dismiss()
+
+    def request(one: Any, path: Path) -> None:
+        if one.url != path.as_uri():
+            troubles.append(one.url)
+
+    def show(path: Path, **options: Any) -> Any:
+        context = browser.new_context(**options)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda message: troubles.append(message.text))
+        page.on("pageerror", lambda error: troubles.append(str(error)))
+        page.on("dialog", dialog)
+        page.on("request", lambda one: request(one, path))
+        page.goto(path.as_uri())
+        return page
+
+    yield show
+    for context in contexts:
+        context.close()
+    assert not troubles
+
+
+@pytest.fixture
+def report(cli: Cli, tmp_path: Path) -> Path:
+    layers = {f"enc__{index}__{part}": (1.0, index) for index in range(4) for part in ("q", "k", "v")}
+    a = written(tmp_path / "a.pth", state(**layers, head=(1, 2, 3), gone=(8,)))
+    b = written(tmp_path / "b.pth", state(**{**layers, "enc__2__k": (5, 5)}, head=(1, 2, 4), new=(9,)))
+    assert cli("diff", a, b, "--html", tmp_path / "report.html", "-q").exit_code == 1
+    return tmp_path / "report.html"
+
+
+def names(page: Any) -> list[str]:
+    """The rows that are seen, by the text of their first cell."""
+    rows: list[str] = page.eval_on_selector_all(
+        "#tensors tbody tr:not([hidden])", "rows => rows.map(row => row.cells[0].innerText.trim())"
+    )
+    return rows
+
+
+def test_fold_search_filter_and_sort(shown: Open, report: Path) -> None:
+    page = shown(report)
+    assert names(page) == ["enc.0-3 4 alike", "head", "gone", "new"]
+    page.click("text=enc.0-3")
+    assert names(page)[:5] == ["enc.0-3 4 alike", "0.", "1.", "2.", "3."]
+    page.focus("#tensors tr:nth-child(8)")
+    page.locator("#tensors tr.m", has_text="2.").first.press("Enter")
+    assert "k" in names(page)
+    page.click("#fold")
+    assert len(names(page)) == 4
+    page.click("#unfold")
+    assert len(names(page)) == 20
+    page.keyboard.press("/")
+    page.keyboard.type("2. k")
+    assert names(page) == ["enc.0-3 4 alike", "2.", "k"]
+    assert page.inner_text("#shown") == "1 of 15 tensors"
+    page.keyboard.press("Escape")
+    page.click("button:has-text('only in A')")
+    assert names(page) == ["gone"]
+    page.click("button:has-text('All')")
+    page.click("th:has-text('Rel. change') button")
+    assert names(page)[:2] == ["enc.2.k", "head"]
+    page.click("th:has-text('Rel. change') button")
+    assert names(page)[:2] == ["head", "enc.2.k"]
+    page.click("th:has-text('Name') button")
+    assert names(page)[0] == "enc.0.k"
+    page.click("#tree")
+    assert len(names(page)) == 20
+
+
+def test_a_row_opens_its_histogram_and_the_command_is_copied(shown: Open, report: Path) -> None:
+    page = shown(report, permissions=["clipboard-read", "clipboard-write"])
+    page.click("#tensors tr:has-text('head')")
+    assert page.locator(".detail svg path").count() == 3
+    assert page.inner_text(".detail tbody tr:nth-child(2)").split() == ["B", "1", "4", "2.333", "1.528"]
+    page.click("#tensors tr:has-text('head')")
+    assert not page.locator(".detail").count()
+    page.click(".copy")
+    page.wait_for_selector("text=Copied")
+    assert page.evaluate("navigator.clipboard.readText()").startswith("ckptfix diff ")
+
+
+def test_light_dark_and_print(shown: Open, report: Path) -> None:
+    colour = "getComputedStyle(document.body).backgroundColor"
+    light, dark = (shown(report, color_scheme=scheme) for scheme in ("light", "dark"))
+    assert light.evaluate(colour) == "rgb(255, 255, 255)"
+    paper = dark.evaluate(colour)
+    assert paper != "rgb(255, 255, 255)"
+    light.click("#theme")
+    light.click("#theme")
+    assert light.evaluate(colour) == paper
+    dark.emulate_media(media="print")
+    assert dark.evaluate(colour) == "rgb(255, 255, 255)"
+    assert not dark.is_visible(".controls")
+
+
+def test_without_scripts_everything_is_there(shown: Open, report: Path) -> None:
+    page = shown(report, java_script_enabled=False)
+    text = page.inner_text("body")
+    for said in ("enc.2.k", "only in B", "Where it changed", "Largest changes"):
+        assert said in text
+    assert page.locator("#tensors tbody tr").count() == 20
+    assert page.locator(".cards svg path").count() >= 6
+    assert not page.is_visible("#search")
+
+
+@pytest.mark.parametrize("width", [1400, 360])
+def test_the_page_is_as_wide_as_the_window(shown: Open, report: Path, width: int) -> None:
+    page = shown(report, viewport={"width": width, "height": 800})
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_hostile_names_do_nothing(shown: Open, cli: Cli, tmp_path: Path) -> None:
+    a, b = written(tmp_path / "a.pth", hostile()), written(tmp_path / "<img src=x onerror=alert(1)>.pth", hostile(x=1))
+    clean = written(tmp_path / "c.pth", state(w=(1,)))
+    for words in (["diff", a, b], ["diff", a, clean], ["inspect", b, "--values"], ["doctor", b]):
+        out = tmp_path / f"{words[0]}.html"
+        assert cli(*words, "--html", out, "-f").exit_code in (0, 1)
+        page = shown(out, viewport={"width": 800, "height": 600})
+        assert page.locator("script").count() == 2
+        assert not page.locator("img, iframe, object, embed, link, a, body b[onload]").count()
+        assert page.evaluate("document.documentElement.scrollWidth") <= 800
+        if words[0] != "doctor":
+            page.click("#unfold")
+            for row in page.locator("#tensors tr.d:visible").all()[:12]:
+                row.click(position={"x": 5, "y": 5})
+            page.fill("#search", "</script>")
+            assert page.locator("script").count() == 2

@@ -1,0 +1,287 @@
+"""Stores that run on this machine, and count what they are asked: web servers, S3 twice, a hub."""
+
+from __future__ import annotations
+
+import logging
+import re
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from hashlib import md5
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+
+@dataclass
+class Traffic:
+    """What a server was asked: (method, path, bytes that came, bytes that went)."""
+
+    calls: list[tuple[str, str, int, int]] = field(default_factory=list)
+
+    @property
+    def requests(self) -> int:
+        return len(self.calls)
+
+    @property
+    def up(self) -> int:
+        return sum(call[2] for call in self.calls)
+
+    @property
+    def down(self) -> int:
+        return sum(call[3] for call in self.calls)
+
+    def add(self, method: str, path: str, up: int, down: int) -> None:
+        self.calls.append((method, path, up, down))
+
+    def clear(self) -> None:
+        self.calls.clear()
+
+
+Fault = Callable[["_Web", str], bool]
+"""May answer in the place of the server; whether it did."""
+
+
+class WebServer:
+    """A web server over `files`: bytes, or a file of the disk, by path.
+
+    Attributes:
+        ranges: it answers to Range.
+        fault: as `Fault`.
+        headers: sent with every answer.
+    """
+
+    def __init__(self) -> None:
+        self.files: dict[str, bytes | Path] = {}
+        self.tags: dict[str, str] = {}
+        self.ranges = True
+        self.fault: Fault | None = None
+        self.headers: dict[str, str] = {}
+        self.seen: list[Mapping[str, str]] = []
+        self.traffic = Traffic()
+        handler = type("Handler", (_Web,), {"owner": self})
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self.server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
+        self._thread = threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True)
+        self._thread.start()
+
+    def put(self, name: str, data: bytes | Path) -> str:
+        """The URL of `data`."""
+        self.files[f"/{name}"] = data
+        content = data if isinstance(data, bytes) else str(data).encode()
+        self.tags[f"/{name}"] = f'"{md5(content).hexdigest()}"'
+        return f"{self.url}/{name}"
+
+    def reset(self) -> None:
+        self.files.clear()
+        self.traffic.clear()
+        self.seen.clear()
+        self.ranges, self.fault, self.headers = True, None, {}
+
+    def close(self) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+
+
+class _Web(BaseHTTPRequestHandler):
+    owner: WebServer
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        owner = self.owner
+        owner.seen.append(dict(self.headers))
+        path = unquote(urlsplit(self.path).path)
+        self.close_connection = True
+        if owner.fault is not None and owner.fault(self, path):
+            return
+        data = owner.files.get(path)
+        if data is None:
+            self.reply(404, b"not found")
+            return
+        tag = owner.tags.get(path, "")
+        if (wanted := self.headers.get("If-Match")) and wanted != tag:
+            self.reply(412, b"")
+            return
+        size = len(data) if isinstance(data, bytes) else data.stat().st_size
+        asked = re.match(r"bytes=(\d+)-(\d*)$", self.headers.get("Range") or "")
+        base = {"ETag": tag} if tag else {}
+        if asked is None or not owner.ranges:
+            self.reply(200, _part(data, 0, size), base)
+            return
+        first = int(asked[1])
+        last = min(int(asked[2] or size), size - 1)
+        if first >= size:
+            self.reply(416, b"", {"Content-Range": f"bytes */{size}"})
+            return
+        content = _part(data, first, last + 1 - first)
+        self.reply(206, content, {**base, "Content-Range": f"bytes {first}-{last}/{size}"})
+
+    def reply(self, status: int, body: bytes, headers: Mapping[str, str] = {}, *, cut: int | None = None) -> None:
+        """Answer; with `cut`, promise all of the body, send so many bytes, and hang up."""
+        self.send_response(status)
+        for name, value in {**self.owner.headers, **headers}.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Connection", "close")
+        self.end_headers()
+        sent = body if cut is None else body[:cut]
+        self.owner.traffic.add(self.command, self.path, 0, len(sent))
+        if self.command != "HEAD":
+            try:
+                self.wfile.write(sent)
+                self.wfile.flush()
+            except OSError:
+                pass
+        if cut is not None:
+            self.connection.shutdown(socket.SHUT_RDWR)
+
+
+def _part(data: bytes | Path, first: int, length: int) -> bytes:
+    if isinstance(data, bytes):
+        return data[first : first + length]
+    with data.open("rb") as file:
+        file.seek(first)
+        return file.read(length)
+
+
+@dataclass
+class Bucket:
+    """A bucket of a store that speaks S3, and what it was asked."""
+
+    name: str
+    client: Any
+    traffic: Traffic
+    kind: str
+
+    def url(self, key: str) -> str:
+        return f"s3://{self.name}/{key}"
+
+    def put(self, key: str, data: bytes, **more: Any) -> str:
+        self.client.put_object(Bucket=self.name, Key=key, Body=data, **more)
+        self.traffic.clear()
+        return self.url(key)
+
+    def get(self, key: str) -> bytes:
+        body: bytes = self.client.get_object(Bucket=self.name, Key=key)["Body"].read()
+        return body
+
+    def keys(self) -> list[str]:
+        return [row["Key"] for row in self.client.list_objects_v2(Bucket=self.name).get("Contents", ())]
+
+    def uploads(self) -> list[Any]:
+        """Multipart uploads that were begun and not ended."""
+        if self.kind == "localbucket":
+            return list(self._folder.glob("**/.localbucket-uploads/*/*"))
+        found: list[Any] = self.client.list_multipart_uploads(Bucket=self.name).get("Uploads", [])
+        return found
+
+    _folder: Path = Path()
+
+    def clear(self) -> None:
+        for key in self.keys():
+            self.client.delete_object(Bucket=self.name, Key=key)
+        self.traffic.clear()
+
+
+def _environment(url: str) -> dict[str, str]:
+    return {
+        "AWS_ENDPOINT_URL": url,
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "AWS_CONFIG_FILE": "/nonexistent",
+        "AWS_SHARED_CREDENTIALS_FILE": "/nonexistent",
+    }
+
+
+class Counting:
+    """A WSGI application that counts."""
+
+    def __init__(self, inner: Any, traffic: Traffic) -> None:
+        self._inner, self._traffic = inner, traffic
+        self.fault: Callable[[Mapping[str, Any]], tuple[str, bytes] | None] | None = None
+
+    def __call__(self, environ: Any, start_response: Any) -> Any:
+        path = f"{environ['PATH_INFO']}?{environ.get('QUERY_STRING', '')}"
+        up = int(environ.get("CONTENT_LENGTH") or 0)
+        if self.fault is not None and (answer := self.fault(environ)) is not None:
+            status, body = answer
+            environ["wsgi.input"].read(up)
+            self._traffic.add(environ["REQUEST_METHOD"], path, up, len(body))
+            start_response(status, [("Content-Length", str(len(body))), ("Content-Type", "application/xml")])
+            return [body]
+        body = b"".join(self._inner(environ, start_response))
+        self._traffic.add(environ["REQUEST_METHOD"], path, up, 0 if environ["REQUEST_METHOD"] == "HEAD" else len(body))
+        return [body]
+
+
+@contextmanager
+def moto() -> Iterator[tuple[str, Traffic, Counting]]:
+    """moto's S3 in threads of this process."""
+    import moto.server as served
+    from werkzeug.serving import make_server
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+
+    traffic = Traffic()
+    app = Counting(vars(served)["DomainDispatcherApplication"](vars(served)["create_backend_app"]), traffic)
+    server = make_server("127.0.0.1", 0, app, threaded=True)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", traffic, app
+    finally:
+        server.shutdown()
+
+
+@contextmanager
+def local_bucket(folder: Path) -> Iterator[tuple[str, Traffic]]:
+    """localbucket in threads of this process."""
+    import localbucket
+
+    traffic = Traffic()
+
+    class Handler(localbucket.S3Handler):  # type: ignore[misc]
+        data_root = folder
+        wfile: Any
+
+        def _dispatch(self, action: Any) -> None:
+            inner = self.wfile
+            sent = 0
+
+            class Out:
+                def write(self, data: Any) -> int:
+                    nonlocal sent
+                    sent += len(data)
+                    count: int = inner.write(data)
+                    return count
+
+                def __getattr__(self, name: str) -> Any:
+                    return getattr(inner, name)
+
+            self.wfile = Out()
+            try:
+                super()._dispatch(action)
+            finally:
+                self.wfile = inner
+                traffic.add(self.command, self.path, int(self.headers.get("Content-Length") or 0), sent)
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}", traffic
+    finally:
+        server.shutdown()
+        server.server_close()
