@@ -82,8 +82,11 @@ def do(task: Task) -> Summary:
     job = parsed(task.line, task.folder, 0)
     record = records.read(job.key)
     if record is not None and record["exit_code"] != TROUBLE and state_of(job, record) == "done":
+        records.end(job.key)
         return summary_of(record)
     begun = records.begun(job.key)
+    if begun is not None and record is not None and record["run"] == begun.run:
+        begun = None  # it ended: its process was killed before it could say so here
     tries = begun.tries if begun is not None and begun.run == task.run else 0
     if tries >= task.tries:
         return give_up(task, f"the process that worked on it was killed {tries} times")
