@@ -14,6 +14,7 @@ TOPICS: dict[str, str] = {
     "rules": "Rules files: names, and tensors split, joined and turned.",
     "remote": "Checkpoints in buckets, on the hub and on web servers.",
     "fleet": "Thousands of checkpoints: planned, resumed, reported.",
+    "ranks": "One checkpoint written by several processes: torchrun, Slurm.",
     "formats": "What is read, edited and written, and the limits.",
     "findings": "Every finding of doctor: what it means, and the fix.",
     "browsing": "The browser in the terminal: keys, search, values, two files.",
