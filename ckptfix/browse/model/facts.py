@@ -270,4 +270,4 @@ def findings(rows: Sequence[Finding], fix: str | None = None) -> Iterator[Line]:
     if len(rows) > FINDINGS:
         yield "dim", f"... {len(rows) - FINDINGS:,} more: f lists all"
     if fix is not None:
-        yield "", f"Fix: {shown(fix)}"
+        yield "added", f"Fix: {shown(fix)}"

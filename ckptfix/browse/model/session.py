@@ -15,7 +15,7 @@ from ckptfix.browse.model.jobs import Job, Post
 from ckptfix.browse.model.lines import Commands
 from ckptfix.browse.model.marks import Marks
 from ckptfix.checkpoint import TensorEntry
-from ckptfix.errors import CkptfixError
+from ckptfix.errors import CkptfixError, NoSuchTensor, Refused
 from ckptfix.io.read import Progress
 from ckptfix.io.source import is_local
 
@@ -194,7 +194,8 @@ class Session:
         self.trouble = jobs.described(error)
         path = error.path if isinstance(error, CkptfixError) and error.path is not None else self.path
         self._watcher.told()
-        self._start("judge", lambda progress: marks.of_path(path, progress), self._judged)
+        if not isinstance(error, Refused | NoSuchTensor):  # those are about the question, not the file
+            self._start("judge", lambda progress: marks.of_path(path, progress), self._judged)
 
     def _judged(self, found: Marks) -> None:
         self.marks = found

@@ -198,6 +198,25 @@ def test_a_file_that_cannot_be_opened(tmp_path: Path) -> None:
     play(BrowseApp(str(path)), script)
 
 
+def test_two_state_dicts_are_chosen_with_at(tmp_path: Path) -> None:
+    a = training(tmp_path, "a.pth")
+    b = tensors(tmp_path / "b.safetensors", {"norm.bias": (0.0,) * 25})
+
+    async def script(pilot: Any) -> None:
+        await settled(pilot)
+        assert labels(pilot.app)[:2] == ["", "model"] and "epoch" not in labels(pilot.app)
+        await pilot.press("y")
+        assert pilot.app.clipboard == f"ckptfix diff {a} {b} --keys-only --at model --at ''"
+
+    play(BrowseApp(str(a), str(b), ("model", "")), script)
+
+    async def refused(pilot: Any) -> None:
+        await settled(pilot)
+        assert "They cannot be compared" in screen(pilot.app) and "at 'gone'" in screen(pilot.app)
+
+    play(BrowseApp(str(a), str(b), ("gone", "")), refused)
+
+
 @pytest.mark.parametrize("size", [(80, 24), (40, 12), (200, 50)])
 def test_hostile_names_are_text_at_every_size(tmp_path: Path, size: tuple[int, int]) -> None:
     async def script(pilot: Any) -> None:
