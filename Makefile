@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test test-all lint dist bench match-quality match-models fixtures fuzz campaigns code-mutants clean
+.PHONY: help demo quick test test-all lint dist bench match-quality match-models fixtures fuzz campaigns fleet code-mutants clean
 
 # Tests start many interpreters: without compiled modules each takes twice as long.
 unexport PYTHONDONTWRITEBYTECODE
@@ -60,6 +60,9 @@ fuzz: $(READY) ## Run the property tests for longer, and a campaign of mutants
 campaigns: $(READY) ## Break the writer in every way, and run every command on every file; long
 	CKPTFIX_LONG=1 $(PYTEST) -rs tests/faults tests/real tests/roundtrip tests/unit/formats/test_verdict.py $(ARGS)
 	COUNT=$(COUNT) PYTHONPATH=tests $(BIN)/python -m campaigns
+
+fleet: $(READY) ## Do 2,000 checkpoints as fleets that are killed, stopped and resumed; on Dask where it is
+	PYTHONPATH=.:tests $(BIN)/python -m campaigns.fleet $(ARGS)
 
 code-mutants: $(READY) ## Change the package's code in 200 ways, and list what no test notices; hours
 	PYTHONPATH=tests $(BIN)/python -m campaigns.code_kills $(ARGS)

@@ -11,7 +11,8 @@ from functools import cached_property
 from typing import Any
 
 from ckptfix.errors import CkptfixError, Refused
-from ckptfix.io.source import Source, found_as, is_local, open_source, stamp
+from ckptfix.io.source import Source, found_as, open_source, stamp
+from ckptfix.urls import as_path, is_url, walk_folder
 
 Identity = dict[str, int | str]
 """What tells a file, a folder or an object from what it was before: size, and mtime_ns or etag."""
@@ -123,30 +124,31 @@ def identity(name: str) -> Identity | None:
         found = stamp(name)
     except CkptfixError:
         return None
-    tag = getattr(found, "etag", None)
-    if not is_local(name) and tag:
-        return {"size": found.size, "etag": str(tag)}
-    return {"size": found.size, "mtime_ns": found.mtime_ns}
+    return {"size": found.size, "etag": found.tag} if found.tag else {"size": found.size, "mtime_ns": found.mtime_ns}
 
 
 def _folder(name: str) -> Identity:
     size = latest = count = 0
+    tags = hashlib.sha256()
     for path in files_below(name):
         try:
-            status = os.stat(path)  # noqa: PTH116
-        except OSError:
+            found = stamp(path)
+        except CkptfixError:
             continue
-        size, latest, count = size + status.st_size, max(latest, status.st_mtime_ns), count + 1
+        size, latest, count = size + found.size, max(latest, found.mtime_ns), count + 1
+        tags.update(f"{path} {found.tag}\n".encode("utf-8", "surrogateescape"))
+    if is_url(name):
+        return {"size": size, "etag": tags.hexdigest(), "files": count}
     return {"size": size, "mtime_ns": latest, "files": count}
 
 
 def files_below(folder: str) -> Iterator[str]:
     """The files in `folder` and in the folders there, sorted; without what an interrupted write has left."""
-    for above, folders, files in os.walk(folder):
+    for above, folders, files in walk_folder(folder):
         folders.sort()
         for name in sorted(files):
             if not name.endswith(".ckptfix-tmp"):
-                yield os.path.join(above, name)  # noqa: PTH118 -- names that are no valid text
+                yield str(as_path(above, name))
 
 
 def size_of(found: Identity | None) -> int:

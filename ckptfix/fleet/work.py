@@ -19,8 +19,8 @@ from ckptfix.fleet.jobs import Identity, Job, digest, identity, parsed, size_of
 from ckptfix.fleet.records import Begun, Records
 from ckptfix.fleet.report import Summary, summary_of
 from ckptfix.fleet.states import TROUBLE, state_of
-from ckptfix.io.source import is_local
 from ckptfix.io.unfinished import JOURNAL, beside
+from ckptfix.urls import is_url
 
 Replace = Literal["no", "yes", "keep"]
 """Whether an output that exists is replaced: one that an earlier try wrote is, one that was changed since is kept."""
@@ -82,8 +82,11 @@ def do(task: Task) -> Summary:
     job = parsed(task.line, task.folder, 0)
     record = records.read(job.key)
     if record is not None and record["exit_code"] != TROUBLE and state_of(job, record) == "done":
+        records.end(job.key)
         return summary_of(record)
     begun = records.begun(job.key)
+    if begun is not None and record is not None and record["run"] == begun.run:
+        begun = None  # it ended: its process was killed before it could say so here
     tries = begun.tries if begun is not None and begun.run == task.run else 0
     if tries >= task.tries:
         return give_up(task, f"the process that worked on it was killed {tries} times")
@@ -221,7 +224,7 @@ def _command(hint: str | None) -> str | None:
 
 def _clean_up(job: Job, records: Records, since: float) -> None:
     """Remove what a process left that was killed while it did the job: temp files, and a half-done edit in place."""
-    if job.output is None or not is_local(job.output):
+    if job.output is None or is_url(job.output):
         return
     if job.in_place:
         if os.path.lexists(beside(os.path.realpath(job.output), JOURNAL)):

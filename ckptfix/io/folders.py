@@ -22,8 +22,10 @@ from itertools import count
 from ckptfix.checkpoint import ByteRange, OutputFile, Plan
 from ckptfix.checkpoint.stamp import Stamp
 from ckptfix.errors import CkptfixError, WouldOverwrite, WriteFailed
+from ckptfix.io import checking, ranks
 from ckptfix.io.durable import COMPLETE, Undisturbed, identity, kept_line, persist, sync_folder
 from ckptfix.io.output import TEMP_SUFFIX
+from ckptfix.io.ranks.shares import digest, shares
 from ckptfix.io.read import Progress
 from ckptfix.io.remote import write as remote
 from ckptfix.io.source import forget
@@ -66,18 +68,23 @@ def write_folder(
         WouldOverwrite: `dest` exists, without `overwrite`.
         CkptfixError: as `write_plan`.
     """
+    team = ranks.current()
     if is_url(dest):
         remote.write_folder(
             plan, dest, overwrite=overwrite, keep_old=keep_old, own=own, inputs=inputs, progress=progress
         )
         return None
     with named(dest):
-        kept = _write(plan, dest, overwrite, keep_old, own, link, inputs, progress)
-    try:
-        sync_folder(os.path.dirname(os.path.realpath(dest)))
-    except WriteFailed as error:
-        error.message = f"{COMPLETE}{error.message}{_line(dest, kept)}"
-        raise
+        if team is None:
+            kept = _write(plan, dest, overwrite, keep_old, own, link, inputs, progress)
+        else:
+            kept = _write_with(team, plan, dest, overwrite, keep_old, own, link, inputs, progress)
+    if team is None or team.rank == 0:
+        try:
+            sync_folder(os.path.dirname(os.path.realpath(dest)))
+        except WriteFailed as error:
+            error.message = f"{COMPLETE}{error.message}{_line(dest, kept)}"
+            raise
     return kept
 
 
@@ -91,12 +98,8 @@ def _write(
     inputs: Mapping[str, Stamp] | None,
     progress: Progress | None,
 ) -> str | None:
-    real = os.path.realpath(dest)
-    parent, name = os.path.split(real)
-    there = os.path.lexists(real)
-    if there and not overwrite and os.listdir(real):
-        raise WouldOverwrite("exists", path=dest, hint="give another name, or --force to replace it")
-    temp = os.path.join(parent, f".{name[:40]}.{os.urandom(8).hex()}{TEMP_SUFFIX}")
+    real, there = _free(dest, overwrite)
+    temp = _temp(real)
     quiet = Undisturbed()
     ours: tuple[int, int] | None = None
     try:
@@ -109,14 +112,102 @@ def _write(
                 sync_folder(folder)
         stays = there and (keep_old or not _only(real, own))
         with quiet:
-            kept = _publish(temp, real, there, stays)
-            kept = None if kept is None else os.path.join(os.path.dirname(dest), os.path.basename(kept))
-            forget(dest)
-            record(f"{dest} is complete: it was written before that{_line(dest, kept)}")
+            kept = _named(temp, real, dest, there, stays)
     except BaseException:
         with quiet:
             persist(partial(_discard, temp, ours))
         raise
+    return kept
+
+
+def _write_with(
+    team: ranks.Team,
+    plan: Plan,
+    dest: str,
+    overwrite: bool,
+    keep_old: bool,
+    own: Callable[[str], Collection[str]],
+    link: bool,
+    inputs: Mapping[str, Stamp] | None,
+    progress: Progress | None,
+) -> str | None:
+    """The same by several ranks: each writes its share, and rank 0 the last file, when the others are on the disk."""
+    word = team.folder()
+    team.agree(f"{word}/plan", digest(plan, dest, inputs or {}))
+    first = team.rank == 0
+    there = False
+    real = os.path.realpath(dest)
+    temp = _temp(real)
+    ours: tuple[int, int] | None = None
+    quiet = Undisturbed()
+
+    def made() -> str:
+        nonlocal there, ours, real
+        real, there = _free(dest, overwrite)
+        os.mkdir(temp)
+        ours = identity(temp)
+        return os.path.basename(temp)
+
+    def step(done: int, total: int) -> None:
+        team.check()
+        if progress is not None:
+            progress(done, total)
+
+    try:
+        temp = os.path.join(os.path.dirname(real), team.told(f"{word}/temp", made))
+        ours = identity(temp)
+        with _spelled(temp, dest), recorded(), ranks.joined(None):
+            share = shares(plan, team.size)[team.rank]
+            if not share.files:
+                checking.run(share.checks)
+            write_plan(_placed(share, dest, temp, link), inputs=inputs, progress=step)
+            team.check()
+            team.say(f"{word}/written/{team.rank}")
+            if first:
+                team.all_said(f"{word}/written")
+                write_plan(_placed(replace(plan, files=plan.files[-1:], checks=()), dest, temp, link), inputs=inputs)
+                for folder, _, _ in os.walk(temp):
+                    sync_folder(folder)
+        if not first:
+            kept = team.wait(f"{word}/done")
+            forget(dest)
+            return kept or None
+        stays = there and (keep_old or not _only(real, own))
+        with quiet:
+            name = _named(temp, real, dest, there, stays)
+            team.say(f"{word}/done", name or "")
+        return name
+    except BaseException as error:
+        with quiet:
+            if not isinstance(error, ranks.RankFailed):
+                team.fail(str(error), said=True)
+            team.say_stopped(word)
+            if ours is not None and (first or (isinstance(error, ranks.RankFailed) and not error.said)):
+                team.until_stopped(word)
+                persist(partial(_discard, temp, ours))
+        raise
+
+
+def _free(dest: str, overwrite: bool) -> tuple[str, bool]:
+    """The real path of `dest`, and whether a folder is there that may be replaced."""
+    real = os.path.realpath(dest)
+    there = os.path.lexists(real)
+    if there and not overwrite and os.listdir(real):
+        raise WouldOverwrite("exists", path=dest, hint="give another name, or --force to replace it")
+    return real, there
+
+
+def _temp(real: str) -> str:
+    parent, name = os.path.split(real)
+    return os.path.join(parent, f".{name[:40]}.{os.urandom(8).hex()}{TEMP_SUFFIX}")
+
+
+def _named(temp: str, real: str, dest: str, there: bool, stays: bool) -> str | None:
+    """The folder `temp` gets its name; the name under which what was there is kept."""
+    kept = _publish(temp, real, there, stays)
+    kept = None if kept is None else os.path.join(os.path.dirname(dest), os.path.basename(kept))
+    forget(dest)
+    record(f"{dest} is complete: it was written before that{_line(dest, kept)}")
     return kept
 
 

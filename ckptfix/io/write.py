@@ -30,6 +30,7 @@ from ckptfix.errors import (
     WriteFailed,
     file_name,
 )
+from ckptfix.io import ranks
 from ckptfix.io.blocks import shareable
 from ckptfix.io.checking import Checking
 from ckptfix.io.durable import COMPLETE, TRIES, Kept, Undisturbed, persist, sync_folder
@@ -238,6 +239,9 @@ def write_plan(
     """
     if not plan.files:
         return {}
+    team = ranks.current()
+    if team is not None and team.rank:
+        raise ranks.Watching(0)
     if is_url(plan.files[0].path):
         return remote.write_plan(plan, overwrite=overwrite, keep_old=keep_old, inputs=inputs, progress=progress)
     sources = Sources(plan, inputs or {})

@@ -18,6 +18,7 @@ from ckptfix.formats.target import refuse_other_suffix
 from ckptfix.formats.torch import legacy_layout
 from ckptfix.io import write as io_write
 from ckptfix.io.folders import write_folder
+from ckptfix.io.ranks import joined
 from ckptfix.io.replacing import given_up
 from ckptfix.io.source import found_as, mark, opened_once, refuse_changed, stamp
 from ckptfix.io.written import noted, recorded
@@ -249,8 +250,8 @@ def files_of(folder: str) -> tuple[str, ...]:
 
 def write_aside(plan: Plan, dest: str, *, folder: bool) -> None:
     """Write what a chain of commands needs on its way, counted already, to a new file or folder."""
-    # It goes again with the command: nothing is said of it.
-    with recorded():
+    # It goes again with the command: nothing is said of it, and of several ranks each needs its own.
+    with recorded(), joined(None):
         if folder:
             write_folder(plan, dest)
         else:

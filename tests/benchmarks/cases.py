@@ -497,6 +497,27 @@ def digest(bench: Bench) -> Case:
     return Case("digest", bench.ckptfix("digest", big), ((rival, Target("ratio", 1.1)),), memory=100 * MB)
 
 
+def fleet(bench: Bench) -> Case:
+    """A hundred small files: a plan and its run, against one process for each and one for all."""
+    first, *_ = bench.copies("small.pth", 101)
+    program = shlex.quote(str(Path(sys.executable).with_name("ckptfix")))
+    files = f"{shlex.quote(str(first.parent))}/copy-*-small.pth"
+
+    def script(name: str, text: str) -> Contender:
+        output = bench.output(f"fleet-{name.replace(' ', '-')}")
+        lines = f"set -e; mkdir -p {output}; {text.format(program=program, files=files, out=output)}"
+        return Contender(name, ("sh", "-c", lines), output)
+
+    ours = script(
+        "ckptfix",
+        "{program} fleet plan {files} -- to-cpu --out-dir {out}/out > {out}/plan.jsonl 2> {out}/said; "
+        "{program} fleet run {out}/plan.jsonl",
+    )
+    loop = script("a shell loop", 'for f in {files}; do {program} to-cpu "$f" {out}/$(basename "$f"); done')
+    one = script("one process", "{program} to-cpu --out-dir {out}/out {files}")
+    return Case("fleet, 100 small files", ours, ((loop, Target("faster", 2)), (one, None)))
+
+
 CASES: dict[str, Callable[[Bench], Case]] = {
     "strip-module": strip_module,
     "in-place": in_place,
@@ -530,6 +551,7 @@ CASES: dict[str, Callable[[Bench], Case]] = {
     "stats": stats,
     "stats-cold": stats_cold,
     "digest": digest,
+    "fleet": fleet,
     "help": help_page,
 }
 

@@ -131,7 +131,7 @@ def test_where_outputs_go(planned: Fleet, words: Sequence[str], outputs: Sequenc
         (["doctor", "--error", "-"], "stream"),
         (["stats", "--out-dir", "out"], "No such option"),
         ([], "Which command?"),
-        *(([name], f"{name} cannot be done by a fleet") for name in sorted(NOT_IN_A_FLEET) if name != "browse"),
+        *(([name], f"{name} cannot be done by a fleet") for name in sorted(NOT_IN_A_FLEET)),
     ],
 )
 def test_what_cannot_be_planned_is_refused(cli: Cli, inputs: Path, words: Sequence[str], why: str) -> None:

@@ -103,6 +103,8 @@ def make() -> Iterator[tuple[str, bytes]]:
     yield "original.pth", state(three=(1, 2, 3))
     yield "flat.pth", model({"fc.weight": (6,)})
     yield "square.pth", model({"head.weight": (2, 3)})
+    yield "fused.pth", model({"attn.qkv.weight": (6, 2), "attn.out.weight": (2, 2)})
+    yield "apart.pth", model({f"attn.{part}.weight": (2, 2) for part in ("query", "key", "value", "out")})
     yield "plain.safetensors", safetensors([("a", "F32", [2], floats(1, 2))], metadata={"format": "pt"})
     yield "run/model.safetensors", safetensors([("a", "F32", [2], floats(1, 2))])
     yield "run/trainer_state.json", b"{}"
@@ -141,7 +143,8 @@ RUNS: dict[str, tuple[str, ...]] = {
     "git": ("git enable --global --dry-run", "git textconv a.pth"),
     "rename": ("strip-module ddp.pth OUT.pth", "rename ddp.pth OUT.pth --sub a=b"),
     "match": ("match bert.pth OUT.pth --like mine.pth", "match heads.pth OUT.pth --like like.pth --accept-ambiguous",
-              "match bert.pth --like like.pth --report", "match flat.pth OUT.pth --like square.pth --reshape",
+              "match bert.pth --like like.pth --report",
+              "match fused.pth OUT.pth --like apart.pth", "match flat.pth OUT.pth --like square.pth --reshape",
               "match counted.pth OUT.pth --like norm.pth", "match norm.pth OUT.pth --like counted.pth",
               "match a.pth OUT.pth --like half.pth"),
     "map-location": ("to-cpu ddp.pth OUT.pth", "map-location ddp.pth OUT.pth cuda:1=cpu",

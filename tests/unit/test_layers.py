@@ -256,7 +256,7 @@ def _is_import(node: ast.stmt) -> bool:
 
 OPENS = {"open", "read_text", "read_bytes", "from_file"}
 OPENED = {
-    "io/source.py": "the one place",
+    "io/pool.py": "the one place",
     "io/output.py": "creates the output",
     "io/remote/http.py": "opens a URL, for `io.source`",
     "io/remote/write.py": "creates an output in a store",
@@ -267,6 +267,7 @@ OPENED = {
     "ops/target/targets.py": "a JSON of names and shapes: text",
     "ops/rename/run.py": "rules: text",
     "cli/shared/common.py": "an error message: text",
+    "cli/shared/ranks.py": "whether the parent process is a rank: its environment",
     "cli/shared/fleets.py": "a list of names: text",
     "fleet/locks.py": "creates and holds the locks of a plan",
     "fleet/records.py": "creates the mark of a job that has begun",

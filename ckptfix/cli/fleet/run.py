@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import click
@@ -61,6 +62,8 @@ def run(
     The exit code is 2 if a job failed, else 3 if one has losses, else 1 if one has findings, else 0; what an earlier
     run did counts as well. --json prints a line for each job that has ended, and one for all.
     """
+    if shard is None and executor == "processes":
+        shard = _of_rank()
     if dry_run:
         return _planned(console, plan, shard)
     kind, _, place = executor.partition(":")
@@ -93,6 +96,19 @@ def run(
     else:
         show(console, plan, done, ran=True)
     return done.exit_code
+
+
+run.shares = True
+
+
+def _of_rank() -> Shard | None:
+    """The shard of this rank, where torchrun or srun has started several."""
+    if "WORLD_SIZE" not in os.environ and "CKPTFIX_RANKS" not in os.environ:
+        return None
+    from ckptfix.cli.shared.ranks import world
+
+    here = world()
+    return None if here is None else Shard(here.rank, here.size)
 
 
 def _done(

@@ -10,12 +10,14 @@ import click
 
 from ckptfix.cli.shared.common import Verb
 from ckptfix.cli.shared.many import Outcome, Recording, Settings, one
+from ckptfix.cli.shared.ranks import ALONE
 from ckptfix.errors import printable
 
 NOT_IN_A_FLEET = {
     "fleet": "it is the fleet itself",
     "help": "it works on no file",
     "completion": "it works on no file",
+    "git": "it is for git",
     "browse": "it is a screen for a person",
     "ls": "it makes one list of all: `ckptfix ls -r FOLDER`",
     "average": "it makes one output of several inputs",
@@ -80,6 +82,7 @@ def done(
 
     def work(**_: object) -> int:
         with parsed(verb_called(argv[0]), argv[1:], console) as ctx:
+            ctx.meta[ALONE] = True
             params = ctx.params
             if replace != "no" and "force" in params and not params.get("in_place"):
                 params["force"] = True

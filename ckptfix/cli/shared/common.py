@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
@@ -13,12 +14,11 @@ from ckptfix.cli.shared import tables
 from ckptfix.cli.shared.console import Console, pass_console
 from ckptfix.cli.shared.operands import InAndOut, Operands, Others, folder_options
 from ckptfix.cli.shared.paint import When
-from ckptfix.cli.shared.tables import size
 from ckptfix.errors import Unsupported, printable
-from ckptfix.words import plural
 
 if TYPE_CHECKING:
-    from ckptfix.checkpoint import OutputFile, Plan
+    from ckptfix.checkpoint import Plan
+    from ckptfix.cli.shared.many import Job
     from ckptfix.findings.row import Finding
 
 
@@ -56,7 +56,10 @@ class Verb(click.Command):
 
     Attributes:
         operands: how it takes its inputs; None where it takes a fixed number.
+        shares: of several ranks, each does a part, which the command itself takes.
     """
+
+    shares = False
 
     def __init__(self, name: str, *, example: str, operands: Operands | None = None, **attributes: Any) -> None:
         super().__init__(name, **attributes)
@@ -79,12 +82,19 @@ class Verb(click.Command):
                     raise click.UsageError("--record is for outputs; `undo --list` says what was done in place.")
                 stack.enter_context(recording("ckptfix", *console.arguments))
             job = self.operands.job(self, ctx) if self.operands is not None else None
-            if job is None:
-                code: int = super().invoke(ctx)
-                return code
-            from ckptfix.cli.shared.jobs import run
+            invoke = functools.partial(self._invoke, ctx, console, job)
+            if not self.shares and ("WORLD_SIZE" in os.environ or "CKPTFIX_RANKS" in os.environ):
+                from ckptfix.cli.shared.ranks import among
 
-            return run(job, console)
+                return among(ctx, console, job is None, invoke)
+            return invoke()
+
+    def _invoke(self, ctx: click.Context, console: Console, job: Job | None) -> int:
+        if job is None:
+            return int(super().invoke(ctx))
+        from ckptfix.cli.shared.jobs import run
+
+        return run(job, console)
 
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         super().format_usage(ctx, formatter)
@@ -357,6 +367,7 @@ def show(console: Console, result: Written, *, named: bool = False) -> int:
     if console.json:
         console.emit(result.as_dict(), result.exit_code)
         return result.exit_code
+    from ckptfix.cli.shared.planned import plan_lines
     from ckptfix.io.durable import kept_line
 
     lines = [printable(line) for line in tables.middle_cut(result.lines, console.rows(None, LINES))]
@@ -368,25 +379,3 @@ def show(console: Console, result: Written, *, named: bool = False) -> int:
     console.done(lines, [line for file in planned for line in plan_lines(file)])
     console.findings(finding for finding in result.findings if finding.severity != "info")
     return result.exit_code
-
-
-def plan_lines(file: OutputFile) -> list[str]:
-    """What would be written to `file`, and where its bytes would come from."""
-    from ckptfix.checkpoint import ByteRange
-
-    new = [segment for segment in file.segments if isinstance(segment, bytes)]
-    lines = [f"would write {printable(file.path)}: {size(file.nbytes)}"]
-    if new:
-        lines.append(f"  {size(sum(map(len, new)))} new, in {plural(len(new), 'piece')}")
-    copied: dict[str, list[int]] = {}
-    derived: dict[str, list[int]] = {}
-    for segment in file.segments:
-        if isinstance(segment, ByteRange):
-            copied.setdefault(segment.path, []).append(segment.length)
-        elif not isinstance(segment, bytes):
-            derived.setdefault(segment.what or "computed", []).append(segment.length)
-    for path, lengths in copied.items():
-        lines.append(f"  {size(sum(lengths))} copied from {printable(path)}, in {plural(len(lengths), 'range')}")
-    for what, lengths in derived.items():
-        lines.append(f"  {size(sum(lengths))} {printable(what)}, in {plural(len(lengths), 'piece')}")
-    return lines

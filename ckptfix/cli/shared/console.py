@@ -35,6 +35,7 @@ class Console:
         command: the command that runs; None before it is known.
         json: stdout gets one JSON object and nothing else; of several inputs, one on a line for each.
         quiet: no results in text, no notes, no progress; warnings and errors still show.
+        silent: nothing at all is shown: another process shows it.
         aside: stdout is for the output itself, so that results go to stderr too.
         streams: files that stand in for a stream, and what is shown instead of their names.
         record: outputs keep a record of what was done, by the command line `arguments`.
@@ -46,6 +47,7 @@ class Console:
         self.command: str | None = None
         self.json = False
         self.quiet = False
+        self.silent = False
         self.aside = False
         self.record = False
         self.arguments: Sequence[str] = ()
@@ -67,6 +69,8 @@ class Console:
     def _print(
         self, text: str, stream: IO[str], meaning: Meaning | None = None, label: int | None = None
     ) -> None:
+        if self.silent:
+            return
         if self._bar is not None:
             self._bar.clear()
         for name, shown in self.streams.items():
@@ -149,7 +153,7 @@ class Console:
         Args:
             at_end: shown when all bytes are done and the command still works on.
         """
-        if self.quiet or not is_terminal(sys.stderr):
+        if self.quiet or self.silent or not is_terminal(sys.stderr):
             yield None
             return
         from ckptfix.cli.shared.progress import Progress

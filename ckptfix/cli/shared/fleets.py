@@ -8,7 +8,6 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import click
@@ -20,7 +19,8 @@ from ckptfix.cli.shared.inputs import SUFFIXES, Input, expanded, is_pattern, ref
 from ckptfix.cli.shared.operands import InAndOut
 from ckptfix.errors import CkptfixError, NoSuchFile, WouldOverwrite
 from ckptfix.fleet.jobs import Job, identity, size_of
-from ckptfix.io.source import found_as, is_local
+from ckptfix.io.source import found_as
+from ckptfix.urls import as_path, is_url, known, normal, real_path
 
 LISTS = (".txt", ".lst", ".list", ".jsonl", ".ndjson")
 """How lists of names are called."""
@@ -65,7 +65,7 @@ def jobs(names: Sequence[str], words: Sequence[str], *, out_dir: str | None, rec
     )
     if template != IN_PLACE:
         for row in rows:
-            if row.dest is not None and is_local(row.dest) and os.path.realpath(row.dest) == os.path.realpath(row.path):
+            if row.dest is not None and real_path(row.dest) == real_path(row.path):
                 raise WouldOverwrite("the output is the input", path=row.dest, hint="--in-place edits the inputs")
     return _lines(verb, rows, args, with_output=template is None and out_dir is not None)
 
@@ -164,11 +164,11 @@ def filled(word: str, name: str) -> str:
 
 
 def _parts(name: str) -> dict[str, str]:
-    parent, _, last = (name if not is_local(name) else os.path.normpath(name)).rpartition("/")
+    parent, _, last = normal(name).rpartition("/")
     stem, suffix = os.path.splitext(last)  # noqa: PTH122
     if stem.endswith(".pth"):  # .pth.tar
         stem, suffix = stem.removesuffix(".pth"), f".pth{suffix}"
-    if not is_local(name):
+    if is_url(name):
         parent = parent.partition("://")[2]
     return {"stem": stem, "name": last, "suffix": suffix, "parent": parent or "."}
 
@@ -182,7 +182,7 @@ def _placed(
     if template is not None:
         named = (filled(template, row.path) for row in inputs)
         return [
-            replace(row, dest=os.path.normpath(name) if is_local(name) else name)
+            replace(row, dest=normal(name))
             for row, name in zip(inputs, named, strict=True)
         ]
     if out_dir is None:
@@ -191,14 +191,9 @@ def _placed(
     with parsed(verb, ["IN.pth", "OUT.pth", *args]) as ctx:
         names = [verb.operands.name_of(str(verb.name), row.path, ctx.params) for row in inputs]
     return [
-        replace(row, dest=_below(out_dir, row.within, name)) for row, name in zip(inputs, names, strict=True)
+        replace(row, dest=normal(str(as_path(out_dir, row.within, name))))
+        for row, name in zip(inputs, names, strict=True)
     ]
-
-
-def _below(folder: str, within: str, name: str) -> str:
-    if not is_local(folder):
-        return "/".join(part for part in (folder.rstrip("/"), within, name) if part not in ("", "."))
-    return os.path.normpath(Path(folder, within, name))
 
 
 def _unique(inputs: Iterable[Input]) -> Iterator[Input]:
@@ -220,13 +215,13 @@ def _inputs(names: Sequence[str], *, recursive: bool, leave_out: str | None) -> 
         elif not is_pattern(name) and not found_as(name):
             raise NoSuchFile(name)
         else:
-            yield from expanded([name], recursive=recursive, leave_out=leave_out)
+            yield from expanded([known(name)], recursive=recursive, leave_out=leave_out)
 
 
 def is_list(name: str) -> bool:
     """Whether a name of the command line is a list of names, and not an input itself."""
     low = name.lower()
-    if not is_local(name) or found_as(name) != "file" or low.endswith(SUFFIXES):
+    if is_url(name) or found_as(name) != "file" or low.endswith(SUFFIXES):
         return False
     if low.endswith(LISTS):
         return True
@@ -245,7 +240,7 @@ def _listed(text: str, recursive: bool, leave_out: str | None) -> Iterator[Input
     for line in text.split("\0" if "\0" in text else "\n"):
         name = line.strip("\r\n")
         if name.strip() and not name.startswith("#"):
-            yield from expanded([_name_in(name)], recursive=recursive, leave_out=leave_out)
+            yield from expanded([known(_name_in(name))], recursive=recursive, leave_out=leave_out)
 
 
 def _name_in(line: str) -> str:

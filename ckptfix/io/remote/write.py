@@ -8,15 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
 from ckptfix.checkpoint import OutputFile, Plan
 from ckptfix.checkpoint.stamp import Stamp
 from ckptfix.errors import CkptfixError, Refused, Unsupported, WouldOverwrite, WriteFailed, file_name
+from ckptfix.io import checking, ranks
 from ckptfix.io.checking import Checking
 from ckptfix.io.durable import Undisturbed
 from ckptfix.io.pool import forget
+from ckptfix.io.ranks.shares import digest, shares
 from ckptfix.io.read import Progress, read_chunks
 from ckptfix.io.remote import folders, other, parts, s3, upload
 from ckptfix.io.remote.store import client_of
@@ -103,12 +106,61 @@ def write_folder(
     if taken and not overwrite:
         raise WouldOverwrite("exists", path=dest, hint="give another name, or --force to replace it")
     before = set(own(dest)) if taken else set()
-    _write(plan, Sources(plan, inputs or {}), overwrite, progress)
+    team = ranks.current()
+    if team is not None:
+        _write_with(team, plan, dest, overwrite, inputs or {}, progress)
+    else:
+        _write(plan, Sources(plan, inputs or {}), overwrite, progress)
     forget(f"{dest.rstrip('/')}/")
+    if team is not None and team.rank:
+        return
     for path in sorted(before - {file.path for file in plan.files}):
         _remove(path)
     if keep_old and taken:
         note(NOT_KEPT)
+
+
+def _write_with(
+    team: ranks.Team,
+    plan: Plan,
+    dest: str,
+    overwrite: bool,
+    inputs: Mapping[str, Stamp],
+    progress: Progress | None,
+) -> None:
+    """A folder by several ranks: nothing gets its name before all is up, and the index when the data has its names."""
+    word = team.folder()
+    team.agree(f"{word}/plan", digest(plan, dest, inputs))
+    share = shares(plan, team.size)[team.rank]
+    if team.rank == 0:
+        share = replace(share, files=(*share.files, plan.files[-1]))
+
+    def step(done: int, total: int) -> None:
+        team.check()
+        if progress is not None:
+            progress(done, total)
+
+    def up() -> None:
+        team.say(f"{word}/up/{team.rank}")
+        team.all_said(f"{word}/up")
+        for rank in range(1, team.size) if team.rank == 0 else ():
+            team.wait(f"{word}/named/{rank}", rank)
+
+    def named() -> None:
+        team.say(f"{word}/named/{team.rank}")
+        team.wait(f"{word}/named/0")
+
+    try:
+        if share.files:
+            _write(share, Sources(share, inputs), overwrite, step, up, named)
+        else:
+            checking.run(share.checks)
+            up()
+            named()
+    except BaseException as error:
+        if not isinstance(error, ranks.RankFailed):
+            team.fail(str(error), said=True)
+        raise
 
 
 def _remove(path: str) -> None:
@@ -133,8 +185,20 @@ class _Files(Protocol):
     def abort(self) -> None: ...
 
 
-def _write(plan: Plan, sources: Sources, overwrite: bool, progress: Progress | None) -> bool:
-    """Whether something was replaced."""
+def _write(
+    plan: Plan,
+    sources: Sources,
+    overwrite: bool,
+    progress: Progress | None,
+    up: Callable[[], None] = lambda: None,
+    named: Callable[[], None] = lambda: None,
+) -> bool:
+    """Whether something was replaced.
+
+    Args:
+        up: called when all bytes are there, before the files get their names; what it raises takes all back.
+        named: called when they have them; the same.
+    """
     total, done = plan.nbytes, 0
 
     def advance(count: int) -> None:
@@ -144,17 +208,19 @@ def _write(plan: Plan, sources: Sources, overwrite: bool, progress: Progress | N
             progress(min(done, total), total)
 
     files: _Files = (_InS3 if upload.in_s3(plan.files[0].path) else _Elsewhere)(sources, overwrite)
-    checking = Checking(plan)
+    checks = Checking(plan)
     quiet = Undisturbed()
     with ExitStack() as stack:
         stack.callback(sources.close)
-        stack.callback(checking.stop)
+        stack.callback(checks.stop)
         try:
             for file in plan.files:
-                files.write(file, advance, checking)
-            checking.finish()
+                files.write(file, advance, checks)
+            checks.finish()
             sources.check_unchanged()
+            up()
             files.publish()
+            named()
         except BaseException:
             with quiet:
                 files.abort()

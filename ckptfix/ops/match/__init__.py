@@ -226,13 +226,13 @@ def write_rules(found: Found, path: StrPath, *, force: bool = False) -> None:
     if found.planned is None:
         raise found.refusals[0]
     rules = found.planned.rules
+    names = [rule for rule in rules if isinstance(rule, NameRule)]
     name = os.fspath(path)
     if name.endswith(".json"):
         if found.planned.tensors is not None:
             raise Refused("JSON holds names alone, and these rules change tensors", path=name, hint="name a text file")
-        text = json.dumps({rule["old"]: rule["new"] for rule in map(_row, rules)}, indent=1, ensure_ascii=False) + "\n"
+        text = json.dumps({rule.old: rule.new for rule in names}, indent=1, ensure_ascii=False) + "\n"
     else:
-        names = [rule for rule in rules if isinstance(rule, NameRule)]
         odd = next((text for rule in names for text in (rule.old, rule.new) if not _is_word(text)), None)
         if odd is not None:
             raise Refused(f"{odd!r} cannot stand in a line of rules", path=name, hint="give a file called *.json")
@@ -242,15 +242,11 @@ def write_rules(found: Found, path: StrPath, *, force: bool = False) -> None:
     write_text(name, text, found.checkpoint.path, force=force)
 
 
-def _row(rule: Rule) -> dict[str, str]:
+def _row(rule: Rule) -> dict[str, str | None]:
     if isinstance(rule, NameRule):
-        return {"old": rule.old, "new": rule.new}
+        return {"old": rule.old, "new": rule.new, "operations": None}
     assert rule.new is not None
-    return {
-        "old": rule.old.text,
-        "new": rule.new.text,
-        "operations": " | ".join(map(str, rule.operations)),
-    }
+    return {"old": rule.old.text, "new": rule.new.text, "operations": " | ".join(map(str, rule.operations))}
 
 
 def _is_word(text: str) -> bool:
@@ -280,7 +276,7 @@ def _write(found: Found, dest: StrPath | None, how: How) -> MatchResult:
             return replace(
                 draft,
                 result=partial(draft.result, references=done.references),
-                lines=(*draft.lines, *run.lines_of(done)),
+                lines=(*draft.lines, *run.lines_of(done)[1:]),
                 findings=(*draft.findings, *(row for row in done.findings if row.id != "unused-rule")),
             )
         plan = plan_edits(checkpoint, planned.edits, dest)
@@ -324,12 +320,14 @@ def _findings(found: Found) -> tuple[Finding, ...]:
 
 def _lines(found: Found) -> tuple[str, ...]:
     matching, planned = found.matching, found.planned
-    line = f"matched {len(matching.pairs):,} of {len(found.source.slots):,} keys by {matching.by}"
+    paired = len({pair.source for pair in matching.pairs})
+    line = f"matched {paired:,} of {len(found.source.slots):,} keys by {matching.by}"
     skipped = len(matching.skipped_source) + len(matching.skipped_target)
     if skipped:
         line += f"; {skipped:,} passed over by rule"
     if planned is not None:
-        line += f"; {len(planned.names):,} renamed" if planned.names else "; all have their names already"
+        said = f"; {len(planned.names):,} renamed" if planned.names else "; all have their names already"
+        line += "" if planned.tensors is not None and not planned.names else said
         if planned.references:
             line += f" (and {plural(planned.references, 'related name')})"
         reshaped = sum(pair.reshape is not None for pair in matching.pairs)

@@ -1,0 +1,28 @@
+"""What a dry run says of a file that would be written."""
+
+from __future__ import annotations
+
+from ckptfix.checkpoint import ByteRange, OutputFile
+from ckptfix.cli.shared.tables import size
+from ckptfix.errors import printable
+from ckptfix.words import plural
+
+
+def plan_lines(file: OutputFile) -> list[str]:
+    """What would be written to `file`, and where its bytes would come from."""
+    new = [segment for segment in file.segments if isinstance(segment, bytes)]
+    lines = [f"would write {printable(file.path)}: {size(file.nbytes)}"]
+    if new:
+        lines.append(f"  {size(sum(map(len, new)))} new, in {plural(len(new), 'piece')}")
+    copied: dict[str, list[int]] = {}
+    derived: dict[str, list[int]] = {}
+    for segment in file.segments:
+        if isinstance(segment, ByteRange):
+            copied.setdefault(segment.path, []).append(segment.length)
+        elif not isinstance(segment, bytes):
+            derived.setdefault(segment.what or "computed", []).append(segment.length)
+    for path, lengths in copied.items():
+        lines.append(f"  {size(sum(lengths))} copied from {printable(path)}, in {plural(len(lengths), 'range')}")
+    for what, lengths in derived.items():
+        lines.append(f"  {size(sum(lengths))} {printable(what)}, in {plural(len(lengths), 'piece')}")
+    return lines

@@ -1,0 +1,219 @@
+"""Several processes that write one folder together: the ranks of a torchrun or Slurm job.
+
+Every rank plans the same output; each writes its share of the files; rank 0 writes the last one, an index, and gives
+the folder its name. What they say to each other goes through a key-value store (`Store`), which torch.distributed has.
+A rank says that it is alive once a second: one that is silent, or says that it failed, ends the work of all.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from typing import Any, Protocol
+
+from ckptfix.errors import CkptfixError, Refused
+
+BEAT, POLL = 1.0, 0.05
+"""Seconds between two signs of life, and between two looks at the store."""
+
+PATIENCE = 5.0
+"""Seconds that a rank waits for others to clean up and leave."""
+
+
+class Store(Protocol):
+    """What ranks share: torch's TCPStore, or anything that has these of it."""
+
+    def set(self, key: str, value: str, /) -> Any: ...
+    def get(self, key: str, /) -> bytes: ...
+    def check(self, keys: list[str], /) -> bool: ...
+    def add(self, key: str, amount: int, /) -> int: ...
+
+
+class RankFailed(CkptfixError):
+    """Another rank failed, or is gone. `said` tells whether that rank has said why."""
+
+    def __init__(self, message: str, *, said: bool, **place: Any) -> None:
+        super().__init__(message, **place)
+        self.said = said
+
+
+class Watching(SystemExit):
+    """The output is one file, which rank 0 writes: this rank has nothing to do."""
+
+
+class Team:
+    """The ranks of a job, as one of them sees them.
+
+    Args:
+        timeout: seconds of silence after which a rank is taken for dead.
+    """
+
+    def __init__(self, store: Store, rank: int, size: int, timeout: float) -> None:
+        self.rank, self.size, self.timeout = rank, size, timeout
+        self._store = store
+        self._lock = threading.Lock()
+        self._failed = threading.Event()
+        self._ended = threading.Event()
+        self._folders = 0
+        self._beats: dict[int, tuple[bytes, float]] = {}
+        self._beating = threading.Thread(target=self._beat, daemon=True)
+        self._beating.start()
+
+    def _beat(self) -> None:
+        count = 0
+        while not self._ended.is_set():
+            count += 1
+            try:
+                self.say(f"beat/{self.rank}", str(count))
+                if self.said("failed"):
+                    self._failed.set()
+            except Exception:  # the store is gone, and with it the process that holds it
+                self._failed.set()
+                return
+            self._ended.wait(BEAT)
+
+    def say(self, key: str, value: str = "") -> None:
+        with self._lock:
+            self._store.set(f"ckptfix/{key}", value)
+
+    def said(self, key: str) -> str | None:
+        """What was said under the key; None where nothing was yet."""
+        name = f"ckptfix/{key}"
+        with self._lock:
+            return self._store.get(name).decode() if self._store.check([name]) else None
+
+    def first(self, key: str) -> bool:
+        """Whether no other rank has asked that before."""
+        with self._lock:
+            return self._store.add(f"ckptfix/{key}", 1) == 1
+
+    def check(self) -> None:
+        """Raise RankFailed if another rank is known to have failed."""
+        if self._failed.is_set():
+            raise self._failure()
+
+    def _failure(self) -> RankFailed:
+        try:
+            text = self.said("failed")
+        except Exception:
+            text = None
+        if text is None:
+            return RankFailed("rank 0 is gone", said=False, hint=_AGAIN)
+        return RankFailed(**json.loads(text))
+
+    def fail(self, message: str, *, said: bool, **place: Any) -> None:
+        """Tell all that the work has failed."""
+        with suppress(Exception):
+            self.say("failed", json.dumps({"message": message, "said": said, **place}))
+
+    def wait(self, key: str, rank: int = 0) -> str:
+        """What `rank` says under the key.
+
+        Raises:
+            RankFailed: it, or another, has failed or is gone.
+        """
+        while (value := self._asked(key)) is None:
+            self.check()
+            self.listen(rank)
+            time.sleep(POLL)
+        return value
+
+    def _asked(self, key: str) -> str | None:
+        try:
+            return self.said(key)
+        except Exception:
+            self._failed.set()
+            raise self._failure() from None
+
+    def listen(self, rank: int) -> None:
+        """Look whether a rank is alive."""
+        beat = (self._asked(f"beat/{rank}") or "").encode()
+        known = self._beats.get(rank)
+        now = time.monotonic()
+        if known is None or known[0] != beat:
+            self._beats[rank] = beat, now
+        elif now - known[1] > self.timeout:
+            message = f"rank {rank} of {self.size} is gone: nothing was heard of it for {self.timeout:g} s"
+            self.fail(message, said=False, hint=_AGAIN)
+            raise RankFailed(message, said=False, hint=_AGAIN)
+
+    def agree(self, what: str, value: str) -> None:
+        """Make sure that all ranks have the same.
+
+        Raises:
+            Refused: this one has another than rank 0.
+        """
+        if self.rank == 0:
+            self.say(what, value)
+        elif (first := self.wait(what)) != value:
+            message = f"rank {self.rank} of {self.size} plans another output than rank 0"
+            raise Refused(f"{message}: {value[:12]}, not {first[:12]}", hint="do all machines see the same input?")
+
+    def told(self, what: str, value: Callable[[], str]) -> str:
+        """What rank 0 finds, for all."""
+        if self.rank == 0:
+            found = value()
+            self.say(what, found)
+            return found
+        return self.wait(what)
+
+    def folder(self) -> str:
+        """The name under which the next folder is spoken of."""
+        self._folders += 1
+        self.say("begun")
+        return f"folder{self._folders}"
+
+    def say_stopped(self, word: str) -> None:
+        """This rank writes no more to the folder."""
+        with suppress(Exception):
+            self.say(f"{word}/stopped/{self.rank}")
+
+    def until_stopped(self, word: str) -> None:
+        """Wait until no rank writes to the folder any more, as far as that can be known."""
+        end = time.monotonic() + PATIENCE
+        with suppress(Exception):
+            while time.monotonic() < end:
+                if all(self.said(f"{word}/stopped/{rank}") is not None for rank in range(self.size)):
+                    break
+                time.sleep(POLL)
+
+    def all_said(self, key: str) -> None:
+        """Wait until every rank has said it. Raises as `wait`."""
+        for rank in range(self.size):
+            self.wait(f"{key}/{rank}", rank)
+
+    def end(self) -> None:
+        """Leave: rank 0, which may hold the store, goes last."""
+        with suppress(Exception):
+            self.say(f"left/{self.rank}")
+            end = time.monotonic() + PATIENCE
+            while self.rank == 0 and time.monotonic() < end:
+                if all(self.said(f"left/{rank}") is not None for rank in range(self.size)):
+                    break
+                time.sleep(POLL)
+        self._ended.set()
+        self._beating.join(2 * BEAT)
+
+
+_AGAIN = "nothing was written; run it again when all ranks can run"
+
+_team: ContextVar[Team | None] = ContextVar("team", default=None)
+
+
+def current() -> Team | None:
+    """The ranks that this process works with; None where it works alone."""
+    return _team.get()
+
+
+@contextmanager
+def joined(team: Team | None) -> Iterator[None]:
+    """Inside, what is written is written with the others; with None, alone."""
+    token = _team.set(team)
+    try:
+        yield
+    finally:
+        _team.reset(token)

@@ -1,0 +1,178 @@
+"""Commands under torchrun and srun: processes with ranks, which meet through torch.distributed."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from builders import Tensor, assemble, state_dict_ops, torch_zip, written
+from cli.conftest import Cli, wrapped
+
+from ckptfix.cli.shared.ranks import World, world
+
+MEETING = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29411"}
+SLURM = {"SLURM_PROCID": "1", "SLURM_NTASKS": "4", "SLURM_JOB_ID": "77", "SLURM_LAUNCH_NODE_IPADDR": "10.0.0.1"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "found"),
+    [
+        ({}, None),
+        ({"RANK": "1", "WORLD_SIZE": "2", **MEETING}, World(1, 2, "127.0.0.1", 29411)),
+        ({"RANK": "0", "WORLD_SIZE": "1", **MEETING}, None),
+        ({"RANK": "1", "WORLD_SIZE": "2"}, None),
+        ({"RANK": "1", "WORLD_SIZE": "2", **MEETING, "CKPTFIX_RANKS": "off"}, None),
+        (SLURM, None),
+        ({**SLURM, "CKPTFIX_RANKS": "slurm"}, World(1, 4, "10.0.0.1", 20077)),
+        ({**SLURM, **MEETING, "CKPTFIX_RANKS": "slurm"}, World(1, 4, "127.0.0.1", 29411)),
+        ({**SLURM, "SLURM_NTASKS": "1", "CKPTFIX_RANKS": "slurm"}, None),
+    ],
+)
+def test_what_the_environment_says(environment: dict[str, str], found: World | None) -> None:
+    assert world(environment) == found
+
+
+@pytest.mark.parametrize(
+    "environment", [{"CKPTFIX_RANKS": "yes"}, {"CKPTFIX_RANKS": "on", "RANK": "0", "WORLD_SIZE": "2"}]
+)
+def test_what_cannot_be_meant_is_refused(environment: dict[str, str]) -> None:
+    with pytest.raises(click.UsageError):
+        world(environment)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_command_that_writes_no_folder_is_done_by_rank_0(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int
+) -> None:
+    path = written(tmp_path / "a.pth", wrapped())
+    for name, value in {**MEETING, "RANK": str(rank), "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    for words in (["inspect", path], ["to-cpu", path, tmp_path / "b.pth", "-n"], ["to-cpu", path, "--in-place"]):
+        before = path.read_bytes()
+        done = cli(*words)
+        assert done.exit_code == 0
+        assert (done.stdout == "") == (rank == 1)
+        assert done.stderr == ("" if rank else "2 ranks: rank 0 does it alone\n")
+        assert rank == 0 or path.read_bytes() == before
+
+
+def shards(tensors: int = 6) -> bytes:
+    items = {f"l{number}.weight": Tensor(str(number), (250, 1000), 250_000) for number in range(tensors)}
+    pickle = assemble(("PROTO", 2), *state_dict_ops(items), "STOP")
+    return torch_zip(pickle, [bytes([number]) * 1_000_000 for number in range(tensors)])
+
+
+def port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        found: int = free.getsockname()[1]
+        return found
+
+
+def ranks(size: int, *words: object, site: Path | None = None, timeout: int = 40) -> list[tuple[int, str, str]]:
+    """(exit code, stdout, stderr) of each of `size` processes that do one command."""
+    path = [*([str(site)] if site else []), *sys.path]
+    shared = {
+        "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port()), "CKPTFIX_RANKS": "on",
+        "CKPTFIX_RANKS_TIMEOUT": str(timeout), "PYTHONPATH": os.pathsep.join(path), "OMP_NUM_THREADS": "1",
+    }  # fmt: skip
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-m", "ckptfix", *map(str, words)], text=True,
+            env={**os.environ, **shared, "RANK": str(rank)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )
+        for rank in range(size)
+    ]  # fmt: skip
+    try:
+        said = [one.communicate(timeout=60) for one in started]
+    finally:
+        for one in started:
+            one.kill()
+    return [(one.returncode, *text) for one, text in zip(started, said, strict=True)]
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.slow
+def test_two_ranks_write_what_one_does(cli: Cli, tmp_path: Path) -> None:
+    path = written(tmp_path / "a.pth", shards())
+    words = ["--to", "hf", "--shard-size", "2MB"]
+    assert cli("convert", path, tmp_path / "one", *words).exit_code == 0
+    first, second = ranks(2, "convert", path, tmp_path / "two", *words, "--json")
+    assert (first[0], second) == (0, (0, "", "")), first
+    assert json.loads(first[1])["output"] == str(tmp_path / "two")
+    assert content(tmp_path / "two") == content(tmp_path / "one")
+    assert len(content(tmp_path / "two")) == 4
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["a.pth", "one", "two"]
+
+
+@pytest.mark.slow
+def test_one_file_is_written_by_rank_0(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.pth", wrapped())
+    first, second = ranks(2, "to-cpu", path, tmp_path / "b.pth")
+    assert first[0] == 0 and "rank 0 has written alone" in first[2], first
+    assert second == (0, "", "")
+    assert (tmp_path / "b.pth").exists()
+
+
+INJECTED = """
+import os, sys
+sys.path[:0] = {path!r}
+if os.environ.get("RANK") == "1":
+    import ckptfix.io.folders as folders
+
+    def shares(plan, size):
+        {fault}
+
+    folders.shares = shares
+"""
+FAULTS = {
+    "killed": "os.kill(os.getpid(), 9)",
+    "full": "raise OSError(28, 'No space left on device')",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", [pytest.param("killed", marks=pytest.mark.campaign), "full"])
+def test_a_rank_that_ends_takes_all_down(tmp_path: Path, fault: str) -> None:
+    path = written(tmp_path / "a.pth", shards(3))
+    site = tmp_path / "site"
+    site.mkdir()
+    written(site / "sitecustomize.py", INJECTED.format(path=sys.path, fault=FAULTS[fault]).encode())
+    words = ["convert", path, tmp_path / "out", "--to", "hf", "--shard-size", "1MB"]
+    first, second = ranks(2, *words, site=site, timeout=8)
+    if fault == "killed":
+        assert second == (-9, "", "")
+        assert (first[0], first[1]) == (2, "")
+        assert first[2].startswith("rank 1 of 2 is gone: nothing was heard of it for 8 s\n"), first[2]
+    else:
+        assert first == (2, "", "")
+        assert (second[0], second[1]) == (2, "")
+        assert "rank 1 of 2: " in second[2] and "No space left on device" in second[2], second[2]
+    assert "Traceback" not in first[2] + second[2]
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["a.pth", "site"]
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("to", [["hf", "--shard-size", "1MB"], ["dcp"]])
+def test_torchrun(cli: Cli, tmp_path: Path, size: int, to: list[str]) -> None:
+    path = written(tmp_path / "a.pth", shards(9))
+    assert cli("convert", path, tmp_path / "one", "--to", *to).exit_code == 0
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(size), "-m", "ckptfix"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*launch, "convert", str(path), str(tmp_path / "all"), "--to", *to],
+        env=environment, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("converted ") == 1
+    assert content(tmp_path / "all") == content(tmp_path / "one")
