@@ -96,7 +96,7 @@ class Browser(Screen[None]):
     def on_unmount(self) -> None:
         self.session.stop(*self.session.jobs.copy())
 
-    # What is told
+    # What the session calls
 
     def filled(self, *, keep: bool) -> None:
         """The tree has other leaves."""
