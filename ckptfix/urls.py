@@ -15,7 +15,10 @@ from pathlib import Path, PosixPath
 from typing import Literal, NamedTuple, Protocol
 
 SCHEMES = frozenset(
-    ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "hf", "http", "https", "memory", "oss", "sftp", "ssh")
+    (
+        *("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "hf", "http", "https", "oss", "sftp", "ssh"),
+        *("memory", "ftp", "hdfs", "webhdfs", "github", "dbfs"),
+    )
 )
 """What may stand before ``://``. Another word there is the beginning of a path."""
 
@@ -55,13 +58,13 @@ def is_url(name: str) -> bool:
 
 
 def known(name: str) -> str:
-    """The name by which `name` goes: a path as it is, a URL without what is secret in it.
+    """The name by which `name` goes: a path as it is, a URL without what is secret in it; ``file:///PATH`` is a path.
 
     ``s3:/BUCKET/KEY``, which `pathlib` makes of a URL, is that URL, unless there is a file of that name.
     """
     scheme = scheme_of(name)
     if not scheme:
-        return name
+        return name.removeprefix("file://") if name.startswith("file:///") else name
     found = _URL.match(name)
     assert found is not None
     if found[2] == "/" and os.path.lexists(name):

@@ -72,7 +72,7 @@ def test_a_terminal_gets_a_pager(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> N
 def test_topics_and_commands_are_completed(program: Forks) -> None:
     environment = {COMPLETE: "bash_complete", "COMP_WORDS": "ckptfix help re", "COMP_CWORD": "2"}
     shown = program(f"import sys; sys.argv = ['ckptfix']; {MAIN}", environment=environment).stdout
-    assert {line.partition(",")[2] for line in shown.splitlines()} == {"recipes", "rename", "repair"}
+    assert {line.partition(",")[2] for line in shown.splitlines()} == {"recipes", "remote", "rename", "repair"}
 
 
 def test_markdown_becomes_plain_text() -> None:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from datetime import datetime
 from typing import Any, TypeVar
 
-from ckptfix.errors import CkptfixError, NoSuchFile, NotPermitted, WriteFailed
+from ckptfix.errors import CkptfixError, MissingExtra, NoSuchFile, NotPermitted, WriteFailed
 from ckptfix.io.remote.store import Facts, Object, Passing, changed
 from ckptfix.urls import redacted, secret_of
 
@@ -24,7 +24,7 @@ def file_system(name: str) -> tuple[Any, str]:
     import fsspec
 
     with _lock:
-        found: tuple[Any, str] = fsspec.core.url_to_fs(secret_of(name))
+        found: tuple[Any, str] = asked(name, lambda: fsspec.core.url_to_fs(secret_of(name)))
         return found
 
 
@@ -34,6 +34,8 @@ def asked(name: str, ask: Callable[[], T]) -> T:
         return ask()
     except CkptfixError:
         raise
+    except ImportError as error:
+        raise MissingExtra(redacted(str(error)), name=error.name or "", hint="install what it names") from None
     except FileNotFoundError:
         raise NoSuchFile(name) from None
     except PermissionError as error:

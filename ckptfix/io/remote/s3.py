@@ -124,7 +124,7 @@ def asked(name: str, ask: Callable[[], Any]) -> Any:
     except (exceptions.NoCredentialsError, exceptions.PartialCredentialsError, exceptions.TokenRetrievalError):
         hint = "aws configure; or set AWS_PROFILE; or, for a public bucket, FSSPEC_S3_ANON=true"
         raise NotPermitted("no credentials were found", path=name, hint=hint) from None
-    except exceptions.HTTPClientError as error:
+    except (exceptions.HTTPClientError, exceptions.ConnectionError) as error:
         raise Passing(_said(error)) from None
     except exceptions.IncompleteReadError:
         raise Passing("the connection broke") from None

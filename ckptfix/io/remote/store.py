@@ -155,7 +155,9 @@ CLIENTS: Mapping[str, Client] = {
     **dict.fromkeys(("http", "https"), Client("http")),
     "hf": Client("hub", "huggingface_hub", "huggingface_hub"),
     "oss": Client("other", "ossfs", "ossfs"),
-    "memory": Client("other"),
+    **dict.fromkeys(("memory", "ftp", "webhdfs", "dbfs"), Client("other")),
+    "hdfs": Client("other", "pyarrow", "pyarrow"),
+    "github": Client("other", "requests", "requests"),
     **dict.fromkeys(("sftp", "ssh"), _SSH),
 }
 """Scheme -> what opens its names."""

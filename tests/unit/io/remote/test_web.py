@@ -234,7 +234,9 @@ def test_no_secret_is_ever_shown(
         assert code == 2 if name == "none.pth" else code in (0, 1)
         assert name == "model.pth" or f"{web.url}/{name}" in out + err
         assert not any(secret in out + err for secret in ("secret", "abc123", "AKIA0", "X-Amz"))
-    assert web.traffic.calls[0][1].endswith(SIGNED) and web.seen[0]["Authorization"].startswith("Basic ")
+    asked = [path for _, path, _, _ in web.traffic.calls]
+    assert all(path.endswith(SIGNED) for path in asked), asked
+    assert web.seen[-1]["Authorization"].startswith("Basic ")
 
 
 def test_records_hold_no_secret(web: WebServer, files: dict[str, Path], tmp_path: Path) -> None:
@@ -294,3 +296,8 @@ def test_a_missing_client_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(ckptfix.CkptfixError, match="which is not installed") as raised:
             ckptfix.inspect(url)
         assert raised.value.hint == install
+
+
+def test_names_of_files_that_are_here(files: dict[str, Path]) -> None:
+    assert ckptfix.inspect(f"file://{files['pth']}").path == str(files["pth"])
+    assert run("inspect", f"file://{files['pth']}")[0] == 0
