@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from pathlib import Path, PosixPath
 from typing import Literal, NamedTuple, Protocol
 
@@ -160,6 +160,8 @@ class Stores(Protocol):
 
     def size(self, name: str) -> int: ...
 
+    def ahead(self, folder: str, names: Iterable[str]) -> None: ...
+
 
 class Far:
     """The stores that are there: `io` brings them."""
@@ -253,6 +255,12 @@ def scan_folder(folder: str | os.PathLike[str]) -> os.ScandirIterator[str] | _Sc
     """`os.scandir`, of a URL too."""
     text = os.fspath(folder)
     return _Scan(text) if is_url(text) else os.scandir(text)
+
+
+def headers_of(folder: str, names: Iterable[str]) -> None:
+    """The beginnings of these files of a folder are wanted next: a store is asked for many at a time."""
+    if is_url(folder):
+        Far.stores.ahead(folder, names)
 
 
 def walk_folder(folder: str | os.PathLike[str]) -> Iterator[tuple[str, list[str], list[str]]]:

@@ -20,6 +20,14 @@ import pytest
 from forks import ALL_MODULES, OUR_MODULES, Forks
 from hypothesis import HealthCheck, settings
 from real_disk import on_disk as on_disk
+from stores import _hub as _hub
+from stores import _local as _local
+from stores import _moto as _moto
+from stores import _web as _web
+from stores import bucket as bucket
+from stores import hub as hub
+from stores import strict_bucket as strict_bucket
+from stores import web as web
 
 ROOT = Path(__file__).parents[1]
 CORPUS = ROOT.parent / "shared" / "corpus"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import socket
@@ -14,6 +15,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
+
+import pytest
 
 
 @dataclass
@@ -162,6 +165,8 @@ class Bucket:
     client: Any
     traffic: Traffic
     kind: str
+    app: Counting | None = None
+    folder: Path = Path()
 
     def url(self, key: str) -> str:
         return f"s3://{self.name}/{key}"
@@ -178,14 +183,15 @@ class Bucket:
     def keys(self) -> list[str]:
         return [row["Key"] for row in self.client.list_objects_v2(Bucket=self.name).get("Contents", ())]
 
+    def below(self, prefix: str) -> list[str]:
+        return [key for key in self.keys() if key.startswith(prefix)]
+
     def uploads(self) -> list[Any]:
         """Multipart uploads that were begun and not ended."""
         if self.kind == "localbucket":
-            return list(self._folder.glob("**/.localbucket-uploads/*/*"))
+            return list(self.folder.glob("**/.localbucket-uploads/*/*"))
         found: list[Any] = self.client.list_multipart_uploads(Bucket=self.name).get("Uploads", [])
         return found
-
-    _folder: Path = Path()
 
     def clear(self) -> None:
         for key in self.keys():
@@ -285,3 +291,153 @@ def local_bucket(folder: Path) -> Iterator[tuple[str, Traffic]]:
     finally:
         server.shutdown()
         server.server_close()
+
+
+@pytest.fixture(scope="session")
+def _web() -> Iterator[WebServer]:
+    server = WebServer()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def web(_web: WebServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[WebServer]:
+    """A web server on this machine, with nothing on it; what is retried is retried at once."""
+    monkeypatch.setattr("ckptfix.io.remote.store.FIRST_WAIT", 0.001)
+    yield _web
+    _web.reset()
+
+
+@pytest.fixture(scope="session")
+def _moto() -> Iterator[tuple[str, Traffic, Counting]]:
+    pytest.importorskip("moto.server", reason="moto[server] is not installed")
+    with moto() as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def _local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Traffic, Path]]:
+    pytest.importorskip("localbucket", reason="localbucket is not installed")
+    folder = tmp_path_factory.mktemp("localbucket")
+    with local_bucket(folder) as (url, traffic):
+        yield url, traffic, folder
+
+
+def _bucket(kind: str, url: str, traffic: Traffic, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
+    from ckptfix.io.remote import s3
+
+    for name, value in _environment(url).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("ckptfix.io.remote.store.FIRST_WAIT", 0.001)
+    s3.forget_client()
+    made = Bucket("bucket", s3.client(), traffic, kind)
+    if not any(row["Name"] == made.name for row in made.client.list_buckets()["Buckets"]):
+        made.client.create_bucket(Bucket=made.name)
+    made.clear()
+    yield made
+    made.clear()
+    s3.forget_client()
+
+
+@pytest.fixture
+def bucket(
+    _moto: tuple[str, Traffic, Counting], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Bucket]:
+    """A bucket of moto, with nothing in it."""
+    url, traffic, app = _moto
+    for made in _bucket("moto", url, traffic, monkeypatch):
+        made.app = app
+        yield made
+        app.fault = None
+
+
+@pytest.fixture
+def strict_bucket(
+    _local: tuple[str, Traffic, Path], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Bucket]:
+    """A bucket of localbucket, which compares the ETag of what it copies."""
+    url, traffic, folder = _local
+    for made in _bucket("localbucket", url, traffic, monkeypatch):
+        made.folder = folder
+        yield made
+
+
+class Hub(WebServer):
+    """The endpoints of a hub that huggingface_hub calls to resolve files and to list a repository.
+
+    Files of a repository are ``ORG/REPO/FILE`` in `repo`. Large ones redirect to another host, as those of the hub do,
+    with a signature in the query.
+    """
+
+    COMMIT = "c0ffee" * 6 + "abcd"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.repo: dict[str, bytes] = {}
+        self.large: set[str] = set()
+        self.expired = 0
+        self.fault = self.answer
+
+    def reset(self) -> None:
+        super().reset()
+        self.repo.clear()
+        self.large.clear()
+        self.expired = 0
+        self.fault = self.answer
+
+    def answer(self, handler: _Web, path: str) -> bool:
+        tree = re.match(r"/api/(models|datasets)/([^/]+/[^/]+)/tree/([^/]+)/?(.*)$", path)
+        found = re.match(r"/(?:datasets/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)$", path)
+        if tree is not None:
+            rows = [
+                {"type": "file", "path": name[len(tree[2]) + 1 :], "size": len(data), "oid": md5(data).hexdigest()}
+                for name, data in self.repo.items()
+                if name.startswith(f"{tree[2]}/{tree[4]}")
+            ]
+            there = any(name.startswith(f"{tree[2]}/") for name in self.repo)
+            said = {"Content-Type": "application/json"}
+            if tree[3] not in ("main", self.COMMIT):
+                handler.reply(404, b"{}", {**said, "X-Error-Code": "RevisionNotFound"})
+            elif rows:
+                handler.reply(200, json.dumps(rows).encode(), said)
+            else:
+                code = "EntryNotFound" if there else "RepoNotFound"
+                handler.reply(404, b"{}", {**said, "X-Error-Code": code})
+        elif found is not None:
+            name = f"{found[1]}/{found[3]}"
+            said = {"X-Repo-Commit": self.COMMIT}
+            if name not in self.repo or found[2] not in ("main", self.COMMIT):
+                handler.reply(404, b"", {"X-Error-Code": "EntryNotFound"})
+            elif name in self.large:
+                address = self.put(f"cdn/{name}", self.repo[name]).replace("127.0.0.1", "localhost")
+                handler.reply(302, b"", {**said, "Location": f"{address}?Signature=5ecret"})
+            else:
+                self.headers = said
+                self.put(handler.path.partition("?")[0][1:], self.repo[name])
+                return False
+        elif path.startswith("/cdn/") and self.expired:
+            self.expired -= 1
+            handler.reply(403, b"")
+        else:
+            return False
+        return True
+
+
+@pytest.fixture(scope="session")
+def _hub() -> Iterator[Hub]:
+    server = Hub()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def hub(_hub: Hub, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """A hub on this machine, with nothing on it."""
+    constants = pytest.importorskip("huggingface_hub.constants", reason="huggingface_hub is not installed")
+    for name, value in vars(constants).items():
+        if isinstance(value, str) and "https://huggingface.co" in value:
+            monkeypatch.setattr(constants, name, value.replace("https://huggingface.co", _hub.url))
+    monkeypatch.setenv("HF_TOKEN", "hf_t0ken")
+    monkeypatch.setattr("ckptfix.io.remote.store.FIRST_WAIT", 0.001)
+    yield _hub
+    _hub.reset()

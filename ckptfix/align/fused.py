@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from ckptfix.align.result import Matching
 from ckptfix.names.operations import HALF, INTERLEAVED, Operation
 from ckptfix.names.slots import Slot
-from ckptfix.names.spellings import CONV1D, FUSIONS, HEAD_BY_HEAD, META_ATTENTION, part_of_expert
+from ckptfix.names.spellings import CONV1D, FROM_THE_RIGHT, FUSIONS, HEAD_BY_HEAD, META_ATTENTION, part_of_expert
 
 Shape = tuple[int, ...]
 
@@ -88,26 +88,41 @@ class Taken:
 
 def sides(source: Sequence[Slot], target: Sequence[Slot], heads: Heads) -> tuple[Side, Side]:
     """Both sides with parts in the place of what the other has in parts, or has transposed."""
-    kinds = _is_conv1d(source), _is_conv1d(target)
-    ours = _turned(source) if kinds == (True, False) else {}
-    theirs = _turned(target) if kinds == (False, True) else {}
-    mine, other = _shown(source, ours), _shown(target, theirs)
-    return _apart(mine, other, heads, ours), _apart(other, mine, heads, theirs)
+    ours, theirs = _turned(source, target), _turned(target, source)
+    return (
+        _apart(source, _shown(target, theirs), heads, ours),
+        _apart(target, _shown(source, ours), heads, theirs),
+    )
 
 
-def _is_conv1d(slots: Sequence[Slot]) -> bool:
-    """Whether the projections are those of `transformers.Conv1D`, (in, out): what is fused is three times as wide."""
-    fused = [slot.shape for slot in slots if len(slot.shape) == 2 and _last(slot.name)[1:] == ("c_attn", "weight")]
-    return bool(fused) and all(width == 3 * height for height, width in fused)
+def are_turned(source: Sequence[Slot], target: Sequence[Slot]) -> bool:
+    """Whether one side has matrices that the other has transposed, square ones perhaps, which nobody sees by shapes."""
+    return bool(_turned(source, target) or _turned(target, source))
 
 
-def _turned(slots: Sequence[Slot]) -> dict[str, Slot]:
-    """The weights of `Conv1D` modules as a `Linear` has them, by name; square ones too."""
-    return {
-        slot.name: replace(slot, shape=slot.shape[::-1])
-        for slot in slots
-        if len(slot.shape) == 2 and _last(slot.name)[1:] in CONV1D
-    }
+def _turned(mine: Sequence[Slot], other: Sequence[Slot]) -> dict[str, Slot]:
+    """The matrices of one side that the other has transposed, by name, as the weights of a `Linear`."""
+    slots = {slot.name: slot for slot in mine}
+    made: dict[str, Slot] = {}
+    for kind, ending in ((_conv1d, ""), (_from_the_right, ".weight")):
+        if not kind(other):
+            for name in kind(mine):
+                made[name] = replace(slots[name], name=name + ending, shape=slots[name].shape[::-1])
+    return made
+
+
+def _conv1d(slots: Sequence[Slot]) -> list[str]:
+    """The weights of `transformers.Conv1D` modules, (in, out): what is fused is three times as wide as it is high."""
+    weights = [slot for slot in slots if len(slot.shape) == 2 and _last(slot.name)[1:] in CONV1D]
+    fused = [slot.shape for slot in weights if _last(slot.name)[1] == "c_attn"]
+    return [slot.name for slot in weights] if fused and all(out == 3 * inner for inner, out in fused) else []
+
+
+def _from_the_right(slots: Sequence[Slot]) -> list[str]:
+    """Parameters of their own that a `Linear` would have transposed."""
+    return [
+        slot.name for slot in slots if len(slot.shape) == 2 and slot.name.rpartition(".")[2] in FROM_THE_RIGHT
+    ]
 
 
 def _shown(slots: Sequence[Slot], turned: Mapping[str, Slot]) -> list[Slot]:
@@ -120,19 +135,21 @@ def _apart(mine: Sequence[Slot], other: Sequence[Slot], heads: Heads, turned: Ma
     made: list[Slot] = []
     fused: dict[str, Fused] = {}
     questions: dict[str, None] = {}
-    for slot in mine:
+    for whole in mine:
+        slot = turned.get(whole.name, whole)
         found = splits.of(slot, heads, names) if slot.tied is None else None
-        before = (Operation("transpose"),) if slot.name in turned else ()
+        before = (Operation("transpose"),) if whole.name in turned else ()
         if isinstance(found, str):
             questions[found] = None
         if not isinstance(found, Fused) or not names.isdisjoint(part.name for part in found.parts):
             made.append(slot)
             if before:
-                fused[slot.name] = Fused(slot.name, (slot,), before)
+                fused[slot.name] = Fused(whole.name, (slot,), before)
             continue
         names |= {part.name for part in found.parts}
         fused |= dict.fromkeys(
-            (part.name for part in found.parts), replace(found, operations=(*before, *found.operations))
+            (part.name for part in found.parts),
+            replace(found, whole=whole.name, operations=(*before, *found.operations)),
         )
         made += found.parts
     return Side(tuple(made), fused, tuple(questions))

@@ -74,6 +74,8 @@ _OTHER_WORDS: dict[str, Sequence[str]] = {
     **dict.fromkeys(("hash", "sha256sum", "checksum", "manifest"), ("digest",)),
     **dict.fromkeys(("stat", "histogram", "nan", "norms"), ("stats",)),
     **dict.fromkeys(("verify",), ("doctor", "digest")),
+    **dict.fromkeys(("report", "html", "page"), ("diff", "inspect", "doctor")),
+    **dict.fromkeys(("textconv", "difftool", "gitattributes"), ("git",)),
     **dict.fromkeys(("check", "validate", "diagnose", "why", "scan"), ("doctor",)),
     **dict.fromkeys(("compare", "cmp"), ("diff",)),
     **dict.fromkeys(("join", "consolidate", "export", "save", "shard", "split"), ("convert",)),

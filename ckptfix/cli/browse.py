@@ -14,7 +14,6 @@ from ckptfix.cli.shared.exits import Stopped
 from ckptfix.commands import command as line_of
 from ckptfix.errors import NoSuchFile, Refused
 from ckptfix.extras import need_textual
-from ckptfix.formats import is_folder_checkpoint, located
 from ckptfix.io.source import found_as
 
 
@@ -49,12 +48,18 @@ def command(console: Console, *, path: str, other: str | None, at: tuple[str, ..
             raise NoSuchFile(name)
     from ckptfix.browse.view import app
 
-    inside: tuple[str, ...] = ()
-    if other is None and found_as(path) == "folder" and located(path) == path and not is_folder_checkpoint(path):
-        from ckptfix.ops import listing
-
-        inside = tuple(listing.checkpoints(path))
+    inside = _inside(path) if other is None and found_as(path) == "folder" else ()
     number = app.run(path, other, (at[0], at[-1]) if at else None, inside)
     if number is not None:
         raise Stopped(number)
     return 0
+
+
+def _inside(folder: str) -> tuple[str, ...]:
+    """The checkpoints in a folder that is not one itself."""
+    from ckptfix.formats import is_folder_checkpoint, located
+    from ckptfix.ops import listing
+
+    if located(folder) != folder or is_folder_checkpoint(folder):
+        return ()
+    return tuple(listing.checkpoints(folder))

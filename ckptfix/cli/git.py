@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import Any
 
 import click
@@ -84,7 +85,8 @@ def _textconv(console: Console, path: str) -> int:
         nothing = dict.fromkeys(("scope", "enabled", "written", "attributes"))
         console.emit({"action": "textconv", **nothing, "config": [], "text": found, "summary": []}, 0)
     else:
-        click.echo(found.encode(), nl=False)
+        # In UTF-8 whatever the locale is: git keeps the text for all of them.
+        click.echo(found.encode() if hasattr(sys.stdout, "buffer") else found, nl=False)
     return 0
 
 

@@ -95,12 +95,12 @@ def command(
         raise click.UsageError("--values goes with --html OUT; `ckptfix stats` prints statistics.")
     with opened_once():
         inspection = inspect.inspect(path)
+        entries = sorted(chosen(inspection.named_entries, globs, path, inspection.entries), key=_SORTS[sort])
         if html is not None:
             with console.progress() as progress:
-                make = partial(inspection.to_html, values=values, progress=progress)
+                make = partial(inspection.to_html, values=values, entries=entries, progress=progress)
                 reports.write(console, html, (path,), lambda line: make(command=line), force=force)
     code = int(judged and any(finding.severity == "error" for finding in inspection.findings))
-    entries = sorted(chosen(inspection.named_entries, globs, path, inspection.entries), key=_SORTS[sort])
     if console.json:
         kept = _in_file(inspection, entries, globs, sort)[: limit or None]
         console.emit(dataclasses.replace(inspection, entries=tuple(kept)).as_dict(), code)

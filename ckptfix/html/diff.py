@@ -67,7 +67,7 @@ def page(
     sections = [*before, section("Tensors", made.html, id="all"), *after]
     notes = [*_notes(result, made, drawn), *([cut] if cut else [])]
     rows = {**made.data, **shapes}
-    names = [PurePath(path).name or path for path in (result.path_a, result.path_b)]
+    names = _names(result.path_a, result.path_b)
     head = join((tag("h1", names[0], Html(f" <span>{ARROW}</span> "), names[1]), _verdict(result)))
     return whole(f"{names[0]} {ARROW} {names[1]}", "ckptfix diff", head, sections, notes, rows)
 
@@ -81,6 +81,15 @@ _HEAT = (
     f"One row a layer, one column a kind of tensor. \N{MIDDLE DOT} is equal, + only in B, {MINUS} only in A, "
     f"{UNEQUAL} another shape or dtype, ! values that have no relative change, such as NaN."
 )
+
+
+def _names(a: str, b: str) -> tuple[str, str]:
+    """What the files are called, with as many folders as tell them apart."""
+    parts_a, parts_b = PurePath(a).parts, PurePath(b).parts
+    count = 1
+    while parts_a[-count:] == parts_b[-count:] and count < max(len(parts_a), len(parts_b)):
+        count += 1
+    return "/".join(parts_a[-count:]) or a, "/".join(parts_b[-count:]) or b
 
 
 def _verdict(result: DiffResult) -> Html:
@@ -141,12 +150,12 @@ def _sign(row: Compared) -> str:
     return UNEQUAL if change.values is None and any(f.what == "dtype" for f in change.differences) else ""
 
 
-def _weight(row: Compared) -> float:
-    """How far up among the largest changes."""
+def _weight(row: Compared) -> tuple[bool, float]:
+    """How far up among the largest changes: numbers that stand alone, such as counters, behind all others."""
     values = row.change.values if row.change is not None else None
     if values is None or not values.differing:
-        return -1.0
-    return values.rel_l2 if values.rel_l2 is not None else float("inf")
+        return False, -1.0
+    return values.elements > 1, values.rel_l2 if values.rel_l2 is not None else float("inf")
 
 
 def _drawn(result: DiffResult, progress: Progress | None) -> dict[int, Distribution]:
@@ -157,7 +166,8 @@ def _drawn(result: DiffResult, progress: Progress | None) -> dict[int, Distribut
     compared = len(found.compared)
     order = sorted(
         (index for index, row in enumerate(found.compared) if _looked_at(row)),
-        key=lambda index: -_weight(found.compared[index]),
+        key=lambda index: _weight(found.compared[index]),
+        reverse=True,
     )
     order += range(compared, compared + len(found.only_a) + len(found.only_b))
     pairs: list[Pair] = [(row.a, row.b) for row in found.compared]

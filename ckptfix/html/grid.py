@@ -99,7 +99,7 @@ def grid(
     html = Html(
         f'<div class="wide"><table id="tensors" class="{kind}"><thead><tr>{"".join(heads)}</tr></thead>\n'
         f"<tbody>{''.join(made)}</tbody></table></div>"
-        '<button type="button" class="js" id="more" hidden></button>'
+        '<button type="button" class="js" id="more" hidden></button><svg id="blank" hidden></svg>'
     )
     found = {
         "levels": "".join(levels),

@@ -92,7 +92,7 @@ def heat_map(spots: Sequence[Spot], scale: Scale) -> tuple[Html, str]:
         by_change = sorted(layers, key=lambda layer: -max(map(_weight, cells[layer].values())))
         kept = set(by_change[:LAYERS])
         layers = [layer for layer in layers if layer in kept]
-    head = tag("tr", tag("th", "layer"), *(tag("th", tag("span", text(kind, 60)), scope="col") for kind in kinds))
+    head = tag("tr", tag("th", "layer"), *(tag("th", tag("span", text(kind, 41)), scope="col") for kind in kinds))
     body = [
         tag("tr", tag("th", text(layer, 80), scope="row"), *(_cell(cells[layer].get(kind), scale) for kind in kinds))
         for layer in layers

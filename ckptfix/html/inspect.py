@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
 
-from ckptfix.checkpoint import TensorEntry
+from ckptfix.checkpoint import ByteRange, TensorEntry
 from ckptfix.commands import command as line_of
+from ckptfix.errors import DamagedFile
 from ckptfix.formats import located, open_checkpoint
 from ckptfix.html import charts
 from ckptfix.html.grid import Column, Grid, Tensor, grid
@@ -14,7 +15,6 @@ from ckptfix.html.page import facts, pasted, room_beside, section, table, tiles,
 from ckptfix.html.text import Html, data, join, number, tag
 from ckptfix.io.read import Progress
 from ckptfix.io.source import opened_once
-from ckptfix.ops import inspect
 from ckptfix.ops.histogram import Distribution, distributions
 from ckptfix.ops.inspect.describe import Inspection, notes, summed_up
 from ckptfix.words import plural, shape, short, size
@@ -30,15 +30,22 @@ NUMBERS = tuple(Column(title, True) for title in ("Min", "Max", "Mean", "Std", "
 
 @opened_once()
 def page(
-    inspection: Inspection, *, values: bool = False, command: str | None = None, progress: Progress | None = None
+    inspection: Inspection,
+    *,
+    values: bool = False,
+    entries: Sequence[TensorEntry] | None = None,
+    command: str | None = None,
+    progress: Progress | None = None,
 ) -> str:
     """The page; see `Inspection.to_html`."""
+    entries = inspection.named_entries if entries is None else entries
     found: Sequence[Distribution] = ()
-    if values and inspection.entries:
-        inspection = inspect.inspect(inspection.path)
-        order = open_checkpoint(located(inspection.path)).byteorder
-        found = distributions([(entry, None) for entry in inspection.named_entries], (order, order), progress=progress)
-    entries = inspection.named_entries
+    if values and entries:
+        checkpoint = open_checkpoint(located(inspection.path))
+        if list(map(_place, checkpoint.entries)) != list(map(_place, inspection.entries)):
+            raise DamagedFile("it changed after it was looked at", path=inspection.path)
+        order = checkpoint.byteorder
+        found = distributions([(entry, None) for entry in entries], (order, order), progress=progress)
     before = [_facts(inspection, command), *_training(inspection)]
     after = list(lists(inspection))
     drawn = {index: one for index, one in enumerate(found) if one.a is not None and one.a.bins is not None}
@@ -50,6 +57,12 @@ def page(
     head = join((tag("h1", name), _tiles(inspection)))
     rows = {**made.data, **shapes}
     return whole(name, "ckptfix inspect", head, sections, list(_left_out(made, found, drawn)), rows)
+
+
+def _place(entry: TensorEntry) -> tuple[object, ...]:
+    """What is another where the file was written anew."""
+    data = None if entry.storage is None else entry.storage.data
+    return entry.name, entry.dtype, entry.shape, entry.offset, data if isinstance(data, ByteRange) else None
 
 
 def _grid(entries: Sequence[TensorEntry], found: Sequence[Distribution], drawn: Sequence[int], room: int) -> Grid:

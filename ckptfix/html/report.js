@@ -175,7 +175,7 @@
   };
   const letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
   const chart = (sides, what, low, high) => {
-    const space = "http://www.w3.org/2000/svg";
+    const space = byId("blank").namespaceURI;
     const svg = document.createElementNS(space, "svg");
     svg.setAttribute("class", "hist");
     svg.setAttribute("viewBox", "0 0 240 64");

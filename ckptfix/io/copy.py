@@ -96,6 +96,7 @@ class Sink:
 
     def copy(self, source: Source, offset: int, length: int) -> None:
         end = offset + length
+        source.expect(offset, length)
         if length >= SMALL:
             offset = self._share(source, ByteRange(source.name, offset, length))
         if end - offset < SMALL:

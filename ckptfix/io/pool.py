@@ -78,6 +78,7 @@ class Pool:
         self.sums: dict[str, dict[int, tuple[int, int]]] = {}
         self.far: dict[str, Far] = {}
         self.far_lock = threading.RLock()
+        self.making: dict[str, threading.RLock] = {}
 
     def get(self, name: str) -> Descriptor:
         with _lock:
@@ -146,6 +147,11 @@ def far(name: str, make: Callable[[], Far]) -> Far:
     if pool is None:
         return make()
     with pool.far_lock:
+        found = pool.far.get(name)
+        if found is not None:
+            return found
+        making = pool.making.setdefault(name, threading.RLock())
+    with making:  # one of several threads asks, and others may ask for other files
         found = pool.far.get(name)
         if found is None:
             found = pool.far[name] = make()

@@ -156,6 +156,9 @@ in ChatGLM."""
 CONV1D = {(module, "weight") for module in ("c_attn", "c_proj", "c_fc", "q_attn")}
 """Projections of GPT-2 and its kin, which are `transformers.Conv1D` there, and `Linear` in nanoGPT."""
 
+FROM_THE_RIGHT = ("text_projection", "proj")
+"""Parameters of CLIP (OpenAI's, open_clip) by which features are multiplied: a `Linear` has them transposed."""
+
 META_ATTENTION = re.compile(r"(?:^|\.)layers\.\d+\.attention\.w[qk]\.")
 """Queries and keys of Meta's LLaMA and Mistral's own files, whose rotary pairs are neighbours."""
 

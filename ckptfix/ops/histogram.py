@@ -20,7 +20,7 @@ from ckptfix.io.threads import OVERHEAD, TASK, Workers, batches
 from ckptfix.ops.diff.sources import content, source
 from ckptfix.ops.numbers import decoded
 from ckptfix.ops.stats import why_no_numbers
-from ckptfix.ops.stats.moments import Moments, of_numbers
+from ckptfix.ops.stats.moments import LARGE, SMALL, Moments, of_numbers
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -136,17 +136,14 @@ class Side:
         self._readers = readers
 
     def blocks(self) -> Iterator[Elements]:
-        """All elements, in float64 or complex128. Raises CkptfixError where they cannot be read."""
-        import numpy
-
+        """All elements. Raises CkptfixError where they cannot be read."""
         place = content(self.entry)
         if place.endless:
             raise CkptfixError("a view that repeats its storage too often to be read")
         elements, size = source(place, self._readers), self.dtype.itemsize
         for start in range(0, self.entry.numel, STEP):
             count = min(STEP, self.entry.numel - start)
-            block = decoded(elements.read(start * size, count * size), self.dtype, self._swap)
-            yield block.astype(numpy.complex128 if block.dtype.kind == "c" else numpy.float64)
+            yield decoded(elements.read(start * size, count * size), self.dtype, self._swap)
 
 
 def _of_sides(a: Side | None, b: Side | None) -> Distribution:
@@ -171,7 +168,10 @@ def _of_sides(a: Side | None, b: Side | None) -> Distribution:
             values = apart if number == 2 else made[number]
             assert values is not None
             if values.bins is not None:
-                _count(block[block != 0] if number == 2 else block, values.bins)
+                _count(block, values)
+        if apart is not None and apart.bins is not None:
+            (place,) = _places(numpy.zeros(1), apart.bins)
+            apart.bins.counts[place] -= apart.moments.zeros
     for values in made:
         if values is not None and not values.moments.finite:
             values.bins = None
@@ -183,15 +183,19 @@ def _blocks(a: Side | None, b: Side | None, both: bool) -> Iterator[tuple[int, E
     """Real numbers of A (0), of B (1), and of their difference (2)."""
     if both and a is not None and b is not None:
         for x, y in zip(a.blocks(), b.blocks(), strict=True):
-            yield from ((0, _real(x)), (1, _real(y)), (2, _real(y - x)))
+            yield from ((0, _real(x)), (1, _real(y)), (2, _real(_wide(y) - _wide(x))))
         return
     for number, side in enumerate((a, b)):
         if side is not None:
             yield from ((number, _real(block)) for block in side.blocks())
 
 
+def _wide(block: Elements) -> Elements:
+    return block.astype("c16" if block.dtype.kind == "c" else "f8")
+
+
 def _real(block: Elements) -> Elements:
-    return abs(block) if block.dtype.kind == "c" else block
+    return abs(_wide(block)) if block.dtype.kind == "c" else block
 
 
 def _bins(moments: Sequence[Moments], *, whole: bool, symmetric: bool = False) -> Bins | None:
@@ -209,16 +213,32 @@ def _bins(moments: Sequence[Moments], *, whole: bool, symmetric: bool = False) -
     return Bins(low, high, [0] * BINS)
 
 
-def _count(block: Elements, bins: Bins) -> None:
+def _count(block: Elements, values: Values) -> None:
     import numpy
 
-    block = block[numpy.isfinite(block)]
+    bins = values.bins
+    assert bins is not None
+    if values.moments.finite < values.moments.elements:
+        block = block[numpy.isfinite(block)]
+    found = numpy.bincount(_places(block.astype(numpy.float64), bins), minlength=len(bins.counts))
+    bins.counts = [count + more for count, more in zip(bins.counts, found.tolist(), strict=True)]
+
+
+def _places(block: Elements, bins: Bins) -> Elements:
+    """The bin of each element; `block` is overwritten."""
+    import numpy
+
     count = len(bins.counts)
-    width = bins.high / 2 - bins.low / 2  # in halves, as the whole may be beyond float64
+    width = bins.high - bins.low
     if not width:
-        bins.counts[count // 2] += block.size
-        return
-    places = ((block / 2 - bins.low / 2) / width * count).astype(numpy.int64)
-    found = numpy.bincount(numpy.clip(places, 0, count - 1), minlength=count)
-    for index, more in enumerate(found.tolist()):
-        bins.counts[index] += more
+        return numpy.full(block.shape, count // 2)
+    if width < LARGE and width / count > SMALL:
+        block -= bins.low
+        block *= count / width
+    else:  # in halves, as the whole may be beyond float64
+        block /= 2
+        block -= bins.low / 2
+        block /= bins.high / 2 - bins.low / 2
+        block *= count
+    places = block.astype(numpy.intp)
+    return numpy.clip(places, 0, count - 1, out=places)

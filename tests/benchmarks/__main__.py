@@ -86,7 +86,7 @@ def markdown(cells: tuple[str, ...]) -> str:
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python tests/benchmarks", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="small inputs and three rounds: does everything run?")
-    names = [*CASES, "growth"]
+    names = [*CASES, "growth", "remote"]
     parser.add_argument("--only", action="append", choices=names, metavar="NAME", help=f"one of {', '.join(names)}")
     parser.add_argument("--rounds", type=int, help="measured runs of each command (5; 3 with --quick)")
     parser.add_argument("--dir", type=Path, default=ROOT / ".bench", help="for inputs and outputs, 12 GB (.bench)")
@@ -126,6 +126,10 @@ def main() -> int:
         command = [sys.executable, growth.__file__, "--dir", str(chosen.dir), "--most", str(most)]
         print(flush=True)
         missed |= subprocess.run(command, stderr=subprocess.DEVNULL if chosen.markdown else None).returncode != 0
+    if "remote" in (chosen.only or ["remote"]):
+        command = [sys.executable, str(Path(__file__).with_name("remote.py")), "--dir", str(chosen.dir)]
+        print(flush=True)
+        missed |= subprocess.run([*command, "--scale", str(bench.scale)]).returncode != 0
     for who, why in left_out.items():
         print(f"\nleft out: {who}: {why}")
     return 2 if left_out else int(missed)

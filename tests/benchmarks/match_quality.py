@@ -12,11 +12,26 @@ import argparse
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from architectures.families import FAMILIES, PAIRS
-from architectures.family import Pair, slots
-from architectures.judge import MATCHERS, Judged, Matcher, judge, judge_variant, variants
+from architectures.family import Pair, randomise, slots
+from architectures.judge import (
+    MATCHERS,
+    SAME,
+    Judged,
+    Matcher,
+    distance,
+    judge,
+    judge_variant,
+    outputs,
+    variants,
+)
+
+import ckptfix
+from ckptfix.errors import NoMatch
 
 OURS = "structure"
 
@@ -91,6 +106,32 @@ def by_variant(chosen: Sequence[Pair]) -> dict[str, Tally]:
     return sums
 
 
+def by_command() -> Counter[str]:
+    """Print what the command makes of each pair, with parts cut, joined and turned where it finds them; the counts."""
+    counts: dict[str, Counter[str]] = {}
+    with TemporaryDirectory() as folder:
+        source_file, target_file, out = (Path(folder, name) for name in ("source.pth", "target.pth", "out.pth"))
+        for pair in PAIRS:
+            source, target = randomise(pair.source(), 1), randomise(pair.target(), 2)
+            torch.save(source.state_dict(), source_file)
+            torch.save(target.state_dict(), target_file)
+            try:
+                ckptfix.match(source_file, out, target_file, force=True)
+                target.load_state_dict(torch.load(out), strict=False)
+                same = distance(outputs(source, pair.inputs()), outputs(target, pair.inputs())) < SAME
+                verdict = "equal" if same else "wrong"
+            except NoMatch:
+                verdict = "refused"
+            except RuntimeError:
+                verdict = "wrong"
+            label = "cut otherwise" if pair.expect == "refused" else "cut alike"
+            counts.setdefault(label, Counter())[verdict] += 1
+    print("| the command | equal / wrong / refused |\n|---|---|")
+    for label, found in counts.items():
+        print(f"| {label} | {' / '.join(str(found[verdict]) for verdict in ('equal', 'wrong', 'refused'))} |")
+    return sum(counts.values(), Counter())
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--every", type=int, default=3, help="variants of every N-th pair that can be matched (3)")
@@ -100,7 +141,9 @@ def main() -> int:
     print()
     matchable = [pair for pair in PAIRS if pair.expect == "match"]
     harder = by_variant(matchable[:: arguments.every])
-    return 0 if sums[OURS].clean and harder[OURS].clean else 1
+    print()
+    written = by_command()
+    return 0 if sums[OURS].clean and harder[OURS].clean and not written["wrong"] else 1
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import pytest
 from builders import safetensors, written
 from cli.conftest import Cli, floats, state, wrapped
 from hostile import checkpoint as hostile
+from stores import WebServer
 
 import ckptfix
 from ckptfix.errors import DamagedFile
@@ -135,6 +136,7 @@ def test_hostile_names_are_text(cli: Cli, tmp_path: Path) -> None:
         assert not re.search("[\u2028\u2029\u202e\x1b\0\r]", text)
         page = Page(text)
         assert not {"img", "b>"} & set(page.tags)
+        assert "://" not in text
         assert page.tags.count("script") == 2
         assert not [name for name, _ in page.attributes if name.startswith("on")]
         assert not [name for name, _ in page.attributes if name in ("src", "href", "style")]
@@ -178,6 +180,50 @@ def test_inspect_reads_no_values_unless_asked(cli: Cli, tmp_path: Path) -> None:
     assert "Std" in page.text
     assert "2.646" in page.text
     assert cli("inspect", path, "--values").exit_code == 2
+
+
+def test_a_filter_is_of_the_page_too(cli: Cli, pair: tuple[Path, Path], tmp_path: Path) -> None:
+    out = tmp_path / "x.html"
+    assert cli("inspect", pair[0], "--filter", "enc.*", "--html", out, "--values").exit_code == 0
+    page = Page(out.read_text())
+    assert "enc.0-2" in page.text
+    assert "gone" not in page.text
+    assert cli("diff", *pair, "--keys-only", "--filter", "same", "--html", out, "-f").exit_code == 0
+    assert Page(out.read_text()).data["charts"] == []
+
+
+def test_files_of_one_name_are_told_apart(cli: Cli, tmp_path: Path) -> None:
+    paths = [tmp_path / name / "last.ckpt" for name in ("one", "two")]
+    for path in paths:
+        path.parent.mkdir()
+        written(path, state(w=(1,)))
+    assert cli("diff", *paths, "--html", tmp_path / "x.html").exit_code == 0
+    assert "one/last.ckpt" in re.findall("<h1>(.*?)</h1>", (tmp_path / "x.html").read_text())[0]
+
+
+def test_fifty_gigabytes_are_opened_at_once(cli: Cli, tmp_path: Path) -> None:
+    """A file of nothing but its header, which takes no room on the disk; a test fails that would read it."""
+    count, each = 1000, 50_000_000
+    offsets = [[each * index, each * (index + 1)] for index in range(count)]
+    rows = {f"layers.{n}.w": {"dtype": "U8", "shape": [each], "data_offsets": offsets[n]} for n in range(count)}
+    header = json.dumps(rows).encode()
+    path = written(tmp_path / "huge.safetensors", len(header).to_bytes(8, "little") + header)
+    os.truncate(path, 8 + len(header) + count * each)
+    assert cli("inspect", path, "--html", tmp_path / "x.html", "-q").exit_code == 0
+    assert "50.0 GB" in Page((tmp_path / "x.html").read_text()).text
+
+
+def test_urls_go_without_their_secrets(cli: Cli, tmp_path: Path) -> None:
+    server = WebServer()
+    try:
+        url = server.put("a.pth", state(w=(1,)))
+        signed = f"{url.replace('//', '//me:pa55w0rd@')}?X-Amz-Signature=pa55w0rd"
+        assert cli("inspect", signed, "--html", tmp_path / "x.html").exit_code == 0
+    finally:
+        server.close()
+    text = (tmp_path / "x.html").read_text()
+    assert "a.pth" in text
+    assert "pa55w0rd" not in text
 
 
 def test_doctor_says_what_helps(cli: Cli, ddp: Path, tmp_path: Path) -> None:

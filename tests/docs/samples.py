@@ -165,6 +165,10 @@ def files() -> dict[str, bytes]:
         "ten_classes.pth": model({"fc.weight": (4, 3), "head.weight": (10, 4), "head.bias": (10,)}),
         "five_classes.pth": model({"fc.weight": (4, 3), "head.weight": (5, 4), "head.bias": (5,)}),
         "heads.pth": model({"left.weight": (4, 4), "right.weight": (4, 4)}),
+        "qkv.pth": model({"blocks.0.attn.qkv.weight": (12, 4), "blocks.1.attn.qkv.weight": (12, 4)}),
+        "separate.pth": model(
+            {f"layer.{n}.attn.{part}.weight": (4, 4) for n in range(2) for part in ("query", "key", "value")}
+        ),
         "runs/lr1/epoch_1.pth": wrapped(),
         "runs/lr1/epoch_2.pth": wrapped(),
         "runs/lr2/epoch_1.pth": wrapped()[:1500],

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from ckptfix.checkpoint import Checkpoint, TensorEntry
 from ckptfix.checkpoint.address import is_inside, join
 from ckptfix.errors import CkptfixError
-from ckptfix.formats import open_checkpoint
-from ckptfix.io.source import opened_once, refuse_changed, stamp
-from ckptfix.ops.inspect.modules import modules_in, renamed
+from ckptfix.io.source import is_local, opened_once, refuse_changed, stamp
 from ckptfix.pickles.collector import without_collections
 
 METADATA = "__metadata__"
@@ -82,8 +80,12 @@ def _nbytes(entry: TensorEntry) -> int:
 
 def parts_of(at: str, key: str) -> tuple[str, ...]:
     """The components of the address of `key` in the mapping at `at`, each with what ends it."""
-    *modules, last = key.split(".", DEPTH + 1)
-    return (*(f"{part}/" for part in at.split("/", DEPTH + 1) if at), *(f"{part}." for part in modules), last)
+    pieces = key.split(".", DEPTH + 1)
+    made = [f"{piece}." for piece in pieces]
+    made[-1] = pieces[-1]
+    if at:
+        made[:0] = [f"{part}/" for part in at.split("/", DEPTH + 1)]
+    return tuple(made)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,14 +100,18 @@ class Contents:
         """The file or folder."""
         return self.checkpoint.path
 
-    def refuse_changed(self) -> None:
+    def refuse_changed(self, *, again: bool = False) -> None:
         """Refuse a file that was written to, or replaced, since it was read.
+
+        Args:
+            again: it was looked at before something was read, and now after it; a network is asked once.
 
         Raises:
             DamagedFile: it was; nothing that is known of it may be shown as what it holds now.
         """
         for mark in self.checkpoint.files:
-            refuse_changed(mark.path, stamp(mark.path), mark.stamp)
+            if not again or is_local(mark.path):
+                refuse_changed(mark.path, stamp(mark.path), mark.stamp)
 
 
 MANY = 10_000
@@ -123,18 +129,29 @@ def read(path: str, named: Callable[[list[Item]], object] | None = None) -> Cont
     Raises:
         CkptfixError: it cannot be read.
     """
+    from ckptfix.formats import open_checkpoint  # the screen is drawn meanwhile
+    from ckptfix.ops.inspect.modules import modules_in, renamed
+
     checkpoint = open_checkpoint(path)
     sites = [site for site in checkpoint.sites if site.kind == "state_dict"]
+    known: dict[str, tuple[str, ...]] = {}
     if named is not None and sum(len(site.names) for site in sites) >= MANY:
-        named([
+        pending = [
             Item(join(site.at, key), parts_of(site.at, key), pending=True) for site in sites for key in site.names
-        ])  # fmt: skip
+        ]
+        known = {item.name: item.parts for item in pending}
+        named(pending)
     modules = modules_in(checkpoint)
     entries = renamed(checkpoint.entries, modules)
-    items = [Item(entry.name, parts_of(entry.at, entry.key), entry) for entry in entries]
+    items = [_item(entry, known) for entry in entries]
     others = values_of(checkpoint, [row.at for row in modules])
     values = (Item(name, parts, value=value) for name, parts, value in others)
     return Contents(checkpoint, [*items, *values])
+
+
+def _item(entry: TensorEntry, known: Mapping[str, tuple[str, ...]]) -> Item:
+    name = entry.name
+    return Item(name, known.get(name) or parts_of(entry.at, entry.key), entry)
 
 
 def values_of(checkpoint: Checkpoint, modules: Sequence[str] = ()) -> Iterator[tuple[str, tuple[str, ...], object]]:

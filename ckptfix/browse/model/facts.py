@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from heapq import nlargest
+from typing import TYPE_CHECKING
 
 from ckptfix.browse.model.contents import Item, Status
 from ckptfix.browse.model.drawn import bars, shown, value_text
 from ckptfix.browse.model.marks import Marks
 from ckptfix.browse.model.outline import Node
-from ckptfix.browse.model.summary import Summary
 from ckptfix.checkpoint import TensorEntry
 from ckptfix.findings.row import Finding
-from ckptfix.ops.diff.result import TensorChange
-from ckptfix.ops.diff.sums import ValueDiff
-from ckptfix.ops.stats import shown as number
 from ckptfix.words import plural, shape, size
+
+if TYPE_CHECKING:
+    from ckptfix.browse.model.summary import Summary
+    from ckptfix.ops.diff.result import TensorChange
+    from ckptfix.ops.diff.sums import ValueDiff
 
 Line = tuple[str, str]
 """The name of a style, and a line; empty lines divide."""
@@ -37,8 +40,9 @@ FINDINGS = 20
 LARGEST = 10
 """Tensors of a module that are listed."""
 
-HEIGHT = 5
+HEIGHT = 6
 """Lines of a histogram."""
+
 
 
 def of_file(lines: Sequence[str], marks: Marks) -> Iterator[Line]:
@@ -58,26 +62,37 @@ def of_two(node: Node, paths: Sequence[str]) -> Iterator[Line]:
 def of_module(node: Node, marks: Marks) -> Iterator[Line]:
     """A module or mapping."""
     yield "strong", shown(node.address) or "''"
-    held = [plural(node.tensors, "tensor")] if node.tensors else []
-    held += [plural(node.values, "value")] if node.values else []
-    yield "", f"{' and '.join(held)}, {size(node.nbytes)}" if node.tensors else " and ".join(held)
+    counted = [plural(node.tensors, "tensor")] if node.tensors else []
+    counted += [plural(node.values, "value")] if node.values else []
+    yield "", f"{' and '.join(counted)}, {size(node.nbytes)}" if node.tensors else " and ".join(counted)
     yield from _counts(node)
-    dtypes: dict[str, int] = {}
+    held, *largest = _held(node)
+    if held:
+        yield "", held
+    yield from findings(marks.at(node.covers))
+    if largest:
+        yield "", ""
+        yield "dim", "largest:"
+        yield from (("", line) for line in largest)
+
+
+def _held(node: Node) -> Sequence[str]:
+    """The dtypes of the tensors in a module, and a line for each of the largest."""
+    if node.said is not None:
+        return node.said
+    dtypes: Counter[str] = Counter()
     numel = 0
     for item in node.items:
         entry = item.shown
         if entry is not None:
-            dtypes[entry.dtype] = dtypes.get(entry.dtype, 0) + 1
+            dtypes[entry.dtype] += 1
             numel += entry.numel
-    if node.tensors:
-        yield "", f"{plural(numel, 'element')}: " + ", ".join(f"{shown(name)} x {n:,}" for name, n in dtypes.items())
-    yield from findings(marks.at(node.covers))
-    if node.tensors > 1:
-        yield "", ""
-        yield "dim", "largest:"
-        for item in nlargest(LARGEST, node.items, key=lambda item: item.nbytes):
-            if not item.is_value:
-                yield "", f"{size(item.nbytes):>9}  {shown(item.name[len(node.address) :].lstrip('./'), 200)}"
+    counted = ", ".join(f"{shown(name)} x {count:,}" for name, count in dtypes.most_common(8))
+    largest = nlargest(LARGEST, (item for item in node.items if not item.is_value), key=lambda item: item.nbytes)
+    names = ((item, shown(item.name[len(node.address) :].lstrip("./"), 200)) for item in largest if len(largest) > 1)
+    held = f"{plural(numel, 'element')}: {counted}" if dtypes else ""
+    node.said = (held, *(f"{size(item.nbytes):>9}  {name}" for item, name in names))
+    return node.said
 
 
 def _counts(node: Node) -> Iterator[Line]:
@@ -113,21 +128,27 @@ def of_tensor(item: Item, marks: Marks) -> Iterator[Line]:
 
 
 def _properties(entry: TensorEntry) -> Iterator[Line]:
-    yield "", f"{shown(entry.dtype)} {shown(shape(entry.shape))}, {plural(entry.numel, 'element')}"
-    storage = entry.storage
-    parts = [shown(size(item_bytes(entry))), f"on {shown(entry.location)}"]
+    parts = [f"{shown(entry.dtype)} {shown(shape(entry.shape))}", plural(entry.numel, "element")]
+    parts += [size(item_bytes(entry)), f"on {shown(entry.location)}"]
     parts += ["parameter"] if entry.parameter else []
     parts += ["requires grad"] if entry.requires_grad else []
     if entry.kind != "dense":
         parts.append(shown(f"{entry.kind} {entry.detail}".rstrip()))
-    if not entry.is_contiguous:
-        parts.append(f"stride {shape(entry.stride)}")
     yield "", ", ".join(parts)
-    if storage is not None:
-        whole = "" if storage.nbytes == item_bytes(entry) else f", {size(storage.nbytes)} of which it is a view"
-        yield "dim", f"storage {shown(storage.key, 200)}{whole}"
+    storage = entry.storage
+    if not entry.is_contiguous:
+        yield "dim", f"a view of stride {shape(entry.stride)}"
+    if storage is not None and storage.nbytes != item_bytes(entry):
+        yield "dim", f"part of the {size(storage.nbytes)} of storage {shown(storage.key, 200)}"
     for part in entry.parts[:8]:
         yield "dim", f"part {shown(part.key, 100)}: {shown(part.dtype)} {shape(part.shape)}"
+
+
+def number(value: object) -> str:
+    """A number as `stats` shows it."""
+    from ckptfix.ops.stats import shown as written
+
+    return written(value)
 
 
 def item_bytes(entry: TensorEntry) -> int:
@@ -147,12 +168,11 @@ _COMPARED: tuple[tuple[str, Callable[[TensorEntry], object]], ...] = (
 
 
 def _side_by_side(a: TensorEntry, b: TensorEntry) -> Iterator[Line]:
-    for what, read in _COMPARED:
-        left, right = str(read(a)), str(read(b))
-        if left != right:
-            yield "changed", f"{what}: {left} -> {right}"
-        elif what in ("dtype", "shape", "size", "device"):
-            yield "", f"{what}: {left}"
+    rows = [(what, str(read(a)), str(read(b))) for what, read in _COMPARED]
+    same = [left for what, left, right in rows if left == right and what in ("dtype", "shape", "size")]
+    if same:
+        yield "", ", ".join(same)
+    yield from (("changed", f"{what}: {left} -> {right}") for what, left, right in rows if left != right)
 
 
 def of_changes(changes: Sequence[TensorChange]) -> Iterator[Line]:
@@ -182,10 +202,12 @@ Ends = tuple[float, float]
 """The smallest and the largest number of a histogram."""
 
 
-def of_summary(summary: Summary, width: int, title: str = "", ends: Ends | None = None) -> Iterator[Line]:
-    """The statistics of a tensor, and its histogram in at most `width` columns; `ends` are those of several."""
-    yield "", ""
+def of_summary(
+    summary: Summary, width: int, title: str = "", ends: Ends | None = None, height: int = HEIGHT
+) -> Iterator[Line]:
+    """The statistics of a tensor, and its histogram of `width` columns at most; `ends` are those of several."""
     if title:
+        yield "", ""
         yield "strong", title
     found = summary.moments
     if found is None:
@@ -202,7 +224,7 @@ def of_summary(summary: Summary, width: int, title: str = "", ends: Ends | None 
         yield "", "  ".join(cells[start : start + across]).rstrip()
     if found.nan or found.infinite:
         yield "error", f"{found.nan:,} NaN, {found.infinite:,} infinite"
-    yield from _histogram(summary, width, ends)
+    yield from _histogram(summary, width, ends, height)
 
 
 def ends_of(summaries: Sequence[Summary]) -> Ends | None:
@@ -218,7 +240,7 @@ def _ends(summary: Summary) -> Ends | None:
     return histogram.ends() if found.low is None or found.high is None else (float(found.low), float(found.high))
 
 
-def _histogram(summary: Summary, width: int, ends: Ends | None) -> Iterator[Line]:
+def _histogram(summary: Summary, width: int, ends: Ends | None, height: int) -> Iterator[Line]:
     found, histogram, own = summary.moments, summary.histogram, _ends(summary)
     if found is None or histogram is None or own is None:
         return
@@ -228,7 +250,7 @@ def _histogram(summary: Summary, width: int, ends: Ends | None) -> Iterator[Line
     low, high = ends or own
     columns = max(min(width - 1, 64), 8)
     counts = histogram.columns(columns, low, high)
-    yield from (("size", line) for line in bars(counts, HEIGHT))
+    yield from (("size", line) for line in bars(counts, height))
     left, right = number(low), number(high)
     what = "|z|" if found.low is None else f"peak {max(counts):,}"
     yield "dim", f"{left}{what.center(max(columns - len(left) - len(right), len(what) + 2))}{right}"

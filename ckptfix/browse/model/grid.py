@@ -138,7 +138,7 @@ def window(
                 start = row * grid.columns + columns.start
                 raw = reading.elements(start, max(stop - columns.start, 0))
                 made[row] = _numbers(raw, dtype, swap)
-    contents.refuse_changed()
+    contents.refuse_changed(again=True)
     return made
 
 

@@ -10,9 +10,6 @@ from ckptfix.browse.model.search import filter_of
 from ckptfix.checkpoint import TensorEntry
 from ckptfix.commands import command, word
 from ckptfix.errors import CkptfixError
-from ckptfix.ops.candidates import view
-from ckptfix.ops.choose import refuse_damaged
-from ckptfix.ops.law.promise import listed
 
 
 def literal(name: str) -> str:
@@ -90,6 +87,10 @@ class Commands:
         """The name that `stats` has for a tensor: those of a whole module are not renamed there."""
         if self.contents is None:
             return None
+        from ckptfix.ops.candidates import view
+        from ckptfix.ops.choose import refuse_damaged
+        from ckptfix.ops.law.promise import listed
+
         if self._names is None:
             self._names = {}
             checkpoint = self.contents.checkpoint

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from ckptfix.browse.model.contents import Contents
 from ckptfix.errors import CkptfixError
 from ckptfix.findings.row import Finding, Severity
 from ckptfix.findings.table import RANK, shell_line
 from ckptfix.io.read import Progress
-from ckptfix.ops.doctor import doctor
-from ckptfix.ops.doctor.examine import examine
-from ckptfix.ops.doctor.report import Diagnosis
+
+if TYPE_CHECKING:
+    from ckptfix.ops.doctor.report import Diagnosis
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,8 @@ def of_contents(contents: Contents, progress: Progress) -> Marks:
     Raises:
         CkptfixError: the file cannot be read any more.
     """
+    from ckptfix.ops.doctor.examine import examine  # it costs as much as the rest together
+
     progress(0, 0)
     contents.refuse_changed()
     diagnosis = examine(contents.path, fast=True, checkpoint=contents.checkpoint)
@@ -77,6 +80,8 @@ def of_contents(contents: Contents, progress: Progress) -> Marks:
 
 def of_path(path: str, progress: Progress) -> Marks:
     """The findings about a file that cannot be opened."""
+    from ckptfix.ops.doctor import doctor
+
     progress(0, 0)
     try:
         return _marks(doctor(path, fast=True), {})

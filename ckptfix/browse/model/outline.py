@@ -29,10 +29,13 @@ class Node:
         tensors, values, nbytes: of all leaves.
         opened: whether its children are shown.
         covers: the addresses that the row stands for: those of all modules that were joined.
+        said: what is said of it, once it was asked for: it takes a look at every leaf.
+        kids: of a row that stands for several modules that are alike, these; None of any other.
     """
 
     __slots__ = (
-        *("address", "covers", "depth", "item", "items", "label", "level", "nbytes", "opened", "tensors", "values"),
+        *("address", "covers", "depth", "item", "items", "kids", "label"),
+        *("level", "nbytes", "opened", "said", "tensors", "values"),
     )
 
     def __init__(
@@ -46,6 +49,8 @@ class Node:
         covers: Sequence[str] = (),
     ) -> None:
         self.covers = covers or (address,)
+        self.kids: list[Node] | None = None
+        self.said: Sequence[str] | None = None
         self.label = label
         self.address = address
         self.items = items
@@ -56,6 +61,11 @@ class Node:
         self.tensors = len(items) - self.values
         self.nbytes = sum(row.nbytes for row in items)
         self.opened = False
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What tells it from every other node that is no leaf."""
+        return self.address, self.label if self.kids is not None else ""
 
     @property
     def status(self) -> Status:
@@ -69,8 +79,14 @@ class Node:
         """How many leaves below have which status."""
         return Counter(row.status for row in self.items)
 
-    def children(self, order: Order = "file") -> list[Node]:
-        """What is below it; a module with one child alone is joined with it, as in ``model.layers``."""
+    def children(self, order: Order = "file", *, fold: bool = False) -> list[Node]:
+        """What is below it; a module with one child alone is joined with it, as in ``model.layers``.
+
+        Args:
+            fold: modules that are alike and numbered in a row are one row.
+        """
+        if self.kids is not None:
+            return self.kids
         groups: dict[tuple[str, bool], list[Item]] = {}
         depth = self.depth
         for item in self.items:
@@ -82,6 +98,8 @@ class Node:
                 made += (_leaf(item, depth, self.level + 1) for item in items)
             else:
                 made.append(_module(items, depth, self.level + 1))
+        if fold:
+            made = _folded(made, self)
         if order == "name":
             made.sort(key=lambda node: natural(node.label))
         elif order == "size":
@@ -104,6 +122,60 @@ def _module(items: Sequence[Item], depth: int, level: int) -> Node:
     return Node("".join(first[depth:end])[:-1], covers[-1], items, end, level, covers=covers)
 
 
+ALIKE = 3
+"""Modules that are alike, from which on they are folded into one row."""
+
+
+def _folded(nodes: Sequence[Node], parent: Node) -> list[Node]:
+    made: list[Node] = []
+    run: list[Node] = []
+    likeness: object = None
+    for node in nodes:
+        own = _likeness(node)
+        if run and own is not None and own == likeness and _follows(run[-1], node):
+            run.append(node)
+            continue
+        made += _run(run, parent)
+        run, likeness = [node], own
+    return [*made, *_run(run, parent)]
+
+
+def _run(nodes: list[Node], parent: Node) -> list[Node]:
+    if len(nodes) < ALIKE:
+        return nodes
+    items = [item for node in nodes for item in node.items]
+    label = f"{_number(nodes[0])}-{nodes[-1].label}"
+    covers = [address for node in nodes for address in node.covers]
+    made = Node(label, parent.address, items, parent.depth, parent.level + 1, covers=covers)
+    made.kids = nodes
+    for node in nodes:
+        node.level += 1
+    return [made]
+
+
+def _number(node: Node) -> str:
+    return node.label.partition(".")[0]
+
+
+def _follows(before: Node, node: Node) -> bool:
+    """Whether the number of `node` is the next one; longer ones than nine digits are no numbers of layers."""
+    one, two = _number(before), _number(node)
+    return one.isdecimal() and two.isdecimal() and len(two) < 10 and str(int(one) + 1) == two
+
+
+def _likeness(node: Node) -> object:
+    """Equal for modules whose tensors have the same names, dtypes and shapes; None for a leaf."""
+    if node.item is not None or not _number(node).isdecimal():
+        return None
+    first = node.items[0].parts
+    depth = next(at for at in range(len(first)) if "".join(first[: at + 1])[:-1] == node.covers[0]) + 1
+    rows = []
+    for item in node.items:
+        entry = item.shown
+        rows.append((item.parts[depth:], None if entry is None else (entry.dtype, entry.shape)))
+    return tuple(rows)
+
+
 class Outline:
     """The rows that are seen: the opened nodes and what is below them, or what a search found.
 
@@ -113,6 +185,7 @@ class Outline:
     Attributes:
         rows: the nodes in the order in which they are shown, the first is that of everything.
         order: how children are sorted.
+        fold: whether modules that are alike are one row.
     """
 
     def __init__(self, items: Sequence[Item], like: Outline | None = None) -> None:
@@ -120,7 +193,8 @@ class Outline:
         self.root.opened = True
         self.order: Order = "file" if like is None else like.order
         self.rows: list[Node] = []
-        self._opened: set[str] = set() if like is None else set(like._opened)
+        self.fold: bool = False if like is None else like.fold
+        self._opened: set[tuple[str, str]] = set() if like is None else set(like._opened)
         self.rebuild()
 
     def rebuild(self) -> None:
@@ -133,13 +207,13 @@ class Outline:
 
     def _below(self, node: Node) -> list[Node]:
         rows: list[Node] = []
-        stack = list(reversed(node.children(self.order)))
+        stack = list(reversed(node.children(self.order, fold=self.fold)))
         while stack:
             child = stack.pop()
             rows.append(child)
-            if child.item is None and child.address in self._opened:
+            if child.item is None and child.key in self._opened:
                 child.opened = True
-                stack.extend(reversed(child.children(self.order)))
+                stack.extend(reversed(child.children(self.order, fold=self.fold)))
         return rows
 
     def expand(self, index: int) -> int:
@@ -149,7 +223,7 @@ class Outline:
             return 0
         node.opened = True
         if node is not self.root:
-            self._opened.add(node.address)
+            self._opened.add(node.key)
         below = self._below(node)
         self.rows[index + 1 : index + 1] = below
         return len(below)
@@ -160,7 +234,7 @@ class Outline:
         if not node.opened:
             return 0
         node.opened = False
-        self._opened.discard(node.address)
+        self._opened.discard(node.key)
         end = index + 1
         while end < len(self.rows) and self.rows[end].level > node.level:
             end += 1
@@ -186,7 +260,9 @@ class Outline:
             node = self.rows[index]
             if node.item is item:
                 return index
-            if node.item is None and item.parts[: node.depth] == node.items[0].parts[: node.depth]:
+            if node.item is None and item.parts[: node.depth] == node.items[0].parts[: node.depth] and (
+                node.kids is None or any(row is item for row in node.items)
+            ):
                 self.expand(index)
             index += 1
         return 0

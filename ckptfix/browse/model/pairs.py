@@ -37,10 +37,10 @@ class Pairs:
     b: Contents
     items: Sequence[Item]
 
-    def refuse_changed(self) -> None:
-        """Refuse files that changed since they were read."""
-        self.a.refuse_changed()
-        self.b.refuse_changed()
+    def refuse_changed(self, *, again: bool = False) -> None:
+        """Refuse files that changed since they were read; see `Contents.refuse_changed`."""
+        self.a.refuse_changed(again=again)
+        self.b.refuse_changed(again=again)
 
 
 @without_collections
@@ -146,7 +146,7 @@ def compare(pairs: Pairs, items: Sequence[Item], told: Told, progress: Progress)
                 progress(before + count, total)
 
             tensors.run(readers, advance)
-            pairs.refuse_changed()
+            pairs.refuse_changed(again=True)
             for item, first, last in rows:
                 own = tensors.rows[first:last]
                 status: Status = "~" if any(row.differs for row in own) else "="

@@ -11,7 +11,6 @@ from ckptfix.browse.model.drawn import shown
 from ckptfix.browse.model.facts import Line
 from ckptfix.browse.model.outline import Node
 from ckptfix.browse.model.session import RUNNING, Session
-from ckptfix.ops.inspect import describe
 from ckptfix.words import plural, short, size
 
 STALE = "The file changed on disk: r reads it again."
@@ -69,8 +68,14 @@ def _found(session: Session) -> str:
     return f"{', '.join(words)}: f lists them" if words else "no problems found without reading tensors"
 
 
-def details(session: Session, node: Node | None, width: int, *, everything: bool = False) -> Iterator[Line]:
-    """What is known of a node, in lines of `width` columns; with `everything` it is the node of all."""
+LOW = 14
+"""Lines of a panel in which a histogram has half its height."""
+
+
+def details(
+    session: Session, node: Node | None, width: int, height: int, *, everything: bool = False
+) -> Iterator[Line]:
+    """What is known of a node, for a panel of `width` and `height`; with `everything` it is the node of all."""
     if session.trouble is not None:
         message, hint = session.trouble
         yield "error", shown(message, 4000)
@@ -82,18 +87,17 @@ def details(session: Session, node: Node | None, width: int, *, everything: bool
     elif everything and session.pairs is not None:
         yield from facts.of_two(node, (session.path, session.other or ""))
     elif everything:
-        lines = describe.summary(session.inspection) if session.inspection is not None else []
-        yield from facts.of_file(lines, session.marks)
+        yield from facts.of_file(session.facts, session.marks)
     elif node.item is None:
         yield from facts.of_module(node, session.marks)
     elif node.item.is_value:
         yield from facts.of_value(node.item, session.marks)
     else:
         yield from facts.of_tensor(node.item, session.marks)
-        yield from _numbers(session, node.item, width)
+        yield from _numbers(session, node.item, width, facts.HEIGHT if height >= LOW else facts.HEIGHT // 2)
 
 
-def _numbers(session: Session, item: Item, width: int) -> Iterator[Line]:
+def _numbers(session: Session, item: Item, width: int, height: int) -> Iterator[Line]:
     """How two sides differ, and the statistics of each; or why they are not there yet."""
     if session.stale:
         yield "", ""
@@ -105,7 +109,7 @@ def _numbers(session: Session, item: Item, width: int) -> Iterator[Line]:
     ]
     ends = facts.ends_of([made for _, made in known])
     for side, made in known:
-        yield from facts.of_summary(made, width, side, ends)
+        yield from facts.of_summary(made, width, side, ends, height)
     if id(item) in session.failures:
         yield "", ""
         yield "error", session.failures[id(item)]

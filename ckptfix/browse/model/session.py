@@ -6,21 +6,24 @@ import gc
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from ckptfix.browse.model import jobs, marks, pairs, summary
+from ckptfix.browse.model import jobs, marks
 from ckptfix.browse.model.contents import Contents, Item, Status, read
 from ckptfix.browse.model.drawn import shown
 from ckptfix.browse.model.jobs import Job, Post
 from ckptfix.browse.model.lines import Commands
 from ckptfix.browse.model.marks import Marks
-from ckptfix.browse.model.summary import Summary
 from ckptfix.checkpoint import TensorEntry
 from ckptfix.errors import CkptfixError
 from ckptfix.io.read import Progress
 from ckptfix.io.source import is_local
-from ckptfix.ops.diff.result import TensorChange
-from ckptfix.ops.inspect import describe
+
+if TYPE_CHECKING:
+    from ckptfix.browse.model import pairs
+    from ckptfix.browse.model.summary import Summary
+    from ckptfix.ops.diff.result import TensorChange
+    from ckptfix.ops.inspect.describe import Inspection
 
 Result = TypeVar("Result")
 
@@ -63,7 +66,7 @@ class Session:
         contents: what the first holds; None before it was read.
         pairs: what both hold; None of one file.
         marks: what `doctor` found.
-        inspection: the facts about one file.
+        inspection, facts: what one file is, and the lines that say it.
         summaries: id of an entry -> its statistics.
         changes: id of an item -> how its two sides differ.
         failures: id of an item -> why it could not be read.
@@ -90,7 +93,8 @@ class Session:
     def _forget(self) -> None:
         self.contents: Contents | None = None
         self.pairs: pairs.Pairs | None = None
-        self.inspection: describe.Inspection | None = None
+        self.inspection: Inspection | None = None
+        self.facts: Sequence[str] = ()
         self.marks = Marks()
         self.summaries: dict[int, Summary] = {}
         self.changes: dict[int, tuple[TensorChange, ...]] = {}
@@ -141,7 +145,13 @@ class Session:
         if other is None:
             self._start("read", lambda _: read(self.path, self._names_known), self._loaded, self._not_loaded)
         else:
-            self._start("read", lambda _: pairs.read_pairs(self.path, other, self.at), self._paired, self._not_loaded)
+
+            def call(_: Progress) -> pairs.Pairs:
+                from ckptfix.browse.model.pairs import read_pairs
+
+                return read_pairs(self.path, other, self.at)
+
+            self._start("read", call, self._paired, self._not_loaded)
 
     def _names_known(self, items: list[Item]) -> None:
         self._post(lambda: self._named(items))
@@ -157,10 +167,17 @@ class Session:
         self.contents = self.commands.contents = contents
         self.items = contents.items
         self._watcher.filled(keep=keep)
-        self._start("inspect", lambda _: describe.inspect(contents.checkpoint), self._inspected)
 
-    def _inspected(self, inspection: describe.Inspection) -> None:
-        self.inspection = inspection
+        def call(_: Progress) -> tuple[Inspection, list[str]]:
+            from ckptfix.ops.inspect import describe
+
+            found = describe.inspect(contents.checkpoint)
+            return found, describe.summary(found)
+
+        self._start("inspect", call, self._inspected)
+
+    def _inspected(self, found: tuple[Inspection, list[str]]) -> None:
+        self.inspection, self.facts = found
         self._watcher.told()
         if len(self.items) <= MANY:
             self.judge()
@@ -226,6 +243,8 @@ class Session:
 
     def compute_small(self, item: Item) -> None:
         """Make the statistics of a tensor, where it is small enough to be read without being asked for."""
+        from ckptfix.browse.model import summary
+
         if not item.is_value and all(summary.at_once(entry) for _, _, entry in self.sides(item)):
             self.compute(item)
 
@@ -242,6 +261,8 @@ class Session:
             return
 
         def call(progress: Progress) -> None:
+            from ckptfix.browse.model import pairs, summary
+
             for contents, entry in wanted:
                 made = summary.summarise(contents, entry, progress)
                 self._post(lambda entry=entry, made=made: self._keep(item, entry, made))  # type: ignore[misc]
@@ -282,8 +303,10 @@ class Session:
         if both is None or self.stale:
             return
         unknown = [item for item in items if item.status == "?"]
-        self._start(
-            "compare",
-            lambda progress: pairs.compare(both, unknown, self._found, progress),
-            lambda _: self._watcher.told(),
-        )
+
+        def call(progress: Progress) -> None:
+            from ckptfix.browse.model.pairs import compare
+
+            compare(both, unknown, self._found, progress)
+
+        self._start("compare", call, lambda _: self._watcher.told())

@@ -15,7 +15,6 @@ from textual.screen import ModalScreen
 from textual.widgets import Static
 
 from ckptfix.browse.view.browser import Browser
-from ckptfix.browse.view.files import Files
 
 HELP: tuple[tuple[str, str], ...] = (
     ("Move", ""),
@@ -29,6 +28,7 @@ HELP: tuple[tuple[str, str], ...] = (
     ("/", "search as you type: part of a name, a glob (*.weight), or /REGEX/"),
     ("enter", "in the list of what was found: show it in the tree"),
     ("n N", "to the next row with a finding or a difference, or the one before"),
+    ("z", "fold layers that are alike into one row, and unfold them"),
     ("s", "sort: as in the file, by name, by size"),
     ("Look", ""),
     ("v", "the values of a tensor; only those that are shown are read"),
@@ -100,6 +100,7 @@ class BrowseApp(App[None]):
     Attributes:
         signals: those that end it as a key does, so that the terminal is as it was before.
         stopped_by: the one that did.
+        failure: the error that ended it.
     """
 
     ENABLE_COMMAND_PALETTE = False
@@ -123,17 +124,28 @@ class BrowseApp(App[None]):
 
         self.signals: Sequence[int] = ()
         self.stopped_by: int | None = None
+        self.failure: Exception | None = None
 
     def on_mount(self) -> None:
         for number in self.signals:
             asyncio.get_running_loop().add_signal_handler(number, self._stop, number)
         if self.inside:
+            from ckptfix.browse.view.files import Files
+
             self.push_screen(Files(self.path, self.inside))
         else:
             self.push_screen(Browser(self.path, self.other, self.at))
 
     def _stop(self, number: int) -> None:
         self.stopped_by = number
+        self.exit()
+
+    def _handle_exception(self, error: Exception) -> None:
+        """An error in a screen ends the program, and is reported as any other command's is."""
+        if not self.signals:
+            super()._handle_exception(error)
+            return
+        self.failure = self.failure or error
         self.exit()
 
     def action_help(self) -> None:
@@ -145,8 +157,10 @@ class BrowseApp(App[None]):
 def run(
     path: str, other: str | None = None, at: tuple[str, str] | None = None, inside: Sequence[str] = ()
 ) -> int | None:
-    """Show it until the user quits; the number of the signal that ended it, if one did."""
+    """Show it until the user quits; the number of the signal that ended it, if one did. Raises what went wrong."""
     app = BrowseApp(path, other, at, inside)
     app.signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     app.run()
+    if app.failure is not None:
+        raise app.failure
     return app.stopped_by

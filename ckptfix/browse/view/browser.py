@@ -58,8 +58,8 @@ class Browser(Screen[None]):
     CSS = """
     Browser {
         #body { layout: vertical; }
-        Tree { height: 3fr; }
-        Details { height: 2fr; border-top: solid $panel; }
+        Tree { height: 1fr; }
+        Details { height: 1fr; border-top: solid $panel; }
         #search { display: none; height: 1; border: none; padding: 0 1; }
         &.-wide #body { layout: horizontal; }
         &.-wide Tree { width: 3fr; height: 1fr; }
@@ -136,7 +136,8 @@ class Browser(Screen[None]):
         tree, panel = self.query_one(Tree), self.query_one(Details)
         self.query_one(Title).show(*said.title(self.session))
         node = tree.node
-        panel.show(said.details(self.session, node, panel.room, everything=node is tree.outline.root), top=top)
+        room, height = panel.room, panel.size.height
+        panel.show(said.details(self.session, node, room, height, everything=node is tree.outline.root), top=top)
         self._tick()
 
     def on_rows_moved(self, event: Rows.Moved) -> None:

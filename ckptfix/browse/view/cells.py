@@ -49,7 +49,7 @@ class Cells(ScrollView, can_focus=True):
         & > .cells--index { text-style: dim; }
         & > .cells--cursor { background: $block-cursor-background; color: $block-cursor-foreground; text-style: bold; }
         & > .cells--odd { color: $text-error; text-style: bold; }
-        &:nocolor > .cells--cursor { text-style: reverse; }
+        &:nocolor > .cells--cursor { background: $surface; color: $foreground; text-style: bold reverse; }
     }
     """
 

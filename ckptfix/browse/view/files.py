@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -18,8 +18,10 @@ from ckptfix.browse.view.browser import Browser
 from ckptfix.browse.view.parts import State, Title, copy
 from ckptfix.browse.view.rows import Rows, Span, fitted
 from ckptfix.io.read import Progress
-from ckptfix.ops.listing import Row, listed
 from ckptfix.words import natural, plural, short, size
+
+if TYPE_CHECKING:
+    from ckptfix.ops.listing import Row
 
 ORDERS = ("name", "size", "tensors", "finding")
 
@@ -60,16 +62,15 @@ class FileRows(Rows):
 
     def sort(self, order: str) -> None:
         """Sort the lines; those that are not known stay behind."""
-        blank = Row(path="")
         here = self.paths[self.cursor] if self.paths else ""
         rank = {"error": 0, "warning": 1}
 
         def key(path: str) -> tuple[object, ...]:
-            row = self.known.get(path, blank)
-            first: dict[str, object] = {
-                "size": -row.size, "tensors": -row.tensors, "finding": rank.get(row.severity or "", 2),
-            }  # fmt: skip
-            return first.get(order, 0), natural(path)
+            row = self.known.get(path)
+            if row is None:
+                return 1, 0, natural(path)
+            first = {"size": -row.size, "tensors": -row.tensors, "finding": rank.get(row.severity or "", 2)}
+            return 0, first.get(order, 0), natural(path)
 
         self.paths.sort(key=key)
         self.changed()
@@ -117,6 +118,8 @@ class Files(Screen[None]):
             self.job.stop()
 
     def _read(self, progress: Progress) -> None:
+        from ckptfix.ops.listing import listed  # as long to import as all else
+
         for number, path in enumerate(list(self.query_one(FileRows).paths)):
             progress(number, len(self.paths))
             self.call_later(self._know, listed(path))

@@ -32,7 +32,7 @@ class Title(Static):
 
     def render(self) -> Text:
         width = self.content_size.width
-        right = self._right if cell_len(self._right) < width * 2 // 3 else ""
+        right = self._right if cell_len(self._right) <= width - 20 else ""
         left = fitted(self._left, max(width - cell_len(right) - (2 if right else 0), 1))
         return Text(f"{left}  {right}" if right else left, no_wrap=True, overflow="ellipsis")
 
@@ -69,6 +69,7 @@ class Details(VerticalScroll):
         background: $background;
         padding: 0 1;
         & > Static { background: $background; }
+        &:focus { background-tint: $foreground 5%; }
         & > .details--dim { text-style: dim; }
         & > .details--error { color: $text-error; text-style: bold; }
         & > .details--warning { color: $text-warning; text-style: bold; }

@@ -56,7 +56,7 @@ class Rows(ScrollView, can_focus=True):
         & > .rows--strong { text-style: bold; }
         & > .rows--size { color: $text-accent; }
         & > .rows--value { color: $text-secondary; }
-        &:nocolor > .rows--cursor { text-style: reverse; }
+        &:nocolor > .rows--cursor { background: $surface; color: $foreground; text-style: bold reverse; }
     }
     """
 
@@ -106,12 +106,12 @@ class Rows(ScrollView, can_focus=True):
             return Strip.blank(width, base)
         is_cursor = index == self.cursor
         over = self.get_component_rich_style("rows--cursor", partial=True) if is_cursor else None
+        rest = base + over if over is not None else base
         segments = []
         for text, name in self.spans(index, width):
-            style = base + self.get_component_rich_style(f"rows--{name}", partial=True) if name else base
-            segments.append(Segment(text, style + over if over is not None else style))
+            own = self.get_component_rich_style(f"rows--{name}", partial=True) if name and over is None else None
+            segments.append(Segment(text, rest if own is None else base + own))
         line = Strip(segments)
-        rest = base + over if over is not None else base
         return line.crop(0, width) if line.cell_length >= width else line.extend_cell_length(width, rest)
 
     def watch_cursor(self, before: int, now: int) -> None:

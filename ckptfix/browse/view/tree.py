@@ -20,6 +20,10 @@ ALL = 20_000
 """Rows that "open all" makes at most."""
 
 
+BAR = 60
+"""Columns from which on there is room for a bar."""
+
+
 class Tree(Rows):
     """The outline of a checkpoint. Modules are opened in place; a tensor is chosen.
 
@@ -35,6 +39,7 @@ class Tree(Rows):
         Binding("space", "turn", "Open or close", show=False),
         Binding("asterisk,plus", "open_all", "Open all", show=False),
         Binding("minus", "close_all", "Close all", show=False),
+        Binding("z", "fold", "Fold", show=False),
     ]
 
     def __init__(self) -> None:
@@ -85,7 +90,7 @@ class Tree(Rows):
     def _place_at(self, node: Node) -> None:
         rows = enumerate(self.outline.rows)
         kind = node.item is None
-        self.place(next((row for row, one in rows if one.address == node.address and (one.item is None) == kind), 0))
+        self.place(next((row for row, one in rows if one.key == node.key and (one.item is None) == kind), 0))
 
     def show_found(self, items: Sequence[Item] | None) -> None:
         """Show what a search found, or the tree again."""
@@ -119,7 +124,8 @@ class Tree(Rows):
         nbytes = "" if not node.tensors else "..." if node.items[0].pending else size(node.nbytes)
         about = self._about(node)
         right = min(max(width // 3, 12), 34)
-        room = max(width - 4 - len(indent) - right - 10, 8)
+        bar = width >= BAR
+        room = max(width - 4 - len(indent) - right - 10 - (7 if bar else 0), 8)
         if node.item is not None and node.item.is_value:
             longest = max(room, width * 2 // 3 - len(indent))
             label = fitted(self._label(node), min(max(cell_len(self._label(node)), 8), longest))
@@ -132,7 +138,16 @@ class Tree(Rows):
             (fitted(self._label(node), room), strong),
             (fitted(about, right).rstrip().rjust(right), "dim"),
             (f"{nbytes:>10}", "size"),
+            *([(f" {self._share(node)}", "size")] if bar else []),
         ]
+
+    def _share(self, node: Node) -> str:
+        """A bar of six cells: how much of all bytes are below a node."""
+        whole = self.outline.root.nbytes
+        eighths = round(48 * node.nbytes / whole) if whole else 0
+        full, rest = divmod(max(eighths, 1 if node.nbytes else 0), 8)
+        part = ("", *"▏▎▍▌▋▊▉")[rest]
+        return f"{'█' * full}{part}".ljust(6)
 
     def _label(self, node: Node) -> str:
         if node is self.outline.root:
@@ -143,6 +158,7 @@ class Tree(Rows):
         item = node.item
         if item is None:
             counted = plural(node.tensors, "tensor") if node.tensors else plural(node.values, "value")
+            counted = f"{len(node.kids)} alike, {counted}" if node.kids is not None else counted
             if not self.paired:
                 return counted
             counts = node.counts()
@@ -209,6 +225,12 @@ class Tree(Rows):
         self.changed()
         if node is not None:
             self._place_at(node)
+
+    def action_fold(self) -> None:
+        if self.found is None:
+            self.outline.fold = not self.outline.fold
+            self.outline.rebuild()
+            self.changed(keep=False)
 
     def action_close_all(self) -> None:
         if self.found is None:

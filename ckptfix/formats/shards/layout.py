@@ -20,7 +20,7 @@ from ckptfix.formats.shards import files
 from ckptfix.formats.shards.index import MAX_SHARDS, Index, read_index
 from ckptfix.formats.torch.common import pickled
 from ckptfix.io.source import mark
-from ckptfix.urls import as_path, real_path
+from ckptfix.urls import as_path, headers_of, real_path
 from ckptfix.words import some
 
 
@@ -117,6 +117,7 @@ def _from_index(path: str, folder: str, index: Index, before: Mark, there: files
     for name, shard in index.weight_map.items():
         listed.setdefault(shard, []).append(name)
     opened = _Opened(folder, index.path)
+    headers_of(folder, sorted(listed))
     for shard, names in sorted(listed.items()):
         opened.take(shard, tuple(names))
     findings = [*opened.findings, *_compared(opened, index), *_others(there, listed)]
@@ -130,6 +131,7 @@ def _from_names(path: str, folder: str, there: files.Found) -> Layout:
     if most > MAX_SHARDS:
         raise BadIndex(f"{most:,} shards and no index; at most {MAX_SHARDS:,} are read", path=path)
     opened = _Opened(folder, folder)
+    headers_of(folder, (*there.ranks, *(file for group in there.groups.values() for file in group.values())))
     if there.ranks:
         for name in there.ranks:
             opened.take(name, ())

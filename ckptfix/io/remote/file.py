@@ -40,10 +40,10 @@ RANGE = 8 << 20
 AT_ONCE = 16
 """Requests for data at a time."""
 
-KEPT = (AT_ONCE + 8) * RANGE
+KEPT = (AT_ONCE + 4) * RANGE
 """Bytes that are kept of all files together."""
 
-STREAMS = 4
+STREAMS = 8
 """Places of a file that are read from front to back at a time."""
 
 SURE = 3
@@ -68,7 +68,7 @@ class _Fetchers:
 
 _fetchers = _Fetchers()
 _recent: OrderedDict[tuple[int, int], tuple[_Kept, int]] = OrderedDict()
-"""What is kept of all files, the longest unused first: (file, offset) -> the file again, bytes."""
+"""What is kept of all files, what may go first: (file, offset) -> the file again, bytes."""
 
 _lock = threading.RLock()
 _held = 0
@@ -79,6 +79,8 @@ class _Block:
     start: int
     length: int
     data: Future[bytes]
+    passing: bool = False
+    """It was fetched for a reader that goes on: who has passed it needs it no longer."""
 
     @property
     def end(self) -> int:
@@ -146,12 +148,14 @@ class _Kept:
         """The blocks that hold these bytes, fetched or on their way; and more of them where that is worth it."""
         stream = self._stream(offset)
         end = offset + length
-        before = len(self._gaps(offset, end)) > 0
-        stream.misses += before
+        stream.misses += len(self._gaps(offset, end)) > 0
+        for block in self._between(offset, end):
+            _recent.move_to_end((id(self), block.start))  # it must not give way to what is fetched ahead
         known = stream.until >= end
         if known or stream.misses >= SURE:
             most = AT_ONCE * RANGE
-            ahead = min(stream.until, end + most) if known else min(self.facts.size, end + min(stream.run, most))
+            ahead = min(self.facts.size, end + min(stream.run, most // 2)) if stream.misses >= SURE else end
+            ahead = max(ahead, min(stream.until, end + most))
             self._fetch_ahead(offset, end, ahead, begins=not stream.run, until=stream.until)
         else:
             for start, stop in self._gaps(offset, end):
@@ -159,7 +163,8 @@ class _Kept:
         stream.at, stream.run = end, stream.run + length
         found = self._between(offset, end)
         for block in found:
-            _recent.move_to_end((id(self), block.start))
+            # What was passed goes first, and what was fetched ahead and not yet read stays.
+            _recent.move_to_end((id(self), block.start), last=not (block.passing and end >= block.end))
         return found
 
     def _fetch_ahead(self, offset: int, end: int, ahead: int, *, begins: bool, until: int) -> None:
@@ -173,7 +178,7 @@ class _Kept:
             count = max((last - first) // RANGE, 1)
             cuts = [first + (last - first) * number // count for number in range(count + 1)]
             for one, next in pairwise(cuts):
-                self._fetch(one, next - one)
+                self._fetch(one, next - one, passing=True)
 
     def _fetch_around(self, start: int, stop: int) -> None:
         """One request, with what is near."""
@@ -187,8 +192,8 @@ class _Kept:
         high = self._starts[index] if index < len(self._starts) else self.facts.size
         return min(start, max(start - margin, low)), max(start + length, min(start + length + margin, high))
 
-    def _fetch(self, start: int, length: int) -> None:
-        self._add(_Block(start, length, _fetchers.pool().submit(self._get, start, length)))
+    def _fetch(self, start: int, length: int, *, passing: bool = False) -> None:
+        self._add(_Block(start, length, _fetchers.pool().submit(self._get, start, length), passing))
 
     def _get(self, start: int, length: int) -> bytes:
         def ask() -> bytes:

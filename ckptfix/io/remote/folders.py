@@ -6,15 +6,19 @@ web server lists nothing: each name of it is a file or is not there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from importlib import import_module
 from itertools import islice
 
-from ckptfix.errors import NoSuchFile, Unsupported
-from ckptfix.io.pool import far, known_far
-from ckptfix.io.remote.file import RemoteFile
+from ckptfix.errors import CkptfixError, NoSuchFile, Unsupported
+from ckptfix.io.pool import far, known_far, threads
+from ckptfix.io.remote.file import AT_ONCE, RemoteFile
 from ckptfix.io.remote.store import Facts, client_of
 from ckptfix.urls import Entry, Kind, as_path, scheme_of
+
+MOST_AHEAD = 1000
+"""Files whose beginnings are asked for before they are needed: these are kept until then."""
 
 MOST = 200_000
 """Objects of one folder."""
@@ -105,6 +109,24 @@ def _is_object(name: str) -> bool:
     except NoSuchFile:
         return False
     return True
+
+
+def ahead(folder: str, names: Iterable[str]) -> None:
+    """Ask for the beginnings of files of a folder, many at a time; what fails is asked again by who needs it."""
+    listed = _listed(folder)
+    if listed is None or not listed[0].files:
+        return
+    found, inner = listed
+    wanted = [name for name in names if found.kind(f"{inner}/{name}" if inner else name) == "file"]
+
+    def open_one(name: str) -> None:
+        with suppress(CkptfixError):
+            RemoteFile(str(as_path(folder, name)))
+
+    if len(wanted) > 1:
+        with threads(AT_ONCE, "headers") as pool:
+            for _ in pool.map(open_one, wanted[:MOST_AHEAD]):
+                pass
 
 
 def size(name: str) -> int:

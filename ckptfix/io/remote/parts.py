@@ -18,7 +18,10 @@ LEAST = 5 << 20
 """Bytes of a part, but the last: the rule of S3."""
 
 LONGEST = 5 << 30
-"""Bytes of a part that is copied."""
+"""Bytes of a part that is copied, at most: the rule of S3."""
+
+COPIED = 512 << 20
+"""The same where so many of them are enough: several are copied at a time."""
 
 PART = 8 << 20
 """Bytes of a part that goes up, where so many of them are enough."""
@@ -75,7 +78,7 @@ def _parts(file: OutputFile, copied: Callable[[ByteRange], bool], size: int, lea
                     if fill:
                         pending.append(piece.sub(0, fill))
                     yield from _uploads(pending, count + fill, size)
-                    yield from _copies(piece.sub(fill, piece.length - fill))
+                    yield from _copies(piece.sub(fill, piece.length - fill), max(COPIED, size))
                     pending, count = [], 0
                     continue
             pending.append(piece)
@@ -83,8 +86,8 @@ def _parts(file: OutputFile, copied: Callable[[ByteRange], bool], size: int, lea
     yield from _uploads(pending, count, size)
 
 
-def _copies(where: ByteRange) -> Iterator[Copy]:
-    number = -(-where.length // LONGEST)
+def _copies(where: ByteRange, size: int) -> Iterator[Copy]:
+    number = -(-where.length // min(size, LONGEST))
     cuts = [where.length * index // number for index in range(number + 1)]
     for start, stop in pairwise(cuts):
         yield Copy(where.sub(start, stop - start))

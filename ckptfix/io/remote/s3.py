@@ -20,6 +20,10 @@ from ckptfix.urls import redacted
 AT_ONCE = 32
 """Connections that are kept open."""
 
+PATIENCE = 900.0
+"""Seconds that a store may take for what it does itself, without a byte of an answer."""
+
+_LONG = {"upload_part_copy", "complete_multipart_upload", "copy_object"}
 _PASSING = {"SlowDown", "RequestTimeout", "InternalError", "ServiceUnavailable", "Throttling", "RequestTimeTooSkewed"}
 _lock = threading.Lock()
 _clients: dict[bool, Any] = {}
@@ -46,15 +50,15 @@ def location(name: str) -> Location:
     return Location(bucket, key, version or None)
 
 
-def client() -> Any:
-    """The client of this process; safe to share between threads."""
+def client(*, patient: bool = False) -> Any:
+    """The client of this process, or one that waits longer for an answer; safe to share between threads."""
     with _lock:
-        if True not in _clients:
-            _clients[True] = _made()
-        return _clients[True]
+        if patient not in _clients:
+            _clients[patient] = _made(PATIENCE if patient else TIMEOUT)
+        return _clients[patient]
 
 
-def _made() -> Any:
+def _made(timeout: float) -> Any:
     import botocore.session
     from botocore import UNSIGNED
     from botocore.config import Config
@@ -68,10 +72,10 @@ def _made() -> Any:
         "retries": {"total_max_attempts": 1, "mode": "standard"},
         "max_pool_connections": AT_ONCE,
         "connect_timeout": TIMEOUT,
-        "read_timeout": TIMEOUT,
+        "read_timeout": timeout,
         **options.get("config_kwargs", {}),
     }
-    if options.get("anon"):
+    if str(options.get("anon", "")).lower() in ("true", "1", "yes"):
         settings["signature_version"] = UNSIGNED
     named = {
         "endpoint_url": options.get("endpoint_url"),
@@ -106,7 +110,7 @@ def call(name: str, operation: str, **params: Any) -> Any:
         Passing: worth another try.
         CkptfixError: about `name`.
     """
-    return asked(name, lambda: getattr(client(), operation)(**params))
+    return asked(name, lambda: getattr(client(patient=operation in _LONG), operation)(**params))
 
 
 def asked(name: str, ask: Callable[[], Any]) -> Any:

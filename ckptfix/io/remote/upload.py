@@ -208,7 +208,8 @@ class Output:
         except NoSuchFile:
             # The answer to a request that was done may be lost, and the second one finds no upload.
             now = head(self.file.path)
-            if now is None or now["ContentLength"] != self.file.nbytes or not now["ETag"].endswith(f'-{len(rows)}"'):
+            before = None if self._old is None else self._old["ETag"]
+            if now is None or now["ContentLength"] != self.file.nbytes or now["ETag"] == before:
                 raise WriteFailed("the upload is gone", path=self.file.path) from None
         self._id = None
 

@@ -90,14 +90,22 @@ class Inspection:
         )
         return html(summary(self), tables)
 
-    def to_html(self, *, values: bool = False, command: str | None = None, progress: Progress | None = None) -> str:
+    def to_html(
+        self,
+        *,
+        values: bool = False,
+        entries: Sequence[TensorEntry] | None = None,
+        command: str | None = None,
+        progress: Progress | None = None,
+    ) -> str:
         """One HTML page that needs nothing else: what ``ckptfix inspect --html`` writes.
 
         Args:
             values: read the tensors, for their statistics and distributions.
+            entries: list these tensors alone, in this order; all of `named_entries` by default.
             command: the command line that the page says it was made by; ``ckptfix inspect PATH`` by default.
         """
-        return page("inspect", self, values=values, command=command, progress=progress)
+        return page("inspect", self, values=values, entries=entries, command=command, progress=progress)
 
     def as_dict(self) -> dict[str, object]:
         """The same for JSON, the entries without their places."""

@@ -276,7 +276,7 @@ def _write(found: Found, dest: StrPath | None, how: How) -> MatchResult:
             return replace(
                 draft,
                 result=partial(draft.result, references=done.references),
-                lines=(*draft.lines, *run.lines_of(done)),
+                lines=(*draft.lines, *run.lines_of(done)[1:]),
                 findings=(*draft.findings, *(row for row in done.findings if row.id != "unused-rule")),
             )
         plan = plan_edits(checkpoint, planned.edits, dest)
@@ -320,12 +320,14 @@ def _findings(found: Found) -> tuple[Finding, ...]:
 
 def _lines(found: Found) -> tuple[str, ...]:
     matching, planned = found.matching, found.planned
-    line = f"matched {len(matching.pairs):,} of {len(found.source.slots):,} keys by {matching.by}"
+    paired = len({pair.source for pair in matching.pairs})
+    line = f"matched {paired:,} of {len(found.source.slots):,} keys by {matching.by}"
     skipped = len(matching.skipped_source) + len(matching.skipped_target)
     if skipped:
         line += f"; {skipped:,} passed over by rule"
     if planned is not None:
-        line += f"; {len(planned.names):,} renamed" if planned.names else "; all have their names already"
+        said = f"; {len(planned.names):,} renamed" if planned.names else "; all have their names already"
+        line += "" if planned.tensors is not None and not planned.names else said
         if planned.references:
             line += f" (and {plural(planned.references, 'related name')})"
         reshaped = sum(pair.reshape is not None for pair in matching.pairs)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ckptfix.align import match as matcher
-from ckptfix.align.fused import Heads, Taken, rotary, sides, taken
+from ckptfix.align.fused import Heads, Taken, are_turned, rotary, sides, taken
 from ckptfix.align.result import Matching, Pair
 from ckptfix.errors import Refused
 from ckptfix.names import rulefile
@@ -44,7 +44,7 @@ def with_operations(
     """
     done = Operations()
     made = plain
-    if not plain.complete:
+    if not plain.complete or are_turned(source, target):
         made, done = _taken_apart(plain, source, target, heads, proven)
     layout = rotary(source, target)
     return (made, done) if layout is None else _laid_out(made, done, source, layout, heads)
@@ -59,7 +59,11 @@ def _taken_apart(
         return plain, Operations(questions=questions)
     matching = matcher.match(mine.slots, other.slots, proven=proven)
     found, wrong = taken(matching, mine, other)
-    if wrong or _open(matching) >= _open(plain) or any(_line(one) is None for one in found):
+    turned = are_turned(source, target)
+    if wrong or _open(matching) >= _open(plain) + turned or any(_line(one) is None for one in found):
+        if turned and plain.complete:
+            question = "one side has projections that the other has transposed, and not all find their counterpart"
+            return plain, Operations(questions=(*questions, question), refused=True)
         return plain, Operations(questions=questions)
     by_part = {pair.source: pair for pair in matching.pairs} | {pair.target: pair for pair in matching.pairs}
     parts = mine.fused.keys(), other.fused.keys()

@@ -201,9 +201,10 @@ def refusals(
 ) -> tuple[CkptfixError, ...]:
     """Why the matching is not carried out unless it is asked for; empty if nothing is against it."""
     found: list[CkptfixError] = []
-    if operations.refused:
+    if operations.refused and not accept_ambiguous:
         *others, question = operations.questions
-        found.append(NoMatch(question, lines=tuple(others)))
+        hint = "--accept-ambiguous leaves their rows as they are"
+        found.append(NoMatch(question, lines=tuple(others), hint=hint))
     unsure = matching.ambiguous
     if unsure and not accept_ambiguous:
         lines = [f"{pair.source} -> {pair.target}, or {', '.join(pair.instead[:3])}" for pair in unsure]

@@ -429,3 +429,22 @@ def test_a_module_of_one_tensor_is_one_row() -> None:
     item = Item("norm.weight", parts_of("", "norm.weight"), pending=True)
     other = Item("head", ("head",), pending=True)
     assert [node.label for node in Node("", "", [item, other], 0, 0).children()] == ["norm.weight", "head"]
+
+
+def test_layers_that_are_alike_are_one_row(tmp_path: Path) -> None:
+    rows = {f"model.layers.{layer}.{part}": (1.0,) * (2 if layer != 5 else 3) for layer in range(12) for part in "ab"}
+    items = read(str(tensors(tmp_path / "a.safetensors", rows))).items
+    outline = Outline(items)
+    outline.fold = True
+    outline.rebuild()
+    assert [node.label for node in outline.rows] == ["", "model.layers", "0-4", "5", "6-11"]
+    folded = outline.rows[4]
+    assert (folded.tensors, len(folded.kids or ()), folded.level) == (12, 6, 2)
+    assert outline.expand(2) == 5 and [node.label for node in outline.rows[3:5]] == ["0", "1"]
+    assert outline.rows[3].level == 3 and outline.collapse(2) == 5
+    assert outline.rows[outline.show(items[-1])].item is items[-1]
+    code, output = ran(Commands(str(tmp_path / "a.safetensors")).of(folded, "file"))
+    assert code == 0 and "model.layers.7.a" in output
+    outline.fold = False
+    outline.rebuild()
+    assert len([node for node in outline.rows if node.level == 2]) == 12

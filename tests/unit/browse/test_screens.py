@@ -297,3 +297,29 @@ def test_a_large_tensor_waits_for_c_and_esc_stops_it(tmp_path: Path, monkeypatch
         await until(pilot, lambda: "mean" in screen(pilot.app))
 
     play(BrowseApp(str(path)), script)
+
+
+def test_a_url_is_read_in_parts(tmp_path: Path) -> None:
+    from stores import WebServer
+
+    server = WebServer()
+    rows = {"a": (0.0,) * 1_000_000, "layers.0.w": (1.0, 2.0), "b": (0.0,) * 1_000_000}
+    url = server.put("model.safetensors", tensors(tmp_path / "a.safetensors", rows))
+
+    async def script(pilot: Any) -> None:
+        await settled(pilot)
+        assert url in screen(pilot.app) and labels(pilot.app) == ["", "a", "layers.0.w", "b"]
+        await pilot.press("j", "j")
+        await settled(pilot)
+        assert "mean 1.5" in screen(pilot.app)
+        await pilot.press("y")
+        assert pilot.app.clipboard == f"ckptfix stats {url} --filter layers.0.w"
+        await pilot.press("k", "v")
+        await until(pilot, lambda: isinstance(pilot.app.screen, Values))
+        await until(pilot, lambda: bool(pilot.app.screen.query_one(Cells).known))
+        assert server.traffic.down < 3_000_000
+
+    try:
+        play(BrowseApp(url), script, (120, 30))
+    finally:
+        server.close()

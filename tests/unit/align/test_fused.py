@@ -1,0 +1,186 @@
+"""Fused tensors taken apart: what words and sizes say, what is asked, and the lines that carry it out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import torch
+
+import ckptfix
+from ckptfix.align.fused import Heads
+from ckptfix.align.match import match
+from ckptfix.errors import NoMatch, Refused
+from ckptfix.names.slots import Slot
+from ckptfix.ops.match.fused import Operations, lines, with_operations
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+D, H = 8, 12
+
+
+def side(shapes: Shapes) -> list[Slot]:
+    return [Slot(name, shape, "float32") for name, shape in shapes.items()]
+
+
+def found(source: Shapes, target: Shapes, heads: Heads | None = None) -> tuple[bool, Operations, list[str]]:
+    """Whether all is paired, what is done and asked, and the lines."""
+    ours, theirs = side(source), side(target)
+    matching, operations = with_operations(match(ours, theirs), ours, theirs, heads or Heads(), {})
+    complete = matching.complete and not operations.refused
+    return complete, operations, lines(operations.taken, list(source))
+
+
+def layered(one: Shapes, front: str = "layers", count: int = 2) -> Shapes:
+    return {f"{front}.{number}.{name}": shape for number in range(count) for name, shape in one.items()}
+
+
+def split(query: str, key: str, value: str, kv: int = D) -> Shapes:
+    sizes = {query: D, key: kv, value: kv}
+    return {f"attn.{name}.weight": (rows, D) for name, rows in sizes.items()}
+
+
+OUT: Shapes = {"attn.out_proj.weight": (D, D), "mlp.fc1.weight": (H, D), "mlp.fc2.weight": (D, H)}
+
+
+@pytest.mark.parametrize(
+    ("fused", "parts", "line"),
+    [
+        ({"attn.qkv.weight": (3 * D, D)}, split("q_proj", "k_proj", "v_proj"),
+         "layers.{n}.attn.qkv.weight -> layers.{n}.attn.{q_proj,k_proj,v_proj}.weight | split"),
+        ({"attn.in_proj_weight": (3 * D, D)}, split("query", "key", "value"),
+         "layers.{n}.attn.in_proj_weight -> layers.{n}.attn.{query,key,value}.weight | split"),
+        ({"attn.qkv_proj.weight": (2 * D, D)}, split("q_proj", "k_proj", "v_proj", D // 2),
+         "layers.{n}.attn.qkv_proj.weight -> layers.{n}.attn.{q_proj,k_proj,v_proj}.weight | split sizes=8,4,4"),
+        ({"attn.q.weight": (D, D), "attn.kv.weight": (2 * D, D)}, split("q", "k", "v"),
+         "layers.{n}.attn.kv.weight -> layers.{n}.attn.{k,v}.weight | split"),
+        ({"mlp.gate_up_proj.weight": (2 * H, D)},
+         {"mlp.gate_proj.weight": (H, D), "mlp.up_proj.weight": (H, D)},
+         "layers.{n}.mlp.gate_up_proj.weight -> layers.{n}.mlp.{gate_proj,up_proj}.weight | split"),
+        ({"moe.experts.gate_up_proj": (3, 2 * H, D)},
+         {f"moe.experts.{e}.{w}.weight": (H, D) for e in range(3) for w in ("w1", "w3")},
+         "layers.{n}.moe.experts.gate_up_proj -> layers.{n}.moe.experts.{e}.{w1,w3}.weight | unstack | split"),
+        ({"moe.experts.down_proj": (3, H, D)},
+         {f"moe.experts.{e}.w2.weight": (D, H) for e in range(3)},
+         "layers.{n}.moe.experts.down_proj -> layers.{n}.moe.experts.{e}.w2.weight | unstack | transpose"),
+    ],
+)  # fmt: skip
+def test_both_ways(fused: Shapes, parts: Shapes, line: str) -> None:
+    one, other = layered({**fused, **OUT}), layered({**parts, **OUT})
+    complete, operations, rows = found(one, other)
+    assert complete and rows == [line]
+    assert not operations.questions
+    complete, _, rows = found(other, one)
+    assert complete
+    (old, _, rest) = rows[0].partition(" -> ")
+    assert old == line.partition(" -> ")[2].partition(" |")[0]
+    assert "concat" in rest or "stack" in rest
+
+
+def test_projections_of_gpt2() -> None:
+    conv = {"attn.c_attn.weight": (D, 3 * D), "attn.c_proj.weight": (D, D), "mlp.c_fc.weight": (D, 4 * D),
+            "mlp.c_proj.weight": (4 * D, D)}  # fmt: skip
+    linear = {name: shape[::-1] for name, shape in conv.items()}
+    complete, _, rows = found(layered(conv), layered(linear))
+    assert complete
+    assert [row.rpartition(" | ")[2] for row in rows] == ["transpose"] * 4
+    apart = layered({**split("q", "k", "v"), "attn.proj.weight": (D, D), "mlp.fc1.weight": (4 * D, D),
+                     "mlp.fc2.weight": (D, 4 * D)})  # fmt: skip
+    complete, _, rows = found(layered(conv), apart)
+    assert complete
+    assert rows[0] == "layers.{n}.attn.c_attn.weight -> layers.{n}.attn.{q,k,v}.weight | transpose | split"
+    assert len(rows) == 4, "the square one is turned as the others are"
+
+
+def test_a_square_projection_of_clip_is_turned_by_its_name() -> None:
+    """Its shape fits as it is, and a renaming alone would be wrong."""
+    clip: Shapes = {"positional_embedding": (5, D), "text_projection": (D, D), "logit_scale": ()}
+    plain: Shapes = {"logit_scale": (), "position.weight": (5, D), "text_projection.weight": (D, D)}
+    complete, _, rows = found(clip, plain)
+    assert complete and rows == ["text_projection -> text_projection.weight | transpose"]
+
+
+def test_head_by_head_is_asked() -> None:
+    one = layered({"attn.query_key_value.weight": (3 * D, D), **OUT})
+    other = layered({**split("q_proj", "k_proj", "v_proj"), **OUT})
+    complete, operations, rows = found(one, other)
+    assert not complete and not rows and "--heads" in operations.questions[0]
+    complete, _, rows = found(one, other, Heads(4))
+    assert complete and rows[0].endswith("| deinterleave groups=4")
+    complete, _, rows = found(other, one, Heads(4))
+    assert complete and rows[0].endswith("| interleave groups=4")
+    assert not found(one, other, Heads(3))[0], "3 heads do not divide the rows"
+
+
+META: Shapes = {
+    "tok_embeddings.weight": (20, D),
+    **layered({"attention.wq.weight": (D, D), "attention.wk.weight": (D // 2, D), "attention.wv.weight": (D // 2, D),
+               "attention.wo.weight": (D, D)}),
+}  # fmt: skip
+LLAMA: Shapes = {
+    "model.embed_tokens.weight": (20, D),
+    **layered({"self_attn.q_proj.weight": (D, D), "self_attn.k_proj.weight": (D // 2, D),
+               "self_attn.v_proj.weight": (D // 2, D), "self_attn.o_proj.weight": (D, D)}, "model.layers"),
+}  # fmt: skip
+
+
+def test_rotary_pairs_of_metas_files_are_asked() -> None:
+    """All names find their counterpart, and the model would talk nonsense."""
+    complete, operations, _ = found(META, LLAMA)
+    assert not complete and operations.refused and "--heads" in operations.questions[0]
+    complete, _, rows = found(META, LLAMA, Heads(4, 2))
+    assert complete
+    assert [row.rpartition(" | ")[2] for row in rows] == ["rope heads=4 to=half", "rope heads=2 to=half"]
+    complete, _, rows = found(LLAMA, META, Heads(4))
+    assert [row.rpartition(" | ")[2] for row in rows] == ["rope heads=4 to=interleaved", "rope heads=2 to=interleaved"]
+    assert found(LLAMA, META, Heads(5))[1].refused
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        ({"moe.experts.gate_up_proj": (3, 2 * H, D), "moe.experts.gate_up_proj_bias": (3, 2 * H)},
+         {f"moe.experts.{e}.{w}.weight": (H, D) for e in range(3) for w in ("w1", "w3")}),
+        ({"moe.experts.w2": (3, D, D)}, {f"moe.experts.{e}.w2.weight": (D, D) for e in range(3)}),
+    ],
+)  # fmt: skip
+def test_two_orders_are_never_certain(source: Shapes, target: Shapes) -> None:
+    complete, operations, _ = found(layered({**source, **OUT}), layered({**target, **OUT}))
+    assert not complete and operations.questions and not operations.taken
+
+
+def saved(path: Path, shapes: Shapes) -> Path:
+    torch.manual_seed(0)
+    torch.save({name: torch.randn(shape) for name, shape in shapes.items()}, path)
+    return path
+
+
+def test_the_command(tmp_path: Path) -> None:
+    source, target = saved(tmp_path / "meta.pth", META), saved(tmp_path / "llama.pth", LLAMA)
+    out, rules = tmp_path / "out.pth", tmp_path / "learned.rules"
+    with pytest.raises(NoMatch, match="--heads N"):
+        ckptfix.match(source, out, target)
+    assert not out.exists()
+    as_it_is = ckptfix.match(source, tmp_path / "rows.pth", target, accept_ambiguous=True)
+    assert len(as_it_is.names) == len(META) and not any(pair.operation for pair in as_it_is.matching.pairs)
+    result = ckptfix.match(source, out, target, heads=4, kv_heads=2)
+    made = torch.load(out)
+    assert {name: tuple(value.shape) for name, value in made.items()} == LLAMA
+    from ckptfix.ops.match import find, write_rules
+
+    write_rules(find(source, target, heads=4, kv_heads=2), rules)
+    assert [line for line in rules.read_text().splitlines() if not line.startswith("#")] == list(map(str, result.rules))
+    ckptfix.rename(source, tmp_path / "again.pth", rules=rules)
+    again = torch.load(tmp_path / "again.pth")
+    assert all(torch.equal(again[name], value) for name, value in made.items())
+    ckptfix.rename(out, tmp_path / "back.pth", rules=rules, reverse=True)
+    back, before = torch.load(tmp_path / "back.pth"), torch.load(source)
+    assert back.keys() == before.keys() and all(torch.equal(back[name], value) for name, value in before.items())
+    with pytest.raises(Refused, match="in place"):
+        ckptfix.match(source, None, target, heads=4, in_place=True)
+    with pytest.raises(Refused, match="JSON"):
+        write_rules(find(source, target, heads=4), tmp_path / "rules.json")
+    for heads, kv_heads in ((None, 2), (4, 3), (0, None)):
+        with pytest.raises(Refused):
+            ckptfix.match(source, out, target, heads=heads, kv_heads=kv_heads)
