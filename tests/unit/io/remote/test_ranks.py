@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from stores import Bucket
@@ -36,7 +37,7 @@ def planned(source: Path, dest: str, full: int | None = None) -> Plan:
     return Plan((*files, OutputFile.of(f"{dest}/index", [b"the index"])))
 
 
-def together(size: int, plans: list[Plan], dest: str, **how: bool) -> list[BaseException | str | None]:
+def together(size: int, plans: list[Plan], dest: str, **how: Any) -> list[BaseException | str | None]:
     store = Shared()
 
     def one(rank: int) -> BaseException | str | None:
