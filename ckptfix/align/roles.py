@@ -62,6 +62,14 @@ for _kind, _parts in ROLES.items():
         for _term in _written.split():
             _PARTS.setdefault(_term, []).append((_kind, _part))
 
+ATTENTION = frozenset(["attention", "attn", "sa", "ca", "crossattention", "self", "mha", "multihead"])
+"""Words of paths of an attention's modules."""
+
+NORMS = frozenset(["bn", "ln", "gn", "layernorm", "batchnorm", "groupnorm", "rmsnorm"])
+"""Words for a norm: which one a module has says nothing of where it stands."""
+
+_OUT = frozenset(["out"])
+
 W123 = frozenset(("w1", "w2", "w3"))
 """Terms of which any two mean different parts."""
 
@@ -109,17 +117,24 @@ def parts(texts: Sequence[str]) -> list[Part]:
     if any(inside):
         roles = [played if within else {kind: part for kind, part in played.items() if kind not in INSIDE}
                  for played, within in zip(roles, inside, strict=True)]  # fmt: skip
+    if not any(_attends(text, played) for text, played in zip(texts, roles, strict=True)):
+        roles = [{kind: part for kind, part in played.items() if kind != "attention"} for played in roles]
     if any(played.get("cross") == frozenset(["cross"]) for played in roles):
         roles = [_to_itself(played) for played in roles]
     ordinals = _ordinals(texts, roles, gated)
     return [Part(frozenset(own[i] - LISTS), roles[i], ordinals[i], _numbers(texts[i])) for i in range(len(texts))]
 
 
+def _attends(text: str, played: Mapping[str, frozenset[str]]) -> bool:
+    """Whether a path is of an attention: ``dense`` and ``proj`` alone are of any layer."""
+    return bool(played.get("attention", _OUT) - _OUT) or not ATTENTION.isdisjoint(words(text))
+
+
 def _terms(text: str) -> list[str]:
     """Words, two that are neighbours in one component, and w1, w2, w3."""
     found = re.findall(r"\bw[1-3]\b", text)
     for component in text.split("."):
-        single = words(component)
+        single = ["norm" if word in NORMS else word for word in words(component)]
         found += [*single, *map("_".join, pairwise(single))]
     return found
 
