@@ -79,7 +79,7 @@ def play(app: BrowseApp, script: Played, size: tuple[int, int] = (80, 24)) -> No
     asyncio.run(run())
 
 
-async def until(pilot: Any, true: Callable[[], bool], seconds: float = 20.0) -> None:
+async def until(pilot: Any, true: Callable[[], bool], seconds: float = 60.0) -> None:
     """Wait until something is true."""
     for _ in range(int(seconds / 0.02)):
         if true():

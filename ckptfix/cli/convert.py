@@ -26,7 +26,7 @@ from ckptfix.ops.writing import How
     click.Option(
         ["--shard-size"],
         metavar="SIZE",
-        help="With --to hf, or OUT without a suffix: how much one file holds, such as 500MB or 2GiB; 5GB by default.",
+        help="With --to hf or dcp, or OUT without a suffix: what a file holds, such as 500MB or 2GiB; 5GB by default.",
     ),
     at_option(),
     click.Option(

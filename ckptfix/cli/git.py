@@ -17,7 +17,7 @@ ACTIONS = ("enable", "disable", "status", "textconv", "difftool")
 
 @reads(
     "git",
-    click.Argument(["action"], type=click.Choice(ACTIONS), metavar="ACTION"),
+    click.Argument(["action"], type=click.Choice(ACTIONS), metavar="enable|disable|status"),
     click.Argument(["files"], nargs=-1, required=False, metavar="[FILE]...", type=click.Path()),
     click.Option(["--global", "everywhere"], is_flag=True, help="For all your repositories, not only for this one."),
     click.Option(

@@ -13,7 +13,7 @@ TOPICS: dict[str, str] = {
     "recipes": "By task: what to run when something does not load, fit or end.",
     "rules": "Rules files: names, and tensors split, joined and turned.",
     "remote": "Checkpoints in buckets, on the hub and on web servers.",
-    "fleet": "Thousands of checkpoints: planned, resumed, reported.",
+    "fleets": "Thousands of checkpoints: planned, resumed, reported.",
     "ranks": "One checkpoint written by several processes: torchrun, Slurm.",
     "formats": "What is read, edited and written, and the limits.",
     "findings": "Every finding of doctor: what it means, and the fix.",

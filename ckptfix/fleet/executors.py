@@ -162,12 +162,28 @@ def dask(address: str, tries: int) -> Iterator[Engine]:
     except (OSError, ValueError) as error:
         message = f"no Dask scheduler answers at {address}: {error}"
         raise CkptfixError(message, hint="`dask scheduler` starts one, and prints its address") from None
-    with client:
+    with client, _silent("distributed", "tornado.application"):
         slots = sum(client.nthreads().values())
         if not slots:
             hint = f"`dask worker {address}` starts one"
             raise CkptfixError(f"the Dask scheduler at {address} has no workers", hint=hint)
         yield Engine(client.get_executor(pure=False, retries=tries), 4 * slots)
+
+
+@contextlib.contextmanager
+def _silent(*names: str) -> Iterator[None]:
+    """No word of these loggers: workers that are lost are no news, and what comes of it is said at the end."""
+    import logging
+
+    loggers = [logging.getLogger(name) for name in names]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 def slurm(cluster: str | None, folder: str, settings: Mapping[str, object]) -> Any:

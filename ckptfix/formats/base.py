@@ -149,6 +149,7 @@ class Format:
         since: the torch release that first read it; None where torch is not what reads it, or always did.
         plan_state_dict: a fresh file of a `torch.weights.Weights`, with what is not dense and the versions of
             modules, as ``torch.save(model.state_dict())`` writes it; None for a format without objects.
+        sized_recode: the same for `recode`.
         recode: a checkpoint of another format with objects as this one, the object unchanged.
         plan_packed: the file without bytes that no tensor claims, and how many they were; None for a format that
             `slim` rewrites through its object.
@@ -186,6 +187,7 @@ class Format:
     since: tuple[int, int] | None = None
     plan_state_dict: Callable[[Any, str], Plan] | None = None
     recode: Callable[[Checkpoint, str], Plan] | None = None
+    sized_recode: Callable[[int], Callable[[Checkpoint, str], Plan]] | None = None
     plan_packed: Callable[[Checkpoint, str], tuple[Plan, int]] | None = None
     take: Callable[[Checkpoint, str | None, bool], Taken] | None = None
     read_stream: Callable[[str], tuple[Any, bytes]] | None = None

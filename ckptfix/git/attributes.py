@@ -30,10 +30,10 @@ def enabled(content: bytes) -> bool:
 
 
 def with_block(content: bytes) -> bytes:
-    """`content` with our lines at its end, where they count more than those before; as it is where it has them."""
+    """`content` with our lines at its end, where they count more than those before; as it is where they do already."""
     ours = "".join(f"{line}\n" for line in lines()).encode()
     found = _BLOCK.search(content)
-    if found is not None and found[0].endswith(ours + _END):
+    if found is not None and found[0].endswith(ours + _END) and not any(overridden(content[found.end() :])):
         return content
     before = without_block(content)
     unended = bool(before) and not before.endswith(b"\n")

@@ -113,7 +113,7 @@ def _change(action: str, scope: Scope, *, shared: bool, dry_run: bool) -> Setup:
             what = f"{'added' if on else 'removed'} diff={DRIVER} of {len(attributes.PATTERNS)} patterns"
             lines.append(f"{path}: {what}")
             less = attributes.overridden(new) if on else ()
-            lines += [f"{path}: this line of yours counts less than ours now: {line}" for line in less]
+            lines += [f"{path}: the diff= of this line counts less than ours now: {line}" for line in less]
     cached = scope == "local" and _has_cache()
     if cached:
         lines.append("forgot the texts that git kept")

@@ -20,10 +20,10 @@ from functools import partial
 from pathlib import Path
 
 from ckptfix.checkpoint import Checkpoint, TensorEntry
-from ckptfix.errors import CkptfixError, printable
+from ckptfix.errors import CkptfixError, NoSuchFile, printable
 from ckptfix.formats import open_checkpoint
 from ckptfix.git import lfs
-from ckptfix.io.source import Readers, open_source, opened_once
+from ckptfix.io.source import Readers, found_as, open_source, opened_once
 from ckptfix.io.threads import OVERHEAD, TASK, Workers, batches
 from ckptfix.ops.digest.files import digests
 from ckptfix.ops.digest.tensors import digest_of
@@ -42,15 +42,21 @@ LONGEST = 200
 
 
 def text(path: str) -> str:
-    """The text of a file; what cannot be read is said in it, as git shows nothing at all where this fails."""
+    """The text of a file; what cannot be read is said in it, as git shows nothing at all where this fails.
+
+    Raises:
+        NoSuchFile: there is none.
+    """
+    if not found_as(path):
+        raise NoSuchFile(path)
     lines: list[str] = []
     try:
         with opened_once():
             lines.extend(_lines(path))
     except CkptfixError as error:
         lines.append(f"not readable: {_said(error)}")
-    except (MemoryError, RecursionError, ValueError, ArithmeticError, LookupError, TypeError, AttributeError) as error:
-        lines.append(f"not readable: an error of ckptfix, {type(error).__name__}")
+    except Exception as error:
+        lines.append(f"not readable: {type(error).__name__}, an error of ckptfix or of this machine")
     return "".join(f"{line}\n" for line in lines)
 
 

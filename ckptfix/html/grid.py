@@ -8,10 +8,13 @@ from typing import Any
 
 from ckptfix.checkpoint import TensorEntry
 from ckptfix.html import tree
-from ckptfix.html.text import Html, join, tag, text
+from ckptfix.html.text import Html, data, join, tag, text
 
-OVERHEAD = 130
-"""Bytes of a row beside its text: tags, its part of a module's row, and what it is sorted by."""
+OVERHEAD = 70
+"""Bytes of a row beside its text: tags, its part of a module's row, and what it is sorted by. An estimate."""
+
+LEAST = 20_000
+"""Bytes of rows below which there is no more to be saved."""
 
 LEVELS = "0123456789abcdefghijklmnopqrstuvwxyz"
 
@@ -77,7 +80,25 @@ def grid(
         room: bytes that it may have.
         first: which tensors stay where there is no room for all.
     """
-    kept = _that_fit(tensors, first, room)
+    estimate = room
+    while True:
+        made = _grid(tensors, _that_fit(tensors, first, estimate), columns, states, summed, kind)
+        size = len(made.html.encode()) + len(data(made.data))
+        if size <= room or estimate < LEAST:
+            return made
+        # The rows of modules took more than was thought.
+        estimate = int(estimate * room / size * 0.97)
+
+
+def _grid(
+    tensors: Sequence[Tensor],
+    kept: Sequence[Tensor],
+    columns: Sequence[Column],
+    states: Sequence[str],
+    summed: Callable[[Sequence[Tensor]], Sequence[object]],
+    kind: str,
+) -> Grid:
+    """The table of the tensors that are kept."""
     rows = tree.rows((one.entry.at, one.entry.key, (one.entry.dtype, one.entry.shape), one) for one in kept)
     made: list[str] = []
     levels: list[str] = []

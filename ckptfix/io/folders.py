@@ -27,7 +27,6 @@ from ckptfix.io.durable import COMPLETE, Undisturbed, identity, kept_line, persi
 from ckptfix.io.output import TEMP_SUFFIX
 from ckptfix.io.ranks.shares import digest, shares
 from ckptfix.io.read import Progress
-from ckptfix.io.remote import write as remote
 from ckptfix.io.source import forget
 from ckptfix.io.system import named
 from ckptfix.io.write import write_plan
@@ -70,6 +69,8 @@ def write_folder(
     """
     team = ranks.current()
     if is_url(dest):
+        from ckptfix.io.remote import write as remote
+
         remote.write_folder(
             plan, dest, overwrite=overwrite, keep_old=keep_old, own=own, inputs=inputs, progress=progress
         )

@@ -36,7 +36,6 @@ from ckptfix.io.checking import Checking
 from ckptfix.io.durable import COMPLETE, TRIES, Kept, Undisturbed, persist, sync_folder
 from ckptfix.io.output import Output, Syncing
 from ckptfix.io.read import Progress
-from ckptfix.io.remote import write as remote
 from ckptfix.io.source import is_local, opened_once
 from ckptfix.io.sources import Sources
 from ckptfix.io.system import free_space, kind_of, named, write_failed
@@ -164,6 +163,8 @@ def check_destination(
     """
     path = file_name(dest, "the output")
     if is_url(path):
+        from ckptfix.io.remote import write as remote
+
         remote.check_destination(path, sources, overwrite=overwrite, folder=folder)
         return
     status = _status(path)
@@ -243,6 +244,8 @@ def write_plan(
     if team is not None and team.rank:
         raise ranks.Watching(0)
     if is_url(plan.files[0].path):
+        from ckptfix.io.remote import write as remote
+
         return remote.write_plan(plan, overwrite=overwrite, keep_old=keep_old, inputs=inputs, progress=progress)
     sources = Sources(plan, inputs or {})
     for file in plan.files:

@@ -19,6 +19,7 @@ import builders
 import pytest
 from cli.conftest import Cli, state, wrapped
 from click.testing import CliRunner
+from stores import Bucket
 
 from ckptfix import fleet
 from ckptfix.cli import COMMANDS, commands
@@ -322,6 +323,20 @@ def test_shards_that_are_none(
     assert why in done.stderr
 
 
+def test_a_rank_of_torchrun_takes_its_shard(
+    cli: Cli, planned: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = planned("in/*.pth", "--", "doctor", "--fast")
+    said = []
+    for rank in range(2):
+        for name, value in {
+            "RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"
+        }.items():  # fmt: skip
+            monkeypatch.setenv(name, value)
+        said += cli("fleet", "run", plan, "--dry-run").stdout.splitlines()[:-1]
+    assert len(said) == len(set(said)) == 6
+
+
 def test_a_plan_is_run_once_at_a_time(tmp_path: Path) -> None:
     plan, folder = str(tmp_path / "plan"), str(tmp_path / "plan.d")
     with locked(folder, plan, None) as alone:
@@ -411,6 +426,26 @@ def test_plans_in_python(inputs: Path) -> None:
     plan.write_text("".join(job.line() for job in jobs))
     assert in_threads(plan).exit_code == 0
     assert fleet.status(str(plan)).done == 2
+
+
+@pytest.mark.xdist_group("stores")
+def test_a_fleet_in_a_bucket(cli: Cli, planned: Fleet, bucket: Bucket) -> None:
+    pytest.importorskip("botocore", reason="s3fs or boto3 is not installed")
+    for number in range(3):
+        bucket.put(f"in/{number % 2}/{number}.pth", wrapped())
+    plan = planned("-r", bucket.url("in"), "--out-dir", bucket.url("out"), "--", "to-cpu")
+    found = rows(plan)
+    assert [row["output"] for row in found] == [bucket.url(f"out/{name}.pth") for name in ("0/0", "0/2", "1/1")]
+    assert all(row["identity"].keys() == {"size", "etag"} for row in found)
+    assert in_threads(plan).done == 3
+    assert states(cli, plan) == (3, 0, 0, 0)
+    bucket.put("in/0/0.pth", wrapped(location="cuda:7"))
+    assert states(cli, plan) == (2, 0, 0, 1)
+    assert in_threads(plan).before == 2
+    plan = planned(bucket.url("in/**/*.pth"), "--", "convert", "-o", bucket.url("st/{stem}.safetensors"))
+    assert [row["output"] for row in rows(plan)] == [bucket.url(f"st/{name}.safetensors") for name in (0, 2, 1)]
+    assert in_threads(plan).exit_code == 0
+    assert len(bucket.below("st/")) == 3
 
 
 POISON = """

@@ -180,6 +180,9 @@ def test_lines_behind_ours_stay_too() -> None:
     assert attributes.without_block(ours + b"b diff\n") == b"a\nb diff\n"
     old = ours.replace(b"*.ckpt diff=ckptfix\n", b"")
     assert attributes.with_block(old + b"b\n") == attributes.with_block(b"a\nb\n")
+    tracked = b"*.ckpt filter=lfs diff=lfs merge=lfs -text\n"
+    assert attributes.with_block(ours + tracked) == attributes.with_block(b"a\n" + tracked)
+    assert attributes.with_block(ours + b"*.x diff=lfs\n") == ours + b"*.x diff=lfs\n"
 
 
 def test_for_all_repositories(cli: Cli, repository: Path, home: Path) -> None:
@@ -301,7 +304,7 @@ def test_a_pointer_outside_of_a_repository(tmp_path: Path, monkeypatch: pytest.M
 def test_wrong_usage(cli: Cli, repository: Path) -> None:
     for words in (
         [], ["nothing"], ["enable", "x"], ["textconv"], ["difftool", "a"], ["disable", "--shared"],
-        ["enable", "--shared", "--global"],
+        ["enable", "--shared", "--global"], ["textconv", "none.pth"], ["difftool", "none.pth", "none.pth"],
     ):  # fmt: skip
         assert cli("git", *words).exit_code == 2
 

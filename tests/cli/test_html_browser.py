@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import written
+from builders import safetensors, written
 from cli.conftest import Cli, state
 from hostile import checkpoint as hostile
 
@@ -109,6 +109,19 @@ def test_fold_search_filter_and_sort(shown: Open, report: Path) -> None:
     assert names(page)[0] == "enc.0.k"
     page.click("#tree")
     assert len(names(page)) == 20
+
+
+def test_of_very_many_rows_the_first_are_shown(shown: Open, cli: Cli, tmp_path: Path) -> None:
+    rows = [(f"w{index}", "U8", [1], b"\0") for index in range(700)]
+    path = written(tmp_path / "many.safetensors", safetensors(rows))
+    assert cli("inspect", path, "--html", tmp_path / "x.html", "-q").exit_code == 0
+    page = shown(tmp_path / "x.html")
+    assert len(names(page)) == 500
+    page.click("#more")
+    assert len(names(page)) == 700
+    page.fill("#search", "w69")
+    assert len(names(page)) == 11
+    assert not page.is_visible("#more")
 
 
 def test_a_row_opens_its_histogram_and_the_command_is_copied(shown: Open, report: Path) -> None:

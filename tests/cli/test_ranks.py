@@ -163,7 +163,7 @@ def test_a_rank_that_ends_takes_all_down(tmp_path: Path, fault: str) -> None:
 
 @pytest.mark.campaign
 @pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("to", [["hf", "--shard-size", "1MB"], ["dcp"]])
+@pytest.mark.parametrize("to", [["hf", "--shard-size", "1MB"], ["dcp", "--shard-size", "2MB"]])
 def test_torchrun(cli: Cli, tmp_path: Path, size: int, to: list[str]) -> None:
     path = written(tmp_path / "a.pth", shards(9))
     assert cli("convert", path, tmp_path / "one", "--to", *to).exit_code == 0

@@ -74,7 +74,7 @@ class Item:
 def _nbytes(entry: TensorEntry) -> int:
     try:
         return entry.nbytes
-    except CkptfixError:  # a dtype that nobody knows
+    except CkptfixError:  # an unknown dtype
         return 0
 
 
@@ -173,7 +173,7 @@ def values_of(checkpoint: Checkpoint, modules: Sequence[str] = ()) -> Iterator[t
 
 
 def placed(address: str, mappings: Iterable[str]) -> tuple[str, ...]:
-    """The components of the address of a value; in a state dict, its key is divided at dots as those of tensors are."""
+    """The components of the address of a value; in a state dict its key is divided at dots, as keys of tensors are."""
     at, slash, key = address.rpartition("/")
     if (at if slash else "") in mappings:
         return parts_of(at, key)

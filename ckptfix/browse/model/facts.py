@@ -205,7 +205,7 @@ Ends = tuple[float, float]
 def of_summary(
     summary: Summary, width: int, title: str = "", ends: Ends | None = None, height: int = HEIGHT
 ) -> Iterator[Line]:
-    """The statistics of a tensor, and its histogram of `width` columns at most; `ends` are those of several."""
+    """The statistics of a tensor, and its histogram of `width` columns at most; `ends` span several."""
     if title:
         yield "", ""
         yield "strong", title
@@ -270,4 +270,4 @@ def findings(rows: Sequence[Finding], fix: str | None = None) -> Iterator[Line]:
     if len(rows) > FINDINGS:
         yield "dim", f"... {len(rows) - FINDINGS:,} more: f lists all"
     if fix is not None:
-        yield "", f"Fix: {shown(fix)}"
+        yield "added", f"Fix: {shown(fix)}"

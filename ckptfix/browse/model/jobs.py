@@ -1,4 +1,4 @@
-"""Work beside the screen: in a thread that ends with the program, and that can be told to stop."""
+"""Work beside the screen: in a thread that ends with the program, and that can be stopped."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Post = Callable[[Callable[[], Any]], Any]
 
 
 class Cancelled(Exception):
-    """The job was told to stop."""
+    """The job was stopped."""
 
 
 class Job:

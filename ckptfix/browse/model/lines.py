@@ -84,7 +84,7 @@ class Commands:
         return command("stats", self.path, filter=literal(name))
 
     def _in_stats(self, entry: TensorEntry) -> str | None:
-        """The name that `stats` has for a tensor: those of a whole module are not renamed there."""
+        """The name that `stats` has for a tensor; tensors of a whole module have other names there."""
         if self.contents is None:
             return None
         from ckptfix.ops.candidates import view

@@ -28,7 +28,7 @@ class Node:
         level: how far it is set in.
         tensors, values, nbytes: of all leaves.
         opened: whether its children are shown.
-        covers: the addresses that the row stands for: those of all modules that were joined.
+        covers: the addresses that the row stands for, one for each module that was joined.
         said: what is said of it, once it was asked for: it takes a look at every leaf.
         kids: of a row that stands for several modules that are alike, these; None of any other.
     """
@@ -57,14 +57,18 @@ class Node:
         self.depth = depth
         self.level = level
         self.item = item
-        self.values = sum(row.is_value for row in items)
+        if item is not None:  # a row for each of 100,000 names, where these have no dots
+            self.values = int(item.is_value)
+            self.nbytes = item.nbytes
+        else:
+            self.values = sum(row.is_value for row in items)
+            self.nbytes = sum(row.nbytes for row in items)
         self.tensors = len(items) - self.values
-        self.nbytes = sum(row.nbytes for row in items)
         self.opened = False
 
     @property
     def key(self) -> tuple[str, str]:
-        """What tells it from every other node that is no leaf."""
+        """Equal for the same module in two outlines; not for leaves."""
         return self.address, self.label if self.kids is not None else ""
 
     @property
@@ -108,6 +112,8 @@ class Node:
 
 
 def _leaf(item: Item, depth: int, level: int) -> Node:
+    if len(item.parts) == depth + 1:
+        return Node(item.parts[depth], item.name, (item,), depth + 1, level, item)
     covers = ["".join(item.parts[:at])[:-1] for at in range(depth + 1, len(item.parts))]
     label = "".join(item.parts[depth:])
     return Node(label, item.name, (item,), len(item.parts), level, item, covers=(*covers, item.name))
@@ -183,7 +189,7 @@ class Outline:
         like: sorted as that one, and with the same nodes open.
 
     Attributes:
-        rows: the nodes in the order in which they are shown, the first is that of everything.
+        rows: the nodes in the order in which they are shown, the first one stands for everything.
         order: how children are sorted.
         fold: whether modules that are alike are one row.
     """

@@ -18,7 +18,7 @@ from ckptfix.ops.diff.tensors import COMPARED, Tensors
 from ckptfix.pickles.collector import without_collections
 
 BATCH = 64 << 20
-"""Bytes of one side that are compared before the tree is told."""
+"""Bytes of one side that are compared before the results are shown."""
 
 Told = Callable[[Item, Status, tuple[TensorChange, ...]], None]
 """Called with a pair, what it is, and what differs."""

@@ -45,7 +45,8 @@ def state(session: Session) -> tuple[str, bool]:
         what = "sizes" if session.items else "names and shapes"
         return f"Reading {what} ... {time.monotonic() - session.began:.1f} s", False
     if session.trouble is not None:
-        return "It cannot be opened. y copies the command that says more.", True
+        what = "It cannot be opened" if session.other is None else "They cannot be compared"
+        return f"{what}. y copies the command that says more.", True
     return "   ".join(filter(None, [*_running(session), _found(session)])), False
 
 
@@ -81,7 +82,11 @@ def details(
         yield "error", shown(message, 4000)
         if hint:
             yield "", f"hint: {shown(hint)}"
-        yield from facts.findings([row.finding for row in session.marks.rows], session.marks.fix)
+        rows = [row.finding for row in session.marks.rows if row.finding.severity != "info"]
+        yield from facts.findings([finding for finding in rows if finding.message not in message])
+        if session.marks.fix is not None:
+            yield "", ""
+            yield "added", f"Fix: {shown(session.marks.fix)}"
     elif node is None or (node.items and node.items[0].pending):
         return
     elif everything and session.pairs is not None:

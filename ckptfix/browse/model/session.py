@@ -15,7 +15,7 @@ from ckptfix.browse.model.jobs import Job, Post
 from ckptfix.browse.model.lines import Commands
 from ckptfix.browse.model.marks import Marks
 from ckptfix.checkpoint import TensorEntry
-from ckptfix.errors import CkptfixError
+from ckptfix.errors import CkptfixError, NoSuchTensor, Refused
 from ckptfix.io.read import Progress
 from ckptfix.io.source import is_local
 
@@ -41,10 +41,10 @@ RUNNING = {"judge": "looking for problems", "compute": "reading the tensor", "co
 
 
 class Watcher(Protocol):
-    """Who is told what happens, always in the thread of the screen."""
+    """What a session calls when something happens, always in the thread of the screen."""
 
     def filled(self, *, keep: bool) -> None:
-        """There are other items; with `keep` they are those of before, and more is known of them."""
+        """There are other items; with `keep` they are the same, and more is known of them."""
 
     def told(self, item: Item | None = None) -> None:
         """More is known: of one item, or of everything."""
@@ -59,7 +59,7 @@ class Session:
     Args:
         path, other: their names.
         at: addresses of the state dicts to compare.
-        watcher: is told what happens.
+        watcher: called when something happens.
         post: calls a function in the thread of the screen.
 
     Attributes:
@@ -162,7 +162,7 @@ class Session:
             self._watcher.filled(keep=False)
 
     def _loaded(self, contents: Contents) -> None:
-        gc.freeze()  # what was read stays: the collector need not walk it again and again
+        _settle(contents.items)
         keep = bool(self.items)
         self.contents = self.commands.contents = contents
         self.items = contents.items
@@ -183,7 +183,7 @@ class Session:
             self.judge()
 
     def _paired(self, found: pairs.Pairs) -> None:
-        gc.freeze()
+        _settle(found.items)
         self.pairs = found
         self.contents = found.a
         self.items = found.items
@@ -194,7 +194,8 @@ class Session:
         self.trouble = jobs.described(error)
         path = error.path if isinstance(error, CkptfixError) and error.path is not None else self.path
         self._watcher.told()
-        self._start("judge", lambda progress: marks.of_path(path, progress), self._judged)
+        if not isinstance(error, Refused | NoSuchTensor):  # those are about the question, not the file
+            self._start("judge", lambda progress: marks.of_path(path, progress), self._judged)
 
     def _judged(self, found: Marks) -> None:
         self.marks = found
@@ -298,7 +299,7 @@ class Session:
         self._watcher.told(item)
 
     def compare(self, items: Sequence[Item]) -> None:
-        """Compare the values of those of `items` that have two sides and were not compared."""
+        """Compare the values of the `items` that have two sides and were not compared yet."""
         both = self.pairs
         if both is None or self.stale:
             return
@@ -310,3 +311,9 @@ class Session:
             compare(both, unknown, self._found, progress)
 
         self._start("compare", call, lambda _: self._watcher.told())
+
+
+def _settle(items: Sequence[Item]) -> None:
+    """Spare the cyclic collector millions of objects that stay: it would walk all of them again and again."""
+    if len(items) > MANY:
+        gc.freeze()

@@ -96,7 +96,7 @@ class Browser(Screen[None]):
     def on_unmount(self) -> None:
         self.session.stop(*self.session.jobs.copy())
 
-    # What is told
+    # What the session calls
 
     def filled(self, *, keep: bool) -> None:
         """The tree has other leaves."""
@@ -112,6 +112,9 @@ class Browser(Screen[None]):
         tree = self.query_one(Tree)
         tree.marks = self.session.marks
         tree.refresh()
+        if self.session.trouble is not None and tree.display:
+            tree.display = False
+            self.set_focus(self.query_one(Details))
         node = tree.node
         if item is None or node is None or node.item is item or node.item is None:
             self._show(top=False)
@@ -197,6 +200,8 @@ class Browser(Screen[None]):
         self._tick()
 
     def action_reload(self) -> None:
+        self.query_one(Tree).display = True
+        self.set_focus(self.query_one(Tree))
         self.session.load()
         self._show()
 

@@ -123,9 +123,9 @@ class Tree(Rows):
         arrow = "  " if node.item is not None else "▾ " if node.opened else "▸ "
         nbytes = "" if not node.tensors else "..." if node.items[0].pending else size(node.nbytes)
         about = self._about(node)
-        right = min(max(width // 3, 12), 34)
+        right = min(cell_len(about), max(width // 3, 12), 34)
         bar = width >= BAR
-        room = max(width - 4 - len(indent) - right - 10 - (7 if bar else 0), 8)
+        room = max(width - 4 - len(indent) - right - 11 - (7 if bar else 0), 8)
         if node.item is not None and node.item.is_value:
             longest = max(room, width * 2 // 3 - len(indent))
             label = fitted(self._label(node), min(max(cell_len(self._label(node)), 8), longest))
@@ -136,7 +136,7 @@ class Tree(Rows):
             (mark, style),
             (indent + arrow, "dim"),
             (fitted(self._label(node), room), strong),
-            (fitted(about, right).rstrip().rjust(right), "dim"),
+            (f" {fitted(about, right)}", "dim"),
             (f"{nbytes:>10}", "size"),
             *([(f" {self._share(node)}", "size")] if bar else []),
         ]

@@ -26,7 +26,7 @@ from ckptfix.formats.dcp.judge import judge
 from ckptfix.formats.dcp.metadata import NAME as METADATA
 from ckptfix.formats.dcp.planned import read_planned
 from ckptfix.formats.dcp.read import IMAGES, NAME, RANKS, read
-from ckptfix.formats.dcp.write import plan_write, recode
+from ckptfix.formats.dcp.write import plan_write, recode, sized, sized_recode
 from ckptfix.formats.in_place import as_planned
 from ckptfix.io.source import is_local, open_source
 from ckptfix.urls import as_path
@@ -92,7 +92,9 @@ FORMAT = Format(
     plan_write=plan_write,
     folder=True,
     remarks=remarks,
+    sized=sized,
     recode=recode,
+    sized_recode=sized_recode,
     read_planned=read_planned,
     keeps_all=keeps_all,
 )
@@ -107,7 +109,9 @@ RANKS_FORMAT = replace(
     edits=False,
     writes=False,
     in_place=None,
+    sized=None,
     recode=None,
+    sized_recode=None,
     read_planned=None,
     keeps_all=None,
 )

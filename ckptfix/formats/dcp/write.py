@@ -1,4 +1,4 @@
-"""A checkpoint as a folder that torch.distributed.checkpoint loads: a `.metadata`, and one ``.distcp`` file.
+"""A checkpoint as a folder that torch.distributed.checkpoint loads: a `.metadata`, and ``.distcp`` files.
 
 The object is flattened as torch flattens it: dicts by their keys, lists that hold a tensor or a dict by their numbers;
 whatever else stands there is a value, pickled by itself. Keys become text, and what kind of dict it was is forgotten,
@@ -8,8 +8,9 @@ Source: torch/distributed/checkpoint/_traverse.py, since 2.4.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from ckptfix.checkpoint import (
     Checkpoint,
@@ -26,6 +27,7 @@ from ckptfix.checkpoint.tensors import contiguous_stride
 from ckptfix.errors import DamagedFile, KeyConflict, Unsupported
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
+from ckptfix.formats.base import PlanWrite
 from ckptfix.formats.dcp import metadata as dcp_metadata
 from ckptfix.formats.dcp import pickled
 from ckptfix.formats.dcp.metadata import MAX_PATH, Part, Place, Saved
@@ -43,7 +45,13 @@ from ckptfix.pickles.reemit import reemit
 from ckptfix.urls import as_path
 from ckptfix.zips.write import NewRecord, fresh_archives
 
-FILE = "__0_0.distcp"
+DATA_SIZE = 5_000_000_000
+"""Bytes of a data file, unless an item is larger; the files can be written and read at the same time."""
+
+
+def file_name(number: int) -> str:
+    """The name of a data file, as torch gives it to the `number`-th of one rank."""
+    return f"__0_{number}.distcp"
 
 
 @dataclass(slots=True)
@@ -56,14 +64,37 @@ class _Flat:
     findings: list[Finding] = field(default_factory=list)
 
 
-def plan_write(entries: Sequence[TensorEntry], dest: str, *, metadata: Mapping[str, str] | None = None) -> Plan:
-    """A fresh folder that holds a flat state dict."""
+def plan_write(
+    entries: Sequence[TensorEntry],
+    dest: str,
+    *,
+    metadata: Mapping[str, str] | None = None,
+    size: int = DATA_SIZE,
+) -> Plan:
+    """A fresh folder that holds a flat state dict.
+
+    Args:
+        size: bytes of a data file.
+    """
     flat = _Flat([((entry.key,), entry) for entry in entries], order=[(entry.key,) for entry in entries])
-    return _planned(flat, None, dest)
+    return _planned(flat, None, dest, size)
 
 
-def recode(checkpoint: Checkpoint, dest: str) -> Plan:
+def sized(size: int) -> PlanWrite:
+    """A `plan_write` whose data files hold so many bytes."""
+    return partial(plan_write, size=size)
+
+
+def sized_recode(size: int) -> Callable[[Checkpoint, str], Plan]:
+    """A `recode` whose data files hold so many bytes."""
+    return partial(recode, size=size)
+
+
+def recode(checkpoint: Checkpoint, dest: str, *, size: int = DATA_SIZE) -> Plan:
     """The whole object of a checkpoint as a folder.
+
+    Args:
+        size: bytes of a data file.
 
     Raises:
         KeyConflict: two keys have one name once they are flattened.
@@ -76,7 +107,7 @@ def recode(checkpoint: Checkpoint, dest: str) -> Plan:
     if pairs(root) is None:
         raise Unsupported("a distributed checkpoint holds a dict, and this is none", path=checkpoint.path)
     _flatten(root, entries, flat)
-    return _planned(flat, checkpoint, dest)
+    return _planned(flat, checkpoint, dest, size)
 
 
 def _flatten(root: Node, entries: Mapping[int, TensorEntry], flat: _Flat) -> None:
@@ -122,7 +153,7 @@ def _shown(path: dcp_metadata.Path) -> str:
     return "/".join(map(str, path))
 
 
-def _planned(flat: _Flat, checkpoint: Checkpoint | None, dest: str) -> Plan:
+def _planned(flat: _Flat, checkpoint: Checkpoint | None, dest: str, size: int) -> Plan:
     names: dict[str, dcp_metadata.Path] = {}
     for path in flat.order:
         name = ".".join(map(str, path))
@@ -145,19 +176,22 @@ def _planned(flat: _Flat, checkpoint: Checkpoint | None, dest: str) -> Plan:
             kept.append(entry)
         shared.append(unique[same])
     archives += [_tensor_records(entry, byteorder) for entry in kept]
-    segments: list[Segment] = []
+    files: list[list[Segment]] = [[]]
     places: list[Place] = []
     cursor = 0
     for item in fresh_archives(archives):
         length = sum(map(segment_length, item))
-        places.append(Place(FILE, cursor, length))
-        segments += item
+        if cursor and cursor + length > size:
+            files.append([])
+            cursor = 0
+        places.append(Place(file_name(len(files) - 1), cursor, length))
+        files[-1] += item
         cursor += length
     saved = dict(_saved(flat, places, shared))
     rows = [saved[path] for path in flat.order]
-    data = OutputFile.of(as_path(dest, FILE), segments)
+    data = [OutputFile.of(as_path(dest, file_name(number)), segments) for number, segments in enumerate(files)]
     metadata = OutputFile.of(as_path(dest, dcp_metadata.NAME), [pickled.fresh(rows, names)])
-    return Plan((data, metadata), tuple(flat.findings))
+    return Plan((*data, metadata), tuple(flat.findings))
 
 
 def _saved(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from ckptfix.align.fused import Heads
 from ckptfix.align.match import match
 from ckptfix.align.result import Skipped
 from ckptfix.checkpoint import Checkpoint, TensorEntry, same_place
+from ckptfix.commands import command
 from ckptfix.errors import CkptfixError, Refused
 from ckptfix.loaders.model.places import Target, dtype_of, is_lazy, shape_of
 from ckptfix.loaders.model.report import Mismatch
@@ -17,6 +19,8 @@ from ckptfix.loaders.tensors import TensorMaker
 from ckptfix.names import bases, spellings, wrappers
 from ckptfix.names.slots import Slot
 from ckptfix.ops import choose
+from ckptfix.ops.match.fused import Operations, rules, with_operations
+from ckptfix.ops.rename.transform import Made
 
 if TYPE_CHECKING:
     import torch
@@ -114,14 +118,23 @@ def by_names(source: Source, target: Target, *, assign: bool = False) -> Fit:
 
 def _matched(checkpoint: Checkpoint, source: Source, target: Target, how: str, assign: bool) -> Fit:
     """By position or structure; what the matcher calls ambiguous is not loaded."""
+    operations = Operations()
     try:
         matching = match(source.slots(), target.slots(), by=how)
+        if how == "structure":
+            matching, operations = with_operations(matching, source.slots(), target.slots(), Heads(), {})
     except CkptfixError as error:
         error.path = error.path or checkpoint.path
         if how == "position":
             error.hint = "match='structure' looks at names and neighbours too"
         raise
-    sure = {pair.source: pair.target for pair in matching.pairs if not pair.instead}
+    if operations.refused:
+        line = command("match", checkpoint.path, "OUT", like="TARGET", heads="N")
+        raise Refused(operations.questions[-1], path=checkpoint.path, hint=f"{line} writes a file that fits")
+    sure = {pair.source: pair.target for pair in matching.pairs if not (pair.instead or pair.operation)}
+    if operations.taken:
+        source = _transformed(checkpoint, source, operations)
+        sure |= {name: name for one in operations.taken for name in one.new}
     extra = {name: name for name in source.extra if name in target.extra}
     fit = Fit(source, target, how, {**sure, **extra}, notes=matching.notes)
     for pair in matching.ambiguous:
@@ -134,6 +147,17 @@ def _matched(checkpoint: Checkpoint, source: Source, target: Target, how: str, a
     over = [name for name in source.names if name not in fit.names and name not in doubtful | passed]
     _settle(fit, found, over, assign, passed | doubtful)
     return fit
+
+
+def _transformed(checkpoint: Checkpoint, source: Source, operations: Operations) -> Source:
+    """`source` with the tensors that the model has in the place of those that they are made of."""
+    site = next(site for site in checkpoint.sites if site.kind == "state_dict" and site.at == source.at)
+    made = Made(rules(operations.taken, (), list(source.entries)))
+    made.add(checkpoint, replace(site, names=tuple(source.entries)), {name: name for name in source.entries})
+    entries: dict[str, TensorEntry] = {}
+    for old, (new, entry) in made.sites[0].after():
+        entries[new] = source.entries[old] if entry is None else entry
+    return replace(source, entries=entries)
 
 
 def _settle(

@@ -57,7 +57,8 @@ def load_into(
             device, so only a callable is asked for them.
         match: ``"auto"``: exact names, else without wrappers' prefixes on either side, else with a base prefix
             (``model.``, ``backbone.``, ...) removed or added; nothing beyond that is guessed. ``"position"``: in
-            definition order, shapes checked. ``"structure"``: by an alignment of names and shapes.
+            definition order, shapes checked. ``"structure"``: by an alignment of names and shapes, with fused tensors
+            cut or joined as `ckptfix.match` does.
         at: address of the state dict. By default the one that fits.
         strict: raise unless everything fits, before anything is changed; False loads what fits. A tensor of another
             shape is never loaded in part.

@@ -85,7 +85,7 @@ def convert(
         )
         of = f" of {done.at}" if done.at else ""
         line = f"converted {plural(done.tensors, 'tensor')}{of}: {_title(checkpoint.format)} -> {_title(done.format)}"
-        shards = sum(not file.along and not file.path.endswith(".json") for file in done.plan.files)
+        shards = sum(not file.along and not file.path.endswith((".json", "/.metadata")) for file in done.plan.files)
         if shards > 1 and FORMATS[done.format].sized is not None:
             line += f", {plural(shards, 'file')}"
         if done.copied:

@@ -83,8 +83,10 @@ def convert(
         raise Refused(message, hint=f"leave out {option}")
     if shard_size is not None:
         if target.sized is None:
-            raise Refused(f"{target.title} is one file, without shards", hint="--to hf writes shards")
-        target = replace(target, plan_write=target.sized(parse_size(shard_size)))
+            raise Refused(f"{target.title} is one file, without shards", hint="--to hf and --to dcp write shards")
+        size = parse_size(shard_size)
+        whole = None if target.sized_recode is None else target.sized_recode(size)
+        target = replace(target, plan_write=target.sized(size), recode=whole)
     elif target is format_of(checkpoint):
         return _copied(checkpoint, dest)
     if take is not None and at is None:

@@ -32,10 +32,10 @@ def test_a_tree_with_sizes_is_walked_with_arrows_and_letters(tmp_path: Path) -> 
         await pilot.press("j", "enter", "j", "l")
         assert labels(pilot.app)[2:5] == ["layers", "0", "1"]
         await pilot.press("right", "right", "down")
-        await settled(pilot)
+        await until(pilot, lambda: "mean" in screen(pilot.app))
         seen = screen(pilot.app)
         assert "model/layers.0.attn.weight" in seen or "model/layers.0.mlp.weight" in seen
-        assert "mean" in seen and "float32 [2, 3]" in seen
+        assert "float32 [2, 3]" in seen
         await pilot.press(*["left"] * 6)
         assert labels(pilot.app) == ["", "model", "epoch", "args"]
         await pilot.press("asterisk")
@@ -123,11 +123,10 @@ def test_two_files_side_by_side(tmp_path: Path) -> None:
         browser = pilot.app.screen
         assert browser.session.counts["+"] == 1 and browser.session.counts["-"] == 7
         await pilot.press("slash", *"norm.bias", "enter", "enter")
-        await settled(pilot)
-        assert next(item.status for item in browser.session.items if item.name.endswith("norm.bias")) == "="
+        bias = next(item for item in browser.session.items if item.name.endswith("norm.bias"))
+        await until(pilot, lambda: bias.status == "=")
         await pilot.press("C")
-        await settled(pilot)
-        assert not browser.session.counts["?"]
+        await until(pilot, lambda: not browser.session.counts["?"])
         await pilot.press("y")
         assert pilot.app.clipboard == f"ckptfix diff {a} {b} --filter model/norm.bias"
         await pilot.press("v")
@@ -180,8 +179,8 @@ def test_a_file_that_changes_is_not_shown_as_it_was(tmp_path: Path) -> None:
         await pilot.press("r")
         await settled(pilot)
         await pilot.press("j")
-        await settled(pilot)
-        assert "mean 7.5" in screen(pilot.app) and not pilot.app.screen.session.stale
+        await until(pilot, lambda: "mean 7.5" in screen(pilot.app))
+        assert not pilot.app.screen.session.stale
 
     play(BrowseApp(str(path)), script, (120, 30))
 
@@ -196,6 +195,25 @@ def test_a_file_that_cannot_be_opened(tmp_path: Path) -> None:
         assert pilot.app.clipboard.startswith("ckptfix doctor ")
 
     play(BrowseApp(str(path)), script)
+
+
+def test_two_state_dicts_are_chosen_with_at(tmp_path: Path) -> None:
+    a = training(tmp_path, "a.pth")
+    b = tensors(tmp_path / "b.safetensors", {"norm.bias": (0.0,) * 25})
+
+    async def script(pilot: Any) -> None:
+        await settled(pilot)
+        assert labels(pilot.app)[:2] == ["", "model"] and "epoch" not in labels(pilot.app)
+        await pilot.press("y")
+        assert pilot.app.clipboard == f"ckptfix diff {a} {b} --keys-only --at model --at ''"
+
+    play(BrowseApp(str(a), str(b), ("model", "")), script)
+
+    async def refused(pilot: Any) -> None:
+        await settled(pilot)
+        assert "They cannot be compared" in screen(pilot.app) and "at 'gone'" in screen(pilot.app)
+
+    play(BrowseApp(str(a), str(b), ("gone", "")), refused)
 
 
 @pytest.mark.parametrize("size", [(80, 24), (40, 12), (200, 50)])
@@ -310,8 +328,7 @@ def test_a_url_is_read_in_parts(tmp_path: Path) -> None:
         await settled(pilot)
         assert url in screen(pilot.app) and labels(pilot.app) == ["", "a", "layers.0.w", "b"]
         await pilot.press("j", "j")
-        await settled(pilot)
-        assert "mean 1.5" in screen(pilot.app)
+        await until(pilot, lambda: "mean 1.5" in screen(pilot.app))
         await pilot.press("y")
         assert pilot.app.clipboard == f"ckptfix stats {url} --filter layers.0.w"
         await pilot.press("k", "v")

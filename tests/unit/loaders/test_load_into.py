@@ -837,3 +837,40 @@ def test_a_classifier_of_other_classes(tmp_path: Path) -> None:
     assert untouched(model)
     ckptfix.load_into(model, path, strict=False)
     assert same(model[:2], net()[:2]) and untouched(model[2])
+
+
+@pytest.mark.parametrize("assign", [False, True])
+def test_a_fused_projection_is_taken_apart(tmp_path: Path, assign: bool) -> None:
+    fused = nn.ModuleDict({"attn": nn.MultiheadAttention(8, 2), "fc": nn.Linear(8, 3)})
+    parts = {name: nn.Linear(8, 8) for name in ("q_proj", "k_proj", "v_proj", "out_proj")}
+    apart = nn.ModuleDict({"attn": nn.ModuleDict(parts), "fc": nn.Linear(8, 3)})
+    torch.save({"state_dict": fused.state_dict(), "epoch": 3}, tmp_path / "fused.pth")
+    report = ckptfix.load_into(apart, tmp_path / "fused.pth", match="structure", assign=assign)
+    assert len(report.loaded) == len(apart.state_dict())
+    rows = fused.state_dict()["attn.in_proj_weight"].split(8)
+    for name, wanted in zip(("q_proj", "k_proj", "v_proj"), rows, strict=True):
+        assert torch.equal(apart.state_dict()[f"attn.{name}.weight"], wanted)
+    torch.save(apart.state_dict(), tmp_path / "apart.pth")
+    again = nn.ModuleDict({"attn": nn.MultiheadAttention(8, 2), "fc": nn.Linear(8, 3)})
+    ckptfix.load_into(again, tmp_path / "apart.pth", match="structure", assign=assign)
+    assert all(torch.equal(again.state_dict()[name], value) for name, value in fused.state_dict().items())
+
+
+def test_rotary_pairs_of_another_layout_are_refused(tmp_path: Path) -> None:
+    names = {"tok_embeddings": "model.embed_tokens", **{
+        f"layers.0.attention.{one}": f"model.layers.0.self_attn.{other}"
+        for one, other in zip(("wq", "wk", "wv", "wo"), ("q_proj", "k_proj", "v_proj", "o_proj"), strict=True)
+    }}  # fmt: skip
+    torch.save({f"{name}.weight": torch.randn(8, 8) for name in names}, tmp_path / "meta.pth")
+    model = nn.Module()
+    for name in names.values():
+        at = model
+        *above, last = name.split(".")
+        for part in above:
+            if not hasattr(at, part):
+                at.add_module(part, nn.Module())
+            at = at.get_submodule(part)
+        at.add_module(last, nn.Linear(8, 8, bias=False))
+    with pytest.raises(Refused, match="rotary") as caught:
+        ckptfix.load_into(model, tmp_path / "meta.pth", match="structure")
+    assert "--heads N" in str(caught.value.hint)

@@ -58,6 +58,20 @@ def plain(value: Any) -> Any:
     return value
 
 
+@pytest.mark.parametrize("source", ["pth", "safetensors"])
+def test_data_of_several_files_is_read_by_torch(tmp_path: Path, source: str) -> None:
+    wanted = {f"w{number}": torch.randn(40, 10) for number in range(7)}
+    path = tmp_path / f"in.{source}"
+    save_file(wanted, path) if source == "safetensors" else torch.save(wanted, path)
+    folder = tmp_path / "out"
+    ckptfix.convert(path, folder, to="dcp", shard_size=6000)
+    names = sorted(one.name for one in folder.iterdir())
+    assert names == [".metadata", *(f"__0_{number}.distcp" for number in range(4))]
+    assert all(one.stat().st_size <= 6000 for one in folder.glob("*.distcp"))
+    assert_same(wanted, merged(folder, tmp_path))
+    assert ckptfix.diff(path, folder).same
+
+
 @pytest.mark.parametrize("form", ["zip", "legacy"])
 def test_torch_gives_the_whole_object_back(tmp_path: Path, form: str) -> None:
     wanted = state()

@@ -1,0 +1,92 @@
+"""A folder in a bucket by several ranks: all of it under its names, the index last, or nothing."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from stores import Bucket
+from unit.io.test_ranks import Shared
+
+from ckptfix.checkpoint import ByteRange, OutputFile, Plan
+from ckptfix.checkpoint.places import Derived
+from ckptfix.errors import WouldOverwrite, WriteFailed
+from ckptfix.io import ranks
+from ckptfix.io.folders import write_folder
+from ckptfix.io.ranks import RankFailed, Team, joined
+
+pytest.importorskip("botocore", reason="s3fs or boto3 is not installed")
+pytestmark = pytest.mark.xdist_group("stores")
+
+
+def planned(source: Path, dest: str, full: int | None = None) -> Plan:
+    """Four ranges of a file, and an index; the file number `full` cannot be made."""
+
+    def chunks() -> Iterator[bytes]:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    files = [OutputFile.of(f"{dest}/part{at}", [b"head", ByteRange(str(source), 10 * at, 10 + at)]) for at in range(4)]
+    if full is not None:
+        derived = Derived(files[full].nbytes, chunks)
+        files[full] = OutputFile(files[full].path, (derived,), files[full].nbytes)
+    return Plan((*files, OutputFile.of(f"{dest}/index", [b"the index"])))
+
+
+def together(size: int, plans: list[Plan], dest: str, **how: Any) -> list[BaseException | str | None]:
+    store = Shared()
+
+    def one(rank: int) -> BaseException | str | None:
+        team = Team(store, rank, size, timeout=5)
+        try:
+            with joined(team):
+                return write_folder(plans[rank], dest, **how)
+        except BaseException as error:
+            return error
+        finally:
+            team.end()
+
+    with ThreadPoolExecutor(size) as pool:
+        return [*pool.map(one, range(size))]
+
+
+@pytest.fixture
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(ranks, "BEAT", 0.05)
+    monkeypatch.setattr(ranks, "PATIENCE", 0.5)
+    path = tmp_path / "source"
+    path.write_bytes(bytes(range(100)))
+    return path
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_the_bytes_are_equal_and_the_index_is_last(bucket: Bucket, source: Path, size: int) -> None:
+    alone, dest = bucket.url("alone"), bucket.url("out")
+    write_folder(planned(source, alone), alone)
+    bucket.traffic.clear()
+    assert together(size, [planned(source, dest)] * size, dest) == [None] * size
+    names = [key.partition("/")[2] for key in bucket.below("out/")]
+    assert names == ["index", "part0", "part1", "part2", "part3"]
+    assert all(bucket.get(f"out/{name}") == bucket.get(f"alone/{name}") for name in names)
+    named = [path for method, path, _, _ in bucket.traffic.calls if method in ("PUT", "POST") and "out/" in path]
+    assert "out/index" in named[-1]
+    again = together(size, [planned(source, dest)] * size, dest)
+    assert isinstance(again[0], WouldOverwrite)
+    assert together(size, [planned(source, dest)] * size, dest, overwrite=True) == [None] * size
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_rank_that_fails_leaves_nothing(
+    bucket: Bucket, source: Path, monkeypatch: pytest.MonkeyPatch, failing: int
+) -> None:
+    monkeypatch.setattr("ckptfix.io.remote.write.digest", lambda *args: "the same")
+    dest = bucket.url("out")
+    plans = [planned(source, dest, None if rank != failing else 3 - rank) for rank in range(2)]
+    done = together(2, plans, dest)
+    assert isinstance(done[failing], WriteFailed | OSError), done
+    assert isinstance(done[1 - failing], RankFailed)
+    assert not bucket.below("out/") and not bucket.uploads()
