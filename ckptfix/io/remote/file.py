@@ -13,7 +13,7 @@ from __future__ import annotations
 import atexit
 import os
 import threading
-from bisect import bisect_right, insort
+from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -81,6 +81,7 @@ class _Block:
     data: Future[bytes]
     passing: bool = False
     """It was fetched for a reader that goes on: who has passed it needs it no longer."""
+    passed: bool = False
 
     @property
     def end(self) -> int:
@@ -124,15 +125,18 @@ class _Kept:
         with _lock:
             blocks = self._needed(offset, length)
         pieces = []
+        at, end = offset, offset + length
         for block in blocks:
+            if block.start > at:  # others needed the room
+                return self._get(offset, length)
             try:
                 data = block.data.result()
             except BaseException:
                 with _lock:
                     self._drop(block.start)
                 raise
-            first = max(offset - block.start, 0)
-            pieces.append(data[first : offset + length - block.start] if first or block.end > offset + length else data)
+            pieces.append(data[at - block.start : end - block.start] if at > block.start or block.end > end else data)
+            at = block.end
         made = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         # Others may have needed the room meanwhile.
         return made if len(made) == length else self._get(offset, length)
@@ -164,7 +168,8 @@ class _Kept:
         found = self._between(offset, end)
         for block in found:
             # What was passed goes first, and what was fetched ahead and not yet read stays.
-            _recent.move_to_end((id(self), block.start), last=not (block.passing and end >= block.end))
+            block.passed = block.passing and end >= block.end
+            _recent.move_to_end((id(self), block.start), last=not block.passed)
         return found
 
     def _fetch_ahead(self, offset: int, end: int, ahead: int, *, begins: bool, until: int) -> None:
@@ -178,6 +183,8 @@ class _Kept:
             count = max((last - first) // RANGE, 1)
             cuts = [first + (last - first) * number // count for number in range(count + 1)]
             for one, next in pairwise(cuts):
+                if one >= end and not _room(next - one):
+                    return
                 self._fetch(one, next - one, passing=True)
 
     def _fetch_around(self, start: int, stop: int) -> None:
@@ -189,7 +196,9 @@ class _Kept:
         """The gap from `start` on, with up to `margin` bytes of gaps before and behind."""
         index = bisect_right(self._starts, start)
         low = self._blocks[self._starts[index - 1]].end if index else 0
-        high = self._starts[index] if index < len(self._starts) else self.facts.size
+        end = start + length
+        following = bisect_left(self._starts, end, index if length else 0)
+        high = self._starts[following] if following < len(self._starts) else self.facts.size
         return min(start, max(start - margin, low)), max(start + length, min(start + length + margin, high))
 
     def _fetch(self, start: int, length: int, *, passing: bool = False) -> None:
@@ -254,6 +263,17 @@ class _Kept:
             self._streams.pop(0)
         self._streams.append(stream)
         return stream
+
+
+def _room(length: int) -> bool:
+    """Whether so many bytes more may be kept, when all that was passed has gone."""
+    while _held + length > KEPT and _recent:
+        (_, start), (kept, _) = next(iter(_recent.items()))
+        block = kept._blocks[start]
+        if not (block.passed and block.data.done()):
+            return False
+        kept._drop(start)
+    return True
 
 
 class RemoteFile(Source):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ import ckptfix
 from ckptfix.errors import CkptfixError, DamagedFile, NoSuchFile, NotPermitted, Refused, Unsupported, WriteFailed
 from ckptfix.io.remote import file as remote_file
 from ckptfix.io.remote import http, store
+from ckptfix.io.source import open_source, opened_once, threads
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.xdist_group("stores")
@@ -301,3 +303,25 @@ def test_a_missing_client_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_names_of_files_that_are_here(files: dict[str, Path]) -> None:
     assert ckptfix.inspect(f"file://{files['pth']}").path == str(files["pth"])
     assert run("inspect", f"file://{files['pth']}")[0] == 0
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_any_reads_in_any_threads_give_the_bytes(web: WebServer, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"HEAD": 700, "MARGIN": 300, "NEAR": 90, "RANGE": 2000, "KEPT": 20_000}.items():
+        monkeypatch.setattr(remote_file, name, value)
+    data = random.Random(seed).randbytes(200_000)
+    url = web.put("x", data)
+
+    def look(number: int) -> None:
+        draw = random.Random(f"{seed} {number}")
+        with open_source(url) as source:
+            for _ in range(10):
+                offset = draw.randrange(len(data))
+                length = min(draw.choice((1, 50, 400, 5000, 60_000)), len(data) - offset)
+                step = draw.choice((100, 1000, 7000))
+                pieces = source.chunks(offset, length, step) if draw.random() < 0.5 else (source.read(offset, length),)
+                assert b"".join(pieces) == data[offset : offset + length]
+
+    with opened_once(), threads(4) as pool:
+        for done in [pool.submit(look, number) for number in range(4)]:
+            done.result()
