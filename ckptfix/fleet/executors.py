@@ -97,6 +97,13 @@ class Processes(Engine):
         return [process for process in active_children() if process not in self._others]
 
 
+GRACE = 20
+"""Seconds that a process has to clean up after SIGTERM."""
+
+_working = False
+"""Whether this process does a job now."""
+
+
 class _Ended(SystemExit):
     """SIGTERM has come: what is being written is cleaned up."""
 
@@ -105,7 +112,11 @@ def _begin() -> None:
     """What a worker process does first."""
 
     def end(number: int, frame: object) -> None:
+        if not _working:
+            os._exit(128 + number)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        # The pool waits for this process: wherever what is raised here is lost, the alarm ends it.
+        signal.alarm(GRACE)
         raise _Ended(128 + number)
 
     signal.signal(signal.SIGTERM, end)
@@ -123,11 +134,18 @@ def _end_with_parent() -> None:
 
 
 def _do_or_end(task: Task) -> Summary:
+    global _working
     try:
-        return do(task)
+        _working = True
+        summary = do(task)
+        _working = False
+        return summary
     except _Ended:
         # The pool would take it for the result of this job, and wait for the next.
         os._exit(128 + signal.SIGTERM)
+    except BaseException:
+        _working = False
+        raise
 
 
 def processors() -> int:
