@@ -15,7 +15,17 @@ from dataclasses import dataclass, replace
 from ckptfix.align.result import Matching
 from ckptfix.names.operations import HALF, INTERLEAVED, Operation
 from ckptfix.names.slots import Slot
-from ckptfix.names.spellings import CONV1D, FROM_THE_RIGHT, FUSIONS, HEAD_BY_HEAD, META_ATTENTION, part_of_expert
+from ckptfix.names.spellings import (
+    CONV1D,
+    FROM_THE_RIGHT,
+    FUSED_QKV,
+    FUSIONS,
+    HEAD_BY_HEAD,
+    NEIGHBOURS,
+    NEIGHBOURS_OF_TORCHTUNE,
+    OWN_ORDER,
+    part_of_expert,
+)
 
 Shape = tuple[int, ...]
 
@@ -115,7 +125,9 @@ def _conv1d(slots: Sequence[Slot]) -> list[str]:
     """The weights of `transformers.Conv1D` modules, (in, out): what is fused is three times as wide as it is high."""
     weights = [slot for slot in slots if len(slot.shape) == 2 and _last(slot.name)[1:] in CONV1D]
     fused = [slot.shape for slot in weights if _last(slot.name)[1] == "c_attn"]
-    return [slot.name for slot in weights] if fused and all(out == 3 * inner for inner, out in fused) else []
+    wide = [out / inner for inner, out in fused if inner]
+    # Cross attention has a query of its own, and the other two in one.
+    return [slot.name for slot in weights] if 3 in wide and all(one in (2, 3) for one in wide) else []
 
 
 def _from_the_right(slots: Sequence[Slot]) -> list[str]:
@@ -206,9 +218,9 @@ class _Splits:
         """
         if (slot.name.rpartition("experts.")[2], slot.shape) in self._whole:
             return None
-        return self._experts_of(slot, names) or self._parts_of(slot, heads)
+        return self._experts_of(slot, names) or self._parts_of(slot, heads, names)
 
-    def _parts_of(self, slot: Slot, heads: Heads) -> Fused | str | None:
+    def _parts_of(self, slot: Slot, heads: Heads, names: Collection[str]) -> Fused | str | None:
         front, last, leaf = _last(slot.name)
         for family, fused, _ in FUSIONS:
             if last not in fused or len(slot.shape) not in (1, 2) or (family, leaf, slot.shape) in self._fused:
@@ -217,6 +229,8 @@ class _Splits:
                 steps = _cut(slot.shape, shapes, "split", {})
                 if steps is None:
                     continue
+                if family == "qkv" and last not in HEAD_BY_HEAD and any(map(OWN_ORDER.search, names)):
+                    return f"{slot.name} {list(slot.shape)} holds its rows in an order of its own: a rules file says it"
                 if last in HEAD_BY_HEAD:
                     if heads.query is None:
                         return (
@@ -330,19 +344,54 @@ def _ending(name: str, among: Sequence[str]) -> str:
     return ".".join(name.split(".")[shared:]) if len(among) > 1 else ""
 
 
+def orders(source: Sequence[Slot], target: Sequence[Slot], matching: Matching) -> str | None:
+    """What is to be asked of a fused tensor that goes to a fused one: the rows of the two may be ordered otherwise."""
+    names = [slot.name for slot in source], [slot.name for slot in target]
+    own = tuple(any(OWN_ORDER.search(name) for name in side) for side in names)
+    for pair in matching.pairs:
+        if not pair.operation:
+            kinds = [_order(name, odd) for name, odd in zip((pair.source, pair.target), own, strict=True)]
+            if None not in kinds and kinds[0] != kinds[1]:
+                return (
+                    f"{pair.source} and {pair.target} hold query, key and value in orders of their own: "
+                    "two rules files, one to take apart and one to join, can say them"
+                )
+    return None
+
+
+def _order(name: str, own: bool) -> str | None:
+    """In which order a fused tensor holds its rows; None for one that is not fused."""
+    last = _last(name)[1]
+    if last in HEAD_BY_HEAD:
+        return "head by head"
+    if last not in FUSED_QKV:
+        return None
+    return "own" if own else "one behind the other"
+
+
 def rotary(source: Sequence[Slot], target: Sequence[Slot]) -> str | None:
     """How the rotary pairs of queries and keys have to be laid out anew: ``half`` or ``interleaved``; None for not.
 
-    Meta's LLaMA, and Mistral's own files, turn neighbours; transformers turns the two halves of a head, and its
-    conversion script permutes the rows. Names tell which side is which.
+    Meta's LLaMA, Mistral's own files and torchtune turn neighbours; most others turn the two halves of a head, and
+    conversion scripts permute the rows. Names tell which side is which.
     """
-    meta = [any(META_ATTENTION.search(slot.name) for slot in side) for side in (source, target)]
-    halves = [_is_transformers(side) for side in (source, target)]
-    if meta[0] and halves[1]:
-        return HALF
-    return INTERLEAVED if meta[1] and halves[0] else None
+    near = [bool(neighbours(side)) for side in (source, target)]
+    if near[0] == near[1]:
+        return None
+    return HALF if near[0] else INTERLEAVED
 
 
-def _is_transformers(slots: Sequence[Slot]) -> bool:
+def neighbours(slots: Sequence[Slot]) -> frozenset[str]:
+    """The queries and keys of a model that turns neighbours."""
+    torchtune = any("tok_embeddings" in slot.name for slot in slots)
+    return frozenset(
+        slot.name
+        for slot in slots
+        if NEIGHBOURS.search(slot.name) or (torchtune and NEIGHBOURS_OF_TORCHTUNE.search(slot.name))
+    )
+
+
+def is_glm(slots: Sequence[Slot]) -> bool:
+    """Whether a model is GLM's, by its names of transformers: gate and up are fused, and query and key are not."""
     names = [slot.name for slot in slots]
-    return any("embed_tokens" in name for name in names) and any(".self_attn.q_proj." in name for name in names)
+    return any(".mlp.gate_up_proj." in name for name in names) and any(".self_attn.q_proj." in name for name in names)

@@ -159,13 +159,21 @@ CONV1D = {(module, "weight") for module in ("c_attn", "c_proj", "c_fc", "q_attn"
 FROM_THE_RIGHT = ("text_projection", "proj")
 """Parameters of CLIP (OpenAI's, open_clip) by which features are multiplied: a `Linear` has them transposed."""
 
-META_ATTENTION = re.compile(r"(?:^|\.)layers\.\d+\.attention\.w[qk]\.")
-"""Queries and keys of Meta's LLaMA and Mistral's own files, whose rotary pairs are neighbours."""
+OWN_ORDER = re.compile(r"\.mlp\.fc_in\.|\.output_gate\.|attention_biases$|\.attn_(?:block|grid)\.")
+"""Names beside a fused ``qkv`` whose rows are in another order: CodeGen (four blocks of query, value and
+key), MiniMax, TinyViT and EfficientFormer, MaxViT (head by head)."""
+
+NEIGHBOURS = re.compile(r"(?:^|\.)layers\.\d+\.attention\.w[qk]\.")
+"""Queries and keys of Meta's LLaMA and of Mistral's own files, whose rotary pairs are neighbours."""
+
+NEIGHBOURS_OF_TORCHTUNE = re.compile(r"(?:^|\.)layers\.\d+\.attn\.[qk]_proj\.")
+"""The same of torchtune, where there are ``tok_embeddings`` too."""
 
 FUSIONS: tuple[tuple[str, tuple[str, ...], tuple[tuple[str, ...], ...]], ...] = (
     ("qkv", (*FUSED_QKV, *HEAD_BY_HEAD), _SPLIT_QKV),
     ("kv", ("kv", "kv_proj", "to_kv"), tuple(split[1:] for split in _SPLIT_QKV)),
-    ("gate-up", ("gate_up_proj", "w12"), (("gate_proj", "up_proj"), ("w1", "w3"), ("w1", "w2"))),
+    ("gate-up", ("gate_up_proj",), (("gate_proj", "up_proj"), ("w1", "w3"))),
+    ("gate-up of xformers", ("w12",), (("w1", "w2"),)),
 )
 """Family, modules that are fused, and what they may be in parts, in the order of the fused tensor's rows."""
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ckptfix.align import match as matcher
-from ckptfix.align.fused import Heads, Taken, are_turned, rotary, sides, taken
+from ckptfix.align.fused import Heads, Taken, are_turned, is_glm, neighbours, orders, rotary, sides, taken
 from ckptfix.align.result import Matching, Pair
 from ckptfix.errors import Refused
 from ckptfix.names import rulefile
@@ -16,7 +17,7 @@ from ckptfix.names.rules import NameRule
 from ckptfix.names.slots import Slot
 from ckptfix.ops.rename.groups import grouped
 
-_ROTARY = tuple(f".self_attn.{module}.{leaf}" for module in ("q_proj", "k_proj") for leaf in ("weight", "bias"))
+_QUERIES = re.compile(r"\.(?:wq|q_proj)\.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +47,13 @@ def with_operations(
     made = plain
     if not plain.complete or are_turned(source, target):
         made, done = _taken_apart(plain, source, target, heads, proven)
+    question = orders(source, target, made)
+    if question is None and is_glm(source) != is_glm(target) and done.taken:
+        question = "GLM turns rotary neighbours where others of transformers turn halves of a head"
+    if question is not None:
+        return made, replace(done, questions=(*done.questions, question), refused=True)
     layout = rotary(source, target)
-    return (made, done) if layout is None else _laid_out(made, done, source, layout, heads)
+    return (made, done) if layout is None else _laid_out(made, done, (source, target), layout, heads)
 
 
 def _taken_apart(
@@ -86,21 +92,23 @@ def _open(matching: Matching) -> int:
 
 
 def _laid_out(
-    matching: Matching, done: Operations, source: Sequence[Slot], layout: str, heads: Heads
+    matching: Matching, done: Operations, both: tuple[Sequence[Slot], Sequence[Slot]], layout: str, heads: Heads
 ) -> tuple[Matching, Operations]:
     """With the rows of queries and keys in the order in which the target turns them."""
-    side = "target" if layout == HALF else "source"
-    concerned = [pair for pair in matching.pairs if getattr(pair, side).endswith(_ROTARY)]
+    source, target = both
+    side = "source" if layout == HALF else "target"
+    near = neighbours(source if layout == HALF else target)
+    concerned = [pair for pair in matching.pairs if getattr(pair, side) in near]
     if not concerned:
         return matching, done
     shapes = {slot.name: slot.shape for slot in source}
     rows = {pair.source: shapes[pair.source][0] for pair in concerned}
-    size = next((rows[pair.source] for pair in concerned if ".q_proj." in getattr(pair, side)), 0)
+    size = next((rows[pair.source] for pair in concerned if _QUERIES.search(getattr(pair, side))), 0)
     question = None
     if heads.query is None:
         question = (
-            "rotary pairs are neighbours in Meta's files, and halves of a head in transformers': the rows of queries "
-            "and keys change places, and --heads N (and --kv-heads N) says of how many heads"
+            "rotary pairs are neighbours in files of Meta, Mistral and torchtune, and halves of a head in most others: "
+            "the rows of queries and keys change places, and --heads N (and --kv-heads N) says of how many heads"
         )
     elif any(pair.operation for pair in concerned):
         question = "queries and keys are fused, and their rotary pairs lie otherwise: a file of rules can say both"

@@ -203,7 +203,8 @@ def refusals(
     found: list[CkptfixError] = []
     if operations.refused and not accept_ambiguous:
         *others, question = operations.questions
-        hint = "--accept-ambiguous leaves their rows as they are"
+        hint = "--accept-ambiguous leaves rows as they are, as Helium, Ernie 4.5 and GLM of transformers want them"
+        hint = hint if "rotary" in question else "--accept-ambiguous leaves rows as they are"
         found.append(NoMatch(question, lines=tuple(others), hint=hint))
     unsure = matching.ambiguous
     if unsure and not accept_ambiguous:
