@@ -67,13 +67,13 @@ def commands() -> dict[str, str]:
     repository: ``-P`` keeps modules that lie there from being imported.
     """
     run = f"{shlex.quote(sys.executable)} -P -m ckptfix" if sys.executable else "ckptfix"
-    page = '"$(git rev-parse --absolute-git-dir)/ckptfix-$(basename "$MERGED").html"'
+    page = '"$(git rev-parse --absolute-git-dir)/ckptfix-$(basename -- "$MERGED").html"'
     return {
-        f"diff.{DRIVER}.textconv": f"{run} git textconv --form {FORM}",
+        f"diff.{DRIVER}.textconv": f"{run} git textconv --form {FORM} --",
         f"diff.{DRIVER}.cachetextconv": "true",
         f"diff.{DRIVER}.binary": "true",
-        f"difftool.{TOOLS[0]}.cmd": f'{run} git difftool "$LOCAL" "$REMOTE"',
-        f"difftool.{TOOLS[1]}.cmd": f'{run} git difftool "$LOCAL" "$REMOTE" --html {page}',
+        f"difftool.{TOOLS[0]}.cmd": f'{run} git difftool -- "$LOCAL" "$REMOTE"',
+        f"difftool.{TOOLS[1]}.cmd": f'{run} git difftool --html {page} -- "$LOCAL" "$REMOTE"',
     }
 
 

@@ -151,9 +151,8 @@ def _properties(entry: TensorEntry) -> Iterator[str]:
 
 
 def _statistics(found: Moments) -> Iterator[str]:
-    average = found.average
     values = (
-        ("mean", None if average is None else average[0] if not average[1] else complex(*average)),
+        ("mean", found.mean_value),
         ("std", found.deviation),
         ("min", found.low),
         ("max", found.high),

@@ -95,12 +95,14 @@ def _names(a: str, b: str) -> tuple[str, str]:
 def _verdict(result: DiffResult) -> Html:
     counts = result.counts
     values = sum(row.values is not None for row in result.changed)
-    other = sum(bool(row.differences) for row in result.changed)
+    other = sum(bool(row.differences) and row.values is None for row in result.changed)
+    both = sum(bool(row.differences) and row.values is not None for row in result.changed)
     badge = tag("p", "Same" if result.same else "Different", class_=f"verdict {'good' if result.same else 'bad'}")
     found = [
         (counts.matched, "tensors in both", ""),
         (counts.equal, "equal", "good"),
         (values, "with other values", "bad"),
+        (both, "of these with other properties too", "bad"),
         (other, "with other properties", "bad"),
         (len(result.only_a), "only in A", "gone"),
         (len(result.only_b), "only in B", "new"),
@@ -155,7 +157,11 @@ def _weight(row: Compared) -> tuple[bool, float]:
     values = row.change.values if row.change is not None else None
     if values is None or not values.differing:
         return False, -1.0
-    return values.elements > 1, values.rel_l2 if values.rel_l2 is not None else float("inf")
+    if values.rel_l2 is not None:
+        return values.elements > 1, values.rel_l2
+    # NaN and infinities on one side are the largest change; squares beyond the range of float64 are none.
+    odd = values.nan_a or values.nan_b or values.infinite or values.max_abs is None
+    return values.elements > 1, float("inf") if odd else 0.0
 
 
 def _drawn(result: DiffResult, progress: Progress | None) -> dict[int, Distribution]:

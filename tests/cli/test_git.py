@@ -93,6 +93,15 @@ def test_what_changed_is_a_line_a_tensor(cli: Cli, repository: Path) -> None:
     assert git("show-ref", "refs/notes/textconv/ckptfix")
 
 
+@pytest.mark.parametrize("name", ["-f.pth", "--help.pth", "a b'c.pth"])
+def test_a_name_that_looks_like_an_option(cli: Cli, repository: Path, name: str) -> None:
+    assert cli("git", "enable").exit_code == 0
+    path = written(repository / name, state(w=(1, 2)))
+    commit("add")
+    written(path, state(w=(1, 5)))
+    assert [line.split("  ")[0] for line in changed(git("diff"))] == ["-w", "+w"]
+
+
 def test_a_container_is_one_line_and_values_and_devices_are_others(cli: Cli, repository: Path) -> None:
     cli("git", "enable")
     path = written(repository / "model.pth", wrapped())

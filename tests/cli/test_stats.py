@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import torch
 from cli.conftest import Cli
 
 
@@ -49,3 +50,9 @@ def test_a_glob_that_matches_nothing(cli: Cli, ddp: Path) -> None:
     result = cli("stats", ddp, "--filter", "*.weight", "--filter", "none")
     assert result.exit_code == 0 and "none: matched no key" in result.stderr
     assert cli("stats", ddp, "--filter", "none").exit_code == 2
+
+
+def test_the_mean_of_complex_numbers_is_one(cli: Cli, tmp_path: Path) -> None:
+    torch.save({"w": torch.tensor([1 + 2j, 3 - 4j])}, tmp_path / "c.pth")
+    assert "2-1j" in cli("stats", tmp_path / "c.pth").stdout.splitlines()[2].split()
+    assert "(2-1j)" in cli("stats", tmp_path / "c.pth", "--csv").stdout

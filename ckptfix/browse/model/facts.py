@@ -213,9 +213,8 @@ def of_summary(
     if found is None:
         yield "dim", f"no statistics: {shown(summary.reason or '')}"
         return
-    average = found.average
     rows: list[tuple[str, object]] = [
-        ("min", found.low), ("max", found.high), ("mean", None if average is None else average[0]),
+        ("min", found.low), ("max", found.high), ("mean", found.mean_value),
         ("std", found.deviation), ("norm", found.norm), ("zeros", found.zeros),
     ]  # fmt: skip
     cells = [f"{name:<4} {number(value):<11}" for name, value in rows if value is not None]

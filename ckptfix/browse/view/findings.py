@@ -107,7 +107,10 @@ class Findings(Screen[str | None]):
         copy(self, self.line)
 
     def action_copy_fix(self) -> None:
-        if self.marks.fix is not None:
-            copy(self, self.marks.fix)
+        rows = self.marks.rows
+        own = rows[self.query_one(FindingRows).cursor].finding.fix if rows else None
+        fix = self.marks.fix if self.marks.fix is not None else own
+        if fix is not None:
+            copy(self, fix)
         else:
-            self.notify("there is no command that fixes all", markup=False)
+            self.notify("there is no command that fixes it", markup=False)

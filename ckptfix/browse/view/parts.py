@@ -104,4 +104,4 @@ class Details(VerticalScroll):
 def copy(screen: Screen[Any], line: str) -> None:
     """Put a command on the clipboard, and show it: not every terminal takes it."""
     screen.app.copy_to_clipboard(line)
-    screen.notify(line, title="copied to the clipboard", markup=False, timeout=8)
+    screen.notify(line, title="copied to the clipboard", markup=False, timeout=4)

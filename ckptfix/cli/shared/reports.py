@@ -45,7 +45,10 @@ def write(
     """Write the page that `make` makes of the command line."""
     from ckptfix.ops.writing import write_text
 
-    page = make(" ".join(["ckptfix", *map(word, console.arguments)]))
+    arguments = [*map(word, console.arguments)]
+    if not {"-f", "--force"}.intersection(arguments):
+        arguments.append("--force")  # so that the command that the page shows writes it again
+    page = make(" ".join(["ckptfix", *arguments]))
     for name, shown in console.streams.items():
         page = page.replace(name, shown)
     write_text(dest, page, *(source for source in sources if source), force=force)

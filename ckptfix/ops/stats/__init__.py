@@ -76,6 +76,8 @@ class Row:
     def cells(self) -> tuple[object, ...]:
         """The values of `COLUMNS`; None for what is not defined."""
         row = {"dtype": None, **self.as_dict()}
+        if self.moments is not None:
+            row["mean"] = self.moments.mean_value
         row["shape"] = "" if self.shape is None else "x".join(map(str, self.shape))
         return tuple(row[name] if self.moments is not None or name in COLUMNS[:3] else None for name in COLUMNS)
 
@@ -129,6 +131,8 @@ def shown(value: object) -> str:
     """A value for a table: numbers with four digits."""
     if value is None:
         return ""
+    if isinstance(value, complex):
+        return f"{value.real:.4g}{value.imag:+.4g}j"
     return f"{value:.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
 
 

@@ -91,6 +91,12 @@ class Moments:
         return (_up(self.mean, self.scale), _up(self.mean_imag, self.scale)) if self.finite else None
 
     @property
+    def mean_value(self) -> float | complex | None:
+        """The mean as one number; a complex one only where there is an imaginary part."""
+        average = self.average
+        return None if average is None else complex(*average) if average[1] else average[0]
+
+    @property
     def deviation(self) -> float | None:
         """The standard deviation as `torch.std` gives it; None for fewer than two elements."""
         return _up(math.sqrt(self.squares / (self.finite - 1)), self.scale) if self.finite > 1 else None
