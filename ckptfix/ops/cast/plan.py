@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from threading import Lock
@@ -143,6 +144,7 @@ def cast(
     kept: dict[str, str] = {}
     wanted: list[TensorEntry] = []
     everyone = listed(checkpoint)
+    called = Counter(entry.name for entry in everyone)
     around = holders(everyone)
     for entry in everyone:
         if entry.at not in ats:
@@ -151,6 +153,8 @@ def cast(
         why = _why_not(entry, named=named, asked=bool(only_by), stays=stays)
         if why is None and entry.name in around:
             why = "it carries other tensors"
+        if why is None and called[entry.name] > 1:
+            why = "another tensor has the same address"
         if why is None and entry.dtype != to:
             wanted.append(entry)
         elif why:
