@@ -32,7 +32,7 @@ BLOCK = 4 << 20
 TURNED = 16 << 20
 """The same where the innermost dimension lies apart: of a transposed matrix more columns come with each pread."""
 
-AHEAD = 2
+AHEAD = 6
 """Pieces of a block that may wait to be written."""
 
 TILE = 128

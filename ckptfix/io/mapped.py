@@ -16,7 +16,7 @@ from ckptfix.io.threads import Workers
 PIECE = 1 << 20
 """Bytes of each input that one call gets: small enough that what runs ahead stays below 100 MB."""
 
-AHEAD = 4
+AHEAD = 8
 """Pieces that may wait to be written."""
 
 Compute = Callable[[int, Sequence[bytes | memoryview]], bytes]
