@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 from ckptfix.errors import MissingExtra
 
 
@@ -14,21 +16,19 @@ def need_torch(what: str) -> None:
     Raises:
         MissingExtra: torch is not installed. A torch that is there and fails to import raises its own error.
     """
-    try:
-        import torch  # noqa: F401
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        hint = "pip install 'ckptfix[torch]'"
-        raise MissingExtra(f"{what} needs torch, which is not installed", name="torch", hint=hint) from None
+    _need("torch", "torch", what)
 
 
 def need_textual(what: str) -> None:
     """Import textual, or say how to get it. Raises as `need_torch`."""
+    _need("textual", "browse", what)
+
+
+def _need(package: str, extra: str, what: str) -> None:
     try:
-        import textual  # noqa: F401
+        import_module(package)
     except ModuleNotFoundError as error:
-        if error.name != "textual":
+        if error.name != package:
             raise
-        hint = "pip install 'ckptfix[browse]'"
-        raise MissingExtra(f"{what} needs textual, which is not installed", name="textual", hint=hint) from None
+        hint = f"pip install 'ckptfix[{extra}]'"
+        raise MissingExtra(f"{what} needs {package}, which is not installed", name=package, hint=hint) from None
