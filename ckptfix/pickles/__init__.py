@@ -4,9 +4,10 @@
 over the ones it is given, `emit` writes a fresh stream.
 """
 
-from ckptfix.pickles.graph import Call, Dict, Global, Graph, PersId, Set, Text
+from ckptfix.pickles.graph import Call, Dict, Global, PersId, Set, Text
 from ckptfix.pickles.machine import parse
 from ckptfix.pickles.names import Inner, Seen, Survey, survey
+from ckptfix.pickles.parsed import Graph
 from ckptfix.pickles.patch import Patch, splice
 
 __all__ = [

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, cast, final
 
 from ckptfix.errors import Unsupported
 from ckptfix.pickles import opcodes as op
-from ckptfix.pickles.graph import Call, Dict, Global, Graph, Node, PersId, Set, Text
+from ckptfix.pickles.graph import Call, Dict, Global, Node, PersId, Set, Text
+from ckptfix.pickles.parsed import Graph
 from ckptfix.pickles.patch import int_opcode, string_opcode
 from ckptfix.pickles.rare import UNRESOLVABLE
 
@@ -20,6 +21,12 @@ BATCH = 1000
 
 Steps = Iterator[Node]
 """What a node is written by: it yields the nodes that are written in between."""
+
+
+class Key(str):
+    """A string that shares no memo entry with an equal one of another kind: torch makes one for each storage."""
+
+    __slots__ = ()
 
 
 def emit(root: Node) -> bytes:
@@ -31,6 +38,30 @@ def emit(root: Node) -> bytes:
     writer = Writer(None)
     writer.run(root)
     return b"".join((bytes((op.PROTO, 2)), *writer.out, b"."))
+
+
+@final
+class Fresh:
+    """Arguments of a call that rebuilds a plain tensor at the beginning of a storage, for a stream that is written.
+
+    An object made of very many tensors has them in place of some ten nodes each, which they become for whoever looks.
+    """
+
+    __slots__ = ("hooks", "key", "kind", "location", "numel", "requires_grad", "shape", "stride")
+
+    def __init__(
+        self, kind: Global, key: str, location: str, numel: int, layout: tuple[tuple[int, ...], tuple[int, ...]],
+        requires_grad: bool, hooks: Global,
+    ) -> None:  # fmt: skip
+        self.kind, self.key, self.location, self.numel = kind, key, location, numel
+        self.shape, self.stride = layout
+        self.requires_grad = requires_grad
+        self.hooks = hooks
+
+    def arguments(self, call: Call) -> tuple[Node, ...]:
+        """They as nodes."""
+        persid = PersId(("storage", self.kind, self.key, self.location, self.numel), 0, -1)
+        return persid, 0, self.shape, self.stride, self.requires_grad, Call(self.hooks, (), "REDUCE", 0)
 
 
 class Writer:
@@ -65,6 +96,8 @@ class Writer:
         self.replaced = replaced or {}
         self.out: list[bytes] = []
         self.memo: dict[object, int] = {}
+        self.count = 0
+        self.heads: dict[tuple[str, str, str], tuple[bytes, bytes, bytes]] = {}
         self.persids: list[PersId] = []
         self.pairs_of_states = 0
 
@@ -98,6 +131,9 @@ class Writer:
 
     def tensor(self, node: Call) -> bool:
         """Write the call that rebuilds a plain tensor, of which a checkpoint may have very many; False for others."""
+        fresh: Any = node.folded
+        if type(fresh) is Fresh and self.fresh(node, fresh):
+            return True
         args: Any = node.args
         if not _is_plain(node) or type(args) is not tuple or len(args) != 6:
             return False
@@ -128,6 +164,36 @@ class Writer:
             self.put(id(made))
         return True
 
+    def fresh(self, node: Call, args: Fresh) -> bool:
+        """As `tensor`, of arguments that are no nodes, in one piece; False where it numbers what others may share."""
+        func, kind, location, hooks = cast("Global", node.func), args.kind, args.location, args.hooks
+        heads = self.heads.get((func.name, kind.name, location))
+        key = (op.BINUNICODE, args.key)
+        number = self.count
+        if heads is None or number < 256 or key in self.memo or not _is_plain(node):
+            names = [(name.module, name.name, "g") for name in (func, kind, hooks)]
+            keys = [names[0], (op.BINUNICODE, "storage"), names[1], (op.BINUNICODE, location), names[2]]
+            if number >= 256 and self.memo.keys() >= {*keys}:
+                a, b, c, d, e = (_get(self.memo[one]) for one in keys)
+                self.heads[func.name, kind.name, location] = (a + b"((" + b + c, d, e)
+            return False
+        head, place, last = heads
+        parts = [head, string_opcode(args.key, 2, op.BINUNICODE), _LONG(op.LONG_BINPUT, number), place]
+        parts += (int_opcode(args.numel), b"t", _LONG(op.LONG_BINPUT, number + 1), b"QK\0")
+        self.memo[key] = number
+        self.count = number + 2
+        self.persids.append(PersId(("storage", kind, args.key, location, args.numel), 0, -1))
+        self.out.append(b"".join(parts))
+        self.sizes(args.shape)
+        self.sizes(args.stride)
+        number = self.count
+        puts = (_LONG(op.LONG_BINPUT, number + index) for index in range(3))
+        flag = b"\x88" if args.requires_grad else b"\x89"
+        self.out.append(b"%b%b)R%bt%bR%b" % (flag, last, *puts))
+        self.memo[id(node)] = number + 2
+        self.count = number + 3
+        return True
+
     def sizes(self, node: tuple[int, ...]) -> None:
         if not node:
             self.out.append(b")")
@@ -137,7 +203,8 @@ class Writer:
             self.put(id(node))
 
     def put(self, key: object) -> None:
-        index = len(self.memo)
+        index = self.count
+        self.count += 1
         self.memo[key] = index
         self.out.append(bytes((op.BINPUT, index)) if index < 256 else _LONG(op.LONG_BINPUT, index))
 
@@ -145,7 +212,7 @@ class Writer:
         index = self.memo.get(key)
         if index is None:
             return False
-        self.out.append(bytes((op.BINGET, index)) if index < 256 else _LONG(op.LONG_BINGET, index))
+        self.out.append(_get(index))
         return True
 
     def closed(self, node: object, pops: bytes, makes: bytes) -> bool:
@@ -168,6 +235,11 @@ class Writer:
         if not self.fetched(key):
             self.out.append(string_opcode(value, 2, like))
             self.put(key)
+
+    def key(self, value: Key) -> None:
+        if not self.fetched((Key, value)):
+            self.out.append(string_opcode(value, 2, op.BINUNICODE))
+            self.put((Key, value))
 
     def raw(self, value: bytes) -> None:
         if self.fetched(("b", value)):
@@ -223,7 +295,7 @@ class Writer:
 
     def persid(self, node: PersId) -> Steps:
         self.persids.append(node)
-        if type(node.pid) is str:
+        if type(node.pid) is str and node.pid.isascii() and "\n" not in node.pid:
             self.out.append(b"P" + node.pid.encode("ascii") + b"\n")
             return
         yield node.pid
@@ -271,6 +343,10 @@ class Writer:
             self.out.append(several if len(batch) > 1 else single)
 
 
+def _get(index: int) -> bytes:
+    return bytes((op.BINGET, index)) if index < 256 else _LONG(op.LONG_BINGET, index)
+
+
 _LONG = struct.Struct("<BL").pack
 _DOUBLE = struct.Struct(">cd").pack
 _BYTE_STRINGS = frozenset((op.SHORT_BINSTRING, op.BINSTRING, op.STRING))
@@ -284,6 +360,7 @@ _LEAVES: dict[type, Callable[..., None]] = {
     float: lambda writer, value: writer.out.append(_DOUBLE(b"G", value)),
     Text: Writer.text,
     str: Writer.text,
+    Key: Writer.key,
     bytes: Writer.raw,
     Global: Writer.name,
 }

@@ -6,124 +6,55 @@ torch writes it is taken whole, and a place in the stream is kept instead of som
 
 from __future__ import annotations
 
-import re
 import struct
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections import Counter
 from typing import final
 
 from ckptfix.pickles.graph import Call, Global, Node, PersId, Text
-
-_GET = rb"(h.|j....)"
-_INT = rb"(?:K.|M..|J....)"
-_PUT = rb"(r)...."
-_TUPLE = rb"(%b\x85|%b\x86|%b\x87|\(%b{4,64}t)" % (_INT, _INT * 2, _INT * 3, _INT)
-_PHRASE = re.compile(
-    rb"\(\(" + _GET + _GET + rb"X(.)\0\0\0(\d{1,20})" + _PUT + _GET + rb"(" + _INT + rb")t" + _PUT + rb"Q"
-    rb"(" + _INT + rb")(?:\)\)|" + _TUPLE + _PUT + _TUPLE + _PUT + rb")"
-    rb"([\x88\x89])" + _GET + rb"\)R" + _PUT + rb"t" + _PUT + rb"R" + _PUT,
-    re.DOTALL,
-)  # fmt: skip
-"""What follows the function: ``((storage class key location numel) persistent id, offset, size, stride, requires_grad,
-OrderedDict())``, each value with its number in the memo."""
-
-_PUTS = (5, 8, 11, 13, 16, 17, 18)
-_LONGEST = 1024
-"""No phrase has more bytes."""
+from ckptfix.pickles.molds import PHRASE, Mold
+from ckptfix.pickles.molds import numbers as numbers_of
 
 AFTER_REDUCE = 6
 """Bytes from the REDUCE of a phrase to its end."""
 
+NO_KEY = 0xFFFFFFFF
+
+_MOST_NUMBERS = 0xFFFFFF00
+
 _U32 = struct.Struct("<I").unpack_from
-
-
-@final
-class Mold:
-    """What phrases have in common that differ in the key of their storage and in their numbers of the memo alone.
-
-    A phrase is taken for one number, that of its bytes: it is `constant`, the first of the memo numbers times `factor`
-    and the key, shifted to its place, if and only if all else is the same and the memo numbers count on from the first.
-
-    Attributes:
-        numbers: what it fetches from the memo: `storage`, `type`, `location` and `hooks`.
-        length: of the phrase, in bytes; `given`, how many numbers it gives.
-        count: how many phrases there are, and `first`, where the first one calls.
-    """
-
-    __slots__ = (
-        *("constant", "count", "ends", "factor", "first", "given", "hooks", "length", "location", "numbers"),
-        *("numel", "offset", "place", "requires_grad", "shape", "shift", "starts", "storage", "stride", "type"),
-    )
-
-    def __init__(self, place: int, found: re.Match[bytes], nodes: tuple[Text, Global, Text, Global]) -> None:
-        at = found.start()
-        raw, key = found[0], found[4]
-        self.place = place
-        self.storage, self.type, self.location, self.hooks = nodes
-        self.numbers = _numbers(found)
-        self.length = len(raw)
-        self.starts = tuple(found.start(group) - at for group in range(19))
-        self.ends = tuple(found.end(group) - at for group in range(19))
-        self.numel, self.offset = _int(found[7]), _int(found[9])
-        self.shape, self.stride = _ints(found[10]), _ints(found[12])
-        self.requires_grad = found[14] == b"\x88"
-        puts = [found.end(group) - at for group in _PUTS if found[group]]
-        self.given = len(puts)
-        self.factor = sum(1 << 8 * put for put in puts)
-        self.shift = 8 * self.starts[4]
-        first = _U32(raw, puts[0])[0]
-        numbers = sum(first + n << 8 * put for n, put in enumerate(puts))
-        stated = sum(_U32(raw, put)[0] << 8 * put for put in puts)
-        self.constant = int.from_bytes(raw, "little") - stated + numbers - first * self.factor
-        self.constant -= int.from_bytes(key, "little") << self.shift
-        self.count = self.first = 0
-
-    def fits(self, data: bytes, at: int, key_end: int) -> bool:
-        """Whether the phrase at `at` is one of these."""
-        key = data[at + self.starts[4] : key_end]
-        first = _U32(data, key_end + 1)[0]
-        return (
-            int.from_bytes(data[at : at + self.length], "little")
-            == self.constant + first * self.factor + (int.from_bytes(key, "little") << self.shift)
-            and key.isdigit()
-            and first < 0xFFFFFF00
-        )
-
-    def fetches_its_own(self, memo: dict[int, Node]) -> bool:
-        """Whether the numbers that a phrase fetches still mean what they meant to the first one."""
-        a, b, c, d = self.numbers
-        return (
-            memo[a] is self.storage
-            and memo[b] is self.type
-            and memo[c] is self.location
-            and memo[d] is self.hooks
-        )  # fmt: skip
+_P32 = struct.Struct("<I").pack
 
 
 @final
 class Phrases:
-    """The phrases of a stream, in order.
+    """The phrases of a stream, in order: columns of numbers, and nodes for those that were asked for.
 
     Attributes:
         starts: offset of each, behind its function.
-        firsts: the first number that it gives in the memo.
-        keys: the string before its function, where that has the number before; None where it is read by itself.
+        firsts: the first number that it gives in the memo, or that the key before it has.
+        key_at: offset of the key before it, a BINUNICODE of less than 256 bytes, in a mapping; `NO_KEY` where it is
+            anything else.
         molds: all that there are; `of` says for each phrase which.
     """
 
     __slots__ = (
-        *("_known", "_location", "_molds", "_next", "_width"),
-        *("data", "firsts", "keys", "molds", "of", "starts"),
+        *("_apart", "_calls", "_keys", "_known", "_location", "_molds", "_next", "_width"),
+        *("data", "firsts", "key_at", "molds", "of", "starts"),
     )
 
     def __init__(self, data: bytes) -> None:
         self.data = data
-        self.starts = array("Q")
-        self.firsts = array("Q")
-        self.of = array("L")
-        self.keys: list[Text | None] = []
+        self.starts = array("I")
+        self.firsts = array("I")
+        self.of = array("I")
+        self.key_at = array("I")
         self.molds: list[Mold] = []
+        self._calls: list[Call | None] = []
+        self._keys: dict[int, Text] = {}
+        # Phrases whose key was read by itself, and has its number not before theirs.
+        self._apart: set[int] = set()
         # By what can be seen of a phrase at once; and by all that distinguishes it.
         self._molds: dict[tuple[int, bytes, bytes], Mold] = {}
         self._known: dict[tuple[bytes | int | None, ...], Mold] = {}
@@ -131,102 +62,158 @@ class Phrases:
         self._width = 0
         self._location = 0
 
-    def read(self, func: Global, at: int, memo: dict[int, Node]) -> Call | None:
-        """The call of `func` whose arguments begin at `at`; None where they are not written as torch writes them."""
-        found = self._mold_at(at, memo)
+    def read(self, func: Global, at: int, memo: dict[int, Node]) -> int:
+        """Take the call of `func` whose arguments begin at `at`.
+
+        Returns:
+            Its number; -1 where it is not written as torch writes them.
+        """
+        found = self._mold_at(func, at, memo)
         if found is None:
-            return None
+            return -1
         mold, first = found
         # Each number is given once: what it was given before, or by what, need not be kept.
         if first < self._next or not memo.keys().isdisjoint(range(first, first + mold.given)):
-            return None
-        return self._take(func, at, mold, first, None) if mold.fetches_its_own(memo) else None
+            return -1
+        if not mold.fetches_its_own(memo):
+            return -1
+        self._take(at, mold, first, NO_KEY)
+        self._next = first + mold.given
+        return len(self.starts) - 1
 
-    def items(
-        self, func: Global, get: bytes, at: int, memo: dict[int, Node], stack: list[Node], calls: list[Call]
-    ) -> int:
-        """Read the pairs of a key and a call of `func`, which `get` fetches, that follow each other from `at` on.
+    def end_of(self, row: int) -> int:
+        """The byte behind a phrase."""
+        return self.starts[row] + self.molds[self.of[row]].length
+
+    def run(self, func: Global, get: bytes, at: int, memo: dict[int, Node]) -> int:
+        """Take the keys and calls of `func`, which `get` fetches, that follow each other from `at` on.
 
         Returns:
-            Where they end; they are on the stack.
+            Where they end.
         """
-        data = self.data
-        last: Mold | None = None
+        data, molds, numbered = self.data, self._molds, _P32
+        sure: set[int] = set()
         width = len(get) + 5
-        while at + _LONGEST <= len(data):
+        begun = len(self.starts)
+        number = self._next
+        size = len(data)
+        starts, firsts, of, keys = self.starts, self.firsts, self.of, self.key_at
+        while at + 1 < size:
             key_end = at + 5 + data[at + 1]
             start = key_end + width
-            number = self._next
             if (
-                data[at] != 0x58  # BINUNICODE
+                data[key_end:start] != b"r" + numbered(number) + get  # LONG_BINPUT
+                or data[at] != 0x58  # BINUNICODE
                 or data[at + 2 : at + 5] != b"\0\0\0"
-                or data[key_end : key_end + 1] != b"r"  # LONG_BINPUT
-                or _U32(data, key_end + 1)[0] != number
-                or data[key_end + 5 : start] != get
-                or (found := self._mold_at(start, memo)) is None
+                or start + self._width >= size
             ):
                 break
-            mold, first = found
-            if first != number + 1 or not memo.keys().isdisjoint(range(number, first + mold.given)):
-                break
-            if mold is not last and not mold.fetches_its_own(memo):
-                break
-            last = mold
-            try:
-                key = Text(data[at + 5 : key_end], "utf-8", "surrogatepass")
-            except UnicodeDecodeError:
+            # As `_mold_at`, by what the phrase has to be.
+            count = data[start + self._width]
+            end = start + self._width + 4 + count
+            behind = end + self._location
+            mold = molds.get((count, data[behind : behind + 3], data[behind + 11 : behind + 15]))
+            if mold is None or not (
+                int.from_bytes(data[start : start + mold.length], "little")
+                == mold.constant
+                + (number + 1) * mold.factor
+                + (int.from_bytes(digits := data[start + mold.starts[4] : end], "little") << mold.shift)
+                and digits.isdigit()
+                and number < _MOST_NUMBERS
+                and mold.func is func
+            ):
+                found = self._mold_at(func, start, memo)
+                if found is None or found[1] != number + 1:
+                    break
+                mold = found[0]
+            place = mold.place
+            if place not in sure:
+                if not mold.fetches_its_own(memo):
+                    break
+                sure.add(place)
+            key = data[at + 5 : key_end]
+            if not key.isascii() and not _is_text(key):
                 break  # which is an error, and not ours to explain
-            key.start, key.end, key.origin = at, key_end, None
-            call = self._take(func, start, mold, number, key)
-            stack += (key, call)
-            calls.append(call)
+            starts.append(start)
+            firsts.append(number)
+            of.append(place)
+            keys.append(at)
+            number += 1 + mold.given
             at = start + mold.length
+        if len(starts) > begun:
+            at = self._cut(begun, number, at, memo)
+            self._calls += [None] * (len(starts) - begun)
         return at
 
-    def _mold_at(self, at: int, memo: dict[int, Node]) -> tuple[Mold, int] | None:
+    def _cut(self, begun: int, number: int, at: int, memo: dict[int, Node]) -> int:
+        """Give up the phrases from `begun` on that give a number which `memo` has; and say where the others end."""
+        given = range(self.firsts[begun], number)
+        twice = given if len(given) < len(memo) else memo
+        wrong = min((index for index in twice if index in memo and index in given), default=None)
+        if wrong is None:
+            self._next = number
+            return at
+        row = bisect_right(self.firsts, wrong) - 1
+        self._next, at = self.firsts[row], self.key_at[row]
+        for column in (self.starts, self.firsts, self.of, self.key_at):
+            del column[row:]
+        return at
+
+    def _mold_at(self, func: Global, at: int, memo: dict[int, Node]) -> tuple[Mold, int] | None:
         """The mold of the phrase at `at`, and its first number in the memo; None where there is no phrase."""
         data = self.data
-        if at + _LONGEST > len(data):
-            return None
         width = self._width
-        count = data[at + width]
-        key_end = at + width + 4 + count
-        behind = key_end + self._location
-        mold = self._molds.get((count, data[behind : behind + 3], data[behind + 11 : behind + 15]))
-        if mold is None or not mold.fits(data, at, key_end):
-            mold = self._new_mold(at, memo)
-            if mold is None:
-                return None
-            key_end = at + mold.ends[4]
-        return mold, _U32(data, key_end + 1)[0]
+        try:
+            count = data[at + width]
+            key_end = at + width + 4 + count
+            behind = key_end + self._location
+            mold = self._molds.get((count, data[behind : behind + 3], data[behind + 11 : behind + 15]))
+            if mold is None or mold.func is not func or not mold.fits(data, at, key_end):
+                mold = self._new_mold(func, at, memo)
+                if mold is None:
+                    return None
+                key_end = at + mold.ends[4]
+            return mold, _U32(data, key_end + 1)[0]
+        except (IndexError, struct.error):  # the stream ends here
+            return None
 
-    def _take(self, func: Global, at: int, mold: Mold, first: int, key: Text | None) -> Call:
-        position = at + mold.length - AFTER_REDUCE
-        if not mold.count:
-            mold.first = position
-        mold.count += 1
-        self._next = first + mold.given + (key is not None)
+    def _take(self, at: int, mold: Mold, first: int, key_at: int) -> None:
         self.starts.append(at)
         self.firsts.append(first)
         self.of.append(mold.place)
-        self.keys.append(key)
-        return Call.folded_at(func, position, self)
+        self.key_at.append(key_at)
+        self._calls.append(None)
 
-    def _new_mold(self, at: int, memo: dict[int, Node]) -> Mold | None:
+    def take_key(self, row: int, key: Text, width: int) -> bool:
+        """Keep `key`, read by itself, as the key of phrase `row`, before whose function of `width` bytes it is.
+
+        False, and nothing is kept, where it is not pushed and numbered there as the others are.
+        """
+        data, at = self.data, key.start
+        end = at + 5 + data[at + 1]
+        sound = data[at] == 0x58 and data[at + 2 : at + 5] == b"\0\0\0" and key.end == end and key.origin is None
+        if not sound or self.starts[row] - width - end not in (0, 2, 5):
+            return False
+        self.key_at[row] = at
+        self._keys[row] = key
+        self._apart.add(row)
+        return True
+
+    def _new_mold(self, func: Global, at: int, memo: dict[int, Node]) -> Mold | None:
         """The mold of the phrase at `at`; None where there is none."""
-        found = _PHRASE.match(self.data, at)
+        found = PHRASE.match(self.data, at)
         if found is None or found[3][0] != len(found[4]):
             return None
-        nodes = tuple(memo.get(number) for number in _numbers(found))
+        nodes = tuple(memo.get(number) for number in numbers_of(found))
         storage, cls, location, hooks = nodes
         if type(storage) is not Text or storage != "storage" or type(location) is not Text or location == "storage":
             return None
         if type(cls) is not Global or type(hooks) is not Global or hooks.full != "collections.OrderedDict":
             return None
-        all_of_it = (*map(id, nodes), *found.group(1, 2, 3, 6, 7, 9, 10, 12, 14, 15))
+        all_of_it = (id(func), *map(id, nodes), *found.group(1, 2, 3, 6, 7, 9, 10, 12, 14, 15))
         mold = self._known.get(all_of_it)
         if mold is None:
-            mold = Mold(len(self.molds), found, (storage, cls, location, hooks))
+            mold = Mold(len(self.molds), func, found, (storage, cls, location, hooks))
         if not mold.fits(self.data, at, found.end(4)):
             return None
         if mold.place == len(self.molds):
@@ -238,6 +225,42 @@ class Phrases:
         seen = self.data[behind : behind + 3], self.data[behind + 11 : behind + 15]
         self._molds[len(found[4]), *seen] = mold
         return mold
+
+    def call(self, row: int) -> Call:
+        """The call of a phrase."""
+        call = self._calls[row]
+        if call is None:
+            mold = self.molds[self.of[row]]
+            position = self.starts[row] + mold.length - AFTER_REDUCE
+            call = self._calls[row] = Call.folded_at(mold.func, position, self)
+        return call
+
+    def calls(self) -> list[Call]:
+        """The call of each."""
+        return list(map(self.call, range(len(self.starts))))
+
+    def key(self, row: int) -> Text:
+        """The key before a phrase that has one in `key_at`."""
+        key = self._keys.get(row)
+        if key is None:
+            at = self.key_at[row]
+            end = at + 5 + self.data[at + 1]
+            key = self._keys[row] = _use(str(self.data[at + 5 : end], "utf-8", "surrogatepass"), at, end, None)
+        return key
+
+    def known_keys(self, rows: range) -> dict[int, Text]:
+        """The keys that are nodes already, which the memo may give to others: number of the phrase -> key."""
+        if len(rows) < len(self._keys):
+            return {row: self._keys[row] for row in rows if row in self._keys}
+        return {row: self._keys[row] for row in sorted(self._keys) if row in rows}
+
+    def names(self, rows: range) -> list[str]:
+        """The keys of phrases that have them, as plain strings."""
+        data = self.data
+        return [
+            data[at + 5 : at + 5 + data[at + 1]].decode("utf-8", "surrogatepass")
+            for at in self.key_at[rows.start : rows.stop]
+        ]
 
     def arguments(self, call: Call) -> tuple[Node, ...]:
         """The arguments of `call`, made anew."""
@@ -254,43 +277,46 @@ class Phrases:
         # Tuples of their own: what shares one is written as sharing one.
         return persid, mold.offset, (*mold.shape,), (*mold.stride,), mold.requires_grad, hooks
 
-    def given(self, row: int, call: Call) -> list[Node]:
-        """What phrase `row`, whose call is `call`, numbers, in order; the key before it, if that was read with it."""
+    def given(self, row: int) -> list[Node]:
+        """What phrase `row` numbers, in order; the key before it first, if that was read with it."""
+        call = self.call(row)
         args = call.arguments
         persid = args[0]
         assert type(persid) is PersId
         sizes = args[2:4] if args[2] != () else ()
-        key = self.keys[row]
-        return [*(() if key is None else (key,)), persid.fields[2], persid.pid, *sizes, args[5], args, call]
+        keyed = self.key_at[row] != NO_KEY and row not in self._apart
+        return [*((self.key(row),) if keyed else ()), persid.fields[2], persid.pid, *sizes, args[5], args, call]
 
     def locations(self) -> list[tuple[int, Text, int]]:
         """(where the first one is, what all of these fetch, how many they are) of the locations of their storages."""
-        return [(mold.first, mold.location, mold.count) for mold in self.molds if mold.count]
+        found = []
+        for place, count in Counter(self.of).items():
+            row, mold = self.of.index(place), self.molds[place]
+            found.append((self.starts[row] + mold.length - AFTER_REDUCE, mold.location, count))
+        return found
 
     def fetched(self) -> set[int]:
         """Identities of the strings that they fetch."""
-        return {id(use) for mold in self.molds for use in (mold.storage, mold.location)}
+        return {id(use) for place in set(self.of) for use in (self.molds[place].storage, self.molds[place].location)}
 
-    def references(self) -> Iterator[tuple[str, Global, Text, int]]:
-        """(key, class, location, elements) of the storage of each."""
-        data, molds = self.data, self.molds
-        for at, place in zip(self.starts, self.of, strict=True):
-            mold = molds[place]
-            key = data[at + mold.starts[4] : at + mold.ends[4]].decode("ascii")
-            yield key, mold.type, mold.location, mold.numel
+    def storages(self) -> list[str]:
+        """The key of the storage of each."""
+        data = self.data
+        spans = [(mold.starts[4], mold.ends[4]) for mold in self.molds]
+        places = zip(self.starts, map(spans.__getitem__, self.of), strict=True)
+        return [data[at + first : at + end].decode("ascii") for at, (first, end) in places]
 
 
 class Memo(dict[int, Node]):
     """What has a number; what phrases gave theirs is looked up in them."""
 
-    def __init__(self, phrases: Phrases, calls: list[Call]) -> None:
+    def __init__(self, phrases: Phrases) -> None:
         super().__init__()
         self._phrases = phrases
-        self._calls = calls
 
     def __missing__(self, index: int) -> Node:
         row = bisect_right(self._phrases.firsts, index) - 1
-        given = self._phrases.given(row, self._calls[row]) if row >= 0 else []
+        given = self._phrases.given(row) if row >= 0 else []
         place = index - self._phrases.firsts[row] if row >= 0 else 0
         if place >= len(given):
             raise KeyError(index)
@@ -299,28 +325,20 @@ class Memo(dict[int, Node]):
 
     def spread(self) -> None:
         """Keep everything here, where numbers are counted (MEMOIZE)."""
-        for row, call in enumerate(self._calls):
-            for index, value in enumerate(self._phrases.given(row, call), self._phrases.firsts[row]):
+        for row, first in enumerate(self._phrases.firsts):
+            for index, value in enumerate(self._phrases.given(row), first):
                 self.setdefault(index, value)
+
+
+def _is_text(data: bytes) -> bool:
+    try:
+        data.decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _use(value: str, start: int, end: int, origin: Text | None) -> Text:
     use = Text(value)
     use.start, use.end, use.origin = start, end, origin
     return use
-
-
-def _numbers(found: re.Match[bytes]) -> tuple[int, ...]:
-    return tuple(int.from_bytes(get[1:], "little") for get in found.group(1, 2, 6, 15))
-
-
-def _int(pushed: bytes) -> int:
-    """The number that an opcode pushes; only that of four bytes has a sign."""
-    return int.from_bytes(pushed[1:], "little", signed=len(pushed) == 5)
-
-
-_INTS = re.compile(_INT, re.DOTALL)
-
-
-def _ints(pushed: bytes | None) -> tuple[int, ...]:
-    return tuple(map(_int, _INTS.findall(pushed))) if pushed else ()

@@ -58,14 +58,15 @@ class Folded(Protocol):
     def arguments(self, call: Call) -> tuple[Node, ...]:
         """Those of `call`, made anew."""
 
-    def references(self) -> Iterator[tuple[str, Global, Text, int]]:
-        """(key, class, location, elements) of the storage of each."""
 
-    def locations(self) -> list[tuple[int, Text, int]]:
-        """(where the first one is, what all of these fetch, how many they are) of the locations of their storages."""
+class Pending(Protocol):
+    """Items of a mapping that are not nodes yet (see `rows`)."""
 
-    def fetched(self) -> set[int]:
-        """Identities of the strings that they fetch."""
+    def pairs(self) -> list[tuple[Node, Node]]:
+        """All of them as nodes, each always the same one."""
+
+    def extend(self, items: Iterable[tuple[Node, Node]]) -> None:
+        """Add pairs behind them."""
 
 
 @final
@@ -78,13 +79,14 @@ class Call:
         kwargs: for NEWOBJ_EX.
         how: the opcode's name: REDUCE, NEWOBJ, NEWOBJ_EX, OBJ or INST.
         items: (key, value) pairs set on it, as on an OrderedDict; None if there were none.
+        rows: where `items` are as long as nothing asked for them; None once they are nodes.
         elements: values appended or added to it; None if there were none.
         state: what BUILD gave; None if it gave nothing.
         position: offset of the opcode.
         folded: where `args` are as long as nothing asked for them; None once they are nodes.
     """
 
-    __slots__ = ("args", "elements", "folded", "func", "how", "items", "kwargs", "position", "state")
+    __slots__ = ("args", "elements", "folded", "func", "how", "items", "kwargs", "position", "rows", "state")
 
     def __init__(self, func: Node, args: Node, how: str, position: int, kwargs: Node = None) -> None:
         self.func = func
@@ -93,6 +95,7 @@ class Call:
         self.position = position
         self.kwargs = kwargs
         self.items: list[tuple[Node, Node]] | None = None
+        self.rows: Pending | None = None
         self.elements: list[Node] | None = None
         self.state: Node = None
         self.folded: Folded | None = None
@@ -102,14 +105,16 @@ class Call:
         """A call whose arguments become nodes when they are first asked for."""
         call = cls.__new__(cls)
         call.func, call.how, call.position = func, "REDUCE", position
-        call.kwargs = call.items = call.elements = call.state = None
+        call.kwargs = call.items = call.rows = call.elements = call.state = None
         call.folded = folded
         return call
 
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Node:
-            """Of the attributes only `args` can be missing."""
+            """Of the attributes only `args` and `items` can be missing."""
+            if name == "items":
+                return _items_of(self)
             if name != "args" or self.folded is None:
                 raise AttributeError(name)
             self.args = self.folded.arguments(self)
@@ -158,12 +163,40 @@ class PersId:
 
 @final
 class Dict:
-    """A plain dict as ordered pairs: keys may repeat (the last one wins) or, in a hostile pickle, be unhashable."""
+    """A plain dict as ordered pairs: keys may repeat (the last one wins) or, in a hostile pickle, be unhashable.
 
-    __slots__ = ("items",)
+    Attributes:
+        items: the pairs.
+        rows: where they are as long as nothing asked for them; None once they are nodes.
+    """
+
+    __slots__ = ("items", "rows")
 
     def __init__(self) -> None:
         self.items: list[tuple[Node, Node]] = []
+        self.rows: Pending | None = None
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Node:
+            """Of the attributes only `items` can be missing."""
+            if name != "items":
+                raise AttributeError(name)
+            return _items_of(self)
+
+
+def _items_of(node: Dict | Call) -> list[tuple[Node, Node]]:
+    """The items of a mapping that has them in `rows`, as nodes from now on."""
+    assert node.rows is not None
+    node.items = node.rows.pairs()
+    node.rows = None
+    return node.items
+
+
+def set_rows(node: Dict | Call, rows: Pending) -> None:
+    """Give a mapping its items in `rows`, which become nodes when they are asked for."""
+    node.rows = rows
+    del node.items
 
 
 @final
@@ -175,70 +208,6 @@ class Set:
     def __init__(self, kind: Literal["set", "frozenset"], elements: list[Node]) -> None:
         self.kind = kind
         self.elements = elements
-
-
-class Graph:
-    """A parsed pickle.
-
-    Attributes:
-        data: the stream that was read; spans index it.
-        start, end: where in `data` the pickle began, and the byte after its STOP.
-        root: the node that STOP leaves.
-        protocol: what PROTO says; 0 without one.
-        loose_persids: every persistent id outside folded calls, in order.
-        globals: every global, in order of first use of each opcode.
-        loose_gets: every use of a string that was fetched from the memo outside folded calls.
-        phrases, calls: the folded calls, in order; none once `unfold` was called.
-        frames: (offset of the FRAME opcode, length) of each frame.
-        rare: opcode -> offset of its first use, for those outside torch's everyday set.
-        misuses: (offset, what is wrong) of opcodes whose operands the unpickler of weights_only=True refuses.
-    """
-
-    __slots__ = (
-        *("calls", "data", "end", "frames", "globals", "loose_gets", "loose_persids", "misuses"),
-        *("phrases", "protocol", "rare", "root", "start"),
-    )
-
-    def __init__(self, data: bytes, start: int) -> None:
-        self.data = data
-        self.start = start
-        self.end = start
-        self.root: Node = None
-        self.protocol = 0
-        self.loose_persids: list[PersId] = []
-        self.globals: list[Global] = []
-        self.loose_gets: list[Text] = []
-        self.frames: list[tuple[int, int]] = []
-        self.rare: dict[int, int] = {}
-        self.misuses: list[tuple[int, str]] = []
-        self.phrases: Folded | None = None
-        self.calls: list[Call] = []
-
-    @property
-    def persids(self) -> list[PersId]:
-        """Every persistent id, in order."""
-        self.unfold()
-        return self.loose_persids
-
-    @property
-    def gets(self) -> list[Text]:
-        """Every use of a string that was fetched from the memo."""
-        self.unfold()
-        return self.loose_gets
-
-    def unfold(self) -> None:
-        """Make nodes of all that is folded: for what looks at each use of a string, or each reference to a storage."""
-        if not self.calls:
-            return
-        for call in self.calls:
-            persid = call.arguments[0]
-            assert type(persid) is PersId
-            self.loose_persids.append(persid)
-            self.loose_gets += (part for part in persid.fields if type(part) is Text and part.origin is not None)
-        self.loose_persids.sort(key=lambda persid: persid.position)
-        self.loose_gets.sort(key=lambda use: use.start)
-        self.phrases = None
-        self.calls = []
 
 
 def pairs(node: Node) -> list[tuple[Node, Node]] | None:
@@ -339,7 +308,7 @@ def _children_of_call(node: Call) -> Iterator[tuple[str, Node]]:
     for index, value in enumerate(node.elements or ()):
         yield str(index), value
     if mapping is not None:
-        if not _is_only_metadata(node.state):
+        if not is_only_metadata(node.state):
             yield "()state", node.state
     elif node.state is not None:
         yield from children(node.state) if type(node.state) is Dict else (("()state", node.state),)
@@ -353,7 +322,7 @@ def _items(mapping: Iterable[tuple[Node, Node]]) -> Iterator[tuple[str, Node]]:
         yield label(key), value
 
 
-def _is_only_metadata(state: Node) -> bool:
+def is_only_metadata(state: Node) -> bool:
     """Whether a state belongs to a state dict: nothing, or ``_metadata`` of plain values by module path."""
     if state is None:
         return True

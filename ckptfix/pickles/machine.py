@@ -14,8 +14,8 @@ from collections.abc import Callable
 from ckptfix.errors import BadPickle, TruncatedPickle
 from ckptfix.pickles import opcodes as op
 from ckptfix.pickles.collector import collector_paused
-from ckptfix.pickles.folded import AFTER_REDUCE
-from ckptfix.pickles.graph import Call, Dict, Global, Graph, Node, PersId, Text
+from ckptfix.pickles.graph import Call, Dict, Global, Node, PersId, Text
+from ckptfix.pickles.parsed import Graph
 from ckptfix.pickles.rare import SHORT, RareOpcodes, build
 
 MAX_BYTES = 1 << 30
@@ -223,9 +223,8 @@ class Machine(RareOpcodes):
                         gets.append(use)
                         stack.append(use)
                     else:
-                        if value is self.common and (call := self.fold(end)) is not None:
-                            stack.append(call)
-                            end = self.fold_items(data[pos:end], call.position + AFTER_REDUCE, stack)
+                        if value is self.common and (row := self.fold(end)) >= 0:
+                            end = self.fold_items(row, data[pos:end], stack, marks)
                         else:
                             stack.append(value)
                     pos = end
@@ -301,7 +300,7 @@ class Machine(RareOpcodes):
                 elif code == 0x2E:  # STOP
                     graph.root = stack.pop()
                     graph.end = pos + 1
-                    graph.phrases = self.phrases if graph.calls else None
+                    graph.phrases = self.phrases if self.phrases.starts else None
                     return
                 else:
                     self.stack = stack

@@ -117,3 +117,10 @@ def walk(data: bytes, start: int, stop: int) -> Iterator[Op]:
             raise ValueError(f"opcode {NAMES[code]} at {position} runs past {stop}")
         yield Op(code, position, arg, end)
         position = end
+
+
+def pushed_int(opcode: bytes) -> int:
+    """The number that BININT, BININT1, BININT2 or LONG1 pushes."""
+    if opcode[0] == LONG1:
+        return int.from_bytes(opcode[2:], "little", signed=True)
+    return int.from_bytes(opcode[1:], "little", signed=opcode[0] == BININT)

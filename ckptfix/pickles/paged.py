@@ -15,9 +15,9 @@ from typing import Any, cast, final
 
 from ckptfix.errors import Unsupported
 from ckptfix.pickles import opcodes as op
-from ckptfix.pickles.graph import Graph
 from ckptfix.pickles.machine import MAX_BYTES, Machine, RawData, finish
 from ckptfix.pickles.names import Read
+from ckptfix.pickles.parsed import Graph
 
 PAGE = 1 << 14
 """Bytes of a page: between two strings that stay where they are stand a few hundred bytes of a tensor's call."""

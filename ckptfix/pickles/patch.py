@@ -8,14 +8,17 @@ needs no new memo entry, so implicit numbering (MEMOIZE) remains valid.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from io import BytesIO
+from itertools import accumulate, chain, pairwise
 from typing import NamedTuple
 
 from ckptfix.errors import Unsupported
 from ckptfix.pickles import opcodes as op
-from ckptfix.pickles.graph import Graph, Text
+from ckptfix.pickles.graph import Text
+from ckptfix.pickles.parsed import Graph
+from ckptfix.pickles.rows import Rows
 
 
 class Patch(NamedTuple):
@@ -49,6 +52,62 @@ def string_opcode(value: str, protocol: int, like: int = op.BINUNICODE, used: Co
     if op.SHORT_BINUNICODE in used and len(raw) < 256:
         return bytes((op.SHORT_BINUNICODE, len(raw))) + raw
     return bytes((op.BINUNICODE,)) + len(raw).to_bytes(4, "little") + raw
+
+
+Replaced = tuple[int, int, bytes]
+"""A `Patch`, or as much of it."""
+
+
+class Renamed:
+    """The patches that give keys of folded calls other names, made when they are asked for; in order.
+
+    Args:
+        rows: whose keys they are.
+        nodes: those keys that are nodes, whose patches are made as of other strings.
+        names: old -> new.
+        protocol, used: as in `string_opcode`.
+    """
+
+    def __init__(
+        self, rows: Rows, nodes: Iterable[Text], names: Mapping[str, str], protocol: int, used: Container[int]
+    ) -> None:
+        self.rows = rows
+        self.nodes = frozenset(node.start for node in nodes)
+        self.names = names
+        self.protocol = protocol
+        self.used = used
+
+    def __iter__(self) -> Iterator[Replaced]:
+        """Without those of keys that are nodes: their patches are among those of nodes."""
+        get, protocol, used, nodes = self.names.get, self.protocol, self.used, self.nodes
+        for start, end, name in self.rows.spans():
+            new = get(name)
+            if new is not None and new != name and start not in nodes:
+                yield start, end, string_opcode(new, protocol, op.BINUNICODE, used)
+
+
+class Patches:
+    """Patches of nodes, and of keys that are none, in the order of the stream."""
+
+    def __init__(self, others: list[Patch], renamed: list[Renamed]) -> None:
+        self.others = others
+        self.renamed = sorted(renamed, key=lambda one: one.rows.ranges[0].start)
+
+    def __bool__(self) -> bool:
+        return any(True for _ in self)
+
+    def __iter__(self) -> Iterator[Replaced]:
+        if not self.renamed:
+            yield from self.others
+            return
+        others = sorted(self.others)
+        at = 0
+        for patch in chain.from_iterable(self.renamed):
+            while at < len(others) and others[at] < patch:
+                yield others[at]
+                at += 1
+            yield patch
+        yield from others[at:]
 
 
 def string_patches(graph: Graph, edits: Iterable[tuple[Text, str]]) -> list[Patch]:
@@ -144,28 +203,48 @@ def int_opcode(value: int) -> bytes:
     return head + raw
 
 
-def splice(graph: Graph, patches: Iterable[Patch]) -> bytes:
+def splice(graph: Graph, patches: Iterable[Replaced]) -> bytes:
     """The stream ``data[start:end]`` of `graph` with `patches` applied and frame lengths corrected.
 
     Raises:
         Unsupported: two patches overlap.
     """
-    data = graph.data
-    ordered = list(patches)
-    # Most come in order, one a place: those of names that are written out.
-    if any(start >= following for (start, _, _), (following, _, _) in pairwise(ordered)):
-        ordered = sorted(set(ordered))
+    made = None if graph.frames else _in_order(graph, patches)
+    if made is not None:
+        return made
+    ordered = [Patch(*patch) for patch in sorted(set(patches))]
     if graph.frames:
         ordered = sorted(ordered + _frame_patches(graph, ordered))
-    pieces: list[bytes] = []
-    position = graph.start
-    for start, end, new in ordered:
-        if start < position:
+    for (_, end, _), (start, _, _) in pairwise([Patch(0, graph.start, b""), *ordered]):
+        if start < end:
             raise Unsupported("two edits of the pickle overlap", offset=start)
+    return _in_order(graph, ordered, sure=True) or b""
+
+
+def _in_order(graph: Graph, patches: Iterable[Replaced], *, sure: bool = False) -> bytes | None:
+    """The stream with `patches` applied; None where two of them begin together, or one within or before another.
+
+    Args:
+        sure: none does, but for what is put before something that is replaced.
+    """
+    data = graph.data
+    made = BytesIO()
+    pieces: list[bytes] = []
+    position, last = graph.start, -1
+    for start, end, new in patches:
+        if not sure and (start < position or start == last):
+            return None
         pieces += (data[position:start], new)
-        position = end
+        position, last = end, start
+        if len(pieces) > _BLOCK:
+            made.write(b"".join(pieces))
+            pieces.clear()
     pieces.append(data[position : graph.end])
-    return b"".join(pieces)
+    made.write(b"".join(pieces))
+    return made.getvalue()
+
+
+_BLOCK = 4096
 
 
 def _frame_patches(graph: Graph, ordered: list[Patch]) -> list[Patch]:

@@ -9,7 +9,9 @@ from collections.abc import Iterable
 from ckptfix.errors import BadPickle, TruncatedPickle
 from ckptfix.pickles import opcodes as op
 from ckptfix.pickles.folded import Memo, Phrases
-from ckptfix.pickles.graph import Call, Dict, Global, Graph, Node, PersId, Set, Text
+from ckptfix.pickles.graph import Call, Dict, Global, Node, PersId, Set, Text, set_rows
+from ckptfix.pickles.parsed import Graph
+from ckptfix.pickles.rows import Rows
 
 UNRESOLVABLE = "<unresolvable>"
 SHORT = 200
@@ -46,7 +48,7 @@ class RareOpcodes:
         self.graph = graph
         self.at = graph.start
         self.phrases = Phrases(graph.data)
-        self.memo = Memo(self.phrases, graph.calls)
+        self.memo = Memo(self.phrases)
         self.common: Global | None = None
         self.folds = type(graph.data) is bytes
         self.repeated = 0
@@ -168,7 +170,7 @@ class RareOpcodes:
         elif code == op.POP_MARK:
             self.pop_mark()
         elif code == op.DUP:
-            stack.append(stack[-1])
+            stack.append(self.again(stack[-1], pos, pos + 1))
         elif code in (op.EXT1, op.EXT2, op.EXT4):
             raise BadPickle("an extension code (EXT), which only the registry of its writer could resolve")
         elif code in (op.NEXT_BUFFER, op.READONLY_BUFFER):
@@ -176,6 +178,16 @@ class RareOpcodes:
         else:
             raise BadPickle(f"unknown opcode {code:#x} in a pickle")
         return pos + 1
+
+    def again(self, value: Node, pos: int, end: int) -> Node:
+        """What ``data[pos:end]`` puts on the stack once more: of a string, a use that an edit may change alone."""
+        if type(value) is not Text:
+            return value
+        self.repeat(value)
+        use = _text(value, pos, end)
+        use.origin = value
+        self.graph.loose_gets.append(use)
+        return use
 
     def line(self, code: int, pos: int) -> int:
         """Execute an opcode of protocol 0, whose argument is a line of text."""
@@ -187,13 +199,7 @@ class RareOpcodes:
             if code == op.PUT:
                 self.memo[int(raw)] = self.stack[-1]
                 return end
-            value = self.memo[int(raw)]
-            if type(value) is Text:
-                self.repeat(value)
-                use = _text(value, pos, end)
-                use.origin = value
-                self.graph.loose_gets.append(use)
-                value = use
+            value = self.again(self.memo[int(raw)], pos, end)
         elif code == op.INT:
             value = {b"00": False, b"01": True}.get(raw)
             value = int(raw) if value is None else value
@@ -253,19 +259,51 @@ class RareOpcodes:
         if self.folds and name == "_rebuild_tensor_v2" and module == "torch._utils":
             self.common = node
 
-    def fold(self, at: int) -> Call | None:
-        """The call of `common` whose arguments begin at `at`, folded; None where it is not written as most are."""
-        if self.common is None:  # what was fetched is the value None
-            return None
-        call = self.phrases.read(self.common, at, self.memo)
-        if call is not None:
-            self.graph.calls.append(call)
-        return call
+    def fold(self, at: int) -> int:
+        """Fold the call of `common` whose arguments begin at `at`.
 
-    def fold_items(self, get: bytes, at: int, stack: list[Node]) -> int:
-        """Put on `stack` the keys and folded calls that follow at `at`, each fetching the function by `get`."""
+        Returns:
+            Its number; -1 where it is not written as most are.
+        """
+        if self.common is None:  # what was fetched is the value None
+            return -1
+        return self.phrases.read(self.common, at, self.memo)
+
+    def fold_items(self, row: int, get: bytes, stack: list[Node], marks: list[list[Node]]) -> int:
+        """Take the folded call `row`, and the keys and folded calls behind it, each fetching the function by `get`.
+
+        They are left to a mapping where the stream sets them on one next; else they are put on the stack.
+
+        Returns:
+            Where they end.
+        """
         assert self.common is not None
-        return self.phrases.items(self.common, get, at, self.memo, stack, self.graph.calls)
+        phrases = self.phrases
+        at = phrases.end_of(row)
+        if self.graph.data[at : at + 1] != b"X":  # BINUNICODE: a key
+            stack.append(phrases.call(row))
+            return at
+        at = phrases.run(self.common, get, at, self.memo)
+        last = len(phrases.starts)
+        key = stack[-1] if len(stack) % 2 else None
+        target = marks[-1][-1] if marks and marks[-1] else None
+        if (
+            type(key) is Text
+            and (type(target) is Dict or type(target) is Call)
+            and self.graph.data[at : at + 1] == b"u"  # SETITEMS
+            and phrases.take_key(row, key, len(get))
+        ):
+            if type(target.rows) is not Rows:
+                set_rows(target, Rows(phrases, target.items))
+            assert type(target.rows) is Rows
+            target.rows.extend(zip(stack[:-1:2], stack[1::2], strict=True))
+            target.rows.take(row, last)
+            stack.clear()
+            return at
+        stack.append(phrases.call(row))
+        for following in range(row + 1, last):
+            stack += (phrases.key(following), phrases.call(following))
+        return at
 
     def count_memo(self) -> None:
         """MEMOIZE counts what is in the memo: from here on nothing is folded."""
@@ -275,7 +313,9 @@ class RareOpcodes:
 
 
 def set_items(target: Node, items: Iterable[tuple[Node, Node]]) -> None:
-    if type(target) is Dict:
+    if (type(target) is Dict or type(target) is Call) and target.rows is not None:
+        target.rows.extend(items)
+    elif type(target) is Dict:
         target.items.extend(items)
     elif type(target) is Call:
         if target.items is None:

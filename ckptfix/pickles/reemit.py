@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from ckptfix.errors import Unsupported
 from ckptfix.pickles import opcodes as op
 from ckptfix.pickles.emit import NODES, Writer
-from ckptfix.pickles.graph import Call, Dict, Graph, Node, PersId, Set
+from ckptfix.pickles.graph import Call, Dict, Node, PersId, Set
+from ckptfix.pickles.parsed import Graph
+from ckptfix.pickles.rows import rows_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +56,32 @@ def reemit(
     return Rewritten(b"".join((bytes((op.PROTO, protocol)), *writer.out, b".")), tuple(writer.persids))
 
 
-def every_node(root: Node) -> Iterator[Node]:
-    """Every node that holds others, once, in no certain order; whatever hangs on it, under whatever key."""
+def every_node(root: Node, *, folded: bool = True) -> Iterator[Node]:
+    """Every node that holds others, once, in no certain order; whatever hangs on it, under whatever key.
+
+    Args:
+        folded: with folded calls, and what they are made of, which become nodes by it; without them, what they are is
+            known: calls as torch writes them, of plain numbers and of a storage.
+    """
     seen: set[int] = set()
     stack = [root]
     while stack:
         node = stack.pop()
         if type(node) not in NODES or id(node) in seen:
             continue
+        if not folded:
+            rows = rows_of(node)
+            if rows is not None:
+                seen.add(id(node))
+                yield node
+                stack += (part for pair in rows.others() for part in pair)
+                if type(node) is Call:
+                    stack += (node.func, node.args, node.kwargs, node.state, *(node.elements or ()))
+                continue
+            if type(node) is Call and node.folded is not None:
+                bare = node.rows is None and not node.items and not node.elements
+                if bare and node.state is None and node.kwargs is None:
+                    continue
         seen.add(id(node))
         yield node
         stack += parts_of(node)

@@ -7,6 +7,7 @@ of the new one. To take the edit back is to cut the file where the new record be
 from __future__ import annotations
 
 import struct
+from bisect import bisect_left
 from collections.abc import Iterator
 
 from ckptfix.checkpoint import ByteRange, Segment
@@ -38,7 +39,9 @@ def append_record(reader: Source, directory: Directory, record: Record, new: byt
     crc32 = checksum(new)
     head, tail = rewritten_header(reader, local, record.flags, crc32, len(new))
     head = repadded(head, local_extra(reader, local), size, 0, ALIGNMENT)
-    raw = patched_directory(directory, record, {record.position: size}, crc32, len(new))
+    headers = directory.records.headers[:]
+    headers[bisect_left(directory.records.positions, record.position)] = size
+    raw = patched_directory(directory, record, headers, crc32, len(new))
     offset = size + len(head) + len(new) + len(tail)
     end = end_records(len(directory.records), len(raw), offset, directory.comment)
     return [ByteRange(directory.path, 0, size), head, new, tail, raw, end]
@@ -48,7 +51,8 @@ def earlier(path: str, directory: Directory) -> Iterator[tuple[Part, Directory, 
     """What an archive was before edits at its end, the latest first: each with the record that the next one changed."""
     if directory.trailing or not directory.records:
         return
-    record = max(directory.records, key=lambda record: record.header)
+    headers = directory.records.headers
+    record = directory.records[headers.index(max(headers))]
     for _ in range(MOST_EDITS):
         if not record.name.endswith("/data.pkl") or (found := _before(path, record)) is None:
             return

@@ -14,8 +14,9 @@ headers it never compared, and reads names of any size.
 from __future__ import annotations
 
 import itertools
-import operator
 import struct
+from array import array
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -24,64 +25,27 @@ from typing import NamedTuple
 from ckptfix.commands import command
 from ckptfix.errors import BadDirectory, Truncated, Unsupported
 from ckptfix.io.source import Source, truncated_hint
+from ckptfix.zips.records import CENTRAL as CENTRAL
+from ckptfix.zips.records import FOLDER as FOLDER
+from ckptfix.zips.records import MAX32 as MAX32
+from ckptfix.zips.records import STORED as STORED
+from ckptfix.zips.records import Record as Record
+from ckptfix.zips.records import Records as Records
+from ckptfix.zips.records import extra_fields as extra_fields
+from ckptfix.zips.records import read_rows
+from ckptfix.zips.records import zip64_fields as zip64_fields
 
 END = struct.Struct("<4s4H2LH")
 END64 = struct.Struct("<4sQ2H2L4Q")
 LOCATOR = struct.Struct("<4sLQL")
-CENTRAL = struct.Struct("<4s6H3L5H2L")
 LOCAL = struct.Struct("<4s5H3L2H")
-MAX16, MAX32 = 0xFFFF, 0xFFFFFFFF
-STORED, DEFLATED = 0, 8
+MAX16 = 0xFFFF
+DEFLATED = 8
 ENCRYPTED = 0x1 | 0x40
 DESCRIPTOR_FOLLOWS = 0x8
 """Flag bit: sizes and checksum stand behind the data, and need not stand in the local header."""
-FOLDER = 0x10
-"""The bit of the external attributes that MS-DOS marks a folder with."""
 MAX_RECORDS = 5_000_000
 MAX_DIRECTORY = 1 << 30
-
-
-class Record(NamedTuple):
-    """A row of the central directory.
-
-    Attributes:
-        name: decoded as UTF-8, undecodable bytes as surrogates.
-        header: offset of the local header in the file.
-        stored: bytes that the data takes in the file.
-        size: bytes of the data once decompressed.
-        crc32: as stated; torch never checks it, and can be set not to compute it (0).
-        method, flags: as stated.
-        position: offset of this row in the directory.
-        attributes: the external ones, of MS-DOS in their low byte.
-    """
-
-    name: str
-    header: int
-    stored: int
-    size: int
-    crc32: int
-    method: int
-    flags: int
-    position: int
-    attributes: int = 0
-
-    @property
-    def dispute(self) -> str | None:
-        """Why readers disagree on what its bytes are, whatever its local header says; None if they do not.
-
-        miniz, with which torch reads, takes a record for a folder by an attribute or by its name, gives back memory
-        that was never written to in place of the bytes of a folder or of a record that takes no room in the file, and
-        compares the two sizes of a stored record only where the row has no time of day.
-        """
-        if self.size and self.name.endswith("/"):
-            return f"named as a folder, with {self.size:,} bytes: torch would leave its memory as it finds it"
-        if self.size and self.attributes & FOLDER:
-            return "marked as a folder by its attributes: torch would leave its memory as it finds it"
-        if self.size and not self.stored:
-            return f"{self.size:,} bytes that take no room in the file: torch would leave its memory as it finds it"
-        if self.method == STORED and self.stored != self.size:
-            return f"stored as {self.stored} bytes and said to be {self.size}"
-        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +60,7 @@ class Directory:
     """
 
     path: str
-    records: tuple[Record, ...]
+    records: Records
     raw: bytes = field(repr=False)
     offset: int
     comment: bytes
@@ -115,7 +79,7 @@ def read_directory(reader: Source) -> Directory:
     path = reader.name
     end = _find_end(reader)
     raw = reader.read(end.offset, end.size)
-    records = tuple(_rows(raw, path, end))
+    records = read_rows(raw, end.records, path, end.offset)
     _refuse_overlaps(records, path, end.offset)
     return Directory(path, records, raw, end.offset, end.comment, end.trailing, end.disputes)
 
@@ -219,7 +183,7 @@ def _end_disputes(
 _END_FIELDS = ("disk", "disk of the directory", "records on this disk", "records", "size", "offset")
 
 
-def same_rows(reader: Source, old: Directory, changed: Record) -> tuple[list[int], Record] | None:
+def same_rows(reader: Source, old: Directory, changed: Record) -> tuple[array[int], Record] | None:
     """Where the records of an archive begin, in directory order, and its row for `changed` of `old`.
 
     None where its directory says anything else of the others than `old` does, and where that would take more than a
@@ -229,100 +193,23 @@ def same_rows(reader: Source, old: Directory, changed: Record) -> tuple[list[int
     raw = reader.read(end.offset, end.size)
     if len(raw) != len(old.raw) or end.records != len(old.records):
         return None
-    places = [record.position + _HEADER for record in old.records]
-    headers = [_U32(raw, place)[0] for place in places]
-    after = next((place - _HEADER for place in places if place > changed.position + _HEADER), len(raw))
-    (row,) = _rows(raw[changed.position : after], reader.name, end._replace(records=1))
+    headers = old.records.headers_in(raw)
+    after = bisect_right(old.records.positions, changed.position)
+    stop = old.records.positions[after] if after < end.records else len(raw)
+    (row,) = read_rows(raw[changed.position : stop], 1, reader.name, end.offset)
     row = row._replace(position=changed.position)
-    others = bytearray(raw)
-    for place in places:
-        others[place : place + 4] = old.raw[place : place + 4]
-    others[changed.position : after] = old.raw[changed.position : after]
+    others = old.records.with_headers(raw, old.records.headers_in(old.raw))
+    others[changed.position : stop] = old.raw[changed.position : stop]
     if others != old.raw or MAX32 in headers or row.name != changed.name:
         return None
     return headers, row
 
 
-_HEADER = 42
-"""Where in a row the offset of the local header stands."""
-
-_U32 = struct.Struct("<L").unpack_from
-
-
-def _rows(raw: bytes, path: str, end: _End) -> list[Record]:
-    rows: list[Record] = []
-    position = 0
-    limit = len(raw)
-    unpack = CENTRAL.unpack_from
-    for _ in range(end.records):
-        if position + CENTRAL.size > limit:
-            message = f"the directory ends after {len(rows)} of {end.records} records"
-            raise BadDirectory(message, path=path, offset=end.offset + position)
-        # fmt: off
-        (signature, _, _, flags, method, _, _, crc32, stored, size,
-         name_length, extra_length, comment_length, _, _, attributes, header) = unpack(raw, position)
-        # fmt: on
-        if signature != b"PK\x01\x02":
-            raise BadDirectory("no directory record here", path=path, offset=end.offset + position)
-        first = position + CENTRAL.size
-        name = raw[first : first + name_length].decode("utf-8", "surrogateescape")
-        if stored == MAX32 or size == MAX32 or header == MAX32:
-            extra = raw[first + name_length : first + name_length + extra_length]
-            try:
-                size, stored, header = zip64_fields(extra, size, stored, header)
-            except ValueError as error:
-                raise BadDirectory(str(error), path=path, where=name, offset=end.offset + position) from None
-        rows.append(Record(name, header, stored, size, crc32, method, flags, position, attributes))
-        position = first + name_length + extra_length + comment_length
-    if position != limit:
-        raise BadDirectory(
-            f"the directory holds {limit - position} bytes more than its {end.records} records",
-            path=path,
-            offset=end.offset + position,
-        )
-    return rows
-
-
-def extra_fields(extra: bytes) -> list[tuple[int, bytes]]:
-    """The (id, payload) pairs of an extra field; a malformed rest comes as id -1."""
-    fields = []
-    position = 0
-    while position < len(extra):
-        if position + 4 > len(extra):
-            fields.append((-1, extra[position:]))
-            break
-        kind, length = struct.unpack_from("<2H", extra, position)
-        if position + 4 + length > len(extra):
-            fields.append((-1, extra[position:]))
-            break
-        fields.append((kind, extra[position + 4 : position + 4 + length]))
-        position += 4 + length
-    return fields
-
-
-def zip64_fields(extra: bytes, size: int, stored: int, header: int) -> tuple[int, int, int]:
-    """`size`, `stored` and `header` with those that are 0xFFFFFFFF read from the zip64 extra field.
-
-    Raises:
-        ValueError: the field is absent, short or there twice.
-    """
-    found = [payload for kind, payload in extra_fields(extra) if kind == 1]
-    wanted = [value == MAX32 for value in (size, stored, header)]
-    if len(found) != 1 or len(found[0]) < 8 * sum(wanted):
-        raise ValueError("a zip64 record without one whole zip64 field")
-    values = iter(struct.unpack_from(f"<{sum(wanted)}Q", found[0]))
-    size, stored, header = (
-        next(values) if large else value for large, value in zip(wanted, (size, stored, header), strict=True)
-    )
-    return size, stored, header
-
-
-def _refuse_overlaps(records: Sequence[Record], path: str, directory: int) -> None:
+def _refuse_overlaps(records: Records, path: str, directory: int) -> None:
     """Records that share bytes are a bomb or an attack on readers that disagree; nothing is read from them."""
-    # The name's length in characters is at most that in bytes, so this never refuses a sound file.
-    ends = [record.header + LOCAL.size + len(record.name) + record.stored for record in records]
-    if all(map(operator.le, ends, [*(record.header for record in records[1:]), directory])):
+    if records.in_order(directory):
         return
+    # The name's length in characters is at most that in bytes, so this never refuses a sound file.
     ordered = sorted((record.header, record.stored, len(record.name), record.name) for record in records)
     ordered.append((directory, 0, 0, ""))
     for (header, stored, name_length, name), (following, *_) in itertools.pairwise(ordered):

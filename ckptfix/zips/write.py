@@ -9,6 +9,7 @@ always.
 from __future__ import annotations
 
 import struct
+from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -210,11 +211,10 @@ def replace_record(
     local = read_local(reader, record)
     crc32 = checksum(new)
     head, tail = rewritten_header(reader, local, record.flags, crc32, len(new))
-    following = min(
-        (other for other in directory.records if other.header > record.header),
-        key=lambda other: other.header,
-        default=None,
-    )
+    headers = directory.records.headers
+    behind_it = min((header for header in headers if header > record.header), default=None)
+    index = None if behind_it is None else headers.index(behind_it)
+    following = None if index is None else directory.records[index]
     cursor = record.header + len(head) + len(new) + len(tail)
     segments: list[Segment] = [ByteRange(path, 0, record.header), head, new, tail]
     if following is None:
@@ -222,20 +222,17 @@ def replace_record(
     else:
         _refuse_within(directory, following, record, local.data + record.stored)
         behind = read_local(reader, following)
-        for other in directory.records:
-            if other.header > following.header:
-                _refuse_within(directory, other, following, behind.data)
+        inside = [header for header in headers if following.header < header < behind.data]
+        if inside:
+            _refuse_within(directory, directory.records[headers.index(inside[0])], following, behind.data)
         rest = directory.offset - behind.data
         old = reader.read(behind.header, behind.data - behind.header)
         header = repadded(old, local_extra(reader, behind), cursor, behind.data, unit if rest >= LARGE else ALIGNMENT)
         segments += (header, ByteRange(path, behind.data, rest))
         shift = cursor + len(header) - behind.data
-    offsets = {
-        other.position: cursor if following is not None and other.header == following.header else other.header + shift
-        for other in directory.records
-        if other.header > record.header
-    }
-    raw = patched_directory(directory, record, offsets, crc32, len(new))
+    now = (at if at <= record.header else cursor if at == behind_it else at + shift for at in headers)
+    moved = array("Q", now)
+    raw = patched_directory(directory, record, moved, crc32, len(new))
     segments += (raw, end_records(len(directory.records), len(raw), directory.offset + shift, directory.comment))
     return segments
 
@@ -284,24 +281,29 @@ def repadded(raw: bytes, extra: bytes, cursor: int, data: int, unit: int) -> byt
     return bytes(header) + kept + b"FB" + fill.to_bytes(2, "little") + b"Z" * fill
 
 
-def patched_directory(
-    directory: Directory, record: Record, offsets: dict[int, int], crc32: int, size: int
-) -> bytes:
-    """The directory with new offsets, and new sizes for the replaced `record`."""
-    raw = bytearray(directory.raw)
+def patched_directory(directory: Directory, record: Record, headers: array[int], crc32: int, size: int) -> bytes:
+    """The directory with the offsets `headers`, and new sizes for the replaced `record`."""
+    records = directory.records
+    stated = records.headers_in(directory.raw)
+    wide: dict[int, int] = {}
+    if max(headers, default=0) < MAX32 and MAX32 not in stated:
+        raw = records.with_headers(directory.raw, array("I", headers))
+    else:
+        raw = bytearray(directory.raw)
+        put = struct.Struct("<L").pack_into
+        for position, old, header, short in zip(records.positions, records.headers, headers, stated, strict=True):
+            # The zip64 field of the record has the old sizes in front of the offset, and the row no longer refers to
+            # them.
+            if short == MAX32 and position == record.position:
+                wide[position] = header
+            elif old == header:
+                continue
+            elif header < MAX32 and short != MAX32:
+                put(raw, position + 42, header)
+            else:
+                wide[position] = header
     struct.pack_into("<3L", raw, record.position + 16, crc32, size, size)
     struct.pack_into("<H", raw, record.position + 10, 0)
-    put = struct.Struct("<L").pack_into
-    wide: dict[int, int] = {}
-    if raw[record.position + 42 : record.position + 46] == b"\xff\xff\xff\xff":
-        # Its zip64 field has the old sizes in front of the offset, and the row no longer refers to them.
-        wide[record.position] = record.header
-    for position, header in offsets.items():
-        stated = raw[position + 42 : position + 46]
-        if header < MAX32 and stated != b"\xff\xff\xff\xff":
-            put(raw, position + 42, header)
-        else:
-            wide[position] = header
     return _widened(bytes(raw), wide) if wide else bytes(raw)
 
 

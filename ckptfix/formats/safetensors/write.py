@@ -27,7 +27,7 @@ from ckptfix.errors import KeyConflict, Unsupported, WouldLoseData
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats.in_place import head_of, room_for, unchanged
-from ckptfix.formats.safetensors.header import ALIGNMENT, MAX_HEADER, METADATA
+from ckptfix.formats.safetensors.header import ALIGNMENT, MAX_HEADER, METADATA, header_of
 from ckptfix.io.blocks import best_start, shift_for
 from ckptfix.io.derived import gathered
 from ckptfix.io.read import cut, read_chunks
@@ -43,10 +43,21 @@ TOO_MANY = 1 << 63
 _RANK = {code: rank for rank, code in enumerate(_LAYOUT_ORDER)}
 
 
-def plan_write(entries: Sequence[TensorEntry], dest: str, *, metadata: Mapping[str, str] | None = None) -> Plan:
+def plan_write(
+    entries: Sequence[TensorEntry],
+    dest: str,
+    *,
+    metadata: Mapping[str, str] | None = None,
+    with_format: bool = True,
+    ordered: bool = False,
+) -> Plan:
     """A file at `dest` that holds `entries` under their keys; see the contract in `base`.
 
     `metadata` is written to ``__metadata__``, with ``format: pt`` unless it says otherwise. Views become contiguous.
+
+    Args:
+        with_format: whether ``format: pt`` is added.
+        ordered: the header lists tensors as their data lie, as the safetensors library does.
 
     Raises:
         WouldLoseData: tensors that the format cannot hold; the message names all of them.
@@ -73,19 +84,28 @@ def plan_write(entries: Sequence[TensorEntry], dest: str, *, metadata: Mapping[s
     segments: list[Segment] = []
     places: dict[str, tuple[int, int]] = {}
     end = 0
-    for name, (entry, _, _) in sorted(described.items(), key=lambda item: (_RANK[item[1][1]], item[0])):
+    laid_out = sorted(described.items(), key=lambda item: (_RANK[item[1][1]], item[0]))
+    for name, (entry, _, _) in laid_out:
         begin, end = end, end + entry.nbytes
         places[name] = begin, end
         if end > begin:
             segments.append(row_major(entry))
-    pairs = {"format": "pt", **(metadata or {})}
-    items = [f"{quoted(METADATA)}:{metadata_text(pairs.items())}"]
-    for name, (_, code, shape) in described.items():
+    pairs = {**({"format": "pt"} if with_format else {}), **(metadata or {})}
+    items = [f"{quoted(METADATA)}:{metadata_text(pairs.items())}"] if pairs else []
+    for name, (_, code, shape) in laid_out if ordered else described.items():
         begin, end = places[name]
         sizes = ",".join(map(str, shape))
         items.append(f'{quoted(name)}:{{"dtype":"{code}","shape":[{sizes}],"data_offsets":[{begin},{end}]}}')
     whole = framed("{" + ",".join(items) + "}", segments, dest)
     return Plan((OutputFile.of(dest, whole),), tuple(_unreadable(described)))
+
+
+def plan_like(
+    checkpoint: Checkpoint, entries: Sequence[TensorEntry], dest: str, metadata: Mapping[str, str]
+) -> Plan:
+    """`plan_write` with the order of the header, and no pair more, as `checkpoint`, a safetensors file, has it."""
+    begins = [row.begin for row in header_of(checkpoint).rows]
+    return plan_write(entries, dest, metadata=metadata, with_format=False, ordered=begins == sorted(begins))
 
 
 def stated_of(entry: TensorEntry) -> tuple[str, tuple[int, ...]] | None:

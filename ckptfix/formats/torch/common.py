@@ -15,7 +15,8 @@ from ckptfix.formats.torch.edit import find_devices
 from ckptfix.formats.torch.object import TorchObject, walk
 from ckptfix.formats.torch.tensors import BadTensor, storage_dtype
 from ckptfix.io.derived import byteswapped
-from ckptfix.pickles import Global, Graph, PersId, Text
+from ckptfix.pickles import Graph, PersId, Text
+from ckptfix.pickles.folded import Phrases
 
 ByteOrder = Literal["little", "big"]
 
@@ -164,17 +165,21 @@ class Storages(StorageTable):
 
     def all_there(self, graph: Graph) -> bool:
         """Whether the file has as many bytes of each storage as the references to it promise."""
-        for key, kind, location, numel in references(graph):
-            try:
-                if location == "meta" and not self.meta_has_bytes:
-                    continue
-                if self.size(key) != expected_bytes(kind, numel):
+        try:
+            for key, kind, location, numel in loose_references(graph):
+                if not self._is_absent(location) and self.size(key) != expected_bytes(kind, numel):
                     return False
-            except BadTensor:
-                continue
-            except CkptfixError:
-                return False
-        return True
+            if graph.phrases is None:
+                return True
+            keys, promised = folded_references(graph.phrases, self._is_absent)
+            # One of which nothing is known is promised to have what it has.
+            return all(nbytes in (None, found) for found, nbytes in zip(map(self.size, keys), promised, strict=True))
+        except CkptfixError:
+            return False
+
+    def _is_absent(self, location: str) -> bool:
+        """Whether the file need not hold the bytes of a storage at this location."""
+        return location == "meta" and not self.meta_has_bytes
 
 
 MAX_KEY = 1024
@@ -208,21 +213,39 @@ def fields(persid: PersId) -> tuple[str, str, str, int]:
     return str(key), dtype, str(location), numel
 
 
-def references(graph: Graph) -> Iterator[tuple[str, str, str, int]]:
-    """`fields` of every reference that has them; those in folded calls come last, and stay folded."""
+def loose_references(graph: Graph) -> Iterator[tuple[str, str, str, int]]:
+    """`fields` of every reference outside folded calls that has them."""
     for persid in graph.loose_persids:
         with suppress(BadTensor):
             yield fields(persid)
-    kinds: dict[Global, str | None] = {}
-    for key, cls, location, numel in graph.phrases.references() if graph.phrases is not None else ():
-        if cls not in kinds:
-            try:
-                kinds[cls] = storage_dtype(cls)
-            except BadTensor:
-                kinds[cls] = None
-        kind = kinds[cls]
-        if kind is not None and numel >= 0:
-            yield key, kind, location, numel
+
+
+def folded_references(
+    phrases: Phrases, is_absent: Callable[[str], bool] = lambda location: False
+) -> tuple[list[str], list[int | None]]:
+    """The keys in folded calls, and the bytes that each promises; None for a storage of no known class.
+
+    Args:
+        is_absent: says of a location that None is to stand for the bytes of a storage there, too.
+    """
+    nbytes: list[int | None] = []
+    for mold in phrases.molds:
+        nbytes.append(None)
+        with suppress(BadTensor):
+            if mold.numel >= 0 and not is_absent(mold.location):
+                nbytes[-1] = expected_bytes(storage_dtype(mold.type), mold.numel)
+    return phrases.storages(), list(map(nbytes.__getitem__, phrases.of))
+
+
+def promised_bytes(graph: Graph) -> int:
+    """Bytes of the storages that a pickle refers to, each counted once."""
+    found: dict[str, int | None] = {key: expected_bytes(kind, numel) for key, kind, _, numel in loose_references(graph)}
+    if graph.phrases is not None:
+        keys, promised = folded_references(graph.phrases)
+        if None not in promised and len({*found, *keys}) == len(found) + len(keys):
+            return sum(filter(None, found.values())) + sum(filter(None, promised))
+        found |= {key: nbytes for key, nbytes in zip(keys, promised, strict=True) if nbytes is not None}
+    return sum(nbytes or 0 for nbytes in found.values())
 
 
 def element_sizes(checkpoint: Checkpoint) -> dict[tuple[str, str], int]:

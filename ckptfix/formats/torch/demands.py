@@ -18,6 +18,7 @@ from ckptfix.formats.torch.tensors import LAYOUTS, is_tensor
 from ckptfix.pickles import Call, Dict, Global, Graph, Set, Text
 from ckptfix.pickles.graph import Node, attributes, pairs
 from ckptfix.pickles.reemit import every_node
+from ckptfix.pickles.rows import rows_of
 
 GIANT = 1 << 36
 """Bytes of one value, 64 GiB, that are a bomb where the file has not a thousandth of them."""
@@ -26,7 +27,8 @@ TIMES = 1000
 
 def findings(graph: Graph) -> Iterator[Finding]:
     """Values that no unpickler can make: calls with arguments that they do not take, keys without a hash."""
-    for node in every_node(graph.root):
+    # What is folded is as torch writes it.
+    for node in every_node(graph.root, folded=False):
         if any(map(_is_unhashable, _keys(node))):
             place = node.position if type(node) is Call else graph.start
             message = "a key or an element of a set that has no hash, as a list has none: torch.load fails there"
@@ -145,12 +147,13 @@ _UNHASHABLE = ("collections.OrderedDict", "collections.Counter", "builtins.set",
 def _keys(node: Node) -> Iterator[Node]:
     """What is hashed when this node is built: keys of a mapping, elements of a set."""
     rows: Node = None
-    if type(node) is Dict:
-        yield from (key for key, _ in node.items)
+    if type(node) is Dict or type(node) is Call:
+        unread = rows_of(node)
+        # Keys of folded calls are text.
+        yield from (key for key, _ in (node.items or () if unread is None else unread.others()))
     elif type(node) is Set:
         yield from node.elements
-    elif type(node) is Call:
-        yield from (key for key, _ in node.items or ())
+    if type(node) is Call:
         rows = node.arguments[0] if node.arguments and type(node.func) is Global else None
         name = weights_only.canonical(node.func) if type(node.func) is Global else ""
         if isinstance(rows, (list, tuple)) and name in ("builtins.set", "builtins.frozenset", "collections.Counter"):

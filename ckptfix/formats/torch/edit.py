@@ -8,7 +8,7 @@ a DTensor) are reported as fixed.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,8 +19,10 @@ from ckptfix.formats.torch.object import Site, TorchObject
 from ckptfix.formats.torch.put import shape_patches
 from ckptfix.pickles import Call, Dict, Global, Graph, Patch, Set, Text
 from ckptfix.pickles import opcodes as op
-from ckptfix.pickles.graph import Folded, attributes
-from ckptfix.pickles.patch import int_opcode, items_pushed, string_patches
+from ckptfix.pickles.folded import Phrases
+from ckptfix.pickles.graph import attributes
+from ckptfix.pickles.patch import Patches, Renamed, int_opcode, items_pushed, string_patches
+from ckptfix.pickles.rows import Rows
 
 _DEVICE_TENSORS = tuple(row.name for row in calls.TABLE if row.kind == "device")
 
@@ -117,7 +119,7 @@ Sites = dict[tuple[str, str], list[Site]]
 """Address and kind of a place that holds names -> the places."""
 
 
-def patches(found: TorchObject, edits: Sequence[Edit]) -> list[Patch]:
+def patches(found: TorchObject, edits: Sequence[Edit]) -> Patches:
     """The patches that carry out `edits`.
 
     Raises:
@@ -130,9 +132,14 @@ def patches(found: TorchObject, edits: Sequence[Edit]) -> list[Patch]:
         found.graph.unfold()
     strings: list[tuple[Text, str]] = []
     others: list[Patch] = []
+    keys: list[Renamed] = []
     for edit in edits:
         if isinstance(edit, Rename):
-            strings += _renamed(sites.get((edit.at, edit.kind), ()), edit)
+            for site in sites.get((edit.at, edit.kind), ()):
+                nodes = site.nodes
+                strings += [(use, edit.names[use]) for use in nodes if use in edit.names]
+                if isinstance(site.keys, Rows):
+                    keys.append(Renamed(site.keys, nodes, edit.names, found.graph.protocol, found.graph.rare))
         elif isinstance(edit, SetLocation):
             moved, extra = _moved(found.graph, edit.moves)
             strings += moved
@@ -141,17 +148,17 @@ def patches(found: TorchObject, edits: Sequence[Edit]) -> list[Patch]:
             others += shape_patches(found, edit)
         else:
             raise Unsupported(f"{type(edit).__name__} on a torch pickle")
-    return string_patches(found.graph, strings) + others
+    return Patches(string_patches(found.graph, strings) + others, keys)
 
 
-def _stay_folded(found: TorchObject, sites: Sites, edits: Sequence[Edit], phrases: Folded) -> bool:
+def _stay_folded(found: TorchObject, sites: Sites, edits: Sequence[Edit], phrases: Phrases) -> bool:
     """Whether folded calls need no patch: what they fetch stays, or it is their location and moves where it stands."""
     moves: dict[str, str] = {}
     fetched = phrases.fetched()
     touched: set[int] = set()
     for edit in edits:
         if isinstance(edit, Rename):
-            uses = (use for site in sites.get((edit.at, edit.kind), ()) for use in site.uses if id(use) in fetched)
+            uses = (use for site in sites.get((edit.at, edit.kind), ()) for use in site.nodes if id(use) in fetched)
             touched.update(id(use) for use in uses if use in edit.names)
         elif isinstance(edit, SetLocation) and not moves:
             moves = dict(edit.moves)
@@ -159,11 +166,6 @@ def _stay_folded(found: TorchObject, sites: Sites, edits: Sequence[Edit], phrase
             return False
     touched.update(id(tag) for tag in find_devices(found.graph).tags if tag in moves and id(tag) in fetched)
     return touched == {id(tag) for _, tag, _ in phrases.locations() if tag in moves}
-
-
-def _renamed(sites: Iterable[Site], edit: Rename) -> list[tuple[Text, str]]:
-    names = edit.names
-    return [(use, names[use]) for site in sites for use in site.uses if use in names]
 
 
 def _moved(graph: Graph, moves: Mapping[str, str]) -> tuple[list[tuple[Text, str]], list[Patch]]:

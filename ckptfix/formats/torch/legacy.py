@@ -38,13 +38,14 @@ from ckptfix.formats.torch.legacy_layout import (
     Layout,
     Places,
     aligned,
+    compared,
     fresh,
     padded,
     read_pickles,
-    read_storages,
     refuse_truncated,
     refuse_unloadable,
     refuses,
+    storages_of,
 )
 from ckptfix.formats.torch.legacy_layout import NAME as NAME
 from ckptfix.formats.torch.weights import plan_torch
@@ -72,9 +73,9 @@ def read(path: str) -> Checkpoint:
                 _note(side, part, graph)
         known = {str(key): value for key, value in pairs(info.root) or () if isinstance(key, str)}
         keys = [str(key) for key in key_graph.root] if type(key_graph.root) is list else []
-        storages = read_storages(reader, graph, keys, key_graph.end, findings)
+        storages, stated = storages_of(reader, graph, keys, key_graph.end, findings)
         size = reader.size
-    layout = Layout(graph.start, graph.end, storages)
+    layout = Layout(graph.start, graph.end, storages, stated)
     return torch_common.build(
         path,
         format=NAME,
@@ -101,8 +102,14 @@ def read_stream(path: str) -> tuple[Layout, bytes]:
     with open_source(path) as reader:
         *_, graph, key_graph = read_pickles(reader)
         keys = [str(key) for key in key_graph.root] if type(key_graph.root) is list else []
-        storages = read_storages(reader, graph, keys, key_graph.end, [])
+        storages, _ = storages_of(reader, graph, keys, key_graph.end, [])
     return Layout(graph.start, graph.end, storages), graph.data[graph.start : graph.end]
+
+
+def judge(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """The findings of reading, and counts that are not what the pickle states."""
+    yield from torch_common.all_findings(checkpoint)
+    yield from compared(checkpoint)
 
 
 def plan_edit(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan:
@@ -175,7 +182,8 @@ FORMAT = Format(
     states=OF_OBJECTS,
     score=score,
     read=read,
-    judge=torch_common.all_findings,
+    judge=judge,
+    skim=("pickles (and no counts of storages)", torch_common.all_findings),
     weights=plain_weights,
     refuses=refuses,
     plan_edit=plan_edit,

@@ -12,7 +12,7 @@ from ckptfix.findings.row import Finding
 from ckptfix.formats.torch import common as torch_common
 from ckptfix.formats.torch.tensors import DEVICE_TENSOR, BadTensor
 from ckptfix.io.blocks import best_start, shift_for
-from ckptfix.io.source import Source, truncated_hint
+from ckptfix.io.source import Source, open_source, truncated_hint
 from ckptfix.pickles import Dict, Graph, parse
 from ckptfix.pickles import opcodes as op
 from ckptfix.pickles.emit import emit
@@ -28,7 +28,8 @@ PROTOCOL = 1001
 
 MAGIC_BYTES = MAGIC.to_bytes(10, "little")
 
-FIRST_WINDOW = 4 << 20
+FIRST_WINDOW, FIRST_FAR = 4 << 20, 896 << 10
+"""Bytes that are read first; of a file far away fewer."""
 
 
 MAX_PICKLE = 1 << 30
@@ -41,15 +42,17 @@ class Layout:
     Attributes:
         object_start: offset of the object's pickle; it ends where the graph does, counted from there.
         storages: key -> (range of the elements, number of elements), in file order.
+        stated: the numbers are those that the pickle states, and the file was not asked.
     """
 
     object_start: int
     object_end: int
     storages: Mapping[str, tuple[ByteRange, int]]
+    stated: bool = False
 
 
 def read_pickles(
-    reader: Source, *, start: int = 0, partial: bool = False, window: int = FIRST_WINDOW
+    reader: Source, *, start: int = 0, partial: bool = False, window: int | None = None
 ) -> list[Graph]:
     """The five pickles; their spans are offsets in the file.
 
@@ -61,6 +64,7 @@ def read_pickles(
         partial: give those before the one in which the file ends.
         window: bytes that are read first.
     """
+    window = window or (FIRST_FAR if reader.far else FIRST_WINDOW)
     while True:
         data = reader.read(0, min(start + window, reader.size))
         graphs: list[Graph] = []
@@ -106,6 +110,56 @@ def storage_counts(
         if count < 0:
             return
         position += 8 + count * itemsizes.get(key, 1)
+
+
+def storages_of(
+    reader: Source, graph: Graph, keys: list[str], position: int, findings: list[Finding]
+) -> tuple[dict[str, tuple[ByteRange, int]], bool]:
+    """The storages as `read_storages` gives them, and whether their counts are those that the pickle states."""
+    stated = _stated_storages(reader, graph, keys, position)
+    if stated is not None:
+        return stated, True
+    return read_storages(reader, graph, keys, position, findings), False
+
+
+def _stated_storages(
+    reader: Source, graph: Graph, keys: Sequence[str], position: int
+) -> dict[str, tuple[ByteRange, int]] | None:
+    """The same by what the pickle states, of a file far away: each count there would be a request.
+
+    None where the file has not exactly the size that comes of it.
+    """
+    if not reader.far:
+        return None
+    counts: dict[str, tuple[int, int]] = {}
+    for persid in graph.persids:
+        try:
+            key, kind, _, count = torch_common.fields(persid)
+        except BadTensor:
+            return None
+        if counts.setdefault(key, (count, dtypes.by_name(kind).itemsize)) != (count, dtypes.by_name(kind).itemsize):
+            return None
+    if counts.keys() != {*keys} or len(counts) != len(keys):
+        return None
+    found = {}
+    for key in keys:
+        count, itemsize = counts[key]
+        found[key] = ByteRange(reader.name, position + 8, count * itemsize), count
+        position += 8 + count * itemsize
+    return found if position == reader.size else None
+
+
+def compared(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Counts in the file that are not what the pickle states; of a file far away that was read by these."""
+    layout = torch_common.parts_of(checkpoint).container
+    if not layout.stated:
+        return
+    with open_source(checkpoint.path) as reader:
+        for key, (data, count) in layout.storages.items():
+            there = int.from_bytes(reader.read(data.offset - 8, 8), "little", signed=True)
+            if there != count:
+                message = f"a storage of {there} elements, and the pickle says {count}"
+                yield table.found("bad-storage", message, where=key, offset=data.offset - 8)
 
 
 def read_storages(

@@ -7,7 +7,7 @@ were saved. Addresses are the keys on the way, joined by slashes: ``optimizer/st
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeGuard
@@ -23,19 +23,56 @@ from ckptfix.formats.torch.plain import described, is_container, plain
 from ckptfix.formats.torch.state import apart
 from ckptfix.formats.torch.tensors import StorageOf, is_tensor, tensor_entry
 from ckptfix.pickles import Call, Dict, Graph, PersId, Text
-from ckptfix.pickles.graph import Node, children, is_versions, label, pairs
+from ckptfix.pickles.graph import Node, children, is_only_metadata, is_versions, label, pairs
+from ckptfix.pickles.rows import Rows, rows_of
 
 
 @dataclass(slots=True)
 class Site:
-    """A NameSite and the uses of its strings, in the same order."""
+    """A NameSite and the uses of its strings, in the same order: nodes, or keys that are not nodes yet."""
 
     at: str
     kind: SiteKind
-    uses: list[Text]
+    keys: list[Text] | Rows
+
+    @property
+    def nodes(self) -> list[Text]:
+        """The uses that are nodes already."""
+        return self.keys.nodes() if isinstance(self.keys, Rows) else self.keys
 
     def noun(self) -> NameSite:
-        return NameSite(self.at, self.kind, tuple(str(use) for use in self.uses))
+        names = self.keys.names() if isinstance(self.keys, Rows) else tuple(map(str, self.keys))
+        return NameSite(self.at, self.kind, names)
+
+
+class Tensors:
+    """(address of the mapping, key, node) of each tensor, in order; of those in `Rows` when they are asked for."""
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[str, Rows] | list[tuple[str, str, Call | PersId]]] = []
+
+    def add(self, tensors: list[tuple[str, str, Call | PersId]]) -> None:
+        if not tensors:
+            return
+        if self._parts and isinstance(self._parts[-1], list):
+            self._parts[-1] += tensors
+        else:
+            self._parts.append(tensors)
+
+    def add_rows(self, at: str, rows: Rows) -> None:
+        self._parts.append((at, rows))
+
+    def __len__(self) -> int:
+        return sum(len(part) if isinstance(part, list) else len(part[1]) for part in self._parts)
+
+    def __iter__(self) -> Iterator[tuple[str, str, Call | PersId]]:
+        for part in self._parts:
+            if isinstance(part, list):
+                yield from part
+            else:
+                at, rows = part
+                # All that are noted by `_note_rows` are calls.
+                yield from ((at, name, node) for name, node in zip(rows.names(), rows.values(), strict=True))  # type: ignore[misc]
 
 
 @dataclass(slots=True)
@@ -51,7 +88,7 @@ class TorchObject:
     """
 
     graph: Graph
-    tensors: list[tuple[str, str, Call | PersId]] = field(default_factory=list)
+    tensors: Tensors = field(default_factory=Tensors)
     values: list[tuple[str, Node]] = field(default_factory=list)
     sites: list[Site] = field(default_factory=list)
     state_dicts: list[StateDict] = field(default_factory=list)
@@ -113,7 +150,7 @@ def walk(graph: Graph) -> TorchObject:
             if type(node) is Call and (node.items or node.elements):
                 # An unpickler would write into the tensor, or beyond it (CVE-2026-24747).
                 raise BadPickle("items set on a tensor", where="data.pkl", offset=node.position)
-            found.tensors.append((at, key, node))
+            found.tensors.add([(at, key, node)])
             if (attributes_of := tensor_state(node)) is not None and id(node) not in visited:
                 visited.add(id(node))
                 stack += [(address, name, value, optimizer) for name, value in reversed(attributes_of)]
@@ -137,6 +174,8 @@ def walk(graph: Graph) -> TorchObject:
             message = "nested too deeply, or under too long a key: what is below is not listed"
             found.findings.append(table.found("too-deep", message, where=address[:80] + "..."))
             continue
+        if _note_rows(found, address, node, optimizer):
+            continue
         mapping = pairs(node)
         if mapping is None and type(node) is Call:
             found.values.append((address, node))
@@ -147,7 +186,7 @@ def walk(graph: Graph) -> TorchObject:
         if not named and type(node) is not Call:
             found.values.append((address, node))
         first = next((index for index, (_, child) in enumerate(named) if not _is_alone(child)), len(named))
-        found.tensors += [(address, name, child) for name, child in named[:first]]  # type: ignore[misc]
+        found.tensors.add([(address, name, child) for name, child in named[:first]])  # type: ignore[misc]
         stack += [(address, name, child, optimizer) for name, child in reversed(named[first:])]
     return found
 
@@ -159,6 +198,13 @@ def _is_alone(node: Node) -> bool:
         and node.folded is not None
         and node.items is node.elements is node.state is None
     )  # fmt: skip
+
+
+def _is_bare(node: Node) -> bool:
+    """Whether this is a tensor that no attributes were set on, and no items."""
+    if not is_tensor(node) or node.items or node.elements:
+        return False
+    return _is_alone(node) or tensor_state(node) is None
 
 
 def _encoded(node: Node) -> bytes | None:
@@ -202,6 +248,30 @@ def _note_mapping(
         _note_optimizer(found, at, {key: value for key, value in mapping if isinstance(key, str)})
 
 
+def _note_rows(found: TorchObject, at: str, node: Node, optimizer: bool) -> bool:
+    """The same for a state dict whose tensors are not nodes yet, as most are; False, and nothing is noted, for others.
+
+    Each is a tensor by itself, so there is nothing below them.
+    """
+    rows = rows_of(node)
+    if rows is None or not all(type(key) is Text and _is_bare(value) for key, value in rows.others()):
+        return False
+    if type(node) is Call and (node.args != () or node.kwargs or node.elements or not is_only_metadata(node.state)):
+        return False
+    names = rows.names()
+    if len(set(names)) < len(names) or {"state", "param_groups"} <= set(names):
+        return False
+    metadata = _metadata_of(node)
+    weights = not optimizer and (metadata is not None or _looks_like_weights(names, rows, at))
+    found.state_dicts.append(StateDict(at, len(names), 0, optimizer, weights))
+    found.sites.append(Site(at, "state_dict", rows))
+    if metadata is not None:
+        found.metadata[at] = metadata
+        found.sites.append(Site(at, "metadata", _key_uses(metadata)))
+    found.tensors.add_rows(at, rows)
+    return True
+
+
 def _odd_keys(named: list[Node], mapping: list[tuple[Node, Node]]) -> tuple[str, ...]:
     """Those of the keys of tensors that would get another name as text than they have, as they are listed."""
     keys = [key for key in named if not isinstance(key, str)]
@@ -229,7 +299,7 @@ _PATH_OF_PARAMETER = re.compile(r"(\w+\.)+(?!(?:ckpt|pt|pth|bin)$)\w+", re.ASCII
 """A dotted name that is not a file name: Lightning keeps a score for each file name (``best_k_models``)."""
 
 
-def _looks_like_weights(named: list[Node], mapping: list[tuple[Node, Node]], at: str) -> bool:
+def _looks_like_weights(named: Sequence[Node], mapping: Rows | list[tuple[Node, Node]], at: str) -> bool:
     """Whether the tensors of these keys are a model's: dotted names, what one layer alone has, or numbers throughout.
 
     Scalars inside something else, under names that are not parameters', are what a trainer counted: a callback's
@@ -258,7 +328,8 @@ def _is_number(node: Node) -> bool:
     """Whether a tensor is of another dtype than uint8, in which states of random generators come."""
     while type(node) is Call and type(node.args) is tuple and node.args:
         node = node.args[0]
-    return not (type(node) is PersId and type(node.pid) is tuple and getattr(node.pid[1], "name", "") == "ByteStorage")
+    kinds = node.pid[1:2] if type(node) is PersId and type(node.pid) is tuple else ()
+    return not any(getattr(kind, "name", "") == "ByteStorage" for kind in kinds)
 
 
 def _note_optimizer(found: TorchObject, at: str, parts: dict[str, Node]) -> None:

@@ -35,7 +35,8 @@ from ckptfix.formats.torch.emit import dense_call, reference
 from ckptfix.formats.torch.object import TorchObject, node_at, walk
 from ckptfix.formats.torch.put import PutStorages, moves_no_bytes, with_tensors
 from ckptfix.formats.torch.tensors import BadTensor
-from ckptfix.pickles import Call, Dict, Graph, parse, splice
+from ckptfix.pickles import Call, Dict, Graph, PersId, parse, splice
+from ckptfix.pickles.emit import Key
 from ckptfix.pickles.graph import label, pairs
 from ckptfix.pickles.reemit import Rewritten, reemit
 
@@ -96,12 +97,14 @@ def plan_rewrite(
     storages: Mapping[str, NewStorage] | None = None,
     *,
     legacy: bool | None = None,
+    alike: bool = False,
 ) -> Plan:
     """A fresh file that holds the object of `rewritten` and the storages it refers to.
 
     Args:
         storages: key -> bytes, for keys that the file lacks or that stand for other bytes now; the rest is copied.
         legacy: the container; as `checkpoint` has it by default. References must have the fields of that container.
+        alike: an archive has the root and the small records of the old one, where it has no two of one name.
 
     Raises:
         DamagedFile: the file lacks a storage that the object refers to, or its pickle does not match its checksum,
@@ -135,7 +138,12 @@ def plan_rewrite(
         _refuse_other_sizes(rewritten, {key: data.length for key, data, _ in kept}, checkpoint.path)
     if to_legacy:
         return legacy_plan(rewritten.pickle, [(key, data, counts[key]) for key, data, _ in kept], dest)
-    return Plan((OutputFile.of(dest, zip_layout.fresh(rewritten.pickle, kept, checkpoint.byteorder)),))
+    container = parts.container
+    if alike and isinstance(container, zip_layout.Archive) and not container.ambiguous:
+        segments = zip_layout.fresh_like(container, checkpoint.path, rewritten.pickle, kept)
+    else:
+        segments = zip_layout.fresh(rewritten.pickle, kept, checkpoint.byteorder)
+    return Plan((OutputFile.of(dest, segments),))
 
 
 def _refuse_other_sizes(rewritten: Rewritten, lengths: Mapping[str, int], path: str) -> None:
@@ -267,6 +275,28 @@ def legacy_plan(pickle: bytes, storages: Sequence[tuple[str, Data, int]], dest: 
     """A legacy file of an object pickle and (key, data, number of elements) of each storage."""
     sized = [(key, data, max(data.length // max(count, 1), 1)) for key, data, count in storages]
     return Plan((OutputFile.of(dest, legacy_layout.fresh(pickle, sized, dest)),))
+
+
+def counted(graph: Graph, rewritten: Rewritten) -> dict[str, str] | None:
+    """Storage keys of a pickle that is made of `graph` -> numbers: torch.save counts them in order of first use.
+
+    None, if the keys of `graph` are not counted so.
+    """
+    keys = list(storage_sizes(Rewritten(b"", tuple(graph.persids))))
+    if keys != list(map(str, range(len(keys)))):
+        return None
+    return {key: str(number) for number, key in enumerate(storage_sizes(rewritten))}
+
+
+def renumbered(rewritten: Rewritten, keys: Mapping[str, str], path: str) -> Rewritten:
+    """The same pickle with these storage keys, each a string of its own, as torch.save writes them."""
+    graph = parse(rewritten.pickle, path=path, where="edited pickle")
+    new: dict[int, PersId] = {}
+    for persid in graph.persids:
+        pid = persid.pid
+        if type(pid) is tuple and len(pid) >= 5 and str(pid[2]) in keys:
+            new[id(persid)] = PersId((*pid[:2], Key(keys[str(pid[2])]), *pid[3:]), persid.position, -1)
+    return reemit(graph, replaced=new)
 
 
 def storage_keys(rewritten: Rewritten, path: str) -> list[str]:

@@ -80,7 +80,8 @@ def read(path: str) -> Checkpoint:
         size = reader.size
     if byteorder:
         traits["byteorder"] = byteorder
-    sums = [record.crc32 for record in directory.records if record.size]
+    records = directory.records
+    sums = [crc32 for crc32, size in zip(records.sums, records.sizes, strict=True) if size]
     if sums and not any(sums):
         traits["checksums"] = "none"
     if directory.trailing:
@@ -117,9 +118,10 @@ def read_stream(path: str) -> tuple[Archive, bytes]:
 
 def _open(reader: Source, directory: Directory, findings: list[Finding]) -> tuple[Archive, bytes]:
     """The archive and the bytes of its pickle."""
-    pickles = [record for record in directory.records if record.name.endswith("/data.pkl")]
+    records = directory.records
+    pickles = [records[index] for index in records.with_ending("/data.pkl")]
     roots = {record.name.partition("/")[0] for record in pickles if record.name.count("/") == 1}
-    scripted = any(record.name.endswith(("/constants.pkl", "/archive_format")) for record in directory.records)
+    scripted = records.with_ending("/constants.pkl") or records.with_ending("/archive_format")
     if len(roots) != 1 or scripted:
         raise unknown(reader.name, reader.read(0, min(4096, reader.size)), reader.size)
     (root,) = roots
@@ -144,7 +146,7 @@ def _open(reader: Source, directory: Directory, findings: list[Finding]) -> tupl
 
 def small_record(reader: Source, directory: Directory, name: str) -> str:
     """The text of a short record, empty when there is none."""
-    record = next((record for record in directory.records if record.name == name), None)
+    record = directory.records.named(name)
     if record is None or record.size > 64:
         return ""
     return b"".join(read_chunks(record_data(reader, record))).decode("ascii", "replace").strip()
@@ -207,7 +209,7 @@ def refuse_disputed(checkpoint: Checkpoint) -> None:
         BadDirectory: there is one (see `Record.dispute`).
     """
     archive = archive_of(checkpoint)
-    for record in archive.directory.records if archive is not None else ():
+    for record in archive.directory.records.disputed() if archive is not None else ():
         dispute = record.dispute
         if archive is not None and dispute is not None and record.name.startswith(f"{archive.root}/"):
             hint = f"ckptfix repair {quoted(checkpoint.path)} OUT"

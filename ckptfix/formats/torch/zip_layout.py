@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Literal
 
 from ckptfix.checkpoint import ByteRange, Data, Segment
@@ -53,7 +54,7 @@ def refuse_damaged_pickle(archive: Archive, path: str) -> None:
 
 def ambiguous_names(directory: Directory) -> frozenset[str]:
     """Names that several records have, without regard to case."""
-    names = [record.name for record in directory.records]
+    names = directory.records.names()
     if len({name.lower() for name in names}) == len(names):
         return frozenset()
     counts = Counter(name.lower() for name in names)
@@ -67,43 +68,56 @@ class Places:
         self._path = path
         self._prefix = f"{archive.root}/{folder}/"
         self._directory = archive.directory
-        self._records: dict[str, Record] = {}
-        for record in archive.directory.records:
-            if record.name.startswith(self._prefix):
-                self._records.setdefault(record.name[len(self._prefix) :], record)
-        self._headers = sorted((*(record.header for record in archive.directory.records), archive.directory.offset))
+        self._made: dict[str, int] | None = None
         self._data: dict[str, Data] | None = None
         self._wrong = {
             name[len(self._prefix) :]: "several records have this name, and readers disagree which one counts"
             for name in archive.ambiguous
         }
 
+    @property
+    def _records(self) -> dict[str, int]:
+        """Key -> which record of the directory has its bytes: the first one of the name."""
+        if self._made is None:
+            names, prefix = self._directory.records.names(), self._prefix
+            first = len(prefix)
+            # Backwards, as of several the last one stays.
+            rows = zip(reversed(names), range(len(names) - 1, -1, -1), strict=True)
+            self._made = {name[first:]: index for name, index in rows if name.startswith(prefix)}
+        return self._made
+
     def __call__(self, key: str) -> tuple[Data | None, int, int | None]:
         if self._data is None:
             self._data = self._read_headers()
-        record = self._records.get(key)
-        if record is None:
+        index = self._records.get(key)
+        if index is None:
             return None, -1, None
+        records = self._directory.records
         if key in self._wrong:
+            record = records[index]
             raise BadDirectory(self._wrong[key], path=self._path, where=record.name, offset=record.header)
-        return self._data[key], record.size, record.crc32 or None
+        return self._data[key], records.sizes[index], records.sums[index] or None
 
     def size(self, key: str) -> int:
         """The bytes of a storage as the directory states them; a negative number for a key that the file lacks."""
-        record = self._records.get(key)
-        return -1 if record is None or key in self._wrong else record.size
+        index = self._records.get(key)
+        return -1 if index is None or key in self._wrong else self._directory.records.sizes[index]
 
     def _read_headers(self) -> dict[str, Data]:
         found: dict[str, Data] = {}
+        records, directory = self._directory.records, self._directory.offset
+        headers = [*records.headers, directory]
+        headers.sort()
         with open_source(self._path) as reader:
             known = starts(self._directory) if reader.far else {}
-            for key, record in self._records.items():
+            for key, index in sorted(self._records.items(), key=itemgetter(1)):
+                record = records[index]
                 try:
                     data = record_data(reader, record, known.get(record.header))
                 except (DamagedFile, Unsupported) as error:
                     self._wrong[key] = error.message
                     continue
-                following = self._headers[bisect_right(self._headers, record.header)]
+                following = headers[bisect_right(headers, record.header)]
                 if isinstance(data, ByteRange) and data.end > following:
                     self._wrong[key] = f"its data, from {data.offset:#x} on, runs into what begins at {following:#x}"
                 found[key] = data
@@ -118,6 +132,34 @@ def fresh(
 ) -> list[Segment]:
     """The segments of an archive as torch 2.13 lays it out; `fresh_records` has the arguments."""
     return fresh_archive(fresh_records(pickle, storages, byteorder, others))
+
+
+AROUND = (".format_version", ".storage_alignment", "byteorder", "version", ".data/serialization_id")
+"""Records of torch.save beside the pickle and the storages; which of them there are depends on its version."""
+
+
+def fresh_like(
+    archive: Archive, path: str, pickle: bytes, storages: Sequence[tuple[str, Data, int | None]]
+) -> list[Segment]:
+    """The segments of an archive with the root, and the records of `AROUND`, that `archive` of the file `path` has.
+
+    Raises:
+        BadDirectory, Unsupported: a record that cannot be copied.
+    """
+    root = archive.root
+    records: list[NewRecord] = []
+    data = [NewRecord(f"{root}/data/{key}", held, crc32) for key, held, crc32 in storages]
+    with open_source(path) as reader:
+        for record in archive.directory.records:
+            name = record.name.removeprefix(f"{root}/")
+            if record == archive.pickle:
+                records.append(NewRecord(record.name, pickle))
+            elif name.startswith("data/"):
+                records += data
+                data = []
+            elif name in AROUND:
+                records.append(NewRecord(record.name, record_data(reader, record), record.crc32))
+    return fresh_archive([*records, *data])
 
 
 def fresh_records(

@@ -70,7 +70,7 @@ def audit(promise: Promise, plan: Plan, format: str) -> tuple[Plan, Account]:
     if gone and promise.source is not None:
         in_object = {storage.identity for storage in referred(promise.source, in_object=True)}
         gone = {identity: storage for identity, storage in gone.items() if identity in in_object}
-    lost += [f"storage {storage.key}" for storage in gone.values()]
+    unlisted = tuple(f"storage {storage.key}" for storage in gone.values())
     left = [
         entry.name
         for entry in promise.others
@@ -83,7 +83,8 @@ def audit(promise: Promise, plan: Plan, format: str) -> tuple[Plan, Account]:
         written=len(out.entries),
         nbytes_written=bytes_of(out.entries),
         left=tuple(left),
-        lost=tuple(dict.fromkeys(lost)),
+        lost=tuple(dict.fromkeys((*lost, *unlisted))),
+        unlisted=unlisted,
         excused=bool(promise.reported),
         damaged=broken,
     )

@@ -13,10 +13,10 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
-from ckptfix.checkpoint import ByteRange, Checkpoint, Plan, dtypes
+from ckptfix.checkpoint import ByteRange, Checkpoint, Plan
 from ckptfix.errors import CkptfixError
 from ckptfix.formats import format_of
-from ckptfix.formats.torch.common import parts_of, pickled, references
+from ckptfix.formats.torch.common import parts_of, pickled, promised_bytes
 from ckptfix.formats.torch.legacy_layout import Layout
 from ckptfix.formats.torch.zip_layout import Archive
 from ckptfix.io.planned import PlannedFile
@@ -60,7 +60,7 @@ def _pickle_beside_the_same(old: Archive, name: PlannedFile) -> bytes | None:
     Most edits move a row of records as one, whose rows differ in where they begin alone.
     """
     directory = old.directory
-    was = [record.header for record in directory.records]
+    was = directory.records.headers
     if old.ambiguous or any(map(operator.ge, was, was[1:])):
         return None
     with open_source(name) as planned:
@@ -78,12 +78,12 @@ def _pickle_beside_the_same(old: Archive, name: PlannedFile) -> bytes | None:
 def _move_together(old: Archive, now: Sequence[int], planned: Source, name: PlannedFile) -> bool:
     """Whether each record but the pickle is copied, with its header or behind a new one, to where it begins `now`."""
     directory = old.directory
-    was = [*(record.header for record in directory.records), directory.offset]
+    was = [*directory.records.headers, directory.offset]
     at = headers = 0
+    pickle = directory.records.positions.index(old.pickle.position)
     while at < len(now):
-        record = directory.records[at]
         segment, start = name.at(now[at])
-        if record.name == old.pickle.name:
+        if at == pickle:
             at += 1
         elif isinstance(segment, ByteRange) and (segment.path, segment.offset + start) == (directory.path, was[at]):
             # All that begins in this range is copied with it.
@@ -95,6 +95,7 @@ def _move_together(old: Archive, now: Sequence[int], planned: Source, name: Plan
             headers += 1
             if headers > MOST_MOVED:
                 return False
+            record = directory.records[at]
             with open_source(directory.path) as reader:
                 if not _same_data(reader, record, planned, record._replace(header=now[at]), name):
                     return False
@@ -230,6 +231,4 @@ def _numbers(fields: tuple[object, ...]) -> tuple[object, ...] | None:
 def size(checkpoint: Checkpoint) -> tuple[int, int]:
     """How many tensors a torch checkpoint lists, and the bytes of the storages that it refers to."""
     parts = parts_of(checkpoint)
-    itemsize = {row.name: row.itemsize for row in dtypes.TABLE}
-    storages = {key: numel * itemsize[kind] for key, kind, _, numel in references(parts.graph)}
-    return len(parts.found.tensors), sum(storages.values())
+    return len(parts.found.tensors), promised_bytes(parts.graph)

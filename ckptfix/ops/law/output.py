@@ -219,7 +219,8 @@ class Output:
         """Whether the bytes of a storage are in the output."""
         if storage.data is None or not storage.nbytes:
             return True
-        if _place(storage, 0) in self._places:
+        first = _place(storage, 0)
+        if first in self._places or not self._places.isdisjoint(self._same.instead(first)):
             return True
         real = [place for source in self._sources for place in read_from(source)]
         if not in_pieces(storage.data):

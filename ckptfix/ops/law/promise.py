@@ -58,7 +58,8 @@ class Account:
         tensors, nbytes: names of the input, and bytes of the storages that they view.
         written, nbytes_written: the same of the output.
         left: names of tensors that are not in the output and that the verb did not list.
-        lost: names of tensors that should be in the output and are not.
+        lost: names of tensors that should be in the output and are not, and storages of `unlisted`.
+        unlisted: storages in `lost`, as they are named there, that no tensor views which the input lists.
         excused: the verb itself names losses; what it left out may have held those in `lost`.
         damaged: what the input does not hold as it describes it, and was copied as it is.
     """
@@ -69,6 +70,7 @@ class Account:
     nbytes_written: int = 0
     left: tuple[str, ...] = ()
     lost: tuple[str, ...] = ()
+    unlisted: tuple[str, ...] = ()
     excused: bool = False
     damaged: tuple[Finding, ...] = ()
 
@@ -102,7 +104,7 @@ class Account:
     def _loss(self, name: str) -> Finding:
         if self.excused:
             return found("lost", "was in what is left out", where=name)
-        if INSIDE in name:
+        if INSIDE in name or name in self.unlisted:
             message = "is not in the output: it was in the arguments or state of an object of another form there"
             return found("lost", message, where=name)
         message = "it should be in the output and is not: a fault in ckptfix; please report it"

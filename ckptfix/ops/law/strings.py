@@ -7,14 +7,18 @@ has to come to the value that it had.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from operator import attrgetter
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from operator import attrgetter, itemgetter
+from typing import TypeAlias
 
 from ckptfix.formats.torch.edit import find_devices
 from ckptfix.formats.torch.object import TorchObject
 from ckptfix.pickles import PersId, Text
 from ckptfix.pickles import opcodes as op
 from ckptfix.pickles.graph import Node
+from ckptfix.pickles.rows import Rows
 
 
 def differ_alone(found: TorchObject, new: bytes) -> bool:
@@ -24,9 +28,11 @@ def differ_alone(found: TorchObject, new: bytes) -> bool:
     if graph.frames or op.DUP in graph.rare:
         return False
     devices = find_devices(graph)
-    uses = [use for site in found.sites for use in site.uses] + devices.tags
+    uses = [use for site in found.sites for use in site.nodes] + devices.tags
     free = set(map(id, uses))
-    values = _values(graph.data, graph.start, graph.end, sorted(uses + graph.loose_gets, key=_START), new)
+    rows = [site.keys for site in found.sites if isinstance(site.keys, Rows)]
+    places = _places(sorted(uses + graph.loose_gets, key=_START), rows)
+    values = _values(graph.data, graph.start, graph.end, places, new)
     if values is None or any(id(use) not in free for use in values.values()):
         return False
     references = [part for persid in graph.loose_persids for part in _fixed(persid)]
@@ -40,12 +46,57 @@ def differ_alone(found: TorchObject, new: bytes) -> bool:
 
 _START = attrgetter("start")
 
+_Place: TypeAlias = "Text | array[int]"
+"""A use of a string; or where keys are pushed, in order, that are no nodes and that nothing fetches."""
 
-def _values(old: bytes, at: int, end: int, uses: list[Text], new: bytes) -> dict[int, Text] | None:
-    """The uses in `uses`, by their identity, that come to another value in `new`; None where anything else differs."""
+
+def _places(uses: list[Text], rows: list[Rows]) -> Iterator[_Place]:
+    """The uses, which are in order, and the keys in `rows` that are not nodes, in the order of the stream."""
+    at = 0
+    for keys in sorted((starts for one in rows for starts in one.starts()), key=itemgetter(0)):
+        first = 0
+        while first < len(keys):
+            while at < len(uses) and uses[at].start <= keys[first]:
+                yield uses[at]
+                at += 1
+            last = bisect_left(keys, uses[at].start) if at < len(uses) else len(keys)
+            # Of a key that is a use too, the use comes first, and the key is listed twice.
+            yield keys[first:last]
+            first = last
+    yield from uses[at:]
+
+
+def _behind_keys(old: bytes, at: int, starts: array[int], new: bytes, after: int) -> tuple[int, int] | None:
+    """The places behind the last of these keys in `old` and in `new`, from `at` and `after` on; as `_values`."""
+    for start in starts:
+        if start < at:
+            continue  # listed twice
+        end = after + start - at
+        if new[after:end] != old[at:start]:
+            return None
+        at = start + 5 + old[start + 1]
+        length = new[end + 1] if new[end : end + 1] == b"X" and new[end + 2 : end + 5] == b"\0\0\0" else -1
+        after = end + 5 + length
+        key = new[end + 5 : after]
+        if length < 0 or len(key) < length or not key.isascii():
+            literal = _literal(new, end)
+            if literal is None:
+                return None
+            after = literal[1]
+    return at, after
+
+
+def _values(old: bytes, at: int, end: int, places: Iterable[_Place], new: bytes) -> dict[int, Text] | None:
+    """The uses, by their identity, that come to another value in `new`; None where anything else differs."""
     changed: dict[int, tuple[Text, str]] = {}
     after = 0
-    for use in uses:
+    for use in places:
+        if isinstance(use, array):
+            behind = _behind_keys(old, at, use, new, after)
+            if behind is None:
+                return None
+            at, after = behind
+            continue
         if use.start < at:
             continue  # listed twice
         if not new.startswith(old[at : use.start], after):

@@ -282,6 +282,13 @@ def test_emit_persistent_id() -> None:
     assert parse(data).persids[0].fields[2:] == ("0", "cpu", 3)
 
 
+@pytest.mark.parametrize("pid", ["0", "\ud800", "\xe9", "two\nlines"])
+def test_emit_persistent_id_of_text(pid: str) -> None:
+    """The opcode of a line takes ASCII alone."""
+    found = parse(emit(PersId(pid, 0, -1))).root
+    assert isinstance(found, PersId) and str(found.pid) == pid
+
+
 def test_numbers_that_are_one_key() -> None:
     value = builders.assemble(
         "EMPTY_DICT", "MARK", ("BININT1", 1), "NONE", "NEWTRUE", ("BININT1", 5), ("BINFLOAT", 1.0), ("BININT1", 6),
@@ -311,3 +318,13 @@ def test_a_key_that_holds_one_tuple_many_times_takes_no_longer() -> None:
     before = time.process_time()
     assert [child for _, child in children(root)] == [2]
     assert time.process_time() - before < 1
+
+
+def test_an_edit_of_one_use_of_a_doubled_string_leaves_the_other() -> None:
+    """DUP pushes a string once more: a key and a device that are one object in the stream are two uses."""
+    graph = parse(builders.assemble(*builders.push("5"), "DUP", "TUPLE2", "STOP"))
+    assert isinstance(graph.root, tuple)
+    first, second = graph.root
+    assert isinstance(first, Text) and isinstance(second, Text)
+    for use, wanted in ((first, ("cpu", "5")), (second, ("5", "cpu"))):
+        assert pickle.loads(splice(graph, string_patches(graph, [(use, "cpu")]))) == wanted

@@ -1,0 +1,73 @@
+"""A parsed pickle: its nodes, and what the stream says beside them."""
+
+from __future__ import annotations
+
+from ckptfix.pickles.folded import Phrases
+from ckptfix.pickles.graph import Call, Global, Node, PersId, Text
+
+
+class Graph:
+    """A parsed pickle.
+
+    Attributes:
+        data: the stream that was read; spans index it.
+        start, end: where in `data` the pickle began, and the byte after its STOP.
+        root: the node that STOP leaves.
+        protocol: what PROTO says; 0 without one.
+        loose_persids: every persistent id outside folded calls, in order.
+        globals: every global, in order of first use of each opcode.
+        loose_gets: every use of a string that was fetched from the memo outside folded calls.
+        phrases: the folded calls, in order; None where there are none, and once `unfold` was called.
+        frames: (offset of the FRAME opcode, length) of each frame.
+        rare: opcode -> offset of its first use, for those outside torch's everyday set.
+        misuses: (offset, what is wrong) of opcodes whose operands the unpickler of weights_only=True refuses.
+    """
+
+    __slots__ = (
+        *("data", "end", "frames", "globals", "loose_gets", "loose_persids", "misuses"),
+        *("phrases", "protocol", "rare", "root", "start"),
+    )
+
+    def __init__(self, data: bytes, start: int) -> None:
+        self.data = data
+        self.start = start
+        self.end = start
+        self.root: Node = None
+        self.protocol = 0
+        self.loose_persids: list[PersId] = []
+        self.globals: list[Global] = []
+        self.loose_gets: list[Text] = []
+        self.frames: list[tuple[int, int]] = []
+        self.rare: dict[int, int] = {}
+        self.misuses: list[tuple[int, str]] = []
+        self.phrases: Phrases | None = None
+
+    @property
+    def calls(self) -> list[Call]:
+        """The folded calls, in order."""
+        return [] if self.phrases is None else self.phrases.calls()
+
+    @property
+    def persids(self) -> list[PersId]:
+        """Every persistent id, in order."""
+        self.unfold()
+        return self.loose_persids
+
+    @property
+    def gets(self) -> list[Text]:
+        """Every use of a string that was fetched from the memo."""
+        self.unfold()
+        return self.loose_gets
+
+    def unfold(self) -> None:
+        """Make nodes of all that is folded: for what looks at each use of a string, or each reference to a storage."""
+        if self.phrases is None:
+            return
+        for call in self.phrases.calls():
+            persid = call.arguments[0]
+            assert type(persid) is PersId
+            self.loose_persids.append(persid)
+            self.loose_gets += (part for part in persid.fields if type(part) is Text and part.origin is not None)
+        self.loose_persids.sort(key=lambda persid: persid.position)
+        self.loose_gets.sort(key=lambda use: use.start)
+        self.phrases = None
