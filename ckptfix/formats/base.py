@@ -130,6 +130,8 @@ class Format:
             folder, which has no bytes.
         read: forgiving; builds what it can and notes the rest as findings.
         judge: strict; names all that is wrong with a checkpoint that was read.
+        skim: the same by what was read already, of a format whose `judge` reads more, and what that is: for
+            ``--fast`` in a store.
         weights: (checkpoint, address) -> the tensors of that state dict, or of all for None, with ties and views as
             they were before the file was written. ``views=False`` restores ties alone, which reads no tensor byte.
         refuses: why files of the format cannot hold a tensor as it is; None if they can.
@@ -175,6 +177,7 @@ class Format:
     refuses: Callable[[TensorEntry], str | None]
     plan_edit: Callable[[Checkpoint, Sequence[Edit], str], Plan]
     plan_write: PlanWrite
+    skim: tuple[str, Callable[[Checkpoint], Iterable[Finding]]] | None = None
     folder: bool = False
     edits: bool = True
     writes: bool = True

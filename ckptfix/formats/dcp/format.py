@@ -22,7 +22,7 @@ from ckptfix.findings.table import found
 from ckptfix.formats.base import Aspect, Format, plain_weights
 from ckptfix.formats.dcp import ranks
 from ckptfix.formats.dcp.edit import keeps_all, plan_edit, refuse_edit
-from ckptfix.formats.dcp.judge import judge
+from ckptfix.formats.dcp.judge import judge, skim
 from ckptfix.formats.dcp.metadata import NAME as METADATA
 from ckptfix.formats.dcp.planned import read_planned
 from ckptfix.formats.dcp.read import IMAGES, NAME, RANKS, read
@@ -85,6 +85,7 @@ FORMAT = Format(
     score=score,
     read=read,
     judge=judge,
+    skim=("metadata (and no items)", skim),
     weights=plain_weights,
     refuses=refuses,
     plan_edit=plan_edit,

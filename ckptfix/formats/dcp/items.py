@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from ckptfix.checkpoint import ByteRange, Check, Data, dtypes
 from ckptfix.errors import DamagedFile, Unsupported
+from ckptfix.formats.dcp.entries import Sizes
 from ckptfix.formats.dcp.images import Images
-from ckptfix.formats.dcp.metadata import Sizes
 from ckptfix.formats.dcp.molds import Molds
 from ckptfix.formats.dcp.window import Window, in_file
 from ckptfix.formats.torch import zip as torch_zip

@@ -25,10 +25,20 @@ MOST = 200
 
 def judge(checkpoint: Checkpoint) -> Iterator[Finding]:
     """The findings of reading, and each tensor whose chunks and items do not make it."""
+    yield from _judge(checkpoint, items=True)
+
+
+def skim(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """The same by the metadata and the sizes of the files alone."""
+    yield from _judge(checkpoint, items=False)
+
+
+def _judge(checkpoint: Checkpoint, *, items: bool) -> Iterator[Finding]:
     folder = folder_of(checkpoint)
     yield from all_findings(checkpoint)
-    yield from _bad_tensors(folder)
-    yield from _overlaps(folder)
+    if items:
+        yield from _bad_tensors(folder)
+        yield from _overlaps(folder)
     if folder.metadata.unused:
         names = ", ".join(dict.fromkeys(shown(name) for name, _ in folder.metadata.unused[:3]))
         yield found("dcp-unused", f"{plural(len(folder.metadata.unused), 'item')} that no chunk names, of {names}")

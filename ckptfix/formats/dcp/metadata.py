@@ -22,19 +22,16 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, cast
 
 from ckptfix.checkpoint import dtypes
-from ckptfix.errors import DamagedFile, Unsupported
+from ckptfix.errors import DamagedFile, Unsupported, about
+from ckptfix.formats.dcp.entries import MAX_PARTS, MAX_SIZE, Boxes, Item, Sizes
+from ckptfix.formats.dcp.skim import Skimmed, skim
 from ckptfix.formats.torch.tensors import BadTensor, dtype_name
-from ckptfix.pickles import Call, Dict, Graph
+from ckptfix.pickles import Call, Dict, Graph, parse
 from ckptfix.pickles.graph import Node, attributes, pairs
 
 NAME = ".metadata"
 
-Sizes = tuple[int, ...]
 Path = tuple[str | int, ...]
-
-MAX_SIZE = 1 << 63
-MAX_PATH = 100
-"""Keys on the way to a value; no program nests deeper."""
 
 
 class Place(NamedTuple):
@@ -86,7 +83,7 @@ class Metadata:
     """What a `.metadata` says.
 
     Attributes:
-        graph: the pickle.
+        source: the pickle; its bytes, where nobody needed its nodes yet.
         saved: the keys, in order.
         nested: the paths come from the file; otherwise each is the name alone.
         version: as stated; None before torch 2.10.
@@ -95,13 +92,25 @@ class Metadata:
         wrong: (address, what) of keys that cannot be read.
     """
 
-    graph: Graph
+    source: Graph | bytes
     saved: list[Saved] = field(default_factory=list)
     nested: bool = False
     version: str | None = None
     saved_at: str | None = None
     unused: list[tuple[str, Place]] = field(default_factory=list)
     wrong: list[tuple[str, str]] = field(default_factory=list)
+
+    @property
+    def graph(self) -> Graph:
+        """The pickle, as edits need it."""
+        if isinstance(self.source, bytes):
+            self.source = parse(self.source, frames=False, uses=False)
+        return self.source
+
+    @property
+    def size(self) -> int:
+        """Bytes of the pickle."""
+        return len(self.source if isinstance(self.source, bytes) else self.source.data)
 
     def places(self) -> Iterator[tuple[Saved, Part]]:
         """Every part that has an item, with its key."""
@@ -116,31 +125,52 @@ def is_metadata(root: Node) -> bool:
     return type(root) is Call and "state_dict_metadata" in fields_of(root)
 
 
-def understood(graph: Graph, *, whole: bool = True) -> Metadata:
-    """What the object of `graph` says.
+def understood(data: bytes, path: str, *, whole: bool = True) -> Metadata:
+    """What the pickle `data`, the metadata at `path`, says.
 
     Args:
         whole: it names all chunks of each tensor; False for the metadata of one rank.
 
     Raises:
-        DamagedFile: it is not such an object.
+        BadPickle: it is no whole pickle.
+        DamagedFile: it is of another object.
         Unsupported: its items are compressed or encrypted.
     """
-    made = Metadata(graph)
+    rows = skim(data)
+    source: Graph | bytes = data
+    if rows is None:
+        source = parse(data, path=path, frames=False, uses=False)
+    with about(path):
+        return _understood(_said(source) if isinstance(source, Graph) else rows or Skimmed(), Metadata(source), whole)
+
+
+def _said(graph: Graph) -> Skimmed:
+    """The fields of the object of `graph`."""
     if not is_metadata(graph.root):
         raise DamagedFile("not the metadata of a distributed checkpoint: it has no state_dict_metadata")
-    fields = fields_of(graph.root)
-    keys = pairs(fields["state_dict_metadata"])
+    fields = dict(fields_of(graph.root))
+    keys = pairs(fields.pop("state_dict_metadata"))
     if keys is None:
         raise DamagedFile("its state_dict_metadata is not a mapping")
-    paths = _paths(fields.get("planner_data"))
+    planner, storage = fields.pop("planner_data", None), fields.pop("storage_data", None)
+    paths = None if planner is None else pairs(planner)
+    if planner is not None and paths is None:
+        raise DamagedFile("its planner_data is not a mapping")
+    items = [] if storage is None else pairs(storage)
+    if items is None:
+        raise DamagedFile("its storage_data is not a mapping")
+    return Skimmed([*keys], paths, [*items], fields)
+
+
+def _understood(said: Skimmed, made: Metadata, whole: bool) -> Metadata:
+    paths = _paths(said.paths)
     made.nested = paths is not None
-    version = fields.get("version")
+    version = said.rest.get("version")
     made.version = str(version) if isinstance(version, str) else None
-    made.saved_at = _saved_at(fields.get("storage_meta"))
-    items = _items(fields.get("storage_data"))
-    known = Sizer()
-    for fqn, node in keys:
+    made.saved_at = _saved_at(said.rest.get("storage_meta"))
+    items = _items(said.items)
+    known = Sizer(made.size)
+    for fqn, node in said.keys:
         if not isinstance(fqn, str):
             raise DamagedFile(f"a key of state_dict_metadata is a {type(fqn).__name__}, not a name")
         name = str(fqn)
@@ -162,10 +192,21 @@ def fields_of(node: Node) -> Mapping[str, Node]:
 
 
 class Sizer:
-    """Sizes by their node: the same ``torch.Size`` stands at many places, and a hostile one is long."""
+    """Sizes by their node: the same ``torch.Size`` stands at many places, and a hostile one is long.
 
-    def __init__(self) -> None:
+    Args:
+        most: chunks that all tensors together may have.
+    """
+
+    def __init__(self, most: int) -> None:
         self._known: dict[int, Sizes] = {}
+        self._left = most
+
+    def count(self, chunks: int) -> None:
+        """Count the chunks of a tensor. Raises DamagedFile for more than there are bytes."""
+        self._left -= chunks
+        if self._left < 0:
+            raise DamagedFile("its keys have more chunks than it has bytes: they fetch the same list again and again")
 
     def __call__(self, node: Node) -> Sizes:
         """The sizes that a ``torch.Size`` has. Raises BadTensor for anything else."""
@@ -196,24 +237,23 @@ def _sizes(node: Node) -> Sizes:
 
 
 def _saved(
-    fqn: str, path: Path, node: Node, items: Mapping[Sizes | None, Place], known: Sizer, made: Metadata, whole: bool
+    fqn: str, path: Path, node: Node | Boxes, items: Mapping[Sizes | None, Place], known: Sizer, made: Metadata,
+    whole: bool,
 ) -> Saved | None:
     """The key `fqn`; None if what is said of it cannot be understood, which is noted."""
-    fields = fields_of(node)
-    if type(node) is Call and "chunks" not in fields and "size" not in fields:
+    if not isinstance(node, Boxes) and _is_value(node):
         made.unused += [(fqn, place) for offsets, place in items.items() if offsets is not None]
         return Saved(fqn, path, None, (), (Part((), (), items.get(None)),))
     where = "/".join(map(str, path))
     try:
-        dtype = _dtype(fields.get("properties"))
-        shape = known(fields.get("size"))
-        if dtypes.by_name(dtype).nbytes(math.prod(shape)) >= MAX_SIZE:
+        dtype, shape, boxes = node if isinstance(node, Boxes) else _boxes(node, known)
+        row = dtypes.by_name(dtype)
+        if row.nbytes(math.prod(shape)) >= MAX_SIZE:
             raise BadTensor(f"a tensor of {list(shape)}, which nothing can hold")
-        chunks = fields.get("chunks")
-        if not isinstance(chunks, list | tuple):
-            raise BadTensor("chunks that are not a list")
-        parts = tuple(_parts(chunks, items, known))
-        check_volume(dtypes.by_name(dtype), shape, parts, whole=whole)
+        # What every rank had was once listed for each of them; it is one item.
+        distinct = dict.fromkeys(boxes) if len(boxes) > 1 else boxes
+        parts = tuple(Part(*box, items.get(box[0])) for box in distinct)
+        check_volume(row, shape, parts, whole=whole)
     except (BadTensor, Unsupported) as error:
         made.wrong.append((where, error.message))
         return None
@@ -223,17 +263,21 @@ def _saved(
     return Saved(fqn, path, dtype, shape, parts)
 
 
-def _parts(chunks: Sequence[Node], items: Mapping[Sizes | None, Place], known: Sizer) -> Iterator[Part]:
-    seen: set[tuple[Sizes, Sizes]] = set()
-    for chunk in chunks:
-        fields = fields_of(chunk)
-        box = known(fields.get("offsets")), known(fields.get("sizes"))
-        if len(chunks) > 1:
-            # What every rank had was once listed for each of them; it is one item.
-            if box in seen:
-                continue
-            seen.add(box)
-        yield Part(*box, items.get(box[0]))
+def _is_value(node: Node) -> bool:
+    fields = fields_of(node)
+    return type(node) is Call and "chunks" not in fields and "size" not in fields
+
+
+def _boxes(node: Node, known: Sizer) -> Boxes:
+    """What is said of a tensor. Raises BadTensor."""
+    fields = fields_of(node)
+    dtype, shape = _dtype(fields.get("properties")), known(fields.get("size"))
+    chunks = fields.get("chunks")
+    if not isinstance(chunks, list | tuple):
+        raise BadTensor("chunks that are not a list")
+    known.count(len(chunks))
+    rows = (fields_of(chunk) for chunk in chunks)
+    return Boxes(dtype, shape, tuple((known(row.get("offsets")), known(row.get("sizes"))) for row in rows))
 
 
 def check_volume(row: dtypes.Dtype, shape: Sizes, parts: Sequence[Part], *, whole: bool = True) -> None:
@@ -263,18 +307,15 @@ def _dtype(node: Node) -> str:
     return dtype_name(fields_of(node).get("dtype"))
 
 
-def _paths(node: Node) -> dict[str, Path] | None:
+def _paths(rows: Sequence[tuple[Node, Node]] | None) -> dict[str, Path] | None:
     """The paths of ``planner_data``: None where there are none."""
-    if node is None:
-        return None
-    rows = pairs(node)
     if rows is None:
-        raise DamagedFile("its planner_data is not a mapping")
+        return None
     paths: dict[str, Path] = {}
     for fqn, path in rows:
         if not isinstance(fqn, str):
             continue
-        if not isinstance(path, tuple | list) or not path or len(path) > MAX_PATH:
+        if not isinstance(path, tuple | list) or not path or len(path) > MAX_PARTS:
             raise DamagedFile("its planner_data names a place that is none", where=str(fqn))
         keys: list[str | int] = []
         for key in path:
@@ -288,15 +329,20 @@ def _paths(node: Node) -> dict[str, Path] | None:
     return paths
 
 
-def _items(node: Node) -> dict[str, dict[Sizes | None, Place]]:
+def _items(rows: Sequence[Item | tuple[Node, Node]]) -> dict[str, dict[Sizes | None, Place]]:
     """fqn -> offsets of a chunk, or None for a value -> where its item lies."""
-    rows = pairs(node) if node is not None else []
-    if rows is None:
-        raise DamagedFile("its storage_data is not a mapping")
     found: dict[str, dict[Sizes | None, Place]] = {}
-    known = Sizer()
+    known = Sizer(0)
     files: dict[str, str] = {}
-    for index, info in rows:
+    for row in rows:
+        if isinstance(row, Item):
+            if row.offset < 0 or row.length < 0 or row.offset + row.length >= MAX_SIZE:
+                raise _no_place(row.offset, row.length, row.fqn)
+            # As in a dict: of equal keys the last one counts.
+            file = files.setdefault(row.name, row.name)
+            found.setdefault(row.fqn, {})[row.box] = Place(file, row.offset, row.length)
+            continue
+        index, info = row
         key, said = fields_of(index), fields_of(info)
         fqn, offsets = key.get("fqn"), key.get("offset")
         name, offset, length = said.get("relative_path"), said.get("offset"), said.get("length")
@@ -311,15 +357,18 @@ def _items(node: Node) -> dict[str, dict[Sizes | None, Place]]:
         if not isinstance(name, str) or type(offset) is not int or type(length) is not int:
             raise DamagedFile("an entry of its storage_data states no place in a file", where=str(fqn))
         if offset < 0 or length < 0 or offset + length >= MAX_SIZE:
-            raise DamagedFile(f"an item of {length} bytes at {offset}: no file has such a place", where=str(fqn))
+            raise _no_place(offset, length, str(fqn))
         try:
             box = None if offsets is None else known(offsets)
         except BadTensor as error:
             raise DamagedFile(f"an entry of its storage_data has {error.message}", where=str(fqn)) from None
-        # As in a dict: of equal keys the last one counts.
         file = files.setdefault(name, str(name))
         found.setdefault(str(fqn), {})[box] = Place(file, offset, length)
     return found
+
+
+def _no_place(offset: int, length: int, fqn: str) -> DamagedFile:
+    return DamagedFile(f"an item of {length} bytes at {offset}: no file has such a place", where=fqn)
 
 
 def _saved_at(node: Node) -> str | None:

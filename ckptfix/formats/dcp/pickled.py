@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from ckptfix.checkpoint import Edit, TensorEntry, dtypes
-from ckptfix.formats.dcp.metadata import Metadata, Path, Place, Saved, Sizes, fields_of
+from ckptfix.formats.dcp.entries import Sizes
+from ckptfix.formats.dcp.metadata import Metadata, Path, Place, Saved, fields_of
 from ckptfix.pickles import Call, Dict, Global, Graph
 from ckptfix.pickles.graph import Node, pairs
 from ckptfix.pickles.reemit import reemit

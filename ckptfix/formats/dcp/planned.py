@@ -12,7 +12,6 @@ from ckptfix.formats.dcp.metadata import Metadata
 from ckptfix.formats.dcp.read import Files, assembled
 from ckptfix.io.planned import PlannedFile
 from ckptfix.io.source import open_source
-from ckptfix.pickles import parse
 
 
 def planned_metadata(plan: Plan) -> Metadata | None:
@@ -25,7 +24,7 @@ def planned_metadata(plan: Plan) -> Metadata | None:
     if file is None:
         return None
     with open_source(PlannedFile(file)) as source:
-        return dcp_metadata.understood(parse(source.read(0, source.size), path=file.path, frames=False))
+        return dcp_metadata.understood(source.read(0, source.size), file.path)
 
 
 def read_planned(plan: Plan) -> Checkpoint:

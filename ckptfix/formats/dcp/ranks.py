@@ -21,7 +21,8 @@ from ckptfix.checkpoint import ByteRange, Mark, dtypes
 from ckptfix.errors import DamagedFile
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
-from ckptfix.formats.dcp.metadata import Metadata, Part, Saved, Sizes, check_volume
+from ckptfix.formats.dcp.entries import Sizes
+from ckptfix.formats.dcp.metadata import Metadata, Part, Saved, check_volume
 from ckptfix.formats.torch.tensors import BadTensor
 from ckptfix.io.tiles import Chunk, tiled
 from ckptfix.urls import as_path

@@ -24,7 +24,6 @@ from ckptfix.formats.torch.common import parts_of
 from ckptfix.io.planned import Piece, SplicedFile
 from ckptfix.io.source import mark, open_source
 from ckptfix.io.tiles import Chunk, tiled
-from ckptfix.pickles import parse
 from ckptfix.urls import as_path
 from ckptfix.words import plural, some
 
@@ -109,9 +108,7 @@ def read_metadata(folder: str, name: str = dcp_metadata.NAME) -> tuple[Metadata,
         if source.size > MAX_METADATA:
             raise Unsupported(f"metadata of {source.size} bytes", path=path)
         data = source.read(0, source.size)
-    graph = parse(data, path=path, frames=False, uses=False)
-    with about(path):
-        return dcp_metadata.understood(graph, whole=name == dcp_metadata.NAME), before
+    return dcp_metadata.understood(data, path, whole=name == dcp_metadata.NAME), before
 
 
 def read_folder(path: str) -> tuple[Metadata, Files, list[Finding]]:

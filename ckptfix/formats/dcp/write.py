@@ -8,6 +8,7 @@ Source: torch/distributed/checkpoint/_traverse.py, since 2.4.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -30,7 +31,8 @@ from ckptfix.findings.table import found
 from ckptfix.formats.base import PlanWrite
 from ckptfix.formats.dcp import metadata as dcp_metadata
 from ckptfix.formats.dcp import pickled
-from ckptfix.formats.dcp.metadata import MAX_PATH, Part, Place, Saved
+from ckptfix.formats.dcp.entries import MAX_PARTS
+from ckptfix.formats.dcp.metadata import Part, Place, Saved
 from ckptfix.formats.folders.assembled import grafted
 from ckptfix.formats.safetensors.write import row_major
 from ckptfix.formats.torch.common import Parts, fields, little_endian, parts_of
@@ -47,6 +49,10 @@ from ckptfix.zips.write import NewRecord, fresh_archives
 
 DATA_SIZE = 5_000_000_000
 """Bytes of a data file, unless an item is larger; the files can be written and read at the same time."""
+
+
+REPEATED = 1 << 30
+"""Bytes from which on a tensor is not written that is a thousand times the storage that it is a view of."""
 
 
 def file_name(number: int) -> str:
@@ -116,11 +122,13 @@ def _flatten(root: Node, entries: Mapping[int, TensorEntry], flat: _Flat) -> Non
         path, node = stack.pop()
         rows = pairs(node)
         below: list[tuple[dcp_metadata.Path, Node]] = []
-        if len(path) > MAX_PATH:
+        if len(path) > MAX_PARTS:
             raise Unsupported("nested too deeply for a distributed checkpoint", where="/".join(map(str, path[:4])))
         if rows:
             if type(node) is Call and node.state is not None:
                 flat.findings.append(found("left-behind", "attributes of a dict", where=_shown((*path, "_metadata"))))
+            if any(type(key) in (Call, PersId) for key, _ in rows):
+                raise Unsupported("a key that is an object: distributed checkpoints have names", where=_shown(path))
             below = [((*path, label(key)), value) for key, value in rows]
         elif isinstance(node, list) and not _is_value(node):
             below = [((*path, number), value) for number, value in enumerate(node)]
@@ -130,10 +138,20 @@ def _flatten(root: Node, entries: Mapping[int, TensorEntry], flat: _Flat) -> Non
             if entry is not None and entry.kind == "wrapper":
                 raise Unsupported("a tensor that is one rank's piece, or wrapped", where=entry.name)
             if entry is not None and entry.kind == "dense" and not entry.detail:
+                _refuse_impossible(entry)
                 flat.tensors.append((path, entry))
             else:
                 flat.values.append((path, node))
         stack += reversed(below)
+
+
+def _refuse_impossible(entry: TensorEntry) -> None:
+    """Refuse sizes that no program can count, and views that repeat a few bytes."""
+    if math.prod(max(size, 1) for size in entry.shape) * entry.itemsize >= 1 << 63:
+        raise Unsupported("a tensor with more elements than there can be", where=entry.name)
+    if entry.storage is not None and entry.nbytes >= max(REPEATED, 1000 * entry.storage.nbytes):
+        message = f"a view of {entry.nbytes:,} bytes, which repeats the {entry.storage.nbytes:,} bytes of its storage"
+        raise Unsupported(message, where=entry.name)
 
 
 def _is_value(node: list[Node]) -> bool:

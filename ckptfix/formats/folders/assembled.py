@@ -11,16 +11,18 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ckptfix.checkpoint import Checkpoint, Data, Mark, contiguous_stride
+from ckptfix.checkpoint import Checkpoint, Data, Mark, contiguous_stride, dtypes
 from ckptfix.errors import Unsupported
 from ckptfix.findings.row import Finding
-from ckptfix.formats.torch import common
+from ckptfix.formats.torch import calls, common
 from ckptfix.formats.torch.emit import dense_call, reference
 from ckptfix.pickles import Call, Dict, Global, Graph, PersId, Set, Text, parse
+from ckptfix.pickles.emit import Fresh
 from ckptfix.pickles.graph import Node
 from ckptfix.pickles.reemit import reemit
 
 _ORDERED_DICT = Global("collections", "OrderedDict", 0)
+_TENSOR = Global(calls.TENSOR_V2.module, calls.TENSOR_V2.name, 0)
 
 
 class Assembled:
@@ -40,6 +42,7 @@ class Assembly:
     def __init__(self) -> None:
         self._places: dict[str, tuple[Data, int, int | None]] = {}
         self._adopted: dict[str, str] = {}
+        self._kinds: dict[str, Global] = {}
 
     def storage(self, data: Data, crc32: int | None = None, key: str | None = None) -> str:
         """The key of a new storage of these bytes."""
@@ -50,11 +53,20 @@ class Assembly:
     def tensor(self, key: str, dtype: str, shape: tuple[int, ...], *, requires_grad: bool = False) -> Call:
         """The rebuild call of a contiguous tensor at the beginning of the storage `key`."""
 
+        row = dtypes.by_name(dtype)
+        nbytes = self._places[key][1]
+        kind = self._kinds.get(dtype)
+        if kind is None and row.storage_class is not None:
+            kind = self._kinds[dtype] = Global("torch", row.storage_class, 0)
+        if kind is not None:
+            layout = shape, contiguous_stride(shape)
+            made: Any = Fresh(kind, key, "cpu", nbytes // row.itemsize, layout, requires_grad, _ORDERED_DICT)
+            return Call.folded_at(_TENSOR, 0, made)
+
         def refer(kind: Global, count: int) -> PersId:
             return reference(kind, key, "cpu", count, legacy=False)
 
-        layout = (0, shape, contiguous_stride(shape))
-        return dense_call(dtype, self._places[key][1], refer, layout, requires_grad=requires_grad)
+        return dense_call(dtype, nbytes, refer, (0, shape, contiguous_stride(shape)), requires_grad=requires_grad)
 
     def adopt(
         self,

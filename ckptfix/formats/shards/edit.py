@@ -26,7 +26,7 @@ from ckptfix.errors import KeyConflict, NoSuchTensor, Unsupported
 from ckptfix.findings.row import Finding
 from ckptfix.formats.folders.beside import Beside, beside
 from ckptfix.formats.safetensors.ties import share_plan
-from ckptfix.formats.safetensors.write import plan_write
+from ckptfix.formats.safetensors.write import plan_like
 from ckptfix.formats.shards import files
 from ckptfix.formats.shards.layout import Layout, Shard, data_bytes
 from ckptfix.formats.shards.objects import own_storage
@@ -110,6 +110,7 @@ def plan_rows(
     shard_of = {name: shard.name for shard in layout.shards for name in (*shard.ties, *shard.names)}
     shard_of |= {name: shard.name for shard in layout.shards for name in shard.listed if name in shard_of}
     by_shard: dict[str, list[TensorEntry]] = {shard.name: [] for shard in layout.shards}
+    reads = {shard.name: shard.read for shard in layout.shards}
     weight_map: dict[str, str] = {}
     for key, entry in rows:
         by_shard[shard_of[key]].append(entry)
@@ -122,7 +123,7 @@ def plan_rows(
         kept, pairs, noticed = share_plan(entries)
         for left_out in {entry.key for entry in entries} - {entry.key for entry in kept}:
             weight_map.pop(left_out)
-        plan = plan_write(kept, str(as_path(dest, name)), metadata={**metadata, **pairs})
+        plan = plan_like(reads[name], kept, str(as_path(dest, name)), {**metadata, **pairs})
         planned += plan.files
         findings += (*noticed, *plan.findings)
     around = around_of(layout)

@@ -86,7 +86,10 @@ class Layout:
         lost = [finding for finding in self.findings if finding.id in LOST]
         if lost:
             more = f" ({len(lost)} such)" if len(lost) > 1 else ""
-            hint = f"get the files that are missing; `{command('repair', self.path, 'OUT')}` keeps what is there"
+            first = "get the files that are missing"
+            if "a symbolic link" in lost[0].message:
+                first = "copy the file to where the link stands, if it is yours"
+            hint = f"{first}; `{command('repair', self.path, 'OUT')}` keeps what is there"
             raise WouldLoseData(lost[0].message + more, path=self.path, where=lost[0].where or None, hint=hint)
 
 

@@ -55,7 +55,13 @@ def read(save: Save, model: Model, models: Mapping[int, Model | Lost]) -> Whole:
         if name not in shapes and any(name == key for key, _ in model.module):
             # A buffer, cast to fp32, or another name of a parameter: the model states have it as it was.
             continue
-        whole.parameters[name] = _parameter(whole, save, name, shapes.get(name))
+        try:
+            whole.parameters[name] = _parameter(whole, save, name, shapes.get(name))
+        except DamagedFile as error:
+            if name not in shapes:
+                raise
+            whole.findings.append(found("truncated", error.message, where=f"{PARAMETERS}/{name}/{FP32}"))
+            whole.parameters[name] = _damaged(whole, save, name, shapes[name])
         if name in trained or name not in model.frozen:
             states[name] = _states(whole, save, name)
     if whole.stage == 3 and model.frozen and not all(name in whole.parameters for name in model.frozen):
@@ -99,6 +105,16 @@ def _parameter(whole: Whole, save: Save, name: str, shape: Shape | None) -> Para
             raise DamagedFile(f"it holds {list(own)}, and the model states say {list(shape)}", path=file.path)
         own = shape
     return Parameter(entry.dtype, own, whole.joiner.add_later(entry.nbytes, partial(_piece, entry)))
+
+
+def _damaged(whole: Whole, save: Save, name: str, shape: Shape) -> Parameter:
+    """A parameter whose weights cannot be read, which the model states know: an error for whoever needs them."""
+
+    def again() -> Piece:
+        return _piece(_tensor(read_file(file_of(save, f"{PARAMETERS}/{name}/{FP32}"))))
+
+    nbytes = dtypes.by_name("float32").nbytes(math.prod(shape))
+    return Parameter("float32", shape, whole.joiner.add_later(nbytes, again))
 
 
 def _piece(entry: TensorEntry) -> Piece:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from compare import assert_same
 from dcp_ranks import SAVES, Net
 from safetensors.torch import load_file
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from torch.distributed.checkpoint.state_dict_saver import save as save_folder
 
 import ckptfix
 from ckptfix.errors import DamagedFile, UnknownFormat, Unsupported, WouldLoseData
@@ -154,7 +156,7 @@ def test_loaders_and_other_verbs_take_the_folder(saved: Path, tmp_path: Path) ->
     assert_same(whole["model"], load(tmp_path / "slim.pth")["model"])
     with pytest.raises(Unsupported, match="does not write a distributed checkpoint") as raised:
         ckptfix.sanitize(saved / "fsdp", tmp_path / "other")
-    assert raised.value.hint is not None and "ckptfix convert" in raised.value.hint
+    assert raised.value.hint is not None and "OUT.pth" in raised.value.hint
 
 
 @pytest.mark.parametrize("edit", ["as it is", "stripped"])
@@ -173,3 +175,12 @@ def test_model_and_optimizer_are_resumed(saved: Path, tmp_path: Path, edit: str)
     number = [name for name, _ in model.named_parameters()].index("embed.weight")
     assert torch.equal(state["state"][number]["exp_avg"], whole["optim"]["state"]["embed.weight"]["exp_avg"])
     assert state["param_groups"][0]["lr"] == 0.01
+
+
+def test_sanitize_makes_one_plain_file_of_a_folder(tmp_path: Path) -> None:
+    """What a value of a class is, and every tensor as it was; torch alone would run the pickle of the value."""
+    state = {"model": {"w": torch.randn(3, 2)}, "args": Namespace(lr=0.1), "epoch": 3}
+    save_folder(state, checkpoint_id=tmp_path / "in", no_dist=True)
+    done = ckptfix.sanitize(tmp_path / "in", tmp_path / "out.pth")
+    assert done.exit_code == 0 and not done.dropped
+    assert_same({**state, "args": {"lr": 0.1}}, torch.load(tmp_path / "out.pth", weights_only=True))

@@ -241,3 +241,17 @@ def test_a_rank_of_many_groups_is_refused_and_no_file_is_walked_through(
         torch.save(states, path)
     (found,) = [row for row in doctor(tmp_path / "in").findings if row.id == "missing-rank"]
     assert "10,000 groups of options, and 1 flat groups of weights" in found.message
+
+
+def test_a_universal_folder_with_a_damaged_parameter(tmp_path: Path) -> None:
+    """It is named, everything else is kept, and no command takes the folder for whole."""
+    run = rows(2, 2)
+    inner = run.universal(tmp_path / "universal")
+    names = sorted(path.name for path in (inner / "zero").iterdir() if path.is_dir())
+    cut(inner / "zero" / names[0] / "fp32.pt")
+    with pytest.raises(CkptfixError, match=names[0]):
+        ckptfix.convert(tmp_path / "universal", tmp_path / "out.pth")
+    found = doctor(tmp_path / "universal").cause
+    assert found is not None and names[0] in str(found.where)
+    done = ckptfix.repair(tmp_path / "universal", tmp_path / "kept.pth")
+    assert [loss.name for loss in done.losses] == [f"module/{names[0]}"] and len(done.kept) > 1

@@ -194,7 +194,7 @@ def test_slim_makes_one_file(no_optimizer: bool, tmp_path: Path) -> None:
     assert ("optimizer" in found) is not no_optimizer
 
 
-@pytest.mark.parametrize("verb", ["strip_module", "add_module", "unwrap", "to_cpu", "sanitize", "match"])
+@pytest.mark.parametrize("verb", ["strip_module", "add_module", "unwrap", "to_cpu", "match"])
 def test_a_verb_that_edits_says_what_to_do_first(verb: str, tmp_path: Path) -> None:
     run = example(2, 2)
     run.save(tmp_path / "in")

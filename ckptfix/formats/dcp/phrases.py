@@ -1,0 +1,51 @@
+"""How torch pickles the entries of a `.metadata`: the same opcodes for each, of which names and numbers alone differ.
+
+Protocol 4 and 5, without their frames. What was pickled before is fetched from the memo, and what is made is given the
+next number there (MEMOIZE, ``\\x94``).
+"""
+
+from __future__ import annotations
+
+import re
+
+from ckptfix.pickles.opcodes import pushed_int
+
+GET = rb"(?:h.|j....)"
+INT = rb"(?:K.|M..|J....|\x8a\x05.{5}|\x8a\x06.{6})"
+INTS = rb"(?:\)|%b\x85\x94|%b\x86\x94|%b\x87\x94|\(%b{4,7}t\x94)" % (INT, INT * 2, INT * 3, INT)
+
+_OBJECT = rb"(%b)\)\x81\x94\}\x94\(" % GET
+"""The class, an object of it, and the dict of its attributes: two numbers."""
+
+_SIZE = rb"(%b)(?:(%b)\x85\x94R\x94)?" % (GET, INTS)
+"""``torch.Size`` and the tuple that it is made of; or a size that was made before."""
+
+_PROPERTIES = rb"(?:(%b)\)\x81\x94\((%b)(%b)[\x88\x89](%b)[\x88\x89]t\x94b|(%b))" % (GET, GET, GET, GET, GET)
+"""Class, dtype, layout, requires_grad, memory format, pin_memory; or what was made before."""
+
+TENSOR = re.compile(_OBJECT + rb"(%b)" % GET + _PROPERTIES + rb"(%b)" % GET + _SIZE + rb"(%b)\]\x94" % GET, re.DOTALL)
+"""What follows the name of a tensor, up to its list of chunks: class, "properties", these, "size", that, "chunks"."""
+
+CHUNK = re.compile(_OBJECT + rb"(%b)" % GET + _SIZE + rb"(%b)" % GET + _SIZE + rb"ub", re.DOTALL)
+"""Class, "offsets", a size, "sizes", a size."""
+
+VALUE = re.compile(rb"(%b)\)\x81\x94" % GET, re.DOTALL)
+"""What follows the name of a value: its class."""
+
+INDEX = re.compile(_OBJECT + rb"(%b)" % GET, re.DOTALL)
+"""Class and "fqn", which stands behind."""
+
+BOX = re.compile(
+    rb"(%b)(?:%b|N)(?:(%b)(?:N|%b))?ub" % (GET, INT, GET, _SIZE) + _OBJECT + rb"(%b)" % GET, re.DOTALL
+)
+"""What follows the name in an index: "index", a number, "offset", a size; the class of its place, "relative_path"."""
+
+PLACE = re.compile(rb"(%b)(%b)(%b)(%b)ub" % (GET, INT, GET, INT), re.DOTALL)
+"""What follows the name of a file: "offset", a number, "length", a number."""
+
+_ONE = re.compile(INT, re.DOTALL)
+
+
+def numbers(pushed: bytes) -> tuple[int, ...]:
+    """The numbers of a tuple."""
+    return tuple(pushed_int(one) for one in _ONE.findall(pushed.removeprefix(b"("))) if pushed != b")" else ()

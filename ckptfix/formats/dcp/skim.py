@@ -1,0 +1,247 @@
+"""A `.metadata` read in bulk, where it is written as torch writes it.
+
+A checkpoint of 100,000 tensors has ten million opcodes there, which say the same of each tensor: see `phrases`. They
+are taken entry by entry; what is between them, and what is written otherwise, is read opcode by opcode. Whatever is not
+understood at once is left to the reader of all pickles, which also says what is wrong: `skim` gives None then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from ckptfix.formats.dcp.entries import SIZE, TUPLES, WIDTHS, Boxes, Entries, Item, Otherwise, Row
+from ckptfix.formats.torch.tensors import BadTensor
+from ckptfix.pickles import Call, Dict, Global
+from ckptfix.pickles.collector import without_collections
+from ckptfix.pickles.graph import Node
+from ckptfix.pickles.opcodes import pushed_int
+
+
+@dataclass(slots=True)
+class Skimmed:
+    """The fields of a Metadata.
+
+    Attributes:
+        keys: name -> what is said of a tensor, or the node that says it; each name once.
+        paths: the rows of ``planner_data``; None without it. Each name once.
+        items: the rows of ``storage_data``, in order.
+        rest: its other fields.
+    """
+
+    keys: list[tuple[Node, Node | Boxes]] = field(default_factory=list)
+    paths: list[tuple[Node, Node]] | None = None
+    items: list[Item | tuple[Node, Node]] = field(default_factory=list)
+    rest: Mapping[str, Node] = field(default_factory=dict)
+
+
+@without_collections
+def skim(data: bytes) -> Skimmed | None:
+    """What the pickle `data` says; None where it is not written as torch writes it, or not whole."""
+    body = _unframed(data)
+    if body is None:
+        return None
+    try:
+        return _Skimmer(body).run()
+    except (IndexError, KeyError, ValueError, BadTensor, Otherwise):
+        return None
+
+
+def _unframed(data: bytes) -> bytes | None:
+    """The opcodes without the frames around them; None if these do not follow each other to the end."""
+    if data[:2] not in (b"\x80\x04", b"\x80\x05"):
+        return None
+    parts, at = [], 2
+    while data[at : at + 1] == b"\x95":
+        length = int.from_bytes(data[at + 1 : at + 9], "little")
+        parts.append(data[at + 9 : at + 9 + length])
+        at += 9 + length
+    if parts and at != len(data):
+        return None
+    return b"".join(parts) if parts else data[2:]
+
+
+MAX_MARKS = 100
+
+_KEYS, _PATHS, _ITEMS = "state_dict_metadata", "planner_data", "storage_data"
+
+_CONSTANTS: dict[int, Node] = {0x4E: None, 0x88: True, 0x89: False}
+
+
+class _Skimmer(Entries):
+    """The machine."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(data)
+        self.bulk: dict[str, Dict] = {}
+        self.keys: list[Row] = []
+        self.paths: list[Row] = []
+        self.items: list[Item | Row] = []
+        self.read = {_KEYS: self.tensor, _PATHS: self.path, _ITEMS: self.item}
+
+    def run(self) -> Skimmed:
+        root = self._root()
+        state = root.state if type(root) is Call else None
+        if type(root) is not Call or type(state) is not Dict or root.args != () or root.how != "NEWOBJ":
+            raise Otherwise
+        fields = {name: value for name, value in state.items if type(name) is str}
+        if len(fields) != len(state.items) or _KEYS not in self.bulk:
+            raise Otherwise
+        if any(fields.get(name) is not value for name, value in self.bulk.items()):
+            raise Otherwise
+        if any(fields.get(name) is not None and name not in self.bulk for name in self.read):
+            raise Otherwise
+        paths = [(name, path) for name, path in self.paths if not isinstance(path, Boxes)]
+        rest = {name: value for name, value in fields.items() if name not in self.read}
+        for rows in (self.keys, paths):
+            if not all(type(name) is str for name, _ in rows) or len({name for name, _ in rows}) != len(rows):
+                raise Otherwise
+        items = [row if type(row) is Item else (row[0], row[1]) for row in self.items]
+        return Skimmed(self.keys, paths if _PATHS in self.bulk else None, items, rest)
+
+    def _root(self) -> Node:
+        """Run to the STOP; the object that it leaves."""
+        data, memo = self.data, self.memo
+        stack: list[Node] = []
+        marks: list[list[Node]] = []
+        entries: str | None = None
+        pos = 0
+        while True:
+            if entries is not None and len(marks) == 2 and not len(stack) % 2:
+                pos = self._entries(entries, stack, pos)
+            code = data[pos]
+            if code == 0x94:  # MEMOIZE
+                memo[self.count] = stack[-1]
+                self.sizes.pop(self.count, None)
+                self.kinds.pop(self.count, None)
+                self.count += 1
+                pos += 1
+            elif code == 0x68 or code == 0x6A:  # BINGET, LONG_BINGET
+                end = pos + (2 if code == 0x68 else 5)
+                stack.append(self._got(data[pos:end]))
+                pos = end
+            elif code == 0x8C or code == 0x58:  # SHORT_BINUNICODE, BINUNICODE
+                text, pos = self.text(pos)
+                stack.append(text)
+            elif code in WIDTHS:
+                end = pos + WIDTHS[code] + (data[pos + 1] if code == 0x8A else 0)
+                if end > len(data):
+                    raise Otherwise
+                stack.append(pushed_int(data[pos:end]))
+                pos = end
+            elif code in _CONSTANTS:
+                stack.append(_CONSTANTS[code])
+                pos += 1
+            elif code == 0x28:  # MARK
+                if len(marks) > MAX_MARKS:
+                    raise Otherwise
+                if len(marks) == 1 and stack:
+                    entries = next((name for name, node in self.bulk.items() if node is stack[-1]), None)
+                marks.append(stack)
+                stack = []
+                pos += 1
+            elif code in TUPLES or code == 0x74:  # EMPTY_TUPLE, TUPLE1, TUPLE2, TUPLE3, TUPLE
+                count = TUPLES.get(code, len(stack))
+                parts = stack[len(stack) - count :] if len(stack) >= count else None
+                if parts is None or (code == 0x74 and entries is not None and len(marks) == 2):
+                    raise Otherwise
+                if code == 0x74:
+                    stack = marks.pop()
+                else:
+                    del stack[len(stack) - count :]
+                stack.append(tuple(parts))
+                pos += 1
+            elif code == 0x81 or code == 0x52:  # NEWOBJ, REDUCE
+                args, func = stack.pop(), stack.pop()
+                if type(func) is not Global:
+                    raise Otherwise
+                stack.append(Call(func, args, "NEWOBJ" if code == 0x81 else "REDUCE", pos))
+                pos += 1
+            elif code == 0x93:  # STACK_GLOBAL
+                name, module = stack.pop(), stack.pop()
+                if type(name) is not str or type(module) is not str:
+                    raise Otherwise
+                stack.append(Global(module, name, pos))
+                pos += 1
+            elif code == 0x7D:  # EMPTY_DICT
+                fresh = Dict()
+                key = stack[-1] if len(marks) == 1 and stack else None
+                if type(key) is str and key in self.read and self.bulk.setdefault(key, fresh) is not fresh:
+                    raise Otherwise
+                stack.append(fresh)
+                pos += 1
+            elif code == 0x75 or code == 0x73:  # SETITEMS, SETITEM
+                if code == 0x75:
+                    if len(marks) == 2:
+                        entries = None
+                    rows = stack
+                    stack = marks.pop()
+                else:
+                    rows = stack[-2:]
+                    del stack[-2:]
+                self._set(stack[-1], rows)
+                pos += 1
+            elif code == 0x62:  # BUILD
+                value, target = stack.pop(), stack[-1]
+                if type(target) is not Call or target.state is not None:
+                    raise Otherwise
+                target.state = value
+                pos += 1
+            elif code == 0x5D:  # EMPTY_LIST
+                stack.append([])
+                pos += 1
+            elif code == 0x65 or code == 0x61:  # APPENDS, APPEND
+                if code == 0x61:
+                    values = [stack.pop()]
+                elif entries is not None and len(marks) == 2:
+                    raise Otherwise
+                else:
+                    values = stack
+                    stack = marks.pop()
+                into = stack[-1]
+                if type(into) is not list:
+                    raise Otherwise
+                into += values
+                pos += 1
+            elif code == 0x2E and len(stack) == 1 and not marks:  # STOP
+                return stack[0]
+            else:
+                raise Otherwise
+
+    def _set(self, target: Node, flat: list[Node]) -> None:
+        """Set the keys and values that stand one behind the other."""
+        if type(target) is not Dict or len(flat) % 2:
+            raise Otherwise
+        rows = list(zip(flat[::2], flat[1::2], strict=True))
+        name = next((name for name, node in self.bulk.items() if node is target), None)
+        if name is None:
+            target.items += rows
+        else:
+            self._add(name, rows)
+
+    def _add(self, name: str, rows: Iterable[Item | Row]) -> None:
+        """Add entries of the dict `name`."""
+        if name == _ITEMS:
+            self.items += rows
+        else:
+            into = self.keys if name == _KEYS else self.paths
+            into += (row for row in rows if not isinstance(row, Item))
+
+    def _entries(self, name: str, stack: list[Node], pos: int) -> int:
+        """Read the entries of the dict `name` that stand from `pos` on; where they end."""
+        read = self.read[name]
+        self.made = []
+        while (end := read(pos)) != pos:
+            pos = end
+        if self.made:
+            self._set(self.bulk[name], stack)
+            stack.clear()
+            self._add(name, self.made)
+        return pos
+
+    def _got(self, get: bytes) -> Node:
+        """What the memo has; a size that an entry made, as the call that makes it."""
+        index = self.number(get)
+        if index in self.sizes:
+            return Call(SIZE, (self.sizes[index],), "REDUCE", 0)
+        return self.memo[index]
