@@ -64,7 +64,11 @@ def known(name: str) -> str:
     """
     scheme = scheme_of(name)
     if not scheme:
-        return name.removeprefix("file://") if name.startswith("file:///") else name
+        if name.startswith("file:///"):
+            return name.removeprefix("file://")
+        # htps:// is no scheme, and what follows may be secret all the same.
+        public = _public(name) if "://" in name and _URL.match(name) is not None else name
+        return public if public != name and not os.path.lexists(name) else name
     found = _URL.match(name)
     assert found is not None
     if found[2] == "/" and os.path.lexists(name):
@@ -74,6 +78,17 @@ def known(name: str) -> str:
     if public != whole:
         _whole[public] = whole
     return public
+
+
+def known_word(word: str) -> str:
+    """A word of a command line, as `known`: a URL, or an option with one (``--like=URL``, ``-oURL``)."""
+    if not word.startswith("-"):
+        return known(word)
+    if word.startswith("--"):
+        option, equals, value = word.partition("=")
+        return f"{option}={known(value)}" if equals else word
+    flags = next((at for at in range(2, len(word)) if is_url(word[at:])), len(word)) if ":/" in word else len(word)
+    return word[:flags] + known(word[flags:])
 
 
 def secret_of(name: str) -> str:

@@ -371,7 +371,7 @@ class Hub(WebServer):
     """The endpoints of a hub that huggingface_hub calls to resolve files and to list a repository.
 
     Files of a repository are ``ORG/REPO/FILE`` in `repo`. Large ones redirect to another host, as those of the hub do,
-    with a signature in the query.
+    with a signature in the query: a new one each time, of which the first `expired` are no longer good.
     """
 
     COMMIT = "c0ffee" * 6 + "abcd"
@@ -380,14 +380,14 @@ class Hub(WebServer):
         super().__init__()
         self.repo: dict[str, bytes] = {}
         self.large: set[str] = set()
-        self.expired = 0
+        self.issued = self.expired = 0
         self.fault = self.answer
 
     def reset(self) -> None:
         super().reset()
         self.repo.clear()
         self.large.clear()
-        self.expired = 0
+        self.issued = self.expired = 0
         self.fault = self.answer
 
     def answer(self, handler: _Web, path: str) -> bool:
@@ -415,13 +415,13 @@ class Hub(WebServer):
                 handler.reply(404, b"", {"X-Error-Code": "EntryNotFound"})
             elif name in self.large:
                 address = self.put(f"cdn/{name}", self.repo[name]).replace("127.0.0.1", "localhost")
-                handler.reply(302, b"", {**said, "Location": f"{address}?Signature=5ecret"})
+                self.issued += 1
+                handler.reply(302, b"", {**said, "Location": f"{address}?Signature=5ecret{self.issued}"})
             else:
                 self.headers = said
                 self.put(handler.path.partition("?")[0][1:], self.repo[name])
                 return False
-        elif path.startswith("/cdn/") and self.expired:
-            self.expired -= 1
+        elif path.startswith("/cdn/") and int(handler.path.rpartition("5ecret")[2]) <= self.expired:
             handler.reply(403, b"")
         else:
             return False

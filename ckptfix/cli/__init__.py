@@ -15,7 +15,7 @@ import click
 
 from ckptfix.cli.shared.console import Console
 from ckptfix.cli.shared.exits import run
-from ckptfix.urls import is_url, known
+from ckptfix.urls import is_url, known_word
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -157,7 +157,7 @@ class Commands(click.Group):
     ) -> Any:
         """Run a command line. Exits with its code, or returns the code when not `standalone_mode`."""
         # What is secret in a URL is seen by its client alone.
-        arguments = [_known(word) for word in (sys.argv[1:] if args is None else args)]
+        arguments = [known_word(word) for word in (sys.argv[1:] if args is None else args)]
         console = Console()
         console.arguments = arguments
 
@@ -176,14 +176,6 @@ class Commands(click.Group):
         if standalone_mode:
             sys.exit(code)
         return code
-
-
-def _known(word: str) -> str:
-    """A word of the command line, an option with a value too, without what is secret in a URL."""
-    option, equals, value = word.partition("=")
-    if word.startswith("--") and equals and is_url(value):
-        return f"{option}={known(value)}"
-    return known(word)
 
 
 def _completed(group: Commands, variable: str, instruction: str) -> int:

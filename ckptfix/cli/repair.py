@@ -17,6 +17,9 @@ from ckptfix.cli.shared.common import (
 from ckptfix.cli.shared.console import Console
 from ckptfix.cli.shared.operands import InAndOut, Others
 
+LOSSES = 20
+"""Lost tensors that have a line each; the first line names all of them in few words, --json has them with reasons."""
+
 _OUT, *_HOW = destination(optional=True)
 _OTHERS = Others()
 
@@ -84,4 +87,4 @@ def command(
             dry_run=dry_run,
             progress=progress,
         )
-    return show(console, result, named=named)
+    return show(console, result, named=named, most=LOSSES)

@@ -180,7 +180,8 @@ def dask(address: str, tries: int) -> Iterator[Engine]:
     except (OSError, ValueError) as error:
         message = f"no Dask scheduler answers at {address}: {error}"
         raise CkptfixError(message, hint="`dask scheduler` starts one, and prints its address") from None
-    with client, _silent("distributed", "tornado.application"):
+    # Silent until the client is closed: what it waited for then fails, and its loggers print that.
+    with _silent("distributed", "tornado.application"), client:
         slots = sum(client.nthreads().values())
         if not slots:
             hint = f"`dask worker {address}` starts one"

@@ -12,7 +12,7 @@ from typing import Any
 
 from ckptfix.errors import CkptfixError, Refused
 from ckptfix.io.source import Source, found_as, open_source, stamp
-from ckptfix.urls import as_path, is_url, walk_folder
+from ckptfix.urls import as_path, is_url, known, known_word, walk_folder
 
 Identity = dict[str, int | str]
 """What tells a file, a folder or an object from what it was before: size, and mtime_ns or etag."""
@@ -79,7 +79,9 @@ def parsed(line: str | bytes, path: str, number: int) -> Job:
         case {"input": str(name), "argv": [str(_), *_] as argv} if all(isinstance(word, str) for word in argv):
             output, identity, size = value.get("output"), value.get("identity"), value.get("bytes", 0)
             if isinstance(output, str | None) and isinstance(identity, dict | None) and isinstance(size, int):
-                return Job(name, identity, output, size, tuple(argv))
+                # A plan that was written by hand may have secrets in its URLs: the record of the job has none.
+                dest = None if output is None else known(output)
+                return Job(known(name), identity, dest, size, tuple(map(known_word, argv)))
     raise Refused("no line of a plan: it lacks input, output or argv", path=path, where=where, hint=hint)
 
 

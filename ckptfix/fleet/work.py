@@ -202,7 +202,9 @@ def _why(job: Job, ended: Ended) -> tuple[str | None, str | None, str | None]:
     for document in ended.documents:
         error = document.get("error")
         if ended.code == TROUBLE and isinstance(error, dict):
-            return str(error["type"]), str(error["message"]), _command(error.get("hint"))
+            at_output = job.output is not None and not job.in_place and error.get("path") == job.output
+            message = f"{job.output}: {error['message']}" if at_output else str(error["message"])
+            return str(error["type"]), message, _command(error.get("hint"))
     if ended.row is not None:
         severity, id, sentence, remedy = ended.row
         return (id, sentence, _command(remedy.partition(": ")[2])) if severity != "info" else (None, None, None)

@@ -134,7 +134,6 @@ def _write_with(
 ) -> str | None:
     """The same by several ranks: each writes its share, and rank 0 the last file, when the others are on the disk."""
     word = team.folder()
-    team.agree(f"{word}/plan", digest(plan, dest, inputs or {}))
     first = team.rank == 0
     there = False
     real = os.path.realpath(dest)
@@ -145,23 +144,28 @@ def _write_with(
     def made() -> str:
         nonlocal there, ours, real
         real, there = _free(dest, overwrite)
+        team.say(f"{word}/making", os.path.basename(temp))
         os.mkdir(temp)
         ours = identity(temp)
         return os.path.basename(temp)
 
-    def step(done: int, total: int) -> None:
-        team.check()
-        if progress is not None:
-            progress(done, total)
+    def found() -> None:
+        """What rank 0 has made, and may not have said."""
+        nonlocal temp, ours
+        with suppress(Exception):
+            if ours is None and 0 in team.gone and team.said(f"{word}/naming") is None:
+                temp = os.path.join(os.path.dirname(real), team.said(f"{word}/making") or temp)
+                ours = identity(temp)
 
     try:
+        team.agree(f"{word}/plan", digest(plan, dest, inputs or {}))
         temp = os.path.join(os.path.dirname(real), team.told(f"{word}/temp", made))
         ours = identity(temp)
         with _spelled(temp, dest), recorded(), ranks.joined(None):
             share = shares(plan, team.size)[team.rank]
             if not share.files:
                 checking.run(share.checks)
-            write_plan(_placed(share, dest, temp, link), inputs=inputs, progress=step)
+            write_plan(_placed(share, dest, temp, link), inputs=inputs, progress=team.checked(progress))
             team.check()
             team.say(f"{word}/written/{team.rank}")
             if first:
@@ -175,18 +179,25 @@ def _write_with(
             return kept or None
         stays = there and (keep_old or not _only(real, own))
         with quiet:
+            team.say(f"{word}/naming")
             name = _named(temp, real, dest, there, stays)
             team.say(f"{word}/done", name or "")
         return name
     except BaseException as error:
         with quiet:
-            if not isinstance(error, ranks.RankFailed):
-                team.fail(str(error), said=True)
-            team.say_stopped(word)
-            if ours is not None and (first or (isinstance(error, ranks.RankFailed) and not error.said)):
-                team.until_stopped(word)
+            team.give_up(error)
+            found()
+            if ours is not None and team.cleans():
                 persist(partial(_discard, temp, ours))
+            if ours is not None and isinstance(error, ranks.RankFailed) and _is(real, ours):
+                error.hint = f"{dest} is complete: it was written before that"
         raise
+
+
+def _is(path: str, ours: tuple[int, int]) -> bool:
+    with suppress(OSError):
+        return identity(path) == ours
+    return False
 
 
 def _free(dest: str, overwrite: bool) -> tuple[str, bool]:

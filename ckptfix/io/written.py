@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
 _notes: ContextVar[list[str] | None] = ContextVar("notes", default=None)
-_record: ContextVar[list[str] | None] = ContextVar("written", default=None)
+_record: ContextVar[tuple[list[str], ...]] = ContextVar("written", default=())
 
 
 @contextmanager
-def recorded() -> Iterator[list[str]]:
-    """A list that grows by a sentence with each file that is written inside."""
+def recorded(*, inside: bool = False) -> Iterator[list[str]]:
+    """A list that grows by a sentence with each file that is written inside.
+
+    Args:
+        inside: the list around it grows too, until `reported` takes the sentences out: no signal comes between.
+    """
     lines: list[str] = []
-    token = _record.set(lines)
+    token = _record.set((*_record.get(), lines) if inside else (lines,))
     try:
         yield lines
     finally:
@@ -23,9 +27,16 @@ def recorded() -> Iterator[list[str]]:
 
 def record(line: str) -> None:
     """Say of a file what is true whatever comes now."""
-    lines = _record.get()
-    if lines is not None:
+    for lines in _record.get():
         lines.append(line)
+
+
+def reported(written: Iterable[str]) -> None:
+    """Take out what has been reported."""
+    for line in written:
+        for lines in _record.get():
+            if line in lines:
+                lines.remove(line)
 
 
 @contextmanager

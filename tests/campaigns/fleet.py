@@ -35,6 +35,8 @@ COUNT = 2000
 VERBS: dict[str, tuple[str, ...]] = {"doctor": ("doctor",), "to-cpu": ("to-cpu", "-o", "out/{parent}/{name}")}
 MARGIN = 120
 """Seconds that a run may take."""
+POLL = 0.005
+"""Seconds between two counts of the records."""
 
 
 def make(folder: Path, count: int) -> None:
@@ -116,31 +118,33 @@ def through(plan: Path, *words: str, kill: Callable[[int], int | None], stop: bo
             command("run", plan.name, *words), cwd=plan.parent, env=environment(), start_new_session=True,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
-        before, end, killed = records(plan), time.monotonic() + MARGIN, False
+        before, end, killed = ended(plan), time.monotonic() + MARGIN, False
         try:
             while process.poll() is None and time.monotonic() < end:
-                count = records(plan)
-                if not killed and count > before + (total - before) // 4:
+                count = ended(plan) - before
+                # The first records are the sign that workers are at work: with most of the jobs before them.
+                if not killed and count > 0:
                     killed = kill(process.pid) is not None
-                if part == "stopped" and count > total // 2:
+                elif part == "stopped" and count > total // 4:
                     os.killpg(process.pid, signal.SIGINT)
                     break
-                time.sleep(0.02)
+                time.sleep(POLL)
             _, said = process.communicate(timeout=MARGIN)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
         if "Traceback" in said:
             faults.append(f"{part}: {said}")
-        if not killed and part != "stopped":
-            faults.append(f"{part}: no worker was killed")
-        if part == "stopped" and process.returncode != 130 and records(plan) < total:
+        if not killed:
+            faults.append(f"{part}: no worker was killed, of {total - before:,} jobs that were left")
+        if part == "stopped" and process.returncode != 130 and ended(plan) < total:
             faults.append(f"{part}: exit code {process.returncode}: {said}")
     return faults
 
 
-def records(plan: Path) -> int:
-    return sum(len(names) for _, _, names in os.walk(f"{plan}.d/jobs"))
+def ended(plan: Path) -> int:
+    """The jobs of a plan that have records."""
+    return sum(name.endswith(".json") for _, _, names in os.walk(f"{plan}.d/jobs") for name in names)
 
 
 def kill_child(pid: int) -> int | None:

@@ -448,6 +448,29 @@ def test_a_fleet_in_a_bucket(cli: Cli, planned: Fleet, bucket: Bucket) -> None:
     assert len(bucket.below("st/")) == 3
 
 
+@pytest.mark.xdist_group("stores")
+def test_an_output_that_its_store_refuses_is_named(planned: Fleet, bucket: Bucket) -> None:
+    pytest.importorskip("botocore", reason="s3fs or boto3 is not installed")
+    for number in range(3):
+        bucket.put(f"in/{number}.pth", wrapped())
+    plan = planned(bucket.url("in/*.pth"), "--out-dir", bucket.url("out"), "--", "strip-module")
+    assert bucket.app is not None
+    bucket.app.fault = lambda environ: (
+        ("403 Forbidden", b"<Error><Code>AccessDenied</Code></Error>")
+        if environ["REQUEST_METHOD"] in ("PUT", "POST") and environ["PATH_INFO"].endswith("/out/1.pth")
+        else None
+    )
+    report = in_threads(plan)
+    assert (report.done, report.failed, report.exit_code) == (2, 1, 2)
+    (cause,) = report.by_cause
+    assert (cause.cause, cause.example) == ("NotPermitted", bucket.url("in/1.pth"))
+    assert (cause.message or "").startswith(f"{bucket.url('out/1.pth')}: the server answered 403")
+    assert not bucket.uploads()
+    bucket.app.fault = None
+    report = in_threads(plan)
+    assert (report.done, report.before, report.exit_code) == (3, 2, 0)
+
+
 POISON = """
 import os, signal, sys
 sys.path[:0] = {path!r}

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from builders import written
@@ -23,7 +24,7 @@ from ckptfix.cli.shared.console import Console
 from ckptfix.cli.shared.exits import TROUBLE, Stopped
 from ckptfix.cli.shared.inputs import Input
 from ckptfix.cli.shared.jobs import run
-from ckptfix.cli.shared.many import Job, Outcome
+from ckptfix.cli.shared.many import Job, Outcome, one
 
 CKPTFIX = [sys.executable, "-m", "ckptfix"]
 
@@ -125,6 +126,28 @@ def test_a_signal_is_no_failure_of_an_input() -> None:
             run(job(stopped, ["a", "b", "c"], 1), Console())
         assert err.getvalue() == b"1 of 3 inputs done\n"
     assert Names.seen == [("a", 0)]
+
+
+@pytest.mark.parametrize("at", [0, 3])
+def test_a_signal_between_an_output_and_its_line(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, files: list[str], at: int
+) -> None:
+    calls = iter(range(7))
+
+    def then_stopped(*arguments: Any) -> Outcome:
+        outcome = one(*arguments)
+        if next(calls) == at:
+            signal.raise_signal(signal.SIGTERM)
+        return outcome
+
+    monkeypatch.setattr("ckptfix.cli.shared.jobs.one", then_stopped)
+    done = cli("to-cpu", *files[:2], *files[3:], "--out-dir", "out")
+    assert done.exit_code == 128 + signal.SIGTERM
+    made = sorted(path.name for path in Path("out").iterdir())
+    assert [line for line in done.stderr.splitlines() if "is complete" in line] == [
+        f"out/{made[-1]} is complete: it was written before that"
+    ]
+    assert len(made) == at + 1 and len(done.stdout.splitlines()) == at
 
 
 @pytest.mark.slow

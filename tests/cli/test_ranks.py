@@ -7,15 +7,19 @@ import os
 import socket
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
 import click
 import pytest
 from builders import Tensor, assemble, state_dict_ops, torch_zip, written
 from cli.conftest import Cli, wrapped
+from conftest import LONG
+from stores import Bucket
 
 from ckptfix.cli.shared.ranks import World, world
 
+KILLS = [*product([False, True], [0, 1], [0, 1])] if LONG else [(False, 0, 1), (True, 1, 0)]
 MEETING = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29411"}
 SLURM = {"SLURM_PROCID": "1", "SLURM_NTASKS": "4", "SLURM_JOB_ID": "77", "SLURM_LAUNCH_NODE_IPADDR": "10.0.0.1"}
 
@@ -162,7 +166,7 @@ def test_a_rank_that_ends_takes_all_down(tmp_path: Path, fault: str) -> None:
 
 
 @pytest.mark.campaign
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [2, 4] if LONG else [2])
 @pytest.mark.parametrize("to", [["hf", "--shard-size", "1MB"], ["dcp", "--shard-size", "2MB"]])
 def test_torchrun(cli: Cli, tmp_path: Path, size: int, to: list[str]) -> None:
     path = written(tmp_path / "a.pth", shards(9))
@@ -176,3 +180,75 @@ def test_torchrun(cli: Cli, tmp_path: Path, size: int, to: list[str]) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("converted ") == 1
     assert content(tmp_path / "all") == content(tmp_path / "one")
+
+
+def torchrun(size: int, *words: object, site: Path | None = None, restarts: int = 0) -> tuple[int, str, str]:
+    """(exit code, stdout, stderr) of a command under torchrun."""
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(size), "--max-restarts", restarts]
+    path = [*([str(site)] if site else []), *sys.path]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*map(str, launch), "-m", "ckptfix", *map(str, words)],
+        env=environment, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> Path:
+    """Tensors of which each makes a multipart upload."""
+    items = {f"module.l{number}.weight": Tensor(str(number), (1500, 1000), 1_500_000) for number in range(4)}
+    pickle = assemble(("PROTO", 2), *state_dict_ops(items), "STOP")
+    return written(tmp_path / "large.pth", torch_zip(pickle, [bytes([number]) * 6_000_000 for number in range(4)]))
+
+
+@pytest.mark.campaign
+@pytest.mark.xdist_group("stores")
+@pytest.mark.parametrize("size", [1, 2, 4] if LONG else [2])
+def test_torchrun_in_a_bucket(bucket: Bucket, cli: Cli, large: Path, tmp_path: Path, size: int) -> None:
+    assert cli("convert", large, tmp_path / "one", "--to", "hf", "--shard-size", "6MB").exit_code == 0
+    assert cli("strip-module", tmp_path / "one", tmp_path / "stripped").exit_code == 0
+    code, _, said = torchrun(size, "convert", large, bucket.url("one"), "--to", "hf", "--shard-size", "6MB")
+    assert code == 0, said
+    code, _, said = torchrun(size, "strip-module", bucket.url("one"), bucket.url("stripped"))
+    assert code == 0, said
+    for name in ("one", "stripped"):
+        found = {key.partition("/")[2]: bucket.get(key) for key in bucket.below(f"{name}/")}
+        assert found == content(tmp_path / name)
+    assert not bucket.uploads()
+
+
+KILLED = """
+import os, sys
+sys.path[:0] = {path!r}
+if os.environ.get("RANK") == "{rank}" and os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0":
+    from ckptfix.io.remote import upload
+    import ckptfix.io.folders as folders
+
+    def killed(*args, **more):
+        os.kill(os.getpid(), 9)
+
+    upload.Output._put = killed
+    folders.write_plan = killed
+"""
+
+
+@pytest.mark.campaign
+@pytest.mark.xdist_group("stores")
+@pytest.mark.parametrize(("to_bucket", "rank", "restarts"), KILLS)
+def test_a_rank_is_killed_under_torchrun(
+    bucket: Bucket, cli: Cli, large: Path, tmp_path: Path, to_bucket: bool, rank: int, restarts: int
+) -> None:
+    """One error, nothing left behind; where torchrun starts all ranks again, the output is whole."""
+    site = tmp_path / "site"
+    site.mkdir()
+    written(site / "sitecustomize.py", KILLED.format(path=sys.path, rank=rank).encode())
+    out = bucket.url("out") if to_bucket else tmp_path / "out"
+    words = ["convert", large, out, "--to", "hf", "--shard-size", "6MB"]
+    code, shown, said = torchrun(2, *words, site=site, restarts=restarts)
+    assert said.count(f"rank {rank} of 2 is gone\n") == 1, said
+    assert (code, shown.count("converted ")) == ((0, 1) if restarts else (1, 0)), said
+    names = [*bucket.below("out/"), *tmp_path.glob("out/*")]
+    assert len(names) == (5 if restarts else 0)
+    assert not bucket.uploads()
+    assert not [path.name for path in tmp_path.iterdir() if path.name.endswith(".ckptfix-tmp")]

@@ -33,6 +33,17 @@ def test_what_is_whole_is_kept_and_the_rest_named(cli: Cli, cut: Path, tmp_path:
     assert list(loaded) == ["a"] and loaded["a"].tolist() == list(A)
 
 
+def test_of_many_lost_tensors_some_have_a_line(cli: Cli, tmp_path: Path) -> None:
+    """The first line names all of them, folded; --json has each with its reason."""
+    data = state(**{f"layers.{number}.w": (float(number),) * 4 for number in range(60)})
+    source = written(tmp_path / "cut.pth", data[: data.index(torch.full((4,), 20.0).numpy().tobytes())])
+    result = cli("repair", source, tmp_path / "out.pth")
+    assert result.exit_code == 3 and "lost 40: layers.20-59.w" in result.stdout
+    assert result.stderr.count("warning: layers.") == 20
+    assert "... 20 more findings (--json has all)" in result.stderr
+    assert len(json.loads(cli("repair", source, tmp_path / "out2.pth", "--json").stdout)["losses"]) == 40
+
+
 def test_json_lists_kept_and_lost(cli: Cli, cut: Path, tmp_path: Path) -> None:
     document = json.loads(cli("repair", cut, tmp_path / "out.pth", "--json").stdout)
     assert document["written"] and document["kept"] == ["a"]

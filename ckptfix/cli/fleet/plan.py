@@ -10,6 +10,7 @@ import click
 from ckptfix.cli.shared.common import Verb, output_options
 from ckptfix.cli.shared.console import Console, pass_console
 from ckptfix.cli.shared.tables import size
+from ckptfix.urls import secrets
 from ckptfix.words import plural
 
 WORDS = "ckptfix.fleet.words"
@@ -50,12 +51,18 @@ def _plan(console: Console, *, names: tuple[str, ...], out_dir: str | None, recu
         raise click.UsageError("Which command? It stands after the names and --: ... -- doctor --fast")
     if not names:
         raise click.UsageError("Missing argument 'NAME...'.")
-    count = total = missing = 0
-    for job in jobs(names, words, out_dir=out_dir, recursive=recursive):
+    count = total = missing = hidden = 0
+    planned = jobs(names, words, out_dir=out_dir, recursive=recursive)
+    secret = secrets()
+    for job in planned:
         sys.stdout.write(job.line())
         count, total, missing = count + 1, total + job.bytes, missing + (job.identity is None)
+        hidden += bool(secret) and any(word in secret or word.partition("=")[2] in secret for word in job.argv)
     if not console.quiet:
         console.note(f"{plural(count, 'job')}, {size(total)} of inputs")
+    if hidden:
+        console.note(f"a plan holds no secret: {plural(hidden, 'job')} will ask for a URL without its password or "
+                     "signature")  # fmt: skip
     if missing:
         console.note(f"{plural(missing, 'input')} not there: the jobs will fail")
     return 0

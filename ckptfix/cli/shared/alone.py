@@ -12,6 +12,7 @@ from ckptfix.cli.shared.common import Verb
 from ckptfix.cli.shared.many import Outcome, Recording, Settings, one
 from ckptfix.cli.shared.ranks import ALONE
 from ckptfix.errors import printable
+from ckptfix.io.written import reported
 
 NOT_IN_A_FLEET = {
     "fleet": "it is the fleet itself",
@@ -93,4 +94,6 @@ def done(
             assert isinstance(ctx.command, Verb)
             return ctx.command.invoke(ctx)
 
-    return one(work, "input", {"input": input, "dest": output}, console)
+    outcome = one(work, "input", {"input": input, "dest": output}, console)
+    reported(outcome.written)
+    return outcome

@@ -359,10 +359,11 @@ def writes(name: str, *params: click.Parameter, example: str) -> Callable[[Calla
     return decorate
 
 
-def show(console: Console, result: Written, *, named: bool = False) -> int:
+def show(console: Console, result: Written, *, named: bool = False, most: int | None = None) -> int:
     """Show what an operation wrote, or would write; its exit code. With `named`, the user did not name the output.
 
-    Its `lines` include the findings that are just notes; warnings and losses are listed on stderr, each.
+    Its `lines` include the findings that are just notes; warnings and losses are listed on stderr, each, or `most` of
+    them.
     """
     if console.json:
         console.emit(result.as_dict(), result.exit_code)
@@ -377,5 +378,5 @@ def show(console: Console, result: Written, *, named: bool = False) -> int:
         lines.append(printable(kept_line(result.dest, result.backup)))
     planned = () if result.written or result.in_place else result.plan.files
     console.done(lines, [line for file in planned for line in plan_lines(file)])
-    console.findings(finding for finding in result.findings if finding.severity != "info")
+    console.findings((row for row in result.findings if row.severity != "info"), most=most)
     return result.exit_code

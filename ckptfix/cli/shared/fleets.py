@@ -20,7 +20,7 @@ from ckptfix.cli.shared.operands import InAndOut
 from ckptfix.errors import CkptfixError, NoSuchFile, WouldOverwrite
 from ckptfix.fleet.jobs import Job, identity, size_of
 from ckptfix.io.source import found_as
-from ckptfix.urls import as_path, is_url, known, normal, real_path
+from ckptfix.urls import as_path, is_url, known, known_word, normal, real_path
 
 LISTS = (".txt", ".lst", ".list", ".jsonl", ".ndjson")
 """How lists of names are called."""
@@ -49,7 +49,8 @@ def jobs(names: Sequence[str], words: Sequence[str], *, out_dir: str | None, rec
         NoSuchFile: a name of the command line stands for nothing.
     """
     verb = verb_called(words[0])
-    args, inner = _without(verb, words[1:])
+    args, inner = _without(verb, [known_word(word) for word in words[1:]])
+    out_dir = None if out_dir is None else known(out_dir)
     if out_dir is not None and "out_dir" in inner:
         raise click.UsageError("--out-dir is given twice: before -- and after it.")
     out_dir = inner.get("out_dir", out_dir)

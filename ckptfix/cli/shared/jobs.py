@@ -14,6 +14,7 @@ from ckptfix.cli.shared.exits import TROUBLE, Stopped
 from ckptfix.cli.shared.many import LOSSES, Job, Outcome, Recording, Report, Settings, Step, one
 from ckptfix.errors import printable
 from ckptfix.io.durable import Undisturbed
+from ckptfix.io.written import reported
 from ckptfix.urls import as_path, is_url
 from ckptfix.words import plural
 
@@ -32,6 +33,7 @@ def run(job: Job, console: Console) -> int:
                     raise click.UsageError(outcome.usage)
                 with quiet:
                     waiting[number] = outcome
+                    reported(outcome.written)
                     while (ready := waiting.pop(len(codes), None)) is not None:
                         _show(console, report, job.inputs[len(codes)].path, ready)
                         codes.append(ready.code)

@@ -18,7 +18,7 @@ from ckptfix.cli.shared.console import Console
 from ckptfix.cli.shared.exits import TROUBLE, describe, failure, said
 from ckptfix.cli.shared.fit import cut
 from ckptfix.errors import printable
-from ckptfix.io.written import record, recorded
+from ckptfix.io.written import recorded
 from ckptfix.urls import as_path, is_url
 from ckptfix.words import plural
 
@@ -143,10 +143,13 @@ class Recording(Console):
 
 
 def one(callback: Callable[..., int], argument: str, params: Mapping[str, Any], console: Recording) -> Outcome:
-    """Do a command on one input: errors become its outcome, signals go through."""
+    """Do a command on one input: errors become its outcome, signals go through.
+
+    What was written counts as not reported, until the caller says otherwise: `io.written.reported`.
+    """
     written: list[str] = []
     try:
-        with recorded() as written, click.Context(click.Command("one"), obj=console) as ctx:
+        with recorded(inside=True) as written, click.Context(click.Command("one"), obj=console) as ctx:
             if params.get("dest") and not is_url(params["dest"]):
                 as_path(params["dest"]).parent.mkdir(parents=True, exist_ok=True)
             code = ctx.invoke(callback, **params)
@@ -156,12 +159,8 @@ def one(callback: Callable[..., int], argument: str, params: Mapping[str, Any], 
         document = describe(error)
         notes = [*console.notes, *said(error, document), *map(printable, written)]
         failed = {**document, "written": written} if written else document
-        return Outcome(code=TROUBLE, notes=tuple(notes), documents=(failure(failed, params[argument]),))
-    except BaseException:
-        # What was written and has no line in the list yet.
-        for line in written:
-            record(line)
-        raise
+        documents = (failure(failed, params[argument]),)
+        return Outcome(code=TROUBLE, notes=tuple(notes), documents=documents, written=tuple(written))
     return Outcome(
         code=code,
         done=tuple(console.sentences),

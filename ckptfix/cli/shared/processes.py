@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from ckptfix.cli.shared.exits import TROUBLE, Stopped, failure, signals_raise
 from ckptfix.cli.shared.many import Job, Outcome, Recording, Settings, Step, one
 from ckptfix.io.durable import Undisturbed
-from ckptfix.io.written import record, recorded
+from ckptfix.io.written import record, recorded, reported
 from ckptfix.urls import secrets, share
 
 if TYPE_CHECKING:
@@ -144,6 +144,7 @@ def _serve(
                 outcome = one(callback, argument, params, Recording(settings, step))
                 with quiet:
                     connection.send(("outcome", outcome))
+                    reported(outcome.written)
         finally:
             if written:
                 connection.send(("written", *written))

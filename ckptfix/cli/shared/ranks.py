@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,10 +19,10 @@ from typing import Any
 import click
 
 from ckptfix.cli.shared.console import Console
-from ckptfix.cli.shared.exits import TROUBLE, describe
+from ckptfix.cli.shared.exits import TROUBLE, Stopped, describe
 from ckptfix.errors import CkptfixError
 from ckptfix.extras import need_torch
-from ckptfix.io.ranks import POLL, RankFailed, Team, Watching, joined
+from ckptfix.io.ranks import AGAIN, POLL, RankFailed, Team, Watching, joined
 
 SWITCH = "CKPTFIX_RANKS"
 """Environment variable: ``slurm`` takes Slurm's ranks, ``on`` and ``off`` are about torchrun's."""
@@ -149,6 +150,13 @@ def _failed(console: Console, team: Team, error: BaseException) -> int:
             error.message = f"rank {team.rank} of {team.size}: {error.message}"
     else:
         team.fail("stopped", said=True)
+        # A launcher stops the others when a rank is killed: then that is what has to be said, once.
+        gone = team.gone or team.stop()
+        if gone and isinstance(error, Stopped) and error.number != signal.SIGINT:
+            console.silent = not team.first("told")
+            console.note(team.lost(min(gone)).message, "damage")
+            console.note(f"hint: {AGAIN}")
+            console.silent = True
     raise error
 
 
@@ -168,7 +176,8 @@ def _team(here: World) -> Team:
     try:
         meeting: Any = rendezvous(url, timeout=timedelta(seconds=seconds))
         store, _, _ = next(meeting)
-        team = Team(store, here.rank, here.size, seconds)
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        team = Team(store, here.rank, here.size, seconds, attempt)
     except (RuntimeError, OSError, ValueError) as error:
         message = f"rank {here.rank} of {here.size} cannot meet the others at {here.host}:{here.port}"
         raise CkptfixError(f"{message}: {str(error).splitlines()[0]}", hint=hint) from None

@@ -197,7 +197,8 @@ def _restore(file: File, change: Change) -> None:
 def _refuse_other(file: File, change: Change) -> None:
     """Refuse a file that the edit cannot have left: what another program wrote would be lost.
 
-    Of an edit that moves nothing, each sector is as before or as after, or has not come to the disk and is zeros.
+    Of an edit that moves nothing, each sector is as before or as after; one behind the end that the file had may not
+    have come to the disk, and is zeros then.
     """
     low, high = sorted((change.before, change.after))
     if file.size < low or (low < high < file.size):
@@ -211,14 +212,15 @@ def _refuse_other(file: File, change: Change) -> None:
         start = 0
         while start < len(now) and now not in known:
             end = (offset + start) // SECTOR * SECTOR + SECTOR - offset
-            if not any(_may_be(now[start:end], data[start:end]) for data in known):
+            new = offset + start + len(now[start:end]) > change.before and not any(now[start:end])
+            if not new and not any(_may_be(now[start:end], data[start:end]) for data in known):
                 raise _others(file, f"what stands at {offset + start:#x} is neither what was there nor what it wrote")
             start = end
 
 
 def _may_be(now: bytes, known: bytes) -> bool:
     """Whether a sector is this one, of which the end may lie behind the end that the file had."""
-    return now == known.ljust(len(now), b"\0") or now == known[: len(now)] or not any(now)
+    return now == known.ljust(len(now), b"\0") or now == known[: len(now)]
 
 
 def _others(file: File, what: str) -> DamagedFile:

@@ -16,12 +16,16 @@ from contextvars import ContextVar
 from typing import Any, Protocol
 
 from ckptfix.errors import CkptfixError, Refused
+from ckptfix.io.read import Progress
 
 BEAT, POLL = 1.0, 0.05
 """Seconds between two signs of life, and between two looks at the store."""
 
 PATIENCE = 5.0
 """Seconds that a rank waits for others to clean up and leave."""
+
+AGAIN = "nothing was written; run it again when all ranks can run"
+"""What to do when a rank is gone."""
 
 
 class Store(Protocol):
@@ -50,15 +54,24 @@ class Team:
 
     Args:
         timeout: seconds of silence after which a rank is taken for dead.
+        attempt: of a launcher that starts all ranks again, with the store that they had.
+
+    Attributes:
+        gone: ranks that never said that they stopped, when the work had failed.
     """
 
-    def __init__(self, store: Store, rank: int, size: int, timeout: float) -> None:
+    def __init__(self, store: Store, rank: int, size: int, timeout: float, attempt: str = "0") -> None:
         self.rank, self.size, self.timeout = rank, size, timeout
         self._store = store
+        # What is left in the store of an attempt that failed, or of the command before this one, is not of this one.
+        number = store.add(f"ckptfix/{attempt}/commands/{rank}", 1)
+        self._prefix = f"ckptfix/{attempt}/{number}"
         self._lock = threading.Lock()
         self._failed = threading.Event()
         self._ended = threading.Event()
         self._folders = 0
+        self.gone: frozenset[int] = frozenset()
+        self.began = time.time()
         self._beats: dict[int, tuple[bytes, float]] = {}
         self._beating = threading.Thread(target=self._beat, daemon=True)
         self._beating.start()
@@ -78,18 +91,18 @@ class Team:
 
     def say(self, key: str, value: str = "") -> None:
         with self._lock:
-            self._store.set(f"ckptfix/{key}", value)
+            self._store.set(f"{self._prefix}/{key}", value)
 
     def said(self, key: str) -> str | None:
         """What was said under the key; None where nothing was yet."""
-        name = f"ckptfix/{key}"
+        name = f"{self._prefix}/{key}"
         with self._lock:
             return self._store.get(name).decode() if self._store.check([name]) else None
 
     def first(self, key: str) -> bool:
         """Whether no other rank has asked that before."""
         with self._lock:
-            return self._store.add(f"ckptfix/{key}", 1) == 1
+            return self._store.add(f"{self._prefix}/{key}", 1) == 1
 
     def check(self) -> None:
         """Raise RankFailed if another rank is known to have failed."""
@@ -102,7 +115,7 @@ class Team:
         except Exception:
             text = None
         if text is None:
-            return RankFailed("rank 0 is gone", said=False, hint=_AGAIN)
+            return self.lost(0)
         return RankFailed(**json.loads(text))
 
     def fail(self, message: str, *, said: bool, **place: Any) -> None:
@@ -137,9 +150,13 @@ class Team:
         if known is None or known[0] != beat:
             self._beats[rank] = beat, now
         elif now - known[1] > self.timeout:
-            message = f"rank {rank} of {self.size} is gone: nothing was heard of it for {self.timeout:g} s"
-            self.fail(message, said=False, hint=_AGAIN)
-            raise RankFailed(message, said=False, hint=_AGAIN)
+            error = self.lost(rank, f": nothing was heard of it for {self.timeout:g} s")
+            self.fail(error.message, said=False, hint=AGAIN)
+            raise error
+
+    def lost(self, rank: int, why: str = "") -> RankFailed:
+        """What is said of a rank that is gone."""
+        return RankFailed(f"rank {rank} of {self.size} is gone{why}", said=False, hint=AGAIN)
 
     def agree(self, what: str, value: str) -> None:
         """Make sure that all ranks have the same.
@@ -167,19 +184,40 @@ class Team:
         self.say("begun")
         return f"folder{self._folders}"
 
-    def say_stopped(self, word: str) -> None:
-        """This rank writes no more to the folder."""
-        with suppress(Exception):
-            self.say(f"{word}/stopped/{self.rank}")
+    def checked(self, progress: Progress | None) -> Progress:
+        """`progress`, which also looks whether another rank has failed."""
 
-    def until_stopped(self, word: str) -> None:
-        """Wait until no rank writes to the folder any more, as far as that can be known."""
+        def step(done: int, total: int) -> None:
+            self.check()
+            if progress is not None:
+                progress(done, total)
+
+        return step
+
+    def give_up(self, error: BaseException) -> frozenset[int]:
+        """`stop`, because of `error`: the others are told, if it is not one of them that failed."""
+        if not isinstance(error, RankFailed):
+            self.fail(str(error), said=True)
+        return self.stop()
+
+    def stop(self) -> frozenset[int]:
+        """The work has failed, and this rank writes no more: wait until none does; those of which it is not known."""
+        left = set(range(self.size)) - {self.rank}
         end = time.monotonic() + PATIENCE
-        with suppress(Exception):
-            while time.monotonic() < end:
-                if all(self.said(f"{word}/stopped/{rank}") is not None for rank in range(self.size)):
-                    break
+        try:
+            self.say(f"stopped/{self.rank}")
+            while (left := {rank for rank in left if self.said(f"stopped/{rank}") is None}) and (
+                time.monotonic() < end
+            ):
                 time.sleep(POLL)
+        except Exception:  # the store is gone, and with it the process that holds it
+            left = {0} - {self.rank}
+        self.gone = frozenset(left)
+        return self.gone
+
+    def cleans(self) -> bool:
+        """Whether it is for this rank to take away what those left that are gone."""
+        return self.rank == min(set(range(self.size)) - self.gone)
 
     def all_said(self, key: str) -> None:
         """Wait until every rank has said it. Raises as `wait`."""
@@ -198,8 +236,6 @@ class Team:
         self._ended.set()
         self._beating.join(2 * BEAT)
 
-
-_AGAIN = "nothing was written; run it again when all ranks can run"
 
 _team: ContextVar[Team | None] = ContextVar("team", default=None)
 

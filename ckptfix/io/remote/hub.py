@@ -68,7 +68,8 @@ class HubFile(Resource):
             try:
                 return direct.get(start, length, expected)
             except (NotPermitted, NoSuchFile):
-                self._direct = None
+                if self._direct is direct:  # and not the one that another thread has asked for meanwhile
+                    self._direct = None
         return super().get(start, length, expected)
 
     def came_from(self, url: str, said: Mapping[str, str]) -> None:

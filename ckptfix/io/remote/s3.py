@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
 from ckptfix.errors import CkptfixError, NotPermitted, WriteFailed
+from ckptfix.io.remote import light
 from ckptfix.io.remote.store import TIMEOUT, Facts, Object, Passing, changed, failed, retried
 from ckptfix.urls import redacted
 
@@ -101,6 +102,7 @@ def forget_client() -> None:
     """Make a new client at the next use: the environment has changed."""
     with _lock:
         _clients.clear()
+    light.forget()
 
 
 def call(name: str, operation: str, **params: Any) -> Any:
@@ -165,6 +167,10 @@ class S3Object(Object):
             _no_object(name)
 
     def get(self, start: int, length: int, expected: Facts | None) -> tuple[bytes, Facts]:
+        if self._where.version is None:
+            found = light.get(self._where.bucket, self._where.key, start, length, expected, _configured)
+            if found is not None:
+                return found
         params: dict[str, Any] = {**self._where.params, "Range": f"bytes={start}-{start + length - 1}"}
         if expected is not None and expected.tag:
             params["IfMatch"] = expected.tag

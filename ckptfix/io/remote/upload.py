@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
+from datetime import datetime
 from typing import Any
 
 from ckptfix.checkpoint import ByteRange, OutputFile
@@ -26,6 +27,9 @@ from ckptfix.io.remote.store import retried
 from ckptfix.io.source import BATCH, open_source
 from ckptfix.io.written import note
 from ckptfix.urls import scheme_of
+
+Trace = Mapping[str, str | None]
+"""``url``, ``upload`` (its id), ``tag`` (the ETag that a new object gets): what undoes the work of another process."""
 
 UNDERWAY = 128 << 20
 """Bytes of parts that are on their way up at a time."""
@@ -62,10 +66,18 @@ class Output:
     Args:
         stamps: the inputs as they were read: a part is copied of that very version.
         overwrite: an object that has the name is replaced.
+        began: called with its trace (`take_away`) when the store knows of it, and before it gets its name.
     """
 
-    def __init__(self, file: OutputFile, stamps: Mapping[str, Stamp], *, overwrite: bool) -> None:
-        self.file = file
+    def __init__(
+        self,
+        file: OutputFile,
+        stamps: Mapping[str, Stamp],
+        *,
+        overwrite: bool,
+        began: Callable[[Trace], None] = lambda trace: None,
+    ) -> None:
+        self.file, self._began = file, began
         self.copied = self.sent = 0
         self.published = False
         self._stamps, self._overwrite = stamps, overwrite
@@ -104,6 +116,7 @@ class Output:
     def _send(self, parts: list[Part], advance: Callable[[int], None], saw: Saw) -> None:
         answer = asked(self.file.path, "create_multipart_upload", **self._place, **self._given())
         self._id = answer["UploadId"]
+        self._began(self._trace(None))
         longest = max((part.nbytes for part in parts if isinstance(part, Bytes)), default=LEAST)
         many = max(2, min(16, UNDERWAY // longest))
         waiting: set[Future[int]] = set()
@@ -176,12 +189,26 @@ class Output:
                 given["Tagging"] = "&".join(f"{_quoted(row['Key'])}={_quoted(row['Value'])}" for row in tags)
         return given
 
+    def _trace(self, tag: str | None) -> Trace:
+        return {"url": self.file.path, "upload": self._id, "tag": tag if self.is_new else None}
+
+    def _tag(self) -> str:
+        """The ETag that it will have where its store makes it as S3 does, without a key."""
+        if self._small is not None:
+            return hashlib.md5(self._small, usedforsecurity=False).hexdigest()
+        tags = [tag.strip('"') for _, tag in sorted(self._done.items())]
+        if any(len(tag) != 32 for tag in tags):
+            return ""
+        joined = bytes.fromhex("".join(tags))
+        return f"{hashlib.md5(joined, usedforsecurity=False).hexdigest()}-{len(tags)}"
+
     def publish(self) -> None:
         """It gets its name, in one step.
 
         Raises:
             WouldOverwrite: an object has appeared meanwhile.
         """
+        self._began(self._trace(self._tag()))
         try:
             self._publish({} if self._overwrite else {"IfNoneMatch": "*"})
         except DamagedFile:  # the condition does not hold
@@ -223,6 +250,28 @@ class Output:
     def remove(self) -> None:
         """Take away the object that was published."""
         asked(self.file.path, "delete_object", **self._place)
+
+
+def take_away(trace: Trace) -> None:
+    """Take away what another process began, which is gone: its parts, or a new object that has the name by now.
+
+    An object whose ETag is not what that process would have made of its bytes may be another's: it stays.
+    """
+    name, number, tag = str(trace["url"]), trace["upload"], trace["tag"]
+    place = location(name).params
+    if number is not None:
+        with suppress(NoSuchFile):
+            asked(name, "abort_multipart_upload", **place, UploadId=number)
+    if tag and (there := head(name)) is not None and there["ETag"].strip('"') == tag:
+        asked(name, "delete_object", **place)
+
+
+def begun(name: str, since: datetime) -> Iterator[Trace]:
+    """The uploads of `name` that were begun since then and not ended, as far as the store lists them."""
+    where = location(name)
+    for row in asked(name, "list_multipart_uploads", Bucket=where.bucket, Prefix=where.key).get("Uploads", ()):
+        if row["Key"] == where.key and row["Initiated"] >= since:
+            yield {"url": name, "upload": row["UploadId"], "tag": None}
 
 
 class _CannotCopyError(Exception):

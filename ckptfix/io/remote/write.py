@@ -8,27 +8,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import replace
-from functools import partial
 from typing import Any, Protocol
 
 from ckptfix.checkpoint import OutputFile, Plan
 from ckptfix.checkpoint.stamp import Stamp
-from ckptfix.errors import CkptfixError, Refused, Unsupported, WouldOverwrite, WriteFailed, file_name
-from ckptfix.io import checking, ranks
+from ckptfix.errors import CkptfixError, Refused, Unsupported, WouldOverwrite, file_name
+from ckptfix.io import ranks
 from ckptfix.io.checking import Checking
 from ckptfix.io.durable import Undisturbed
 from ckptfix.io.pool import forget
-from ckptfix.io.ranks.shares import digest, shares
-from ckptfix.io.read import Progress, read_chunks
-from ckptfix.io.remote import folders, other, parts, s3, upload
+from ckptfix.io.read import Progress
+from ckptfix.io.remote import folders, other, s3, together, upload
+from ckptfix.io.remote.elsewhere import Elsewhere
 from ckptfix.io.remote.store import client_of
-from ckptfix.io.source import is_local, opened_once
+from ckptfix.io.remote.together import Steps
+from ckptfix.io.source import opened_once
 from ckptfix.io.sources import Sources
 from ckptfix.io.written import note, record
 from ckptfix.urls import READ_ONLY, as_path, scheme_of
 
 NOT_KEPT = "the old one is not kept: a bucket keeps it where its versions are on"
+
+ALONE = Steps()
 
 Own = Callable[[str], Collection[str]]
 
@@ -108,7 +109,7 @@ def write_folder(
     before = set(own(dest)) if taken else set()
     team = ranks.current()
     if team is not None:
-        _write_with(team, plan, dest, overwrite, inputs or {}, progress)
+        together.write_with(team, plan, dest, overwrite, inputs or {}, progress, _write)
     else:
         _write(plan, Sources(plan, inputs or {}), overwrite, progress)
     forget(f"{dest.rstrip('/')}/")
@@ -118,49 +119,6 @@ def write_folder(
         _remove(path)
     if keep_old and taken:
         note(NOT_KEPT)
-
-
-def _write_with(
-    team: ranks.Team,
-    plan: Plan,
-    dest: str,
-    overwrite: bool,
-    inputs: Mapping[str, Stamp],
-    progress: Progress | None,
-) -> None:
-    """A folder by several ranks: nothing gets its name before all is up, and the index when the data has its names."""
-    word = team.folder()
-    team.agree(f"{word}/plan", digest(plan, dest, inputs))
-    share = shares(plan, team.size)[team.rank]
-    if team.rank == 0:
-        share = replace(share, files=(*share.files, plan.files[-1]))
-
-    def step(done: int, total: int) -> None:
-        team.check()
-        if progress is not None:
-            progress(done, total)
-
-    def up() -> None:
-        team.say(f"{word}/up/{team.rank}")
-        team.all_said(f"{word}/up")
-        for rank in range(1, team.size) if team.rank == 0 else ():
-            team.wait(f"{word}/named/{rank}", rank)
-
-    def named() -> None:
-        team.say(f"{word}/named/{team.rank}")
-        team.wait(f"{word}/named/0")
-
-    try:
-        if share.files:
-            _write(share, Sources(share, inputs), overwrite, step, up, named)
-        else:
-            checking.run(share.checks)
-            up()
-            named()
-    except BaseException as error:
-        if not isinstance(error, ranks.RankFailed):
-            team.fail(str(error), said=True)
-        raise
 
 
 def _remove(path: str) -> None:
@@ -190,15 +148,9 @@ def _write(
     sources: Sources,
     overwrite: bool,
     progress: Progress | None,
-    up: Callable[[], None] = lambda: None,
-    named: Callable[[], None] = lambda: None,
+    steps: Steps = ALONE,
 ) -> bool:
-    """Whether something was replaced.
-
-    Args:
-        up: called when all bytes are there, before the files get their names; what it raises takes all back.
-        named: called when they have them; the same.
-    """
+    """Whether something was replaced."""
     total, done = plan.nbytes, 0
 
     def advance(count: int) -> None:
@@ -207,7 +159,7 @@ def _write(
         if progress is not None:
             progress(min(done, total), total)
 
-    files: _Files = (_InS3 if upload.in_s3(plan.files[0].path) else _Elsewhere)(sources, overwrite)
+    files: _Files = (_InS3 if upload.in_s3(plan.files[0].path) else Elsewhere)(sources, overwrite, steps)
     checks = Checking(plan)
     quiet = Undisturbed()
     with ExitStack() as stack:
@@ -218,9 +170,9 @@ def _write(
                 files.write(file, advance, checks)
             checks.finish()
             sources.check_unchanged()
-            up()
+            steps.up()
             files.publish()
-            named()
+            steps.named()
         except BaseException:
             with quiet:
                 files.abort()
@@ -233,13 +185,13 @@ def _write(
 
 
 class _InS3:
-    def __init__(self, sources: Sources, overwrite: bool) -> None:
-        self._sources, self._overwrite = sources, overwrite
+    def __init__(self, sources: Sources, overwrite: bool, steps: Steps) -> None:
+        self._sources, self._overwrite, self._steps = sources, overwrite, steps
         self._outputs: list[upload.Output] = []
         self.replaced = False
 
     def write(self, file: OutputFile, advance: Callable[[int], None], checking: Checking) -> None:
-        output = upload.Output(file, self._sources.stamps, overwrite=self._overwrite)
+        output = upload.Output(file, self._sources.stamps, overwrite=self._overwrite, began=self._steps.began)
         self._outputs.append(output)
         self.replaced |= not output.is_new
         output.write(advance, checking.saw)
@@ -264,49 +216,3 @@ class _InS3:
                 failures.append(error)
         for failure in failures:
             record(f"{failure.path}: an upload that failed could not be taken away: {failure.message}")
-
-
-class _Elsewhere:
-    """Files of a file system of fsspec: all of them get their names when its transaction ends."""
-
-    def __init__(self, sources: Sources, overwrite: bool) -> None:
-        self._sources = sources
-        self._system: Any = None
-        self._open: list[tuple[str, Any]] = []
-        self.replaced = False
-
-    def write(self, file: OutputFile, advance: Callable[[int], None], checking: Checking) -> None:
-        path = file.path
-        system, inner = other.file_system(path)
-        if self._system is None:
-            self._system = system
-            system.start_transaction()
-        elif system is not self._system:
-            raise Unsupported("the files of an output go to several stores", path=path)
-        self.replaced |= bool(other.asked(path, lambda: system.exists(inner)))
-        target = other.asked(path, lambda: system.open(inner, "wb"))
-        self._open.append((path, target))
-        count = 0
-        for segment in file.segments:
-            for data in (segment,) if isinstance(segment, bytes) else read_chunks(segment):
-                other.asked(path, partial(target.write, data))
-                count += len(data)
-                advance(len(data))
-        if count != file.nbytes:
-            raise WriteFailed(f"{file.nbytes} bytes were planned, {count} came", path=path)
-        other.asked(path, target.close)
-        same = {where for where in self._sources.stamps if scheme_of(where) == scheme_of(path)}
-        if any(not is_local(where) for where in same) and file.nbytes > parts.LEAST:
-            note(f"{scheme_of(path)}:// copies no ranges of objects: all {count:,} bytes go through this machine")
-
-    def publish(self) -> None:
-        path = self._open[-1][0]
-        other.asked(path, lambda: self._system.end_transaction())
-        self._system = None
-
-    def abort(self) -> None:
-        system, self._system = self._system, None
-        if system is not None:
-            path = self._open[-1][0] if self._open else ""
-            other.asked(path, lambda: system.transaction.complete(commit=False))
-            system._intrans = False

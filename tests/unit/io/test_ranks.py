@@ -59,8 +59,8 @@ def together(monkeypatch: pytest.MonkeyPatch) -> Together:
     monkeypatch.setattr(ranks, "POLL", 0.005)
     monkeypatch.setattr(ranks, "PATIENCE", 0.5)
 
-    def run(size: int, call: Callable[[int], Outcome]) -> list[Outcome]:
-        store = Shared()
+    def run(size: int, call: Callable[[int], Outcome], store: Shared | None = None) -> list[Outcome]:
+        store = store or Shared()
 
         def one(rank: int) -> Outcome:
             team = Team(store, rank, size, timeout=1)
@@ -201,6 +201,42 @@ def test_a_rank_that_is_silent_takes_all_down(tmp_path: Path, together: Together
     failed = [one for rank, one in enumerate(done) if rank != gone]
     assert all(isinstance(one, RankFailed) and f"rank {gone} of 3 is gone" in str(one) for one in failed), done
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_what_rank_0_left_is_taken_away(tmp_path: Path, together: Together, named: bool) -> None:
+    """It is killed with a folder begun, or when that has its name already: then the folder is whole, and stays."""
+    dest = tmp_path / "out"
+
+    def write(rank: int) -> Outcome:
+        if rank:
+            return write_folder(planned(tmp_path, dest), str(dest))
+        team = ranks.current()
+        assert team is not None
+        word = team.folder()
+        team.agree(f"{word}/plan", digest(planned(tmp_path, dest), str(dest), {}))
+        temp = tmp_path / ".out.1.ckptfix-tmp"
+        temp.mkdir()
+        team.told(f"{word}/temp", lambda: temp.name)
+        for number in range(1, team.size):
+            team.wait(f"{word}/written/{number}", number)
+        if named:
+            temp.rename(dest)
+        team.end()
+        return None
+
+    done = together(3, write)[1:]
+    assert all(isinstance(one, RankFailed) and "rank 0 of 3 is gone" in str(one) for one in done), done
+    assert all(("is complete" in str(getattr(one, "hint", ""))) is named for one in done)
+    assert sorted(path.name for path in tmp_path.iterdir()) == (["out", "source"] if named else ["source"])
+
+
+def test_a_store_that_was_used_before(tmp_path: Path, together: Together) -> None:
+    """A launcher that starts all again, or a script of several commands: what was said before counts no more."""
+    store, dest = Shared(), tmp_path / "out"
+    failed = together(2, lambda rank: write_folder(planned(tmp_path, dest, (10, 20 + rank)), str(dest)), store)
+    assert all(isinstance(one, CkptfixError) for one in failed)
+    assert together(2, lambda rank: write_folder(planned(tmp_path, dest), str(dest)), store) == [None, None]
 
 
 def test_ranks_that_plan_other_things_are_refused(tmp_path: Path, together: Together) -> None:

@@ -219,6 +219,23 @@ class TestFolders:
         code, _, _ = run("strip-module", "s3://bucket/runs/*/last.pth", "--out-dir", "s3://bucket/made")
         assert code == 0 and bucket.below("made/") == ["made/a/last.pth", "made/b/last.pth"]
 
+    def test_of_a_distributed_checkpoint_the_metadata_is_read(self, bucket: Bucket, tmp_path: Path) -> None:
+        torch.save({f"{number}": torch.ones(60_000) for number in range(20)}, tmp_path / "model.pth")
+        ckptfix.convert(tmp_path / "model.pth", tmp_path / "step", to="dcp")
+        url = put_folder(bucket, tmp_path / "step", "step")
+        for verb in (("inspect",), ("doctor", "--fast"), ("ls",), ("diff", "--keys-only", url)):
+            bucket.traffic.clear()
+            outcome = run_command((*verb, url))
+            assert outcome.code == 0, outcome.stdout
+            assert bucket.traffic.requests <= 5 and bucket.traffic.down < MB, (verb, bucket.traffic.calls)
+            assert verb[0] != "doctor" or "metadata (and no items)" in outcome.stdout
+        (name,) = (path.name for path in (tmp_path / "step").glob("*.distcp"))
+        data = bytearray((tmp_path / "step" / name).read_bytes())
+        data[:60_000] = bytes(60_000)
+        bucket.put(f"step/{name}", bytes(data))
+        assert "bad-tensor" in run_command(("doctor", url)).stdout
+        assert "bad-tensor" not in run_command(("doctor", "--fast", url)).stdout
+
     def test_one_model_in_a_folder(self, bucket: Bucket, tmp_path: Path) -> None:
         torch.save({"w": torch.ones(3)}, tmp_path / "model.pth")
         bucket.put("run/model.pth", (tmp_path / "model.pth").read_bytes())
@@ -265,7 +282,7 @@ def test_any_other_store_through_fsspec(shards: Path, tmp_path: Path, monkeypatc
     def broken(*args: object, **named: object) -> object:
         raise WriteFailed("no")
 
-    monkeypatch.setattr("ckptfix.io.remote.write.read_chunks", broken)
+    monkeypatch.setattr("ckptfix.io.remote.elsewhere.read_chunks", broken)
     with pytest.raises(WriteFailed):
         ckptfix.strip_module(tmp_path / "x.pth", "memory://a/none.pth")
     assert not files.exists("/a/none.pth") and files.exists("/a/x.pth")

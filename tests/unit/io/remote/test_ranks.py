@@ -6,6 +6,7 @@ import errno
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from hashlib import md5
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,9 @@ from ckptfix.errors import WouldOverwrite, WriteFailed
 from ckptfix.io import ranks
 from ckptfix.io.folders import write_folder
 from ckptfix.io.ranks import RankFailed, Team, joined
+from ckptfix.io.ranks.shares import shares
+from ckptfix.io.remote import upload
+from ckptfix.io.remote.together import _Ranks, _take_away, _traces
 
 pytest.importorskip("botocore", reason="s3fs or boto3 is not installed")
 pytestmark = pytest.mark.xdist_group("stores")
@@ -35,6 +39,63 @@ def planned(source: Path, dest: str, full: int | None = None) -> Plan:
         derived = Derived(files[full].nbytes, chunks)
         files[full] = OutputFile(files[full].path, (derived,), files[full].nbytes)
     return Plan((*files, OutputFile.of(f"{dest}/index", [b"the index"])))
+
+
+SMALL, LARGE = 4, 6 << 20
+
+
+@pytest.mark.parametrize("heard", [True, False])
+@pytest.mark.parametrize("size", [SMALL, LARGE])
+@pytest.mark.parametrize("named", [False, True])
+def test_what_a_killed_rank_left_is_taken_away(
+    bucket: Bucket, source: Path, monkeypatch: pytest.MonkeyPatch, size: int, named: bool, heard: bool
+) -> None:
+    """Its uploads, and the objects that it gave their names; an object that is another's stays."""
+    if not heard and (named or bucket.kind == "localbucket"):
+        pytest.skip("the store of the ranks is gone, and the bucket lists no uploads")
+    dest = bucket.url("out")
+    files = [OutputFile.of(f"{dest}/part{at}", [bytes([at]) * size]) for at in range(4)]
+    plan = Plan((*files, OutputFile.of(f"{dest}/index", [b"the index"])))
+    store = Shared()
+
+    def killed() -> None:
+        team = Team(store, 1, 2, timeout=1)
+        word = team.folder()
+        steps = _Ranks(team, word)
+        for file in shares(plan, 2)[1].files:
+            output = upload.Output(file, {}, overwrite=False, began=steps.began)
+            output.write(lambda count: None, lambda path, offset, data: None)
+            if named:
+                output.publish()
+        team.say(f"{word}/up/1")
+        team.end()
+        if not heard:
+            monkeypatch.setattr(Shared, "check", _gone)
+
+    with ThreadPoolExecutor(1) as pool:
+        team = Team(store, 0, 2, timeout=0.3)
+        with joined(team):
+            alone = pool.submit(killed)
+            with pytest.raises(RankFailed, match=r"rank [01].* is gone"):
+                write_folder(plan, dest)
+        alone.result()
+        if not heard:
+            team.began = 0  # moto says that every upload began in 2010
+            _take_away(_traces(team, "folder1", 1, shares(plan, 2)[1].files))
+        team.end()
+    assert not bucket.below("out/") and not bucket.uploads()
+
+
+def _gone(*_: object) -> bool:
+    raise ConnectionError
+
+
+def test_an_object_of_another_stays(bucket: Bucket) -> None:
+    url = bucket.put("theirs", b"theirs")
+    upload.take_away({"url": url, "upload": None, "tag": md5(b"ours").hexdigest()})
+    assert bucket.get("theirs") == b"theirs"
+    upload.take_away({"url": url, "upload": None, "tag": md5(b"theirs").hexdigest()})
+    assert not bucket.below("theirs")
 
 
 def together(size: int, plans: list[Plan], dest: str, **how: Any) -> list[BaseException | str | None]:
@@ -83,7 +144,7 @@ def test_the_bytes_are_equal_and_the_index_is_last(bucket: Bucket, source: Path,
 def test_a_rank_that_fails_leaves_nothing(
     bucket: Bucket, source: Path, monkeypatch: pytest.MonkeyPatch, failing: int
 ) -> None:
-    monkeypatch.setattr("ckptfix.io.remote.write.digest", lambda *args: "the same")
+    monkeypatch.setattr("ckptfix.io.remote.together.digest", lambda *args: "the same")
     dest = bucket.url("out")
     plans = [planned(source, dest, None if rank != failing else 3 - rank) for rank in range(2)]
     done = together(2, plans, dest)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import random
 import time
@@ -14,6 +15,7 @@ from property.verbs import run_command
 from stores import WebServer, _Web
 
 import ckptfix
+from ckptfix import fleet
 from ckptfix.errors import CkptfixError, DamagedFile, NoSuchFile, NotPermitted, Refused, Unsupported, WriteFailed
 from ckptfix.io.remote import file as remote_file
 from ckptfix.io.remote import http, store
@@ -62,6 +64,40 @@ def test_verbs_of_headers_ask_for_headers(web: WebServer, files: dict[str, Path]
         assert code in (0, 1) and not err, (verb, err)
         assert web.traffic.requests <= 5, (verb, web.traffic.calls)
         assert web.traffic.down <= 300_000, (verb, web.traffic.calls)
+
+
+@pytest.fixture(scope="module")
+def far_apart() -> bytes:
+    """A legacy file of which each storage is further from the next than one request reads."""
+    file = io.BytesIO()
+    tensors = {f"{number}": torch.ones(60_000) for number in range(12)}
+    torch.save(tensors, file, _use_new_zipfile_serialization=False)
+    return file.getvalue()
+
+
+def test_of_a_legacy_file_the_pickles_alone_are_read(web: WebServer, far_apart: bytes, tmp_path: Path) -> None:
+    (tmp_path / "model.pth").write_bytes(far_apart)
+    url = web.put("model.pth", far_apart)
+    for verb in HEADERS:
+        web.traffic.clear()
+        code, out, err = run(*verb, url, *([str(tmp_path / "model.pth")] if verb[0] == "diff" else []))
+        assert code in (0, 1) and not err, (verb, err)
+        assert web.traffic.requests <= 5 and web.traffic.down <= 1_300_000, (verb, web.traffic.calls)
+        assert verb[0] != "doctor" or "pickles (and no counts of storages)" in out
+    assert ckptfix.load_state_dict(url)["7"].sum() == 60_000
+
+
+@pytest.mark.parametrize("change", ["other count", "cut", "longer"])
+def test_a_legacy_file_whose_counts_are_wrong(web: WebServer, far_apart: bytes, change: str) -> None:
+    """The size has to be what the pickle says; `doctor` without --fast compares each count."""
+    count = (60_000).to_bytes(8, "little")
+    other = far_apart.replace(count, (59_999).to_bytes(8, "little")) if change == "other count" else far_apart
+    url = web.put("model.pth", {"cut": other[:-5], "longer": other + b"more"}.get(change, other))
+    _, out, _ = run("doctor", url)
+    wanted = {"other count": "bad-storage", "cut": "truncated", "longer": "trailing-bytes"}[change]
+    assert f"[{wanted}]" in out, out
+    _, out, _ = run("doctor", "--fast", url)
+    assert (f"[{wanted}]" in out) == (change != "other count"), out
 
 
 def test_a_long_pickle_and_directory_are_one_request_each(web: WebServer, tmp_path: Path) -> None:
@@ -325,3 +361,35 @@ def test_any_reads_in_any_threads_give_the_bytes(web: WebServer, seed: int, monk
     with opened_once(), threads(4) as pool:
         for done in [pool.submit(look, number) for number in range(4)]:
             done.result()
+
+
+def test_plans_and_records_of_fleets_hold_no_secret(web: WebServer, files: dict[str, Path], tmp_path: Path) -> None:
+    """However an option has its URL; a plan with a secret, written by hand, asks with it and records none."""
+    urls = [f"{web.put(name, files['pth'])}{SIGNED}".replace("//", "//me:pa55w0rd@") for name in ("a.pth", "b.pth")]
+    for words in (["--like", urls[1]], [f"--like={urls[1]}"]):
+        code, out, err = run("fleet", "plan", urls[0], "--", "doctor", *words)
+        assert code == 0, err
+        assert "a plan holds no secret: 1 job" in err
+        assert not any(secret in out + err for secret in ("pa55w0rd", "abc123"))
+    for words in (["-o", f"{urls[1]}{{name}}"], [f"-o{urls[1]}{{name}}"], [f"-fo{urls[1]}{{name}}"]):
+        code, out, err = run("fleet", "plan", urls[0], "--", "to-cpu", *words)
+        assert not any(secret in out + err for secret in ("pa55w0rd", "abc123")), words
+    (made,) = fleet.plan([urls[0]], ["doctor", f"--like={urls[1]}"])
+    assert not any(secret in made.line() for secret in ("pa55w0rd", "abc123"))
+    plan = tmp_path / "plan.jsonl"
+    argv = ["doctor", urls[0], "--fast"]
+    plan.write_text(json.dumps({"input": urls[0], "identity": None, "output": None, "bytes": 1, "argv": argv}) + "\n")
+    web.traffic.clear()
+    code, out, err = run("fleet", "run", str(plan), "--json", "--jobs", "1")
+    assert code in (0, 1), err
+    assert web.traffic.calls and all(path.endswith(SIGNED) for _, path, _, _ in web.traffic.calls)
+    records = [path.read_text() for path in Path(f"{plan}.d").rglob("*") if path.is_file()]
+    assert len(records) >= 1
+    assert not any(secret in text for secret in ("pa55w0rd", "abc123") for text in (out, err, *records))
+
+
+def test_a_mistyped_scheme_shows_no_secret() -> None:
+    code, out, err = run("inspect", f"htps://me:pa55w0rd@host/a.pth{SIGNED}")
+    assert code == 2
+    assert "htps://host/a.pth: no such file" in err
+    assert not any(secret in out + err for secret in ("pa55w0rd", "abc123"))

@@ -1,0 +1,114 @@
+"""Files on their way to a file system of fsspec: they get their names one after the other, when all of them are there.
+
+File systems whose files know ``commit`` and ``discard`` do that by their transactions. Those of others, such as adlfs,
+are complete when they are closed: they stay open until then, and of one that failed what it holds back is never sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from ckptfix.checkpoint import OutputFile
+from ckptfix.errors import CkptfixError, Unsupported, WouldOverwrite, WriteFailed
+from ckptfix.io.checking import Checking
+from ckptfix.io.read import read_chunks
+from ckptfix.io.remote import other, parts
+from ckptfix.io.remote.store import Passing
+from ckptfix.io.remote.together import Steps
+from ckptfix.io.source import is_local
+from ckptfix.io.sources import Sources
+from ckptfix.io.written import note, record
+from ckptfix.urls import scheme_of
+
+AZURE = frozenset(("az", "abfs", "abfss", "adl"))
+"""Where a file may be opened as a new one (``xb``), and goes up in blocks of a size that is given."""
+
+
+class Elsewhere:
+    """The files of one output."""
+
+    def __init__(self, sources: Sources, overwrite: bool, steps: Steps) -> None:
+        self._sources, self._overwrite = sources, overwrite
+        self._system: Any = None
+        self._held: list[tuple[str, Any, bool]] = []
+        self._closed: list[str] = []
+        self._through, self._last = 0, ""
+        self.replaced = False
+
+    def write(self, file: OutputFile, advance: Callable[[int], None], checking: Checking) -> None:
+        path = self._last = file.path
+        system, inner = other.file_system(path)
+        if self._system is None:
+            self._system = system
+            system.start_transaction()
+        elif system is not self._system:
+            raise Unsupported("the files of an output go to several stores", path=path)
+        there = bool(other.asked(path, lambda: system.exists(inner)))
+        self.replaced |= there
+        how: dict[str, Any] = {"mode": "wb"}
+        if scheme_of(path) in AZURE:
+            size = max(parts.PART, -(-file.nbytes // parts.MOST_PARTS))
+            how = {"mode": "wb" if self._overwrite else "xb", "block_size": size}
+        target = other.asked(path, lambda: system.open(inner, **how))
+        if not _commits(target):
+            self._held.append((path, target, not there))
+        count = 0
+        for segment in file.segments:
+            for data in (segment,) if isinstance(segment, bytes) else read_chunks(segment):
+                other.asked(path, partial(target.write, data))
+                count += len(data)
+                advance(len(data))
+        if count != file.nbytes:
+            raise WriteFailed(f"{file.nbytes} bytes were planned, {count} came", path=path)
+        if _commits(target):
+            other.asked(path, target.close)
+        same = {where for where in self._sources.stamps if scheme_of(where) == scheme_of(path)}
+        if any(not is_local(where) for where in same) and file.nbytes > parts.LEAST:
+            self._through += count
+
+    def publish(self) -> None:
+        while self._held:
+            path, target, new = self._held[0]
+            try:
+                target.close()
+            except FileExistsError:
+                raise WouldOverwrite("appeared while it was being written", path=path) from None
+            except Exception as error:
+                other.asked(path, partial(_again, error))
+            del self._held[0]
+            if new:
+                self._closed.append(path)
+        other.asked(self._last, lambda: self._system.end_transaction())
+        self._system = None
+        if self._through:
+            scheme = scheme_of(self._last)
+            note(f"{scheme}:// copies no ranges of objects: all {self._through:,} bytes go through this machine")
+
+    def abort(self) -> None:
+        for _, target, _ in self._held:
+            target.closed = True  # closing it would send the rest, and give it its name
+        for path in self._closed:
+            with suppress(CkptfixError, Passing):
+                system, inner = other.file_system(path)
+                other.asked(path, partial(system.rm_file, inner))
+        system, self._system = self._system, None
+        if system is not None:
+            try:
+                other.asked(self._last, lambda: system.transaction.complete(commit=False))
+            except (CkptfixError, Passing) as error:
+                record(f"{self._last}: what had gone up could not be taken away: {error}")
+            system._intrans = False
+
+
+def _again(error: Exception) -> None:
+    raise error
+
+
+def _commits(target: Any) -> bool:
+    """Whether a file of a transaction gets its name when that ends, and not when it is closed."""
+    from fsspec.spec import AbstractBufferedFile
+
+    return not isinstance(target, AbstractBufferedFile) or type(target).commit is not AbstractBufferedFile.commit

@@ -1,0 +1,128 @@
+"""A folder in a store by several ranks: no file has its name before all are up, the index last.
+
+Each rank takes away what it brought when the work fails. What a rank brought that was killed, the others take away: it
+says which uploads it begins, and which object is about to get its name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Protocol
+
+from ckptfix.checkpoint import OutputFile, Plan
+from ckptfix.checkpoint.stamp import Stamp
+from ckptfix.errors import CkptfixError
+from ckptfix.io import checking
+from ckptfix.io.durable import Undisturbed
+from ckptfix.io.ranks import Team
+from ckptfix.io.ranks.shares import digest, shares
+from ckptfix.io.read import Progress
+from ckptfix.io.remote import upload
+from ckptfix.io.sources import Sources
+
+CLOCKS = timedelta(minutes=5)
+"""How far the clock of a store may be from ours."""
+
+
+class Write(Protocol):
+    """Writes the files of a plan; `steps` are as `Steps`."""
+
+    def __call__(
+        self, plan: Plan, sources: Sources, overwrite: bool, progress: Progress | None, steps: Steps, /
+    ) -> bool: ...
+
+
+class Steps:
+    """What is called while the files of a plan go to a store; here it does nothing."""
+
+    def began(self, trace: upload.Trace) -> None:
+        """An upload has begun, or is about to get its name: how another process would take it away."""
+
+    def up(self) -> None:
+        """All bytes are there, and no file has its name. What it raises takes all back."""
+
+    def named(self) -> None:
+        """The files have their names; the same."""
+
+
+class _Ranks(Steps):
+    def __init__(self, team: Team, word: str) -> None:
+        self._team, self._word = team, word
+        self._count = 0
+
+    def began(self, trace: upload.Trace) -> None:
+        self._team.say(f"{self._word}/began/{self._team.rank}/{self._count}", json.dumps(trace))
+        self._count += 1
+
+    def up(self) -> None:
+        team = self._team
+        team.say(f"{self._word}/up/{team.rank}")
+        team.all_said(f"{self._word}/up")
+        for rank in range(1, team.size) if team.rank == 0 else ():
+            team.wait(f"{self._word}/named/{rank}", rank)
+
+    def named(self) -> None:
+        self._team.say(f"{self._word}/named/{self._team.rank}")
+        self._team.wait(f"{self._word}/named/0")
+
+
+def write_with(
+    team: Team,
+    plan: Plan,
+    dest: str,
+    overwrite: bool,
+    inputs: Mapping[str, Stamp],
+    progress: Progress | None,
+    write: Write,
+) -> None:
+    """Write this rank's share of a folder with the others."""
+    word = team.folder()
+    steps = _Ranks(team, word)
+    quiet = Undisturbed()
+    parts: list[Plan] = []
+
+    try:
+        team.agree(f"{word}/plan", digest(plan, dest, inputs))
+        parts = shares(plan, team.size)
+        parts[0] = replace(parts[0], files=(*parts[0].files, plan.files[-1]))
+        share = parts[team.rank]
+        if share.files:
+            write(share, Sources(share, inputs), overwrite, team.checked(progress), steps)
+        else:
+            checking.run(share.checks)
+            steps.up()
+            steps.named()
+    except BaseException as error:
+        with quiet:
+            gone = team.give_up(error)
+            if team.cleans() and parts and upload.in_s3(dest):
+                for rank in gone:
+                    _take_away(_traces(team, word, rank, parts[rank].files))
+        raise
+
+
+def _traces(team: Team, word: str, rank: int, files: Iterable[OutputFile]) -> Iterable[upload.Trace]:
+    """What a rank said that it began; where that cannot be asked any more, what the store says of its files."""
+    number = 0
+    try:
+        while (text := team.said(f"{word}/began/{rank}/{number}")) is not None:
+            yield json.loads(text)
+            number += 1
+    except CkptfixError:
+        raise
+    except Exception:
+        since = datetime.fromtimestamp(team.began, UTC) - CLOCKS
+        for file in files:
+            with suppress(CkptfixError):
+                yield from upload.begun(file.path, since)
+
+
+def _take_away(traces: Iterable[upload.Trace]) -> None:
+    for trace in traces:
+        with suppress(CkptfixError):
+            upload.take_away(trace)
+

@@ -1,0 +1,105 @@
+"""Stores whose files are complete when they are closed: an output is whole, or nothing of it has its name."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from ckptfix.checkpoint import OutputFile, Plan
+from ckptfix.checkpoint.places import Derived
+from ckptfix.errors import WouldOverwrite
+from ckptfix.io.folders import write_folder
+from ckptfix.io.write import write_plan
+
+spec: Any = pytest.importorskip("fsspec.spec")
+
+STORE: dict[str, bytes] = {}
+
+
+class _File(spec.AbstractBufferedFile):  # type: ignore[misc]
+    """Keeps its blocks to itself until it is closed, as a blob of Azure does; it knows no transaction."""
+
+    def _initiate_upload(self) -> None:
+        self.blocks: list[bytes] = []
+
+    def _upload_chunk(self, final: bool = False) -> bool:
+        self.blocks.append(self.buffer.getvalue())
+        if final:
+            STORE[self.path] = b"".join(self.blocks)
+        return True
+
+
+class _System(spec.AbstractFileSystem):  # type: ignore[misc]
+    protocol = "dbfs"
+    cachable = False
+
+    def _open(self, path: str, mode: str = "rb", **more: Any) -> _File:
+        return _File(self, path, mode, block_size=1 << 20)
+
+    def info(self, path: str, **more: Any) -> dict[str, Any]:
+        if path not in STORE:
+            raise FileNotFoundError(path)
+        return {"name": path, "size": len(STORE[path]), "type": "file", "etag": str(hash(STORE[path]))}
+
+    def find(self, path: str, *args: Any, **more: Any) -> dict[str, Any]:
+        return {name: self.info(name) for name in STORE if name.startswith(f"{path}/")}
+
+    def rm_file(self, path: str) -> None:
+        del STORE[path]
+
+
+@pytest.fixture(autouse=True)
+def store(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
+    STORE.clear()
+    one = _System()
+    monkeypatch.setattr("ckptfix.io.remote.other.file_system", lambda name: (one, name.removeprefix("dbfs://")))
+    return STORE
+
+
+def _broken() -> Iterator[bytes]:
+    yield bytes(3 << 20)
+    raise OSError(errno.EIO, "broken")
+
+
+BROKEN = (Derived(4 << 20, _broken),)
+
+
+def test_a_folder_is_whole_or_absent(store: dict[str, bytes]) -> None:
+    files = [OutputFile.of(f"dbfs://b/out/part{number}", [bytes([number]) * 100]) for number in range(3)]
+    bad = OutputFile("dbfs://b/out/bad", BROKEN, 4 << 20)
+    with pytest.raises(OSError, match="broken"):
+        write_folder(Plan((*files, bad, OutputFile.of("dbfs://b/out/index", [b"index"]))), "dbfs://b/out")
+    assert store == {}
+    write_folder(Plan((*files, OutputFile.of("dbfs://b/out/index", [b"index"]))), "dbfs://b/out")
+    assert list(store) == ["b/out/part0", "b/out/part1", "b/out/part2", "b/out/index"]
+    assert store["b/out/part2"] == b"\2" * 100
+
+
+def test_what_is_replaced_stays_when_that_fails(store: dict[str, bytes]) -> None:
+    store["b/one"] = b"old"
+    plan = Plan((OutputFile("dbfs://b/one", BROKEN, 4 << 20),))
+    with pytest.raises(WouldOverwrite):
+        write_plan(plan)
+    with pytest.raises(OSError, match="broken"):
+        write_plan(plan, overwrite=True)
+    assert store == {"b/one": b"old"}
+
+
+def test_a_name_that_cannot_be_given_takes_the_others_back(
+    store: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = _File._upload_chunk
+
+    def upload(self: Any, final: bool = False) -> bool:
+        if final and self.path.endswith("part1"):
+            raise FileExistsError(self.path)
+        return bool(given(self, final))
+
+    monkeypatch.setattr(_File, "_upload_chunk", upload)
+    files = [OutputFile.of(f"dbfs://b/out/part{number}", [b"data"]) for number in range(2)]
+    with pytest.raises(WouldOverwrite, match="appeared"):
+        write_folder(Plan(tuple(files)), "dbfs://b/out")
+    assert store == {}
